@@ -98,7 +98,7 @@ class RouterCaches(RouterState):
         """Return the block sizes for which a request for `model` needs hashes: of feeds and of policies."""
         feeds, eligibility = self._parts.feeds, self._fleet.eligibility
         own = hashed_block_sizes(self.policy, self.shadow)
-        if not feeds:
+        if not feeds.changes:
             return own
         changes = feeds.changes, eligibility.models_changes
         if changes != self._sizes_changes or len(self._sizes) >= _MAX_MODELS:

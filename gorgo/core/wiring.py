@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gorgo.core.admission.controller import AdmissionController
+from gorgo.core.dispatch.cache_accuracy import CacheAccuracy
 from gorgo.core.dispatch.dispatcher import Dispatcher
 from gorgo.core.dispatch.hedging import Hedger
 from gorgo.core.dispatch.in_flight import InFlightTable
@@ -25,7 +26,6 @@ from gorgo.core.messages.samples import SampleRing
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.shadow import required_index, validate_shadow
 from gorgo.core.policy.weights import Weights
-from gorgo.core.prefix.cache_accuracy import CacheAccuracy
 from gorgo.core.prefix.found_share import FoundShares
 from gorgo.core.prefix.index import PrefixIndex
 from gorgo.core.prefix.kv_feeds import KvFeeds
@@ -72,7 +72,7 @@ class RouterParts:
         self.regions.window_s = limits.region_window_s
         self.quotas.set_rules(limits.clients)
         self.index.resize(limits.max_index_blocks)
-        self.feeds.resize(limits.max_index_blocks)
+        self.feeds.set_max_blocks(limits.max_index_blocks)
         self.prefix_updater.block_tokens = limits.block_tokens
         self.prefix_updater.resize_all()
 

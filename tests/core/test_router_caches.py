@@ -23,7 +23,17 @@ from gorgo.core.messages.kv_events import (
 from gorgo.core.messages.request import AttemptResult, EngineSample, Outcome, RouteRequest
 from gorgo.core.prefix.kv_chain import chain_hashes, token_bytes
 from gorgo.core.router import Router
-from tests.core.routers import COMPLETED, a_request, blocks_of, dispatched, make_router, set_policy, specs, submitted
+from tests.core.routers import (
+    COMPLETED,
+    FAILED,
+    a_request,
+    blocks_of,
+    dispatched,
+    make_router,
+    set_policy,
+    specs,
+    submitted,
+)
 
 #: Four blocks of 16 tokens, exactly and as the history counts them: one block of 64.
 TOKENS = token_bytes(range(64))
@@ -227,10 +237,10 @@ def test_a_flush_by_the_operator_makes_events_partial_until_the_cache_is_cleared
     report(router, "a", stored(4))
     router.flush("a", now=0.0)
     serve(router, "a")
-    report(router, "a", stored(1))
-    assert cached(router, "a") == (64, "history")
-    report(router, "a", CacheCleared(), stored(2))
-    assert cached(router, "a") == (32, "events")
+    report(router, "a", stored(1), now=9.0)
+    assert cached(router, "a", now=9.0) == (64, "history")
+    report(router, "a", CacheCleared(), stored(2), now=9.0)
+    assert cached(router, "a", now=9.0) == (32, "events")
 
 
 @pytest.mark.parametrize("policy", ["gorgo", "round-robin"])
@@ -288,3 +298,107 @@ def test_a_policy_that_reads_token_hashes_has_them_without_a_feed() -> None:
     router.on_kv_events("a", batch, model=None, block_tokens=32, complete=True, now=0.0)
     assert router.cache_block_sizes(None) == {16, 32}
     assert make_router("a", policy="least-request").cache_block_sizes(None) == frozenset()
+
+
+def send(router: Router, replica: str, request_id: str = "sent", *, now: float) -> str:
+    return dispatched(submitted(router, exact(request_id, replica), now=now)).attempt_id
+
+
+def test_a_dispatched_prompt_counts_for_two_seconds_without_an_event() -> None:
+    router = make_router("a", policy="gorgo-ms")
+    report(router, "a", stored(1))
+    attempt = send(router, "a", now=1.0)
+    router.on_first_token(attempt, now=1.5)
+    assert router.cache_sources(now=2.9)["a"].speculated_blocks == 3
+    assert cached(router, "a", now=2.9) == (64, "events")
+    assert cached(router, "a", now=3.1) == (16, "events")
+    assert router.cache_sources(now=3.1)["a"].speculated_blocks == 0
+
+
+def test_a_slow_prefill_counts_until_a_second_after_its_predicted_first_token() -> None:
+    slow = ReplicaSpec("a", "here", prefill_base_s=0.0, prefill_tokens_per_s=10.0, prefill_kappa_s=0.0)
+    router = make_router(policy="gorgo-ms", replicas=[slow])
+    report(router, "a", CacheCleared())
+    expected_s = dispatched(submitted(router, exact("sent", "a"), now=0.0)).decision.estimate.expected_s
+    assert expected_s > 7.0
+    assert cached(router, "a", now=expected_s + 0.99) == (64, "events")
+    assert cached(router, "a", now=expected_s + 1.01) == (0, "events")
+
+
+def test_a_reported_block_is_speculated_no_longer_and_its_eviction_counts() -> None:
+    router = make_router("a", policy="gorgo-ms")
+    report(router, "a", CacheCleared())
+    send(router, "a", now=1.0)
+    report(router, "a", stored(3))
+    assert router.cache_sources(now=1.0)["a"].speculated_blocks == 1
+    report(router, "a", BlocksRemoved((1,), KvTier.GPU))
+    assert cached(router, "a", now=1.1) == (0, "events")
+
+
+@pytest.mark.parametrize("result", [AttemptResult.CLIENT_DISCONNECTED, AttemptResult.SUPERSEDED])
+def test_a_prompt_is_withdrawn_where_its_attempt_ends_before_a_first_token(result: AttemptResult) -> None:
+    router = make_router("a", policy="gorgo-ms")
+    report(router, "a", stored(1))
+    early, late = send(router, "a", now=1.0), send(router, "a", "late", now=1.0)
+    router.on_first_token(late, now=1.1)
+    router.on_finish(late, Outcome(result), now=1.2)
+    assert cached(router, "a", now=1.3) == (64, "events"), "it has its first token"
+    router.on_finish(early, Outcome(result), now=1.4)
+    assert cached(router, "a", now=1.5) == (16, "events")
+
+
+def test_a_prompt_that_fails_is_withdrawn_there_and_counts_where_it_is_retried() -> None:
+    router = make_router("a", "b", policy="nearest")
+    set_policy(router, "gorgo-ms")
+    for replica in ("a", "b"):
+        report(router, replica, CacheCleared())
+    first = dispatched(submitted(router, exact("r"), now=1.0))
+    own, _ = router.on_finish(first.attempt_id, FAILED, now=1.1)
+    assert own is not None
+    (other,) = {"a", "b"} - {first.replica}
+    assert cached(router, first.replica, now=1.2) == (0, "events")
+    assert cached(router, other, now=1.2) == (64, "events")
+
+
+def test_a_first_token_counts_until_the_next_snapshot() -> None:
+    router = make_router("a", policy="gorgo-ms")
+    attempt = send(router, "a", now=0.0)
+    push(router, "a", HASHES[:1])
+    router.on_first_token(attempt, now=1.0)
+    assert cached(router, "a", now=8.0) == (64, "push")
+    push(router, "a", HASHES[:2], now=8.0)
+    assert cached(router, "a", now=8.0) == (32, "push")
+
+
+def test_a_pushed_eviction_ends_what_a_first_token_confirmed() -> None:
+    router = make_router("a", policy="gorgo-ms")
+    push(router, "a", [])
+    router.on_first_token(send(router, "a", now=0.0), now=0.1)
+    router.on_cache_evictions("a", CacheEvictions(None, 16, HASHES[2:]), now=0.2)
+    assert cached(router, "a", now=0.3) == (32, "push")
+
+
+def test_reports_of_cached_tokens_correct_the_history_and_leave_events_alone() -> None:
+    router = make_router("a", policy="gorgo-ms")
+    long = replace(a_request(prompt_tokens=6400, blocks=blocks_of(*range(100))), kv_hashes={16: HASHES})
+    for number in range(6):
+        sent = replace(long, request_id=f"r{number}")
+        attempt = dispatched(submitted(router, sent, now=number)).attempt_id
+        router.on_first_token(attempt, now=number)
+        outcome = Outcome(AttemptResult.COMPLETED, status=200, prompt_tokens=6400, cached_tokens=3200 if number else 0)
+        router.on_finish(attempt, outcome, now=number)
+    history = decide(router, replace(long, request_id="before")).estimated_cached_tokens
+    assert history == 3200, "half of a prefix is found on this engine"
+    report(router, "a", stored(4))
+    found = decide(router, replace(long, request_id="after"))
+    assert (found.estimated_cached_tokens, found.cache_source) == (64, "events")
+
+
+def test_the_best_source_of_each_replica_decides() -> None:
+    router = make_router("a", "b", "c", policy="gorgo-ms")
+    serve(router, "a")
+    report(router, "b", stored(2))
+    push(router, "c", HASHES[:3])
+    decision = decide(router, exact())
+    assert decision.best_cached_tokens == 64
+    assert [cached(router, name) for name in "abc"] == [(64, "history"), (32, "events"), (48, "push")]

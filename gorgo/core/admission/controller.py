@@ -23,7 +23,8 @@ from gorgo.core.admission.deadline import meets_deadline, misses_deadline, shed_
 from gorgo.core.admission.queue import FairQueue, QueuedRequest
 from gorgo.core.admission.retry_after import MIN_RETRY_S, RetryAfter
 from gorgo.core.admission.shed_timers import ShedTimers
-from gorgo.core.dispatch.dispatcher import Dispatcher, Evaluation
+from gorgo.core.dispatch.dispatcher import Dispatcher
+from gorgo.core.dispatch.evaluation import Evaluation
 from gorgo.core.dispatch.in_flight import RequestState
 from gorgo.core.dispatch.outcomes import deadline_exceeded, no_replica, queue_full
 from gorgo.core.fleet.fleet import Fleet

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from gorgo.core.dispatch.evaluation import Evaluation
 from gorgo.core.dispatch.in_flight import Attempt, InFlightTable, RequestState
 from gorgo.core.fleet.columns import Floats
 from gorgo.core.fleet.eligibility import CandidateSet
@@ -23,54 +22,22 @@ from gorgo.core.fleet.network import arrival_s, one_way_s
 from gorgo.core.fleet.replica import Replica
 from gorgo.core.latency.ttft import TtftEstimate, expected_queue_s
 from gorgo.core.messages.actions import Dispatch
-from gorgo.core.messages.cache_source import CacheSource
-from gorgo.core.messages.decision import Decision, ShadowScore
+from gorgo.core.messages.decision import Decision
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.policy.candidates import Candidates
-from gorgo.core.policy.choice import Choice
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.shadow import Shadow
 from gorgo.core.policy.weights import Weights
 from gorgo.core.prefix.found_share import FoundShares
 from gorgo.core.prefix.index import PrefixIndex
-from gorgo.core.prefix.kv_feed import SOURCES
 from gorgo.core.prefix.kv_feeds import KvFeeds
 from gorgo.core.training.learning import Learning
 from gorgo.core.training.recorder import OutcomeRecorder
 
-
-@dataclass(slots=True, eq=False)  # not frozen: one is made for each decision, and that takes three times as long
-class Evaluation:
-    """The policy's choice for a request now. Nothing is reserved; not changed after it is made."""
-
-    eligible: CandidateSet
-    choice: Choice
-    #: Cached tokens by the best source, per slot; of a bounded history those that the engine is likely to find.
-    matched: NDArray[np.float64]
-    #: The longest match on any replica, a candidate or not.
-    most_matched: float
-    shadow: ShadowScore | None
-    #: The replica chosen.
-    replica: Replica
-    #: The learner's table of the candidates; `None` without a learner.
-    features: NDArray[np.float32] | None = None
-    #: The table of the log of outcomes; `None` without one.
-    recorded: NDArray[np.float32] | None = None
-    #: Source of the cached tokens of each slot (`core.prefix.kv_feeds`); `None` where it is the history for all.
-    sources: NDArray[np.int8] | None = None
-
-    @property
-    def cache_source(self) -> CacheSource:
-        """Return the source of the cached tokens of the replica chosen."""
-        return "history" if self.sources is None else SOURCES[self.sources.item(self.replica.slot)]
-
-    @property
-    def best_cached_tokens(self) -> int:
-        """Return the longest match on any candidate."""
-        if self.eligible.is_all:
-            return int(self.most_matched)
-        matched = self.matched[self.eligible.slots]
-        return int(matched[matched.argmax()])
+#: A dispatched prompt counts on its replica without a report for so long, or so long after its predicted first token:
+#: reports come within a round trip and a batch of events.
+SPECULATED_S = 2.0
+SPECULATED_AFTER_S = 1.0
 
 
 class _NetworkEstimate(NamedTuple):
@@ -167,9 +134,9 @@ class Dispatcher:
             found = self._found_shares.found_tokens(matched, request.recorded_model)
             if found is not matched:
                 matched, most = found, found[found.argmax()]
-        sources = None
+        reported = None
         if request.kv_hashes and self._feeds.counted:
-            sources = self._feeds.match(request, matched)
+            reported = self._feeds.match(request, matched, now=now)
             np.minimum(matched, request.prompt_tokens, out=matched)
             most = matched[matched.argmax()]
         candidates = Candidates(
@@ -183,7 +150,7 @@ class Dispatcher:
         recorder = self._learning.recorder
         recorded = None if recorder is None else recorder.candidate_features(request, candidates)
         replica = eligible.replicas[choice.row]
-        return Evaluation(eligible, choice, matched, most, score, replica, features, recorded, sources)
+        return Evaluation(eligible, choice, matched, most, score, replica, features, recorded, reported)
 
     def dispatch(self, state: RequestState, evaluation: Evaluation, *, now: float) -> Dispatch:
         """Reserve the replica chosen. `evaluation` was made at `now`."""
@@ -198,6 +165,12 @@ class Dispatcher:
             state, evaluation, cached_tokens, self._estimate_ttft(state, replica, network, now), now
         )
         attempt = self._reserve(state, replica, decision, network, now)
+        if evaluation.reported is not None:
+            found_blocks = int(evaluation.reported.blocks[replica.slot])
+            expires_s = now + max(SPECULATED_S, decision.estimate.expected_s + SPECULATED_AFTER_S)
+            attempt.speculation = self._feeds.speculate(
+                replica.slot, request, found_blocks=found_blocks, expires_s=expires_s
+            )
         attempt.recorded = evaluation.recorded
         attempt.learn = evaluation.choice.learn
         return Dispatch(

@@ -20,6 +20,7 @@ from gorgo.core.fleet.replica import Replica
 from gorgo.core.latency.concurrency import EMPTY_CHECKPOINT, Checkpoint
 from gorgo.core.messages.decision import Decision
 from gorgo.core.messages.request import RouteRequest
+from gorgo.core.prefix.kv_speculation import Speculation
 from gorgo.core.prefix.residency import NO_PREFIX, ConfirmedPrefix
 from gorgo.core.training.outcomes import OutcomeRing
 
@@ -67,6 +68,8 @@ class Attempt:
     checkpoint: Checkpoint = EMPTY_CHECKPOINT
     #: Prefix of the prompt that was confirmed there at dispatch.
     confirmed_prefix: ConfirmedPrefix = NO_PREFIX
+    #: Its prompt on the replica, until reported; `None` without a feed.
+    speculation: Speculation | None = None
     #: Where its outcome is written: the ring of the learner of its decision.
     outcomes: OutcomeRing | None = None
     #: The candidates at the decision, for the log of outcomes.

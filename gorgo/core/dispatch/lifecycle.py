@@ -85,7 +85,7 @@ class RequestLifecycle:
         attempt.replica.health.attempt_succeeded(dispatched_s=attempt.dispatched_s, now=now, whole=False)
         self._refusals.on_first_token(attempt, now=now)
         self._busy.on_answer(attempt.replica)
-        self._prefix_updater.on_first_token(attempt)
+        self._prefix_updater.on_first_token(attempt, now=now)
         state = attempt.state
         if state.answered or state.closed:
             return []
@@ -159,7 +159,7 @@ class RequestLifecycle:
         elif outcome.result is AttemptResult.FAILED_AFTER_CONTENT and outcome.error != _STALLED:
             replica.health.answer_broken(dispatched_s=attempt.dispatched_s, now=now)
         replica.failures += outcome.result.failed
-        self._prefix_updater.on_result(attempt, outcome)
+        self._prefix_updater.on_result(attempt, outcome, now=now)
 
     def _retry(self, attempt: Attempt, outcome: Outcome, now: float) -> Dispatch | Reject:
         """Return the Dispatch to the next best replica, or the Reject for the client."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from gorgo.core.dispatch.cache_accuracy import CacheAccuracy
 from gorgo.core.dispatch.in_flight import Attempt
 from gorgo.core.fleet.fleet import Fleet, FleetChange
 from gorgo.core.fleet.replica import Replica
 from gorgo.core.messages.request import COMPLETED, Outcome
-from gorgo.core.prefix.cache_accuracy import CacheAccuracy
 from gorgo.core.prefix.cache_feedback import CacheReport
 from gorgo.core.prefix.found_share import FoundShares
 from gorgo.core.prefix.index import PrefixIndex
@@ -57,14 +57,13 @@ class PrefixUpdater:
         #: Collects what peers are told; `None` without peers.
         self.observer: PrefixObserver | None = None
 
-    def on_first_token(self, attempt: Attempt) -> None:
+    def on_first_token(self, attempt: Attempt, *, now: float) -> None:
         """Confirm the prompt on the replica."""
         if attempt.replica.slot >= 0:
             self._index.confirm(attempt.state.request.blocks, attempt.replica.slot, attempt.state.request.client)
-            if self.observer is not None:
-                self.observer.on_confirmed(attempt)
+            self._confirmed(attempt, now)
 
-    def on_result(self, attempt: Attempt, outcome: Outcome) -> None:
+    def on_result(self, attempt: Attempt, outcome: Outcome, *, now: float) -> None:
         """Confirm or retract the prompt, and correct the index by the engine's report."""
         if attempt.replica.slot < 0:
             return
@@ -73,10 +72,12 @@ class PrefixUpdater:
         if completed and (bounded or attempt.first_token_s is None):
             # Once more after the first token: the engine used the blocks until now.
             self._index.confirm(blocks, slot, attempt.state.request.client)
-            if attempt.first_token_s is None and self.observer is not None:
-                self.observer.on_confirmed(attempt)
+            if attempt.first_token_s is None:
+                self._confirmed(attempt, now)
         elif attempt.first_token_s is None:
             self._index.retract(blocks, slot)
+            if attempt.speculation is not None:
+                self._feeds.withdraw(attempt.speculation)
         if completed:
             estimated_tokens = attempt.decision.estimated_cached_tokens
             self._accuracy.add(slot, attempt.state.request, outcome, estimated_tokens=estimated_tokens)
@@ -103,6 +104,13 @@ class PrefixUpdater:
     def resize(self, replica: Replica) -> None:
         """Bound the replica's blocks by its KV capacity."""
         self._index.set_capacity(replica.slot, self.capacity_blocks(replica))
+
+    def _confirmed(self, attempt: Attempt, now: float) -> None:
+        """Pass on that a replica has prefilled a prompt."""
+        if attempt.state.request.kv_hashes:
+            self._feeds.confirm(attempt.replica.slot, attempt.state.request, now=now)
+        if self.observer is not None:
+            self.observer.on_confirmed(attempt)
 
     def _correct(self, attempt: Attempt, outcome: Outcome) -> None:
         """Correct the replica's blocks by the engine's report of cached tokens."""

@@ -62,6 +62,11 @@ class TtftEstimate(NamedTuple):
     queue_s: float
     prefill_s: float
 
+    @property
+    def expected_s(self) -> float:
+        """The time after the dispatch; without the network's while it is unknown."""
+        return (self.network_s or 0.0) + self.queue_s + self.prefill_s
+
     def attribute(self, ttft_s: float) -> TtftParts:
         """Share out what was measured."""
         left_s = max(0.0, ttft_s - self.router_s - self.previous_attempts_s)

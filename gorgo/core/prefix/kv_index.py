@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +28,7 @@ from gorgo.core.messages.kv_events import BlocksRemoved, BlocksStored, CacheClea
 from gorgo.core.prefix.kv_chain import TOKEN_BYTES, chain_root, next_hash
 from gorgo.core.prefix.kv_pushed import PushedBlocks
 from gorgo.core.prefix.kv_source import KvSource, TierBlocks
+from gorgo.core.prefix.kv_speculation import SpeculatedBlocks
 from gorgo.core.prefix.slots import set_bits, slots_of
 
 #: Value of a block in CPU memory, which is copied before its use; 1 on the GPU.
@@ -35,6 +38,13 @@ CPU_WEIGHT = 0.8
 MAX_SOURCES = 512
 #: Share of its bound that a full replica gives up at once.
 _EVICTED_SHARE = 1 / 16
+
+
+class KvMatch(NamedTuple):
+    """The leading blocks of a prompt by slot, and their tokens, weighed by tier."""
+
+    blocks: NDArray[np.float64]
+    tokens: NDArray[np.float64]
 
 
 class KvEventIndex:
@@ -65,6 +75,7 @@ class KvEventIndex:
         self.stats: defaultdict[int, KvEventStats] = defaultdict(KvEventStats)
         self._tiers = {tier: TierBlocks() for tier in KvTier}
         self.pushed = PushedBlocks(self._tiers[KvTier.GPU])
+        self.speculated = SpeculatedBlocks(self._tiers[KvTier.GPU])
         #: Caches of each slot by rank, tier and group; none of them is empty.
         self._sources: dict[int, dict[tuple[int, KvTier, int], KvSource]] = {}
         self._blocks: Counter[int] = Counter()
@@ -80,14 +91,14 @@ class KvEventIndex:
                 case CacheCleared():
                     self.clear_replica(slot, rank=batch.rank)
 
-    def resize(self, max_blocks_per_replica: int) -> None:
+    def set_max_blocks(self, max_blocks_per_replica: int) -> None:
         """Replace the bound, and remove what exceeds it."""
         self.max_blocks_per_replica = max_blocks_per_replica
         for slot in list(self._blocks):
             while self._blocks[slot] > max_blocks_per_replica:
                 self._evict_oldest(slot)
             self._drop_empty(slot)
-        self.pushed.resize(max_blocks_per_replica)
+        self.pushed.set_max_blocks(max_blocks_per_replica)
 
     def clear_replica(self, slot: int, *, rank: int | None = None) -> None:
         """Remove all blocks of a replica, or those of one rank."""
@@ -99,34 +110,36 @@ class KvEventIndex:
         self._drop_empty(slot)
         if rank is None:
             self.pushed.clear_replica(slot)
+            self.speculated.clear_replica(slot)
 
     def blocks(self, slot: int) -> int:
         """Return the blocks of a replica, each of its caches counted."""
-        return self._blocks.get(slot, 0) + self.pushed.count(slot)
+        return self._blocks.get(slot, 0) + self.pushed.blocks_of(slot)
 
     def match(self, hashes: Sequence[int], n_slots: int) -> NDArray[np.float64]:
         """Return the leading blocks of a prompt on each of the first `n_slots` slots, in tokens weighed by tier."""
-        tokens = np.zeros(n_slots)
-        gpu, cpu = self._tiers[KvTier.GPU].masks, self._tiers[KvTier.CPU].masks
-        remaining = (1 << n_slots) - 1
-        slower, slower_since = 0, 0
-        penalties = np.zeros(n_slots)
-        depth = 0
-        for own in hashes:
-            fast = gpu.get(own, 0) & remaining
-            found = fast | (cpu.get(own, 0) & remaining) if cpu else fast
-            if found != remaining:
-                set_bits(tokens, remaining ^ found, depth)
-                remaining = found
-            if found ^ fast != slower:
-                _add_bits(penalties, slower, depth - slower_since)
-                slower, slower_since = found ^ fast, depth
-            if not remaining:
-                break
-            depth += 1
-        set_bits(tokens, remaining, depth)
-        _add_bits(penalties, slower, depth - slower_since)
-        return (tokens - penalties * (1 - CPU_WEIGHT)) * self.block_tokens
+        return self.match_blocks(hashes, n_slots).tokens
+
+    def match_blocks(self, hashes: Sequence[int], n_slots: int) -> KvMatch:
+        """Return the leading blocks of a prompt on each of the first `n_slots` slots, and their tokens."""
+        blocks, penalties = np.zeros(n_slots), None
+        remaining, depth = (1 << n_slots) - 1, 0
+        for gpu_mask, cpu_mask, run in self._runs(hashes):
+            fast = gpu_mask & remaining
+            slower = cpu_mask & remaining & ~fast
+            if fast | slower != remaining:
+                set_bits(blocks, remaining ^ (fast | slower), depth)
+                remaining = fast | slower
+                if not remaining:
+                    break
+            length = len(list(run))
+            if slower:
+                penalties = np.zeros(n_slots) if penalties is None else penalties
+                penalties[slots_of(slower)] += length
+            depth += length
+        set_bits(blocks, remaining, depth)
+        whole = blocks if penalties is None else blocks - penalties * (1 - CPU_WEIGHT)
+        return KvMatch(blocks, whole * self.block_tokens)
 
     def check(self) -> None:
         """Assert every invariant; visits every block."""
@@ -144,6 +157,7 @@ class KvEventIndex:
         assert self._blocks.keys() == self._sources.keys()
         self.pushed.check(self.max_blocks_per_replica)
         counts[KvTier.GPU].update(self.pushed.entries())
+        counts[KvTier.GPU].update(self.speculated.entries())
         for tier, blocks in self._tiers.items():
             expected: Counter[int] = Counter()
             for own, bit in counts[tier]:
@@ -152,6 +166,19 @@ class KvEventIndex:
             assert blocks.more == {key: count - 1 for key, count in counts[tier].items() if count > 1}
 
     # -- helpers
+
+    def _runs(self, hashes: Sequence[int]) -> Iterator[tuple[int, int, Iterator[object]]]:
+        """Yield runs of blocks on the same replicas: the masks of both tiers, and the blocks.
+
+        Neighbours mostly are on the same replicas: a loop over blocks takes four times as long.
+        """
+        gpu, cpu = self._tiers[KvTier.GPU].masks, self._tiers[KvTier.CPU].masks
+        if not cpu:
+            for mask, run in groupby(map(gpu.get, hashes)):
+                yield mask or 0, 0, run
+            return
+        for masks, runs in groupby(zip(map(gpu.get, hashes), map(cpu.get, hashes), strict=True)):
+            yield masks[0] or 0, masks[1] or 0, runs
 
     def _store(self, slot: int, rank: int, event: BlocksStored) -> None:
         count, stats = len(event.hashes), self.stats[slot]
@@ -163,9 +190,12 @@ class KvEventIndex:
             stats.excess_sources += count
         else:
             stored = self._chained(slot, event) if event.tokens else self._known(slot, event)
+            speculated = self.speculated.of(slot)
             for engine_hash, own in stored:
                 stats.stored += 1
                 self._blocks[slot] += source.store(engine_hash, own)
+                if speculated and own in speculated:
+                    self.speculated.confirm(slot, own)
                 if self._blocks[slot] > self.max_blocks_per_replica:
                     self._evict_oldest(slot)
             if not source.own:
@@ -249,8 +279,3 @@ class KvEventIndex:
         if not sources:
             self._sources.pop(slot, None)
             self._blocks.pop(slot, None)
-
-
-def _add_bits(totals: NDArray[np.float64], mask: int, number: int) -> None:
-    if mask and number:
-        totals[slots_of(mask)] += number

@@ -39,14 +39,14 @@ class PushedBlocks:
         #: Those of them that no snapshot has shown, with the time of their confirmation, oldest first.
         self._confirmed: dict[int, dict[int, float]] = {}
 
-    def count(self, slot: int) -> int:
+    def blocks_of(self, slot: int) -> int:
         """Return the blocks of a replica."""
         own = self._own.get(slot)
         return 0 if own is None else len(own)
 
     def reported(self, slot: int) -> int:
         """Return the blocks of a replica that its snapshot has."""
-        return self.count(slot) - len(self._confirmed.get(slot, ()))
+        return self.blocks_of(slot) - len(self._confirmed.get(slot, ()))
 
     def replace(self, slot: int, hashes: Sequence[int], *, limit: int) -> int:
         """Replace the reported blocks of a replica; return how many exceeded `limit` and were left out."""
@@ -104,7 +104,7 @@ class PushedBlocks:
                     confirmed.pop(own, None)
         self._drop_empty(slot)
 
-    def resize(self, limit: int) -> None:
+    def set_max_blocks(self, limit: int) -> None:
         """Remove the oldest blocks of each replica beyond `limit`."""
         for slot, known in list(self._own.items()):
             self.remove(slot, list(islice(known, max(0, len(known) - limit))))

@@ -84,13 +84,16 @@ def test_pushed_blocks_agree_with_a_naive_twin(steps: list[tuple[str, int, list[
         expected = {own: sum(1 << slot for slot in twins if own in twins[slot].blocks) for own in range(10)}
         assert tier.masks == {own: mask for own, mask in expected.items() if mask}
         for each in twins:
-            assert (pushed.count(each), pushed.reported(each)) == (len(twins[each].blocks), len(twins[each].reported))
+            assert (pushed.blocks_of(each), pushed.reported(each)) == (
+                len(twins[each].blocks),
+                len(twins[each].reported),
+            )
 
 
 def test_confirmed_block_that_the_next_snapshot_shows_is_reported() -> None:
     pushed = PushedBlocks(TierBlocks())
     pushed.confirm(0, [1, 2], limit=LIMIT, now=5.0)
     pushed.replace(0, [1], limit=LIMIT)
-    assert (pushed.count(0), pushed.reported(0)) == (2, 1)
+    assert (pushed.blocks_of(0), pushed.reported(0)) == (2, 1)
     pushed.expire_confirmed(0, before_s=5.5)
-    assert (pushed.count(0), pushed.reported(0)) == (1, 1)
+    assert (pushed.blocks_of(0), pushed.reported(0)) == (1, 1)

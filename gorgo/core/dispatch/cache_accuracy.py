@@ -60,7 +60,7 @@ class CacheAccuracy:
             complete=feed is not None and feed.complete,
             block_tokens=None if feed is None else feed.index.block_tokens,
             blocks=feeds.blocks(slot),
-            speculated_blocks=0,
+            speculated_blocks=feeds.speculated_blocks(slot, now=now),
             age_s=None if feed is None else now - feed.newest_s,
             requests=sums.requests,
             estimated_tokens=sums.estimated_tokens,
