@@ -21,6 +21,8 @@ from gorgo.sim.workload import SimRequest
 from tests.sim.feeds import conversations
 from tests.sim.fleets import three_regions
 
+#: Of the found tokens: SGLang stores a prompt after its whole prefill, and a dispatched one counts at once.
+IN_PREFILL = 0.02
 FEED = conversations(400, every_s=0.6, users=40)
 KINDS = ("sglang", "vllm")
 MIDDLE = "eu-frankfurt-0"
@@ -61,10 +63,10 @@ def test_reports_leave_no_phantoms_where_pools_evict(kind: str) -> None:
         phantoms[reports] = errors(run.run(FEED).records)[0]
         run.router.check()
         assert sum(site.model.cache.evicted_tokens_total for site in run.engines.values()) > 100_000
-    assert max(phantoms["events"], phantoms["exact"]) < 0.01
+    assert max(phantoms["events"], phantoms["exact"]) < (IN_PREFILL if kind == "sglang" else 0.001)
     if kind == "sglang":  # The bounded history evicts in the order of vLLM's pool.
         assert phantoms["push"] < phantoms["none"]
-        assert phantoms["none"] > 0.02
+        assert phantoms["none"] > IN_PREFILL
 
 
 def test_what_a_run_without_reports_does_not_know_is_in_its_records() -> None:
@@ -114,7 +116,7 @@ def test_every_request_is_served_while_reports_fail(reports: CacheReports, fault
     run.router.check()
     late = [record for record in records if record.scheduled_s > half_s + 15.0]
     if reports == "events":
-        assert errors(late)[0] < 0.01, "replayed"
+        assert errors(late)[0] < IN_PREFILL, "replayed"
 
 
 @pytest.mark.parametrize(("reports", "within_s"), [("push", 5.5), ("events", 0.6)])
