@@ -17,6 +17,8 @@ from gorgo.apps.demo.options import ALL_READINGS
 from tests.documents import tables
 from tests.figures.attacks import BEFORE as ATTACKS_BEFORE
 from tests.figures.attacks import attacks
+from tests.figures.cache_sources import COMMANDS as CACHE_SOURCES
+from tests.figures.cache_sources import cache_sources
 from tests.figures.engines import ENGINES, engines
 from tests.figures.fast_failures import BEFORE, fast_failures
 from tests.figures.learned_routers import GROUPS, LATER, commands, learned_routers
@@ -405,6 +407,7 @@ FIGURES: Mapping[str, Figure] = {
     "relay": Figure(RELAY_COMMANDS, relay),
     "learned-routers": Figure(commands(GROUPS), learned_routers),
     "learned-routers-later": Figure(commands(LATER), learned_routers),
+    "cache-sources": Figure(CACHE_SOURCES, cache_sources),
     "prefix-index": Figure(["python -m tests.bench prefix_index"], _prefix_index),
     "shapes": Figure([f"gorgo datasets describe {' '.join(_PUBLISHED)} --json"], _shapes),
     "windows": Figure(

@@ -209,3 +209,55 @@ def test_the_part_of_the_page_on_attacks_is_written_from_the_result() -> None:
     assert f"| {SHOWN[0]} | 640 | 48 | 3 | 8 |" in part
     changed = part.replace("| 640 |", "| 641 |", 1)
     assert problems(changed, shown) != []
+
+
+def test_cache_sources_show_figures_by_source_and_count_targets() -> None:
+    printed = """
+| on | of | against | figure | target | of / against [95 %] | met |
+| --- | --- | --- | --- | --- | --- | --- |
+| chats | events | exact caches | p95 TTFT | <= 1.02 | 1.010 [0.990, 1.030] | pass ~ |
+| chats | events | history | mean TTFT | <= 1.00 | 1.050 [1.030, 1.070] | missed |
+| chats | push | history | mean TTFT |  | 1.050 [1.030, 1.070] |  |
+
+| on | with | seeds | mean TTFT, ms | p50 | p95 | p99 | hit, % | phantom, % | missed, % | bytes a request | failed |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
+| chats | history | 3 | 100 | 90 | 300 | 400 | 50.5 | 2.00 | 0.10 | - | 0 |
+| chats | events | 3 | 95 | 85 | 290 | 390 | 51.5 | 0.20 | 0.00 | 5000 | 0 |
+
+| evictions on | with | region | p50, ms | p95, ms | p99, ms |
+| --- | --- | --- | --- | --- | --- |
+| chats | events | far | 48.0 | 52.0 | 55.0 |
+
+| from, s | begins | history | events |
+| --- | --- | --- | --- |
+| 60 | reports cut | 1.0 / 2.0 / 50.0 | 0.0 / 0.1 / 51.0 |
+
+All simulated; 6 runs, 9 s of processor time.
+"""
+    shown = view("cache-sources", printed.splitlines(), [])
+    text = """
+Of 2 targets 1 is met and 1 surely missed, in 6 runs.
+
+| p95 TTFT, ms / hit, % | history | events |
+|---|---|---|
+| chats | 300 / 50.5 | 290 / 51.5 |
+
+| bytes a request | history | events |
+|---|---|---|
+| chats | | 5,000 |
+
+| evictions on | with | region | p50, ms | p99, ms |
+|---|---|---|---|---|
+| chats | events | far | 48 | 55 |
+
+| from, s | begins | history | events |
+|---|---|---|---|
+| 60 | reports cut | 1.0 / 2.0 / 50.0 | 0.0 / 0.1 / 51.0 |
+
+| on | of | against | figure | target | ratio | met |
+|---|---|---|---|---|---|---|
+| chats | events | exact caches | p95 TTFT | <= 1.02 | 1.01 [0.99, 1.03] | pass ~ |
+"""
+    assert problems(text, shown) == []
+    assert len(problems(text.replace("290 / 51.5", "291 / 51.5"), shown)) == 1
+    assert len(problems(text.replace("55", "56"), shown)) == 1

@@ -23,6 +23,7 @@ STATS: Mapping[str, Figure] = {
     "mean TTFT": lambda row: row.ttft_ms.mean,
     "p95 TTFT": lambda row: row.ttft_ms.p95,
     "p99 TTFT": lambda row: row.ttft_ms.p99,
+    "p95 E2E": lambda row: row.e2e_s.p95,
     "hit": lambda row: row.cache_hit,
 }
 

@@ -12,6 +12,8 @@ from gorgo.apps.cache_sources.comparison import CacheComparison, CacheTarget, Ca
 from gorgo.apps.cache_sources.fleets import LLAMA_13B, CacheFleet
 from gorgo.apps.cache_sources.measure import SOURCES
 from gorgo.apps.cache_sources.traffic import ChatTraffic, ContextTraffic, ConversationTraffic, Traffic
+from gorgo.apps.claims.engine_targets import FILTERS, FLEETS, SHAPES
+from gorgo.apps.datasets import own_block_tokens
 from gorgo.sim.faults.report_kinds import BadReports, RouterRestart
 from gorgo.sim.kv_events.path import PathFaults
 
@@ -44,7 +46,7 @@ LOST_S, CUT_S, RESTART_S = (60.0, 80.0), (110.0, 130.0), 160.0
 def comparisons() -> list[CacheComparison]:
     """Return every comparison."""
     assert _LABELS.keys() == SOURCES.keys()
-    return [*_sources(), *_faults(), *_replicas(), *_conversations(), *_override()]
+    return [*_sources(), *_workloads(), *_faults(), *_replicas(), *_conversations(), *_override()]
 
 
 def _sources() -> Iterator[CacheComparison]:
@@ -68,6 +70,29 @@ def _sources() -> Iterator[CacheComparison]:
                     CacheTarget(of=_EVENTS, against=_HISTORY, figure="p95 TTFT", at_most=1.0),
                     CacheTarget(of=_EVENTS, against=_HISTORY, figure="mean TTFT", at_most=1.0),
                 ),
+            )
+
+
+def _workloads() -> Iterator[CacheComparison]:
+    """Every shape on engines of both kinds: with events never behind the history alone."""
+    for fleet in FLEETS:
+        for trace, time_scale in SHAPES.items():
+            yield CacheComparison(
+                group="workloads",
+                fleet=CacheFleet(name=fleet),
+                traffic=ChatTraffic(
+                    name=f"{trace}, load {1 / time_scale:.2g}",
+                    trace=trace,
+                    requests=700,
+                    load=1 / time_scale,
+                    block_tokens=own_block_tokens(trace),
+                    filters=FILTERS,
+                ),
+                variants=[variant for variant in _SOURCES if variant.label in (_HISTORY, _EVENTS)],
+                targets=[
+                    CacheTarget(of=_EVENTS, against=_HISTORY, figure=figure, at_most=1.0)
+                    for figure in ("p95 TTFT", "p95 E2E")
+                ],
             )
 
 
@@ -110,7 +135,7 @@ def _replicas() -> Iterator[CacheComparison]:
 
 def _conversations() -> Iterator[CacheComparison]:
     """Ranvier's routes by depth mode, on conversations of three kinds."""
-    for kind, starts_per_s in (("branching", 0.75), ("continued", 1.5), ("resumed", 1.5)):
+    for kind, starts_per_s in (("branching", 0.4), ("continued", 1.5), ("resumed", 1.5)):
         yield CacheComparison(
             group="depths",
             fleet=_A100,
@@ -119,7 +144,7 @@ def _conversations() -> Iterator[CacheComparison]:
                 ROUND_ROBIN,
                 CacheVariant(label="multi-depth, single", policy="multi-depth", weights=(("depths", 0.0),)),
                 CacheVariant(label="multi-depth", policy="multi-depth"),
-                CacheVariant(label="longest prefix, exact caches", policy="prefix-cache", source="exact"),
+                CacheVariant(label="longest prefix, exact caches", policy="prefix-cache-in-flight", source="exact"),
                 CacheVariant(label="gorgo-ms, events", policy="gorgo-ms", source="events"),
             ),
             targets=[

@@ -6,7 +6,7 @@ Owns the feeds. Times are in seconds, lengths in tokens; a feed depends on its p
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
 from typing import Literal
@@ -28,16 +28,17 @@ _ANSWERS = 1 << 39
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatTraffic:
-    """Requests of a shape, at a multiple of its own load."""
+    """Requests of a shape that pass `filters`, at a multiple of its own load."""
 
     name: str
     trace: str
     requests: int
     load: float = 1.0
     block_tokens: int = BLOCK_TOKENS
+    filters: TraceFilters = field(default_factory=TraceFilters)
 
     def feed(self, seed: int) -> Iterator[SimRequest]:
-        filters = TraceFilters(limit=self.requests)
+        filters = replace(self.filters, limit=self.requests)
         requests = load_requests(self.trace, filters, seed=seed, block_tokens=self.block_tokens)
         yield from feed_of(requests, time_scale=1.0 / self.load, block_tokens=self.block_tokens)
 

@@ -1,0 +1,82 @@
+"""Sources of cached tokens side by side: a row per traffic, a column per source; targets, delays, shares over time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tests.documents import tables
+from tests.figures.marked import Cell, Table, View, numbers_of
+
+OUT = "runs/cache-sources"
+#: Groups and their options: three seeds of every group would take an hour of one core.
+GROUPS = {
+    "sources": "--seeds 3",
+    "faults": "--seeds 2",
+    "override": "--seeds 2 --scale 0.5",
+    "replicas": "--seeds 1 --scale 0.5",
+    "depths": "--seeds 1 --scale 0.5",
+}
+COMMANDS = [f"python -m gorgo.apps.cache_sources --only {name} {words} --out {OUT}" for name, words in GROUPS.items()]
+#: First columns of the page, and the figures that each cell of such a table has.
+SHOWN: Mapping[str, Sequence[str]] = {
+    "p95 TTFT, ms / hit, %": ("p95", "hit, %"),
+    "mean / p99 TTFT, ms / hit, %": ("mean TTFT, ms", "p99", "hit, %"),
+    "phantom / missed, %": ("phantom, %", "missed, %"),
+    "bytes a request": ("bytes a request",),
+}
+_SUMMARY = re.compile(r"All simulated; (\d+) runs")
+
+
+def cache_sources(results: Sequence[Any]) -> View:
+    """Return what the page may show of the commands' tables."""
+    lines = [line for printed in results for line in printed]
+    means: dict[str, dict[tuple[str, ...], dict[str, Cell]]] = {shown: {} for shown in SHOWN}
+    targets: dict[tuple[str, ...], dict[str, Cell]] = {}
+    delays: dict[tuple[str, ...], dict[str, Cell]] = {}
+    times: dict[tuple[str, ...], dict[str, Cell]] = {}
+    words: list[str] = []
+    for header, rows in (table for printed in results for table in tables("\n".join(printed))):
+        for row in rows:
+            cells = dict(zip(header, row, strict=True))
+            if header[1] == "of":
+                words.append(cells["met"])
+                targets[tuple(row[:4])] = {
+                    "target": cells["target"],
+                    "ratio": _numbers(cells["of / against [95 %]"]),
+                    "met": cells["met"],
+                }
+            elif header[0] == "evictions on":
+                delays[tuple(row[:3])] = {name: float(cells[name]) for name in header[3:]}
+            elif header[0] == "from, s":
+                begins: dict[str, Cell] = {"begins": cells["begins"]}
+                times[(row[0],)] = begins | {name: _numbers(cells[name]) for name in header[2:]}
+            else:
+                for shown, names in SHOWN.items():
+                    figures = [cells[name] for name in names]
+                    columns = means[shown].setdefault((cells["on"],), {})
+                    columns[cells["with"]] = None if "-" in figures else [float(figure) for figure in figures]
+    return View(
+        tables=[
+            *(Table(labels=(shown,), rows=rows) for shown, rows in means.items()),
+            Table(labels=("on", "of", "against", "figure"), rows=targets),
+            Table(labels=("evictions on", "with", "region"), rows=delays),
+            Table(labels=("from, s",), rows=times),
+        ],
+        values=_counts(words) | {"runs": float(sum(int(one) for line in lines for one in _SUMMARY.findall(line)))},
+    )
+
+
+def _counts(words: Sequence[str]) -> dict[str, float]:
+    """Return how many targets there are, are met, and are missed by the whole interval."""
+    judged = [word for word in words if word]
+    return {
+        "targets": float(len(judged)),
+        "met": float(sum(word.startswith("pass") for word in judged)),
+        "surely missed": float(judged.count("missed")),
+    }
+
+
+def _numbers(cell: str) -> list[float]:
+    return [float(number) for number in numbers_of(cell)]
