@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from aiohttp import web
 
 from gorgo.apps.engine_server import generation, information
+from gorgo.apps.engine_server.push.mirror import CacheMirror
+from gorgo.apps.engine_server.push.reporter import PushReporter, PushTarget
 from gorgo.apps.engine_server.replica import SimulatedReplica
 from gorgo.sim.engine.profiles import EngineProfile
 from gorgo.sim.network.links import JITTER
@@ -36,6 +38,8 @@ async def run_engine(
     adapters: Sequence[str] = (),
     keep_alive_s: float = KEEP_ALIVE_S,
     jitter: float = JITTER,
+    push: PushTarget | None = None,
+    notify: Callable[[str], None] = print,
 ) -> None:
     """Serve a simulated replica until `stop` is set, or for ever.
 
@@ -50,6 +54,10 @@ async def run_engine(
     rtt_ms, jitter:
         Distance to the client: mean round trip, and the mean of the exponential added to each one-way trip, as a share
         of it.
+    push:
+        Where the engine pushes what it caches; nowhere by default.
+    notify:
+        Called with what happens to pushes.
     ready:
         Called with the bound address once connections are accepted.
     """
@@ -63,6 +71,11 @@ async def run_engine(
         app, handler_cancellation=True, access_log=None, keepalive_timeout=keep_alive_s, shutdown_timeout=1.0
     )
     await runner.setup()
+    reporting = None
+    if push is not None:
+        mirror = CacheMirror(block_tokens=replica.engine.cache.event_tokens)
+        replica.engine.cache.report_to(mirror)
+        reporting = asyncio.create_task(PushReporter(push, mirror, notify=notify).run())
     try:
         site = web.TCPSite(runner, host, port, backlog=1024)
         await site.start()
@@ -71,5 +84,8 @@ async def run_engine(
             ready(bound[0], bound[1])
         await (stop or asyncio.Event()).wait()
     finally:
+        if reporting is not None:
+            reporting.cancel()
+            await asyncio.wait((reporting,))
         replica.close()
         await runner.cleanup()
