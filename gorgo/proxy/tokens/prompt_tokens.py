@@ -72,17 +72,17 @@ class PromptTokens:
         known = self.models.get(base or "")
         if known is not None and known.differs:
             return None
-        packed, boundaries = fields.token_ids, tuple[int, ...]()
-        if packed is None:
-            if known is None:
-                return None
-            found = await self._encoded(known, route, fields)
-            if found is None:
+        found = None if known is None else await self._encoded(known, route, fields, adapter)
+        if found is None and fields.token_ids is not None:
+            found = fields.token_ids, ()
+        if found is None:
+            if known is not None:
                 self._count("skipped")
-                return None
-            packed, boundaries = found
-        salt = fields.values.get("cache_salt")
-        root = chain_root(adapter, salt if isinstance(salt, str) and salt else None)
+            return None
+        packed, boundaries = found
+        # Simulated engines know an adapter by the first token, and no salt.
+        is_simulated = known is not None and known.files is None
+        root = 0 if is_simulated else chain_root(adapter, _salt(fields))
         hashes = {size: await self._hashed(packed, size, root) for size in self._block_sizes(model)}
         self._count("counted")
         return ExactPrompt(None if known is None else known.name, len(packed) // TOKEN_BYTES, hashes, boundaries)
@@ -111,7 +111,7 @@ class PromptTokens:
     # -- helpers
 
     async def _encoded(
-        self, known: ModelTokens, route: str, fields: BodyFields
+        self, known: ModelTokens, route: str, fields: BodyFields, adapter: str | None
     ) -> tuple[bytes, tuple[int, ...]] | None:
         """Return the packed ids of a prompt and the ends of its messages."""
         if known.files is not None:
@@ -125,7 +125,7 @@ class PromptTokens:
         prompt = fields.prompt
         if prompt is None or not prompt.is_single:
             return None
-        packed = simulated_tokens(prompt.text)
+        packed = simulated_tokens(prompt.text, adapter)
         tokens = len(packed) // TOKEN_BYTES
         sketch = fields.sketch
         return packed, token_boundaries(sketch.message_ends, size=sketch.text_bytes, tokens=tokens)
@@ -178,6 +178,11 @@ class PromptTokens:
             if blocks >= _BLOCKS_PER_TURN:
                 blocks = 0
                 await asyncio.sleep(0)
+
+
+def _salt(fields: BodyFields) -> str | None:
+    salt = fields.values.get("cache_salt")
+    return salt if isinstance(salt, str) and salt else None
 
 
 def _message_ends(parts: list[bytes]) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ from gorgo.core.prefix.kv_chain import chain_hashes, chain_root, token_bytes
 from gorgo.core.prefix.kv_index import KvEventIndex
 from gorgo.core.prompt.exact import ExactPrompt
 from gorgo.core.prompt.fingerprint import Fingerprinter
+from gorgo.core.prompt.simulated_tokens import simulated_tokens
 from gorgo.errors import InvalidValueError
 from gorgo.proxy.http.errors import HttpError
 from gorgo.proxy.parsing.fields import BodyFields, read_fields, read_large_body
@@ -143,6 +144,17 @@ async def test_simulated_tokens_are_four_bytes_each(size: int) -> None:
     assert exact is not None
     assert exact.tokens == -(-size // 4)
     assert exact.kv_hashes[2] == chain_hashes(text.encode().ljust(exact.tokens * 4, b"\0"), block_tokens=2)
+
+
+async def test_a_simulated_engine_knows_an_adapter_by_the_first_token_and_no_salt() -> None:
+    count = Counts(SIMULATED, sizes=(2,))
+    body = {"messages": conversation("a" * 16), "cache_salt": "tenant"}
+    plain = await count(body, model="sim")
+    other = await count(body, model="sim", adapter="sql")
+    assert plain is not None
+    assert other is not None
+    assert plain.kv_hashes[2] == chain_hashes(b"a" * 16, block_tokens=2)
+    assert other.kv_hashes[2] == chain_hashes(simulated_tokens(b"a" * 16, "sql"), block_tokens=2)
 
 
 async def test_token_ids_of_a_client_need_no_tokenizer() -> None:
