@@ -28,6 +28,15 @@ def engine(
             help="Port to listen on; 0 takes a free one. Default: from the URL of the replica.",
         ),
     ] = None,
+    kv_events: Annotated[
+        str | None,
+        typer.Option(
+            "--kv-events",
+            metavar="ENDPOINT",
+            show_default=False,
+            help="Publish KV cache events there, such as tcp://127.0.0.1:5557, and replays at the next port.",
+        ),
+    ] = None,
     push: Annotated[
         str | None,
         typer.Option(
@@ -53,6 +62,9 @@ def engine(
     profile = profile_of(simulation, spec.name)
     _check_interface(spec, profile, source=config)
 
+    events = None if kv_events is None else _kv_endpoint(kv_events)
+    if push is not None and events is not None:
+        raise typer.BadParameter("--push and --kv-events: expected one of them")
     target = None if push is None else _push_target(spec, push, source=config)
 
     def ready(at_host: str, at_port: int) -> None:
@@ -69,6 +81,7 @@ def engine(
             model=_base_model(spec),
             adapters=spec.models[1:],
             push=target,
+            kv_events=events,
             notify=lambda line: typer.echo(f"gorgo engine {replica}: {line}", err=True),
             ready=ready,
             stop=stop,
@@ -97,6 +110,19 @@ def _check_interface(replica: ReplicaConfig, profile: EngineProfile, *, source: 
 
 def _base_model(replica: ReplicaConfig) -> str:
     return replica.models[0] if replica.models else "gorgo-sim"
+
+
+def _kv_endpoint(endpoint: str) -> str:
+    from gorgo.config.addresses import checked_kv_endpoint
+
+    try:
+        # Port 0 takes a free one, which the engine announces.
+        checked_kv_endpoint(endpoint.removesuffix(":0") + ":1" if endpoint.endswith(":0") else endpoint)
+    except ValueError as error:
+        raise typer.BadParameter(f"--kv-events: expected {error}") from error
+    if not endpoint.startswith("tcp://"):
+        raise typer.BadParameter("--kv-events: expected tcp://host:port: the next port has the replays")
+    return endpoint
 
 
 def _push_target(replica: ReplicaConfig, url: str, *, source: Path) -> PushTarget:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 
 from aiohttp import web
 
 from gorgo.apps.engine_server import generation, information
+from gorgo.apps.engine_server.kv_events import publishing
 from gorgo.apps.engine_server.push.mirror import CacheMirror
 from gorgo.apps.engine_server.push.reporter import PushReporter, PushTarget
 from gorgo.apps.engine_server.replica import SimulatedReplica
@@ -39,6 +41,7 @@ async def run_engine(
     keep_alive_s: float = KEEP_ALIVE_S,
     jitter: float = JITTER,
     push: PushTarget | None = None,
+    kv_events: str | None = None,
     notify: Callable[[str], None] = print,
 ) -> None:
     """Serve a simulated replica until `stop` is set, or for ever.
@@ -56,6 +59,8 @@ async def run_engine(
         of it.
     push:
         Where the engine pushes what it caches; nowhere by default.
+    kv_events:
+        Address of ZeroMQ at which the engine publishes what it caches; nowhere by default.
     notify:
         Called with what happens to pushes.
     ready:
@@ -72,11 +77,16 @@ async def run_engine(
     )
     await runner.setup()
     reporting = None
+    publisher = AsyncExitStack()
     if push is not None:
         mirror = CacheMirror(block_tokens=replica.engine.cache.event_tokens)
         replica.engine.cache.report_to(mirror)
         reporting = asyncio.create_task(PushReporter(push, mirror, notify=notify).run())
     try:
+        if kv_events is not None:
+            replica.kv_events = await publisher.enter_async_context(
+                publishing(kv_events, replica.engine.cache, vllm=replica.is_vllm, travel_s=replica.path.one_way_s)
+            )
         site = web.TCPSite(runner, host, port, backlog=1024)
         await site.start()
         if ready is not None:
@@ -87,5 +97,6 @@ async def run_engine(
         if reporting is not None:
             reporting.cancel()
             await asyncio.wait((reporting,))
+        await publisher.aclose()
         replica.close()
         await runner.cleanup()
