@@ -149,7 +149,7 @@ class PeerExchange:
         """Mark the prefixes of a prompt, here and in the next report."""
         slot = attempt.replica.slot
         blocks, dispatched_s = attempt.state.request.blocks, attempt.dispatched_s
-        attempt.group_prefix = self.prefixes.find(slot, blocks, before_s=dispatched_s)
+        attempt.group_prefix = self.prefixes.last_used(slot, blocks, before_s=dispatched_s)
         marks = self.outbox.on_confirmed(attempt)
         if marks is not None:
             self._use_prefixes(attempt.replica, marks, now=attempt.first_token_s or inf)

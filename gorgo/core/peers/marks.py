@@ -81,7 +81,7 @@ class GroupPrefixes:
                 break
         return raised
 
-    def find(self, slot: int, blocks: bytes, *, before_s: float) -> ConfirmedPrefix:
+    def last_used(self, slot: int, blocks: bytes, *, before_s: float) -> ConfirmedPrefix:
         """Return the deepest mark of a prompt on `slot` that was last used before a time."""
         order = self._orders.get(slot)
         if order:

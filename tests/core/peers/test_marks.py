@@ -84,8 +84,8 @@ def test_a_full_cache_tells_the_tick_before_which_nothing_is_left() -> None:
 def test_a_prompt_is_found_by_marks_that_were_used_before_a_time() -> None:
     marks = GroupPrefixes()
     add(marks, 0, PROMPT, 2, tick=4)
-    assert marks.find(0, PROMPT, before_s=5.0) == (2, 4)
-    assert marks.find(0, PROMPT, before_s=4.0) == marks.find(1, PROMPT, before_s=5.0) == NO_PREFIX
+    assert marks.last_used(0, PROMPT, before_s=5.0) == (2, 4)
+    assert marks.last_used(0, PROMPT, before_s=4.0) == marks.last_used(1, PROMPT, before_s=5.0) == NO_PREFIX
 
 
 def test_a_full_table_evicts_of_the_replica_that_gets_more_than_its_share() -> None:
