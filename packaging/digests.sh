@@ -1,5 +1,5 @@
 #!/bin/sh
-# The variables of compose.yaml and Containerfile: digests of the images of others, as the registry has them now.
+# The variables of compose.yaml, compose.two.yaml and Containerfile: digests of the images of others, as the registry has them now.
 #
 #   sh digests.sh > .env      # once, and with each new version; compose reads .env, and refuses to start without it
 #
@@ -16,3 +16,4 @@ digest() {
 digest BASE_DIGEST "$(sed -n 's/^FROM \(.*\)@.* AS builder$/\1/p' Containerfile)"
 digest PROMETHEUS_DIGEST "$(sed -n 's/.* "\(prom.*\)@.*/\1/p' compose.yaml)"
 digest GRAFANA_DIGEST "$(sed -n 's/.* "\(grafana.*\)@.*/\1/p' compose.yaml)"
+digest NGINX_DIGEST "$(sed -n 's/.* "\(nginx.*\)@.*/\1/p' compose.two.yaml)"

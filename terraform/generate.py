@@ -51,18 +51,18 @@ MORE = """
 
 REPLICAS = """
 module "replicas_{alias}" {{
-  source          = "../../modules/aws/replica_pool"
-  providers       = {{ aws = aws.{alias} }}
-  name            = "${{var.name}}-{region}"
-  instances       = {{ for key, one in module.core.instances : key => one if one.region == "{region}" }}
-  network         = module.core.networks["{region}"]
-  vpc_id          = module.network_{alias}.vpc_id
-  subnet_id       = module.network_{alias}.private_subnet_id
-  router_address  = module.core.router.address
-  secrets         = {{ parameter_arns = local.engine_secret_arns, key_arn = var.secrets_key_arn }}
-  spot            = var.spot
-  image_parameter = var.gpu_image_parameter
-  volume_gib      = var.replica_volume_gib
+  source           = "../../modules/aws/replica_pool"
+  providers        = {{ aws = aws.{alias} }}
+  name             = "${{var.name}}-{region}"
+  instances        = {{ for key, one in module.core.instances : key => one if one.region == "{region}" }}
+  network          = module.core.networks["{region}"]
+  vpc_id           = module.network_{alias}.vpc_id
+  subnet_id        = module.network_{alias}.private_subnet_id
+  router_addresses = values(module.core.router.machines)
+  secrets          = {{ parameter_arns = local.engine_secret_arns, key_arn = var.secrets_key_arn }}
+  spot             = var.spot
+  image_parameter  = var.gpu_image_parameter
+  volume_gib       = var.replica_volume_gib
 }}
 """
 
@@ -98,6 +98,22 @@ module "router" {{
   bucket          = local.bucket
   package_files   = local.package_files
   configuration   = module.core.configuration
+  balancer        = local.balanced ? {{ security_group_id = one(module.balancer[*].security_group_id) }} : null
+}}
+
+module "balancer" {{
+  count                    = local.balanced ? 1 : 0
+  source                   = "../../modules/aws/balancer"
+  providers                = {{ aws = aws.{router} }}
+  name                     = var.name
+  vpc_id                   = module.network_{router}.vpc_id
+  subnet_id                = module.network_{router}.public_subnet_id
+  instance_ids             = module.router.instance_ids
+  metrics_ports            = module.core.router.metrics_ports
+  router_security_group_id = module.router.security_group_id
+  client_cidrs             = var.client_cidrs
+  metrics_cidrs            = var.metrics_cidrs
+  drain_s                  = module.core.router.drain_s
 }}
 """
 

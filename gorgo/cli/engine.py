@@ -10,6 +10,7 @@ import typer
 from gorgo.cli import options
 
 if TYPE_CHECKING:
+    from gorgo.apps.engine_server.push.reporter import PushTarget
     from gorgo.config.model import Config, ReplicaConfig
     from gorgo.sim.engine.profiles import EngineProfile
 
@@ -25,6 +26,23 @@ def engine(
             max=65535,
             show_default=False,
             help="Port to listen on; 0 takes a free one. Default: from the URL of the replica.",
+        ),
+    ] = None,
+    kv_events: Annotated[
+        str | None,
+        typer.Option(
+            "--kv-events",
+            metavar="ENDPOINT",
+            show_default=False,
+            help="Publish KV cache events there, such as tcp://127.0.0.1:5557, and replays at the next port.",
+        ),
+    ] = None,
+    push: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            show_default=False,
+            help="Admin address of a proxy to push the cache to, with the token in the replica's push_token_env.",
         ),
     ] = None,
 ) -> None:
@@ -44,6 +62,11 @@ def engine(
     profile = profile_of(simulation, spec.name)
     _check_interface(spec, profile, source=config)
 
+    events = None if kv_events is None else _kv_endpoint(kv_events)
+    if push is not None and events is not None:
+        raise typer.BadParameter("--push and --kv-events: expected one of them")
+    target = None if push is None else _push_target(spec, push, source=config)
+
     def ready(at_host: str, at_port: int) -> None:
         typer.echo(f"gorgo engine {replica} listening on http://{at_host}:{at_port}")
 
@@ -55,8 +78,11 @@ def engine(
             seed=simulation.seed,
             host=host,
             port=_port_of(spec) if port is None else port,
-            model=spec.models[0] if spec.models else "gorgo-sim",
+            model=_base_model(spec),
             adapters=spec.models[1:],
+            push=target,
+            kv_events=events,
+            notify=lambda line: typer.echo(f"gorgo engine {replica}: {line}", err=True),
             ready=ready,
             stop=stop,
         )
@@ -80,6 +106,43 @@ def _check_interface(replica: ReplicaConfig, profile: EngineProfile, *, source: 
     if profile.scheduler == "vllm" and replica.engine == "sglang":
         found = f"replicas.{replica.name}.engine: sglang, but its profile {profile.name} simulates vLLM"
         raise ConfigError(f"{source}: {found}; expected vllm or auto")
+
+
+def _base_model(replica: ReplicaConfig) -> str:
+    return replica.models[0] if replica.models else "gorgo-sim"
+
+
+def _kv_endpoint(endpoint: str) -> str:
+    from gorgo.config.addresses import checked_kv_endpoint
+
+    try:
+        # Port 0 takes a free one, which the engine announces.
+        checked_kv_endpoint(endpoint.removesuffix(":0") + ":1" if endpoint.endswith(":0") else endpoint)
+    except ValueError as error:
+        raise typer.BadParameter(f"--kv-events: expected {error}") from error
+    if not endpoint.startswith("tcp://"):
+        raise typer.BadParameter("--kv-events: expected tcp://host:port: the next port has the replays")
+    return endpoint
+
+
+def _push_target(replica: ReplicaConfig, url: str, *, source: Path) -> PushTarget:
+    """Return where to push. The base model alone is named: prompts of adapters have caches of their own."""
+    import os
+
+    from gorgo.apps.engine_server.push.reporter import PushTarget
+    from gorgo.config.addresses import checked_url
+    from gorgo.errors import ConfigError
+    from gorgo.proxy.upstream.target import push_token
+
+    try:
+        checked = checked_url(url)
+    except ValueError as error:
+        raise typer.BadParameter(f"--push: expected {error}") from error
+    token = push_token(replica, os.environ)
+    if token is None:
+        found = f"replicas.{replica.name}.push_token_env: missing"
+        raise ConfigError(f"{source}: {found}; expected the environment variable with the token for --push")
+    return PushTarget(url=checked, replica=replica.name, model=_base_model(replica), token=token)
 
 
 def _rtt_ms(config: Config, replica: ReplicaConfig, *, source: Path) -> float:

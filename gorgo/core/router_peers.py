@@ -27,11 +27,12 @@ class RouterPeers(RouterCaches):
             fleet=self._fleet,
             table=self._table,
             found_shares=self._parts.found_shares,
+            index=self.index,
             capacity_of=updater.capacity_blocks,
             policy=lambda: self.policy,
             status=self._peer_status,
         )
-        self._fleet.peers, updater.observer = peers.loads, peers.outbox
+        self._fleet.peers, updater.observer = peers.loads, peers
         self._dispatcher.raise_matches = peers.prefixes.raise_matches
         return peers
 

@@ -14,16 +14,16 @@ what vLLM does itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 from msgspec import Raw
 from msgspec.msgpack import Decoder, encode
 
-from gorgo.core.messages.kv_events import BlocksRemoved, BlocksStored, CacheCleared, KvEvent, KvEventBatch, KvTier
+from gorgo.core.messages.kv_events import BlocksRemoved, BlocksStored, CacheCleared, KvEvent, KvEventBatch
 from gorgo.core.prefix.kv_chain import TOKEN_BYTES, token_bytes
 from gorgo.engines import kv_wire as wire
+from gorgo.engines.kv_plain import decode_plain
 
 #: Longest message. A prompt of a million tokens takes 5 MB, and a message has the events of one engine step.
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
@@ -34,18 +34,6 @@ _MAX_ITEMS = 2_097_152
 #: Longest digest (SHA-512), and longest keys of one block: the adapter, images and a salt.
 _MAX_DIGEST_BYTES = 64
 _MAX_KEYS_BYTES = 4096
-_MAX_RANK = 65_535
-_LOW_64_BITS = (1 << 64) - 1
-
-#: Memory by the engines' names for it; a missing one is the GPU's. Others (disks, other machines) are not indexed.
-_TIERS: Mapping[str | None, KvTier] = {
-    None: KvTier.GPU,
-    "GPU": KvTier.GPU,
-    "CPU": KvTier.CPU,
-    "CPU_PINNED": KvTier.CPU,
-}
-#: Kinds of KV cache groups whose blocks are cached as long as their prefix is. Those of windows and states are not.
-_INDEXED_KINDS = frozenset({None, "unknown", "full_attention", "mla_attention", "sink_full_attention"})
 
 #: What decoding raises for a bad field; RecursionError for one nested too deep.
 _BAD = (msgspec.DecodeError, ValueError, TypeError, OverflowError, RecursionError)
@@ -63,6 +51,11 @@ def decode_message(message: bytes) -> KvEventBatch:
     """
     if len(message) > MAX_MESSAGE_BYTES:
         raise ValueError(f"a message of {len(message):,} bytes: expected at most {MAX_MESSAGE_BYTES:,}")
+    return decode_plain(message) or decode_each(message)
+
+
+def decode_each(message: bytes) -> KvEventBatch:
+    """Return the events of a message of any form, each decoded alone. Raise ValueError as `decode_message`."""
     try:
         envelope = (wire.MAP_BATCH if wire.is_map(message) else wire.ARRAY_BATCH).decode(message)
         rank = wire.RANK.decode(envelope.rank) or 0
@@ -71,8 +64,8 @@ def decode_message(message: bytes) -> KvEventBatch:
         encoded = wire.EVENTS.decode(envelope.events)
     except _BAD as error:
         raise ValueError(f"no batch of KV events: {error}") from error
-    if not 0 <= rank <= _MAX_RANK:
-        raise ValueError(f"no batch of KV events: a rank from 0 to {_MAX_RANK} expected, not {rank}")
+    if not 0 <= rank <= wire.MAX_RANK:
+        raise ValueError(f"no batch of KV events: a rank from 0 to {wire.MAX_RANK} expected, not {rank}")
     return _decode_events(encoded, _time(envelope.ts), rank)
 
 
@@ -107,12 +100,12 @@ def _decode_event(raw: bytes) -> KvEvent | None:
         case wire.StoredFields():
             return _stored(event)
         case wire.RemovedFields():
-            return BlocksRemoved(_hashes(event.block_hashes), _TIERS.get(event.medium), _group(event.group_idx))
+            return BlocksRemoved(_hashes(event.block_hashes), wire.TIERS.get(event.medium), _group(event.group_idx))
     return CacheCleared()
 
 
 def _stored(event: wire.StoredFields) -> BlocksStored | None:
-    if event.kv_cache_spec_kind not in _INDEXED_KINDS:
+    if event.kv_cache_spec_kind not in wire.INDEXED_KINDS:
         return None
     hashes = _hashes(event.block_hashes)
     tokens = _tokens(event.token_ids)
@@ -134,7 +127,7 @@ def _stored(event: wire.StoredFields) -> BlocksStored | None:
         parent=parent,
         tokens=tokens,
         block_tokens=event.block_size if tokens else None,
-        tier=_TIERS.get(event.medium),
+        tier=wire.TIERS.get(event.medium),
         group=_group(event.group_idx),
         adapter=adapter,
         cache_salt=salt,
@@ -183,7 +176,7 @@ def _hashes(raw: Raw) -> tuple[int, ...]:
 
 def _low_bits(value: wire.EngineHash) -> int:
     if isinstance(value, int):
-        return value & _LOW_64_BITS
+        return value & wire.LOW_64_BITS
     if not 8 <= len(value) <= _MAX_DIGEST_BYTES:
         raise ValueError(f"a hash of {len(value)} bytes: expected 8 to {_MAX_DIGEST_BYTES}")
     return int.from_bytes(value[-8:], "big")

@@ -101,7 +101,7 @@ def build_proxy(
         for replica in config.replicas
     }
     gateway = RouterGateway(router, clock, HealthLog(metrics))
-    return RunningProxy(
+    state = RunningProxy(
         config=config,
         file_config=file_config,
         limits=config.limits,
@@ -137,6 +137,8 @@ def build_proxy(
         tracing=make_tracing(config.proxy.tracing, region=config.proxy.region, count=metrics.trace_spans),
         internal_routes=environ.get(INTERNAL_VARIABLE) == "1",
     )
+    metrics.caches.read = state.cache_states
+    return state
 
 
 def _shadow(config: Config, configured: Policy, policy: Policy) -> Policy | None:

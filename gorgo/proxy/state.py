@@ -15,6 +15,7 @@ from gorgo.core.router import Router
 from gorgo.fleet_sources.fleet import FoundFleet
 from gorgo.proxy.cache_push.service import PushService
 from gorgo.proxy.cache_push.source import PushSource
+from gorgo.proxy.cache_states import CacheState
 from gorgo.proxy.clock import Clock
 from gorgo.proxy.control.service import ControlService
 from gorgo.proxy.http.client_auth import ClientKeys
@@ -114,6 +115,15 @@ class RunningProxy:
     def line_logs(self) -> list[LineLog]:
         """Return the logs that are written."""
         return [each for each in (self.request_log, self.outcome_log) if each is not None]
+
+    def cache_states(self) -> dict[str, CacheState]:
+        """Return what is known of each replica's cache, and by which reports."""
+        stats, feeds = self.router.cache_sources(now=self.clock()), self.kv_feeds.stats
+        return {
+            name: CacheState(target.region, stats[name], target.pushes.stats, feeds.get(name))
+            for name, target in self.targets.items()
+            if name in stats
+        }
 
     def push_sources(self) -> dict[str, PushSource]:
         """Return the pushes of each replica."""

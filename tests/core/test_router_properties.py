@@ -21,7 +21,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from gorgo.core.latency.tcp import TcpWindows
 from gorgo.core.limits import ClientLimits, ClientRules, HedgeLimits, OutlierLimits, OverloadLimits, RouterLimits
 from gorgo.core.messages.actions import Action, Cancel, Dispatch, Hedge, Hold, Reject
+from gorgo.core.messages.kv_events import (
+    BlocksRemoved,
+    BlocksStored,
+    CacheCleared,
+    CacheEvictions,
+    CacheSnapshot,
+    KvEventBatch,
+    KvTier,
+)
 from gorgo.core.messages.request import AttemptResult, EngineSample, OpenConnection, Outcome
+from gorgo.core.prefix.kv_chain import chain_hashes, token_bytes
 from gorgo.core.router import Router
 from gorgo.policies.registry import POLICIES, make_policy
 from tests.core.routers import a_request, blocks_of, finished, set_policy, specs, submitted
@@ -44,6 +54,10 @@ fleets = st.lists(st.sampled_from(NAMES), unique=True, max_size=5)
 names = st.sampled_from(NAMES)
 #: Which of several, by its remainder.
 picks = st.integers(0, 1000)
+
+
+def hashes_of(words: list[int]) -> list[int]:
+    return chain_hashes(token_bytes(words), block_tokens=1)
 
 
 @dataclass
@@ -153,7 +167,8 @@ class LedgerMachine(RuleBasedStateMachine):
             streamed=streamed,
             body_bytes=4 * tokens,
         )
-        request = replace(request, client=client, priority=priority, slo_ttft_s=slo_s)
+        hashes = {1: hashes_of(words)} if tokens % 3 else {}
+        request = replace(request, client=client, priority=priority, slo_ttft_s=slo_s, kv_hashes=hashes)
         actions = submitted(self.router, request, now=self.now)
         assert [action.request_id for action in actions].count(request_id) == 1
         assert actions[-1].request_id == request_id
@@ -238,6 +253,24 @@ class LedgerMachine(RuleBasedStateMachine):
         sample = EngineSample(used_tokens=used, kv_capacity_tokens=capacity)
         assert self.router.on_engine_sample(name, sample, now=self.now) == []
 
+    @rule(name=names, words=st.lists(st.integers(0, 2), max_size=6), what=st.integers(0, 5), complete=st.booleans())
+    def report(self, name: str, words: list[int], what: int, complete: bool) -> None:
+        """KV events, a push, or the loss of either."""
+        own, now = hashes_of(words), self.now
+        stored = BlocksStored(tuple(own), None, token_bytes(words), 1, KvTier.GPU)
+        event = (stored, BlocksRemoved(tuple(own[-1:]), KvTier.GPU), CacheCleared())[what % 3]
+        if what < 3:
+            batch = KvEventBatch(sent_s=None, rank=0, events=(event,))
+            self.router.on_kv_events(name, batch, model=None, block_tokens=1, complete=complete, now=now)
+        elif what == 3:
+            self.router.on_cache_snapshot(name, CacheSnapshot(None, 1, own), now=now)
+        elif what == 4:
+            self.router.on_cache_evictions(name, CacheEvictions(None, 1, own[-1:]), now=now)
+        elif complete:
+            self.router.on_kv_lost(name, now=now)
+        else:
+            self.router.on_push_lost(name, now=now)
+
     @rule(policy=st.sampled_from(sorted(POLICIES)))
     def set_policy(self, policy: str) -> None:
         set_policy(self.router, policy, now=self.now)
@@ -253,6 +286,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def columns_equal_a_recount(self) -> None:
         rows = self.router.fleet_view(now=self.now)
         assert sorted(row.name for row in rows) == sorted(self.fleet)
+        assert sorted(self.router.cache_sources(now=self.now)) == sorted(self.fleet)
         for row in rows:
             mine = [one for one in self.open.values() if (one.replica, one.joined) == (row.name, self.joined[row.name])]
             assert row.in_flight_requests == len(mine)
@@ -338,6 +372,9 @@ def walk(seed: int) -> LedgerMachine:
             walk.abandon(pick=max(0, len(walk.asked) - 1 - pick % 5))
         elif chance < 0.85:
             walk.time_passes(step_s=float(10 ** rng.uniform(-3, 1)))
+        elif chance < 0.89:
+            words = rng.integers(0, 3, 1 + rng.integers(6)).tolist()
+            walk.report(name=NAMES[pick % len(NAMES)], words=words, what=pick % 7 % 6, complete=bool(pick % 3))
         elif chance < 0.97:
             walk.probe(name=NAMES[pick % len(NAMES)], rtt_s=None if rng.random() < 0.05 else float(rng.uniform(0, 0.2)))
         else:

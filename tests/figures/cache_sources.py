@@ -56,7 +56,8 @@ def cache_sources(results: Sequence[Any]) -> View:
                 for shown, names in SHOWN.items():
                     figures = [cells[name] for name in names]
                     columns = means[shown].setdefault((cells["on"],), {})
-                    columns[cells["with"]] = None if "-" in figures else [float(figure) for figure in figures]
+                    # The first group with a row has it: others run the same traffic with faults.
+                    columns.setdefault(cells["with"], None if "-" in figures else [float(figure) for figure in figures])
     return View(
         tables=[
             *(Table(labels=(shown,), rows=rows) for shown, rows in means.items()),

@@ -101,6 +101,9 @@ def test_every_metric_has_a_panel_an_alert_or_a_reason_not_to() -> None:
     beside |= {"gorgo_fallbacks_total", "gorgo_outcome_log_lines_total"}
     # Exact prompts matter to models with a tokenizer alone.
     beside |= {"gorgo_exact_prompts_total"}
+    # The alert has the phantoms; the others lead from it to the feed, in the runbook.
+    beside |= {f"gorgo_cache_{word}" for word in ("source", "reported_blocks", "report_age_seconds")}
+    beside |= {"gorgo_cache_missed_tokens_total", "gorgo_cache_reports_total"}
     # `GET /admin/fleet` has the problems by name, and an autoscaler reads the saturation.
     beside |= {f"gorgo_fleet_source_{word}" for word in ("age_seconds", "replicas", "problems")}
     beside |= {"gorgo_saturation_ratio"}

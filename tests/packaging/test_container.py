@@ -25,6 +25,8 @@ from tests.packaging.containerfile import Instruction, stages
 PACKAGING = ROOT / "packaging"
 BUILDER, IMAGE = stages((PACKAGING / "Containerfile").read_text())
 COMPOSE: dict[str, Any] = yaml.safe_load((PACKAGING / "compose.yaml").read_text())
+#: A second proxy and a balancer, on top of the first file.
+TWO: dict[str, Any] = yaml.safe_load((PACKAGING / "compose.two.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 OURS = {name: service for name, service in SERVICES.items() if service["image"].startswith("gorgo:")}
 
@@ -133,9 +135,10 @@ def test_images_of_others_are_taken_by_digests_without_a_default(tmp_path: Path)
     )
     found = dict(line.split("=", 1) for line in done.stdout.splitlines())
     base = BUILDER[0].rest.split("@")[0]
-    tags = [service["image"].split("@")[0] for service in SERVICES.values() if "@" in service["image"]]
+    services = (*SERVICES.values(), *TWO["services"].values())
+    tags = [service["image"].split("@")[0] for service in services if "@" in service["image"]]
     assert set(found.values()) == {f"sha256:of-{tag}" for tag in (base, *tags)}
-    text = (PACKAGING / "compose.yaml").read_text()
+    text = "".join((PACKAGING / name).read_text() for name in ("compose.yaml", "compose.two.yaml"))
     assert found.keys() == set(re.findall(r"\$\{([A-Z]+_DIGEST):\?", text))
     assert not re.findall(r"_DIGEST(?::?[-+]|=)", text + (PACKAGING / "Containerfile").read_text().split("FROM")[1])
 
@@ -199,6 +202,35 @@ def test_every_file_that_is_mounted_is_there_but_the_secrets() -> None:
     files = [secret["file"] for secret in COMPOSE["secrets"].values()]
     assert all(file.startswith("./secrets/") for file in files)
     assert "secrets/" in (PACKAGING / ".gitignore").read_text().split()
+
+
+# -- two proxies
+
+
+def test_second_proxy_is_as_the_first_but_for_its_ports_and_its_state() -> None:
+    first, second = SERVICES["proxy"], TWO["services"]["proxy-2"]
+    apart = {"build", "ports", "volumes"}
+    assert {key: value for key, value in first.items() if key not in apart} == {
+        key: value for key, value in second.items() if key not in apart
+    }
+    (state,) = [volume for volume in second["volumes"] if volume not in first["volumes"]]
+    assert state.split(":")[0] in TWO["volumes"]
+
+
+def test_balancer_leads_to_both_and_nothing_more_is_published_beyond_this_machine() -> None:
+    balancer = TWO["services"]["balancer"]
+    servers = re.findall(r"^ +server ([\w-]+):(\d+) ", (PACKAGING / "balancer.conf").read_text(), re.MULTILINE)
+    assert {name for name, _ in servers} == {"proxy", "proxy-2"} == set(balancer["depends_on"])
+    _, proxy = parsed(OURS["proxy"]["command"])
+    assert {port for _, port in servers} == {proxy["bind"].split(":")[1]}
+    published = [
+        port for service in (*SERVICES.values(), *TWO["services"].values()) for port in service.get("ports", [])
+    ]
+    assert len(set(published)) == len(published) == 6
+    assert len({port.split(":")[1] for port in published}) == 6
+    assert all(port.startswith("127.0.0.1:") for port in published), published
+    assert (balancer["read_only"], balancer["cap_drop"]) == (True, ["ALL"])
+    assert (PACKAGING / balancer["volumes"][0].split(":")[0]).exists()
 
 
 # -- Prometheus and Grafana

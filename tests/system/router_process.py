@@ -52,11 +52,16 @@ class RouterProcess:
 
 
 @contextmanager
-def router_process(folder: Path, replicas: Mapping[str, str], *, engine: str) -> Iterator[RouterProcess]:
-    """`gorgo serve` before `replicas` (name to URL), stopped by SIGTERM; its log is in `folder`."""
+def router_process(
+    folder: Path, replicas: Mapping[str, str], *, engine: str, more: str = ""
+) -> Iterator[RouterProcess]:
+    """`gorgo serve` before `replicas` (name to URL), stopped by SIGTERM; its log is in `folder`.
+
+    `more` is added to regions.yaml.
+    """
     rows = [f"  - {{name: {name}, region: here, url: '{url}', engine: {engine}}}" for name, url in replicas.items()]
     config = folder / "regions.yaml"
-    config.write_text(_REGIONS.format(replicas="\n".join(rows)))
+    config.write_text(_REGIONS.format(replicas="\n".join(rows)) + more)
     with (folder / "router.log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "gorgo", "serve", "--config", str(config)],

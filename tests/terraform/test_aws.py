@@ -66,6 +66,11 @@ for region in sys.argv[2:]:
             p["VpcPeeringConnectionId"] for p in ec2.describe_vpc_peering_connections()["VpcPeeringConnections"]
             if p["Status"]["Code"] != "deleted"
         ],
+        "balancers": [
+            b["LoadBalancerName"]
+            for b in boto3.client("elbv2", region_name=region, endpoint_url=sys.argv[1])
+            .describe_load_balancers()["LoadBalancers"]
+        ],
         "logs": boto3.client("logs", region_name=region, endpoint_url=sys.argv[1]).describe_log_groups()["logGroups"],
     }
 left["roles"] = [r["RoleName"] for r in boto3.client("iam", endpoint_url=sys.argv[1]).list_roles()["Roles"]]
@@ -140,7 +145,7 @@ def moto(cloud: Environment) -> Iterator[Moto]:
 
 def override(url: str) -> str:
     """Each provider pointed at that cloud alone: whatever it would call beside these has nowhere to go."""
-    endpoints = "".join(f'    {service} = "{url}"\n' for service in ("ec2", "iam", "s3", "ssm", "sts"))
+    endpoints = "".join(f'    {service} = "{url}"\n' for service in ("ec2", "elbv2", "iam", "s3", "ssm", "sts"))
     return "".join(
         f'provider "aws" {{\n  alias = "{alias}"\n  s3_use_path_style = true\n  skip_metadata_api_check = true\n'
         f"  endpoints {{\n{endpoints}  }}\n}}\n"
@@ -148,8 +153,9 @@ def override(url: str) -> str:
     )
 
 
+@pytest.mark.parametrize("routers", [1, 2])
 def test_apply_makes_the_papers_fleet_and_destroy_leaves_nothing(
-    aws: Workspace, moto: Moto, monkeypatch: pytest.MonkeyPatch
+    aws: Workspace, moto: Moto, monkeypatch: pytest.MonkeyPatch, routers: int
 ) -> None:
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
@@ -164,6 +170,7 @@ def test_apply_makes_the_papers_fleet_and_destroy_leaves_nothing(
                 "wheel": "tests/gorgo_router-0.0.0-py3-none-any.whl",
                 "router_image_parameter": "/test/image",
                 "gpu_image_parameter": "/test/image",
+                "routers": routers,
             }
         )
     )
@@ -173,7 +180,9 @@ def test_apply_makes_the_papers_fleet_and_destroy_leaves_nothing(
     there = moto.left()
     config = load_config(paper / "generated/regions.generated.yaml")
     hosts = {replica.url.removeprefix("http://").split(":")[0] for replica in config.replicas}
-    assert {ip for place in PLACES.values() for ip in there[place]["instances"]} == hosts | {"10.64.0.10"}
+    addresses = {f"10.64.0.{10 + number}" for number in range(routers)}
+    assert {ip for place in PLACES.values() for ip in there[place]["instances"]} == hosts | addresses
+    assert there["us-east-1"]["balancers"] == ["gorgo-paper-routers"] * (routers - 1)
     assert len(there["us-east-1"]["peerings"]) == 2
     assert there["buckets"] == ["gorgo-paper-123456789012"]
     assert len(there["roles"]) == len(before["roles"]) + 4

@@ -13,6 +13,7 @@ from typing import Any
 from aiohttp import web
 
 from gorgo.apps.engine_server.faults import read_fault
+from gorgo.apps.engine_server.kv_events import TOPIC
 from gorgo.apps.engine_server.replica import SimulatedReplica
 from gorgo.apps.engine_server.stats import SGLANG_VERSION
 from gorgo.apps.engine_server.vllm_stats import VLLM_VERSION
@@ -51,6 +52,7 @@ def _add_vllm_routes(app: web.Application, replica: SimulatedReplica, informatio
     for path in ("/health", "/ping"):
         app.router.add_get(path, _far(replica, information.alive))
     app.router.add_get("/version", _far(replica, information.version))
+    app.router.add_get("/kv_event_sources", _far(replica, information.kv_event_sources))
     app.router.add_post("/reset_prefix_cache", _far(replica, information.flush_cache))
 
 
@@ -98,6 +100,13 @@ class _Information:
     async def version(self, _: web.Request) -> web.Response:
         return web.json_response({"version": VLLM_VERSION})
 
+    async def kv_event_sources(self, _: web.Request) -> web.Response:
+        events = self._replica.kv_events
+        if events is None:
+            return web.json_response({})
+        source = {"endpoint": events.endpoint, "replay_endpoint": events.replay, "topic": TOPIC}
+        return web.json_response({"0": {"enable_kv_cache_events": True, "publisher": "zmq", **source}})
+
     async def model_info(self, _: web.Request) -> web.Response:
         return web.json_response(self._model_info())
 
@@ -121,6 +130,18 @@ class _Information:
             "internal_states": [{"last_gen_throughput": load["gen_throughput"], "load": load["num_running_reqs"]}],
             "step_lag_s": replica.steps.lag_s,
         }
+        if replica.kv_events is not None:
+            port, replay_port = replica.kv_events.ports
+            info["page_size"] = replica.engine.cache.event_tokens
+            info["kv_events"] = {
+                "publisher": "zmq",
+                "endpoint_host": "*",
+                "endpoint_port_base": port,
+                "replay_endpoint_port_base": replay_port,
+                "topic": TOPIC,
+                "block_size": replica.engine.cache.event_tokens,
+                "dp_size": 1,
+            }
         return web.json_response(info)
 
     async def loads(self, _: web.Request) -> web.Response:

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from time import time
 from types import ModuleType
 from typing import Any
 
 from msgspec import msgpack
 
+from gorgo.errors import ConfigError
+from gorgo.proxy.kv_events.extra import import_zmq
+from gorgo.sim.engine.engines import Pool
 from gorgo.sim.engine.kv_observer import KvObserver
 
 #: Messages retained for replays, as in SGLang and vLLM.
@@ -63,10 +67,8 @@ class KvEventLog(KvObserver):
     def cleared(self) -> None:
         self._add({"type": "AllBlocksCleared"})
 
-    def take_message(self) -> bytes | None:
-        """Return the message of all events since the last one; `None` without any."""
-        if not self._events:
-            return None
+    def take_message(self) -> bytes:
+        """Return the message of all events since the last one."""
         events, self._events = self._events, []
         self.changed.clear()
         return msgpack.encode([time(), events, 0])
@@ -97,8 +99,12 @@ class KvEventPublisher:
     ) -> None:
         self._context = zmq.asyncio.Context()
         self._zmq = zmq
-        self._events = self._bound(zmq.PUB, endpoint)
-        self._replays = None if replay is None else self._bound(zmq.ROUTER, replay)
+        try:
+            self._events = self._bound(zmq.PUB, endpoint)
+            self._replays = None if replay is None else self._bound(zmq.ROUTER, replay)
+        except zmq.ZMQError:
+            self.close()
+            raise
         self.endpoint: str = self._events.get_string(zmq.LAST_ENDPOINT)
         self.replay: str | None = None if self._replays is None else self._replays.get_string(zmq.LAST_ENDPOINT)
         self._topic_in_replays = topic_in_replays
@@ -112,16 +118,26 @@ class KvEventPublisher:
         self._buffer.append((number, payload))
         await self._events.send_multipart([TOPIC.encode(), number, payload])
 
-    async def send_all(self, log: KvEventLog) -> None:
-        """Publish the events of a cache, a message per step of the engine, and answer requests, until cancelled."""
+    async def send_all(self, log: KvEventLog, travel_s: Callable[[], float]) -> None:
+        """Publish the events of a cache until cancelled: a message per step of the engine, which takes its trip."""
+        loop = asyncio.get_running_loop()
+        arrives_s = 0.0
+        pending: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(maxsize=BUFFERED)
+
+        async def deliver() -> None:
+            while True:
+                due_s, payload = await pending.get()
+                await asyncio.sleep(due_s - loop.time())
+                await self.publish(payload)
+
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.serve_replays())
+            tasks.create_task(deliver())
             while True:
                 # Set within a step of the engine, which ends before this task goes on.
                 await log.changed.wait()
-                payload = log.take_message()
-                assert payload is not None
-                await self.publish(payload)
+                arrives_s = max(arrives_s, loop.time() + travel_s())
+                await pending.put((arrives_s, log.take_message()))
 
     async def serve_replays(self) -> None:
         """Answer requests for replays until cancelled."""
@@ -135,6 +151,11 @@ class KvEventPublisher:
                     await self._replays.send_multipart([client, b"", *topic, number, payload])
             await self._replays.send_multipart([client, b"", *([b""] if topic else []), _END, b""])
 
+    @property
+    def ports(self) -> tuple[int, int | None]:
+        """Return the ports of events and replays."""
+        return _port(self.endpoint), None if self.replay is None else _port(self.replay)
+
     def close(self) -> None:
         self._context.destroy(linger=0)
 
@@ -145,3 +166,41 @@ class KvEventPublisher:
         socket.setsockopt(self._zmq.SNDHWM, 100_000)
         socket.bind(endpoint)
         return socket
+
+
+@asynccontextmanager
+async def publishing(
+    endpoint: str, cache: Pool, *, vllm: bool, travel_s: Callable[[], float]
+) -> AsyncIterator[KvEventPublisher]:
+    """Publish the changes of an empty cache at `endpoint`, and replays at the next port.
+
+    Raises `ConfigError` if a port is taken, `MissingExtra` without the extra `events`.
+    """
+    zmq = import_zmq()
+    log = KvEventLog(block_tokens=cache.event_tokens, vllm=vllm)
+    try:
+        publisher = KvEventPublisher(zmq, endpoint, next_port(endpoint), topic_in_replays=vllm)
+    except zmq.ZMQError as error:
+        raise ConfigError(f"--kv-events: {endpoint} and the next port: {error}; expected free ports") from error
+    cache.report_to(log)
+    sending = asyncio.create_task(publisher.send_all(log, travel_s))
+    try:
+        yield publisher
+    finally:
+        sending.cancel()
+        await asyncio.wait((sending,))
+        publisher.close()
+
+
+def next_port(endpoint: str) -> str:
+    """Return the address of the next port; of any free one, if the port is 0.
+
+    >>> next_port("tcp://127.0.0.1:5557"), next_port("tcp://127.0.0.1:0")
+    ('tcp://127.0.0.1:5558', 'tcp://127.0.0.1:0')
+    """
+    host, port = endpoint.rpartition(":")[0], _port(endpoint)
+    return f"{host}:{port + 1 if port else 0}"
+
+
+def _port(endpoint: str) -> int:
+    return int(endpoint.rpartition(":")[2])

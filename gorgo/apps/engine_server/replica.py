@@ -18,6 +18,7 @@ from aiohttp import web
 
 from gorgo.apps.engine_server.clock import Deliveries, StepLoop
 from gorgo.apps.engine_server.faults import EngineFault, EngineFaults
+from gorgo.apps.engine_server.kv_events import KvEventPublisher
 from gorgo.apps.engine_server.stats import EngineStats
 from gorgo.apps.engine_server.streams import Served
 from gorgo.apps.engine_server.text import Tape
@@ -58,6 +59,8 @@ class SimulatedReplica:
         stats = VllmStats if self.is_vllm else EngineStats
         self.stats = stats(self.engine, model_name=model_name, now=time())
         self.faults = EngineFaults()
+        #: `None` unless the engine publishes KV events.
+        self.kv_events: KvEventPublisher | None = None
         self.tape = Tape(longest=profile.context_tokens)
         self.serving: dict[str, Served] = {}
         self._responses: OrderedDict[str, bytes] = OrderedDict()

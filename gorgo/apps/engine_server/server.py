@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 
 from aiohttp import web
 
 from gorgo.apps.engine_server import generation, information
+from gorgo.apps.engine_server.kv_events import publishing
+from gorgo.apps.engine_server.push.mirror import CacheMirror
+from gorgo.apps.engine_server.push.reporter import PushReporter, PushTarget
 from gorgo.apps.engine_server.replica import SimulatedReplica
 from gorgo.sim.engine.profiles import EngineProfile
 from gorgo.sim.network.links import JITTER
@@ -36,6 +40,9 @@ async def run_engine(
     adapters: Sequence[str] = (),
     keep_alive_s: float = KEEP_ALIVE_S,
     jitter: float = JITTER,
+    push: PushTarget | None = None,
+    kv_events: str | None = None,
+    notify: Callable[[str], None] = print,
 ) -> None:
     """Serve a simulated replica until `stop` is set, or for ever.
 
@@ -50,6 +57,12 @@ async def run_engine(
     rtt_ms, jitter:
         Distance to the client: mean round trip, and the mean of the exponential added to each one-way trip, as a share
         of it.
+    push:
+        Where the engine pushes what it caches; nowhere by default.
+    kv_events:
+        Address of ZeroMQ at which the engine publishes what it caches; nowhere by default.
+    notify:
+        Called with what happens to pushes.
     ready:
         Called with the bound address once connections are accepted.
     """
@@ -63,7 +76,17 @@ async def run_engine(
         app, handler_cancellation=True, access_log=None, keepalive_timeout=keep_alive_s, shutdown_timeout=1.0
     )
     await runner.setup()
+    reporting = None
+    publisher = AsyncExitStack()
+    if push is not None:
+        mirror = CacheMirror(block_tokens=replica.engine.cache.event_tokens)
+        replica.engine.cache.report_to(mirror)
+        reporting = asyncio.create_task(PushReporter(push, mirror, notify=notify).run())
     try:
+        if kv_events is not None:
+            replica.kv_events = await publisher.enter_async_context(
+                publishing(kv_events, replica.engine.cache, vllm=replica.is_vllm, travel_s=replica.path.one_way_s)
+            )
         site = web.TCPSite(runner, host, port, backlog=1024)
         await site.start()
         if ready is not None:
@@ -71,5 +94,9 @@ async def run_engine(
             ready(bound[0], bound[1])
         await (stop or asyncio.Event()).wait()
     finally:
+        if reporting is not None:
+            reporting.cancel()
+            await asyncio.wait((reporting,))
+        await publisher.aclose()
         replica.close()
         await runner.cleanup()

@@ -28,11 +28,7 @@ def token_count(text: bytes) -> int:
 
 def cache_key(text: bytes, adapter: str | None = None) -> bytes:
     """The text as whole tokens, the last one filled up; the first one differs for each adapter."""
-    key = simulated_tokens(text)
-    if adapter is None:
-        return key
-    first = blake2b(key[:TOKEN_BYTES], key=adapter.encode("utf-8", "replace")[:64], digest_size=TOKEN_BYTES).digest()
-    return first + key[TOKEN_BYTES:]
+    return simulated_tokens(text, adapter)
 
 
 def vector(text: bytes) -> list[float]:

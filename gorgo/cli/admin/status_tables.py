@@ -23,6 +23,7 @@ DECISIONS_SHOWN = 3
 CLIENTS_SHOWN = 12
 VERSIONS_SHOWN = 6
 ENGINES_SHOWN = 6
+CACHES_SHOWN = 6
 NAMES_SHOWN = 6
 
 Row = Mapping[str, Any]
@@ -37,7 +38,7 @@ def status_view(status: Row, *, width: int) -> RenderableType:
     parts: list[RenderableType] = [_headline(status), *_alerts(status), _stats(status["recent_stats"], status), Text()]
     wide = width >= WIDE
     parts.append(_fleet(status, wide=wide))
-    parts += _engines(status)
+    parts += [*_engines(status), *_caches(status)]
     if status["clients"]:
         parts += [Text(), _clients(status["clients"])]
     if status["decisions"]:
@@ -146,6 +147,15 @@ def _engines(status: Row) -> Iterator[Text]:
     for (engine, models), names in list(alike.items())[:ENGINES_SHOWN]:
         listed = f"models {_some(models)}" if models else "any model"
         yield plain(f"{_some(names)}: {engine}, {listed}")
+
+
+def _caches(status: Row) -> Iterator[Text]:
+    """Yield a line per replica whose cache is known by reports, or whose feed has a fault."""
+    known = [row for row in status["replicas"] if formatting.reports_cache(row.get("cache"))]
+    for row in known[:CACHES_SHOWN]:
+        yield plain(f"{row['name']}: cache by {formatting.cache_line(row['cache'])}")
+    if len(known) > CACHES_SHOWN:
+        yield Text(f"caches of {len(known) - CACHES_SHOWN} more replicas: GET /admin/fleet")
 
 
 def _some(names: Sequence[str]) -> str:

@@ -70,6 +70,8 @@ class Attempt:
     confirmed_prefix: ConfirmedPrefix = NO_PREFIX
     #: Its prompt on the replica, until reported; `None` without a feed.
     speculation: Speculation | None = None
+    #: Prefix of it that routers of the group had confirmed there before its first token.
+    group_prefix: ConfirmedPrefix = NO_PREFIX
     #: Where its outcome is written: the ring of the learner of its decision.
     outcomes: OutcomeRing | None = None
     #: The candidates at the decision, for the log of outcomes.
@@ -95,6 +97,8 @@ class InFlightTable:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._open: dict[str, Attempt] = {}
+        #: Events so far: an attempt was dispatched, has its first token, or has ended.
+        self.changes = 0
         #: What replicas prefill and decode; `None` unless a policy learns.
         self._progress: ProgressCounts | None = None
 
@@ -132,6 +136,7 @@ class InFlightTable:
         """Reserve the attempt's load on its replica."""
         assert attempt.attempt_id not in self._open, "ids of requests in flight are unique"
         self._open[attempt.attempt_id] = attempt
+        self.changes += 1
         attempt.state.open_attempts.append(attempt)
         replica, request = attempt.replica, attempt.state.request
         self._fleet.reserve(replica, request.prompt_tokens)
@@ -151,6 +156,7 @@ class InFlightTable:
         if attempt is None or attempt.first_token_s is not None:
             return None
         attempt.first_token_s = now
+        self.changes += 1
         replica, request = attempt.replica, attempt.state.request
         uncached_tokens = attempt.uncached_tokens
         self._fleet.release_prefill(replica, request.prompt_tokens)
@@ -182,6 +188,7 @@ class InFlightTable:
         attempt = self._open.pop(attempt_id, None)
         if attempt is None:
             return None
+        self.changes += 1
         attempt.state.open_attempts.remove(attempt)
         replica, tokens = attempt.replica, attempt.state.request.prompt_tokens
         if attempt.first_token_s is None:

@@ -26,6 +26,8 @@ class PrefixObserver(Protocol):
 
     def on_cache_report(self, attempt: Attempt, report: CacheReport, *, evicted: bool) -> None: ...
 
+    def on_completed(self, attempt: Attempt, outcome: Outcome) -> None: ...
+
 
 class PrefixUpdater:
     """Applies results to the index.
@@ -80,6 +82,8 @@ class PrefixUpdater:
                 self._feeds.withdraw(attempt.speculation)
         if completed:
             estimated_tokens = attempt.decision.estimated_cached_tokens
+            if self.observer is not None:
+                self.observer.on_completed(attempt, outcome)
             self._accuracy.add(slot, attempt.state.request, outcome, estimated_tokens=estimated_tokens)
         if completed and bounded:
             self._correct(attempt, outcome)

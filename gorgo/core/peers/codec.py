@@ -130,11 +130,14 @@ def _marks(value: Any, place: str) -> PrefixMarks:
         hashes = b64decode(_text(text, place), validate=True)
     except (Base64Error, ValueError):
         raise BadReport(f"{place} has hashes that are no base64") from None
-    if len(hashes) != _HASH_BYTES * len(depths):
+    if _flag(evicted, place):
+        if depths or len(hashes) % _HASH_BYTES or len(hashes) > _HASH_BYTES * MAX_MARKS:
+            raise BadReport(f"{place} is evicted; expected no depths and at most {MAX_MARKS} hashes of 8 bytes")
+    elif len(hashes) != _HASH_BYTES * len(depths):
         raise BadReport(f"{place} has {len(hashes)} bytes of hashes for {len(depths)} depths; expected 8 for each")
     if any(lower >= deeper for lower, deeper in pairwise(depths)) or 0 in depths:
         raise BadReport(f"{place} has depths that do not ascend from 1")
-    return PrefixMarks(_name(replica, place), _optional_name(model, place), depths, hashes, _flag(evicted, place))
+    return PrefixMarks(_name(replica, place), _optional_name(model, place), depths, hashes, evicted)
 
 
 def _cache_report(value: Any, place: str) -> SharedCacheReport:

@@ -1,6 +1,6 @@
 """The exchange of one Router with its peers: what it reports, and what of their reports it takes in.
 
-Owns the steps between records and the Router's parts: loads to `fleet.peer_loads`, prefixes to `prefix.remote` and to a
+Owns the steps between records and the Router's parts: loads to `fleet.peer_loads`, prefixes to `marks` and to a
 policy with routes of its own, learned speeds and shares to those that learn them here. A shell carries the reports.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import inf
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -20,17 +21,25 @@ from gorgo.core.fleet.peer_loads import CELLS, FADE_S, MAX_PEERS, PeerLoads
 from gorgo.core.fleet.replica import Replica
 from gorgo.core.latency.prefill_speed import STEADY_TRUST_S
 from gorgo.core.messages.actions import Dispatch
+from gorgo.core.messages.request import Outcome
+from gorgo.core.peers.marks import GroupPrefixes
 from gorgo.core.peers.outbox import Outbox
-from gorgo.core.peers.records import LearnedSpeed, PeerReport, PeerStatus, PrefixMarks, ReplicaLoad
-from gorgo.core.peers.remote import RemotePrefixes
+from gorgo.core.peers.own_loads import own_loads
+from gorgo.core.peers.records import LearnedSpeed, PeerReport, PeerStatus, PrefixMarks
 from gorgo.core.policy.interface import Policy
+from gorgo.core.prefix.cache_feedback import CacheReport
 from gorgo.core.prefix.found_share import FoundShares
+from gorgo.core.prefix.index import PrefixIndex
+from gorgo.core.prefix.residency import BLOCK_HASH_BYTES
 
 #: A dispatched prefill of so many seconds is reported at once: within 100 ms others would add theirs to it.
 URGENT_PREFILL_S = 0.2
+#: Longest time between two reports, s: three of them fit into `FADE_S`.
+HEARTBEAT_S = 0.5
+#: Every so many reports have all learned speeds, the others those that changed.
+_ALL_SPEEDS = 50
 #: Replicas to probe that a shell has not taken yet.
 _MAX_HINTS = 1000
-_HASH_BYTES = 8
 
 
 def is_urgent(dispatch: Dispatch) -> bool:
@@ -69,8 +78,8 @@ class PeerExchange:
         Names the fingerprint key. Prefixes of peers with another one are ignored.
     fleet, table, found_shares:
         The Router's.
-    capacity_of:
-        Returns the blocks that fit into a replica's cache, `None` if unknown.
+    index, capacity_of:
+        The Router's, and the blocks that fit into a replica's cache, `None` if unknown.
     policy, status:
         The policy and the status of now.
     """
@@ -83,65 +92,87 @@ class PeerExchange:
         fleet: Fleet,
         table: InFlightTable,
         found_shares: FoundShares,
+        index: PrefixIndex,
         capacity_of: Callable[[Replica], int | None],
         policy: Callable[[], Policy],
         status: Callable[[], PeerStatus],
     ) -> None:
         self.name, self.key_id = name, key_id
         self._fleet, self._table, self._found_shares = fleet, table, found_shares
-        self._capacity_of, self._policy, self._status = capacity_of, policy, status
+        self._index, self._capacity_of, self._policy, self._status = index, capacity_of, policy, status
         self.loads = PeerLoads(name, fleet.columns)
-        self.prefixes = RemotePrefixes()
+        self.prefixes = GroupPrefixes()
         self.outbox = Outbox()
         #: Replicas that a peer has ejected and this Router has not: a shell probes them now.
         self.probe_hints: deque[str] = deque(maxlen=_MAX_HINTS)
         self._seq = 0
+        self._reported_s, self._reported_changes = -inf, 0
+        self._reported_speeds: dict[str, LearnedSpeed] = {}
         self._last: OrderedDict[str, tuple[int, PeerStatus, float, bool]] = OrderedDict()
         #: Samples of each peer, by replica.
         self._speeds: dict[str, dict[str, LearnedSpeed]] = {}
 
     # -- out
 
+    def has_news(self, *, now: float) -> bool:
+        """Return whether to report in turn: something has changed, or others would take silence for death."""
+        changed = self._table.changes != self._reported_changes or self.outbox
+        return bool(changed) or now - self._reported_s >= HEARTBEAT_S
+
     def report(self, *, now: float) -> PeerReport:
         """Return the present load, and what happened since the last report."""
         self._seq += 1
+        self._reported_s, self._reported_changes = now, self._table.changes
         prefixes, cache_reports = self.outbox.take_entries()
         return PeerReport(
             self.name,
             self._seq,
             self.key_id,
-            tuple(self._loads(now)),
+            tuple(own_loads(self._table, now=now)),
             prefixes,
             cache_reports,
             tuple(self._own_speeds()),
             self._status(),
         )
 
-    def _loads(self, now: float) -> Iterable[ReplicaLoad]:
-        by_replica: dict[Replica, list[Attempt]] = {}
-        for attempt in self._table.attempts():
-            by_replica.setdefault(attempt.replica, []).append(attempt)
-        for replica, attempts in by_replica.items():
-            if replica.slot < 0:
-                continue
-            waiting = [each for each in attempts if each.first_token_s is None]
-            first_s = [each.first_token_s for each in attempts if each.first_token_s is not None]
-            yield ReplicaLoad(
-                replica.spec.name,
-                len(attempts),
-                sum(each.state.request.prompt_tokens for each in attempts),
-                len(waiting),
-                sum(each.state.request.prompt_tokens for each in waiting),
-                sum(each.uncached_tokens for each in waiting),
-                replica.prefill_queue.left_s(engine_s=now),
-                max(0.0, len(first_s) * now - sum(first_s)),
-            )
-
     def _own_speeds(self) -> Iterable[LearnedSpeed]:
         for name, replica in self._fleet.replicas.items():
             spent_s, prior_s = replica.prefill_queue.speed.samples
-            if prior_s > 0.0:
-                yield LearnedSpeed(name, spent_s, prior_s)
+            speed = LearnedSpeed(name, spent_s, prior_s)
+            if prior_s > 0.0 and (self._seq % _ALL_SPEEDS == 0 or self._reported_speeds.get(name) != speed):
+                self._reported_speeds[name] = speed
+                yield speed
+
+    # -- what results of attempts say
+
+    def on_confirmed(self, attempt: Attempt) -> None:
+        """Mark the prefixes of a prompt, here and in the next report."""
+        slot = attempt.replica.slot
+        blocks, dispatched_s = attempt.state.request.blocks, attempt.dispatched_s
+        attempt.group_prefix = self.prefixes.last_used(slot, blocks, before_s=dispatched_s)
+        marks = self.outbox.on_confirmed(attempt)
+        if marks is not None:
+            self._use_prefixes(attempt.replica, marks, now=attempt.first_token_s or inf)
+
+    def on_cache_report(self, attempt: Attempt, report: CacheReport, *, evicted: bool) -> None:
+        """Add an engine's report to the next one; the index evicts by it, and so do the marks."""
+        self.outbox.on_cache_report(attempt, report)
+        if evicted:
+            self._evict_marks(attempt.replica, attempt.confirmed_prefix.tick)
+
+    def on_completed(self, attempt: Attempt, outcome: Outcome) -> None:
+        """Remove the marks that are older than one which the engine did not have."""
+        prefix, request, slot = attempt.group_prefix, attempt.state.request, attempt.replica.slot
+        report = CacheReport.of(request, prefix, outcome)
+        if report is not None and report.confirmed_tokens:
+            usual = self._found_shares.of(slot, request.recorded_model, report.confirmed_tokens)
+            if report.is_contradiction(usual):
+                self._evict_marks(attempt.replica, prefix.tick)
+
+    def _evict_marks(self, replica: Replica, tick: int) -> None:
+        """Evict the marks last used before `tick`, here and by the next report."""
+        marks = self.prefixes.evict_older(replica.slot, before=tick)
+        self.outbox.on_evicted(replica.spec.name, marks)
 
     # -- in
 
@@ -228,13 +259,29 @@ class PeerExchange:
         if replica is None:
             return
         if marks.evicted:
-            self.prefixes.evict(replica.slot, marks.hashes)
+            tick = self.prefixes.median_tick(replica.slot, marks.hashes) + 1
+            self.prefixes.evict_older(replica.slot, before=tick)
+            self._evict_older(replica.slot, tick)
             return
-        self.prefixes.add(replica.slot, marks.blocks, marks.hashes, capacity_blocks=self._capacity_of(replica))
+        self._index.tick += 2  # a use by another router
+        self._use_prefixes(replica, marks, now=now)
         policy = self._policy()
         if isinstance(policy, RoutePolicy):
-            for at in range(0, len(marks.hashes), _HASH_BYTES):
-                policy.add_remote_route(marks.model, marks.hashes[at : at + _HASH_BYTES], marks.replica, now=now)
+            for at in range(0, len(marks.hashes), BLOCK_HASH_BYTES):
+                policy.add_remote_route(marks.model, marks.hashes[at : at + BLOCK_HASH_BYTES], marks.replica, now=now)
+
+    def _use_prefixes(self, replica: Replica, marks: PrefixMarks, *, now: float) -> None:
+        """Mark prefixes as used now, and evict from the index what no longer fits beside those of all routers."""
+        bounded = self._index.bounded
+        capacity_blocks = self._capacity_of(replica) if bounded else None
+        oldest = self.prefixes.use(
+            replica.slot, marks.blocks, marks.hashes, tick=self._index.tick, now=now, capacity_blocks=capacity_blocks
+        )
+        self._evict_older(replica.slot, oldest)
+
+    def _evict_older(self, slot: int, tick: int) -> None:
+        if tick and self._index.bounded:
+            self._index.evict_older(slot, before=tick)
 
     def _take_speeds(self, report: PeerReport) -> None:
         """Start the learned factors from the samples of all peers, with their weight beside the prior's."""

@@ -6,11 +6,12 @@ Owns which depths of a prompt are marked. Bounded: of a burst the oldest entries
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gorgo.core.dispatch.in_flight import Attempt
+from gorgo.core.peers.marks import marks_of_prompt
 from gorgo.core.peers.records import MAX_CACHE_REPORTS, MAX_MARKS, MAX_PREFIXES, PrefixMarks, SharedCacheReport
-from gorgo.core.peers.remote import marks_of_prompt
 from gorgo.core.prefix.cache_feedback import CacheReport
 from gorgo.core.prefix.residency import BLOCK_HASH_BYTES
 from gorgo.core.prompt.depths import depths_of
@@ -27,28 +28,36 @@ class Outbox:
     _prefixes: deque[PrefixMarks] = field(default_factory=lambda: deque(maxlen=MAX_PREFIXES))
     _cache_reports: deque[SharedCacheReport] = field(default_factory=lambda: deque(maxlen=MAX_CACHE_REPORTS))
 
-    def on_confirmed(self, attempt: Attempt) -> None:
-        """Add the prefixes of a prompt that a first token confirmed."""
+    def on_confirmed(self, attempt: Attempt) -> PrefixMarks | None:
+        """Add and return the prefixes of a prompt that a first token confirmed; `None` for one without a full block."""
         request = attempt.state.request
         depths = _marked_depths(len(request.blocks) // BLOCK_HASH_BYTES, request.block_tokens)
-        if depths:
-            self._add(attempt, depths, evicted=False)
+        if not depths:
+            return None
+        hashes = marks_of_prompt(request.blocks, depths)
+        marks = PrefixMarks(attempt.replica.spec.name, request.recorded_model, depths, hashes)
+        self._add(marks)
+        return marks
 
-    def on_cache_report(self, attempt: Attempt, report: CacheReport, *, evicted: bool) -> None:
-        """Add an engine's report, and with `evicted` the confirmed prefixes that it does not have."""
-        request = attempt.state.request
-        if evicted:
-            found = int(report.found_tokens / request.block_tokens)
-            confirmed = attempt.confirmed_prefix.blocks
-            depths = _marked_depths(len(request.blocks) // BLOCK_HASH_BYTES, request.block_tokens)
-            lost = tuple(depth for depth in depths if found < depth <= confirmed)
-            if lost:
-                self._add(attempt, lost, evicted=True)
+    def on_evicted(self, replica: str, marks: Sequence[int]) -> None:
+        """Add marks that are no longer on a replica, oldest first: the newest of them say how old."""
+        if marks:
+            words = b"".join([mark.to_bytes(BLOCK_HASH_BYTES, "little") for mark in marks[-MAX_MARKS:]])
+            self._add(PrefixMarks(replica, None, (), words, evicted=True))
+
+    def on_cache_report(self, attempt: Attempt, report: CacheReport) -> None:
+        """Add an engine's report."""
         shared = SharedCacheReport(
-            attempt.replica.spec.name, request.recorded_model, report.confirmed_tokens, report.found_tokens
+            attempt.replica.spec.name,
+            attempt.state.request.recorded_model,
+            report.confirmed_tokens,
+            report.found_tokens,
         )
         self.dropped += len(self._cache_reports) == MAX_CACHE_REPORTS
         self._cache_reports.append(shared)
+
+    def __bool__(self) -> bool:
+        return bool(self._prefixes or self._cache_reports)
 
     def take_entries(self) -> tuple[tuple[PrefixMarks, ...], tuple[SharedCacheReport, ...]]:
         """Return the entries since the last call."""
@@ -57,11 +66,9 @@ class Outbox:
         self._cache_reports.clear()
         return taken
 
-    def _add(self, attempt: Attempt, depths: tuple[int, ...], *, evicted: bool) -> None:
-        request = attempt.state.request
-        hashes = marks_of_prompt(request.blocks, depths)
+    def _add(self, marks: PrefixMarks) -> None:
         self.dropped += len(self._prefixes) == MAX_PREFIXES
-        self._prefixes.append(PrefixMarks(attempt.replica.spec.name, request.recorded_model, depths, hashes, evicted))
+        self._prefixes.append(marks)
 
 
 def _marked_depths(full_blocks: int, block_tokens: float) -> tuple[int, ...]:

@@ -46,9 +46,10 @@ class ReplicaLoad:
 
 @dataclass(frozen=True, slots=True)
 class PrefixMarks:
-    """Prefixes of one prompt that a first token confirmed on a replica, or that its engine no longer has.
+    """Prefixes of one prompt that a first token confirmed on a replica.
 
-    `hashes` has 8 bytes per mark, each the hash of a whole prefix, shallow ones first; `blocks` the depth of each.
+    `hashes` has 8 bytes per mark, each the hash of a whole prefix, shallow ones first; `blocks` the depth of each. With
+    `evicted` they are marks of any prompts that its engine no longer has, oldest first, and have no depths.
     """
 
     replica: str

@@ -56,7 +56,7 @@ class PrefixIndex:
         self._residencies: dict[int, Residency] = {}
         self._shares = ClientShares()
         self._resident_nodes = 0
-        self._tick = 0
+        self.tick = 0  # of the latest use
         #: (a tick not after the replica's oldest, slot), one per replica.
         self._oldest: list[tuple[int, int]] = []
 
@@ -149,8 +149,8 @@ class PrefixIndex:
                 for dropped in residency.remove_below(node):
                     self._dropped(dropped)
                 if last is not None:
-                    self._tick += 2
-                    residency.touch(last, self._tick)
+                    self.tick += 2
+                    residency.touch(last, self.tick)
                 return
             last = node
 
@@ -213,9 +213,9 @@ class PrefixIndex:
             self._resident_nodes += 1
             if node.owner is not None:
                 self._shares.count_pairs(node, 1)
-        self._tick += 2
+        self.tick += 2
         last = path[-1]
-        residency.touch(last, self._tick + confirmed)
+        residency.touch(last, self.tick + confirmed)
         if last.owner is not None:
             self._shares.use(last)
         if added:
@@ -282,8 +282,8 @@ class PrefixIndex:
                 self._evict_oldest_of_all()
                 continue
             for slot in slots_of(own.residents):
-                self._tick += 2
-                self._residencies[slot].evict_early(own, self._tick)
+                self.tick += 2
+                self._residencies[slot].evict_early(own, self.tick)
                 self._dropped(own)
 
     def _evict_oldest_of_all(self) -> None:
@@ -293,7 +293,7 @@ class PrefixIndex:
         if oldest == bound:
             self._dropped(residency.evict(oldest))
         else:
-            heapreplace(self._oldest, (self._tick + 1 if oldest is None else oldest, slot))
+            heapreplace(self._oldest, (self.tick + 1 if oldest is None else oldest, slot))
 
     def _list_oldest(self) -> None:
         self._oldest = [(0, slot) for slot in self._residencies]

@@ -13,15 +13,17 @@ _T = TypeVar("_T")
 
 
 def message_ends(starts: Sequence[int], text_bytes: int) -> tuple[int, ...]:
-    """Return where messages end in a text, ascending, from where they start; an empty message has no end of its own.
+    """Return where messages end in a text from where they start, both ascending; an empty message has no own end.
 
     >>> message_ends((0, 10, 10, 25), 40)
     (10, 25, 40)
     """
     if not starts:
         return ()
-    ends = sorted({*starts[1:], text_bytes} - {0})
-    return tuple(bounded(ends))
+    ends = dict.fromkeys(starts[1:])  # ascending, as the starts are
+    ends[text_bytes] = None
+    ends.pop(0, None)
+    return tuple(bounded([*ends]))
 
 
 def token_boundaries(ends: Sequence[int], *, size: int, tokens: int) -> tuple[int, ...]:
@@ -30,7 +32,7 @@ def token_boundaries(ends: Sequence[int], *, size: int, tokens: int) -> tuple[in
     >>> token_boundaries((10, 25, 40), size=40, tokens=12)
     (3, 7, 12)
     """
-    return tuple(end * tokens // size for end in ends)
+    return tuple([end * tokens // size for end in ends])  # a list: no frame per message
 
 
 def bounded(ends: Sequence[_T]) -> Sequence[_T]:

@@ -94,6 +94,7 @@ class Admin:
 
     async def fleet(self, request: Request) -> Response:  # noqa: ARG002 - a handler's signature
         views = self._state.router.fleet_view(now=self._state.clock())
+        caches = {name: state.as_dict() for name, state in self._state.cache_states().items()}
         return json_response(
             {
                 "boot_id": self._state.router.boot_id,
@@ -102,7 +103,7 @@ class Admin:
                 "stopping": self._state.stopping,
                 "routing": self._control.in_force(),
                 "fleet_sources": self._state.found.as_rows(self._state.clock()),
-                "replicas": [self._replica(view) for view in views],
+                "replicas": [self._replica(view) | {"cache": caches.get(view.name)} for view in views],
             }
         )
 

@@ -194,6 +194,7 @@ class Exchange:
         else:
             fields = await state.body_workers.read(self._route, body)
         fields.exact = await count_tokens(state, self._route, fields)
+        fields.prompt = None  # as large as the body, and needed no more
         self._record.decision_s = perf_counter() - started
         request = self._parse_now(body, fields)
         model = request.route.model

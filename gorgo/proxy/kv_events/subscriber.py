@@ -18,7 +18,7 @@ from gorgo.proxy.clock import Clock
 from gorgo.proxy.kv_events.actions import Apply
 from gorgo.proxy.kv_events.decoding import decode
 from gorgo.proxy.kv_events.feeds import KvSubscriptions
-from gorgo.proxy.kv_events.pieces import pieces
+from gorgo.proxy.kv_events.pieces import PIECE_BLOCKS, pieces
 from gorgo.proxy.kv_events.stats import FeedState, KvFeedStats, worst
 from gorgo.proxy.kv_events.subscription import Subscription
 from gorgo.proxy.logs import log, log_failure
@@ -32,6 +32,10 @@ RETRY_SILENT_S = 30.0
 SILENT_REQUESTS = 10
 SILENT_AFTER_S = 30.0
 TICK_S = 1.0
+#: Message that is applied in one piece: a hash takes 9 bytes, so it has about `PIECE_BLOCKS` at most.
+SMALL_BYTES = 9 * PIECE_BLOCKS
+#: In messages that report an empty cache.
+_CLEARED = b"AllBlocksCleared"
 
 
 class KvEventRouter(Protocol):
@@ -228,11 +232,17 @@ class KvSubscriber:
         if batch.rejected:
             self._stats.rejected_events += batch.rejected
             self._rejected(batch.error or "", subscription, action)
+        if len(action.payload) <= SMALL_BYTES:
+            self._pass_piece(batch, action, subscription)
+            return
         for piece in pieces(batch):
-            if any(isinstance(event, CacheCleared) for event in piece.events):
-                subscription.feed.emptied(action.era)
-            self._pass(piece)
+            self._pass_piece(piece, action, subscription)
             await subscription.turn.pause()
+
+    def _pass_piece(self, piece: KvEventBatch, action: Apply, subscription: Subscription) -> None:
+        if _CLEARED in action.payload and any(isinstance(event, CacheCleared) for event in piece.events):
+            subscription.feed.emptied(action.era)
+        self._pass(piece)
 
     def forget_blocks(self, subscription: Subscription, *, restarted: bool) -> None:
         """Forget the blocks of a rank, or of the replica if it has one alone."""
@@ -242,6 +252,9 @@ class KvSubscriber:
         if several or restarted:
             # An empty cache is also news for the history of requests.
             self._pass(KvEventBatch(None, subscription.source.rank or 0, (CacheCleared(),)))
+        if restarted:
+            # The next process may have another size.
+            self._block_tokens = None
 
     def changed(self) -> None:
         """Publish the state, and log another one."""
@@ -261,10 +274,9 @@ class KvSubscriber:
             log("kv_events_rejected", level=logging.WARNING, replica=self._target.name, error=error)
 
     def _pass(self, batch: KvEventBatch) -> None:
-        for event in batch.events:
-            if isinstance(event, BlocksStored) and event.block_tokens is not None:
-                self._block_tokens = event.block_tokens
-                break
+        if self._block_tokens is None:
+            sizes = (event.block_tokens for event in batch.events if isinstance(event, BlocksStored))
+            self._block_tokens = next((size for size in sizes if size is not None), None)
         # Before the first block there is nothing to remove.
         if self._block_tokens is None or not self._is_current():
             return

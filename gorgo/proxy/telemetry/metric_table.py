@@ -118,6 +118,14 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("gorgo_queue_requests", "gauge", (), "Queued requests."),
     MetricSpec("gorgo_buffered_bytes", "gauge", (), "Buffered bytes, reserved ones included."),
     MetricSpec("gorgo_index_blocks", "gauge", _REPLICA, "Prefix index blocks."),
+    MetricSpec(
+        "gorgo_cache_source", "gauge", (*_REPLICA, "cache_source"), "1 for the source of estimated cached tokens."
+    ),
+    MetricSpec("gorgo_cache_reported_blocks", "gauge", _REPLICA, "KV blocks that the engine reports as cached."),
+    MetricSpec("gorgo_cache_report_age_seconds", "gauge", _REPLICA, "Age of its newest KV event or push."),
+    MetricSpec("gorgo_cache_phantom_tokens_total", "counter", _REPLICA, "Tokens estimated cached and not found."),
+    MetricSpec("gorgo_cache_missed_tokens_total", "counter", _REPLICA, "Cached tokens found and not estimated."),
+    MetricSpec("gorgo_cache_reports_total", "counter", (*_REPLICA, "result"), "Reports of the cache, by result."),
     MetricSpec("gorgo_weight", "gauge", ("policy", "weight"), "Weights in force."),
     MetricSpec("gorgo_weights_version", "gauge", (), "Version of the weights in force."),
     MetricSpec("gorgo_weights_frozen", "gauge", (), "1 while the weights are frozen."),
@@ -167,6 +175,9 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("gorgo_build_info", "gauge", ("version",), "1; the version is the label."),
 )
 
+#: Read from the Router, the feeds and the pushes at a scrape (`caches`).
+CACHE_METRICS = frozenset(spec.name for spec in METRICS if spec.name.startswith("gorgo_cache_"))
+
 #: `code` of every error that the proxy itself answers a request for a replica with.
 REJECT_CODES = (
     "buffers_full",
@@ -211,6 +222,12 @@ BUSY_CODES = (
     "too_many_in_flight",
 )
 
+#: What became of messages of KV events, then of pushes.
+CACHE_REPORTS = (
+    *("messages", "rejected", "gaps", "restarts", "replays", "failed_replays"),
+    *("snapshots", "evictions", "stale", "lost", "limited", "silences"),
+)
+
 LABELS: tuple[LabelSpec, ...] = (
     LabelSpec("replica", (), "names in regions.yaml", bound="replicas"),
     LabelSpec("region", (), "regions of those replicas", bound="regions"),
@@ -237,6 +254,7 @@ LABELS: tuple[LabelSpec, ...] = (
     LabelSpec("result", ("gorgo_request_log_lines_total",), "of a line", ("written", "dropped", "failed")),
     LabelSpec("result", ("gorgo_outcome_log_lines_total",), "of a line", ("written", "dropped", "failed")),
     LabelSpec("resource", (), "of the process", ("requests", "buffers", "processor")),
+    LabelSpec("cache_source", (), "of estimated cached tokens", ("history", "events", "push")),
     LabelSpec("source", (), "names in `fleet_sources`", bound="16"),
     LabelSpec("rule", (), "word of the rule", bound="rules of the policies"),
     LabelSpec("target", (), "predicted time", ("ttft", "tpot")),
@@ -245,6 +263,7 @@ LABELS: tuple[LabelSpec, ...] = (
     LabelSpec("result", ("gorgo_training_outcomes_total",), "of an outcome", ("taken", "lost")),
     LabelSpec("result", ("gorgo_trace_spans_total",), "of a span", ("exported", "failed")),
     LabelSpec("result", ("gorgo_config_reloads_total",), "of a reload", ("applied", "refused")),
+    LabelSpec("result", ("gorgo_cache_reports_total",), "of a KV event message, or of a push", CACHE_REPORTS),
     LabelSpec("version", (), "of the package", bound="1"),
 )
 

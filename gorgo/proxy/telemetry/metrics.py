@@ -22,10 +22,11 @@ from gorgo.core.messages.request import Outcome
 from gorgo.core.metric_spec import MetricSpec
 from gorgo.core.router import Router
 from gorgo.fleet_sources.fleet import FoundFleet
+from gorgo.proxy.telemetry.caches import CacheMetrics
 from gorgo.proxy.telemetry.client_usage import ClientUsage
 from gorgo.proxy.telemetry.counters import Counter, Histogram, Key, MetricStore, status_class
 from gorgo.proxy.telemetry.learning import LearningMetrics
-from gorgo.proxy.telemetry.metric_table import METRICS
+from gorgo.proxy.telemetry.metric_table import CACHE_METRICS, METRICS
 from gorgo.proxy.telemetry.saturation import Saturation
 
 __all__ = ["METRICS", "ActiveConfig", "Metrics"]
@@ -47,7 +48,7 @@ class Metrics:
         self, router: Router, clock: Callable[[], float], buffers: BufferBudget, found: FoundFleet | None = None
     ) -> None:
         self.registry = CollectorRegistry()
-        self._cells = MetricStore(METRICS)
+        self._cells = MetricStore([spec for spec in METRICS if spec.name not in CACHE_METRICS])
         self._count, self._histogram = self._cells.count, self._cells.histogram
         self.learning = LearningMetrics(self._cells)
         self.clients = ClientUsage(self._cells, router.lists, clock)
@@ -58,6 +59,8 @@ class Metrics:
         self._body_read = self._histogram("gorgo_body_read_seconds")
         self.config = ActiveConfig(taken_s=clock())
         self.registry.register(self._cells)
+        self.caches = CacheMetrics()
+        self.registry.register(self.caches)
         self.registry.register(_RouterGauges(router, clock, self.config, buffers, self.learning, found or FoundFleet()))
         ProcessCollector(namespace="gorgo", registry=self.registry)
 
@@ -199,6 +202,9 @@ class Metrics:
         return cells
 
 
+_GAUGES = [spec for spec in METRICS if spec.kind == "gauge" and spec.name not in CACHE_METRICS]
+
+
 class _RouterGauges(Collector):
     """Gauges, read from the Router at a scrape."""
 
@@ -220,10 +226,10 @@ class _RouterGauges(Collector):
         self._config = config
 
     def describe(self) -> Iterable[Metric]:
-        return [_gauge(spec) for spec in METRICS if spec.kind == "gauge"]
+        return [_gauge(spec) for spec in _GAUGES]
 
     def collect(self) -> Iterable[Metric]:
-        families = {spec.name: _gauge(spec) for spec in METRICS if spec.kind == "gauge"}
+        families = {spec.name: _gauge(spec) for spec in _GAUGES}
         views = self._router.fleet_view(now=self._clock())
         for view in views:
             for name, value in _replica_gauges(view):

@@ -17,9 +17,10 @@ import numpy as np
 
 from gorgo.core.prefix.kv_chain import TOKEN_BYTES, chain_hashes
 
-#: Tokens of a page, about: a lookup costs as much as four blocks, and half a page is hashed anew for each prompt.
-PAGE_TOKENS = 1024
-#: Pages in memory: 33 million tokens, in blocks of 16 some 25 MiB.
+#: Most tokens and blocks of a page: a lookup costs as much as two to four blocks, and half a page is hashed anew for
+#: each prompt.
+PAGE_TOKENS, PAGE_BLOCKS = 1024, 256
+#: Pages in memory: 33 million tokens in blocks of 16 (25 MiB), 8 million in blocks of 1 (75 MiB).
 MAX_PAGES = 32_768
 
 
@@ -53,7 +54,7 @@ class BlockHashes:
 
     def steps(self, tokens: bytes, *, block_tokens: int, root: int = 0) -> Generator[None, None, list[int]]:
         """Return the hash of each full block; yield after each page that is hashed, 100 us of work in blocks of 16."""
-        page_bytes = max(1, PAGE_TOKENS // block_tokens) * block_tokens * TOKEN_BYTES
+        page_bytes = page_blocks(block_tokens) * block_tokens * TOKEN_BYTES
         found: list[bytes] = []
         size = block_tokens.to_bytes(4, "little")
         end = 0
@@ -76,6 +77,11 @@ class BlockHashes:
         rest = chain_hashes(tokens[end:], block_tokens=block_tokens, root=root)
         known: list[int] = np.frombuffer(b"".join(found), dtype="<u8").tolist()
         return known + rest
+
+
+def page_blocks(block_tokens: int) -> int:
+    """Return the blocks of a page."""
+    return min(max(1, PAGE_TOKENS // block_tokens), PAGE_BLOCKS)
 
 
 def _packed(hashes: list[int]) -> bytes:

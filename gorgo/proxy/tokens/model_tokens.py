@@ -50,13 +50,14 @@ class FileTokens:
 class ModelTokens:
     """How the prompts of a model become tokens; without `files` as simulated engines count.
 
-    `differs`: an engine has reported another count, so the model's prompts are estimated until a reload.
+    `differs`: an engine has reported another count, so the model's prompts are estimated until a reload. `failed`: the
+    template or the tokenizer has failed for a prompt, which is logged once.
     """
 
     name: str
     files: FileTokens | None = None
     differs: bool = False
-    template_failed: bool = False
+    failed: bool = False
 
 
 def read_models(

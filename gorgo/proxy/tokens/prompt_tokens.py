@@ -22,10 +22,11 @@ from gorgo.core.prompt.exact import ExactPrompt
 from gorgo.core.prompt.simulated_tokens import simulated_tokens
 from gorgo.proxy.logs import log
 from gorgo.proxy.parsing.fields import BodyFields
-from gorgo.proxy.tokens.block_hashes import PAGE_TOKENS, BlockHashes
+from gorgo.proxy.tokens.block_hashes import BlockHashes, page_blocks
 from gorgo.proxy.tokens.chat_template import TemplateFailedError
 from gorgo.proxy.tokens.chat_text import CHAT_ROUTE, chat_messages, plain_text, template_options
 from gorgo.proxy.tokens.model_tokens import FileTokens, ModelTokens
+from gorgo.proxy.tokens.tokenizer import EncodingFailedError
 
 #: Characters of new text that are encoded on the event loop: about 3 ms.
 QUICK_CHARS = 4096
@@ -71,17 +72,17 @@ class PromptTokens:
         known = self.models.get(base or "")
         if known is not None and known.differs:
             return None
-        packed, boundaries = fields.token_ids, tuple[int, ...]()
-        if packed is None:
-            if known is None:
-                return None
-            found = await self._encoded(known, route, fields)
-            if found is None:
+        found = None if known is None else await self._encoded(known, route, fields, adapter)
+        if found is None and fields.token_ids is not None:
+            found = fields.token_ids, ()
+        if found is None:
+            if known is not None:
                 self._count("skipped")
-                return None
-            packed, boundaries = found
-        salt = fields.values.get("cache_salt")
-        root = chain_root(adapter, salt if isinstance(salt, str) and salt else None)
+            return None
+        packed, boundaries = found
+        # Simulated engines know an adapter by the first token, and no salt.
+        is_simulated = known is not None and known.files is None
+        root = 0 if is_simulated else chain_root(adapter, _salt(fields))
         hashes = {size: await self._hashed(packed, size, root) for size in self._block_sizes(model)}
         self._count("counted")
         return ExactPrompt(None if known is None else known.name, len(packed) // TOKEN_BYTES, hashes, boundaries)
@@ -110,24 +111,27 @@ class PromptTokens:
     # -- helpers
 
     async def _encoded(
-        self, known: ModelTokens, route: str, fields: BodyFields
+        self, known: ModelTokens, route: str, fields: BodyFields, adapter: str | None
     ) -> tuple[bytes, tuple[int, ...]] | None:
         """Return the packed ids of a prompt and the ends of its messages."""
         if known.files is not None:
             try:
-                return await self._by_files(known, known.files, route, fields)
+                return await self._by_files(known.files, route, fields)
             except UnicodeEncodeError:
                 return None  # half a surrogate pair
+            except (TemplateFailedError, EncodingFailedError) as error:
+                _log_failure(known, error)
+                return None
         prompt = fields.prompt
         if prompt is None or not prompt.is_single:
             return None
-        packed = simulated_tokens(prompt.text)
+        packed = simulated_tokens(prompt.text, adapter)
         tokens = len(packed) // TOKEN_BYTES
         sketch = fields.sketch
         return packed, token_boundaries(sketch.message_ends, size=sketch.text_bytes, tokens=tokens)
 
     async def _by_files(
-        self, known: ModelTokens, files: FileTokens, route: str, fields: BodyFields
+        self, files: FileTokens, route: str, fields: BodyFields
     ) -> tuple[bytes, tuple[int, ...]] | None:
         if route != CHAT_ROUTE:
             text = plain_text(route, fields.values)
@@ -137,11 +141,7 @@ class PromptTokens:
         if files.template is None or messages is None or options is None:
             return None
         generation = fields.values.get("add_generation_prompt", True) is not False
-        try:
-            text = files.template.render(messages, add_generation_prompt=generation, options=options)
-        except TemplateFailedError as error:
-            _log_failure(known, error)
-            return None
+        text = files.template.render(messages, add_generation_prompt=generation, options=options)
         parts = await self._parts(files, text)
         if parts is None:
             return None
@@ -167,7 +167,6 @@ class PromptTokens:
 
     async def _hashed(self, packed: bytes, block_tokens: int, root: int) -> list[int]:
         steps = self._hashes.steps(packed, block_tokens=block_tokens, root=root)
-        page_blocks = max(1, PAGE_TOKENS // block_tokens)
         blocks = 0
         while True:
             try:
@@ -175,10 +174,15 @@ class PromptTokens:
             except StopIteration as end:
                 hashes: list[int] = end.value
                 return hashes
-            blocks += page_blocks
+            blocks += page_blocks(block_tokens)
             if blocks >= _BLOCKS_PER_TURN:
                 blocks = 0
                 await asyncio.sleep(0)
+
+
+def _salt(fields: BodyFields) -> str | None:
+    salt = fields.values.get("cache_salt")
+    return salt if isinstance(salt, str) and salt else None
 
 
 def _message_ends(parts: list[bytes]) -> tuple[int, ...]:
@@ -187,7 +191,8 @@ def _message_ends(parts: list[bytes]) -> tuple[int, ...]:
     return tuple(bounded(starts[1:]))
 
 
-def _log_failure(known: ModelTokens, error: TemplateFailedError) -> None:
-    if not known.template_failed:
-        known.template_failed = True
-        log("chat_template_failed", level=logging.WARNING, model=known.name, error=str(error), in_force="estimates")
+def _log_failure(known: ModelTokens, error: TemplateFailedError | EncodingFailedError) -> None:
+    if not known.failed:
+        known.failed = True
+        event = "chat_template_failed" if isinstance(error, TemplateFailedError) else "tokenizer_failed"
+        log(event, level=logging.WARNING, model=known.name, error=str(error), in_force="estimates")

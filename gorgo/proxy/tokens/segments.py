@@ -54,24 +54,28 @@ class SegmentCache:
         self, tokenizer: FileTokenizer, *, separator: str | None = None, max_bytes: int = MAX_CACHED_BYTES
     ) -> None:
         self._tokenizer = tokenizer
-        self._separator = separator
+        self._separator = None if separator is None else separator.encode()
         self._max_bytes = max_bytes
         self._used = 0
         self._cached: OrderedDict[bytes, bytes] = OrderedDict()
 
     def cut(self, text: str) -> Cut:
         """Return a text in segments; raises `UnicodeEncodeError` for half a surrogate pair."""
-        parts = self._parts(text)
-        keys = [_key(number == 0, part) for number, part in enumerate(parts)]
-        ids: list[bytes | None] = []
+        data = text.encode()
+        parts = [data] if self._separator is None else data.split(self._separator)
+        # Processors compute SHA-256 in half the time of BLAKE2.
+        keys = [sha256(part).digest() for part in parts]
+        # The first one may be encoded in another way: it begins the text.
+        keys[0] = b"first" + keys[0]
+        cached = self._cached
+        ids = [cached.get(key) for key in keys]
         missing: dict[int, str] = {}
-        for place, key in enumerate(keys):
-            known = self._cached.get(key)
-            ids.append(known)
+        for place, known in enumerate(ids):
             if known is None:
-                missing[place] = parts[place]
+                begin = self._separator if place and self._separator is not None else b""
+                missing[place] = (begin + parts[place]).decode()
             else:
-                self._cached.move_to_end(key)
+                cached.move_to_end(keys[place])
         return Cut(keys, ids, missing)
 
     def encode(self, texts: Iterable[str]) -> list[bytes]:
@@ -90,12 +94,6 @@ class SegmentCache:
         assert self._used == sum(len(ids) + _ENTRY_BYTES for ids in self._cached.values())
         assert self._used <= self._max_bytes
 
-    def _parts(self, text: str) -> list[str]:
-        if self._separator is None:
-            return [text]
-        first, *rest = text.split(self._separator)
-        return [first, *(self._separator + part for part in rest)]
-
     def _store(self, key: bytes, ids: bytes) -> None:
         if key in self._cached:
             return
@@ -104,10 +102,3 @@ class SegmentCache:
         while self._used > self._max_bytes:
             _, evicted = self._cached.popitem(last=False)
             self._used -= len(evicted) + _ENTRY_BYTES
-
-
-def _key(first: bool, part: str) -> bytes:
-    """Return the key of a segment. The first one may be encoded in another way: it begins the text."""
-    # Processors compute SHA-256 in half the time of BLAKE2.
-    key = sha256(part.encode()).digest()
-    return b"first" + key if first else key

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gorgo.core.prefix.kv_chain import token_bytes
-from gorgo.errors import InvalidValueError, MissingExtra
+from gorgo.errors import GorgoError, InvalidValueError, MissingExtra
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 #: Twice the largest file of a published model, whose vocabulary has 256,000 entries.
 MAX_FILE_BYTES = 64 << 20
 _EXPECTED = "a tokenizer.json, or the word simulated"
+
+
+class EncodingFailedError(GorgoError):
+    """A tokenizer did not encode a text. The message holds none of it."""
 
 
 def require_extra() -> None:
@@ -82,9 +86,15 @@ class FileTokenizer:
         self.prefix, self.suffix = self._affixes()
 
     def encode(self, text: str) -> bytes:
-        """Return the packed ids of a text, without `prefix` and `suffix`. Other threads run meanwhile."""
-        # The batch call alone releases the interpreter, and the fast one leaves out offsets.
-        [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        """Return the packed ids of a text, without `prefix` and `suffix`. Other threads run meanwhile.
+
+        Raises `EncodingFailedError` for a text that this tokenizer has no token for.
+        """
+        try:
+            # The batch call alone releases the interpreter, and the fast one leaves out offsets.
+            [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        except Exception as error:  # noqa: BLE001 - the library raises the base class; its message may quote the text
+            raise EncodingFailedError(type(error).__name__) from None
         return token_bytes(encoding.ids)
 
     def separators(self, texts: Iterable[str]) -> list[str]:

@@ -135,6 +135,9 @@ class RouterShell:
 
     # -- peers
 
+    def has_news(self) -> bool:
+        return self.router.peers is not None and self.router.peers.has_news(now=self._kernel.now)
+
     def write_report(self) -> PeerReport:
         return self.router.report(now=self._kernel.now)
 

@@ -24,6 +24,8 @@ MAX_HISTORY = 10_000
 class PeerReceiver(Protocol):
     """A router among peers."""
 
+    def has_news(self) -> bool: ...
+
     def write_report(self) -> PeerReport: ...
 
     def on_peer(self, report: PeerReport, *, age_s: float) -> None: ...
@@ -82,5 +84,6 @@ class PeerStore:
                 receiver.on_peer(report, age_s=self._group.delay_s)
 
     def _report_in_turn(self, sender: PeerReceiver) -> None:
-        self.publish(sender)
+        if sender.has_news():
+            self.publish(sender)
         self._kernel.at(self._kernel.now + self._group.interval_s, partial(self._report_in_turn, sender))

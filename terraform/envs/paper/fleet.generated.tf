@@ -20,18 +20,18 @@ module "network_us_ashburn" {
 }
 
 module "replicas_us_ashburn" {
-  source          = "../../modules/aws/replica_pool"
-  providers       = { aws = aws.us_ashburn }
-  name            = "${var.name}-us-ashburn"
-  instances       = { for key, one in module.core.instances : key => one if one.region == "us-ashburn" }
-  network         = module.core.networks["us-ashburn"]
-  vpc_id          = module.network_us_ashburn.vpc_id
-  subnet_id       = module.network_us_ashburn.private_subnet_id
-  router_address  = module.core.router.address
-  secrets         = { parameter_arns = local.engine_secret_arns, key_arn = var.secrets_key_arn }
-  spot            = var.spot
-  image_parameter = var.gpu_image_parameter
-  volume_gib      = var.replica_volume_gib
+  source           = "../../modules/aws/replica_pool"
+  providers        = { aws = aws.us_ashburn }
+  name             = "${var.name}-us-ashburn"
+  instances        = { for key, one in module.core.instances : key => one if one.region == "us-ashburn" }
+  network          = module.core.networks["us-ashburn"]
+  vpc_id           = module.network_us_ashburn.vpc_id
+  subnet_id        = module.network_us_ashburn.private_subnet_id
+  router_addresses = values(module.core.router.machines)
+  secrets          = { parameter_arns = local.engine_secret_arns, key_arn = var.secrets_key_arn }
+  spot             = var.spot
+  image_parameter  = var.gpu_image_parameter
+  volume_gib       = var.replica_volume_gib
 }
 
 provider "aws" {
@@ -52,18 +52,18 @@ module "network_eu_frankfurt" {
 }
 
 module "replicas_eu_frankfurt" {
-  source          = "../../modules/aws/replica_pool"
-  providers       = { aws = aws.eu_frankfurt }
-  name            = "${var.name}-eu-frankfurt"
-  instances       = { for key, one in module.core.instances : key => one if one.region == "eu-frankfurt" }
-  network         = module.core.networks["eu-frankfurt"]
-  vpc_id          = module.network_eu_frankfurt.vpc_id
-  subnet_id       = module.network_eu_frankfurt.private_subnet_id
-  router_address  = module.core.router.address
-  secrets         = { parameter_arns = local.engine_secret_arns, key_arn = var.secrets_key_arn }
-  spot            = var.spot
-  image_parameter = var.gpu_image_parameter
-  volume_gib      = var.replica_volume_gib
+  source           = "../../modules/aws/replica_pool"
+  providers        = { aws = aws.eu_frankfurt }
+  name             = "${var.name}-eu-frankfurt"
+  instances        = { for key, one in module.core.instances : key => one if one.region == "eu-frankfurt" }
+  network          = module.core.networks["eu-frankfurt"]
+  vpc_id           = module.network_eu_frankfurt.vpc_id
+  subnet_id        = module.network_eu_frankfurt.private_subnet_id
+  router_addresses = values(module.core.router.machines)
+  secrets          = { parameter_arns = local.engine_secret_arns, key_arn = var.secrets_key_arn }
+  spot             = var.spot
+  image_parameter  = var.gpu_image_parameter
+  volume_gib       = var.replica_volume_gib
 }
 
 module "peering_eu_frankfurt" {
@@ -93,18 +93,18 @@ module "network_ap_seoul" {
 }
 
 module "replicas_ap_seoul" {
-  source          = "../../modules/aws/replica_pool"
-  providers       = { aws = aws.ap_seoul }
-  name            = "${var.name}-ap-seoul"
-  instances       = { for key, one in module.core.instances : key => one if one.region == "ap-seoul" }
-  network         = module.core.networks["ap-seoul"]
-  vpc_id          = module.network_ap_seoul.vpc_id
-  subnet_id       = module.network_ap_seoul.private_subnet_id
-  router_address  = module.core.router.address
-  secrets         = { parameter_arns = local.engine_secret_arns, key_arn = var.secrets_key_arn }
-  spot            = var.spot
-  image_parameter = var.gpu_image_parameter
-  volume_gib      = var.replica_volume_gib
+  source           = "../../modules/aws/replica_pool"
+  providers        = { aws = aws.ap_seoul }
+  name             = "${var.name}-ap-seoul"
+  instances        = { for key, one in module.core.instances : key => one if one.region == "ap-seoul" }
+  network          = module.core.networks["ap-seoul"]
+  vpc_id           = module.network_ap_seoul.vpc_id
+  subnet_id        = module.network_ap_seoul.private_subnet_id
+  router_addresses = values(module.core.router.machines)
+  secrets          = { parameter_arns = local.engine_secret_arns, key_arn = var.secrets_key_arn }
+  spot             = var.spot
+  image_parameter  = var.gpu_image_parameter
+  volume_gib       = var.replica_volume_gib
 }
 
 module "peering_ap_seoul" {
@@ -136,6 +136,22 @@ module "router" {
   bucket          = local.bucket
   package_files   = local.package_files
   configuration   = module.core.configuration
+  balancer        = local.balanced ? { security_group_id = one(module.balancer[*].security_group_id) } : null
+}
+
+module "balancer" {
+  count                    = local.balanced ? 1 : 0
+  source                   = "../../modules/aws/balancer"
+  providers                = { aws = aws.us_ashburn }
+  name                     = var.name
+  vpc_id                   = module.network_us_ashburn.vpc_id
+  subnet_id                = module.network_us_ashburn.public_subnet_id
+  instance_ids             = module.router.instance_ids
+  metrics_ports            = module.core.router.metrics_ports
+  router_security_group_id = module.router.security_group_id
+  client_cidrs             = var.client_cidrs
+  metrics_cidrs            = var.metrics_cidrs
+  drain_s                  = module.core.router.drain_s
 }
 
 locals {

@@ -10,6 +10,7 @@ locals {
 
   secret_arn         = "arn:aws:ssm:${module.core.secret_names.place}:${data.aws_caller_identity.router.account_id}:parameter"
   engine_secret_arns = [for name in module.core.secret_names.engines : "${local.secret_arn}${name}"]
+  balanced           = var.routers > 1
   router_secret_arns = [for name in module.core.secret_names.router : "${local.secret_arn}${name}"]
 }
 
@@ -28,6 +29,7 @@ module "core" {
   server_name         = var.server_name
   metrics_cidrs       = var.metrics_cidrs
   tuner               = var.tuner
+  routers             = var.routers
   artefacts           = "s3://${local.bucket}"
   package = {
     wheel       = basename(var.wheel)

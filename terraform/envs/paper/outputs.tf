@@ -1,6 +1,6 @@
 output "public_address" {
-  description = "The router's public IPv4 address: what the DNS name must point at."
-  value       = module.router.public_address
+  description = "The public IPv4 address of the router, or of the balancer before two: what the DNS name must point at."
+  value       = one(local.balanced ? module.balancer[*].public_address : values(module.router.public_addresses))
 }
 
 output "base_url" {
@@ -9,8 +9,13 @@ output "base_url" {
 }
 
 output "router_instance_id" {
-  description = "The router's machine, for `aws ssm start-session`."
-  value       = module.router.instance_id
+  description = "The first router's machine, for `aws ssm start-session`."
+  value       = module.router.instance_ids["${var.name}-router"]
+}
+
+output "router_instance_ids" {
+  description = "The routers' machines by name."
+  value       = module.router.instance_ids
 }
 
 output "regions_generated" {

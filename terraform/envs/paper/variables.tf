@@ -138,3 +138,9 @@ variable "output_folder" {
   type        = string
   default     = "generated"
 }
+
+variable "routers" {
+  description = "Routers behind one address, 1 or 2; two need a balancer, and each learns alone."
+  type        = number
+  default     = 1
+}

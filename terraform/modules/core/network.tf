@@ -24,5 +24,11 @@ locals {
     ]...)
   } }
 
-  router_address = try(cidrhost(local.networks[local.router_region].public_cidr, 10), "")
+  # A second router has the next address, a name of its own, and the same files.
+  machines = { for number in range(var.routers) :
+    number == 0 ? "${var.name}-router" : "${var.name}-router-${number + 1}"
+    => try(cidrhost(local.networks[local.router_region].public_cidr, 10 + number), "")
+  }
+  # The balancer's, one per router: 443 leads to either.
+  metrics_ports = { for number, name in sort(keys(local.machines)) : name => var.routers == 1 ? 443 : 8441 + number }
 }

@@ -49,13 +49,14 @@ output "engine_units" {
 }
 
 output "router" {
-  description = "The router: region, place, private address, first-boot text."
+  description = "The router: region, place, private addresses by machine, ports for scrapes, drain time, first-boot text."
   value = {
-    region    = local.router_region
-    place     = try(local.networks[local.router_region].place, "")
-    address   = local.router_address
-    name      = "${var.name}-router"
-    user_data = local.router_user_data
+    region        = local.router_region
+    place         = try(local.networks[local.router_region].place, "")
+    machines      = local.machines
+    metrics_ports = local.metrics_ports
+    drain_s       = ceil(local.grace_s) + 30
+    user_data     = local.router_user_data
   }
 
   precondition {
@@ -104,10 +105,10 @@ output "peered" {
 }
 
 output "scraped" {
-  description = "What a Prometheus may scrape over TLS at the router: job, path, labels."
+  description = "What a Prometheus may scrape over TLS at the router: job, path, labels, and the ports, one per router where each has its own."
   value = concat(
-    [{ job = "gorgo", path = "/metrics", labels = {} }],
-    var.tuner.enabled ? [{ job = "gorgo-tuner", path = "/metrics/tuner", labels = {} }] : [],
-    [for name, engine in local.engines : { job = "sglang-${name}", path = "/metrics/replicas/${name}", labels = { replica = name, region = engine.region } }],
+    [{ job = "gorgo", path = "/metrics", labels = {}, ports = values(local.metrics_ports) }],
+    var.tuner.enabled ? [{ job = "gorgo-tuner", path = "/metrics/tuner", labels = {}, ports = values(local.metrics_ports) }] : [],
+    [for name, engine in local.engines : { job = "sglang-${name}", path = "/metrics/replicas/${name}", labels = { replica = name, region = engine.region }, ports = [443] }],
   )
 }

@@ -192,3 +192,13 @@ variable "tuner" {
     error_message = "tuner.mode: expected switchback or paper."
   }
 }
+
+variable "routers" {
+  description = "Routers behind one address; each learns alone."
+  type        = number
+  default     = 1
+  validation {
+    condition     = contains([1, 2], var.routers)
+    error_message = "routers: expected 1 or 2."
+  }
+}

@@ -7,8 +7,8 @@ variable "server_name" {
 }
 
 variable "scraped" {
-  description = "The core module's output `scraped`: job, path and labels."
-  type        = list(object({ job = string, path = string, labels = map(string) }))
+  description = "The core module's output `scraped`: job, path, labels and ports."
+  type        = list(object({ job = string, path = string, labels = map(string), ports = list(number) }))
 }
 
 variable "scrape_interval_s" {
@@ -29,7 +29,7 @@ locals {
       job_name       = one.job
       scheme         = "https"
       metrics_path   = one.path
-      static_configs = [{ targets = ["${var.server_name}:443"], labels = one.labels }]
+      static_configs = [{ targets = [for port in one.ports : "${var.server_name}:${port}"], labels = one.labels }]
     }]
   })
 }

@@ -24,7 +24,7 @@ REPORT = PeerReport(
     7,
     "a1b2",
     loads=(ReplicaLoad("a", 3, 3000, 2, 2000, 1500, 1.25, 0.5),),
-    prefixes=(PrefixMarks("a", "m", (1, 4), b"hash---1hash---4"), PrefixMarks("b", None, (2,), b"hash---2", True)),
+    prefixes=(PrefixMarks("a", "m", (1, 4), b"hash---1hash---4"), PrefixMarks("b", None, (), b"hash---2", True)),
     cache_reports=(SharedCacheReport("a", None, 512.0, 0.0),),
     speeds=(LearnedSpeed("a", 3.5, 2.0),),
     status=PeerStatus("gorgo-ms", 4, True, "12", ("b",), ("c",)),
@@ -68,7 +68,7 @@ def test_every_report_within_the_bounds_comes_back(
             ReplicaLoad(name, max(n), max(n), min(n), max(n), min(n), micros / 1e6) for name, n, micros in loads
         ),
         prefixes=tuple(
-            PrefixMarks(name, model, tuple(sorted(depths)), b"12345678" * len(depths), evicted)
+            PrefixMarks(name, model, () if evicted else tuple(sorted(depths)), b"12345678" * len(depths), evicted)
             for name, model, depths, evicted in prefixes
         ),
     )
@@ -98,6 +98,8 @@ def test_every_report_within_the_bounds_comes_back(
         (wire(prefixes=[["a", None, [0], "AAAAAAAAAAA=", False]]), "do not ascend"),
         (wire(prefixes=[["a", None, list(range(1, MAX_MARKS + 2)), "", False]]), "at most 96"),
         (wire(prefixes=[["a", None, [1], "no base64", False]]), "no base64"),
+        (wire(prefixes=[["a", None, [], "AAAA", True]]), "is evicted; expected no depths"),
+        (wire(prefixes=[["a", None, [1], "AAAAAAAAAAA=", True]]), "is evicted; expected no depths"),
         (wire(prefixes=[["a", None, [], "", 1]]), "expected true or false"),
         (wire(cache_reports=[["a", None, 0.0, 0.0]]), "no confirmed tokens"),
         (wire(status=["p", 1, False, None, [], [3]]), r"ejected\[0\] has 3; expected a text"),

@@ -46,7 +46,7 @@ async def decision(fleet: Running, answer: httpx.Response) -> dict[str, Any]:
     return row
 
 
-def stored(fleet: Running, text: str, *, salt: str | None = None) -> None:
+def stored(fleet: Running, text: str) -> None:
     """Report the blocks of a text as an engine that has cached them."""
     tokens = text.encode()
     blocks = BlocksStored(
@@ -55,7 +55,6 @@ def stored(fleet: Running, text: str, *, salt: str | None = None) -> None:
         tokens=tokens,
         block_tokens=16,
         tier=KvTier.GPU,
-        cache_salt=salt,
     )
     batch = KvEventBatch(sent_s=None, rank=0, events=(blocks,))
     state = fleet.state
@@ -73,8 +72,8 @@ async def test_events_of_an_engine_count_for_a_prompt_with_exact_tokens(start: S
     stored(fleet, TEXT[:128])
     row = await post(fleet)
     assert (row["prompt_tokens"], row["cache_source"], row["estimated_cached_tokens"]) == (64, "events", 32)
-    stored(fleet, TEXT, salt="tenant")
-    row = await post(fleet, cache_salt="tenant")
+    stored(fleet, TEXT)
+    row = await post(fleet)
     assert (row["cache_source"], row["estimated_cached_tokens"]) == ("events", 64)
     assert counted(fleet, "counted") == 2
 

@@ -126,6 +126,24 @@ async def test_client_that_ends_its_side_at_any_byte_of_its_request_gets_no_answ
     await running.idle()
 
 
+async def test_client_that_ends_its_side_behind_a_request_has_disconnected_and_the_proxy_s_own_routes_answer(
+    start: Start,
+) -> None:
+    running = await start.fleet([hang(ROLE)])
+    async with connected(running.addresses.data) as client:
+        await client.post(CHAT, BODY)
+        await running.replicas[0].arrived.wait()
+        client.writer.write_eof()
+        assert await client.rest() == b""
+        await until(running.replicas[0].dropped.is_set)
+    await running.idle()
+    assert next(iter(running.state.router.samples)).status == 499
+    async with connected(running.addresses.data) as client:
+        client.writer.write(b"GET /health HTTP/1.1\r\nhost: g\r\n\r\n")
+        client.writer.write_eof()
+        assert (await client.rest()).startswith(b"HTTP/1.1 200")
+
+
 async def test_client_that_resets_at_any_time_of_its_answer_ends_the_replica_s(start: Start) -> None:
     running = await start.fleet([hang(ROLE, GOOD)])
     for size in range(0, 300, 7):

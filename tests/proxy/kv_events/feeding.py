@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -160,8 +161,11 @@ class Engine:
 
     def hashes(self, prompt: list[int]) -> list[int]:
         """The engine's own hashes of a prompt's blocks, which differ by process."""
-        ends = range(BLOCK_TOKENS, len(prompt) + 1, BLOCK_TOKENS)
-        return [hash((self._process, tuple(prompt[:end]))) for end in ends]
+        found, parent = [], self._process
+        for end in range(BLOCK_TOKENS, len(prompt) + 1, BLOCK_TOKENS):
+            parent = hash((parent, *prompt[end - BLOCK_TOKENS : end]))
+            found.append(parent)
+        return found
 
     async def store(self, prompt: list[int], *, sent: bool = True) -> None:
         """Store all blocks of a prompt; `sent`: subscribers get the message, not only the buffer."""
@@ -211,3 +215,10 @@ async def publishing(**more: Any) -> AsyncIterator[Engine]:
 def prompt(number: int, blocks: int = 3) -> list[int]:
     """Tokens of the prompt of that number."""
     return [number * 1000 + token for token in range(blocks * BLOCK_TOKENS)]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -241,7 +241,8 @@ async def test_a_large_message_is_applied_in_pieces() -> None:
     async with publishing() as engine, subscribed(engine.config) as feeding:
         await feeding.until("live")
         await engine.store(prompt(1, blocks))
-        await until(lambda: feeding.router.cached(prompt(1, blocks)) == blocks * BLOCK_TOKENS)
+        await until(lambda: feeding.router.index.blocks(0) == blocks)
+        assert feeding.router.cached(prompt(1, blocks)) == blocks * BLOCK_TOKENS
         assert feeding.router.batches > 20
         await engine.evict(prompt(1, blocks))
         await until(lambda: feeding.router.index.blocks(0) == 0)

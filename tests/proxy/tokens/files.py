@@ -50,19 +50,19 @@ _TEXT = (
 
 
 @cache
-def tokenizer_json(bos: str | None = None) -> str:
+def tokenizer_json(bos: str | None = None, texts: Sequence[str] = _TEXT * 3, entries: int = 400) -> str:
     """Return a byte-level BPE tokenizer; with `bos` it begins a plain text with that token, as Llama's does."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
-        vocab_size=400,
+        vocab_size=entries,
         special_tokens=list(SPECIAL),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_TEXT * 3, trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     if bos is not None:
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{bos} $A", special_tokens=[(bos, tokenizer.token_to_id(bos))]
@@ -79,11 +79,18 @@ def reference_ids(text: str, *, bos: str | None = None, add_special_tokens: bool
     return ids
 
 
-def model_folder(path: Path, *, template: str | None = None, bos: str | None = None) -> Path:
+def model_folder(
+    path: Path,
+    *,
+    template: str | None = None,
+    bos: str | None = None,
+    texts: Sequence[str] = _TEXT * 3,
+    entries: int = 400,
+) -> Path:
     """Write the files of a model as an engine loads them; return its tokenizer.json."""
     path.mkdir(exist_ok=True)
     file = path / "tokenizer.json"
-    file.write_text(tokenizer_json(bos))
+    file.write_text(tokenizer_json(bos, tuple(texts), entries))
     config: dict[str, object] = {"bos_token": "<s>", "eos_token": {"content": "</s>"}}
     if template is not None:
         config["chat_template"] = template

@@ -4,10 +4,14 @@ import asyncio
 import json
 import os
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gorgo.config.model import ModelConfig
 from gorgo.core.messages.kv_events import BlocksStored, KvEventBatch, KvTier
@@ -15,7 +19,9 @@ from gorgo.core.prefix.kv_chain import chain_hashes, chain_root, token_bytes
 from gorgo.core.prefix.kv_index import KvEventIndex
 from gorgo.core.prompt.exact import ExactPrompt
 from gorgo.core.prompt.fingerprint import Fingerprinter
+from gorgo.core.prompt.simulated_tokens import simulated_tokens
 from gorgo.errors import InvalidValueError
+from gorgo.proxy.http.errors import HttpError
 from gorgo.proxy.parsing.fields import BodyFields, read_fields, read_large_body
 from gorgo.proxy.tokens import prompt_tokens
 from gorgo.proxy.tokens.chat_template import ChatTemplate
@@ -138,6 +144,17 @@ async def test_simulated_tokens_are_four_bytes_each(size: int) -> None:
     assert exact is not None
     assert exact.tokens == -(-size // 4)
     assert exact.kv_hashes[2] == chain_hashes(text.encode().ljust(exact.tokens * 4, b"\0"), block_tokens=2)
+
+
+async def test_a_simulated_engine_knows_an_adapter_by_the_first_token_and_no_salt() -> None:
+    count = Counts(SIMULATED, sizes=(2,))
+    body = {"messages": conversation("a" * 16), "cache_salt": "tenant"}
+    plain = await count(body, model="sim")
+    other = await count(body, model="sim", adapter="sql")
+    assert plain is not None
+    assert other is not None
+    assert plain.kv_hashes[2] == chain_hashes(b"a" * 16, block_tokens=2)
+    assert other.kv_hashes[2] == chain_hashes(simulated_tokens(b"a" * 16, "sql"), block_tokens=2)
 
 
 async def test_token_ids_of_a_client_need_no_tokenizer() -> None:
@@ -281,6 +298,58 @@ async def test_a_failing_template_is_logged_once(tmp_path: Path, caplog: pytest.
     for _ in range(3):
         assert await count({"messages": conversation("one", system="no")}) is None
     assert [event for event, _ in logged(caplog)] == ["chat_template_failed"]
+
+
+@needs_tokenizers
+async def test_a_text_that_the_tokenizer_cannot_encode_is_estimated(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+
+    file = tmp_path / "tokenizer.json"
+    file.write_text(Tokenizer(WordLevel({"known": 0, "a": 1}, unk_token="missing")).to_str())
+    count = Counts(read_models([ModelConfig(name="m", tokenizer=str(file))]))
+    for text, is_exact in (("known", True), ("secret", False), ("secret", False)):
+        exact = await count({"prompt": text}, route="/v1/completions")
+        assert (exact is not None) == is_exact
+    [(event, fields)] = logged(caplog)
+    assert event == "tokenizer_failed"
+    assert "secret" not in str(fields)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 2) | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["role", "content", "type", "text", "messages", "x"]), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+FIELDS = st.sampled_from(["messages", "chat_template_kwargs", "add_generation_prompt", "cache_salt", "n", "tools"])
+
+
+@needs_tokenizers
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(FIELDS, VALUES, max_size=4), st.lists(st.tuples(VALUES, VALUES), max_size=3))
+async def test_any_body_that_is_routed_has_exact_tokens_or_none(
+    fields: dict[str, Any], messages: list[tuple[object, object]]
+) -> None:
+    body = {"messages": [{"role": role, "content": content} for role, content in messages], **fields}
+    try:
+        read = fields_of(body)
+    except HttpError:
+        return
+    for known in (_any_model(), SIMULATED):
+        count = Counts(known)
+        exact = await count.prompts.exact_prompt(CHAT, read, model="m", base=next(iter(known)))
+        assert count.results == ["skipped" if exact is None else "counted"]
+
+
+@cache
+def _any_model() -> dict[str, ModelTokens]:
+    with TemporaryDirectory() as folder:
+        return models(Path(folder), LLAMA3)
 
 
 # -- the event loop

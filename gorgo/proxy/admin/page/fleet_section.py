@@ -43,6 +43,7 @@ COLUMNS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         "learned",
         (
             ("cached", "prompt tokens estimated cached there"),
+            ("by", "source of that: history of requests, KV events or pushes"),
             ("prefill/s", "prefill speed in tokens/s, prior and learned"),
         ),
     ),
@@ -96,7 +97,7 @@ def _replica(row: ReplicaStatus) -> Html:
     models = ", ".join(row.view.models[:MODELS_SHOWN]) or "any model"
     title = "; ".join(part for part in (formatting.engine(row.engine), models) if part)
     first = tag("th", row.view.name, scope="row", class_="name", title=title)
-    groups = (_trip(row), _sent(row.view), _reported(row.view), _learned(row.view), _recent(row))
+    groups = (_trip(row), _sent(row.view), _reported(row.view), _learned(row), _recent(row))
     cells = [
         tag("td", cell, class_="first" if place == 0 else None) for group in groups for place, cell in enumerate(group)
     ]
@@ -132,8 +133,13 @@ def _reported(view: ReplicaSnapshot) -> Iterator[Child]:
     yield formatting.age(view.scrape_age_s)
 
 
-def _learned(view: ReplicaSnapshot) -> Iterator[Child]:
+def _learned(row: ReplicaStatus) -> Iterator[Child]:
+    view, cache = row.view, row.cache
     yield formatting.count(view.index_tokens)
+    if cache is None:
+        yield formatting.UNKNOWN
+    else:
+        yield tag("span", cache.stats.source, title=formatting.cache_line(cache.as_dict()))
     factor = view.prefill_slowdown
     yield tag("span", formatting.count(view.prefill_tokens_per_s), title=f"prefills take {factor:.2f} times the prior")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from typing import Any
 
 UNKNOWN = "-"
 
@@ -103,3 +104,44 @@ def engine(found: Mapping[str, object]) -> str:
         return "engine not found yet"
     words = (found["name"], found.get("version"), "(found)" if found["found"] else None)
     return " ".join(str(word) for word in words if word is not None)
+
+
+def reports_cache(cache: Mapping[str, Any] | None) -> bool:
+    """Return whether a replica's cache is known by reports, or should be (`cache_states`)."""
+    return cache is not None and (cache["source"] != "history" or _feed_state(cache) != "off" or _has_pushed(cache))
+
+
+def cache_line(cache: Mapping[str, Any]) -> str:
+    """Return the source of a replica's estimated cached tokens, its state and its errors.
+
+    >>> stats = {"source": "push", "complete": True, "blocks": 12_000, "age_s": 0.4, "requests": 9}
+    >>> tokens = {"estimated_tokens": 900, "reported_tokens": 1000, "phantom_tokens": 0, "missed_tokens": 100}
+    >>> cache_line(stats | tokens | {"feed": None, "pushes": {"lost": 3}})
+    'push, 12.0k blocks, newest 0 s ago, lost 3; estimated 900 of 1,000 cached tokens: 0 phantom, 100 missed'
+    """
+    parts = [cache["source"]]
+    if cache["source"] != "history":
+        parts += [] if cache["complete"] else ["incomplete"]
+        parts += [f"{count(cache['blocks'])} blocks", f"newest {age(cache['age_s'])} ago"]
+    if _feed_state(cache) not in ("off", "live"):
+        parts.append(f"feed {_feed_state(cache)}")
+    counts = (cache["feed"] or {}) | cache["pushes"]
+    parts += [f"{name.replace('_', ' ')} {count(counts[name])}" for name in _FAULTS if counts.get(name)]
+    line = ", ".join(parts)
+    if cache["requests"]:
+        sums = {name: count(cache[f"{name}_tokens"]) for name in ("estimated", "reported", "phantom", "missed")}
+        line += f"; estimated {sums['estimated']} of {sums['reported']} cached tokens: "
+        line += f"{sums['phantom']} phantom, {sums['missed']} missed"
+    return line
+
+
+#: Counts of a feed and of pushes that an operator wants to see.
+_FAULTS = ("gaps", "failed_replays", "rejected_messages", "rejected_events", "stale", "lost", "limited", "silences")
+
+
+def _feed_state(cache: Mapping[str, Any]) -> str:
+    return "off" if cache["feed"] is None else str(cache["feed"]["state"])
+
+
+def _has_pushed(cache: Mapping[str, Any]) -> bool:
+    return any(cache["pushes"].values())

@@ -20,6 +20,7 @@ from gorgo.proxy.admin.page.recent_stats import (
     recent_stats,
     ttft_series,
 )
+from gorgo.proxy.cache_states import CacheState
 from gorgo.proxy.control.state_file import Frozen
 from gorgo.proxy.control.transactions import WeightsChange
 from gorgo.proxy.state import RunningProxy
@@ -42,11 +43,14 @@ class ReplicaStatus:
     engine: Mapping[str, object] = field(default_factory=dict)
     #: By the admin API, not in regions.yaml.
     registered: bool = False
+    #: What is known of its cache (`cache_states`).
+    cache: CacheState | None = None
 
     def as_dict(self) -> dict[str, Any]:
         trips = [[at_s, None if rtt_s is None else rtt_s * 1e3] for at_s, rtt_s in self.probes]
         result = {"health_state": self.condition.word, "reason": self.condition.why, "recent_stats": asdict(self.stats)}
         more = {"registered": self.registered, "probes": trips, "engine": self.engine}
+        more["cache"] = None if self.cache is None else self.cache.as_dict()
         return self.view.as_dict() | result | more
 
 
@@ -206,6 +210,7 @@ def _regions(
     by_replica: defaultdict[str, list[Sample]] = defaultdict(list)
     for sample in samples:
         by_replica[sample.replica].append(sample)
+    caches = state.cache_states()
     rows: dict[str, list[ReplicaStatus]] = {region.name: [] for region in state.config.regions}
     for view in views:
         stats = RecentStats.of(by_replica.get(view.name, ()))
@@ -216,6 +221,7 @@ def _regions(
             state.probe_history.for_replica(view.name),
             state.targets[view.name].engine,
             view.name in state.control.registered,
+            caches.get(view.name),
         )
         rows.setdefault(view.region, []).append(row)
     return {region: replicas for region, replicas in rows.items() if replicas}

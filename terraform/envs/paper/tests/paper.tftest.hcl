@@ -8,6 +8,12 @@ mock_provider "aws" {
   mock_data "aws_caller_identity" {
     defaults = { account_id = "123456789012" }
   }
+  mock_resource "aws_lb" {
+    defaults = { arn = "arn:aws:elasticloadbalancing:us-east-1:123456789012:loadbalancer/net/routers/1" }
+  }
+  mock_resource "aws_lb_target_group" {
+    defaults = { arn = "arn:aws:elasticloadbalancing:us-east-1:123456789012:targetgroup/routers/1" }
+  }
 }
 
 mock_provider "aws" {
@@ -48,6 +54,82 @@ run "the_papers_fleet" {
   }
 }
 
+run "two_routers_behind_one_address" {
+  command = apply
+  variables {
+    routers = 2
+  }
+  assert {
+    condition     = toset(keys(output.router_instance_ids)) == toset(["gorgo-paper-router", "gorgo-paper-router-2"])
+    error_message = "Two machines."
+  }
+  assert {
+    condition     = length(module.balancer) == 1 && output.public_address == module.balancer[0].public_address
+    error_message = "Clients use the balancer's address."
+  }
+}
+
+run "balancer_passes_tls_on_and_has_a_port_per_router_for_scrapes" {
+  command = apply
+  module {
+    source = "../../modules/aws/balancer"
+  }
+  providers = { aws = aws.us_ashburn }
+  variables {
+    name                     = "gorgo-test"
+    vpc_id                   = "vpc-1"
+    subnet_id                = "subnet-1"
+    instance_ids             = { one = "i-1", two = "i-2" }
+    metrics_ports            = { one = 8441, two = 8442 }
+    router_security_group_id = "sg-1"
+    drain_s                  = 60
+  }
+  assert {
+    condition     = aws_lb_listener.routers.port == 443 && aws_lb_listener.routers.protocol == "TCP" && aws_lb_target_group.routers.preserve_client_ip == "true"
+    error_message = "TCP as it is: TLS ends on the routers, which see the client's address."
+  }
+  assert {
+    condition     = aws_lb_target_group.routers.health_check[0].path == "/ready" && aws_lb_target_group.routers.health_check[0].protocol == "HTTPS"
+    error_message = "A router that is not ready gets no connections."
+  }
+  assert {
+    condition     = toset([for listener in aws_lb_listener.metrics : listener.port]) == toset([8441, 8442]) && length(aws_lb_target_group_attachment.metrics) == 2
+    error_message = "A port per router for those that scrape."
+  }
+  assert {
+    condition     = toset([for rule in merge(aws_vpc_security_group_ingress_rule.tls, aws_vpc_security_group_ingress_rule.metrics) : "${rule.cidr_ipv4} ${rule.from_port}"]) == toset(["198.51.100.0/24 443", "203.0.113.7/32 443", "203.0.113.7/32 8441", "203.0.113.7/32 8442"])
+    error_message = "In: 443 from clients, and the other ports from those that scrape."
+  }
+}
+
+run "routers_behind_a_balancer_are_reached_by_it_alone" {
+  command = apply
+  module {
+    source = "../../modules/aws/router"
+  }
+  providers = { aws = aws.us_ashburn }
+  variables {
+    name          = "gorgo-test"
+    router        = { machines = { one = "10.64.0.10", two = "10.64.0.11" }, user_data = "#cloud-config\n" }
+    balancer      = { security_group_id = "sg-2" }
+    vpc_id        = "vpc-1"
+    subnet_id     = "subnet-1"
+    replicas      = { us-ashburn = { private_cidr = "10.64.16.0/20", first_port = 30000, last_port = 30001 } }
+    secrets       = { parameter_arns = ["arn:aws:ssm:us-east-1:123456789012:parameter/gorgo/test/engine-key"] }
+    bucket        = "gorgo-test"
+    package_files = {}
+    configuration = { "regions.yaml" = "" }
+  }
+  assert {
+    condition     = length(aws_vpc_security_group_ingress_rule.tls) == 0 && aws_vpc_security_group_ingress_rule.balancer[0].referenced_security_group_id == "sg-2"
+    error_message = "In: the balancer, and no network."
+  }
+  assert {
+    condition     = aws_instance.this["two"].private_ip == "10.64.0.11" && length(aws_eip.this) == 2
+    error_message = "Two machines, each with its way out."
+  }
+}
+
 run "only_what_is_needed_is_open" {
   command = apply
   module {
@@ -56,7 +138,7 @@ run "only_what_is_needed_is_open" {
   providers = { aws = aws.us_ashburn }
   variables {
     name          = "gorgo-test"
-    router        = { name = "gorgo-test-router", address = "10.64.0.10", user_data = "#cloud-config\n" }
+    router        = { machines = { one = "10.64.0.10" }, user_data = "#cloud-config\n" }
     vpc_id        = "vpc-1"
     subnet_id     = "subnet-1"
     replicas      = { us-ashburn = { private_cidr = "10.64.16.0/20", first_port = 30000, last_port = 30001 } }
@@ -74,7 +156,7 @@ run "only_what_is_needed_is_open" {
     error_message = "Out: the engines' ports, and HTTPS."
   }
   assert {
-    condition     = aws_instance.this.metadata_options[0].http_tokens == "required" && aws_instance.this.root_block_device[0].encrypted && aws_instance.this.root_block_device[0].delete_on_termination
+    condition     = aws_instance.this["one"].metadata_options[0].http_tokens == "required" && aws_instance.this["one"].root_block_device[0].encrypted && aws_instance.this["one"].root_block_device[0].delete_on_termination
     error_message = "Tokens for metadata; an encrypted volume that goes with the machine."
   }
   assert {
@@ -94,18 +176,18 @@ run "replicas_are_reached_by_the_router_alone" {
   }
   providers = { aws = aws.ap_seoul }
   variables {
-    name           = "gorgo-test-ap-seoul"
-    instances      = { one = { type = "g6e.12xlarge", address = "10.66.16.10", name = "one", user_data = "#cloud-config\n" } }
-    network        = { first_port = 30000, last_port = 30001 }
-    vpc_id         = "vpc-1"
-    subnet_id      = "subnet-1"
-    router_address = "10.64.0.10"
-    secrets        = { parameter_arns = ["arn:aws:ssm:us-east-1:123456789012:parameter/gorgo/test/engine-key"], key_arn = "arn:aws:kms:us-east-1:123456789012:key/k" }
-    spot           = true
+    name             = "gorgo-test-ap-seoul"
+    instances        = { one = { type = "g6e.12xlarge", address = "10.66.16.10", name = "one", user_data = "#cloud-config\n" } }
+    network          = { first_port = 30000, last_port = 30001 }
+    vpc_id           = "vpc-1"
+    subnet_id        = "subnet-1"
+    router_addresses = ["10.64.0.10", "10.64.0.11"]
+    secrets          = { parameter_arns = ["arn:aws:ssm:us-east-1:123456789012:parameter/gorgo/test/engine-key"], key_arn = "arn:aws:kms:us-east-1:123456789012:key/k" }
+    spot             = true
   }
   assert {
-    condition     = aws_vpc_security_group_ingress_rule.engines.cidr_ipv4 == "10.64.0.10/32" && aws_vpc_security_group_ingress_rule.engines.from_port == 30000 && aws_vpc_security_group_ingress_rule.engines.to_port == 30001
-    error_message = "In: the engines' ports, from the router."
+    condition     = toset([for rule in aws_vpc_security_group_ingress_rule.engines : "${rule.cidr_ipv4} ${rule.from_port}-${rule.to_port}"]) == toset(["10.64.0.10/32 30000-30001", "10.64.0.11/32 30000-30001"])
+    error_message = "In: the engines' ports, from the routers."
   }
   assert {
     condition     = !aws_instance.this["one"].associate_public_ip_address && aws_instance.this["one"].private_ip == "10.66.16.10"

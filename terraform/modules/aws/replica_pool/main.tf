@@ -12,9 +12,10 @@ resource "aws_security_group" "this" {
 }
 
 resource "aws_vpc_security_group_ingress_rule" "engines" {
+  for_each          = toset(var.router_addresses)
   security_group_id = aws_security_group.this.id
-  description       = "The router"
-  cidr_ipv4         = "${var.router_address}/32"
+  description       = "A router"
+  cidr_ipv4         = "${each.value}/32"
   ip_protocol       = "tcp"
   from_port         = var.network.first_port
   to_port           = var.network.last_port

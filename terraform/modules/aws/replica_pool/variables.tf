@@ -28,9 +28,9 @@ variable "subnet_id" {
   type        = string
 }
 
-variable "router_address" {
-  description = "The router's private IPv4 address: the only one that may reach the engines."
-  type        = string
+variable "router_addresses" {
+  description = "The routers' private IPv4 addresses: the only ones that may reach the engines."
+  type        = list(string)
 }
 
 variable "secrets" {

@@ -1,4 +1,4 @@
-# The proxy's machine: TLS on 443, everything else on its own loopback.
+# The machines of the proxies: TLS on 443, everything else on their own loopback.
 
 data "aws_ssm_parameter" "image" {
   name = var.image_parameter
@@ -110,13 +110,23 @@ resource "aws_security_group" "this" {
 }
 
 resource "aws_vpc_security_group_ingress_rule" "tls" {
-  for_each          = toset(concat(var.client_cidrs, var.metrics_cidrs))
+  for_each          = toset(var.balancer == null ? concat(var.client_cidrs, var.metrics_cidrs) : [])
   security_group_id = aws_security_group.this.id
   description       = "Clients and those that scrape"
   cidr_ipv4         = each.value
   ip_protocol       = "tcp"
   from_port         = 443
   to_port           = 443
+}
+
+resource "aws_vpc_security_group_ingress_rule" "balancer" {
+  count                        = var.balancer == null ? 0 : 1
+  security_group_id            = aws_security_group.this.id
+  description                  = "The balancer, which admits the same networks"
+  referenced_security_group_id = var.balancer.security_group_id
+  ip_protocol                  = "tcp"
+  from_port                    = 443
+  to_port                      = 443
 }
 
 resource "aws_vpc_security_group_egress_rule" "engines" {
@@ -138,22 +148,23 @@ resource "aws_vpc_security_group_egress_rule" "https" {
   to_port           = 443
 }
 
-# -- the machine
+# -- the machines
 
 resource "aws_instance" "this" {
   # checkov:skip=CKV_AWS_126: The engine's and the proxy's own metrics tell more, every 15 s and without a price.
+  for_each                    = var.router.machines
   ami                         = data.aws_ssm_parameter.image.insecure_value
   instance_type               = var.instance_type
   subnet_id                   = var.subnet_id
-  private_ip                  = var.router.address
+  private_ip                  = each.value
   vpc_security_group_ids      = [aws_security_group.this.id]
   iam_instance_profile        = aws_iam_instance_profile.this.name
   ebs_optimized               = true
   monitoring                  = false
   user_data                   = var.router.user_data
   user_data_replace_on_change = true
-  tags                        = { Name = var.router.name }
-  volume_tags                 = { Name = var.router.name }
+  tags                        = { Name = each.key }
+  volume_tags                 = { Name = each.key }
 
   metadata_options {
     http_endpoint               = "enabled"
@@ -177,13 +188,15 @@ resource "aws_instance" "this" {
   ]
 }
 
-# The machine has no way out until it has this: what it fetches at its first boot is tried until it comes.
+# A machine has no way out until it has this: what it fetches at its first boot is tried until it comes.
 resource "aws_eip" "this" {
-  domain = "vpc"
-  tags   = { Name = var.router.name }
+  for_each = var.router.machines
+  domain   = "vpc"
+  tags     = { Name = each.key }
 }
 
 resource "aws_eip_association" "this" {
-  allocation_id = aws_eip.this.id
-  instance_id   = aws_instance.this.id
+  for_each      = var.router.machines
+  allocation_id = aws_eip.this[each.key].id
+  instance_id   = aws_instance.this[each.key].id
 }

@@ -5,7 +5,13 @@ variable "name" {
 
 variable "router" {
   description = "The core module's output `router`."
-  type        = object({ name = string, address = string, user_data = string })
+  type        = object({ machines = map(string), user_data = string })
+}
+
+variable "balancer" {
+  description = "Security group of the balancer before the routers; null: clients reach the router itself."
+  type        = object({ security_group_id = string })
+  default     = null
 }
 
 variable "vpc_id" {

@@ -203,3 +203,34 @@ run "an_image_by_tag_is_taken_where_a_variable_says_so" {
     engine_image_by_tag = true
   }
 }
+
+run "one_router_by_itself" {
+  command = plan
+  assert {
+    condition     = output.router.machines == { gorgo-test-router = "10.64.0.10" } && alltrue([for one in output.scraped : one.ports == [443]])
+    error_message = "One machine, one port."
+  }
+}
+
+run "second_router_has_the_next_address_and_a_port_of_its_own_for_scrapes" {
+  command = plan
+  variables {
+    routers = 2
+  }
+  assert {
+    condition     = output.router.machines == { gorgo-test-router = "10.64.0.10", gorgo-test-router-2 = "10.64.0.11" }
+    error_message = "Two machines beside each other."
+  }
+  assert {
+    condition     = output.scraped[0].ports == [8441, 8442] && output.scraped[2].ports == [443]
+    error_message = "Both proxies are scraped; replicas through either."
+  }
+}
+
+run "more_routers_are_refused" {
+  command = plan
+  variables {
+    routers = 3
+  }
+  expect_failures = [var.routers]
+}

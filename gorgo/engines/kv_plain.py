@@ -1,0 +1,102 @@
+"""Short messages of plain events, decoded at once: a third of the time of `kv_events`, which decodes all others.
+
+Owns the form that both engines send today: an array of maps with integer hashes and no keys beside tokens. A message of
+any other form, or with any bad field, is none of these.
+"""
+
+from __future__ import annotations
+
+from msgspec import DecodeError, Struct
+from msgspec.msgpack import Decoder
+
+from gorgo.core.messages.kv_events import BlocksRemoved, BlocksStored, CacheCleared, KvEvent, KvEventBatch
+from gorgo.core.prefix.kv_chain import token_bytes
+from gorgo.engines.kv_wire import INDEXED_KINDS, LOW_64_BITS, MAX_RANK, TIERS
+
+#: Longest message that is decoded at once: its values take at most some megabytes.
+MAX_PLAIN_BYTES = 64 * 1024
+
+
+class _Stored(Struct, tag_field="type", tag="BlockStored", gc=False):
+    block_hashes: list[int]
+    parent_block_hash: int | None = None
+    token_ids: list[int] | None = None
+    block_size: int | None = None
+    lora_id: None = None
+    medium: str | None = None
+    lora_name: None = None
+    extra_keys: list[None] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    cache_salt: str | None = None
+
+
+class _Removed(Struct, tag_field="type", tag="BlockRemoved", gc=False):
+    block_hashes: list[int]
+    medium: str | None = None
+    group_idx: int | None = None
+
+
+class _Cleared(Struct, tag_field="type", tag="AllBlocksCleared", gc=False):
+    pass
+
+
+class _Batch(Struct, array_like=True, gc=False):
+    ts: float | None
+    events: list[_Stored | _Removed | _Cleared]
+    rank: int | None = None
+
+
+_BATCH = Decoder(_Batch)
+_CLEARED = CacheCleared()
+
+
+def decode_plain(message: bytes) -> KvEventBatch | None:
+    """Return the events of a short message; `None` if it is not plain.
+
+    >>> from msgspec.msgpack import encode
+    >>> decode_plain(encode([1.5, [{"type": "BlockRemoved", "block_hashes": [-1]}]])).events[0].hashes
+    (18446744073709551615,)
+    """
+    if len(message) > MAX_PLAIN_BYTES:
+        return None
+    try:
+        batch = _BATCH.decode(message)
+        found = [_event(event) for event in batch.events]
+    except (DecodeError, ValueError, OverflowError, RecursionError):
+        return None
+    rank = batch.rank or 0
+    if not 0 <= rank <= MAX_RANK:
+        return None
+    events = tuple([event for event in found if event is not None])
+    return KvEventBatch(batch.ts, rank, events, skipped=len(found) - len(events))
+
+
+def _event(event: _Stored | _Removed | _Cleared) -> KvEvent | None:
+    if type(event) is _Removed:
+        return BlocksRemoved(_low_bits(event.block_hashes), TIERS.get(event.medium), event.group_idx or 0)
+    if type(event) is _Stored:
+        return _stored(event)
+    return _CLEARED
+
+
+def _stored(event: _Stored) -> BlocksStored | None:
+    if event.kv_cache_spec_kind not in INDEXED_KINDS:
+        return None
+    ids = event.token_ids
+    if ids and len(ids) != len(event.block_hashes) * (event.block_size or 0):
+        raise ValueError("tokens of other blocks")
+    parent = event.parent_block_hash
+    return BlocksStored(
+        hashes=_low_bits(event.block_hashes),
+        parent=None if parent is None else parent & LOW_64_BITS,
+        tokens=token_bytes(ids) if ids else b"",
+        block_tokens=event.block_size if ids else None,
+        tier=TIERS.get(event.medium),
+        group=event.group_idx or 0,
+        cache_salt=event.cache_salt,
+    )
+
+
+def _low_bits(hashes: list[int]) -> tuple[int, ...]:
+    return tuple([value & LOW_64_BITS for value in hashes])

@@ -1,0 +1,83 @@
+"""Exact tokens of a conversation of about 24,000 tokens: its next turn, the same prompt again, and a long first prompt.
+
+Times are processor time of the event loop's thread: what other requests wait for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from gorgo.config.model import ModelConfig
+from gorgo.core.prompt.fingerprint import Fingerprinter
+from gorgo.proxy.parsing.fields import read_fields
+from gorgo.proxy.tokens.model_tokens import ModelTokens, read_models
+from gorgo.proxy.tokens.prompt_tokens import PromptTokens
+from tests.proxy.tokens.files import CHATML, conversation, model_folder
+
+ROUTE = "/v1/chat/completions"
+ROOT = Path(__file__).parents[2]
+#: Tokens of the conversation, those of a turn, and those of a long first prompt; about so many characters each.
+TOKENS, TURN_TOKENS, FIRST_TOKENS = 24_000, (150, 50), 100_000
+CHARS = {"tokenizer": 3.2, "simulated": 4.0}
+ROUNDS = 60
+
+
+def run() -> None:
+    """Print p50 and p99 in milliseconds for each tokenizer and block size."""
+    prose = " ".join(page.read_text() for page in sorted(ROOT.glob("docs/**/*.md")))
+    with TemporaryDirectory() as folder:
+        file = model_folder(Path(folder) / "model", template=CHATML, texts=[prose], entries=16_000)
+        print(f"{'tokenizer':<10} {'block':>5}  {'prompt':>7}  {'turn, p50 / p99':>16}  {'again, p50 / p99':>16}")
+        for tokenizer in (str(file), "simulated"):
+            models = read_models([ModelConfig(name="m", tokenizer=tokenizer)])
+            for block_tokens in (16, 64, 1):
+                asyncio.run(_turns(models, prose, Path(tokenizer).stem, block_tokens))
+            asyncio.run(_first(models, prose, Path(tokenizer).stem))
+
+
+async def _turns(models: dict[str, ModelTokens], prose: str, name: str, block_tokens: int) -> None:
+    prompts = PromptTokens(models, lambda _: (block_tokens,), lambda _: None)
+    rng = random.Random(block_tokens)
+    chars = CHARS[name]
+    long = [_text(prose, rng, 600 * chars) for _ in range(TOKENS // 600 | 1)]
+    tokens, _ = await _count(prompts, long)
+    turn, again = [], []
+    for _ in range(ROUNDS):
+        # Each is the next turn of the same conversation, so that its length stays.
+        texts = [*long, *(_text(prose, rng, new * chars) for new in TURN_TOKENS)]
+        tokens, spent_s = await _count(prompts, texts)
+        turn.append(spent_s)
+        again.append((await _count(prompts, texts))[1])
+    cells = [f"{p50:.2f} / {p99:.2f}" for p50, p99 in (np.percentile(times, [50, 99]) * 1e3 for times in (turn, again))]
+    print(f"{name:<10} {block_tokens:>5}  {tokens:>7,}  {cells[0]:>16}  {cells[1]:>16}")
+
+
+async def _first(models: dict[str, ModelTokens], prose: str, name: str) -> None:
+    prompts = PromptTokens(models, lambda _: (16,), lambda _: None)
+    started = time.perf_counter()
+    tokens, spent_s = await _count(prompts, [_text(prose * 4, random.Random(1), FIRST_TOKENS * CHARS[name])])
+    whole_s = time.perf_counter() - started
+    loop, whole = f"{spent_s * 1e3:.0f} ms of the loop", f"{whole_s * 1e3:.0f} ms in all"
+    print(f"{name:<10} first prompt of {tokens:,} tokens: {loop}, {whole}")
+
+
+async def _count(prompts: PromptTokens, texts: list[str]) -> tuple[int, float]:
+    """Return the tokens of a conversation, and the time of this thread."""
+    body = json.dumps({"messages": conversation(*texts)}).encode()
+    fields = read_fields(ROUTE, body, Fingerprinter(key=1))
+    started = time.thread_time()
+    exact = await prompts.exact_prompt(ROUTE, fields, model="m", base="m")
+    assert exact is not None
+    return exact.tokens, time.thread_time() - started
+
+
+def _text(prose: str, rng: random.Random, chars: float) -> str:
+    start = rng.randrange(len(prose) - round(chars))
+    return prose[start : start + round(chars)]

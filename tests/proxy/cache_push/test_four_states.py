@@ -1,0 +1,205 @@
+"""The four states of the published cache map, with a simulated engine that pushes to a proxy over sockets.
+
+Cold start, stickiness beside a less loaded replica, eviction, recovery after lost reports. Intervals are short; those
+in use are 5 s for the whole cache and 0.1 s for evictions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from gorgo.apps.engine_server import run_engine, server
+from gorgo.apps.engine_server.push import reporter
+from gorgo.apps.engine_server.push.reporter import PushReporter, PushTarget
+from gorgo.config.model import Config, ModelConfig, RegionConfig, ReplicaConfig
+from tests.apps.engine_server.conftest import QUICK
+from tests.proxy.conftest import QUIET, Running, Start, until
+
+TOKENS = {"PUSH_0": "token-of-replica-0", "PUSH_1": "token-of-replica-1"}
+#: 128 blocks of 16 tokens.
+SMALL = replace(QUICK, kv_tokens=2048, context_tokens=2048)
+PROMPT_TOKENS = 512
+SYNC_S = 0.25
+
+
+@dataclass
+class Answer:
+    replica: str
+    estimated: int
+    reported: int
+    source: str
+
+
+@dataclass
+class Fleet:
+    """A proxy over two engines that push."""
+
+    proxy: Running
+
+    async def ask(self, prompt: str, *, output: int = 1) -> Answer:
+        body = {"model": "gorgo-sim", "prompt": prompt, "max_tokens": output}
+        answer = await self.proxy.client.post("/v1/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        decisions = self.proxy.state.router.decisions(answer.headers["x-request-id"])
+        details = answer.json()["usage"]["prompt_tokens_details"] or {}
+        return Answer(
+            decisions[-1].replica,
+            decisions[-1].estimated_cached_tokens,
+            details.get("cached_tokens", 0),
+            decisions[-1].cache_source,
+        )
+
+    def blocks(self, replica: str) -> int:
+        feed = self.proxy.state.router.pushed_feed(replica, "gorgo-sim", 16)
+        return 0 if feed is None else feed.reported_blocks
+
+    def stats(self, replica: str) -> Any:
+        return self.proxy.state.targets[replica].pushes.stats
+
+    async def synced(self, replica: str) -> None:
+        """Wait for a whole push that began after now."""
+        before = self.stats(replica).snapshots
+        await until(lambda: self.stats(replica).snapshots >= before + 2)
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def prompt(number: int) -> str:
+    """Return a prompt of as many tokens, four bytes each."""
+    return "".join(f"{number:02d}{place:02x}"[:4] for place in range(256)) * (PROMPT_TOKENS // 256)
+
+
+@asynccontextmanager
+async def engine(port: int, target: PushTarget) -> AsyncIterator[None]:
+    stop, bound = asyncio.Event(), asyncio.Event()
+    running = asyncio.create_task(
+        run_engine(
+            name=target.replica,
+            profile=SMALL,
+            rtt_ms=0.0,
+            seed=0,
+            host="127.0.0.1",
+            port=port,
+            ready=lambda *_: bound.set(),
+            stop=stop,
+            push=target,
+            notify=lambda _: None,
+        )
+    )
+    try:
+        await bound.wait()
+        yield
+    finally:
+        stop.set()
+        await running
+
+
+@pytest.fixture
+async def fleet(start: Start, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Fleet]:
+    monkeypatch.setattr(server, "PushReporter", partial(PushReporter, sync_s=SYNC_S, batch_s=0.01))
+    monkeypatch.setattr(reporter, "LEAST_SYNC_S", 0.05)
+    ports = [free_port(), free_port()]
+    rows = tuple(
+        ReplicaConfig(name=f"r{n}", region="here", url=f"http://127.0.0.1:{port}", push_token_env=f"PUSH_{n}")
+        for n, port in enumerate(ports)
+    )
+    config = Config(
+        proxy=replace(QUIET, policy="sticky-least-loaded"),
+        regions=(RegionConfig(name="here"),),
+        replicas=rows,
+        models=(ModelConfig(name="gorgo-sim", tokenizer="simulated"),),
+    )
+    proxy = await start.proxy(config, [], environ=TOKENS)
+    async with AsyncExitStack() as engines:
+        for n, port in enumerate(ports):
+            target = PushTarget(
+                url=proxy.addresses.admin_url, replica=f"r{n}", model="gorgo-sim", token=TOKENS[f"PUSH_{n}"]
+            )
+            await engines.enter_async_context(engine(port, target))
+        found = Fleet(proxy)
+        await until(lambda: all(found.stats(f"r{n}").snapshots for n in range(2)))
+        yield found
+
+
+async def test_cold_start_is_known_after_one_push(fleet: Fleet) -> None:
+    first = await fleet.ask(prompt(1))
+    assert (first.estimated, first.reported) == (0, 0)
+    await until(lambda: fleet.blocks(first.replica) >= PROMPT_TOKENS // 16)
+    second = await fleet.ask(prompt(1))
+    assert (second.replica, second.source) == (first.replica, "push")
+    assert second.estimated >= second.reported >= PROMPT_TOKENS - 16
+    assert second.estimated - second.reported <= 16, "of a whole prompt the last block is computed"
+
+
+async def test_holder_is_chosen_beside_a_less_loaded_replica(fleet: Fleet) -> None:
+    holder = (await fleet.ask(prompt(1))).replica
+    await until(lambda: fleet.blocks(holder) >= PROMPT_TOKENS // 16)
+    busy = [asyncio.create_task(fleet.ask(prompt(1), output=400)) for _ in range(3)]
+    await until(lambda: fleet.proxy.state.targets[holder].active == 3)
+    assert (await fleet.ask(prompt(1))).replica == holder
+    assert {answer.replica for answer in await asyncio.gather(*busy)} == {holder}
+
+
+async def test_evicted_prompt_is_unknown_after_one_batch(fleet: Fleet) -> None:
+    holder = (await fleet.ask(prompt(1))).replica
+    await until(lambda: fleet.blocks(holder) >= PROMPT_TOKENS // 16)
+    await fill(fleet, holder)
+    answer = await fleet.ask(prompt(1))
+    assert (answer.estimated, answer.reported) == (0, 0)
+    assert fleet.stats(holder).evictions > 0
+
+
+async def test_phantoms_of_lost_evictions_end_with_the_next_whole_push(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder = (await fleet.ask(prompt(1))).replica
+    await fleet.synced(holder)
+    push = PushReporter._push
+
+    async def losing(self: PushReporter, session: Any, route: str, hashes: Any) -> Any:
+        if route == "eviction":
+            self._sequence += 1
+            return "done"
+        return await push(self, session, route, hashes)
+
+    monkeypatch.setattr(PushReporter, "_push", losing)
+    await fill(fleet, holder, synced=False)
+    await fleet.synced(holder)
+    answer = await fleet.ask(prompt(1))
+    assert (answer.estimated, answer.reported) == (0, 0)
+    assert fleet.stats(holder).lost > 0, "the gap in the sequence is counted"
+
+
+async def test_router_that_forgot_knows_again_after_one_whole_push(fleet: Fleet) -> None:
+    holder = (await fleet.ask(prompt(1))).replica
+    await fleet.synced(holder)
+    fleet.proxy.state.router.flush(now=fleet.proxy.state.clock())
+    assert fleet.blocks(holder) == 0
+    await until(lambda: fleet.blocks(holder) >= PROMPT_TOKENS // 16)
+    assert (await fleet.ask(prompt(1))).replica == holder
+    fleet.proxy.state.router.check()
+
+
+async def fill(fleet: Fleet, replica: str, *, synced: bool = True) -> None:
+    """Fill the cache of a replica with other prompts, until the first one is evicted there."""
+    target = fleet.proxy.state.targets[replica]
+    for number in range(2, 8):
+        body = {"model": "gorgo-sim", "prompt": prompt(number), "max_tokens": 1}
+        url = f"{target.upstream._base}/v1/completions"
+        answer = await fleet.proxy.client.post(url, json=body)
+        assert answer.status_code == 200
+    if synced:
+        await until(lambda: fleet.stats(replica).evictions >= 1)
+        await fleet.synced(replica)
