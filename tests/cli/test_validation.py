@@ -318,6 +318,25 @@ def test_short_admin_token_is_an_error_of_both_beside_those_of_the_file(
     assert len(verdict("check", "--no-files")[1]) == 2
 
 
+@pytest.mark.parametrize(
+    ("token", "found"),
+    [
+        ("token-of-the-operators", "PUSH has the admin token; expected a token of its own"),
+        ("short", "the environment variable PUSH has 5 characters; expected at least 16"),
+        ("", "the environment variable PUSH is not set; expected it to hold the token of the replica's pushes"),
+    ],
+)
+def test_push_token_that_administrates_or_can_be_guessed_is_an_error(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, token: str, found: str
+) -> None:
+    monkeypatch.setenv("GORGO_ADMIN_TOKEN", "token-of-the-operators")
+    monkeypatch.setenv("PUSH", token)
+    (folder / "regions.yaml").write_text(replica("push_token_env: PUSH"))
+    code, lines = verdict("check")
+    assert (code, lines) == verdict("serve")
+    assert (code, " ".join(line.strip() for line in lines[1:])) == (2, f"replicas[0].push_token_env (line 4): {found}")
+
+
 def test_files_cannot_be_skipped_for_a_live_check(folder: Path) -> None:
     (folder / "regions.yaml").write_text(BASE)
     code, lines = verdict("check", "--live", "--no-files")
