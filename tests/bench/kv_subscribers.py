@@ -74,7 +74,7 @@ async def _measure(ports: list[int]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
-    feeds.close()
+    await feeds.aclose()
 
 
 def _subscriber(feeds: KvSubscriptions, router: Router, name: str, port: int) -> KvSubscriber:
