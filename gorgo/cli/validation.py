@@ -89,6 +89,7 @@ def examine(text: bytes, *, source: Path, overrides: Overrides) -> tuple[Documen
         if overrides.machine:
             binds = {"bind": overrides.bind, "admin_bind": overrides.admin_bind} if overrides.ports else None
             yield from machine_problems(document, environ=overrides.environ, binds=binds)
+            yield from _push_tokens(document, overrides)
 
     document, config = check_text(text, environ=overrides.environ, further=further, allow_unset=not overrides.machine)
     if document.problems or (config is None and not document.unknown):
@@ -215,6 +216,17 @@ def _token(token: str | None) -> Iterator[Problem]:
     if token is not None and len(token) < MIN_TOKEN_CHARS:
         expected = f"at least {MIN_TOKEN_CHARS}; openssl rand -hex 32 makes one"
         yield Problem(("GORGO_ADMIN_TOKEN",), 0, f"a token of {len(token)} characters", expected)
+
+
+def _push_tokens(document: Document, overrides: Overrides) -> Iterator[Problem]:
+    """Yield push tokens that would let an engine administrate."""
+    for number, item in enumerate(items(document.data, "replicas")):
+        variable = item.get("push_token_env") if isinstance(item, Mapping) else None
+        if not isinstance(variable, str) or overrides.admin_token is None:
+            continue
+        if overrides.environ.get(variable, "").strip() == overrides.admin_token:
+            path: Place = ("replicas", number, "push_token_env")
+            yield Problem(path, document.line(path), f"{variable} has the admin token", "a token of its own")
 
 
 def _unknown(document: Document, path: Place, name: str, kind: str, names: Iterable[str]) -> Problem:

@@ -140,7 +140,7 @@ class RunningProxy:
 
     async def aclose(self) -> None:
         self.gateway.close()
-        self.kv_feeds.close()
+        await self.kv_feeds.aclose()
         await self.control.aclose()
         await self.training.aclose()
         await self.body_workers.aclose()

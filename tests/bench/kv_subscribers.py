@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
+import uvloop
 from msgspec.msgpack import encode
 
 from gorgo.config.model import KvEventsConfig
@@ -47,7 +48,7 @@ def run() -> None:
     try:
         assert publishers.stdout is not None
         ports = [int(port) for port in publishers.stdout.readline().split()]
-        asyncio.run(_measure(ports))
+        uvloop.run(_measure(ports))
     finally:
         publishers.kill()
         publishers.communicate()
@@ -74,7 +75,7 @@ async def _measure(ports: list[int]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
-    feeds.close()
+    await feeds.aclose()
 
 
 def _subscriber(feeds: KvSubscriptions, router: Router, name: str, port: int) -> KvSubscriber:

@@ -304,6 +304,28 @@ def test_value_of_a_variable_that_is_not_set_hides_no_other_error(folder: Path) 
     assert done.stdout == "regions.yaml: ok, 1 replica in 1 region, policy unknown without its variables\n"
 
 
+#: Replicas come from a source alone.
+FOUND = """\
+proxy: {region: here}
+regions: [{name: here}]
+fleet_sources: [{name: d, kind: dns, host: engines, port: 30000}, {name: p, kind: pods, selector: {a: b}, port: 1}]
+"""
+
+
+def test_check_counts_the_fleet_sources(folder: Path) -> None:
+    (folder / "regions.yaml").write_text(FOUND)
+    done = CliRunner().invoke(app, ["check", "--no-files", "--config", "regions.yaml"])
+    assert done.stdout == "regions.yaml: ok, 0 replicas and 2 fleet sources in 1 region, policy gorgo-ms\n"
+
+
+def test_simulation_needs_replicas_of_the_file(folder: Path) -> None:
+    (folder / "regions.yaml").write_text(FOUND)
+    (folder / "trace.jsonl").write_text('{"timestamp": 0, "input_length": 5, "output_length": 2, "hash_ids": [1]}\n')
+    done = CliRunner().invoke(app, ["simulate", "trace.jsonl", "--config", "regions.yaml"])
+    assert done.exit_code == 2
+    assert "regions.yaml: replicas: none; expected one to simulate" in done.stderr
+
+
 def test_short_admin_token_is_an_error_of_both_beside_those_of_the_file(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -316,6 +338,25 @@ def test_short_admin_token_is_an_error_of_both_beside_those_of_the_file(
         "GORGO_ADMIN_TOKEN: a token of 5 characters; expected at least 16; openssl rand -hex 32 makes one"
     )
     assert len(verdict("check", "--no-files")[1]) == 2
+
+
+@pytest.mark.parametrize(
+    ("token", "found"),
+    [
+        ("token-of-the-operators", "PUSH has the admin token; expected a token of its own"),
+        ("short", "the environment variable PUSH has 5 characters; expected at least 16"),
+        ("", "the environment variable PUSH is not set; expected it to hold the token of the replica's pushes"),
+    ],
+)
+def test_push_token_that_administrates_or_can_be_guessed_is_an_error(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, token: str, found: str
+) -> None:
+    monkeypatch.setenv("GORGO_ADMIN_TOKEN", "token-of-the-operators")
+    monkeypatch.setenv("PUSH", token)
+    (folder / "regions.yaml").write_text(replica("push_token_env: PUSH"))
+    code, lines = verdict("check")
+    assert (code, lines) == verdict("serve")
+    assert (code, " ".join(line.strip() for line in lines[1:])) == (2, f"replicas[0].push_token_env (line 4): {found}")
 
 
 def test_files_cannot_be_skipped_for_a_live_check(folder: Path) -> None:

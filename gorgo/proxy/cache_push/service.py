@@ -28,8 +28,8 @@ from gorgo.proxy.router_gateway import RouterGateway
 
 Hashes = NDArray[np.uint64]
 
-#: Hashes applied in one step of the event loop: about 2 ms.
-SLICE = 4096
+#: Hashes applied in one step of the event loop: about a millisecond.
+SLICE = 1024
 #: Smaller snapshots are compared in the event loop: about 1 ms.
 INLINE = 8192
 #: Between two searches for silent sources, s.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from gorgo.proxy.kv_events.decoding import KvDecoder
 from gorgo.proxy.kv_events.extra import import_zmq
 from gorgo.proxy.kv_events.sockets import KvSockets
 from gorgo.proxy.kv_events.stats import KvFeedStats
@@ -18,6 +19,7 @@ class KvSubscriptions:
     def __init__(self) -> None:
         self.stats: dict[str, KvFeedStats] = {}
         self.replay_slots = asyncio.Semaphore(MAX_REPLAYS_AT_ONCE)
+        self.decoder = KvDecoder()
         self._sockets: KvSockets | None = None
 
     @property
@@ -27,6 +29,7 @@ class KvSubscriptions:
             self._sockets = KvSockets(import_zmq())
         return self._sockets
 
-    def close(self) -> None:
+    async def aclose(self) -> None:
+        await self.decoder.aclose()
         if self._sockets is not None:
             self._sockets.close()

@@ -8,17 +8,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import aclosing
 from typing import Protocol
 
 from gorgo.config.model import KvEventsConfig
 from gorgo.core.messages.actions import Action
 from gorgo.core.messages.kv_events import BlocksStored, CacheCleared, KvEventBatch
+from gorgo.engines.kv_events import decode_message
 from gorgo.engines.kv_sources import FLAGS, SGLANG_PATHS, VLLM_PATH, KvEventSource, read_sglang, read_vllm
 from gorgo.proxy.clock import Clock
 from gorgo.proxy.kv_events.actions import Apply
-from gorgo.proxy.kv_events.decoding import decode
 from gorgo.proxy.kv_events.feeds import KvSubscriptions
-from gorgo.proxy.kv_events.pieces import PIECE_BLOCKS, pieces
+from gorgo.proxy.kv_events.pieces import PIECE_BLOCKS
 from gorgo.proxy.kv_events.stats import FeedState, KvFeedStats, worst
 from gorgo.proxy.kv_events.subscription import Subscription
 from gorgo.proxy.logs import log, log_failure
@@ -223,23 +224,22 @@ class KvSubscriber:
     async def apply_message(self, action: Apply, subscription: Subscription) -> None:
         """Decode a message and pass its events to the Router, in pieces."""
         try:
-            batch = await decode(action.payload)
+            if len(action.payload) <= SMALL_BYTES:
+                self._pass_piece(decode_message(action.payload), action, subscription)
+                return
+            async with aclosing(self._feeds.decoder.decode(action.payload)) as found:
+                async for piece in found:
+                    self._pass_piece(piece, action, subscription)
+                    await subscription.turn.pause()
         except ValueError as error:
             self._rejected(str(error), subscription, action)
             self._stats.rejected_messages += 1
-            return
-        self._stats.events += len(batch.events)
-        if batch.rejected:
-            self._stats.rejected_events += batch.rejected
-            self._rejected(batch.error or "", subscription, action)
-        if len(action.payload) <= SMALL_BYTES:
-            self._pass_piece(batch, action, subscription)
-            return
-        for piece in pieces(batch):
-            self._pass_piece(piece, action, subscription)
-            await subscription.turn.pause()
 
     def _pass_piece(self, piece: KvEventBatch, action: Apply, subscription: Subscription) -> None:
+        self._stats.events += len(piece.events)
+        if piece.rejected:
+            self._rejected(piece.error or "", subscription, action)
+            self._stats.rejected_events += piece.rejected
         if _CLEARED in action.payload and any(isinstance(event, CacheCleared) for event in piece.events):
             subscription.feed.emptied(action.era)
         self._pass(piece)

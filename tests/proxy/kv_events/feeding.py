@@ -136,7 +136,7 @@ async def subscribed(
         task.cancel()
         await asyncio.wait((task,))
         assert task.cancelled(), task.exception()
-        feeding.feeds.close()
+        await feeding.feeds.aclose()
         assert not delivered
         assert REPLICA not in feeding.feeds.stats
 

@@ -236,6 +236,20 @@ async def test_one_unreadable_message_is_counted_and_the_next_ones_apply(caplog:
         assert sum(record.message == "kv_events_rejected" for record in caplog.records) == 1
 
 
+async def test_one_bad_event_is_logged_once_and_the_others_of_its_message_apply(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with publishing() as engine, subscribed(engine.config) as feeding:
+        await feeding.until("live")
+        for number in (1, 2):
+            engine.log._add({"type": "BlockRemoved"})
+            await engine.store(prompt(number))
+            await until(lambda number=number: feeding.router.cached(prompt(number)) == WHOLE)  # type: ignore[misc]
+        await feeding.until("partial", rejected_events=2)
+        (record,) = [each for each in caplog.records if each.message == "kv_events_rejected"]
+        assert "block_hashes" in vars(record)["fields"]["error"]
+
+
 async def test_a_large_message_is_applied_in_pieces() -> None:
     blocks = 20_000
     async with publishing() as engine, subscribed(engine.config) as feeding:
