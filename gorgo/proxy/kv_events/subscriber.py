@@ -80,6 +80,7 @@ class KvSubscriber:
         self._answer = answer
         self._is_current = is_current
         self._deliver = deliver
+        self._turn = asyncio.Lock()
         self._stats = KvFeedStats()
         self._subscriptions: list[Subscription] = []
         self._block_tokens: int | None = None
@@ -88,20 +89,22 @@ class KvSubscriber:
 
     async def run(self) -> None:
         """Subscribe until cancelled, anew after each change of the configuration."""
-        self._feeds.stats[self._target.name] = self._stats
-        try:
-            while True:
-                self._target.kv_events_changed.clear()
-                config = self._target.kv_events
-                async with asyncio.TaskGroup() as tasks:
-                    subscribing = None if config is None else tasks.create_task(self._guarded(config))
-                    await self._target.kv_events_changed.wait()
-                    if subscribing is not None:
-                        subscribing.cancel()
-                self._reset()
-        finally:
-            if self._feeds.stats.get(self._target.name) is self._stats:
-                del self._feeds.stats[self._target.name]
+        # A monitor that restarts its loops does not wait for the end of the former run.
+        async with self._turn:
+            self._reset()
+            try:
+                while True:
+                    self._target.kv_events_changed.clear()
+                    config = self._target.kv_events
+                    async with asyncio.TaskGroup() as tasks:
+                        subscribing = None if config is None else tasks.create_task(self._guarded(config))
+                        await self._target.kv_events_changed.wait()
+                        if subscribing is not None:
+                            subscribing.cancel()
+                    self._reset()
+            finally:
+                if self._feeds.stats.get(self._target.name) is self._stats:
+                    del self._feeds.stats[self._target.name]
 
     def _reset(self) -> None:
         """Forget all blocks and counts."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from time import monotonic
@@ -66,6 +66,8 @@ class Feeding:
     target: Target
     answers: dict[str, object]
     asked: list[str] = field(default_factory=list)
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    run: Callable[[], Coroutine[Any, Any, None]] | None = None
 
     @property
     def stats(self) -> KvFeedStats:
@@ -76,6 +78,12 @@ class Feeding:
         await until(
             lambda: self.stats.state == state and all(getattr(self.stats, key) == n for key, n in counts.items())
         )
+
+    def restart(self) -> None:
+        """As a reload of the intervals does: the end of the former run is not waited for."""
+        assert self.run is not None
+        self.tasks[-1].cancel()
+        self.tasks.append(asyncio.create_task(self.run()))
 
     def configure(self, config: KvEventsConfig | None) -> None:
         """As a reload does."""
@@ -128,14 +136,16 @@ async def subscribed(
         is_current=lambda: True,
         deliver=deliver,
     )
-    task = asyncio.create_task(subscriber.run())
+    feeding.run = subscriber.run
+    feeding.tasks.append(asyncio.create_task(subscriber.run()))
     await asyncio.sleep(0)
     try:
         yield feeding
     finally:
-        task.cancel()
-        await asyncio.wait((task,))
-        assert task.cancelled(), task.exception()
+        feeding.tasks[-1].cancel()
+        await asyncio.wait(feeding.tasks)
+        for task in feeding.tasks:
+            assert task.cancelled(), task.exception()
         await feeding.feeds.aclose()
         assert not delivered
         assert REPLICA not in feeding.feeds.stats

@@ -226,6 +226,19 @@ async def test_a_reload_moves_the_subscription_and_ends_it() -> None:
             assert feeding.router.cached(prompt(2)) == 0
 
 
+async def test_a_run_that_replaces_another_at_once_counts_each_block_once() -> None:
+    async with publishing() as engine, subscribed(engine.config) as feeding:
+        await engine.store(prompt(1))
+        await until(lambda: feeding.router.cached(prompt(1)) == WHOLE)
+        feeding.restart()
+        await feeding.until("live", messages=1)
+        assert feeding.router.cached(prompt(1)) == WHOLE
+        await engine.evict(prompt(1))
+        await until(lambda: feeding.stats.messages == 2)
+        await until(lambda: feeding.router.cached(prompt(1)) == 0)
+        assert (feeding.stats.state, feeding.router.complete) == ("live", True)
+
+
 async def test_one_unreadable_message_is_counted_and_the_next_ones_apply(caplog: pytest.LogCaptureFixture) -> None:
     async with publishing() as engine, subscribed(engine.config) as feeding:
         await feeding.until("live")
