@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gorgo.core.fleet.spec import ReplicaSpec
+from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.decision import Decision
 from gorgo.core.messages.kv_events import (
     BlocksRemoved,
@@ -402,3 +403,33 @@ def test_the_best_source_of_each_replica_decides() -> None:
     decision = decide(router, exact())
     assert decision.best_cached_tokens == 64
     assert [cached(router, name) for name in "abc"] == [(64, "history"), (32, "events"), (48, "push")]
+
+
+def test_a_cache_beyond_the_bound_is_partial_until_it_is_cleared() -> None:
+    router = make_router("a", policy="gorgo-ms", limits=RouterLimits(max_index_blocks=3))
+    serve(router, "a")
+    report(router, "a", stored(4))
+    assert router.cache_sources(now=0.0)["a"].complete is False
+    assert cached(router, "a", now=9.0) == (64, "history"), "the first block was evicted"
+    report(router, "a", CacheCleared(), stored(2), now=9.0)
+    assert cached(router, "a", now=9.0) == (32, "events")
+
+
+def test_a_snapshot_beyond_the_bound_is_partial_and_the_next_one_within_it_is_not() -> None:
+    router = make_router("a", policy="gorgo-ms", limits=RouterLimits(max_index_blocks=3))
+    serve(router, "a")
+    push(router, "a", HASHES)
+    assert cached(router, "a") == (64, "history")
+    push(router, "a", HASHES[:3])
+    assert cached(router, "a") == (48, "push")
+
+
+def test_a_rank_that_is_cleared_leaves_the_history_of_the_others() -> None:
+    router = make_router("a", policy="gorgo-ms")
+    serve(router, "a")
+    for rank, event in ((0, stored(1)), (1, stored(2)), (0, CacheCleared())):
+        batch = KvEventBatch(sent_s=None, rank=rank, events=(event,))
+        router.on_kv_events("a", batch, model=None, block_tokens=16, complete=True, now=0.0)
+    assert cached(router, "a") == (32, "events")
+    router.on_kv_lost("a", now=0.0)
+    assert cached(router, "a") == (64, "history")

@@ -31,8 +31,9 @@ _NO_FEEDS: Mapping[str | None, Feed] = {}
 class Feed:
     """What one replica reports of one model.
 
-    `number`: another one for each feed. `cleared`: it reported an empty cache since the last scrape. `flushed`: the
-    operator emptied it, so that it lacks blocks until the cache is cleared.
+    `number`: another one for each feed. `cleared`: it reported an empty cache since the last scrape. Until the cache is
+    cleared it lacks blocks if the operator emptied it (`flushed`), or if more than `evicted` blocks of the replica have
+    exceeded the bound.
     """
 
     source: CacheSource
@@ -43,6 +44,7 @@ class Feed:
     number: int
     cleared: bool = False
     flushed: bool = False
+    evicted: int = 0
 
     @property
     def index_key(self) -> FeedKey:
@@ -192,10 +194,10 @@ class FeedTable:
         if index is None:
             index = KvEventIndex(block_tokens=block_tokens, max_blocks_per_replica=self._share)
             self.indexes[model, block_tokens] = index
-        feed = self._feeds.setdefault(slot, {})[model] = Feed(
-            source, model, index, complete=True, newest_s=now, number=self.changes
-        )
-        index.stats[slot] = self.stats.setdefault(slot, KvEventStats())
+        stats = self.stats.setdefault(slot, KvEventStats())
+        feed = Feed(source, model, index, True, newest_s=now, number=self.changes, evicted=stats.evicted)
+        self._feeds.setdefault(slot, {})[model] = feed
+        index.stats[slot] = stats
         self._on_change()
         return feed
 

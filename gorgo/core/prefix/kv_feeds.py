@@ -6,7 +6,8 @@ request are left to the history of requests (`index`).
 Theory of operation. A replica has one feed per model: an engine with another block size has restarted. A feed without a
 model is that of all models of its replica, whose adapters have roots of their own (`kv_chain`). Events take precedence
 over pushes, which are up to a push interval late. A complete feed alone counts; of a partial one, joined while the
-cache had blocks already, the better of it and the history. A dispatched prompt counts before any report (speculation).
+cache had blocks already or cut at the bound, the better of it and the history. A dispatched prompt counts before any
+report (speculation).
 """
 
 from __future__ import annotations
@@ -84,14 +85,17 @@ class KvFeeds:
     def apply(
         self, slot: int, batch: KvEventBatch, *, model: str | None, block_tokens: int, complete: bool, now: float
     ) -> bool:
-        """Apply events; return whether they say that the replica's cache was empty before the last of them."""
+        """Apply events; return whether they say that all of the replica's cache was empty before the last of them."""
         feed = self._table.get_or_add(slot, "events", model, block_tokens, now=now)
-        feed.index.apply(slot, batch)
         cleared = any(isinstance(event, CacheCleared) for event in batch.events)
-        if cleared:
-            feed.cleared, feed.flushed = True, False
-        self._table.set_complete(feed, complete and not feed.flushed)
-        return cleared
+        whole = cleared and feed.index.ranks(slot) <= {batch.rank}
+        feed.cleared |= cleared
+        stats = self._table.stats[slot]
+        if whole:
+            feed.flushed, feed.evicted = False, stats.evicted
+        feed.index.apply(slot, batch)
+        self._table.set_complete(feed, complete and not feed.flushed and feed.evicted == stats.evicted)
+        return whole
 
     def replace(self, slot: int, snapshot: CacheSnapshot, *, now: float) -> None:
         """Replace the pushed blocks of a replica; ignored while it has events."""
@@ -99,8 +103,10 @@ class KvFeeds:
         if feed is not None and feed.source == "events":
             return
         feed = self._table.get_or_add(slot, "push", snapshot.model, snapshot.block_tokens, now=now)
-        pushed, stats = feed.index.pushed, self._table.stats[slot]
-        stats.evicted += pushed.replace(slot, snapshot.hashes, limit=feed.index.max_blocks_per_replica)
+        pushed = feed.index.pushed
+        excess = pushed.replace(slot, snapshot.hashes, limit=feed.index.max_blocks_per_replica)
+        self._table.stats[slot].evicted += excess
+        self._table.set_complete(feed, not excess)
         pushed.expire_confirmed(slot, before_s=now - SNAPSHOT_AGE_S)
         feed.index.speculated.confirm_all(slot, snapshot.hashes)
 
@@ -119,7 +125,9 @@ class KvFeeds:
         feed.newest_s = now
         pushed, stats = feed.index.pushed, self._table.stats[slot]
         pushed.remove(slot, changes.removed)
-        stats.evicted += pushed.add(slot, changes.added, limit=feed.index.max_blocks_per_replica)
+        excess = pushed.add(slot, changes.added, limit=feed.index.max_blocks_per_replica)
+        stats.evicted += excess
+        self._table.set_complete(feed, feed.complete and not excess)
         feed.index.speculated.confirm_all(slot, changes.added)
         if changes.whole:
             pushed.expire_confirmed(slot, before_s=now - SNAPSHOT_AGE_S)

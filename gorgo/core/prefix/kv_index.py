@@ -112,6 +112,10 @@ class KvEventIndex:
             self.pushed.clear_replica(slot)
             self.speculated.clear_replica(slot)
 
+    def ranks(self, slot: int) -> set[int]:
+        """Return the ranks of a replica that have blocks."""
+        return {source.rank for source in self._sources.get(slot, {}).values()}
+
     def blocks(self, slot: int) -> int:
         """Return the blocks of a replica, each of its caches counted."""
         return self._blocks.get(slot, 0) + self.pushed.blocks_of(slot)
