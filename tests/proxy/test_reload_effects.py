@@ -373,6 +373,17 @@ OF_OTHER_COMMANDS = {
 }
 #: Their effects are shown in tests/proxy/training.
 OF_A_TRAINING = {f"proxy.learning.{key.name}" for key in fields(LearningConfig)}
+#: Their effects are shown in tests of fleet sources: tests/proxy/fleet_sources and tests/fleet_sources.
+OF_FLEET_SOURCES = {
+    f"fleet_sources[].{key}"
+    for key in (
+        *("name kind host port port_name interval_s namespace service selector pool node_regions").split(),
+        *(f"api.{key}" for key in ("url", "token_file", "ca_file")),
+        *(f"replica.{key}" for key in ("region", "scheme", "engine", "models", "accelerator", "api_key_env")),
+        *(f"replica.{key}" for key in ("request_usage", "ca_file", "client_cert", "client_key", "kv_events")),
+        *(f"replica.capacity.{key}" for key in ("kv_tokens", "max_running_requests", "prefill_tokens_per_s")),
+    )
+}
 NEED_A_NEW_START = {"proxy.bind", "proxy.admin_bind", "proxy.tracing.endpoint", "proxy.tracing.sample_ratio"}
 REFERENCE = (DOCS / "reference.md").read_text()
 
@@ -382,7 +393,7 @@ def test_each_key_has_an_effect_shown_here_or_a_reason_to_have_none() -> None:
     shown = {
         key for effect in (*EFFECTS, *EFFECTS_OF_CERTIFICATES, *EFFECTS_OF_TOKENIZERS) for key in effect.keys.split()
     }
-    assert sorted([*shown, *OF_OTHER_COMMANDS, *OF_A_TRAINING, *NEED_A_NEW_START]) == sorted(keys)
+    assert sorted([*shown, *OF_OTHER_COMMANDS, *OF_A_TRAINING, *OF_FLEET_SOURCES, *NEED_A_NEW_START]) == sorted(keys)
 
 
 def test_the_reference_says_of_each_key_what_a_reload_does_with_it() -> None:
