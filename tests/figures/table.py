@@ -437,5 +437,6 @@ NOT_STORED: Mapping[str, str] = {
     "chaos-long": "nine minutes of live processes for each schedule",
     "tuner-chance": "no command makes these campaigns",
     "tuning-further": "hours of traffic on seven fleets and a grid on each take a core for an hour",
+    "several-routers": "no command cuts the answers of its traffic",
     "tuning-ten": "ten seeds of `make tuning-table` take two cores for more than an hour",
 }
