@@ -377,7 +377,8 @@ OF_A_TRAINING = {f"proxy.learning.{key.name}" for key in fields(LearningConfig)}
 OF_FLEET_SOURCES = {
     f"fleet_sources[].{key}"
     for key in (
-        *("name kind host port port_name interval_s namespace service selector pool node_regions").split(),
+        *("name", "kind", "host", "port", "port_name", "interval_s"),
+        *("namespace", "service", "selector", "pool", "node_regions"),
         *(f"api.{key}" for key in ("url", "token_file", "ca_file")),
         *(f"replica.{key}" for key in ("region", "scheme", "engine", "models", "accelerator", "api_key_env")),
         *(f"replica.{key}" for key in ("request_usage", "ca_file", "client_cert", "client_key", "kv_events")),
