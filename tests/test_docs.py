@@ -18,10 +18,10 @@ from gorgo.cli.tune.settings import TuneSettings
 from gorgo.config.model import Config
 from gorgo.config.weights_file import read_weights_file
 from gorgo.core.policy.weights import Weights
+from gorgo.live.admin.app import Admin
+from gorgo.live.telemetry.metrics import METRICS
 from gorgo.policies.registry import POLICIES
-from gorgo.proxy.admin.app import Admin
 from gorgo.proxy.app import INFERENCE_ROUTES, data_app
-from gorgo.proxy.telemetry.metrics import METRICS
 from gorgo.sim.faults.scenarios import SCENARIOS
 from tests.documents import check_gorgo_lines
 from tuner.sidecar.metrics import METRICS as TUNER_METRICS

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from gorgo.proxy.telemetry.metrics import METRICS
+from gorgo.live.telemetry.metrics import METRICS
 from tests.documents import DOCS, ROOT, blocks, check_gorgo_lines, code, headings, rows_of, section
 from tuner.sidecar.metrics import METRICS as TUNER_METRICS
 

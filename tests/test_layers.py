@@ -70,9 +70,10 @@ WRONG = (
     ("gorgo.sim.new", "gorgo.proxy"),
     ("gorgo.apps.simulate.new", "gorgo.proxy"),
     ("gorgo.engines.new", "time"),
-    ("gorgo.proxy.openapi.new", "tuner"),
+    ("gorgo.live.openapi.new", "tuner"),
     ("gorgo.proxy.http.new", "gorgo.proxy.state"),
-    ("gorgo.proxy.monitor.new", "gorgo.proxy.exchange"),
+    ("gorgo.live.monitor.new", "gorgo.proxy.exchange"),
+    ("gorgo.live.http.new", "gorgo.live.state"),
 )
 
 

@@ -126,7 +126,7 @@ FIELD_NAMES: Mapping[str, str] = {
     "held_out_seed": "tuner/",
     "held_out_seeds": "",
     # A field of SGLang's requests.
-    "bootstrap_room": "gorgo/proxy/parsing/",
+    "bootstrap_room": "gorgo/live/parsing/",
     # Networking: one-way delay.
     "one_way_s": "",
     # Fallbacks of learned routers: the words of the specification.

@@ -1,6 +1,6 @@
 """The proxy's request log as a trace, for `gorgo tune-offline`.
 
-Owns the reading and the step from bytes to blocks. The form is `gorgo.proxy.telemetry.request_log_file`'s.
+Owns the reading and the step from bytes to blocks. The form is `gorgo.live.telemetry.request_log_file`'s.
 
 Theory of operation. A hash in the log ends at a multiple of 2,048 bytes of text, an id in a trace at a multiple of 512
 tokens, and a model's tokens are of any length. So the bytes per token of each model are taken over the whole log, and

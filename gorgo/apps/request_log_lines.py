@@ -1,4 +1,4 @@
-"""Lines of the proxy's request log, checked: the form of `gorgo.proxy.telemetry.request_log_file`."""
+"""Lines of the proxy's request log, checked: the form of `gorgo.live.telemetry.request_log_file`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gorgo.apps.traces.load import SPAN_S_MAX
 from gorgo.apps.traces.rows import MAX_TOKENS
 from gorgo.core.prompt.boundaries import MAX_BOUNDARIES
 from gorgo.errors import TraceError
-from gorgo.proxy.telemetry.request_log_file import SCHEMA
+from gorgo.live.telemetry.request_log_file import SCHEMA
 
 #: A prompt of ten million tokens; a file without line ends must not fill memory.
 MAX_LINE_BYTES = 4 << 20
@@ -26,7 +26,7 @@ _LOAD = frozenset({429, 499})
 
 @dataclass(frozen=True, slots=True)
 class LoggedRequest:
-    """One line, with the fields of `gorgo.proxy.telemetry.request_log_file.Finished`; older logs end at `hashes`."""
+    """One line, with the fields of `gorgo.live.telemetry.request_log_file.Finished`; older logs end at `hashes`."""
 
     received_s: float
     model: str | None

@@ -15,9 +15,9 @@ from gorgo.config.replica_advice import remedy
 from gorgo.engines.probe import is_well, probe_paths
 from gorgo.engines.registry import dialect
 from gorgo.errors import ConfigError
-from gorgo.proxy.monitor.discovery import discover
-from gorgo.proxy.upstream.connect_cause import connect_cause
-from gorgo.proxy.upstream.target import api_key
+from gorgo.live.monitor.discovery import discover
+from gorgo.live.upstream.connect_cause import connect_cause
+from gorgo.live.upstream.target import api_key
 
 
 @dataclass(frozen=True, slots=True)

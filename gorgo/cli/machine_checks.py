@@ -17,14 +17,14 @@ from gorgo.config.load import inside, items
 from gorgo.config.model import ClientsConfig, ModelConfig, ProxyConfig, ReplicaConfig, TlsConfig
 from gorgo.config.parsing.document import Document, Path, Problem
 from gorgo.errors import ConfigError, InvalidValueError, MissingExtra
-from gorgo.proxy.fleet_sources.api_client import api_url, own_namespace
-from gorgo.proxy.http.client_auth import read_client_keys
+from gorgo.live.fleet_sources.api_client import api_url, own_namespace
+from gorgo.live.http.client_auth import read_client_keys
+from gorgo.live.http.tls import served_tls, upstream_tls
+from gorgo.live.kv_events import extra as kv_extra
+from gorgo.live.telemetry.tracing import require_extra
+from gorgo.live.tokens.model_tokens import read_models
+from gorgo.live.upstream.target import replica_secrets
 from gorgo.proxy.http.sockets import check_bind
-from gorgo.proxy.http.tls import served_tls, upstream_tls
-from gorgo.proxy.kv_events import extra as kv_extra
-from gorgo.proxy.telemetry.tracing import require_extra
-from gorgo.proxy.tokens.model_tokens import read_models
-from gorgo.proxy.upstream.target import replica_secrets
 
 #: As in the model: another value is an error already, and may be a key.
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")

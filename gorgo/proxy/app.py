@@ -13,15 +13,15 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.routing import Route, Router
 
 from gorgo.config.model import CorsConfig
+from gorgo.live.http.body import draining
+from gorgo.live.http.errors import HttpError, Message, Receive, Send, send_error, send_json
+from gorgo.live.http.headers import has_body
+from gorgo.live.http.unknown_route import unknown_route
+from gorgo.live.logs import log
+from gorgo.live.openapi.documents import client_document
 from gorgo.proxy.exchange.handler import InferenceEndpoint
-from gorgo.proxy.http.body import draining
 from gorgo.proxy.http.cors import Cors
-from gorgo.proxy.http.errors import HttpError, Message, Receive, Send, send_error, send_json
-from gorgo.proxy.http.headers import has_body
-from gorgo.proxy.http.unknown_route import unknown_route
-from gorgo.proxy.logs import log
 from gorgo.proxy.model_routes import model, models
-from gorgo.proxy.openapi.documents import client_document
 from gorgo.proxy.state import RunningProxy
 
 #: Routes that carry a prompt.

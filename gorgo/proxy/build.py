@@ -1,52 +1,16 @@
-"""The wiring of one proxy: every part is made here, from the configuration."""
+"""The wiring of one proxy: what routes, and what serves HTTP above it."""
 
 from __future__ import annotations
 
-import logging
 import ssl
 from collections.abc import Mapping
-from uuid import uuid4
 
-import numpy as np
-
-from gorgo.config.constants import BLOCK_BYTES
-from gorgo.config.deadlines import deadlines_by_region
-from gorgo.config.machine_memory import max_buffered_bytes
 from gorgo.config.model import Config
-from gorgo.config.registered import RegisteredReplicas
-from gorgo.config.router_settings import replica_specs, router_limits
-from gorgo.core.buffer_budget import BufferBudget
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.weights import Weights
-from gorgo.core.prompt.fingerprint import Fingerprinter
-from gorgo.core.router import Router
-from gorgo.errors import ConfigError
-from gorgo.fleet_sources.fleet import FoundFleet
-from gorgo.policies.registry import make_shadow
-from gorgo.proxy.cache_push.service import PushService
-from gorgo.proxy.clock import epoch_clock
-from gorgo.proxy.control.service import ControlService
-from gorgo.proxy.control.startup import initial_state
-from gorgo.proxy.control.state_file import PersistedState, StateFile
-from gorgo.proxy.http.client_auth import read_client_keys
-from gorgo.proxy.http.tls import served_tls, upstream_tls
-from gorgo.proxy.kv_events.extra import check_extra
-from gorgo.proxy.logs import log
-from gorgo.proxy.model_lists import ModelLists
-from gorgo.proxy.parsing.workers import BodyWorkers
-from gorgo.proxy.request_options import ClientPolicies
-from gorgo.proxy.router_gateway import RouterGateway
-from gorgo.proxy.served_models import ServedModels
-from gorgo.proxy.state import INTERNAL_VARIABLE, RunningProxy
-from gorgo.proxy.telemetry.health_log import HealthLog
-from gorgo.proxy.telemetry.metrics import Metrics
-from gorgo.proxy.telemetry.tracing import make_tracing
-from gorgo.proxy.tokens.model_tokens import read_models
-from gorgo.proxy.tokens.prompt_tokens import PromptTokens
-from gorgo.proxy.training.model_store import ModelStore
-from gorgo.proxy.training.service import TrainingService
-from gorgo.proxy.uploads import UploadCounter
-from gorgo.proxy.upstream.target import make_target, replica_secrets
+from gorgo.live.build import build_live
+from gorgo.live.control.state_file import PersistedState, StateFile
+from gorgo.proxy.state import RunningProxy
 
 
 def build_proxy(
@@ -61,104 +25,16 @@ def build_proxy(
     persisted: PersistedState | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> RunningProxy:
-    """Wire a proxy. Needs a running event loop, which owns the connection pools.
-
-    `persisted` is the content of `state_file` and may override `policy` and `weights`. `tls` is for replicas without
-    own files; the default trusts the system's authorities, which take 30 ms to read.
-    """
-    registered = _registered(persisted, config)
-    file_config, config = config, registered.merged(config)
-    start = initial_state(persisted, config, policy, weights, source="" if state_file is None else str(state_file.path))
-    # Before anything is opened, because this can fail.
-    secrets = {replica.name: replica_secrets(replica, environ) for replica in config.replicas}
-    check_extra(config.replicas)
-    client_keys = read_client_keys(config.clients)
-    served = served_tls(config.proxy.tls)
-    tokens_of = read_models(config.models)
-    fingerprinter = Fingerprinter(key=key, block_bytes=BLOCK_BYTES)
-    tls = tls or ssl.create_default_context()
-    tls_of = {replica.name: upstream_tls(replica, tls) for replica in config.replicas}
-    clock = epoch_clock()
-    router = Router(
-        replica_specs(config),
-        start.policy,
-        rng=np.random.default_rng(seed),
-        boot_id=uuid4().hex,
-        weights=start.weights,
-        limits=router_limits(config),
-        shadow=_shadow(config, policy, start.policy),
-    )
-    for name in sorted(start.draining):
-        router.drain(name, now=clock())
-    buffers = BufferBudget(max_buffered_bytes(config.limits))
-    found = FoundFleet(config.fleet_sources, now=clock())
-    metrics = Metrics(router, clock, buffers, found)
-    deadlines = deadlines_by_region(config)
-    targets = {
-        replica.name: make_target(
-            replica, config.limits, deadlines[replica.region], secrets[replica.name], tls_of[replica.name], buffers
-        )
-        for replica in config.replicas
-    }
-    gateway = RouterGateway(router, clock, HealthLog(metrics))
-    state = RunningProxy(
-        config=config,
-        file_config=file_config,
-        limits=config.limits,
-        router=router,
-        clock=clock,
-        metrics=metrics,
-        gateway=gateway,
-        client_policies=ClientPolicies.for_client(config),
-        control=ControlService(router, clock, metrics, start, state_file, registered),
-        training=TrainingService(
-            router,
-            clock,
-            metrics.learning,
-            config.proxy.learning,
-            ModelStore(None if state_file is None else state_file.path),
-            seed=seed % (1 << 32),
-        ),
-        passed_headers=frozenset(name.encode() for name in config.proxy.pass_headers),
-        targets=targets,
+    """Wire a proxy. Parameters as in `build_live`."""
+    live = build_live(
+        config,
+        policy=policy,
+        weights=weights,
+        environ=environ,
+        key=key,
+        seed=seed,
+        state_file=state_file,
+        persisted=persisted,
         tls=tls,
-        fingerprinter=fingerprinter,
-        body_workers=BodyWorkers(fingerprinter),
-        prompt_tokens=PromptTokens(tokens_of, router.cache_block_sizes, metrics.exact_prompt),
-        uploads=UploadCounter(router),
-        buffers=buffers,
-        started_s=clock(),
-        model_lists=ModelLists(clock),
-        found=found,
-        models=ServedModels(config),
-        pushes=PushService(router, gateway, clock),
-        client_keys=client_keys,
-        served_tls=served,
-        tracing=make_tracing(config.proxy.tracing, region=config.proxy.region, count=metrics.trace_spans),
-        internal_routes=environ.get(INTERNAL_VARIABLE) == "1",
     )
-    metrics.caches.read = state.cache_states
-    return state
-
-
-def _shadow(config: Config, configured: Policy, policy: Policy) -> Policy | None:
-    """Return the shadow policy for `policy`, which the state file may have instead of `configured`."""
-    try:
-        return make_shadow(config.proxy.shadow_policy, policy)
-    except ConfigError as error:
-        if policy.name == configured.name:
-            raise
-        log("shadow_not_set", level=logging.WARNING, error=str(error))
-        return None
-
-
-def _registered(persisted: PersistedState | None, config: Config) -> RegisteredReplicas:
-    """Return the replicas of the state file that fit the configuration; the log has the others."""
-    found = RegisteredReplicas(() if persisted is None else persisted.registered)
-    for name in found.named_by(config):
-        found.remove(name)
-        log("registration_ended", replica=name, reason="regions.yaml names it")
-    for name in found.unfit(config):
-        found.remove(name)
-        log("registration_ended", level=logging.ERROR, replica=name, reason="its region is not in regions.yaml")
-    return found
+    return RunningProxy.serving(live)

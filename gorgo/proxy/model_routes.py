@@ -6,11 +6,11 @@ import json
 from math import ceil
 from typing import Any
 
-from gorgo.proxy.exchange.client_scope import unknown_model
-from gorgo.proxy.http.errors import HttpError, Message, Send, send_json
-from gorgo.proxy.http.headers import upstream_headers
+from gorgo.live.http.errors import HttpError, Message, Send, send_json
+from gorgo.live.http.headers import upstream_headers
+from gorgo.live.request.client_scope import unknown_model
+from gorgo.live.upstream.client import UpstreamError
 from gorgo.proxy.state import RunningProxy
-from gorgo.proxy.upstream.client import UpstreamError
 
 #: After this the next replica is asked for its models.
 _MODELS_TIMEOUT_S = 5.0

@@ -25,28 +25,28 @@ from gorgo.config.constants import BLOCK_BYTES
 from gorgo.config.model import Config, LimitsConfig
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.weights import Weights
-from gorgo.proxy.admin.app import admin_app
-from gorgo.proxy.admin.bodies import BoundedBodies
+from gorgo.live.admin.app import admin_app
+from gorgo.live.admin.bodies import BoundedBodies
+from gorgo.live.control.state_file import StateFile
+from gorgo.live.fleet_sources.service import FleetSources
+from gorgo.live.logs import LOGGER, flush_logs, log
+from gorgo.live.monitor.fleet_monitor import FleetMonitor, probe_all, run_timers
+from gorgo.live.monitor.replica_monitor import ReplicaMonitor
+from gorgo.live.parsing.json_body import limit_digits
+from gorgo.live.reload.file_watch import ConfigFile
+from gorgo.live.reload.found_replicas import apply_found
+from gorgo.live.reload.registrar import Registrar
+from gorgo.live.reload.reloader import Reloader
+from gorgo.live.telemetry.line_log import LineLog
+from gorgo.live.telemetry.outcome_log import OutcomeLog, open_outcome_log
+from gorgo.live.telemetry.request_log_file import BLOCKS_PER_HASH, RequestLogFile
 from gorgo.proxy.app import data_app
 from gorgo.proxy.build import build_proxy
-from gorgo.proxy.control.state_file import StateFile
-from gorgo.proxy.fleet_sources.service import FleetSources
 from gorgo.proxy.http.heads import HeadLimits
 from gorgo.proxy.http.hypercorn_server import ServerConfig
 from gorgo.proxy.http.listener import AcceptLimits, serve_app
 from gorgo.proxy.http.sockets import BACKLOG, ServerAddresses, address_of, listening
-from gorgo.proxy.logs import LOGGER, flush_logs, log
-from gorgo.proxy.monitor.fleet_monitor import FleetMonitor, probe_all, run_timers
-from gorgo.proxy.monitor.replica_monitor import ReplicaMonitor
-from gorgo.proxy.parsing.json_body import limit_digits
-from gorgo.proxy.reload.file_watch import ConfigFile
-from gorgo.proxy.reload.found_replicas import apply_found
-from gorgo.proxy.reload.registrar import Registrar
-from gorgo.proxy.reload.reloader import Reloader
 from gorgo.proxy.state import RunningProxy
-from gorgo.proxy.telemetry.line_log import LineLog
-from gorgo.proxy.telemetry.outcome_log import OutcomeLog, open_outcome_log
-from gorgo.proxy.telemetry.request_log_file import BLOCKS_PER_HASH, RequestLogFile
 
 #: Above the 60 s of common load balancers, so that the proxy never closes a connection under a new request.
 KEEP_ALIVE_S = 75.0

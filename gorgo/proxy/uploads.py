@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 from gorgo.core.messages.actions import Reject
 from gorgo.core.router import Router
-from gorgo.proxy.http.errors import error_of
+from gorgo.live.http.errors import error_of
 
 
 class UploadCounter:

@@ -16,8 +16,8 @@ from gorgo.apps.request_log import hash_ids, is_request_log, load_request_log, r
 from gorgo.apps.simulate.feed import feed_of
 from gorgo.apps.traces import BLOCK_TOKENS, TraceFilters
 from gorgo.errors import TraceError
-from gorgo.proxy.telemetry.request_log_file import RequestLogFile
-from tests.proxy.telemetry.test_request_log_file import finished, log_file
+from gorgo.live.telemetry.request_log_file import RequestLogFile
+from tests.live.telemetry.test_request_log_file import finished, log_file
 
 HEADER = {"gorgo_request_log": 1, "boot_id": "boot", "started_s": 0.0, "block_bytes": 2048}
 ROW = {

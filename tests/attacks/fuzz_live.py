@@ -19,7 +19,7 @@ from unittest.mock import patch
 import pytest
 
 from gorgo.config.model import Config, LimitsConfig, OverloadConfig, RegionConfig, ReplicaConfig
-from gorgo.proxy.monitor.replica_monitor import ReplicaMonitor
+from gorgo.live.monitor.replica_monitor import ReplicaMonitor
 from tests.proxy.conftest import QUIET, Running, proxy_for, until
 from tests.proxy.fakes import chat
 

@@ -6,9 +6,9 @@ import pytest
 
 from gorgo.core.json_cost import QUICK_BYTES, QUICK_OBJECTS, QUICK_VALUES, SMALL_BYTES, count_values, is_quick
 from gorgo.core.prompt.fingerprint import MAX_BLOCKS, Fingerprinter
-from gorgo.proxy.http.errors import HttpError
-from gorgo.proxy.parsing.fields import read_fields
-from gorgo.proxy.parsing.workers import BodyWorkers
+from gorgo.live.http.errors import HttpError
+from gorgo.live.parsing.fields import read_fields
+from gorgo.live.parsing.workers import BodyWorkers
 from tests.attacks.attacks import attacks
 from tests.attacks.bodies import MIB, SHOWN, hostile_bodies
 from tests.attacks.engine import metrics_texts

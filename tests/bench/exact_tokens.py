@@ -16,10 +16,10 @@ import numpy as np
 
 from gorgo.config.model import ModelConfig
 from gorgo.core.prompt.fingerprint import Fingerprinter
-from gorgo.proxy.parsing.fields import read_fields
-from gorgo.proxy.tokens.model_tokens import ModelTokens, read_models
-from gorgo.proxy.tokens.prompt_tokens import PromptTokens
-from tests.proxy.tokens.files import CHATML, conversation, model_folder
+from gorgo.live.parsing.fields import read_fields
+from gorgo.live.tokens.model_tokens import ModelTokens, read_models
+from gorgo.live.tokens.prompt_tokens import PromptTokens
+from tests.live.tokens.files import CHATML, conversation, model_folder
 
 ROUTE = "/v1/chat/completions"
 ROOT = Path(__file__).parents[2]

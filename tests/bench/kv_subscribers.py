@@ -24,11 +24,11 @@ from gorgo.core.fleet.spec import ReplicaSpec
 from gorgo.core.messages.actions import Action
 from gorgo.core.router import Router
 from gorgo.engines.registry import dialect
+from gorgo.live.kv_events.extra import available, import_zmq
+from gorgo.live.kv_events.feeds import KvSubscriptions
+from gorgo.live.kv_events.subscriber import KvSubscriber
+from gorgo.live.upstream.target import Target
 from gorgo.policies.registry import make_policy
-from gorgo.proxy.kv_events.extra import available, import_zmq
-from gorgo.proxy.kv_events.feeds import KvSubscriptions
-from gorgo.proxy.kv_events.subscriber import KvSubscriber
-from gorgo.proxy.upstream.target import Target
 
 REPLICAS = 8
 MESSAGES_PER_S = 50

@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from gorgo.apps.demo.processes import Processes
-from gorgo.proxy.state import INTERNAL_VARIABLE
+from gorgo.live.state import INTERNAL_VARIABLE
 from tests.chaos.gate import HOST, Gate
 from tests.chaos.questions import MODEL
 

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 from gorgo.errors import ConfigError
-from gorgo.proxy.control.state_file import StateFile
+from gorgo.live.control.state_file import StateFile
 from tests.chaos.fleet import SERVE, TOKEN, Fleet
 
 #: Between two looks under load, and before and after it.

@@ -13,9 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 from gorgo.cli.app import app
-from gorgo.proxy.kv_events import extra
+from gorgo.live.kv_events import extra
 from tests.cli.test_processes import TOKEN, running
-from tests.proxy.kv_events.extra import needs_zmq
+from tests.live.kv_events.extra import needs_zmq
 
 CONFIG = """\
 proxy: {{region: here, policy: sticky-least-loaded, bind: "127.0.0.1:0", admin_bind: "127.0.0.1:0"}}

@@ -13,7 +13,7 @@ from tests.mutants.faults import Equivalents, Fault, fault_of
 from tests.mutants.mutations import Mutant
 from tests.mutants.reach import TracedTest, function_lines, statement_at
 
-PACKAGES = ("gorgo/core", "gorgo/policies", "gorgo/sim", "tuner", "gorgo/proxy")
+PACKAGES = ("gorgo/core", "gorgo/policies", "gorgo/sim", "tuner", "gorgo/live", "gorgo/proxy")
 #: Experiments of an hour, whose stored results are what is tested.
 LEFT_OUT = ("tuner/experiments",)
 #: Seconds of tests, as traced, in the first round and in the second. Most faults die in the first.

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from gorgo.core.metric_spec import MetricSpec
-from gorgo.proxy.telemetry.metric_table import METRICS
+from gorgo.live.telemetry.metric_table import METRICS
 from tuner.sidecar.metrics import METRICS as TUNER_METRICS
 
 FOLDER = Path(__file__).parents[2] / "terraform/modules/observability"

@@ -15,9 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from gorgo.core.buffer_budget import BufferBudget
 from gorgo.core.metric_spec import label_of
 from gorgo.core.router import Router
+from gorgo.live.telemetry.metric_table import LABELS, METRICS
+from gorgo.live.telemetry.metrics import Metrics
 from gorgo.policies.registry import make_policy
-from gorgo.proxy.telemetry.metric_table import LABELS, METRICS
-from gorgo.proxy.telemetry.metrics import Metrics
 from tests.core.routers import specs
 from tests.observability.promql import (
     INTERVAL,

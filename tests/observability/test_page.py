@@ -9,8 +9,8 @@ import yaml
 from gorgo.config.load import parse_config
 from gorgo.core.latency.ttft import PARTS
 from gorgo.core.metric_spec import label_of
-from gorgo.proxy.telemetry.metric_table import LABELS, METRICS
-from gorgo.proxy.telemetry.span_export import MAX_WAITING
+from gorgo.live.telemetry.metric_table import LABELS, METRICS
+from gorgo.live.telemetry.span_export import MAX_WAITING
 from tests.documents import DOCS, ROOT, blocks, code, rows_of
 from tests.observability.promql import alerts, panels
 from tuner.sidecar.metrics import METRICS as TUNER_METRICS
@@ -51,7 +51,7 @@ def test_parts_on_the_page_are_the_parts() -> None:
 
 
 def test_routes_on_the_page_exist() -> None:
-    source = (ROOT / "gorgo/proxy/admin/app.py").read_text()
+    source = (ROOT / "gorgo/live/admin/app.py").read_text()
     routes = re.findall(r"`(?:GET )?(/admin/[^`]*)`", PAGE)
     assert len(routes) >= 3
     for route in routes:
@@ -70,7 +70,7 @@ def test_configuration_on_the_page_is_taken() -> None:
 
 
 def test_spans_on_the_page_are_the_spans() -> None:
-    source = (ROOT / "gorgo/proxy/telemetry/spans.py").read_text()
+    source = (ROOT / "gorgo/live/telemetry/spans.py").read_text()
     names = [code(row[0])[0] for row in rows_of(PAGE, "span", "from, to", "attributes")]
     assert names == ["POST /v1/...", "decision", "attempt", "first content"]
     assert all(f'"{name}"' in source for name in names[1:])

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gorgo.core.metric_spec import LabelSpec, MetricSpec, label_of
+from gorgo.live.telemetry.metric_table import LABELS, METRICS, REJECT_CODES, buckets_of
 from gorgo.proxy.app import INFERENCE_ROUTES
-from gorgo.proxy.telemetry.metric_table import LABELS, METRICS, REJECT_CODES, buckets_of
 from tuner.sidecar.metrics import LABELS as TUNER_LABELS
 from tuner.sidecar.metrics import METRICS as TUNER_METRICS
 
@@ -25,20 +25,20 @@ BOTH = pytest.mark.parametrize(
 REFUSING = (
     "core/dispatch/outcomes.py",
     "core/quotas.py",
-    "proxy/http/body.py",
-    "proxy/http/client_auth.py",
-    "proxy/http/request_buffer.py",
-    "proxy/parsing/json_body.py",
-    "proxy/parsing/fields.py",
-    "proxy/parsing/workers.py",
-    "proxy/request_options.py",
+    "live/http/body.py",
+    "live/http/client_auth.py",
+    "live/http/request_buffer.py",
+    "live/parsing/json_body.py",
+    "live/parsing/fields.py",
+    "live/parsing/workers.py",
+    "live/request_options.py",
 )
 REFUSING_TOO = (
     "proxy/exchange/handler.py",
     "proxy/exchange/response.py",
     "proxy/exchange/attempts.py",
-    "proxy/exchange/parse.py",
-    "proxy/exchange/client_scope.py",
+    "live/request/parse.py",
+    "live/request/client_scope.py",
 )
 
 

@@ -17,10 +17,10 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from gorgo.config.model import ProxyConfig, TracingConfig
 from gorgo.core.latency.ttft import PARTS
 from gorgo.errors import MissingExtra
-from gorgo.proxy.telemetry import span_export
-from gorgo.proxy.telemetry.span_export import SpanExport
-from gorgo.proxy.telemetry.spans import CLIENT_TRACES_PER_S
-from gorgo.proxy.telemetry.tracing import make_tracing
+from gorgo.live.telemetry import span_export
+from gorgo.live.telemetry.span_export import SpanExport
+from gorgo.live.telemetry.spans import CLIENT_TRACES_PER_S
+from gorgo.live.telemetry.tracing import make_tracing
 from tests.observability.collector import Collector, Received, collecting
 from tests.proxy.conftest import QUIET, Running, Start
 from tests.proxy.fakes import DONE, USAGE, answer, chat, delta, stream
@@ -292,7 +292,7 @@ async def test_a_proxy_without_the_extra_says_how_to_get_it(monkeypatch: pytest.
     for name in [name for name in sys.modules if name.startswith("opentelemetry")]:
         monkeypatch.setitem(sys.modules, name, None)
     for name in ("spans", "span_export"):
-        monkeypatch.delitem(sys.modules, f"gorgo.proxy.telemetry.{name}", raising=False)
+        monkeypatch.delitem(sys.modules, f"gorgo.live.telemetry.{name}", raising=False)
     with pytest.raises(MissingExtra, match=r"pip install 'gorgo-router\[otel\]'"):
         make_tracing(TracingConfig(endpoint="http://127.0.0.1:1/v1/traces"), region="here", count=lambda *_: None)
 

@@ -16,12 +16,12 @@ import pytest
 import uvloop
 
 from gorgo.config.model import Config, LimitsConfig, ProxyConfig, RegionConfig, ReplicaConfig
+from gorgo.live.control.state_file import StateFile
+from gorgo.live.reload.file_watch import ConfigFile
 from gorgo.policies.registry import make_policy
 from gorgo.proxy import server
 from gorgo.proxy.build import build_proxy
-from gorgo.proxy.control.state_file import StateFile
 from gorgo.proxy.http.sockets import ServerAddresses
-from gorgo.proxy.reload.file_watch import ConfigFile
 from gorgo.proxy.state import RunningProxy
 from tests.proxy.fakes import FakeReplica, Script, running
 
@@ -48,7 +48,7 @@ def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[]
 @pytest.fixture(autouse=True)
 def wrong_tokens_are_answered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests send many; `test_token_check` shows that they are late otherwise."""
-    monkeypatch.setattr("gorgo.proxy.admin.token_check.DELAY_S", 0.0)
+    monkeypatch.setattr("gorgo.live.admin.token_check.DELAY_S", 0.0)
 
 
 @dataclass

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gorgo.config.load import parse_config
-from gorgo.proxy.reload.file_watch import ConfigFile, Found
+from gorgo.live.reload.file_watch import ConfigFile, Found
 from tests.proxy.conftest import Running, Start
 from tests.proxy.fakes import FakeReplica
 

@@ -7,8 +7,8 @@ from typing import cast
 
 import pytest
 
+from gorgo.live.http.errors import Message
 from gorgo.proxy.app import GetEndpoint, health
-from gorgo.proxy.http.errors import Message
 from gorgo.proxy.state import RunningProxy
 
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from gorgo.config.model import ClientsConfig, CorsConfig
-from gorgo.proxy.http.errors import Message
+from gorgo.live.http.errors import Message
 from gorgo.proxy.http.response_writer import TryWrite, direct_write, no_direct_write
 from tests.proxy.conftest import QUIET, Running, Start, config_for, with_replica
 from tests.proxy.fakes import DONE, answer, chat, delta, hang, stream

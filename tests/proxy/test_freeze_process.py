@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from gorgo.config.weights_file import read_weights_file
-from gorgo.proxy.control.state_file import StateFile
+from gorgo.live.control.state_file import StateFile
 from tests.proxy.conftest import Start
 from tests.proxy.fakes import DONE, FakeReplica, delta, stream
 from tests.proxy.followed import regions

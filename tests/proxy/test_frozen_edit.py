@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gorgo.proxy.control.state_file import StateFile
+from gorgo.live.control.state_file import StateFile
 from tests.proxy.conftest import Start
 from tests.proxy.fakes import DONE, FakeReplica, delta, stream
 from tests.proxy.followed import Followed, follow, regions

@@ -18,8 +18,8 @@ import pytest
 from gorgo.config.constants import WARM_CONNECTIONS
 from gorgo.engines.sglang import SGLang
 from gorgo.errors import ConfigError
+from gorgo.live.monitor.replica_monitor import ReplicaMonitor
 from gorgo.policies.registry import make_policy
-from gorgo.proxy.monitor.replica_monitor import ReplicaMonitor
 from gorgo.proxy.server import serve
 from tests.proxy.conftest import QUIET, Start, config_for, until, with_replica
 from tests.proxy.fakes import DONE, FakeReplica, answer, chat, delta, event, hang, reset_after, stream
@@ -64,7 +64,7 @@ async def test_silent_replica_does_not_keep_it_from_starting(
     start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, silent: str
 ) -> None:
     """Until it has started nobody is answered, and no SIGTERM is heeded."""
-    monkeypatch.setattr("gorgo.proxy.monitor.replica_monitor.FIRST_PROBE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("gorgo.live.monitor.replica_monitor.FIRST_PROBE_TIMEOUT_S", 0.1)
     replica = await start.replica(answer(200))
     replica.silent = silent
     async with asyncio.timeout(4.0):  # a ping may take 5 s, a scrape 10
@@ -86,7 +86,7 @@ async def test_port_that_is_taken_is_named(start: Start, key: str) -> None:
 
 
 async def test_loops_keep_asking_and_keep_connections_warm(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gorgo.proxy.monitor.replica_monitor.WARM_INTERVAL_S", 0.02)
+    monkeypatch.setattr("gorgo.live.monitor.replica_monitor.WARM_INTERVAL_S", 0.02)
     fleet = await start.fleet([answer(200)], proxy=replace(QUIET, probe_interval_s=0.02, scrape_interval_s=0.02))
     await until(lambda: fleet.replicas[0].pings > 20)
     assert fleet.state.targets["r0"].upstream.connections >= WARM_CONNECTIONS
@@ -143,7 +143,7 @@ async def test_a_replica_that_started_again_is_said_and_counted_and_believed_emp
 async def test_a_broken_connection_has_the_figures_read_soon_and_not_at_the_next_interval(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gorgo.proxy.monitor.replica_monitor.AFTER_BREAK_S", 0.01)
+    monkeypatch.setattr("gorgo.live.monitor.replica_monitor.AFTER_BREAK_S", 0.01)
     replica = await start.replica(stream(delta("a"), DONE), reset_after(delta("a")))
     counted = "sglang:prompt_tokens_total "
     replica.metrics = counted + "1030"
@@ -256,7 +256,7 @@ PROGRAM = """
 import asyncio, sys
 from gorgo.config.model import Config, LimitsConfig, ProxyConfig, RegionConfig, ReplicaConfig
 from gorgo.policies.registry import make_policy
-from gorgo.proxy.logs import set_up_logs
+from gorgo.live.logs import set_up_logs
 from gorgo.proxy.server import serve
 config = Config(
     proxy=ProxyConfig(region="here", bind="127.0.0.1:0", admin_bind="127.0.0.1:0"),

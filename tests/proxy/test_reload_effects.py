@@ -16,6 +16,7 @@ import pytest
 
 from gorgo.config.model import LearningConfig
 from tests.documents import DOCS, code, rows_of, section
+from tests.live.tokens.files import model_folder, needs_tokenizers
 from tests.proxy.authority import Authority, engine, needs_openssl
 from tests.proxy.conftest import Start
 from tests.proxy.followed import follow
@@ -74,7 +75,6 @@ from tests.proxy.looks import (
     two_requests,
 )
 from tests.proxy.silent import silent_port
-from tests.proxy.tokens.files import model_folder, needs_tokenizers
 
 #: A look that would wait for something that does not happen.
 NOT_TAKEN = None
@@ -371,9 +371,9 @@ OF_OTHER_COMMANDS = {
     "simulation.profiles",
     "simulation.seed",
 }
-#: Their effects are shown in tests/proxy/training.
+#: Their effects are shown in tests/live/training.
 OF_A_TRAINING = {f"proxy.learning.{key.name}" for key in fields(LearningConfig)}
-#: Their effects are shown in tests of fleet sources: tests/proxy/fleet_sources and tests/fleet_sources.
+#: Their effects are shown in tests of fleet sources: tests/live/fleet_sources and tests/fleet_sources.
 OF_FLEET_SOURCES = {
     f"fleet_sources[].{key}"
     for key in (
@@ -426,7 +426,7 @@ async def test_changed_key_is_in_force_after_a_reload(
     a, b = await start.replica(scripted("a", told)), await start.replica(scripted("b", told))
     with silent_port(accepts=False) as deaf:
         if DEAF.items() <= effect.old.items():
-            monkeypatch.setattr("gorgo.proxy.monitor.replica_monitor.FIRST_PROBE_TIMEOUT_S", SHORT_S)
+            monkeypatch.setattr("gorgo.live.monitor.replica_monitor.FIRST_PROBE_TIMEOUT_S", SHORT_S)
         await check(effect, start, Ground(tmp_path, a, b, deaf))
 
 

@@ -14,15 +14,15 @@ from typing import Any, cast
 import pytest
 
 from gorgo.config.model import Config
+from gorgo.live.http.errors import Message
+from gorgo.live.http.headers import Header
+from gorgo.live.router_gateway import RouterGateway
+from gorgo.live.telemetry.health_log import HealthLog
+from gorgo.live.upstream.client import UpstreamClient, UpstreamError
 from gorgo.policies.registry import make_policy
 from gorgo.proxy.app import data_app
 from gorgo.proxy.build import build_proxy
-from gorgo.proxy.http.errors import Message
-from gorgo.proxy.http.headers import Header
-from gorgo.proxy.router_gateway import RouterGateway
 from gorgo.proxy.state import RunningProxy
-from gorgo.proxy.telemetry.health_log import HealthLog
-from gorgo.proxy.upstream.client import UpstreamClient, UpstreamError
 from tests.proxy.conftest import system_tls
 from tests.proxy.iterated import IteratedSource
 from tests.sim.live_shell import VirtualLoop
@@ -241,6 +241,6 @@ def in_virtual_time(
 
     with pytest.MonkeyPatch.context() as patched, asyncio.Runner(loop_factory=VirtualLoop) as runner:
         now = runner.get_loop().time
-        for module in ("exchange.passage", "http.timeout", "http.body", "exchange.attempts"):
-            patched.setattr(f"gorgo.proxy.{module}.monotonic", now)
+        for module in ("proxy.exchange.passage", "live.http.timeout", "live.http.body", "proxy.exchange.attempts"):
+            patched.setattr(f"gorgo.{module}.monotonic", now)
         runner.run(run())

@@ -16,10 +16,10 @@ from typing import Any
 
 from gorgo.config.constants import WARM_INTERVAL_S
 from gorgo.core.messages.request import AttemptResult, EngineSample, OpenConnection, Outcome
+from gorgo.live.http.headers import Header
+from gorgo.live.upstream.client import UpstreamError
 from gorgo.proxy.app import data_app
-from gorgo.proxy.http.headers import Header
 from gorgo.proxy.state import RunningProxy
-from gorgo.proxy.upstream.client import UpstreamError
 from gorgo.sim.engine.driver import SimAttempt
 from gorgo.sim.engine.itl import ItlHistogram
 from gorgo.sim.event_queue import EventQueue, Handler

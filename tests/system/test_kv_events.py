@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gorgo.proxy.kv_events import extra
+from gorgo.live.kv_events import extra
 from tests.real.served import eventually
 from tests.system.environments import Environment
 from tests.system.router_process import RouterProcess, router_process

@@ -164,7 +164,7 @@ def use_control(control: str, monkeypatch: pytest.MonkeyPatch) -> None:
         return made
 
     monkeypatch.setattr(
-        "gorgo.proxy.upstream.address.start_connection", partial(start_connection, socket_factory=opened)
+        "gorgo.live.upstream.address.start_connection", partial(start_connection, socket_factory=opened)
     )
 
 

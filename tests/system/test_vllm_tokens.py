@@ -11,10 +11,10 @@ import pytest
 
 from gorgo.config.model import ModelConfig
 from gorgo.core.prompt.fingerprint import Fingerprinter
-from gorgo.proxy.parsing.fields import read_fields
-from gorgo.proxy.tokens.model_tokens import read_models
-from gorgo.proxy.tokens.prompt_tokens import PromptTokens
-from tests.proxy.tokens.files import conversation, needs_tokenizers
+from gorgo.live.parsing.fields import read_fields
+from gorgo.live.tokens.model_tokens import read_models
+from gorgo.live.tokens.prompt_tokens import PromptTokens
+from tests.live.tokens.files import conversation, needs_tokenizers
 from tests.system.vllm_server import VllmServer
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

@@ -18,7 +18,7 @@ import yaml
 
 from gorgo.cli import app
 from gorgo.config.load import load_config
-from gorgo.proxy.upstream.target import api_key
+from gorgo.live.upstream.target import api_key
 from tests.terraform.workspace import ROOT, Workspace
 
 #: What a secret would look like if one had got into a text: a name that says so, and a value that is no reference.

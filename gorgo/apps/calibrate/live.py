@@ -24,7 +24,7 @@ from gorgo.engines.discovery import MODELS_PATH
 from gorgo.engines.probe import probe_paths
 from gorgo.engines.registry import dialect
 from gorgo.errors import CalibrationError
-from gorgo.proxy.monitor.discovery import discover
+from gorgo.live.monitor.discovery import discover
 
 #: An empty request is repeated so often; the median is its round trip.
 ROUND_TRIPS = 9

@@ -1,4 +1,4 @@
-"""The proxy's outcome log as rows for a training: the form of `gorgo.proxy.telemetry.outcome_log`."""
+"""The proxy's outcome log as rows for a training: the form of `gorgo.live.telemetry.outcome_log`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gorgo.core.record import record
 from gorgo.core.training.features import ACCELERATOR
 from gorgo.core.training.outcomes import TrainingRows
 from gorgo.errors import TraceError
-from gorgo.proxy.telemetry.outcome_log import SCHEMA
+from gorgo.live.telemetry.outcome_log import SCHEMA
 
 #: Newest rows that are read: ten rounds of the largest buffers of Lodestar.
 MAX_ROWS = 100_000

@@ -24,7 +24,7 @@ def status(
     from gorgo.cli.admin.call import CallError, as_expected, call_admin, request_admin
     from gorgo.cli.admin.status_tables import plain
     from gorgo.cli.admin.status_watch import STATUS_PATH, show_status, watch_status
-    from gorgo.proxy.training.status import model_line
+    from gorgo.live.training.status import model_line
 
     token = options.admin_token()
     with as_expected(url):

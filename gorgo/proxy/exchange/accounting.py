@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from gorgo.core.messages.actions import Dispatch
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.core.prompt.boundaries import token_boundaries
-from gorgo.proxy.exchange.parse import ParsedRequest
-from gorgo.proxy.logs import log_request
+from gorgo.live.logs import log_request
+from gorgo.live.request.parse import ParsedRequest
+from gorgo.live.telemetry.request_log_file import Finished, logged_hashes
 from gorgo.proxy.state import RunningProxy
-from gorgo.proxy.telemetry.request_log_file import Finished, logged_hashes
 
 if TYPE_CHECKING:
-    from gorgo.proxy.telemetry.spans import Trace
+    from gorgo.live.telemetry.spans import Trace
 
 
 @dataclass(slots=True)

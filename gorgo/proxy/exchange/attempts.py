@@ -16,24 +16,24 @@ from typing import Any
 
 from gorgo.core.messages.actions import Dispatch
 from gorgo.core.messages.request import AttemptResult, Outcome
+from gorgo.live.http.headers import Header, upstream_headers
+from gorgo.live.http.request_buffer import RequestBuffer
+from gorgo.live.http.timeout import ResettableTimeout
+from gorgo.live.logs import log_failure, log_missing
+from gorgo.live.request.judgement import failure_of
+from gorgo.live.request.parse import ParsedRequest
+from gorgo.live.upstream.client import CONNECTION_LOST, POOL_EXHAUSTED, UpstreamError
+from gorgo.live.upstream.target import Target
 from gorgo.proxy.exchange.accounting import RequestRecord
 from gorgo.proxy.exchange.commitment import Commitment
-from gorgo.proxy.exchange.judgement import failure_of
 from gorgo.proxy.exchange.lease import Lease, NextStep
-from gorgo.proxy.exchange.parse import ParsedRequest
 from gorgo.proxy.exchange.passage import Passage
 from gorgo.proxy.exchange.race import Race
 from gorgo.proxy.exchange.refusal import Refusal
 from gorgo.proxy.exchange.relay import relay
 from gorgo.proxy.exchange.relay_options import RelayOptions, own_headers
 from gorgo.proxy.exchange.response import ClientResponse
-from gorgo.proxy.http.headers import Header, upstream_headers
-from gorgo.proxy.http.request_buffer import RequestBuffer
-from gorgo.proxy.http.timeout import ResettableTimeout
-from gorgo.proxy.logs import log_failure, log_missing
 from gorgo.proxy.state import RunningProxy
-from gorgo.proxy.upstream.client import CONNECTION_LOST, POOL_EXHAUSTED, UpstreamError
-from gorgo.proxy.upstream.target import Target
 
 
 class Attempts:

@@ -6,10 +6,10 @@ From then on no other attempt is made, so the request's body is dropped: a strea
 from __future__ import annotations
 
 from gorgo.core.messages.actions import Dispatch
+from gorgo.live.http.request_buffer import RequestBuffer
+from gorgo.live.request.parse import ParsedRequest
 from gorgo.proxy.exchange.accounting import RequestRecord
-from gorgo.proxy.exchange.parse import ParsedRequest
 from gorgo.proxy.exchange.race import Race
-from gorgo.proxy.http.request_buffer import RequestBuffer
 from gorgo.proxy.state import RunningProxy
 
 

@@ -19,11 +19,11 @@ from gorgo.core.stream import (
     end_of_stream,
     is_short,
 )
-from gorgo.proxy.exchange.judgement import failure_of_event, result_of_stream
+from gorgo.live.http.request_buffer import RequestBuffer
+from gorgo.live.request.judgement import failure_of_event, result_of_stream
+from gorgo.live.upstream.client import ResponseSource, UpstreamError
 from gorgo.proxy.exchange.passage import Passage
 from gorgo.proxy.exchange.relay_options import BUFFER_BYTES, SHORT_BYTES, WITHHELD_BYTES
-from gorgo.proxy.http.request_buffer import RequestBuffer
-from gorgo.proxy.upstream.client import ResponseSource, UpstreamError
 
 #: Bytes of a stream without a token after which other tasks run between chunks: events of ten bytes take a hundred
 #: times an ordinary one's time per byte, and a fast replica has the next chunk ready.

@@ -15,20 +15,20 @@ from typing import Any
 
 from gorgo.core.json_cost import is_quick
 from gorgo.core.messages.actions import Action, Cancel, Dispatch, Forward, Hedge, Hold, Reject
+from gorgo.live.http.body import ClientDisconnected, draining, read_body, take_whole_body
+from gorgo.live.http.errors import HttpError, Message, Receive, Send, error_of
+from gorgo.live.http.headers import Header, request_id
+from gorgo.live.http.request_buffer import RequestBuffer, buffer_client
+from gorgo.live.logs import log_failure
+from gorgo.live.parsing.fields import BodyFields, read_fields
+from gorgo.live.parsing.json_body import check_media_type
+from gorgo.live.request.client_scope import unknown_model
+from gorgo.live.request.parse import ParsedRequest, count_tokens, parse_request
 from gorgo.proxy.exchange.accounting import RequestRecord
 from gorgo.proxy.exchange.attempts import Attempts
-from gorgo.proxy.exchange.client_scope import unknown_model
 from gorgo.proxy.exchange.lease import Lease, NextStep, PendingDispatch
-from gorgo.proxy.exchange.parse import ParsedRequest, count_tokens, parse_request
 from gorgo.proxy.exchange.response import ClientResponse
-from gorgo.proxy.http.body import ClientDisconnected, draining, read_body, take_whole_body
-from gorgo.proxy.http.errors import HttpError, Message, Receive, Send, error_of
-from gorgo.proxy.http.headers import Header, request_id
-from gorgo.proxy.http.request_buffer import RequestBuffer, buffer_client
 from gorgo.proxy.http.response_writer import direct_write
-from gorgo.proxy.logs import log_failure
-from gorgo.proxy.parsing.fields import BodyFields, read_fields
-from gorgo.proxy.parsing.json_body import check_media_type
 from gorgo.proxy.state import RunningProxy
 
 _RETRY_SOON = ((b"retry-after", b"1"),)

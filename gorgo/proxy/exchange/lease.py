@@ -10,7 +10,7 @@ import asyncio
 from dataclasses import dataclass
 
 from gorgo.core.messages.actions import Dispatch, Forward, Reject
-from gorgo.proxy.upstream.target import Target
+from gorgo.live.upstream.target import Target
 
 
 @dataclass(slots=True, eq=False)

@@ -18,13 +18,13 @@ from time import monotonic
 
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.core.stream import FirstTokenDetector, StreamState, Usage, UsageEventFilter, UsageReader
-from gorgo.proxy.exchange.judgement import p95
+from gorgo.live.http.headers import downstream_headers
+from gorgo.live.http.timeout import ResettableTimeout
+from gorgo.live.request.judgement import p95
+from gorgo.live.upstream.client import ResponseSource
 from gorgo.proxy.exchange.refusal import Refusal
 from gorgo.proxy.exchange.relay_options import RelayOptions
-from gorgo.proxy.http.headers import downstream_headers
 from gorgo.proxy.http.response_writer import ResponseWriter
-from gorgo.proxy.http.timeout import ResettableTimeout
-from gorgo.proxy.upstream.client import ResponseSource
 
 #: Gaps recorded per response for its p95; the first 4,096 stand for longer responses.
 MAX_GAPS = 4096

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gorgo.proxy.http.headers import Header
+from gorgo.live.http.headers import Header
 from gorgo.proxy.http.response_writer import ResponseWriter
 
 

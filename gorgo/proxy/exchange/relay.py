@@ -12,11 +12,11 @@ stream is treated like a 4xx, and one that breaks off like any failure.
 from __future__ import annotations
 
 from gorgo.core.messages.request import Outcome
+from gorgo.live.http.headers import is_encoded, is_event_stream
 from gorgo.proxy.exchange.event_stream import relay_events
 from gorgo.proxy.exchange.passage import Passage
 from gorgo.proxy.exchange.relay_options import BUFFER_BYTES
 from gorgo.proxy.exchange.whole_body import relay_body
-from gorgo.proxy.http.headers import is_encoded, is_event_stream
 
 
 async def relay(passage: Passage) -> Outcome:

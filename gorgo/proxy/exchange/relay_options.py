@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from gorgo.core.messages.actions import Dispatch
-from gorgo.proxy.http.headers import Header
-from gorgo.proxy.http.request_buffer import RequestBuffer
+from gorgo.live.http.headers import Header
+from gorgo.live.http.request_buffer import RequestBuffer
 
 #: Buffer of one response: above any preamble of an engine, small enough for thousands of responses at once.
 BUFFER_BYTES = 64 * 1024

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.core.stream import error_of_body, is_json, read_usage
-from gorgo.proxy.exchange.judgement import failure_of
+from gorgo.live.http.headers import is_encoded
+from gorgo.live.request.judgement import failure_of
 from gorgo.proxy.exchange.passage import Passage
-from gorgo.proxy.http.headers import is_encoded
 
 
 async def relay_body(passage: Passage, limit: int) -> Outcome:

@@ -13,9 +13,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Router
 
 from gorgo.config.model import CorsConfig
-from gorgo.proxy.http.body import draining
-from gorgo.proxy.http.errors import Message, Receive, Send
-from gorgo.proxy.http.headers import Header, find
+from gorgo.live.http.body import draining
+from gorgo.live.http.errors import Message, Receive, Send
+from gorgo.live.http.headers import Header, find
 
 #: Headers that scripts may read beside those that browsers always show.
 EXPOSED = (

@@ -17,11 +17,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
+from gorgo.live.logs import log
 from gorgo.proxy.http.connection.client_connection import ClientConnection
 from gorgo.proxy.http.connection.settings import ServerSettings
 from gorgo.proxy.http.heads import HeadLimits, PartialHeads
 from gorgo.proxy.http.hypercorn_server import ServerConfig, run_server
-from gorgo.proxy.logs import log
 
 #: Pause after a failed accept, as in asyncio's servers.
 _ACCEPT_AGAIN_S = 1.0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from gorgo.proxy.http.errors import Message, Send
-from gorgo.proxy.http.headers import Header, find, is_encoded, is_event_stream
+from gorgo.live.http.errors import Message, Send
+from gorgo.live.http.headers import Header, find, is_encoded, is_event_stream
 
 #: Writes a chunk of a body without a length in one call that never waits; False if it was not written, because the
 #: client is behind or has disconnected. The chunk is then for `send`, which waits.

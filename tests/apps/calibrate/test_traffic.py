@@ -13,7 +13,7 @@ from gorgo.apps.calibrate.fit import fit_decode, fit_prefill
 from gorgo.apps.calibrate.traffic import traffic_points
 from gorgo.apps.request_log_lines import LoggedRequest
 from gorgo.errors import CalibrationError
-from gorgo.proxy.telemetry.request_log_file import Finished, RequestLogFile
+from gorgo.live.telemetry.request_log_file import Finished, RequestLogFile
 from gorgo.sim.engine.model import EngineModel
 from gorgo.sim.engine.profiles import EngineProfile, find_profile
 from gorgo.sim.engine.request import EngineRequest

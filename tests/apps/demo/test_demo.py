@@ -51,7 +51,7 @@ def test_a_demo_with_the_tuner_moves_weights_and_keeps_its_history(tmp_path: Pat
     assert "Traceback" not in (tmp_path / "gorgo" / "tune.log").read_text()
 
 
-@pytest.mark.system  # tests/proxy/training/test_process.py trains in a process of its own
+@pytest.mark.system  # tests/live/training/test_process.py trains in a process of its own
 @pytest.mark.parametrize("policy", ["lodestar", "gorgo-residual"])
 def test_a_policy_that_learns_does_so_within_the_demo(policy: str, tmp_path: Path) -> None:
     words: list[str] = []

@@ -9,9 +9,9 @@ import aiohttp
 import pytest
 
 from gorgo.core.prompt.fingerprint import Fingerprinter
-from gorgo.proxy.parsing.fields import read_fields
-from gorgo.proxy.tokens.model_tokens import ModelTokens
-from gorgo.proxy.tokens.prompt_tokens import PromptTokens
+from gorgo.live.parsing.fields import read_fields
+from gorgo.live.tokens.model_tokens import ModelTokens
+from gorgo.live.tokens.prompt_tokens import PromptTokens
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 TOOL = {"type": "function", "function": {"name": "f", "description": "ü", "parameters": {"type": "object"}}}

@@ -21,8 +21,8 @@ from itertools import combinations
 import h11
 import httpx
 
-from gorgo.proxy.upstream.connection import ReplicaConnection
-from gorgo.proxy.upstream.response import HttpResponse
+from gorgo.live.upstream.connection import ReplicaConnection
+from gorgo.live.upstream.response import HttpResponse
 from tests.attacks.differential.reader import normalized
 from tests.attacks.differential.responses import Answered
 

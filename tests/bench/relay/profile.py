@@ -41,10 +41,10 @@ _CALLS: Mapping[str, tuple[str, ...]] = {
 #: Code of a stage with the libraries below it, by the folder of its innermost function; the first that fits.
 _STAGES: Mapping[str, tuple[str, ...]] = {
     "first token, usage, gaps": ("gorgo/core/stream",),
-    "reading the prompt": ("gorgo/proxy/parsing", "gorgo/core/prompt", "gorgo/core/json_cost", "gorgo/core/messages"),
-    "decision, reservation": ("gorgo/core", "gorgo/proxy/router_gateway", "gorgo/proxy/state"),
-    "metrics, logs, request log": ("gorgo/proxy/telemetry", "gorgo/proxy/logs"),
-    "the replica's connection": ("gorgo/proxy/upstream", "tests/bench/relay/floor"),
+    "reading the prompt": ("gorgo/live/parsing", "gorgo/core/prompt", "gorgo/core/json_cost", "gorgo/core/messages"),
+    "decision, reservation": ("gorgo/core", "gorgo/live/router_gateway", "gorgo/live/state"),
+    "metrics, logs, request log": ("gorgo/live/telemetry", "gorgo/live/logs"),
+    "the replica's connection": ("gorgo/live/upstream", "tests/bench/relay/floor"),
     "the client's connection": ("gorgo/proxy/http", "hypercorn"),
     "course of a request": ("gorgo/",),
 }

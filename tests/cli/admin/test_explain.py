@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gorgo.cli import app
-from tests.proxy.admin.page.made import decision, sample
+from tests.live.admin.page.made import decision, sample
 
 NASTY = "[bold]\x1b[2J"
 

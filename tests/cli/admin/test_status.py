@@ -16,13 +16,13 @@ from gorgo.cli import app
 from gorgo.cli.admin import status_watch
 from gorgo.cli.admin.call import CallError
 from gorgo.cli.admin.status_tables import CANDIDATES_SHOWN, FLEET, VERSIONS_SHOWN, WIDE, status_view
-from gorgo.proxy.admin.page.alerts import Alert
-from gorgo.proxy.admin.page.formatting import ms
-from gorgo.proxy.admin.page.recent_stats import RecentStats
-from gorgo.proxy.admin.page.snapshot import DecisionStatus
-from gorgo.proxy.control.state_file import Frozen
-from gorgo.proxy.telemetry.client_usage import ClientRow
-from tests.proxy.admin.page.made import change, decision, row, sample, status, view
+from gorgo.live.admin.page.alerts import Alert
+from gorgo.live.admin.page.formatting import ms
+from gorgo.live.admin.page.recent_stats import RecentStats
+from gorgo.live.admin.page.snapshot import DecisionStatus
+from gorgo.live.control.state_file import Frozen
+from gorgo.live.telemetry.client_usage import ClientRow
+from tests.live.admin.page.made import change, decision, row, sample, status, view
 
 NASTY = "[bold]\x1b[2J\x07x"
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from gorgo.config.model import Config
-from gorgo.proxy.monitor.replica_monitor import ReplicaMonitor
+from gorgo.live.monitor.replica_monitor import ReplicaMonitor
 from tests.proxy.conftest import Running, Start, config_for, until, with_replica
 from tests.proxy.fakes import DONE, ROLE, USAGE, Script, answer, chat, delta, event, hang, reset_after, stream
 from tests.proxy.raw import connected
@@ -312,7 +312,7 @@ async def test_replica_that_hangs_up_after_a_while_is_not_sent_the_request_again
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a kept connection: what it says no word to for so long it had, and it may be what it died of."""
-    monkeypatch.setattr("gorgo.proxy.upstream.pool.STALE_S", 0.0)
+    monkeypatch.setattr("gorgo.live.upstream.pool.STALE_S", 0.0)
     fleet = await start.fleet([GOOD, GOOD, reset_after()], [GOOD])
     for _ in range(5):
         response = await ask(fleet)
@@ -383,7 +383,7 @@ async def test_sockets_that_this_process_has_not_are_no_failure_of_a_replica(
     async def no_descriptor(*_: object, **__: object) -> socket.socket:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr("gorgo.proxy.upstream.address.start_connection", no_descriptor)
+    monkeypatch.setattr("gorgo.live.upstream.address.start_connection", no_descriptor)
     for _ in range(5):
         response = await ask(fleet)
         assert (response.status_code, response.json()["error"]["code"]) == (503, "replicas_busy")

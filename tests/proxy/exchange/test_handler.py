@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from gorgo.config.model import Config, LimitsConfig, OverloadConfig, ProxyConfig, RegionConfig, ReplicaConfig
+from gorgo.live.http.errors import Message
+from gorgo.live.upstream.client import POOL_EXHAUSTED, UpstreamError
 from gorgo.proxy.exchange.handler import InferenceEndpoint
-from gorgo.proxy.http.errors import Message
-from gorgo.proxy.upstream.client import POOL_EXHAUSTED, UpstreamError
 from tests.proxy.fakes import DONE, ROLE, USAGE, chat, delta
 from tests.proxy.virtual import CHAT, JSON, Script, Step, VirtualProxy, in_virtual_time
 

@@ -14,8 +14,8 @@ from gorgo.config.model import OverloadConfig
 from gorgo.config.router_settings import replica_spec
 from gorgo.core.messages.actions import Action, Dispatch
 from gorgo.core.messages.request import AttemptResult, Outcome
+from gorgo.live.router_gateway import RouterGateway
 from gorgo.proxy.exchange.response import ClientResponse
-from gorgo.proxy.router_gateway import RouterGateway
 from gorgo.proxy.state import RunningProxy
 from tests.proxy.conftest import QUIET, Running, Start, config_for, until
 from tests.proxy.fakes import DONE, ROLE, FakeReplica, Script, answer, chat, delta, hang, stream

@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 
 from gorgo.core.buffer_budget import BufferBudget
-from gorgo.proxy.exchange import parse, passage, relay_options, response
+from gorgo.live.http.headers import Header
+from gorgo.live.http.request_buffer import RequestBuffer
+from gorgo.live.http.timeout import ResettableTimeout
+from gorgo.live.request import parse
+from gorgo.proxy.exchange import passage, relay_options, response
 from gorgo.proxy.exchange.passage import Passage
 from gorgo.proxy.exchange.relay import relay
 from gorgo.proxy.exchange.relay_options import RelayOptions
-from gorgo.proxy.http.headers import Header
-from gorgo.proxy.http.request_buffer import RequestBuffer
 from gorgo.proxy.http.response_writer import ResponseWriter
-from gorgo.proxy.http.timeout import ResettableTimeout
 from tests.proxy.fakes import DONE, ROLE, USAGE, delta, event
 from tests.proxy.iterated import IteratedSource
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import cast
 
+from gorgo.live.http.errors import HttpError, Message
 from gorgo.policies.registry import make_policy
 from gorgo.proxy.exchange.accounting import RequestRecord
 from gorgo.proxy.exchange.response import ClientResponse
-from gorgo.proxy.http.errors import HttpError, Message
 from gorgo.proxy.state import RunningProxy
 
 

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from gorgo.config.constants import BLOCK_BYTES
 from gorgo.core.prompt.fingerprint import Fingerprinter
 from gorgo.core.prompt.token_ratio import BytesPerToken
+from gorgo.live.http.errors import HttpError
+from gorgo.live.parsing.fields import read_fields
+from gorgo.live.parsing.json_body import check_media_type
+from gorgo.live.request.parse import ParsedRequest, parse_request
+from gorgo.live.request_options import ClientPolicies
+from gorgo.live.served_models import ServedModels
+from gorgo.live.stored_responses import StoredResponses
 from gorgo.proxy.app import INFERENCE_ROUTES
-from gorgo.proxy.exchange.parse import ParsedRequest, parse_request
-from gorgo.proxy.http.errors import HttpError
-from gorgo.proxy.parsing.fields import read_fields
-from gorgo.proxy.parsing.json_body import check_media_type
-from gorgo.proxy.request_options import ClientPolicies
-from gorgo.proxy.served_models import ServedModels
 from gorgo.proxy.state import RunningProxy
-from gorgo.proxy.stored_responses import StoredResponses
 from tests.proxy.conftest import config_for
 from tests.proxy.fuzz.mutate import EXAMPLES, KEYS
 

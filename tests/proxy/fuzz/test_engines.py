@@ -18,14 +18,14 @@ from gorgo.config.model import Config, LimitsConfig, RegionConfig, ReplicaConfig
 from gorgo.core.buffer_budget import BufferBudget
 from gorgo.core.messages.request import AttemptResult
 from gorgo.errors import TraceError
+from gorgo.live.http.headers import Header
+from gorgo.live.http.request_buffer import RequestBuffer
+from gorgo.live.http.timeout import ResettableTimeout
+from gorgo.live.upstream.client import UpstreamError
 from gorgo.proxy.exchange.passage import Passage
 from gorgo.proxy.exchange.relay import relay
 from gorgo.proxy.exchange.relay_options import RelayOptions
-from gorgo.proxy.http.headers import Header
-from gorgo.proxy.http.request_buffer import RequestBuffer
 from gorgo.proxy.http.response_writer import ResponseWriter
-from gorgo.proxy.http.timeout import ResettableTimeout
-from gorgo.proxy.upstream.client import UpstreamError
 from tests.proxy.conftest import QUIET, Start
 from tests.proxy.fakes import DONE, ROLE, USAGE, chat, delta
 from tests.proxy.fuzz.mutate import EXAMPLES, mutated

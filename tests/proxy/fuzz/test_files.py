@@ -16,8 +16,8 @@ from gorgo.config.load import parse_config
 from gorgo.config.model import ClientsConfig
 from gorgo.config.weights_file import parse_weights_file
 from gorgo.errors import GorgoError
-from gorgo.proxy.control.state_file import parse_state
-from gorgo.proxy.http.client_auth import read_client_keys
+from gorgo.live.control.state_file import parse_state
+from gorgo.live.http.client_auth import read_client_keys
 from tests.proxy.fuzz.mutate import EXAMPLES, mutated, odd_value
 
 ROOT = Path(__file__).parents[3]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gorgo.proxy.http.errors import Message
-from gorgo.proxy.http.headers import Header
+from gorgo.live.http.errors import Message
+from gorgo.live.http.headers import Header
 from gorgo.proxy.http.response_writer import ResponseWriter, direct_write, no_direct_write
 
 EVENTS = (b"content-type", b"text/event-stream")

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gorgo.config.model import ClientsConfig
-from gorgo.proxy.control.state_file import StateFile
-from gorgo.proxy.logs import JsonLines
+from gorgo.live.control.state_file import StateFile
+from gorgo.live.logs import JsonLines
 from tests.proxy.conftest import TOKEN, Start, config_for
 from tests.proxy.fakes import DONE, USAGE, answer, delta, reset_after, stream
 
@@ -85,6 +85,6 @@ async def test_no_secret_is_in_logs_metrics_decisions_samples_files_or_errors(
 
 
 def test_configuration_and_targets_do_not_show_keys() -> None:
-    from gorgo.proxy.upstream.target import ReplicaSecrets
+    from gorgo.live.upstream.target import ReplicaSecrets
 
     assert repr(ReplicaSecrets("sk-engine", "token-of-a-replica")) == "ReplicaSecrets()"

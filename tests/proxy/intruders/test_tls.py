@@ -17,7 +17,7 @@ import pytest
 from gorgo.config.load import parse_config
 from gorgo.config.model import ReplicaConfig, TlsConfig
 from gorgo.errors import ConfigError
-from gorgo.proxy.http.tls import served_tls, upstream_tls
+from gorgo.live.http.tls import served_tls, upstream_tls
 from tests.proxy.authority import OPENSSL, Authority, engine, needs_openssl
 from tests.proxy.conftest import QUIET, Running, Start, config_for
 from tests.proxy.fakes import DONE, answer, chat, delta, stream

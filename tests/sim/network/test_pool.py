@@ -9,7 +9,7 @@ import numpy as np
 from gorgo.config.constants import REPLICA_KEEP_ALIVE_S
 from gorgo.core.latency.tcp import TcpWindows
 from gorgo.core.messages.request import OpenConnection
-from gorgo.proxy.upstream.connection_state import ConnectionTracker
+from gorgo.live.upstream.connection_state import ConnectionTracker
 from gorgo.sim.network.links import Link, Path
 from gorgo.sim.network.pool import ConnectionPool, PooledSimConnection
 

@@ -16,8 +16,8 @@ from gorgo.apps.simulate.feed import feed_of
 from gorgo.config.weights_file import read_weights_file, write_weights_file
 from gorgo.core.policy.weights import Weights
 from gorgo.errors import TunerError
+from gorgo.live.telemetry.request_log_file import Finished, RequestLogFile
 from gorgo.policies.registry import make_policy
-from gorgo.proxy.telemetry.request_log_file import Finished, RequestLogFile
 from tests.tuner.offline.small import small_job
 from tuner.campaign.options import CampaignOptions
 from tuner.offline import SearchOptions, SearchResult, decide, search_weights, weights_file

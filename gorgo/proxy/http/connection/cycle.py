@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 from urllib.parse import unquote
 
+from gorgo.live.http.errors import Message
+from gorgo.live.http.headers import Header
 from gorgo.proxy.http.connection.head import Head
 from gorgo.proxy.http.connection.response_head import ResponseHead
-from gorgo.proxy.http.errors import Message
-from gorgo.proxy.http.headers import Header
 
 #: Bytes of a request's body that wait for the application before reading is paused.
 BODY_BYTES = 256 * 1024

@@ -15,8 +15,8 @@ import re
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
+from gorgo.live.http.headers import CONTROLS, LENGTH, Header
 from gorgo.proxy.http.connection.refusal import Refused
-from gorgo.proxy.http.headers import CONTROLS, LENGTH, Header
 from gorgo.proxy.http.heads import HeadLimits
 
 #: Header lines of a request, or trailers; clients and load balancers send about 30.

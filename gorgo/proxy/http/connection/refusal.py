@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gorgo.proxy.http.errors import error_json
+from gorgo.live.http.errors import error_json
 
 _ERRORS = {
     400: ("Bad Request", "invalid_http", "expected HTTP/1.1, and an unambiguous request"),

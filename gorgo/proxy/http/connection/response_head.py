@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from http import HTTPStatus
 
+from gorgo.live.http.headers import Header
 from gorgo.proxy.http.connection.head import Head
-from gorgo.proxy.http.headers import Header
 
 _STATUS_LINES = {status.value: b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
 #: Statuses whose responses have no body, whatever the headers say.

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from hypercorn.config import Config
 
+from gorgo.live.http.errors import Message
 from gorgo.proxy.http.connection.cycle import BODY_BYTES
 from gorgo.proxy.http.connection.settings import ServerSettings
-from gorgo.proxy.http.errors import Message
 from gorgo.proxy.http.heads import HeadLimits, PartialHeads
 from gorgo.proxy.http.hypercorn_server import ServerConfig
 from gorgo.proxy.http.listener import AcceptLimits, Connections, serve_app

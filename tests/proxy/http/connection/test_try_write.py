@@ -13,9 +13,9 @@ import h11
 import pytest
 from aiohttp import web
 
+from gorgo.live.http.errors import Message
 from gorgo.proxy.http.connection.cycle import RequestCycle
 from gorgo.proxy.http.connection.head import read_head
-from gorgo.proxy.http.errors import Message
 from gorgo.proxy.http.heads import HeadLimits
 from gorgo.proxy.http.response_writer import TryWrite, direct_write, no_direct_write
 from tests.proxy.conftest import Start, until

@@ -1,0 +1,218 @@
+"""The admin listener: routes, authentication, errors and the read-only calls. Every call needs a token."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gorgo.core.fleet.snapshot import ReplicaSnapshot
+from gorgo.errors import (
+    ConfigError,
+    GorgoError,
+    ReplicaInFile,
+    StateError,
+    TooManyReplicas,
+    UnknownPolicy,
+    UnknownReplica,
+    VersionConflict,
+    WeightsError,
+    WeightsFrozen,
+)
+from gorgo.live.admin.bodies import Check, count_of, is_text, json_response, parse_body, read_body
+from gorgo.live.admin.control_routes import ControlRoutes
+from gorgo.live.admin.decision_routes import DecisionRoutes
+from gorgo.live.admin.fleet_routes import FleetRoutes
+from gorgo.live.admin.page.routes import Page
+from gorgo.live.admin.push_routes import PushRoutes
+from gorgo.live.admin.self_check import self_check
+from gorgo.live.admin.token_check import CHALLENGE, TokenCheck, bearer
+from gorgo.live.control.fleet_changes import FleetChanges
+from gorgo.live.http.errors import HttpError, error_json
+from gorgo.live.http.unknown_route import unknown_route
+from gorgo.live.logs import log
+from gorgo.live.openapi.documents import admin_document
+from gorgo.live.state import INTERNAL_VARIABLE, LiveState
+
+TOKEN_VARIABLE = "GORGO_ADMIN_TOKEN"
+#: Samples per response; a slow reader requests the next page.
+MAX_SAMPLES = 1000
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+_FLUSH: dict[str, tuple[Check, str]] = {"replica": (is_text, "the name of a replica; default: all")}
+
+
+class Admin:
+    """The handlers of one running proxy. `closing` ends event streams."""
+
+    def __init__(self, state: LiveState, changes: FleetChanges, token: str | None, closing: asyncio.Event) -> None:
+        self._state = state
+        self._token = TokenCheck(token, lambda: state.clock(), lambda: state.metrics.admin_refused())
+        self._control = ControlRoutes(state)
+        self._decisions = DecisionRoutes(state)
+        self._fleet = FleetRoutes(state, changes)
+        self._pushes = PushRoutes(state, self._token)
+        self._page = Page(state, self._token, self._check, closing)
+
+    def routes(self) -> list[Route]:
+        control, decisions, fleet = self._control, self._decisions, self._fleet
+        table: list[tuple[str, str, Handler]] = [
+            ("GET", "/admin/fleet", self.fleet),
+            ("GET", "/admin/weights", control.weights),
+            ("PUT", "/admin/weights", control.set_weights),
+            ("GET", "/admin/policy", control.policy),
+            ("PUT", "/admin/policy", control.set_policy),
+            ("GET", "/admin/model", self.model),
+            ("POST", "/admin/freeze", control.freeze),
+            ("POST", "/admin/unfreeze", control.unfreeze),
+            ("GET", "/admin/samples", self.samples),
+            ("GET", "/admin/decisions", decisions.newest),
+            ("GET", "/admin/decisions/{request_id:path}", decisions.of_request),
+            ("POST", "/admin/replicas", fleet.register),
+            ("DELETE", "/admin/replicas/{name}", fleet.remove),
+            ("POST", "/admin/replicas/{name}/drain", fleet.drain),
+            ("POST", "/admin/flush", self.flush),
+            ("POST", "/admin/reload", fleet.reload),
+            ("GET", "/admin/check", self.check),
+            ("GET", "/admin/openapi.json", self.description),
+            ("GET", "/metrics", self.metrics),
+        ]
+        calls = [Route(path, self._guarded(handler), methods=[method]) for method, path, handler in table]
+        pushes = [
+            Route("/internal/eviction", self._pushes.eviction, methods=["POST"]),
+            Route("/internal/sync", self._pushes.sync, methods=["POST"]),
+        ]
+        return calls + pushes + self._page.routes()
+
+    async def fleet(self, request: Request) -> Response:  # noqa: ARG002 - a handler's signature
+        views = self._state.router.fleet_view(now=self._state.clock())
+        caches = {name: state.as_dict() for name, state in self._state.cache_states().items()}
+        return json_response(
+            {
+                "boot_id": self._state.router.boot_id,
+                "region": self._state.config.proxy.region,
+                "in_flight": self._state.router.in_flight,
+                "stopping": self._state.stopping,
+                "routing": self._control.in_force(),
+                "fleet_sources": self._state.found.as_rows(self._state.clock()),
+                "replicas": [self._replica(view) | {"cache": caches.get(view.name)} for view in views],
+            }
+        )
+
+    def _replica(self, view: ReplicaSnapshot) -> dict[str, Any]:
+        target = self._state.targets[view.name]
+        more = {
+            "registered": view.name in self._state.control.registered,
+            "fleet_source": self._state.found.origin.get(view.name),
+            "engine": target.engine,
+        }
+        return view.as_dict() | more | {"reports": target.reports.as_dict()}
+
+    async def model(self, request: Request) -> Response:  # noqa: ARG002
+        return json_response(self._state.training.as_dict())
+
+    async def samples(self, request: Request) -> Response:
+        after = count_of(request, "after", 0)
+        limit = min(count_of(request, "limit", MAX_SAMPLES), MAX_SAMPLES)
+        return json_response(self._state.router.samples.after(after, limit))
+
+    async def flush(self, request: Request) -> Response:
+        body = await read_body(request)
+        parse_body(body, _FLUSH)
+        replica = body.get("replica")
+        self._state.router.flush(replica, now=self._state.clock())
+        log("index_flushed", replica=replica)
+        return json_response({"replica": replica, "flushed": True})
+
+    async def check(self, request: Request) -> Response:  # noqa: ARG002
+        if not self._state.internal_routes:
+            raise HttpError(404, "not_found", f"internal routes are off: start the proxy with {INTERNAL_VARIABLE}=1")
+        return json_response(self_check(self._state))
+
+    async def metrics(self, request: Request) -> Response:  # noqa: ARG002
+        return Response(self._state.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+    async def description(self, request: Request) -> Response:  # noqa: ARG002
+        return Response(await asyncio.to_thread(admin_document), media_type="application/json")
+
+    async def on_refused_change(self, request: Request, error: Exception) -> Response:  # noqa: ARG002
+        assert isinstance(error, GorgoError)
+        return _error(self._control.refusal(error))
+
+    def _guarded(self, handler: Handler) -> Handler:
+        async def guarded(request: Request) -> Response:
+            await self._check(request)
+            return await handler(request)
+
+        return guarded
+
+    async def _check(self, request: Request) -> None:
+        """Check the token before the rest of the request. Raises `HttpError` (401)."""
+        if self._token.token is None:
+            message = f"the admin API is off: start the proxy with a token in {TOKEN_VARIABLE}"
+            raise HttpError(401, "admin_off", message, headers=CHALLENGE)
+        given = bearer(request.headers)
+        if given is None or not self._token.is_right(given):
+            if given is not None:
+                await self._token.refuse()
+            message = f"expected Authorization: Bearer and the token in {TOKEN_VARIABLE}"
+            raise HttpError(401, "unauthorized", message, headers=CHALLENGE)
+
+
+def admin_app(state: LiveState, changes: FleetChanges, token: str | None, closing: asyncio.Event) -> Starlette:
+    """Return the ASGI app of the admin listener."""
+    handlers: dict[Any, Any] = {
+        HttpError: _on_http_error,
+        HTTPException: _on_routing_error,
+        ConfigError: _on_bad_input,
+        WeightsError: _on_bad_input,
+        UnknownPolicy: _on_bad_input,
+        UnknownReplica: _on_unknown_replica,
+        ReplicaInFile: _on_conflict,
+        TooManyReplicas: _on_conflict,
+    }
+    admin = Admin(state, changes, token, closing)
+    handlers |= dict.fromkeys((WeightsFrozen, VersionConflict, StateError), admin.on_refused_change)
+    app = Starlette(routes=admin.routes(), exception_handlers=handlers)
+    app.router.redirect_slashes = False
+    return app
+
+
+def _error(error: HttpError) -> Response:
+    headers = {name.decode(): value.decode() for name, value in error.headers}
+    body = error_json(error.status, error.code, error.message, error.details)
+    return Response(body, error.status, headers, media_type="application/json")
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:  # noqa: ARG001 - Starlette's signature
+    assert isinstance(error, HttpError)
+    return _error(error)
+
+
+async def _on_bad_input(request: Request, error: Exception) -> Response:  # noqa: ARG001 - Starlette's signature
+    return _error(HttpError(400, "invalid_request", str(error)))
+
+
+async def _on_unknown_replica(request: Request, error: Exception) -> Response:  # noqa: ARG001 - Starlette's signature
+    return _error(HttpError(404, "replica_not_found", str(error)))
+
+
+async def _on_conflict(request: Request, error: Exception) -> Response:  # noqa: ARG001 - Starlette's signature
+    code = "replica_in_file" if isinstance(error, ReplicaInFile) else "too_many_replicas"
+    return _error(HttpError(409, code, str(error)))
+
+
+async def _on_routing_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    allow = (error.headers or {}).get("Allow")
+    if error.status_code == 405 and allow:
+        return _error(HttpError(405, "method_not_allowed", f"expected {allow}", headers=((b"allow", allow.encode()),)))
+    return _error(unknown_route(request.url.path, request.app.routes))

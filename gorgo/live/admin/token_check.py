@@ -1,0 +1,86 @@
+"""Check of the admin token: in constant time, with wrong ones delayed, logged and counted.
+
+Theory of operation. The right token always passes at once, so guessing locks no operator out. After a few wrong ones
+within a minute each further one is answered late; only a few answers wait, so they do not use up the connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from gorgo.live.clock import Clock
+from gorgo.live.logs import log
+
+#: Wrong tokens within `WINDOW_S` that are answered at once: a mistyped one, a script with an old one.
+FREE = 10
+WINDOW_S = 60.0
+DELAY_S = 1.0
+#: Answers that wait at once; far fewer than the listener's connections.
+WAITING = 32
+#: Between two lines in the log.
+LOG_S = 10.0
+
+
+#: Header of a 401.
+CHALLENGE = ((b"www-authenticate", b"Bearer"),)
+
+
+def bearer(headers: Mapping[str, str]) -> bytes | None:
+    """Return the token of a request; empty for another scheme, `None` without one."""
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    if not scheme:
+        return None
+    return given.strip().encode() if scheme.lower() == "bearer" else b""
+
+
+class TokenCheck:
+    """The admin token, and the wrong ones of the last minute.
+
+    Parameters
+    ----------
+    token:
+        The token; None rejects every request.
+    clock:
+        Monotonic seconds.
+    count:
+        Called once per wrong token.
+    """
+
+    def __init__(self, token: str | None, clock: Clock, count: Callable[[], None]) -> None:
+        self.token = None if token is None else token.encode()
+        self._clock = clock
+        self._count = count
+        self._wrong: deque[float] = deque(maxlen=FREE + 1)
+        self._waiting = 0
+        self._logged_s = float("-inf")
+        self._unlogged = 0
+
+    def is_right(self, given: bytes) -> bool:
+        """Return whether `given` is the token."""
+        return self.token is not None and hmac.compare_digest(given, self.token)
+
+    def delay_s(self) -> float:
+        """Record a wrong token; return how long its answer has to wait."""
+        now = self._clock()
+        self._count()
+        self._wrong.append(now)
+        self._unlogged += 1
+        if now - self._logged_s >= LOG_S:
+            log("admin_refused", level=logging.WARNING, wrong_tokens=self._unlogged)
+            self._logged_s, self._unlogged = now, 0
+        late = len(self._wrong) > FREE and now - self._wrong[0] < WINDOW_S
+        return DELAY_S if late and self._waiting < WAITING else 0.0
+
+    async def refuse(self) -> None:
+        """Record a wrong token, and return when it may be answered."""
+        delay_s = self.delay_s()
+        if delay_s:
+            self._waiting += 1
+            try:
+                await asyncio.sleep(delay_s)
+            finally:
+                self._waiting -= 1

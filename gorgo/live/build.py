@@ -1,0 +1,159 @@
+"""The wiring of what routes: every part below the front end is made here, from the configuration."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import Mapping
+from uuid import uuid4
+
+import numpy as np
+
+from gorgo.config.constants import BLOCK_BYTES
+from gorgo.config.deadlines import deadlines_by_region
+from gorgo.config.machine_memory import max_buffered_bytes
+from gorgo.config.model import Config
+from gorgo.config.registered import RegisteredReplicas
+from gorgo.config.router_settings import replica_specs, router_limits
+from gorgo.core.buffer_budget import BufferBudget
+from gorgo.core.policy.interface import Policy
+from gorgo.core.policy.weights import Weights
+from gorgo.core.prompt.fingerprint import Fingerprinter
+from gorgo.core.router import Router
+from gorgo.errors import ConfigError
+from gorgo.fleet_sources.fleet import FoundFleet
+from gorgo.live.cache_push.service import PushService
+from gorgo.live.clock import epoch_clock
+from gorgo.live.control.service import ControlService
+from gorgo.live.control.startup import initial_state
+from gorgo.live.control.state_file import PersistedState, StateFile
+from gorgo.live.http.client_auth import read_client_keys
+from gorgo.live.http.tls import served_tls, upstream_tls
+from gorgo.live.kv_events.extra import check_extra
+from gorgo.live.logs import log
+from gorgo.live.model_lists import ModelLists
+from gorgo.live.parsing.workers import BodyWorkers
+from gorgo.live.request_options import ClientPolicies
+from gorgo.live.router_gateway import RouterGateway
+from gorgo.live.served_models import ServedModels
+from gorgo.live.state import INTERNAL_VARIABLE, LiveState
+from gorgo.live.telemetry.health_log import HealthLog
+from gorgo.live.telemetry.metrics import Metrics
+from gorgo.live.telemetry.tracing import make_tracing
+from gorgo.live.tokens.model_tokens import read_models
+from gorgo.live.tokens.prompt_tokens import PromptTokens
+from gorgo.live.training.model_store import ModelStore
+from gorgo.live.training.service import TrainingService
+from gorgo.live.upstream.target import make_target, replica_secrets
+from gorgo.policies.registry import make_shadow
+
+
+def build_live(
+    config: Config,
+    *,
+    policy: Policy,
+    weights: Weights | None,
+    environ: Mapping[str, str],
+    key: int,
+    seed: int,
+    state_file: StateFile | None = None,
+    persisted: PersistedState | None = None,
+    tls: ssl.SSLContext | None = None,
+) -> LiveState:
+    """Wire what routes. Needs a running event loop, which owns the connection pools.
+
+    `persisted` is the content of `state_file` and may override `policy` and `weights`. `tls` is for replicas without
+    own files; the default trusts the system's authorities, which take 30 ms to read.
+    """
+    registered = _registered(persisted, config)
+    file_config, config = config, registered.merged(config)
+    start = initial_state(persisted, config, policy, weights, source="" if state_file is None else str(state_file.path))
+    # Before anything is opened, because this can fail.
+    secrets = {replica.name: replica_secrets(replica, environ) for replica in config.replicas}
+    check_extra(config.replicas)
+    client_keys = read_client_keys(config.clients)
+    served = served_tls(config.proxy.tls)
+    tokens_of = read_models(config.models)
+    fingerprinter = Fingerprinter(key=key, block_bytes=BLOCK_BYTES)
+    tls = tls or ssl.create_default_context()
+    tls_of = {replica.name: upstream_tls(replica, tls) for replica in config.replicas}
+    clock = epoch_clock()
+    router = Router(
+        replica_specs(config),
+        start.policy,
+        rng=np.random.default_rng(seed),
+        boot_id=uuid4().hex,
+        weights=start.weights,
+        limits=router_limits(config),
+        shadow=_shadow(config, policy, start.policy),
+    )
+    for name in sorted(start.draining):
+        router.drain(name, now=clock())
+    buffers = BufferBudget(max_buffered_bytes(config.limits))
+    found = FoundFleet(config.fleet_sources, now=clock())
+    metrics = Metrics(router, clock, buffers, found)
+    deadlines = deadlines_by_region(config)
+    targets = {
+        replica.name: make_target(
+            replica, config.limits, deadlines[replica.region], secrets[replica.name], tls_of[replica.name], buffers
+        )
+        for replica in config.replicas
+    }
+    gateway = RouterGateway(router, clock, HealthLog(metrics))
+    return LiveState(
+        config=config,
+        file_config=file_config,
+        limits=config.limits,
+        router=router,
+        clock=clock,
+        metrics=metrics,
+        gateway=gateway,
+        client_policies=ClientPolicies.for_client(config),
+        control=ControlService(router, clock, metrics, start, state_file, registered),
+        training=TrainingService(
+            router,
+            clock,
+            metrics.learning,
+            config.proxy.learning,
+            ModelStore(None if state_file is None else state_file.path),
+            seed=seed % (1 << 32),
+        ),
+        targets=targets,
+        tls=tls,
+        fingerprinter=fingerprinter,
+        body_workers=BodyWorkers(fingerprinter),
+        prompt_tokens=PromptTokens(tokens_of, router.cache_block_sizes, metrics.exact_prompt),
+        buffers=buffers,
+        started_s=clock(),
+        model_lists=ModelLists(clock),
+        found=found,
+        models=ServedModels(config),
+        pushes=PushService(router, gateway, clock),
+        client_keys=client_keys,
+        served_tls=served,
+        tracing=make_tracing(config.proxy.tracing, region=config.proxy.region, count=metrics.trace_spans),
+        internal_routes=environ.get(INTERNAL_VARIABLE) == "1",
+    )
+
+
+def _shadow(config: Config, configured: Policy, policy: Policy) -> Policy | None:
+    """Return the shadow policy for `policy`, which the state file may have instead of `configured`."""
+    try:
+        return make_shadow(config.proxy.shadow_policy, policy)
+    except ConfigError as error:
+        if policy.name == configured.name:
+            raise
+        log("shadow_not_set", level=logging.WARNING, error=str(error))
+        return None
+
+
+def _registered(persisted: PersistedState | None, config: Config) -> RegisteredReplicas:
+    """Return the replicas of the state file that fit the configuration; the log has the others."""
+    found = RegisteredReplicas(() if persisted is None else persisted.registered)
+    for name in found.named_by(config):
+        found.remove(name)
+        log("registration_ended", replica=name, reason="regions.yaml names it")
+    for name in found.unfit(config):
+        found.remove(name)
+        log("registration_ended", level=logging.ERROR, replica=name, reason="its region is not in regions.yaml")
+    return found

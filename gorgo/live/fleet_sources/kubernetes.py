@@ -1,0 +1,126 @@
+"""Sources in a Kubernetes cluster: pods by label, EndpointSlices of a Service, an InferencePool.
+
+A result is published when every collection that it needs was listed once, and after each change of one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from urllib.parse import quote
+
+from gorgo.config.fleet.source import FleetSourceConfig
+from gorgo.fleet_sources.endpoint_slices import SERVICE_LABEL, EndpointSlice, found_slices, read_slice
+from gorgo.fleet_sources.found import Found
+from gorgo.fleet_sources.inference_pool import InferencePool, read_pool, selector_text
+from gorgo.fleet_sources.pods import Pod, found_pods, read_node, read_pod
+from gorgo.live.fleet_sources.api_client import ApiClient, api_url, own_namespace
+from gorgo.live.fleet_sources.collection import Collection
+from gorgo.live.fleet_sources.reports import Reports
+
+_AnyCollection = Collection[Pod] | Collection[str] | Collection[EndpointSlice] | Collection[InferencePool]
+
+
+class KubernetesSource:
+    """One source.
+
+    Parameters
+    ----------
+    reports:
+        Get results and failures.
+    environ:
+        Has the address of the API server in a cluster. Without one, and without `api.url`, `ConfigError` is raised.
+    """
+
+    def __init__(self, config: FleetSourceConfig, reports: Reports, environ: Mapping[str, str]) -> None:
+        self._config = config
+        self._reports = reports
+        self._client = ApiClient(api_url(config.api, environ), config.api)
+        self._namespace = quote(config.namespace or own_namespace(environ), safe="")
+        self._nodes: Collection[str] | None = None
+        if config.node_regions:
+            self._nodes = Collection(self._client, read_node, "/api/v1/nodes", self._progress)
+        self._slices: Collection[EndpointSlice] | None = None
+        self._pool: Collection[InferencePool] | None = None
+        self._pods: Collection[Pod] | None = None
+        self._pods_task: asyncio.Task[None] | None = None
+        self._pods_selector: Sequence[tuple[str, str]] = ()
+        #: How many collections of pods there were.
+        self._selections = 0
+        self._published: tuple[int, ...] = ()
+        self._tasks: asyncio.TaskGroup | None = None
+
+    async def run(self) -> None:
+        """Follow the source until cancelled."""
+        config = self._config
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                if self._nodes is not None:
+                    self._tasks.create_task(self._nodes.run())
+                if config.kind == "endpoint-slices":
+                    path = f"/apis/discovery.k8s.io/v1/namespaces/{self._namespace}/endpointslices"
+                    selector = {"labelSelector": f"{SERVICE_LABEL}={config.service}"}
+                    self._slices = Collection(self._client, read_slice, path, self._progress, selector)
+                    self._tasks.create_task(self._slices.run())
+                elif config.kind == "pods":
+                    self._follow_pods(tuple(sorted(config.selector.items())))
+                else:
+                    path = f"/apis/inference.networking.k8s.io/v1/namespaces/{self._namespace}/inferencepools"
+                    selector = {"fieldSelector": f"metadata.name={config.pool}"}
+                    self._pool = Collection(self._client, read_pool, path, self._progress, selector)
+                    self._tasks.create_task(self._pool.run())
+        finally:
+            await self._client.aclose()
+
+    def _follow_pods(self, selector: tuple[tuple[str, str], ...]) -> None:
+        """Follow the pods of a selector instead of those of the one before."""
+        assert self._tasks is not None, "called by its own tasks"
+        if self._pods_task is not None:
+            self._pods_task.cancel()
+        path = f"/api/v1/namespaces/{self._namespace}/pods"
+        chosen = {"labelSelector": selector_text(selector)}
+        self._pods = Collection(self._client, read_pod, path, self._progress, chosen)
+        self._pods_selector = selector
+        self._selections += 1
+        self._pods_task = self._tasks.create_task(self._pods.run())
+
+    def _progress(self) -> None:
+        """Report the state after a step of any collection."""
+        pool = self._current_pool()
+        if pool is not None and pool.selector != self._pods_selector:
+            self._follow_pods(pool.selector)
+        used = self._used(pool)
+        errors = [each.state.error for each in used if each.state.error is not None]
+        if errors:
+            self._reports.fail(errors[0])
+        elif any(each.state.synced for each in used):
+            self._reports.succeed()
+        if not all(each.state.synced for each in used):
+            return
+        revisions = (self._selections, *(each.state.revision for each in used))
+        if revisions != self._published:
+            self._published = revisions
+            self._reports.report_result(self._found(pool))
+
+    def _current_pool(self) -> InferencePool | None:
+        return None if self._pool is None else next(iter(self._pool.state.objects.values()), None)
+
+    def _used(self, pool: InferencePool | None) -> list[_AnyCollection]:
+        """Return the collections that a result needs now."""
+        if self._pool is not None and pool is None:
+            return [self._pool]
+        return [each for each in (self._nodes, self._slices, self._pool, self._pods) if each is not None]
+
+    def _found(self, pool: InferencePool | None) -> Found:
+        config = self._config
+        regions = None if self._nodes is None else self._nodes.state.objects
+        if self._slices is not None:
+            found = found_slices(self._slices.state.objects.values(), config, regions)
+            return Found(found.replicas, {**found.rejected, **self._slices.state.rejected})
+        if self._pool is not None and pool is None:
+            missing = {str(config.pool): f"inferencepool {self._namespace}/{config.pool} is missing"}
+            return Found((), self._pool.state.rejected or missing)
+        assert self._pods is not None, "followed since the selector is known"
+        ports: tuple[int | str, ...] = (config.port or config.port_name or 0,) if pool is None else pool.ports
+        found = found_pods(self._pods.state.objects.values(), ports, config.replica, regions)
+        return Found(found.replicas, {**found.rejected, **self._pods.state.rejected})

@@ -1,0 +1,90 @@
+"""All sources of one proxy, each in a task, and the changes of the fleet that they cause.
+
+Changes are collected for a moment and applied one after another, in the reloader's turn: what a source finds meanwhile
+comes with the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+
+from gorgo.config.fleet.source import FleetSourceConfig
+from gorgo.errors import ConfigError, GorgoError
+from gorgo.live.fleet_sources.dns import DnsSource
+from gorgo.live.fleet_sources.kubernetes import KubernetesSource
+from gorgo.live.fleet_sources.reports import Reports
+from gorgo.live.logs import log, log_failure
+from gorgo.live.state import LiveState
+
+#: A rollout changes several pods at once, and each change of the fleet is probed.
+COLLECT_S = 0.05
+#: Before a change that failed is tried again: its cause is a file or a variable of this machine.
+RETRY_S = 5.0
+#: Before a source with a fault of its own starts again.
+RESTART_S = 30.0
+
+
+class FleetSources:
+    """The running sources.
+
+    Parameters
+    ----------
+    apply:
+        Brings the replicas of `state.found` into the fleet, and out of it. Raises `GorgoError`.
+    environ:
+        Of the process.
+    """
+
+    def __init__(self, state: LiveState, apply: Callable[[], Awaitable[object]], *, environ: Mapping[str, str]) -> None:
+        self._state = state
+        self._apply = apply
+        self._environ = environ
+        self._changed = asyncio.Event()
+        self._running: dict[str, tuple[FleetSourceConfig, asyncio.Task[None]]] = {}
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+        self._state.found.on_change = self._changed.set
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                self._reconcile(tasks)
+                await self._changed.wait()
+                await asyncio.sleep(COLLECT_S)
+                self._changed.clear()
+                await self._change_fleet()
+
+    def _reconcile(self, tasks: asyncio.TaskGroup) -> None:
+        """Start the sources that are new or changed, and stop the others."""
+        wanted = {name: source.config for name, source in self._state.found.sources.items()}
+        for name, (config, task) in list(self._running.items()):
+            if wanted.get(name) != config:
+                task.cancel()
+                del self._running[name]
+        for name, config in wanted.items():
+            if name not in self._running:
+                self._running[name] = config, tasks.create_task(self._follow(config))
+
+    async def _follow(self, config: FleetSourceConfig) -> None:
+        """Follow one source until cancelled. A fault of one source ends neither the others nor the proxy."""
+        reports = Reports(config.name, self._state.found, self._state.clock)
+        while True:
+            try:
+                if config.watches:
+                    await KubernetesSource(config, reports, self._environ).run()
+                else:
+                    await DnsSource(config, reports).run()
+            except ConfigError as error:
+                reports.fail(str(error))
+            except Exception as failure:  # noqa: BLE001 - see above
+                log_failure("fleet_source_failed", failure, source=config.name)
+                reports.fail(f"{type(failure).__name__}; the log has the traceback")
+            await asyncio.sleep(RESTART_S)
+
+    async def _change_fleet(self) -> None:
+        try:
+            await self._apply()
+        except GorgoError as error:
+            log("fleet_not_changed", level=logging.ERROR, error=str(error))
+            asyncio.get_running_loop().call_later(RETRY_S, self._changed.set)

@@ -1,0 +1,1 @@
+"""HTTP of both front ends: errors, headers, bodies, keys of clients, TLS."""

@@ -1,0 +1,127 @@
+"""Errors in the form of OpenAI's API: `{"error": {"message", "type", "param", "code"}}`, in a body or in a stream.
+
+On `/v1/messages` they have Anthropic's: `{"type": "error", "error": {"type", "message", "code"}}`.
+
+No message repeats what a client or a replica sent.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from email.utils import formatdate
+from math import ceil
+from typing import Any
+
+from gorgo.core.messages.actions import Reject
+from gorgo.live.http.headers import Header
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+#: OpenAI's `type` of an error by status, which its clients turn into exception types.
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+
+
+#: Path whose clients know Anthropic's errors, and their `type` by status.
+MESSAGES = "/v1/messages"
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+class HttpError(Exception):
+    """An error response to the client."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        headers: Iterable[Header] = (),
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message)
+        #: More keys of the error object.
+        self.details = details
+        self.status = status
+        self.code = code
+        self.message = message
+        self.headers = tuple(headers)
+
+
+def error_of(reject: Reject) -> HttpError:
+    """Return the error of a Router's Reject; `Retry-After` is whole seconds, rounded up."""
+    headers: list[Header] = []
+    if reject.retry_after_s is not None:
+        headers.append((b"retry-after", b"%d" % max(1, ceil(reject.retry_after_s))))
+    return HttpError(reject.status, reject.code, reject.message, headers=headers)
+
+
+def error_json(
+    status: int, code: str, message: str, details: Mapping[str, Any] | None = None, *, path: str = ""
+) -> bytes:
+    """Return the body of an error; `path` is the request's.
+
+    >>> error_json(404, "not_found", "no such route")
+    b'{"error": {"message": "no such route", "type": "not_found_error", "param": null, "code": "not_found"}}'
+    >>> error_json(503, "stopping", "the proxy is stopping", path="/v1/messages")
+    b'{"type": "error", "error": {"type": "overloaded_error", "message": "the proxy is stopping", "code": "stopping"}}'
+    """
+    if path.startswith(MESSAGES):
+        kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+        own = {"type": kind, "message": message, "code": code, **(details or {})}
+        return json.dumps({"type": "error", "error": own}).encode()
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    error = {"message": message, "type": kind, "param": None, "code": code, **(details or {})}
+    return json.dumps({"error": error}).encode()
+
+
+def error_event(status: int, code: str, message: str, *, named: bool = False, path: str = "") -> bytes:
+    """Return an error as the last event of a stream. The blank line before it ends an incomplete event.
+
+    `named`: the stream's events have names and types. Anthropic's clients skip an event without, and would take the
+    stream for complete.
+    """
+    error = error_json(status, code, message, path=path)
+    if named and path.startswith(MESSAGES):
+        return b"\n\nevent: error\ndata: " + error + b"\n\n"
+    if named:
+        return b'\n\nevent: error\ndata: {"type": "error", ' + error[1:] + b"\n\n"
+    return b"\n\ndata: " + error + b"\n\n"
+
+
+async def send_json(send: Send, status: int, body: bytes, headers: Iterable[Header] = ()) -> None:
+    """Send a whole JSON response, with the date that an origin server must send."""
+    await send(
+        {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [
+                (b"content-type", b"application/json"),
+                (b"content-length", b"%d" % len(body)),
+                (b"date", formatdate(usegmt=True).encode()),
+                *headers,
+            ],
+        }
+    )
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+async def send_error(send: Send, error: HttpError, headers: Iterable[Header] = (), *, path: str = "") -> None:
+    """Send `error`; `headers` come after its own, `path` is the request's."""
+    body = error_json(error.status, error.code, error.message, path=path)
+    await send_json(send, error.status, body, (*error.headers, *headers))

@@ -1,0 +1,282 @@
+"""The feed of one publisher: which of its messages are applied, and what follows from a hole in their numbers.
+
+Owns the order of messages, the queue of live ones during a replay, and the decision that the blocks of the replica are
+not known any longer. Pure: a shell (`subscription`) moves bytes and acts.
+
+Theory of operation. A publisher numbers its messages from 0 and retains the last ones (10,000 by default) for replays.
+A number that is too high is a gap; one that is not above the last live one is from a new process. While a replay runs,
+live messages wait, because events are applied in order.
+
+A new process can have passed the last number before its first live message comes. The replay of a gap therefore starts
+with the last message applied, which is compared by its content: another content, or none, is another process. A replay
+of all messages starts at 0. What was known is forgotten at its first message, since a block stored twice counts twice.
+
+`complete` is whether the events describe the whole cache: from the first message on, or since the cache was empty.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from gorgo.live.kv_events.actions import Apply, FeedAction, Forget, Replay
+from gorgo.live.kv_events.queue import MessageQueue
+from gorgo.live.kv_events.stats import FeedState, KvFeedStats
+
+#: Time between a failed replay and the next one.
+COOL_DOWN_S = 30.0
+#: Time without a connection after which the blocks are forgotten; a replay repairs a shorter cut.
+MAX_CUT_S = 5.0
+#: Replays in a row that each ended before a further hole: the publisher drops messages faster than it replays them.
+MAX_REPLAYS = 4
+
+
+@dataclass(slots=True)
+class _Progress:
+    """A replay that runs; `useless` are its further messages."""
+
+    state: FeedState
+    whole: bool
+    began: bool = False
+    useless: bool = False
+    other_process: bool = False
+
+
+class PublisherFeed:
+    """One publisher's messages.
+
+    Parameters
+    ----------
+    replays:
+        Whether the publisher offers replays.
+    stats:
+        Counts of the replica, which its other feeds share.
+
+    Example
+    -------
+    >>> feed = PublisherFeed(replays=True, stats=KvFeedStats())
+    >>> feed.connected(now=0.0)
+    [Replay(start=0, generation=1)]
+    >>> feed.replayed(1, 0, b"a")
+    [Apply(payload=b'a', era=0)]
+    >>> feed.replay_ended(1, now=0.2), feed.state.value
+    ([], 'live')
+    >>> feed.received(2, b"c", now=1.0), feed.state.value
+    ([Replay(start=0, generation=2)], 'gap')
+    """
+
+    def __init__(self, *, replays: bool, stats: KvFeedStats) -> None:
+        self._replays = replays
+        self._stats = stats
+        self.complete = False
+        #: Set by the shell: no event came, though requests were served.
+        self.silent = False
+        self._is_connected = False
+        #: Since when the connection is missing; `None` before the first one.
+        self._cut_s: float | None = None
+        #: Number and digest of the last message applied; `None`: any may be the next.
+        self._last: int | None = None
+        self._digest = b""
+        #: Highest live number of this process.
+        self._live: int | None = None
+        self._queue = MessageQueue()
+        self._progress: _Progress | None = None
+        self._generation = 0
+        self._in_a_row = 0
+        self._no_replay_until_s = float("-inf")
+        #: Whether a replay of all messages could tell more than is known.
+        self._lost = True
+        #: Whether nothing was applied since the blocks were forgotten, and how often they were.
+        self._is_empty = True
+        self._era = 0
+
+    @property
+    def state(self) -> FeedState:
+        if not self._is_connected:
+            return FeedState.WAITING if self._cut_s is None else FeedState.CUT
+        if self.silent:
+            return FeedState.SILENT
+        if self._progress is not None:
+            return self._progress.state
+        if self.complete:
+            return FeedState.LIVE
+        return FeedState.WAITING if self._last is None else FeedState.PARTIAL
+
+    # -- the connection
+
+    def connected(self, *, now: float) -> list[FeedAction]:
+        """Begin, or compare the publisher with the one before a cut."""
+        self._is_connected = True
+        self._in_a_row = 0
+        if not self._replays:
+            return []
+        state = FeedState.WAITING if self._cut_s is None else FeedState.GAP
+        return self._request(state, whole=self._lost, now=now)
+
+    def disconnected(self, *, now: float) -> list[FeedAction]:
+        """Record a broken connection; `tick` forgets the blocks if it stays broken."""
+        if self._is_connected or self._cut_s is None:
+            self._cut_s = now
+        self._is_connected = False
+        return []
+
+    def tick(self, *, now: float) -> list[FeedAction]:
+        """Forget the blocks of a publisher without a connection; repeat a failed replay after its cool-down."""
+        if not self._is_connected:
+            is_short = self._cut_s is None or now - self._cut_s < MAX_CUT_S
+            return [] if is_short else self._forget()
+        if self._lost and self._replays and self._progress is None and now >= self._no_replay_until_s:
+            return self._request(FeedState.PARTIAL, whole=True, now=now)
+        return []
+
+    # -- messages
+
+    def received(self, number: int, payload: bytes, *, now: float) -> list[FeedAction]:
+        """Handle a live message."""
+        self.silent = False
+        self._stats.last_message_s = now
+        went_back = self._live is not None and number <= self._live
+        self._live = number
+        if went_back:
+            return self._restarted(number, payload, now=now)
+        if self._progress is not None:
+            self._queue.add(number, payload)
+            return []
+        return self._next(number, payload, now=now)
+
+    def replayed(self, generation: int, number: int, payload: bytes) -> list[FeedAction]:
+        """Handle a message of a replay."""
+        progress = self._progress
+        if progress is None or generation != self._generation or progress.useless:
+            return []
+        first, progress.began = not progress.began, True
+        if first and (progress.whole or self._last is None or number > self._last):
+            # For a gap: the publisher does not retain its messages any longer.
+            actions = self._forget()
+            self._lost, self.complete = False, progress.whole and number == 0
+            return [*actions, self._apply(number, payload)]
+        assert self._last is not None
+        if first:
+            progress.useless = progress.other_process = _digest(payload) != self._digest
+            return []
+        if number == self._last + 1:
+            return [self._apply(number, payload)]
+        # A hole in the replay; what follows it is requested again.
+        progress.useless = number > self._last
+        return []
+
+    def replay_ended(self, generation: int, *, now: float) -> list[FeedAction]:
+        """Handle the end of a replay."""
+        progress = self._progress
+        if progress is None or generation != self._generation:
+            return []
+        self._progress = None
+        if progress.whole and not progress.began:
+            # The process has published nothing.
+            actions = self._forget()
+            self._lost, self.complete, self._last = False, True, -1
+            return [*actions, *self._drain(now=now)]
+        if progress.other_process or not progress.began:
+            self._stats.restarts += 1
+            return [*self._forget(restarted=True), *self._request(FeedState.RESTARTED, whole=True, now=now)]
+        if progress.useless:
+            return self._request(progress.state, whole=False, now=now)
+        return self._drain(now=now)
+
+    def replay_failed(self, generation: int, *, now: float) -> list[FeedAction]:
+        """Handle a replay without an end: forget the blocks, continue with the live messages."""
+        if self._progress is None or generation != self._generation:
+            return []
+        return self._give_up(now=now)
+
+    def emptied(self, era: int) -> None:
+        """Record that an applied message reported an empty cache: from there on everything is known."""
+        if era == self._era:
+            self.complete, self._lost = True, False
+
+    def spoiled(self, era: int) -> None:
+        """Record that part of an applied message could not be read."""
+        if era == self._era:
+            self.complete = False
+
+    # -- steps
+
+    def _next(self, number: int, payload: bytes, *, now: float) -> list[FeedAction]:
+        if self._last is None:
+            self.complete = number == 0
+            self._lost = not self.complete
+            return [self._apply(number, payload)]
+        if number <= self._last:
+            return []  # a replay has had it
+        if number == self._last + 1:
+            return [self._apply(number, payload)]
+        self._stats.gaps += 1
+        self._queue.add(number, payload)
+        return self._request(FeedState.GAP, whole=False, now=now)
+
+    def _restarted(self, number: int, payload: bytes, *, now: float) -> list[FeedAction]:
+        self._stats.restarts += 1
+        self._progress = None
+        self._queue.drop_all()
+        self._in_a_row = 0
+        actions = self._forget(restarted=True)
+        if number == 0:
+            return [*actions, *self._next(number, payload, now=now)]
+        self._queue.add(number, payload)
+        return [*actions, *self._request(FeedState.RESTARTED, whole=True, now=now)]
+
+    def _request(self, state: FeedState, *, whole: bool, now: float) -> list[FeedAction]:
+        if not self._may_replay(now):
+            return self._give_up(now=now)
+        # With nothing applied there is nothing to compare.
+        start = 0 if whole or self._last is None or self._last < 0 else self._last
+        self._progress = _Progress(state, whole=whole or self._last is None or self._last < 0)
+        self._in_a_row += 1
+        self._generation += 1
+        self._stats.replays += 1
+        return [Replay(start, self._generation)]
+
+    def _may_replay(self, now: float) -> bool:
+        return self._replays and now >= self._no_replay_until_s and self._in_a_row < MAX_REPLAYS
+
+    def _give_up(self, *, now: float) -> list[FeedAction]:
+        """Continue with the live messages alone."""
+        self._progress = None
+        return [*self._without_replay(now=now), *self._drain(now=now)]
+
+    def _without_replay(self, *, now: float) -> list[FeedAction]:
+        self._in_a_row = 0
+        if self._replays and now >= self._no_replay_until_s:
+            self._stats.failed_replays += 1
+            self._no_replay_until_s = now + COOL_DOWN_S
+        return self._forget()
+
+    def _drain(self, *, now: float) -> list[FeedAction]:
+        """Apply what waited for a replay, up to a gap that can be replayed."""
+        actions: list[FeedAction] = []
+        while self._queue:
+            number, payload = self._queue.pop()
+            if self._last is not None and number > self._last + 1:
+                if self._may_replay(now):
+                    self._queue.put_back(number, payload)
+                    return [*actions, *self._request(FeedState.GAP, whole=False, now=now)]
+                actions += self._without_replay(now=now)
+            actions += self._next(number, payload, now=now)
+        self._in_a_row = 0
+        return actions
+
+    def _apply(self, number: int, payload: bytes) -> Apply:
+        self._last, self._digest, self._is_empty = number, _digest(payload), False
+        return Apply(payload, self._era)
+
+    def _forget(self, *, restarted: bool = False) -> list[FeedAction]:
+        self.complete, self._lost, self._last = False, True, None
+        if self._is_empty and not restarted:
+            return []
+        self._is_empty = True
+        self._era += 1
+        return [Forget(restarted)]
+
+
+def _digest(payload: bytes) -> bytes:
+    return blake2b(payload, digest_size=8).digest()

@@ -1,0 +1,35 @@
+"""What the subscribers of one proxy share."""
+
+from __future__ import annotations
+
+import asyncio
+
+from gorgo.live.kv_events.decoding import KvDecoder
+from gorgo.live.kv_events.extra import import_zmq
+from gorgo.live.kv_events.sockets import KvSockets
+from gorgo.live.kv_events.stats import KvFeedStats
+
+#: Replays of all replicas that run at once: after a restart of the proxy each replica has one.
+MAX_REPLAYS_AT_ONCE = 8
+
+
+class KvSubscriptions:
+    """Sockets, slots of replays, and the published states by replica."""
+
+    def __init__(self) -> None:
+        self.stats: dict[str, KvFeedStats] = {}
+        self.replay_slots = asyncio.Semaphore(MAX_REPLAYS_AT_ONCE)
+        self.decoder = KvDecoder()
+        self._sockets: KvSockets | None = None
+
+    @property
+    def sockets(self) -> KvSockets:
+        """Return the sockets. Raises `MissingExtra`."""
+        if self._sockets is None:
+            self._sockets = KvSockets(import_zmq())
+        return self._sockets
+
+    async def aclose(self) -> None:
+        await self.decoder.aclose()
+        if self._sockets is not None:
+            self._sockets.close()

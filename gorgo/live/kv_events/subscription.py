@@ -1,0 +1,175 @@
+"""The subscription to one publisher: sockets, connection and replays of a `PublisherFeed`, whose actions it takes.
+
+Owns the tasks and the order of actions: one input of the feed is handled at a time, its actions included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Protocol
+
+from gorgo.engines.kv_sources import KvEventSource
+from gorgo.live.clock import Clock
+from gorgo.live.kv_events.actions import Apply, FeedAction, Forget, Replay
+from gorgo.live.kv_events.feed import PublisherFeed
+from gorgo.live.kv_events.frames import read_message
+from gorgo.live.kv_events.replay import replay
+from gorgo.live.kv_events.sockets import KvSockets
+from gorgo.live.kv_events.stats import KvFeedStats
+from gorgo.live.logs import log
+
+#: Between two attempts to open a socket; interval of the feed's timer.
+REOPEN_S = 5.0
+TICK_S = 1.0
+#: Longest turn of the event loop.
+TURN_S = 0.002
+
+
+class FeedSink(Protocol):
+    """The Router, for one publisher."""
+
+    async def apply_message(self, action: Apply, subscription: Subscription) -> None: ...
+
+    def forget_blocks(self, subscription: Subscription, *, restarted: bool) -> None: ...
+
+    def changed(self) -> None:
+        """Note that the state of a feed may be another."""
+
+
+@dataclass(slots=True)
+class Turn:
+    """A turn of the event loop, which ends when it has taken long enough."""
+
+    began_s: float = 0.0
+
+    async def pause(self) -> None:
+        """Let other tasks run, if none could for `TURN_S`."""
+        if perf_counter() - self.began_s > TURN_S:
+            await asyncio.sleep(0)
+            self.began_s = perf_counter()
+
+
+class Subscription:
+    """One publisher's messages, from its sockets to the Router.
+
+    Parameters
+    ----------
+    slots:
+        Bounds the replays of all subscriptions that run at once.
+    """
+
+    def __init__(
+        self,
+        replica: str,
+        source: KvEventSource,
+        sockets: KvSockets,
+        slots: asyncio.Semaphore,
+        sink: FeedSink,
+        stats: KvFeedStats,
+        clock: Clock,
+    ) -> None:
+        self.source = source
+        self.feed = PublisherFeed(replays=source.replay is not None, stats=stats)
+        self.turn = Turn()
+        self._replica = replica
+        self._sockets = sockets
+        self._slots = slots
+        self._sink = sink
+        self._stats = stats
+        self._clock = clock
+        self._lock = asyncio.Lock()
+        self._wanted: Replay | None = None
+        self._requested = asyncio.Event()
+
+    async def run(self) -> None:
+        """Receive until cancelled."""
+        while True:
+            try:
+                await self._receive_all()
+            except self._sockets.zmq.ZMQError as error:
+                fields = {"replica": self._replica, "endpoint": self.source.endpoint, "error": str(error)}
+                log("kv_events_no_socket", level=logging.WARNING, **fields)
+            await asyncio.sleep(REOPEN_S)
+
+    async def _receive_all(self) -> None:
+        with self._sockets.subscribed(self.source) as (socket, monitor):
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._receive(socket))
+                tasks.create_task(self._watch(monitor))
+                tasks.create_task(self._replay_all())
+                tasks.create_task(self._tick())
+
+    async def _receive(self, socket: Any) -> None:
+        while True:
+            frames = await socket.recv_multipart()
+            message = read_message(frames)
+            if message is None:
+                self._stats.rejected_messages += 1
+                continue
+            number, payload = message
+            self._count(payload)
+            await self._handle(lambda: self.feed.received(number, payload, now=self._clock()))  # noqa: B023 - awaited
+            await self.turn.pause()
+
+    async def _watch(self, monitor: Any) -> None:
+        zmq = self._sockets.zmq
+        while True:
+            event = await zmq.utils.monitor.recv_monitor_message(monitor)
+            if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                await self._handle(lambda: self.feed.connected(now=self._clock()))
+            elif event["event"] == zmq.EVENT_DISCONNECTED:
+                await self._handle(lambda: self.feed.disconnected(now=self._clock()))
+
+    async def _replay_all(self) -> None:
+        while True:
+            await self._requested.wait()
+            self._requested.clear()
+            assert self._wanted is not None
+            async with self._slots:
+                await self._replay(self._wanted)
+
+    async def _replay(self, wanted: Replay) -> None:
+        assert self.source.replay is not None, "the feed requests none without"
+        generation = wanted.generation
+        try:
+            async with aclosing(replay(self._sockets, self.source.replay, wanted.start)) as messages:
+                async for number, payload in messages:
+                    if self._requested.is_set():
+                        return  # another replay is wanted by now
+                    self._count(payload)
+                    await self._handle(lambda: self.feed.replayed(generation, number, payload))  # noqa: B023 - awaited
+                    await self.turn.pause()
+        except (TimeoutError, self._sockets.zmq.ZMQError) as error:
+            reason = str(error) or "no answer in time"
+            fields = {"replica": self._replica, "endpoint": self.source.replay, "reason": reason}
+            log("kv_events_replay_failed", level=logging.WARNING, **fields)
+            await self._handle(lambda: self.feed.replay_failed(generation, now=self._clock()))
+            return
+        await self._handle(lambda: self.feed.replay_ended(generation, now=self._clock()))
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            await self._handle(lambda: self.feed.tick(now=self._clock()))
+
+    def _count(self, payload: bytes) -> None:
+        self._stats.messages += 1
+        self._stats.bytes += len(payload)
+
+    async def _handle(self, decide: Callable[[], list[FeedAction]]) -> None:
+        async with self._lock:
+            for action in decide():
+                match action:
+                    case Apply():
+                        await self._sink.apply_message(action, self)
+                    case Forget():
+                        self._sink.forget_blocks(self, restarted=action.restarted)
+                    case Replay():
+                        self._wanted = action
+                        self._requested.set()
+            self._sink.changed()

@@ -1,0 +1,132 @@
+"""The models of one replica and, for `engine: auto`, its kind of engine, by asking it.
+
+Owns when which route is asked; `gorgo.engines.discovery` reads the answers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from gorgo.core.json_cost import is_quick
+from gorgo.engines.discovery import (
+    MODELS_PATH,
+    FoundEngine,
+    ServedModel,
+    identifying_routes,
+    owner_of,
+    read_models,
+    recognise,
+)
+from gorgo.live.logs import log
+from gorgo.live.state import LiveState
+from gorgo.live.upstream.client import UpstreamError
+from gorgo.live.upstream.target import Target
+
+#: For one answer. A request for an unknown model may wait for it.
+DISCOVERY_TIMEOUT_S = 2.0
+#: Names in one log line.
+NAMES_LOGGED = 20
+
+Fetch = Callable[[str, float], Awaitable[tuple[int, bytes]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Discovered:
+    """Answers of one replica; `None` is unknown."""
+
+    models: tuple[ServedModel, ...] | None = None
+    engine: FoundEngine | None = None
+
+
+async def discover(
+    answer: Callable[[str], Awaitable[object]], *, identify: bool, known: FoundEngine | None = None
+) -> Discovered:
+    """Return the models of a replica and, with `identify` or if it is not `known` any longer, its kind of engine.
+
+    `answer` returns the JSON of a route, `None` without one.
+    """
+    listed = await answer(MODELS_PATH)
+    models, owner = read_models(listed), owner_of(listed)
+    identify = identify or (known is not None and owner not in (None, known.name))
+    engine = await _engine(answer, owner) if identify else None
+    if engine is None and models is not None and identify:
+        engine = FoundEngine("openai")
+    return Discovered(models, engine)
+
+
+async def _engine(answer: Callable[[str], Awaitable[object]], owner: str | None) -> FoundEngine | None:
+    for path in identifying_routes(owner):
+        found = recognise(path, await answer(path))
+        if found is not None:
+            return found
+    return None if owner is None else FoundEngine(owner)
+
+
+class Discovery:
+    """Asks one replica.
+
+    Parameters
+    ----------
+    fetch:
+        Returns status and body of a GET within a time limit. Raises `UpstreamError`.
+    """
+
+    def __init__(self, state: LiveState, target: Target, fetch: Fetch) -> None:
+        self._state = state
+        self._target = target
+        self._fetch = fetch
+        self._identify = target.detects_engine
+
+    def expect_another_process(self) -> None:
+        """Identify the engine again at the next question: another process may answer."""
+        self._identify = self._target.detects_engine
+
+    async def request(self) -> Discovered:
+        """Ask for the models, and for the kind of engine where it is not known."""
+        return await discover(self.answer, identify=self._identify, known=self._target.found_engine)
+
+    def publish(self, found: Discovered) -> bool:
+        """Use what was found, unless another process has this name now. Return whether the kind of engine changed."""
+        if self._state.targets.get(self._target.name) is not self._target:
+            return False
+        changed = self.apply_engine(found)
+        if found.models is not None:
+            self._use_models(found.models)
+        return changed
+
+    def apply_engine(self, found: Discovered) -> bool:
+        """Use the kind of engine that was found. Return whether it changed."""
+        return found.engine is not None and self._use_engine(found.engine)
+
+    def _use_engine(self, engine: FoundEngine) -> bool:
+        self._identify = False
+        target = self._target
+        if engine == target.found_engine:
+            return False
+        was = target.found_engine
+        target.use_engine(engine)
+        log("engine_found", replica=target.name, engine=engine.name, version=engine.version)
+        if was is not None and was.name != engine.name:
+            self._state.router.flush(target.name, now=self._state.clock())
+        return was is None or was.name != engine.name
+
+    def _use_models(self, found: tuple[ServedModel, ...]) -> None:
+        state, name = self._state, self._target.name
+        before = state.models.listed(name)
+        now_listed = state.models.set_list(name, found, engine=self._target.dialect.name)
+        if now_listed == before:
+            return
+        added = [model for model in now_listed if model not in before]
+        removed = [model for model in before if model not in now_listed]
+        log("models_found", replica=name, added=added[:NAMES_LOGGED], removed=removed[:NAMES_LOGGED])
+        state.gateway.apply(state.router.on_models(name, now_listed, now=state.clock()))
+
+    async def answer(self, path: str) -> object:
+        """Return the JSON of a route, `None` without one."""
+        try:
+            status, body = await self._fetch(path, DISCOVERY_TIMEOUT_S)
+            return json.loads(body) if status == 200 and is_quick(body) else None
+        except (UpstreamError, ValueError, RecursionError):
+            return None

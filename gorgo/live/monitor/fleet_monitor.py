@@ -1,0 +1,61 @@
+"""The background loops of all replicas, the first probe of each, and the Router's timers."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from gorgo.live.monitor.discovery import DISCOVERY_TIMEOUT_S
+from gorgo.live.monitor.replica_monitor import ReplicaMonitor
+from gorgo.live.state import LiveState
+
+
+class FleetMonitor:
+    """The running monitors, one task per replica in the given task group."""
+
+    def __init__(self, tasks: asyncio.TaskGroup) -> None:
+        self._tasks = tasks
+        self._running: dict[str, tuple[ReplicaMonitor, asyncio.Task[None]]] = {}
+
+    def start(self, monitor: ReplicaMonitor) -> None:
+        name = monitor.target.name
+        assert name not in self._running, f"{name} has a monitor already"
+        self._running[name] = monitor, self._tasks.create_task(monitor.run())
+
+    def stop(self, name: str) -> asyncio.Task[None]:
+        """Cancel the loops of one replica. Return their task, which ends soon."""
+        _, task = self._running.pop(name)
+        task.cancel()
+        return task
+
+    def restart(self) -> None:
+        """Restart all loops with the intervals of the current configuration."""
+        for name, (monitor, _) in list(self._running.items()):
+            self.stop(name)
+            self.start(monitor)
+
+    async def read_models(self) -> None:
+        """Read the models of all replicas now, of those that answer in time."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DISCOVERY_TIMEOUT_S):
+                await asyncio.gather(*(monitor.discover() for monitor, _ in self._running.values()))
+
+    def stop_all(self) -> None:
+        for name in list(self._running):
+            self.stop(name)
+
+
+async def probe_all(monitors: list[ReplicaMonitor]) -> None:
+    """Probe all replicas once, concurrently, for at most `FIRST_PROBE_TIMEOUT_S`, before the first request."""
+    results = await asyncio.gather(*(monitor.probe_once() for monitor in monitors))
+    for monitor, result in zip(monitors, results, strict=True):
+        monitor.publish(result)
+
+
+async def run_timers(state: LiveState) -> None:
+    """Run the Router's timers when they are due, and each second: an event can move them earlier."""
+    while True:
+        due = state.router.next_timer()
+        wait_s = 1.0 if due is None else min(1.0, max(0.0, due - state.clock()))
+        await asyncio.sleep(max(wait_s, 0.01))
+        state.gateway.run_timer()

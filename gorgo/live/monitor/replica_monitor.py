@@ -1,0 +1,285 @@
+"""Probes, scrapes and warm connections of one replica, in the background. A failure is reported as `None`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from gorgo.config.constants import PROBE_TIMEOUT_S, WARM_CONNECTIONS, WARM_INTERVAL_S
+from gorgo.core.messages.request import REFUSALS, EngineSample, OpenConnection
+from gorgo.engines.probe import is_well, probe_paths
+from gorgo.live.http.headers import Header
+from gorgo.live.kv_events.subscriber import KvSubscriber
+from gorgo.live.logs import log
+from gorgo.live.monitor.discovery import Discovered, Discovery
+from gorgo.live.monitor.scraper import Scraper
+from gorgo.live.state import LiveState
+from gorgo.live.upstream.client import POOL_EXHAUSTED, UpstreamError
+from gorgo.live.upstream.connection_state import NextConnectionState
+from gorgo.live.upstream.target import Target
+
+#: Longest delay of a reload by a new replica's first probe, and of a start: the proxy serves no request before.
+FIRST_PROBE_TIMEOUT_S = 5.0
+#: Delay of the scrape after a broken connection; doubles while the engine does not answer.
+AFTER_BREAK_S = 0.5
+#: Shortest interval of reading the models, which change far less often than the load.
+DISCOVERY_INTERVAL_S = 1.0
+#: Jitter of an interval, as a share of it: many proxies do not probe in step.
+JITTER = 0.1
+
+
+#: Reasons of failed pings: refusals, with their status, and a path that the replica does not have.
+_REFUSALS = {f"status_{status}": status for status in REFUSALS}
+_NO_PATH = ("status_404", "status_405")
+
+
+@dataclass(slots=True)
+class ProbeResult:
+    """The first answers of a replica that is not in the fleet yet."""
+
+    rtt_s: float | None = None
+    sample: EngineSample | None = None
+    discovered: Discovered = field(default_factory=Discovered)
+
+
+class ReplicaMonitor:
+    """The background loops for one replica.
+
+    Parameters
+    ----------
+    spread:
+        Draws a number in [0, 1) for the jitter.
+    """
+
+    def __init__(self, state: LiveState, target: Target, spread: Callable[[], float] = random.random) -> None:
+        self._state = state
+        self._target = target
+        self._spread = spread
+        self._answers = True
+        #: Which of the two paths of a probe answers.
+        self._second_path = False
+        #: Status of 4xx of the last probe, `None` for any other end.
+        self._refusal: int | None = None
+        self._reports_metrics = True
+        self._discovery = Discovery(state, target, self._fetch)
+        self._scraper = Scraper(target, self._fetch, state.clock)
+        self._kv_events = KvSubscriber(
+            state.kv_feeds,
+            target,
+            state.router,
+            state.clock,
+            answer=self._discovery.answer,
+            is_current=lambda: state.targets.get(target.name) is target,
+            deliver=state.gateway.apply,
+        )
+        target.upstream.on_connection_change(self._report_connection)
+
+    @property
+    def target(self) -> Target:
+        return self._target
+
+    async def run(self) -> None:
+        """Run all loops until cancelled."""
+        proxy = self._state.config.proxy
+        async with asyncio.TaskGroup() as loops:
+            loops.create_task(self._every(proxy.probe_interval_s, self.probe))
+            loops.create_task(self._every(proxy.scrape_interval_s, self.scrape))
+            loops.create_task(self._every(max(proxy.scrape_interval_s, DISCOVERY_INTERVAL_S), self.discover))
+            loops.create_task(self._every(WARM_INTERVAL_S, self.warm))
+            loops.create_task(self._probe_after_breaks())
+            loops.create_task(self._kv_events.run())
+
+    async def _probe_after_breaks(self) -> None:
+        """Scrape after a broken connection: the engine may have restarted with an empty cache."""
+        while True:
+            await self._target.connection_lost.wait()
+            # Cleared here too: with a short scrape interval the loop below does not run.
+            self._target.connection_lost.clear()
+            wait_s = AFTER_BREAK_S
+            while wait_s < self._state.config.proxy.scrape_interval_s:  # the periodic scrape is due by then
+                await asyncio.sleep(wait_s)
+                self._target.connection_lost.clear()
+                self._discovery.expect_another_process()
+                await self.discover()
+                await self.scrape()
+                if self._reports_metrics:
+                    break
+                wait_s *= 2
+
+    async def probe(self) -> None:
+        """Measure one round trip. Scrape a replica that answers again: it may be another process."""
+        was_silent = not self._answers
+        try:
+            rtt_s = await self._measure()
+        except UpstreamError:
+            return  # No free connection in this process: no fact about the replica.
+        self._probed(rtt_s, self._state.clock())
+        if was_silent and rtt_s is not None:
+            self._discovery.expect_another_process()
+            await self.discover()
+            await self.scrape()
+
+    async def scrape(self) -> None:
+        """Read the engine's metrics and pass them to the Router."""
+        if self._has_metrics:
+            self._sampled(await self._read_sample(), self._state.clock())
+
+    async def discover(self) -> None:
+        """Read the list of models, and find the kind of engine where it is not known."""
+        if self._discovery.publish(await self._discovery.request()):
+            await self.scrape()
+
+    async def probe_once(self) -> ProbeResult:
+        """Probe and scrape once, for a replica that is not in the fleet yet."""
+        result = ProbeResult()
+
+        async def measure() -> None:
+            with suppress(UpstreamError):
+                result.rtt_s = await self._measure()
+
+        async def discover() -> None:
+            result.discovered = await self._discovery.request()
+            self._discovery.apply_engine(result.discovered)
+
+        async def read() -> None:
+            if self._target.detects_engine:
+                await known  # the routes to read depend on it
+            result.sample = await self._read_sample() if self._has_metrics else None
+
+        try:
+            async with asyncio.timeout(FIRST_PROBE_TIMEOUT_S), asyncio.TaskGroup() as tasks:
+                known = tasks.create_task(discover())
+                tasks.create_task(measure())
+                tasks.create_task(read())
+        except TimeoutError:
+            if result.rtt_s is None:
+                self._unanswered(UpstreamError("timeout"))
+        return result
+
+    def publish(self, result: ProbeResult) -> None:
+        """Pass the first answers to the Router, after the replica has joined."""
+        now = self._state.clock()
+        self._discovery.publish(result.discovered)
+        self._probed(result.rtt_s, now)
+        self._sampled(result.sample, now)
+
+    def _probed(self, rtt_s: float | None, now: float) -> None:
+        self._state.gateway.apply(self._state.router.on_probe(self._target.name, rtt_s, now=now, refusal=self._refusal))
+        self._state.probe_history.record(self._target.name, rtt_s, now=now)
+
+    def _sampled(self, sample: EngineSample | None, now: float) -> None:
+        self._state.gateway.apply(self._state.router.on_engine_sample(self._target.name, sample, now=now))
+
+    @property
+    def _has_metrics(self) -> bool:
+        return self._target.dialect.metrics_path is not None or self._target.dialect.loads_path is not None
+
+    async def _measure(self) -> float | None:
+        """Return the time of the second of two pings, as the first may open a connection; `None` without an answer.
+
+        Raises `UpstreamError` if this process has no free connection.
+        """
+        self._refusal = None
+        try:
+            await self._find_path()
+            rtt_s = await self._ping()
+        except UpstreamError as failure:
+            if failure.reason == POOL_EXHAUSTED:
+                raise
+            self._refusal = _REFUSALS.get(failure.reason)
+            self._unanswered(failure)
+            return None
+        self._target.last_failure = None
+        self._changed(None)
+        return rtt_s
+
+    async def _find_path(self) -> None:
+        """Ping; try the other path if the replica does not have this one."""
+        try:
+            await self._ping()
+        except UpstreamError as failure:
+            if failure.reason not in _NO_PATH:
+                raise
+            self._second_path = not self._second_path
+            try:
+                await self._ping()
+            except UpstreamError as other:
+                self._second_path = not self._second_path
+                # A wrong key on the second path says more than the absence of the first.
+                raise other if other.reason in _REFUSALS or other.reason == POOL_EXHAUSTED else failure from None
+
+    def _unanswered(self, failure: UpstreamError) -> None:
+        self._state.metrics.probe_failed(self._target.name, self._target.region)
+        self._target.last_failure = failure.cause or failure.reason
+        self._changed(failure)
+
+    async def _read_sample(self) -> EngineSample | None:
+        """Read the engine's reports, and log and count a failure."""
+        target = self._target
+        sample = await self._scraper.read()
+        if sample is None:
+            self._state.metrics.scrape_failed(target.name, target.region)
+        if self._reports_metrics and sample is None:
+            log("scrape_failed", level=logging.WARNING, replica=target.name)
+        self._reports_metrics = sample is not None
+        return sample
+
+    def _report_connection(self, found: NextConnectionState | None) -> None:
+        """Report the next connection to the Router, unless another process has this name now."""
+        if self._state.targets.get(self._target.name) is not self._target:
+            return
+        now = self._state.clock()
+        connection = None if found is None else OpenConnection(found.windows, now - found.idle_s, found.pacing)
+        self._state.router.on_connection(self._target.name, connection, now=now)
+
+    async def warm(self) -> None:
+        """Ping on several connections at once, unless the replica is known to be silent."""
+        if not self._answers and (self._target.unreachable or not self._target.unconnected_pings):
+            return
+        await asyncio.gather(*(self._ping_quietly() for _ in range(WARM_CONNECTIONS)))
+
+    async def _ping_quietly(self) -> None:
+        """Ping; ignore a failure, which the probe counts."""
+        with suppress(UpstreamError):
+            await self._ping()
+
+    async def _ping(self) -> float:
+        started = perf_counter()
+        path = probe_paths(self._target.dialect)[self._second_path]
+        try:
+            status, _ = await self._fetch(path, PROBE_TIMEOUT_S)
+        except UpstreamError as failure:
+            self._target.unconnected_pings += failure.cause is not None
+            raise
+        self._target.unconnected_pings = 0
+        if not is_well(status):
+            raise UpstreamError(f"status_{status}")
+        return perf_counter() - started
+
+    async def _fetch(self, path: str, timeout_s: float) -> tuple[int, bytes]:
+        headers: list[Header] = []
+        if self._target.api_key is not None:
+            headers.append((b"authorization", b"Bearer " + self._target.api_key.encode("ascii")))
+        return await self._target.upstream.fetch(path, headers, timeout_s=timeout_s)
+
+    def _changed(self, failure: UpstreamError | None) -> None:
+        """Log transitions only."""
+        if self._answers == (failure is None):
+            return
+        self._answers = failure is None
+        name = self._target.name
+        if failure is None:
+            log("replica_answers", replica=name)
+        else:
+            cause = {} if failure.cause is None else {"cause": failure.cause}
+            log("replica_does_not_answer", level=logging.WARNING, replica=name, reason=failure.reason, **cause)
+
+    async def _every(self, interval_s: float, action: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await asyncio.sleep(interval_s * (1 + JITTER * (self._spread() - 0.5)))
+            await action()

@@ -1,0 +1,173 @@
+"""A request's body as JSON: parsed once, and edited without a change to any other byte.
+
+Owns the statuses 400 and 415. The replica gets the bytes as they came; the parsed form only serves to route. Two
+exceptions: `request_usage` adds an option, and `with_model` replaces a name.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from gorgo.core.json_cost import count_values
+from gorgo.core.json_text import parse_json
+from gorgo.live.http.errors import HttpError
+from gorgo.live.http.headers import Header, find, is_encoded
+
+#: Lists and objects of one body, and brackets in its texts: megabytes of source code have fewer.
+MAX_BRACKETS = 1 << 20
+#: Values of one body, and commas in its texts. Two million tokens are longer than any context. 32 MiB can be sixteen
+#: million numbers, which take seconds and a gigabyte.
+MAX_VALUES = 1 << 21
+#: Digits of one whole number, the least that Python can be set to. The time of a number grows with their square.
+MAX_DIGITS = 640
+_DECODER = json.JSONDecoder()
+
+_Text = TypeVar("_Text", str, memoryview)
+
+#: Where the values of `model` are in a body: from byte, to byte.
+Spans = Sequence[tuple[int, int]]
+
+
+def limit_digits() -> None:
+    """Set the bound on digits for this process."""
+    sys.set_int_max_str_digits(MAX_DIGITS)
+
+
+def check_media_type(headers: Sequence[Header]) -> None:
+    """Raise `HttpError` (415) for a body that is not plain JSON. Without a content type it is read as JSON."""
+    if is_encoded(headers):
+        # A replica would decode the body; it is parsed here as it came.
+        raise HttpError(415, "unsupported_media_type", "expected a body without content-encoding")
+    kind = find(headers, b"content-type")
+    if kind is not None and not _is_json(kind):
+        raise HttpError(415, "unsupported_media_type", "expected the content type application/json")
+
+
+def parse_body(body: bytes) -> dict[str, Any]:
+    """Return the body as an object. Raises `HttpError` (400). Callers have counted the values of a large one."""
+    try:
+        parsed = parse_json(body)
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise not_json(body, error) from None
+    except ValueError:
+        raise HttpError(400, "invalid_json", f"expected whole numbers of at most {MAX_DIGITS} digits") from None
+    except RecursionError:
+        raise HttpError(400, "invalid_json", "the body is nested too deeply") from None
+    if not isinstance(parsed, dict):
+        raise HttpError(400, "invalid_json", "expected a JSON object as the body")
+    return parsed
+
+
+def not_json(body: bytes, error: json.JSONDecodeError | UnicodeDecodeError) -> HttpError:
+    """Return the refusal of a body that is no JSON: where, and what the parser expected there.
+
+    >>> not_json(b" ", json.JSONDecodeError("Expecting value", " ", 1)).message
+    'the body is empty; expected a JSON object'
+    """
+    if not body.strip():
+        return HttpError(400, "invalid_json", "the body is empty; expected a JSON object")
+    if isinstance(error, UnicodeDecodeError):
+        return HttpError(400, "invalid_json", f"the body is not JSON: byte {error.start} is not {error.encoding}")
+    place = f"line {error.lineno}, column {error.colno}"
+    return HttpError(400, "invalid_json", f"the body is not JSON: {place}: {error.msg}")
+
+
+def check_counts(body: bytes) -> None:
+    """Raise `HttpError` (400) for a body of more lists, objects or values than a request has."""
+    if body.count(b"[") + body.count(b"{") > MAX_BRACKETS:
+        raise HttpError(400, "invalid_json", f"expected at most {MAX_BRACKETS} lists and objects in the body")
+    if count_values(body) > MAX_VALUES:
+        raise too_many_values()
+
+
+def too_many_values() -> HttpError:
+    """Return the refusal of a body of more than `MAX_VALUES` values."""
+    return HttpError(400, "invalid_json", f"expected at most {MAX_VALUES} values in the body")
+
+
+def request_usage(body: bytes) -> bytes:
+    """Return the same object with `stream_options` as its last key.
+
+    >>> request_usage(b'{"stream": true }')
+    b'{"stream": true ,"stream_options":{"include_usage":true}}'
+    """
+    end, whole = body.rindex(b"}"), memoryview(body)
+    return b"".join((whole[:end], b',"stream_options":{"include_usage":true}', whole[end:]))
+
+
+def with_model(body: bytes, name: str, spans: Spans | None = None) -> bytes:
+    """Return the same object with another value of `model`; every other byte stays. Raises `HttpError` as `parse_body`.
+
+    >>> with_model(b'{"model": "gpt-4", "messages": [{"model": 1.50}]}', "llama")
+    b'{"model": "llama", "messages": [{"model": 1.50}]}'
+    """
+    value = json.dumps(name)
+    if spans is not None:
+        # Views: a slice would copy most of a large body once more.
+        return b"".join(_spliced(memoryview(body), memoryview(value.encode()), spans))
+    encoding = json.detect_encoding(body)
+    text = body.decode(encoding, "surrogatepass")
+    try:
+        return "".join(_spliced(text, value, _model_places(text))).encode(encoding, "surrogatepass")
+    except RecursionError:
+        # Parsed once already, by a caller with a few frames less.
+        raise HttpError(400, "invalid_json", "the body is nested too deeply") from None
+
+
+def model_spans(body: bytes) -> Spans:
+    """Return where the values of `model` are in a body of UTF-8. Takes as long as parsing the body.
+
+    >>> model_spans(b'{"model": "gpt-4"}')
+    [(10, 17)]
+    """
+    spans: list[tuple[int, int]] = []
+    text = body.decode("utf-8", "surrogatepass")
+    try:
+        places = list(_model_places(text))
+    except RecursionError:
+        raise HttpError(400, "invalid_json", "the body is nested too deeply") from None
+    for start, end in places:
+        before = len(text[:start].encode("utf-8", "surrogatepass"))
+        spans.append((before, before + len(text[start:end].encode("utf-8", "surrogatepass"))))
+    return spans
+
+
+def _spliced(whole: _Text, value: _Text, places: Iterable[tuple[int, int]]) -> Iterator[_Text]:
+    done = 0
+    for start, end in places:
+        yield whole[done:start]
+        yield value
+        done = end
+    yield whole[done:]
+
+
+def _model_places(text: str) -> Iterable[tuple[int, int]]:
+    """Yield the places of the values of `model` at the top of an object."""
+    place = _past_blanks(text, text.index("{") + 1)
+    while text[place] != "}":
+        key, place = _DECODER.raw_decode(text, place)
+        start = _past_blanks(text, _past_blanks(text, place) + 1)
+        _, end = _DECODER.raw_decode(text, start)
+        if key == "model":
+            yield start, end
+        place = _past_blanks(text, end)
+        if text[place] == ",":
+            place = _past_blanks(text, place + 1)
+
+
+def _past_blanks(text: str, place: int) -> int:
+    found = _BLANKS.match(text, place)
+    assert found is not None, "the pattern matches nothing too"
+    return found.end()
+
+
+_BLANKS = re.compile(r"[ \t\r\n]*")
+
+
+def _is_json(content_type: bytes) -> bool:
+    kind = content_type.split(b";", 1)[0].strip().lower()
+    return kind == b"application/json" or (kind.startswith(b"application/") and kind.endswith(b"+json"))

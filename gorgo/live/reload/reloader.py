@@ -1,0 +1,294 @@
+"""Reloads of regions.yaml while requests run.
+
+Order of a reload: read and check all that can fail, probe new replicas, change Router, targets and settings in one
+step without an await, then drain removed replicas. A refused file changes nothing.
+
+Theory of operation: an exchange takes its target in the step in which the Router dispatches it, so both always mean
+the same process. A running stream keeps its target. A removed replica is closed after its last stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import Any
+
+from gorgo.config.deadlines import deadlines_by_region
+from gorgo.config.machine_memory import max_buffered_bytes
+from gorgo.config.model import Config
+from gorgo.config.router_settings import replica_specs, router_limits
+from gorgo.core.policy.interface import Policy
+from gorgo.core.policy.weights import Weights
+from gorgo.errors import ConfigError, GorgoError, NoConfigFile
+from gorgo.live.control.fleet_changes import AppliedReload
+from gorgo.live.http.client_auth import read_client_keys
+from gorgo.live.http.tls import upstream_tls
+from gorgo.live.logs import log, log_config_warnings, log_failure
+from gorgo.live.monitor.fleet_monitor import FleetMonitor
+from gorgo.live.monitor.replica_monitor import ProbeResult, ReplicaMonitor
+from gorgo.live.reload.config_diff import ConfigDiff, diff, keep_restart_only
+from gorgo.live.reload.file_watch import ConfigFile, Found
+from gorgo.live.reload.prepare import file_policy, tls_contexts
+from gorgo.live.reload.protection import refuse_loss
+from gorgo.live.request_options import ClientPolicies
+from gorgo.live.state import LiveState
+from gorgo.live.tokens.model_tokens import read_models
+from gorgo.live.upstream.target import ReplicaSecrets, Target, make_target, replica_secrets
+from gorgo.policies.registry import make_shadow
+
+RELOAD_S = 8.0  # probes take 5 s at most; operators' tools give up after ten
+
+ProbeResults = Sequence[tuple[ReplicaMonitor, ProbeResult]]
+_Secrets = Mapping[str, ReplicaSecrets]
+
+
+class Reloader:
+    """Applies the changes of one file, and of the registered replicas, to a running proxy.
+
+    Parameters
+    ----------
+    file:
+        The followed file, `None` without one.
+    monitors:
+        The running monitors.
+    environ:
+        Holds the secrets of replicas.
+    """
+
+    def __init__(
+        self, state: LiveState, file: ConfigFile | None, monitors: FleetMonitor, *, environ: Mapping[str, str]
+    ) -> None:
+        self._state = state
+        self._file = file
+        self._monitors = monitors
+        self._environ = environ
+        #: Held by one change at a time: each starts from the configuration in force.
+        self.turn = asyncio.Lock()
+        self._tasks: asyncio.TaskGroup | None = None
+        #: Callers of `reload` by the number of their request.
+        self._callers: dict[int, asyncio.Future[AppliedReload]] = {}
+
+    async def run(self) -> None:
+        """Reload until cancelled."""
+        async with asyncio.TaskGroup() as self._tasks:
+            if self._file is None:
+                await asyncio.Event().wait()
+                return
+            self._file.watch_also(self._state.config.clients.keys_file)
+            while True:
+                found = await self._file.changed()
+                answered = self._file.answered
+                async with self.turn:
+                    result = await self._reload(self._file, found)
+                self._answer(answered, result)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` until it ends or this reloader is cancelled."""
+        assert self._tasks is not None, "runs since the start"
+        self._tasks.create_task(work)
+
+    async def reload(self) -> AppliedReload:
+        """Read the file now; see `FleetChanges`. Raises `TimeoutError` after `RELOAD_S`."""
+        if self._file is None:
+            raise NoConfigFile("the proxy follows no regions.yaml: it was started without a file, or from a pipe")
+        number = self._file.request_reload()
+        caller: asyncio.Future[AppliedReload]
+        caller = self._callers[number] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(RELOAD_S):
+                return await caller
+        finally:
+            del self._callers[number]
+
+    def _answer(self, number: int, result: AppliedReload | GorgoError) -> None:
+        for requested, caller in self._callers.items():
+            if requested > number or caller.done():
+                continue
+            if isinstance(result, GorgoError):
+                caller.set_exception(result)
+            else:
+                caller.set_result(result)
+
+    def current_config(self) -> Config:
+        """Return the configuration in force with the replicas that are registered or found now."""
+        return self._whole(replace(self._state.config, replicas=self._state.file_config.replicas))
+
+    async def apply_fleet(self, config: Config) -> ConfigDiff:
+        """Bring the replicas of `config` into the fleet, and others out of it. The caller holds `turn`.
+
+        Raises `ConfigError` for a missing key or file of a new one.
+        """
+        state = self._state
+        secrets = {replica.name: replica_secrets(replica, self._environ) for replica in config.replicas}
+        changes = diff(state.config, config)
+        if not (changes.fleet or changes.drains):
+            return changes
+        results = await self._probe_new(changes, config, secrets)
+        async with state.control.exclusive():
+            policy, weights = state.router.policy, state.router.weights
+            left, changes = self._change(changes, config, secrets, policy, weights, None, results)
+        log("fleet_changed", replicas=len(state.targets), **changes.as_log())
+        self._drain(left)
+        return changes
+
+    def _whole(self, file: Config) -> Config:
+        """Return the file's configuration with the registered replicas and those of fleet sources."""
+        return self._state.found.merged(self._state.control.registered.merged(file))
+
+    async def _reload(self, file: ConfigFile, found: Found) -> AppliedReload | GorgoError:
+        try:
+            from_file = await file.parse(found)
+            config = self._whole(from_file)
+            secrets = {replica.name: replica_secrets(replica, self._environ) for replica in config.replicas}
+            refuse_loss(self._state.config, config)
+            policy, weights = file_policy(config, self._state.config)
+            shadow = make_shadow(config.proxy.shadow_policy, policy)
+            changes = diff(self._state.config, config)
+            client_keys = read_client_keys(config.clients)
+            # Read before any change, because files can be wrong.
+            tls_of = await asyncio.to_thread(tls_contexts, config, self._state.tls)
+            tokenizers = await asyncio.to_thread(read_models, config.models, self._state.prompt_tokens.models)
+            results = await self._probe_new(changes, config, secrets)
+            if self._state.served_tls is not None:
+                self._state.served_tls.renew(config.proxy.tls)
+        except GorgoError as refusal:
+            self._state.metrics.reload_refused()
+            log("config_refused", level=logging.ERROR, error=str(refusal), in_force="the configuration as it was")
+            return refusal
+        except Exception as failure:  # noqa: BLE001 - nothing has changed yet, and a file must not end the process
+            self._state.metrics.reload_refused()
+            log_failure("config_refused", failure)
+            return ConfigError(f"the reload failed: {type(failure).__name__}; the log has the traceback")
+        async with self._state.control.exclusive():
+            self._state.control.fleet.drop_named(from_file)
+            left, changes = self._change(changes, config, secrets, policy, weights, shadow, results)
+            self._state.file_config, self._state.prompt_tokens.models = from_file, tokenizers
+            self._state.found.configure(from_file.fleet_sources, now=self._state.clock())
+            self._state.client_keys = client_keys
+            self._state.metrics.clients.retain(() if client_keys is None else client_keys.names)
+            file.watch_also(config.clients.keys_file)
+            for name, tls in tls_of.items():
+                self._state.targets[name].upstream.set_tls(tls)
+        self._state.metrics.reload_applied(self._state.clock())
+        level = logging.WARNING if changes.restart or changes.not_in_force else logging.INFO
+        log("config_reloaded", level=level, replicas=len(self._state.targets), **changes.as_log())
+        log_config_warnings(config)
+        self._drain(left)
+        return AppliedReload(len(config.replicas), changes.as_log())
+
+    # -- with an await
+
+    async def _probe_new(self, changes: ConfigDiff, config: Config, secrets: _Secrets) -> ProbeResults:
+        """Probe new replicas before they take traffic. One without an answer joins all the same, as at the start."""
+        async with AsyncExitStack() as undo:
+            monitors = []
+            deadlines = deadlines_by_region(config)
+            for replica in (*changes.added, *changes.replaced):
+                tls = upstream_tls(replica, self._state.tls)
+                limits, buffers = config.limits, self._state.buffers
+                target = make_target(replica, limits, deadlines[replica.region], secrets[replica.name], tls, buffers)
+                undo.push_async_callback(target.upstream.aclose)
+                monitors.append(ReplicaMonitor(self._state, target))
+            results = await asyncio.gather(*(monitor.probe_once() for monitor in monitors))
+            undo.pop_all()
+        return list(zip(monitors, results, strict=True))
+
+    async def _drain_removed(self, target: Target, monitor_task: asyncio.Task[None]) -> None:
+        """Close the connections of a removed replica after its last stream."""
+        await asyncio.wait((monitor_task,))
+        await target.wait_drained()
+        await target.upstream.aclose()
+        self._state.draining_targets.discard(target)
+        self._retain_series()
+
+    # -- the one step
+
+    def _change(
+        self,
+        changes: ConfigDiff,
+        config: Config,
+        secrets: _Secrets,
+        policy: Policy,
+        weights: Weights,
+        shadow: Policy | None,
+        results: ProbeResults,
+    ) -> tuple[list[tuple[Target, asyncio.Task[None]]], ConfigDiff]:
+        """Apply all visible changes at once.
+
+        Return removed targets with their cancelled monitor tasks, and the changes with those not in force.
+        """
+        state = self._state
+        joined = {monitor.target.name: monitor.target for monitor, _ in results}
+        self._change_fleet(changes, config)
+        if changes.shadow:
+            # The old shadow policy may read another index than the new policy.
+            state.router.set_shadow(None, now=state.clock())
+        waiting = state.control.apply_config(
+            config, policy, weights, switched=changes.policy, edited=changes.policy or changes.weights
+        )
+        if changes.shadow:
+            self._set_shadow(shadow)
+        removed = [state.targets[name] for name in (*changes.removed, *(replica.name for replica in changes.replaced))]
+        state.targets = {row.name: joined.get(row.name) or state.targets[row.name] for row in config.replicas}
+        deadlines = deadlines_by_region(config)
+        for row in config.replicas:
+            state.targets[row.name].update(row, config.limits, deadlines[row.region], secrets[row.name])
+        state.client_policies = ClientPolicies.for_client(config)
+        state.apply_config(config)
+        state.models.configure(config, restarted={target.name for target in removed})
+        for name in state.targets:
+            state.gateway.apply(state.router.on_models(name, state.models.listed(name), now=state.clock()))
+        state.config, state.limits = keep_restart_only(state.config, config), config.limits
+        state.training.configure(config.proxy.learning)
+        state.buffers.limit_bytes = max_buffered_bytes(config.limits)
+        state.draining_targets.update(removed)
+        left = [(target, self._monitors.stop(target.name)) for target in removed]
+        self._start_monitors(changes, results)
+        for target in removed:
+            state.stored_responses.forget(target.name)
+        if changes.fleet:
+            state.model_lists.clear()
+        self._retain_series()
+        return left, replace(changes, not_in_force=waiting)
+
+    def _drain(self, left: Sequence[tuple[Target, asyncio.Task[None]]]) -> None:
+        for target, monitor_task in left:
+            self.spawn(self._drain_removed(target, monitor_task))
+
+    def _change_fleet(self, changes: ConfigDiff, config: Config) -> None:
+        router, now = self._state.router, self._state.clock()
+        limits = router_limits(config)
+        if limits != router.limits:
+            router.set_limits(limits, now=now)
+        if changes.fleet or changes.models:
+            replaced = {replica.name for replica in changes.replaced}
+            # A drain mark belongs to the name: it outlives an exchange of the process.
+            marked = {view.name for view in router.fleet_view(now=now) if view.state == "draining"} & replaced
+            # Leaving and joining resets load, health and prefix index in the Router.
+            specs = replica_specs(config)
+            router.set_fleet([spec for spec in specs if spec.name not in replaced], now=now)
+            router.set_fleet(specs, now=now)
+            for name in marked:
+                router.drain(name, now=now)
+        for name, draining in changes.drains.items():
+            router.drain(name, draining, now=now)
+
+    def _set_shadow(self, shadow: Policy | None) -> None:
+        try:
+            self._state.router.set_shadow(shadow, now=self._state.clock())
+        except ConfigError as error:  # the live policy differs from the file's
+            log("shadow_not_set", level=logging.WARNING, error=str(error))
+
+    def _start_monitors(self, changes: ConfigDiff, results: ProbeResults) -> None:
+        if changes.intervals:
+            self._monitors.restart()
+        for monitor, result in results:
+            monitor.publish(result)
+            self._monitors.start(monitor)
+
+    def _retain_series(self) -> None:
+        targets = (*self._state.targets.values(), *self._state.draining_targets)
+        self._state.metrics.retain_replicas({(target.name, target.region) for target in targets})

@@ -1,0 +1,1 @@
+"""A request before its decision: body, options, client, and what an answer to it means."""

@@ -1,0 +1,165 @@
+"""From a request's body to its `RouteRequest`: prompt, size, model, session, and the replica that it may be pinned to.
+
+The body itself is not changed, but for a model that the replica knows by another name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+from gorgo.config.constants import BLOCK_BYTES
+from gorgo.core.messages.request import RouteRequest
+from gorgo.core.prompt.boundaries import token_boundaries
+from gorgo.core.prompt.exact import ExactPrompt
+from gorgo.core.prompt.fingerprint import Fingerprint
+from gorgo.live.http.errors import HttpError
+from gorgo.live.http.headers import Header, session_id
+from gorgo.live.parsing.fields import BodyFields
+from gorgo.live.parsing.json_body import Spans, request_usage, with_model
+from gorgo.live.request.client_scope import refuse_engine_fields, require_known_model
+from gorgo.live.request.judgement import wants_more_than_one
+from gorgo.live.state import LiveState
+
+#: Routes on which the engines know `stream_options`.
+_USAGE_ROUTES = frozenset({"/v1/chat/completions", "/v1/completions"})
+#: `Prompt.text` holds 4 bytes for each token id that a client sends itself.
+_BYTES_PER_ID = 4.0
+
+
+@dataclass(slots=True, eq=False)  # not frozen: one is made for each request, and that takes three times as long
+class ParsedRequest:
+    """One request, parsed."""
+
+    #: Empty once no other attempt can be made.
+    body: bytes
+    #: Size of the prompt's text, which is not stored.
+    text_bytes: int
+    route: RouteRequest
+    #: Whether an attempt with `request_usage` sends a body that requests it.
+    adds_usage: bool
+    #: The model as the client names it.
+    model: str | None = None
+    #: An answer of one token is less than the request asks for, and may be asked for again elsewhere.
+    may_be_short: bool = False
+    #: Places of that name in `body` and `with_usage`; None if they are not known.
+    spans: Spans | None = None
+    #: Compared with the engine's report; `None` if the tokens are estimated.
+    exact: ExactPrompt | None = None
+
+    def body_for(self, name: str | None, *, with_usage: bool) -> bytes:
+        """Return the body for a replica that knows the model as `name`."""
+        body = request_usage(self.body) if with_usage and self.adds_usage else self.body
+        return body if name is None or name == self.model else with_model(body, name, self.spans)
+
+
+async def count_tokens(state: LiveState, route: str, fields: BodyFields) -> ExactPrompt | None:
+    """Return the exact tokens of a prompt whose model has a tokenizer, or that a client sent as ids."""
+    tokens = state.prompt_tokens
+    if not tokens.models and fields.token_ids is None:
+        return None
+    model, adapter = _names(state, fields.values)
+    base = state.models.governing(model, tokens.models)
+    return await tokens.exact_prompt(route, fields, model=model, base=base, adapter=adapter)
+
+
+def parse_request(
+    state: LiveState,
+    route: str,
+    headers: Sequence[Header],
+    body: bytes,
+    fields: BodyFields,
+    *,
+    request_id: str,
+    received_s: float,
+    client: str | None = None,
+) -> ParsedRequest:
+    """Return the request of a body and its `fields`. Raises `HttpError` if it cannot be routed."""
+    parsed, exact = fields.values, fields.exact
+    tokens = fields.tokens if exact is None else exact.tokens
+    named = _model(parsed)
+    model, adapter = _names(state, parsed)
+    policies = state.client_policies
+    refuse_engine_fields(state, client, parsed)
+    require_known_model(state, model)
+    governing = state.models.governing(model, policies.models)
+    options = policies.request_options(headers, client=client, model=governing)
+    are_ids = fields.tokens is not None
+    ratio = _BYTES_PER_ID if are_ids else state.router.token_ratios.ratio(model)
+    fingerprint = state.fingerprinter.hash_sketch(fields.sketch, adapter=adapter)
+    prompt_tokens = ceil(fingerprint.text_bytes / ratio) if tokens is None else tokens
+    request = RouteRequest(
+        request_id=request_id,
+        received_s=received_s,
+        prompt_tokens=prompt_tokens,
+        blocks=fingerprint.blocks,
+        block_tokens=BLOCK_BYTES / ratio,
+        prefix_hash=fingerprint.prefix_hash,
+        model=model,
+        session_id=session_id(headers),
+        pinned_replica=_stored_on(state, client, parsed) if route == "/v1/responses" else None,
+        streamed=parsed.get("stream") is True,
+        body_bytes=len(body),
+        client=client,
+        slo_ttft_s=options.slo_ttft_s,
+        slo_tpot_s=options.slo_tpot_s,
+        priority=options.priority,
+        regions=options.regions,
+        idempotent=_is_idempotent(route, parsed),
+        text_bytes=None if are_ids else fingerprint.text_bytes,
+        route=route,
+        kv_hashes={} if exact is None else exact.kv_hashes,
+        boundaries=_boundaries(fingerprint, exact, prompt_tokens),
+    )
+    may_be_short = route != "/v1/embeddings" and request.idempotent and wants_more_than_one(parsed)
+    adds_usage = _adds_usage(route, body, parsed)
+    return ParsedRequest(body, fingerprint.text_bytes, request, adds_usage, named, may_be_short, fields.spans, exact)
+
+
+def _boundaries(fingerprint: Fingerprint, exact: ExactPrompt | None, tokens: int) -> Sequence[int]:
+    """Return the tokens at the end of each message: as counted, else in proportion to the text."""
+    if exact is not None and exact.boundaries:
+        return exact.boundaries
+    return token_boundaries(fingerprint.boundaries, size=fingerprint.text_bytes, tokens=tokens)
+
+
+def _names(state: LiveState, parsed: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """Return the model of a request in the Router, and the same if it is an adapter."""
+    model = state.models.canonical(_adapter(state, parsed) or _model(parsed))
+    return model, model if state.models.is_adapter(model) else None
+
+
+def _model(parsed: Mapping[str, Any]) -> str | None:
+    model = parsed.get("model")
+    return model if isinstance(model, str) and model else None
+
+
+def _adapter(state: LiveState, parsed: Mapping[str, Any]) -> str | None:
+    """Return the adapter that a body names by SGLang's own field; one that no replica lists is left to the engine."""
+    name = parsed.get("lora_path")
+    return name if isinstance(name, str) and state.models.is_adapter(name) else None
+
+
+def _is_idempotent(route: str, parsed: Mapping[str, Any]) -> bool:
+    """Whether the engine stores no response, so that a second attempt leaves no second one. `/v1/responses` stores."""
+    return parsed.get("store") is False if route == "/v1/responses" else parsed.get("store") is not True
+
+
+def _stored_on(state: LiveState, client: str | None, parsed: Mapping[str, Any]) -> str | None:
+    """Return the replica that has the response which this request continues."""
+    previous = parsed.get("previous_response_id")
+    if previous is None:
+        return None
+    replica = state.stored_responses.find(previous, client=client) if isinstance(previous, str) else None
+    if replica is None:
+        message = "previous_response_id: unknown to this proxy"
+        raise HttpError(404, "previous_response_not_found", message)
+    return replica
+
+
+def _adds_usage(route: str, body: bytes, parsed: Mapping[str, Any]) -> bool:
+    wanted = parsed.get("stream") is True and "stream_options" not in parsed and route in _USAGE_ROUTES
+    # A zero byte can only come from UTF-16 or UTF-32, where a brace is not one byte.
+    return wanted and b"\0" not in body

@@ -1,0 +1,111 @@
+"""The Router in asyncio: events in, and each action to the exchange of its request.
+
+Owns the exchange of each open request, and the Router's timer.
+
+Theory of operation. An event of one request can cause actions for others: an end frees a slot for a queued request,
+time makes another one late. The action for the request itself is returned. The others are delivered in the same step,
+so that no other event comes between a decision and its delivery. After each event the timer is set to the Router's next
+one, if that is sooner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from gorgo.core.messages.actions import Action, AdmissionAction, Dispatch, Hedge, RetryAction
+from gorgo.core.messages.events import FleetEvent
+from gorgo.core.messages.request import AttemptResult, Outcome, RouteRequest
+from gorgo.core.router import Router
+from gorgo.live.clock import Clock
+
+
+class ActionSink(Protocol):
+    """An open exchange."""
+
+    def deliver(self, action: Action) -> None:
+        """Act on `action` now. May finish attempts, and may not wait."""
+        ...
+
+
+class RouterGateway:
+    """The Router as exchanges use it.
+
+    Parameters
+    ----------
+    router, clock:
+        Of the running proxy.
+    on_fleet_event:
+        Called with each change of the fleet that the Router reports.
+    """
+
+    __slots__ = ("_clock", "_due_s", "_on_fleet_event", "_open", "_router", "_timer")
+
+    def __init__(self, router: Router, clock: Clock, on_fleet_event: Callable[[FleetEvent], None]) -> None:
+        self._router = router
+        self._clock = clock
+        self._on_fleet_event = on_fleet_event
+        self._open: dict[str, ActionSink] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._due_s = float("inf")
+
+    def register(self, request_id: str, exchange: ActionSink) -> str:
+        """Return the id of the request in the Router: unique, though a client may use one id twice at a time."""
+        while request_id in self._open:
+            request_id += "+"
+        self._open[request_id] = exchange
+        return request_id
+
+    def unregister(self, request_id: str) -> None:
+        del self._open[request_id]
+
+    def submit(self, request: RouteRequest) -> AdmissionAction:
+        """Submit a request; return the action for it."""
+        own, others = self._router.submit(request, now=self._clock())
+        self.apply(others)
+        return own
+
+    def abandon(self, request_id: str) -> None:
+        """Cancel a queued request."""
+        self.apply(self._router.abandon(request_id, now=self._clock()))
+
+    def first_token(self, attempt_id: str, *, now: float) -> None:
+        self.apply(self._router.on_first_token(attempt_id, now=now))
+
+    def finish(self, dispatch: Dispatch, outcome: Outcome) -> RetryAction | None:
+        """Finish an attempt; return the next action for its request: a Dispatch, a Reject, or None."""
+        own, others = self._router.on_finish(dispatch.attempt_id, outcome, now=self._clock())
+        self.apply(others)
+        return own
+
+    def run_timer(self) -> None:
+        """Run the Router's due timers."""
+        self._set_timer(None, float("inf"))
+        self.apply(self._router.handle_timer(now=self._clock()))
+
+    def close(self) -> None:
+        """Cancel the timer."""
+        self._set_timer(None, float("-inf"))
+
+    def apply(self, actions: Iterable[Action]) -> None:
+        """Deliver actions to their exchanges and events of the fleet to the observer; set the timer."""
+        for action in actions:
+            exchange = self._open.get(action.request_id)
+            if exchange is not None:
+                exchange.deliver(action)
+            elif isinstance(action, Dispatch | Hedge):
+                # The exchange has ended: release the reservation.
+                sent = action if isinstance(action, Dispatch) else action.dispatch
+                self.finish(sent, Outcome(AttemptResult.CLIENT_DISCONNECTED))
+        while self._router.fleet_events:
+            self._on_fleet_event(self._router.fleet_events.popleft())
+        due_s = self._router.next_timer()
+        if due_s is not None and due_s < self._due_s:
+            wait_s = max(0.0, due_s - self._clock())
+            self._set_timer(asyncio.get_running_loop().call_later(wait_s, self.run_timer), due_s)
+
+    def _set_timer(self, timer: asyncio.TimerHandle | None, due_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._due_s = timer, due_s

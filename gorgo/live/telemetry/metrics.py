@@ -1,0 +1,291 @@
+"""The registry of one proxy: hooks for the hot path, and gauges that are read at a scrape.
+
+Labels are bounded as `metric_table` says. The series of a replica end when it leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from gorgo import __version__
+from gorgo.core.buffer_budget import BufferBudget
+from gorgo.core.fleet.snapshot import ReplicaSnapshot
+from gorgo.core.latency.ttft import PARTS, TtftParts
+from gorgo.core.messages.decision import Decision
+from gorgo.core.messages.request import Outcome
+from gorgo.core.metric_spec import MetricSpec
+from gorgo.core.router import Router
+from gorgo.fleet_sources.fleet import FoundFleet
+from gorgo.live.telemetry.caches import CacheMetrics
+from gorgo.live.telemetry.client_usage import ClientUsage
+from gorgo.live.telemetry.counters import Counter, Histogram, Key, MetricStore, status_class
+from gorgo.live.telemetry.learning import LearningMetrics
+from gorgo.live.telemetry.metric_table import CACHE_METRICS, METRICS
+from gorgo.live.telemetry.saturation import Saturation
+
+__all__ = ["METRICS", "ActiveConfig", "Metrics"]
+
+
+@dataclass(slots=True)
+class ActiveConfig:
+    """Time of the configuration in force, whether a newer file was refused, and whether weights are frozen."""
+
+    taken_s: float
+    refused: bool = False
+    frozen: bool = False
+
+
+class Metrics:
+    """The registry of one proxy. Each method records one event."""
+
+    def __init__(
+        self, router: Router, clock: Callable[[], float], buffers: BufferBudget, found: FoundFleet | None = None
+    ) -> None:
+        self.registry = CollectorRegistry()
+        self._cells = MetricStore([spec for spec in METRICS if spec.name not in CACHE_METRICS])
+        self._count, self._histogram = self._cells.count, self._cells.histogram
+        self.learning = LearningMetrics(self._cells)
+        self.clients = ClientUsage(self._cells, router.lists, clock)
+        #: Series of the prompts' tokens, and of the parts of TTFTs, by replica and region.
+        self._dispatched: dict[tuple[str, str], tuple[Counter, Counter, Counter]] = {}
+        self._parts: dict[tuple[str, str], list[tuple[Counter, Histogram]]] = {}
+        self._decision = self._histogram("gorgo_decision_seconds")
+        self._body_read = self._histogram("gorgo_body_read_seconds")
+        self.config = ActiveConfig(taken_s=clock())
+        self.registry.register(self._cells)
+        self.caches = CacheMetrics()
+        self.registry.register(self.caches)
+        self.registry.register(_RouterGauges(router, clock, self.config, buffers, self.learning, found or FoundFleet()))
+        ProcessCollector(namespace="gorgo", registry=self.registry)
+
+    def request(self, route: str, policy: str, status: int) -> None:
+        self._count("gorgo_requests_total", route, policy, status_class(status)).inc()
+
+    def body_read(self, seconds: float) -> None:
+        self._body_read.observe(seconds)
+
+    def decided(self, seconds: float) -> None:
+        self._decision.observe(seconds)
+
+    def dispatched(self, replica: str, region: str, decision: Decision) -> None:
+        if decision.fallback is not None:
+            self.learning.decided(decision.fallback)
+        cells = self._dispatched.get((replica, region))
+        if cells is None:
+            cells = self._dispatched[replica, region] = (
+                self._count("gorgo_prompt_tokens_total", replica, region),
+                self._count("gorgo_estimated_cached_tokens_total", replica, region),
+                self._count("gorgo_best_cached_tokens_total", replica, region),
+            )
+        prompt, estimated, best = cells
+        prompt.value += decision.prompt_tokens
+        estimated.value += decision.estimated_cached_tokens
+        best.value += decision.best_cached_tokens
+
+    def first_content(
+        self, replica: str, region: str, ttft_s: float, *, predicted_s: float | None, parts: TtftParts
+    ) -> None:
+        self._histogram("gorgo_ttft_seconds", replica, region).observe(ttft_s)
+        for (spent, histogram), seconds in zip(self._part_cells(replica, region), parts, strict=True):
+            spent.value += seconds
+            histogram.observe(seconds)
+        if predicted_s is not None:
+            error_s = abs(predicted_s - ttft_s)
+            self._histogram("gorgo_prediction_error_seconds", replica, region).observe(error_s)
+            self._count("gorgo_prediction_signed_error_seconds_total", replica, region, _side(predicted_s, ttft_s)).inc(
+                error_s
+            )
+
+    def attempt_ended(self, replica: str, region: str, result: str) -> None:
+        self._count("gorgo_attempts_total", replica, region, result).inc()
+
+    def completed(
+        self, replica: str, region: str, e2e_s: float, outcome: Outcome, *, estimated_cached_tokens: int
+    ) -> None:
+        """Record a completed response; `outcome` has its engine's report."""
+        self._histogram("gorgo_e2e_seconds", replica, region).observe(e2e_s)
+        if outcome.output_tokens is not None:
+            self._count("gorgo_output_tokens_total", replica, region).inc(outcome.output_tokens)
+        cached = outcome.cached_tokens
+        if cached is None or outcome.prompt_tokens is None:
+            return
+        self._count("gorgo_reported_cached_tokens_total", replica, region).inc(cached)
+        self._count("gorgo_reported_prompt_tokens_total", replica, region).inc(outcome.prompt_tokens)
+        side = _side(estimated_cached_tokens, cached)
+        off = abs(estimated_cached_tokens - cached)
+        self._count("gorgo_cached_tokens_signed_error_total", replica, region, side).inc(off)
+
+    def retried(self, reason: str) -> None:
+        self._count("gorgo_retries_total", reason).inc()
+
+    def rejected(self, reason: str) -> None:
+        self._count("gorgo_rejects_total", reason).inc()
+
+    def queued(self, seconds: float) -> None:
+        self._histogram("gorgo_queue_seconds").observe(seconds)
+
+    def hedged(self, replica: str, region: str) -> None:
+        self._count("gorgo_hedges_total", replica, region).inc()
+
+    def exact_prompt(self, result: str) -> None:
+        self._count("gorgo_exact_prompts_total", result).inc()
+
+    def client_disconnected(self) -> None:
+        self._count("gorgo_client_aborts_total").inc()
+
+    def admin_refused(self) -> None:
+        self._count("gorgo_admin_refused_total").inc()
+
+    def probe_failed(self, replica: str, region: str) -> None:
+        self._count("gorgo_probe_failures_total", replica, region).inc()
+
+    def scrape_failed(self, replica: str, region: str) -> None:
+        self._count("gorgo_scrape_failures_total", replica, region).inc()
+
+    def replica_restarted(self, replica: str, region: str) -> None:
+        self._count("gorgo_replica_restarts_total", replica, region).inc()
+
+    def reload_applied(self, now: float) -> None:
+        self._count("gorgo_config_reloads_total", "applied").inc()
+        self.config.refused, self.config.taken_s = False, now
+
+    def reload_refused(self) -> None:
+        self._count("gorgo_config_reloads_total", "refused").inc()
+        self.config.refused = True
+
+    def state_written(self, well: bool) -> None:
+        self._count("gorgo_state_writes_total", "written" if well else "failed").inc()
+
+    def request_log(self, result: str, lines: int) -> None:
+        self._count("gorgo_request_log_lines_total", result).inc(lines)
+
+    def outcome_log(self, result: str, lines: int) -> None:
+        self._count("gorgo_outcome_log_lines_total", result).inc(lines)
+
+    def trace_spans(self, result: str, spans: int) -> None:
+        self._count("gorgo_trace_spans_total", result).inc(spans)
+
+    def retain_replicas(self, replicas: Collection[tuple[str, str]]) -> None:
+        """Drop the series of every other (replica, region), so that a changing fleet does not grow the exposition."""
+        regions = {region for _, region in replicas}
+
+        def wanted(spec: MetricSpec, values: Key) -> bool:
+            found = dict(zip(spec.labels, values, strict=True))
+            if "replica" in found:
+                return (found["replica"], found["region"]) in replicas
+            return found.get("region") in {None, *regions}
+
+        self._parts.clear()
+        self._dispatched.clear()
+        self._cells.retain(wanted)
+
+    def exposition(self) -> bytes:
+        """Return the text of `/metrics`."""
+        return generate_latest(self.registry)
+
+    def _part_cells(self, replica: str, region: str) -> list[tuple[Counter, Histogram]]:
+        cells = self._parts.get((replica, region))
+        if cells is None:
+            cells = self._parts[replica, region] = [
+                (
+                    self._count("gorgo_ttft_component_seconds_total", replica, region, part),
+                    self._histogram("gorgo_ttft_part_seconds", region, part),
+                )
+                for part in PARTS
+            ]
+        return cells
+
+
+_GAUGES = [spec for spec in METRICS if spec.kind == "gauge" and spec.name not in CACHE_METRICS]
+
+
+class _RouterGauges(Collector):
+    """Gauges, read from the Router at a scrape."""
+
+    def __init__(
+        self,
+        router: Router,
+        clock: Callable[[], float],
+        config: ActiveConfig,
+        buffers: BufferBudget,
+        learning: LearningMetrics,
+        found: FoundFleet,
+    ) -> None:
+        self._found = found
+        self._saturation = Saturation(router, buffers)
+        self._learning = learning
+        self._buffers = buffers
+        self._router = router
+        self._clock = clock
+        self._config = config
+
+    def describe(self) -> Iterable[Metric]:
+        return [_gauge(spec) for spec in _GAUGES]
+
+    def collect(self) -> Iterable[Metric]:
+        families = {spec.name: _gauge(spec) for spec in _GAUGES}
+        views = self._router.fleet_view(now=self._clock())
+        for view in views:
+            for name, value in _replica_gauges(view):
+                families[name].add_metric((view.name, view.region), value)
+        for weight, value in self._router.weights.items():
+            families["gorgo_weight"].add_metric((self._router.policy.name, weight), value)
+        unreachable = self._router.unreachable_regions
+        for region in sorted({view.region for view in views}):
+            families["gorgo_region_unreachable"].add_metric((region,), float(region in unreachable))
+        families["gorgo_queue_requests"].add_metric((), self._router.queued)
+        families["gorgo_buffered_bytes"].add_metric((), self._buffers.used_bytes)
+        families["gorgo_weights_version"].add_metric((), self._router.weights.version)
+        families["gorgo_weights_frozen"].add_metric((), float(self._config.frozen))
+        families["gorgo_config_reload_failed"].add_metric((), float(self._config.refused))
+        families["gorgo_config_last_reload_timestamp_seconds"].add_metric((), self._config.taken_s)
+        for resource, share in self._saturation.shares():
+            families["gorgo_saturation_ratio"].add_metric((resource,), share)
+        for source in self._found.as_rows(self._clock()):
+            for name, value in _source_gauges(source):
+                families[name].add_metric((source["name"],), value)
+        model = self._learning.model
+        if model is not None:
+            families["gorgo_model_version"].add_metric((), model.version)
+            families["gorgo_model_samples"].add_metric((), model.samples)
+            families["gorgo_model_age_seconds"].add_metric((), max(0.0, self._clock() - model.trained_s))
+        families["gorgo_build_info"].add_metric((__version__,), 1)
+        return families.values()
+
+
+def _replica_gauges(view: ReplicaSnapshot) -> Iterable[tuple[str, float]]:
+    if view.rtt_ms is not None:
+        yield "gorgo_rtt_seconds", view.rtt_ms / 1e3
+    if view.probe_age_s is not None:
+        yield "gorgo_probe_age_seconds", view.probe_age_s
+    if view.scrape_age_s is not None:
+        yield "gorgo_scrape_age_seconds", view.scrape_age_s
+    yield "gorgo_in_flight_requests", view.in_flight_requests
+    yield "gorgo_in_flight_tokens", view.in_flight_tokens
+    yield "gorgo_queued_prefill_tokens", view.queued_prefill_tokens
+    yield "gorgo_queued_prefill_seconds", view.backlog_s
+    yield "gorgo_prefill_slowdown", view.prefill_slowdown
+    yield "gorgo_replica_eligible", float(view.eligible)
+    yield "gorgo_index_blocks", view.index_blocks
+
+
+def _source_gauges(source: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
+    yield "gorgo_fleet_source_up", float(source["up"])
+    yield "gorgo_fleet_source_replicas", source["replicas"]
+    yield "gorgo_fleet_source_problems", source["problem_count"]
+    if source["age_s"] is not None:
+        yield "gorgo_fleet_source_age_seconds", source["age_s"]
+
+
+def _gauge(spec: MetricSpec) -> GaugeMetricFamily:
+    return GaugeMetricFamily(spec.name, spec.description, labels=spec.labels)
+
+
+def _side(guess: float, truth: float) -> str:
+    return "over" if guess > truth else "under"

@@ -1,0 +1,202 @@
+"""The spans of traced requests, by OpenTelemetry. Imported only if a collector is configured.
+
+Theory of operation. A valid `traceparent` decides whether a request is traced; without one chance does. An untraced
+request costs nothing more, and its headers pass unchanged. Each attempt of a traced request is a span, and the replica
+gets its id as `traceparent`. Clients start a bounded number of traces a second, and so displace no other spans. Times
+are the proxy's clock; no context is attached, so tasks share nothing.
+
+Attributes are ids, names of the configuration, numbers and constants. Never a header, a key, a prompt, or the model's
+name, which is client input.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, SpanContext, SpanKind, StatusCode, Tracer, get_current_span, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from gorgo.core.latency.ttft import TtftParts
+from gorgo.core.messages.actions import Dispatch
+from gorgo.core.messages.request import AttemptResult, Outcome
+from gorgo.live.http.headers import Header
+from gorgo.live.telemetry.span_export import SpanExport
+
+TRACEPARENT, TRACESTATE = b"traceparent", b"tracestate"
+#: Traces that clients may start in a second: some 400 spans, beside which those of other requests fit into the queue.
+CLIENT_TRACES_PER_S = 100
+
+
+class Tracing:
+    """Starts traces.
+
+    Parameters
+    ----------
+    sample_ratio:
+        Traced share of requests without `traceparent`.
+    """
+
+    def __init__(self, tracer: Tracer, export: SpanExport, sample_ratio: float) -> None:
+        self._tracer = tracer
+        self._ratio = sample_ratio
+        self._chance = random.Random()
+        self._second, self._started = 0.0, 0
+        self._propagator = TraceContextTextMapPropagator()
+        self.export = export
+
+    def start(self, headers: Sequence[Header], *, route: str, request_id: str, received_s: float) -> Trace | None:
+        """Return the trace of a request, `None` if it is not traced."""
+        parent = self._parent(headers)
+        if parent is not None and not _is_sampled(parent):
+            return None
+        if (parent is None or not self._grants(received_s)) and self._chance.random() >= self._ratio:
+            return None
+        return Trace(self._tracer, parent, route=route, request_id=request_id, received_s=received_s)
+
+    def _grants(self, now: float) -> bool:
+        """Return whether a client may start a trace; beyond `CLIENT_TRACES_PER_S` the ratio decides."""
+        if not 0.0 <= now - self._second < 1.0:
+            self._second, self._started = now, 0
+        self._started += 1
+        return self._started <= CLIENT_TRACES_PER_S
+
+    def _parent(self, headers: Sequence[Header]) -> Context | None:
+        """Return the context of a valid `traceparent`, else `None`."""
+        found = [value for name, value in headers if name == TRACEPARENT]
+        if len(found) != 1:
+            return None
+        states = [value.decode("latin-1") for name, value in headers if name == TRACESTATE]
+        carrier = {"traceparent": found[0].decode("latin-1"), "tracestate": ",".join(states)}
+        context = self._propagator.extract(carrier)
+        return context if _span_context(context).is_valid else None
+
+
+class Trace:
+    """The spans of one request."""
+
+    __slots__ = ("_attempts", "_continues", "_decided_from_s", "_root", "_tracer")
+
+    def __init__(
+        self, tracer: Tracer, parent: Context | None, *, route: str, request_id: str, received_s: float
+    ) -> None:
+        self._tracer = tracer
+        self._continues = parent is not None
+        self._decided_from_s = received_s
+        #: Open attempts by id, at most two.
+        self._attempts: dict[str, Span] = {}
+        self._root = tracer.start_span(
+            f"POST {route}",
+            context=Context() if parent is None else parent,
+            kind=SpanKind.SERVER,
+            start_time=_ns(received_s),
+            attributes={"http.request.method": "POST", "http.route": route, "gorgo.request_id": request_id},
+        )
+
+    def body_read(self, now: float) -> None:
+        """Start the decision's span: the body is read."""
+        self._decided_from_s = now
+
+    def attempt_started(self, dispatch: Dispatch) -> None:
+        """Record a decision and start its attempt."""
+        decision = dispatch.decision
+        decided_ns = _ns(decision.decided_s)
+        span = self._child("decision", self._root, min(self._decided_from_s, decision.decided_s))
+        span.set_attributes(_decision_attributes(dispatch))
+        span.end(decided_ns)
+        # A retry is decided in the step in which the attempt before ended.
+        self._decided_from_s = decision.decided_s
+        attempt = self._child("attempt", self._root, decision.decided_s, kind=SpanKind.CLIENT)
+        attempt.set_attributes(
+            {
+                "gorgo.replica": dispatch.replica,
+                "gorgo.region": dispatch.region,
+                "gorgo.attempt": dispatch.attempt,
+            }
+        )
+        self._attempts[dispatch.attempt_id] = attempt
+
+    def carry(self, headers: Iterable[Header], attempt_id: str) -> list[Header]:
+        """Return the headers for the replica, with the attempt's span as parent."""
+        context = self._attempts[attempt_id].get_span_context()
+        # `tracestate` belongs to the client's trace.
+        dropped = (TRACEPARENT,) if self._continues else (TRACEPARENT, TRACESTATE)
+        parent = b"00-%032x-%016x-%02x" % (context.trace_id, context.span_id, context.trace_flags & 1)
+        return [*(pair for pair in headers if pair[0] not in dropped), (TRACEPARENT, parent)]
+
+    def first_content(self, dispatch: Dispatch, *, now: float, parts: TtftParts) -> None:
+        """Record the first content of the winning attempt."""
+        attempt = self._attempts[dispatch.attempt_id]
+        span = self._child("first content", attempt, dispatch.decision.decided_s)
+        span.set_attributes({f"gorgo.ttft_{part}_ms": value for part, value in parts.as_ms().items()})
+        span.end(_ns(now))
+        self._root.set_attribute("gorgo.ttft_ms", sum(parts) * 1e3)
+
+    def attempt_ended(self, dispatch: Dispatch, outcome: Outcome, *, now: float) -> None:
+        """End the span of an attempt."""
+        span = self._attempts.pop(dispatch.attempt_id)
+        span.set_attribute("gorgo.result", outcome.result.value)
+        attributes = {
+            "http.response.status_code": outcome.status,
+            "gen_ai.usage.input_tokens": outcome.prompt_tokens,
+            "gen_ai.usage.output_tokens": outcome.output_tokens,
+            "gorgo.cached_tokens": outcome.cached_tokens,
+            "error.type": outcome.error,
+        }
+        span.set_attributes({name: value for name, value in attributes.items() if value is not None})
+        if outcome.result.failed or outcome.result is AttemptResult.DEADLINE_EXCEEDED:
+            _mark_failed(span)
+        span.end(_ns(now))
+
+    def close(self, *, status: int, code: str | None, retries: int, hedged: bool, now: float) -> None:
+        """End the span of the request."""
+        self._root.set_attributes(
+            {"http.response.status_code": status, "gorgo.retries": retries, "gorgo.hedged": hedged}
+        )
+        if code is not None:
+            self._root.set_attribute("error.type", code)
+        if status >= 500:
+            _mark_failed(self._root)
+        self._root.end(_ns(now))
+
+    def _child(self, name: str, parent: Span, start_s: float, kind: SpanKind = SpanKind.INTERNAL) -> Span:
+        return self._tracer.start_span(name, context=set_span_in_context(parent), kind=kind, start_time=_ns(start_s))
+
+
+def _decision_attributes(dispatch: Dispatch) -> dict[str, str | int | float]:
+    decision = dispatch.decision
+    row = list(decision.candidates).index(decision.replica)
+    found: dict[str, str | int | float | None] = {
+        "gorgo.policy": decision.policy,
+        "gorgo.replica": decision.replica,
+        "gorgo.region": dispatch.region,
+        "gorgo.weights_version": decision.weights_version,
+        "gorgo.candidates": len(decision.candidates),
+        "gorgo.prompt_tokens": decision.prompt_tokens,
+        "gorgo.estimated_cached_tokens": decision.estimated_cached_tokens,
+        "gorgo.best_cached_tokens": decision.best_cached_tokens,
+        "gorgo.predicted_ttft_ms": None if decision.predicted_ttft_s is None else decision.predicted_ttft_s * 1e3,
+        "gorgo.fallback": decision.fallback,
+        "gorgo.unit": decision.unit or None,
+        "gorgo.cost": None if decision.cost is None else float(decision.cost[row]),
+    }
+    found |= {f"gorgo.term.{name}": float(column[row]) for name, column in decision.terms.items()}
+    return {name: value for name, value in found.items() if value is not None and value == value}
+
+
+def _is_sampled(context: Context) -> bool:
+    return bool(_span_context(context).trace_flags.sampled)
+
+
+def _span_context(context: Context) -> SpanContext:
+    return get_current_span(context).get_span_context()
+
+
+def _mark_failed(span: Span) -> None:
+    span.set_status(StatusCode.ERROR)
+
+
+def _ns(seconds: float) -> int:
+    """Return nanoseconds, as OpenTelemetry counts."""
+    return int(seconds * 1e9)

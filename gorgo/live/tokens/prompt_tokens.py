@@ -1,0 +1,198 @@
+"""Exact tokens of requests: counted, hashed by block, and compared with what engines report.
+
+Owns when a prompt is counted, and where: short new texts on the event loop, longer ones in a thread. Leaves the ids to
+`segments` and the hashes to `block_hashes`.
+
+Theory of operation. The tokenizer releases the interpreter, so a thread encodes while the loop runs. Hashing does not,
+so it takes place on the loop, and lets other tasks run after every few milliseconds. One report of another count stops
+the counting for its model until a reload: exact tokens that are wrong would match no block of an engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
+
+from gorgo.core.prefix.kv_chain import TOKEN_BYTES, chain_root
+from gorgo.core.prompt.boundaries import bounded, token_boundaries
+from gorgo.core.prompt.exact import ExactPrompt
+from gorgo.core.prompt.simulated_tokens import simulated_tokens
+from gorgo.live.logs import log
+from gorgo.live.parsing.fields import BodyFields
+from gorgo.live.tokens.block_hashes import BlockHashes, page_blocks
+from gorgo.live.tokens.chat_template import TemplateFailedError
+from gorgo.live.tokens.chat_text import CHAT_ROUTE, chat_messages, plain_text, template_options
+from gorgo.live.tokens.model_tokens import FileTokens, ModelTokens
+from gorgo.live.tokens.tokenizer import EncodingFailedError
+
+#: Characters of new text that are encoded on the event loop: about 3 ms.
+QUICK_CHARS = 4096
+#: Prompts that wait for the thread, the one in progress included; more are estimated.
+MAX_WAITING = 32
+#: Blocks hashed in one turn of the event loop: about 3 ms.
+_BLOCKS_PER_TURN = 2048
+
+
+class PromptTokens:
+    """The tokens of one proxy's requests.
+
+    Parameters
+    ----------
+    models:
+        By name, as `read_models` returns them; replaced by a reload.
+    block_sizes:
+        Tokens per block of the engines' caches in use, by model.
+    count:
+        Counts a prompt by its result: `counted`, `skipped` or `different`.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, ModelTokens],
+        block_sizes: Callable[[str | None], Collection[int]],
+        count: Callable[[str], None],
+    ) -> None:
+        self.models = models
+        self._block_sizes = block_sizes
+        self._count = count
+        self._hashes = BlockHashes()
+        self._thread: ThreadPoolExecutor | None = None
+        self._waiting = 0
+
+    async def exact_prompt(
+        self, route: str, fields: BodyFields, *, model: str | None, base: str | None, adapter: str | None = None
+    ) -> ExactPrompt | None:
+        """Return the exact tokens of a prompt; `None` if they are not known.
+
+        `base` is the model with the tokenizer: another than `model` for an adapter, which is `adapter` too.
+        """
+        known = self.models.get(base or "")
+        if known is not None and known.differs:
+            return None
+        found = None if known is None else await self._encoded(known, route, fields, adapter)
+        if found is None and fields.token_ids is not None:
+            found = fields.token_ids, ()
+        if found is None:
+            if known is not None:
+                self._count("skipped")
+            return None
+        packed, boundaries = found
+        # Simulated engines know an adapter by the first token, and no salt.
+        is_simulated = known is not None and known.files is None
+        root = 0 if is_simulated else chain_root(adapter, _salt(fields))
+        hashes = {size: await self._hashed(packed, size, root) for size in self._block_sizes(model)}
+        self._count("counted")
+        return ExactPrompt(None if known is None else known.name, len(packed) // TOKEN_BYTES, hashes, boundaries)
+
+    def compare_report(self, exact: ExactPrompt, reported: int) -> None:
+        """Compare a count with an engine's report."""
+        known = self.models.get(exact.model or "")
+        if known is None or known.differs or reported == exact.tokens:
+            return
+        known.differs = True
+        self._count("different")
+        log(
+            "prompt_tokens_differ",
+            level=logging.WARNING,
+            model=known.name,
+            counted=exact.tokens,
+            reported=reported,
+            in_force="estimates, until a reload",
+        )
+
+    def close(self) -> None:
+        """End the thread after its current prompt."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
+    # -- helpers
+
+    async def _encoded(
+        self, known: ModelTokens, route: str, fields: BodyFields, adapter: str | None
+    ) -> tuple[bytes, tuple[int, ...]] | None:
+        """Return the packed ids of a prompt and the ends of its messages."""
+        if known.files is not None:
+            try:
+                return await self._by_files(known.files, route, fields)
+            except UnicodeEncodeError:
+                return None  # half a surrogate pair
+            except (TemplateFailedError, EncodingFailedError) as error:
+                _log_failure(known, error)
+                return None
+        prompt = fields.prompt
+        if prompt is None or not prompt.is_single:
+            return None
+        packed = simulated_tokens(prompt.text, adapter)
+        tokens = len(packed) // TOKEN_BYTES
+        sketch = fields.sketch
+        return packed, token_boundaries(sketch.message_ends, size=sketch.text_bytes, tokens=tokens)
+
+    async def _by_files(
+        self, files: FileTokens, route: str, fields: BodyFields
+    ) -> tuple[bytes, tuple[int, ...]] | None:
+        if route != CHAT_ROUTE:
+            text = plain_text(route, fields.values)
+            parts = None if text is None else await self._parts(files, text)
+            return None if parts is None else (b"".join((files.tokenizer.prefix, *parts, files.tokenizer.suffix)), ())
+        messages, options = chat_messages(fields.values), template_options(fields.values)
+        if files.template is None or messages is None or options is None:
+            return None
+        generation = fields.values.get("add_generation_prompt", True) is not False
+        text = files.template.render(messages, add_generation_prompt=generation, options=options)
+        parts = await self._parts(files, text)
+        if parts is None:
+            return None
+        fits = files.is_marker and len(parts) - 1 == len(messages) + 1 >= 2
+        return b"".join(parts), _message_ends(parts) if fits else ()
+
+    async def _parts(self, files: FileTokens, text: str) -> list[bytes] | None:
+        """Return the ids of a text's segments; `None` if too many prompts wait."""
+        cut = files.segments.cut(text)
+        missing = list(cut.missing.values())
+        if cut.missing_chars <= QUICK_CHARS:
+            return files.segments.complete(cut, files.segments.encode(missing))
+        if self._waiting >= MAX_WAITING:
+            return None
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gorgo-tokens")
+        self._waiting += 1
+        try:
+            encoded = await asyncio.get_running_loop().run_in_executor(self._thread, files.segments.encode, missing)
+        finally:
+            self._waiting -= 1
+        return files.segments.complete(cut, encoded)
+
+    async def _hashed(self, packed: bytes, block_tokens: int, root: int) -> list[int]:
+        steps = self._hashes.steps(packed, block_tokens=block_tokens, root=root)
+        blocks = 0
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                hashes: list[int] = end.value
+                return hashes
+            blocks += page_blocks(block_tokens)
+            if blocks >= _BLOCKS_PER_TURN:
+                blocks = 0
+                await asyncio.sleep(0)
+
+
+def _salt(fields: BodyFields) -> str | None:
+    salt = fields.values.get("cache_salt")
+    return salt if isinstance(salt, str) and salt else None
+
+
+def _message_ends(parts: list[bytes]) -> tuple[int, ...]:
+    """Return the tokens before the start of each message after the first, and before that of the answer."""
+    starts = [size // TOKEN_BYTES for size in accumulate(map(len, parts[:-1]))]
+    return tuple(bounded(starts[1:]))
+
+
+def _log_failure(known: ModelTokens, error: TemplateFailedError | EncodingFailedError) -> None:
+    if not known.failed:
+        known.failed = True
+        event = "chat_template_failed" if isinstance(error, TemplateFailedError) else "tokenizer_failed"
+        log(event, level=logging.WARNING, model=known.name, error=str(error), in_force="estimates")

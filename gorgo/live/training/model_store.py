@@ -1,0 +1,89 @@
+"""Files of the models of one proxy: one per policy beside the state file, and the one that the configuration names.
+
+Owns which of them a policy starts with. Leaves their form to `gorgo.learning.model_file`. Every call blocks.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from gorgo.config.atomic import write_atomically
+from gorgo.core.training.learner import Learner
+from gorgo.core.training.model import Model
+from gorgo.errors import GorgoError
+from gorgo.learning.model_file import load
+from gorgo.live.logs import log
+
+#: Kinds that a policy of boosted trees can use: without LightGBM its models are of the other kind.
+_TREES = frozenset({"trees", "rls"})
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """A model with its file and the time of its last change, seconds since the epoch."""
+
+    model: Model
+    path: Path
+    changed_s: float
+
+
+class ModelStore:
+    """The files of one proxy.
+
+    Parameters
+    ----------
+    state_path:
+        The state file; without one no model is written.
+    """
+
+    def __init__(self, state_path: Path | None) -> None:
+        self._state_path = state_path
+
+    def path(self, policy: str) -> Path | None:
+        """Return the file of a policy's model beside the state file.
+
+        >>> str(ModelStore(Path("/var/lib/gorgo/state.json")).path("lodestar"))
+        '/var/lib/gorgo/state.json.lodestar.npz'
+        """
+        state = self._state_path
+        return None if state is None else state.with_name(f"{state.name}.{policy}.npz")
+
+    def load(self, learner: Learner, configured: Path | None, *, own: bool = True) -> StoredModel | None:
+        """Return the newest model that `learner` can use: its own beside the state file, or the configured one.
+
+        A file that cannot be used is logged, and then the other one counts. With `own=False` only the configured one
+        is read.
+        """
+        paths = [path for path in (self.path(learner.name) if own else None, configured) if path is not None]
+        times = {path: _changed_s(path, required=path is configured) for path in paths}
+        found = [(changed_s, path) for path, changed_s in times.items() if changed_s is not None]
+        for changed_s, path in sorted(found, reverse=True):
+            try:
+                return StoredModel(load(path, names=learner.feature_names, kinds=_kinds(learner)), path, changed_s)
+            except (GorgoError, OSError) as error:
+                log("model_not_loaded", level=logging.ERROR, file=str(path), policy=learner.name, reason=str(error))
+        return None
+
+    def save(self, policy: str, data: bytes) -> Path | None:
+        """Write the bytes of a model file durably; return the file, `None` without one. Raises `OSError`."""
+        path = self.path(policy)
+        if path is not None:
+            write_atomically(path, data)
+        return path
+
+
+def _kinds(learner: Learner) -> frozenset[str]:
+    kind = learner.training.kind
+    return _TREES if kind in _TREES else frozenset({kind})
+
+
+def _changed_s(path: Path, *, required: bool) -> float | None:
+    """Return when the file was last changed; `None` without one, which is logged if it is `required`."""
+    try:
+        return path.stat().st_mtime
+    except OSError as error:
+        if required or not isinstance(error, FileNotFoundError):
+            log("model_not_loaded", level=logging.ERROR, file=str(path), reason=error.strerror or str(error))
+        return None

@@ -1,0 +1,279 @@
+"""The training of the policy or shadow policy that learns, beside the event loop.
+
+Owns the round trip: outcomes of the Router to the process, its model into the Router and onto the disk. Leaves the
+mathematics to `gorgo.learning`, and decisions to the policy.
+
+Theory of operation. Every second the new outcomes go to the process, at most one message at a time. While a round
+trains, outcomes wait in the Router's ring, which is bounded; a model is put in by one synchronous `Router.adopt`. The
+process can fail at any time: routing goes on with the model in use, and another process begins with the outcomes that
+the ring still has. While weights are frozen nothing is sent, and no model is adopted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gorgo.config.model import LearningConfig
+from gorgo.config.router_settings import training_spec
+from gorgo.core.router import Router
+from gorgo.core.training.learner import Learner
+from gorgo.core.training.outcomes import TrainingRows
+from gorgo.core.training.spec import TrainingSpec
+from gorgo.errors import GorgoError
+from gorgo.learning.model_file import loads
+from gorgo.live.clock import Clock
+from gorgo.live.logs import log
+from gorgo.live.telemetry.learning import LearningMetrics, ModelGauges
+from gorgo.live.training.errors import error_shares
+from gorgo.live.training.messages import Reply, Settings
+from gorgo.live.training.model_store import ModelStore
+from gorgo.live.training.process import TrainingProcess
+from gorgo.live.training.status import ModelInUse, TrainingState
+
+#: Between two messages to the process, and between two looks at a round in progress.
+INTERVAL_S = 1.0
+#: Outcomes in one message: half a megabyte.
+MAX_ROWS = 2000
+#: Outcomes per second that errors are measured by: a millisecond of a thread.
+MAX_MEASURED = 200
+#: Delay of the next process after a failure; doubles from the first to the last.
+FIRST_RETRY_S, LAST_RETRY_S = 1.0, 60.0
+
+
+class TrainingService:
+    """The training of one proxy.
+
+    Parameters
+    ----------
+    learning:
+        Settings of the configuration; replaced by `configure`.
+    seed:
+        Of the training.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        clock: Clock,
+        metrics: LearningMetrics,
+        learning: LearningConfig,
+        store: ModelStore,
+        *,
+        seed: int,
+    ) -> None:
+        self._router = router
+        self._clock = clock
+        self._metrics = metrics
+        self._learning = learning
+        self._store = store
+        self._seed = seed
+        self._learner: Learner | None = None
+        #: The learner's own settings, which those of the configuration replace in part.
+        self._own_spec: TrainingSpec | None = None
+        self._model_file: str | None = None
+        self._in_use: ModelInUse | None = None
+        self._process: TrainingProcess | None = None
+        #: Numbers of the first outcome that the process does not have, and of the first one that is not measured.
+        self._next_seq = self._measured_seq = 0
+        self._retry_s = FIRST_RETRY_S
+        self._retry_at_s = float("-inf")
+        #: A failed write is logged once until one succeeds.
+        self._unwritten = False
+        self._state = TrainingState()
+
+    def configure(self, learning: LearningConfig) -> None:
+        """Train by other settings from the next step on; another model file is read then."""
+        self._learning = learning
+
+    async def start(self) -> None:
+        """Load the model before the first request."""
+        await self._follow()
+
+    async def run(self) -> None:
+        """Train until cancelled."""
+        while True:
+            await asyncio.sleep(INTERVAL_S)
+            await self.step()
+
+    async def step(self) -> None:
+        """Follow changes of the policy and the configuration, then pass new outcomes to the process."""
+        changed = self._router.learner is not self._learner
+        if changed or (self._learning.model_file != self._model_file and not self._router.frozen):
+            await self._follow()
+        await self._measure()
+        learner, ring = self._learner, self._router.outcomes
+        if learner is None or ring is None or not self._may_train(learner):
+            await self._end("frozen" if learner is not None and self._router.frozen else "off")
+        elif self._clock() >= self._retry_at_s:
+            if self._process is None or self._settled() != learner.training:
+                await self._begin(learner)
+            rows = ring.since(self._next_seq, MAX_ROWS)
+            if len(rows):
+                await self._pass_on(learner, rows)
+
+    async def aclose(self) -> None:
+        """End the process."""
+        await self._end("off")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON of `GET /admin/model`."""
+        learner, now = self._router.learner, self._clock()
+        in_use = self._in_use if learner is self._learner else None
+        spec = None if learner is None else learner.training
+        self._state.pid = None if self._process is None else self._process.pid
+        return {
+            "policy": None if learner is None else learner.name,
+            "is_shadow": learner is not None and learner is self._router.shadow,
+            "model": None if in_use is None else in_use.as_dict(now),
+            "training": self._state.as_dict(spec),
+        }
+
+    # -- steps
+
+    def _may_train(self, learner: Learner) -> bool:
+        return self._learning.online and not self._router.frozen and self._router.learner is learner
+
+    def _settled(self) -> TrainingSpec:
+        """Return the learner's training with the settings of the configuration."""
+        assert self._own_spec is not None, "set with the learner"
+        return training_spec(self._own_spec, self._learning)
+
+    async def _follow(self) -> None:
+        """Take over another learner or another model file, with the newest model that there is for it."""
+        learner, configured = self._router.learner, self._learning.model_file
+        joins = learner is not self._learner
+        if joins:
+            await self._end("off")
+            self._in_use = self._metrics.model = None
+            self._own_spec = None if learner is None else learner.training
+            self._measured_seq = 0
+        self._learner, self._model_file = learner, configured
+        if learner is None:
+            return
+        learner.training = self._settled()
+        file = None if configured is None else Path(configured)
+        stored = await asyncio.to_thread(self._store.load, learner, file, own=joins)
+        if stored is not None and self._router.learner is learner:
+            self._adopt(ModelInUse(stored.model, stored.changed_s, stored.path))
+
+    async def _begin(self, learner: Learner) -> None:
+        """Make a process for the settings in force; it starts with its first outcomes."""
+        await self._end("waiting")
+        ring = self._router.outcomes
+        assert ring is not None, "a learner has a ring"
+        learner.training = self._settled()
+        version = 0 if self._in_use is None else self._in_use.model.version
+        self._process = TrainingProcess(Settings(learner.training, self._seed, version))
+        self._next_seq = ring.first_seq
+
+    async def _pass_on(self, learner: Learner, rows: TrainingRows) -> None:
+        """Send outcomes and wait for the reply, unless the training must end before."""
+        process, lost = self._process, rows.first_seq - self._next_seq
+        assert process is not None, "begun before"
+        self._next_seq = rows.first_seq + len(rows)
+        self._state.taken, self._state.lost = self._state.taken + len(rows), self._state.lost + lost
+        self._metrics.outcomes(len(rows), lost)
+        self._state.state = "training"
+        exchange = asyncio.create_task(process.train(rows))
+        try:
+            while not exchange.done() and self._may_train(learner):
+                await asyncio.wait((exchange,), timeout=INTERVAL_S)
+                await self._measure()
+        finally:
+            if not exchange.done():
+                exchange.cancel()
+                await asyncio.wait((exchange,))
+        if exchange.cancelled():
+            self._process = None
+            return
+        failure = exchange.exception()
+        if failure is None:
+            self._retry_s, self._state.state, self._state.failure = FIRST_RETRY_S, "waiting", None
+            await self._take(learner, exchange.result())
+        else:  # whatever it is: routing goes on
+            self._failed(str(failure) or type(failure).__name__)
+
+    async def _take(self, learner: Learner, reply: Reply) -> None:
+        """Adopt the model of a reply, if it has one, and write it."""
+        if reply.model is None:
+            return
+        try:
+            model = await asyncio.to_thread(loads, reply.model, "the training process", names=learner.feature_names)
+        except GorgoError as error:
+            self._failed(str(error))
+            return
+        if not self._may_train(learner):
+            self._metrics.round("discarded", reply.seconds)
+            return
+        self._adopt(ModelInUse(model, self._clock(), None, reply.report, reply.seconds))
+        self._measured_seq = max(self._measured_seq, self._next_seq)
+        self._metrics.round("adopted", reply.seconds)
+        await self._write(learner, reply.model)
+
+    def _adopt(self, found: ModelInUse) -> None:
+        """Put a model into the Router, in one step."""
+        model, report = found.model, found.report
+        self._router.adopt(model)
+        self._in_use = found
+        self._metrics.model = ModelGauges(model.version, model.samples, found.trained_s)
+        log(
+            "model_adopted",
+            kind=model.kind,
+            version=model.version,
+            samples=model.samples,
+            file=None if found.file is None else str(found.file),
+            error_ttft=report.get("ttft_mape"),
+            error_tpot=report.get("tpot_mape"),
+            seconds=found.seconds,
+        )
+
+    async def _write(self, learner: Learner, data: bytes) -> None:
+        try:
+            path = await asyncio.to_thread(self._store.save, learner.name, data)
+        except OSError as error:
+            self._metrics.model_written(False)
+            if not self._unwritten:
+                path = self._store.path(learner.name)
+                log("model_not_written", level=logging.ERROR, file=str(path), reason=error.strerror or str(error))
+            self._unwritten = True
+            return
+        if path is None:
+            return
+        self._metrics.model_written(True)
+        if self._unwritten:
+            self._unwritten = False
+            log("model_written_again", file=str(path))
+        if self._in_use is not None:
+            self._in_use = replace(self._in_use, file=path)
+
+    def _failed(self, reason: str) -> None:
+        """Leave the process and wait before the next one."""
+        self._process = None
+        self._metrics.round("failed")
+        self._state.state, self._state.failure = "failed", reason
+        self._state.failures += 1
+        log("training_failed", level=logging.WARNING, reason=reason, retry_s=self._retry_s)
+        self._retry_at_s = self._clock() + self._retry_s
+        self._retry_s = min(2 * self._retry_s, LAST_RETRY_S)
+
+    async def _end(self, state: str) -> None:
+        self._state.state = state
+        process, self._process = self._process, None
+        if process is not None:
+            await process.aclose()
+
+    async def _measure(self) -> None:
+        """Compare the model's predictions with new outcomes, which it was not trained on."""
+        ring, in_use = self._router.outcomes, self._in_use
+        if ring is None or self._router.learner is not self._learner:
+            return
+        rows = ring.since(max(self._measured_seq, ring.next_seq - MAX_MEASURED))
+        self._measured_seq = ring.next_seq
+        if in_use is not None and len(rows):
+            ttft, tpot = await asyncio.to_thread(error_shares, in_use.model, rows)
+            self._metrics.errors("ttft", ttft.tolist())
+            self._metrics.errors("tpot", tpot.tolist())

@@ -1,0 +1,306 @@
+"""The client to one replica: requests out, responses in as byte chunks.
+
+Owns how many responses may be open, and the stable words for failures. Leaves connections to `pool` and the meaning of
+the bytes to the relay, which sees `ResponseSource` and `UpstreamError`.
+
+Any `httpx.AsyncBaseTransport` can stand in place of the pool. The pool itself is called without httpx's objects, which
+would cost each request tens of microseconds, and with the head's fixed lines as bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ssl
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Protocol, cast
+
+import httpx
+
+from gorgo.core.buffer_budget import BufferBudget
+from gorgo.live.http.headers import Header
+from gorgo.live.upstream.connect_cause import connect_cause
+from gorgo.live.upstream.connection_state import OnChange
+from gorgo.live.upstream.pool import UpstreamPool
+from gorgo.live.upstream.request_head import encode_head
+from gorgo.live.upstream.response import HttpResponse
+from gorgo.live.upstream.small_body import read_all
+
+#: No connection was left for a request: the limit is reached, or the process has no descriptor for one more.
+POOL_EXHAUSTED = "connections_exhausted"
+#: The engine's process may have ended, and another may start in its place.
+CONNECTION_LOST = frozenset({"connect_failed", "disconnected"})
+#: Reasons that have a cause.
+_NOT_CONNECTED = frozenset({"connect_failed", "connect_timeout"})
+#: Errors of this process, not of its peer: it can open no more descriptors, or has no memory.
+_LOCAL_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+
+#: Takes a chunk; returns whether it takes more at once.
+PassChunk = Callable[[bytes], bool]
+
+
+class UpstreamError(Exception):
+    """The replica sent no response, or an incomplete one.
+
+    `reason` is a short stable word; `cause` says in words why there is no connection, `None` where there was one.
+    """
+
+    def __init__(self, reason: str, cause: str | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.cause = cause
+
+
+class ResponseSource(Protocol):
+    """A response that has begun: status, headers, then chunks as they come."""
+
+    status: int
+    headers: Sequence[Header]
+
+    def chunks(self) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        """Iterate over the bytes as they were sent. The block raises `UpstreamError` for an incomplete body."""
+        ...
+
+    async def pipe(self, sink: PassChunk) -> bool:
+        """Pass the rest of the body to `sink`, a chunk per read; return whether its end is reached.
+
+        False as soon as `sink` returned False: it has had that chunk, and reading pauses. Raises `UpstreamError` for an
+        incomplete body, and what `sink` raises.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Release the connection if the response was read to its end, else close it at once."""
+        ...
+
+
+class UpstreamResponse:
+    """A `ResponseSource` over HTTP; its own `chunks` block, since a response is read once."""
+
+    __slots__ = ("_chunks", "_closed", "_on_close", "_stream", "headers", "status")
+
+    def __init__(
+        self, status: int, headers: Sequence[Header], stream: httpx.AsyncByteStream, on_close: Callable[[], None]
+    ) -> None:
+        self.status = status
+        self.headers = headers
+        self._stream = stream
+        self._chunks: AsyncIterator[bytes] | None = None
+        self._on_close = on_close
+        self._closed = False
+
+    def chunks(self) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        return self
+
+    async def __aenter__(self) -> AsyncIterator[bytes]:
+        return self._rest()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, failure: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(failure, httpx.TransportError):
+            # Without the frames of the failure: with them the request's body would wait for the garbage collector.
+            raise UpstreamError("disconnected") from failure.with_traceback(None)
+
+    async def pipe(self, sink: PassChunk) -> bool:
+        stream = self._stream
+        try:
+            if isinstance(stream, HttpResponse):
+                return await stream.pipe(sink)
+            async for chunk in self._rest():
+                if not sink(chunk):
+                    return False
+        except httpx.TransportError as failure:
+            raise UpstreamError("disconnected") from failure.with_traceback(None)
+        return True
+
+    def _rest(self) -> AsyncIterator[bytes]:
+        # One iterator: a stream of another transport may be iterated once.
+        if self._chunks is None:
+            self._chunks = aiter(self._stream)
+        return self._chunks
+
+    async def aclose(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._on_close()
+        await self._stream.aclose()
+
+
+class UpstreamClient:
+    """One replica over HTTP.
+
+    Parameters
+    ----------
+    base_url:
+        As in regions.yaml; a path in it precedes every route.
+    connections:
+        Most open at once. A request beyond is rejected as busy, not queued.
+    connect_timeout_s:
+        For name resolution, TCP and TLS together.
+    tls:
+        Shared by all replicas: loading the certificates takes 20 ms.
+    buffers:
+        Bounds large responses of `fetch` in sum; by default each has its own bound alone.
+    transport:
+        Sends the requests instead of the pool.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        connections: int,
+        connect_timeout_s: float,
+        tls: ssl.SSLContext,
+        buffers: BufferBudget | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._base = base_url.rstrip("/")
+        self._urls: dict[str, httpx.URL] = {}
+        #: The fixed lines of a head, by method and path.
+        self._starts: dict[tuple[str, str], bytes] = {}
+        self._pool = UpstreamPool(httpx.URL(self._base), tls=tls)
+        self._transport = transport
+        self._buffers = buffers
+        self.set_limits(connections=connections, connect_timeout_s=connect_timeout_s)
+        self.open_responses = 0
+
+    @property
+    def host(self) -> str:
+        """Return the name or address of the replica's machine."""
+        return httpx.URL(self._base).host
+
+    @property
+    def connections(self) -> int:
+        """Pooled connections that are open, in use or not."""
+        return self._pool.tracker.alive
+
+    def on_connection_change(self, report: OnChange) -> None:
+        """Call `report` whenever the connection of the next request is another one, or in another state."""
+        self._pool.tracker.on_change = report
+        self._pool.tracker.report()
+
+    def set_limits(self, *, connections: int, connect_timeout_s: float) -> None:
+        """Set the limits of requests from now on."""
+        self._limit = connections
+        self._connect_timeout_s = connect_timeout_s
+
+    def set_tls(self, tls: ssl.SSLContext) -> None:
+        """Use `tls` for connections opened from now on."""
+        self._pool.set_tls(tls)
+
+    async def open(
+        self, path: str, headers: Sequence[Header], body: bytes, *, on_sent: Callable[[], None] | None = None
+    ) -> ResponseSource:
+        """POST `body`; return at the head of the response. Raises `UpstreamError`.
+
+        `on_sent` is called when the pool has written the request, before the wait for its response; again for a
+        repeated request, and never by another transport.
+        """
+        if self.open_responses >= self._limit:
+            raise UpstreamError(POOL_EXHAUSTED)
+        return await self._open("POST", path, headers, body, on_sent)
+
+    async def fetch(self, path: str, headers: Sequence[Header] = (), *, timeout_s: float) -> tuple[int, bytes]:
+        """GET a small response whole, on a pooled connection. Raises `UpstreamError`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                source = await self._open("GET", path, headers, b"")
+                try:
+                    async with source.chunks() as chunks:
+                        body = await read_all(chunks, self._buffers)
+                    if body is None:
+                        raise UpstreamError("answer_too_large")
+                    return source.status, body
+                finally:
+                    await source.aclose()
+        except TimeoutError:
+            raise UpstreamError("timeout") from None
+
+    async def aclose(self) -> None:
+        await self._pool.aclose()
+        if self._transport is not None:
+            await self._transport.aclose()
+
+    async def _open(
+        self,
+        method: str,
+        path: str,
+        headers: Sequence[Header],
+        body: bytes,
+        on_sent: Callable[[], None] | None = None,
+    ) -> UpstreamResponse:
+        self.open_responses += 1
+        try:
+            if method == "POST":
+                headers = [*headers, (b"Content-Length", b"%d" % len(body))]
+            if self._transport is not None:
+                return await self._send_by(self._transport, method, path, headers, body)
+            head = encode_head(self._start(method, path), headers)
+            response = await self._pool.send(head, body, connect_timeout_s=self._connect_timeout_s, on_sent=on_sent)
+            return UpstreamResponse(response.status, response.headers, response, self._release)
+        except BaseException as failure:
+            self._release()
+            if isinstance(failure, httpx.TransportError):
+                # Without its frames: with them the request's body would wait for the garbage collector.
+                reason = _reason(failure)
+                cause = connect_cause(failure) if reason in _NOT_CONNECTED else None
+                raise UpstreamError(reason, cause) from failure.with_traceback(None)
+            raise
+
+    def _release(self) -> None:
+        self.open_responses -= 1
+
+    async def _send_by(
+        self, transport: httpx.AsyncBaseTransport, method: str, path: str, headers: Sequence[Header], body: bytes
+    ) -> UpstreamResponse:
+        url = self._url(path)
+        extensions = {"timeout": {"connect": self._connect_timeout_s}}
+        # With a stream, because then httpx adds no headers.
+        named = [(b"Host", url.netloc), *headers]
+        request = httpx.Request(method, url, headers=named, stream=_Body(body), extensions=extensions)
+        response = await transport.handle_async_request(request)
+        stream = cast(httpx.AsyncByteStream, response.stream)
+        return UpstreamResponse(response.status_code, response.headers.raw, stream, self._release)
+
+    def _start(self, method: str, path: str) -> bytes:
+        start = self._starts.get((method, path))
+        if start is None:
+            url = self._url(path)
+            start = b"%s %s HTTP/1.1\r\nHost: %s\r\n" % (method.encode(), url.raw_path, url.netloc)
+            self._starts[method, path] = start
+        return start
+
+    def _url(self, path: str) -> httpx.URL:
+        url = self._urls.get(path)
+        if url is None:
+            # Few, because a path is a route or one of the dialect's.
+            url = self._urls[path] = httpx.URL(self._base + path)
+        return url
+
+
+class _Body(httpx.AsyncByteStream):
+    """A request's body for another transport."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield self._data
+
+
+def _reason(failure: httpx.TransportError) -> str:
+    """Return the stable word for a failure before the response's head."""
+    if isinstance(failure, httpx.PoolTimeout):
+        return POOL_EXHAUSTED
+    if isinstance(failure, httpx.ConnectTimeout):
+        return "connect_timeout"
+    if isinstance(failure, httpx.ConnectError):
+        found = failure.__cause__
+        return POOL_EXHAUSTED if isinstance(found, OSError) and found.errno in _LOCAL_ERRORS else "connect_failed"
+    return "disconnected" if isinstance(failure, httpx.NetworkError) else "protocol_error"

@@ -1,0 +1,186 @@
+"""One replica as the proxy reaches it: connections, dialect, key, and the number of attempts in progress.
+
+By that number the connections of a removed replica are closed after its last stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gorgo.config.constants import MIN_TOKEN_CHARS, WARM_CONNECTIONS
+from gorgo.config.deadlines import Deadlines
+from gorgo.config.engine_names import AUTO
+from gorgo.config.model import KvEventsConfig, LimitsConfig, ReplicaConfig
+from gorgo.core.buffer_budget import BufferBudget
+from gorgo.engines.base import EngineDialect
+from gorgo.engines.discovery import FoundEngine
+from gorgo.engines.registry import dialect
+from gorgo.engines.reports import ReportWatch
+from gorgo.errors import InvalidValueError
+from gorgo.live.cache_push.source import PushSource
+from gorgo.live.upstream.client import UpstreamClient
+
+#: Two rounds of pings on warm connections: one that is refused may be an engine that restarts.
+UNREACHABLE_PINGS = 2 * WARM_CONNECTIONS
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSecrets:
+    """What a replica and the proxy prove themselves with. `repr` omits both, so that no log can show them."""
+
+    #: Sent with each request.
+    api_key: str | None = field(default=None, repr=False)
+    #: Of the engine's pushes.
+    push_token: str | None = field(default=None, repr=False)
+
+
+@dataclass(slots=True, eq=False)
+class Target:
+    """One replica as the proxy reaches it."""
+
+    name: str
+    region: str
+    upstream: UpstreamClient
+    dialect: EngineDialect
+    #: Reports that the engine does not make.
+    reports: ReportWatch
+    #: For attempts from now on; those in progress have theirs.
+    deadlines: Deadlines
+    request_usage: bool = False
+    secrets: ReplicaSecrets = field(default_factory=ReplicaSecrets)
+    #: What its engine pushes of its cache.
+    pushes: PushSource = field(default_factory=PushSource, init=False, repr=False)
+    #: Where its KV events come from, and whether that has changed.
+    kv_events: KvEventsConfig | None = None
+    kv_events_changed: asyncio.Event = field(default_factory=asyncio.Event, init=False, repr=False)
+    #: Whether the kind of engine is found by asking.
+    detects_engine: bool = False
+    found_engine: FoundEngine | None = field(default=None, init=False)
+    #: An attempt lost a connection, or had one refused, since the last scrape.
+    connection_lost: asyncio.Event = field(default_factory=asyncio.Event, init=False, repr=False)
+    #: Why the last attempt or probe found no connection or no answer, for operators; `None` after a good probe.
+    last_failure: str | None = field(default=None, init=False)
+    #: Pings in a row, of probes and warm connections, that found no connection.
+    unconnected_pings: int = field(default=0, init=False)
+    #: Attempts in progress, counted by `acquire` and `release`.
+    active: int = field(default=0, init=False)
+    #: Attempts since the start.
+    attempts: int = field(default=0, init=False)
+    _drained: asyncio.Event = field(default_factory=asyncio.Event, init=False, repr=False)
+
+    @property
+    def unreachable(self) -> bool:
+        """Whether the last pings found no connection. Known in seconds; probes of long intervals eject later."""
+        return self.unconnected_pings >= UNREACHABLE_PINGS
+
+    def acquire(self) -> None:
+        self.active += 1
+        self.attempts += 1
+
+    def release(self) -> None:
+        self.active -= 1
+        if not self.active:
+            self._drained.set()
+
+    async def wait_drained(self) -> None:
+        """Return when no attempt is in progress."""
+        while self.active:
+            self._drained.clear()
+            await self._drained.wait()
+
+    @property
+    def api_key(self) -> str | None:
+        """The replica's own key."""
+        return self.secrets.api_key
+
+    @property
+    def engine(self) -> Mapping[str, object]:
+        """The kind of engine in use, its version if known, and whether both were found by asking."""
+        found = self.found_engine
+        known = found is not None or not self.detects_engine
+        return {
+            "name": self.dialect.name if known else None,
+            "version": None if found is None else found.version,
+            "found": self.detects_engine,
+        }
+
+    def use_engine(self, engine: FoundEngine) -> None:
+        """Speak to the engine that was found; what another kind reports is no longer of interest."""
+        if engine.name != self.dialect.name:
+            self.dialect = dialect(engine.name)
+            self.reports = ReportWatch(self.dialect)
+        self.found_engine = engine
+
+    def update(
+        self, replica: ReplicaConfig, limits: LimitsConfig, deadlines: Deadlines, secrets: ReplicaSecrets
+    ) -> None:
+        """Update the settings of the same process; streams in progress go on."""
+        self.region, self.request_usage, self.secrets = replica.region, replica.request_usage, secrets
+        self.deadlines = deadlines
+        if replica.kv_events != self.kv_events:
+            self.kv_events = replica.kv_events
+            self.kv_events_changed.set()
+        self.upstream.set_limits(connections=limits.connections_per_replica, connect_timeout_s=deadlines.connect_s)
+
+
+def make_target(
+    replica: ReplicaConfig,
+    limits: LimitsConfig,
+    deadlines: Deadlines,
+    secrets: ReplicaSecrets,
+    tls: ssl.SSLContext,
+    buffers: BufferBudget,
+) -> Target:
+    """Return a target. Needs a running loop: connection pools belong to one."""
+    engine = dialect(replica.engine)
+    return Target(
+        name=replica.name,
+        region=replica.region,
+        upstream=UpstreamClient(
+            replica.url,
+            connections=limits.connections_per_replica,
+            connect_timeout_s=deadlines.connect_s,
+            tls=tls,
+            buffers=buffers,
+        ),
+        dialect=engine,
+        reports=ReportWatch(engine),
+        deadlines=deadlines,
+        request_usage=replica.request_usage,
+        secrets=secrets,
+        kv_events=replica.kv_events,
+        detects_engine=replica.engine == AUTO,
+    )
+
+
+def replica_secrets(replica: ReplicaConfig, environ: Mapping[str, str]) -> ReplicaSecrets:
+    """Return what the environment has for the replica. Raises `ConfigError` if a variable is not set."""
+    return ReplicaSecrets(api_key(replica, environ), push_token(replica, environ))
+
+
+def api_key(replica: ReplicaConfig, environ: Mapping[str, str]) -> str | None:
+    """Return the replica's own key. Raises `ConfigError` if its variable is not set."""
+    return _secret(replica, replica.api_key_env, environ, "the replica's API key")
+
+
+def push_token(replica: ReplicaConfig, environ: Mapping[str, str]) -> str | None:
+    """Return the token of the engine's pushes. Raises `ConfigError` if its variable is not set, or can be guessed."""
+    token = _secret(replica, replica.push_token_env, environ, "the token of the replica's pushes")
+    if token is not None and len(token) < MIN_TOKEN_CHARS:
+        found = f"the environment variable {replica.push_token_env} has {len(token)} characters"
+        raise InvalidValueError(f"replica {replica.name!r}", found, f"at least {MIN_TOKEN_CHARS}")
+    return token
+
+
+def _secret(replica: ReplicaConfig, variable: str | None, environ: Mapping[str, str], content: str) -> str | None:
+    if variable is None:
+        return None
+    secret = environ.get(variable, "").strip()
+    if not secret or not secret.isascii() or not secret.isprintable():
+        lacking = "is not set" if not secret else "holds what no header can"
+        found = f"the environment variable {variable} {lacking}"
+        raise InvalidValueError(f"replica {replica.name!r}", found, f"it to hold {content}")
+    return secret

@@ -1,0 +1,182 @@
+"""The state file: read back as written, damaged ones refused, writes that happen whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gorgo.config import atomic
+from gorgo.errors import ConfigError, StateError
+from gorgo.live.control.state_file import (
+    MAX_VERSION,
+    ConfigSnapshot,
+    Frozen,
+    PersistedState,
+    StateFile,
+    encode_state,
+    parse_state,
+)
+
+KEPT = PersistedState(
+    policy="gorgo",
+    weights={"w_rtt": 0.7, "w_queue": 0.1},
+    version=7,
+    frozen=Frozen("2026-04-01T12:00:00.000+00:00", "held-out week", "me"),
+    draining=frozenset({"r1"}),
+    configured=ConfigSnapshot("gorgo", {"w_rtt": 0.5}, frozenset({"r2"})),
+)
+TEXTS = st.text(max_size=20)
+NAMES = st.frozensets(st.text(max_size=8), max_size=4)
+WEIGHTS = st.dictionaries(TEXTS, st.floats(allow_nan=False, allow_infinity=False), max_size=4)
+
+
+@given(
+    kept=st.builds(
+        PersistedState,
+        policy=st.text(min_size=1, max_size=20),
+        weights=WEIGHTS,
+        version=st.integers(1, MAX_VERSION),
+        frozen=st.none() | st.builds(Frozen, st.text(min_size=1), st.none() | TEXTS, st.none() | TEXTS),
+        draining=NAMES,
+        configured=st.builds(ConfigSnapshot, st.text(min_size=1, max_size=20), WEIGHTS, NAMES),
+    )
+)
+def test_what_is_written_is_read(kept: PersistedState) -> None:
+    assert parse_state(encode_state(kept), source="state") == kept
+
+
+def test_missing_file_is_a_fresh_start(tmp_path: Path) -> None:
+    assert StateFile(tmp_path / "state").read() is None
+
+
+def test_file_is_replaced_whole_for_its_owner_alone(tmp_path: Path) -> None:
+    file = StateFile(tmp_path / "state")
+    (tmp_path / ".state.new").write_text("what a killed process left")
+    for version in (7, 8):
+        file.write(replace(KEPT, version=version))
+    found = file.read()
+    assert found is not None
+    assert found.version == 8
+    assert [path.name for path in tmp_path.iterdir()] == ["state"]
+    assert (tmp_path / "state").stat().st_mode & 0o077 == 0
+
+
+def test_link_is_written_through(tmp_path: Path) -> None:
+    (tmp_path / "volume").mkdir()
+    (tmp_path / "state").symlink_to(tmp_path / "volume" / "state")
+    StateFile(tmp_path / "state").write(KEPT)
+    assert (tmp_path / "state").is_symlink()
+    assert StateFile(tmp_path / "volume" / "state").read() == KEPT
+
+
+@pytest.mark.parametrize("call", ["write", "fsync", "replace"])
+def test_disk_that_fails_leaves_the_old_file_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    file = StateFile(tmp_path / "state")
+    file.write(KEPT)
+
+    def full(*args: Any, **kwargs: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(atomic, "_write_synced", full) if call == "write" else patch.setattr(os, call, full)
+        with pytest.raises(StateError, match=r"state file .*/state cannot be written: No space left on device"):
+            file.write(replace(KEPT, version=9))
+    assert file.read() == KEPT
+    assert [path.name for path in tmp_path.iterdir()] == ["state"]
+
+
+def document(**changes: Any) -> bytes:
+    return json.dumps(json.loads(encode_state(KEPT)) | changes).encode()
+
+
+def test_every_shorter_file_is_damaged() -> None:
+    text = encode_state(KEPT).rstrip()
+    for length in range(len(text)):
+        with pytest.raises(ConfigError, match="the state file is damaged"):
+            parse_state(text[:length], source="state")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b"\xff", "not JSON"),
+        (b"[]", "has no key gorgo_state"),
+        (b"{}", "has no key gorgo_state"),
+        (b"[" * 50_000, "not JSON"),
+        (b" " * (2 << 20), "larger than"),
+        (document(gorgo_state=True), "has no key gorgo_state"),
+        (document(more=1), "does not have exactly the keys"),
+        (document(version=0), "version is '0'; expected a whole number from 1"),
+        (document(version=True), "version is 'True'"),
+        (document(policy=""), "policy is ''; expected text"),
+        (document(version=1 << 60), "version is .*; expected a whole number from 1 to"),
+        (document(weights={"w_rtt": "1"}), "weights is .*; expected finite numbers by name"),
+        (document(weights={"w_rtt": 10**400}), "weights is .*; expected finite numbers by name"),
+        (document(weights={"w_rtt": float("nan")}), "weights is .*; expected finite numbers by name"),
+        (document(frozen={}), "frozen does not have exactly the keys"),
+        (document(frozen={"since": 1, "reason": None, "by": None}), "since is '1'; expected text"),
+        (document(frozen={"since": "x", "reason": 1, "by": None}), r"frozen\.reason is '1'; expected text or null"),
+        (document(draining="r1"), "draining is 'r1'; expected a list of names"),
+        (document(configured=None), "configured does not have exactly the keys"),
+    ],
+)
+def test_damaged_file_is_an_error_with_place_and_advice(text: bytes, expected: str) -> None:
+    with pytest.raises(ConfigError, match=f"^state: the state file is damaged: .*{expected}") as caught:
+        parse_state(text, source="state")
+    assert "move it away to start from the configuration" in str(caught.value)
+
+
+def test_file_of_a_newer_form_is_not_read() -> None:
+    with pytest.raises(ConfigError, match="format 2 is of a newer GORGO; this one reads up to 1"):
+        parse_state(document(gorgo_state=2, future=1), source="state")
+
+
+def test_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "state"
+    os.mkfifo(pipe)
+    with pytest.raises(ConfigError, match="the state file is damaged"):
+        StateFile(pipe).read()
+
+
+def test_what_is_no_file_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="the state file cannot be read: Is a directory"):
+        StateFile(tmp_path).read()
+
+
+@pytest.mark.parametrize(("more", "read"), [(0, True), (1, False)])
+def test_a_state_file_may_be_a_mebibyte(more: int, read: bool) -> None:
+    text = encode_state(KEPT)
+    text += b" " * (1_048_576 - len(text) + more)
+    if read:
+        assert parse_state(text, source="state") == KEPT
+        return
+    with pytest.raises(ConfigError, match="is larger than 1048576 bytes"):
+        parse_state(text, source="state")
+
+
+@pytest.mark.parametrize(("version", "read"), [(1, True), (2**53, True), (2**53 + 1, False), (0, False)])
+def test_versions_are_those_that_every_reader_of_json_can_count(version: int, read: bool) -> None:
+    if read:
+        assert parse_state(document(version=version), source="state").version == version
+        return
+    with pytest.raises(ConfigError, match="expected a whole number from 1 to 9007199254740992"):
+        parse_state(document(version=version), source="state")
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("[]")
+    with pytest.raises(ConfigError, match=rf"^{tmp_path / 'state'}: the state file is damaged"):
+        StateFile(tmp_path / "state").read()
+
+
+def test_a_freeze_is_without_reason_and_operator_unless_given() -> None:
+    assert Frozen("x").as_dict() == {"since": "x", "reason": None, "by": None}

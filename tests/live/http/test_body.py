@@ -1,0 +1,118 @@
+"""How long a body may take, and how one is refused that is too large."""
+
+from __future__ import annotations
+
+import asyncio
+import tracemalloc
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from gorgo.config.model import LimitsConfig
+from gorgo.core.buffer_budget import BufferBudget
+from gorgo.live.http.body import ClientDisconnected, read_body
+from gorgo.live.http.errors import HttpError, Message
+from gorgo.live.http.headers import Header
+from gorgo.live.http.request_buffer import RequestBuffer
+from tests.sim.live_shell import VirtualLoop
+
+GONE = None
+
+
+def read(
+    pieces: Sequence[bytes | float | None], *headers: Header, limit: int = 10, left: list[Any] | None = None
+) -> tuple[float, object]:
+    """When a read ends, in virtual time, and with what: the body, a status, or `GONE`.
+
+    `pieces` come one after another, numbers are pauses, s. `left` takes what was not read.
+    """
+    waiting = list(pieces)
+
+    async def receive() -> Message:
+        while waiting and isinstance(waiting[0], float):
+            await asyncio.sleep(float(waiting.pop(0) or 0.0))
+        if not waiting:
+            await asyncio.get_running_loop().create_future()
+        piece = waiting.pop(0)
+        if piece is GONE:
+            return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": piece, "more_body": bool(waiting)}
+
+    async def run() -> tuple[float, object]:
+        loop = asyncio.get_running_loop()
+        limits = LimitsConfig(max_body_bytes=limit)
+        found: object
+        try:
+            found = await read_body(receive, headers, limits=limits, buffer=RequestBuffer(BufferBudget(1 << 30), "a"))
+        except HttpError as error:
+            found = error.status
+        except ClientDisconnected:
+            found = GONE
+        if left is not None:
+            left.extend(waiting)
+        return loop.time(), found
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(run())
+
+
+@pytest.mark.parametrize(
+    ("pieces", "headers", "found"),
+    [
+        ([b""], [], b""),
+        ([b"abc"], [], b"abc"),
+        ([b"abc", b"", b"de"], [], b"abcde"),
+        ([b"x" * 10], [(b"content-length", b"10")], b"x" * 10),
+        ([b"x" * 5, b"x" * 5], [], b"x" * 10),
+        ([b"x" * 11], [(b"content-length", b"11")], 413),
+        ([b"abc"], [(b"content-length", b"many")], b"abc"),
+        ([b"abc", GONE], [], GONE),
+        ([GONE], [], GONE),
+        ([b"x" * 11, GONE], [], GONE),
+    ],
+)
+def test_body_is_read_up_to_its_limit(pieces: list[bytes | float | None], headers: list[Header], found: object) -> None:
+    assert read(pieces, *headers) == (0.0, found)
+
+
+def test_pieces_of_a_large_body_are_joined_as_they_come() -> None:
+    piece, count = 64 * 1024, 64
+    left = iter(range(count - 1, -1, -1))
+
+    async def receive() -> Message:
+        # Made when it is due, so that nothing but the reader refers to it.
+        return {"type": "http.request", "body": bytes(piece), "more_body": next(left) > 0}
+
+    async def run() -> tuple[bytes, int]:
+        limits, buffer = LimitsConfig(max_body_bytes=piece * count), RequestBuffer(BufferBudget(1 << 30), "a")
+        tracemalloc.start()
+        try:
+            body = await read_body(receive, [], limits=limits, buffer=buffer)
+            return body, tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    body, peak = asyncio.run(run())
+    assert body == bytes(piece * count)
+    assert peak < 1.5 * len(body)
+
+
+@pytest.mark.parametrize("pieces", [[b"x" * 11], [b"x" * 5, b"x" * 6]])
+def test_body_that_turns_out_too_large_is_refused_when_nothing_follows(pieces: list[bytes | float | None]) -> None:
+    assert read(pieces) == (0.5, 413)
+
+
+def test_as_much_again_is_swallowed_of_a_body_that_is_too_large() -> None:
+    left: list[Any] = []
+    # Nothing is read before the refusal where the length says so, and 4 + 4 + 4 of at least 10 bytes after it.
+    assert read([b"x" * 4] * 6, (b"content-length", b"24"), left=left) == (0.0, 413)
+    assert left == [b"x" * 4] * 3
+    left.clear()
+    assert read([b"x" * 5] * 4, (b"content-length", b"20"), left=left) == (0.0, 413)
+    assert left == [b"x" * 5] * 2
+
+
+def test_client_that_stops_in_a_body_that_is_too_large_is_answered_after_half_a_second() -> None:
+    ended_s, found = read([b"x" * 4, 0.4, b"x" * 4, 9.0, b"x"], (b"content-length", b"24"))
+    assert (round(ended_s, 6), found) == (0.9, 413)

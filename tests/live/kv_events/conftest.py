@@ -1,0 +1,12 @@
+"""A port of this machine that is free."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.live.kv_events.feeding import free_port
+
+
+@pytest.fixture
+def unused_port() -> int:
+    return free_port()

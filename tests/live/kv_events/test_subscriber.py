@@ -1,0 +1,275 @@
+"""Subscribers of one replica over real sockets on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+
+from gorgo.config.model import KvEventsConfig
+from gorgo.engines.kv_sources import VLLM_FLAG, VLLM_PATH
+from gorgo.live.kv_events import feed, replay, subscriber
+from tests.live.kv_events.extra import needs_zmq
+from tests.live.kv_events.feeding import BLOCK_TOKENS, prompt, publishing, subscribed, until
+
+pytestmark = needs_zmq
+ON_BOTH_LOOPS = True
+
+WHOLE = 3 * BLOCK_TOKENS
+
+
+@pytest.mark.parametrize("vllm", [True, False])
+@pytest.mark.parametrize("topic_in_replays", [True, False])
+async def test_blocks_stored_before_the_subscription_and_after_it_are_known(vllm: bool, topic_in_replays: bool) -> None:
+    async with publishing(vllm=vllm, topic_in_replays=topic_in_replays) as engine:
+        await engine.store(prompt(1))
+        await engine.store(prompt(2))
+        await engine.evict(prompt(2))
+        async with subscribed(engine.config) as feeding:
+            await feeding.until("live")
+            assert (feeding.router.cached(prompt(1)), feeding.router.cached(prompt(2))) == (WHOLE, 0)
+            await engine.store(prompt(3))
+            await until(lambda: feeding.router.cached(prompt(3)) == WHOLE)
+            await engine.evict(prompt(1))
+            await until(lambda: feeding.router.cached(prompt(1)) == 0)
+            assert (feeding.stats.state, feeding.stats.complete, feeding.router.complete) == ("live", True, True)
+            assert (feeding.stats.replays, feeding.stats.gaps, feeding.stats.messages) == (1, 0, 5)
+
+
+async def test_lost_messages_are_replayed_in_order() -> None:
+    async with publishing() as engine, subscribed(engine.config) as feeding:
+        await feeding.until("live")
+        await engine.store(prompt(1))
+        await until(lambda: feeding.router.cached(prompt(1)) == WHOLE)
+        await engine.evict(prompt(1), sent=False)
+        await engine.store(prompt(2), sent=False)
+        await engine.store(prompt(3))
+        await until(lambda: feeding.router.cached(prompt(3)) == WHOLE)
+        assert (feeding.router.cached(prompt(1)), feeding.router.cached(prompt(2))) == (0, WHOLE)
+        await feeding.until("live", gaps=1, replays=2)
+        assert feeding.stats.complete
+
+
+async def test_a_gap_that_the_engine_does_not_retain_forgets_and_leaves_a_partial_feed() -> None:
+    async with publishing(buffered=1) as engine, subscribed(engine.config) as feeding:
+        await feeding.until("live")
+        await engine.store(prompt(1))
+        await until(lambda: feeding.router.cached(prompt(1)) == WHOLE)
+        await engine.evict(prompt(1), sent=False)
+        await engine.store(prompt(2))
+        await feeding.until("partial")
+        await until(lambda: feeding.router.cached(prompt(2)) == WHOLE)
+        assert feeding.router.cached(prompt(1)) == 0
+        assert not feeding.router.complete
+        engine.log.cleared()
+        await engine.publish()
+        await feeding.until("live")
+
+
+async def test_without_replays_a_late_subscriber_is_partial() -> None:
+    async with publishing(replay=None) as engine:
+        await engine.store(prompt(1))
+        async with subscribed(engine.config) as feeding:
+            await until(lambda: bool(feeding.feeds.stats) and feeding.stats.state == "waiting")
+            number = 2
+            while feeding.stats.state != "partial":  # the connection is not there at once
+                await engine.store(prompt(number))
+                number += 1
+                await asyncio.sleep(0.02)
+            await until(lambda: feeding.router.cached(prompt(number - 1)) == WHOLE)
+            assert feeding.router.cached(prompt(1)) == 0
+
+
+async def test_an_engine_that_is_killed_is_cut_and_its_next_process_known_from_its_start() -> None:
+    async with AsyncExitStack() as running:
+        engine = await running.enter_async_context(publishing())
+        ports = {"endpoint": engine.publisher.endpoint, "replay": engine.publisher.replay}
+        async with subscribed(engine.config) as feeding:
+            await engine.store(prompt(1))
+            await until(lambda: feeding.router.cached(prompt(1)) == WHOLE)
+            await running.aclose()
+            await feeding.until("cut")
+            async with publishing(process=1, **ports) as second:
+                await second.store(prompt(2))
+                await second.store(prompt(3))
+                await feeding.until("live", restarts=1)
+                assert feeding.router.cached(prompt(1)) == 0
+                assert feeding.router.cached(prompt(2)) == feeding.router.cached(prompt(3)) == WHOLE
+                await second.evict(prompt(2))
+                await until(lambda: feeding.router.cached(prompt(2)) == 0)
+
+
+async def test_blocks_are_forgotten_after_a_long_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "MAX_CUT_S", 0.0)
+    async with AsyncExitStack() as running:
+        engine = await running.enter_async_context(publishing())
+        async with subscribed(engine.config) as feeding:
+            await engine.store(prompt(1))
+            await until(lambda: feeding.router.cached(prompt(1)) == WHOLE)
+            await running.aclose()
+            await feeding.until("cut")
+            await until(lambda: feeding.router.cached(prompt(1)) == 0)
+            assert not feeding.stats.complete
+
+
+async def test_a_replay_without_an_end_fails_and_live_messages_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "IDLE_TIMEOUT_S", 0.2)
+    async with publishing() as engine, publishing() as other:
+        # An address that takes requests and never answers.
+        silent = KvEventsConfig(endpoint=engine.publisher.endpoint, replay=other.publisher.endpoint)
+        async with subscribed(silent) as feeding:
+            await until(lambda: feeding.stats.failed_replays == 1)
+            await engine.store(prompt(1))
+            await until(lambda: feeding.router.cached(prompt(1)) == WHOLE)
+
+
+async def test_the_proxy_binds_where_the_engine_connects(unused_port: int) -> None:
+    endpoint = f"tcp://127.0.0.1:{unused_port}"
+    config = KvEventsConfig(endpoint=endpoint, mode="bind")
+    async with subscribed(config) as feeding, publishing(replay=None) as engine:
+        engine.publisher._events.connect(endpoint)
+        number = 0
+        while not feeding.router.batches:
+            number += 1
+            await engine.store(prompt(number))
+            await asyncio.sleep(0.02)
+        await until(lambda: feeding.router.cached(prompt(number)) == WHOLE)
+
+
+async def test_a_taken_address_is_tried_again(unused_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gorgo.live.kv_events.subscription.REOPEN_S", 0.05)
+    endpoint = f"tcp://127.0.0.1:{unused_port}"
+    async with publishing(endpoint=endpoint) as holder:
+        config = KvEventsConfig(endpoint=endpoint, mode="bind")
+        async with subscribed(config) as feeding:
+            await asyncio.sleep(0.1)
+            holder.publisher._events.unbind(endpoint)
+            async with publishing(replay=None) as engine:
+                engine.publisher._events.connect(endpoint)
+                number = 0
+                while not feeding.router.batches:
+                    number += 1
+                    await engine.store(prompt(number))
+                    await asyncio.sleep(0.02)
+
+
+async def test_the_address_comes_from_the_engine() -> None:
+    async with publishing() as engine:
+        await engine.store(prompt(1))
+        async with subscribed(KvEventsConfig(), answers={VLLM_PATH: engine.announced}) as feeding:
+            await feeding.until("live")
+            assert feeding.stats.endpoints == (engine.publisher.endpoint,)
+            assert feeding.router.cached(prompt(1)) == WHOLE
+
+
+async def test_the_address_of_sglang_is_found_by_its_ports() -> None:
+    async with publishing(vllm=False) as engine:
+        await engine.store(prompt(1))
+        ports = [int(str(each).rpartition(":")[2]) for each in (engine.publisher.endpoint, engine.publisher.replay)]
+        events = {"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": ports[0], "topic": ""}
+        info = {"kv_events": events | {"replay_endpoint_port_base": ports[1], "dp_size": 1, "block_size": BLOCK_TOKENS}}
+        async with subscribed(KvEventsConfig(), engine="sglang", answers={"/server_info": info}) as feeding:
+            await feeding.until("live")
+            assert feeding.router.cached(prompt(1)) == WHOLE
+
+
+async def test_an_engine_without_events_is_silent_with_the_flag_in_one_log_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(subscriber, "RETRY_SILENT_S", 0.01)
+    async with publishing() as engine, subscribed(KvEventsConfig(), answers={VLLM_PATH: {}}) as feeding:
+        await until(lambda: len(feeding.asked) > 3)
+        assert feeding.stats.state == "silent"
+        assert VLLM_FLAG in (feeding.stats.advice or "")
+        assert [record.message for record in caplog.records] == ["kv_events_silent"]
+        feeding.answers[VLLM_PATH] = engine.announced
+        await feeding.until("live")
+        assert feeding.stats.advice is None
+
+
+async def test_requests_without_an_event_make_a_replica_silent(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(subscriber, "SILENT_AFTER_S", 0.05)
+    monkeypatch.setattr(subscriber, "TICK_S", 0.02)
+    async with publishing() as engine, subscribed(engine.config) as feeding:
+        await feeding.until("live")
+        await asyncio.sleep(0.1)
+        assert feeding.stats.state == "live"
+        feeding.target.attempts += subscriber.SILENT_REQUESTS
+        await feeding.until("silent")
+        assert sum(record.message == "kv_events_silent" for record in caplog.records) == 1
+        await engine.store(prompt(1))
+        await feeding.until("live")
+
+
+async def test_an_engine_of_another_kind_has_no_events() -> None:
+    async with subscribed(KvEventsConfig(), engine="llamacpp") as feeding:
+        await until(lambda: feeding.stats.state == "silent")
+        assert "publishes no KV events" in (feeding.stats.advice or "")
+
+
+async def test_a_reload_moves_the_subscription_and_ends_it() -> None:
+    async with publishing() as first, publishing(process=1) as second:
+        await first.store(prompt(1))
+        await second.store(prompt(2))
+        async with subscribed(None) as feeding:
+            assert feeding.stats.state == "off"
+            feeding.configure(first.config)
+            await until(lambda: feeding.router.cached(prompt(1)) == WHOLE)
+            feeding.configure(second.config)
+            await until(lambda: feeding.router.cached(prompt(2)) == WHOLE)
+            assert feeding.router.cached(prompt(1)) == 0
+            feeding.configure(None)
+            await until(lambda: feeding.stats.state == "off")
+            assert feeding.router.cached(prompt(2)) == 0
+
+
+async def test_a_run_that_replaces_another_at_once_counts_each_block_once() -> None:
+    async with publishing() as engine, subscribed(engine.config) as feeding:
+        await engine.store(prompt(1))
+        await until(lambda: feeding.router.cached(prompt(1)) == WHOLE)
+        feeding.restart()
+        await feeding.until("live", messages=1)
+        assert feeding.router.cached(prompt(1)) == WHOLE
+        await engine.evict(prompt(1))
+        await until(lambda: feeding.stats.messages == 2)
+        await until(lambda: feeding.router.cached(prompt(1)) == 0)
+        assert (feeding.stats.state, feeding.router.complete) == ("live", True)
+
+
+async def test_one_unreadable_message_is_counted_and_the_next_ones_apply(caplog: pytest.LogCaptureFixture) -> None:
+    async with publishing() as engine, subscribed(engine.config) as feeding:
+        await feeding.until("live")
+        await engine.publisher.publish(b"\xc1 no message")
+        await engine.store(prompt(1))
+        await until(lambda: feeding.router.cached(prompt(1)) == WHOLE)
+        await feeding.until("partial", rejected_messages=1)
+        assert sum(record.message == "kv_events_rejected" for record in caplog.records) == 1
+
+
+async def test_one_bad_event_is_logged_once_and_the_others_of_its_message_apply(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with publishing() as engine, subscribed(engine.config) as feeding:
+        await feeding.until("live")
+        for number in (1, 2):
+            engine.log._add({"type": "BlockRemoved"})
+            await engine.store(prompt(number))
+            await until(lambda number=number: feeding.router.cached(prompt(number)) == WHOLE)  # type: ignore[misc]
+        await feeding.until("partial", rejected_events=2)
+        (record,) = [each for each in caplog.records if each.message == "kv_events_rejected"]
+        assert "block_hashes" in vars(record)["fields"]["error"]
+
+
+async def test_a_large_message_is_applied_in_pieces() -> None:
+    blocks = 20_000
+    async with publishing() as engine, subscribed(engine.config) as feeding:
+        await feeding.until("live")
+        await engine.store(prompt(1, blocks))
+        await until(lambda: feeding.router.index.blocks(0) == blocks)
+        assert feeding.router.cached(prompt(1, blocks)) == blocks * BLOCK_TOKENS
+        assert feeding.router.batches > 20
+        await engine.evict(prompt(1, blocks))
+        await until(lambda: feeding.router.index.blocks(0) == 0)

@@ -1,0 +1,52 @@
+"""When the Router is told the time, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from gorgo.live.monitor.fleet_monitor import run_timers
+from gorgo.proxy.state import RunningProxy
+from tests.sim.live_shell import VirtualLoop
+
+
+def times_told(due_s: list[float | None], run_s: float) -> list[float]:
+    """When the Router hears the time, if it wants to at `due_s`, one after the other and then the last again."""
+
+    async def run() -> list[float]:
+        now, told = asyncio.get_running_loop().time, []
+
+        def next_timer() -> float | None:
+            return due_s.pop(0) if len(due_s) > 1 else due_s[0]
+
+        router = SimpleNamespace(next_timer=next_timer)
+        gateway = SimpleNamespace(run_timer=lambda: told.append(round(now(), 6)))
+        timers = asyncio.create_task(
+            run_timers(cast(RunningProxy, SimpleNamespace(router=router, gateway=gateway, clock=now)))
+        )
+        await asyncio.sleep(run_s)
+        timers.cancel()
+        await asyncio.wait((timers,))
+        return told
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(run())
+
+
+@pytest.mark.parametrize(
+    ("due_s", "told"),
+    [
+        ([None], [1.0, 2.0, 3.0]),
+        ([1000.0], [1.0, 2.0, 3.0]),
+        ([0.25, None], [0.25, 1.25, 2.25, 3.25]),
+        ([0.25, 0.75, None], [0.25, 0.75, 1.75, 2.75]),
+        ([-5.0, None], [0.01, 1.01, 2.01, 3.01]),
+    ],
+)
+def test_router_is_told_the_time_when_it_wants_and_each_second_anyway(
+    due_s: list[float | None], told: list[float]
+) -> None:
+    assert times_told(due_s, 3.5) == told

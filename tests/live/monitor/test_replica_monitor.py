@@ -1,0 +1,534 @@
+"""What a replica is asked in the background, and when, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any, cast
+
+import pytest
+
+from gorgo.config.constants import REPLICA_KEEP_ALIVE_S, WARM_CONNECTIONS
+from gorgo.config.model import Config, LimitsConfig, ProxyConfig, RegionConfig, ReplicaConfig
+from gorgo.core.fleet.snapshot import ReplicaSnapshot
+from gorgo.core.latency.tcp import TcpWindows
+from gorgo.live.http.headers import Header
+from gorgo.live.monitor.replica_monitor import FIRST_PROBE_TIMEOUT_S, ReplicaMonitor
+from gorgo.live.router_gateway import RouterGateway
+from gorgo.live.telemetry.health_log import HealthLog
+from gorgo.live.upstream.client import POOL_EXHAUSTED, UpstreamClient, UpstreamError
+from gorgo.live.upstream.connection_state import NextConnectionState, OnChange
+from gorgo.policies.registry import make_policy
+from gorgo.proxy.build import build_proxy
+from gorgo.proxy.state import RunningProxy
+from tests.proxy.conftest import system_tls
+from tests.sim.live_shell import VirtualLoop
+
+PING, METRICS, LOADS = "/ping", "/metrics", "/v1/loads?include=core"
+RUNNING = b"sglang:num_running_reqs 3.0\n"
+
+
+@dataclass
+class Engine:
+    """In the place of the way to a replica: answers after `takes_s`, or fails as `fails` says by path."""
+
+    takes_s: float = 0.0
+    fails: dict[str, str] = field(default_factory=dict)
+    #: Paths without a connection.
+    refused: set[str] = field(default_factory=set)
+    answers: dict[str, tuple[int, bytes]] = field(default_factory=lambda: {METRICS: (200, RUNNING)})
+    asked: list[tuple[float, str]] = field(default_factory=list)
+    keys: set[bytes] = field(default_factory=set)
+    report: OnChange | None = None
+
+    def on_connection_change(self, report: OnChange) -> None:
+        self.report = report
+
+    async def fetch(
+        self, path: str, headers: Sequence[Header] = (), *, timeout_s: float, body: bytes | None = None
+    ) -> tuple[int, bytes]:
+        self.asked.append((asyncio.get_running_loop().time(), path))
+        self.keys |= {value for name, value in headers if name == b"authorization"}
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.sleep(self.takes_s)
+        except TimeoutError:
+            raise UpstreamError("timeout") from None
+        if path in self.refused:
+            raise UpstreamError("connect_failed", "connection refused")
+        if path in self.fails:
+            raise UpstreamError(self.fails[path])
+        return self.answers.get(path, (200, b"{}"))
+
+    async def aclose(self) -> None:
+        return
+
+    def times(self, path: str) -> list[float]:
+        return [at for at, asked in self.asked if asked == path]
+
+
+@dataclass
+class Watch:
+    """One replica, its watcher and the proxy that is told."""
+
+    state: RunningProxy
+    engine: Engine
+    watcher: ReplicaMonitor
+
+    @property
+    def view(self) -> ReplicaSnapshot:
+        (found,) = self.state.router.fleet_view(now=self.state.clock())
+        return found
+
+    def counted(self, name: str) -> float:
+        value = self.state.metrics.registry.get_sample_value(name, {"replica": "a", "region": "here"})
+        return value or 0.0
+
+    async def run(self, seconds: float) -> None:
+        """Let the loops run for so long."""
+        loops = asyncio.create_task(self.watcher.run())
+        await asyncio.sleep(seconds)
+        loops.cancel()
+        await asyncio.wait((loops,))
+
+
+def watched(
+    test: Callable[[Watch], Awaitable[None]],
+    *,
+    spread: float = 0.5,
+    probe_interval_s: float = 30.0,
+    scrape_interval_s: float = 30.0,
+    **replica: Any,
+) -> None:
+    """Run `test` in virtual time. Intervals are as configured where `spread`, drawn from [0, 1), is in the middle."""
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        proxy = ProxyConfig(region="here", probe_interval_s=probe_interval_s, scrape_interval_s=scrape_interval_s)
+        row = replace(ReplicaConfig(name="a", region="here", url="http://127.0.0.1:1"), **replica)
+        config = Config(proxy=proxy, regions=(RegionConfig(name="here"),), replicas=(row,), limits=LimitsConfig())
+        policy = make_policy("round-robin")
+        environ = {"REPLICA_KEY": "sk-replica"}
+        state = build_proxy(config, policy=policy, weights=None, environ=environ, key=1, seed=1, tls=system_tls())
+        await state.aclose()
+        state.clock = loop.time
+        state.gateway = RouterGateway(state.router, loop.time, HealthLog(state.metrics))
+        engine = Engine()
+        state.targets["a"].upstream = cast(UpstreamClient, engine)
+        await test(Watch(state, engine, ReplicaMonitor(state, state.targets["a"], lambda: spread)))
+        state.gateway.close()
+
+    with pytest.MonkeyPatch.context() as patched, asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        patched.setattr("gorgo.live.monitor.replica_monitor.perf_counter", runner.get_loop().time)
+        runner.run(run())
+
+
+def gaps(times: Iterable[float]) -> list[float]:
+    return [round(later - earlier, 6) for earlier, later in pairwise(sorted(set(times)))]
+
+
+# -- intervals
+
+
+@pytest.mark.parametrize(("spread", "share"), [(0.0, 0.95), (0.5, 1.0), (1.0, 1.05)])
+def test_loops_ask_at_their_intervals_spread_by_a_twentieth_to_each_side(spread: float, share: float) -> None:
+    async def test(watch: Watch) -> None:
+        await watch.run(180.0)
+        assert watch.engine.times(METRICS) == pytest.approx([40.0 * share * turn for turn in (1, 2, 3, 4)])
+
+    watched(test, spread=spread, probe_interval_s=1000.0, scrape_interval_s=40.0)
+
+
+def test_probes_have_an_interval_of_their_own() -> None:
+    async def test(watch: Watch) -> None:
+        watch.engine.fails[PING] = "timeout"  # nothing is kept warm then
+        await watch.run(100.0)
+        assert watch.engine.times(PING)[-5:] == pytest.approx([15.0, 30.0, 45.0, 60.0, 75.0, 90.0][-5:])
+
+    watched(test, probe_interval_s=15.0, scrape_interval_s=1000.0)
+
+
+def test_connections_are_kept_warm_well_within_the_time_that_engines_keep_them() -> None:
+    async def test(watch: Watch) -> None:
+        await watch.run(60.0)
+        pings = watch.engine.times(PING)
+        assert [pings.count(at) for at in sorted(set(pings))] == [WARM_CONNECTIONS] * 28
+        # uvicorn and llama.cpp close what is idle for 5 s, the pool what is idle for 4 s.
+        assert max(gaps(pings)) < REPLICA_KEEP_ALIVE_S < 5.0
+
+    watched(test, spread=1.0, probe_interval_s=1000.0, scrape_interval_s=1000.0)
+
+
+def test_silent_replica_is_kept_warm_no_more_until_a_probe_finds_it_again() -> None:
+    async def test(watch: Watch) -> None:
+        watch.engine.fails[PING] = "connect_failed"
+        await watch.watcher.probe()
+        await watch.run(19.0)
+        assert len(watch.engine.times(PING)) == 1
+        del watch.engine.fails[PING]
+        await watch.watcher.probe()
+        await watch.run(19.0)
+        assert len(watch.engine.times(PING)) == 1 + 2 + 9 * WARM_CONNECTIONS
+
+    watched(test, probe_interval_s=1000.0, scrape_interval_s=1000.0)
+
+
+def test_pings_that_find_no_connection_say_so_after_two_rounds_and_one_that_does_ends_it() -> None:
+    async def test(watch: Watch) -> None:
+        (target,) = watch.state.targets.values()
+        watch.engine.refused = {PING}
+        for unreachable in (False, True):
+            await watch.watcher.warm()
+            assert target.unreachable is unreachable
+        await watch.watcher.probe()
+        watch.engine.refused = set()
+        await watch.watcher.probe()
+        assert not target.unreachable
+
+    watched(test)
+
+
+def test_replica_that_a_probe_finds_gone_first_is_pinged_until_that_is_certain() -> None:
+    async def test(watch: Watch) -> None:
+        (target,) = watch.state.targets.values()
+        watch.engine.refused = {PING}
+        await watch.watcher.probe()
+        await watch.run(19.0)
+        assert target.unreachable
+        assert len(watch.engine.times(PING)) == 1 + 2 * WARM_CONNECTIONS
+
+    watched(test, probe_interval_s=1000.0, scrape_interval_s=1000.0)
+
+
+def test_watch_that_ends_as_it_is_about_to_ping_leaves_no_coroutine_behind() -> None:
+    async def test(watch: Watch) -> None:
+        warming = asyncio.create_task(watch.watcher.warm())
+        await asyncio.sleep(0)
+        warming.cancel()
+        await asyncio.wait((warming,))
+        assert watch.engine.asked == []
+
+    watched(test)
+
+
+# -- probes
+
+
+def test_round_trip_is_that_of_the_second_ping() -> None:
+    async def test(watch: Watch) -> None:
+        fetch = watch.engine.fetch
+
+        async def slower_at_first(path: str, headers: Sequence[Header] = (), **options: Any) -> tuple[int, bytes]:
+            watch.engine.takes_s = 0.02 if watch.engine.asked else 0.5
+            return await fetch(path, headers, **options)
+
+        watch.engine.fetch = slower_at_first  # type: ignore[method-assign]
+        await watch.watcher.probe()
+        assert watch.view.rtt_ms == pytest.approx(20.0)
+        ((at_s, rtt_s),) = watch.state.probe_history.for_replica("a")
+        assert (at_s, rtt_s or 0.0) == pytest.approx((0.52, 0.02))
+
+    watched(test)
+
+
+@pytest.mark.parametrize(
+    ("status", "answers"),
+    [(200, True), (204, True), (301, False), (401, False), (403, False), (499, False), (500, False), (503, False)],
+)
+def test_a_probe_is_well_with_2xx_alone(status: int, answers: bool) -> None:
+    async def test(watch: Watch) -> None:
+        watch.engine.answers[PING] = (status, b"")
+        await watch.watcher.probe()
+        assert (watch.view.rtt_ms is not None) is answers
+        assert watch.counted("gorgo_probe_failures_total") == (0.0 if answers else 1.0)
+        assert watch.view.failures_in_a_row == (0 if answers else 1)
+
+    watched(test)
+
+
+@pytest.mark.parametrize(
+    ("ping", "models", "answers", "refusal"),
+    [
+        (404, 200, True, None),
+        (405, 200, True, None),
+        (404, 404, False, 404),
+        (404, 401, False, 401),
+        (404, 500, False, 404),
+        (401, 200, False, 401),
+        (500, 200, False, None),
+    ],
+)
+def test_an_engine_without_the_path_of_a_probe_is_probed_on_another_one(
+    ping: int, models: int, answers: bool, refusal: int | None
+) -> None:
+    async def test(watch: Watch) -> None:
+        watch.engine.answers |= {PING: (ping, b""), "/v1/models": (models, b"")}
+        await watch.watcher.probe()
+        assert (watch.view.rtt_ms is not None, watch.view.refusal) == (answers, refusal)
+        before = len(watch.engine.asked)
+        await watch.watcher.probe()
+        paths = [path for _, path in watch.engine.asked[before:] if path != METRICS]
+        if answers:
+            assert set(paths) <= {"/v1/models", LOADS}
+        watch.engine.answers |= {PING: (200, b""), "/v1/models": (200, b"")}
+        await watch.watcher.probe()
+        assert (watch.view.rtt_ms is not None, watch.view.refusal) == (True, None)
+
+    watched(test)
+
+
+def test_probe_for_which_this_process_has_no_connection_says_nothing_of_the_replica() -> None:
+    async def test(watch: Watch) -> None:
+        watch.engine.fails[PING] = POOL_EXHAUSTED
+        await watch.watcher.probe()
+        assert watch.view.failures_in_a_row == 0
+        assert watch.counted("gorgo_probe_failures_total") == 0.0
+
+    watched(test)
+
+
+def test_figures_are_read_at_once_of_a_replica_that_is_back() -> None:
+    async def test(watch: Watch) -> None:
+        await watch.watcher.probe()
+        assert watch.engine.times(METRICS) == []
+        watch.engine.fails[PING] = "timeout"
+        await watch.watcher.probe()
+        assert watch.engine.times(METRICS) == []
+        del watch.engine.fails[PING]
+        await watch.watcher.probe()
+        assert len(watch.engine.times(METRICS)) == 1
+        assert watch.view.running_requests == 3.0
+
+    watched(test)
+
+
+def test_ping_that_takes_too_long_is_given_up() -> None:
+    async def test(watch: Watch) -> None:
+        watch.engine.takes_s = 1000.0
+        await watch.watcher.probe()
+        assert asyncio.get_running_loop().time() == pytest.approx(5.0)
+        assert watch.view.failures_in_a_row == 1
+
+    watched(test)
+
+
+# -- figures
+
+
+def test_figures_that_take_too_long_are_unknown() -> None:
+    async def test(watch: Watch) -> None:
+        watch.engine.takes_s = 1000.0
+        await watch.watcher.scrape()
+        assert asyncio.get_running_loop().time() == pytest.approx(20.0)  # two of them
+        assert watch.counted("gorgo_scrape_failures_total") == 1.0
+
+    watched(test)
+
+
+def test_silence_of_the_metrics_is_logged_when_it_begins_and_again_after_they_were_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def told() -> int:
+        return sum(record.getMessage() == "scrape_failed" for record in caplog.records)
+
+    async def test(watch: Watch) -> None:
+        watch.engine.fails |= {METRICS: "timeout", LOADS: "timeout"}
+        for _ in range(3):
+            await watch.watcher.scrape()
+        assert told() == 1
+        watch.engine.fails.clear()
+        await watch.watcher.scrape()
+        watch.engine.fails |= {METRICS: "timeout", LOADS: "timeout"}
+        await watch.watcher.scrape()
+        assert told() == 2
+        assert watch.counted("gorgo_scrape_failures_total") == 4.0
+
+    watched(test)
+
+
+def test_metrics_and_loads_complete_each_other() -> None:
+    loads = b'{"loads": [{"num_running_reqs": 9, "max_total_num_tokens": 5000, "max_running_requests": 8}]}'
+
+    async def test(watch: Watch) -> None:
+        watch.engine.answers[LOADS] = (200, loads)
+        await watch.watcher.scrape()
+        assert (watch.view.running_requests, watch.view.kv_capacity_tokens) == (3.0, 5000.0)
+        watch.engine.answers[LOADS] = (500, loads.replace(b"5000", b"6000"))
+        await watch.watcher.scrape()
+        assert watch.view.kv_capacity_tokens == 5000.0
+        watch.engine.answers = {LOADS: (200, loads), METRICS: (404, b"")}
+        await watch.watcher.scrape()
+        assert (watch.view.running_requests, watch.view.max_running_requests) == (9.0, 8.0)
+
+    watched(test)
+
+
+CORE = b'{"loads": [{"num_running_reqs": 9, "num_waiting_reqs": 1, "num_used_tokens": 70}]}'
+
+
+def test_a_short_interval_reads_the_loads_each_time_and_all_metrics_every_five_seconds() -> None:
+    async def test(watch: Watch) -> None:
+        watch.engine.answers[LOADS] = (200, CORE)
+        await watch.run(20.0)
+        loads, metrics = watch.engine.times(LOADS), watch.engine.times(METRICS)
+        assert len(loads) == pytest.approx(200, abs=2)
+        assert set(gaps(loads)) == {0.1}
+        assert all(5.0 <= gap <= 5.1 for gap in gaps(metrics))
+        assert len(metrics) == 4
+        assert watch.view.running_requests == 9.0
+
+    watched(test, scrape_interval_s=0.1)
+
+
+@pytest.mark.parametrize("answer", [(404, b""), (200, b"{}"), (200, CORE.replace(b"num_used_tokens", b"other"))])
+def test_an_engine_without_the_loads_is_read_by_its_metrics_each_time(answer: tuple[int, bytes]) -> None:
+    async def test(watch: Watch) -> None:
+        watch.engine.answers[LOADS] = answer
+        await watch.run(5.0)
+        assert set(gaps(watch.engine.times(METRICS))) == {0.1}
+
+    watched(test, scrape_interval_s=0.1)
+
+
+def test_a_short_interval_reads_the_models_once_a_second() -> None:
+    async def test(watch: Watch) -> None:
+        await watch.run(5.5)
+        assert set(gaps(watch.engine.times("/v1/models"))) == {1.0}
+
+    watched(test, scrape_interval_s=0.1)
+
+
+def test_engine_without_figures_is_asked_for_none() -> None:
+    async def test(watch: Watch) -> None:
+        await watch.watcher.scrape()
+        await watch.watcher.probe_once()
+        assert {path for _, path in watch.engine.asked} == {"/v1/models"}
+        assert watch.counted("gorgo_scrape_failures_total") == 0.0
+
+    watched(test, engine="openai")
+
+
+def test_replica_is_asked_with_its_own_key() -> None:
+    async def test(watch: Watch) -> None:
+        await watch.watcher.probe_once()
+        assert watch.engine.keys == {b"Bearer sk-replica"}
+
+    watched(test, api_key_env="REPLICA_KEY")
+
+
+def test_engine_that_started_again_is_logged_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(watch: Watch) -> None:
+        for served in (900, 901, 20, 30):
+            watch.engine.answers[METRICS] = (200, RUNNING + b"sglang:prompt_tokens_total %d\n" % served)
+            await watch.watcher.scrape()
+        assert watch.counted("gorgo_replica_restarts_total") == 1.0
+        assert [record.getMessage() for record in caplog.records] == ["replica_restarted"]
+
+    watched(test)
+
+
+# -- after a broken connection
+
+
+def test_figures_are_read_soon_after_a_break_and_ever_later_until_the_engine_tells() -> None:
+    async def test(watch: Watch) -> None:
+        watch.engine.fails |= {METRICS: "connect_failed", LOADS: "connect_failed"}
+        loops = asyncio.create_task(watch.watcher.run())
+        watch.state.targets["a"].connection_lost.set()
+        await asyncio.sleep(4.0)
+        watch.engine.fails.clear()
+        await asyncio.sleep(20.0)
+        # 0.5 s after it, 1 s after that, 2 s after that, and 4 s after that, when it answers.
+        assert watch.engine.times(METRICS) == pytest.approx([0.5, 1.5, 3.5, 7.5])
+        assert not watch.state.targets["a"].connection_lost.is_set()
+        watch.state.targets["a"].connection_lost.set()
+        await asyncio.sleep(1.0)
+        assert watch.engine.times(METRICS)[4:] == pytest.approx([24.5])
+        loops.cancel()
+        await asyncio.wait((loops,))
+
+    watched(test, probe_interval_s=1000.0, scrape_interval_s=1000.0)
+
+
+def test_looks_after_a_break_end_where_the_next_scrape_is_due_anyway() -> None:
+    async def test(watch: Watch) -> None:
+        watch.engine.fails |= {METRICS: "connect_failed", LOADS: "connect_failed"}
+        watch.state.targets["a"].connection_lost.set()
+        await watch.run(3.0)
+        assert watch.engine.times(METRICS) == pytest.approx([0.5, 1.5, 2.0])
+
+    watched(test, probe_interval_s=1000.0, scrape_interval_s=2.0)
+
+
+@pytest.mark.timeout(10)
+def test_break_is_left_to_scrapes_that_come_sooner_than_a_look_after_it() -> None:
+    async def test(watch: Watch) -> None:
+        watch.state.targets["a"].connection_lost.set()
+        await watch.run(0.9)
+        assert watch.engine.times(METRICS) == pytest.approx([0.25, 0.5, 0.75])
+
+    watched(test, probe_interval_s=1000.0, scrape_interval_s=0.25)
+
+
+# -- before the Router knows it
+
+
+def test_first_look_is_kept_until_it_is_told() -> None:
+    async def test(watch: Watch) -> None:
+        look = await watch.watcher.probe_once()
+        assert (watch.view.rtt_ms, watch.view.running_requests) == (None, None)
+        watch.watcher.publish(look)
+        assert (watch.view.rtt_ms, watch.view.running_requests) == (0.0, 3.0)
+
+    watched(test)
+
+
+@pytest.mark.parametrize(
+    ("fails", "rtt", "figures"),
+    [({PING: "timeout"}, False, True), ({METRICS: "timeout", LOADS: "timeout"}, True, False)],
+)
+def test_half_a_first_look_is_one(fails: dict[str, str], rtt: bool, figures: bool) -> None:
+    async def test(watch: Watch) -> None:
+        watch.engine.fails |= fails
+        look = await watch.watcher.probe_once()
+        assert (look.rtt_s is not None, look.sample is not None) == (rtt, figures)
+
+    watched(test)
+
+
+@pytest.mark.parametrize(("silent", "failures"), [({PING}, 1.0), ({METRICS}, 0.0)])
+def test_first_look_ends_in_time_and_what_came_by_then_counts(silent: set[str], failures: float) -> None:
+    async def test(watch: Watch) -> None:
+        fetch = watch.engine.fetch
+
+        async def some_hang(path: str, headers: Sequence[Header] = (), **options: Any) -> tuple[int, bytes]:
+            if path in silent:
+                await asyncio.sleep(1000.0)
+            return await fetch(path, headers, **options)
+
+        watch.engine.fetch = some_hang  # type: ignore[method-assign]
+        look = await watch.watcher.probe_once()
+        assert asyncio.get_running_loop().time() == pytest.approx(FIRST_PROBE_TIMEOUT_S)
+        assert (look.rtt_s is None) is (PING in silent)
+        assert watch.counted("gorgo_probe_failures_total") == failures
+
+    watched(test)
+
+
+# -- connections
+
+
+def test_next_connection_is_told_to_the_router_unless_the_name_is_another_processs() -> None:
+    async def test(watch: Watch) -> None:
+        report, columns = watch.engine.report, watch.state.router._fleet.columns
+        assert report is not None
+        await asyncio.sleep(10.0)
+        report(NextConnectionState(TcpWindows(20_000, 30_000), 4.0))
+        assert (columns.cwnd_bytes[0], columns.rwnd_bytes[0], columns.sent_s[0]) == (20_000, 30_000, 6.0)
+        watch.state.targets = {}
+        report(NextConnectionState(TcpWindows(1, 2), 0.0))
+        assert columns.cwnd_bytes[0] == 20_000
+
+    watched(test)

@@ -1,0 +1,249 @@
+"""Who gets which action of the Router, and when the Router is woken, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from gorgo.core.messages.actions import Action, Cancel, Dispatch, Hedge, Hold, Reject
+from gorgo.core.messages.events import FleetEvent, HealthChanged, RegionChanged
+from gorgo.core.messages.request import AttemptResult, Outcome, RouteRequest
+from gorgo.core.router import Router
+from gorgo.live.router_gateway import RouterGateway
+from tests.sim.live_shell import VirtualLoop
+
+LEFT = Outcome(AttemptResult.CLIENT_DISCONNECTED)
+
+
+def dispatch(request_id: str, attempt: int = 1) -> Dispatch:
+    """Only who it is for matters here."""
+    made = object.__new__(Dispatch)
+    for name, value in (("request_id", request_id), ("attempt_id", f"{request_id}/{attempt}"), ("attempt", attempt)):
+        object.__setattr__(made, name, value)
+    return made
+
+
+def reject(request_id: str) -> Reject:
+    return Reject(request_id, 503, "no_replica", "no replica", None)
+
+
+@dataclass
+class ScriptedRouter:
+    """Answers each event with the actions that a test has put there, and wants to be woken when it says."""
+
+    own: Action | None = None
+    actions: list[Action] = field(default_factory=list)
+    due_s: float | None = None
+    events: list[tuple[Any, ...]] = field(default_factory=list)
+    fleet_events: deque[FleetEvent] = field(default_factory=deque)
+    reported: list[FleetEvent] = field(default_factory=list)
+
+    def _happened(self, *event: Any) -> list[Action]:
+        self.events.append(event)
+        actions, self.actions = self.actions, []
+        return actions
+
+    def submit(self, request: str, *, now: float) -> tuple[Action | None, list[Action]]:
+        return self.own, self._happened("submit", request, now)
+
+    def abandon(self, request_id: str, *, now: float) -> list[Action]:
+        return self._happened("abandon", request_id, now)
+
+    def on_first_token(self, attempt_id: str, *, now: float) -> list[Action]:
+        return self._happened("first token", attempt_id, now)
+
+    def on_finish(self, attempt_id: str, outcome: Outcome, *, now: float) -> tuple[Action | None, list[Action]]:
+        return self.own, self._happened("finish", attempt_id, outcome.result, now)
+
+    def handle_timer(self, *, now: float) -> list[Action]:
+        self.due_s = None
+        return self._happened("timer", now)
+
+    def next_timer(self) -> float | None:
+        return self.due_s
+
+
+@dataclass
+class Exchange:
+    """Notes what it is to do."""
+
+    received: list[Action] = field(default_factory=list)
+
+    def deliver(self, action: Action) -> None:
+        self.received.append(action)
+
+
+def virtually(test: Callable[[ScriptedRouter, RouterGateway], Awaitable[None]]) -> None:
+    async def run() -> None:
+        router = ScriptedRouter()
+        gateway = RouterGateway(cast(Router, router), asyncio.get_running_loop().time, router.reported.append)
+        await test(router, gateway)
+        gateway.close()
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(run())
+
+
+def test_submit_returns_the_action_of_the_request_and_delivers_the_others() -> None:
+    async def test(router: ScriptedRouter, gateway: RouterGateway) -> None:
+        other = Exchange()
+        gateway.register("other", other)
+        router.own, router.actions = Hold("own"), [reject("other")]
+        assert gateway.submit(cast(RouteRequest, "own")) == Hold("own")
+        assert other.received == [reject("other")]
+
+    virtually(test)
+
+
+def test_finish_returns_the_next_action_of_the_request_and_delivers_the_others() -> None:
+    async def test(router: ScriptedRouter, gateway: RouterGateway) -> None:
+        own, other = Exchange(), Exchange()
+        gateway.register("own", own)
+        gateway.register("other", other)
+        for router.own in (dispatch("own", 2), reject("own"), None):
+            router.actions = [reject("other")]
+            assert gateway.finish(dispatch("own"), Outcome(AttemptResult.BUSY)) is router.own
+        assert (own.received, other.received) == ([], [reject("other")] * 3)
+
+    virtually(test)
+
+
+def test_cancel_of_another_attempt_is_delivered_after_a_failure_too() -> None:
+    async def test(router: ScriptedRouter, gateway: RouterGateway) -> None:
+        own = Exchange()
+        gateway.register("own", own)
+        router.actions = [Cancel("own", "own/2")]
+        assert gateway.finish(dispatch("own"), Outcome(AttemptResult.BUSY)) is None
+        assert own.received == [Cancel("own", "own/2")]
+
+    virtually(test)
+
+
+@pytest.mark.parametrize("event", ["abandon", "first token", "apply", "run_timer"])
+def test_actions_of_any_event_are_delivered(event: str) -> None:
+    async def test(router: ScriptedRouter, gateway: RouterGateway) -> None:
+        exchange = Exchange()
+        gateway.register("r", exchange)
+        await asyncio.sleep(5.0)
+        router.actions = [reject("r")]
+        if event == "abandon":
+            gateway.abandon("x")
+            assert router.events == [("abandon", "x", 5.0)]
+        elif event == "first token":
+            gateway.first_token("x/1", now=4.5)
+            assert router.events == [("first token", "x/1", 4.5)]
+        elif event == "run_timer":
+            gateway.run_timer()
+            assert router.events == [("timer", 5.0)]
+        else:
+            gateway.apply([reject("r")])
+        assert exchange.received == [reject("r")]
+
+    virtually(test)
+
+
+@pytest.mark.parametrize("event", ["submit", "finish", "apply"])
+def test_changes_of_the_fleet_are_reported_in_order_and_once(event: str) -> None:
+    async def test(router: ScriptedRouter, gateway: RouterGateway) -> None:
+        router.own = Hold("r")
+        changes: list[FleetEvent] = [RegionChanged("far", reachable=False), HealthChanged("a", "ejected")]
+        router.fleet_events.extend(changes)
+        for _ in range(2):
+            if event == "submit":
+                gateway.submit(cast(RouteRequest, "r"))
+            elif event == "finish":
+                gateway.finish(dispatch("r"), LEFT)
+            else:
+                gateway.apply([])
+        assert router.reported == changes
+
+    virtually(test)
+
+
+def test_id_that_is_open_already_gets_another_name_until_it_is_free() -> None:
+    async def test(_: ScriptedRouter, gateway: RouterGateway) -> None:
+        names = [gateway.register("r", Exchange()) for _ in range(3)]
+        assert names == ["r", "r+", "r++"]
+        gateway.unregister("r+")
+        assert gateway.register("r", Exchange()) == "r+"
+
+    virtually(test)
+
+
+def test_what_was_reserved_for_nobody_is_given_back() -> None:
+    async def test(router: ScriptedRouter, gateway: RouterGateway) -> None:
+        gateway.apply([dispatch("a"), Hedge("b", dispatch("b", 2)), reject("c"), Cancel("d", "d/1")])
+        assert router.events == [("finish", "a/1", LEFT.result, 0.0), ("finish", "b/2", LEFT.result, 0.0)]
+
+    virtually(test)
+
+
+def test_what_giving_back_makes_possible_is_delivered_too() -> None:
+    async def test(router: ScriptedRouter, gateway: RouterGateway) -> None:
+        exchange = Exchange()
+        gateway.register("r", exchange)
+        router.actions = [dispatch("r")]
+        gateway.apply([dispatch("nobody")])
+        assert [action.request_id for action in exchange.received] == ["r"]
+
+    virtually(test)
+
+
+def woken(router: ScriptedRouter) -> list[float]:
+    return [event[1] for event in router.events if event[0] == "timer"]
+
+
+def test_router_is_woken_when_it_wants_to_be() -> None:
+    async def test(router: ScriptedRouter, gateway: RouterGateway) -> None:
+        router.due_s = 3.0
+        gateway.apply([])
+        await asyncio.sleep(2.9)
+        assert woken(router) == []
+        await asyncio.sleep(0.2)
+        assert woken(router) == [3.0]
+        router.due_s = 10.0
+        gateway.apply([])
+        await asyncio.sleep(20.0)
+        assert woken(router) == [3.0, 10.0]
+
+    virtually(test)
+
+
+def test_sooner_time_stands_in_for_a_later_one_and_not_the_other_way() -> None:
+    async def test(router: ScriptedRouter, gateway: RouterGateway) -> None:
+        for router.due_s in (9.0, 5.0, 7.0):
+            gateway.apply([])
+        await asyncio.sleep(20.0)
+        assert woken(router) == [5.0]
+
+    virtually(test)
+
+
+def test_time_that_is_over_is_told_in_the_next_turn_and_not_in_the_same() -> None:
+    async def test(router: ScriptedRouter, gateway: RouterGateway) -> None:
+        await asyncio.sleep(5.0)
+        router.due_s = 1.0
+        gateway.apply([])
+        assert woken(router) == []
+        await asyncio.sleep(0.0)
+        await asyncio.sleep(0.0)
+        assert woken(router) == [5.0]
+
+    virtually(test)
+
+
+def test_nobody_is_woken_after_the_end() -> None:
+    async def test(router: ScriptedRouter, gateway: RouterGateway) -> None:
+        router.due_s = 1.0
+        gateway.apply([])
+        gateway.close()
+        gateway.apply([])
+        await asyncio.sleep(5.0)
+        assert woken(router) == []
+
+    virtually(test)

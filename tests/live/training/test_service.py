@@ -1,0 +1,336 @@
+"""Training beside the event loop, with a real process: it learns, and routing goes on whatever becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pytest
+
+from gorgo.config.model import LearningConfig
+from gorgo.core.policy.weights import Weights
+from gorgo.core.training.outcomes import OUTCOMES
+from gorgo.learning.model_file import load, save
+from gorgo.live.training.process import NICENESS
+from gorgo.policies.registry import make_policy
+from tests.core.training.learners import LeastPredicted
+from tests.live.training.bench import LONG, SMALL, Bench, eventually, quick
+
+__all__ = ["quick"]
+pytestmark = pytest.mark.usefixtures("quick")
+
+
+def events(caplog: pytest.LogCaptureFixture, name: str) -> list[dict[str, object]]:
+    return [vars(record) for record in caplog.records if record.getMessage() == name]
+
+
+async def test_outcomes_become_a_model_that_the_router_adopts_and_a_file(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    await bench.service.start()
+    bench.run(12)
+    await bench.service.step()
+    assert bench.version() is None
+    assert bench.service.as_dict()["training"]["state"] == "waiting"
+    bench.run(30)
+    await bench.service.step()
+    assert bench.version() == 1
+    stored = load(bench.file)
+    shown = bench.service.as_dict()
+    assert (stored.version, shown["model"]["version"], shown["model"]["file"]) == (1, 1, str(bench.file))
+    assert bench.file.stat().st_mode & 0o777 == 0o600
+    model = cast(LeastPredicted, bench.router.policy).model
+    assert model is not None
+    (predicted,) = model.ttft_s(np.array([[1000.0, 0.0, 0.0]], dtype=np.float32))
+    assert predicted == pytest.approx(1.0, rel=0.2)
+    bench.run(20)
+    await bench.service.step()
+    assert bench.version() == 2
+    assert bench.counted("gorgo_training_rounds_total", result="adopted") == 2
+    assert bench.counted("gorgo_training_outcomes_total", result="taken") == 62
+    assert bench.counted("gorgo_model_writes_total", result="written") == 2
+    # The outcomes that came between two rounds are what the first model is measured by.
+    assert bench.counted("gorgo_model_error_ratio_count", target="ttft") == 20
+    await bench.service.aclose()
+
+
+async def test_a_model_survives_a_restart_and_the_next_round_counts_on(tmp_path: Path) -> None:
+    first = Bench(tmp_path)
+    await first.service.start()
+    first.run(30)
+    await first.service.step()
+    await first.service.aclose()
+    second = Bench(tmp_path)
+    await second.service.start()
+    assert second.version() == 1
+    second.run(30)
+    await second.service.step()
+    assert second.version() == 2
+    await second.service.aclose()
+
+
+async def test_a_process_that_is_killed_in_a_round_is_replaced_and_routing_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(tmp_path, LONG)
+    await bench.service.start()
+    bench.run(1500)
+    step = await bench.training()
+    bench.run(10)  # routing does not wait for the round
+    killed = bench.pid
+    os.kill(killed, signal.SIGKILL)
+    await step
+    assert bench.version() is None
+    assert bench.service.as_dict()["training"] | {"settings": None} == {
+        "state": "failed", "taken": 1500, "lost": 0, "failures": 1,
+        "failure": "the training process ended",
+        "pid": None, "settings": None,
+    }  # fmt: skip
+    assert len(events(caplog, "training_failed")) == 1
+    bench.run(10)
+    # The next process gets all that the ring has, and by other settings its round is short.
+    bench.service.configure(LearningConfig(epochs=1))
+    await bench.service.step()
+    assert bench.version() == 1
+    assert bench.router.learner is not None
+    assert bench.router.learner.training.epochs == 1
+    assert bench.pid != killed
+    assert bench.service.as_dict()["training"]["failure"] is None
+    await bench.service.aclose()
+
+
+async def test_after_failures_the_next_process_waits_longer_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gorgo.live.training.service.FIRST_RETRY_S", 1.0)
+    monkeypatch.setattr("gorgo.live.training.process.start_helper", refused)
+    bench = Bench(tmp_path)
+    now = 100.0
+    monkeypatch.setattr(bench.service, "_clock", lambda: now)
+    await bench.service.start()
+    bench.run(5)
+    starts = []
+    for _ in range(400):
+        failures = bench.service.as_dict()["training"]["failures"]
+        await bench.service.step()
+        if bench.service.as_dict()["training"]["failures"] > failures:
+            starts.append(now)
+        now += 0.5
+    waits = np.diff(starts)
+    assert waits.tolist() == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
+
+
+async def refused(module: str, *, niceness: int) -> None:
+    raise OSError("no process can be started")
+
+
+async def test_a_freeze_stops_learning_and_the_model_stays(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    await bench.service.start()
+    bench.run(30)
+    await bench.service.step()
+    bench.router.frozen = True
+    bench.run(100)
+    await bench.service.step()
+    assert bench.version() == 1
+    assert bench.service.as_dict()["training"]["state"] == "frozen"
+    assert bench.service.as_dict()["training"]["pid"] is None
+    bench.router.frozen = False
+    await bench.service.step()
+    assert bench.version() == 2
+    await bench.service.aclose()
+
+
+async def test_a_freeze_in_a_round_ends_it_at_once(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, LONG)
+    await bench.service.start()
+    bench.run(1500)
+    step = await bench.training()
+    pid = bench.pid
+    bench.router.frozen = True
+    await step
+    assert not Path(f"/proc/{pid}").exists()
+    await bench.service.step()
+    assert bench.service.as_dict()["training"]["state"] == "frozen"
+    assert bench.service.as_dict()["training"]["failures"] == 0
+
+
+async def test_another_policy_ends_the_round_of_the_one_before(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, LONG)
+    await bench.service.start()
+    bench.run(1500)
+    step = await bench.training()
+    other = LeastPredicted(SMALL)
+    bench.router.set_policy(other, Weights.of(()), now=1e6)
+    await step
+    bench.run(30)
+    await bench.service.step()
+    assert bench.router.learner is other
+    assert (bench.version(), load(bench.file).kind) == (1, "linear")
+    plain = make_policy("random")
+    bench.router.set_policy(plain, Weights.of(plain.weight_specs), now=1e6)
+    await bench.service.step()
+    shown = bench.service.as_dict()
+    assert (shown["policy"], shown["is_shadow"], shown["model"]) == (None, False, None)
+    assert (shown["training"]["state"], shown["training"]["settings"]) == ("off", None)
+
+
+async def test_a_shadow_policy_learns_too(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, policy=make_policy("random"))
+    bench.router.set_shadow(LeastPredicted(SMALL), now=0.0)
+    await bench.service.start()
+    bench.run(30)
+    await bench.service.step()
+    assert bench.version() == 1
+    assert bench.service.as_dict()["is_shadow"]
+    await bench.service.aclose()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.99])
+async def test_a_cut_model_file_is_logged_and_is_a_cold_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, share: float
+) -> None:
+    bench = Bench(tmp_path)
+    await bench.service.start()
+    bench.run(30)
+    await bench.service.step()
+    await bench.service.aclose()
+    whole = bench.file.read_bytes()
+    bench.file.write_bytes(whole[: int(share * len(whole))])
+    again = Bench(tmp_path)
+    await again.service.start()
+    assert again.version() is None
+    (told,) = events(caplog, "model_not_loaded")
+    assert str(bench.file) in str(told)
+    again.run(30)
+    await again.service.step()
+    assert again.version() == 1
+    await again.service.aclose()
+
+
+async def test_a_model_of_other_features_or_of_another_kind_is_logged_and_is_a_cold_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = Bench(tmp_path)
+    await first.service.start()
+    first.run(30)
+    await first.service.step()
+    await first.service.aclose()
+    for spec in (replace(SMALL, names=("rtt_s",)), replace(SMALL, kind="mlp")):
+        bench = Bench(tmp_path, spec)
+        await bench.service.start()
+        assert bench.version() is None
+    assert len(events(caplog, "model_not_loaded")) == 2
+
+
+async def test_the_newer_of_the_two_model_files_counts(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    await bench.service.start()
+    bench.run(30)
+    await bench.service.step()
+    await bench.service.aclose()
+    given = tmp_path / "given.npz"
+    save(replace(load(bench.file), version=40), given)  # type: ignore[type-var]
+    for age_s, version in ((-60.0, 1), (60.0, 40)):
+        changed_s = bench.file.stat().st_mtime + age_s
+        os.utime(given, (changed_s, changed_s))
+        again = Bench(tmp_path, learning=LearningConfig(model_file=str(given)))
+        await again.service.start()
+        assert again.version() == version
+
+
+async def test_another_model_file_in_the_configuration_is_adopted_at_the_next_step_but_not_while_frozen(
+    tmp_path: Path,
+) -> None:
+    bench = Bench(tmp_path)
+    await bench.service.start()
+    bench.run(30)
+    await bench.service.step()
+    given = tmp_path / "given.npz"
+    save(replace(load(bench.file), version=40), given)  # type: ignore[type-var]
+    bench.router.frozen = True
+    bench.service.configure(LearningConfig(model_file=str(given), online=False))
+    await bench.service.step()
+    assert bench.version() == 1
+    bench.router.frozen = False
+    await bench.service.step()
+    assert bench.version() == 40
+    await bench.service.aclose()
+
+
+async def test_a_missing_model_file_of_the_configuration_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(tmp_path, learning=LearningConfig(model_file=str(tmp_path / "no.npz")))
+    await bench.service.start()
+    assert bench.version() is None
+    assert len(events(caplog, "model_not_loaded")) == 1
+
+
+async def test_a_full_disk_is_logged_once_and_the_model_is_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="gorgo")
+    bench = Bench(tmp_path)
+    await bench.service.start()
+    bench.file.symlink_to("/dev/full")
+    for version in (1, 2):
+        bench.run(30)
+        await bench.service.step()
+        assert bench.version() == version
+    (told,) = events(caplog, "model_not_written")
+    assert "No space left on device" in str(told)
+    assert bench.counted("gorgo_model_writes_total", result="failed") == 2
+    assert bench.service.as_dict()["model"]["file"] is None
+    bench.file.unlink()
+    bench.run(30)
+    await bench.service.step()
+    assert load(bench.file).version == 3
+    assert len(events(caplog, "model_written_again")) == 1
+    await bench.service.aclose()
+
+
+async def test_without_online_learning_a_given_model_is_used_and_never_changed(tmp_path: Path) -> None:
+    first = Bench(tmp_path)
+    await first.service.start()
+    first.run(30)
+    await first.service.step()
+    await first.service.aclose()
+    bench = Bench(tmp_path, learning=LearningConfig(online=False))
+    await bench.service.start()
+    bench.run(100)
+    await bench.service.step()
+    assert bench.version() == 1
+    assert bench.service.as_dict()["training"]["state"] == "off"
+
+
+async def test_outcomes_that_left_the_ring_during_a_round_are_counted(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    await bench.service.start()
+    bench.run(1)
+    await bench.service.step()
+    bench.run(OUTCOMES + 7)
+    await bench.service.step()
+    assert bench.service.as_dict()["training"]["lost"] == 7
+    assert bench.counted("gorgo_training_outcomes_total", result="lost") == 7
+    await bench.service.aclose()
+
+
+async def test_the_process_runs_below_the_priority_of_the_proxy_and_ends_with_it(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    await bench.service.start()
+    bench.run(1)
+    await bench.service.step()
+    pid = bench.pid
+    assert os.getpriority(os.PRIO_PROCESS, pid) == min(19, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
+    loop = asyncio.create_task(bench.service.run())
+    await asyncio.sleep(0)
+    loop.cancel()
+    await asyncio.wait((loop,))
+    await bench.service.aclose()
+    await eventually(lambda: not Path(f"/proc/{pid}").exists())

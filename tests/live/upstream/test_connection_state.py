@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from gorgo.core.latency.tcp import INITIAL_WINDOW_BYTES, Pacing, TcpWindows, paced_round_trips
+from gorgo.live.upstream.connection import ReplicaConnection
+from gorgo.live.upstream.connection_state import (
+    ConnectionTracker,
+    NextConnectionState,
+    PooledConnection,
+    ReadTcpInfo,
+    idling_shrinks,
+)
+from tests.proxy.conftest import QUIET, Start, until
+from tests.proxy.fakes import DONE, delta, stream
+
+ONE_HUNDRED_KB = {"messages": [{"role": "user", "content": "w" * 100_000}], "stream": True}
+
+
+class FakeLink:
+    def __init__(self) -> None:
+        self.open = True
+
+    def is_connected(self) -> bool:
+        return self.open
+
+
+class Pool:
+    """Kept connections under a clock of their own."""
+
+    def __init__(self, *, shrinks: bool = True, read_tcp_info: ReadTcpInfo = lambda _: None) -> None:
+        self.now = 100.0
+        self.kept = ConnectionTracker(
+            keep_alive_s=4.0, idling_shrinks=shrinks, read_tcp_info=read_tcp_info, clock=lambda: self.now
+        )
+
+    def serve(self, link: FakeLink, body_bytes: int) -> bool:
+        reused = self.kept.on_acquire(link, body_bytes)
+        self.kept.on_release(link)
+        return reused
+
+
+def test_a_pool_without_an_idle_connection_opens_one() -> None:
+    pool, link = Pool(), FakeLink()
+    assert pool.kept.next() is None
+    pool.kept.on_acquire(link, 500)
+    assert pool.kept.next() is None
+
+
+def test_the_last_given_back_is_the_next_one_taken() -> None:
+    pool, small, large = Pool(), FakeLink(), FakeLink()
+    pool.serve(small, 500)
+    pool.serve(large, 100_000)
+    assert pool.kept.next() == NextConnectionState(TcpWindows(114_600.0, 65_535.0), 0.0)
+    pool.kept.on_acquire(large, 500)
+    assert pool.kept.next() == NextConnectionState(TcpWindows(), 0.0)
+
+
+def test_a_connection_tells_whether_it_had_served_before() -> None:
+    pool, link = Pool(), FakeLink()
+    assert [pool.serve(link, 500), pool.serve(link, 500)] == [False, True]
+
+
+def test_a_lost_connection_is_forgotten() -> None:
+    pool, link = Pool(), FakeLink()
+    pool.serve(link, 500)
+    assert (pool.kept.next() is None, pool.kept.alive) == (False, 1)
+    pool.kept.on_lost(link)
+    assert (pool.kept.next(), pool.kept.alive) == (None, 0)
+
+
+def test_closed_and_expired_connections_are_passed_over() -> None:
+    pool, closed, expired, kept = Pool(), FakeLink(), FakeLink(), FakeLink()
+    pool.serve(expired, 500)
+    pool.now += 4.5
+    pool.serve(kept, 100_000)
+    pool.serve(closed, 500)
+    closed.open = False
+    found = pool.kept.next()
+    assert found is not None
+    assert found[0].cwnd == 114_600.0
+    pool.now += 4.5
+    assert pool.kept.next() is None
+    assert pool.kept.alive == 2
+
+
+def test_a_ping_on_an_idle_connection_keeps_it_open_but_not_its_window() -> None:
+    pool, link = Pool(), FakeLink()
+    pool.serve(link, 100_000)
+    pool.now += 2.0
+    pool.serve(link, 200)
+    assert pool.kept.next() == NextConnectionState(TcpWindows(INITIAL_WINDOW_BYTES, 65_535.0), 0.0)
+
+
+def test_where_idling_costs_nothing_a_window_stays() -> None:
+    pool, link = Pool(shrinks=False), FakeLink()
+    pool.serve(link, 100_000)
+    pool.now += 2.0
+    pool.serve(link, 200)
+    found = pool.kept.next()
+    assert found == NextConnectionState(TcpWindows(114_600.0, 65_535.0), float("-inf"))
+
+
+def test_the_kernel_is_asked_for_pace_after_each_request_unless_it_does_not_pace() -> None:
+    told: dict[FakeLink, tuple[TcpWindows, Pacing]] = {}
+    asked: list[FakeLink] = []
+
+    def read_tcp_info(link: PooledConnection) -> tuple[TcpWindows, Pacing] | None:
+        assert isinstance(link, FakeLink)
+        asked.append(link)
+        return told.get(link)
+
+    pool, paced, plain = Pool(read_tcp_info=read_tcp_info), FakeLink(), FakeLink()
+    for number in range(2):
+        told[paced] = TcpWindows(20_000.0 + number, 70_000.0), Pacing(50_000.0, 1_448.0)
+        pool.serve(plain, 500)
+        pool.serve(paced, 100_000)
+    assert asked == [plain, paced, paced]
+    assert pool.kept.next() == NextConnectionState(*told[paced][:1], float("-inf"), told[paced][1])
+
+
+@pytest.mark.parametrize(("restart", "shrinks"), [("1", True), ("0", False)])
+def test_the_kernel_s_setting_is_read(tmp_path: Path, restart: str, shrinks: bool) -> None:
+    (tmp_path / "tcp_slow_start_after_idle").write_text(restart + "\n")
+    assert idling_shrinks(tmp_path) is shrinks
+
+
+def test_a_kernel_without_such_settings_counts_as_one_that_shrinks(tmp_path: Path) -> None:
+    assert idling_shrinks(tmp_path / "none")
+
+
+async def test_the_router_hears_when_a_replica_hangs_up(start: Start) -> None:
+    proxy = await start.fleet([stream(delta("a"), DONE)])
+    columns = proxy.state.router._fleet.columns
+    await proxy.client.post("/v1/chat/completions", json=ONE_HUNDRED_KB)
+    await until(lambda: columns.cwnd_bytes[0] > 0.0)
+    for link in list(proxy.state.targets["r0"].upstream._pool.tracker._last_use):
+        cast(ReplicaConnection, link).close()
+    await until(lambda: columns.cwnd_bytes[0] == 0.0)
+
+
+async def test_the_router_prices_the_connection_that_the_next_request_gets(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gorgo.live.upstream.pool.idling_shrinks", lambda: False)
+    monkeypatch.setattr("gorgo.live.upstream.pool.bbr_state", lambda _, **__: None)
+    proxy = await start.fleet([stream(delta("a"), DONE)], proxy=replace(QUIET, policy="gorgo-ms"))
+    (before,) = proxy.state.router.fleet_view(now=proxy.state.clock())
+    assert before.rtt_ms is not None
+    trips = []
+    for _ in range(3):
+        answer = await proxy.client.post("/v1/chat/completions", json=ONE_HUNDRED_KB)
+        (decision,) = proxy.state.router.decisions(answer.headers["x-request-id"])
+        trips.append(round(float(decision.terms["rtt"][0]) / before.rtt_ms, 6))
+        await proxy.idle()
+    assert trips == [3, 2, 1]
+
+
+async def test_the_kernel_s_pace_is_priced_and_a_new_connection_paces_too(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = TcpWindows(200_000.0, 200_000.0), Pacing(100_000.0, 1_000.0)
+    monkeypatch.setattr("gorgo.live.upstream.pool.bbr_state", lambda _, **__: told)
+    proxy = await start.fleet([stream(delta("a"), DONE)], proxy=replace(QUIET, policy="gorgo-ms"))
+    (view,) = proxy.state.router.fleet_view(now=proxy.state.clock())
+    assert view.rtt_ms is not None
+    trips = []
+    for _ in range(2):
+        answer = await proxy.client.post("/v1/chat/completions", json=ONE_HUNDRED_KB)
+        (decision,) = proxy.state.router.decisions(answer.headers["x-request-id"])
+        trips.append(float(decision.terms["rtt"][0]) / view.rtt_ms)
+        await proxy.idle()
+        for link in list(proxy.state.targets["r0"].upstream._pool.tracker._last_use):
+            cast(ReplicaConnection, link).close()
+        await until(lambda: proxy.state.router._fleet.columns.cwnd_bytes[0] == 0.0)
+    # After a ping, of which the kernel told as much as after a body; then on a new connection.
+    assert trips == pytest.approx([2.0, 1.0 + paced_round_trips(100_000, TcpWindows(), Pacing())], abs=0.03)
