@@ -24,12 +24,12 @@ from gorgo.core.messages.decision import Decision
 from gorgo.core.router import Router
 from gorgo.core.training.outcomes import COLUMNS, TrainingRows
 from gorgo.core.training.spec import TrainingSpec
+from gorgo.live.http import timeout
 from gorgo.live.router_gateway import RouterGateway
 from gorgo.live.telemetry.health_log import HealthLog
 from gorgo.policies.registry import make_policy
 from gorgo.proxy.build import build_proxy
 from gorgo.proxy.exchange import passage
-from gorgo.live.http import timeout
 from gorgo.sim.engine.profiles import EngineProfile, as_vllm, find_profile
 from gorgo.sim.faults.injector import FaultInjector
 from gorgo.sim.faults.kinds import FailFast

@@ -12,9 +12,9 @@ import pytest
 
 from gorgo.config.model import ClientsConfig
 from gorgo.errors import ConfigError
+from gorgo.live.http import client_auth
 from gorgo.live.http.client_auth import MAX_KEYS, ClientKeys, read_client_keys
 from gorgo.live.http.errors import HttpError
-from gorgo.live.http import client_auth
 from tests.proxy.conftest import TOKEN, Running, Start, config_for
 from tests.proxy.fakes import answer, chat
 
