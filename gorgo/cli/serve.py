@@ -71,10 +71,10 @@ def serve(
     from gorgo.cli.validation import Overrides, validate
     from gorgo.config.from_urls import config_text
     from gorgo.config.load import read_text
+    from gorgo.live import gc_tuning
     from gorgo.live.control.state_file import StateFile
     from gorgo.live.logs import log_config_warnings, set_up_logs
     from gorgo.live.reload.file_watch import ConfigFile
-    from gorgo.proxy import gc_tuning
     from gorgo.proxy.http.sockets import ServerAddresses
     from gorgo.proxy.server import serve as run_proxy
 

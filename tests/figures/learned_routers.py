@@ -24,6 +24,7 @@ GROUPS = {
 }
 #: Measured later, at another commit.
 LATER = {"shadows": "--seeds 1"}
+MORE = {"lodestar-more": "--seeds 1", "tau": "--seeds 1", "scenarios": "--seeds 1", "scrapes": "--seeds 1"}
 
 
 def commands(groups: Mapping[str, str]) -> list[str]:

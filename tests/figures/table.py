@@ -21,7 +21,7 @@ from tests.figures.cache_sources import COMMANDS as CACHE_SOURCES
 from tests.figures.cache_sources import cache_sources
 from tests.figures.engines import ENGINES, engines
 from tests.figures.fast_failures import BEFORE, fast_failures
-from tests.figures.learned_routers import GROUPS, LATER, commands, learned_routers
+from tests.figures.learned_routers import GROUPS, LATER, MORE, commands, learned_routers
 from tests.figures.marked import Cell, Table, View
 from tests.figures.relay import COMMANDS as RELAY_COMMANDS
 from tests.figures.relay import relay
@@ -407,6 +407,7 @@ FIGURES: Mapping[str, Figure] = {
     "relay": Figure(RELAY_COMMANDS, relay),
     "learned-routers": Figure(commands(GROUPS), learned_routers),
     "learned-routers-later": Figure(commands(LATER), learned_routers),
+    "learned-routers-more": Figure(commands(MORE), learned_routers),
     "cache-sources": Figure(CACHE_SOURCES, cache_sources),
     "prefix-index": Figure(["python -m tests.bench prefix_index"], _prefix_index),
     "shapes": Figure([f"gorgo datasets describe {' '.join(_PUBLISHED)} --json"], _shapes),
