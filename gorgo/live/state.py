@@ -107,6 +107,10 @@ class LiveState:
     #: Removed from the fleet, with streams in progress.
     draining_targets: set[Target] = field(default_factory=set)
 
+    def __post_init__(self) -> None:
+        # The metrics stand below the state, and a scrape reads what the state composes.
+        self.metrics.caches.read = self.cache_states
+
     @property
     def line_logs(self) -> list[LineLog]:
         """Return the logs that are written."""
@@ -136,9 +140,6 @@ class LiveState:
 
     def apply_config(self, config: Config) -> None:
         """Apply what of a reloaded configuration belongs to the front end alone."""
-
-    def __post_init__(self) -> None:
-        self.metrics.caches.read = self.cache_states
 
     async def aclose(self) -> None:
         self.gateway.close()

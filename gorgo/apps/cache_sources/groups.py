@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from gorgo.apps.cache_sources.comparison import CacheComparison, CacheTarget, CacheVariant
 from gorgo.apps.cache_sources.fleets import LLAMA_13B, CacheFleet
-from gorgo.apps.cache_sources.measure import SOURCES
-from gorgo.apps.cache_sources.traffic import ChatTraffic, ContextTraffic, ConversationTraffic, Traffic
+from gorgo.apps.cache_sources.measure import SOURCES, Source
+from gorgo.apps.cache_sources.traffic import ChatTraffic, ContextTraffic, ConversationKind, ConversationTraffic, Traffic
 from gorgo.apps.claims.engine_targets import FILTERS, FLEETS, SHAPES
 from gorgo.apps.datasets import own_block_tokens
 from gorgo.sim.faults.report_kinds import BadReports, RouterRestart
@@ -21,7 +21,7 @@ from gorgo.sim.kv_events.path import PathFaults
 POOLS = (1.0, 0.25, 1 / 16)
 #: Replicas of the sweep.
 REPLICAS = (2, 4, 8, 16)
-_LABELS = {
+_LABELS: dict[Source, str] = {
     "unbounded": "history, unbounded",
     "bounded": "history, bounded",
     "cached_tokens": "history and cached_tokens",
@@ -30,7 +30,7 @@ _LABELS = {
     "exact": "exact caches",
 }
 ROUND_ROBIN = CacheVariant(label="round-robin", policy="round-robin")
-_SOURCES = tuple(CacheVariant(label=label, policy="gorgo-ms", source=source) for source, label in _LABELS.items())  # type: ignore[arg-type]
+_SOURCES = tuple(CacheVariant(label=label, policy="gorgo-ms", source=source) for source, label in _LABELS.items())
 _HISTORY, _EVENTS, _EXACT = _LABELS["cached_tokens"], _LABELS["events"], _LABELS["exact"]
 _CHAT = ChatTraffic(name="ART-Chat-like", trace="art-chat-apr5", requests=2400)
 #: Questions on contexts of 10k tokens; one pool of an H100 has room for 45.
@@ -135,11 +135,12 @@ def _replicas() -> Iterator[CacheComparison]:
 
 def _conversations() -> Iterator[CacheComparison]:
     """Ranvier's routes by depth mode, on conversations of three kinds."""
-    for kind, starts_per_s in (("branching", 0.4), ("continued", 1.5), ("resumed", 1.5)):
+    rates: dict[ConversationKind, float] = {"branching": 0.4, "continued": 1.5, "resumed": 1.5}
+    for kind, starts_per_s in rates.items():
         yield CacheComparison(
             group="depths",
             fleet=_A100,
-            traffic=ConversationTraffic(kind=kind, requests=2400, starts_per_s=starts_per_s),  # type: ignore[arg-type]
+            traffic=ConversationTraffic(kind=kind, requests=2400, starts_per_s=starts_per_s),
             variants=(
                 ROUND_ROBIN,
                 CacheVariant(label="multi-depth, single", policy="multi-depth", weights=(("depths", 0.0),)),

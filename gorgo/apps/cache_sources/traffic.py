@@ -20,6 +20,8 @@ from gorgo.apps.simulate.feed import feed_of
 from gorgo.apps.traces import TraceFilters
 from gorgo.sim.workload import BLOCK_TOKENS, SimRequest
 
+ConversationKind = Literal["continued", "branching", "resumed"]
+
 #: Bytes of a token's text.
 _TEXT_BYTES = 4
 #: Texts of answers are apart from those of prompts.
@@ -106,7 +108,7 @@ class ConversationTraffic:
         Turns of a conversation (geometric), and the mean of the long pause.
     """
 
-    kind: Literal["continued", "branching", "resumed"]
+    kind: ConversationKind
     requests: int
     starts_per_s: float
     system_prompts: int = 64
