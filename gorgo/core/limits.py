@@ -167,6 +167,11 @@ class RouterLimits:
         A region is unreachable when all its replicas fail a probe within this window.
     clients:
         Quotas.
+    fallbacks:
+        Next best replicas in each Dispatch, for a gateway that retries by itself; 0 where the Router retries.
+    sampled_replicas:
+        Candidates that a policy with a cost compares where there are more than sixteen times as many
+        (`core.dispatch.candidate_sampler`).
     """
 
     max_attempts: int = 3
@@ -187,3 +192,5 @@ class RouterLimits:
     slow_start_s: float = 0.0
     region_window_s: float = 30.0
     clients: ClientRules = field(default_factory=ClientRules)
+    fallbacks: int = 0
+    sampled_replicas: int = 128

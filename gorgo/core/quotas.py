@@ -110,11 +110,20 @@ class ClientQuotas:
 
     def release(self, client: str | None, *, tokens: int = 0, used: int = 0) -> None:
         """Release a counted request of `client`: `tokens` were charged on arrival, `used` is what it has used."""
+        self.on_released(client)
+        self.charge(client, tokens=tokens, used=used)
+
+    def on_released(self, client: str | None) -> None:
+        """Count a request of `client` as no longer in flight, before what it has used is known."""
+        quota = None if client is None else self._quotas.get(client)
+        if quota is not None and quota.in_flight:
+            quota.in_flight -= 1
+
+    def charge(self, client: str | None, *, tokens: int, used: int) -> None:
+        """Charge a request that is no longer in flight. Parameters as in `release`."""
         quota = None if client is None else self._quotas.get(client)
         if quota is None or client is None:
             return
-        if quota.in_flight:
-            quota.in_flight -= 1
         limits = self._rules.for_client(client)
         if limits.tokens_per_s is not None:
             quota.tokens = min(limits.most_tokens, quota.tokens + tokens - used)

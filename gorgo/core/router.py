@@ -18,17 +18,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from gorgo.core.dispatch.in_flight import RequestState
-from gorgo.core.dispatch.outcomes import (
-    model_not_found,
-    quota_exceeded,
-    region_not_allowed,
-    replica_not_found,
-    too_many_in_flight,
-)
 from gorgo.core.fleet.network import record_connection
 from gorgo.core.fleet.spec import ReplicaSpec
 from gorgo.core.limits import RouterLimits
-from gorgo.core.messages.actions import Action, AdmissionAction, Reject, RetryAction
+from gorgo.core.messages.actions import Action, AdmissionAction, Dispatch, Reject, RetryAction
 from gorgo.core.messages.events import ReplicaRestarted
 from gorgo.core.messages.request import EngineSample, OpenConnection, Outcome, RouteRequest
 from gorgo.core.peers.records import PeerReport
@@ -94,6 +87,7 @@ class Router(RouterPeers):
         super().__init__(parts, boot_id=boot_id, limits=limits)
         self._hedger = parts.hedger
         self._lifecycle = parts.lifecycle
+        self._refuse = parts.preconditions.refuse
         self._queued = parts.admission.queue.requests
         #: Time of the last event.
         self._now = float("-inf")
@@ -116,7 +110,8 @@ class Router(RouterPeers):
         Return the action for this request, and actions for other requests that became due by `now`: those come first.
         """
         others = self._run_timers(now)
-        refusal = self._refuse(request, now)
+        unfinished = len(self._table) + len(self._queued)
+        refusal = self._refuse(request, unfinished=unfinished, most=self.limits.max_in_flight, now=now)
         if refusal is not None:
             return refusal, others
         if self._hedger.on:
@@ -152,11 +147,24 @@ class Router(RouterPeers):
             self._hedger.on_superseded(waiting, now=now)
         return [*self._lifecycle.on_first_token(attempt, now=now), *self._drain_queue(now)]
 
+    def on_released(self, attempt_id: str, *, now: float) -> list[Action]:
+        """Release the load of an attempt that has ended, before its outcome is known. `on_finish` follows.
+
+        Return dispatches that became possible. An attempt that is not open is ignored.
+        """
+        self._now = now
+        attempt = self._table.release(attempt_id, now=now)
+        if attempt is None:
+            return []
+        self._lifecycle.on_released(attempt)
+        return self._drain_queue(now)
+
     def on_finish(self, attempt_id: str, outcome: Outcome, *, now: float) -> tuple[RetryAction | None, list[Action]]:
         """Release the attempt's load, update the replica's health, and retry or close the request.
 
         Return the request's next Dispatch, or a Reject for a failure that cannot be retried; `None` for any other end
-        or while another attempt is open. Then actions for other attempts and requests, to be done after it.
+        or while another attempt is open. Then actions for other attempts and requests, to be done after it. An attempt
+        that was released ended then.
         """
         self._now = now
         attempt = self._table.close(attempt_id, now=now)
@@ -165,9 +173,28 @@ class Router(RouterPeers):
         request = attempt.state.request
         if request.text_bytes is not None and outcome.prompt_tokens is not None:
             self.token_ratios.learn(request.model, text_bytes=request.text_bytes, prompt_tokens=outcome.prompt_tokens)
-        own, others = self._lifecycle.on_result(attempt, outcome, now=now)
+        ended_s = now if attempt.released_s is None else attempt.released_s
+        own, others = self._lifecycle.on_result(attempt, outcome, now=ended_s)
         others += self._drain_queue(now)
         return own, others
+
+    def on_served_elsewhere(self, attempt_id: str, replica: str, *, now: float) -> tuple[Dispatch | None, list[Action]]:
+        """Record that a gateway retried by itself: the attempt has failed, and `replica` serves its request.
+
+        Return the attempt that counts there from now on, with the first token that was reported already. `None` if the
+        attempt has ended, if another one is open, or if the replica is unknown: that closes the request.
+        """
+        self._now = now
+        failed = self._table.close(attempt_id, now=now)
+        if failed is None:
+            return None, []
+        dispatch = self._lifecycle.on_served_elsewhere(failed, self._fleet.replicas.get(replica), now=now)
+        others: list[Action] = []
+        if dispatch is not None and failed.first_token_s is not None:
+            moved = self._table.first_token(dispatch.attempt_id, now=failed.first_token_s)
+            assert moved is not None, "it is reserved"
+            others += self._lifecycle.on_first_token(moved, now=now)
+        return dispatch, [*others, *self._drain_queue(now)]
 
     # -- probes, scrapes, connections and time
 
@@ -267,16 +294,3 @@ class Router(RouterPeers):
         """Release the client's quota of a request that was not dispatched."""
         if state.has_quota:
             self._quotas.release(state.request.client, tokens=state.request.prompt_tokens)
-
-    def _refuse(self, request: RouteRequest, now: float) -> Reject | None:
-        """Reject a request that no replica can serve or that is over a limit; else count it for its client."""
-        if not self._fleet.eligibility.serves(request.model):
-            return model_not_found(request)
-        if len(self._table) + len(self._queued) >= self.limits.max_in_flight:
-            return too_many_in_flight(request, self.limits.max_in_flight)
-        if request.pinned_replica is not None and request.pinned_replica not in self._fleet.replicas:
-            return replica_not_found(request)
-        if request.regions is not None and not self._parts.filter.has_replica_in(request.regions, request):
-            return region_not_allowed(request)
-        exceeded = self._quotas.acquire(request.client, now=now, tokens=request.prompt_tokens)
-        return None if exceeded is None else quota_exceeded(request, exceeded)

@@ -47,7 +47,7 @@ class RouterPeers(RouterCaches):
             self.policy.name,
             self.weights.version,
             self.frozen,
-            None if self.model_version is None else str(self.model_version),
+            self.model_digest,
             tuple(name for name, replica in replicas if replica.draining),
             tuple(name for name, replica in replicas if replica.health.state is HealthState.EJECTED),
         )

@@ -170,6 +170,11 @@ class RouterState:
         """The version of the learner's model; `None` without one."""
         return self._learning.model_version
 
+    @property
+    def model_digest(self) -> str | None:
+        """Return the digest of the learned policy's model; `None` without one."""
+        return self._learning.model_digest
+
     def lists(self, model: str | None) -> bool:
         """Return whether some replica serves `model` by name."""
         return self._fleet.eligibility.lists(model)

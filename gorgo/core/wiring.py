@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gorgo.core.admission.controller import AdmissionController
+from gorgo.core.admission.preconditions import Preconditions
 from gorgo.core.dispatch.cache_accuracy import CacheAccuracy
 from gorgo.core.dispatch.dispatcher import Dispatcher
 from gorgo.core.dispatch.hedging import Hedger
@@ -46,6 +47,7 @@ class RouterParts:
     samples: SampleRing
     filter: RequestFilter
     dispatcher: Dispatcher
+    preconditions: Preconditions
     admission: AdmissionController
     hedger: Hedger
     lifecycle: RequestLifecycle
@@ -65,6 +67,7 @@ class RouterParts:
             panic_threshold=limits.panic_threshold,
             ejection=limits.outlier,
         )
+        self.dispatcher.set_limits(limits)
         self.admission.set_limits(limits.overload)
         self.hedger.set_limits(limits.hedging, max_attempts=limits.max_attempts)
         self.lifecycle.set_limits(limits)
@@ -117,7 +120,7 @@ def build_parts(
         rng=rng,
         shadow=shadow,
         learning=learning,
-        max_decisions=limits.max_decisions,
+        limits=limits,
     )
     admission = AdmissionController(fleet, dispatcher, request_filter, limits.overload)
     prefix_updater = PrefixUpdater(index, fleet, found_shares, feeds, cache_accuracy, block_tokens=limits.block_tokens)
@@ -132,6 +135,7 @@ def build_parts(
         samples=samples,
         filter=request_filter,
         dispatcher=dispatcher,
+        preconditions=Preconditions(fleet, request_filter, quotas),
         admission=admission,
         hedger=Hedger(
             dispatcher, admission.saturation, request_filter, limits.hedging, max_attempts=limits.max_attempts

@@ -6,6 +6,8 @@ any other form, or with any bad field, is none of these.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from msgspec import DecodeError, Struct
 from msgspec.msgpack import Decoder
 
@@ -62,22 +64,40 @@ def decode_plain(message: bytes) -> KvEventBatch | None:
         return None
     try:
         batch = _BATCH.decode(message)
-        found = [_event(event) for event in batch.events]
+        found = list(_decoded(batch.events))
     except (DecodeError, ValueError, OverflowError, RecursionError):
         return None
     rank = batch.rank or 0
     if not 0 <= rank <= MAX_RANK:
         return None
     events = tuple([event for event in found if event is not None])
-    return KvEventBatch(batch.ts, rank, events, skipped=len(found) - len(events))
+    skipped = len(found) - len(events)
+    return KvEventBatch(batch.ts, rank, events, skipped, merged=len(batch.events) - len(found))
 
 
-def _event(event: _Stored | _Removed | _Cleared) -> KvEvent | None:
-    if type(event) is _Removed:
-        return BlocksRemoved(_low_bits(event.block_hashes), TIERS.get(event.medium), event.group_idx or 0)
-    if type(event) is _Stored:
-        return _stored(event)
-    return _CLEARED
+def _decoded(events: list[_Stored | _Removed | _Cleared]) -> Iterator[KvEvent | None]:
+    """Yield the events, removals in a row from one cache as one: engines remove block by block."""
+    removed: list[int] | None = None
+    cache: tuple[str | None, int | None] = None, None
+    for event in events:
+        if type(event) is _Removed:
+            if removed is not None and cache == (event.medium, event.group_idx):
+                removed += event.block_hashes
+                continue
+            if removed is not None:
+                yield _removed(removed, *cache)
+            removed, cache = event.block_hashes, (event.medium, event.group_idx)
+            continue
+        if removed is not None:
+            yield _removed(removed, *cache)
+            removed = None
+        yield _stored(event) if type(event) is _Stored else _CLEARED
+    if removed is not None:
+        yield _removed(removed, *cache)
+
+
+def _removed(hashes: list[int], medium: str | None, group: int | None) -> BlocksRemoved:
+    return BlocksRemoved(_low_bits(hashes), TIERS.get(medium), group or 0)
 
 
 def _stored(event: _Stored) -> BlocksStored | None:
@@ -99,4 +119,6 @@ def _stored(event: _Stored) -> BlocksStored | None:
 
 
 def _low_bits(hashes: list[int]) -> tuple[int, ...]:
-    return tuple([value & LOW_64_BITS for value in hashes])
+    if hashes and min(hashes) < 0:
+        return tuple([value & LOW_64_BITS for value in hashes])
+    return tuple(hashes)

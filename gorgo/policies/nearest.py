@@ -21,6 +21,7 @@ class Nearest:
     summary: ClassVar[str] = "least round trip, ties to the fewest in flight"
     unit: ClassVar[str] = "ms"
     index: ClassVar[IndexKind] = "any"
+    compares_all: ClassVar[bool] = True
     weight_specs: ClassVar[tuple[WeightSpec, ...]] = ()
 
     def choose(

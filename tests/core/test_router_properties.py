@@ -49,6 +49,7 @@ LIMITS = RouterLimits(
     retry_budget_minimum=3,
     slow_start_s=10.0,
     clients=ClientRules(ClientLimits(max_in_flight=8)),
+    fallbacks=2,
 )
 fleets = st.lists(st.sampled_from(NAMES), unique=True, max_size=5)
 names = st.sampled_from(NAMES)
@@ -75,6 +76,7 @@ class Asked:
     """The naive twin of a request: how often it was answered with an end."""
 
     client: str | None
+    subset: frozenset[str] | None = None
     held: bool = False
     hedged: bool = False
     ended: int = 0
@@ -96,6 +98,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.seen: list[str] = ["never/1"]
         self.samples = 0
         self.left_the_queue = 0
+        self.moved = 0
         self.actions: Counter[type[Action]] = Counter()
 
     def follow(self, actions: list[Action]) -> None:
@@ -128,9 +131,18 @@ class LedgerMachine(RuleBasedStateMachine):
         assert not self.asked[request_id].ended
         assert dispatch.attempt_id not in self.open
         assert dispatch.replica in self.fleet
+        subset = self.asked[request_id].subset
+        assert subset is None or subset.issuperset([dispatch.replica, *dispatch.fallbacks])
+        assert len(dispatch.fallbacks) <= LIMITS.fallbacks
+        assert len({dispatch.replica, *dispatch.fallbacks}) == 1 + len(dispatch.fallbacks)
+        assert set(dispatch.fallbacks) <= set(self.fleet) - set(self.tried[request_id])
         self.tried[request_id].append(dispatch.replica)
         assert len(set(self.tried[request_id])) == len(self.tried[request_id]) <= LIMITS.max_attempts + 1
-        self.open[dispatch.attempt_id] = Open(dispatch.replica, self.joined[dispatch.replica], self.tokens[request_id])
+        self.reserved(dispatch)
+
+    def reserved(self, dispatch: Dispatch) -> None:
+        tokens = self.tokens[dispatch.request_id]
+        self.open[dispatch.attempt_id] = Open(dispatch.replica, self.joined[dispatch.replica], tokens)
         self.seen.append(dispatch.attempt_id)
 
     def attempts_of(self, request_id: str) -> list[str]:
@@ -144,6 +156,7 @@ class LedgerMachine(RuleBasedStateMachine):
         client=st.sampled_from([None, "a", "b"]),
         priority=st.integers(-1, 1),
         slo_s=st.none() | st.floats(0.01, 50),
+        subset=st.none() | st.frozensets(names),
     )
     def submit(
         self,
@@ -154,10 +167,11 @@ class LedgerMachine(RuleBasedStateMachine):
         client: str | None,
         priority: int,
         slo_s: float | None,
+        subset: frozenset[str] | None = None,
     ) -> None:
         request_id = f"r{len(self.tokens)}"
         self.tokens[request_id], self.tried[request_id] = tokens, []
-        self.asked[request_id] = Asked(client)
+        self.asked[request_id] = Asked(client, subset)
         request = a_request(
             request_id,
             prompt_tokens=tokens,
@@ -169,6 +183,7 @@ class LedgerMachine(RuleBasedStateMachine):
         )
         hashes = {1: hashes_of(words)} if tokens % 3 else {}
         request = replace(request, client=client, priority=priority, slo_ttft_s=slo_s, kv_hashes=hashes)
+        request = replace(request, replicas=subset)
         actions = submitted(self.router, request, now=self.now)
         assert [action.request_id for action in actions].count(request_id) == 1
         assert actions[-1].request_id == request_id
@@ -196,6 +211,32 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(pick=picks, ending=st.sampled_from(list(AttemptResult)))
     def finish(self, pick: int, ending: AttemptResult) -> None:
         self.end(self.seen[pick % len(self.seen)], ending)
+
+    @rule(pick=picks, name=names)
+    def serve_elsewhere(self, pick: int, name: str) -> None:
+        """A gateway retried by itself."""
+        attempt_id = self.seen[pick % len(self.seen)]
+        failures = {row.name: row.failures for row in self.router.fleet_view(now=self.now)}
+        moved, others = self.router.on_served_elsewhere(attempt_id, name, now=self.now)
+        was = self.open.pop(attempt_id, None)
+        self.follow(others)
+        if was is None:
+            assert (moved, others) == (None, [])
+            return
+        stays = was.joined == self.joined[was.replica] and was.replica in self.fleet
+        for row in self.router.fleet_view(now=self.now):
+            assert row.failures - failures[row.name] == (stays and row.name == was.replica), "one is blamed, once"
+        request_id = attempt_id.split("/")[0]
+        if moved is not None:
+            assert (moved.replica, moved.request_id) == (name, request_id)
+            assert moved.attempt_id not in self.seen
+            self.moved += 1
+            self.reserved(moved)
+            self.open[moved.attempt_id].waiting = was.waiting
+        elif not self.attempts_of(request_id) and not self.asked[request_id].ended:
+            assert name not in self.fleet
+            self.samples += 1
+            self.asked[request_id].ended = 1
 
     def pick_open(self, pick: int) -> int:
         """Which of those seen, for one that is open, if any is."""
@@ -330,7 +371,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
 def test_load_returns_to_zero_over_long_walks_that_meet_every_action() -> None:
     met: Counter[type[Action]] = Counter()
-    left_the_queue = 0
+    left_the_queue = moved = 0
     for seed in range(12):
         try:
             walked = walk(seed)
@@ -339,9 +380,11 @@ def test_load_returns_to_zero_over_long_walks_that_meet_every_action() -> None:
             raise
         met += walked.actions
         left_the_queue += walked.left_the_queue
+        moved += walked.moved
     assert set(met) == {Hold, Reject, Dispatch, Hedge, Cancel}
     assert min(met.values()) >= 30
     assert left_the_queue >= 10
+    assert moved >= 30
 
 
 def walk(seed: int) -> LedgerMachine:
@@ -363,12 +406,15 @@ def walk(seed: int) -> LedgerMachine:
                 client=(None, "a", "b")[pick % 3],
                 priority=pick % 3 - 1,
                 slo_s=None if rng.random() < 0.7 else float(rng.uniform(0.01, 50)),
+                subset=None if pick % 5 else frozenset(rng.permutation(NAMES)[:3].tolist()),
             )
-        elif chance < 0.55:
+        elif chance < 0.39:
+            walk.serve_elsewhere(pick=walk.pick_open(pick), name=NAMES[pick % len(NAMES)])
+        elif chance < 0.57:
             walk.finish(pick=walk.pick_open(pick), ending=results[pick % len(results)])
-        elif chance < 0.65:
+        elif chance < 0.67:
             walk.first_token(pick=walk.pick_open(pick))
-        elif chance < 0.7:
+        elif chance < 0.72:
             walk.abandon(pick=max(0, len(walk.asked) - 1 - pick % 5))
         elif chance < 0.85:
             walk.time_passes(step_s=float(10 ** rng.uniform(-3, 1)))

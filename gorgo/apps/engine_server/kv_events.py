@@ -17,7 +17,6 @@ from msgspec import msgpack
 
 from gorgo.errors import ConfigError
 from gorgo.live.kv_events.extra import import_zmq
-from gorgo.sim.engine.engines import Pool
 from gorgo.sim.engine.kv_observer import KvObserver
 
 #: Messages retained for replays, as in SGLang and vLLM.
@@ -170,20 +169,18 @@ class KvEventPublisher:
 
 @asynccontextmanager
 async def publishing(
-    endpoint: str, cache: Pool, *, vllm: bool, travel_s: Callable[[], float]
+    endpoint: str, events: KvEventLog, *, vllm: bool, travel_s: Callable[[], float]
 ) -> AsyncIterator[KvEventPublisher]:
-    """Publish the changes of an empty cache at `endpoint`, and replays at the next port.
+    """Publish the changes of a cache that `events` observes at `endpoint`, and replays at the next port.
 
     Raises `ConfigError` if a port is taken, `MissingExtra` without the extra `events`.
     """
     zmq = import_zmq()
-    log = KvEventLog(block_tokens=cache.event_tokens, vllm=vllm)
     try:
         publisher = KvEventPublisher(zmq, endpoint, next_port(endpoint), topic_in_replays=vllm)
     except zmq.ZMQError as error:
         raise ConfigError(f"--kv-events: {endpoint} and the next port: {error}; expected free ports") from error
-    cache.report_to(log)
-    sending = asyncio.create_task(publisher.send_all(log, travel_s))
+    sending = asyncio.create_task(publisher.send_all(events, travel_s))
     try:
         yield publisher
     finally:

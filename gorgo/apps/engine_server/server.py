@@ -12,10 +12,11 @@ from contextlib import AsyncExitStack
 from aiohttp import web
 
 from gorgo.apps.engine_server import generation, information
-from gorgo.apps.engine_server.kv_events import publishing
+from gorgo.apps.engine_server.kv_events import KvEventLog, publishing
 from gorgo.apps.engine_server.push.mirror import CacheMirror
 from gorgo.apps.engine_server.push.reporter import PushReporter, PushTarget
 from gorgo.apps.engine_server.replica import SimulatedReplica
+from gorgo.sim.engine.kv_observer import KvObservers
 from gorgo.sim.engine.profiles import EngineProfile
 from gorgo.sim.network.links import JITTER
 
@@ -78,14 +79,18 @@ async def run_engine(
     await runner.setup()
     reporting = None
     publisher = AsyncExitStack()
+    cache = replica.engine.cache
+    mirror = CacheMirror(block_tokens=cache.event_tokens)
+    events = KvEventLog(block_tokens=cache.event_tokens, vllm=replica.is_vllm)
+    observers = [each for each, wanted in ((mirror, push), (events, kv_events)) if wanted is not None]
+    if observers:
+        cache.report_to(KvObservers(observers))
     if push is not None:
-        mirror = CacheMirror(block_tokens=replica.engine.cache.event_tokens)
-        replica.engine.cache.report_to(mirror)
         reporting = asyncio.create_task(PushReporter(push, mirror, notify=notify).run())
     try:
         if kv_events is not None:
             replica.kv_events = await publisher.enter_async_context(
-                publishing(kv_events, replica.engine.cache, vllm=replica.is_vllm, travel_s=replica.path.one_way_s)
+                publishing(kv_events, events, vllm=replica.is_vllm, travel_s=replica.path.one_way_s)
             )
         site = web.TCPSite(runner, host, port, backlog=1024)
         await site.start()

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
-from typing import NamedTuple
 
 import numpy as np
 
+from gorgo.core.dispatch.candidate_sampler import LARGE, can_sample, sample_candidates
 from gorgo.core.dispatch.evaluation import Evaluation
 from gorgo.core.dispatch.in_flight import Attempt, InFlightTable, RequestState
+from gorgo.core.dispatch.network_estimate import NetworkEstimate
 from gorgo.core.fleet.columns import Floats
 from gorgo.core.fleet.eligibility import CandidateSet
 from gorgo.core.fleet.fleet import Fleet
-from gorgo.core.fleet.network import arrival_s, one_way_s
 from gorgo.core.fleet.replica import Replica
 from gorgo.core.latency.ttft import TtftEstimate, expected_queue_s
+from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.actions import Dispatch
 from gorgo.core.messages.decision import Decision
 from gorgo.core.messages.request import RouteRequest
@@ -38,17 +40,8 @@ from gorgo.core.training.recorder import OutcomeRecorder
 #: reports come within a round trip and a batch of events.
 SPECULATED_S = 2.0
 SPECULATED_AFTER_S = 1.0
-
-
-class _NetworkEstimate(NamedTuple):
-    """Of a request to the replica chosen: round trip (NaN if unknown), arrival, half a round trip (0 if unknown), and
-    prefill by the prior.
-    """
-
-    rtt_s: float
-    arrives_s: float
-    one_way_s: float
-    prior_s: float
+#: The rule that decided where a gateway did.
+MOVED = "served_elsewhere"
 
 
 class Dispatcher:
@@ -66,8 +59,8 @@ class Dispatcher:
         A policy that scores each decision and changes none, or none.
     learning:
         Which of the two learns, and where outcomes are written.
-    max_decisions:
-        As in `RouterLimits`.
+    limits:
+        May be replaced by `set_limits`; the number of retained decisions stays.
     """
 
     def __init__(
@@ -83,7 +76,7 @@ class Dispatcher:
         rng: np.random.Generator,
         shadow: Policy | None,
         learning: Learning,
-        max_decisions: int,
+        limits: RouterLimits,
     ) -> None:
         self._fleet = fleet
         self._table = table
@@ -95,7 +88,8 @@ class Dispatcher:
         self._rng = rng
         self._shadow = self._score_shadow(shadow)
         self._learning = learning
-        self._decisions: deque[Decision] = deque(maxlen=max_decisions)
+        self._decisions: deque[Decision] = deque(maxlen=limits.max_decisions)
+        self.set_limits(limits)
         #: Raises matched tokens by prefixes that peers had confirmed; `None` without peers.
         self.raise_matches: Callable[[Floats, RouteRequest], Floats] | None = None
         #: Called with each reserved attempt; set by the Hedger while hedging is on.
@@ -108,6 +102,10 @@ class Dispatcher:
     @property
     def recorder(self) -> OutcomeRecorder | None:
         return self._learning.recorder
+
+    def set_limits(self, limits: RouterLimits) -> None:
+        self._fallbacks, self._sample = limits.fallbacks, limits.sampled_replicas
+        self._large = LARGE * self._sample
 
     def set_shadow(self, policy: Policy | None) -> None:
         self._shadow = self._score_shadow(policy)
@@ -139,6 +137,9 @@ class Dispatcher:
             reported = self._feeds.match(request, matched, now=now)
             np.minimum(matched, request.prompt_tokens, out=matched)
             most = matched[matched.argmax()]
+        if len(eligible.names) > self._large and can_sample(self.policy):
+            known = None if self.policy.index == "any" else matched
+            eligible = sample_candidates(eligible, columns, known, most=self._sample, rng=self._rng)
         candidates = Candidates(
             eligible.slots, eligible.names, columns, matched, request.prompt_tokens, is_all=eligible.is_all, now=now
         )
@@ -160,7 +161,7 @@ class Dispatcher:
         if state.first_dispatched_s is None:
             state.first_dispatched_s = now
         cached_tokens = int(evaluation.matched[replica.slot])
-        network = self._network(request, replica, cached_tokens, now)
+        network = NetworkEstimate.of(self._fleet.columns, request, replica, cached_tokens, now=now)
         decision = self._make_decision(
             state, evaluation, cached_tokens, self._estimate_ttft(state, replica, network, now), now
         )
@@ -181,23 +182,30 @@ class Dispatcher:
             replica.spec.region,
             decision,
             withhold=replica.doubtful and len(evaluation.eligible.replicas) > 1,
+            fallbacks=() if not self._fallbacks else self._next_best(evaluation, now),
         )
+
+    def dispatch_moved(self, state: RequestState, replica: Replica, *, now: float) -> Dispatch:
+        """Reserve `replica`, where a gateway has sent the request by itself at an unknown time."""
+        evaluation = self.evaluate(state.request, self._fleet.eligibility.pinned(replica), now=now)
+        # A prediction from now would be compared with a time from the gateway's dispatch.
+        evaluation.choice = replace(evaluation.choice, predicted_ttft_s=None, fallback=MOVED)
+        evaluation.recorded = None
+        dispatch = self.dispatch(state, evaluation, now=now)
+        attempt = self._table.find(dispatch.attempt_id)
+        assert attempt is not None, "it is reserved"
+        attempt.moved, attempt.outcomes = True, None
+        return dispatch
 
     def _score_shadow(self, policy: Policy | None) -> Shadow | None:
         # A child of the Router's generator, which draws nothing from it: decisions are the same without the shadow.
         return None if policy is None else Shadow(policy, self._rng.spawn(1)[0])
 
-    def _network(self, request: RouteRequest, replica: Replica, cached_tokens: int, now: float) -> _NetworkEstimate:
-        columns, slot = self._fleet.columns, replica.slot
-        return _NetworkEstimate(
-            columns.rtt_s.item(slot),
-            arrival_s(columns, slot, request.body_bytes, now=now),
-            one_way_s(columns, slot),
-            replica.prior.seconds(request.prompt_tokens - cached_tokens, cached_tokens),
-        )
+    def _next_best(self, evaluation: Evaluation, now: float) -> tuple[str, ...]:
+        return evaluation.next_best(self._fallbacks, self._fleet.all_loads(now=now).in_flight_requests)
 
     def _estimate_ttft(
-        self, state: RequestState, replica: Replica, network: _NetworkEstimate, now: float
+        self, state: RequestState, replica: Replica, network: NetworkEstimate, now: float
     ) -> TtftEstimate:
         """Predict the parts of the TTFT before the reservation adds the request to the prefill queue."""
         first_s = state.first_dispatched_s
@@ -241,6 +249,7 @@ class Dispatcher:
             feature_names=self._learning.names,
             model_version=self._learning.model_version,
             cache_source=evaluation.cache_source,
+            sampled_from=eligible.sampled_from,
         )
         self._decisions.append(decision)
         return decision
@@ -250,7 +259,7 @@ class Dispatcher:
         state: RequestState,
         replica: Replica,
         decision: Decision,
-        network: _NetworkEstimate,
+        network: NetworkEstimate,
         now: float,
     ) -> Attempt:
         attempt = Attempt(

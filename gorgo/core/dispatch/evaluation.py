@@ -40,6 +40,21 @@ class Evaluation:
         """Return the source of the cached tokens of the replica chosen."""
         return "history" if self.reported is None else SOURCES[self.reported.sources.item(self.replica.slot)]
 
+    def next_best(self, count: int, in_flight: NDArray[np.float64]) -> tuple[str, ...]:
+        """Return at most `count` candidates behind the one chosen, least cost first; equal ones in slot order.
+
+        Where the policy has no cost, those with the fewest requests by `in_flight`, a column per slot, are first.
+        """
+        cost = self.choice.cost
+        left = in_flight[self.eligible.slots] if cost is None else cost.copy()
+        left[self.choice.row] = np.inf
+        names: list[str] = []
+        for _ in range(min(count, len(left) - 1)):
+            row = int(left.argmin())
+            names.append(self.eligible.names[row])
+            left[row] = np.inf
+        return tuple(names)
+
     @property
     def best_cached_tokens(self) -> int:
         """Return the longest match on any candidate."""

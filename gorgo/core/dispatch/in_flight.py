@@ -44,6 +44,8 @@ class RequestState:
     answered: bool = False
     #: The request's sample is written.
     closed: bool = False
+    #: Its client's quota of requests in flight is released, before the outcome is known.
+    released: bool = False
     first_dispatched_s: float | None = None
 
 
@@ -62,6 +64,8 @@ class Attempt:
     arrival_s: float
     prior_s: float
     first_token_s: float | None = None
+    #: When its load was released before its outcome was known.
+    released_s: float | None = None
     #: Of its answer, at its first token (`core.latency.token_gap`).
     decode_mark: float = 0.0
     #: State of the replica's batch at dispatch.
@@ -76,6 +80,8 @@ class Attempt:
     outcomes: OutcomeRing | None = None
     #: The candidates at the decision, for the log of outcomes.
     recorded: NDArray[np.float32] | None = None
+    #: A gateway had sent it there before the Router knew: its times say nothing of the replica.
+    moved: bool = False
     #: Called with the time of its completion, where its policy learns from answers.
     learn: Callable[[float], None] | None = None
 
@@ -97,6 +103,8 @@ class InFlightTable:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._open: dict[str, Attempt] = {}
+        #: Without load, and without an outcome yet.
+        self._released: dict[str, Attempt] = {}
         #: Events so far: an attempt was dispatched, has its first token, or has ended.
         self.changes = 0
         #: What replicas prefill and decode; `None` unless a policy learns.
@@ -153,7 +161,9 @@ class InFlightTable:
     def first_token(self, attempt_id: str, *, now: float) -> Attempt | None:
         """Record the first token; return `None` if the attempt has ended or has one already."""
         attempt = self._open.get(attempt_id)
-        if attempt is None or attempt.first_token_s is not None:
+        if attempt is None:
+            return self._late_first_token(attempt_id, now)
+        if attempt.first_token_s is not None:
             return None
         attempt.first_token_s = now
         self.changes += 1
@@ -163,13 +173,23 @@ class InFlightTable:
         if self._progress is not None:
             attempt.decode_mark = self._progress.on_first_token(replica, uncached_tokens, now=now)
         replica.reported_speed.on_request(uncached_tokens, attempt.prior_s)
-        leave = replica.prefill_queue.on_first_token if request.streamed else replica.prefill_queue.remove
+        is_visible = request.streamed and not attempt.moved
+        leave = replica.prefill_queue.on_first_token if is_visible else replica.prefill_queue.remove
         leave(attempt_id, engine_s=now - one_way_s(self._fleet.columns, replica.slot))
+        return attempt
+
+    def _late_first_token(self, attempt_id: str, now: float) -> Attempt | None:
+        """Record the first token of an attempt whose load is released; `None` if it has ended or has one already."""
+        attempt = self._released.get(attempt_id)
+        if attempt is None or attempt.first_token_s is not None or attempt.released_s is None:
+            return None
+        attempt.first_token_s = min(now, attempt.released_s)
         return attempt
 
     def check(self) -> None:
         """Assert that the reserved load of each replica is that of its open attempts; visits all of them."""
         columns = self._fleet.columns
+        assert not self._open.keys() & self._released.keys(), "a released attempt is not open"
         for name, replica in self._fleet.replicas.items():
             mine = [each for each in self._open.values() if each.replica is replica]
             tokens = [each.state.request.prompt_tokens for each in mine]
@@ -183,8 +203,19 @@ class InFlightTable:
                 self._progress.check(replica, [each.uncached_tokens for each in prefilling], first_s)
             replica.prefill_queue.check()
 
+    def release(self, attempt_id: str, *, now: float) -> Attempt | None:
+        """Release the attempt's load before its outcome is known; `None` unless it is open. `close` removes it."""
+        attempt = self._close(attempt_id, now)
+        if attempt is not None:
+            attempt.released_s = now
+            self._released[attempt_id] = attempt
+        return attempt
+
     def close(self, attempt_id: str, *, now: float) -> Attempt | None:
         """Release the attempt's load and remove it; return `None` if it has ended already."""
+        return self._close(attempt_id, now) or self._released.pop(attempt_id, None)
+
+    def _close(self, attempt_id: str, now: float) -> Attempt | None:
         attempt = self._open.pop(attempt_id, None)
         if attempt is None:
             return None

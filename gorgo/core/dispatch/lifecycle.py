@@ -20,6 +20,7 @@ from gorgo.core.fleet.busy import BusyPauses
 from gorgo.core.fleet.eligibility import CandidateSet
 from gorgo.core.fleet.outlier import HealthState
 from gorgo.core.fleet.refused_kinds import RefusedKinds
+from gorgo.core.fleet.replica import Replica
 from gorgo.core.fleet.request_filter import RequestFilter
 from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.actions import Action, Cancel, Dispatch, Forward, Reject, RetryAction
@@ -32,6 +33,8 @@ _REFUSED = "connect_failed"
 _NEVER_SENT = frozenset({_REFUSED, "connect_timeout", "connections_exhausted"})
 _FAILED = "disconnected"
 _STALLED = "timeout"
+#: End of an attempt whose gateway went on to another replica; it does not say why.
+_SERVED_ELSEWHERE = Outcome(AttemptResult.FAILED_BEFORE_CONTENT, error="served_elsewhere")
 
 
 class RequestLifecycle:
@@ -92,24 +95,24 @@ class RequestLifecycle:
         state.answered = True
         return _stop_others(attempt)
 
+    def on_released(self, attempt: Attempt) -> None:
+        """Take the request out of its client's requests in flight; its outcome follows."""
+        state = attempt.state
+        if state.has_quota and not state.released:
+            state.released = True
+            self._quotas.on_released(state.request.client)
+
     def on_result(self, attempt: Attempt, outcome: Outcome, *, now: float) -> tuple[RetryAction | None, list[Action]]:
         """Update the replica's health, then retry or close the request; `attempt` has left the in-flight table.
 
         Return the request's next action, and Cancels for its other attempts.
         """
         state, result = attempt.state, outcome.result
-        if attempt.outcomes is not None:
-            write_outcome(attempt, outcome, now=now)
-        if attempt.recorded is not None:
-            record_outcome(self._dispatcher.recorder, attempt, outcome, now=now)
-        refused = self._refusals.on_result(attempt, outcome, now=now)
-        if attempt.learn is not None and result is COMPLETED and not refused:
-            attempt.learn(now)
-        self._update_health(attempt, outcome, now, refused=refused)
+        refused = self._record_end(attempt, outcome, now)
         unanswered = outcome.status is None and result is AttemptResult.DEADLINE_EXCEEDED
         if state.closed or (state.open_attempts and (unanswered or refused or not result.final)):
             return None, []
-        if not (unanswered or refused or result.retryable):
+        if outcome.sent or not (unanswered or refused or result.retryable):
             self._close(attempt, outcome, status_of(outcome), now)
             return Forward(state.request.request_id) if outcome.unsent else None, _stop_others(attempt)
         action: RetryAction
@@ -125,13 +128,39 @@ class RequestLifecycle:
             self._close(attempt, outcome, action.status if isinstance(action, Reject) else status_of(outcome), now)
         return action, []
 
+    def on_served_elsewhere(self, attempt: Attempt, replica: Replica | None, *, now: float) -> Dispatch | None:
+        """End `attempt` as failed, and reserve its request on `replica`, where a gateway has sent it by itself.
+
+        An unknown replica, `None`, closes the request. While another attempt is open, that one is the answer.
+        """
+        state = attempt.state
+        self._record_end(attempt, _SERVED_ELSEWHERE, now)
+        if state.closed or state.open_attempts:
+            return None
+        if replica is None:
+            self._close(attempt, _SERVED_ELSEWHERE, 502, now)
+            return None
+        return self._dispatcher.dispatch_moved(state, replica, now=now)
+
     # -- helpers
+
+    def _record_end(self, attempt: Attempt, outcome: Outcome, now: float) -> bool:
+        """Write what the attempt leaves, and update its replica. Return whether another one may answer instead."""
+        if attempt.outcomes is not None:
+            write_outcome(attempt, outcome, now=now)
+        if attempt.recorded is not None:
+            record_outcome(self._dispatcher.recorder, attempt, outcome, now=now)
+        refused = self._refusals.on_result(attempt, outcome, now=now)
+        if attempt.learn is not None and outcome.result is COMPLETED and not refused:
+            attempt.learn(now)
+        self._update_health(attempt, outcome, now, refused=refused)
+        return refused
 
     def _update_health(self, attempt: Attempt, outcome: Outcome, now: float, *, refused: bool) -> None:
         """Update the replica's concurrency limit and health, and the prefix index."""
         replica = attempt.replica
         replica.health.attempt_ended(attempt.attempt_id)
-        if outcome.result is COMPLETED and self._slo_e2e_s is not None:
+        if outcome.result is COMPLETED and self._slo_e2e_s is not None and not attempt.moved:
             replica.concurrency.on_completed(
                 attempt.checkpoint,
                 stayed_s=now - attempt.dispatched_s,
@@ -199,7 +228,8 @@ class RequestLifecycle:
         if attempt.state.has_quota:
             request = attempt.state.request
             used = outcome.used_tokens(request.prompt_tokens, has_content=attempt.first_token_s is not None)
-            self._quotas.release(request.client, tokens=request.prompt_tokens, used=sum(used))
+            charge = self._quotas.charge if attempt.state.released else self._quotas.release
+            charge(request.client, tokens=request.prompt_tokens, used=sum(used))
         if self._samples.capacity:
             self._samples.append(to_sample(attempt, outcome, status, seq=self._samples.next_seq, now=now))
 

@@ -41,7 +41,18 @@ def region_not_allowed(request: RouteRequest) -> Reject:
 
 
 def no_replica(request: RouteRequest, retry_after_s: float) -> Reject:
-    return Reject(request.request_id, 503, "no_replica", "no replica can take the request now", retry_after_s)
+    if request.replicas is None:
+        message = "no replica can take the request now"
+    else:
+        message = f"none of the {len(request.replicas)} replicas in the gateway's subset can take the request now"
+    return Reject(request.request_id, 503, "no_replica", message, retry_after_s)
+
+
+def subset_unknown(request: RouteRequest) -> Reject:
+    subset = request.replicas or ()
+    reason = "serves the request" if subset else "is in the fleet"
+    message = f"no replica of the gateway's subset ({len(subset)} names) {reason}"
+    return Reject(request.request_id, 503, "no_replica", message, RETRY_AFTER_S)
 
 
 def queue_full(request: RouteRequest, limit: int, retry_after_s: float) -> Reject:
@@ -78,7 +89,7 @@ def status_of(outcome: Outcome) -> int:
         return 502
     if outcome.result is AttemptResult.DEADLINE_EXCEEDED:
         return 504
-    return outcome.status or 200
+    return outcome.status or (502 if outcome.result.retryable else 200)
 
 
 def to_sample(attempt: Attempt, outcome: Outcome, status: int, *, seq: int, now: float) -> Sample:

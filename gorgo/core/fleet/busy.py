@@ -73,10 +73,10 @@ class BusyPauses:
         """Return the candidates outside a pause, or all if none is."""
         if now >= self._last_s:
             return eligible
-        paused = {replica.spec.name for replica in eligible.replicas if not self.is_open(replica, now=now)}
+        paused = [replica for replica, streak in self._streaks.items() if now < streak.until_s and replica in eligible]
         if not paused or len(paused) == len(eligible.replicas):
             return eligible
-        return eligible.excluding(paused, "busy")
+        return eligible.excluding_some(paused, "busy")
 
     def on_fleet_change(self) -> None:
         """Forget replicas that left."""

@@ -102,12 +102,12 @@ class Columns:
         columns = {item.name: np.zeros(0) for item in fields(cls) if item.name != "salt"}
         return cls(**columns, salt=np.zeros(0, dtype=np.uint64))
 
-    def grow(self) -> None:
-        """Add an empty slot. Rare: only when the fleet grows beyond its largest size."""
+    def grow(self, count: int = 1) -> None:
+        """Add empty slots. Rare: only when the fleet grows beyond its largest size."""
         for item in fields(self):
             column = getattr(self, item.name)
-            setattr(self, item.name, np.append(column, np.zeros(1, column.dtype)))
-        self.clear(len(self.salt) - 1)
+            added = np.full(count, _EMPTY.get(item.name, nan)).astype(column.dtype)
+            setattr(self, item.name, np.concatenate((column, added)))
 
     def clear(self, slot: int) -> None:
         """Empty the cells of a slot."""

@@ -1,16 +1,18 @@
-"""Eligibility: the filter before any cost, by model, region, drain mark and ejection, with the panic threshold.
+"""Eligibility: the filter before any cost, by model, region, subset, drain mark and ejection; the panic threshold.
 
 Slow start and tried replicas are excluded by their owners, with `CandidateSet.excluding`.
 
-Theory of operation: the result is computed once per model and set of regions, and retained until an event that could
-change it; the common case is one look-up. A panic is when too few of the replicas that could serve are healthy: a
-failure everywhere is rarely the replica's fault. Replicas ejected for failed attempts are then tried again soon, and
-with none healthy ejection by attempts is ignored. A replica that fails its probes is a candidate only without another.
+Theory of operation: the result is computed once per model, set of regions and subset, and retained until an event that
+could change it; the common case is one look-up. What does not depend on health is retained longer, and replicas that
+are draining or not healthy are known: a change of one costs a copy, not a visit to each. A panic is when too few of the
+replicas that could serve are healthy: a failure everywhere is rarely the replica's fault. Replicas ejected for failed
+attempts are then tried again soon, and with none healthy ejection by attempts is ignored. A replica that fails its
+probes is a candidate only without another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +21,11 @@ from numpy.typing import NDArray
 from gorgo.core.fleet.columns import Columns
 from gorgo.core.fleet.outlier import HealthState
 from gorgo.core.fleet.replica import Replica
+
+_Key = tuple[str | None, frozenset[str] | None, frozenset[str] | None]
+
+#: Most results retained: gateways choose the subsets. Each has a row per candidate.
+MAX_RETAINED = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +40,43 @@ class CandidateSet:
     excluded: Mapping[str, str]
     #: Too few are healthy.
     panic: bool = False
+    #: Number of candidates of which these are a sample; `None` if these are all.
+    sampled_from: int | None = None
+
+    def sampled(self, rows: NDArray[np.intp]) -> CandidateSet:
+        """Return the candidates in some rows, ascending."""
+        replicas = [self.replicas[row] for row in rows.tolist()]
+        names = tuple([replica.spec.name for replica in replicas])
+        return CandidateSet(replicas, self.slots[rows], names, False, self.excluded, self.panic, len(self.names))
+
+    def __contains__(self, replica: Replica) -> bool:
+        row = int(self.slots.searchsorted(replica.slot))
+        return row < len(self.slots) and self.replicas[row] is replica
 
     def excluding(self, names: Set[str], why: str = "tried") -> CandidateSet:
         """Return the set without `names`, by default because the request has tried them."""
-        left = [replica for replica in self.replicas if replica.spec.name not in names]
+        rows = [row for row, name in enumerate(self.names) if name in names]
+        return self._without(rows, dict.fromkeys(sorted(names), why), self.panic)
+
+    def excluding_some(self, replicas: Iterable[Replica], why: str) -> CandidateSet:
+        """Return the set without some of its replicas, in a time in proportion to them."""
         # Sorted: the order of a set differs between processes.
-        excluded = {**self.excluded, **dict.fromkeys(sorted(names), why)}
-        return _rows(left, self.is_all and len(left) == len(self.replicas), excluded, panic=self.panic)
+        left = sorted(replicas, key=lambda replica: replica.spec.name)
+        return self.without(left, {replica.spec.name: why for replica in left}, panic=self.panic)
+
+    def without(self, replicas: Sequence[Replica], excluded: Mapping[str, str], *, panic: bool) -> CandidateSet:
+        """Return the set without some of its replicas, `excluded` for these reasons beside the others."""
+        slots = sorted(replica.slot for replica in replicas)
+        return self._without(self.slots.searchsorted(slots).tolist(), excluded, panic)
+
+    def _without(self, rows: Sequence[int], excluded: Mapping[str, str], panic: bool) -> CandidateSet:
+        """Return the set without some rows, ascending."""
+        replicas, names = list(self.replicas), list(self.names)
+        for row in reversed(rows):
+            del replicas[row], names[row]
+        slots = np.delete(self.slots, rows) if rows else self.slots
+        is_all = self.is_all and not rows
+        return CandidateSet(replicas, slots, tuple(names), is_all, {**self.excluded, **excluded}, panic)
 
 
 class EligibilityFilter:
@@ -53,13 +90,27 @@ class EligibilityFilter:
         As in `Fleet`; may be replaced, with `invalidate`.
     """
 
-    __slots__ = ("_any_model", "_cached", "_columns", "_listed", "_replicas", "models_changes", "panic_threshold")
+    __slots__ = (
+        "_any_model",
+        "_bases",
+        "_cached",
+        "_columns",
+        "_listed",
+        "_replicas",
+        "_unavailable",
+        "models_changes",
+        "panic_threshold",
+    )
 
     def __init__(self, replicas: Mapping[str, Replica], columns: Columns, *, panic_threshold: float) -> None:
         self._replicas = replicas
         self._columns = columns
         self.panic_threshold = panic_threshold
-        self._cached: dict[tuple[str | None, frozenset[str] | None], CandidateSet] = {}
+        self._cached: dict[_Key, CandidateSet] = {}
+        #: The same whatever the health and drain marks.
+        self._bases: dict[_Key, CandidateSet] = {}
+        #: Replicas that are draining or not healthy.
+        self._unavailable: dict[Replica, None] = {}
         #: Models that some replica serves by name, and whether some replica takes any other name.
         self._listed: frozenset[str] = frozenset()
         self._any_model = False
@@ -68,34 +119,50 @@ class EligibilityFilter:
 
     # -- changes
 
-    def on_models_change(self) -> None:
-        """Apply a replaced fleet, or a changed list of models of a replica."""
+    def on_models_change(self) -> bool:
+        """Apply a replaced fleet, or a changed list of models of a replica. Return as `invalidate` does."""
         self.models_changes += 1
         replicas = self._replicas.values()
         self._listed = frozenset(model for replica in replicas for model in replica.models)
         self._any_model = not all(replica.spec.models for replica in replicas)
-        self.invalidate()
+        self._bases.clear()
+        self._unavailable = {replica: None for replica in replicas if not _is_available(replica)}
+        return self.invalidate()
 
-    def invalidate(self) -> None:
-        """Drop the retained results after a change of replicas, health, drain marks or threshold.
+    def on_change(self, replica: Replica) -> bool:
+        """Apply a change of a replica's health or drain mark. Return as `invalidate` does."""
+        if _is_available(replica) or replica.slot < 0:
+            self._unavailable.pop(replica, None)
+        else:
+            self._unavailable[replica] = None
+        return self.invalidate()
 
-        In a panic, shorten the back-off of replicas ejected for failed attempts.
+    def invalidate(self) -> bool:
+        """Drop the results that depend on health, drain marks or the threshold.
+
+        In a panic, shorten the back-off of replicas ejected for failed attempts; return whether there is one.
         """
         self._cached.clear()
-        healths = [replica.health for replica in self._replicas.values() if not replica.draining]
-        if sum(health.state is HealthState.HEALTHY for health in healths) < self.panic_threshold * len(healths):
-            for health in healths:
-                health.shorten_backoff()
+        unhealthy = [replica.health for replica in self._unavailable if not replica.draining]
+        healthy = len(self._replicas) - len(self._unavailable)
+        panic = healthy < self.panic_threshold * (healthy + len(unhealthy))
+        for health in unhealthy if panic else ():
+            health.shorten_backoff()
+        return panic
 
     # -- candidates
 
-    def for_model(self, model: str | None, regions: frozenset[str] | None = None) -> CandidateSet:
-        """Return the candidates for `model` in `regions`."""
+    def for_model(
+        self, model: str | None, regions: frozenset[str] | None = None, subset: frozenset[str] | None = None
+    ) -> CandidateSet:
+        """Return the candidates for `model` in `regions`, and of the names in `subset` if there is one."""
         # A name that no replica lists is one group whatever it is, so clients cannot fill the cache with names.
-        # Sets of regions come from the configuration.
-        key = (model if model is None or model in self._listed else ""), regions
+        # Sets of regions come from the configuration, subsets from gateways.
+        key = (model if model is None or model in self._listed else ""), regions, subset
         found = self._cached.get(key)
         if found is None:
+            if len(self._cached) >= MAX_RETAINED:
+                self._cached.clear()
             found = self._cached[key] = self._filter(*key)
         return found
 
@@ -136,35 +203,67 @@ class EligibilityFilter:
             replica.spec.region in regions and self._serves(replica, model) for replica in replicas
         )
 
+    def has_replica_of(self, subset: frozenset[str], model: str | None) -> bool:
+        """Return whether a replica of `subset` serves `model`, healthy or not."""
+        return any(
+            (replica := self._replicas.get(name)) is not None and self._serves(replica, model) for name in subset
+        )
+
     # -- helpers
 
-    def _filter(self, model: str | None, regions: frozenset[str] | None) -> CandidateSet:
+    def _filter(self, model: str | None, regions: frozenset[str] | None, subset: frozenset[str] | None) -> CandidateSet:
+        base = self._base(model, regions, subset)
+        # In the order of slots, so that equal states have equal results.
+        unavailable = sorted((each for each in self._unavailable if each in base), key=lambda each: each.slot)
+        draining = [replica for replica in unavailable if replica.draining]
+        unhealthy = [replica for replica in unavailable if not replica.draining]
+        available = len(base.replicas) - len(draining)
+        healthy = available - len(unhealthy)
+        panic = healthy < self.panic_threshold * available
+        ejected = [replica for replica in unhealthy if not replica.health.can_accept]
+        if panic and not healthy:
+            ejected = [replica for replica in ejected if replica.health.probe_down]
+            if len(ejected) == available:
+                ejected = []
+        if not draining and not ejected and panic == base.panic:
+            return base
+        excluded = {replica.spec.name: "draining" for replica in draining}
+        excluded |= {replica.spec.name: "ejected" for replica in ejected}
+        return base.without([*draining, *ejected], excluded, panic=panic)
+
+    def _base(self, model: str | None, regions: frozenset[str] | None, subset: frozenset[str] | None) -> CandidateSet:
+        """Return the replicas that may serve a model there, whatever their health."""
+        key = model, regions, subset
+        found = self._bases.get(key)
+        if found is None:
+            if len(self._bases) >= MAX_RETAINED:
+                self._bases.clear()
+            found = self._bases[key] = self._rows_of(*key)
+        return found
+
+    def _rows_of(
+        self, model: str | None, regions: frozenset[str] | None, subset: frozenset[str] | None
+    ) -> CandidateSet:
         excluded: dict[str, str] = {}
-        available: list[Replica] = []
+        left: list[Replica] = []
         for name, replica in self._replicas.items():
-            reason = self._unfit(replica, model, regions)
+            reason = self._unfit(replica, model, regions, subset)
             if reason is None:
-                available.append(replica)
+                left.append(replica)
             else:
                 excluded[name] = reason
-        healthy = sum(replica.health.state is HealthState.HEALTHY for replica in available)
-        panic = healthy < self.panic_threshold * len(available)
-        left = [replica for replica in available if replica.health.can_accept]
-        if panic and not healthy:
-            not_probe_down = [each for each in available if each.health.can_accept or not each.health.probe_down]
-            left = not_probe_down or available
-        staying = {replica.spec.name for replica in left}
-        excluded |= {replica.spec.name: "ejected" for replica in available if replica.spec.name not in staying}
         left.sort(key=lambda replica: replica.slot)
-        return _rows(left, len(left) == len(self._columns.salt), excluded, panic=panic)
+        return _rows(left, len(left) == len(self._columns.salt), excluded, panic=False)
 
-    def _unfit(self, replica: Replica, model: str | None, regions: frozenset[str] | None) -> str | None:
-        """Return why a replica is excluded whatever its health."""
+    def _unfit(
+        self, replica: Replica, model: str | None, regions: frozenset[str] | None, subset: frozenset[str] | None
+    ) -> str | None:
+        """Return why a replica is excluded whatever its health and drain mark."""
         if not self._serves(replica, model):
             return "model"
         if regions is not None and replica.spec.region not in regions:
             return "region"
-        return "draining" if replica.draining else None
+        return "subset" if subset is not None and replica.spec.name not in subset else None
 
     def _serves(self, replica: Replica, model: str | None) -> bool:
         """Return whether a replica serves `model`.
@@ -174,6 +273,10 @@ class EligibilityFilter:
         if model is None or model in replica.spec.models or model in replica.listed_models:
             return True
         return not replica.spec.models and not (replica.listed_models and model in self._listed)
+
+
+def _is_available(replica: Replica) -> bool:
+    return not replica.draining and replica.health.state is HealthState.HEALTHY
 
 
 def _rows(replicas: Sequence[Replica], is_all: bool, excluded: Mapping[str, str], *, panic: bool) -> CandidateSet:

@@ -23,6 +23,7 @@ from gorgo.core.fleet.outlier import HealthState
 from gorgo.core.fleet.peer_loads import PeerLoads
 from gorgo.core.fleet.replica import Replica
 from gorgo.core.fleet.spec import ReplicaSpec
+from gorgo.core.fleet.timers import FleetTimers
 from gorgo.core.limits import OutlierLimits
 from gorgo.core.messages.events import FleetEvent, HealthChanged
 from gorgo.core.messages.request import EngineSample
@@ -78,8 +79,8 @@ class Fleet:
     #: Called with a replica that outlier detection readmits.
     on_readmitted: ReadmissionObserver | None = None
     _free: list[int] = field(default_factory=list)
-    _due: float | None = None
-    _due_known: bool = False
+    #: When a value of a replica goes stale or its back-off ends.
+    _timers: FleetTimers = field(default_factory=FleetTimers)
 
     def __post_init__(self, panic_threshold: float) -> None:
         self.eligibility = EligibilityFilter(self.replicas, self.columns, panic_threshold=panic_threshold)
@@ -94,9 +95,11 @@ class Fleet:
         left = [self._leave(name) for name in list(self.replicas) if name not in wanted]
         for name, replica in self.replicas.items():
             replica.update(wanted[name])
-        joined = [self._join(spec) for name, spec in wanted.items() if name not in self.replicas]
+        joining = [spec for name, spec in wanted.items() if name not in self.replicas]
+        self._add_slots(len(joining) - len(self._free))
+        joined = [self._join(spec) for spec in joining]
         self.eligibility.on_models_change()
-        self._due_known = False
+        self._set_timers()
         return FleetChange(joined, left)
 
     def member(self, name: str) -> Replica:
@@ -109,7 +112,8 @@ class Fleet:
         replica = self.member(name)
         if draining != replica.draining:
             replica.draining, replica.drained_s = draining, now if draining else None
-        self._invalidate()
+        if self.eligibility.on_change(replica):
+            self._set_timers()
 
     def set_limits(
         self, *, stale_after_s: float, rtt_ewma_alpha: float, panic_threshold: float, ejection: OutlierLimits
@@ -118,20 +122,21 @@ class Fleet:
         for replica in self.replicas.values():
             replica.health.limits = ejection
         self.eligibility.panic_threshold = panic_threshold
-        self._invalidate()
+        self.eligibility.invalidate()
+        self._set_timers()
 
     def list_models(self, replica: Replica, models: tuple[str, ...]) -> None:
         """Record the models that an engine lists."""
         if models != replica.listed_models:
             replica.listed_models = models
-            self.eligibility.on_models_change()
-
-    def _invalidate(self) -> None:
-        self.eligibility.invalidate()
-        self._due_known = False
+            if self.eligibility.on_models_change():
+                self._set_timers()
 
     def _on_health_change(self, replica: Replica) -> None:
-        self._invalidate()
+        if self.eligibility.on_change(replica):
+            self._set_timers()
+        else:
+            self._set_timer(replica)
         state = replica.health.state
         if state is replica.reported_state or replica.slot < 0:
             return
@@ -174,7 +179,8 @@ class Fleet:
             return
         column = self.columns.rtt_s
         column[replica.slot] = ewma(float(column[replica.slot]), rtt_s, self.rtt_ewma_alpha)
-        replica.probed_s, self._due_known = now, False
+        replica.probed_s = now
+        self._set_timer(replica)
         replica.health.probe_succeeded(now=now)
 
     def scraped(self, replica: Replica, sample: EngineSample, *, now: float) -> None:
@@ -187,7 +193,8 @@ class Fleet:
                 getattr(self.columns, name)[replica.slot] = value
         if replica.reported_speed.on_counters(sample.prefill_tokens_total, sample.prefill_busy_s_total):
             self._apply_reported_speed(replica)
-        replica.scraped_s, self._due_known = now, False
+        replica.scraped_s = now
+        self._set_timer(replica)
         self.columns.sampled_s[replica.slot] = now
 
     def _apply_reported_speed(self, replica: Replica) -> None:
@@ -198,15 +205,11 @@ class Fleet:
     # -- time
 
     def next_timer(self) -> float | None:
-        """Return when a value goes stale or a back-off ends; retained between events."""
-        if not self._due_known:
-            due = [due for replica in self.replicas.values() for due in self._deadlines(replica)]
-            self._due, self._due_known = min(due, default=None), True
-        return self._due
+        """Return when a value goes stale or a back-off ends."""
+        return self._timers.earliest_s()
 
     def handle_timer(self, *, now: float) -> None:
-        self._due_known = False
-        for replica in self.replicas.values():
+        for replica in self._timers.pop_due(now=now):
             if is_stale(replica.probed_s, now=now, after_s=self.stale_after_s):
                 self.columns.rtt_s[replica.slot], replica.probed_s = nan, None
             if is_stale(replica.scraped_s, now=now, after_s=self.stale_after_s):
@@ -214,18 +217,31 @@ class Fleet:
                     getattr(self.columns, name)[replica.slot] = nan
                 replica.scraped_s = None
             replica.health.end_backoff(now=now)
+            self._set_timer(replica)
 
-    def _deadlines(self, replica: Replica) -> list[float]:
+    def _set_timer(self, replica: Replica) -> None:
+        if replica.slot < 0:  # an attempt on it may end later
+            return
         observed_s = (replica.probed_s, replica.scraped_s)
         due = [at + self.stale_after_s for at in observed_s if at is not None]
-        return due if replica.health.backoff_until_s is None else [*due, replica.health.backoff_until_s]
+        if replica.health.backoff_until_s is not None:
+            due.append(replica.health.backoff_until_s)
+        self._timers.set(replica, min(due, default=None))
+
+    def _set_timers(self) -> None:
+        for replica in self.replicas.values():
+            self._set_timer(replica)
 
     # -- helpers
 
+    def _add_slots(self, count: int) -> None:
+        if count > 0:
+            first = len(self.columns.salt)
+            self.columns.grow(count)
+            # Behind the free ones, the lowest of them first.
+            self._free[:0] = range(first + count - 1, first - 1, -1)
+
     def _join(self, spec: ReplicaSpec) -> Replica:
-        if not self._free:
-            self.columns.grow()
-            self._free.append(len(self.columns.salt) - 1)
         replica = Replica.create(spec, self._free.pop(), self.columns, self.ejection)
         replica.health.on_change = partial(self._on_health_change, replica)
         self.replicas[spec.name] = replica
@@ -233,6 +249,7 @@ class Fleet:
 
     def _leave(self, name: str) -> int:
         replica = self.replicas.pop(name)
+        self._timers.set(replica, None)
         slot, replica.slot = replica.slot, -1
         self.columns.clear(slot)
         self._free.append(slot)

@@ -27,7 +27,7 @@ from gorgo.core.fleet.columns import Columns, Floats
 FADE_S = 2.0
 #: Most routers counted; others are ignored.
 MAX_PEERS = 1000
-#: Rows of the cells: the order of `CELLS`.
+#: Cells of a slot, in this order.
 CELLS = (
     "requests",
     "prompt_tokens",
@@ -37,17 +37,27 @@ CELLS = (
     "prefill_us",
     "decoded_ms",
 )
-_ROWS = {name: row for row, name in enumerate(CELLS)}
-#: Steps of the offset by which a router breaks ties, below one request: multiples of 1 / 64 add up exactly.
+_PLACES = {name: place for place, name in enumerate(CELLS)}
+#: Steps of the offset by which a router breaks near ties, below one request: multiples of 1 / 64 add up exactly. And
+#: the prompt tokens that stand for that request: a short prompt.
 _SALT_STEPS, _SALT_STEP = 32, 1.0 / 64.0
+_SALT_TOKENS = 256.0
+
+
+_CELLS_OF_A_SLOT = np.arange(len(CELLS), dtype=np.intp)
 
 
 @dataclass(slots=True)
 class _Peer:
     slots: NDArray[np.intp]
-    #: A row per cell, a column per slot of `slots`.
+    #: Its cells, slot after slot, and where they are among the sums.
     cells: Floats
+    places: NDArray[np.intp]
     heard_s: float
+
+    @classmethod
+    def of(cls, slots: NDArray[np.intp], cells: Floats, *, now: float) -> _Peer:
+        return cls(slots, cells.ravel(), (slots[:, None] * len(CELLS) + _CELLS_OF_A_SLOT).ravel(), now)
 
 
 @dataclass(slots=True)
@@ -65,7 +75,8 @@ class PeerLoads:
     name: str
     columns: Columns
     _peers: dict[str, _Peer] = field(default_factory=dict)
-    _sums: Floats = field(default_factory=lambda: np.zeros((len(CELLS), 0)))
+    #: Cells of all peers, slot after slot: one dimension takes a fifth of the time of two.
+    _sums: Floats = field(default_factory=lambda: np.zeros(0))
     #: Last report about each slot, and the own router's fraction of a request there.
     received_s: Floats = field(default_factory=lambda: np.zeros(0))
     salt: Floats = field(default_factory=lambda: np.zeros(0))
@@ -77,15 +88,15 @@ class PeerLoads:
         return {name: peer.heard_s for name, peer in self._peers.items()}
 
     def replace(self, router: str, slots: NDArray[np.intp], cells: Floats, *, now: float) -> None:
-        """Replace the cells of a router: of `slots`, which has each slot once; it has nothing elsewhere."""
+        """Replace the cells of a router, a row per slot of `slots`, which has each once; it has nothing elsewhere."""
         self.expire(now=now)
         if router not in self._peers and len(self._peers) >= MAX_PEERS:
             return
         self._fit()
         self._subtract(router)
-        self._sums[:, slots] += cells
+        self._peers[router] = peer = _Peer.of(slots, cells, now=now)
+        self._sums[peer.places] += peer.cells
         self.received_s[slots] = now
-        self._peers[router] = _Peer(slots, cells, now)
         self._fades_s = min(self._fades_s, now + FADE_S)
 
     def forget(self, router: str) -> None:
@@ -96,10 +107,11 @@ class PeerLoads:
     def clear_slots(self, slots: list[int]) -> None:
         """Remove what is counted for replicas that have left."""
         self._fit()
-        for peer in self._peers.values():
+        for router, peer in self._peers.items():
             stays = ~np.isin(peer.slots, slots)
-            peer.slots, peer.cells = peer.slots[stays], peer.cells[:, stays]
-        self._sums[:, slots] = 0.0
+            cells = peer.cells.reshape(-1, len(CELLS))[stays]
+            self._peers[router] = _Peer.of(peer.slots[stays], cells, now=peer.heard_s)
+        self._sums.reshape(-1, len(CELLS))[slots] = 0.0
         self._draw_salt()
 
     def expire(self, *, now: float) -> None:
@@ -121,8 +133,8 @@ class PeerLoads:
 
     def cells(self, name: str) -> Floats:
         """Return the sums of a cell over all peers, per slot."""
-        row: Floats = self._sums[_ROWS[name]]
-        return row
+        column: Floats = self._sums[_PLACES[name] :: len(CELLS)]
+        return column
 
     def requests(self, slot: int) -> float:
         """Return the requests that others have in flight there, as of the last decision or report."""
@@ -137,23 +149,24 @@ class PeerLoads:
         sums = np.zeros_like(self._sums)
         for peer in self._peers.values():
             assert peer.cells.min(initial=0.0) >= 0.0, "a peer only adds"
-            sums[:, peer.slots] += peer.cells
+            sums[peer.places] += peer.cells
         assert np.array_equal(sums, self._sums)
         assert self._fades_s <= min((peer.heard_s + FADE_S for peer in self._peers.values()), default=inf)
 
     def _cell(self, name: str, slot: int) -> float:
-        return self._sums.item(_ROWS[name], slot) if slot < self._sums.shape[1] else 0.0
+        place = slot * len(CELLS) + _PLACES[name]
+        return self._sums.item(place) if place < len(self._sums) else 0.0
 
     def _subtract(self, router: str) -> None:
         peer = self._peers.get(router)
         if peer is not None:
-            self._sums[:, peer.slots] -= peer.cells
+            self._sums[peer.places] -= peer.cells
 
     def _fit(self) -> None:
         """Cover the slots of the fleet."""
         missing = len(self.columns.salt) - len(self.received_s)
         if missing:
-            self._sums = np.pad(self._sums, ((0, 0), (0, missing)))
+            self._sums = np.pad(self._sums, (0, missing * len(CELLS)))
             self.received_s = np.pad(self.received_s, (0, missing))
             self._draw_salt()
 
@@ -182,6 +195,10 @@ def _add_requests(own: Floats, peers: PeerLoads, _now: float) -> Floats:
     return own + peers.cells("requests") + peers.salt
 
 
+def _add_tokens(own: Floats, peers: PeerLoads, _now: float) -> Floats:
+    return own + peers.cells("prompt_tokens") + peers.salt * _SALT_TOKENS
+
+
 def _add_decoding(own: Floats, peers: PeerLoads, _now: float) -> Floats:
     return own + peers.cells("requests") - peers.cells("waiting_requests")
 
@@ -208,7 +225,7 @@ def _adding(cell: str) -> Callable[[Floats, PeerLoads, float], Floats]:
 
 _ADDED: Mapping[str, Callable[[Floats, PeerLoads, float], Floats]] = {
     "in_flight_requests": _add_requests,
-    "in_flight_tokens": _adding("prompt_tokens"),
+    "in_flight_tokens": _add_tokens,
     "queued_prefill_tokens": _adding("waiting_tokens"),
     "uncached_prefill_tokens": _adding("uncached_tokens"),
     "decoding_requests": _add_decoding,

@@ -51,16 +51,14 @@ class RefusedKinds:
         if not self._kinds:
             return eligible
         found: Mapping[Replica, tuple[int, float]] = self._kinds.get(_kind(request), {})
-        refusing = {
-            replica.spec.name
-            for replica in eligible.replicas
-            if (counted := found.get(replica)) is not None
-            and counted[0] >= REFUSALS_OF_A_KIND
-            and now < counted[1] + WITHOUT_KIND_S
-        }
+        refusing = [
+            replica
+            for replica, (count, last_s) in found.items()
+            if count >= REFUSALS_OF_A_KIND and now < last_s + WITHOUT_KIND_S and replica in eligible
+        ]
         if not refusing or len(refusing) == len(eligible.replicas):
             return eligible
-        return eligible.excluding(refusing, "refuses")
+        return eligible.excluding_some(refusing, "refuses")
 
     def on_fleet_change(self) -> None:
         """Forget replicas that left."""

@@ -59,11 +59,11 @@ class SlowStart:
         in_flight = self._fleet.columns.in_flight_requests
         for replica in [replica for replica, since_s in self._since.items() if now - since_s >= self.ramp_s]:
             del self._since[replica]
-        full = {
-            replica.spec.name
-            for replica in eligible.replicas
-            if replica in self._since and in_flight[replica.slot] + 1 > self.allowed(replica, now=now)
-        }
+        full = [
+            replica
+            for replica in self._since
+            if replica in eligible and in_flight[replica.slot] + 1 > self.allowed(replica, now=now)
+        ]
         if not full or len(full) == len(eligible.replicas):
             return eligible
-        return eligible.excluding(full, "slow_start")
+        return eligible.excluding_some(full, "slow_start")

@@ -92,7 +92,7 @@ def snapshot_replica(
         region=spec.region,
         models=models,
         state="draining" if replica.draining else health.state.value,
-        eligible=spec.name in eligible.names,
+        eligible=replica in eligible,
         panic=eligible.panic,
         ejected_for_s=None if health.backoff_until_s is None else max(0.0, health.backoff_until_s - now),
         ejected_by=None if health.state is HealthState.HEALTHY else health.ejected_by,

@@ -11,7 +11,8 @@ class Dispatch:
     """Send the request to `replica`; the load is already reserved under `attempt_id`.
 
     `attempt` counts from 1; a retry is a new Dispatch with the next number. `withhold`: the replica's last answers
-    broke off or were doubtfully short, so the client is sent nothing before this one has proven longer.
+    broke off or were doubtfully short, so the client is sent nothing before this one has proven longer. `fallbacks`
+    are the next best replicas, best first, for a gateway that retries by itself; nothing is reserved there.
     """
 
     request_id: str
@@ -21,6 +22,7 @@ class Dispatch:
     region: str
     decision: Decision
     withhold: bool = False
+    fallbacks: tuple[str, ...] = ()
 
 
 @record

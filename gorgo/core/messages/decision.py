@@ -54,7 +54,8 @@ class Decision:
     predicted_ttft_s: float | None
     estimate: TtftEstimate
     fallback: str | None
-    #: Replicas left out and the reason: `draining`, `ejected`, `tried`, `model`, `region`, `slow_start`, `full`.
+    #: Replicas left out and the reason: `draining`, `ejected`, `tried`, `model`, `region`, `subset`, `slow_start`,
+    #: `full`.
     excluded: Mapping[str, str]
     shadow: ShadowScore | None = None
     #: Name of the client's key, and the model under its name in the Router.
@@ -67,6 +68,8 @@ class Decision:
     model_version: int | None = None
     #: Source of the cached tokens of the replica chosen.
     cache_source: CacheSource = "history"
+    #: Number of eligible replicas of which the candidates are a sample; `None` if they are all.
+    sampled_from: int | None = None
 
     @property
     def replica(self) -> str:
@@ -102,6 +105,7 @@ class Decision:
             "predicted_parts_ms": dict(self.estimate.as_ms()),
             "fallback": self.fallback,
             "shadow": None if self.shadow is None else self.shadow.as_dict(),
+            "sampled_from": self.sampled_from,
             "candidates": rows,
             "excluded": dict(self.excluded),
         }

@@ -80,13 +80,15 @@ class KvEventBatch:
     rank:
         Data-parallel rank of the cache; 0 if there is one alone.
     events:
-        In the engine's order.
+        In the engine's order; removals in a row from one cache can be one event.
     skipped:
         Events of kinds that the index has no use for.
     rejected:
         Events that could not be decoded.
     error:
         The first reason of a rejection.
+    merged:
+        Removals that are part of the one before them.
     """
 
     sent_s: float | None
@@ -95,6 +97,12 @@ class KvEventBatch:
     skipped: int = 0
     rejected: int = 0
     error: str | None = None
+    merged: int = 0
+
+    @property
+    def sent_events(self) -> int:
+        """The events of the message that could be decoded and are of use."""
+        return len(self.events) + self.merged
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,8 @@ class RouteRequest:
         Name for quotas and for fairness in the queue; `None` is one client like any other.
     regions:
         Where it may be served; `None` is anywhere.
+    replicas:
+        Names of the only replicas that may serve it, as the gateway before the Router demands; `None` is any.
     idempotent:
         Whether it may be hedged: no replica stores anything of it.
     text_bytes:
@@ -88,6 +90,7 @@ class RouteRequest:
     slo_tpot_s: float | None = None
     kv_hashes: Mapping[int, Sequence[int]] = field(default_factory=dict, hash=False)
     boundaries: Sequence[int] = field(default=(), hash=False)
+    replicas: frozenset[str] | None = None
 
     @property
     def recorded_model(self) -> str | None:
@@ -156,8 +159,9 @@ class Outcome:
     `status` is the HTTP status sent by the replica, `None` if it sent none. Token counts come from the response's
     `usage`; `None` where it had none. `itl_s_p95` is the 95th percentile of gaps between content events.
     `retry_after_s` is the replica's own. `unsent`: the response is complete, and the client was sent none of it.
-    `short`: an answer of one token or none to a request that allows more, or a body that is no JSON; `None` for one to
-    a request that allows no more, which says nothing of the replica.
+    `sent`: the client has the answer or its failure, and nothing is retried. `short`: an answer of one token or none to
+    a request that allows more, or a body that is no JSON; `None` for one to a request that allows no more, which says
+    nothing of the replica.
     """
 
     result: AttemptResult
@@ -169,6 +173,7 @@ class Outcome:
     error: str | None = None
     retry_after_s: float | None = None
     unsent: bool = False
+    sent: bool = False
     short: bool | None = False
 
     def used_tokens(self, estimated_prompt: int, *, has_content: bool) -> tuple[int, int]:

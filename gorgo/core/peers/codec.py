@@ -30,7 +30,7 @@ from gorgo.core.peers.records import (
     ReplicaLoad,
     SharedCacheReport,
 )
-from gorgo.errors import BadReport
+from gorgo.errors import BadReport, OtherFormat
 
 #: Longest text that is parsed: a report at every bound at once is not written by a router.
 MAX_BYTES = 4 * 2**20
@@ -90,7 +90,7 @@ def decode_report(text: bytes) -> PeerReport:
     except (ValueError, RecursionError):
         raise BadReport("a report is no JSON text") from None
     if isinstance(fields, list) and fields and fields[0] != FORMAT:
-        raise BadReport(f"a report has format {_shown(fields[0])}; expected {FORMAT}")
+        raise OtherFormat(f"a report has format {_shown(fields[0])}; expected {FORMAT}")
     _, router, seq, key_id, loads, prefixes, cache_reports, speeds, status = _array(fields, 9, "report")
     return PeerReport(
         _name(router, "router"),

@@ -6,8 +6,8 @@ policy with routes of its own, learned speeds and shares to those that learn the
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 from typing import Protocol, runtime_checkable
@@ -17,27 +17,26 @@ import numpy as np
 from gorgo.core.dispatch.in_flight import Attempt, InFlightTable
 from gorgo.core.fleet.fleet import Fleet, FleetChange
 from gorgo.core.fleet.outlier import HealthState
-from gorgo.core.fleet.peer_loads import CELLS, FADE_S, MAX_PEERS, PeerLoads
+from gorgo.core.fleet.peer_loads import FADE_S, MAX_PEERS, PeerLoads
 from gorgo.core.fleet.replica import Replica
-from gorgo.core.latency.prefill_speed import STEADY_TRUST_S
 from gorgo.core.messages.actions import Dispatch
 from gorgo.core.messages.request import Outcome
 from gorgo.core.peers.marks import GroupPrefixes
 from gorgo.core.peers.outbox import Outbox
 from gorgo.core.peers.own_loads import own_loads
-from gorgo.core.peers.records import LearnedSpeed, PeerReport, PeerStatus, PrefixMarks
+from gorgo.core.peers.records import PeerReport, PeerStatus, PrefixMarks
+from gorgo.core.peers.speeds import PeerSpeeds
 from gorgo.core.policy.interface import Policy
 from gorgo.core.prefix.cache_feedback import CacheReport
 from gorgo.core.prefix.found_share import FoundShares
 from gorgo.core.prefix.index import PrefixIndex
+from gorgo.core.prefix.origin import Origin
 from gorgo.core.prefix.residency import BLOCK_HASH_BYTES
 
 #: A dispatched prefill of so many seconds is reported at once: within 100 ms others would add theirs to it.
 URGENT_PREFILL_S = 0.2
 #: Longest time between two reports, s: three of them fit into `FADE_S`.
 HEARTBEAT_S = 0.5
-#: Every so many reports have all learned speeds, the others those that changed.
-_ALL_SPEEDS = 50
 #: Replicas to probe that a shell has not taken yet.
 _MAX_HINTS = 1000
 
@@ -99,7 +98,7 @@ class PeerExchange:
     ) -> None:
         self.name, self.key_id = name, key_id
         self._fleet, self._table, self._found_shares = fleet, table, found_shares
-        self._index, self._capacity_of, self._policy, self._status = index, capacity_of, policy, status
+        self._index, self._capacity_of, self._policy, self.status = index, capacity_of, policy, status
         self.loads = PeerLoads(name, fleet.columns)
         self.prefixes = GroupPrefixes()
         self.outbox = Outbox()
@@ -107,10 +106,9 @@ class PeerExchange:
         self.probe_hints: deque[str] = deque(maxlen=_MAX_HINTS)
         self._seq = 0
         self._reported_s, self._reported_changes = -inf, 0
-        self._reported_speeds: dict[str, LearnedSpeed] = {}
         self._last: OrderedDict[str, tuple[int, PeerStatus, float, bool]] = OrderedDict()
-        #: Samples of each peer, by replica.
-        self._speeds: dict[str, dict[str, LearnedSpeed]] = {}
+        self._speeds = PeerSpeeds()
+        self._checked: tuple[Policy, RoutePolicy | None] | None = None
 
     # -- out
 
@@ -131,17 +129,9 @@ class PeerExchange:
             tuple(own_loads(self._table, now=now)),
             prefixes,
             cache_reports,
-            tuple(self._own_speeds()),
-            self._status(),
+            tuple(self._speeds.own(self._fleet.replicas, seq=self._seq)),
+            self.status(),
         )
-
-    def _own_speeds(self) -> Iterable[LearnedSpeed]:
-        for name, replica in self._fleet.replicas.items():
-            spent_s, prior_s = replica.prefill_queue.speed.samples
-            speed = LearnedSpeed(name, spent_s, prior_s)
-            if prior_s > 0.0 and (self._seq % _ALL_SPEEDS == 0 or self._reported_speeds.get(name) != speed):
-                self._reported_speeds[name] = speed
-                yield speed
 
     # -- what results of attempts say
 
@@ -152,7 +142,7 @@ class PeerExchange:
         attempt.group_prefix = self.prefixes.last_used(slot, blocks, before_s=dispatched_s)
         marks = self.outbox.on_confirmed(attempt)
         if marks is not None:
-            self._use_prefixes(attempt.replica, marks, now=attempt.first_token_s or inf)
+            self._use_prefixes(attempt.replica, marks, Origin.LOCAL, now=attempt.first_token_s or inf)
 
     def on_cache_report(self, attempt: Attempt, report: CacheReport, *, evicted: bool) -> None:
         """Add an engine's report to the next one; the index evicts by it, and so do the marks."""
@@ -188,7 +178,7 @@ class PeerExchange:
         self._last[report.router] = report.seq, report.status, now - age_s, same_key
         self._last.move_to_end(report.router)
         while len(self._last) > MAX_PEERS:
-            self._speeds.pop(self._last.popitem(last=False)[0], None)
+            self._speeds.forget(self._last.popitem(last=False)[0])
         if age_s < FADE_S:
             self._take_loads(report, now=now)
             self._take_hints(report.status, None if last is None else last[1])
@@ -204,7 +194,7 @@ class PeerExchange:
                     confirmed_tokens=sample.confirmed_tokens,
                     found_tokens=sample.found_tokens,
                 )
-        self._take_speeds(report)
+        self._speeds.take_samples(report.router, report.speeds, self._fleet.replicas)
         return True
 
     def views(self, *, now: float) -> list[PeerView]:
@@ -215,6 +205,13 @@ class PeerExchange:
             PeerView(router, status, received_s, router in counting, same_key)
             for router, (_, status, received_s, same_key) in self._last.items()
         ]
+
+    def model_of_peers(self, *, now: float) -> str | None:
+        """Return the digest that most peers with this Router's policy have; `None` if none has a model."""
+        policy = self._policy().name
+        views = [view for view in self.views(now=now) if view.counts and view.status.policy == policy]
+        models = Counter(view.status.model for view in views if view.status.model is not None)
+        return max(models, key=lambda model: (models[model], model), default=None)
 
     def on_fleet_change(self, change: FleetChange) -> None:
         """Forget replicas that have left."""
@@ -230,22 +227,17 @@ class PeerExchange:
         self.prefixes.check()
 
     def _take_loads(self, report: PeerReport, *, now: float) -> None:
-        cells: dict[int, tuple[float, ...]] = {}
-        for load in report.loads:
-            replica = self._fleet.replicas.get(load.replica)
-            if replica is not None:
-                cells[replica.slot] = (
-                    load.requests,
-                    load.prompt_tokens,
-                    load.waiting_requests,
-                    load.waiting_tokens,
-                    load.uncached_tokens,
-                    round(load.prefill_s * 1e6),
-                    round(load.decoded_s * 1e3),
-                )
-        slots = np.fromiter(cells, np.intp, len(cells))
-        table = np.array(list(cells.values()), dtype=np.float64).reshape(len(cells), len(CELLS))
-        self.loads.replace(report.router, slots, table.T, now=now)
+        # The last load of a replica counts.
+        rows = {
+            replica.slot: row
+            for row, load in enumerate(report.loads)
+            if (replica := self._fleet.replicas.get(load.replica)) is not None
+        }
+        slots = np.fromiter(rows, np.intp, len(rows))
+        cells = report.load_cells
+        if len(rows) < len(cells):
+            cells = cells[list(rows.values())]
+        self.loads.replace(report.router, slots, cells, now=now)
 
     def _take_hints(self, status: PeerStatus, before: PeerStatus | None) -> None:
         known = () if before is None else before.ejected
@@ -259,41 +251,33 @@ class PeerExchange:
         if replica is None:
             return
         if marks.evicted:
-            tick = self.prefixes.median_tick(replica.slot, marks.hashes) + 1
+            tick = self.prefixes.median_tick(replica.slot, marks.words) + 1
             self.prefixes.evict_older(replica.slot, before=tick)
             self._evict_older(replica.slot, tick)
             return
         self._index.tick += 2  # a use by another router
-        self._use_prefixes(replica, marks, now=now)
-        policy = self._policy()
-        if isinstance(policy, RoutePolicy):
+        self._use_prefixes(replica, marks, Origin.REMOTE, now=now)
+        policy = self._route_policy()
+        if policy is not None:
             for at in range(0, len(marks.hashes), BLOCK_HASH_BYTES):
                 policy.add_remote_route(marks.model, marks.hashes[at : at + BLOCK_HASH_BYTES], marks.replica, now=now)
 
-    def _use_prefixes(self, replica: Replica, marks: PrefixMarks, *, now: float) -> None:
+    def _route_policy(self) -> RoutePolicy | None:
+        """Return the policy if it has routes; the check is slow, and policies change seldom."""
+        policy = self._policy()
+        if self._checked is None or self._checked[0] is not policy:
+            self._checked = policy, policy if isinstance(policy, RoutePolicy) else None
+        return self._checked[1]
+
+    def _use_prefixes(self, replica: Replica, marks: PrefixMarks, origin: Origin, *, now: float) -> None:
         """Mark prefixes as used now, and evict from the index what no longer fits beside those of all routers."""
         bounded = self._index.bounded
         capacity_blocks = self._capacity_of(replica) if bounded else None
         oldest = self.prefixes.use(
-            replica.slot, marks.blocks, marks.hashes, tick=self._index.tick, now=now, capacity_blocks=capacity_blocks
+            replica.slot, marks, origin, tick=self._index.tick, now=now, capacity_blocks=capacity_blocks
         )
         self._evict_older(replica.slot, oldest)
 
     def _evict_older(self, slot: int, tick: int) -> None:
         if tick and self._index.bounded:
             self._index.evict_older(slot, before=tick)
-
-    def _take_speeds(self, report: PeerReport) -> None:
-        """Start the learned factors from the samples of all peers, with their weight beside the prior's."""
-        own = self._speeds.setdefault(report.router, {})
-        for speed in report.speeds:
-            replica = self._fleet.replicas.get(speed.replica)
-            if replica is None or own.get(speed.replica) == speed:
-                continue
-            own[speed.replica] = speed
-            samples = [each[speed.replica] for each in self._speeds.values() if speed.replica in each]
-            spent_s = sum(each.spent_s for each in samples)
-            prior_s = sum(each.prior_s for each in samples)
-            reported = None if replica.prior.known else replica.reported_speed.factor
-            start = 1.0 if reported is None else reported
-            replica.prefill_queue.set_speed_prior((spent_s + STEADY_TRUST_S * start) / (prior_s + STEADY_TRUST_S))

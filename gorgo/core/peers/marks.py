@@ -6,34 +6,33 @@ Theory of operation. A mark is the hash of a whole prefix, so a prompt that has 
 It stands for the blocks since the mark before it, so the marks of a replica add up to the blocks of all routers there,
 each counted once. An engine evicts the least recently used blocks first, whoever used them. So marks beyond a replica's
 KV capacity are evicted, oldest first, and what this Router's index has not used since is evicted with them: each Router
-alone would count on a whole cache of its own.
+alone would count on a whole cache of its own. A full table is no engine's: there those of other routers go first.
 
 A mark's use has the tick of the index at that time. Marks are estimates: nothing is proved by them.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gorgo.core.messages.request import RouteRequest
+from gorgo.core.peers.records import PrefixMarks
+from gorgo.core.peers.replica_marks import ORIGINS, ReplicaMarks
+from gorgo.core.prefix.origin import Origin
 from gorgo.core.prefix.residency import BLOCK_HASH_BYTES, NO_PREFIX, ConfirmedPrefix
 from gorgo.core.prefix.slots import slots_of
 
 Floats = NDArray[np.float64]
+#: Why marks are evicted: the replica's KV capacity, the bound of all marks, or an engine that no longer had one.
+Cause = Literal["capacity", "table", "report"]
 
 #: Marks in all: some 250 bytes each.
 MAX_MARKS = 400_000
-
-
-class _Mark(NamedTuple):
-    blocks: int
-    tick: int
-    used_s: float
 
 
 class GroupPrefixes:
@@ -42,7 +41,8 @@ class GroupPrefixes:
     Example
     -------
     >>> marks = GroupPrefixes()
-    >>> marks.use(1, (1, 2), b"block--1block--2", tick=2, now=0.0, capacity_blocks=None)
+    >>> prompt = PrefixMarks("a", None, (1, 2), b"block--1block--2")
+    >>> marks.use(1, prompt, Origin.REMOTE, tick=2, now=0.0, capacity_blocks=None)
     0
     >>> request = RouteRequest("r", 0.0, 200, blocks=b"block--1block--2block--3", block_tokens=64.0, prefix_hash=0)
     >>> marks.raise_matches(np.array([0.0, 0.0]), request).tolist()
@@ -51,20 +51,21 @@ class GroupPrefixes:
 
     def __init__(self, max_marks: int = MAX_MARKS) -> None:
         self._max_marks = max_marks
-        self._marks = 0
+        #: Marks in all, by origin.
+        self.marks: Counter[Origin] = Counter()
+        #: Marks evicted so far; not those of replicas that left or were flushed.
+        self.evicted: Counter[tuple[Origin, Cause]] = Counter()
         #: Replicas of each mark, one bit per slot.
         self._residents: dict[int, int] = {}
-        #: Per slot: blocks and tick of each mark, the one used last at the end; and the sum of the blocks.
-        self._orders: dict[int, OrderedDict[int, _Mark]] = {}
-        self._blocks: dict[int, int] = {}
+        self._replicas: dict[int, ReplicaMarks] = {}
         self._all_slots = 0
 
     def __len__(self) -> int:
-        return self._marks
+        return self.marks.total()
 
     def raise_matches(self, matched: Floats, request: RouteRequest) -> Floats:
         """Return `matched` tokens per slot, or more where a mark of the prompt is deeper."""
-        if not self._marks:
+        if not self._residents:
             return matched
         residents, left, raised = self._residents, self._all_slots & ((1 << len(matched)) - 1), matched
         words = np.frombuffer(request.blocks, dtype="<u8").tolist()
@@ -83,93 +84,103 @@ class GroupPrefixes:
 
     def last_used(self, slot: int, blocks: bytes, *, before_s: float) -> ConfirmedPrefix:
         """Return the deepest mark of a prompt on `slot` that was last used before a time."""
-        order = self._orders.get(slot)
-        if order:
+        replica = self._replicas.get(slot)
+        if replica:
             words = np.frombuffer(blocks, dtype="<u8").tolist()
             for depth in range(len(words), 0, -1):
-                known = order.get(words[depth - 1])
-                if known is not None and known.used_s < before_s:
-                    return ConfirmedPrefix(depth, known.tick)
+                known = replica.get(words[depth - 1])
+                if known is not None and known[2] < before_s:
+                    return ConfirmedPrefix(depth, known[1])
         return NO_PREFIX
 
     def use(
-        self, slot: int, depths: Sequence[int], hashes: bytes, *, tick: int, now: float, capacity_blocks: int | None
+        self, slot: int, marks: PrefixMarks, origin: Origin, *, tick: int, now: float, capacity_blocks: int | None
     ) -> int:
         """Add the marks of a prompt to `slot`, used last, and evict what exceeds the bounds.
 
         Return the tick before which nothing that was used on the replica is left; 0 if nothing was evicted for its
         capacity.
         """
-        order = self._orders.setdefault(slot, OrderedDict())
-        bit, before, marks = 1 << slot, 0, []
-        for depth, word in zip(depths, np.frombuffer(hashes, dtype="<u8").tolist(), strict=True):
-            marks.append((word, depth - before))
-            before = depth
-        for word, blocks in reversed(marks):  # the shallowest is the last to be evicted
-            known = order.pop(word, None)
-            if known is None:
-                self._residents[word] = self._residents.get(word, 0) | bit
-                self._marks += 1
-            order[word] = _Mark(blocks, tick, now)
-            self._blocks[slot] = self._blocks.get(slot, 0) + blocks - (known.blocks if known else 0)
+        replica = self._replicas.setdefault(slot, ReplicaMarks())
+        bit, residents, local = 1 << slot, self._residents, len(replica.local)
+        new = replica.use(marks.spans, origin, tick=tick, now=now)
+        for word in new:
+            residents[word] = residents.get(word, 0) | bit
+        more_local = len(replica.local) - local
+        self.marks[Origin.LOCAL] += more_local
+        self.marks[Origin.REMOTE] += len(new) - more_local
         self._all_slots |= bit
         oldest = 0
-        while order and capacity_blocks is not None and self._blocks[slot] > capacity_blocks:
-            self._evict_oldest(slot)
-            oldest = next(iter(order.values())).tick if order else tick + 2
-        while self._marks > self._max_marks:
-            # Of this replica, unless it has less than its share.
-            small = len(order) * len(self._orders) < self._marks
-            self._evict_oldest(max(self._orders, key=self.marks_of) if small else slot)
+        while capacity_blocks is not None and replica.blocks > capacity_blocks:
+            first = replica.oldest()
+            assert first is not None, "a sum of no blocks exceeds no capacity"
+            self._evict(slot, first[0], "capacity")
+            left = replica.oldest()
+            oldest = tick + 2 if left is None else left[1]
+        while len(self) > self._max_marks:
+            self._evict_for_table(slot)
         return oldest
 
     def evict_older(self, slot: int, *, before: int) -> list[int]:
         """Remove and return the marks of `slot` last used before tick `before`, oldest first."""
-        order, evicted = self._orders.get(slot), list[int]()
-        while order and next(iter(order.values())).tick < before:
-            evicted.append(self._evict_oldest(slot))
+        replica, evicted = self._replicas.get(slot), list[int]()
+        while replica and (first := replica.oldest()) and first[1] < before:
+            evicted.append(self._evict(slot, first[0], "report"))
         return evicted
 
-    def median_tick(self, slot: int, hashes: bytes) -> int:
+    def median_tick(self, slot: int, words: Sequence[int]) -> int:
         """Return the median tick of the marks of `slot` that it has of these; 0 without one.
 
         A peer names marks of about one age that are evicted. Some may have been used again since.
         """
-        order: Mapping[int, _Mark] = self._orders.get(slot, {})
-        ticks = sorted(order[word].tick for word in np.frombuffer(hashes, dtype="<u8").tolist() if word in order)
+        replica = self._replicas.get(slot)
+        ticks = sorted(known[1] for word in words if replica and (known := replica.get(word)))
         return ticks[len(ticks) // 2] if ticks else 0
 
     def flush(self, slot: int | None = None) -> None:
         """Remove the marks of one replica or of all."""
-        for each in list(self._orders) if slot is None else (slot,):
-            while self._orders.get(each):
-                self._evict_oldest(each)
-            self._orders.pop(each, None)
-            self._blocks.pop(each, None)
+        for each in list(self._replicas) if slot is None else (slot,):
+            replica = self._replicas.pop(each, ReplicaMarks())
+            for origin in ORIGINS:
+                self.marks[origin] -= len(replica.of(origin))
+            for word in replica:
+                self._leave(word, each)
             self._all_slots &= ~(1 << each)
 
-    def marks_of(self, slot: int) -> int:
+    def marks_of(self, slot: int, origin: Origin) -> int:
         """Return the number of marks of a replica."""
-        return len(self._orders.get(slot, ()))
+        return len(self._replicas[slot].of(origin))
 
     def check(self) -> None:
         """Assert every invariant; visits all marks."""
-        assert self._marks == sum(map(len, self._orders.values())) <= self._max_marks
-        assert sum(residents.bit_count() for residents in self._residents.values()) == self._marks
-        for slot, order in self._orders.items():
-            assert self._blocks.get(slot, 0) == sum(mark.blocks for mark in order.values())
-            assert all(self._residents[word] & 1 << slot for word in order)
+        assert len(self) == sum(map(len, self._replicas.values())) <= self._max_marks
+        assert sum(residents.bit_count() for residents in self._residents.values()) == len(self)
+        for origin in ORIGINS:
+            assert self.marks[origin] == sum(self.marks_of(slot, origin) for slot in self._replicas)
+        for slot, replica in self._replicas.items():
+            replica.check()
+            assert all(self._residents[word] & 1 << slot for word in replica)
 
-    def _evict_oldest(self, slot: int) -> int:
-        word, mark = self._orders[slot].popitem(last=False)
-        self._blocks[slot] -= mark.blocks
-        self._marks -= 1
+    def _evict_for_table(self, slot: int) -> None:
+        """Evict a mark of another router if there is one: of `slot`, unless it has less than its share."""
+        origin = Origin.REMOTE if self.marks[Origin.REMOTE] else Origin.LOCAL
+        if self.marks_of(slot, origin) * len(self._replicas) < self.marks[origin]:
+            slot = max(self._replicas, key=lambda each: self.marks_of(each, origin))
+        self._evict(slot, origin, "table")
+
+    def _evict(self, slot: int, origin: Origin, cause: Cause) -> int:
+        word = self._replicas[slot].evict(origin)
+        self.marks[origin] -= 1
+        self.evicted[origin, cause] += 1
+        self._leave(word, slot)
+        return word
+
+    def _leave(self, word: int, slot: int) -> None:
         residents = self._residents[word] & ~(1 << slot)
         if residents:
             self._residents[word] = residents
         else:
             del self._residents[word]
-        return word
 
 
 def marks_of_prompt(blocks: bytes, depths: Sequence[int]) -> bytes:

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gorgo.core.dispatch.in_flight import Attempt
+from gorgo.core.messages.request import RouteRequest
 from gorgo.core.peers.marks import marks_of_prompt
 from gorgo.core.peers.records import MAX_CACHE_REPORTS, MAX_MARKS, MAX_PREFIXES, PrefixMarks, SharedCacheReport
 from gorgo.core.prefix.cache_feedback import CacheReport
 from gorgo.core.prefix.residency import BLOCK_HASH_BYTES
-from gorgo.core.prompt.depths import depths_of
+from gorgo.core.prompt.depths import marked_depths
 
 #: Marks near a prompt's beginning where it has more than `MAX_MARKS`; the others are its deepest.
 _SHALLOW_MARKS = MAX_MARKS // 3
@@ -31,11 +32,11 @@ class Outbox:
     def on_confirmed(self, attempt: Attempt) -> PrefixMarks | None:
         """Add and return the prefixes of a prompt that a first token confirmed; `None` for one without a full block."""
         request = attempt.state.request
-        depths = _marked_depths(len(request.blocks) // BLOCK_HASH_BYTES, request.block_tokens)
+        depths = _marked_depths(request)
         if not depths:
             return None
         hashes = marks_of_prompt(request.blocks, depths)
-        marks = PrefixMarks(attempt.replica.spec.name, request.recorded_model, depths, hashes)
+        marks = PrefixMarks(attempt.replica.spec.name, request.recorded_model, tuple(depths), hashes)
         self._add(marks)
         return marks
 
@@ -71,13 +72,8 @@ class Outbox:
         self._prefixes.append(marks)
 
 
-def _marked_depths(full_blocks: int, block_tokens: float) -> tuple[int, ...]:
-    """Return the depths of a prompt's marks, ascending: the routes' depths, and its last full block."""
-    if not full_blocks:
-        return ()
-    depths = depths_of(full_blocks, block_tokens)
-    if not depths or depths[-1] < full_blocks:
-        depths = (*depths, full_blocks)
-    if len(depths) > MAX_MARKS:
-        depths = (*depths[:_SHALLOW_MARKS], *depths[_SHALLOW_MARKS - MAX_MARKS :])
-    return depths
+def _marked_depths(request: RouteRequest) -> list[int]:
+    """Return the depths of a prompt's marks, ascending: of too many the shallowest and the deepest."""
+    full_blocks = len(request.blocks) // BLOCK_HASH_BYTES
+    depths = marked_depths(full_blocks, request.block_tokens, request.boundaries)
+    return depths if len(depths) <= MAX_MARKS else depths[:_SHALLOW_MARKS] + depths[_SHALLOW_MARKS - MAX_MARKS :]

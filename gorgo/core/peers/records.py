@@ -9,7 +9,13 @@ differ, so the receiver counts ages from its own receipt.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
 
 #: Version of the records; another one is refused.
 FORMAT = 1
@@ -44,7 +50,7 @@ class ReplicaLoad:
     decoded_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PrefixMarks:
     """Prefixes of one prompt that a first token confirmed on a replica.
 
@@ -57,6 +63,18 @@ class PrefixMarks:
     blocks: tuple[int, ...]
     hashes: bytes
     evicted: bool = False
+
+    @cached_property
+    def words(self) -> Sequence[int]:
+        """The hashes as numbers."""
+        words: list[int] = np.frombuffer(self.hashes, dtype="<u8").tolist()
+        return words
+
+    @cached_property
+    def spans(self) -> Sequence[tuple[int, int]]:
+        """Each hash and the blocks since the mark before it; the shallowest last, as the last to be evicted."""
+        blocks = [deeper - depth for depth, deeper in pairwise((0, *self.blocks))]
+        return list(zip(self.words, blocks, strict=True))[::-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +109,7 @@ class PeerStatus:
     ejected: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PeerReport:
     """One report of one router.
 
@@ -113,3 +131,20 @@ class PeerReport:
     cache_reports: tuple[SharedCacheReport, ...] = ()
     speeds: tuple[LearnedSpeed, ...] = ()
     status: PeerStatus = PeerStatus()
+
+    @cached_property
+    def load_cells(self) -> NDArray[np.float64]:
+        """The loads as whole numbers, a row each in the order of its fields: prefill in us, decoding in ms."""
+        rows = [
+            (
+                load.requests,
+                load.prompt_tokens,
+                load.waiting_requests,
+                load.waiting_tokens,
+                load.uncached_tokens,
+                round(load.prefill_s * 1e6),
+                round(load.decoded_s * 1e3),
+            )
+            for load in self.loads
+        ]
+        return np.array(rows, dtype=np.float64).reshape(len(rows), 7)

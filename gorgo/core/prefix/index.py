@@ -14,7 +14,7 @@ comes to the top, finds it.
 
 from __future__ import annotations
 
-from heapq import heapify, heapreplace
+from heapq import heapify, heappush, heapreplace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,7 +80,7 @@ class PrefixIndex:
     def add_replica(self, slot: int, *, capacity_blocks: int | None = None) -> None:
         assert slot not in self._residencies, f"slot {slot} is taken"
         self._residencies[slot] = Residency(slot, capacity_blocks)
-        self._list_oldest()
+        heappush(self._oldest, (0, slot))
 
     def set_capacity(self, slot: int, capacity_blocks: int | None) -> None:
         self._residencies[slot].capacity = capacity_blocks

@@ -10,10 +10,14 @@ import sys
 from array import array
 from collections.abc import Iterable
 from hashlib import blake2b
+from struct import iter_unpack
+
+import numpy as np
 
 #: Bytes of a packed token id.
 TOKEN_BYTES = 4
-_HASH_BYTES = 8
+#: Bytes of a packed hash, little-endian.
+HASH_BYTES = 8
 
 
 def token_bytes(token_ids: Iterable[int]) -> bytes:
@@ -33,12 +37,12 @@ def chain_root(adapter: str | None = None, cache_salt: str | None = None) -> int
     if adapter is None and cache_salt is None:
         return 0
     parts = [b"-" if part is None else b"+" + part.encode(errors="surrogatepass") for part in (adapter, cache_salt)]
-    return _hashed(len(parts[0]).to_bytes(_HASH_BYTES, "little") + b"".join(parts))
+    return _hashed(len(parts[0]).to_bytes(HASH_BYTES, "little") + b"".join(parts))
 
 
 def next_hash(parent: int, tokens: bytes, extra: bytes = b"") -> int:
     """Return the hash of a block after `parent`; `extra` is its content beside the tokens."""
-    return _hashed(parent.to_bytes(_HASH_BYTES, "little") + tokens + extra)
+    return _hashed(parent.to_bytes(HASH_BYTES, "little") + tokens + extra)
 
 
 def chain_hashes(tokens: bytes, *, block_tokens: int, root: int = 0) -> list[int]:
@@ -48,13 +52,25 @@ def chain_hashes(tokens: bytes, *, block_tokens: int, root: int = 0) -> list[int
     >>> second == next_hash(first, token_bytes([3, 4]))
     True
     """
+    return unpacked(packed_chain(tokens, block_tokens=block_tokens, root=root))
+
+
+def packed_chain(tokens: bytes, *, block_tokens: int, root: int = 0) -> bytes:
+    """Return the hash of each full block of a prompt, packed."""
     size = block_tokens * TOKEN_BYTES
-    hashes = []
-    for end in range(size, len(tokens) + 1, size):
-        root = next_hash(root, tokens[end - size : end])
-        hashes.append(root)
-    return hashes
+    whole = tokens[: len(tokens) // size * size]
+    digest, found = root.to_bytes(HASH_BYTES, "little"), []
+    for (block,) in iter_unpack(f"{size}s", whole):
+        digest = blake2b(digest + block, digest_size=HASH_BYTES).digest()
+        found.append(digest)
+    return b"".join(found)
+
+
+def unpacked(hashes: bytes) -> list[int]:
+    """Return packed hashes as integers."""
+    found: list[int] = np.frombuffer(hashes, dtype="<u8").tolist()
+    return found
 
 
 def _hashed(content: bytes) -> int:
-    return int.from_bytes(blake2b(content, digest_size=_HASH_BYTES).digest(), "little")
+    return int.from_bytes(blake2b(content, digest_size=HASH_BYTES).digest(), "little")

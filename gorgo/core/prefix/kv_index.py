@@ -16,8 +16,8 @@ first, a share at a time: deleting a dict's first keys one by one takes quadrati
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Iterator, Sequence
+from itertools import chain, groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from gorgo.core.messages.cache_source import KvEventStats
 from gorgo.core.messages.kv_events import BlocksRemoved, BlocksStored, CacheCleared, KvEventBatch, KvTier
-from gorgo.core.prefix.kv_chain import TOKEN_BYTES, chain_root, next_hash
+from gorgo.core.prefix.kv_chain import TOKEN_BYTES, chain_hashes, chain_root, next_hash
 from gorgo.core.prefix.kv_pushed import PushedBlocks
 from gorgo.core.prefix.kv_source import KvSource, TierBlocks
 from gorgo.core.prefix.kv_speculation import SpeculatedBlocks
@@ -36,6 +36,8 @@ CPU_WEIGHT = 0.8
 #: Most caches of a replica: 64 data-parallel ranks, each with two tiers of four KV cache groups. Ranks and groups come
 #: from the wire.
 MAX_SOURCES = 512
+#: Blocks of a prompt that are looked up at a time.
+_CHUNK = 128
 #: Share of its bound that a full replica gives up at once.
 _EVICTED_SHARE = 1 / 16
 
@@ -79,6 +81,8 @@ class KvEventIndex:
         #: Caches of each slot by rank, tier and group; none of them is empty.
         self._sources: dict[int, dict[tuple[int, KvTier, int], KvSource]] = {}
         self._blocks: Counter[int] = Counter()
+        #: Whether any replica has had a cache in CPU memory.
+        self._uses_cpu = False
 
     def apply(self, slot: int, batch: KvEventBatch) -> None:
         """Apply the events of a replica's message, in their order."""
@@ -159,6 +163,7 @@ class KvEventIndex:
                 assert all(copies > 0 for copies in source.copies.values())
                 counts[tier].update((own, source.bit) for own in source.owned())
         assert self._blocks.keys() == self._sources.keys()
+        assert self._uses_cpu or not self._tiers[KvTier.CPU].masks
         self.pushed.check(self.max_blocks_per_replica)
         counts[KvTier.GPU].update(self.pushed.entries())
         counts[KvTier.GPU].update(self.speculated.entries())
@@ -174,15 +179,18 @@ class KvEventIndex:
     def _runs(self, hashes: Sequence[int]) -> Iterator[tuple[int, int, Iterator[object]]]:
         """Yield runs of blocks on the same replicas: the masks of both tiers, and the blocks.
 
-        Neighbours mostly are on the same replicas: a loop over blocks takes four times as long.
+        Neighbours mostly are on the same replicas.
         """
-        gpu, cpu = self._tiers[KvTier.GPU].masks, self._tiers[KvTier.CPU].masks
-        if not cpu:
-            for mask, run in groupby(map(gpu.get, hashes)):
-                yield mask or 0, 0, run
+        gpu, cpu = self._tiers[KvTier.GPU], self._tiers[KvTier.CPU]
+        # In chunks: a prompt that no replica has ends with its first block.
+        chunks = (hashes[start : start + _CHUNK] for start in range(0, len(hashes), _CHUNK))
+        if not self._uses_cpu:
+            for mask, run in groupby(chain.from_iterable(map(gpu.masks_of, chunks))):
+                yield mask, 0, run
             return
-        for masks, runs in groupby(zip(map(gpu.get, hashes), map(cpu.get, hashes), strict=True)):
-            yield masks[0] or 0, masks[1] or 0, runs
+        pairs = chain.from_iterable(zip(gpu.masks_of(chunk), cpu.masks_of(chunk), strict=True) for chunk in chunks)
+        for (fast, slower), runs in groupby(pairs):
+            yield fast, slower, runs
 
     def _store(self, slot: int, rank: int, event: BlocksStored) -> None:
         count, stats = len(event.hashes), self.stats[slot]
@@ -193,44 +201,48 @@ class KvEventIndex:
         elif (source := self._source(slot, rank, event.tier, event.group)) is None:
             stats.excess_sources += count
         else:
-            stored = self._chained(slot, event) if event.tokens else self._known(slot, event)
-            speculated = self.speculated.of(slot)
-            for engine_hash, own in stored:
-                stats.stored += 1
-                self._blocks[slot] += source.store(engine_hash, own)
-                if speculated and own in speculated:
-                    self.speculated.confirm(slot, own)
-                if self._blocks[slot] > self.max_blocks_per_replica:
-                    self._evict_oldest(slot)
+            hashes, owned = self._chained(slot, event) if event.tokens else self._known(slot, event)
+            stats.stored += len(hashes)
+            self._store_in(slot, source, hashes, owned)
+            self.speculated.confirm_all(slot, owned)
             if not source.own:
                 self._drop_empty(slot)
 
-    def _chained(self, slot: int, event: BlocksStored) -> Iterable[tuple[int, int]]:
-        """Return the blocks of an event with the engine's and the own hash; none after an unknown parent."""
+    def _store_in(self, slot: int, source: KvSource, hashes: Sequence[int], owned: Sequence[int]) -> None:
+        """Store blocks in one of the replica's caches, within the bound."""
+        if self._blocks[slot] + len(hashes) <= self.max_blocks_per_replica:
+            self._blocks[slot] += source.store(hashes, owned)
+            return
+        for engine_hash, own in zip(hashes, owned, strict=True):
+            self._blocks[slot] += source.store((engine_hash,), (own,))
+            if self._blocks[slot] > self.max_blocks_per_replica:
+                self._evict_oldest(slot)
+
+    def _chained(self, slot: int, event: BlocksStored) -> tuple[Sequence[int], Sequence[int]]:
+        """Return the engine's and the own hash of each block of an event; none after an unknown parent."""
         if event.parent is None:
-            own = chain_root(event.adapter, event.cache_salt)
+            root = chain_root(event.adapter, event.cache_salt)
         else:
             known = self._own_hash(slot, event.parent)
             if known is None:
                 self.stats[slot].unknown_parents += len(event.hashes)
-                return []
-            own = known
-        size = self.block_tokens * TOKEN_BYTES
-        blocks = []
-        for place, engine_hash in enumerate(event.hashes):
-            tokens = event.tokens[place * size : (place + 1) * size]
-            own = next_hash(own, tokens, event.extra.get(place, b""))
-            blocks.append((engine_hash, own))
-        return blocks
+                return (), ()
+            root = known
+        size = self.block_tokens
+        if not event.extra:
+            return event.hashes, chain_hashes(event.tokens, block_tokens=size, root=root)
+        owned = []
+        for place, start in enumerate(range(0, len(event.tokens), size * TOKEN_BYTES)):
+            root = next_hash(root, event.tokens[start : start + size * TOKEN_BYTES], event.extra.get(place, b""))
+            owned.append(root)
+        return event.hashes, owned
 
-    def _known(self, slot: int, event: BlocksStored) -> Iterator[tuple[int, int]]:
-        """Yield the blocks of an event without tokens that another cache of the replica has."""
-        for engine_hash in event.hashes:
-            own = self._own_hash(slot, engine_hash)
-            if own is None:
-                self.stats[slot].without_tokens += 1
-            else:
-                yield engine_hash, own
+    def _known(self, slot: int, event: BlocksStored) -> tuple[Sequence[int], Sequence[int]]:
+        """Return the same of those blocks of an event without tokens that another cache of the replica has."""
+        found = [(engine_hash, self._own_hash(slot, engine_hash)) for engine_hash in event.hashes]
+        known = [(engine_hash, own) for engine_hash, own in found if own is not None]
+        self.stats[slot].without_tokens += len(found) - len(known)
+        return [engine_hash for engine_hash, _ in known], [own for _, own in known]
 
     def _own_hash(self, slot: int, engine_hash: int) -> int | None:
         for source in self._sources[slot].values():
@@ -247,13 +259,11 @@ class KvEventIndex:
         if source is None:
             self.stats[slot].unknown_removals += len(event.hashes)
             return
-        for engine_hash in event.hashes:
-            removed = source.evict(engine_hash)
-            if removed is None:
-                self.stats[slot].unknown_removals += 1
-            else:
-                self.stats[slot].removed += 1
-                self._blocks[slot] -= removed
+        before, stats = len(source.own), self.stats[slot]
+        unknown = source.evict(event.hashes)
+        stats.unknown_removals += unknown
+        stats.removed += len(event.hashes) - unknown
+        self._blocks[slot] -= before - len(source.own)
         if not source.own:
             self._drop_empty(slot)
 
@@ -263,6 +273,7 @@ class KvEventIndex:
         source = sources.get((rank, tier, group))
         if source is None and len(sources) < MAX_SOURCES:
             source = KvSource(1 << slot, rank, tier, group, self._tiers[tier])
+            self._uses_cpu |= tier == KvTier.CPU
             sources[rank, tier, group] = source
         return source
 

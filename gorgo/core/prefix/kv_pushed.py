@@ -9,7 +9,7 @@ engine has retained it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice, zip_longest
 
 from gorgo.core.prefix.kv_source import TierBlocks
 
@@ -34,15 +34,14 @@ class PushedBlocks:
 
     def __init__(self, tier: TierBlocks) -> None:
         self._tier = tier
-        #: Own hashes of each slot, oldest first; none of them is empty.
-        self._own: dict[int, dict[int, None]] = {}
+        #: Blocks of each slot; none of them is empty.
+        self._own: dict[int, _HashSet] = {}
         #: Those of them that no snapshot has shown, with the time of their confirmation, oldest first.
         self._confirmed: dict[int, dict[int, float]] = {}
 
     def blocks_of(self, slot: int) -> int:
         """Return the blocks of a replica."""
-        own = self._own.get(slot)
-        return 0 if own is None else len(own)
+        return len(self._own.get(slot, ()))
 
     def reported(self, slot: int) -> int:
         """Return the blocks of a replica that its snapshot has."""
@@ -57,7 +56,7 @@ class PushedBlocks:
 
     def add(self, slot: int, hashes: Iterable[int], *, limit: int) -> int:
         """Add reported blocks to a replica; return how many exceeded `limit` and were left out."""
-        known, bit, excess = self._own.setdefault(slot, {}), 1 << slot, 0
+        known, bit, excess = self._own.setdefault(slot, _HashSet()), 1 << slot, 0
         confirmed = self._confirmed.get(slot)
         for own in hashes:
             if own in known:
@@ -65,7 +64,7 @@ class PushedBlocks:
                     confirmed.pop(own, None)
                 continue
             if len(known) < limit:
-                known[own] = None
+                known.add(own)
                 self._tier.add(own, bit)
             else:
                 excess += 1
@@ -74,13 +73,13 @@ class PushedBlocks:
 
     def confirm(self, slot: int, hashes: Iterable[int], *, limit: int, now: float) -> None:
         """Add blocks that a first token has confirmed; those beyond `limit` are left out."""
-        known, bit = self._own.setdefault(slot, {}), 1 << slot
+        known, bit = self._own.setdefault(slot, _HashSet()), 1 << slot
         confirmed = self._confirmed.setdefault(slot, {})
         for own in hashes:
             if own not in known:
                 if len(known) >= limit:
                     continue
-                known[own] = None
+                known.add(own)
                 self._tier.add(own, bit)
             elif confirmed.pop(own, None) is None:
                 continue
@@ -94,18 +93,20 @@ class PushedBlocks:
 
     def remove(self, slot: int, hashes: Iterable[int]) -> None:
         """Remove blocks of a replica; those that it does not have are ignored."""
-        known, bit = self._own.get(slot, {}), 1 << slot
+        known, bit = self._own.get(slot), 1 << slot
+        if known is None:
+            return
         confirmed = self._confirmed.get(slot)
         for own in hashes:
             if own in known:
-                del known[own]
+                known.remove(own)
                 self._tier.remove(own, bit)
                 if confirmed:
                     confirmed.pop(own, None)
         self._drop_empty(slot)
 
     def set_max_blocks(self, limit: int) -> None:
-        """Remove the oldest blocks of each replica beyond `limit`."""
+        """Remove about the oldest blocks of each replica beyond `limit`."""
         for slot, known in list(self._own.items()):
             self.remove(slot, list(islice(known, max(0, len(known) - limit))))
 
@@ -124,9 +125,43 @@ class PushedBlocks:
         assert all(0 < len(known) <= limit for known in self._own.values())
         for slot, confirmed in self._confirmed.items():
             assert confirmed
-            assert confirmed.keys() <= self._own[slot].keys()
+            assert confirmed.keys() <= set(self._own[slot])
 
     def _drop_empty(self, slot: int) -> None:
-        for sets in (self._own, self._confirmed):
-            if slot in sets and not sets[slot]:
-                del sets[slot]
+        if slot in self._own and not len(self._own[slot]):
+            del self._own[slot]
+        if slot in self._confirmed and not self._confirmed[slot]:
+            del self._confirmed[slot]
+
+
+class _HashSet:
+    """Own hashes in parts, as those of `TierBlocks`."""
+
+    #: With few blocks each takes 15 KB: there is one of these per replica.
+    PARTS = 64
+
+    def __init__(self) -> None:
+        #: Oldest first.
+        self._parts: list[dict[int, None]] = [{} for _ in range(self.PARTS)]
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __contains__(self, own: int) -> bool:
+        return own in self._parts[own % self.PARTS]
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield the oldest of each part, then the next ones."""
+        rows = zip_longest(*self._parts)
+        return (own for own in chain.from_iterable(rows) if own is not None)
+
+    def add(self, own: int) -> None:
+        """Add a block that is not there."""
+        self._parts[own % self.PARTS][own] = None
+        self._count += 1
+
+    def remove(self, own: int) -> None:
+        """Remove a block that is there."""
+        del self._parts[own % self.PARTS][own]
+        self._count -= 1

@@ -6,11 +6,16 @@ all replicas.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
 from gorgo.core.messages.kv_events import KvTier
+
+#: Parts of a table of blocks by own hash. A dict that grows copies all it has, in 50 ms at 700,000 blocks; each part
+#: grows by itself.
+PARTS = 256
+LAST_PART = PARTS - 1
 
 
 class TierBlocks:
@@ -21,18 +26,30 @@ class TierBlocks:
     """
 
     def __init__(self) -> None:
-        self.masks: dict[int, int] = {}
+        #: By the low bits of the own hash.
+        self.parts: list[dict[int, int]] = [{} for _ in range(PARTS)]
         #: (own hash, bit of the slot) -> caches of that replica with the block, less one.
         self.more: dict[tuple[int, int], int] = {}
 
+    @property
+    def masks(self) -> dict[int, int]:
+        """Return all blocks with their masks; visits every one."""
+        return {own: mask for part in self.parts for own, mask in part.items()}
+
+    def masks_of(self, hashes: Iterable[int]) -> list[int]:
+        """Return the mask of each block, 0 for one on no replica."""
+        parts = self.parts
+        return [parts[own & LAST_PART].get(own, 0) for own in hashes]
+
     def add(self, own: int, bit: int) -> None:
-        mask = self.masks.get(own)
+        masks = self.parts[own & LAST_PART]
+        mask = masks.get(own)
         if mask is None:
-            self.masks[own] = bit
+            masks[own] = bit
         elif mask & bit:
             self.more[own, bit] = self.more.get((own, bit), 0) + 1
         else:
-            self.masks[own] = mask | bit
+            masks[own] = mask | bit
 
     def remove(self, own: int, bit: int) -> None:
         more = self.more.get((own, bit)) if self.more else None
@@ -42,11 +59,12 @@ class TierBlocks:
             else:
                 del self.more[own, bit]
             return
-        mask = self.masks[own] ^ bit
+        masks = self.parts[own & LAST_PART]
+        mask = masks[own] ^ bit
         if mask:
-            self.masks[own] = mask
+            masks[own] = mask
         else:
-            del self.masks[own]
+            del masks[own]
 
 
 @dataclass(slots=True)
@@ -73,31 +91,44 @@ class KvSource:
     #: Engine's hash -> copies beyond the first.
     copies: dict[int, int] = field(default_factory=dict)
 
-    def store(self, engine_hash: int, own: int) -> int:
-        """Store one copy of a block; return the blocks added, 0 or 1. A hash of another block replaces that one."""
-        known = self.own.get(engine_hash)
-        if known == own:
-            self.copies[engine_hash] = self.copies.get(engine_hash, 0) + 1
-            return 0
-        if known is not None:
-            self._forget(engine_hash)
-        self.own[engine_hash] = own
-        self.blocks.add(own, self.bit)
-        return 1 if known is None else 0
+    def store(self, engine_hashes: Iterable[int], owned: Iterable[int]) -> int:
+        """Store one copy of each block; return the blocks added. A hash of another block replaces that one."""
+        own_of, parts, bit, before = self.own, self.blocks.parts, self.bit, len(self.own)
+        for engine_hash, own in zip(engine_hashes, owned, strict=True):
+            known = own_of.get(engine_hash)
+            if known is not None:
+                if known == own:
+                    self.copies[engine_hash] = self.copies.get(engine_hash, 0) + 1
+                    continue
+                self._forget(engine_hash)
+            own_of[engine_hash] = own
+            # As `blocks.add`, without a call for the most frequent case.
+            masks = parts[own & LAST_PART]
+            if own in masks:
+                self.blocks.add(own, bit)
+            else:
+                masks[own] = bit
+        return len(own_of) - before
 
-    def evict(self, engine_hash: int) -> int | None:
-        """Remove one copy of a block; return the blocks removed, 0 or 1, or `None` if the hash is unknown."""
-        if engine_hash not in self.own:
-            return None
-        copies = self.copies.get(engine_hash) if self.copies else None
-        if copies is None:
-            self._forget(engine_hash)
-            return 1
-        if copies > 1:
-            self.copies[engine_hash] = copies - 1
-        else:
-            del self.copies[engine_hash]
-        return 0
+    def evict(self, engine_hashes: Sequence[int]) -> int:
+        """Remove one copy of each block; return how many hashes are unknown."""
+        own_of, copies, tier, bit, unknown = self.own, self.copies, self.blocks, self.bit, 0
+        parts, more = tier.parts, tier.more
+        for engine_hash in engine_hashes:
+            if engine_hash in copies:
+                self._evict_copy(engine_hash)
+                continue
+            own = own_of.pop(engine_hash, None)
+            if own is None:
+                unknown += 1
+                continue
+            # As `blocks.remove`, without a call for the most frequent case.
+            masks = parts[own & LAST_PART]
+            if masks[own] == bit and not more:
+                del masks[own]
+            else:
+                tier.remove(own, bit)
+        return unknown
 
     def drop_oldest(self, count: int) -> int:
         """Remove the blocks stored first with all their copies; return how many."""
@@ -109,6 +140,13 @@ class KvSource:
     def owned(self) -> Iterator[int]:
         """Yield the own hash of each block."""
         return iter(self.own.values())
+
+    def _evict_copy(self, engine_hash: int) -> None:
+        copies = self.copies[engine_hash]
+        if copies > 1:
+            self.copies[engine_hash] = copies - 1
+        else:
+            del self.copies[engine_hash]
 
     def _forget(self, engine_hash: int) -> None:
         self.blocks.remove(self.own.pop(engine_hash), self.bit)

@@ -115,6 +115,11 @@ class Fingerprinter:
         """Return the fingerprint of a prompt; one for an adapter shares no block with any other's."""
         return self.hash_sketch(self.sketch(prompt), adapter=adapter)
 
+    @property
+    def key_id(self) -> str:
+        """Return a name of the key and the size of blocks: fingerprints under equal ones can be compared."""
+        return f"{self._named_hash('key id', str(self.block_bytes)):016x}"
+
     def sketch(self, prompt: Prompt) -> PromptSketch:
         """Return what is needed of a prompt for its fingerprint: a sum per block instead of its text."""
         text, marks = prompt.text, prompt.message_starts

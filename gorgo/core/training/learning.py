@@ -10,7 +10,7 @@ from gorgo.core.policy.candidates import Candidates
 from gorgo.core.policy.choice import Choice
 from gorgo.core.policy.interface import Policy
 from gorgo.core.training.learner import Learner, find_learner
-from gorgo.core.training.model import Model
+from gorgo.core.training.model import Model, model_digest
 from gorgo.core.training.outcomes import OutcomeRing
 from gorgo.core.training.recorder import OutcomeRecorder
 from gorgo.errors import ConfigError
@@ -25,7 +25,9 @@ class Learning:
         Of the Router. Raises `ConfigError` if both learn.
     """
 
-    __slots__ = ("_policies_read_progress", "learner", "model_version", "names", "outcomes", "recorder")
+    __slots__ = (
+        "_digest", "_model", "_policies_read_progress", "learner", "model_version", "names", "outcomes", "recorder",
+    )  # fmt: skip
 
     def __init__(self, policy: Policy, shadow: Policy | None) -> None:
         #: A log of outcomes, whether or not a policy learns.
@@ -37,6 +39,8 @@ class Learning:
         self.outcomes: OutcomeRing | None = None
         #: Version of the model in use; `None` without one.
         self.model_version: int | None = None
+        self._model: Model | None = None
+        self._digest: str | None = None
         self.set_policies(policy, shadow)
 
     def set_policies(self, policy: Policy, shadow: Policy | None) -> None:
@@ -44,7 +48,7 @@ class Learning:
         learner = find_learner(policy, shadow)
         self._policies_read_progress = any(getattr(each, "reads_progress", False) for each in (policy, shadow))
         if learner is not self.learner:
-            self.learner, self.model_version = learner, None
+            self.learner, self.model_version, self._model, self._digest = learner, None, None, None
             self.names = () if learner is None else learner.feature_names
             self.outcomes = None if learner is None else OutcomeRing(self.names)
 
@@ -64,7 +68,14 @@ class Learning:
                 f"{', '.join(self.names)}"
             )
         learner.adopt(model)
-        self.model_version = None if model is None else model.version
+        self.model_version, self._model, self._digest = None if model is None else model.version, model, None
+
+    @property
+    def model_digest(self) -> str | None:
+        """Return the digest of the model in use; `None` without one."""
+        if self._digest is None and self._model is not None:
+            self._digest = model_digest(self._model)
+        return self._digest
 
     def table_of(
         self, choice: Choice, shadowed: Choice | None, request: RouteRequest, candidates: Candidates

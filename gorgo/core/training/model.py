@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from hashlib import blake2b
 from typing import Any, Protocol
 
 import numpy as np
@@ -44,3 +46,13 @@ class Model(Protocol):
 
     def arrays(self) -> tuple[dict[str, NDArray[Any]], Mapping[str, Any]]:
         """Return the parameters for a file: arrays by name, and what goes into its JSON header."""
+
+
+def model_digest(model: Model) -> str:
+    """Return 32 hexadecimal digits: the same for models of the same parameters, in whichever process."""
+    arrays, parts = model.arrays()
+    digest = blake2b(json.dumps([model.kind, model.version, model.names, dict(parts)]).encode(), digest_size=16)
+    for name, array in sorted({**arrays, "low": model.low, "high": model.high}.items()):
+        digest.update(f"{name} {array.dtype.str} {array.shape} ".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()

@@ -12,10 +12,11 @@ from gorgo.core.policy.candidates import Candidates
 from gorgo.core.policy.choice import Choice
 from gorgo.core.policy.interface import IndexKind
 from gorgo.core.policy.weights import Weights, WeightSpec
+from gorgo.core.prefix.origin import Origin
 from gorgo.policies.base import least_loaded
 from gorgo.policies.sticky.placement import bounded_load, jump_hash, two_choices
-from gorgo.policies.sticky.prefixes import ALIGNED_TOKENS, Prefix, even_prefixes, prefixes_of
-from gorgo.policies.sticky.routes import Origin, RouteTable
+from gorgo.policies.sticky.prefixes import ALIGNED_TOKENS, Prefix, even_prefixes, prefixes_of, remote_prefixes
+from gorgo.policies.sticky.routes import RouteTable
 
 
 class MultiDepth:
@@ -104,7 +105,7 @@ class MultiDepth:
         """Return the prefixes of a prompt, with those that other routers name while there are any."""
         if not request.boundaries or not self.routes.routes_of(Origin.REMOTE):
             return prefixes
-        return sorted([*prefixes, *even_prefixes(request)], key=lambda prefix: prefix.tokens)
+        return sorted([*prefixes, *remote_prefixes(request)], key=lambda prefix: prefix.tokens)
 
     def _longest(self, prefixes: list[Prefix], candidates: Candidates) -> tuple[int, float] | None:
         """Return the row and the tokens of the longest prefix whose replica is a candidate."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from gorgo.core.messages.request import RouteRequest
-from gorgo.core.prompt.depths import depths_of
+from gorgo.core.prompt.depths import depths_of, marked_depths
 from gorgo.policies.sticky.routes import RouteKey
 
 #: Tokens to which ends of messages are aligned, and of the shortest prefix before that: Ranvier's.
@@ -39,6 +39,13 @@ def prefixes_of(request: RouteRequest) -> list[Prefix]:
 def even_prefixes(request: RouteRequest) -> list[Prefix]:
     """Return the prefixes every 128 tokens of the text."""
     depths = depths_of(len(request.blocks) // _HASH_BYTES, request.block_tokens)
+    return [_text_prefix(request, depth) for depth in depths]
+
+
+def remote_prefixes(request: RouteRequest) -> list[Prefix]:
+    """Return the prefixes that other routers name."""
+    full_blocks = len(request.blocks) // _HASH_BYTES
+    depths = marked_depths(full_blocks, request.block_tokens, request.boundaries)
     return [_text_prefix(request, depth) for depth in depths]
 
 

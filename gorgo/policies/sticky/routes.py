@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
-from enum import IntEnum
+
+from gorgo.core.prefix.origin import Origin
 
 #: Model and hash of a prefix.
 RouteKey = tuple[str | None, bytes]
 
 #: Most routes, and the time without use after which one is void, s: Ranvier's.
 MAX_ROUTES, TTL_S = 100_000, 3600.0
-
-
-class Origin(IntEnum):
-    """The source of a route, the more trusted the greater."""
-
-    #: Another router.
-    REMOTE = 0
-    #: A report of an engine.
-    PUSH = 1
-    #: An answer through this router.
-    LOCAL = 2
 
 
 @dataclass(slots=True)
@@ -55,6 +45,8 @@ class RouteTable:
     def __init__(self, max_routes: int = MAX_ROUTES, ttl_s: float = TTL_S) -> None:
         self._max_routes = max_routes
         self._ttl_s = ttl_s
+        #: Routes that a full table had no place for.
+        self.evicted: Counter[Origin] = Counter()
         self._by_origin: tuple[OrderedDict[RouteKey, _Route], ...] = tuple(OrderedDict() for _ in Origin)
 
     def __len__(self) -> int:
@@ -88,7 +80,11 @@ class RouteTable:
                 del routes[key]
         self._by_origin[origin][key] = _Route(replica, now)
         if len(self) > self._max_routes:
-            next(routes for routes in self._by_origin if routes).popitem(last=False)
+            least, routes = next(
+                (origin, routes) for origin, routes in zip(Origin, self._by_origin, strict=True) if routes
+            )
+            routes.popitem(last=False)
+            self.evicted[least] += 1
 
     def check(self) -> None:
         """Assert the bound, one route per prefix, and the order of use."""

@@ -27,6 +27,31 @@ class KvObserver(Protocol):
         """Empty the cache."""
 
 
+class KvObservers(KvObserver):
+    """Several observers of one cache, each with every change.
+
+    Parameters
+    ----------
+    observers:
+        In the order in which they receive a change.
+    """
+
+    def __init__(self, observers: Sequence[KvObserver]) -> None:
+        self._observers = tuple(observers)
+
+    def stored(self, hashes: Sequence[int], parent: int | None, items: bytes) -> None:
+        for observer in self._observers:
+            observer.stored(hashes, parent, items)
+
+    def removed(self, hashes: Sequence[int]) -> None:
+        for observer in self._observers:
+            observer.removed(hashes)
+
+    def cleared(self) -> None:
+        for observer in self._observers:
+            observer.cleared()
+
+
 class TreeBlocks:
     """The blocks of a cache whose prefixes are a tree: a block is cached while its last item is in the tree.
 

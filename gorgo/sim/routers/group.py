@@ -17,6 +17,7 @@ from gorgo.sim.workload import SimRequest
 Split = Literal["random", "session", "region"]
 #: `none`: each router learns alone; `store`: they report to each other; `all`: one router sees and decides all.
 Sharing = Literal["none", "store", "all"]
+SPLITS: tuple[Split, ...] = ("random", "session", "region")
 SHARINGS: tuple[Sharing, ...] = ("none", "store", "all")
 #: Within one region.
 _LOCAL_RTT_S = 0.002

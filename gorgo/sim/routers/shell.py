@@ -142,7 +142,10 @@ class RouterShell:
         return self.router.report(now=self._kernel.now)
 
     def on_peer(self, report: PeerReport, *, age_s: float) -> None:
-        self.carry_out(self.informed().on_peer(report, now=self._kernel.now, age_s=age_s))
+        router = self.informed() if self.router.queued else self.router
+        actions = router.on_peer(report, now=self._kernel.now, age_s=age_s)
+        if actions or router.queued:
+            self.carry_out(actions)
         assert self.router.peers is not None, "it has joined"
         hints = self.router.peers.probe_hints
         while hints:

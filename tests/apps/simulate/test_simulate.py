@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gorgo.apps.replay.records import ReplayRecord
+from gorgo.apps.results import ResultRow
 from gorgo.apps.simulate import SimJob, SimulateOptions, jobs_of, simulate_command
 from gorgo.apps.simulate.fleet import fleet_of, limits_of
 from gorgo.apps.traces import TraceFilters
@@ -245,6 +246,33 @@ def test_the_command_runs_several_routers(tmp_path: Path) -> None:
     words = ["simulate", "chat-small", "--limit", "20", "--policy", "random", "--jobs", "1", "--config", str(REGIONS)]
     shared = CliRunner().invoke(app, [*words, "--routers", "2", "--sharing", "store", "--json"])
     assert shared.exit_code == 0, shared.output
-    wrong = CliRunner().invoke(app, [*words, "--routers", "2", "--sharing", "gossip"])
+
+
+def test_the_options_of_routers_are_those_of_their_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[RouterGroup] = []
+
+    def simulated(options: SimulateOptions, **_: object) -> list[ResultRow]:
+        seen.append(options.routers)
+        return []
+
+    monkeypatch.setattr("gorgo.apps.simulate.simulate_command", simulated)
+    words = ["--routers", "3", "--split", "session", "--sharing", "store", "--peer-delay", "250", "--peer-loss", "0.1"]
+    done = CliRunner().invoke(app, [*RUN, *words, "--json"])
+    assert done.exit_code == 0, done.output
+    assert seen == [RouterGroup(count=3, split="session", sharing="store", delay_s=0.25, loss=0.1)]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--sharing", "gossip"], "none, store, all"),
+        (["--split", "hash"], "random, session, region"),
+        (["--peer-loss", "1.5"], "--peer-loss"),
+        (["--peer-delay", "-1"], "--peer-delay"),
+        (["--split", "region", "--sharing", "all"], "is in one region"),
+    ],
+)
+def test_a_wrong_option_of_routers_is_bad_usage(words: list[str], said: str) -> None:
+    wrong = CliRunner().invoke(app, [*RUN, "--routers", "2", *words])
     assert wrong.exit_code == 2
-    assert "none, store, all" in wrong.output
+    assert said in wrong.output

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from gorgo.core.fleet.eligibility import CandidateSet
 from gorgo.core.fleet.fleet import Fleet
+from gorgo.core.fleet.outlier import HealthState
 from gorgo.core.fleet.spec import ReplicaSpec
 from gorgo.core.limits import OutlierLimits
 
@@ -167,3 +169,66 @@ def test_a_listed_model_is_served_in_the_regions_of_its_replicas_and_of_those_fo
     fleet = fleet_of(ReplicaSpec("a", "us", ("m", "n")), ReplicaSpec("b", "eu", ("n",)), ReplicaSpec("c", "ap"))
     assert fleet.eligibility.regions_of_models() == {"m": {"us", "ap"}, "n": {"us", "eu", "ap"}}
     assert fleet_of(ReplicaSpec("c", "ap")).eligibility.regions_of_models() == {}
+
+
+def expected(fleet: Fleet, model: str | None, regions: frozenset[str] | None, subset: frozenset[str] | None) -> object:
+    """The naive twin: each replica is visited."""
+    why: dict[str, str] = {}
+    available = []
+    for name, replica in fleet.replicas.items():
+        if model is not None and replica.spec.models and model not in replica.spec.models:
+            why[name] = "model"
+        elif regions is not None and replica.spec.region not in regions:
+            why[name] = "region"
+        elif subset is not None and name not in subset:
+            why[name] = "subset"
+        elif replica.draining:
+            why[name] = "draining"
+        else:
+            available.append(replica)
+    healthy = [replica for replica in available if replica.health.state is HealthState.HEALTHY]
+    panic = len(healthy) < 0.5 * len(available)
+    left = [replica for replica in available if replica.health.can_accept]
+    if panic and not healthy:
+        left = [each for each in available if each.health.can_accept or not each.health.probe_down] or available
+    why |= {replica.spec.name: "ejected" for replica in available if replica not in left}
+    names = [replica.spec.name for replica in sorted(left, key=lambda replica: replica.slot)]
+    return names, why, panic, len(left) == len(fleet.columns.salt)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_candidates_are_those_of_a_visit_to_each_replica_after_any_events(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    specs = [ReplicaSpec(f"r{n}", "east" if n % 2 else "west", ("m",) if n % 3 else ()) for n in range(9)]
+    fleet, now = fleet_of(*specs[:6]), 0.0
+    for step in range(300):
+        now += float(rng.uniform(0.0, 2.0))
+        member = list(fleet.replicas.values())[rng.integers(len(fleet.replicas))]
+        match rng.integers(8):
+            case 0 | 1:
+                member.health.attempt_failed(dispatched_s=now, now=now)
+            case 2:
+                fleet.probed(member, None, now=now)
+            case 3:
+                fleet.probed(member, 0.1, now=now)
+            case 4:
+                fleet.drain(member.spec.name, bool(rng.integers(2)), now=now)
+            case 5:
+                member.health.attempt_started(f"r/{step}")
+            case 6:
+                fleet.handle_timer(now=now)
+            case _:
+                fleet.replace([specs[n] for n in np.flatnonzero(rng.random(9) < 0.7)] or specs[:1])
+        key = (
+            [None, "m", "unlisted"][rng.integers(3)],
+            [None, frozenset({"east"})][rng.integers(2)],
+            [None, frozenset({"r0", "r1", "r4"})][rng.integers(2)],
+        )
+        found = fleet.eligibility.for_model(*key)
+        assert (list(found.names), dict(found.excluded), found.panic, found.is_all) == expected(fleet, *key)
+        assert [replica.slot for replica in found.replicas] == found.slots.tolist()
+        assert all((replica in found) == (name in found.names) for name, replica in fleet.replicas.items())
+        some = [replica for replica in found.replicas if rng.random() < 0.3]
+        left = found.excluding_some(some, "busy")
+        assert dict(left.excluded) == {**found.excluded, **{replica.spec.name: "busy" for replica in some}}
+        assert left.names == tuple(name for name in found.names if fleet.replicas[name] not in some)

@@ -223,6 +223,24 @@ def test_the_next_timer_follows_each_event(fleet: Fleet) -> None:
     assert seen == [None, 91.0, 90.5, 91.0, 92.0, 16.0, 92.0, 100.0, 15.0]
 
 
+def test_the_next_timer_is_the_earliest_of_all_after_any_events(fleet: Fleet) -> None:
+    rng, members = np.random.default_rng(5), [fleet.member(name) for name in "abc"]
+    for step in range(400):
+        now, member = float(step), members[rng.integers(3)]
+        match rng.integers(5):
+            case 0 | 1:
+                fleet.probed(member, 0.1, now=now)
+            case 2:
+                fleet.scraped(member, EngineSample(), now=now)
+            case 3:
+                fleet.probed(member, None, now=now)
+            case _:
+                fleet.handle_timer(now=now)
+        observed = [at + 90.0 for each in members for at in (each.probed_s, each.scraped_s) if at is not None]
+        backoffs = [at for each in members if (at := each.health.backoff_until_s) is not None]
+        assert fleet.next_timer() == min(observed + backoffs, default=None)
+
+
 def test_a_replica_that_moves_to_tls_takes_a_round_trip_more_to_open(fleet: Fleet) -> None:
     fleet.replace([ReplicaSpec("a", "x"), ReplicaSpec("b", "x", tls=True)])
     assert fleet.columns.connect_round_trips[:2].tolist() == [1, 2]

@@ -19,7 +19,7 @@ def columns_of(slots: int) -> Columns:
 
 
 def cells(**values: float) -> Floats:
-    return np.array([[values.get(name, 0.0)] for name in CELLS])
+    return np.array([[values.get(name, 0.0) for name in CELLS]])
 
 
 def report(loads: PeerLoads, router: str, slot: int, *, now: float = 0.0, **values: float) -> None:
@@ -34,7 +34,9 @@ def test_no_column_is_lower_than_the_own_one() -> None:
     loads = PeerLoads("own", columns)
     report(loads, "other", 0, requests=2, prompt_tokens=20, waiting_requests=1, waiting_tokens=9, prefill_us=500_000)
     added = loads.added_to_own(now=1.0)
-    assert loads.added_to_own(now=1.0).in_flight_tokens.tolist() == [20.0, 0.0]
+    tokens = loads.added_to_own(now=1.0).in_flight_tokens - [20.0, 0.0]
+    assert (tokens >= 0.0).all()
+    assert (tokens < 128.0).all(), "a tie-break below a short prompt"
     for item in fields(Columns):
         own, both = getattr(columns, item.name), getattr(added, item.name)
         known = own == own
@@ -123,7 +125,7 @@ def test_the_sums_are_those_of_the_routers_that_count(
         elif kind == 2:
             loads.forget(router)
         slots = np.array([slot for slot in wanted if slot < len(columns.salt)], dtype=np.intp)
-        loads.replace(router, slots, np.full((len(CELLS), len(slots)), float(amount)), now=now)
+        loads.replace(router, slots, np.full((len(slots), len(CELLS)), float(amount)), now=now)
         loads.check()
         assert all(now - heard_s < FADE_S for heard_s in loads.routers.values())
         loads.added_to_own(now=now)

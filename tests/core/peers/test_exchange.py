@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,11 +9,14 @@ from gorgo.core.fleet.peer_loads import FADE_S
 from gorgo.core.limits import OverloadLimits, RouterLimits
 from gorgo.core.messages.actions import Hold
 from gorgo.core.messages.request import AttemptResult, EngineSample, Outcome
+from gorgo.core.peers.codec import decode_report, encode_report
 from gorgo.core.peers.exchange import PeerExchange, is_urgent
 from gorgo.core.peers.records import LearnedSpeed, PeerReport, PeerStatus, ReplicaLoad, SharedCacheReport
+from gorgo.core.prefix.origin import Origin
 from gorgo.core.router import Router
 from gorgo.policies.registry import make_policy
 from tests.core.routers import PROMPT, a_request, blocks_of, dispatched, load_of, make_router, submitted, timed
+from tests.core.training.learners import LeastPredicted, LinearModel
 
 KEY = "one key"
 
@@ -151,10 +156,38 @@ def test_a_prefix_that_a_peer_confirmed_is_found_and_proves_nothing() -> None:
     second.check()
 
 
+def test_a_prefix_of_a_peer_is_remote_until_a_first_token_here_confirms_it() -> None:
+    first, second = group("a", "b")
+    serve(first, "turn-1", replica="b", now=0.0)
+    second.on_peer(first.report(now=0.4), now=0.5)
+    marks = peers_of(second).prefixes
+    assert (marks.marks[Origin.REMOTE], marks.marks[Origin.LOCAL]) == (2, 0)
+    assert second.index.resident_blocks(1) == 0, "the index has what this Router sent"
+    assert second.index.match(PROMPT, 2).tolist() == [0.0, 0.0]
+    serve(second, "turn-2", replica="b", now=1.0)
+    assert (marks.marks[Origin.REMOTE], marks.marks[Origin.LOCAL]) == (0, 2)
+    second.check()
+
+
 def test_a_prefix_without_a_first_token_is_not_reported() -> None:
     first, _ = group("a")
     dispatched(submitted(first, a_request("r", blocks=PROMPT), now=0.0))
     assert first.report(now=0.1).prefixes == ()
+
+
+def test_marks_are_where_messages_end_and_every_512_tokens() -> None:
+    first, second = group("a", "b")
+    blocks = blocks_of(*range(20))
+    for number, boundaries in enumerate(((), (200, 1000, 1280))):
+        request = replace(a_request(f"r{number}", blocks=blocks, prompt_tokens=1280), boundaries=boundaries)
+        first.on_first_token(dispatched(submitted(first, request, now=0.0)).attempt_id, now=1.0)
+    even, by_message = first.report(now=1.1).prefixes
+    assert even.blocks == tuple(range(2, 21, 2))
+    assert by_message.blocks == (3, 8, 15, 16, 20)
+    second.on_peer(PeerReport("router-0", 9, KEY, prefixes=(by_message,)), now=1.2)
+    branch = a_request("branch", blocks=blocks[: 8 * 15] + blocks_of(99, 98, 97), prompt_tokens=1150)
+    dispatch = dispatched(submitted(second, branch, now=9.0))
+    assert (dispatch.replica, dispatch.decision.estimated_cached_tokens) == (by_message.replica, 15 * 64)
 
 
 def test_what_was_reported_once_is_not_reported_again() -> None:
@@ -272,14 +305,49 @@ def test_multi_depth_takes_in_the_routes_of_its_peers() -> None:
     assert chosen(second, "turn-2", PROMPT, now=0.6) == away
 
 
-def test_equal_replicas_are_different_ones_to_different_routers() -> None:
+LEAST = ("least-request", "least-load", "gorgo-ms", "gorgo")
+
+
+@pytest.mark.parametrize("policy", LEAST)
+def test_equal_replicas_are_different_ones_to_different_routers(policy: str) -> None:
     names = [f"replica-{number}" for number in range(8)]
-    routers = group(*names, policy="least-request", count=8)
+    routers = group(*names, policy=policy, count=8)
     for router in routers:
         router.on_peer(load_report("quiet"), now=0.0)
-    assert len({chosen(router, now=0.1) for router in routers}) >= 4
+    firsts = [chosen(router, now=0.1) for router in routers]
+    assert len(set(firsts)) >= 4
+    again = group(*names, policy=policy, count=8)
+    for router in again:
+        router.on_peer(load_report("quiet"), now=0.0)
+    assert [chosen(router, now=0.1) for router in again] == firsts, "by the router's name, not by chance"
     repeated = [chosen(routers[0], f"again-{n}", now=0.1) for n in range(7)]
-    assert len(set(repeated)) == 7, "an own request outweighs the tie-break"
+    assert len({firsts[0], *repeated}) == 8, "an own request outweighs the tie-break"
+
+
+@pytest.mark.parametrize(
+    ("policy", "nearly"),
+    [
+        ("least-load", ReplicaLoad("", 4, 4010, 4, 4010, 4010, 4.005)),
+        ("gorgo-ms", ReplicaLoad("", 4, 4010, 4, 4010, 4010, 4.005)),
+        ("gorgo", ReplicaLoad("", 4, 4010, 4, 4010, 4010, 4.005)),
+    ],
+)
+def test_routers_do_not_all_choose_what_is_better_by_a_little(policy: str, nearly: ReplicaLoad) -> None:
+    names = [f"replica-{number}" for number in range(8)]
+    best = ReplicaLoad(names[0], 4, 4000, 4, 4000, 4000, 4.0)
+    routers = group(*names, policy=policy, count=8)
+    for router in routers:
+        router.on_peer(load_report("other", best, *(replace(nearly, replica=name) for name in names[1:])), now=0.0)
+    assert len({chosen(router, now=0.1) for router in routers}) >= 4
+
+
+@pytest.mark.parametrize("policy", LEAST)
+def test_a_request_of_a_peer_outweighs_the_tie_break(policy: str) -> None:
+    names = [f"replica-{number}" for number in range(4)]
+    for router in group(*names, policy=policy, count=8):
+        busy = [ReplicaLoad(name, 1, 256, 1, 256, 256, 0.3) for name in names if name != "replica-2"]
+        router.on_peer(load_report("other", *busy), now=0.0)
+        assert chosen(router, now=0.1) == "replica-2"
 
 
 def test_an_engine_has_no_place_for_this_router_when_peers_have_filled_it() -> None:
@@ -340,6 +408,36 @@ def test_the_status_has_what_operators_compare() -> None:
     assert view.status == PeerStatus("gorgo-ms", 1, True, None, ("b",), ())
 
 
+def test_a_router_without_the_model_of_its_peers_knows_its_digest() -> None:
+    routers = [
+        Router([timed("a")], LeastPredicted(), rng=np.random.default_rng(0), boot_id="b", limits=RouterLimits())
+        for _ in range(4)
+    ]
+    for number, router in enumerate(routers):
+        router.join_peers(f"router-{number}", key_id=KEY)
+    first, second, third, fourth = routers
+    first.adopt(LinearModel(version=2))
+    second.adopt(LinearModel(version=2))
+    third.adopt(LinearModel((0.5, 0.5, 0.5), version=2))
+    assert first.model_digest == second.model_digest != third.model_digest
+    assert peers_of(fourth).model_of_peers(now=0.0) is None
+    for router in (third, first, second):
+        fourth.on_peer(router.report(now=0.0), now=0.0)
+    assert [view.status.model for view in peers_of(fourth).views(now=0.0)] == [
+        router.model_digest for router in (third, first, second)
+    ]
+    assert (fourth.model_digest, peers_of(fourth).model_of_peers(now=0.0)) == (None, first.model_digest)
+    assert peers_of(fourth).model_of_peers(now=FADE_S) is None, "of peers that count"
+    first.adopt(None)
+    assert first.report(now=0.1).status.model is None
+
+
+def test_the_model_of_another_policy_is_not_of_peers() -> None:
+    _, second = group("a")
+    second.on_peer(load_report("other", status=PeerStatus("lodestar", model="d1")), now=0.0)
+    assert peers_of(second).model_of_peers(now=0.0) is None
+
+
 def test_replicas_that_leave_take_the_load_of_peers_with_them() -> None:
     first, second = group("a", "b")
     serve(first, "r", replica="b", now=0.0)
@@ -351,4 +449,15 @@ def test_replicas_that_leave_take_the_load_of_peers_with_them() -> None:
     assert peers_of(second).loads.requests(1) == 0.0
     first.set_fleet([timed("a"), timed("new"), timed("newer")], now=0.6)
     second.on_peer(first.report(now=0.7), now=0.7)
+    second.check()
+
+
+def test_a_first_token_sooner_than_a_round_trip_makes_no_report_that_is_refused() -> None:
+    first, second = group("a")
+    attempt_id = dispatched(submitted(first, a_request("r"), now=0.0)).attempt_id
+    first.on_first_token(attempt_id, now=0.0)
+    assert first.peers is not None
+    report = decode_report(encode_report(first.report(now=0.1)))
+    assert [speed.spent_s for speed in report.speeds] == [0.0]
+    second.on_peer(report, now=0.1)
     second.check()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gorgo.core.prefix.kv_chain import chain_hashes
 from gorgo.core.prefix.kv_pushed import PushedBlocks
 from gorgo.core.prefix.kv_source import TierBlocks
 
@@ -97,3 +98,14 @@ def test_confirmed_block_that_the_next_snapshot_shows_is_reported() -> None:
     assert (pushed.blocks_of(0), pushed.reported(0)) == (2, 1)
     pushed.expire_confirmed(0, before_s=5.5)
     assert (pushed.blocks_of(0), pushed.reported(0)) == (1, 1)
+
+
+def test_many_blocks_are_in_parts_of_which_none_is_large() -> None:
+    tier = TierBlocks()
+    pushed, hashes = PushedBlocks(tier), chain_hashes(bytes(4 * 20_000), block_tokens=1)
+    assert pushed.add(0, hashes, limit=20_000) == 0
+    assert max(map(len, tier.parts)) < 2 * 20_000 / len(tier.parts)
+    assert len(tier.masks) == pushed.blocks_of(0) == 20_000
+    pushed.set_max_blocks(10_000)
+    assert pushed.blocks_of(0) == len(tier.masks) == 10_000
+    assert len(tier.masks.keys() & set(hashes[:10_000])) < 1000

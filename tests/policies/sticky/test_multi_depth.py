@@ -11,12 +11,12 @@ from gorgo.core.policy.candidates import Candidates
 from gorgo.core.policy.choice import Choice
 from gorgo.core.policy.weights import Weights, WeightSpec
 from gorgo.core.prefix.kv_chain import chain_hashes, token_bytes
+from gorgo.core.prefix.origin import Origin
 from gorgo.core.router import Router
 from gorgo.policies.base import rendezvous_scores
 from gorgo.policies.sticky.multi_depth import MultiDepth
 from gorgo.policies.sticky.placement import jump_hash
 from gorgo.policies.sticky.prefixes import prefixes_of
-from gorgo.policies.sticky.routes import Origin
 from tests.core.routers import (
     BROKEN,
     COMPLETED,
@@ -206,9 +206,9 @@ def test_a_route_of_another_router_is_found_beside_ends_of_messages() -> None:
     policy = MultiDepth()
     asked = conversation(1, 2, 3, 4, ends=(64, 192, 256))
     assert choose(policy, four(), asked=asked).fallback == "no_match"
-    policy.add_remote_route(None, asked.blocks[8:16], NAMES[3], now=0.0)
+    policy.add_remote_route(None, asked.blocks[16:24], NAMES[3], now=0.0)
     choice = choose(policy, four(), asked=asked)
-    assert (choice.row, choice.terms["route_tokens"].max()) == (3, 128.0)
+    assert (choice.row, choice.terms["route_tokens"].max()) == (3, 192.0)
 
 
 def test_single_is_the_end_of_the_last_message() -> None:

@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gorgo.policies.sticky.routes import Origin, RouteKey, RouteTable
+from gorgo.core.prefix.origin import Origin
+from gorgo.policies.sticky.routes import RouteKey, RouteTable
 
 LOCAL, PUSH, REMOTE = Origin.LOCAL, Origin.PUSH, Origin.REMOTE
 
@@ -92,3 +93,10 @@ def test_a_use_prolongs_a_route() -> None:
     table.set_route(key(0), "a", LOCAL, now=0.0)
     assert [table.replica_of(key(0), now=now) for now in (10.0, 20.0, 30.1)] == ["a", "a", None]
     assert len(table) == 0
+
+
+def test_evicted_routes_are_counted_by_origin() -> None:
+    table = RouteTable(2)
+    for number, origin in enumerate((LOCAL, REMOTE, REMOTE, LOCAL, LOCAL)):
+        table.set_route(key(number), "a", origin, now=float(number))
+    assert table.evicted == {REMOTE: 2, LOCAL: 1}
