@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +21,8 @@ from tuner.campaign.options import CampaignOptions
 from tuner.history import DEFAULT_DATABASE, CampaignRow, EventRow, History
 
 if TYPE_CHECKING:  # the simulator is not loaded for a sidecar
+    from gorgo.config.model import SharedConfig
+    from tuner.leader.lease import StoreLease
     from tuner.offline.command import OfflineOptions as OfflineOptions
 
 __all__ = [
@@ -45,11 +49,13 @@ async def tune_live(
     campaign: CampaignOptions,
     log_format: str = "text",
     log_level: str = "info",
+    shared: SharedConfig | None = None,
     **options: Any,
 ) -> bool:
     """Run a sidecar with the options of `SidecarOptions`; return whether everything was left in order.
 
-    Prints events to the terminal or, without one, line by line; raises as `tuner.sidecar.run_sidecar` does.
+    Prints events to the terminal or, without one, line by line. `shared` names a store with a lease for the leader.
+    Raises as `tuner.sidecar.run_sidecar` and `gorgo.live.peer_store.connection.store_client` do.
     """
     from tuner.sidecar import Reporter, SidecarOptions, run_sidecar
     from tuner.sidecar.line_printer import LinePrinter
@@ -57,9 +63,26 @@ async def tune_live(
     printer = LinePrinter(log_format, log_level)
     reporter = Reporter(printer.say, printer.complain, printer.terminal)
     try:
-        return await run_sidecar(SidecarOptions(campaign=campaign, **options), reporter, stop)
+        async with _lease(shared) as lease:
+            return await run_sidecar(SidecarOptions(campaign=campaign, lease=lease, **options), reporter, stop)
     finally:
         reporter.close()
+
+
+@asynccontextmanager
+async def _lease(shared: SharedConfig | None) -> AsyncIterator[StoreLease | None]:
+    """Yield the lease of the group in the store; None without a store."""
+    if shared is None:
+        yield None
+        return
+    from gorgo.live.peer_store.connection import store_client
+    from tuner.leader.lease import StoreLease
+
+    client = store_client(shared, os.environ)
+    try:
+        yield StoreLease(client, shared.group)
+    finally:
+        await client.aclose()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

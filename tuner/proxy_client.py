@@ -42,12 +42,16 @@ class ProxyWeights:
 
 @dataclass(frozen=True, slots=True)
 class SampleBatch:
-    """Samples after a cursor. A `first_seq` beyond the cursor's is a gap, another `boot_id` a restart."""
+    """Samples after a cursor. A `first_seq` beyond the cursor's is a gap, another `boot_id` a restart.
+
+    `now_s` is the proxy's clock; None from a version that does not send it.
+    """
 
     boot_id: str
     first_seq: int
     last_seq: int
     samples: tuple[Mapping[str, Any], ...]
+    now_s: float | None = None
 
 
 class ProxyClient:
@@ -61,15 +65,24 @@ class ProxyClient:
         Its bearer token.
     transport:
         For tests; the network by default.
+    timeout_s:
+        Of one call.
 
     Every method raises `ProxyUnreachable` when there is no answer and `ProxyRefused` when the answer is an error.
     """
 
-    def __init__(self, url: str, token: str | None, *, transport: httpx.AsyncBaseTransport | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        token: str | None,
+        *,
+        transport: httpx.AsyncBaseTransport | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
         self.url = url.rstrip("/")
         self._http = httpx.AsyncClient(
-            base_url=self.url, headers=headers, timeout=TIMEOUT_S, transport=transport, trust_env=False
+            base_url=self.url, headers=headers, timeout=timeout_s, transport=transport, trust_env=False
         )
 
     async def __aenter__(self) -> ProxyClient:
@@ -101,6 +114,20 @@ class ProxyClient:
         body = {"weights": dict(values), "expected_version": expected_version} | _change(reason, by, allow_out_of_range)
         return _weights(await self._call("PUT", "/admin/weights", body))
 
+    async def roll_back(
+        self,
+        values: Mapping[str, float],
+        *,
+        expected_version: int,
+        reason: str,
+        by: str,
+        allow_out_of_range: bool = False,
+    ) -> ProxyWeights:
+        """Do as `put_weights`: one proxy takes weights or does not."""
+        return await self.put_weights(
+            values, expected_version=expected_version, reason=reason, by=by, allow_out_of_range=allow_out_of_range
+        )
+
     async def freeze(
         self, *, reason: str, by: str, weights: Mapping[str, float] | None = None, allow_out_of_range: bool = False
     ) -> ProxyWeights:
@@ -111,8 +138,13 @@ class ProxyClient:
         """Return samples numbered above `after`, at most `MAX_SAMPLES`."""
         answer = await self._call("GET", f"/admin/samples?after={after}&limit={MAX_SAMPLES}")
         try:
+            now_s = answer.get("now_s")
             batch = SampleBatch(
-                str(answer["boot_id"]), int(answer["first_seq"]), int(answer["last_seq"]), tuple(answer["samples"])
+                str(answer["boot_id"]),
+                int(answer["first_seq"]),
+                int(answer["last_seq"]),
+                tuple(answer["samples"]),
+                None if now_s is None else float(now_s),
             )
             _ = [(int(sample["seq"]), str(sample["replica"])) for sample in batch.samples]
         except (LookupError, TypeError, ValueError):

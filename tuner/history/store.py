@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, func, insert, select, update
 
-from gorgo.errors import HistoryError
+from gorgo.errors import HistoryError, LeadershipLost
 from tuner.campaign.generation import Generation
 from tuner.history.database import open_engine, reading, shown, writing
 from tuner.history.models import WORD_CHARACTERS, CampaignTable, EventTable, StateTable
@@ -24,6 +24,8 @@ from tuner.history.schema import upgrade
 DEFAULT_DATABASE = "sqlite:///gorgo-history.sqlite3"
 #: Rows that a listing gives unless told otherwise: a terminal's worth of scrolling.
 MAX_ROWS = 1000
+#: Key of a state: the term of the leader that wrote it.
+TERM = "term"
 #: Of a generation's number; longer ones are none that a database holds.
 MAX_DIGITS = 18
 
@@ -97,12 +99,16 @@ class History:
         state: Mapping[str, Any] | None = None,
         outcome: str | None = None,
         now_s: float,
+        term: int | None = None,
     ) -> None:
         """Write rows, the state after them and, with `outcome`, the end: in one transaction.
 
-        A process that is killed in between never resumes from before a row that it has written.
+        A process that is killed in between never resumes from before a row that it has written. With `term`, raises
+        `LeadershipLost` if a process with a higher one has claimed the campaign, and writes nothing.
         """
         with writing(self._engine) as connection:
+            if term is not None:
+                _refuse_superseded(connection, campaign, term)
             for row in generations:
                 _append(connection, campaign, row)
             for one in events:
@@ -114,6 +120,16 @@ class History:
                 connection.execute(ended.values(finished_s=now_s, outcome=outcome))
             elif state is not None:
                 connection.execute(insert(StateTable).values(campaign_id=campaign, saved_s=now_s, state=dict(state)))
+
+    def claim(self, campaign: int) -> int:
+        """Return a higher term than any before: rows of earlier leaders of the campaign are refused from now on."""
+        with writing(self._engine) as connection:
+            _lock(connection, campaign)
+            state = dict(_state(connection, campaign) or {})
+            term = _term(state) + 1
+            claimed = update(StateTable).where(StateTable.campaign_id == campaign)
+            connection.execute(claimed.values(state={**state, TERM: term}))
+            return term
 
     # -- reading
 
@@ -184,6 +200,27 @@ class History:
             where = "the history is empty" if chosen is None else f"campaign {chosen} has none"
             raise HistoryError(f"{self.url}: no generation {wanted!r}: {where}; `gorgo history` lists them")
         return str(policy), weights
+
+
+def _lock(connection: Connection, campaign: int) -> Any:
+    """Return when the campaign has ended; other writers of it wait for this transaction."""
+    row = select(CampaignTable.finished_s).where(CampaignTable.id == campaign)
+    return connection.execute(row.with_for_update()).scalar_one_or_none()
+
+
+def _state(connection: Connection, campaign: int) -> Any:
+    return connection.execute(select(StateTable.state).where(StateTable.campaign_id == campaign)).scalar_one_or_none()
+
+
+def _term(state: object) -> int:
+    term = state.get(TERM, 0) if isinstance(state, dict) else 0
+    return term if isinstance(term, int) else 0
+
+
+def _refuse_superseded(connection: Connection, campaign: int, term: int) -> None:
+    ended = _lock(connection, campaign)
+    if ended is not None or _term(_state(connection, campaign)) > term:
+        raise LeadershipLost(f"another tuner has taken over campaign {campaign}")
 
 
 def _one_generation(wanted: str, campaign: int | None) -> Any:

@@ -10,8 +10,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,74 +18,31 @@ from gorgo.core.policy.weights import WeightSpec
 from gorgo.errors import ProxyRefused, ProxyUnreachable, TunerError, WeightsError
 from gorgo.policies.registry import make_policy
 from tuner.campaign.machine import Campaign
-from tuner.campaign.options import CampaignOptions
 from tuner.campaign.saved import load_campaign
 from tuner.history import History
+from tuner.leader.candidate import Leadership
+from tuner.objective import SampleCursor
 from tuner.optimizers.base import BUDGET
 from tuner.optimizers.registry import make_optimizer
-from tuner.proxy_client import ProxyClient, ProxyWeights
+from tuner.proxy_client import TIMEOUT_S, ProxyClient, ProxyWeights
 from tuner.sidecar.commands import CommandQueue
+from tuner.sidecar.group.proxies import ProxyGroup
 from tuner.sidecar.history_buffer import CampaignStart, HistoryBuffer
+from tuner.sidecar.lead import lead
 from tuner.sidecar.loop import Sidecar, wait
 from tuner.sidecar.metrics import TunerMetrics, listening
 from tuner.sidecar.observer import FIRST_BACK_OFF_S, MAX_BACK_OFF_S
+from tuner.sidecar.options import SidecarOptions, ended_campaigns, leadership_of, recorded_options
 from tuner.sidecar.progress import Reporter, shown
+from tuner.sidecar.weights_calls import always
 from tuner.space import LogBox, searched_box, tuned_box
 
 #: Of HTTP: the proxy may be starting.
 SERVER_ERROR = 500
-#: A proxy of thousands of replicas starts in seconds; after a minute the address is wrong or nothing starts it.
-PROXY_WAIT_S = 60.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SidecarOptions:
-    """Options of `gorgo tune` for a running proxy.
-
-    Parameters
-    ----------
-    url, token:
-        Of its admin listener.
-    database:
-        URL of the history.
-    algorithm:
-        Name of an optimizer; None: the mode's.
-    campaign:
-        How weights are compared, and when to stop.
-    start:
-        Start weights by name; others are as the proxy has them.
-    allow_out_of_range:
-        Other bounds by name.
-    tune_lambda:
-        Tune preferences too.
-    seed:
-        Of proposals and of the order of blocks; None: random.
-    new_campaign:
-        Start a new campaign instead of resuming.
-    dry_run:
-        Measure and propose; put nothing, write nothing.
-    poll_s:
-        Between two polls of the proxy: a small part of a block, and of the time for which the proxy stores samples.
-    proxy_wait_s:
-        How long to wait for the proxy at the start; later the campaign waits without a bound.
-    metrics_bind:
-        Host and port of the sidecar's metrics; None: none.
-    """
-
-    url: str
-    token: str | None
-    database: str
-    algorithm: str | None = None
-    campaign: CampaignOptions = field(default_factory=CampaignOptions)
-    start: Mapping[str, float] = field(default_factory=dict)
-    allow_out_of_range: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    tune_lambda: bool = False
-    seed: int | None = None
-    new_campaign: bool = False
-    dry_run: bool = False
-    poll_s: float = 1.0
-    proxy_wait_s: float = PROXY_WAIT_S
-    metrics_bind: tuple[str, int] | None = None
+#: For a new leader the addresses are right: a proxy that is away comes back.
+FOREVER_S = 31_536_000.0
+#: Of one call in a group; a loaded proxy answers later than this only when it is in trouble.
+MIN_TIMEOUT_S = 1.0
 
 
 async def run_sidecar(options: SidecarOptions, reporter: Reporter, stop: asyncio.Event) -> bool:
@@ -103,20 +59,72 @@ async def run_sidecar(options: SidecarOptions, reporter: Reporter, stop: asyncio
         with listening(metrics, options.metrics_bind) as port:
             if port is not None and options.metrics_bind is not None:
                 reporter.say(f"metrics on http://{options.metrics_bind[0]}:{port}/metrics")
-            async with ProxyClient(options.url, options.token) as client:
-                found = await connect(client, reporter, stop, wait_s=options.proxy_wait_s, clock=clock)
-                if found is None:
+            process = TunerProcess(options, history, reporter, metrics, clock)
+            if history is None:
+                return await process.tune(stop)
+            leadership = leadership_of(options)
+            ended = await asyncio.to_thread(ended_campaigns, history, options)
+
+            async def tune(waited: bool) -> bool:
+                if waited and (newly := await asyncio.to_thread(ended_campaigns, history, options) - ended):
+                    reporter.say(f"campaign {max(newly)} has ended; `gorgo history` shows it")
                     return True
-                opened = Bootstrap(options, client, found, history, reporter, clock)
-                sidecar = await asyncio.to_thread(opened.sidecar, metrics)
-                return await sidecar.run(stop)
+                return await process.tune(stop, leadership, waited=waited)
+
+            return await lead(leadership, tune, reporter, metrics, stop, wait=wait)
     finally:
         if history is not None:
             history.close()
 
 
+class TunerProcess:
+    """One process: a candidate for the leadership, and a sidecar while it leads."""
+
+    def __init__(
+        self,
+        options: SidecarOptions,
+        history: History | None,
+        reporter: Reporter,
+        metrics: TunerMetrics,
+        clock: Callable[[], float],
+    ) -> None:
+        self._options, self._history, self._reporter = options, history, reporter
+        self._metrics, self._clock = metrics, clock
+
+    async def tune(self, stop: asyncio.Event, leadership: Leadership | None = None, *, waited: bool = False) -> bool:
+        """Connect, and run a sidecar to its end. Raises `LeadershipLost`."""
+        options = replace(self._options, new_campaign=self._options.new_campaign and not waited)
+        wait_s = FOREVER_S if waited else options.proxy_wait_s
+        async with open_client(options, self._clock) as client:
+            found = await connect(client, self._reporter, stop, wait_s=wait_s, clock=self._clock, leadership=leadership)
+            if found is None:
+                return True
+            opened = Bootstrap(options, client, found, self._history, self._reporter, self._clock, leadership)
+            sidecar = await asyncio.to_thread(opened.sidecar, self._metrics)
+            return await sidecar.run(stop)
+
+
+def open_client(options: SidecarOptions, clock: Callable[[], float]) -> ProxyClient | ProxyGroup:
+    """Return the client of one proxy, or of several as a group. Raises `TunerError` for an address named twice."""
+    urls = options.urls
+    if len(urls) == 1:
+        return ProxyClient(options.url, options.token)
+    # A put and its undoing end within the start of a block that is discarded.
+    timeout_s = min(TIMEOUT_S, max(MIN_TIMEOUT_S, options.campaign.discard_s / 3))
+    clients = [ProxyClient(url, options.token, timeout_s=timeout_s) for url in urls]
+    if len({client.url for client in clients}) < len(clients):
+        raise TunerError(f"--url {' --url '.join(urls)}: expected each proxy once")
+    return ProxyGroup(clients, clock=clock)
+
+
 async def connect(
-    client: ProxyClient, reporter: Reporter, stop: asyncio.Event, *, wait_s: float, clock: Callable[[], float]
+    client: ProxyClient | ProxyGroup,
+    reporter: Reporter,
+    stop: asyncio.Event,
+    *,
+    wait_s: float,
+    clock: Callable[[], float],
+    leadership: Leadership | None = None,
 ) -> ProxyWeights | None:
     """Wait for the proxy and return its weights; None if `stop` comes first.
 
@@ -124,8 +132,13 @@ async def connect(
     """
     delay_s, until_s = FIRST_BACK_OFF_S, clock() + wait_s
     while not stop.is_set():
+        if leadership is not None:
+            await leadership.confirm_leadership()
         try:
-            return await client.weights()
+            found = await client.weights()
+            if isinstance(client, ProxyGroup):
+                await client.read_new()  # raises for one proxy under two addresses
+            return found
         except ProxyUnreachable as error:
             said = str(error)
         except ProxyRefused as refusal:
@@ -147,12 +160,14 @@ class Bootstrap:
     def __init__(
         self,
         options: SidecarOptions,
-        client: ProxyClient,
+        client: ProxyClient | ProxyGroup,
         found: ProxyWeights,
         history: History | None,
         reporter: Reporter,
         clock: Callable[[], float],
+        leadership: Leadership | None = None,
     ) -> None:
+        self._leadership = leadership
         self._options, self._client, self._found = options, client, found
         self._history, self._reporter, self._clock = history, reporter, clock
         self._specs = make_policy(found.policy).weight_specs
@@ -173,11 +188,14 @@ class Bootstrap:
             self._reporter.say(f"resumes campaign {number}, generation {campaign.ledger.number}")
         name = f"gorgo tune, campaign {number},"
         orders = CommandQueue(name, f"{name} process {os.getpid()}", version)
+        if isinstance(self._client, ProxyGroup):
+            self._client.belong_to(orders.is_foreign, new=known is None)
+            campaign.cursor = SampleCursor()  # the group counts its samples anew in each process
         return Sidecar(
             campaign,
             self._client,
             orders,
-            HistoryBuffer(self._history, number, begun, self._reporter.complain),
+            HistoryBuffer(self._history, number, begun, self._reporter.complain, term=self._term(number, known)),
             self._reporter,
             metrics,
             policy=self._found.policy,
@@ -185,7 +203,14 @@ class Bootstrap:
             clock=self._clock,
             poll_s=self._options.poll_s,
             dry_run=self._options.dry_run,
+            confirm=always if self._leadership is None else self._leadership.confirm_leadership,
         )
+
+    def _term(self, campaign: int, known: object) -> int | None:
+        """Return the term of this leader; None where no other candidate can follow it."""
+        if self._history is None or self._leadership is None or not self._leadership.has_standby:
+            return None
+        return 0 if known is None else self._history.claim(campaign)
 
     def _unfinished(self) -> tuple[int, Campaign, CampaignStart] | None:
         if self._history is None:
@@ -208,6 +233,8 @@ class Bootstrap:
 
     def _new(self) -> tuple[Campaign, CampaignStart]:
         options = self._options
+        if isinstance(self._client, ProxyGroup):
+            self._client.require_one_set(options.start)
         unknown = set(options.start) - set(self._found.values)
         if unknown:
             have = ", ".join(self._found.values) or "none"
@@ -223,9 +250,9 @@ class Bootstrap:
         )
         rng = np.random.default_rng([seed, 2])
         campaign = Campaign(self._box, optimizer, options.campaign, start=start, rng=rng)
-        recorded = _recorded(options, seed)
+        noted = recorded_options(options, seed)
         begun = CampaignStart(
-            started_s=self._clock(), target=self._client.url, policy=self._found.policy, options=recorded
+            started_s=self._clock(), target=self._client.url, policy=self._found.policy, options=noted
         )
         return campaign, begun
 
@@ -248,15 +275,3 @@ def _within(box: LogBox, start: Mapping[str, float]) -> dict[str, float]:
 def _outside(specs: tuple[WeightSpec, ...], weights: Mapping[str, float]) -> bool:
     """Return whether the proxy needs `allow_out_of_range` for these weights."""
     return any(not spec.low <= weights.get(spec.name, spec.default) <= spec.high for spec in specs)
-
-
-def _recorded(options: SidecarOptions, seed: int) -> dict[str, Any]:
-    """Return the options for the history, without the token."""
-    return {
-        "algorithm": options.algorithm or options.campaign.algorithm,
-        "start": dict(options.start),
-        "bounds": {name: list(bounds) for name, bounds in options.allow_out_of_range.items()},
-        "tune_lambda": options.tune_lambda,
-        "seed": seed,
-        **asdict(options.campaign),
-    }

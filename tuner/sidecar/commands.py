@@ -82,12 +82,21 @@ class CommandQueue:
 
     def owner_of(self, found: ProxyWeights) -> Owner:
         """Return the owner of weights; unless their version is known, `found` needs `source` and `by`."""
-        if found.version == self.version:
-            return "known"
+        return "known" if found.version == self.version else self._author(found, others=self.version is None)
+
+    def is_foreign(self, found: ProxyWeights) -> bool:
+        """Return whether weights of one proxy of a group are another client's.
+
+        Those of an earlier process of this campaign are not: a proxy may come back with them at any time.
+        """
+        return self._author(found, others=True) == "foreign"
+
+    def _author(self, found: ProxyWeights, *, others: bool) -> Owner:
+        """Return the author; `others`: weights of another process of the campaign are its own too."""
         if found.source == "state" and self._own:  # restored after a restart, without `by`
             return "proxy's" if dict(found.values) in self._own else "foreign"
         if found.source not in _CHANGE_SOURCES:
             return "proxy's"
-        if found.by == self.by or (self.version is None and (found.by or "").startswith(self._campaign)):
+        if found.by == self.by or (others and (found.by or "").startswith(self._campaign)):
             return "ours"
         return "foreign"

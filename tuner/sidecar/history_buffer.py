@@ -16,6 +16,7 @@ from typing import Any
 from gorgo.errors import HistoryError
 from tuner.campaign.generation import Generation
 from tuner.history import CampaignRow, EventRow, History
+from tuner.history.store import TERM
 
 #: Generations and events that wait. Campaigns have some hundreds of rows; a thousand are 1 MB.
 MAX_WAITING = 1000
@@ -47,16 +48,25 @@ class HistoryBuffer:
         Its row, for a database that has lost it.
     complain:
         Called with each new error.
+    term:
+        Of this process as the leader; None without other candidates.
     """
 
     def __init__(
-        self, history: History | None, campaign: int, beginning: CampaignStart, complain: Callable[[str], None]
+        self,
+        history: History | None,
+        campaign: int,
+        beginning: CampaignStart,
+        complain: Callable[[str], None],
+        *,
+        term: int | None = None,
     ) -> None:
         self.campaign = campaign
         self.error: str | None = None
         self._history, self._beginning, self._complain = history, beginning, complain
         self._rows: deque[Generation | EventRow] = deque()
         self._state: Mapping[str, Any] | None = None
+        self._term = term
         self._outcome: str | None = None
         self._retry_s, self._not_before_s = FIRST_RETRY_S, float("-inf")
 
@@ -75,14 +85,18 @@ class HistoryBuffer:
 
     def save(self, state: Mapping[str, Any]) -> None:
         """Replace the state to write."""
-        self._state = None if self._history is None else state
+        marked = state if self._term is None else {**state, TERM: self._term}
+        self._state = None if self._history is None else marked
 
     def end(self, outcome: str) -> None:
         """Record the end of the campaign."""
         self._outcome = None if self._history is None else outcome
 
     def flush(self, *, now: float, at_once: bool = False) -> bool:
-        """Write what waits, unless the last error is too recent; return whether all is written. Blocks."""
+        """Write what waits, unless the last error is too recent; return whether all is written. Blocks.
+
+        Raises `LeadershipLost` if another process has claimed the campaign.
+        """
         if not (self._rows or self._state is not None or self._outcome is not None):
             return True
         if now < self._not_before_s and not at_once:
@@ -114,6 +128,7 @@ class HistoryBuffer:
             state=self._state,
             outcome=self._outcome,
             now_s=now,
+            **({} if self._term is None else {"term": self._term}),
         )
 
     def _find_again(self, history: History) -> None:

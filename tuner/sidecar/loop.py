@@ -11,7 +11,7 @@ Records are written, or buffered, before what follows them; a roll-back comes be
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from gorgo.errors import ProxyRefused, ProxyUnreachable
@@ -20,11 +20,13 @@ from tuner.campaign.machine import Campaign
 from tuner.campaign.saved import campaign_state
 from tuner.proxy_client import ProxyClient, ProxyWeights
 from tuner.sidecar.commands import Command, CommandQueue
+from tuner.sidecar.group.proxies import ProxyGroup
 from tuner.sidecar.history_buffer import HistoryBuffer
 from tuner.sidecar.metrics import TunerMetrics
 from tuner.sidecar.observer import CampaignObserver
 from tuner.sidecar.progress import Progress, Reporter, shown
-from tuner.sidecar.reader import SampleBatchResult, read_new
+from tuner.sidecar.reader import SampleBatchResult
+from tuner.sidecar.weights_calls import WeightsCalls, always
 
 #: Conflicts of one step's puts; after each one the weights in force are read again.
 MAX_CONFLICTS = 3
@@ -32,7 +34,7 @@ CONFLICT = 409
 
 
 class Sidecar:
-    """One campaign beside one proxy.
+    """One campaign beside one proxy, or beside a group of them.
 
     Parameters
     ----------
@@ -50,12 +52,14 @@ class Sidecar:
         Between two polls.
     dry_run:
         Measure the weights in force and report the first proposal; put nothing.
+    confirm:
+        Raises `LeadershipLost` if this process does not lead any more; then the sidecar ends and puts nothing.
     """
 
     def __init__(
         self,
         campaign: Campaign,
-        client: ProxyClient,
+        client: ProxyClient | ProxyGroup,
         orders: CommandQueue,
         journal: HistoryBuffer,
         reporter: Reporter,
@@ -66,18 +70,17 @@ class Sidecar:
         clock: Callable[[], float],
         poll_s: float = 1.0,
         dry_run: bool = False,
+        confirm: Callable[[], Awaitable[None]] = always,
     ) -> None:
         self.campaign = campaign
         self.stopped: str | None = None
-        self._client, self._orders, self._journal = client, orders, journal
-        self._observer = CampaignObserver(campaign, orders, journal, reporter, metrics, clock=clock)
-        self._policy, self._allow_out_of_range, self._now, self._poll_s, self._dry = (
-            policy,
-            allow_out_of_range,
-            clock,
-            poll_s,
-            dry_run,
+        self._calls = WeightsCalls(client, orders, allow_out_of_range=allow_out_of_range, confirm=confirm)
+        self._orders, self._journal = orders, journal
+        self._observer = CampaignObserver(
+            campaign, orders, journal, reporter, metrics, clock=clock, group=self._calls.group
         )
+        self._policy, self._now, self._poll_s, self._dry = policy, clock, poll_s, dry_run
+        self._answered_s = clock()
         self._paused: str | None = None
         self._ignored_version = self._pinned_by_others = False
         self._saved: dict[str, Any] | None = None
@@ -99,12 +102,14 @@ class Sidecar:
         """Poll the proxy once and act on it; return seconds until the next step."""
         self._observer.trouble = None
         try:
-            for delivery in await read_new(self._client, self.campaign.cursor.boot_id, self.campaign.cursor.last_seq):
+            for delivery in await self._calls.read_new(self.campaign.cursor):
                 await self._feed(delivery)
             await self._read_weights()
+            self._answered_s = self._now()
             await self._take(self.campaign.on_time(now=self._now()))
         except (ProxyUnreachable, ProxyRefused) as error:
             self._observer.failed(error)
+            await self._leave_candidate(error)
         if self._observer.trouble is None:
             await self._carry_out()
         await self._save()
@@ -125,17 +130,14 @@ class Sidecar:
     async def _feed(self, delivery: SampleBatchResult) -> None:
         if self.campaign.cursor.boot_id not in (None, delivery.boot_id):
             self._orders.restarted()
-            self._observer.restarted()
+            self._observer.restarted(delivery.reason)
         self._observer.delivered(delivery)
         actions = self.campaign.on_samples(delivery.samples, boot_id=delivery.boot_id, now=self._now())
         await self._take(actions)
 
     async def _read_weights(self) -> None:
         """Read the weights in force, and compare them with the expected ones."""
-        found = await self._client.routing()
-        if found.version != self._orders.version:
-            found = await self._client.weights()
-        await self._compare(found)
+        await self._compare(await self._calls.read())
 
     async def _compare(self, found: ProxyWeights) -> None:
         pause = self._why_not(found)
@@ -202,7 +204,7 @@ class Sidecar:
             await self._would(order)
         else:
             try:
-                found = await self._call(order)
+                found = await self._calls.execute(order)
             except ProxyRefused as refusal:
                 if refusal.status != CONFLICT:
                     raise
@@ -210,26 +212,6 @@ class Sidecar:
             self._orders.done(order)
             await self._applied(order, found)
         return True
-
-    async def _call(self, order: PutWeights | RollBack | Freeze) -> ProxyWeights:
-        if isinstance(order, Freeze):
-            return await self._client.freeze(
-                reason=order.reason,
-                by=self._orders.by,
-                weights=order.values,
-                allow_out_of_range=self._allow_out_of_range,
-            )
-        version = self._orders.version
-        if version is None:
-            version = (await self._client.routing()).version
-        self._orders.mark_sent(order.values)
-        return await self._client.put_weights(
-            order.values,
-            expected_version=version,
-            reason=order.reason,
-            by=self._orders.by,
-            allow_out_of_range=self._allow_out_of_range,
-        )
 
     async def _applied(self, order: Command, found: ProxyWeights) -> None:
         self._orders.see(found)
@@ -249,7 +231,7 @@ class Sidecar:
     async def _would(self, order: PutWeights | RollBack | Freeze) -> None:
         """Report what would be put; weights already in force count as put."""
         self._orders.done(order)
-        found = await self._client.routing()
+        found = await self._calls.routing()
         same = isinstance(order, PutWeights | RollBack) and dict(order.values) == dict(found.values)
         if same and self.campaign.phase != "comparing":
             await self._applied(order, found)
@@ -269,17 +251,44 @@ class Sidecar:
 
     async def _put_back(self) -> bool:
         """Put the incumbent at the end of the process: a candidate must not stay in force without a tuner."""
-        wanted = {**self.campaign.start, **self.campaign.incumbent}
         found = self._orders.in_force
-        if self._dry or self._ignored_version or self._paused is not None or found is None or dict(found) == wanted:
+        if self._dry or self._paused is not None or found is None:
+            return True
+        wanted = dict(found) if self._ignored_version else {**self.campaign.start, **self.campaign.incumbent}
+        if self._are_in_force(wanted):
             return True
         try:
-            self._orders.see(await self._call(PutWeights(wanted, "the tuner stops: back to the incumbent", 0)))
+            self._orders.see(await self._calls.execute(RollBack(wanted, "the tuner stops: back to the incumbent", 0)))
         except (ProxyUnreachable, ProxyRefused) as error:
             self._observer.complain(f"the weights under test may be in force still: {error}")
             return False
         self._observer.say(f"back to the incumbent: {shown(wanted)}")
         return True
+
+    def _are_in_force(self, wanted: Mapping[str, float]) -> bool:
+        group = self._calls.group
+        everywhere = group is None or group.agreement.has(wanted)
+        return everywhere and self._orders.in_force == wanted
+
+    async def _leave_candidate(self, error: ProxyUnreachable | ProxyRefused) -> None:
+        """Put the incumbent at the other proxies of a group when one has been out of reach for long.
+
+        Without all samples the guard is blind. The campaign pauses until all proxies answer.
+        """
+        missing_s = self._now() - self._answered_s
+        if self._calls.group is None or self._dry or self._paused is not None:
+            return
+        if missing_s < self.campaign.options.discard_s or self.campaign.phase != "comparing":
+            return
+        wanted = {**self.campaign.start, **self.campaign.incumbent}
+        self._orders.drop_puts()
+        self._paused = str(error)
+        self._observer.rolled_back(f"{error}, for {missing_s:.0f} s: the other proxies get the incumbent", wanted)
+        await self._take(self.campaign.on_frozen(now=self._now()))
+        try:
+            await self._calls.execute(RollBack(wanted, "a proxy of the group is out of reach", 0))
+        except (ProxyUnreachable, ProxyRefused) as missed:
+            self._observer.trouble = str(missed)
 
     # -- state
 

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created
 
 from gorgo.core.metric_spec import LabelSpec, MetricSpec, label_of
 from tuner.campaign.generation import Generation
+from tuner.sidecar.group.proxies import ProxyGroup
 from tuner.sidecar.progress import Progress
 
 METRICS: tuple[MetricSpec, ...] = (
@@ -36,6 +37,10 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("gorgo_tuner_lost_samples_total", "counter", (), "Lost or unreadable samples."),
     MetricSpec("gorgo_tuner_proxy_restarts_total", "counter", (), "Detected restarts of the proxy."),
     MetricSpec("gorgo_tuner_history_waiting_rows", "gauge", (), "Rows queued for the database."),
+    MetricSpec("gorgo_tuner_leader", "gauge", (), "1 while this process tunes, 0 while it is a standby."),
+    MetricSpec("gorgo_tuner_proxies", "gauge", ("state",), "Proxies of a group by state."),
+    MetricSpec("gorgo_tuner_weights_version", "gauge", ("proxy",), "Version of the weights at each proxy of a group."),
+    MetricSpec("gorgo_tuner_out_of_step_total", "counter", (), "Times that proxies of a group had other weights."),
 )
 
 LABELS: tuple[LabelSpec, ...] = (
@@ -44,6 +49,8 @@ LABELS: tuple[LabelSpec, ...] = (
     LabelSpec("weight", (), "of the tuned policy", bound="its weights"),
     LabelSpec("set", (), "of weights", ("in_force", "incumbent")),
     LabelSpec("result", (), "of a poll", ("ok", "failed")),
+    LabelSpec("state", (), "of a proxy of a group", ("in_step", "out_of_step", "unreachable")),
+    LabelSpec("proxy", (), "by its admin address", bound="the options `--url`"),
 )
 
 
@@ -83,6 +90,20 @@ class TunerMetrics:
         self._set("gorgo_tuner_comparing", float(progress.phase == "comparing"))
         self._set("gorgo_tuner_paused", float(progress.phase == "frozen"))
         self._set("gorgo_tuner_history_waiting_rows", waiting)
+
+    def leader(self, leads: bool) -> None:
+        self._set("gorgo_tuner_leader", float(leads))
+
+    def group(self, group: ProxyGroup) -> None:
+        """Export the state of each proxy."""
+        unreachable, behind = set(group.unreachable), set(group.agreement.out_of_step())
+        counts = {"unreachable": len(unreachable), "out_of_step": len(behind - unreachable)}
+        counts["in_step"] = len(group.agreement.names) - sum(counts.values())
+        for state, count in counts.items():
+            self._set("gorgo_tuner_proxies", count, state)
+        for name in group.agreement.names:
+            found = group.agreement.reported(name)
+            self._set("gorgo_tuner_weights_version", nan if found is None else found.version, name)
 
     def _set(self, name: str, value: float, *labels: str) -> None:
         metric = self._all[name]

@@ -17,6 +17,7 @@ from tuner.history import EventRow
 from tuner.history.rows import EventKind
 from tuner.objective import RollingWindow
 from tuner.sidecar.commands import CommandQueue
+from tuner.sidecar.group.proxies import ProxyGroup
 from tuner.sidecar.history_buffer import HistoryBuffer
 from tuner.sidecar.metrics import TunerMetrics
 from tuner.sidecar.progress import Progress, Reporter, verdict
@@ -39,10 +40,12 @@ class CampaignObserver:
         metrics: TunerMetrics,
         *,
         clock: Callable[[], float],
+        group: ProxyGroup | None = None,
     ) -> None:
         self.trouble: str | None = None
         self._campaign, self._orders, self._journal = campaign, orders, journal
         self._reporter, self._metrics, self._now = reporter, metrics, clock
+        self._group = group
         self._failures = 0
         self._window = RollingWindow(campaign.options.window, campaign.options.hop)
         self._routed = 0
@@ -56,11 +59,11 @@ class CampaignObserver:
         row = EventRow(at_s=self._now(), kind=kind, weights=None if weights is None else dict(weights), reason=reason)
         self._journal.add(row)
 
-    def restarted(self) -> None:
-        """Report a restart of the proxy, and empty the window."""
+    def restarted(self, reason: str = "") -> None:
+        """Report a restart of the proxy, or why the samples of a group do not count any more; empty the window."""
         self._window.clear()
-        self._metrics.count("gorgo_tuner_proxy_restarts_total")
-        self.log_event("restart", "the proxy has restarted: the current measurement starts again")
+        self._metrics.count("gorgo_tuner_out_of_step_total" if reason else "gorgo_tuner_proxy_restarts_total")
+        self.log_event("restart", f"{reason or 'the proxy has restarted'}: the current measurement starts again")
 
     def delivered(self, delivery: SampleBatchResult) -> None:
         """Count new and missing samples; those of the weights in force go into the window."""
@@ -115,6 +118,8 @@ class CampaignObserver:
         self._metrics.count("gorgo_tuner_polls_total", "ok" if self.trouble is None else "failed")
         progress = self.progress(paused)
         self._metrics.progress(progress, waiting=self._journal.waiting)
+        if self._group is not None:
+            self._metrics.group(self._group)
         self._reporter.show(progress, now=self._now())
 
     def progress(self, paused: str | None) -> Progress:

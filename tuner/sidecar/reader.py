@@ -27,13 +27,14 @@ class SampleBatchResult:
     """New samples of one run of the proxy; `lost` counts those that it no longer had.
 
     At the first contact with a run nothing is lost: nothing of it has been measured yet. `unreadable` has the errors of
-    invalid rows, which count as missing too.
+    invalid rows, which count as missing too. `reason` is why another `boot_id` begins, other than a restart.
     """
 
     boot_id: str
     samples: tuple[TunerSample, ...]
     lost: int = 0
     unreadable: tuple[str, ...] = ()
+    reason: str = ""
 
 
 async def read_new(source: SampleSource, boot_id: str | None, after: int) -> list[SampleBatchResult]:

@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.tuner.history.postgres_server import PostgresServer, find_binaries
+from tests.tuner.history.postgres_server import PostgresServer
 from tuner.history import History
-
-WANTED = "GORGO_TEST_POSTGRES"
-
-
-@pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
-    if not os.environ.get(WANTED):
-        pytest.skip("PostgreSQL: run by `make test-postgres`")
-    binaries = find_binaries()
-    if binaries is None:
-        pytest.skip("PostgreSQL: no initdb on this machine; install the distribution's package `postgresql`")
-    with PostgresServer(binaries, tmp_path_factory.mktemp("postgres")) as server:
-        yield server
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

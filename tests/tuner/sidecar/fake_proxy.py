@@ -13,9 +13,10 @@ import httpx
 from tuner.campaign.options import CampaignOptions
 from tuner.history import History
 from tuner.proxy_client import ProxyClient
-from tuner.sidecar.bootstrap import Bootstrap, SidecarOptions
+from tuner.sidecar.bootstrap import Bootstrap
 from tuner.sidecar.loop import Sidecar
 from tuner.sidecar.metrics import TunerMetrics
+from tuner.sidecar.options import SidecarOptions
 from tuner.sidecar.progress import Reporter
 
 DEFAULTS = {"w_rtt": 0.5, "w_queue": 0.1}
@@ -31,13 +32,14 @@ class FakeProxy:
         self.broken: int | None = None
         self.frozen: dict[str, str] | None
         self.boots = 0
+        self.boot_prefix = "boot"
         self.puts: list[dict[str, Any]] = []
         self.calls: list[str] = []
         self.restart()
 
     def restart(self) -> None:
         self.boots += 1
-        self.boot_id, self.version, self.seq = f"boot-{self.boots:03}", 1, 0
+        self.boot_id, self.version, self.seq = f"{self.boot_prefix}-{self.boots:03}", 1, 0
         self.policy, self.weights, self.frozen = "gorgo", dict(DEFAULTS), None
         self.history: list[dict[str, Any]] = [{"source": "configuration", "by": None}]
         self.ring: deque[dict[str, Any]] = deque(maxlen=self.stored)
@@ -87,7 +89,8 @@ class FakeProxy:
     def _samples(self, after: int) -> dict[str, Any]:
         rows = [row for row in self.ring if row["seq"] > after][: self.page]
         first = self.seq + 1 - len(self.ring)
-        return {"boot_id": self.boot_id, "first_seq": first, "last_seq": self.seq, "samples": rows}
+        shown = {"boot_id": self.boot_id, "first_seq": first, "last_seq": self.seq, "samples": rows}
+        return shown | {"now_s": 100.0 + self.seq}
 
 
 class Beside:

@@ -18,7 +18,8 @@ from tuner.campaign.options import CampaignOptions
 from tuner.history import History
 from tuner.proxy_client import ProxyClient, ProxyWeights
 from tuner.sidecar import bootstrap
-from tuner.sidecar.bootstrap import SidecarOptions, connect, run_sidecar
+from tuner.sidecar.bootstrap import connect, run_sidecar
+from tuner.sidecar.options import SidecarOptions
 from tuner.sidecar.progress import Reporter
 
 

@@ -1,0 +1,1 @@
+"""Which of several tuner processes changes weights: one leads, the others wait."""

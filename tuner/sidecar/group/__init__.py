@@ -1,0 +1,1 @@
+"""Several proxies as one: their samples merged, weights put to all or to none."""
