@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 WHEEL  := $(VENV)/wheel
 
-.PHONY: wheel demo claims tuning-table fit-fleet paper-tables learned-routers cache-sources test coverage check lint types bench chaos chaos-short mutants soak overload-live test-system test-postgres terraform-check lock clean help
+.PHONY: wheel demo claims tuning-table fit-fleet paper-tables learned-routers cache-sources several-routers test coverage check lint types bench chaos chaos-short mutants soak overload-live test-system test-postgres terraform-check lock clean help
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -28,6 +28,9 @@ learned-routers: $(READY) ## learned routers beside their published figures; hou
 cache-sources: $(READY) ## what a router knows of caches, source by source; 10 minutes, resumes in runs/cache-sources
 	@$(BIN)/python -m gorgo.apps.cache_sources $(ARGS)
 
+several-routers: $(READY) ## several routers over a fleet beside one; 15 minutes, resumes in runs/several-routers
+	@$(BIN)/python -m gorgo.apps.several_routers $(ARGS)
+
 paper-tables: $(READY) ## the paper's tables beside simulated ones; minutes, resumes in runs/fleet-fit
 	@$(BIN)/python -m gorgo.apps.fleet_fit tables $(ARGS)
 
@@ -46,8 +49,8 @@ check: $(READY)  ## ruff, mypy strict, import-linter
 test-system: $(READY) ## tests that need apt, root or many minutes; says what it skipped
 	$(BIN)/python -m pytest -m system -rs $(ARGS)
 
-test-postgres: $(READY) ## the history's tests on a PostgreSQL server of the distribution's package
-	GORGO_TEST_POSTGRES=1 $(BIN)/python -m pytest -rs tests/tuner/history $(ARGS)
+test-postgres: $(READY) ## tests of history and leader on a PostgreSQL server of the distribution's package
+	GORGO_TEST_POSTGRES=1 $(BIN)/python -m pytest -rs tests/tuner/history tests/tuner/leader $(ARGS)
 
 terraform-check: $(READY) ## every check of terraform/ in a table: ran, or not and why; minutes
 	@$(BIN)/python -m tests.terraform
@@ -77,7 +80,7 @@ overload-live: $(READY) ## capacity and beyond over HTTP beside the same load si
 lock:            ## renew requirements.lock from pyproject.toml
 	$(PYTHON) -m venv $(VENV)/lock
 	$(VENV)/lock/bin/python -m pip install --quiet --disable-pip-version-check pip-tools
-	$(VENV)/lock/bin/pip-compile --extra dev --extra report --extra postgres --extra otel --extra learned --extra tokens --extra events --generate-hashes --no-emit-index-url --no-emit-trusted-host --no-emit-find-links \
+	$(VENV)/lock/bin/pip-compile --extra dev --extra report --extra postgres --extra otel --extra learned --extra tokens --extra events --extra picker --extra shared --generate-hashes --no-emit-index-url --no-emit-trusted-host --no-emit-find-links \
 	  --strip-extras --allow-unsafe --quiet --no-header --output-file requirements.lock pyproject.toml
 
 clean:           ## remove what this file made

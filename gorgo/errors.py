@@ -58,6 +58,10 @@ class BadReport(GorgoError):  # noqa: N818 - as BadRequest
     """A report of another router cannot be read. The message names the place and what was expected."""
 
 
+class OtherFormat(BadReport):
+    """A report of another router has records of another version."""
+
+
 class UnknownReplica(GorgoError, LookupError):  # noqa: N818 - reads as the fact
     """No replica of that name is in the fleet."""
 
@@ -116,6 +120,10 @@ class StateError(GorgoError):
 
 class HistoryError(GorgoError):
     """The tuner's history cannot be opened, read or written. The message names the database and what to do."""
+
+
+class LeadershipLost(GorgoError):  # noqa: N818 - reads as the fact
+    """This process may not change weights any more: another tuner may lead. The message says how that was found."""
 
 
 class ReportError(GorgoError):

@@ -72,6 +72,7 @@ WRONG = (
     ("gorgo.engines.new", "time"),
     ("gorgo.live.openapi.new", "tuner"),
     ("gorgo.proxy.http.new", "gorgo.proxy.state"),
+    ("gorgo.live.listener.new", "gorgo.live.process"),
     ("gorgo.live.monitor.new", "gorgo.proxy.exchange"),
     ("gorgo.live.http.new", "gorgo.live.state"),
 )

@@ -30,6 +30,7 @@ from gorgo.cli.measure.replay import replay
 from gorgo.cli.measure.report import report
 from gorgo.cli.measure.simulate import simulate
 from gorgo.cli.measure.simulated import fleets, profiles, scenarios
+from gorgo.cli.picker import picker
 from gorgo.cli.policies import policies
 from gorgo.cli.serve import serve
 from gorgo.cli.tune.history import history
@@ -46,7 +47,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 for _command in (
-    *(serve, engine, replay, simulate, overload, claims, demo, report),
+    *(serve, picker, engine, replay, simulate, overload, claims, demo, report),
     *(tune, tune_offline, history, learn, status, explain, drain, set_weights, policy, freeze, unfreeze, reload, check),
     *(policies, scenarios, profiles, fleets, calibrate, rank),
 ):

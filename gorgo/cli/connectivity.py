@@ -1,4 +1,4 @@
-"""`gorgo check --live`: one cheap request to every replica at once, with its key, and the result."""
+"""`gorgo check --live`: one cheap request to every replica, with its key; the first result of every fleet source."""
 
 from __future__ import annotations
 
@@ -10,14 +10,23 @@ from dataclasses import dataclass, replace
 import httpx
 
 from gorgo.config.engine_names import AUTO
-from gorgo.config.model import ReplicaConfig
+from gorgo.config.model import Config, ReplicaConfig
 from gorgo.config.replica_advice import remedy
 from gorgo.engines.probe import is_well, probe_paths
 from gorgo.engines.registry import dialect
 from gorgo.errors import ConfigError
+from gorgo.fleet_sources.fleet import FoundFleet
+from gorgo.fleet_sources.found import Found
+from gorgo.live.fleet_sources.reports import Reports
+from gorgo.live.fleet_sources.service import follow_source
 from gorgo.live.monitor.discovery import discover
 from gorgo.live.upstream.connect_cause import connect_cause
 from gorgo.live.upstream.target import api_key
+
+#: Until the first result or failure of a source; a look-up and a page of a list have shorter limits each.
+FIRST_RESULT_S = 15.0
+#: Replicas that are reached at once: a source may have thousands.
+_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +45,63 @@ class Reached:
     models: tuple[str, ...] = ()
 
 
+def find_all(config: Config, *, environ: Mapping[str, str]) -> FoundFleet:
+    """Return the fleet sources after the first result or failure of each."""
+    return asyncio.run(_find_all(config, environ))
+
+
+async def _find_all(config: Config, environ: Mapping[str, str]) -> FoundFleet:
+    found = FoundFleet(config.fleet_sources, now=time.monotonic())
+    await asyncio.gather(*(_find(found, name, environ) for name in found.sources))
+    return found
+
+
+async def _find(found: FoundFleet, name: str, environ: Mapping[str, str]) -> None:
+    reports = _FirstReport(name, found)
+    task = asyncio.create_task(follow_source(found.sources[name].config, reports, environ))
+    first = asyncio.create_task(reports.finished.wait())
+    done, _ = await asyncio.wait((task, first), timeout=FIRST_RESULT_S, return_when=asyncio.FIRST_COMPLETED)
+    task.cancel()
+    first.cancel()
+    (ended, _) = await asyncio.gather(task, first, return_exceptions=True)
+    if isinstance(ended, ConfigError):
+        reports.fail(str(ended))
+    elif isinstance(ended, Exception):
+        raise ended
+    elif not done:
+        reports.fail(f"no result within {FIRST_RESULT_S:g} s")
+
+
+class _FirstReport(Reports):
+    """The reports of a source until its first result or failure; nothing is logged."""
+
+    def __init__(self, name: str, fleet: FoundFleet) -> None:
+        super().__init__(name, fleet, time.monotonic, lambda *_, **__: None)
+        self.finished = asyncio.Event()
+
+    def report_result(self, found: Found) -> None:
+        super().report_result(found)
+        self.finished.set()
+
+    def fail(self, reason: str) -> None:
+        super().fail(reason)
+        self.finished.set()
+
+
 def reach_all(replicas: Sequence[ReplicaConfig], *, environ: Mapping[str, str], timeout_s: float) -> list[Reached]:
     """Return the answer of every replica, in the order of the file."""
     return asyncio.run(_reach_all(replicas, environ, timeout_s))
 
 
 async def _reach_all(replicas: Sequence[ReplicaConfig], environ: Mapping[str, str], timeout_s: float) -> list[Reached]:
+    turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def reach(replica: ReplicaConfig) -> Reached:
+        async with turns:
+            return await _reach(client, replica, environ)
+
     async with httpx.AsyncClient(timeout=timeout_s, trust_env=False) as client:
-        return await asyncio.gather(*(_reach(client, replica, environ) for replica in replicas))
+        return await asyncio.gather(*map(reach, replicas))
 
 
 async def _reach(client: httpx.AsyncClient, replica: ReplicaConfig, environ: Mapping[str, str]) -> Reached:

@@ -63,8 +63,6 @@ def engine(
     _check_interface(spec, profile, source=config)
 
     events = None if kv_events is None else _kv_endpoint(kv_events)
-    if push is not None and events is not None:
-        raise typer.BadParameter("--push and --kv-events: expected one of them")
     target = None if push is None else _push_target(spec, push, source=config)
 
     def ready(at_host: str, at_port: int) -> None:

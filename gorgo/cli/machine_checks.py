@@ -9,22 +9,32 @@ import re
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 from gorgo.config.addresses import checked_bind
 from gorgo.config.fleet.source import KubernetesApiConfig
 from gorgo.config.load import inside, items
-from gorgo.config.model import ClientsConfig, ModelConfig, ProxyConfig, ReplicaConfig, TlsConfig
+from gorgo.config.model import (
+    ClientsConfig,
+    ModelConfig,
+    PickerConfig,
+    ProxyConfig,
+    ReplicaConfig,
+    SharedConfig,
+    TlsConfig,
+)
 from gorgo.config.parsing.document import Document, Path, Problem
 from gorgo.errors import ConfigError, InvalidValueError, MissingExtra
 from gorgo.live.fleet_sources.api_client import api_url, own_namespace
 from gorgo.live.http.client_auth import read_client_keys
 from gorgo.live.http.tls import served_tls, upstream_tls
 from gorgo.live.kv_events import extra as kv_extra
+from gorgo.live.listener.sockets import check_bind
+from gorgo.live.peer_store import connection as store
 from gorgo.live.telemetry.tracing import require_extra
 from gorgo.live.tokens.model_tokens import read_models
 from gorgo.live.upstream.target import replica_secrets
-from gorgo.proxy.http.sockets import check_bind
 
 #: As in the model: another value is an error already, and may be a key.
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
@@ -33,12 +43,16 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 def machine_problems(
     document: Document, *, environ: Mapping[str, str], binds: Mapping[str, str | None] | None
 ) -> Iterator[Problem]:
-    """Yield every error. `binds` has addresses that take precedence over the file's; `None` checks no address."""
+    """Yield every error. `binds` has addresses by key, `None` for the file's; `None` checks no address."""
     proxy = inside(document.data, "proxy")
     tls = _texts(inside(proxy, "tls"), "cert", "key")
     if len(tls) == 2:
         files = TlsConfig(**tls)
         yield from _checked(document, ("proxy", "tls", "cert"), partial(served_tls, files))
+    picker_tls = _texts(inside(inside(document.data, "picker"), "tls"), "cert", "key")
+    if len(picker_tls) == 2:
+        check = partial(served_tls, TlsConfig(**picker_tls), place="picker.tls")
+        yield from _checked(document, ("picker", "tls", "cert"), check)
     keys_file = _texts(inside(document.data, "clients"), "keys_file").get("keys_file")
     if keys_file is not None:
         yield from _checked(
@@ -48,8 +62,11 @@ def machine_problems(
     yield from _replicas(document, environ)
     yield from _tokenizers(document)
     yield from _fleet_sources(document, environ)
+    yield from _shared(document, environ)
     for key, given in (binds or {}).items():
-        yield from _address(document, key, given, proxy.get(key, getattr(_DEFAULT, key)))
+        section, _, name = key.partition(".")
+        bind = inside(document.data, section).get(name, getattr(_DEFAULTS[section], name))
+        yield from _address(document, section, name, given, bind)
 
 
 def ports_in_use(binds: Mapping[str, str]) -> list[str]:
@@ -57,15 +74,15 @@ def ports_in_use(binds: Mapping[str, str]) -> list[str]:
     lines = []
     for key, bind in binds.items():
         with suppress(InvalidValueError):
-            if not check_bind(bind, key):
+            if not check_bind(bind, f"proxy.{key}"):
                 lines.append(f"proxy.{key}: {bind} is in use; `gorgo serve` needs it, unless it is running already")
     return lines
 
 
-_DEFAULT = ProxyConfig(region="-")
+_DEFAULTS = {"proxy": ProxyConfig(region="-"), "picker": PickerConfig()}
 
 
-def _address(document: Document, key: str, given: str | None, bind: object) -> Iterator[Problem]:
+def _address(document: Document, section: str, key: str, given: str | None, bind: object) -> Iterator[Problem]:
     if given is None:
         try:
             bind = checked_bind(bind) if isinstance(bind, str) else None
@@ -73,8 +90,8 @@ def _address(document: Document, key: str, given: str | None, bind: object) -> I
             return  # reported as such
     address = given or bind
     if isinstance(address, str):
-        path: Path = ("proxy", key) if given is None else (f"--{key.replace('_', '-')}",)
-        yield from _checked(document, path, partial(check_bind, address, key))
+        path: Path = (section, key) if given is None else (f"--{key.replace('_', '-')}",)
+        yield from _checked(document, path, partial(check_bind, address, f"{section}.{key}"))
 
 
 def _tracing(document: Document, proxy: Mapping[str, object]) -> Iterator[Problem]:
@@ -140,6 +157,25 @@ def _fleet_sources(document: Document, environ: Mapping[str, str]) -> Iterator[P
             yield from _in_cluster(document, (*path, "api", "url"), partial(api_url, KubernetesApiConfig(), environ))
         if not item.get("namespace"):
             yield from _in_cluster(document, (*path, "namespace"), partial(own_namespace, environ))
+
+
+def _shared(document: Document, environ: Mapping[str, str]) -> Iterator[Problem]:
+    """Yield what the store needs and is not there."""
+    shared = inside(document.data, "shared")
+    if not shared:
+        return
+    if not store.available():
+        path: Path = ("shared",)
+        yield Problem(path, document.line(path), store.MISSING, store.EXPECTED)
+    entry = SharedConfig(url="rediss://-", group="-", key_env="-")
+    for key, read in (("key_env", store.group_key), ("password_env", store.store_password)):
+        variable = shared.get(key)
+        if isinstance(variable, str) and _VARIABLE.fullmatch(variable):
+            given = replace(entry, **{key: variable})
+            yield from _checked(document, ("shared", key), partial(read, given, environ))
+    files = _texts(shared, "ca_file")
+    if files:
+        yield from _checked(document, ("shared", "ca_file"), partial(store.store_tls, replace(entry, **files)))
 
 
 def _in_cluster(document: Document, path: Path, check: Callable[[], object]) -> Iterator[Problem]:

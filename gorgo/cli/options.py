@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 REGIONS_YAML = Path("regions.yaml")
 ADMIN_URL = "http://127.0.0.1:9090"
+ADMIN_URLS = [ADMIN_URL]
 #: No header holds a longer token; a device such as /dev/zero has no end.
 _TOKEN_BYTES_MAX = 65_536
 
@@ -69,6 +70,9 @@ Reason = Annotated[
     str | None, typer.Option(metavar="TEXT", help="Reason to store with the change.", show_default=False)
 ]
 AdminUrl = Annotated[str, typer.Option("--url", envvar="GORGO_ADMIN_URL", help="Admin address of the proxy.")]
+AdminUrls = Annotated[
+    list[str], typer.Option("--url", envvar="GORGO_ADMIN_URL", help="Admin address of the proxy. Repeatable.")
+]
 
 LogFormat = Annotated[
     Literal["json", "text"],

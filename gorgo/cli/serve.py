@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gorgo.cli import options
+from gorgo.cli import launch, options
 
 if TYPE_CHECKING:
-    from gorgo.config.model import Config
+    from gorgo.live.listener.sockets import ServerAddresses
 
 
 def serve(
@@ -36,26 +35,11 @@ def serve(
         str | None, typer.Option(metavar="HOST:PORT", help="Address of the data listener; port 0 takes a free one.")
     ] = None,
     admin_bind: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Address of the admin listener.")] = None,
-    policy: Annotated[str | None, typer.Option(metavar="NAME", help="Routing policy; see `gorgo policies`.")] = None,
+    policy: launch.PolicyName = None,
     weights: options.Weights = None,
-    state: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            show_default=False,
-            help="File that keeps freeze, weights, policy, drain marks and registered replicas.",
-        ),
-    ] = None,
-    request_log: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", show_default=False, help="Append a line per finished request, without its text."),
-    ] = None,
-    outcome_log: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", show_default=False, help="Append a line per attempt with all candidates, for `gorgo learn`."
-        ),
-    ] = None,
+    state: launch.StateFile = None,
+    request_log: launch.RequestLog = None,
+    outcome_log: launch.OutcomeLog = None,
     seed: options.MaybeSeed = None,
     log_format: options.LogFormat = "json",
     log_level: options.LogLevel = "info",
@@ -64,24 +48,14 @@ def serve(
 
     Clients use the OpenAI or SGLang API; the proxy chooses a replica per request. SIGTERM lets running streams finish.
     """
-    import secrets
-
-    import uvloop
-
-    from gorgo.cli.validation import Overrides, validate
+    from gorgo.cli.validation import Overrides
     from gorgo.config.from_urls import config_text
     from gorgo.config.load import read_text
-    from gorgo.live import gc_tuning
-    from gorgo.live.control.state_file import StateFile
-    from gorgo.live.logs import log_config_warnings, set_up_logs
-    from gorgo.live.reload.file_watch import ConfigFile
-    from gorgo.proxy.http.sockets import ServerAddresses
     from gorgo.proxy.server import serve as run_proxy
 
-    token = options.admin_token()
     overrides = Overrides(
         environ=os.environ,
-        admin_token=token,
+        admin_token=options.admin_token(),
         policy=policy,
         weights_file=weights,
         bind=_address("--bind", bind),
@@ -93,47 +67,26 @@ def serve(
         text = config_text(replica or (), engine=engine, proxy=proxy, environ=os.environ).encode()
     else:
         text = read_text(config, expected="a regions.yaml file, or gorgo serve --replica URL")
-    started = validate(text, source=config, overrides=overrides)
-    # A weights file is read once and takes precedence over regions.yaml at each reload too. Addresses need a restart.
-    pinned = None if weights is None else (started.policy, started.weights)
-    at_reload = replace(overrides, weights_file=None, pinned=pinned, ports=False)
-
-    def parse(text: bytes) -> Config:
-        """Return the configuration with the options of the command line, at each reload."""
-        return validate(text, source=config, overrides=at_reload).config
-
+    start = launch.Launch(
+        config=config,
+        text=text,
+        overrides=overrides,
+        state=state,
+        request_log=request_log,
+        outcome_log=outcome_log,
+        seed=seed,
+        log_format=log_format,
+        log_level=log_level,
+    )
+    started = start.validate()
     if print_config:
         typer.echo(text.decode(), nl=False)
         return
-    if token is None:
-        typer.echo("gorgo: GORGO_ADMIN_TOKEN is not set: the admin listener will reject every request", err=True)
 
-    def ready(addresses: ServerAddresses) -> None:
-        gc_tuning.freeze_startup_objects()
-        typer.echo(f"gorgo serve listening on {addresses.data_url} (admin {addresses.admin_url})")
+    def shown(addresses: ServerAddresses) -> str:
+        return f"gorgo serve listening on {addresses.data_url} (admin {addresses.admin_url})"
 
-    set_up_logs(log_format, log_level)
-    log_config_warnings(started.config)
-    # With --seed the key of fingerprints repeats too, for comparisons; without, clients cannot guess it.
-    drawn = secrets.randbits(63) if seed is None else seed
-    # The proxy handles the signals itself: a second one ends its grace period.
-    uvloop.run(
-        run_proxy(
-            started.config,
-            policy=started.policy,
-            weights=started.weights,
-            admin_token=token,
-            environ=os.environ,
-            key=drawn,
-            seed=drawn,
-            # A pipe can be read only once.
-            file=ConfigFile(config, parse, text) if config.is_file() else None,
-            state_file=None if state is None else StateFile(state),
-            request_log=request_log,
-            outcome_log=outcome_log,
-            ready=ready,
-        )
-    )
+    start.run(started, run_proxy, shown)
 
 
 def _chosen(context: typer.Context, replicas: list[str] | None) -> bool:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from gorgo.apps.profile_file import is_profile_file, read_profile
 from gorgo.cli.machine_checks import machine_problems
@@ -28,6 +28,7 @@ from gorgo.errors import ConfigError, GorgoError, UnknownPolicy, closest
 from gorgo.policies.registry import make_policy, make_shadow, policy_names
 from gorgo.sim.engine.profiles import PROFILES
 
+FrontEnd = Literal["proxy", "picker"]
 _DEFAULTS: Mapping[str, Any] = {one.name: one.default for one in (*fields(ProxyConfig), *fields(SimulationConfig))}
 
 
@@ -43,6 +44,8 @@ class Overrides:
         Of the admin listener, if one is set.
     policy, weights_file, bind, admin_bind:
         As the options of `gorgo serve`; addresses are valid.
+    front_end:
+        Whose addresses are checked.
     pinned:
         Policy and weights of a weights file that was read before.
     machine:
@@ -58,6 +61,7 @@ class Overrides:
     pinned: tuple[Policy, Weights] | None = None
     bind: str | None = None
     admin_bind: str | None = None
+    front_end: FrontEnd = "proxy"
     machine: bool = True
     ports: bool = True
 
@@ -87,7 +91,7 @@ def examine(text: bytes, *, source: Path, overrides: Overrides) -> tuple[Documen
         yield from _engines(document)
         yield from _token(overrides.admin_token)
         if overrides.machine:
-            binds = {"bind": overrides.bind, "admin_bind": overrides.admin_bind} if overrides.ports else None
+            binds = _binds(overrides) if overrides.ports else None
             yield from machine_problems(document, environ=overrides.environ, binds=binds)
             yield from _push_tokens(document, overrides)
 
@@ -103,6 +107,13 @@ def examine(text: bytes, *, source: Path, overrides: Overrides) -> tuple[Documen
     proxy = replace(proxy, bind=overrides.bind or proxy.bind, admin_bind=overrides.admin_bind or proxy.admin_bind)
     config = replace(config, proxy=proxy)
     return document, ValidConfig(config, policy, weights)
+
+
+def _binds(overrides: Overrides) -> dict[str, str | None]:
+    """Return the addresses that the process listens on, by key, as far as options give them."""
+    if overrides.front_end == "picker":
+        return {"picker.bind": None, "proxy.admin_bind": None}
+    return {"proxy.bind": overrides.bind, "proxy.admin_bind": overrides.admin_bind}
 
 
 # -- checks of names
@@ -220,12 +231,17 @@ def _token(token: str | None) -> Iterator[Problem]:
 
 def _push_tokens(document: Document, overrides: Overrides) -> Iterator[Problem]:
     """Yield push tokens that would let an engine administrate."""
-    for number, item in enumerate(items(document.data, "replicas")):
+    found: list[tuple[Place, object]] = [
+        (("replicas", number), item) for number, item in enumerate(items(document.data, "replicas"))
+    ]
+    for number, item in enumerate(items(document.data, "fleet_sources")):
+        found.append((("fleet_sources", number, "replica"), inside(item, "replica")))
+    for place, item in found:
         variable = item.get("push_token_env") if isinstance(item, Mapping) else None
         if not isinstance(variable, str) or overrides.admin_token is None:
             continue
         if overrides.environ.get(variable, "").strip() == overrides.admin_token:
-            path: Place = ("replicas", number, "push_token_env")
+            path: Place = (*place, "push_token_env")
             yield Problem(path, document.line(path), f"{variable} has the admin token", "a token of its own")
 
 

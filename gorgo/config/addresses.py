@@ -13,12 +13,18 @@ from urllib.parse import urlsplit
 URL_EXPECTED = "an http:// or https:// URL with a host and no user, query or fragment, such as http://10.0.0.5:30000"
 ORIGIN_EXPECTED = "'*', or an origin in lower case without a path, such as https://chat.example.com"
 KV_ENDPOINT_EXPECTED = "tcp://host:port or ipc://path, such as tcp://10.0.0.5:5557 or, with mode: bind, tcp://*:5557"
+STORE_URL_EXPECTED = (
+    "redis://host:port/db or rediss://host:port/db (TLS), without user, password or options, "
+    "such as rediss://store.internal:6379/0"
+)
 BIND_EXPECTED = "host:port with a port of 0 to 65535, such as 127.0.0.1:8080 or [::1]:8080"
 
 _BIND = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9._-]+)):(?P<port>[0-9]{1,5})", re.ASCII)
 _KV_ADDRESS = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<host>\*|[A-Za-z0-9._-]+)):(?P<port>[0-9]{1,5})", re.ASCII)
 #: Of a Unix socket.
 _MAX_IPC_PATH = 100
+#: Redis numbers its databases; by default there are 16.
+_DATABASE = re.compile(r"(?:/[0-9]{0,4})?", re.ASCII)
 _HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+", re.ASCII)
 
 
@@ -80,7 +86,18 @@ def checked_kv_endpoint(text: str) -> str:
     return text
 
 
-def _is_url(text: str) -> bool:
+def checked_store_url(text: str) -> str:
+    """Return `text` if it is the address of a Redis or Valkey server.
+
+    >>> checked_store_url("rediss://store.internal:6379/0")
+    'rediss://store.internal:6379/0'
+    """
+    if not _is_url(text, "redis", "rediss") or not _DATABASE.fullmatch(urlsplit(text).path):
+        raise ValueError(STORE_URL_EXPECTED)
+    return text
+
+
+def _is_url(text: str, *schemes: str) -> bool:
     # urlsplit drops tabs and newlines and accepts control characters.
     if not text.isascii() or not text.isprintable() or any(sign in text for sign in " ?#@\\"):
         return False
@@ -90,7 +107,7 @@ def _is_url(text: str) -> bool:
     except ValueError:
         return False
     host_ok = parts.hostname is not None and _is_host(parts.hostname)
-    return parts.scheme in ("http", "https") and host_ok and port != 0
+    return parts.scheme in (schemes or ("http", "https")) and host_ok and port != 0
 
 
 def _is_host(text: str) -> bool:

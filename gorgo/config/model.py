@@ -16,6 +16,11 @@ from gorgo.config.fleet.kv_events import KvEventsConfig as KvEventsConfig
 from gorgo.config.fleet.replica import CapacityConfig as CapacityConfig
 from gorgo.config.fleet.replica import ReplicaConfig as ReplicaConfig
 from gorgo.config.fleet.source import FleetSourceConfig, checked_source
+from gorgo.config.sections.picker import PickerConfig as PickerConfig
+from gorgo.config.sections.tls import TlsConfig as TlsConfig
+from gorgo.config.sections.tls import paired
+from gorgo.config.shared import SharedConfig as SharedConfig
+from gorgo.config.shared import checked_shared
 from gorgo.config.values import (
     Bind,
     Count,
@@ -31,21 +36,6 @@ from gorgo.config.values import (
     some,
     strict,
 )
-
-
-def _paired(tls: TlsConfig) -> TlsConfig:
-    if (tls.cert is None) != (tls.key is None):
-        raise ValueError("cert and key, both or neither")
-    return tls
-
-
-@strict
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TlsConfig:
-    """PEM files for TLS of the data listener; a reload reads them again."""
-
-    cert: FilePath | None = None
-    key: FilePath | None = None
 
 
 @strict
@@ -161,7 +151,7 @@ class ProxyConfig:
     learning: Annotated[LearningConfig, AfterValidator(_trainable)] = field(default_factory=LearningConfig)
     bind: Bind = "127.0.0.1:8080"
     admin_bind: Bind = "127.0.0.1:9090"
-    tls: Annotated[TlsConfig, AfterValidator(_paired)] = field(default_factory=TlsConfig)
+    tls: Annotated[TlsConfig, AfterValidator(paired)] = field(default_factory=TlsConfig)
     tracing: TracingConfig = field(default_factory=TracingConfig)
     cors: CorsConfig = field(default_factory=CorsConfig)
     #: The admin listener has `/metrics` too; `admin`: it alone.
@@ -189,6 +179,7 @@ class LimitsConfig:
     max_buffered_bytes: Count | None = None
     max_attempts: Count = 3
     max_in_flight: Count = 4096
+    sampled_replicas: Count = 128
     connections_per_replica: Count = CONNECTIONS_PER_REPLICA
     connect_timeout_s: Positive = 5.0
     first_token_timeout_s: Positive = FIRST_TOKEN_TIMEOUT_S
@@ -259,6 +250,9 @@ class Config:
     fleet_sources: Annotated[
         tuple[Annotated[FleetSourceConfig, AfterValidator(checked_source)], ...], Field(max_length=16)
     ] = ()
+    picker: PickerConfig = field(default_factory=PickerConfig)
+    #: `None` for a router that reports to no other.
+    shared: Annotated[SharedConfig | None, AfterValidator(checked_shared)] = None
     clients: ClientsConfig = field(default_factory=ClientsConfig)
     models: tuple[Annotated[ModelConfig, AfterValidator(_with_tokenizer)], ...] = ()
     limits: LimitsConfig = field(default_factory=LimitsConfig)

@@ -17,6 +17,7 @@ def router_limits(config: Config) -> RouterLimits:
     return RouterLimits(
         max_attempts=config.limits.max_attempts,
         max_in_flight=config.limits.max_in_flight,
+        sampled_replicas=config.limits.sampled_replicas,
         stale_after_s=STALE_INTERVALS * max(proxy.probe_interval_s, proxy.scrape_interval_s),
         max_index_blocks=config.limits.prefix_index_blocks,
         overload=_overload_limits(config.overload),

@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidatorFunctionWrapHandler, with_config
 
-from gorgo.config.addresses import checked_bind, checked_kv_endpoint, checked_origin, checked_url
+from gorgo.config.addresses import checked_bind, checked_kv_endpoint, checked_origin, checked_store_url, checked_url
 from gorgo.config.engine_names import checked_engine
 from gorgo.config.header_names import checked_header
 
@@ -51,6 +51,7 @@ Samples = Annotated[int, Field(ge=1, le=200_000)]
 Text = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_printable)]
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 Url = Annotated[str, AfterValidator(checked_url)]
+StoreUrl = Annotated[str, AfterValidator(checked_store_url)]
 FilePath = Annotated[str, Field(min_length=1, max_length=4096)]
 KvEndpoint = Annotated[str, AfterValidator(checked_kv_endpoint)]
 Origin = Annotated[str, AfterValidator(checked_origin)]

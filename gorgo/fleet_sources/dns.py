@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gorgo.config.fleet.source import FleetSourceConfig
@@ -16,6 +16,14 @@ class HostPort:
 
     host: str
     port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """Addresses, and how long they are valid, s; `None` is unknown."""
+
+    addresses: Sequence[HostPort]
+    ttl_s: float | None = None
 
 
 def found_addresses(addresses: Iterable[HostPort], source: FleetSourceConfig) -> Found:

@@ -33,6 +33,8 @@ from gorgo.live.kv_events.extra import check_extra
 from gorgo.live.logs import log
 from gorgo.live.model_lists import ModelLists
 from gorgo.live.parsing.workers import BodyWorkers
+from gorgo.live.peer_store.connection import group_key
+from gorgo.live.peer_store.service import PeerStoreService
 from gorgo.live.request_options import ClientPolicies
 from gorgo.live.router_gateway import RouterGateway
 from gorgo.live.served_models import ServedModels
@@ -74,7 +76,9 @@ def build_live(
     client_keys = read_client_keys(config.clients)
     served = served_tls(config.proxy.tls)
     tokens_of = read_models(config.models)
-    fingerprinter = Fingerprinter(key=key, block_bytes=BLOCK_BYTES)
+    fingerprinter = Fingerprinter(
+        key=key if config.shared is None else group_key(config.shared, environ), block_bytes=BLOCK_BYTES
+    )
     tls = tls or ssl.create_default_context()
     tls_of = {replica.name: upstream_tls(replica, tls) for replica in config.replicas}
     clock = epoch_clock()
@@ -100,6 +104,12 @@ def build_live(
         for replica in config.replicas
     }
     gateway = RouterGateway(router, clock, HealthLog(metrics))
+    peer_store = None
+    if config.shared is not None:
+        peer_store = PeerStoreService.connecting(
+            config.shared, environ, router, gateway, clock, key_id=fingerprinter.key_id
+        )
+        metrics.peers.read = peer_store.measures
     return LiveState(
         config=config,
         file_config=file_config,
@@ -129,6 +139,7 @@ def build_live(
         found=found,
         models=ServedModels(config),
         pushes=PushService(router, gateway, clock),
+        peer_store=peer_store,
         client_keys=client_keys,
         served_tls=served,
         tracing=make_tracing(config.proxy.tracing, region=config.proxy.region, count=metrics.trace_spans),

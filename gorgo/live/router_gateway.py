@@ -40,12 +40,14 @@ class RouterGateway:
         Called with each change of the fleet that the Router reports.
     """
 
-    __slots__ = ("_clock", "_due_s", "_on_fleet_event", "_open", "_router", "_timer")
+    __slots__ = ("_clock", "_due_s", "_on_fleet_event", "_open", "_router", "_timer", "on_dispatch")
 
     def __init__(self, router: Router, clock: Clock, on_fleet_event: Callable[[FleetEvent], None]) -> None:
         self._router = router
         self._clock = clock
         self._on_fleet_event = on_fleet_event
+        #: Called with each dispatch, hedges included, after its reservation.
+        self.on_dispatch: Callable[[Dispatch], None] | None = None
         self._open: dict[str, ActionSink] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = float("inf")
@@ -64,6 +66,7 @@ class RouterGateway:
         """Submit a request; return the action for it."""
         own, others = self._router.submit(request, now=self._clock())
         self.apply(others)
+        self._report_dispatch(own)
         return own
 
     def abandon(self, request_id: str) -> None:
@@ -73,10 +76,22 @@ class RouterGateway:
     def first_token(self, attempt_id: str, *, now: float) -> None:
         self.apply(self._router.on_first_token(attempt_id, now=now))
 
+    def released(self, dispatch: Dispatch) -> None:
+        """Release the load of an attempt that has ended, before `finish` has its outcome."""
+        self.apply(self._router.on_released(dispatch.attempt_id, now=self._clock()))
+
     def finish(self, dispatch: Dispatch, outcome: Outcome) -> RetryAction | None:
         """Finish an attempt; return the next action for its request: a Dispatch, a Reject, or None."""
         own, others = self._router.on_finish(dispatch.attempt_id, outcome, now=self._clock())
         self.apply(others)
+        self._report_dispatch(own)
+        return own
+
+    def served_elsewhere(self, dispatch: Dispatch, replica: str) -> Dispatch | None:
+        """Move an attempt to the replica that a gateway chose by itself; `None` if there is nothing to move."""
+        own, others = self._router.on_served_elsewhere(dispatch.attempt_id, replica, now=self._clock())
+        self.apply(others)
+        self._report_dispatch(own)
         return own
 
     def run_timer(self) -> None:
@@ -91,6 +106,7 @@ class RouterGateway:
     def apply(self, actions: Iterable[Action]) -> None:
         """Deliver actions to their exchanges and events of the fleet to the observer; set the timer."""
         for action in actions:
+            self._report_dispatch(action)
             exchange = self._open.get(action.request_id)
             if exchange is not None:
                 exchange.deliver(action)
@@ -104,6 +120,10 @@ class RouterGateway:
         if due_s is not None and due_s < self._due_s:
             wait_s = max(0.0, due_s - self._clock())
             self._set_timer(asyncio.get_running_loop().call_later(wait_s, self.run_timer), due_s)
+
+    def _report_dispatch(self, action: Action | None) -> None:
+        if self.on_dispatch is not None and isinstance(action, Dispatch | Hedge):
+            self.on_dispatch(action if isinstance(action, Dispatch) else action.dispatch)
 
     def _set_timer(self, timer: asyncio.TimerHandle | None, due_s: float) -> None:
         if self._timer is not None:

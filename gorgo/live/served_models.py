@@ -108,12 +108,16 @@ class ServedModels:
         row: dict[str, object] = {"id": name, "object": "model", "created": 0, "owned_by": "gorgo"}
         return row | ({"parent": self._parents[name]} if name in self._parents else {})
 
+    def may_find(self, name: str) -> bool:
+        """Return whether fresh lists could have `name`, which was not looked for yet."""
+        return self.read_all is not None and name not in self._misses and bool(self._found)
+
     async def find_missing(self, name: str, *, now: float) -> bool:
         """Read all lists for a name that no replica lists, once per name and not too often.
 
         Return whether they were read. Several requests wait for one reading.
         """
-        if name in self._misses or self.read_all is None or not self._found:
+        if self.read_all is None or not self.may_find(name):
             return False
         if self._reading is None:
             if now - self._read_s < MISS_INTERVAL_S:

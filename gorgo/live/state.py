@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gorgo.config.model import Config, LimitsConfig
+from gorgo.config.router_settings import router_limits
 from gorgo.core.buffer_budget import BufferBudget
+from gorgo.core.limits import RouterLimits
 from gorgo.core.prompt.fingerprint import Fingerprinter
 from gorgo.core.router import Router
 from gorgo.fleet_sources.fleet import FoundFleet
@@ -23,6 +25,7 @@ from gorgo.live.http.tls import ServedTls
 from gorgo.live.kv_events.feeds import KvSubscriptions
 from gorgo.live.model_lists import ModelLists
 from gorgo.live.parsing.workers import BodyWorkers
+from gorgo.live.peer_store.service import PeerStoreService
 from gorgo.live.readiness import NotReady, why_not_ready
 from gorgo.live.request_options import ClientPolicies
 from gorgo.live.router_gateway import RouterGateway
@@ -83,6 +86,8 @@ class LiveState:
     found: FoundFleet
     #: What engines push of their caches.
     pushes: PushService
+    #: `None` for a router that reports to no other.
+    peer_store: PeerStoreService | None = None
     #: `None` while clients need no key.
     client_keys: ClientKeys | None = None
     #: `None` without TLS on the data listener.
@@ -116,6 +121,16 @@ class LiveState:
         """Return the logs that are written."""
         return [each for each in (self.request_log, self.outcome_log) if each is not None]
 
+    def flush(self, replica: str | None) -> None:
+        """Forget what one replica or all have cached. Raises `UnknownReplica`.
+
+        Their KV events are subscribed to anew, so that what their engines retain is replayed; without replays the feed
+        is incomplete until the engine reports an empty cache. Pushed caches come back with the next whole push.
+        """
+        self.router.flush(replica, now=self.clock())
+        for target in self.targets.values() if replica is None else (self.targets[replica],):
+            target.kv_events_changed.set()
+
     def cache_states(self) -> dict[str, CacheState]:
         """Return what is known of each replica's cache, and by which reports."""
         stats, feeds = self.router.cache_sources(now=self.clock()), self.kv_feeds.stats
@@ -138,12 +153,18 @@ class LiveState:
             unreachable={name for name, target in self.targets.items() if target.unreachable},
         )
 
+    def router_limits(self, config: Config) -> RouterLimits:
+        """Return the Router's bounds under `config`, as this front end can carry them out."""
+        return router_limits(config)
+
     def apply_config(self, config: Config) -> None:
         """Apply what of a reloaded configuration belongs to the front end alone."""
 
     async def aclose(self) -> None:
         self.gateway.close()
         await self.kv_feeds.aclose()
+        if self.peer_store is not None:
+            await self.peer_store.aclose()
         await self.control.aclose()
         await self.training.aclose()
         await self.body_workers.aclose()

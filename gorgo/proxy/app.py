@@ -19,20 +19,12 @@ from gorgo.live.http.headers import has_body
 from gorgo.live.http.unknown_route import unknown_route
 from gorgo.live.logs import log
 from gorgo.live.openapi.documents import client_document
+from gorgo.live.request.routes import INFERENCE_ROUTES
 from gorgo.proxy.exchange.handler import InferenceEndpoint
 from gorgo.proxy.http.cors import Cors
 from gorgo.proxy.model_routes import model, models
 from gorgo.proxy.state import RunningProxy
 
-#: Routes that carry a prompt.
-INFERENCE_ROUTES = (
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/generate",
-    "/v1/embeddings",
-    "/v1/responses",
-    "/v1/messages",
-)
 #: For load balancers, Prometheus and generators of clients: no client's key is required.
 PUBLIC_ROUTES = ("/health", "/healthz", "/livez", "/ready", "/readyz", "/metrics", "/openapi.json")
 #: Names of models in the path, percent-encoded by some clients.

@@ -26,12 +26,12 @@ from gorgo.core.prompt.fingerprint import Fingerprinter
 from gorgo.core.stream import FirstTokenDetector, UsageEventFilter, UsageReader, read_usage
 from gorgo.engines.registry import dialect
 from gorgo.live.http.errors import HttpError
+from gorgo.live.listener.connection.reader import RequestReader
+from gorgo.live.listener.connection.refusal import Refused
+from gorgo.live.listener.heads import HeadLimits
 from gorgo.live.parsing.fields import read_fields
 from gorgo.live.parsing.json_body import limit_digits, request_usage, with_model
-from gorgo.proxy.app import INFERENCE_ROUTES
-from gorgo.proxy.http.connection.reader import RequestReader
-from gorgo.proxy.http.connection.refusal import Refused
-from gorgo.proxy.http.heads import HeadLimits
+from gorgo.live.request.routes import INFERENCE_ROUTES
 from tests.attacks.bodies import hostile_bodies
 from tests.attacks.fuzz_live import BATCH, LiveFound, LiveItem, live_proxy
 from tests.engines.scrapes import METRICS

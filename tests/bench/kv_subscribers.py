@@ -10,7 +10,7 @@ import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import count
 from types import SimpleNamespace
 from typing import cast
@@ -59,7 +59,9 @@ async def _measure(ports: list[int]) -> None:
     specs = [ReplicaSpec(name, "here") for name in names]
     router = Router(specs, make_policy("gorgo-ms"), rng=np.random.default_rng(0), boot_id="bench")
     feeds = KvSubscriptions()
-    tasks = [asyncio.create_task(_subscriber(feeds, router, *pair).run()) for pair in zip(names, ports, strict=True)]
+    tasks = [
+        asyncio.create_task(make_subscriber(feeds, router, *pair).run()) for pair in zip(names, ports, strict=True)
+    ]
     await asyncio.sleep(2.0)
     stats = list(feeds.stats.values())
     events, messages = sum(each.events for each in stats), sum(each.messages for each in stats)
@@ -78,7 +80,8 @@ async def _measure(ports: list[int]) -> None:
     await feeds.aclose()
 
 
-def _subscriber(feeds: KvSubscriptions, router: Router, name: str, port: int) -> KvSubscriber:
+def make_subscriber(feeds: KvSubscriptions, router: Router, name: str, port: int) -> KvSubscriber:
+    """Return the subscriber of a replica whose publisher is at `port`."""
     target = SimpleNamespace(
         name=name,
         kv_events=KvEventsConfig(endpoint=f"tcp://127.0.0.1:{port}"),
@@ -120,10 +123,18 @@ def publish() -> None:
     context = zmq.Context()
     sockets = [context.socket(zmq.PUB) for _ in range(REPLICAS)]
     print(*[socket.bind_to_random_port("tcp://127.0.0.1") for socket in sockets], flush=True)
-    numbers = count(1)
     began_s = time.monotonic()
+    for number, payload in enumerate(payloads()):
+        for socket in sockets:
+            socket.send_multipart([b"", number.to_bytes(8, "big"), payload])
+        time.sleep(max(0.0, began_s + (number + 1) / MESSAGES_PER_S - time.monotonic()))
+
+
+def payloads() -> Iterator[bytes]:
+    """Yield the messages of one publisher; from the 51st on each has all its events."""
+    numbers = count(1)
     waiting: list[list[int]] = []
-    for message in count():
+    while True:
         events: list[dict[str, object]] = []
         for _ in range(STORED):
             hashes = [next(numbers) * 0x9E3779B97F4A7C15 & (1 << 64) - 1 for _ in range(BLOCKS)]
@@ -138,10 +149,7 @@ def publish() -> None:
                 {"type": "BlockRemoved", "block_hashes": [value], "medium": "GPU", "group_idx": 0}
                 for value in waiting.pop(0)
             ]
-        payload = encode([time.time(), events, 0])
-        for socket in sockets:
-            socket.send_multipart([b"", message.to_bytes(8, "big"), payload])
-        time.sleep(max(0.0, began_s + (message + 1) / MESSAGES_PER_S - time.monotonic()))
+        yield encode([time.time(), events, 0])
 
 
 if __name__ == "__main__":

@@ -84,6 +84,8 @@ def test_key_that_no_header_can_hold_is_a_usage_error_and_not_shown(key: str, mo
         ["overload", "art-chat-sample", "--load"],
         ["overload", "art-chat-sample", "--spread"],
         ["simulate", "art-chat-sample", "--time-scale"],
+        ["simulate", "art-chat-sample", "--peer-delay"],
+        ["simulate", "art-chat-sample", "--peer-loss"],
         ["tune", "--budget-s"],
     ],
 )
@@ -103,7 +105,10 @@ def test_a_file_without_end_is_no_token(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_there_are_no_more_places_of_options_than_a_page_lists() -> None:
-    """An option that few set is a key of a settings file or of regions.yaml; 130 before the verbs of an operator."""
+    """An option that few set is a key of a settings file or of regions.yaml; 130 before the verbs of an operator.
+
+    Ten are those of `serve` in `picker`.
+    """
     places = [
         (name, option.name)
         for name, command in commands()
@@ -111,4 +116,4 @@ def test_there_are_no_more_places_of_options_than_a_page_lists() -> None:
         for option in command.params
         if option.param_type_name == "option"
     ]
-    assert 100 < len(places) <= 184
+    assert 100 < len(places) <= 198

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -91,6 +92,16 @@ CASES = [
             "fleet_sources[0].api.url (line 5): no cluster: KUBERNETES_SERVICE_HOST is not set; "
             "expected api.url in the source",
             "fleet_sources[0].namespace (line 5): no pod: its namespace is not known; expected namespace in the source",
+        ],
+        machine=True,
+    ),
+    Case(
+        "store without its secrets and file",
+        BASE + "shared: {url: 'rediss://s', group: g, key_env: NO_SUCH_KEY, password_env: NO_SUCH, ca_file: no.pem}",
+        [
+            "shared.ca_file (line 5): ca_file 'no.pem': No such file or directory; expected certificates of auth",
+            "shared.key_env (line 5): the environment variable NO_SUCH_KEY is not set; expected it to hold 32 to 128",
+            "shared.password_env (line 5): the environment variable NO_SUCH is not set; expected it to hold the store",
         ],
         machine=True,
     ),
@@ -318,6 +329,16 @@ def test_check_counts_the_fleet_sources(folder: Path) -> None:
     assert done.stdout == "regions.yaml: ok, 0 replicas and 2 fleet sources in 1 region, policy gorgo-ms\n"
 
 
+def test_check_names_the_store_the_group_and_the_router(folder: Path) -> None:
+    text = BASE + "shared: {url: 'redis://store:6379', group: qwen, key_env: KEY, router: eu-1}\n"
+    (folder / "regions.yaml").write_text(text)
+    arguments = ["check", "--no-files", "--config", "regions.yaml"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.stdout.splitlines()[1] == "  shared: router eu-1 of group qwen, store redis://store:6379"
+    found = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
+    assert found["shared"] == {"url": "redis://store:6379", "group": "qwen", "router": "eu-1"}
+
+
 def test_simulation_needs_replicas_of_the_file(folder: Path) -> None:
     (folder / "regions.yaml").write_text(FOUND)
     (folder / "trace.jsonl").write_text('{"timestamp": 0, "input_length": 5, "output_length": 2, "hash_ids": [1]}\n')
@@ -357,6 +378,16 @@ def test_push_token_that_administrates_or_can_be_guessed_is_an_error(
     code, lines = verdict("check")
     assert (code, lines) == verdict("serve")
     assert (code, " ".join(line.strip() for line in lines[1:])) == (2, f"replicas[0].push_token_env (line 4): {found}")
+
+
+def test_push_token_of_a_source_that_administrates_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GORGO_ADMIN_TOKEN", "token-of-the-operators")
+    monkeypatch.setenv("PUSH", "token-of-the-operators")
+    text = sources("{name: d, kind: dns, host: x, port: 1, replica: {push_token_env: PUSH}}")
+    (folder / "regions.yaml").write_text(text)
+    code, lines = verdict("check")
+    found = "fleet_sources[0].replica.push_token_env (line 5): PUSH has the admin token; expected a token of its own"
+    assert (code, " ".join(line.strip() for line in lines[1:])) == (2, found)
 
 
 def test_files_cannot_be_skipped_for_a_live_check(folder: Path) -> None:

@@ -44,6 +44,7 @@ def test_pod_is_a_replica_with_the_keys_of_its_source() -> None:
         "models": ("qwen",),
         "engine": "vllm",
         "api_key_env": "KEY",
+        "push_token_env": "PUSH",
         "capacity": CapacityConfig(kv_tokens=7),
     }
     entry = only(of_pods(pod("qwen-0", "10.0.0.5"), **shared))
@@ -54,6 +55,7 @@ def test_pod_is_a_replica_with_the_keys_of_its_source() -> None:
         engine="vllm",
         models=("qwen",),
         api_key_env="KEY",
+        push_token_env="PUSH",
         capacity=CapacityConfig(kv_tokens=7),
     )
 

@@ -60,6 +60,9 @@ class ScriptedRouter:
     def on_finish(self, attempt_id: str, outcome: Outcome, *, now: float) -> tuple[Action | None, list[Action]]:
         return self.own, self._happened("finish", attempt_id, outcome.result, now)
 
+    def on_served_elsewhere(self, attempt_id: str, replica: str, *, now: float) -> tuple[Action | None, list[Action]]:
+        return self.own, self._happened("served elsewhere", attempt_id, replica, now)
+
     def handle_timer(self, *, now: float) -> list[Action]:
         self.due_s = None
         return self._happened("timer", now)
@@ -120,6 +123,37 @@ def test_cancel_of_another_attempt_is_delivered_after_a_failure_too() -> None:
         router.actions = [Cancel("own", "own/2")]
         assert gateway.finish(dispatch("own"), Outcome(AttemptResult.BUSY)) is None
         assert own.received == [Cancel("own", "own/2")]
+
+    virtually(test)
+
+
+def test_each_dispatch_is_observed_whoever_it_is_for() -> None:
+    """By submit, by a retry, by an action for another request, and as a hedge."""
+
+    async def test(router: ScriptedRouter, gateway: RouterGateway) -> None:
+        observed: list[Dispatch] = []
+        gateway.on_dispatch = observed.append
+        gateway.register("other", Exchange())
+        sent = [dispatch("own"), dispatch("own", 2), dispatch("other"), dispatch("other", 2)]
+        router.own = sent[0]
+        gateway.submit(cast(RouteRequest, "own"))
+        router.own, router.actions = sent[1], [sent[2], Hedge("other", sent[3])]
+        gateway.finish(sent[0], Outcome(AttemptResult.BUSY))
+        router.own, router.actions = Hold("next"), [reject("other")]
+        gateway.submit(cast(RouteRequest, "next"))
+        assert observed == [sent[0], sent[2], sent[3], sent[1]]
+
+    virtually(test)
+
+
+def test_served_elsewhere_returns_the_attempt_there_and_delivers_the_others() -> None:
+    async def test(router: ScriptedRouter, gateway: RouterGateway) -> None:
+        other = Exchange()
+        gateway.register("other", other)
+        router.own, router.actions = dispatch("own", 2), [reject("other")]
+        assert gateway.served_elsewhere(dispatch("own"), "b") is router.own
+        assert router.events == [("served elsewhere", "own/1", "b", 0.0)]
+        assert other.received == [reject("other")]
 
     virtually(test)
 

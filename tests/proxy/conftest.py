@@ -17,11 +17,12 @@ import uvloop
 
 from gorgo.config.model import Config, LimitsConfig, ProxyConfig, RegionConfig, ReplicaConfig
 from gorgo.live.control.state_file import StateFile
+from gorgo.live.listener.sockets import ServerAddresses
+from gorgo.live.process.options import ProcessOptions
 from gorgo.live.reload.file_watch import ConfigFile
 from gorgo.policies.registry import make_policy
 from gorgo.proxy import server
 from gorgo.proxy.build import build_proxy
-from gorgo.proxy.http.sockets import ServerAddresses
 from gorgo.proxy.state import RunningProxy
 from tests.proxy.fakes import FakeReplica, Script, running
 
@@ -130,15 +131,17 @@ async def proxy_for(
     task = asyncio.create_task(
         server.serve(
             config,
-            policy=make_policy(config.proxy.policy),
-            admin_token=token,
-            environ=environ or {},
-            key=7,
-            seed=7,
-            file=file,
-            state_file=state_file,
-            request_log=request_log,
-            outcome_log=outcome_log,
+            ProcessOptions(
+                policy=make_policy(config.proxy.policy),
+                admin_token=token,
+                environ=environ or {},
+                key=7,
+                seed=7,
+                file=file,
+                state_file=state_file,
+                request_log=request_log,
+                outcome_log=outcome_log,
+            ),
             ready=bound.set_result,
             shutdown=shutdown,
         )

@@ -133,6 +133,12 @@ def second(region: str = "here", **more: Any) -> Edits:
     return {"replicas": both}
 
 
+def replicas(count: int) -> Edits:
+    """With so many replicas, all at one engine."""
+    named = range(count)
+    return {"replicas": lambda ground: [{"name": f"r{one}", "region": "here", "url": ground.a.url} for one in named]}
+
+
 # -- what is looked at
 
 
@@ -414,6 +420,13 @@ def term(name: str) -> Look:
         return float(round(found["decisions"][0]["candidates"][0]["terms"][name], 6))
 
     return look
+
+
+async def compared(rig: Rig) -> int:
+    """The candidates of a decision."""
+    request_id = (await rig.ask()).headers["x-request-id"]
+    found = (await rig.admin.get(f"/admin/decisions/{request_id}")).json()
+    return len(found["decisions"][0]["candidates"])
 
 
 async def scored_beside(rig: Rig) -> bool:

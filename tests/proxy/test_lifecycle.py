@@ -19,6 +19,7 @@ from gorgo.config.constants import WARM_CONNECTIONS
 from gorgo.engines.sglang import SGLang
 from gorgo.errors import ConfigError
 from gorgo.live.monitor.replica_monitor import ReplicaMonitor
+from gorgo.live.process.options import ProcessOptions
 from gorgo.policies.registry import make_policy
 from gorgo.proxy.server import serve
 from tests.proxy.conftest import QUIET, Start, config_for, until, with_replica
@@ -181,7 +182,7 @@ async def test_missing_key_is_a_configuration_error(start: Start) -> None:
     replica = await start.replica(answer(200))
     config = with_replica(config_for([replica]), 0, api_key_env="NOT_SET")
     with pytest.raises(ConfigError, match="NOT_SET"):
-        await serve(config, policy=make_policy("random"), environ={}, key=1, seed=1)
+        await serve(config, ProcessOptions(policy=make_policy("random"), environ={}, key=1, seed=1))
 
 
 async def test_stopping_lets_streams_finish_and_takes_nothing_new(start: Start) -> None:
@@ -219,7 +220,7 @@ async def test_stream_that_outlives_the_grace_is_told_and_cut(start: Start) -> N
 async def test_client_that_does_not_read_does_not_keep_it_from_stopping(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gorgo.proxy.server.CLOSE_S", 0.1)  # sooner than the last words to it are given up
+    monkeypatch.setattr("gorgo.live.process.apps.CLOSE_S", 0.1)  # sooner than the last words to it are given up
     flood = tuple(delta("x" * 60_000) for _ in range(400))
     fleet = await start.fleet([hang(*flood)], shutdown_grace_s=0.1)
     async with connected(fleet.addresses.data) as client:
@@ -257,6 +258,7 @@ import asyncio, sys
 from gorgo.config.model import Config, LimitsConfig, ProxyConfig, RegionConfig, ReplicaConfig
 from gorgo.policies.registry import make_policy
 from gorgo.live.logs import set_up_logs
+from gorgo.live.process.options import ProcessOptions
 from gorgo.proxy.server import serve
 config = Config(
     proxy=ProxyConfig(region="here", bind="127.0.0.1:0", admin_bind="127.0.0.1:0"),
@@ -267,7 +269,8 @@ config = Config(
 def ready(addresses):
     print(*addresses.data, flush=True)
 set_up_logs()
-asyncio.run(serve(config, policy=make_policy("gorgo"), environ={}, key=1, seed=1, ready=ready))
+options = ProcessOptions(policy=make_policy("gorgo"), environ={}, key=1, seed=1)
+asyncio.run(serve(config, options, ready=ready))
 """
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gorgo.config.model import LearningConfig
+from gorgo.config.model import LearningConfig, SharedConfig
 from tests.documents import DOCS, code, rows_of, section
 from tests.live.tokens.files import model_folder, needs_tokenizers
 from tests.proxy.authority import Authority, engine, needs_openssl
@@ -37,6 +37,7 @@ from tests.proxy.looks import (
     beside_one_that_waits,
     both_keys,
     common_name,
+    compared,
     connection_beside_another,
     counts_tokens,
     cut_off_by_failures_a_minute_apart,
@@ -62,6 +63,7 @@ from tests.proxy.looks import (
     raw,
     ready,
     region_of_the_proxy,
+    replicas,
     scored_beside,
     scraped,
     scripted,
@@ -288,6 +290,7 @@ EFFECTS = [
     one("limits.max_buffered_bytes", 4000, asked("x" * 1000), "200", "413 request_too_large"),
     one("limits.max_attempts", 1, asked_of_one_that_fails, "200", "502 upstream_failed", second()),
     one("limits.max_in_flight", 1, beside(next_one()), "goes", "429 too_many_in_flight"),
+    one("limits.sampled_replicas", 1, compared, 17, 1, PREDICTS | replicas(17)),
     one("limits.connections_per_replica", 1, beside(next_one()), "goes", "503 replicas_busy"),
     *timeouts(),
     one("limits.prefix_index_blocks", 1, most_of_a_repeated_prompt_is_estimated, True, False),
@@ -381,11 +384,18 @@ OF_FLEET_SOURCES = {
         *("namespace", "service", "selector", "pool", "node_regions"),
         *(f"api.{key}" for key in ("url", "token_file", "ca_file")),
         *(f"replica.{key}" for key in ("region", "scheme", "engine", "models", "accelerator", "api_key_env")),
-        *(f"replica.{key}" for key in ("request_usage", "ca_file", "client_cert", "client_key", "kv_events")),
+        *(
+            f"replica.{key}"
+            for key in ("push_token_env", "request_usage", "ca_file", "client_cert", "client_key", "kv_events")
+        ),
         *(f"replica.capacity.{key}" for key in ("kv_tokens", "max_running_requests", "prefill_tokens_per_s")),
     )
 }
-NEED_A_NEW_START = {"proxy.bind", "proxy.admin_bind", "proxy.tracing.endpoint", "proxy.tracing.sample_ratio"}
+NEED_A_NEW_START = {
+    *("proxy.bind", "proxy.admin_bind", "proxy.tracing.endpoint", "proxy.tracing.sample_ratio"),
+    *(f"shared.{key.name}" for key in fields(SharedConfig)),
+    *("picker.bind", "picker.tls.cert", "picker.tls.key", "picker.transport", "picker.hold_s"),
+}
 REFERENCE = (DOCS / "reference.md").read_text()
 
 
@@ -401,7 +411,7 @@ def test_the_reference_says_of_each_key_what_a_reload_does_with_it() -> None:
     changing = section(REFERENCE, "### Changing it while the proxy runs")
     says = dict(rows_of(changing, "in the file", "what happens"))
     (restart,) = (cell for cell, happens in says.items() if happens.startswith("need a restart"))
-    assert set(code(restart)) == {"proxy.bind", "proxy.admin_bind", "proxy.tracing", "proxy.tls"}
+    assert set(code(restart)) == {"proxy.bind", "proxy.admin_bind", "proxy.tracing", "shared", "picker", "proxy.tls"}
     words = {word for cell in says for word in code(cell)}
     keys = [key for effect in EFFECTS for key in effect.keys.split() if not key.startswith("replicas[]")]
     assert [key for key in keys if not {key, key.split(".")[0].removesuffix("[]")} & words] == []

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gorgo.proxy.exchange.accounting import RequestRecord
+from gorgo.live.request.record import RequestRecord
 from tests.proxy.conftest import QUIET, Running, Start, config_for, with_replica
 from tests.proxy.fakes import answer, chat
 from tests.proxy.raw import connected

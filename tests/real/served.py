@@ -12,8 +12,9 @@ import httpx
 
 from gorgo.config.model import Config, LimitsConfig, ProxyConfig, RegionConfig, ReplicaConfig
 from gorgo.config.values import EngineName
+from gorgo.live.listener.sockets import ServerAddresses
+from gorgo.live.process.options import ProcessOptions
 from gorgo.policies.registry import make_policy
-from gorgo.proxy.http.sockets import ServerAddresses
 from gorgo.proxy.server import serve
 
 _TOKEN = "token-of-the-tests"
@@ -84,12 +85,7 @@ async def served(
     running = asyncio.create_task(
         serve(
             config,
-            policy=make_policy(policy),
-            weights=None,
-            admin_token=_TOKEN,
-            environ={},
-            key=1,
-            seed=1,
+            ProcessOptions(policy=make_policy(policy), admin_token=_TOKEN, environ={}, key=1, seed=1),
             ready=started.set_result,
             shutdown=stop,
         )

@@ -57,6 +57,7 @@ def _recent(shown: Row) -> Iterator[str]:
         "replica",
         "policy",
         "fallback",
+        "cache source",
         "predicted ms",
         "observed ms",
         "status",
@@ -70,6 +71,7 @@ def _recent(shown: Row) -> Iterator[str]:
             _plain(row["replica"]),
             _plain(row["policy"]),
             row["fallback"],
+            _plain(row["cache_source"]),
             row["predicted_ttft_ms"],
             row["ttft_ms"],
             _outcome(row),
@@ -110,11 +112,13 @@ def _decision(decision: Row) -> Iterator[str]:
         for row in _by_cost(decision)
     ]
     yield table(header, rows)
+    if decision["sampled_from"] is not None:
+        yield f"a sample of {decision['sampled_from']:,} eligible replicas"
     for name, reason in sorted(decision["excluded"].items()):
         yield f"excluded: {_plain(name)} ({reason})"
     yield (
         f"prompt: {decision['prompt_tokens']:,} tokens, {decision['estimated_cached_tokens']:,} estimated cached "
-        f"there, {decision['best_cached_tokens']:,} at most on a candidate"
+        f"there (source {_plain(decision['cache_source'])}), {decision['best_cached_tokens']:,} at most on a candidate"
     )
     expected = _parts(decision["predicted_parts_ms"])
     yield f"predicted TTFT: {_ms(decision['predicted_ttft_ms'])} ms; expected parts: {expected}"

@@ -38,7 +38,7 @@ def status_view(status: Row, *, width: int) -> RenderableType:
     parts: list[RenderableType] = [_headline(status), *_alerts(status), _stats(status["recent_stats"], status), Text()]
     wide = width >= WIDE
     parts.append(_fleet(status, wide=wide))
-    parts += [*_engines(status), *_caches(status)]
+    parts += [*_engines(status), *_caches(status), *_sources(status), *_peers(status)]
     if status["clients"]:
         parts += [Text(), _clients(status["clients"])]
     if status["decisions"]:
@@ -156,6 +156,23 @@ def _caches(status: Row) -> Iterator[Text]:
         yield plain(f"{row['name']}: cache by {formatting.cache_line(row['cache'])}")
     if len(known) > CACHES_SHOWN:
         yield Text(f"caches of {len(known) - CACHES_SHOWN} more replicas: GET /admin/fleet")
+
+
+def _sources(status: Row) -> Iterator[Text]:
+    """Yield a line per fleet source, and one per object without a replica."""
+    for row in status.get("fleet_sources", ()):  # an older proxy has none
+        yield plain(formatting.source_line(row))
+        for problem in row["problems"][:NAMES_SHOWN]:
+            yield plain(f"  no replica of {problem}")
+
+
+def _peers(status: Row) -> Iterator[Text]:
+    """Yield the link to the store of several routers, and a line per peer."""
+    store = status.get("peer_store")  # an older proxy has none
+    if store is not None:
+        yield plain(formatting.store_line(store))
+        for row in store["peers"][:NAMES_SHOWN]:
+            yield plain(f"  {formatting.peer_line(row)}")
 
 
 def _some(names: Sequence[str]) -> str:

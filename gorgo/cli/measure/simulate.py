@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -15,6 +15,8 @@ from gorgo.cli.tables import wide_console
 if TYPE_CHECKING:
     from gorgo.config.model import Config
     from gorgo.sim.routers.group import RouterGroup
+
+Name = TypeVar("Name", bound=str)
 
 #: Width of a row with its name, ten statistics and three ratios.
 TABLE_WIDTH = 100
@@ -43,12 +45,25 @@ def simulate(
         ),
     ] = None,
     routers: Annotated[
-        int, typer.Option(min=1, max=1000, help="Routers over the fleet; each gets a random share.")
+        int, typer.Option(min=1, max=1000, help="Routers over the fleet; --split says which requests each gets.")
     ] = 1,
+    split: Annotated[
+        str,
+        typer.Option(
+            metavar="random|session|region",
+            help="Requests of a router: random ones, whole sessions, or whole sessions with each router in a region.",
+        ),
+    ] = "random",
     sharing: Annotated[
         str,
         typer.Option(metavar="none|store|all", help="Shared by routers: nothing, reports, or one that sees all."),
     ] = "none",
+    peer_delay: Annotated[
+        float, typer.Option(min=0, callback=options.finite, metavar="MS", help="Delay of reports between routers.")
+    ] = 5.0,
+    peer_loss: Annotated[
+        float, typer.Option(min=0, max=1, metavar="SHARE", help="Share of reports that a router never gets.")
+    ] = 0.0,
     weights: Annotated[
         Path | None,
         typer.Option(metavar="FILE", show_default=False, help="Weights file; its policy runs with these weights."),
@@ -102,7 +117,7 @@ def simulate(
         probe_interval_s=loaded.proxy.probe_interval_s,
         scrape_interval_s=loaded.proxy.scrape_interval_s,
         shadow=shadow,
-        routers=_group(routers, sharing),
+        routers=_group(routers, split, sharing, delay_ms=peer_delay, loss=peer_loss),
         out=out,
         n_jobs=-1 if jobs is None else jobs,
     )
@@ -118,14 +133,24 @@ def simulate(
     raise typer.Exit(FAILED if any(row.errors for row in rows) else 0)
 
 
-def _group(count: int, sharing: str) -> RouterGroup:
-    """Return the routers, or raise a usage error for an unknown kind of sharing."""
-    from gorgo.sim.routers.group import SHARINGS, RouterGroup
+def _group(count: int, split: str, sharing: str, *, delay_ms: float, loss: float) -> RouterGroup:
+    """Return the routers, or raise a usage error for an unknown kind of split or sharing."""
+    from gorgo.sim.routers.group import SHARINGS, SPLITS, RouterGroup
 
-    for known in SHARINGS:
-        if sharing == known:
-            return RouterGroup(count=count, sharing=known)
-    raise typer.BadParameter(f"--sharing {sharing}: expected one of: {', '.join(SHARINGS)}")
+    return RouterGroup(
+        count=count,
+        split=_one_of(SPLITS, split, "--split"),
+        sharing=_one_of(SHARINGS, sharing, "--sharing"),
+        delay_s=delay_ms / 1e3,
+        loss=loss,
+    )
+
+
+def _one_of(known: Sequence[Name], named: str, option: str) -> Name:
+    for one in known:
+        if named == one:
+            return one
+    raise typer.BadParameter(f"{option} {named}: expected one of: {', '.join(known)}")
 
 
 def _columns(named: list[str] | None) -> Sequence[str]:

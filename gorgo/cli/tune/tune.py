@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def tune(
-    url: options.AdminUrl = options.ADMIN_URL,
+    url: options.AdminUrls = options.ADMIN_URLS,
     algorithm: tuning.Algorithm = None,
     mode: Annotated[
         str,
@@ -36,6 +37,12 @@ def tune(
         bool, typer.Option("--dry-run", help="Measure and print candidates; change and store nothing.")
     ] = False,
     database: tuning.Database = tuning.DATABASE,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", show_default=False, help="File whose `shared` names a store for the leader's lease."
+        ),
+    ] = None,
     metrics_bind: Annotated[
         str | None,
         typer.Option(
@@ -48,14 +55,16 @@ def tune(
     log_format: options.LogFormat = "text",
     log_level: options.LogLevel = "info",
 ) -> None:
-    """Tune the weights of a running proxy.
+    """Tune the weights of a running proxy, or of several.
 
-    Runs beside the proxy until the search ends. SIGTERM restores the incumbent, and the next start resumes the
-    campaign. The proxy does not depend on the tuner. Without a proxy the command gives up after a minute, or
-    after the setting proxy_wait_s.
+    Runs beside the proxy until the search ends. With several --url the samples of all count, and weights are put at
+    all or at none. Of several tuners one leads and the others wait, with a history in PostgreSQL or with a store.
+    SIGTERM restores the incumbent, and the next start resumes the campaign. The proxy does not depend on the tuner.
+    Without a proxy the command gives up after a minute, or after the setting proxy_wait_s.
     """
     from gorgo.cli.signals import run_until_stopped
     from gorgo.cli.tune.settings import campaign_options, read_settings
+    from gorgo.config.load import load_config
     from tuner.commands import tune_live
 
     rare = read_settings(settings)
@@ -65,7 +74,8 @@ def tune(
         rare, mode=mode, max_generations=max_generations, budget_s=budget_s, freeze_at_end=freeze
     )
     sidecar: dict[str, Any] = {
-        "url": url,
+        "url": url[0],
+        "further_urls": tuple(url[1:]),
         "token": options.admin_token(),
         "database": database,
         "algorithm": tuning.checked_algorithm(algorithm),
@@ -79,6 +89,7 @@ def tune(
         "proxy_wait_s": rare.proxy_wait_s,
         "log_format": log_format,
         "log_level": log_level,
+        "shared": None if config is None else load_config(config).shared,
         "metrics_bind": None if metrics_bind is None else _host_and_port(metrics_bind),
     }
     left_in_order = []

@@ -17,7 +17,7 @@ SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 #: Required keys by kind, and those that only this kind has.
 _REQUIRED: Mapping[str, tuple[str, ...]] = {
-    "dns": ("host", "port"),
+    "dns": ("host",),
     "endpoint-slices": ("service",),
     "pods": ("selector",),
     "inference-pool": ("pool",),
@@ -43,6 +43,9 @@ class SourceReplicaConfig:
     models: tuple[Text, ...] = ()
     accelerator: Text | None = None
     api_key_env: EnvironmentName | None = None
+    #: One token speaks for all replicas of the source. No annotation names it: an object would then choose which
+    #: variable of the proxy lets it push, and that may be another's secret.
+    push_token_env: EnvironmentName | None = None
     request_usage: bool = False
     ca_file: FilePath | None = None
     client_cert: FilePath | None = None
@@ -71,6 +74,7 @@ class FleetSourceConfig:
     #: In names of replicas from DNS, in metrics and in the log.
     name: Name
     kind: Literal["dns", "endpoint-slices", "pods", "inference-pool"]
+    #: Without `port` a name of SRV records.
     host: Text | None = None
     #: Number or name of the port, where the object has several.
     port: Port | None = None
@@ -104,6 +108,10 @@ def checked_source(source: FleetSourceConfig) -> FleetSourceConfig:
         raise ValueError(f"{' and '.join(missing)} with kind: {source.kind}")
     if source.kind == "pods" and source.port is None and source.port_name is None:
         raise ValueError("port or port_name with kind: pods")
+    if source.kind == "dns" and source.port is None and not str(source.host).startswith("_"):
+        raise ValueError(
+            "port with kind: dns, or a host such as _http._tcp.engines.internal, whose SRV records have it"
+        )
     if source.port is not None and source.port_name is not None:
         raise ValueError("port or port_name, not both")
     other = [key for key in _CHECKED if getattr(source, key) != _DEFAULTS.get(key, {})]

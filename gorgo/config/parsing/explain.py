@@ -15,7 +15,7 @@ from gorgo.config.parsing.document import Document, Path, Problem, show_value
 from gorgo.errors import closest
 
 #: Its value is the name of a variable; a pasted key must not be shown.
-_SECRET_KEYS = frozenset({"api_key_env", "push_token_env"})
+_SECRET_KEYS = frozenset({"api_key_env", "push_token_env", "password_env", "key_env"})
 
 _PATTERNS = {
     **dict.fromkeys(_SECRET_KEYS, "the name of an environment variable: letters, digits and '_'"),

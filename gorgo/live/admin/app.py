@@ -122,13 +122,13 @@ class Admin:
     async def samples(self, request: Request) -> Response:
         after = count_of(request, "after", 0)
         limit = min(count_of(request, "limit", MAX_SAMPLES), MAX_SAMPLES)
-        return json_response(self._state.router.samples.after(after, limit))
+        return json_response(self._state.router.samples.after(after, limit) | {"now_s": self._state.clock()})
 
     async def flush(self, request: Request) -> Response:
         body = await read_body(request)
         parse_body(body, _FLUSH)
         replica = body.get("replica")
-        self._state.router.flush(replica, now=self._state.clock())
+        self._state.flush(replica)
         log("index_flushed", replica=replica)
         return json_response({"replica": replica, "flushed": True})
 

@@ -70,6 +70,7 @@ def _summary(row: DecisionStatus) -> dict[str, Any]:
         "fallback": decision.fallback,
         "prompt_tokens": decision.prompt_tokens,
         "estimated_cached_tokens": decision.estimated_cached_tokens,
+        "cache_source": decision.cache_source,
         "predicted_ttft_ms": None if decision.predicted_ttft_s is None else decision.predicted_ttft_s * 1e3,
         "ttft_ms": None if sample is None else sample.ttft_ms,
         "status": None if sample is None else sample.status,

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from operator import attrgetter
 
+from gorgo.config.model import SharedConfig
 from gorgo.live.state import LiveState
 
 _LIVE = "set at run time; an edit of the file replaces it"
 _RESTART = "needs a restart"
 #: Keys that are read once, below `proxy`.
 _BOUND = ("bind", "admin_bind", "tracing.endpoint", "tracing.sample_ratio")
+#: And below `picker`, for `gorgo picker`.
+_PICKER = ("bind", "tls.cert", "tls.key", "transport", "hold_s")
 
 Value = str | float | bool | None
 
@@ -69,6 +72,14 @@ def _restart(state: LiveState) -> Iterator[Difference]:
             yield Difference(f"proxy.{key}", in_file, in_force, _RESTART, True)
     if (file.tls.cert is None) != (running.tls.cert is None):
         yield Difference("proxy.tls.cert", file.tls.cert, running.tls.cert, _RESTART, True)
+    for key in _PICKER:
+        in_file, in_force = (attrgetter(key)(each.picker) for each in (state.file_config, state.config))
+        if in_file != in_force:
+            yield Difference(f"picker.{key}", in_file, in_force, _RESTART, True)
+    for shared in fields(SharedConfig):
+        in_file, in_force = (getattr(each.shared, shared.name, None) for each in (state.file_config, state.config))
+        if in_file != in_force:
+            yield Difference(f"shared.{shared.name}", in_file, in_force, _RESTART, True)
 
 
 def _shown(value: Value) -> str:

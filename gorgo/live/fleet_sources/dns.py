@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 
 from gorgo.config.fleet.source import FleetSourceConfig
-from gorgo.fleet_sources.dns import HostPort, found_addresses
+from gorgo.fleet_sources.dns import HostPort, Resolved, found_addresses
 from gorgo.live.fleet_sources.reports import Reports
+from gorgo.live.fleet_sources.srv import SrvLookup
 
 #: After it a look-up counts as failed. It is waited for all the same: its thread cannot be stopped.
 LOOKUP_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Resolved:
-    """Addresses, and how long they are valid, s; `None` is unknown."""
-
-    addresses: Sequence[HostPort]
-    ttl_s: float | None = None
-
 
 #: Looks up a name. Raises `OSError`, whose text is the reason.
 Lookup = Callable[[str, int], Awaitable[Resolved]]
@@ -43,10 +34,10 @@ class DnsSource:
     the replicas stay, and those that are dead are ejected by their probes.
     """
 
-    def __init__(self, config: FleetSourceConfig, reports: Reports, lookup: Lookup = resolve_addresses) -> None:
+    def __init__(self, config: FleetSourceConfig, reports: Reports, lookup: Lookup | None = None) -> None:
         self._config = config
         self._reports = reports
-        self._lookup = lookup
+        self._lookup = lookup or (SrvLookup() if config.port is None else resolve_addresses)
 
     async def run(self) -> None:
         """Look up until cancelled."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from gorgo.fleet_sources.fleet import FoundFleet
 from gorgo.fleet_sources.found import Found
@@ -14,12 +15,19 @@ _LOGGED = 20
 
 
 class Reports:
-    """The reports of one source to the fleet of one proxy."""
+    """The reports of one source to the fleet of one proxy.
 
-    def __init__(self, name: str, fleet: FoundFleet, clock: Clock) -> None:
+    Parameters
+    ----------
+    write:
+        Writes a line of the log.
+    """
+
+    def __init__(self, name: str, fleet: FoundFleet, clock: Clock, write: Callable[..., None] = log) -> None:
         self._name = name
         self._fleet = fleet
         self._clock = clock
+        self._write = write
 
     def report_result(self, found: Found) -> None:
         """Take a whole result."""
@@ -30,21 +38,21 @@ class Reports:
         if changed is None:
             return
         if first:
-            log("fleet_source_synced", source=self._name, replicas=len(changed.entries))
+            self._write("fleet_source_synced", source=self._name, replicas=len(changed.entries))
         new = {name: why for name, why in changed.rejected.items() if before.get(name) != why}
         for name, why in list(new.items())[:_LOGGED]:
-            log("fleet_source_rejected", level=logging.WARNING, source=self._name, replica=name, error=why)
+            self._write("fleet_source_rejected", level=logging.WARNING, source=self._name, replica=name, error=why)
         if len(new) > _LOGGED:
-            log("fleet_source_rejected", level=logging.WARNING, source=self._name, more=len(new) - _LOGGED)
+            self._write("fleet_source_rejected", level=logging.WARNING, source=self._name, more=len(new) - _LOGGED)
 
     def succeed(self) -> None:
         """Record a request that succeeded."""
         if self._fleet.succeed(self._name, now=self._clock()):
-            log("fleet_source_up", source=self._name)
+            self._write("fleet_source_up", source=self._name)
 
     def fail(self, reason: str) -> None:
         """Record a request that failed."""
         if self._fleet.fail(self._name, reason, now=self._clock()):
             source = self._fleet.sources[self._name]
             replicas = len(source.entries)
-            log("fleet_source_down", level=logging.WARNING, source=self._name, error=reason, replicas=replicas)
+            self._write("fleet_source_down", level=logging.WARNING, source=self._name, error=reason, replicas=replicas)

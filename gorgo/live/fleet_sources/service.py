@@ -26,6 +26,14 @@ RETRY_S = 5.0
 RESTART_S = 30.0
 
 
+async def follow_source(config: FleetSourceConfig, reports: Reports, environ: Mapping[str, str]) -> None:
+    """Follow one source until cancelled. Raises `ConfigError` if it needs a cluster and there is none."""
+    if config.watches:
+        await KubernetesSource(config, reports, environ).run()
+    else:
+        await DnsSource(config, reports).run()
+
+
 class FleetSources:
     """The running sources.
 
@@ -71,10 +79,7 @@ class FleetSources:
         reports = Reports(config.name, self._state.found, self._state.clock)
         while True:
             try:
-                if config.watches:
-                    await KubernetesSource(config, reports, self._environ).run()
-                else:
-                    await DnsSource(config, reports).run()
+                await follow_source(config, reports, self._environ)
             except ConfigError as error:
                 reports.fail(str(error))
             except Exception as failure:  # noqa: BLE001 - see above

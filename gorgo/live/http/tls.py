@@ -2,13 +2,13 @@
 
 Leaves handshakes to asyncio.
 
-HTTP/1.1 is used on both sides. A load balancer or Envoy in front can end HTTP/2.
+HTTP/1.1 is used on both sides of the proxy. A load balancer or Envoy in front can end HTTP/2.
 """
 
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,23 +21,27 @@ _NO_PASSWORD = "a private key without a passphrase"
 
 @dataclass(frozen=True, slots=True)
 class ServedTls:
-    """TLS of the data listener. A new certificate is loaded into the same context, so it needs no new socket."""
+    """TLS of a listener. A new certificate is loaded into the same context, so it needs no new socket."""
 
     context: ssl.SSLContext
+    #: Key of the files in errors.
+    place: str = "proxy.tls"
+    #: Protocols that clients may negotiate.
+    alpn: Sequence[str] = ("http/1.1",)
 
     def renew(self, files: TlsConfig) -> None:
         """Load the files anew, for handshakes from now on. Raises `ConfigError` and keeps the old pair."""
         if files.cert is None or files.key is None:
             return  # turning TLS off needs a restart
-        _server_context(files.cert, files.key)
-        _load("proxy.tls", self.context, files.cert, files.key)
+        _server_context(files.cert, files.key, self.place, self.alpn)
+        _load(self.place, self.context, files.cert, files.key)
 
 
-def served_tls(files: TlsConfig) -> ServedTls | None:
-    """Return TLS of the data listener, None without a certificate. Raises `ConfigError`."""
+def served_tls(files: TlsConfig, *, place: str = "proxy.tls", alpn: Sequence[str] = ("http/1.1",)) -> ServedTls | None:
+    """Return TLS of a listener, None without a certificate. Raises `ConfigError`."""
     if files.cert is None or files.key is None:
         return None
-    return ServedTls(_server_context(files.cert, files.key))
+    return ServedTls(_server_context(files.cert, files.key, place, alpn), place, alpn)
 
 
 def upstream_tls(replica: ReplicaConfig, shared: ssl.SSLContext) -> ssl.SSLContext:
@@ -51,13 +55,13 @@ def upstream_tls(replica: ReplicaConfig, shared: ssl.SSLContext) -> ssl.SSLConte
     return context
 
 
-def _server_context(cert: str, key: str) -> ssl.SSLContext:
+def _server_context(cert: str, key: str, place: str, alpn: Sequence[str]) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     # A renegotiation costs the server more than the client; OpenSSL 1.1.1 allows it by default.
     context.options |= ssl.OP_NO_RENEGOTIATION
-    context.set_alpn_protocols(["http/1.1"])
-    _load("proxy.tls", context, cert, key)
+    context.set_alpn_protocols(list(alpn))
+    _load(place, context, cert, key)
     return context
 
 

@@ -1,4 +1,4 @@
-"""Decoding of messages: short ones in the event loop, large ones in a process beside it.
+"""Decoding of large messages, in a process beside the event loop.
 
 A thread would not do: decoding a field of a million tokens holds Python's lock for tens of milliseconds.
 """
@@ -12,12 +12,10 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from gorgo.core.messages.kv_events import KvEventBatch
-from gorgo.engines.kv_events import decode_message
 from gorgo.live.helper_process import end_helper, start_helper
-from gorgo.live.kv_events.pieces import pieces
 from gorgo.live.kv_events.worker import LENGTH
 
-#: Longest message that the event loop decodes itself, in about 2 ms: the events of a prompt of 10,000 tokens.
+#: Longest message that the event loop decodes itself, in about a millisecond: the events of a prompt of 10,000 tokens.
 LOOP_BYTES = 64 * 1024
 #: For one message, a start of the process included; the largest takes some tenths of a second.
 TIMEOUT_S = 30.0
@@ -26,7 +24,7 @@ NICENESS = 10
 
 
 class KvDecoder:
-    """Decodes the messages of all replicas; the process starts with the first large one."""
+    """Decodes the large messages of all replicas; the process starts with the first one."""
 
     def __init__(self) -> None:
         self._process: Process | None = None
@@ -34,10 +32,6 @@ class KvDecoder:
 
     async def decode(self, message: bytes) -> AsyncGenerator[KvEventBatch, None]:
         """Yield the events of a message in pieces. Raises `ValueError`, also if the process failed."""
-        if len(message) <= LOOP_BYTES:
-            for piece in pieces(decode_message(message)):
-                yield piece
-            return
         async with self._lock, aclosing(self._exchange(message)) as answers:
             async for answer in answers:
                 yield answer

@@ -8,18 +8,20 @@ from gorgo.live.kv_events.decoding import KvDecoder
 from gorgo.live.kv_events.extra import import_zmq
 from gorgo.live.kv_events.sockets import KvSockets
 from gorgo.live.kv_events.stats import KvFeedStats
+from gorgo.live.kv_events.subscription import Turn
 
 #: Replays of all replicas that run at once: after a restart of the proxy each replica has one.
 MAX_REPLAYS_AT_ONCE = 8
 
 
 class KvSubscriptions:
-    """Sockets, slots of replays, and the published states by replica."""
+    """Sockets, slots of replays, turns of the event loop, and the published states by replica."""
 
     def __init__(self) -> None:
         self.stats: dict[str, KvFeedStats] = {}
         self.replay_slots = asyncio.Semaphore(MAX_REPLAYS_AT_ONCE)
         self.decoder = KvDecoder()
+        self.turn = Turn()
         self._sockets: KvSockets | None = None
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from gorgo.core.messages.kv_events import BlocksRemoved, BlocksStored, KvEvent, KvEventBatch
 
-#: Blocks applied in one turn of the event loop: about 2 ms. An event without blocks counts as one.
+#: Blocks applied in one turn of the event loop: about a millisecond. An event without blocks counts as one.
 PIECE_BLOCKS = 512
 
 
@@ -18,6 +18,9 @@ def pieces(batch: KvEventBatch) -> Iterator[KvEventBatch]:
     >>> [len(piece.events[0].hashes) for piece in pieces(KvEventBatch(None, 0, (removed,), rejected=1))]
     [512, 1]
     """
+    if sum(map(_blocks, batch.events)) <= PIECE_BLOCKS:
+        yield batch
+        return
     events: list[KvEvent] = []
     blocks = 0
     first = batch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -34,8 +35,8 @@ class KvSockets:
         self._context: Any = zmq.asyncio.Context()
 
     @contextmanager
-    def subscribed(self, source: KvEventSource) -> Iterator[tuple[Any, Any]]:
-        """Return a socket that receives the events of `source`, and one that reports its connections.
+    def subscribed(self, source: KvEventSource) -> Iterator[tuple[Receiver, Any]]:
+        """Return a receiver of the events of `source`, and a socket that reports its connections.
 
         Raises `zmq.ZMQError`.
         """
@@ -44,10 +45,12 @@ class KvSockets:
         found.setsockopt(zmq.SUBSCRIBE, source.topic.encode())
         # Before the connection, which would else not be reported.
         monitor = found.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        receiver = Receiver(zmq, found)
         try:
             (found.bind if source.mode == "bind" else found.connect)(source.endpoint)
-            yield found, monitor
+            yield receiver, monitor
         finally:
+            receiver.close()
             found.disable_monitor()
             monitor.close(linger=0)
             found.close(linger=0)
@@ -81,3 +84,54 @@ class KvSockets:
         for option, value in options.items():
             found.setsockopt(option, value)
         return found
+
+
+class Receiver:
+    """The messages of one socket, for half the processor time of the package's own futures.
+
+    Parameters
+    ----------
+    zmq:
+        The package.
+    socket:
+        Stays with the caller, who receives nothing from it.
+    """
+
+    def __init__(self, zmq: ModuleType, socket: Any) -> None:
+        self._socket = zmq.Socket.shadow(socket.underlying)
+        self._nowait, self._none_yet = zmq.NOBLOCK, zmq.Again
+        self._descriptor: int = self._socket.FD
+        self._loop = asyncio.get_running_loop()
+        self._waiter: asyncio.Future[None] | None = None
+        self._is_watched = False
+
+    async def receive(self) -> list[bytes]:
+        """Return the frames of the next message. Raises `zmq.ZMQError`."""
+        while True:
+            try:
+                frames: list[bytes] = self._socket.recv_multipart(self._nowait)
+            except self._none_yet:
+                # The descriptor reports the next change only after this error.
+                await self._changed()
+            else:
+                return frames
+
+    def close(self) -> None:
+        """Stop watching the socket."""
+        if self._is_watched:
+            self._loop.remove_reader(self._descriptor)
+            self._is_watched = False
+
+    async def _changed(self) -> None:
+        self._waiter = self._loop.create_future()
+        if not self._is_watched:
+            self._loop.add_reader(self._descriptor, self._on_change)
+            self._is_watched = True
+        await self._waiter
+
+    def _on_change(self) -> None:
+        if self._waiter is None or self._waiter.done():
+            # A message is being handled: the descriptor stays readable meanwhile, which would occupy the loop.
+            self.close()
+        else:
+            self._waiter.set_result(None)

@@ -25,6 +25,9 @@ class FeedState(StrEnum):
     CUT = "cut"
 
 
+_ORDER = list(FeedState)
+
+
 @dataclass(slots=True)
 class KvFeedStats:
     """The feeds of one replica, one per data-parallel rank.
@@ -71,5 +74,5 @@ def worst(states: Iterable[FeedState]) -> FeedState:
     >>> worst([FeedState.LIVE, FeedState.GAP]).value
     'gap'
     """
-    order = list(FeedState)
-    return max(states, key=order.index, default=FeedState.OFF)
+    found = set(states)
+    return found.pop() if len(found) == 1 else max(found, key=_ORDER.index, default=FeedState.OFF)

@@ -18,8 +18,9 @@ from gorgo.engines.kv_events import decode_message
 from gorgo.engines.kv_sources import FLAGS, SGLANG_PATHS, VLLM_PATH, KvEventSource, read_sglang, read_vllm
 from gorgo.live.clock import Clock
 from gorgo.live.kv_events.actions import Apply
+from gorgo.live.kv_events.decoding import LOOP_BYTES
 from gorgo.live.kv_events.feeds import KvSubscriptions
-from gorgo.live.kv_events.pieces import PIECE_BLOCKS
+from gorgo.live.kv_events.pieces import pieces
 from gorgo.live.kv_events.stats import FeedState, KvFeedStats, worst
 from gorgo.live.kv_events.subscription import Subscription
 from gorgo.live.logs import log, log_failure
@@ -33,10 +34,6 @@ RETRY_SILENT_S = 30.0
 SILENT_REQUESTS = 10
 SILENT_AFTER_S = 30.0
 TICK_S = 1.0
-#: Message that is applied in one piece: a hash takes 9 bytes, so it has about `PIECE_BLOCKS` at most.
-SMALL_BYTES = 9 * PIECE_BLOCKS
-#: In messages that report an empty cache.
-_CLEARED = b"AllBlocksCleared"
 
 
 class KvEventRouter(Protocol):
@@ -227,23 +224,27 @@ class KvSubscriber:
     async def apply_message(self, action: Apply, subscription: Subscription) -> None:
         """Decode a message and pass its events to the Router, in pieces."""
         try:
-            if len(action.payload) <= SMALL_BYTES:
-                self._pass_piece(decode_message(action.payload), action, subscription)
+            turn = self._feeds.turn
+            if len(action.payload) <= LOOP_BYTES:
+                await turn.pause()
+                for piece in pieces(decode_message(action.payload)):
+                    await turn.pause()
+                    self._pass_piece(piece, action, subscription)
                 return
             async with aclosing(self._feeds.decoder.decode(action.payload)) as found:
                 async for piece in found:
+                    await turn.pause()
                     self._pass_piece(piece, action, subscription)
-                    await subscription.turn.pause()
         except ValueError as error:
             self._rejected(str(error), subscription, action)
             self._stats.rejected_messages += 1
 
     def _pass_piece(self, piece: KvEventBatch, action: Apply, subscription: Subscription) -> None:
-        self._stats.events += len(piece.events)
+        self._stats.events += piece.sent_events
         if piece.rejected:
             self._rejected(piece.error or "", subscription, action)
             self._stats.rejected_events += piece.rejected
-        if _CLEARED in action.payload and any(isinstance(event, CacheCleared) for event in piece.events):
+        if any(isinstance(event, CacheCleared) for event in piece.events):
             subscription.feed.emptied(action.era)
         self._pass(piece)
 

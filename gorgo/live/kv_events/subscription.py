@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -19,15 +18,15 @@ from gorgo.live.kv_events.actions import Apply, FeedAction, Forget, Replay
 from gorgo.live.kv_events.feed import PublisherFeed
 from gorgo.live.kv_events.frames import read_message
 from gorgo.live.kv_events.replay import replay
-from gorgo.live.kv_events.sockets import KvSockets
+from gorgo.live.kv_events.sockets import KvSockets, Receiver
 from gorgo.live.kv_events.stats import KvFeedStats
 from gorgo.live.logs import log
 
 #: Between two attempts to open a socket; interval of the feed's timer.
 REOPEN_S = 5.0
 TICK_S = 1.0
-#: Longest turn of the event loop.
-TURN_S = 0.002
+#: Time after which the next step waits for another turn of the event loop; a step takes about as much.
+TURN_S = 0.001
 
 
 class FeedSink(Protocol):
@@ -41,17 +40,23 @@ class FeedSink(Protocol):
         """Note that the state of a feed may be another."""
 
 
-@dataclass(slots=True)
 class Turn:
-    """A turn of the event loop, which ends when it has taken long enough."""
+    """The share of one turn of the event loop that all subscriptions may use together."""
 
-    began_s: float = 0.0
+    def __init__(self) -> None:
+        #: `None` until something has been done in this turn.
+        self._began_s: float | None = None
 
     async def pause(self) -> None:
-        """Let other tasks run, if none could for `TURN_S`."""
-        if perf_counter() - self.began_s > TURN_S:
+        """Wait for the next turn, if `TURN_S` of this one is used up; call it before each step."""
+        while self._began_s is not None and perf_counter() - self._began_s > TURN_S:  # noqa: ASYNC110 - a turn, no event
             await asyncio.sleep(0)
-            self.began_s = perf_counter()
+        if self._began_s is None:
+            self._began_s = perf_counter()
+            asyncio.get_running_loop().call_soon(self._end)
+
+    def _end(self) -> None:
+        self._began_s = None
 
 
 class Subscription:
@@ -75,7 +80,6 @@ class Subscription:
     ) -> None:
         self.source = source
         self.feed = PublisherFeed(replays=source.replay is not None, stats=stats)
-        self.turn = Turn()
         self._replica = replica
         self._sockets = sockets
         self._slots = slots
@@ -97,16 +101,16 @@ class Subscription:
             await asyncio.sleep(REOPEN_S)
 
     async def _receive_all(self) -> None:
-        with self._sockets.subscribed(self.source) as (socket, monitor):
+        with self._sockets.subscribed(self.source) as (receiver, monitor):
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._receive(socket))
+                tasks.create_task(self._receive(receiver))
                 tasks.create_task(self._watch(monitor))
                 tasks.create_task(self._replay_all())
                 tasks.create_task(self._tick())
 
-    async def _receive(self, socket: Any) -> None:
+    async def _receive(self, receiver: Receiver) -> None:
         while True:
-            frames = await socket.recv_multipart()
+            frames = await receiver.receive()
             message = read_message(frames)
             if message is None:
                 self._stats.rejected_messages += 1
@@ -114,7 +118,6 @@ class Subscription:
             number, payload = message
             self._count(payload)
             await self._handle(lambda: self.feed.received(number, payload, now=self._clock()))  # noqa: B023 - awaited
-            await self.turn.pause()
 
     async def _watch(self, monitor: Any) -> None:
         zmq = self._sockets.zmq
@@ -143,7 +146,6 @@ class Subscription:
                         return  # another replay is wanted by now
                     self._count(payload)
                     await self._handle(lambda: self.feed.replayed(generation, number, payload))  # noqa: B023 - awaited
-                    await self.turn.pause()
         except (TimeoutError, self._sockets.zmq.ZMQError) as error:
             reason = str(error) or "no answer in time"
             fields = {"replica": self._replica, "endpoint": self.source.replay, "reason": reason}

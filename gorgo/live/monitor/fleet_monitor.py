@@ -16,6 +16,8 @@ class FleetMonitor:
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
         self._tasks = tasks
         self._running: dict[str, tuple[ReplicaMonitor, asyncio.Task[None]]] = {}
+        #: Probes out of turn.
+        self._probing: dict[str, asyncio.Task[None]] = {}
 
     def start(self, monitor: ReplicaMonitor) -> None:
         name = monitor.target.name
@@ -34,6 +36,14 @@ class FleetMonitor:
             self.stop(name)
             self.start(monitor)
 
+    def probe(self, name: str) -> None:
+        """Probe a replica now, unless such a probe runs already."""
+        running = self._running.get(name)
+        if running is not None and name not in self._probing:
+            task = self._tasks.create_task(running[0].probe())
+            self._probing[name] = task
+            task.add_done_callback(lambda _: self._probing.pop(name))
+
     async def read_models(self) -> None:
         """Read the models of all replicas now, of those that answer in time."""
         with suppress(TimeoutError):
@@ -41,6 +51,8 @@ class FleetMonitor:
                 await asyncio.gather(*(monitor.discover() for monitor, _ in self._running.values()))
 
     def stop_all(self) -> None:
+        for probe in self._probing.values():
+            probe.cancel()
         for name in list(self._running):
             self.stop(name)
 

@@ -12,8 +12,10 @@ from typing import Any
 
 from gorgo.config.model import Config, ReplicaConfig
 
-#: Sockets and the exporter are made once.
+#: Sockets and the exporter are made once. So is the store's client: another group has another fingerprint key.
 _BOUND = ("bind", "admin_bind", "tracing")
+#: Sections that are read once.
+_RESTART = ("shared", "picker")
 _INTERVALS = ("probe_interval_s", "scrape_interval_s")
 
 
@@ -67,7 +69,8 @@ def diff(old: Config, new: Config) -> ConfigDiff:
     sections = ("proxy", "clients", "limits", "overload")
     settings = [key for name in sections for key in _differ(getattr(old, name), getattr(new, name), name)]
     settings += [key for key in ("regions", "models", "fleet_sources") if getattr(old, key) != getattr(new, key)]
-    restart = tuple(f"proxy.{key}" for key in (*_BOUND, *_tls_toggled(old, new)))
+    settings += [key for key in _RESTART if getattr(old, key) != getattr(new, key)]
+    restart = (*(f"proxy.{key}" for key in (*_BOUND, *_tls_toggled(old, new))), *_RESTART)
     return ConfigDiff(
         added=tuple(replica for name, replica in after.items() if name not in before),
         replaced=tuple(now for was, now in stay if _process(was) != _process(now)),
@@ -89,7 +92,8 @@ def diff(old: Config, new: Config) -> ConfigDiff:
 def keep_restart_only(running: Config, new: Config) -> Config:
     """Return `new` with the restart-only keys of `running`, so that the next diff names them again."""
     retained = (*_BOUND, *_tls_toggled(running, new))
-    return replace(new, proxy=replace(new.proxy, **{key: getattr(running.proxy, key) for key in retained}))
+    proxy = replace(new.proxy, **{key: getattr(running.proxy, key) for key in retained})
+    return replace(new, proxy=proxy, **{key: getattr(running, key) for key in _RESTART})
 
 
 def _tls_toggled(old: Config, new: Config) -> tuple[str, ...]:

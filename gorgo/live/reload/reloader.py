@@ -19,7 +19,7 @@ from typing import Any
 from gorgo.config.deadlines import deadlines_by_region
 from gorgo.config.machine_memory import max_buffered_bytes
 from gorgo.config.model import Config
-from gorgo.config.router_settings import replica_specs, router_limits
+from gorgo.config.router_settings import replica_specs
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.weights import Weights
 from gorgo.errors import ConfigError, GorgoError, NoConfigFile
@@ -260,7 +260,7 @@ class Reloader:
 
     def _change_fleet(self, changes: ConfigDiff, config: Config) -> None:
         router, now = self._state.router, self._state.clock()
-        limits = router_limits(config)
+        limits = self._state.router_limits(config)
         if limits != router.limits:
             router.set_limits(limits, now=now)
         if changes.fleet or changes.models:

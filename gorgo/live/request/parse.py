@@ -75,8 +75,12 @@ def parse_request(
     request_id: str,
     received_s: float,
     client: str | None = None,
+    replicas: frozenset[str] | None = None,
 ) -> ParsedRequest:
-    """Return the request of a body and its `fields`. Raises `HttpError` if it cannot be routed."""
+    """Return the request of a body and its `fields`. Raises `HttpError` if it cannot be routed.
+
+    `replicas` are the only ones that may serve it, where a gateway says so.
+    """
     parsed, exact = fields.values, fields.exact
     tokens = fields.tokens if exact is None else exact.tokens
     named = _model(parsed)
@@ -112,6 +116,7 @@ def parse_request(
         route=route,
         kv_hashes={} if exact is None else exact.kv_hashes,
         boundaries=_boundaries(fingerprint, exact, prompt_tokens),
+        replicas=replicas,
     )
     may_be_short = route != "/v1/embeddings" and request.idempotent and wants_more_than_one(parsed)
     adds_usage = _adds_usage(route, body, parsed)

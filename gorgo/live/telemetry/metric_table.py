@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from gorgo.core.latency.ttft import PARTS
 from gorgo.core.messages.request import AttemptResult
 from gorgo.core.metric_spec import LabelSpec, MetricSpec
+from gorgo.live.telemetry.peer_table import PEER_LABELS, PEER_METRICS
 
 _REPLICA = ("replica", "region")
 
@@ -126,6 +127,7 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("gorgo_cache_phantom_tokens_total", "counter", _REPLICA, "Tokens estimated cached and not found."),
     MetricSpec("gorgo_cache_missed_tokens_total", "counter", _REPLICA, "Cached tokens found and not estimated."),
     MetricSpec("gorgo_cache_reports_total", "counter", (*_REPLICA, "result"), "Reports of the cache, by result."),
+    *PEER_METRICS,
     MetricSpec("gorgo_weight", "gauge", ("policy", "weight"), "Weights in force."),
     MetricSpec("gorgo_weights_version", "gauge", (), "Version of the weights in force."),
     MetricSpec("gorgo_weights_frozen", "gauge", (), "1 while the weights are frozen."),
@@ -264,6 +266,7 @@ LABELS: tuple[LabelSpec, ...] = (
     LabelSpec("result", ("gorgo_trace_spans_total",), "of a span", ("exported", "failed")),
     LabelSpec("result", ("gorgo_config_reloads_total",), "of a reload", ("applied", "refused")),
     LabelSpec("result", ("gorgo_cache_reports_total",), "of a KV event message, or of a push", CACHE_REPORTS),
+    *PEER_LABELS,
     LabelSpec("version", (), "of the package", bound="1"),
 )
 

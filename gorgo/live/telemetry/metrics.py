@@ -27,9 +27,15 @@ from gorgo.live.telemetry.client_usage import ClientUsage
 from gorgo.live.telemetry.counters import Counter, Histogram, Key, MetricStore, status_class
 from gorgo.live.telemetry.learning import LearningMetrics
 from gorgo.live.telemetry.metric_table import CACHE_METRICS, METRICS
+from gorgo.live.telemetry.peer_table import PEER_METRICS
+from gorgo.live.telemetry.peers import PeerMetrics
 from gorgo.live.telemetry.saturation import Saturation
 
 __all__ = ["METRICS", "ActiveConfig", "Metrics"]
+
+
+#: Read at a scrape by collectors of their own.
+_READ_ELSEWHERE = CACHE_METRICS | {spec.name for spec in PEER_METRICS}
 
 
 @dataclass(slots=True)
@@ -48,7 +54,7 @@ class Metrics:
         self, router: Router, clock: Callable[[], float], buffers: BufferBudget, found: FoundFleet | None = None
     ) -> None:
         self.registry = CollectorRegistry()
-        self._cells = MetricStore([spec for spec in METRICS if spec.name not in CACHE_METRICS])
+        self._cells = MetricStore([spec for spec in METRICS if spec.name not in _READ_ELSEWHERE])
         self._count, self._histogram = self._cells.count, self._cells.histogram
         self.learning = LearningMetrics(self._cells)
         self.clients = ClientUsage(self._cells, router.lists, clock)
@@ -61,6 +67,8 @@ class Metrics:
         self.registry.register(self._cells)
         self.caches = CacheMetrics()
         self.registry.register(self.caches)
+        self.peers = PeerMetrics()
+        self.registry.register(self.peers)
         self.registry.register(_RouterGauges(router, clock, self.config, buffers, self.learning, found or FoundFleet()))
         ProcessCollector(namespace="gorgo", registry=self.registry)
 
@@ -202,7 +210,7 @@ class Metrics:
         return cells
 
 
-_GAUGES = [spec for spec in METRICS if spec.kind == "gauge" and spec.name not in CACHE_METRICS]
+_GAUGES = [spec for spec in METRICS if spec.kind == "gauge" and spec.name not in _READ_ELSEWHERE]
 
 
 class _RouterGauges(Collector):

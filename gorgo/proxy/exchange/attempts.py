@@ -22,9 +22,9 @@ from gorgo.live.http.timeout import ResettableTimeout
 from gorgo.live.logs import log_failure, log_missing
 from gorgo.live.request.judgement import failure_of
 from gorgo.live.request.parse import ParsedRequest
+from gorgo.live.request.record import RequestRecord
 from gorgo.live.upstream.client import CONNECTION_LOST, POOL_EXHAUSTED, UpstreamError
 from gorgo.live.upstream.target import Target
-from gorgo.proxy.exchange.accounting import RequestRecord
 from gorgo.proxy.exchange.commitment import Commitment
 from gorgo.proxy.exchange.lease import Lease, NextStep
 from gorgo.proxy.exchange.passage import Passage

@@ -8,7 +8,7 @@ from __future__ import annotations
 from gorgo.core.messages.actions import Dispatch
 from gorgo.live.http.request_buffer import RequestBuffer
 from gorgo.live.request.parse import ParsedRequest
-from gorgo.proxy.exchange.accounting import RequestRecord
+from gorgo.live.request.record import RequestRecord
 from gorgo.proxy.exchange.race import Race
 from gorgo.proxy.state import RunningProxy
 

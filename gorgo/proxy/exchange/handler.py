@@ -24,7 +24,7 @@ from gorgo.live.parsing.fields import BodyFields, read_fields
 from gorgo.live.parsing.json_body import check_media_type
 from gorgo.live.request.client_scope import unknown_model
 from gorgo.live.request.parse import ParsedRequest, count_tokens, parse_request
-from gorgo.proxy.exchange.accounting import RequestRecord
+from gorgo.live.request.record import RequestRecord
 from gorgo.proxy.exchange.attempts import Attempts
 from gorgo.proxy.exchange.lease import Lease, NextStep, PendingDispatch
 from gorgo.proxy.exchange.response import ClientResponse

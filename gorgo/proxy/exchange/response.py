@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 
 from gorgo.live.http.errors import HttpError, Send, error_event, send_error
-from gorgo.proxy.exchange.accounting import RequestRecord
+from gorgo.live.request.record import RequestRecord
 from gorgo.proxy.http.response_writer import ResponseWriter, TryWrite, no_direct_write
 from gorgo.proxy.state import RunningProxy
 

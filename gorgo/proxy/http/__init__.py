@@ -1,1 +1,1 @@
-"""HTTP: the client side of the data and admin listeners."""
+"""HTTP: CORS, and the responses of the data listener."""

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 import h11
 
-from gorgo.proxy.http.connection.reader import RequestReader
-from gorgo.proxy.http.connection.refusal import Refused
-from gorgo.proxy.http.heads import HeadLimits
+from gorgo.live.listener.connection.reader import RequestReader
+from gorgo.live.listener.connection.refusal import Refused
+from gorgo.live.listener.heads import HeadLimits
 
 LIMITS = HeadLimits(2000, 10.0)
 _RESPONSE = h11.Response(status_code=400, headers=[("content-length", "0")])

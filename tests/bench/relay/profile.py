@@ -45,7 +45,7 @@ _STAGES: Mapping[str, tuple[str, ...]] = {
     "decision, reservation": ("gorgo/core", "gorgo/live/router_gateway", "gorgo/live/state"),
     "metrics, logs, request log": ("gorgo/live/telemetry", "gorgo/live/logs"),
     "the replica's connection": ("gorgo/live/upstream", "tests/bench/relay/floor"),
-    "the client's connection": ("gorgo/proxy/http", "hypercorn"),
+    "the client's connection": ("gorgo/live/listener", "gorgo/proxy/http", "hypercorn"),
     "course of a request": ("gorgo/",),
 }
 _LOOP = "event loop, parser"

@@ -69,6 +69,13 @@ def test_each_attempt_and_each_excluded_replica_has_its_line(explained: Any) -> 
     ]
 
 
+def test_source_of_the_cached_tokens_and_the_size_of_a_sampled_fleet_are_named(explained: Any) -> None:
+    lines = explained(shown(decision(cache_source="push", sampled_from=12_345)), "r1")
+    assert "prompt: 100 tokens, 50 estimated cached there (source push), 60 at most on a candidate" in lines
+    assert "a sample of 12,345 eligible replicas" in lines
+    assert not any("sample" in line for line in explained(shown(decision()), "r1"))
+
+
 def test_ended_request_has_what_was_observed_and_an_open_one_says_so(explained: Any) -> None:
     assert explained(shown(decision()), "r1")[-1] == "the request has not ended"
     ended = explained(shown(decision(), ended=sample(ttft_ms=95.9, status=200)), "r1")
@@ -86,6 +93,7 @@ def test_list_says_of_each_row_how_it_ended(explained: Any) -> None:
         "policy": "gorgo-ms",
         "replica": "a",
         "fallback": None,
+        "cache_source": "events",
         "predicted_ttft_ms": 30.0,
         "ttft_ms": None,
         "status": None,
@@ -94,6 +102,7 @@ def test_list_says_of_each_row_how_it_ended(explained: Any) -> None:
     rows = [row, row | {"followed": True, "attempt": 2}, row | {"status": 503, "request_id": NASTY}]
     lines = explained({"now_s": 0.0, "decisions": rows})
     assert [line.split()[-1] for line in lines[1:]] == ["open", "retried", "503"]
+    assert "events" in lines[1].split()
     assert lines[2].startswith("r #2 ")
     assert lines[3].startswith("[bold]?[2J ")
 

@@ -22,7 +22,7 @@ from gorgo.live.admin.page.recent_stats import RecentStats
 from gorgo.live.admin.page.snapshot import DecisionStatus
 from gorgo.live.control.state_file import Frozen
 from gorgo.live.telemetry.client_usage import ClientRow
-from tests.live.admin.page.made import change, decision, row, sample, status, view
+from tests.live.admin.page.made import change, decision, peer, row, sample, source, status, store, view
 
 NASTY = "[bold]\x1b[2J\x07x"
 
@@ -150,6 +150,34 @@ def test_last_minute_of_each_client_is_a_line() -> None:
         ["team?-b", "3", "90", "2"],
     ]
     assert "tokens/min" not in printed(look())
+
+
+def test_each_fleet_source_is_a_line_and_so_is_each_object_without_a_replica() -> None:
+    rows = [
+        source(replicas=1, problem_count=1, problems=["qwen-1: no \x1bregion"]),
+        source("dns", kind="dns", up=False, error="no answer within 5 s", age_s=None, replicas=0),
+    ]
+    text = printed(look(fleet_sources=rows))
+    assert (
+        "\nsource qwen (pods): up, 1 replica, last answer 2 s ago\n"
+        "  no replica of qwen-1: no ?region\n"
+        "source dns (dns): down: no answer within 5 s, 0 replicas, no answer yet\n"
+    ) in text
+    older = look()
+    del older["fleet_sources"]
+    assert "source " not in printed(older)
+
+
+def test_the_store_of_several_routers_is_a_line_and_so_is_each_peer() -> None:
+    text = printed(
+        look(store=store(peer("eu\x1b-2/1a"), peer(counts=False, age_s=30.0, differences={"key": "another key"})))
+    )
+    assert (
+        "\nrouter eu-1/4f of group qwen: reports to 1 other for 60 s\n"
+        "  eu?-2/1a: last report 0 s ago\n"
+        "  eu-2/1a: last report 30 s ago, its load counts no longer; another key\n"
+    ) in text
+    assert "of group" not in printed(look())
 
 
 def test_a_decision_tells_what_was_predicted_and_what_came_of_it() -> None:

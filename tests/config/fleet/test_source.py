@@ -59,6 +59,7 @@ def test_source_without_the_keys_of_its_kind_names_them(kind: str) -> None:
         (source("dns", replica={"scheme": "https", "client_cert": "x"}), "client_cert and client_key of its replicas"),
         (source("dns") | {"kind": "consul"}, "'dns', 'endpoint-slices', 'pods' or 'inference-pool'"),
         (source("dns", port=70000), "a number of at most 65535"),
+        (source("dns", port=None), "port with kind: dns, or a host such as _http._tcp.engines.internal"),
         (source("dns", interval_s=0.5), "a number of at least 1"),
         (source("dns", replica={"region": "mars"}), '"mars" is not a region of this file'),
         (source("dns", replica={"engin": "vllm"}), "unknown key (did you mean 'engine'?)"),
@@ -66,6 +67,11 @@ def test_source_without_the_keys_of_its_kind_names_them(kind: str) -> None:
 )
 def test_wrong_key_is_named_with_the_expectation(row: dict[str, Any], expected: str) -> None:
     assert expected in errors(row)
+
+
+def test_name_of_srv_records_needs_no_port() -> None:
+    (found,) = parse_config(text({"name": "s", "kind": "dns", "host": "_http._tcp.engines.llm"})).fleet_sources
+    assert (found.host, found.port) == ("_http._tcp.engines.llm", None)
 
 
 def test_names_of_sources_are_unique() -> None:

@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from gorgo.config.fleet.source import FleetSourceConfig, SourceReplicaConfig
-from gorgo.fleet_sources.dns import HostPort
+from gorgo.fleet_sources.dns import HostPort, Resolved
 from gorgo.fleet_sources.fleet import FoundFleet, SourceState
 from gorgo.live.fleet_sources import dns
-from gorgo.live.fleet_sources.dns import DnsSource, Lookup, Resolved, resolve_addresses
+from gorgo.live.fleet_sources.dns import DnsSource, Lookup, resolve_addresses
 from gorgo.live.fleet_sources.reports import Reports
 from tests.proxy.conftest import until
 

@@ -89,6 +89,8 @@ async def test_proxy_without_replicas_of_its_own_routes_over_those_of_a_source(
     assert {row["name"]: row["fleet_source"] for row in document["replicas"]} == {"a": "pods", "b": "pods"}
     (row,) = document["fleet_sources"]
     assert (row["name"], row["kind"], row["up"], row["synced"], row["replicas"]) == ("pods", "pods", True, True, 2)
+    (same,) = (await followed.fleet.admin.get("/admin/status")).json()["fleet_sources"]
+    assert same | {"age_s": row["age_s"]} == row
     assert (gauge(followed, "up"), gauge(followed, "replicas"), gauge(followed, "problems")) == (1.0, 2.0, 0.0)
 
 
@@ -256,3 +258,18 @@ async def test_change_that_fails_is_tried_again(
 def test_source_without_the_keys_of_its_kind_says_what_it_needs() -> None:
     with pytest.raises(ConfigError, match=r"fleet_sources\[0\].*expected port or port_name with kind: pods"):
         parse_config(regions({}, fleet_sources=[{"name": "p", "kind": "pods", "selector": {"app": "x"}}]))
+
+
+async def test_replicas_of_a_source_push_with_its_token(start: Start, tmp_path: Path, server: ApiServer) -> None:
+    a = await start.replica(QUICK)
+    server.put(PODS, engine("a", a))
+    row = source(server, replica={"region": "here", "push_token_env": "PUSH"})
+    environ = {"PUSH": "token-of-these-engines"}
+    followed = await follow(start, tmp_path, regions({}, fleet_sources=[row]), [a], environ=environ)
+    await until(lambda: fleet(followed) == {"a": False})
+    push = {"version": 1, "worker_id": "a", "model": None, "block_tokens": 16, "epoch": 1, "sequence": 1, "hashes": []}
+    statuses = []
+    for token in ("another-token-of-others", "token-of-these-engines"):
+        headers = {"authorization": f"Bearer {token}"}
+        statuses.append((await followed.fleet.admin.post("/internal/sync", json=push, headers=headers)).status_code)
+    assert statuses == [401, 200]

@@ -150,6 +150,21 @@ async def test_a_proxy_that_starts_beside_warm_engines_knows_their_caches(start:
         await second.proxy.stop()
 
 
+async def test_after_a_flush_the_events_are_replayed_and_complete(start: Start) -> None:
+    async with fleet_of(start, SGLANG, "sglang") as fleet:
+        holder = (await fleet.ask(1)).replica
+        await until(lambda: fleet.blocks(holder) >= PROMPT_TOKENS // BLOCK_TOKENS)
+        blocks, former = fleet.blocks(holder), fleet.proxy.state.kv_feeds.stats[holder]
+        assert (await fleet.proxy.admin.post("/admin/flush", json={"replica": holder})).status_code == 200
+        await until(lambda: fleet.proxy.state.kv_feeds.stats[holder] is not former and fleet.blocks(holder) == blocks)
+        await fleet.live()
+        answer = await fleet.ask(1)
+        assert (answer.replica, answer.source) == (holder, "events")
+        assert answer.estimated >= PROMPT_TOKENS - BLOCK_TOKENS
+        sources = fleet.proxy.state.router.cache_sources(now=fleet.proxy.state.clock())
+        assert sources[holder].complete
+
+
 async def test_an_engine_that_restarts_at_other_ports_is_found_again(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,8 @@ from typing import cast
 
 import pytest
 
-from gorgo.live.monitor.fleet_monitor import run_timers
+from gorgo.live.monitor.fleet_monitor import FleetMonitor, run_timers
+from gorgo.live.monitor.replica_monitor import ReplicaMonitor
 from gorgo.proxy.state import RunningProxy
 from tests.sim.live_shell import VirtualLoop
 
@@ -50,3 +51,32 @@ def test_router_is_told_the_time_when_it_wants_and_each_second_anyway(
     due_s: list[float | None], told: list[float]
 ) -> None:
     assert times_told(due_s, 3.5) == told
+
+
+async def test_a_probe_out_of_turn_runs_once_at_a_time_and_for_replicas_of_the_fleet_alone() -> None:
+    probes, answer = [], asyncio.Event()
+
+    class Monitor:
+        target = SimpleNamespace(name="a")
+
+        async def run(self) -> None:
+            await asyncio.Event().wait()
+
+        async def probe(self) -> None:
+            probes.append("a")
+            await answer.wait()
+
+    async with asyncio.TaskGroup() as tasks:
+        monitors = FleetMonitor(tasks)
+        monitors.start(cast(ReplicaMonitor, Monitor()))
+        for name in ("a", "a", "gone"):
+            monitors.probe(name)
+        await asyncio.sleep(0)
+        assert probes == ["a"]
+        answer.set()
+        await asyncio.sleep(0.01)
+        answer.clear()
+        monitors.probe("a")
+        await asyncio.sleep(0)
+        assert probes == ["a", "a"]
+        monitors.stop_all()  # the one in progress too

@@ -15,7 +15,8 @@ import pytest
 from gorgo import __version__
 from gorgo.live.admin.app import admin_app
 from gorgo.live.openapi.documents import admin_document, client_document
-from gorgo.proxy.app import INFERENCE_ROUTES, PUBLIC_ROUTES, data_app
+from gorgo.live.request.routes import INFERENCE_ROUTES
+from gorgo.proxy.app import PUBLIC_ROUTES, data_app
 from tests.live.openapi.check import faults, resolve
 from tests.proxy.conftest import Running, Start
 from tests.proxy.fakes import DONE, answer, chat, delta, stream

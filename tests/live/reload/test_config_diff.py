@@ -14,9 +14,11 @@ from gorgo.config.model import (
     KvEventsConfig,
     LimitsConfig,
     OverloadConfig,
+    PickerConfig,
     ProxyConfig,
     RegionConfig,
     ReplicaConfig,
+    SharedConfig,
     TlsConfig,
     TracingConfig,
 )
@@ -157,3 +159,10 @@ def test_where_spans_go_needs_a_new_start() -> None:
 )
 def test_fleet_differs_when_a_replica_comes_goes_or_is_another(change: Config, fleet: bool) -> None:
     assert diff(OLD, change).fleet is fleet
+
+
+def test_another_store_needs_a_restart() -> None:
+    assert diff(OLD, replace(OLD, picker=PickerConfig(hold_s=5.0))) == ConfigDiff(restart=("picker",))
+    new = replace(OLD, shared=SharedConfig(url="redis://s", group="g", key_env="KEY"))
+    assert diff(OLD, new) == ConfigDiff(restart=("shared",))
+    assert keep_restart_only(OLD, new) == OLD

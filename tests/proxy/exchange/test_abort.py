@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from gorgo.config.model import Config, RegionConfig, ReplicaConfig
-from gorgo.proxy.http.connection.client_connection import ClientConnection
-from gorgo.proxy.http.connection.head import Head
+from gorgo.live.listener.connection.client_connection import ClientConnection
+from gorgo.live.listener.connection.head import Head
 from tests.proxy.conftest import QUIET, Start, until
 from tests.proxy.fakes import DONE, ROLE, Script, answer, chat, delta, event, hang, reset_after
 from tests.proxy.raw import RawClient, connected

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from typing import cast
 
 from gorgo.live.http.errors import HttpError, Message
+from gorgo.live.request.record import RequestRecord
 from gorgo.policies.registry import make_policy
-from gorgo.proxy.exchange.accounting import RequestRecord
 from gorgo.proxy.exchange.response import ClientResponse
 from gorgo.proxy.state import RunningProxy
 

@@ -16,10 +16,10 @@ from gorgo.live.http.errors import HttpError
 from gorgo.live.parsing.fields import read_fields
 from gorgo.live.parsing.json_body import check_media_type
 from gorgo.live.request.parse import ParsedRequest, parse_request
+from gorgo.live.request.routes import INFERENCE_ROUTES
 from gorgo.live.request_options import ClientPolicies
 from gorgo.live.served_models import ServedModels
 from gorgo.live.stored_responses import StoredResponses
-from gorgo.proxy.app import INFERENCE_ROUTES
 from gorgo.proxy.state import RunningProxy
 from tests.proxy.conftest import config_for
 from tests.proxy.fuzz.mutate import EXAMPLES, KEYS

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from gorgo.proxy.http.heads import PartialHeads
+from gorgo.live.listener.heads import PartialHeads
 from tests.proxy.conftest import Start, until
 from tests.proxy.fakes import answer, chat
 from tests.proxy.raw import RawClient, connected
@@ -23,8 +23,8 @@ def heads(monkeypatch: pytest.MonkeyPatch) -> list[PartialHeads]:
         made.append(PartialHeads())
         return made[-1]
 
-    monkeypatch.setattr("gorgo.proxy.http.heads.MAX_BYTES", 100_000)
-    monkeypatch.setattr("gorgo.proxy.http.listener.PartialHeads", make)
+    monkeypatch.setattr("gorgo.live.listener.heads.MAX_BYTES", 100_000)
+    monkeypatch.setattr("gorgo.live.listener.listener.PartialHeads", make)
     return made
 
 

@@ -198,7 +198,7 @@ async def test_connection_without_a_request_ends_when_a_head_is_due(start: Start
 async def test_client_that_does_not_read_does_not_keep_its_connection(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gorgo.proxy.http.connection.linger.LINGER_S", 0.05)
+    monkeypatch.setattr("gorgo.live.listener.connection.linger.LINGER_S", 0.05)
     flood = tuple(delta("x" * 60_000) for _ in range(400))
     fleet = await start.fleet([hang(*flood)], stream_idle_timeout_s=0.3, max_connections=1)
     async with connected(fleet.addresses.data) as client:
@@ -247,7 +247,7 @@ async def test_body_of_countless_pieces_is_a_400_at_once(start: Start) -> None:
 async def test_bodies_that_the_admin_listener_does_not_read_leave_nothing_behind(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gorgo.proxy.server.ADMIN_CONNECTIONS", 4)
+    monkeypatch.setattr("gorgo.live.process.run.ADMIN_CONNECTIONS", 4)
     fleet = await start.fleet([answer(200)])
     pieces = b"transfer-encoding: chunked\r\n\r\n" + (b"20\r\n%b\r\n" % (b"x" * 32)) * 300
     for path in (b"/admin/flush", b"/admin/page/login", b"/nowhere"):

@@ -9,8 +9,8 @@ from itertools import combinations
 
 import pytest
 
-from gorgo.proxy.http.connection.reader import RequestReader
-from gorgo.proxy.http.heads import HeadLimits
+from gorgo.live.listener.connection.reader import RequestReader
+from gorgo.live.listener.heads import HeadLimits
 from tests.proxy.conftest import Start
 from tests.proxy.fakes import DONE, answer, chat, delta, hang, stream
 from tests.proxy.raw import connected

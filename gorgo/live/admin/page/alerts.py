@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
+from typing import Any
 
 from gorgo.config.model import ReplicaConfig
 from gorgo.config.replica_advice import remedy, without_api_path
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
+from gorgo.live.admin.page import formatting
 from gorgo.live.admin.page.recent_stats import RecentStats
 
 #: Ratio of failed requests above which they are an alert.
@@ -79,10 +81,13 @@ def alerts(
     not_ready: str | None = None,
     waiting: Sequence[str] = (),
     failures: Mapping[str, str | None] | None = None,
+    sources: Iterable[Mapping[str, Any]] = (),
+    store: Mapping[str, Any] | None = None,
 ) -> list[Alert]:
     """Return all alerts, worst first.
 
-    `failures` has the cause of a replica's last failure, `not_ready` why no request could be served.
+    `failures` has the cause of a replica's last failure, `not_ready` why no request could be served, `sources` the rows
+    of fleet sources, `store` the link to the store of several routers.
     """
     failures = failures or {}
     found = [
@@ -92,6 +97,8 @@ def alerts(
         *_of_traffic(stats, queued),
         *(alert for view in views for alert in _of_replica(view, unreachable_regions, failures.get(view.name))),
     ]
+    found += [alert for source in sources for alert in _of_source(source)]
+    found += [] if store is None else _of_store(store)
     found += [Alert("warn", f"Edit not in force: {text}") for text in waiting]
     if out_of_range:
         found.append(Alert("warn", f"Weights outside the policy's box: {', '.join(out_of_range)}"))
@@ -149,6 +156,25 @@ def _of_replica(view: ReplicaSnapshot, unreachable_regions: frozenset[str], fail
         yield Alert("warn", f"{view.name}{_WARNINGS[how.word]}: {how.why}")
     if view.rtt_ms is None and how.word != "ejected":
         yield Alert("warn", f"{view.name}: unknown RTT: no recent probe was answered")
+
+
+def _of_source(source: Mapping[str, Any]) -> Iterator[Alert]:
+    name, n = source["name"], source["problem_count"]
+    if source["error"] is not None:
+        stay = f"; its {_many(source['replicas'], 'replica')} stay{'s' if source['replicas'] == 1 else ''}"
+        yield Alert("warn", f"Fleet source {name} is down: {source['error']}{stay if source['replicas'] else ''}")
+    if n:
+        more = f" (and {n - 1} more)" if n > 1 else ""
+        yield Alert("warn", f"Fleet source {name}: no replica of {source['problems'][0]}{more}")
+
+
+def _of_store(store: Mapping[str, Any]) -> Iterator[Alert]:
+    if store["fault"] is not None:
+        line = formatting.store_line(store)
+        yield Alert("warn", f"{line[0].upper()}{line[1:]} ({store['error']})")
+    for row in store["peers"]:
+        if row["differences"]:
+            yield Alert("warn", f"Router {row['router']}: {'; '.join(row['differences'].values())}")
 
 
 def _many(n: int, noun: str) -> str:

@@ -11,8 +11,9 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from gorgo.live.admin.page import formatting
 from gorgo.live.admin.page.clients_section import clients_section
 from gorgo.live.admin.page.decisions_section import DecisionsSection
-from gorgo.live.admin.page.fleet_section import fleet_section
+from gorgo.live.admin.page.fleet_section import fleet_section, sources_section
 from gorgo.live.admin.page.markup import Child, Html, joined, tag, void
+from gorgo.live.admin.page.peers_section import peers_section
 from gorgo.live.admin.page.snapshot import Snapshot
 from gorgo.live.admin.page.summary_section import alerts_section, chart_section, stats_section
 from gorgo.live.admin.page.weights_section import WeightsSection
@@ -38,6 +39,8 @@ class Writer:
             "stats": stats_section,
             "chart": chart_section,
             "fleet": fleet_section,
+            "sources": sources_section,
+            "peers": peers_section,
             "clients": clients_section,
             "decisions": DecisionsSection(),
             "weights": WeightsSection(),
@@ -104,6 +107,8 @@ def _sections(parts: Mapping[str, Html]) -> list[Html]:
     wait = tag("span", "newer ones wait while one is open", class_="quiet waits", hidden=True)
     return [
         tag("section", tag("h2", "Fleet"), _part(parts, "fleet")),
+        _part(parts, "sources"),
+        _part(parts, "peers"),
         _part(parts, "clients"),
         tag("section", tag("h2", "Last decisions ", wait), _part(parts, "decisions")),
         tag("section", tag("h2", "Weights"), _part(parts, "weights")),

@@ -1,9 +1,10 @@
-"""The fleet by region, as a table: health, RTT, load, learned values and recent results."""
+"""The fleet by region, as a table: health, RTT, load, learned values and recent results; and its sources."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from typing import Any
 
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
 from gorgo.live.admin.page import formatting
@@ -61,6 +62,11 @@ COLUMNS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
 WIDTH = 2 + sum(len(columns) for _, columns in COLUMNS)
 #: Names in the tooltip of a replica; one with adapters has hundreds.
 MODELS_SHOWN = 20
+#: Objects of a source that make no replica; `GET /admin/fleet` has more.
+PROBLEMS_SHOWN = 5
+
+_SOURCE_HEADS = ("source", "kind", "state", "replicas", "last answer", "objects without a replica")
+_SOURCE_CHIPS = {"up": "chip ready", "down": "chip failing", "pending": "chip"}
 
 
 def fleet_section(status: Snapshot) -> Iterator[Html]:
@@ -70,6 +76,35 @@ def fleet_section(status: Snapshot) -> Iterator[Html]:
     for name, rows in status.regions.items():
         yield _region(name, rows, status)
     yield Html("</table></div>")
+
+
+def sources_section(status: Snapshot) -> Iterator[Html]:
+    """Yield the fleet sources; nothing without any."""
+    if not status.fleet_sources:
+        return
+    heads = [
+        tag("th", name, scope="col", class_="name" if place == 0 else None) for place, name in enumerate(_SOURCE_HEADS)
+    ]
+    table = tag(
+        "table", tag("thead", tag("tr", *heads)), tag("tbody", *map(_source, status.fleet_sources)), class_="versions"
+    )
+    yield tag("section", tag("h2", "Fleet sources"), tag("div", table, class_="wide"))
+
+
+def _source(row: Mapping[str, Any]) -> Html:
+    state = formatting.source_state(row)
+    why = tag("small", row["error"]) if row["error"] is not None else None
+    more = row["problem_count"] - len(row["problems"][:PROBLEMS_SHOWN])
+    lines = [*row["problems"][:PROBLEMS_SHOWN], *([f"and {more} more"] if more else [])]
+    return tag(
+        "tr",
+        tag("th", row["name"], scope="row", class_="name"),
+        tag("td", row["kind"]),
+        tag("td", tag("span", state, class_=_SOURCE_CHIPS[state]), why, class_="state"),
+        tag("td", formatting.count(row["replicas"])),
+        tag("td", formatting.age(row["age_s"])),
+        tag("td", *(tag("p", line) for line in lines), class_="reason"),
+    )
 
 
 @cache

@@ -135,6 +135,65 @@ def cache_line(cache: Mapping[str, Any]) -> str:
     return line
 
 
+def source_state(source: Mapping[str, Any]) -> str:
+    """Return whether a fleet source is up, down, or without a first result."""
+    return "up" if source["up"] else "down" if source["error"] is not None else "pending"
+
+
+def source_line(source: Mapping[str, Any]) -> str:
+    """Return a fleet source, its state, and how many replicas the fleet has of it.
+
+    >>> source = {"name": "qwen", "kind": "pods", "up": True, "error": None, "age_s": 2.0, "replicas": 3}
+    >>> source_line(source)
+    'source qwen (pods): up, 3 replicas, last answer 2 s ago'
+    >>> source_line(source | {"up": False, "error": "connection refused"})
+    'source qwen (pods): down: connection refused, 3 replicas, last answer 2 s ago'
+    """
+    state = source_state(source)
+    reason = f"{state}: {source['error']}" if state == "down" else state
+    answered = "no answer yet" if source["age_s"] is None else f"last answer {age(source['age_s'])} ago"
+    n = source["replicas"]
+    return f"source {source['name']} ({source['kind']}): {reason}, {n} replica{'' if n == 1 else 's'}, {answered}"
+
+
+def store_line(store: Mapping[str, Any]) -> str:
+    """Return the state of the link to the store of several routers.
+
+    >>> store = {"router": "eu-1/4f", "group": "qwen", "joined": True, "fault": None, "for_s": 60.0, "peers": []}
+    >>> store_line(store)
+    'router eu-1/4f of group qwen: reports to 0 others for 60 s'
+    >>> store_line(store | {"joined": False, "fault": "slow"})
+    'router eu-1/4f of group qwen: alone for 60 s, the store is slow'
+    """
+    name, since = f"router {store['router']} of group {store['group']}", age(store["for_s"])
+    if store["joined"]:
+        n = sum(row["counts"] for row in store["peers"])
+        return f"{name}: reports to {n} other{'' if n == 1 else 's'} for {since}"
+    why = (
+        "its first report is on its way" if store["fault"] is None else f"the store is {_STORE_FAULTS[store['fault']]}"
+    )
+    return f"{name}: alone for {since}, {why}"
+
+
+def peer_line(row: Mapping[str, Any]) -> str:
+    """Return a peer, its age, and where it differs.
+
+    >>> peer_line({"router": "eu-2/1a", "age_s": 0.2, "counts": True, "differences": {"freeze": "frozen, not here"}})
+    'eu-2/1a: last report 0 s ago; frozen, not here'
+    """
+    silent = "" if row["counts"] or "format" in row["differences"] else ", its load counts no longer"
+    return "; ".join([f"{row['router']}: last report {age(row['age_s'])} ago{silent}", *row["differences"].values()])
+
+
+_STORE_FAULTS = {
+    "unreachable": "unreachable",
+    "slow": "slow",
+    "full": "full",
+    "refused": "there, and refuses user, password or command",
+    "not_ready": "not ready",
+    "error": "there, and answers with an error",
+}
+
 #: Counts of a feed and of pushes that an operator wants to see.
 _FAULTS = ("gaps", "failed_replays", "rejected_messages", "rejected_events", "stale", "lost", "limited", "silences")
 

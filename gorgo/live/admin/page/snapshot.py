@@ -111,6 +111,10 @@ class Snapshot:
     decisions: Sequence[DecisionStatus]
     #: The last minute of each client, most tokens first; empty while clients need no key.
     clients: Sequence[ClientRow] = ()
+    #: The link to the store of several routers, and the others (`peer_store`); `None` without one.
+    store: Mapping[str, Any] | None = None
+    #: As in `GET /admin/fleet`.
+    fleet_sources: Sequence[Mapping[str, Any]] = ()
 
     @property
     def per_s(self) -> float | None:
@@ -144,7 +148,9 @@ class Snapshot:
             "history": [change.as_dict() for change in self.history],
             "unreachable_regions": sorted(self.unreachable_regions),
             "replicas": [row.as_dict() for row in rows],
+            "fleet_sources": list(self.fleet_sources),
             "clients": [asdict(row) for row in self.clients],
+            "peer_store": self.store,
             "decisions": [row.as_dict() for row in self.decisions],
         }
 
@@ -157,6 +163,8 @@ def take_snapshot(state: LiveState) -> Snapshot:
     stats = RecentStats.of(samples)
     specs = router.policy.weight_specs
     differing, missing = differences(state), state.why_not_ready()
+    store = None if state.peer_store is None else state.peer_store.as_dict()
+    sources = state.found.as_rows(now)
     return Snapshot(
         boot_id=router.boot_id,
         region=state.config.proxy.region,
@@ -177,6 +185,8 @@ def take_snapshot(state: LiveState) -> Snapshot:
             not_ready=None if missing is None else missing.message,
             waiting=[str(difference) for difference in differing if difference.waits],
             failures={name: target.last_failure for name, target in state.targets.items()},
+            store=store,
+            sources=sources,
         ),
         stats=stats,
         span_s=_span_s(samples, now=now, up_s=now - state.started_s),
@@ -193,6 +203,8 @@ def take_snapshot(state: LiveState) -> Snapshot:
         differences=differing,
         history=control.history,
         decisions=decision_rows(router.newest_decisions(DECISIONS_SHOWN), samples, views),
+        fleet_sources=sources,
+        store=store,
         clients=() if state.client_keys is None else state.metrics.clients.last_minute(),
     )
 

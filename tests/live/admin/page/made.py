@@ -16,6 +16,7 @@ from gorgo.live.admin.page.alerts import condition_of
 from gorgo.live.admin.page.recent_stats import RecentStats, ttft_series
 from gorgo.live.admin.page.snapshot import DecisionStatus, ReplicaStatus, Snapshot
 from gorgo.live.control.transactions import WeightsChange
+from gorgo.live.peer_store.peer_rows import PeerRow
 from gorgo.live.telemetry.probe_history import ProbeTime
 from gorgo.policies.registry import make_policy
 
@@ -93,6 +94,32 @@ def change(version: int = 1, **changes: Any) -> WeightsChange:
         "source": "admin",
     }
     return WeightsChange(**{**fields, **changes})
+
+
+def store(*peers: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """The link of a router to its store as `PeerStoreService.as_dict` shows one that is up."""
+    shown: dict[str, Any] = {"joined": True, "fault": None, "error": None, "for_s": 60.0, "peers": list(peers)}
+    return {"router": "eu-1/4f", "group": "qwen", "url": "redis://store:6379"} | shown | changes
+
+
+def peer(router: str = "eu-2/1a", **changes: Any) -> dict[str, Any]:
+    """Another router as `PeerRow.as_dict` shows one that agrees."""
+    row = PeerRow(router, 0.2, True, "gorgo-ms", 4, draining=("us-0",))
+    return row.as_dict() | changes
+
+
+def source(name: str = "qwen", **changes: Any) -> dict[str, Any]:
+    """A fleet source as `FoundFleet.as_rows` shows one that is up."""
+    shown: dict[str, Any] = {
+        "up": True,
+        "synced": True,
+        "error": None,
+        "age_s": 2.0,
+        "replicas": 3,
+        "problem_count": 0,
+        "problems": [],
+    }
+    return {"name": name, "kind": "pods"} | shown | changes
 
 
 def status(**changes: Any) -> Snapshot:

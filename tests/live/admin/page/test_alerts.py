@@ -10,7 +10,7 @@ from gorgo.config.model import ReplicaConfig
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
 from gorgo.live.admin.page.alerts import Alert, alerts, condition_of
 from gorgo.live.admin.page.recent_stats import RecentStats
-from tests.live.admin.page.made import sample, view
+from tests.live.admin.page.made import peer, sample, source, store, view
 
 WELL = RecentStats.of([sample()])
 
@@ -201,3 +201,32 @@ def test_each_state_but_ready_is_a_line(changes: dict[str, Any], found: list[tup
 @pytest.mark.parametrize(("state", "lines"), [("ejected", 1), ("half_open", 1), ("draining", 2)])
 def test_of_a_region_that_is_cut_off_only_what_somebody_asked_for_is_said(state: str, lines: int) -> None:
     assert len(told(view(state=state), view("well"), unreachable_regions=frozenset({"near"}))) == lines
+
+
+def test_fleet_source_that_is_down_or_has_wrong_objects_is_a_warning() -> None:
+    rows = [
+        source(),
+        source("a", up=False, error="connection refused", replicas=1),
+        source("b", up=False, error="Forbidden", replicas=0),
+        source("c", problem_count=2, problems=["c-1: no region", "c-2: no region"]),
+    ]
+    assert [(alert.level, alert.text) for alert in told(sources=rows)] == [
+        ("warn", "Fleet source a is down: connection refused; its 1 replica stays"),
+        ("warn", "Fleet source b is down: Forbidden"),
+        ("warn", "Fleet source c: no replica of c-1: no region (and 1 more)"),
+    ]
+
+
+def test_a_router_without_its_store_and_one_that_differs_are_warnings() -> None:
+    assert told(store=store(peer())) == []
+    alone = store(
+        peer(differences={"policy": "policy gorgo, here gorgo-ms", "freeze": "frozen, not here"}),
+        joined=False,
+        fault="full",
+        error="OutOfMemoryError: maxmemory",
+        for_s=5.0,
+    )
+    assert [(alert.level, alert.text) for alert in told(store=alone)] == [
+        ("warn", "Router eu-1/4f of group qwen: alone for 5 s, the store is full (OutOfMemoryError: maxmemory)"),
+        ("warn", "Router eu-2/1a: policy gorgo, here gorgo-ms; frozen, not here"),
+    ]

@@ -21,7 +21,7 @@ from gorgo.live.admin.page.snapshot import DecisionStatus, Snapshot
 from gorgo.live.admin.page.weights_section import VERSIONS_SHOWN
 from gorgo.live.control.state_file import Frozen
 from gorgo.live.telemetry.client_usage import ClientRow
-from tests.live.admin.page.made import NOW, change, decision, row, sample, status, view
+from tests.live.admin.page.made import NOW, change, decision, peer, row, sample, source, status, store, view
 
 NASTY = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>&amp;"
 _VOID = {"meta", "link", "input"}
@@ -303,7 +303,7 @@ def test_decisions_that_are_shown_no_more_are_not_kept() -> None:
 
 #: States that a replica of these pages is not in, levels of alerts that they do not have, and marks that say what
 #: something is to a reader of the markup alone.
-ELSEWHERE = {"draining", "ejected", "failed", "failing", "on-trial", "slow-start", "warn"}
+ELSEWHERE = {"draining", "ejected", "failed", "on-trial", "slow-start", "warn"}
 UNSTYLED = {"plain", "seen"}
 
 
@@ -316,6 +316,8 @@ def test_every_class_of_the_page_has_a_style_and_every_style_its_class() -> None
         decisions=[DecisionStatus(decision(terms=terms), "us", sample(), followed=True)],
         regions={"us": [row(view("a"), trips=trips)]},
         clients=[ClientRow("team-a", 1, 2, 3)],
+        fleet_sources=[source(), source("dns", up=False, error="down")],
+        store=store(peer(differences={"key": "another key"})),
     )
     pages = [page_of(status()), page_of(shown), page_of(nasty_status()), login_page(wrong=True), off_page("T")]
     used = {

@@ -20,7 +20,7 @@ from gorgo.live.admin.page.markup import joined
 from gorgo.live.admin.page.recent_stats import RecentStats, ttft_series
 from gorgo.live.admin.page.snapshot import DecisionStatus, Snapshot
 from gorgo.live.control.state_file import Frozen
-from tests.live.admin.page.made import NOW, change, decision, row, sample, status, view
+from tests.live.admin.page.made import NOW, change, decision, peer, row, sample, source, status, store, view
 
 STORED = Path(__file__).parent / "stored"
 
@@ -92,6 +92,19 @@ def busy() -> Snapshot:
             change(10, weights=weights, by="mara"),
         ],
         decisions=decisions(),
+        fleet_sources=[
+            source("<qwen>", problem_count=7, problems=[f"qwen-{n}: no region" for n in range(7)]),
+            source("dns", kind="dns", up=False, error="Name or service not known", age_s=75.0, replicas=1),
+            source("pool", kind="inference-pool", up=False, synced=False, age_s=None, replicas=0),
+        ],
+        store=store(
+            peer(),
+            peer("eu-3/<b>", age_s=3.0, counts=False, differences={"policy": "policy gorgo, here gorgo-ms"}),
+            peer("eu-4/9c", counts=False, differences={"format": "its reports have records of another version"}),
+            joined=False,
+            fault="full",
+            error="OutOfMemoryError: maxmemory",
+        ),
     )
 
 

@@ -1,0 +1,118 @@
+"""Start of a process with a Router: what `gorgo serve` and `gorgo picker` share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+
+import typer
+
+if TYPE_CHECKING:
+    from gorgo.cli.validation import Overrides, ValidConfig
+    from gorgo.config.model import Config
+    from gorgo.live.listener.sockets import ServerAddresses
+    from gorgo.live.process.options import ProcessOptions
+
+StateFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        show_default=False,
+        help="File that keeps freeze, weights, policy, drain marks and registered replicas.",
+    ),
+]
+RequestLog = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", show_default=False, help="Append a line per finished request, without its text."),
+]
+OutcomeLog = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", show_default=False, help="Append a line per attempt with all candidates, for `gorgo learn`."
+    ),
+]
+PolicyName = Annotated[str | None, typer.Option(metavar="NAME", help="Routing policy; see `gorgo policies`.")]
+
+
+class RunFrontEnd(Protocol):
+    """The server of a front end."""
+
+    def __call__(
+        self, config: Config, options: ProcessOptions, *, ready: Callable[[ServerAddresses], None]
+    ) -> Coroutine[Any, Any, None]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One start: the text of regions.yaml with the options of the command line.
+
+    `config` is the file, or `--replica` where no file is followed.
+    """
+
+    config: Path
+    text: bytes
+    overrides: Overrides
+    state: Path | None
+    request_log: Path | None
+    outcome_log: Path | None
+    seed: int | None
+    log_format: Literal["json", "text"]
+    log_level: str
+
+    def validate(self) -> ValidConfig:
+        """Return the configuration. Raises `ConfigError` with every error."""
+        from gorgo.cli.validation import validate
+
+        return validate(self.text, source=self.config, overrides=self.overrides)
+
+    def run(self, started: ValidConfig, front_end: RunFrontEnd, shown: Callable[[ServerAddresses], str]) -> None:
+        """Run the process until a signal; print the line `shown` once requests can be routed."""
+        import secrets
+
+        import uvloop
+
+        from gorgo.cli.validation import validate
+        from gorgo.live import gc_tuning
+        from gorgo.live.control.state_file import StateFile
+        from gorgo.live.logs import log_config_warnings, set_up_logs
+        from gorgo.live.process.options import ProcessOptions
+        from gorgo.live.reload.file_watch import ConfigFile
+
+        overrides = self.overrides
+        # A weights file is read once and takes precedence over regions.yaml at each reload too. Addresses need a
+        # restart.
+        pinned = None if overrides.weights_file is None else (started.policy, started.weights)
+        at_reload = replace(overrides, weights_file=None, pinned=pinned, ports=False)
+
+        def parse(text: bytes) -> Config:
+            """Return the configuration with the options of the command line, at each reload."""
+            return validate(text, source=self.config, overrides=at_reload).config
+
+        def ready(addresses: ServerAddresses) -> None:
+            gc_tuning.freeze_startup_objects()
+            typer.echo(shown(addresses))
+
+        if overrides.admin_token is None:
+            typer.echo("gorgo: GORGO_ADMIN_TOKEN is not set: the admin listener will reject every request", err=True)
+        set_up_logs(self.log_format, self.log_level)
+        log_config_warnings(started.config)
+        # With --seed the key of fingerprints repeats too, for comparisons; without, clients cannot guess it.
+        drawn = secrets.randbits(63) if self.seed is None else self.seed
+        options = ProcessOptions(
+            policy=started.policy,
+            weights=started.weights,
+            admin_token=overrides.admin_token,
+            environ=os.environ,
+            key=drawn,
+            seed=drawn,
+            # A pipe can be read only once.
+            file=ConfigFile(self.config, parse, self.text) if self.config.is_file() else None,
+            state_file=None if self.state is None else StateFile(self.state),
+            request_log=self.request_log,
+            outcome_log=self.outcome_log,
+        )
+        # The process handles the signals itself: a second one ends its grace period.
+        uvloop.run(front_end(started.config, options, ready=ready))

@@ -1,0 +1,1 @@
+"""Sections of `regions.yaml` with a module of their own."""

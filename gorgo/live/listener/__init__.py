@@ -1,0 +1,1 @@
+"""One listening socket: HTTP/1.1 connections of clients, and the ASGI app that serves them."""

@@ -1,0 +1,296 @@
+"""One connection of a client: reads requests, runs the application, ends in time.
+
+Owns the turns of requests, deadlines, and refusals. Leaves the bytes of requests to `reader`, those of responses to
+`cycle`, the transport to its base class, and the number of connections to the listener.
+
+Theory of operation. The transport calls `data_received`; a complete head starts the application in a task of its own,
+and everything else happens in callbacks. Two deadlines are possible: the end of a head, counted from its first byte (of
+the first head, from the connection's start), and the end of an idle connection.
+
+A client that ends its side is disconnected for the application: most have gone, and a replica must not go on for them.
+The transport stays open for what the application still writes.
+
+An incomplete response shows by its chunks or its length. A client of HTTP/1.0 may have neither and takes an orderly end
+for the end of the response, so its connection is reset.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from gorgo.live.listener.connection.cycle import BODY_BYTES, RequestCycle
+from gorgo.live.listener.connection.deadline import Deadline
+from gorgo.live.listener.connection.head import Head
+from gorgo.live.listener.connection.reader import RequestReader
+from gorgo.live.listener.connection.refusal import Refused, refusal
+from gorgo.live.listener.connection.settings import ServerSettings
+from gorgo.live.listener.connection.transport import TransportOwner
+from gorgo.live.listener.heads import HeadLimits
+
+#: Time and bytes for a client that is still sending to read its response: a reset would take it from its buffer.
+_SENDING_S, _SENDING_BYTES = 1.0, 8 * 1024 * 1024
+
+
+class ClientConnection(TransportOwner):
+    """One connection.
+
+    Parameters
+    ----------
+    settings:
+        Shared by the connections of a listener.
+    limits:
+        Bounds of heads.
+    on_idle:
+        Called with whether the connection waits for a request, at each change.
+    on_end:
+        Called once: the transport is closed and the application has returned.
+    """
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        limits: HeadLimits,
+        *,
+        on_idle: Callable[[ClientConnection, bool], None],
+        on_end: Callable[[ClientConnection], None],
+    ) -> None:
+        super().__init__()
+        self._settings = settings
+        self.limits = limits
+        self._on_idle, self._on_end = on_idle, on_end
+        self._reader = RequestReader(limits)
+        #: The request in progress, until its response is complete.
+        self._cycle: RequestCycle | None = None
+        self._requests = 0
+        #: Calls of the application; the last one may still return while the next runs.
+        self._calls: dict[RequestCycle, asyncio.Task[None]] = {}
+        self._addresses: tuple[object, object] = (None, None)
+        self._scheme = "http"
+        self._deadline = Deadline(self.loop, self._on_deadline)
+        #: A head has begun and is incomplete.
+        self._has_begun = False
+        #: Bytes counted as those of an incomplete head, or behind a request.
+        self._counted_bytes = 0
+        self._dropped_bytes = 0
+        self._stopping = self._at_eof = False
+        #: Set with the call of `on_end`.
+        self.ended: asyncio.Future[None] = self.loop.create_future()
+
+    # -- the transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if transport.get_extra_info("ssl_object") is not None:
+            self._scheme = "https"
+        self._addresses = _address(transport, "peername"), _address(transport, "sockname")
+        self._has_begun = True
+        self._deadline.set(self.limits.timeout_s)
+        if self._stopping:
+            self.close()
+
+    def data_received(self, data: bytes) -> None:
+        if self._has_ended_writing:
+            self._dropped_bytes += len(data)
+            if self._dropped_bytes > _SENDING_BYTES:
+                self.close()
+            return
+        self._reader.receive(data)
+        self._read()
+
+    def eof_received(self) -> bool:
+        self._at_eof = True
+        if self._cycle is None:
+            self.close()
+            return False
+        self._cycle.disconnect()
+        return self._scheme == "http"
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._end_reading()
+        self._end_if_done()
+
+    # -- requests
+
+    def _read(self) -> None:
+        """Read what was received, as far as its turn has come."""
+        cycle = self._cycle
+        try:
+            if cycle is None:
+                head = self._reader.next_head()
+                if head is not None:
+                    self._run(head)
+                elif self._reader.buffered_bytes and not self._has_begun:
+                    self._has_begun = True
+                    self._deadline.set(self.limits.timeout_s)
+            elif not self._reader.complete:
+                part = self._reader.read_body()
+                cycle.feed(part, complete=self._reader.complete)
+        except Refused as refused:
+            self.refuse(refused.status)
+        else:
+            if self._counted_bytes or self._reader.buffered_bytes:
+                self._count_head()
+            self._update_reading()
+
+    def _run(self, head: Head) -> None:
+        """Start the application for one request."""
+        self._has_begun = False
+        self._deadline.unset()
+        self._requests += 1
+        self._cycle = cycle = RequestCycle(self, head)
+        cycle.feed(self._reader.read_body(), complete=self._reader.complete)
+        self._on_idle(self, False)
+        scope = cycle.scope(self._addresses, self._scheme, self._settings.root_path, {"abort": self.abort_transport})
+        self._calls[cycle] = self.loop.create_task(self._call(cycle, scope))
+
+    async def _call(self, cycle: RequestCycle, scope: Any) -> None:
+        try:
+            await self._settings.app(scope, cycle.receive, cycle.send_message)
+        except Exception:  # noqa: BLE001 - the border of one request
+            await self._settings.log.exception("the application failed")
+        finally:
+            cycle.returned()
+            self._end_call(cycle)
+            self._forget_call(cycle)
+
+    def _end_call(self, cycle: RequestCycle) -> None:
+        """End the connection if its application returned without a complete response."""
+        if cycle.ended or self.is_closing:
+            return
+        if cycle.ends_with_connection:
+            self.reset()
+        elif cycle.started or cycle.disconnected:
+            self.close()
+        else:
+            self.refuse(500)
+
+    def response_ended(self) -> None:
+        """Go on with the next request, or end the connection. Called by the request in progress."""
+        cycle, self._cycle = self._cycle, None
+        assert cycle is not None
+        if not self._reader.complete:
+            self._close_while_sent_to()
+        elif not cycle.persistent or self._stopping or self._at_eof:
+            self.close()
+        elif not self.is_closing:
+            self._reader.start_next()
+            self._deadline.set(self._settings.keep_alive_s)
+            self._on_idle(self, True)
+            if self._reader.buffered_bytes:
+                self._read()
+            else:
+                self._update_reading()
+
+    def body_taken(self) -> None:
+        """Read on: the application took what was received of the body."""
+        self._update_reading()
+
+    def own_headers(self) -> bytes:
+        return self._settings.own_headers()
+
+    def must_close(self) -> bool:
+        """Return whether the response that begins is the last."""
+        return self._stopping or self._at_eof or self._requests > self._settings.requests_per_connection
+
+    # -- bounds
+
+    def _update_reading(self) -> None:
+        """Pause reading while the application does not take a body, or the client is far ahead of its responses."""
+        cycle = self._cycle
+        if cycle is None:
+            self.pause_reading(False)
+        elif cycle.complete:
+            self.pause_reading(self._reader.buffered_bytes > self.limits.size_bytes)
+        else:
+            self.pause_reading(cycle.body_bytes > BODY_BYTES)
+
+    def _count_head(self) -> None:
+        """Count the bytes that wait unread, and refuse an incomplete head if all of them are too many."""
+        before, now = self._counted_bytes, self._reader.buffered_bytes
+        if now != before:
+            self._counted_bytes = now
+            fits = self._settings.heads.replace(before, now)
+            if not fits and now > before and self._cycle is None:
+                self.refuse(503)
+
+    def _on_deadline(self) -> None:
+        if self._has_begun:
+            self.refuse(408)
+        else:
+            self.close()
+
+    # -- the end
+
+    def refuse(self, status: int) -> None:
+        """Answer what was received with an error, unless a response has begun, and end the connection."""
+        cycle, self._cycle = self._cycle, None
+        if cycle is None:
+            # A client that has sent nothing waits for nothing.
+            silent = status == 408 and not self._reader.buffered_bytes
+        else:
+            silent = cycle.started
+            cycle.refuse()
+        if silent:
+            self.close()
+        elif not self.is_closing:
+            self.write(refusal(status, self.own_headers(), head_only=cycle is not None and cycle.is_head))
+            self._close_while_sent_to()
+
+    def _close_while_sent_to(self) -> None:
+        """Close the connection once the client has had time to read the response, though it may still be sending."""
+        if self._stopping or self._at_eof or self.is_closing:
+            self.close()
+            return
+        self.pause_reading(False)
+        self.end_writing()
+        self._end_reading()
+        self._has_begun = False
+        self._deadline.set(_SENDING_S)
+        self._on_idle(self, True)  # a new connection may take its place
+
+    def stop(self) -> None:
+        """End the connection as soon as it has no request in progress."""
+        self._stopping = True
+        if self._cycle is None:
+            self.close()
+
+    def cancel_calls(self) -> None:
+        """Cancel the application's calls."""
+        for cycle, call in tuple(self._calls.items()):
+            call.add_done_callback(partial(self._forget_call, cycle))  # one that has never run
+            call.cancel()
+
+    def close(self) -> None:
+        super().close()
+        if self.is_closing:
+            self._end_reading()
+
+    def abort_transport(self) -> None:
+        super().abort_transport()
+        self._end_reading()
+
+    def _end_reading(self) -> None:
+        self._deadline.cancel()
+        self._reader.stop()
+        self._count_head()
+        if self._cycle is not None:
+            self._cycle.disconnect()
+
+    def _forget_call(self, cycle: RequestCycle, _: object = None) -> None:
+        self._calls.pop(cycle, None)
+        self._end_if_done()
+
+    def _end_if_done(self) -> None:
+        if self.is_lost and not self._calls and not self.ended.done():
+            self.ended.set_result(None)
+            self._on_end(self)
+
+
+def _address(transport: asyncio.BaseTransport, name: str) -> tuple[str, int] | None:
+    """Return host and port of a side; None if it is unknown."""
+    address = transport.get_extra_info(name)
+    return (address[0], address[1]) if isinstance(address, tuple) else None

@@ -1,0 +1,286 @@
+"""One request and its response as an ASGI application sees them: scope, `receive` and `send`.
+
+The scope has three extensions, for what would cost an event or a request a coroutine or a task:
+
+- `gorgo.write`, a `TryWrite`: a chunk of a body goes to the socket in one call that never waits. It declines where
+  something would have to wait, and `send` is the way then.
+- `gorgo.body`: the whole body, if all of it came with the head. `receive` returns it too.
+- `gorgo.on_disconnect`: registers a function that is called once the client disconnects before it has its response.
+
+A response's head is written with the first bytes of its body, or in the loop's next turn if these are not there yet.
+The key `gorgo.body_follows` of `http.response.start` says that they come in the same step: no turn is needed then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+from urllib.parse import unquote
+
+from gorgo.live.http.errors import Message
+from gorgo.live.http.headers import Header
+from gorgo.live.listener.connection.head import Head
+from gorgo.live.listener.connection.response_head import ResponseHead
+
+#: Bytes of a request's body that wait for the application before reading is paused.
+BODY_BYTES = 256 * 1024
+
+_ASGI = {"spec_version": "2.1", "version": "3.0"}
+
+
+class Client(Protocol):
+    """The connection, as a request uses it."""
+
+    loop: asyncio.AbstractEventLoop
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether bytes wait for the client to read, more than a buffer should have."""
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether nothing can be written any more."""
+
+    def write(self, data: bytes) -> None: ...
+
+    async def drained(self) -> None:
+        """Wait until the client is no longer behind, or the connection has ended."""
+
+    def own_headers(self) -> bytes:
+        """Return the lines of the server's own headers."""
+
+    def must_close(self) -> bool:
+        """Return whether the response that begins is the connection's last."""
+
+    def body_taken(self) -> None:
+        """The application took what was received of the body."""
+
+    def response_ended(self) -> None: ...
+
+
+class RequestCycle:
+    """One request and its response.
+
+    `ended`: the whole response was written. `started`: its head has been decided.
+    """
+
+    __slots__ = (
+        "_chunked",
+        "_client",
+        "_expects_continue",
+        "_left",
+        "_on_disconnect",
+        "_parts",
+        "_request",
+        "_taken",
+        "_unsent_head",
+        "_waiters",
+        "_writable",
+        "body_bytes",
+        "complete",
+        "disconnected",
+        "ended",
+        "persistent",
+        "started",
+    )
+
+    def __init__(self, client: Client, request: Head) -> None:
+        self._client = client
+        self._request = request
+        self._expects_continue = request.expects_continue
+        self.persistent = request.persistent
+        #: The body: pieces that the application has not taken, their size, whether all have come and were taken.
+        self._parts: list[bytes] = []
+        self.body_bytes = 0
+        self.complete = self._taken = False
+        #: Calls of `receive` that wait; a second one discards what the first leaves.
+        self._waiters: list[asyncio.Future[None]] = []
+        self.disconnected = False
+        self._on_disconnect: Callable[[], None] | None = None
+        self.started = self.ended = False
+        #: Whether the response may have body bytes now, and how they are framed: its length, chunks, or neither.
+        self._writable = self._chunked = False
+        self._left: int | None = None
+        self._unsent_head = b""
+
+    @property
+    def is_head(self) -> bool:
+        return self._request.method == "HEAD"
+
+    @property
+    def ends_with_connection(self) -> bool:
+        """Whether the end of the connection is the end of the response: only a reset shows that it was cut."""
+        return self._writable and not self._chunked and self._left is None
+
+    def scope(self, addresses: tuple[object, object], scheme: str, root_path: str, state: dict[str, Any]) -> Message:
+        """Return the scope of the application's call."""
+        request = self._request
+        raw_path, _, query = request.target.partition(b"?")
+        path = raw_path.decode("ascii")
+        extensions: dict[str, Any] = {"gorgo.write": self.try_write, "gorgo.on_disconnect": self.on_disconnect}
+        if self.complete:
+            extensions["gorgo.body"] = self._parts[0] if self._parts else b""
+        return {
+            "type": "http",
+            "asgi": _ASGI,
+            "http_version": request.version,
+            "method": request.method,
+            "scheme": scheme,
+            "path": unquote(path) if "%" in path else path,
+            "raw_path": raw_path,
+            "query_string": query,
+            "root_path": root_path,
+            "headers": request.headers,
+            "client": addresses[0],
+            "server": addresses[1],
+            "state": state,
+            "extensions": extensions,
+        }
+
+    # -- the request
+
+    def feed(self, part: bytes, *, complete: bool) -> None:
+        """Take bytes of the body; `complete` with the last."""
+        if part and not self.ended:
+            self._parts.append(part)
+            self.body_bytes += len(part)
+        self.complete = complete
+        self._wake()
+
+    def disconnect(self) -> None:
+        """The client has disconnected, or was refused."""
+        if self.disconnected:
+            return
+        self.disconnected = True
+        self._wake()
+        call, self._on_disconnect = self._on_disconnect, None
+        if call is not None:
+            call()
+
+    def on_disconnect(self, call: Callable[[], None]) -> None:
+        """Register the function that a disconnect before the end of the response calls."""
+        if self.disconnected:
+            self._client.loop.call_soon(call)
+        elif not self.ended:
+            self._on_disconnect = call
+
+    def returned(self) -> None:
+        """The application's call has ended."""
+        self._on_disconnect = None
+
+    async def receive(self) -> Message:
+        """Return the next part of the body, and after the last a disconnect as soon as there is one."""
+        if self._expects_continue and not (self.complete or self._parts or self.started or self.disconnected):
+            self._expects_continue = False
+            self._client.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        while not (self._parts or self.disconnected or self.ended or (self.complete and not self._taken)):
+            await self._wait()
+        if self._taken or self.ended or not (self._parts or self.complete):
+            return {"type": "http.disconnect"}
+        body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        self._parts = []
+        self.body_bytes = 0
+        self._taken = self.complete
+        if not self._taken:
+            self._client.body_taken()
+        return {"type": "http.request", "body": body, "more_body": not self._taken}
+
+    async def _wait(self) -> None:
+        waiter = self._client.loop.create_future()
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        finally:
+            self._waiters.remove(waiter)
+
+    def _wake(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    # -- the response
+
+    async def send_message(self, message: Message) -> None:
+        """Send one message of the application. After the end of the connection it has no effect."""
+        kind = message["type"]
+        if kind == "http.response.start":
+            self._start(message["status"], message.get("headers", ()))
+            if "gorgo.body_follows" not in message:
+                self._client.loop.call_soon(self.flush_head)
+        elif kind == "http.response.body":
+            await self._send_body(message.get("body", b""), more=message.get("more_body", False))
+        else:
+            raise RuntimeError(f"unexpected message {kind}")
+
+    def try_write(self, chunk: bytes) -> bool:
+        """Write a chunk of a body without a length; False if that is not possible now."""
+        if not self._writable or self._left is not None or not chunk:
+            return False
+        client = self._client
+        if client.is_behind or client.is_closing:
+            return False
+        if self._chunked:
+            chunk = b"%x\r\n%b\r\n" % (len(chunk), chunk)
+        client.write(self._with_head(chunk) if self._unsent_head else chunk)
+        return True
+
+    def flush_head(self) -> None:
+        """Write a head whose body is yet to come."""
+        if self._unsent_head and not self._client.is_closing:
+            self._client.write(self._with_head(b""))
+
+    def refuse(self) -> None:
+        """End the response: the connection has written another."""
+        self.disconnect()
+        self.ended = True
+        self._writable = False
+        self._unsent_head = b""
+
+    def _start(self, status: int, headers: Iterable[Header]) -> None:
+        if self.started:
+            if self.ended:
+                return
+            raise RuntimeError("the response has begun")
+        client = self._client
+        head = ResponseHead(status, headers, self._request, last=client.must_close(), own_headers=client.own_headers())
+        self.started = True
+        self.persistent = head.persistent
+        self._writable, self._chunked, self._left = head.has_body, head.chunked, head.length
+        self._unsent_head = head.text
+
+    async def _send_body(self, body: bytes, *, more: bool) -> None:
+        if self.ended:
+            return
+        if not self.started:
+            raise RuntimeError("a body before its head")
+        data = self._framed(body, more=more)
+        client = self._client
+        if self._unsent_head:
+            data = self._with_head(data)
+        if data and not client.is_closing:
+            client.write(data)
+        if client.is_behind:
+            await client.drained()
+        if not more and not self.ended:
+            self.ended = True
+            self._writable = False
+            self._on_disconnect = None
+            self._wake()
+            client.response_ended()
+
+    def _framed(self, body: bytes, *, more: bool) -> bytes:
+        if not self._writable:
+            return b""
+        if self._chunked:
+            chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+            return chunk if more else chunk + b"0\r\n\r\n"
+        if self._left is not None:
+            self._left -= len(body)
+            if self._left < 0 or (self._left and not more):
+                raise RuntimeError("a body of another size than its length")
+        return body
+
+    def _with_head(self, data: bytes) -> bytes:
+        head, self._unsent_head = self._unsent_head, b""
+        return head + data

@@ -1,0 +1,113 @@
+"""The transport of a connection: what is written to it, the wait for a slow client, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from contextlib import suppress
+from typing import cast
+
+from gorgo.live.listener.connection.linger import LingerTimeout, unsent_bytes
+
+#: `struct linger`: close at once, with a reset.
+_NO_LINGERING = struct.pack("ii", 1, 0)
+
+
+class TransportOwner(asyncio.Protocol):
+    """A protocol that writes to its transport and closes it.
+
+    `is_behind`: more bytes wait for the client than the transport's buffer should have (asyncio's and uvloop's default
+    is 64 KiB). `is_closing`: nothing is written any more.
+    """
+
+    def __init__(self) -> None:
+        #: Looked up once: in Python 3.11 this is a system call.
+        self.loop = asyncio.get_running_loop()
+        #: None until the connection is made, after a TLS handshake.
+        self._transport: asyncio.Transport | None = None
+        self._drained: asyncio.Future[None] | None = None
+        self._linger: LingerTimeout | None = None
+        self._is_paused = False
+        self._closing = self._has_ended_writing = False
+        self.is_behind = self.is_lost = False
+
+    @property
+    def is_made(self) -> bool:
+        return self._transport is not None
+
+    @property
+    def is_closing(self) -> bool:
+        # A transport closes itself after a failed write, a step before `connection_lost`.
+        if self._closing or self._has_ended_writing:
+            return True
+        return self._transport is not None and self._transport.is_closing()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
+        self._closing = self.is_lost = True
+        if self._linger is not None:
+            self._linger.stop()
+        self.resume_writing()
+
+    def pause_writing(self) -> None:
+        self.is_behind = True
+
+    def resume_writing(self) -> None:
+        self.is_behind = False
+        if self._drained is not None:
+            self._drained.set_result(None)
+            self._drained = None
+
+    def write(self, data: bytes) -> None:
+        assert self._transport is not None
+        self._transport.write(data)
+
+    async def drained(self) -> None:
+        """Wait until the client is no longer behind, or the connection has ended."""
+        while self.is_behind:
+            if self._drained is None:
+                self._drained = self.loop.create_future()
+            await asyncio.shield(self._drained)
+
+    def pause_reading(self, pause: bool) -> None:
+        """Pause or resume reading, unless that is so already."""
+        if pause is not self._is_paused and not self.is_closing:
+            assert self._transport is not None
+            self._is_paused = pause
+            if pause:
+                self._transport.pause_reading()
+            else:
+                self._transport.resume_reading()
+
+    def end_writing(self) -> None:
+        """Write nothing more, but read on: what a client still sends would reset a closed connection."""
+        assert self._transport is not None
+        self._has_ended_writing = True
+        if self._transport.can_write_eof():  # not under TLS
+            self._transport.write_eof()
+
+    def close(self) -> None:
+        """Close the connection once what was written is sent, or the client reads nothing of it for too long."""
+        if self._transport is None or self._closing:
+            return
+        self._closing = True
+        self._transport.close()
+        if unsent_bytes(self._transport):
+            self._linger = LingerTimeout(self.loop, self._transport)
+
+    def abort_transport(self) -> None:
+        """Close the connection at once; unsent bytes are dropped."""
+        self._closing = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def reset(self) -> None:
+        """Reset the connection; unsent bytes are dropped."""
+        assert self._transport is not None
+        client = self._transport.get_extra_info("socket")
+        with suppress(OSError):  # disconnected
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGERING)
+        self.abort_transport()

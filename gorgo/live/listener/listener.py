@@ -1,0 +1,201 @@
+"""One listening socket and its connections.
+
+Owns TLS handshakes, the number of open connections, and their end when the process stops. hypercorn's server accepts
+connections without TLS (`hypercorn_server`). It shows one with TLS only after its handshake, too late to be counted, so
+those are accepted here. A connection is `connection.client_connection`'s; there is no protocol but HTTP/1.1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, cast
+
+from gorgo.live.listener.connection.client_connection import ClientConnection
+from gorgo.live.listener.connection.settings import ServerSettings
+from gorgo.live.listener.heads import HeadLimits, PartialHeads
+from gorgo.live.listener.hypercorn_server import ServerConfig, run_server
+from gorgo.live.logs import log
+
+#: Pause after a failed accept, as in asyncio's servers.
+_ACCEPT_AGAIN_S = 1.0
+#: Parts of a stop, each with its share of `graceful_timeout`: open requests end, their calls are cancelled, transports
+#: are aborted.
+_STAGES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptLimits:
+    """Limits of new connections.
+
+    `connections` may be open at once. One more ends the connection that has been idle for longest. If none is idle, it
+    is closed without a response, which would need the resources in short supply.
+    """
+
+    head: HeadLimits
+    connections: int
+
+
+async def serve_app(
+    app: Any,
+    config: ServerConfig,
+    listener: socket.socket,
+    closing: asyncio.Event,
+    *,
+    limits: Callable[[], AcceptLimits],
+    tls: ssl.SSLContext | None = None,
+) -> None:
+    """Serve connections until `closing` is set; then end idle ones at once and the others within
+    `config.graceful_timeout`. The listener is closed on return.
+
+    `limits` is called for each connection. With `tls` the handshake has the timeout of a request's head, and its
+    connection counts as open.
+    """
+    connections = Connections(ServerSettings(app, config, PartialHeads()), limits)
+    sockets = [listener] if tls is None else []
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(run_server(app, config, sockets, connections.serve, closing))
+        accepting = None if tls is None else tasks.create_task(connections.accept_tls(listener, tls))
+        try:
+            await closing.wait()
+        finally:
+            if accepting is not None:
+                accepting.cancel()
+                listener.close()
+            await connections.end(config.graceful_timeout / _STAGES)
+
+
+class Connections:
+    """The open connections of one listener."""
+
+    def __init__(self, settings: ServerSettings, limits: Callable[[], AcceptLimits]) -> None:
+        self._settings = settings
+        self._limits = limits
+        #: Each with its TLS handshake while that lasts.
+        self._open: dict[ClientConnection, asyncio.Task[None] | None] = {}
+        #: Those without a request in progress, the one that is idle for longest first; none is evicted twice.
+        self._idle: OrderedDict[ClientConnection, None] = OrderedDict()
+        self._stopping = False
+        self._changed = asyncio.Event()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one new connection without TLS until it has ended."""
+        connection, transport = self._admit(), cast(asyncio.Transport, writer.transport)
+        if connection is None:
+            transport.abort()
+            return
+        # Under uvloop something may have been read before this task runs. Here `read` waits for nothing.
+        at_eof = reader.at_eof()
+        reader.feed_eof()
+        received = b""
+        with suppress(OSError):  # disconnected
+            received = await reader.read()
+        transport.set_protocol(connection)
+        connection.connection_made(transport)
+        if received:
+            connection.data_received(received)
+        if transport.is_closing():
+            connection.connection_lost(None)
+        elif at_eof or not transport.is_reading():
+            connection.eof_received()
+        try:
+            await connection.ended
+        finally:  # cancelled: hypercorn waits no longer
+            if not connection.is_lost:
+                transport.abort()
+
+    async def accept_tls(self, listener: socket.socket, tls: ssl.SSLContext) -> None:
+        """Accept connections with TLS. asyncio's server would count them only after the handshake."""
+        listener.setblocking(False)
+        while True:
+            client = await _accept(listener)
+            connection = self._admit()
+            if connection is None:
+                client.close()
+            else:
+                self._open[connection] = asyncio.create_task(self.handshake(connection, client, tls))
+            await asyncio.sleep(0)  # other tasks run between two of a burst
+
+    async def handshake(self, connection: ClientConnection, client: socket.socket, tls: ssl.SSLContext) -> None:
+        """Start TLS on an accepted socket, within the time of a head."""
+        limit_s, loop = connection.limits.timeout_s, asyncio.get_running_loop()
+        try:
+            with suppress(OSError):  # disconnected, too slow, or another protocol
+                await loop.connect_accepted_socket(lambda: connection, client, ssl=tls, ssl_handshake_timeout=limit_s)
+        finally:
+            if not connection.is_made:
+                self._forget(connection)
+            elif connection in self._open:
+                self._open[connection] = None
+
+    async def end(self, limit_s: float) -> None:
+        """Wait, then cancel, then abort: an orderly end waits for a client to read the rest, and some never do."""
+        self._stopping = True
+        for connection in tuple(self._open):
+            connection.stop()
+        await self._wait_closed(limit_s)
+        for connection, handshake in tuple(self._open.items()):
+            connection.cancel_calls()
+            if handshake is not None:
+                handshake.cancel()
+        await self._wait_closed(limit_s)
+        for connection in tuple(self._open):
+            connection.abort_transport()
+        await self._wait_closed(limit_s)
+
+    def _admit(self) -> ClientConnection | None:
+        """Return a new connection; None if there are too many, all with a request, or the process stops."""
+        limits = self._limits()
+        if self._stopping or (len(self._open) >= limits.connections and not self._evict()):
+            return None
+        connection = ClientConnection(self._settings, limits.head, on_idle=self._set_idle, on_end=self._forget)
+        self._open[connection] = None
+        self._idle[connection] = None
+        return connection
+
+    def _evict(self) -> bool:
+        """End the connection that is idle for longest, which counts no longer; return whether there was one."""
+        if not self._idle:
+            return False
+        connection, _ = self._idle.popitem(last=False)
+        handshake = self._open.pop(connection)
+        if handshake is None:
+            connection.abort_transport()
+        else:
+            handshake.cancel()
+        return True
+
+    def _forget(self, connection: ClientConnection) -> None:
+        self._open.pop(connection, None)
+        self._idle.pop(connection, None)
+        if self._stopping and not self._open:
+            self._changed.set()
+
+    def _set_idle(self, connection: ClientConnection, idle: bool) -> None:
+        self._idle.pop(connection, None)
+        if idle and connection in self._open:
+            self._idle[connection] = None  # at the end
+
+    async def _wait_closed(self, limit_s: float) -> None:
+        if self._open:
+            self._changed.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), limit_s)
+
+
+async def _accept(listener: socket.socket) -> socket.socket:
+    """Return the next connection."""
+    while True:
+        try:
+            client, _ = await asyncio.get_running_loop().sock_accept(listener)
+        except OSError as failure:  # disconnected, or out of descriptors
+            log("accept_failed", level=logging.WARNING, error=failure.strerror)
+            await asyncio.sleep(_ACCEPT_AGAIN_S)
+        else:
+            return client

@@ -1,0 +1,1 @@
+"""The store in which routers of one group report to each other."""

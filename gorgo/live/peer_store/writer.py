@@ -1,0 +1,98 @@
+"""A router's own stream: its reports, at intervals and at once for an urgent dispatch.
+
+A report is made when it can be written. While the store is slow or gone, loads are not queued: the next report has the
+present ones, and the prefixes since (`outgoing`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from gorgo.core.messages.actions import Dispatch
+from gorgo.core.peers.codec import encode_report
+from gorgo.core.peers.exchange import PeerExchange, is_urgent
+from gorgo.live.clock import Clock
+from gorgo.live.peer_store.incoming import read_id
+from gorgo.live.peer_store.names import FIELD, MEMBERS_S, RETAIN_S, StoreNames
+from gorgo.live.peer_store.outgoing import Outgoing
+from gorgo.live.peer_store.pipeline import execute
+from gorgo.live.telemetry.peers import PeerCounts
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+#: Between two reports, s, if there is news.
+INTERVAL_S = 0.1
+#: Between two reports of urgent dispatches, s: others cannot use more.
+URGENT_INTERVAL_S = 0.01
+#: Reports of `RETAIN_S` at one per `INTERVAL_S`; about 3 MB of a router with usual reports.
+MAX_ENTRIES = 6000
+
+
+class ReportWriter:
+    """Writes the reports of one router.
+
+    Parameters
+    ----------
+    peers:
+        The Router's exchange.
+    """
+
+    def __init__(self, client: Redis, names: StoreNames, peers: PeerExchange, counts: PeerCounts, clock: Clock) -> None:
+        self._client = client
+        self._names = names
+        self._peers = peers
+        self._counts = counts
+        self._clock = clock
+        self._outgoing = Outgoing()
+        self._urgent = asyncio.Event()
+        self._enlist_due_s = float("-inf")
+
+    def on_dispatch(self, dispatch: Dispatch) -> None:
+        """Report an urgent dispatch at once."""
+        if is_urgent(dispatch):
+            self._urgent.set()
+
+    async def write_in_turn(self) -> bool:
+        """Wait for the turn and write if there is news; return whether there was."""
+        await asyncio.sleep(URGENT_INTERVAL_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(INTERVAL_S - URGENT_INTERVAL_S):
+                await self._urgent.wait()
+        if not (self._urgent.is_set() or self._outgoing or self._peers.has_news(now=self._clock())):
+            return False
+        await self.write()
+        return True
+
+    async def write(self) -> None:
+        """Write a report of now, and once a second that this member is there. Raises what the client raises."""
+        self._urgent.clear()
+        started_s = self._clock()
+        report = self._outgoing.add(self._peers.report(now=started_s))
+        self._counts.dropped = self._outgoing.dropped + self._peers.outbox.dropped
+        text = encode_report(report)
+        stream = self._names.stream(self._peers.name)
+        enlists = started_s >= self._enlist_due_s
+        pipeline = self._client.pipeline(transaction=False)
+        pipeline.xadd(stream, {FIELD: text}, maxlen=MAX_ENTRIES, approximate=True)
+        if enlists:
+            pipeline.expire(stream, int(RETAIN_S))
+        written = (await execute(pipeline))[0]
+        self._outgoing.on_written()
+        self._counts.reports["written"] += 1
+        self._counts.written_bytes += len(text)
+        self._counts.write_s += self._clock() - started_s
+        if enlists:
+            await self._enlist(read_id(written).ms)
+            self._enlist_due_s = started_s + MEMBERS_S
+
+    async def _enlist(self, now_ms: int) -> None:
+        """List this member at the store's time, and drop those that are gone."""
+        members = self._names.members
+        pipeline = self._client.pipeline(transaction=False)
+        pipeline.zadd(members, {self._peers.name: now_ms})
+        pipeline.zremrangebyscore(members, "-inf", now_ms - RETAIN_S * 1e3)
+        pipeline.expire(members, int(RETAIN_S))
+        await execute(pipeline)

@@ -1,0 +1,1 @@
+"""The roles of a call: a request, and the first token of an answer."""

@@ -1,0 +1,257 @@
+"""The call of one request: its decision, its end, and where the gateway sends them the bytes of both bodies.
+
+Owns the order of answers. Two modes, which the first message says: the body of an own Envoy comes whole (BUFFERED), and
+Envoy has it; a gateway sends it in parts and has only what is sent back (FULL_DUPLEX_STREAMED).
+
+Theory of operation. In both modes a request is decided once all of it has come. In the second mode nothing has been
+answered until then: the headers' answer with the choice is sent first, and the body after it, in pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gorgo.core.messages.actions import Dispatch
+from gorgo.core.messages.request import AttemptResult, Outcome
+from gorgo.live.http.errors import HttpError, error_json
+from gorgo.live.http.headers import KEYS, Header, find
+from gorgo.live.request.routes import INFERENCE_ROUTES
+from gorgo.picker.calls.own_routes import OwnAnswer, own_answer, public_answer
+from gorgo.picker.exchange.changes import choose
+from gorgo.picker.exchange.lifetime import PickerExchange
+from gorgo.picker.exchange.outcomes import outcome_of_answer
+from gorgo.picker.exchange.pending import PendingRequest
+from gorgo.picker.protocol.answers import UNCHANGED, chosen, refused, streamed
+from gorgo.picker.protocol.messages import (
+    BUFFERED,
+    FULL_DUPLEX_STREAMED,
+    LB,
+    SERVED,
+    ProtocolError,
+    RequestHead,
+    metadata_text,
+    read_headers,
+    read_request_head,
+    read_status,
+    read_subset,
+)
+from gorgo.picker.protocol.output import CallOutput
+from gorgo.picker.protocol.protos import ProcessingMode
+from gorgo.picker.state import PickerState
+
+_MODES = (BUFFERED, FULL_DUPLEX_STREAMED)
+_CARRIED = (ProcessingMode.STREAMED, FULL_DUPLEX_STREAMED)
+_INFERENCE = frozenset(INFERENCE_ROUTES)
+#: The name in a replica's URL is not resolved: nothing was sent.
+_NO_ADDRESS = Outcome(AttemptResult.FAILED_BEFORE_CONTENT, error="connect_failed")
+_JSON = (b"content-type", b"application/json")
+
+
+class RequestCall:
+    """One request.
+
+    Parameters
+    ----------
+    state:
+        The running picker.
+    output:
+        The transport's end of the call.
+    first:
+        The message with the request's headers. Raises `ProtocolError` for one that is wrong.
+    """
+
+    __slots__ = (
+        "_body",
+        "_carried",
+        "_duplex",
+        "_exchange",
+        "_has_trailers",
+        "_head",
+        "_output",
+        "_parts",
+        "_pending",
+        "_refused",
+        "_returned",
+        "_state",
+    )
+
+    def __init__(self, state: PickerState, output: CallOutput, first: Any) -> None:
+        self._state = state
+        self._output = output
+        mode = first.protocol_config.request_body_mode if first.HasField("protocol_config") else BUFFERED
+        response_mode = first.protocol_config.response_body_mode
+        if first.observability_mode:
+            raise ProtocolError("expected a filter that waits for its answers: observability_mode chooses nothing")
+        self._head: RequestHead = read_request_head(first.request_headers)
+        if mode not in _MODES and not self._head.ended:
+            raise ProtocolError("expected request_body_mode BUFFERED or FULL_DUPLEX_STREAMED")
+        #: The request's body is sent back in pieces; the response's body too.
+        self._duplex = mode == FULL_DUPLEX_STREAMED
+        self._returned = response_mode == FULL_DUPLEX_STREAMED
+        #: The response's body passes through the call.
+        self._carried = response_mode in _CARRIED
+        self._parts: list[bytes] | None = []
+        self._body = b""
+        self._has_trailers = False
+        self._refused = False
+        self._pending: PendingRequest | None = None
+        self._exchange: PickerExchange | None = None
+
+    # -- messages
+
+    def feed(self, kind: str, message: Any) -> None:
+        """Take a message. Raises `ProtocolError` for one that cannot come now."""
+        if self._refused:
+            return
+        if kind == "request_headers":
+            self._begin(message)
+        elif self._pending is None:
+            raise ProtocolError(f"expected request_headers before {kind}")
+        elif kind == "request_body":
+            self._take_body(message.request_body.body, end=message.request_body.end_of_stream or not self._duplex)
+        elif kind == "request_trailers":
+            self._take_trailers()
+        elif self._exchange is None:
+            raise ProtocolError(f"expected {kind} after the choice")
+        else:
+            self._take_response(self._exchange, kind, message)
+
+    def closed(self) -> None:
+        """End the exchange."""
+        self._parts, self._body = None, b""
+        if self._exchange is not None:
+            outcome = outcome_of_answer(self._exchange.answer, carried=True) if self._carried else None
+            self._exchange.on_call_end(outcome)
+        elif self._pending is not None:
+            self._pending.on_call_end()
+
+    # -- the request
+
+    def _begin(self, message: Any) -> None:
+        if self._pending is not None:
+            raise ProtocolError("expected one message with request_headers")
+        head, state = self._head, self._state
+        client = None
+        try:
+            answer = None if self._duplex else public_answer(state, head)
+            if answer is None:
+                if state.client_keys is not None:
+                    # The key was for the picker: it is removed from the headers.
+                    client, head.headers = state.client_keys.admit(head.headers)
+                    head.removed = tuple(KEYS)
+                answer = None if self._duplex else own_answer(state, head, client)
+        except HttpError as error:
+            state.metrics.rejected(error.code)
+            body = error_json(error.status, error.code, error.message, error.details, path=head.path)
+            self.refused(error.status, (_JSON, *error.headers), body, error.code)
+            return
+        if answer is not None:
+            self._answer(answer)
+            return
+        subset = read_subset(message)
+        self._pending = PendingRequest(
+            state,
+            head,
+            self,
+            client=client,
+            has_prompt=head.path in _INFERENCE and head.method == "POST",
+            replicas=None if subset is None else state.endpoints.replicas(subset),
+        )
+        if head.ended:
+            self._decide()
+        elif not self._duplex:
+            self._output.send_message(UNCHANGED["request_headers"])
+
+    def _take_body(self, body: bytes, *, end: bool) -> None:
+        if self._parts is None:
+            raise ProtocolError("expected no more of the request's body")
+        assert self._pending is not None
+        self._parts.append(body)
+        if not self._pending.receive(len(body)):
+            self._parts = None
+        elif end:
+            self._decide()
+
+    def _take_trailers(self) -> None:
+        if self._parts is None:
+            # An own Envoy sends trailers after the body's answer.
+            self._output.send_message(UNCHANGED["request_trailers"])
+            return
+        self._has_trailers = True
+        self._decide()
+
+    def _decide(self) -> None:
+        assert self._pending is not None
+        assert self._parts is not None
+        self._body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        self._parts = None
+        if self._pending.has_prompt:
+            self._pending.decide(self._body)
+        else:
+            self._pending.decide_any()
+
+    # -- the response
+
+    def _take_response(self, exchange: PickerExchange, kind: str, message: Any) -> None:
+        served = metadata_text(message, LB, SERVED)
+        if kind == "response_headers":
+            headers = read_headers(message.response_headers)
+            exchange.answer.read_head(read_status(headers), headers)
+            exchange.answer.complete = message.response_headers.end_of_stream
+            found = find(headers, SERVED.encode())
+            served = served or (None if found is None else found.decode("latin-1"))
+        if served is not None:
+            exchange.served_at(served)
+        if kind == "response_body":
+            body = message.response_body
+            # Sent back first: the client waits for it, and not for the records.
+            if self._returned:
+                for piece in streamed(kind, body.body, end=body.end_of_stream):
+                    self._output.send_message(piece)
+            else:
+                self._output.send_message(UNCHANGED[kind])
+            exchange.feed(body.body, end=body.end_of_stream)
+            return
+        if kind == "response_trailers":
+            exchange.answer.complete = True
+        self._output.send_message(UNCHANGED[kind])
+
+    # -- the decision
+
+    def dispatched(self, dispatch: Dispatch) -> None:
+        """ObservedAnswer with the choice, and in pieces with the body."""
+        state, pending = self._state, self._pending
+        assert pending is not None
+        while state.endpoints.address(dispatch.replica) is None:
+            action = state.gateway.finish(dispatch, _NO_ADDRESS)
+            if not isinstance(action, Dispatch):
+                pending.fail(action)
+                return
+            dispatch = action
+        self._exchange = PickerExchange(state, pending, dispatch, has_entry=not self._carried)
+        choice = choose(state, pending, self._exchange)
+        if self._duplex:
+            self._output.send_message(chosen("request_headers", choice, with_body=False))
+            if not self._head.ended:
+                body = self._body if choice.body is None else choice.body
+                for piece in streamed("request_body", body, end=not self._has_trailers):
+                    self._output.send_message(piece)
+                if self._has_trailers:
+                    self._output.send_message(UNCHANGED["request_trailers"])
+        else:
+            kind = "request_headers" if self._head.ended else "request_body"
+            self._output.send_message(chosen(kind, choice, with_body=True))
+        self._body = b""
+        pending.release_body()
+
+    def refused(self, status: int, headers: Sequence[Header], body: bytes, code: str) -> None:
+        """Have Envoy answer the client with an error."""
+        self._refused = True
+        self._parts, self._body = None, b""
+        self._output.send_message(refused(status, headers, body, code=code))
+        self._output.end_call()
+
+    def _answer(self, answer: OwnAnswer) -> None:
+        """Have Envoy answer the client with something of the picker's own."""
+        self.refused(answer.status, (_JSON,), answer.body, "answered")

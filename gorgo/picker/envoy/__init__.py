@@ -1,0 +1,1 @@
+"""Envoy's configuration for a picker of its own: `gorgo picker --print-envoy`."""

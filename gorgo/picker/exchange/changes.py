@@ -1,0 +1,85 @@
+"""What of a request is changed for its replica: destination, headers, key, and the model's name in the body.
+
+The rules are the proxy's: a replica gets the headers that `live.http.headers` forwards, and Envoy's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from gorgo.live.http.headers import Header, upstream_headers
+from gorgo.live.upstream.target import Target
+from gorgo.picker.exchange.lifetime import PickerExchange
+from gorgo.picker.exchange.pending import PendingRequest
+from gorgo.picker.protocol.answers import EndpointChoice
+from gorgo.picker.state import PickerState
+
+#: Headers that Envoy frames the request by, or sets itself.
+_FRAMING = frozenset({b"host", b"content-length", b"transfer-encoding", b"te", b"connection", b"upgrade", b"via"})
+_ENVOYS = (b"x-envoy-", b"x-forwarded-")
+#: Lists of names for which the result is retained; a client's library sends one or two.
+MAX_NAMES = 1024
+#: A longer list is not retained: clients choose it.
+MAX_NAMES_BYTES = 2048
+
+
+def choose(state: PickerState, pending: PendingRequest, exchange: PickerExchange) -> EndpointChoice:
+    """Return the choice for a dispatched request."""
+    target, dispatch, request = exchange.target, exchange.dispatch, pending.request
+    model = None if request is None else request.route.model
+    name = None if model is None else state.models.engine_name(dispatch.replica, model)
+    same = (each for each in dispatch.fallbacks if _gets_the_same(state, target, each, name, model))
+    destination = ",".join(filter(None, map(state.endpoints.address, (dispatch.replica, *same))))
+    set_headers, removed = _headers(state, pending, exchange)
+    body = None
+    if request is not None:
+        sent = request.body_for(name, with_usage=target.request_usage)
+        body = None if sent is request.body else sent
+    return EndpointChoice(destination, exchange.exchange_id, set_headers, removed, body)
+
+
+def _gets_the_same(state: PickerState, target: Target, replica: str, name: str | None, model: str | None) -> bool:
+    """Return whether Envoy may send to `replica` what it sends to `target`: one body, and one key."""
+    other = state.targets.get(replica)
+    return (
+        other is not None
+        and other.secrets.api_key == target.secrets.api_key
+        and other.request_usage == target.request_usage
+        and (model is None or state.models.engine_name(replica, model) == name)
+    )
+
+
+def _headers(state: PickerState, pending: PendingRequest, exchange: PickerExchange) -> tuple[list[Header], list[bytes]]:
+    """Return the headers to set, and the names of those to remove."""
+    headers, api_key = pending.head.headers, exchange.target.api_key
+    names = tuple(name for name, _ in headers)
+    if b"connection" in names or sum(map(len, names)) > MAX_NAMES_BYTES:
+        # The value of the first names others.
+        removed = _removed(headers, state.passed_headers, api_key is not None)
+    else:
+        removed = _removed_names(names, state.passed_headers, api_key is not None)
+    changed: list[Header] = []
+    identity = (b"x-request-id", pending.request_id.encode("ascii"))
+    if identity not in headers:
+        changed.append(identity)
+    if api_key is not None:
+        changed.append((b"authorization", b"Bearer " + api_key.encode("latin-1")))
+    if pending.record.trace is not None:
+        changed = pending.record.trace.carry(changed, exchange.dispatch.attempt_id)
+    return changed, [*removed, *pending.head.removed]
+
+
+@lru_cache(MAX_NAMES)
+def _removed_names(names: tuple[bytes, ...], passed: frozenset[bytes], has_key: bool) -> tuple[bytes, ...]:
+    return _removed([(name, b"") for name in names], passed, has_key)
+
+
+def _removed(headers: Sequence[Header], passed: frozenset[bytes], has_key: bool) -> tuple[bytes, ...]:
+    """Return the names of headers that the replica does not get, as the proxy does not forward them."""
+    forwarded = upstream_headers(headers, request_id="", api_key="" if has_key else None, passed=passed)
+    retained = {name for name, _ in forwarded}
+    names = dict.fromkeys(name for name, _ in headers)
+    return tuple(
+        name for name in names if name not in retained and name not in _FRAMING and not name.startswith(_ENVOYS)
+    )

@@ -1,0 +1,144 @@
+"""Outcomes of attempts behind Envoy: by what was seen of the answer, and by the entry of Envoy's access log.
+
+Owns the rules beside those of the proxy (`live.request.judgement`). Nothing is retried: the client has the answer.
+"""
+
+from __future__ import annotations
+
+from gorgo.core.messages.request import COMPLETED, AttemptResult, Outcome
+from gorgo.core.record import record
+from gorgo.core.stream import StreamEnd, Usage, end_of_stream, error_of_body, is_json, is_short
+from gorgo.live.http.headers import Header
+from gorgo.live.request.judgement import failure_of, p95, result_of_stream
+from gorgo.picker.exchange.answer import ObservedAnswer
+
+#: A longer stream is no short answer.
+SHORT_BYTES = 4 * 1024
+_DISCONNECTED = Outcome(AttemptResult.CLIENT_DISCONNECTED, sent=True)
+
+
+@record
+class LogEntry:
+    """What the access log says of one exchange.
+
+    Parameters
+    ----------
+    exchange_id:
+        This picker's.
+    status:
+        Sent to the client; 0 if none was.
+    disconnected:
+        The client ended it.
+    failure:
+        Why the replica's answer is missing or incomplete, in the words of the proxy; `None` for a complete one.
+    first_body_s:
+        Request received to the first byte of the answer's body; `None` without one.
+    usage:
+        As the answer reports it.
+    served:
+        Address of the replica that answered last.
+    headers:
+        Of the answer, those that are logged.
+    is_local:
+        Envoy has answered itself.
+    """
+
+    exchange_id: str
+    status: int
+    disconnected: bool = False
+    failure: str | None = None
+    first_body_s: float | None = None
+    usage: Usage | None = None
+    served: str | None = None
+    headers: tuple[Header, ...] = ()
+    is_local: bool = False
+
+
+def outcome_of_entry(entry: LogEntry, answer: ObservedAnswer) -> Outcome:
+    """Return the outcome of an exchange whose end the access log describes."""
+    status = entry.status or None
+    if entry.failure is not None:
+        return _failed(entry.failure, status, has_content=answer.has_content)
+    if entry.disconnected or status is None or entry.is_local:
+        return Outcome(AttemptResult.CLIENT_DISCONNECTED, status=status, sent=True)
+    failure = failure_of(status, entry.headers)
+    if failure is not None:
+        return failure
+    if status >= 400:
+        return Outcome(AttemptResult.UPSTREAM_4XX, status=status, sent=True)
+    return _outcome(_result(answer), answer, status, entry.usage)
+
+
+def outcome_of_answer(answer: ObservedAnswer, *, carried: bool = False) -> Outcome:
+    """Return the outcome by the answer alone; `carried`: all of it has passed through the call, else its beginning."""
+    if not (answer.complete if carried else answer.chunks):
+        return _DISCONNECTED
+    if answer.status:
+        failure = failure_of(answer.status, answer.headers)
+        if failure is not None:
+            return failure
+        if answer.status >= 400:
+            return Outcome(AttemptResult.UPSTREAM_4XX, status=answer.status, sent=True)
+    result, error = _result(answer), None
+    if carried and result is COMPLETED and answer.is_stream:
+        end = end_of_stream(answer.route, answer.tail)
+        if end is not StreamEnd.COMPLETE:
+            result = AttemptResult.FAILED_AFTER_CONTENT if answer.has_content else AttemptResult.FAILED_BEFORE_CONTENT
+            error = "truncated" if end is StreamEnd.MISSING else "error_event"
+    return _outcome(result, answer, answer.status or 200, None, error=error)
+
+
+def _failed(reason: str, status: int | None, *, has_content: bool) -> Outcome:
+    """Return the outcome of an answer that Envoy could not have, or not to its end."""
+    if reason == "connections_exhausted":
+        result = AttemptResult.BUSY
+    elif reason == "total_timeout":
+        result = AttemptResult.DEADLINE_EXCEEDED
+    else:
+        result = AttemptResult.FAILED_AFTER_CONTENT if has_content else AttemptResult.FAILED_BEFORE_CONTENT
+    # Envoy's own status is not the replica's.
+    return Outcome(result, status=status if has_content else None, error=reason, sent=True)
+
+
+def _result(answer: ObservedAnswer) -> AttemptResult:
+    """Return the result of an answer with a status below 400."""
+    if answer.is_stream:
+        return result_of_stream(answer.error_status)
+    body = answer.body
+    error_status = None if body is None else error_of_body(body)
+    if error_status is None:
+        return COMPLETED
+    failure = failure_of(error_status)
+    return AttemptResult.UPSTREAM_4XX if failure is None else failure.result
+
+
+def _outcome(
+    result: AttemptResult, answer: ObservedAnswer, status: int, usage: Usage | None, *, error: str | None = None
+) -> Outcome:
+    usage = usage or answer.usage()
+    return Outcome(
+        result,
+        status=status,
+        prompt_tokens=None if usage is None else usage.prompt_tokens,
+        cached_tokens=None if usage is None else usage.cached_tokens,
+        output_tokens=None if usage is None else usage.output_tokens,
+        itl_s_p95=p95(answer.gaps),
+        error=error,
+        sent=True,
+        short=_shortness(answer, usage) if result is COMPLETED else False,
+    )
+
+
+def _shortness(answer: ObservedAnswer, usage: Usage | None) -> bool | None:
+    """Return whether the answer is doubtfully short, as `Outcome.short`. Without its end or its usage it is not."""
+    request, body = answer.request, answer.body
+    if request is None or not answer.complete:
+        return False
+    if answer.is_stream:
+        stream = answer.tail
+        found = len(stream) <= SHORT_BYTES and is_short(answer.route, stream, usage)
+    elif body is not None and not is_json(body):
+        return True
+    else:
+        found = usage is not None and usage.output_tokens is not None and usage.output_tokens <= 1
+    return (True if request.may_be_short else None) if found else False

@@ -1,0 +1,302 @@
+"""One request until its decision: read, admitted or queued, and chosen for, or refused.
+
+Owns the order of these steps, as the proxy has them. Leaves what is sent to Envoy to the call, and what follows a
+dispatch to `exchange`.
+
+Theory of operation: nearly every request is decided within the step in which its body came. A task is made for a body
+that another process reads, for exact tokens and for a model that no replica is known to serve. A queued request waits
+for `deliver`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from time import perf_counter
+from typing import Protocol
+
+from gorgo.core.messages.actions import Action, AdmissionAction, Dispatch, Hold, Reject, RetryAction
+from gorgo.core.messages.request import AttemptResult, Outcome
+from gorgo.live.http.errors import HttpError, error_json, error_of
+from gorgo.live.http.headers import Header, request_id
+from gorgo.live.http.request_buffer import RequestBuffer, buffer_client
+from gorgo.live.logs import log_failure
+from gorgo.live.parsing.fields import BodyFields
+from gorgo.live.parsing.json_body import check_media_type
+from gorgo.live.request.client_scope import unknown_model
+from gorgo.live.request.parse import ParsedRequest, parse_request
+from gorgo.live.request.record import RequestRecord
+from gorgo.picker.exchange.reading import read_later, read_now, request_without_prompt
+from gorgo.picker.protocol.messages import RequestHead, peer_of
+from gorgo.picker.state import PickerState
+
+_RETRY_SOON = ((b"retry-after", b"1"),)
+
+
+class Decided(Protocol):
+    """The call of a request."""
+
+    def dispatched(self, dispatch: Dispatch) -> None:
+        """Send the request to a replica."""
+        ...
+
+    def refused(self, status: int, headers: Sequence[Header], body: bytes, code: str) -> None:
+        """ObservedAnswer the client with an error, and end the exchange."""
+        ...
+
+
+class PendingRequest:
+    """One request.
+
+    Parameters
+    ----------
+    state:
+        The running picker.
+    head:
+        Of the request; its headers have no key that was for the picker.
+    client:
+        Name of that key.
+    replicas:
+        The only ones that may serve it, as the gateway demands; `None` is any.
+    call:
+        Gets the decision.
+    """
+
+    def __init__(
+        self,
+        state: PickerState,
+        head: RequestHead,
+        call: Decided,
+        *,
+        client: str | None,
+        has_prompt: bool,
+        replicas: frozenset[str] | None = None,
+    ) -> None:
+        self._state = state
+        self._call = call
+        self._replicas = replicas
+        self.head = head
+        self.client = client
+        self.request_id = request_id(head.headers)
+        #: The id of the request in the Router; `None` before and after.
+        self.router_id: str | None = None
+        #: `None` before the body is parsed, and for a request without a prompt.
+        self.request: ParsedRequest | None = None
+        received_s = state.clock()
+        self.record = RequestRecord(received_s, client=client)
+        #: Only requests with a prompt are counted, logged and traced.
+        self.has_prompt = has_prompt
+        if has_prompt and state.tracing is not None:
+            self.record.trace = state.tracing.start(
+                head.headers, route=head.path, request_id=self.request_id, received_s=received_s
+            )
+        self._buffer = RequestBuffer(state.buffers, buffer_client({"gorgo.client": client, "client": peer_of(head)}))
+        self._size = 0
+        self._started = 0.0
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._queued_s: float | None = None
+        #: Dispatched, refused or cancelled.
+        self._done = False
+
+    # -- the decision
+
+    def decide(self, body: bytes) -> None:
+        """Choose for a request with a prompt, now or once that can be done."""
+        try:
+            self._admit()
+            check_media_type(self.head.headers)
+            self.record.body_read(self._state)
+            self._started = perf_counter()
+            request, fields = read_now(self._state, self.head.path, body, self._parse)
+        except HttpError as error:
+            self.refuse(error)
+            return
+        if request is None:
+            self._task = asyncio.ensure_future(self._decide_later(body, fields))
+        else:
+            self._submit(request)
+
+    def decide_any(self) -> None:
+        """Choose for a request without a prompt: any replica that is ready."""
+        state, head = self._state, self.head
+        try:
+            self._admit()
+            options = state.client_policies.request_options(head.headers, client=self.client, model=None)
+        except HttpError as error:
+            self.refuse(error)
+            return
+        assert self.router_id is not None
+        request = request_without_prompt(
+            self.router_id, head.path, options, client=self.client, received_s=self.record.received_s
+        )
+        action = state.gateway.submit(request if self._replicas is None else replace(request, replicas=self._replicas))
+        self._act(action)
+
+    def on_call_end(self) -> None:
+        """End a request whose call has ended before its decision. Idempotent."""
+        if self._done:
+            return
+        self._end_wait()
+        if self._queued_s is not None and self.router_id is not None:
+            self._state.gateway.abandon(self.router_id)
+        self.close(0, disconnected=True)
+
+    def refuse(self, error: HttpError) -> None:
+        """ObservedAnswer with an error of the picker's own."""
+        state, record = self._state, self.record
+        self._end_wait()
+        record.status, record.code = error.status, error.code
+        state.metrics.rejected(error.code)
+        if error.status == 429:
+            state.metrics.clients.rejected(self.client, error.code)
+        headers = (
+            (b"content-type", b"application/json"),
+            *error.headers,
+            (b"x-request-id", self.request_id.encode()),
+            (b"x-gorgo-policy", state.router.policy.name.encode()),
+        )
+        body = error_json(error.status, error.code, error.message, error.details, path=self.head.path)
+        self._call.refused(error.status, headers, body, error.code)
+        self.close(error.status)
+
+    def receive(self, count: int) -> bool:
+        """Count bytes of the body as they come; refuse the request and return False for a body that is too large."""
+        self._size += count
+        limit = min(self._state.limits.max_body_bytes, self._buffer.body_limit)
+        try:
+            if self._size > limit:
+                raise HttpError(413, "request_too_large", f"the body is larger than {limit} bytes")
+            self._buffer.received(count, self._size)
+        except HttpError as error:
+            self.refuse(error)
+            return False
+        return True
+
+    def fail(self, action: RetryAction | None) -> None:
+        """Refuse a request for whose replicas there is no address."""
+        if isinstance(action, Reject):
+            self._refuse_by(action)
+        else:
+            self.refuse(HttpError(503, "no_replica", "no replica has an address yet", headers=_RETRY_SOON))
+
+    def release_body(self) -> None:
+        """Release the body, which has been sent."""
+        if self.request is not None:
+            self.request.body = b""
+        self._buffer.release()
+
+    # -- steps
+
+    def _admit(self) -> None:
+        """Check what does not depend on the body, and take an id of the Router."""
+        state = self._state
+        if state.stopping:
+            raise HttpError(503, "stopping", "this picker is stopping", headers=_RETRY_SOON)
+        limit = state.limits.max_in_flight
+        if len(state.calls) > limit:
+            message = f"{limit} requests are in flight, the limit of this picker"
+            raise HttpError(429, "too_many_in_flight", message, headers=_RETRY_SOON)
+        self.router_id = state.gateway.register(self.request_id, self)
+
+    async def _decide_later(self, body: bytes, fields: BodyFields | None) -> None:
+        """Choose after another process, a tokenizer or lists of models have been waited for."""
+        try:
+            request = await read_later(self._state, self.head.path, body, fields, self._parse)
+            self._task = None
+            self._submit(request)
+        except HttpError as error:
+            self._task = None
+            self.refuse(error)
+        except Exception as failure:  # noqa: BLE001 - the border of one request: a fault in it must not end the others
+            self._task = None
+            log_failure("internal_error", failure, request_id=self.request_id)
+            self.refuse(HttpError(500, "internal_error", "internal error of the picker; its log has this request id"))
+
+    def _parse(self, body: bytes, fields: BodyFields) -> ParsedRequest:
+        assert self.router_id is not None, "it is registered"
+        return parse_request(
+            self._state,
+            self.head.path,
+            self.head.headers,
+            body,
+            fields,
+            request_id=self.router_id,
+            received_s=self.record.received_s,
+            client=self.client,
+            replicas=self._replicas,
+        )
+
+    def _submit(self, request: ParsedRequest) -> None:
+        state = self._state
+        self.request = self.record.request = request
+        action = state.gateway.submit(request.route)
+        state.metrics.decided(perf_counter() - self._started)
+        self._act(action)
+
+    def _act(self, action: AdmissionAction) -> None:
+        if isinstance(action, Dispatch):
+            self._dispatched(action)
+        elif isinstance(action, Hold):
+            self._queued_s = self._state.clock()
+            hold_s = self._state.hold_s
+            self._timer = asyncio.get_running_loop().call_later(hold_s, self._hold_expired, hold_s)
+        else:
+            self._refuse_by(action)
+
+    def deliver(self, action: Action) -> None:
+        """Act on a decision of the Router that an event of another request, or of time, caused."""
+        is_queued = self._queued_s is not None and not self._done
+        match action:
+            case Dispatch() if is_queued:
+                self._end_wait()
+                self._dispatched(action)
+            case Dispatch():
+                self._state.gateway.finish(action, Outcome(AttemptResult.CLIENT_DISCONNECTED))
+            case Reject() if is_queued:
+                self._refuse_by(action)
+            case _:
+                raise AssertionError(f"{type(action).__name__} for a request of a picker, which is not queued")
+
+    def _hold_expired(self, hold_s: float) -> None:
+        self._timer = None
+        assert self.router_id is not None
+        self._state.gateway.abandon(self.router_id)
+        message = f"no replica could take the request within {hold_s:g} s"
+        self.refuse(HttpError(503, "no_replica", message, headers=_RETRY_SOON))
+
+    def _dispatched(self, dispatch: Dispatch) -> None:
+        self._done = True
+        self._call.dispatched(dispatch)
+
+    def _refuse_by(self, reject: Reject) -> None:
+        request = self.request
+        if reject.code == "model_not_found" and request is not None:
+            self.refuse(unknown_model(self._state, name=request.route.model or "", client=self.client))
+        else:
+            self.refuse(error_of(reject))
+
+    def _end_wait(self) -> None:
+        """Stop what the request waits for, and record its time in the queue."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+        if self._queued_s is not None and self.record.queued_s is None:
+            self.record.queued_s = self._state.clock() - self._queued_s
+            self._state.metrics.queued(self.record.queued_s)
+
+    def close(self, sent_status: int, *, disconnected: bool = False) -> None:
+        """Release what the request has, and write its records; `sent_status` is 0 if nothing was sent."""
+        self._done = True
+        self._buffer.release()
+        if self.router_id is not None:
+            self._state.gateway.unregister(self.router_id)
+            self.router_id = None
+        if self.has_prompt:
+            self.record.close(
+                self._state, self.head.path, self.request_id, sent_status=sent_status, disconnected=disconnected
+            )

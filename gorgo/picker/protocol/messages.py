@@ -1,0 +1,124 @@
+"""Messages of a call as they come: bytes to a message, its headers to the project's list, its metadata to names.
+
+Owns what breaks the protocol. Leaves answers to `answers` and the order of messages to the calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Any
+
+from gorgo.live.http.headers import Header
+from gorgo.picker.protocol.protos import DecodeError, ProcessingMode, ProcessingRequest
+
+BUFFERED = ProcessingMode.BUFFERED
+FULL_DUPLEX_STREAMED = ProcessingMode.FULL_DUPLEX_STREAMED
+
+#: Header of the choice, `ip:port[,ip:port...]`; and of the address that served in the end.
+DESTINATION = "x-gateway-destination-endpoint"
+SERVED = f"{DESTINATION}-served"
+_SUBSET = f"{DESTINATION}-subset"
+#: Namespaces of Envoy's dynamic metadata: the choice, this picker's id of the exchange, the gateway's hint.
+LB, OWN, _HINT = "envoy.lb", "epp", "envoy.lb.subset_hint"
+#: Addresses of one hint that are read: more replicas than a pool has.
+MAX_SUBSET = 16_384
+
+_parse = ProcessingRequest.FromString
+
+
+class ProtocolError(Exception):
+    """A message that the protocol does not allow. The text says what was expected."""
+
+
+@dataclass(slots=True)
+class RequestHead:
+    """The head of a request. `path` has no query, `headers` no pseudo headers."""
+
+    method: str
+    path: str
+    headers: list[Header]
+    #: It has no body.
+    ended: bool
+    #: Names of headers that were for the picker alone.
+    removed: tuple[bytes, ...] = ()
+
+
+def read_message(message: bytes) -> Any:
+    """Return a `ProcessingRequest`. Raises `ProtocolError`."""
+    try:
+        return _parse(message)
+    except DecodeError:
+        raise ProtocolError("expected a serialized ProcessingRequest") from None
+
+
+def read_headers(message: Any) -> list[Header]:
+    """Return the headers of an `HttpHeaders`, names in lower case as Envoy sends them."""
+    return [(pair.key.encode(), pair.raw_value or pair.value.encode()) for pair in message.headers.headers]
+
+
+def read_request_head(message: Any) -> RequestHead:
+    """Return the head of a request. Raises `ProtocolError` without a method or a path."""
+    method = path = b""
+    headers: list[Header] = []
+    for pair in message.headers.headers:
+        name = pair.key.encode()
+        value = pair.raw_value or pair.value.encode()
+        if name[0:1] != b":":
+            headers.append((name, value))
+        elif name == b":method":
+            method = value
+        elif name == b":path":
+            path = value
+    if not method or not path:
+        raise ProtocolError("expected the headers :method and :path")
+    route = path.split(b"?", 1)[0]
+    return RequestHead(method.decode("latin-1"), route.decode("latin-1"), headers, message.end_of_stream)
+
+
+def read_status(headers: Iterable[Header]) -> int:
+    """Return the status of a response; 0 without one."""
+    value = next((value for name, value in headers if name == b":status"), b"")
+    return int(value) if value.isdigit() and len(value) == 3 else 0
+
+
+def metadata_text(message: Any, namespace: str, key: str) -> str | None:
+    """Return a text of the dynamic metadata that came with a message; `None` without it."""
+    if not message.HasField("metadata_context"):
+        return None
+    found = message.metadata_context.filter_metadata
+    return struct_text(found, namespace, key)
+
+
+def struct_text(metadata: Mapping[str, Any], namespace: str, key: str) -> str | None:
+    """Return a text of Envoy's metadata; `None` without it."""
+    found = metadata.get(namespace)
+    value = None if found is None else found.fields.get(key)
+    return None if value is None else value.string_value or None
+
+
+def read_subset(message: Any) -> list[str] | None:
+    """Return the addresses among which the gateway lets a picker choose; `None` without such a hint."""
+    if not message.HasField("metadata_context"):
+        return None
+    metadata = message.metadata_context.filter_metadata
+    if _HINT not in metadata or _SUBSET not in metadata[_HINT].fields:
+        return None
+    hint = metadata[_HINT].fields[_SUBSET]
+    if hint.WhichOneof("kind") == "list_value":
+        texts = [value.string_value for value in hint.list_value.values[:MAX_SUBSET]]
+    else:
+        texts = hint.string_value.split(",", MAX_SUBSET)[:MAX_SUBSET]
+    return [text.strip() for text in texts if text.strip()]
+
+
+def peer_of(head: RequestHead) -> tuple[str, int] | None:
+    """Return the client's address as Envoy appended it last; `None` without it or with something else."""
+    forwarded = [value for name, value in head.headers if name == b"x-forwarded-for"]
+    if not forwarded:
+        return None
+    try:
+        return str(ip_address(forwarded[-1].rsplit(b",", 1)[-1].strip().decode("latin-1"))), 0
+    except ValueError:
+        return None

@@ -1,0 +1,117 @@
+"""The endpoint picker as a process: Envoy calls it for each request.
+
+At the first signal `readiness` turns NOT_SERVING, and calls are decided until none is open or the grace period is over.
+Then the open ones end with status OK: Envoy carries their replies on without the picker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from functools import partial
+
+from gorgo.config.model import Config
+from gorgo.live.listener.sockets import listening
+from gorgo.live.process.options import ProcessOptions
+from gorgo.live.process.run import Ready, read_state, run_process
+from gorgo.picker.access_log import take_access_log
+from gorgo.picker.build import build_picker
+from gorgo.picker.call import PickerCall
+from gorgo.picker.state import PickerState
+from gorgo.picker.transport.choice import make_server
+from gorgo.picker.transport.health import Health
+from gorgo.picker.transport.limits import TransportLimits
+from gorgo.picker.transport.services import services
+from gorgo.picker.transport.streams import CallHandlers, Output
+
+#: Between two resolutions of the names in replicas' URLs, s: the usual time for which DNS answers may be cached.
+RESOLVE_S = 30.0
+#: Between two looks at the open calls of a picker that stops, s.
+_IDLE_CHECK_S = 0.05
+
+
+async def serve(
+    config: Config,
+    options: ProcessOptions,
+    *,
+    ready: Ready | None = None,
+    shutdown: asyncio.Event | None = None,
+) -> None:
+    """Run the picker until `shutdown` or a signal. `ready` and `shutdown` as in `run_process`.
+
+    Raises `ConfigError` if it cannot listen, or a resource that `config` names is missing.
+    """
+    persisted = read_state(options)
+    with listening(config.proxy.admin_bind, "proxy.admin_bind") as admin:
+        state = build_picker(
+            config,
+            policy=options.policy,
+            weights=options.weights,
+            environ=options.environ,
+            key=options.key,
+            seed=options.seed,
+            state_file=options.state_file,
+            persisted=persisted,
+            hold_s=config.picker.hold_s,
+        )
+        front_end = GrpcFrontEnd(state)
+        try:
+            front_end.bind()
+            await state.endpoints.resolve()
+        except BaseException:
+            await state.aclose()
+            raise
+        await run_process(front_end, admin, options, fresh=persisted is None, ready=ready, shutdown=shutdown)
+
+
+class GrpcFrontEnd:
+    """The listener for Envoy."""
+
+    def __init__(self, state: PickerState) -> None:
+        self.state = state
+        self._health = Health(partial(_is_ready, state))
+        self._services = services(partial(_open_call, state), partial(take_access_log, state), self._health)
+        limits = TransportLimits.of(state.config.limits)
+        self._server = make_server(state.config.picker.transport, self._services, limits)
+        self.address = ("", 0)
+
+    def bind(self) -> None:
+        """Listen. Raises `ConfigError`."""
+        picker = self.state.config.picker
+        self.address = self._server.bind(picker.bind, picker.tls)
+
+    async def serve_requests(self, closing: asyncio.Event) -> None:
+        """Serve Envoy until `closing` is set."""
+        loops = [asyncio.create_task(self._health.run()), asyncio.create_task(_resolve(self.state))]
+        try:
+            await self._server.serve_calls(closing)
+        finally:
+            for loop in loops:
+                loop.cancel()
+            await asyncio.wait(loops)
+
+    async def end_exchanges(self, stop_now: asyncio.Event) -> None:
+        """Wait until no call is open, within the grace period; `serve` ends those that remain."""
+        self._health.update()
+        self._server.start_drain()
+        deadline_s = self.state.clock() + self.state.limits.shutdown_grace_s
+        while self.state.calls and not stop_now.is_set() and self.state.clock() < deadline_s:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stop_now.wait(), _IDLE_CHECK_S)
+
+
+def _open_call(state: PickerState, output: Output) -> CallHandlers:
+    call = PickerCall(state, output)
+    return CallHandlers(call.feed, call.closed)
+
+
+def _is_ready(state: PickerState) -> bool:
+    if state.stopping or state.found.pending(state.clock()):
+        return False
+    return state.why_not_ready(required=state.config.proxy.min_ready_replicas) is None
+
+
+async def _resolve(state: PickerState) -> None:
+    while True:
+        await asyncio.sleep(RESOLVE_S)
+        await state.endpoints.resolve()

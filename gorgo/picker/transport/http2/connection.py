@@ -1,0 +1,323 @@
+"""One connection of HTTP/2 as a server of gRPC, sans-IO: bytes in, bytes out, calls opened and ended.
+
+Theory of operation. `receive` acts on each frame at once; what has to be sent gathers in `take_output`. The client's
+window of a stream is renewed while few answers wait in it, so that a client that reads nothing sends nothing either.
+
+Errors of the peer raise `Http2Error`: the caller sends `goaway_for` it and closes the connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gorgo.picker.transport.http2 import frames
+from gorgo.picker.transport.http2.blocks import BlockReader, HeaderBlock
+from gorgo.picker.transport.http2.frames import Code, Http2Error
+from gorgo.picker.transport.http2.headers import MAX_LIST_BYTES, HeadDecoder, refusal
+from gorgo.picker.transport.http2.messages import MessageError
+from gorgo.picker.transport.http2.stream import CallStream
+from gorgo.picker.transport.http2.writer import FrameWriter, checked_window
+from gorgo.picker.transport.limits import TransportLimits
+from gorgo.picker.transport.services import Services
+from gorgo.picker.transport.streams import Status
+
+#: Window of each stream: a body in buffered mode comes in one message of about this size, without a pause.
+STREAM_WINDOW = 1024 * 1024
+#: Window of a connection: some dozens of large bodies on their way.
+CONNECTION_WINDOW = 64 * 1024 * 1024
+#: Answers of one stream that may wait before its client gets no new window.
+UNSENT_BYTES = 256 * 1024
+#: Incomplete messages of all streams; a stream beyond it is refused.
+PARTIAL_BYTES = 256 * 1024 * 1024
+
+
+class Connection:
+    """The server's side of one connection.
+
+    `wake` is called when output gathers outside of `receive`.
+    """
+
+    def __init__(self, services: Services, limits: TransportLimits, wake: Callable[[], None]) -> None:
+        self._services = services
+        self._limits = limits
+        self._blocks = BlockReader()
+        self._heads = HeadDecoder()
+        self._writer = FrameWriter(wake, self._forget, self._renew)
+        self._streams: dict[int, CallStream] = {}
+        self._buffer = b""
+        self._greeted = False
+        self._last_id = 0
+        self._unacknowledged = 0
+        self._partial_bytes = 0
+        self._handlers = {
+            frames.DATA: self._on_data,
+            frames.HEADERS: self._on_headers,
+            frames.PRIORITY: self._on_priority,
+            frames.RST_STREAM: self._on_reset,
+            frames.SETTINGS: self._on_settings,
+            frames.PUSH_PROMISE: self._on_push,
+            frames.PING: self._on_ping,
+            frames.GOAWAY: self._on_goaway,
+            frames.WINDOW_UPDATE: self._on_window,
+            frames.CONTINUATION: self._on_continuation,
+        }
+        self._writer.add(
+            frames.settings(
+                {
+                    frames.HEADER_TABLE_SIZE: 0,
+                    frames.MAX_CONCURRENT_STREAMS: limits.calls,
+                    frames.INITIAL_WINDOW_SIZE: STREAM_WINDOW,
+                    frames.MAX_HEADER_LIST_SIZE: MAX_LIST_BYTES,
+                }
+            )
+            + frames.window_update(0, CONNECTION_WINDOW - frames.FIRST_WINDOW)
+        )
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether no stream is open."""
+        return not self._streams
+
+    @property
+    def is_greeted(self) -> bool:
+        """Return whether the client has sent its settings."""
+        return self._writer.client.is_known
+
+    def take_output(self) -> bytes:
+        """Return what has to be sent."""
+        return self._writer.take_output()
+
+    def receive(self, data: bytes) -> None:
+        """Act on received bytes. Raises `Http2Error`."""
+        buffer = self._buffer + data if self._buffer else data
+        position, size = 0, len(buffer)
+        self._writer.is_receiving = True
+        try:
+            if not self._greeted:
+                position = self._greet(buffer)
+            while size - position >= frames.HEAD_BYTES and self._greeted:
+                end = position + frames.HEAD_BYTES + int.from_bytes(buffer[position : position + 3], "big")
+                if end - position > frames.HEAD_BYTES + frames.FRAME_BYTES:
+                    raise Http2Error(Code.FRAME_SIZE_ERROR, f"expected frames of at most {frames.FRAME_BYTES} bytes")
+                if end > size:
+                    break
+                kind, flags = buffer[position + 3], buffer[position + 4]
+                stream_id = int.from_bytes(buffer[position + 5 : position + 9], "big") & 0x7FFFFFFF
+                self._check_order(kind, stream_id)
+                handler = self._handlers.get(kind)
+                if handler is not None:  # others are extensions
+                    handler(stream_id, flags, buffer[position + frames.HEAD_BYTES : end])
+                position = end
+        finally:
+            self._writer.is_receiving = False
+        self._buffer = buffer[position:]
+
+    def close(self) -> None:
+        """The connection is lost: end all calls."""
+        for stream in tuple(self._streams.values()):
+            self._forget(stream)
+
+    def goaway_for(self, error: Http2Error) -> bytes:
+        """Return the last frame of a connection whose peer broke the protocol."""
+        return frames.goaway(self._last_id, error.code, str(error))
+
+    def announce_end(self) -> None:
+        """Ask the client to open new streams on another connection; those on their way are served."""
+        self._writer.add(frames.goaway(frames.LARGEST_WINDOW, Code.NO_ERROR))
+
+    def announce_last_stream(self) -> None:
+        """Announce the last stream."""
+        self._writer.add(frames.goaway(self._last_id, Code.NO_ERROR))
+
+    def ping(self) -> None:
+        """Ask the client for a sign of life."""
+        self._writer.add(frames.frame(frames.PING, 0, 0, bytes(8)))
+
+    def set_full(self, is_full: bool) -> None:
+        """The transport takes no more DATA for now, or does again."""
+        self._writer.set_full(is_full)
+
+    # -- streams
+
+    def _renew(self, stream: CallStream) -> None:
+        """Let the client send more of a stream, unless too much waits for it."""
+        if (
+            stream.unacknowledged >= STREAM_WINDOW // 2
+            and stream.unsent_bytes <= UNSENT_BYTES
+            and not stream.input_ended
+        ):
+            self._writer.add(frames.window_update(stream.stream_id, stream.unacknowledged))
+            stream.unacknowledged = 0
+
+    def _forget(self, stream: CallStream) -> None:
+        """Drop a stream, and end its call."""
+        if self._streams.pop(stream.stream_id, None) is None:
+            return
+        self._writer.drop_stream(stream)
+        self._partial_bytes -= stream.counted_bytes
+        if stream.call is not None:
+            self._services.close(stream.call)
+
+    def _end_input(self, stream: CallStream) -> None:
+        stream.input_ended = True
+        if stream.call is not None:
+            self._services.close(stream.call)
+        stream.end_call()
+
+    def _take(self, stream: CallStream, data: bytes) -> None:
+        """Pass on the messages that are complete."""
+        try:
+            for message in stream.reader.feed(data):
+                if stream.call is not None:
+                    stream.call.feed(message)
+        except MessageError as error:
+            stream.fail_call(Status.RESOURCE_EXHAUSTED if error.too_large else Status.UNIMPLEMENTED, str(error))
+        if stream.stream_id not in self._streams:
+            return
+        self._partial_bytes += stream.reader.partial_bytes - stream.counted_bytes
+        stream.counted_bytes = stream.reader.partial_bytes
+        if self._partial_bytes > PARTIAL_BYTES:
+            stream.fail_call(Status.RESOURCE_EXHAUSTED, "too many bytes of incomplete messages")
+
+    # -- input
+
+    def _greet(self, buffer: bytes) -> int:
+        """Read the preface; return its size, 0 while it is not complete."""
+        if not frames.PREFACE.startswith(buffer[: len(frames.PREFACE)]):
+            raise Http2Error(Code.PROTOCOL_ERROR, "expected the preface of HTTP/2")
+        if len(buffer) < len(frames.PREFACE):
+            return 0
+        self._greeted = True
+        return len(frames.PREFACE)
+
+    def _check_order(self, kind: int, stream_id: int) -> None:
+        self._blocks.check(kind, stream_id)
+        if not self._writer.client.is_known and kind != frames.SETTINGS:
+            raise Http2Error(Code.PROTOCOL_ERROR, "expected SETTINGS first")
+
+    def _on_data(self, stream_id: int, flags: int, payload: bytes) -> None:
+        size = len(payload)
+        stream = self._streams.get(stream_id)
+        if stream is None and (stream_id == 0 or stream_id > self._last_id):
+            raise Http2Error(Code.PROTOCOL_ERROR, "expected DATA of an open stream")
+        self._unacknowledged += size
+        if self._unacknowledged > CONNECTION_WINDOW:
+            raise Http2Error(Code.FLOW_CONTROL_ERROR, "expected no more than the connection's window")
+        data = frames.unpadded(flags, payload)
+        if self._unacknowledged >= CONNECTION_WINDOW // 2:
+            self._writer.add(frames.window_update(0, self._unacknowledged))
+            self._unacknowledged = 0
+        if stream is None:
+            return  # it has ended here, and the client did not know yet
+        if stream.input_ended:
+            raise Http2Error(Code.STREAM_CLOSED, "expected no DATA after the end of a stream")
+        stream.unacknowledged += size
+        if stream.unacknowledged > STREAM_WINDOW:
+            raise Http2Error(Code.FLOW_CONTROL_ERROR, "expected no more than the stream's window")
+        if data:
+            self._take(stream, data)
+        if flags & frames.END_STREAM:
+            self._end_input(stream)
+        else:
+            self._renew(stream)
+
+    def _on_headers(self, stream_id: int, flags: int, payload: bytes) -> None:
+        self._on_block(self._blocks.start(stream_id, flags, payload))
+
+    def _on_continuation(self, stream_id: int, flags: int, payload: bytes) -> None:  # noqa: ARG002
+        self._on_block(self._blocks.add(flags, payload))
+
+    def _on_block(self, block: HeaderBlock | None) -> None:
+        """Act on a whole header block: a new stream, or the end of the client's."""
+        if block is None:
+            return
+        if block.stream_id > self._last_id:
+            self._open(block)
+            return
+        self._heads.skip(block.fragment)
+        stream = self._streams.get(block.stream_id)
+        if stream is None:
+            return  # it has ended here, and the client did not know yet
+        if not block.ends_stream or stream.input_ended:
+            raise Http2Error(Code.PROTOCOL_ERROR, "expected trailers to end the stream")
+        self._end_input(stream)
+
+    def _open(self, block: HeaderBlock) -> None:
+        head = self._heads.decode(block.fragment)
+        stream_id = self._last_id = block.stream_id
+        if len(self._streams) >= self._limits.calls:
+            self._writer.add(frames.reset(stream_id, Code.REFUSED_STREAM))
+            return
+        if head.refusal is not None:
+            ends = frames.END_HEADERS | frames.END_STREAM
+            self._writer.add(frames.frame(frames.HEADERS, ends, stream_id, refusal(head.refusal)))
+            return
+        window, message_bytes = self._writer.client.stream_window, self._limits.message_bytes
+        stream = CallStream(self._writer, stream_id, window=window, message_bytes=message_bytes)
+        self._streams[stream_id] = stream
+        stream.call = self._services.open_call(head.path, stream)
+        if stream.call is None:
+            stream.fail_call(Status.UNIMPLEMENTED, f"unknown method {head.path[:100]}")
+        elif block.ends_stream:
+            self._end_input(stream)
+
+    def _on_reset(self, stream_id: int, flags: int, payload: bytes) -> None:  # noqa: ARG002
+        if len(payload) != 4:
+            raise Http2Error(Code.FRAME_SIZE_ERROR, "expected 4 bytes of RST_STREAM")
+        if stream_id == 0 or stream_id > self._last_id:
+            raise Http2Error(Code.PROTOCOL_ERROR, "expected RST_STREAM of an open stream")
+        stream = self._streams.get(stream_id)
+        if stream is not None:
+            self._forget(stream)
+
+    def _on_settings(self, stream_id: int, flags: int, payload: bytes) -> None:
+        if stream_id:
+            raise Http2Error(Code.PROTOCOL_ERROR, "expected SETTINGS of the connection")
+        if flags & frames.ACK:
+            if payload:
+                raise Http2Error(Code.FRAME_SIZE_ERROR, "expected no payload in an acknowledgement")
+            self._heads.forbid_table()
+            return
+        change = self._writer.client.read_frame(payload)
+        for stream in self._streams.values():
+            stream.window = checked_window(stream.window + change)
+        self._writer.add(frames.frame(frames.SETTINGS, frames.ACK, 0))
+        self._writer.write_waiting()
+
+    def _on_ping(self, stream_id: int, flags: int, payload: bytes) -> None:
+        if stream_id:
+            raise Http2Error(Code.PROTOCOL_ERROR, "expected PING of the connection")
+        if len(payload) != 8:
+            raise Http2Error(Code.FRAME_SIZE_ERROR, "expected 8 bytes of PING")
+        if not flags & frames.ACK:
+            self._writer.add(frames.frame(frames.PING, frames.ACK, 0, payload))
+
+    def _on_window(self, stream_id: int, flags: int, payload: bytes) -> None:  # noqa: ARG002
+        if len(payload) != 4:
+            raise Http2Error(Code.FRAME_SIZE_ERROR, "expected 4 bytes of WINDOW_UPDATE")
+        size = int.from_bytes(payload, "big") & 0x7FFFFFFF
+        if stream_id > self._last_id:
+            raise Http2Error(Code.PROTOCOL_ERROR, "expected WINDOW_UPDATE of an open stream")
+        if not size:
+            raise Http2Error(Code.PROTOCOL_ERROR, "expected a window that grows")
+        if not stream_id:
+            self._writer.add_window(size)
+            return
+        stream = self._streams.get(stream_id)
+        if stream is not None:
+            stream.window = checked_window(stream.window + size)
+            self._writer.write(stream)
+
+    def _on_priority(self, stream_id: int, flags: int, payload: bytes) -> None:  # noqa: ARG002
+        if not stream_id:
+            raise Http2Error(Code.PROTOCOL_ERROR, "expected PRIORITY of a stream")
+        if len(payload) != 5:
+            raise Http2Error(Code.FRAME_SIZE_ERROR, "expected 5 bytes of PRIORITY")
+
+    def _on_push(self, stream_id: int, flags: int, payload: bytes) -> None:  # noqa: ARG002
+        raise Http2Error(Code.PROTOCOL_ERROR, "expected no PUSH_PROMISE of a client")
+
+    def _on_goaway(self, stream_id: int, flags: int, payload: bytes) -> None:  # noqa: ARG002
+        if stream_id:
+            raise Http2Error(Code.PROTOCOL_ERROR, "expected GOAWAY of the connection")
+        # The client opens no more streams, and ends the connection after the last one.

@@ -1,0 +1,230 @@
+"""The picker's services on an HTTP/2 of the project's own, on asyncio's protocols."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from contextlib import ExitStack
+from typing import cast
+
+from gorgo.config.model import TlsConfig
+from gorgo.live.http.tls import ServedTls
+from gorgo.live.listener.sockets import BACKLOG, address_of, listening
+from gorgo.live.logs import log
+from gorgo.picker.transport.http2.connection import Connection
+from gorgo.picker.transport.http2.frames import Code, Http2Error
+from gorgo.picker.transport.limits import (
+    CLOSE_S,
+    HANDSHAKE_S,
+    KEEPALIVE_ANSWER_S,
+    KEEPALIVE_S,
+    MAX_CONNECTIONS,
+    TransportLimits,
+)
+from gorgo.picker.transport.services import Services
+from gorgo.picker.transport.tls import PemPair, picker_tls
+
+#: Bytes in the transport that stop further DATA, and other frames beyond them that end a connection: its client sends
+#: and reads nothing.
+HIGH_BYTES = 256 * 1024
+UNREAD_BYTES = 4 * 1024 * 1024
+#: Between two looks at the files of TLS, s.
+RENEW_S = 10.0
+
+
+class Http2Server:
+    """One listening port."""
+
+    def __init__(self, services: Services, limits: TransportLimits) -> None:
+        self._services = services
+        self._limits = limits
+        self._sockets = ExitStack()
+        self._listener: socket.socket | None = None
+        self._tls: ServedTls | None = None
+        self._files = TlsConfig()
+        self.is_draining = False
+        self.connections: set[ServerProtocol] = set()
+
+    def bind(self, bind: str, tls: TlsConfig) -> tuple[str, int]:
+        """Listen; return host and actual port. Raises `ConfigError`."""
+        self._files, self._tls = tls, picker_tls(tls)
+        self._listener = self._sockets.enter_context(listening(bind, "picker.bind"))
+        return address_of(self._listener)
+
+    async def serve_calls(self, closing: asyncio.Event) -> None:
+        """Serve until `closing` is set; then end all calls with OK."""
+        loop = asyncio.get_running_loop()
+        assert self._listener is not None, "bound before"
+        context = None if self._tls is None else self._tls.context
+        handshake_s = None if context is None else HANDSHAKE_S
+        with self._sockets:
+            server = await loop.create_server(
+                self._protocol,
+                sock=self._listener,
+                backlog=BACKLOG,
+                ssl=context,
+                ssl_handshake_timeout=handshake_s,
+            )
+            renewing = None if self._tls is None else asyncio.create_task(self._renew_tls(self._tls))
+            try:
+                await closing.wait()
+            finally:
+                if renewing is not None:
+                    renewing.cancel()
+                server.close()
+                await self._end()
+
+    def start_drain(self) -> None:
+        """Ask Envoy to open new calls on other connections."""
+        self.is_draining = True
+        for connection in tuple(self.connections):
+            connection.announce_end()
+
+    def _protocol(self) -> ServerProtocol:
+        return ServerProtocol(self, self._services, self._limits)
+
+    async def _end(self) -> None:
+        self._services.release_all()
+        for connection in tuple(self.connections):
+            connection.close_in_order()
+        waiting = [connection.closed for connection in self.connections]
+        if waiting:
+            await asyncio.wait(waiting, timeout=CLOSE_S)
+        for connection in tuple(self.connections):
+            connection.abort()
+
+    async def _renew_tls(self, tls: ServedTls) -> None:
+        pair = PemPair(self._files)
+        while True:
+            await asyncio.sleep(RENEW_S)
+            if pair.read_changed() is not None:
+                tls.renew(self._files)
+                log("tls_renewed", cert=self._files.cert)
+
+
+class ServerProtocol(asyncio.Protocol):
+    """One connection on its transport."""
+
+    def __init__(self, server: Http2Server, services: Services, limits: TransportLimits) -> None:
+        self._server = server
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._flush_due = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._received_s = self._loop.time()
+        self._pinged = False
+        #: Done once the connection is lost.
+        self.closed: asyncio.Future[None] = self._loop.create_future()
+        self._connection = Connection(services, limits, self._wake)
+
+    # -- asyncio
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        tls = transport.get_extra_info("ssl_object")
+        wrong = isinstance(tls, ssl.SSLObject) and tls.selected_alpn_protocol() != "h2"
+        if wrong or len(self._server.connections) >= MAX_CONNECTIONS:
+            self._transport.abort()
+            return
+        self._server.connections.add(self)
+        self._transport.set_write_buffer_limits(high=HIGH_BYTES)
+        self._timer = self._loop.call_later(HANDSHAKE_S, self._check_greeting)
+        self._flush()
+
+    def data_received(self, data: bytes) -> None:
+        self._received_s, self._pinged = self._loop.time(), False
+        try:
+            self._connection.receive(data)
+        except Http2Error as error:
+            log("connection_refused", error=str(error))
+            self._write(self._connection.take_output() + self._connection.goaway_for(error))
+            self._close()
+            return
+        self._flush()
+        self._close_drained()
+
+    def pause_writing(self) -> None:
+        self._connection.set_full(True)
+
+    def resume_writing(self) -> None:
+        self._connection.set_full(False)
+        self._flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        if self._timer is not None:
+            self._timer.cancel()
+        self._server.connections.discard(self)
+        self._connection.close()
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    # -- the server
+
+    def announce_end(self) -> None:
+        """Ask for new streams elsewhere."""
+        self._connection.announce_end()
+        self._flush()
+        self._close_drained()
+
+    def close_in_order(self) -> None:
+        """Close after what is written."""
+        self._connection.announce_last_stream()
+        self._flush()
+        self._close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def _close_drained(self) -> None:
+        """Close a connection of a stopping server once its last stream has ended."""
+        if self._server.is_draining and self._connection.is_idle and self._connection.is_greeted:
+            self.close_in_order()
+
+    def _wake(self) -> None:
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        if self._transport is not None:  # else `connection_made` will
+            self._write(self._connection.take_output())
+
+    def _write(self, output: bytes) -> None:
+        transport = self._transport
+        if not output or transport is None or transport.is_closing():
+            return
+        transport.write(output)
+        if transport.get_write_buffer_size() > UNREAD_BYTES:
+            log("connection_refused", error="the client does not read")
+            transport.abort()
+
+    # -- time
+
+    def _check_greeting(self) -> None:
+        if not self._connection.is_greeted:
+            self._write(self._connection.goaway_for(Http2Error(Code.SETTINGS_TIMEOUT, "expected SETTINGS")))
+            self._close()
+            return
+        self._keep_alive()
+
+    def _keep_alive(self) -> None:
+        """Ask a silent client for a sign of life; close the connection of one that does not answer."""
+        silent_s = self._loop.time() - self._received_s
+        if self._pinged and silent_s >= KEEPALIVE_ANSWER_S:
+            self.abort()
+            return
+        if not self._pinged and silent_s >= KEEPALIVE_S:
+            self._pinged = True
+            self._received_s = self._loop.time()
+            self._connection.ping()
+            silent_s = 0.0
+        limit_s = KEEPALIVE_ANSWER_S if self._pinged else KEEPALIVE_S
+        self._timer = self._loop.call_later(max(limit_s - silent_s, 0.01), self._keep_alive)

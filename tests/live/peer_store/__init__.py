@@ -1,0 +1,1 @@
+"""The store: configuration, connections, the service over a real server."""

@@ -1,0 +1,174 @@
+"""Two routers in one process over one real store: what each learns of the other, and how soon."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from functools import partial
+
+import pytest
+
+from gorgo.core.peers.codec import encode_report
+from gorgo.core.peers.records import PeerReport, PeerStatus, ReplicaLoad
+from gorgo.live.clock import epoch_clock
+from gorgo.live.peer_store.connection import store_client
+from gorgo.live.peer_store.names import StoreNames
+from tests.core.routers import PROMPT
+from tests.live.peer_store.group import KEY_ID, Member, member, until
+from tests.live.peer_store.server import RedisServer
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+
+def listed(one: Member, router: str) -> bool:
+    return router in {row.router for row in one.service.known_peers()}
+
+
+async def test_load_and_prefixes_of_one_are_known_to_the_other(redis_server: RedisServer) -> None:
+    shared = redis_server.shared()
+    async with member(shared, "eu-1") as first, member(shared, "eu-2") as second:
+        await until(lambda: first.heard == {"eu-2": True} and second.heard == {"eu-1": True})
+        first.serve("r1")
+        await until(lambda: second.load_of_others() == 1.0 and second.knows_prefixes())
+        assert first.load_of_others() == 0.0
+        assert first.service.link.joined
+        assert second.service.link.joined
+        first.router.check()
+        second.router.check()
+
+
+async def test_a_long_prefill_is_reported_before_its_turn(redis_server: RedisServer) -> None:
+    """With reports in turn the store has one each 100 ms; of ten long prefills in 100 ms it has most at once."""
+    shared = redis_server.shared()
+    async with member(shared, "eu-1") as first, member(shared, "eu-2") as second:
+        await until(lambda: first.heard == {"eu-2": True})
+        seen: set[float] = set()
+        for number in range(10):
+            first.dispatch(f"r{number}", tokens=3000)
+            for _ in range(6):
+                await asyncio.sleep(0.005)
+                seen.add(second.load_of_others())
+        assert len(seen) >= 6
+
+
+async def test_a_router_that_joins_has_the_history_of_the_others_in_its_order(redis_server: RedisServer) -> None:
+    shared = redis_server.shared()
+    async with member(shared, "eu-1") as first:
+        first.serve("r1")
+        await until(lambda: first.service.counts.reports["written"] > 0 and not first.service.peers.outbox)
+    # It has ended; the store has its history.
+    async with member(shared, "eu-2") as second:
+        await second.service.wait_joined(5.0)
+        await until(lambda: second.knows_prefixes())
+
+
+async def test_a_restarted_router_is_another_one(redis_server: RedisServer) -> None:
+    shared = redis_server.shared()
+    async with member(shared, "eu-2") as second:
+        for run in ("run1", "run2"):
+            async with member(shared, "eu-1", boot_id=run) as first:
+                first.dispatch(run)
+                await until(partial(listed, second, f"eu-1/{run}"))
+        assert {row.router for row in second.service.known_peers()} == {"eu-1/run1", "eu-1/run2"}
+        # The load of both counts until each is silent for long enough.
+        await until(lambda: second.load_of_others() == 0.0)
+
+
+async def test_age_of_a_report_is_by_the_stores_clock(redis_server: RedisServer) -> None:
+    """The host's clock is five seconds off, to either side."""
+    shared, clock = redis_server.shared(), epoch_clock()
+    async with (
+        member(shared, "eu-1", clock=lambda: clock() - 5.0) as behind,
+        member(shared, "eu-2", clock=lambda: clock() + 5.0) as ahead,
+        member(shared, "eu-3") as right,
+    ):
+        for one in (behind, ahead, right):
+            one.serve(f"r{one.service.member}")
+        for one in (behind, ahead, right):
+            await until(partial(one.hears_of, 2.0))
+            assert all(row.counts and 0.0 <= row.age_s < 1.0 for row in one.service.known_peers())
+
+
+async def test_a_router_with_another_key_shares_load_alone(redis_server: RedisServer) -> None:
+    shared = redis_server.shared()
+    async with member(shared, "eu-1", key_id="other") as first, member(shared, "eu-2") as second:
+        first.serve("r1")
+        await until(lambda: second.load_of_others() == 1.0)
+        assert not second.knows_prefixes()
+        (row,) = second.service.known_peers()
+        assert list(row.differences) == ["key"]
+        assert second.service.measures().differing == {"key": 1}
+
+
+async def test_groups_do_not_hear_of_each_other(redis_server: RedisServer) -> None:
+    async with (
+        member(redis_server.shared(group="one"), "eu-1") as first,
+        member(redis_server.shared(group="two"), "eu-2") as second,
+    ):
+        first.dispatch("r1")
+        await until(lambda: first.service.counts.reports["written"] > 3 and second.service.link.joined)
+        assert second.heard == {}
+
+
+async def test_disagreements_are_named(redis_server: RedisServer) -> None:
+    shared = redis_server.shared()
+    async with member(shared, "eu-1", policy="least-load"), member(shared, "eu-2") as second:
+        await until(lambda: bool(second.service.known_peers()))
+        (row,) = second.service.known_peers()
+        assert row.differences == {"policy": "policy least-load, here gorgo-ms"}
+
+
+async def test_an_ejection_of_a_peer_is_probed_at_once(redis_server: RedisServer) -> None:
+    shared = redis_server.shared()
+    async with member(shared, "eu-1") as first, member(shared, "eu-2") as second:
+        await until(lambda: first.heard == {"eu-2": True})
+        report = PeerReport("eu-9/x", 1, KEY_ID, status=PeerStatus("gorgo-ms", ejected=("b",)))
+        await put(redis_server, "eu-9/x", encode_report(report))
+        await until(lambda: first.probed == ["b"] and second.probed == ["b"])
+
+
+async def put(server: RedisServer, name: str, text: bytes, *, field: bytes = b"report") -> None:
+    """Write an entry as some router would."""
+    names = StoreNames("g")
+    async with store_client(server.shared(), {}) as client:
+        number = await client.xadd(names.stream(name), {field: text})
+        assert isinstance(number, bytes)
+        await client.zadd(names.members, {name: int(number.partition(b"-")[0])})
+
+
+async def test_reports_of_another_version_are_named_once_and_the_others_count(
+    redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="gorgo")
+    newer = json.loads(encode_report(PeerReport("eu-9/x", 1, KEY_ID)))
+    newer[0] += 1
+    async with member(redis_server.shared(), "eu-1") as first, member(redis_server.shared(), "eu-2") as second:
+        for _ in range(3):
+            await put(redis_server, "eu-9/x", json.dumps([*newer, "more"]).encode())
+        await until(lambda: first.service.counts.reports["other_format"] == 3)
+        assert first.service.measures().differing == {"format": 1}
+        second.dispatch("r1")
+        await until(lambda: first.load_of_others() == 1.0)
+    events = [record.getMessage() for record in caplog.records]
+    assert events.count("peer_report_unreadable") == 2  # once for each of both
+
+
+async def test_entries_that_are_no_report_of_their_member_are_counted_and_skipped(redis_server: RedisServer) -> None:
+    stolen = encode_report(PeerReport("eu-2/run1", 10**9, KEY_ID, loads=(ReplicaLoad("a", 50),)))
+    async with member(redis_server.shared(), "eu-1") as first, member(redis_server.shared(), "eu-2") as second:
+        await put(redis_server, "eu-9/x", stolen)
+        await put(redis_server, "eu-9/x", b"\xff" * 100)
+        await put(redis_server, "eu-9/x", PROMPT, field=b"other")
+        reports = first.service.counts.reports
+        await until(lambda: (reports["foreign"], reports["malformed"]) == (1, 2))
+        second.dispatch("r1")
+        await until(lambda: first.load_of_others() == 1.0)
+
+
+async def test_a_gap_in_the_numbers_of_reports_is_counted(redis_server: RedisServer) -> None:
+    async with member(redis_server.shared(), "eu-1") as first:
+        for seq in (1, 2, 6, 7):
+            await put(redis_server, "eu-9/x", encode_report(PeerReport("eu-9/x", seq, KEY_ID)))
+        await until(lambda: first.service.counts.reports["read"] == 4)
+        assert first.service.counts.reports["missed"] == 3

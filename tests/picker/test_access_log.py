@@ -1,0 +1,196 @@
+"""Entries of the access log: they complete outcomes, and release nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from gorgo.picker import open_exchanges
+from gorgo.picker.access_log import take_access_log
+from gorgo.picker.call import ProtocolError
+from tests.picker.virtual import BODY, JSON_BODY, VirtualPicker, config_of, in_virtual_time, log_message
+from tests.proxy.fakes import delta
+
+USAGE = {"prompt_tokens": 12, "completion_tokens": 5, "cached_tokens": 8}
+
+
+def test_the_end_of_a_call_releases_load_at_once_and_the_entry_completes_the_outcome() -> None:
+    async def test(picker: VirtualPicker) -> None:
+        call, picked = picker.request()
+        picker.first_bytes(picked.exchange_id, delta("a")).close()
+        await asyncio.sleep(2.0)
+        call.close()
+        assert picker.state.router.in_flight == 0
+        assert picker.attempts("completed") == 0
+        await asyncio.sleep(0.05)
+        picker.log(picked.exchange_id, usage=USAGE)
+        assert picker.attempts("completed") == 1
+        assert picker.total("gorgo_output_tokens_total", replica="r0", region="here") == 5
+        assert picker.total("gorgo_reported_cached_tokens_total", replica="r0", region="here") == 8
+        assert picker.total("gorgo_e2e_seconds_sum", replica="r0", region="here") == pytest.approx(2.0)
+        (sample,) = picker.state.router.samples
+        assert (sample.input_tokens, sample.output_tokens, sample.status) == (12, 5, 200)
+
+    in_virtual_time(test)
+
+
+def test_an_entry_alone_releases_no_load() -> None:
+    async def test(picker: VirtualPicker) -> None:
+        call, picked = picker.request()
+        picker.log(picked.exchange_id, usage=USAGE)
+        picker.log(picked.exchange_id, usage={"prompt_tokens": 1, "completion_tokens": 1})
+        await asyncio.sleep(5.0)
+        assert picker.state.router.in_flight == 1
+        call.close()
+        assert picker.attempts("completed") == 1
+        assert picker.total("gorgo_output_tokens_total", replica="r0", region="here") == 5
+
+    in_virtual_time(test)
+
+
+def test_without_its_entry_an_exchange_is_closed_by_what_was_seen() -> None:
+    async def test(picker: VirtualPicker) -> None:
+        seen, picked = picker.request()
+        picker.first_bytes(picked.exchange_id, delta("a")).close()
+        unseen, _ = picker.request()
+        seen.close()
+        unseen.close()
+        await asyncio.sleep(open_exchanges.ENTRY_S + 0.01)
+        assert (picker.attempts("completed"), picker.attempts("client_disconnected", "r1")) == (1, 1)
+        picker.log(picked.exchange_id)
+        assert picker.state.open_exchanges.late == 1
+
+    in_virtual_time(test)
+
+
+def test_the_exact_time_of_the_first_body_byte_is_that_of_the_record(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(picker: VirtualPicker) -> None:
+        call, picked = picker.request()
+        await asyncio.sleep(0.2)
+        picker.first_bytes(picked.exchange_id, delta("a")).close()
+        call.close()
+        picker.log(picked.exchange_id, first_body_us=197_500)
+
+    with caplog.at_level("INFO", logger="gorgo"):
+        in_virtual_time(test)
+    (line,) = [record for record in caplog.records if "ttft_ms" in str(getattr(record, "fields", ""))]
+    assert line.fields["ttft_ms"] == 197.5  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("flags", "status", "details", "result"),
+    [
+        (["downstream_connection_termination"], 200, "downstream_remote_disconnect", "client_disconnected"),
+        (["downstream_connection_termination", "upstream_remote_reset"], 0, "", "client_disconnected"),
+        ([], 0, "", "client_disconnected"),
+        ([], 413, "request_payload_too_large", "client_disconnected"),
+        (["upstream_connection_failure"], 503, "upstream_reset_before_response_started{}", "failed_before_content"),
+        (["upstream_remote_reset"], 503, "upstream_reset_before_response_started{}", "failed_before_content"),
+        ([], 200, "upstream_reset_after_response_started{connection_termination}", "failed_before_content"),
+        (["upstream_request_timeout"], 504, "response_timeout", "failed_before_content"),
+        (["duration_timeout"], 504, "duration_timeout", "deadline_exceeded"),
+        (["upstream_overflow"], 503, "overflow", "busy"),
+        ([], 429, "via_upstream", "busy"),
+        ([], 503, "via_upstream", "busy"),
+        ([], 500, "via_upstream", "failed_before_content"),
+        ([], 400, "via_upstream", "upstream_4xx"),
+        ([], 200, "via_upstream", "completed"),
+    ],
+)
+def test_the_reason_of_an_end_is_the_entry_s(flags: Sequence[str], status: int, details: str, result: str) -> None:
+    async def test(picker: VirtualPicker) -> None:
+        call, picked = picker.request(JSON_BODY)
+        call.close()
+        picker.log(picked.exchange_id, status=status, flags=flags, details=details)
+        assert picker.attempts(result) == 1
+
+    in_virtual_time(test)
+
+
+def test_an_engine_that_dies_in_the_middle_of_an_answer_has_failed_after_content() -> None:
+    async def test(picker: VirtualPicker) -> None:
+        call, picked = picker.request(BODY)
+        picker.first_bytes(picked.exchange_id, delta("a")).close()
+        call.close()
+        picker.log(picked.exchange_id, details="upstream_reset_after_response_started{connection_termination}")
+        assert picker.attempts("failed_after_content") == 1
+
+    in_virtual_time(test)
+
+
+def test_three_answers_that_the_engine_broke_off_eject_it_and_none_is_dispatched_again() -> None:
+    async def test(picker: VirtualPicker) -> None:
+        for _ in range(3):
+            call, picked = picker.request()
+            call.close()
+            picker.log(picked.exchange_id, status=503, flags=["upstream_connection_failure"])
+        assert picker.state.router.health_states() == {"r0": "ejected"}
+        assert picker.attempts("failed_before_content") == 3
+        assert picker.state.router.in_flight == 0
+
+    in_virtual_time(test, config_of("10.0.0.1:8000"))
+
+
+def test_who_served_is_credited_by_the_entry_too() -> None:
+    async def test(picker: VirtualPicker) -> None:
+        call, picked = picker.request()
+        picker.first_bytes(picked.exchange_id, delta("a")).close()
+        call.close()
+        picker.log(picked.exchange_id, served="10.0.0.2:8000", usage=USAGE)
+        assert (picker.attempts("failed_before_content"), picker.attempts("completed", "r1")) == (1, 1)
+
+    in_virtual_time(test)
+
+
+def test_a_call_whose_end_never_comes_is_ended_by_its_time() -> None:
+    async def test(picker: VirtualPicker) -> None:
+        call, picked = picker.request()
+        picker.log(picked.exchange_id)
+        await asyncio.sleep(3500.0)
+        assert picker.state.router.in_flight == 1
+        await asyncio.sleep(110.0)
+        assert picker.state.router.in_flight == 0
+        assert picker.attempts("deadline_exceeded") == 1
+        call.close()
+
+    in_virtual_time(test)
+
+
+def test_no_more_exchanges_wait_for_entries_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_exchanges, "MAX_WAITING", 3)
+
+    async def test(picker: VirtualPicker) -> None:
+        for _ in range(5):
+            call, _ = picker.request()
+            call.close()
+        assert len(picker.state.open_exchanges) == 3
+
+    in_virtual_time(test)
+
+
+def test_entries_of_others_are_counted_and_damaged_batches_refused() -> None:
+    async def test(picker: VirtualPicker) -> None:
+        picker.log("other-1")
+        picker.log("pick-1")
+        exchanges = picker.state.open_exchanges
+        assert (exchanges.matched, exchanges.late, exchanges.unknown) == (0, 1, 1)
+        with pytest.raises(ProtocolError, match="StreamAccessLogsMessage"):
+            take_access_log(picker.state, b"\xff")
+
+    in_virtual_time(test)
+
+
+@pytest.mark.parametrize(
+    "usage", [{"prompt_tokens": -1}, {"prompt_tokens": float("nan")}, {"prompt_tokens": 1e300}, {"prompt_tokens": "x"}]
+)
+def test_a_usage_that_no_engine_can_mean_is_none(usage: dict[str, int]) -> None:
+    async def test(picker: VirtualPicker) -> None:
+        call, picked = picker.request(JSON_BODY)
+        call.close()
+        take_access_log(picker.state, log_message(picked.exchange_id, usage=usage))
+        (sample,) = picker.state.router.samples
+        assert sample.output_tokens is None
+
+    in_virtual_time(test)

@@ -1,0 +1,223 @@
+"""Calls of an own Envoy: BUFFERED bodies, and all that ends a call."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+
+from gorgo.config.model import LimitsConfig, ModelConfig, OverloadConfig
+from gorgo.picker.call import ProtocolError
+from tests.picker.virtual import (
+    BODY,
+    Picked,
+    VirtualPicker,
+    body_message,
+    config_of,
+    error_of,
+    headers_message,
+    in_virtual_time,
+)
+from tests.proxy.conftest import with_replica
+
+ONE = config_of("10.0.0.1:8000")
+
+
+def test_a_buffered_request_gets_a_replica_in_header_and_metadata_and_the_call_s_end_releases_it() -> None:
+    async def test(picker: VirtualPicker) -> None:
+        call = picker.call()
+        (head,) = call.feed(headers_message("request_headers"))
+        assert head.WhichOneof("response") == "request_headers"
+        assert not head.request_headers.HasField("response")
+        call.feed(body_message("request_body", BODY))
+        picked = Picked(call.last)
+        assert picked.message.WhichOneof("response") == "request_body"
+        assert picked.addresses[0] == "10.0.0.1:8000"
+        assert not picked.common.HasField("body_mutation")
+        assert picker.state.router.in_flight == 1
+        call.close()
+        assert picker.state.router.in_flight == 0
+
+    in_virtual_time(test)
+
+
+def test_the_next_best_stand_behind_the_choice() -> None:
+    async def test(picker: VirtualPicker) -> None:
+        call, picked = picker.request()
+        assert picked.addresses == ["10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.3:8000"]
+        call.close()
+
+    in_virtual_time(test, config_of(*(f"10.0.0.{n}:8000" for n in range(1, 6))))
+
+
+def test_a_client_s_own_choice_is_overwritten_and_headers_that_steer_an_engine_are_removed() -> None:
+    async def test(picker: VirtualPicker) -> None:
+        own = (("x-gateway-destination-endpoint", "10.9.9.9:1"), ("x-data-parallel-rank", "3"), ("accept", "*/*"))
+        call, picked = picker.request(BODY, *own)
+        assert picked.addresses[0] == "10.0.0.1:8000"
+        assert sorted(picked.common.header_mutation.remove_headers) == [
+            "x-data-parallel-rank",
+            "x-gateway-destination-endpoint",
+        ]
+        call.close()
+
+    in_virtual_time(test)
+
+
+def test_a_replica_that_knows_the_model_by_another_name_gets_another_body_with_its_length() -> None:
+    config = config_of("10.0.0.1:8000", models=(ModelConfig(name="llama", aliases=("m",)),))
+    config = with_replica(config, 0, models=("llama",), request_usage=True)
+
+    async def test(picker: VirtualPicker) -> None:
+        call, picked = picker.request()
+        body = picked.common.body_mutation.body
+        assert json.loads(body) == {**json.loads(BODY), "model": "llama", "stream_options": {"include_usage": True}}
+        assert picked.headers["content-length"] == str(len(body))
+        call.close()
+
+    in_virtual_time(test, config)
+
+
+def test_a_body_that_is_no_json_is_refused_as_the_proxy_refuses_it() -> None:
+    async def test(picker: VirtualPicker) -> None:
+        call, _ = picker.request(b"{")
+        status, code, headers = error_of(call.last)
+        assert (status, code, headers["content-type"]) == (400, "invalid_json", "application/json")
+        assert call.output.ends == 1
+        call.close()
+
+    in_virtual_time(test)
+
+
+def test_without_a_replica_the_answer_is_503_with_retry_after() -> None:
+    async def test(picker: VirtualPicker) -> None:
+        picker.state.router.drain("r0", now=picker.state.clock())
+        call, _ = picker.request()
+        status, code, headers = error_of(call.last)
+        assert (status, code, headers["retry-after"]) == (503, "no_replica", "1")
+        assert headers["x-gorgo-policy"] == "round-robin"
+        call.close()
+
+    in_virtual_time(test, replace(ONE, overload=OverloadConfig(no_replica_wait_s=0.0)))
+
+
+def test_an_unknown_model_is_404() -> None:
+    async def test(picker: VirtualPicker) -> None:
+        call, _ = picker.request()
+        assert error_of(call.last)[:2] == (404, "model_not_found")
+        call.close()
+
+    in_virtual_time(test, with_replica(ONE, 0, models=("llama",)))
+
+
+def test_a_request_that_is_queued_is_answered_once_a_replica_can_take_it() -> None:
+    async def test(picker: VirtualPicker) -> None:
+        picker.state.router.drain("r0", now=picker.state.clock())
+        call, _ = picker.request()
+        assert len(call.output.sent) == 1, "nothing but the answer to the head"
+        assert picker.state.router.queued == 1
+        picker.state.router.drain("r0", draining=False, now=picker.state.clock())
+        await asyncio.sleep(0.5)
+        picker.state.gateway.run_timer()
+        assert call.last.WhichOneof("response") == "request_body"
+        assert picker.total("gorgo_queue_seconds_count") == 1
+        call.close()
+
+    in_virtual_time(test, replace(ONE, overload=OverloadConfig(no_replica_wait_s=30.0)))
+
+
+def test_a_request_is_queued_for_no_longer_than_the_setting() -> None:
+    async def test(picker: VirtualPicker) -> None:
+        picker.state.router.drain("r0", now=picker.state.clock())
+        call, _ = picker.request()
+        await asyncio.sleep(4.9)
+        assert len(call.output.sent) == 1
+        await asyncio.sleep(0.2)
+        status, code, headers = error_of(call.last)
+        assert (status, code, headers["retry-after"]) == (503, "no_replica", "1")
+        assert picker.state.router.queued == 0
+        call.close()
+
+    in_virtual_time(test, replace(ONE, overload=OverloadConfig(no_replica_wait_s=30.0)), hold_s=5.0)
+
+
+def test_a_client_that_leaves_while_it_is_queued_leaves_the_queue() -> None:
+    async def test(picker: VirtualPicker) -> None:
+        picker.state.router.drain("r0", now=picker.state.clock())
+        call, _ = picker.request()
+        call.close()
+        assert picker.state.router.queued == 0
+        assert picker.total("gorgo_client_aborts_total") == 1
+
+    in_virtual_time(test, replace(ONE, overload=OverloadConfig(no_replica_wait_s=30.0)))
+
+
+def test_a_body_above_the_limit_is_413() -> None:
+    async def test(picker: VirtualPicker) -> None:
+        call, _ = picker.request(b" " * 2000)
+        assert error_of(call.last)[:2] == (413, "request_too_large")
+        call.close()
+
+    in_virtual_time(test, replace(ONE, limits=LimitsConfig(max_body_bytes=1999)))
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [("GET", "/v1/chat/completions", 405, "method_not_allowed"), ("POST", "/flush_cache", 404, "not_found")],
+)
+def test_an_order_to_an_engine_is_no_route_of_an_own_envoy(method: str, path: str, status: int, code: str) -> None:
+    async def test(picker: VirtualPicker) -> None:
+        call = picker.call()
+        call.feed(headers_message("request_headers", method=method, path=path, end=method == "GET"))
+        assert error_of(call.last)[:2] == (status, code)
+        call.close()
+
+    in_virtual_time(test)
+
+
+def test_health_and_known_models_are_answered_without_a_replica() -> None:
+    async def test(picker: VirtualPicker) -> None:
+        for path, expected in (("/health", {"status": "ok"}), ("/ready", {"status": "ready"})):
+            call = picker.call()
+            call.feed(headers_message("request_headers", method="GET", path=path, end=True))
+            assert json.loads(call.last.immediate_response.body) == expected
+            call.close()
+        call = picker.call()
+        call.feed(headers_message("request_headers", method="GET", path="/v1/models?x=1", end=True))
+        (row,) = json.loads(call.last.immediate_response.body)["data"]
+        assert row["id"] == "llama"
+        call.close()
+
+    in_virtual_time(test, with_replica(ONE, 0, models=("llama",)))
+
+
+def test_the_list_of_models_of_a_fleet_that_names_none_is_any_replica_s() -> None:
+    async def test(picker: VirtualPicker) -> None:
+        call = picker.call()
+        call.feed(headers_message("request_headers", method="GET", path="/v1/models", end=True))
+        assert call.last.WhichOneof("response") == "request_headers"
+        assert picker.state.router.in_flight == 1
+        call.close()
+
+    in_virtual_time(test)
+
+
+def test_what_breaks_the_protocol_says_what_was_expected_and_releases_what_was_reserved() -> None:
+    async def test(picker: VirtualPicker) -> None:
+        for message, expected in (
+            (b"\xff", "serialized ProcessingRequest"),
+            (b"", "a phase of an exchange"),
+            (body_message("request_body", b"").SerializeToString(), "expected request_headers"),
+            (headers_message("request_headers", mode=2, path="").SerializeToString(), ":path"),
+            (headers_message("request_headers", mode=1).SerializeToString(), "BUFFERED or FULL_DUPLEX_STREAMED"),
+        ):
+            with pytest.raises(ProtocolError, match=expected):
+                picker.call().call.feed(message)
+        call, _ = picker.request()
+        with pytest.raises(ProtocolError, match="expected one message with request_headers"):
+            call.feed(headers_message("request_headers"))
+        assert picker.state.router.in_flight == 0
+
+    in_virtual_time(test)

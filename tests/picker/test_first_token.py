@@ -1,0 +1,153 @@
+"""The call of the filter of first tokens: what it credits, and when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gorgo.picker.call import ProtocolError
+from tests.picker.virtual import (
+    BODY,
+    JSON_BODY,
+    VirtualPicker,
+    body_message,
+    headers_message,
+    in_virtual_time,
+)
+from tests.proxy.fakes import DONE, ROLE, USAGE, delta
+
+
+def first_tokens(picker: VirtualPicker) -> float:
+    return picker.total("gorgo_ttft_seconds_count", replica="r0", region="here")
+
+
+def test_the_first_token_is_credited_at_its_time_and_the_call_ends() -> None:
+    async def test(picker: VirtualPicker) -> None:
+        call, picked = picker.request()
+        await asyncio.sleep(0.25)
+        first = picker.first_bytes(picked.exchange_id, delta("a"))
+        assert (first.output.sent, first.output.ends) == ([], 1)
+        first.close()
+        assert first_tokens(picker) == 1
+        assert picker.total("gorgo_ttft_seconds_sum", replica="r0", region="here") == pytest.approx(0.25)
+        (view, _) = picker.state.router.fleet_view(now=picker.state.clock())
+        assert (view.in_flight_requests, view.queued_prefill_tokens) == (1, 0)
+        call.close()
+
+    in_virtual_time(test)
+
+
+def test_events_without_content_are_waited_through() -> None:
+    async def test(picker: VirtualPicker) -> None:
+        call, picked = picker.request()
+        first = picker.first_bytes(picked.exchange_id, b": ping\n\n", ROLE)
+        assert (first.output.ends, first_tokens(picker)) == (0, 0)
+        first.feed(body_message("response_body", delta("a"), end=False, exchange_id=picked.exchange_id))
+        assert (first.output.ends, first_tokens(picker)) == (1, 1)
+        first.close()
+        call.close()
+
+    in_virtual_time(test)
+
+
+@pytest.mark.parametrize("chunk", [b'data: {"error": {"message": "m", "code": 500}}\n\n', ROLE + DONE])
+def test_an_answer_that_ends_without_content_has_no_first_token(chunk: bytes) -> None:
+    async def test(picker: VirtualPicker) -> None:
+        call, picked = picker.request()
+        first = picker.first_bytes(picked.exchange_id, chunk, b"", end=True)
+        assert (first.output.ends, first_tokens(picker)) == (1, 0)
+        first.close()
+        call.close()
+
+    in_virtual_time(test)
+
+
+def test_an_answer_in_one_piece_gives_its_usage_and_no_first_token() -> None:
+    async def test(picker: VirtualPicker) -> None:
+        call, picked = picker.request(JSON_BODY)
+        body = b'{"choices": [{}], "usage": {"prompt_tokens": 12, "completion_tokens": 3}}'
+        first = picker.first_bytes(picked.exchange_id, body[:20], body[20:], end=True)
+        assert (first.output.ends, first_tokens(picker)) == (1, 0)
+        first.close()
+        call.close()
+        await asyncio.sleep(1.1)
+        assert picker.total("gorgo_output_tokens_total", replica="r0", region="here") == 3
+
+    in_virtual_time(test)
+
+
+def test_a_first_token_that_comes_after_the_end_of_its_exchange_counts_until_its_entry_has_come() -> None:
+    async def test(picker: VirtualPicker) -> None:
+        call, picked = picker.request()
+        await asyncio.sleep(0.1)
+        call.close()
+        await asyncio.sleep(0.01)
+        first = picker.first_bytes(picked.exchange_id, delta("a") + USAGE + DONE)
+        first.close()
+        assert picker.total("gorgo_ttft_seconds_sum", replica="r0", region="here") == pytest.approx(0.1)
+        picker.log(picked.exchange_id)
+        late = picker.first_bytes(picked.exchange_id, delta("a"))
+        assert late.output.ends == 1
+        late.close()
+        assert first_tokens(picker) == 1
+
+    in_virtual_time(test)
+
+
+def test_an_unknown_exchange_ends_the_call_at_once() -> None:
+    async def test(picker: VirtualPicker) -> None:
+        for exchange_id in ("pick-999", "other-1"):
+            first = picker.first_bytes(exchange_id, delta("a"))
+            assert first.output.ends == 1
+            first.close()
+        unnamed = picker.call()
+        unnamed.feed(body_message("response_body", b"x"))
+        assert unnamed.output.ends == 1
+        unnamed.close()
+
+    in_virtual_time(test)
+
+
+def test_a_filter_that_waits_for_answers_gets_them() -> None:
+    async def test(picker: VirtualPicker) -> None:
+        call, picked = picker.request()
+        first = picker.call()
+        message = body_message("response_body", delta("a"), end=False, exchange_id=picked.exchange_id)
+        message.observability_mode = False
+        (answer,) = first.feed(message)
+        assert answer.WhichOneof("response") == "response_body"
+        first.close()
+        call.close()
+
+    in_virtual_time(test)
+
+
+def test_with_the_head_of_the_answer_its_kind_is_known() -> None:
+    async def test(picker: VirtualPicker) -> None:
+        call, picked = picker.request(BODY)
+        first = picker.call()
+        head = headers_message("response_headers", (":status", "500"), ("content-type", "application/json"))
+        head.observability_mode = True
+        named = body_message("response_body", b"", exchange_id=picked.exchange_id)
+        head.metadata_context.CopyFrom(named.metadata_context)
+        first.feed(head)
+        first.feed(body_message("response_body", b"{}", end=True, exchange_id=picked.exchange_id))
+        assert first.output.ends == 1
+        first.close()
+        call.close()
+        await asyncio.sleep(1.1)
+        assert picker.attempts("failed_before_content") == 1
+
+    in_virtual_time(test)
+
+
+def test_a_request_in_the_call_of_first_tokens_breaks_the_protocol() -> None:
+    async def test(picker: VirtualPicker) -> None:
+        call, picked = picker.request()
+        first = picker.first_bytes(picked.exchange_id, ROLE)
+        with pytest.raises(ProtocolError, match="expected a response"):
+            first.feed(body_message("request_body", b""))
+        call.close()
+
+    in_virtual_time(test)

@@ -1,0 +1,281 @@
+"""Any order of messages, ends, aborts, log entries and time: ledgers end at zero, and each byte comes back once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gorgo.config.model import OverloadConfig
+from gorgo.picker.call import ProtocolError
+from gorgo.picker.protocol.messages import SERVED
+from gorgo.picker.protocol.protos import ProcessingRequest
+from tests.picker.virtual import (
+    BODY,
+    BUFFERED,
+    DUPLEX,
+    JSON_BODY,
+    NONE,
+    Call,
+    Picked,
+    VirtualPicker,
+    body_message,
+    config_of,
+    headers_message,
+    in_virtual_time,
+    log_message,
+)
+from tests.proxy.fakes import DONE, ROLE, USAGE, delta
+
+CONFIG = config_of("10.0.0.1:8000", "10.0.0.2:8000", overload=OverloadConfig(no_replica_wait_s=3.0))
+PARTS = (ROLE, delta("a"), b": ping\n\n", USAGE, DONE, b"no event", b"x" * 130_000, b"")
+BODIES = (
+    BODY,
+    BODY,
+    JSON_BODY,
+    b"{",
+    b'{"messages": [1], "stream": true}',
+    b'{"prompt": [1, 2, 3], "stream": true}',
+    b"",
+)
+STATUSES = ("200", "404", "429", "500")
+
+
+@dataclass
+class Driven:
+    """One exchange, and what went through it."""
+
+    call: Call
+    duplex: bool
+    body: bytes
+    sent: int = 0
+    #: Bytes of the response that Envoy has given the picker.
+    response: bytes = b""
+    choices: int = 0
+    first: Call | None = None
+    ended: bool = False
+    answered: bool = False
+    response_ended: bool = False
+    pieces: list[bytes] = field(default_factory=list)
+
+    @property
+    def picked(self) -> Picked | None:
+        for message in self.call.output.sent:
+            if message.HasField("dynamic_metadata"):
+                return Picked(message)
+        return None
+
+    def check(self) -> None:
+        """The bodies have come back once, as far as they have come."""
+        output = self.call.output
+        kinds = [message.WhichOneof("response") for message in output.sent]
+        choices = [message for message in output.sent if message.HasField("dynamic_metadata")]
+        assert len(choices) + kinds.count("immediate_response") <= 1
+        if not self.duplex:
+            return
+        requests = [
+            message.request_body.response.body_mutation.streamed_response
+            for message in output.sent
+            if message.HasField("request_body")
+        ]
+        responses = [
+            message.response_body.response.body_mutation.streamed_response
+            for message in output.sent
+            if message.HasField("response_body")
+        ]
+        if choices:
+            assert b"".join(piece.body for piece in requests) == self.body[: self.sent]
+            assert sum(piece.end_of_stream for piece in requests) <= 1
+        else:
+            assert not requests
+        assert b"".join(piece.body for piece in responses) == self.response
+        assert all(len(piece.body) <= 62_000 for piece in (*requests, *responses))
+        assert sum(piece.end_of_stream for piece in responses) <= 1
+        assert "immediate_response" not in kinds[:-1]
+
+
+class Envoy:
+    """What an Envoy does, in an order that chance chooses and a protocol allows; now and then one that it does not."""
+
+    def __init__(self, picker: VirtualPicker, chance: Random) -> None:
+        self.picker = picker
+        self.chance = chance
+        self.driven: list[Driven] = []
+
+    async def do(self, move: str) -> None:
+        await getattr(self, move)()
+        for each in self.driven:
+            each.check()
+        self.picker.state.router.check()
+
+    def one(self, *, ended: bool = False) -> Driven | None:
+        """One of the last exchanges: an open one, or where `ended` is set any."""
+        found = [each for each in self.driven[-12:] if ended or not (each.ended or each.call.output.ends)]
+        return self.chance.choice(found) if found else None
+
+    def feed(self, driven: Driven, message: Any) -> bool:
+        """Feed a message; a call that broke the protocol has ended."""
+        if driven.ended or driven.call.output.ends:
+            return False
+        try:
+            driven.call.feed(message)
+        except ProtocolError as error:
+            refused = str(error)
+            driven.ended = True
+        else:
+            return True
+        assert refused.startswith("expected"), refused
+        return False
+
+    # -- moves
+
+    async def open(self) -> None:
+        duplex = self.chance.random() < 0.5
+        mode = DUPLEX if duplex else BUFFERED
+        driven = Driven(self.picker.call(), duplex, self.chance.choice(BODIES))
+        path = "/v1/chat/completions" if self.chance.random() < 0.9 else "/other"
+        response_mode = DUPLEX if duplex else NONE
+        if self.feed(driven, headers_message("request_headers", mode=mode, response_mode=response_mode, path=path)):
+            self.driven.append(driven)
+        else:
+            driven.call.close()
+
+    async def part(self) -> None:
+        """The request's body, or a part of it."""
+        driven = self.one()
+        if driven is None or driven.answered:
+            return
+        start = driven.sent
+        whole = not driven.duplex or self.chance.random() < 0.5
+        stop = len(driven.body) if whole else self.chance.randint(start, len(driven.body))
+        end = stop == len(driven.body)
+        driven.sent = stop
+        driven.answered = end
+        if not self.feed(driven, body_message("request_body", driven.body[start:stop], end=end)):
+            driven.answered = True
+
+    async def trailers(self) -> None:
+        driven = self.one()
+        if driven is not None and driven.duplex and not driven.answered:
+            driven.answered = True
+            message = ProcessingRequest()
+            message.request_trailers.SetInParent()
+            self.feed(driven, message)
+
+    async def head(self) -> None:
+        driven = self.one()
+        if driven is None or not driven.duplex or driven.picked is None:
+            return
+        served = [(SERVED, self.chance.choice(("10.0.0.1:8000", "10.0.0.2:8000", "nowhere")))]
+        headers = [(":status", self.chance.choice(STATUSES)), ("content-type", "text/event-stream")]
+        shown = served if self.chance.random() < 0.3 else []
+        self.feed(driven, headers_message("response_headers", *headers, *shown))
+
+    async def answer(self) -> None:
+        driven = self.one()
+        if driven is None or not driven.duplex or driven.picked is None or driven.response_ended:
+            return
+        chunk = self.chance.choice(PARTS)
+        end = self.chance.random() < 0.2
+        if self.feed(driven, body_message("response_body", chunk, end=end)):
+            driven.response += chunk
+            driven.response_ended = end
+
+    async def first(self) -> None:
+        driven = self.one(ended=True)
+        if driven is None or driven.picked is None:
+            return
+        if driven.first is None:
+            driven.first = self.picker.call()
+        if not driven.first.output.ends:
+            message = body_message(
+                "response_body",
+                self.chance.choice(PARTS),
+                end=self.chance.random() < 0.2,
+                exchange_id=driven.picked.exchange_id,
+            )
+            driven.first.feed(message)
+
+    async def log(self) -> None:
+        driven = self.one(ended=True)
+        if driven is not None and driven.picked is not None:
+            flags = [["downstream_connection_termination"], ["upstream_remote_reset"], [], []]
+            entry = log_message(
+                driven.picked.exchange_id,
+                status=int(self.chance.choice(STATUSES)),
+                flags=self.chance.choice(flags),
+                usage={"prompt_tokens": 5, "completion_tokens": self.chance.choice((1, 7))},
+                first_body_us=self.chance.choice((None, 1000)),
+                served=self.chance.choice((None, "10.0.0.2:8000")),
+            )
+            self.picker.logged(entry)
+
+    async def close(self) -> None:
+        driven = self.one()
+        if driven is not None:
+            driven.ended = True
+            driven.call.close()
+
+    async def close_first(self) -> None:
+        driven = self.one(ended=True)
+        if driven is not None and driven.first is not None:
+            driven.first.close()
+
+    async def wait(self) -> None:
+        await asyncio.sleep(self.chance.choice((0.001, 0.1, 0.6, 2.0)))
+
+    async def long_wait(self) -> None:
+        await asyncio.sleep(4000.0)
+
+    async def drain(self) -> None:
+        state, draining = self.picker.state, self.chance.random() < 0.3
+        state.router.drain(self.chance.choice(("r0", "r1")), draining, now=state.clock())
+        state.gateway.run_timer()
+
+    async def fail_probes(self) -> None:
+        state = self.picker.state
+        rtt_s = self.chance.choice((None, 0.01, 0.01))
+        state.gateway.apply(state.router.on_probe(self.chance.choice(("r0", "r1")), rtt_s, now=state.clock()))
+
+    async def end_all(self) -> None:
+        for driven in self.driven:
+            driven.call.close()
+            if driven.first is not None:
+                driven.first.close()
+        # Longer than any request is queued, and any entry waited for.
+        await asyncio.sleep(10.0)
+
+
+MOVES = (
+    *("open", "open", "part", "part", "part", "trailers", "head", "answer", "answer", "first", "log", "close"),
+    *("close_first", "wait", "wait", "long_wait", "drain", "fail_probes"),
+)
+
+
+def drive(moves: Sequence[str], seed: int) -> None:
+    async def test(picker: VirtualPicker) -> None:
+        envoy = Envoy(picker, Random(seed))
+        for move in moves:
+            await envoy.do(move)
+        await envoy.end_all()
+        picker.check()
+
+    in_virtual_time(test, CONFIG)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from(MOVES), max_size=40), st.integers(0, 2**16))
+def test_any_order_of_events_leaves_nothing_reserved_and_loses_no_byte(moves: list[str], seed: int) -> None:
+    drive(moves, seed)
+
+
+def test_long_runs_leave_nothing_reserved_and_lose_no_byte() -> None:
+    for seed in range(4):
+        chance = Random(seed)
+        likely = [move for move in MOVES if move != "long_wait"]
+        drive([chance.choice(likely) for _ in range(400)], seed)

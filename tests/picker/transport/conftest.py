@@ -1,0 +1,83 @@
+"""A server of each transport on a free port, with an echo in place of the picker's calls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import pytest
+
+from gorgo.config.model import TlsConfig
+from gorgo.config.sections.picker import Transport
+from gorgo.picker.transport.choice import TransportServer, make_server
+from gorgo.picker.transport.health import Health
+from gorgo.picker.transport.limits import TransportLimits
+from gorgo.picker.transport.services import PROCESS, Services, services
+from gorgo.picker.transport.streams import CallHandlers, Output
+from tests.picker.transport.calls import EchoCall
+
+MESSAGE_BYTES = 1_000_000
+
+
+@dataclass
+class Served:
+    """A running server."""
+
+    server: TransportServer
+    services: Services
+    health: Health
+    port: int
+    calls: list[EchoCall]
+    entries: list[bytes]
+    closing: asyncio.Event
+    task: asyncio.Task[None]
+    #: What `is_ready` returns.
+    ready: list[bool]
+    channels: list[Any] = field(default_factory=list)
+
+    def channel(self) -> Any:
+        options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+        channel = grpc.aio.insecure_channel(f"127.0.0.1:{self.port}", options=options)
+        self.channels.append(channel)
+        return channel
+
+    def call(self, channel: Any, method: str = PROCESS) -> Any:
+        """Open a call of bytes."""
+        return channel.stream_stream(method)()
+
+
+@asynccontextmanager
+async def serving(transport: Transport, *, tls: TlsConfig | None = None, calls: int = 100) -> AsyncIterator[Served]:
+    """Serve the echo by a transport."""
+    opened: list[EchoCall] = []
+    entries: list[bytes] = []
+    ready = [True]
+
+    def process(output: Output) -> CallHandlers:
+        opened.append(EchoCall(output))
+        return CallHandlers(opened[-1].feed, opened[-1].closed)
+
+    health = Health(lambda: ready[0])
+    served = services(process, entries.append, health)
+    server = make_server(transport, served, TransportLimits(MESSAGE_BYTES, calls))
+    _, port = server.bind("127.0.0.1:0", tls or TlsConfig())
+    closing = asyncio.Event()
+    task = asyncio.create_task(server.serve_calls(closing))
+    running = Served(server, served, health, port, opened, entries, closing, task, ready)
+    try:
+        yield running
+    finally:
+        for channel in running.channels:
+            await channel.close()
+        closing.set()
+        await asyncio.wait_for(task, 10)
+
+
+@pytest.fixture(params=["grpcio", "h2"])
+async def served(request: pytest.FixtureRequest) -> AsyncIterator[Served]:
+    async with serving(request.param) as running:
+        yield running
