@@ -17,3 +17,4 @@ digest BASE_DIGEST "$(sed -n 's/^FROM \(.*\)@.* AS builder$/\1/p' Containerfile)
 digest PROMETHEUS_DIGEST "$(sed -n 's/.* "\(prom.*\)@.*/\1/p' compose.yaml)"
 digest GRAFANA_DIGEST "$(sed -n 's/.* "\(grafana.*\)@.*/\1/p' compose.yaml)"
 digest NGINX_DIGEST "$(sed -n 's/.* "\(nginx.*\)@.*/\1/p' compose.two.yaml)"
+digest VALKEY_DIGEST "$(sed -n 's/.* "\(valkey.*\)@.*/\1/p' compose.two.yaml)"

@@ -115,6 +115,18 @@ module "balancer" {{
   metrics_cidrs            = var.metrics_cidrs
   drain_s                  = module.core.router.drain_s
 }}
+
+module "store" {{
+  count                    = var.store.enabled ? 1 : 0
+  source                   = "../../modules/aws/store"
+  providers                = {{ aws = aws.{router} }}
+  name                     = var.name
+  vpc_id                   = module.network_{router}.vpc_id
+  subnet_id                = module.network_{router}.public_subnet_id
+  router_security_group_id = module.router.security_group_id
+  password_parameter       = "${{var.secrets_prefix}}/store-password"
+  node_type                = var.store.node_type
+}}
 """
 
 OUTPUT = """

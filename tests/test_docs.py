@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import MISSING, astuple, fields, is_dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any, cast, get_args, get_type_hints
 
 import typer.main
@@ -19,9 +20,10 @@ from gorgo.config.model import Config
 from gorgo.config.weights_file import read_weights_file
 from gorgo.core.policy.weights import Weights
 from gorgo.live.admin.app import Admin
+from gorgo.live.request.routes import INFERENCE_ROUTES
 from gorgo.live.telemetry.metrics import METRICS
 from gorgo.policies.registry import POLICIES
-from gorgo.proxy.app import INFERENCE_ROUTES, data_app
+from gorgo.proxy.app import data_app
 from gorgo.sim.faults.scenarios import SCENARIOS
 from tests.documents import check_gorgo_lines
 from tuner.sidecar.metrics import METRICS as TUNER_METRICS
@@ -58,6 +60,8 @@ def config_keys(kind: Any = Config, prefix: str = "") -> dict[str, Any]:
     keys: dict[str, Any] = {}
     for field in fields(kind):
         hint, path = get_type_hints(kind)[field.name], prefix + field.name
+        if kind is Config and NoneType in get_args(hint):  # a section that may be left out
+            (hint,) = (each for each in get_args(hint) if each is not NoneType)
         entry = next(iter(get_args(hint)), None) if get_args(hint)[1:] == (...,) else None
         if is_dataclass(hint):
             keys |= config_keys(hint, path + ".")
@@ -100,7 +104,7 @@ def test_keys_that_pages_name_exist() -> None:
         if page.name != "CHANGELOG.md"  # it names former keys
         for word in code(page.read_text())
         if re.fullmatch(
-            r"(proxy|regions\[\]|replicas\[\]|fleet_sources\[\]|clients|models|limits|overload|simulation)\.[\w.\[\]]+",
+            r"(proxy|regions\[\]|replicas\[\]|fleet_sources\[\]|clients|models|limits|overload|picker|shared|simulation)\.[\w.\[\]]+",
             word,
         )
     ]

@@ -19,6 +19,8 @@ GROUPS = {
     "depths": "--seeds 1 --scale 0.5",
 }
 COMMANDS = [f"python -m gorgo.apps.cache_sources --only {name} {words} --out {OUT}" for name, words in GROUPS.items()]
+#: Every shape with and without events, stored by itself: minutes.
+WORKLOADS = f"python -m gorgo.apps.cache_sources --only workloads --seeds 3 --out {OUT}"
 #: First columns of the page, and the figures that each cell of such a table has.
 SHOWN: Mapping[str, Sequence[str]] = {
     "p95 TTFT, ms / hit, %": ("p95", "hit, %"),
@@ -37,11 +39,14 @@ def cache_sources(results: Sequence[Any]) -> View:
     delays: dict[tuple[str, ...], dict[str, Cell]] = {}
     times: dict[tuple[str, ...], dict[str, Cell]] = {}
     words: list[str] = []
+    missed: dict[str, float] = {}
     for header, rows in (table for printed in results for table in tables("\n".join(printed))):
         for row in rows:
             cells = dict(zip(header, row, strict=True))
             if header[1] == "of":
                 words.append(cells["met"])
+                if cells["met"].startswith("missed"):
+                    missed[" ".join(row[:4])] = _numbers(cells["of / against [95 %]"])[0]
                 targets[tuple(row[:4])] = {
                     "target": cells["target"],
                     "ratio": _numbers(cells["of / against [95 %]"]),
@@ -65,7 +70,9 @@ def cache_sources(results: Sequence[Any]) -> View:
             Table(labels=("evictions on", "with", "region"), rows=delays),
             Table(labels=("from, s",), rows=times),
         ],
-        values=_counts(words) | {"runs": float(sum(int(one) for line in lines for one in _SUMMARY.findall(line)))},
+        values=_counts(words)
+        | missed
+        | {"runs": float(sum(int(one) for line in lines for one in _SUMMARY.findall(line)))},
     )
 
 

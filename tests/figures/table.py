@@ -18,7 +18,7 @@ from tests.documents import tables
 from tests.figures.attacks import BEFORE as ATTACKS_BEFORE
 from tests.figures.attacks import attacks
 from tests.figures.cache_sources import COMMANDS as CACHE_SOURCES
-from tests.figures.cache_sources import cache_sources
+from tests.figures.cache_sources import WORKLOADS, cache_sources
 from tests.figures.engines import ENGINES, engines
 from tests.figures.fast_failures import BEFORE, fast_failures
 from tests.figures.learned_routers import GROUPS, LATER, MORE, commands, learned_routers
@@ -409,6 +409,7 @@ FIGURES: Mapping[str, Figure] = {
     "learned-routers-later": Figure(commands(LATER), learned_routers),
     "learned-routers-more": Figure(commands(MORE), learned_routers),
     "cache-sources": Figure(CACHE_SOURCES, cache_sources),
+    "cache-workloads": Figure([WORKLOADS], cache_sources),
     "prefix-index": Figure(["python -m tests.bench prefix_index"], _prefix_index),
     "shapes": Figure([f"gorgo datasets describe {' '.join(_PUBLISHED)} --json"], _shapes),
     "windows": Figure(
@@ -436,8 +437,6 @@ NOT_STORED: Mapping[str, str] = {
     "overload-live": "live processes in wall time: needs two cores to itself for eight minutes",
     "soak": "needs two cores to itself for six minutes",
     "chaos-long": "nine minutes of live processes for each schedule",
-    "tuner-chance": "no command makes these campaigns",
-    "tuning-further": "hours of traffic on seven fleets and a grid on each take a core for an hour",
     "several-routers": "no command cuts the answers of its traffic",
     "tuning-ten": "ten seeds of `make tuning-table` take two cores for more than an hour",
 }

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gorgo.core.metric_spec import LabelSpec, MetricSpec, label_of
+from gorgo.live.request.routes import INFERENCE_ROUTES
 from gorgo.live.telemetry.metric_table import LABELS, METRICS, REJECT_CODES, buckets_of
-from gorgo.proxy.app import INFERENCE_ROUTES
 from tuner.sidecar.metrics import LABELS as TUNER_LABELS
 from tuner.sidecar.metrics import METRICS as TUNER_METRICS
 

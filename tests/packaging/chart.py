@@ -45,11 +45,37 @@ for document in json.load(sys.stdin):
         print(document["kind"], document["metadata"]["name"], *str(error).split())
 """
 
+_VALIDATE_OWN = """
+import json, sys
+from jsonschema import Draft7Validator
+folder = sys.argv[1]
+for document in json.load(sys.stdin):
+    with open(f"{folder}/{document['kind'].lower()}.json") as file:
+        validator = Draft7Validator(json.load(file))
+    for error in validator.iter_errors(document):
+        print(document["kind"], document["metadata"]["name"], error.json_path, *error.message.split())
+"""
+#: Kinds that are no part of Kubernetes, by schemas of ours: those of their projects come with their controllers.
+EXTENSIONS = ("InferencePool", "HTTPRoute")
+
 #: Templates of each file of the plain manifests, with the values that turn them on.
 PLAIN: Mapping[str, tuple[Sequence[str], Mapping[str, Any]]] = {
     "gorgo.yaml": (
         ("rbac", "configmap", "services", "deployment", "poddisruptionbudget", "networkpolicy"),
         {},
+    ),
+    "picker.yaml": (
+        (
+            "rbac",
+            "configmap",
+            "services",
+            "deployment",
+            "poddisruptionbudget",
+            "networkpolicy",
+            "inferencepool",
+            "httproute",
+        ),
+        {"picker": {"enabled": True, "httpRoute": {"gateway": "inference-gateway"}}},
     ),
     "autoscaler.yaml": (("horizontalpodautoscaler",), {"autoscaling": {"enabled": True}}),
     "servicemonitor.yaml": (("servicemonitor",), {"serviceMonitor": {"enabled": True}}),
@@ -59,6 +85,10 @@ _HEADS = {
         "# What the chart beside this folder makes of its defaults, for `kubectl apply`. Replace namespace, image and\n"
         "# digest; make the Secret first:\n"
         "#   kubectl --namespace llm create secret generic gorgo-admin --from-literal=token=$(openssl rand -hex 32)\n"
+    ),
+    "picker.yaml": (
+        "# The endpoint picker behind a gateway in place of the proxy. Needs the Gateway API, its Inference Extension\n"
+        "# (v1) and a Gateway with the name below. Replace namespace, image and digest; the Secret as in gorgo.yaml.\n"
     ),
     "autoscaler.yaml": "# Needs an adapter that serves gorgo_saturation_ratio as a metric of pods.\n",
     "servicemonitor.yaml": "# Needs the Prometheus operator.\n",
@@ -85,6 +115,11 @@ def documents(*texts: str) -> list[dict[str, Any]]:
 def schema_errors(environment: Environment, version: str, found: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a line for each document that the schema of its kind refuses, in a version of Kubernetes."""
     return _run(environment, _VALIDATE, found, version).splitlines()
+
+
+def extension_errors(environment: Environment, found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a line for each fault of a document of `EXTENSIONS`."""
+    return _run(environment, _VALIDATE_OWN, found, str(Path(__file__).parent / "schemas")).splitlines()
 
 
 def with_values(*changes: Mapping[str, Any]) -> dict[str, Any]:

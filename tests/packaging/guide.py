@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-#: What guides listen on: data, admin, the tuner's figures, three engines, Prometheus.
-PORTS = (8080, 9090, 9091, 30000, 30001, 30002, 9095)
+#: What guides listen on: data, admin, the tuner's figures, the picker, three engines, Prometheus.
+PORTS = (8080, 9090, 9091, 9002, 30000, 30001, 30002, 9095)
 _BLOCK = re.compile(r"^```sh(?P<needs>[^\n]*)\n(?P<typed>.*?)^```\n(?:\n```text\n(?P<shown>.*?)^```\n)?", re.M | re.S)
 _SECTION = re.compile(r"^## ", re.MULTILINE)
 _FIGURE = re.compile(r"(?<![\w.])[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?|(?<=[a-z=:/-])\d+(?:\.\d+)?", re.IGNORECASE)

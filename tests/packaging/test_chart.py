@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 
 from gorgo.config.load import parse_config
+from gorgo.fleet_sources.inference_pool import read_pool
 from tests.packaging.chart import (
+    EXTENSIONS,
     MANIFESTS,
     NO_DIGEST,
     ChartError,
     documents,
+    extension_errors,
     plain,
     render,
     schema_errors,
@@ -60,6 +63,31 @@ CASES: Mapping[str, Mapping[str, Any]] = {
         "affinity": {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
         "priorityClassName": "system-cluster-critical",
     },
+    "picker": {
+        "picker": {
+            "enabled": True,
+            "tls": {"secret": "picker-tls"},
+            "inferencePool": {"name": "qwen", "selector": {"app": "qwen"}, "targetPorts": [8000, 8001]},
+            "httpRoute": {
+                "gateway": "inference",
+                "gatewayNamespace": "gateways",
+                "hostnames": ["llm.example.org", "*.example.org"],
+                "requestTimeout": "1h",
+            },
+        },
+        "config": {"picker": {"hold_s": 5.0}},
+        "shared": {
+            "url": "rediss://store.llm:6379/0",
+            "group": "qwen",
+            "username": "gorgo",
+            "secret": "gorgo-store",
+            "caSecret": "store-ca",
+        },
+        "autoscaling": {"enabled": True},
+        "serviceMonitor": {"enabled": True},
+    },
+    "picker alone": {"picker": {"enabled": True, "inferencePool": {"create": False, "name": "theirs"}}},
+    "store without a password": {"shared": {"url": "redis://store:6379/0", "secret": "s", "passwordKey": ""}},
     "nothing": {
         "replicas": 1,
         "config": {
@@ -85,15 +113,21 @@ def rendered(helm: Environment, case: Mapping[str, Any]) -> dict[tuple[str, str]
     return {(each["kind"], each["metadata"]["name"]): each for each in found}
 
 
+def deployment(found: Mapping[tuple[str, str], dict[str, Any]]) -> dict[str, Any]:
+    (only,) = (each for (kind, _), each in found.items() if kind == "Deployment")
+    return only
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_every_object_is_one_by_the_schemas_of_kubernetes(helm: Environment, name: str) -> None:
     found = rendered(helm, CASES[name])
     # The operator's own kind is no part of Kubernetes.
-    own = [each for (kind, _), each in found.items() if kind != "ServiceMonitor"]
+    own = [each for (kind, _), each in found.items() if kind not in ("ServiceMonitor", *EXTENSIONS)]
     assert len(own) >= 5
+    assert extension_errors(helm, [each for (kind, _), each in found.items() if kind in EXTENSIONS]) == []
     for version in VERSIONS:
         assert schema_errors(helm, version, own) == [], version
-    found["Deployment", "gorgo"]["spec"]["template"]["spec"]["containers"][0]["redOnly"] = True
+    deployment(found)["spec"]["template"]["spec"]["containers"][0]["redOnly"] = True
     (error,) = schema_errors(helm, VERSIONS[-1], own)
     assert "redOnly" in error
 
@@ -101,7 +135,8 @@ def test_every_object_is_one_by_the_schemas_of_kubernetes(helm: Environment, nam
 @pytest.mark.parametrize("name", CASES)
 def test_configuration_in_the_map_is_one_of_gorgo(helm: Environment, name: str) -> None:
     found = rendered(helm, CASES[name])
-    config = parse_config(found["ConfigMap", "gorgo"]["data"]["regions.yaml"].encode(), environ={})
+    (text,) = (each["data"]["regions.yaml"] for (kind, _), each in found.items() if kind == "ConfigMap")
+    config = parse_config(text.encode(), environ={})
     assert (config.proxy.bind, config.proxy.admin_bind) == ("0.0.0.0:8080", "0.0.0.0:9090")
     if name == "everything":
         assert (config.limits.max_body_bytes, config.limits.prefix_index_blocks) == (33554432, 4000000)
@@ -177,6 +212,10 @@ def test_time_to_drain_follows_the_configuration(helm: Environment) -> None:
         ({"admin": {"secret": ""}}, "/admin/secret"),
         ({"config": {"proxy": {"bind": "0.0.0.0:1"}}}, "/config/proxy/bind"),
         ({"replicas": 0}, "/replicas"),
+        ({"shared": {"url": "redis://store"}}, "/shared/secret"),
+        ({"shared": {"url": "redis://:password@store", "secret": "s"}}, "/shared/url"),
+        ({"config": {"shared": {}}}, "/config/shared"),
+        ({"picker": {"inferencePool": {"failureMode": "Open"}}}, "/picker/inferencePool/failureMode"),
         ({"imgae": {}}, "imgae"),
     ],
 )
@@ -189,3 +228,60 @@ def test_image_has_the_digest_that_was_given(helm: Environment) -> None:
     found = rendered(helm, {"image": {"repository": "registry.example.org/gorgo"}})
     (container,) = found["Deployment", "gorgo"]["spec"]["template"]["spec"]["containers"]
     assert container["image"] == f"registry.example.org/gorgo@{NO_DIGEST}"
+
+
+def test_picker_s_gateway_is_led_over_the_pool_to_the_picker_and_the_picker_to_the_pool(helm: Environment) -> None:
+    found = rendered(helm, CASES["picker"])
+    route, pool = found["HTTPRoute", "gorgo-picker"], found["InferencePool", "qwen"]
+    (backend,) = route["spec"]["rules"][0]["backendRefs"]
+    assert backend == {"group": pool["apiVersion"].split("/")[0], "kind": pool["kind"], "name": "qwen"}
+    picker = pool["spec"]["endpointPickerRef"]
+    (port,) = found[picker["kind"], picker["name"]]["spec"]["ports"]
+    assert port == {"name": "grpc", "port": picker["port"]["number"], "targetPort": "grpc", "appProtocol": "http2"}
+    config = parse_config(found["ConfigMap", "gorgo-picker"]["data"]["regions.yaml"].encode(), environ={})
+    (source,) = config.fleet_sources
+    assert (source.kind, source.pool, source.replica.region) == ("inference-pool", "qwen", "local")
+    read = read_pool(pool)
+    assert (read.selector, read.ports) == ((("app", "qwen"),), (8000, 8001))
+    (role,) = (each for (kind, _), each in found.items() if kind == "Role")
+    assert [rule.get("resourceNames") for rule in role["rules"]] == [None, ["qwen"]]
+    assert picker["failureMode"] == "FailOpen", "a gateway outlives its picker"
+
+
+def test_extension_with_a_field_that_is_none_is_refused(helm: Environment) -> None:
+    found = rendered(helm, CASES["picker"])
+    pool, route = found["InferencePool", "qwen"], found["HTTPRoute", "gorgo-picker"]
+    pool["spec"]["extensionRef"] = pool["spec"].pop("endpointPickerRef")
+    route["spec"]["rules"][0]["timeouts"] = {"request": 600}
+    lines = extension_errors(helm, [pool, route])
+    assert {line.split()[2] for line in lines} == {"$.spec", "$.spec.rules[0].timeouts.request"}
+
+
+def test_store_s_secrets_are_references_and_its_url_is_the_configuration_s(helm: Environment) -> None:
+    for name in ("picker", "store without a password"):
+        found = rendered(helm, CASES[name])
+        (text,) = (each["data"]["regions.yaml"] for (kind, _), each in found.items() if kind == "ConfigMap")
+        shared = parse_config(text.encode(), environ={}).shared
+        assert shared is not None
+        pod = deployment(found)["spec"]["template"]["spec"]
+        references = {
+            one["name"]: one["valueFrom"]["secretKeyRef"]
+            for one in pod["containers"][0]["env"]
+            if "secretKeyRef" in one.get("valueFrom", {})
+        }
+        assert set(references) == {shared.key_env, shared.password_env} - {None}
+        secret = CASES[name]["shared"]["secret"]
+        assert references["GORGO_GROUP_KEY"] == {"name": secret, "key": "group-key"}
+        mounts = {mount["name"]: mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
+        if shared.ca_file is not None:
+            assert (mounts["store"], shared.ca_file) == ("/etc/gorgo-store", "/etc/gorgo-store/ca.crt")
+        else:
+            assert "store" not in mounts
+
+
+def test_change_that_needs_a_restart_changes_the_pod(helm: Environment) -> None:
+    stores: tuple[dict[str, str], ...] = ({}, {"url": "redis://a", "secret": "s"}, {"url": "redis://b", "secret": "s"})
+    pods = [deployment(rendered(helm, {"shared": shared}))["spec"]["template"] for shared in stores]
+    annotations = [pod["metadata"].get("annotations") for pod in pods]
+    assert annotations[0] is None
+    assert annotations[1] != annotations[2]

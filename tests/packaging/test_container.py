@@ -9,8 +9,11 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -18,6 +21,8 @@ import yaml
 from gorgo import __version__
 from gorgo.config.load import load_config
 from gorgo.config.model import LimitsConfig
+from gorgo.live.peer_store.connection import group_key, store_client
+from tests.live.peer_store.server import needs_redis, running
 from tests.packaging.commands import parsed
 from tests.packaging.conftest import ROOT
 from tests.packaging.containerfile import Instruction, stages
@@ -68,6 +73,19 @@ def test_what_is_built_is_what_is_installed_from_the_lock_by_hash() -> None:
     assert [line for line in installs if "--require-hashes" not in line and "./dist/" not in line] == []
 
 
+def test_extras_are_those_of_the_project_and_the_picker_s_apart_from_the_traces() -> None:
+    """The packages of `picker` and of `otel` bring files of the same names."""
+    (given,) = [one.rest.partition("=") for one in BUILDER if one.word == "ARG"]
+    assert given[0] == "EXTRAS"
+    named = re.findall(r"EXTRAS=([a-z,]+)", (PACKAGING / "Containerfile").read_text())
+    sets = [set(text.split(",")) for text in named]
+    assert set(given[2].split(",")) in sets
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert set().union(*sets) <= set(project["optional-dependencies"])
+    assert {"picker", "shared"} in sets
+    assert not [names for names in sets if {"picker", "otel"} <= names]
+
+
 def test_process_is_nobody_s_in_particular_and_writes_below_one_folder() -> None:
     assert only(IMAGE, "USER").rest == "10001:10001"
     assert only(IMAGE, "VOLUME").rest == only(IMAGE, "WORKDIR").rest == "/var/lib/gorgo"
@@ -85,7 +103,7 @@ def test_image_without_words_serves_on_the_ports_that_it_names() -> None:
     assert only(IMAGE, "ENTRYPOINT").words == ["gorgo"]
     name, values = parsed(only(IMAGE, "CMD").words)
     assert (name, values["bind"], values["admin_bind"]) == ("serve", "0.0.0.0:8080", "0.0.0.0:9090")
-    assert only(IMAGE, "EXPOSE").words == ["8080", "9090"]
+    assert only(IMAGE, "EXPOSE").words == ["8080", "9090", "9002"]
 
 
 def test_image_asks_whether_it_is_alive_with_what_it_has() -> None:
@@ -136,7 +154,7 @@ def test_images_of_others_are_taken_by_digests_without_a_default(tmp_path: Path)
     found = dict(line.split("=", 1) for line in done.stdout.splitlines())
     base = BUILDER[0].rest.split("@")[0]
     services = (*SERVICES.values(), *TWO["services"].values())
-    tags = [service["image"].split("@")[0] for service in services if "@" in service["image"]]
+    tags = [service["image"].split("@")[0] for service in services if "@" in service.get("image", "")]
     assert set(found.values()) == {f"sha256:of-{tag}" for tag in (base, *tags)}
     text = "".join((PACKAGING / name).read_text() for name in ("compose.yaml", "compose.two.yaml"))
     assert found.keys() == set(re.findall(r"\$\{([A-Z]+_DIGEST):\?", text))
@@ -172,7 +190,10 @@ def test_who_has_a_token_has_it_as_a_file_and_who_reads_no_token_has_none() -> N
 def test_tuner_finds_the_proxy_and_prometheus_finds_both() -> None:
     _, proxy = parsed(OURS["proxy"]["command"])
     _, tuner = parsed(OURS["tuner"]["command"])
-    assert tuner["url"] == f"http://proxy:{proxy['admin_bind'].split(':')[1]}"
+    port = proxy["admin_bind"].split(":")[1]
+    assert tuner["url"] == [f"http://proxy:{port}"]
+    _, of_two = parsed(TWO["services"]["tuner"]["command"])
+    assert of_two == tuner | {"url": [f"http://{name}:{port}" for name in ("proxy", "proxy-2")]}
     targets = {target for job in scrape_jobs() for one in job["static_configs"] for target in one["targets"]}
     engines = {f"{name}:30000" for name in OURS if name.startswith("engine-")}
     assert targets == engines | {
@@ -209,10 +230,16 @@ def test_every_file_that_is_mounted_is_there_but_the_secrets() -> None:
 
 def test_second_proxy_is_as_the_first_but_for_its_ports_and_its_state() -> None:
     first, second = SERVICES["proxy"], TWO["services"]["proxy-2"]
-    apart = {"build", "ports", "volumes"}
+    apart = {"build", "ports", "volumes", "command", "depends_on", "env_file", "hostname"}
     assert {key: value for key, value in first.items() if key not in apart} == {
         key: value for key, value in second.items() if key not in apart
     }
+    #: As compose merges both files.
+    changed = TWO["services"]["proxy"]
+    assert changed["command"] == second["command"]
+    assert changed["env_file"] == second["env_file"]
+    assert first["depends_on"] | changed["depends_on"] == second["depends_on"]
+    assert (changed["hostname"], second["hostname"]) == ("proxy", "proxy-2"), "names in the store"
     (state,) = [volume for volume in second["volumes"] if volume not in first["volumes"]]
     assert state.split(":")[0] in TWO["volumes"]
 
@@ -231,6 +258,49 @@ def test_balancer_leads_to_both_and_nothing_more_is_published_beyond_this_machin
     assert all(port.startswith("127.0.0.1:") for port in published), published
     assert (balancer["read_only"], balancer["cap_drop"]) == (True, ["ALL"])
     assert (PACKAGING / balancer["volumes"][0].split(":")[0]).exists()
+
+
+def test_second_fleet_is_the_first_one_with_a_store() -> None:
+    first, second = (load_config(PACKAGING / "fleet" / name) for name in ("regions.yaml", "two.yaml"))
+    assert replace(second, shared=None) == first
+    _, values = parsed(TWO["services"]["proxy-2"]["command"])
+    assert values["config"].name == "two.yaml"
+
+
+def store_secrets(folder: Path) -> dict[str, str]:
+    """Run the lines of the file's head that make the secrets; return the variables of the proxies."""
+    (folder / "secrets").mkdir()
+    head = [line[4:] for line in (PACKAGING / "compose.two.yaml").read_text().splitlines() if line.startswith("#   ")]
+    lines = [line for line in head if "> secrets/" in line]
+    assert len(lines) == 2
+    environ = {"PATH": os.environ["PATH"]}
+    subprocess.run(["sh", "-ec", "\n".join(lines)], cwd=folder, env=environ, check=True)
+    (name,) = TWO["services"]["proxy"]["env_file"]
+    return dict(line.split("=", 1) for line in (folder / name).read_text().splitlines())
+
+
+@needs_redis
+async def test_store_of_compose_takes_the_proxies_password_and_no_other(tmp_path: Path) -> None:
+    environ = store_secrets(tmp_path)
+    store = TWO["services"]["store"]
+    secrets = TWO["secrets"]["store-conf"]["file"]
+    assert store["entrypoint"] == ["valkey-server", "/run/secrets/store-conf"]
+    assert (tmp_path / secrets).is_file()
+    config = load_config(PACKAGING / "fleet/two.yaml").shared
+    assert config is not None
+    assert urlsplit(config.url).hostname == "store"
+    password = (tmp_path / secrets).read_text().split()
+    with running(tmp_path, "--" + password[0], password[1], *store["command"]) as server:
+        shared = replace(config, url=server.url)
+        client = store_client(shared, environ)
+        assert await client.set(f"gorgo:{shared.group}:x", "1")
+        assert (await client.config_get("maxmemory"))["maxmemory"] == str(256 * 1024 * 1024)
+        await client.aclose()
+        wrong = store_client(shared, environ | {"GORGO_STORE_PASSWORD": "wrong"})
+        with pytest.raises(Exception, match="invalid username-password"):
+            await wrong.ping()
+        await wrong.aclose()
+    assert group_key(shared, environ).bit_length() > 128
 
 
 # -- Prometheus and Grafana

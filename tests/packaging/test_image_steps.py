@@ -70,12 +70,13 @@ def build(folder: Path) -> None:
     (folder / "bin").mkdir()
     (folder / "bin/python").symlink_to(Path(sys.base_prefix) / "bin/python3")
     (folder / "opt").mkdir()
+    given = dict(step.words[0].split("=", 1) for step in BUILDER if step.word == "ARG")
     for step in BUILDER:
         if step.word == "COPY":
             copy(step.words[:-1], work / step.words[-1])
         if step.word == "RUN":
             text = step.rest.replace("/opt/gorgo", f"{folder}/opt/gorgo")
-            environ = os.environ | {"PATH": f"{folder}/bin:/usr/bin:/bin"}
+            environ = os.environ | given | {"PATH": f"{folder}/bin:/usr/bin:/bin"}
             done = subprocess.run(
                 ["sh", "-c", text], cwd=work, env=environ, capture_output=True, text=True, check=False
             )

@@ -18,6 +18,7 @@ import yaml
 
 from gorgo.cli import app
 from gorgo.config.load import load_config
+from gorgo.live.peer_store.connection import connection_arguments, group_key
 from gorgo.live.upstream.target import api_key
 from tests.terraform.workspace import ROOT, Workspace
 
@@ -374,6 +375,60 @@ def test_a_new_configuration_takes_the_old_ones_place_and_an_equal_one_nothing(
     (bucket / "regions.yaml").unlink()
     assert run(path).returncode != 0
     assert (tmp_path / "etc/gorgo/regions.yaml").read_text() == "new"
+
+
+# -- two routers with a store
+
+
+@pytest.fixture(scope="module")
+def pair(rendered: dict[str, Any]) -> dict[str, Any]:
+    return dict(rendered["pair"])
+
+
+@pytest.fixture(scope="module")
+def pair_files(pair: dict[str, Any]) -> dict[str, dict[str, str]]:
+    boot = pair["router"]["user_data"]
+    assert len(boot.encode()) <= 16384
+    return {"router": {one["path"]: one["content"] for one in cloud_init(boot)["write_files"]}}
+
+
+def test_store_is_in_the_configuration_and_its_secrets_in_the_environment_of_the_routers(
+    pair: dict[str, Any], pair_files: dict[str, dict[str, str]], parameters: Path, tmp_path: Path
+) -> None:
+    (parameters / "store-password").write_text("store-0123456789abcdef")
+    (parameters / "group-key").write_text("00112233445566778899aabbccddeeff")
+    done = run(script(pair_files, "router", "gorgo-secrets", tmp_path))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    environ = dict(line.split("=", 1) for line in (tmp_path / "run/gorgo/router.env").read_text().splitlines())
+    (tmp_path / "regions.yaml").write_text(pair["regions_generated"])
+    shared = load_config(tmp_path / "regions.yaml").shared
+    assert shared is not None
+    assert (shared.url, shared.router) == ("rediss://store.internal:6379/0", None), "the host's name"
+    assert connection_arguments(shared, environ)["password"] == "store-0123456789abcdef"
+    assert group_key(shared, environ) == 0x00112233445566778899AABBCCDDEEFF
+    assert "GROUP" not in (tmp_path / "run/gorgo/tuner.env").read_text()
+    read = set(re.findall(r"fetch (/\S+?)[ )]", pair_files["router"]["/usr/local/sbin/gorgo-secrets"]))
+    assert read == set(pair["secret_names"]["router"])
+
+
+@pytest.mark.parametrize(("name", "value"), [("store-password", "with/slash-0123456789"), ("group-key", 32 * "g")])
+def test_secret_of_the_store_that_cannot_be_used_is_refused_by_name(
+    pair_files: dict[str, dict[str, str]], parameters: Path, tmp_path: Path, name: str, value: str
+) -> None:
+    (parameters / "store-password").write_text("store-0123456789abcdef")
+    (parameters / "group-key").write_text("00112233445566778899aabbccddeeff")
+    (parameters / name).write_text(value)
+    done = run(script(pair_files, "router", "gorgo-secrets", tmp_path))
+    assert done.returncode != 0
+    assert f"/gorgo/paper/{name}: expected " in done.stderr
+    assert value not in done.stderr
+    assert not (tmp_path / "run/gorgo/router.env").exists()
+
+
+def test_wheel_is_installed_with_the_client_of_the_store(pair_files: dict[str, dict[str, str]]) -> None:
+    install = pair_files["router"]["/usr/local/sbin/gorgo-install"]
+    assert '"./gorgo_router-0.1.0-py3-none-any.whl[shared]"' in install
+    assert "\nredis==" in (ROOT / "requirements.lock").read_text()
 
 
 # -- TLS and metrics

@@ -71,6 +71,7 @@ def test_a_region_with_the_router_alone_has_no_replicas_and_no_link_to_itself(ge
         "peering_eu_frankfurt",
         "router",
         "balancer",
+        "store",
     ]
 
 

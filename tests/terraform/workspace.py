@@ -17,8 +17,7 @@ ROOT = Path(__file__).parents[2]
 #: What terraform may leave in a folder; a copy begins without.
 _LEFT = shutil.ignore_patterns(".terraform", "*.tfstate*", "generated", "__pycache__")
 
-#: A root module that renders everything without a provider.
-RENDER = """
+_CORE = """
 module "core" {
   source        = "./modules/core"
   name          = "gorgo-paper"
@@ -36,7 +35,16 @@ module "core" {
   }
   artefacts     = "s3://gorgo-paper"
 }
+"""
 
+_STORE = 'routers = 2\n  store = { enabled = true, address = "store.internal" }\n  artefacts'
+_PAIR = _CORE.replace('"core"', '"pair"').replace("artefacts", _STORE)
+
+#: A root module that renders everything without a provider: one router, and two with a store.
+RENDER = (
+    _CORE
+    + _PAIR
+    + """
 module "observability" {
   source      = "./modules/observability"
   server_name = "llm.example.org"
@@ -50,8 +58,10 @@ module "files" {
 }
 
 output "core" { value = module.core }
+output "pair" { value = module.pair }
 output "observability" { value = module.observability.files }
 """
+)
 
 
 @dataclass(frozen=True, slots=True)

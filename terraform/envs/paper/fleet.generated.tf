@@ -154,6 +154,18 @@ module "balancer" {
   drain_s                  = module.core.router.drain_s
 }
 
+module "store" {
+  count                    = var.store.enabled ? 1 : 0
+  source                   = "../../modules/aws/store"
+  providers                = { aws = aws.us_ashburn }
+  name                     = var.name
+  vpc_id                   = module.network_us_ashburn.vpc_id
+  subnet_id                = module.network_us_ashburn.public_subnet_id
+  router_security_group_id = module.router.security_group_id
+  password_parameter       = "${var.secrets_prefix}/store-password"
+  node_type                = var.store.node_type
+}
+
 locals {
   # regions.yaml as it was when this was written; outputs.tf refuses another one.
   generated_for = {

@@ -30,6 +30,7 @@ module "core" {
   metrics_cidrs       = var.metrics_cidrs
   tuner               = var.tuner
   routers             = var.routers
+  store               = { enabled = var.store.enabled, address = one(module.store[*].address) }
   artefacts           = "s3://${local.bucket}"
   package = {
     wheel       = basename(var.wheel)

@@ -31,6 +31,11 @@ output "regions_generated" {
   }
 }
 
+output "store_address" {
+  description = "DNS name of the store of the routers, reached by them alone; null without one."
+  value       = one(module.store[*].address)
+}
+
 output "secret_names" {
   description = "Parameters that must be there before apply, and the region that they must be in."
   value       = module.core.secret_names

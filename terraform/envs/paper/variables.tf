@@ -139,8 +139,17 @@ variable "output_folder" {
   default     = "generated"
 }
 
+variable "store" {
+  description = "Managed Valkey in which the routers report to each other: TLS, a password, one node. Its password is in the state."
+  type = object({
+    enabled   = optional(bool, false)
+    node_type = optional(string, "cache.t4g.micro")
+  })
+  default = {}
+}
+
 variable "routers" {
-  description = "Routers behind one address, 1 or 2; two need a balancer, and each learns alone."
+  description = "Routers behind one address, 1 or 2; two need a balancer, and without a store each learns alone."
   type        = number
   default     = 1
 }

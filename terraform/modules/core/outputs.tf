@@ -95,7 +95,12 @@ output "secret_names" {
   value = {
     place   = local.secrets_place
     engines = ["${var.secrets.prefix}/engine-key"]
-    router  = [for name in ["engine-key", "admin-token", "client-keys", "tls-certificate", "tls-key"] : "${var.secrets.prefix}/${name}"]
+    router = [
+      for name in concat(
+        ["engine-key", "admin-token", "client-keys", "tls-certificate", "tls-key"],
+        var.store.enabled ? ["store-password", "group-key"] : [],
+      ) : "${var.secrets.prefix}/${name}"
+    ]
   }
 }
 

@@ -5,6 +5,9 @@ locals {
   admin_bind = "127.0.0.1:9090" # reached by a session of the cloud's own, never over the network
   tuner_bind = "127.0.0.1:9091"
   key_name   = "GORGO_ENGINE_KEY"
+
+  store_password_name = "GORGO_STORE_PASSWORD"
+  group_key_name      = "GORGO_GROUP_KEY"
   # Where systemd puts the files that LoadCredential names, for nginx alone.
   credentials = "/run/credentials/gorgo-tls.service"
 
@@ -17,7 +20,14 @@ locals {
       api_key_env = local.key_name
       capacity    = merge(try(replica.capacity, {}), { max_running_requests = local.engines[replica.name].running })
     }) if contains(keys(local.engines), replica.name)]
-  }))])
+    }, var.store.enabled ? {
+    shared = {
+      url          = "rediss://${var.store.address}:6379/0"
+      group        = var.name
+      password_env = local.store_password_name
+      key_env      = local.group_key_name
+    }
+  } : {}))])
 
   max_body_bytes = try(local.document.limits.max_body_bytes, 33554432)
   max_in_flight  = try(local.document.limits.max_in_flight, 4096)
@@ -56,8 +66,11 @@ locals {
     } : {},
   )
   router_scripts = {
-    "gorgo-secrets"       = templatefile("${path.module}/templates/router-secrets.sh.tftpl", { fetch = local.fetch_secret, prefix = var.secrets.prefix, key_name = local.key_name })
-    "gorgo-install"       = templatefile("${path.module}/templates/gorgo-install.sh.tftpl", { artefacts = var.artefacts, wheel = var.package.wheel, sha256 = var.package.sha256, lock_sha256 = var.package.lock_sha256 })
+    "gorgo-secrets" = templatefile("${path.module}/templates/router-secrets.sh.tftpl", {
+      fetch = local.fetch_secret, prefix = var.secrets.prefix, key_name = local.key_name
+      store = var.store.enabled, password_name = local.store_password_name, group_key_name = local.group_key_name
+    })
+    "gorgo-install"       = templatefile("${path.module}/templates/gorgo-install.sh.tftpl", { artefacts = var.artefacts, wheel = var.package.wheel, sha256 = var.package.sha256, lock_sha256 = var.package.lock_sha256, extras = var.store.enabled ? "[shared]" : "" })
     "gorgo-configuration" = templatefile("${path.module}/templates/gorgo-configuration.sh.tftpl", { artefacts = var.artefacts })
   }
 

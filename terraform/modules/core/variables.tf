@@ -193,8 +193,14 @@ variable "tuner" {
   }
 }
 
+variable "store" {
+  description = "Whether the routers report to each other in a store, and its DNS name, which may be known later."
+  type        = object({ enabled = optional(bool, false), address = optional(string) })
+  default     = {}
+}
+
 variable "routers" {
-  description = "Routers behind one address; each learns alone."
+  description = "Routers behind one address; without a store each learns alone."
   type        = number
   default     = 1
   validation {

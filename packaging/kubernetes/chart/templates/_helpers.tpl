@@ -1,11 +1,13 @@
+{{- /* Short enough for the names of pods, which are the names of routers in a store, to have their random end. */ -}}
 {{- define "gorgo.name" -}}
-{{- if contains "gorgo" .Release.Name }}{{ .Release.Name | trunc 50 | trimSuffix "-" }}{{ else }}{{ printf "%s-gorgo" .Release.Name | trunc 50 | trimSuffix "-" }}{{ end -}}
+{{- $base := ternary .Release.Name (printf "%s-gorgo" .Release.Name) (contains "gorgo" .Release.Name) | trunc 39 | trimSuffix "-" -}}
+{{- ternary (printf "%s-picker" $base) $base .Values.picker.enabled -}}
 {{- end }}
 
 {{- define "gorgo.selector" -}}
 app.kubernetes.io/name: gorgo
 app.kubernetes.io/instance: {{ .Release.Name }}
-app.kubernetes.io/component: proxy
+app.kubernetes.io/component: {{ ternary "picker" "proxy" .Values.picker.enabled }}
 {{- end }}
 
 {{- define "gorgo.labels" -}}
@@ -15,12 +17,48 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 
+{{- /* Those of `config`; without one and without replicas the pods of the pool, or those labelled `app: engine`. */ -}}
+{{- define "gorgo.sources" -}}
+{{- $replica := dict "region" .Values.config.proxy.region -}}
+{{- if or (hasKey .Values.config "fleet_sources") (hasKey .Values.config "replicas") -}}
+{{- .Values.config.fleet_sources | default list | toYaml -}}
+{{- else if .Values.picker.enabled -}}
+{{- list (dict "name" "pool" "kind" "inference-pool" "pool" (include "gorgo.pool" .) "replica" $replica) | toYaml -}}
+{{- else -}}
+{{- $selector := dict "app" "engine" -}}
+{{- list (dict "name" "engines" "kind" "pods" "selector" $selector "port" 30000 "replica" $replica) | toYaml -}}
+{{- end -}}
+{{- end }}
+
+{{- define "gorgo.pool" -}}
+{{- .Values.picker.inferencePool.name | default .Release.Name -}}
+{{- end }}
+
 {{- /* "true" if a fleet source asks the API server of this cluster. */ -}}
 {{- define "gorgo.watches" -}}
-{{- range .Values.config.fleet_sources }}{{ if and (ne .kind "dns") (not (dig "api" "url" "" .)) }}true{{ end }}{{ end -}}
+{{- range include "gorgo.sources" . | fromYamlArray }}{{ if and (ne .kind "dns") (not (dig "api" "url" "" .)) }}true{{ end }}{{ end -}}
 {{- end }}
 
 {{- /* Whole seconds that open streams have after SIGTERM. */ -}}
 {{- define "gorgo.grace" -}}
 {{- dig "limits" "shutdown_grace_s" 30.0 .Values.config | ceil | int -}}
+{{- end }}
+
+{{- /* Of the listener for clients or gateways. */ -}}
+{{- define "gorgo.port" -}}
+{{- ternary "grpc" "http" .Values.picker.enabled -}}
+{{- end }}
+
+{{- /* Kubernetes has no gRPC probes over TLS. */ -}}
+{{- define "gorgo.probe" -}}
+{{- $service := index . 1 -}}
+{{- with index . 0 -}}
+{{- if not .Values.picker.enabled -}}
+httpGet: {path: {{ ternary "/ready" "/health" (eq $service "readiness") }}, port: http}
+{{- else if .Values.picker.tls.secret -}}
+exec: {command: [python, /opt/gorgo/healthcheck.py, "grpcs://127.0.0.1:9002/{{ $service }}"]}
+{{- else -}}
+grpc: {port: 9002, service: {{ $service }}}
+{{- end -}}
+{{- end -}}
 {{- end }}

@@ -8,6 +8,12 @@ mock_provider "aws" {
   mock_data "aws_caller_identity" {
     defaults = { account_id = "123456789012" }
   }
+  mock_data "aws_ssm_parameter" {
+    defaults = { value = "0123456789abcdef0123456789abcdef", insecure_value = "ami-1" }
+  }
+  mock_resource "aws_elasticache_replication_group" {
+    defaults = { primary_endpoint_address = "master.gorgo-paper-store.abc.use1.cache.amazonaws.com" }
+  }
   mock_resource "aws_lb" {
     defaults = { arn = "arn:aws:elasticloadbalancing:us-east-1:123456789012:loadbalancer/net/routers/1" }
   }
@@ -66,6 +72,53 @@ run "two_routers_behind_one_address" {
   assert {
     condition     = length(module.balancer) == 1 && output.public_address == module.balancer[0].public_address
     error_message = "Clients use the balancer's address."
+  }
+}
+
+run "two_routers_report_to_each_other_in_a_store" {
+  command = apply
+  variables {
+    routers = 2
+    store   = { enabled = true }
+  }
+  assert {
+    condition     = yamldecode(output.regions_generated).shared.url == "rediss://${output.store_address}:6379/0" && yamldecode(output.regions_generated).shared.group == "gorgo-paper"
+    error_message = "The configuration names the store, over TLS, and the group."
+  }
+  assert {
+    condition     = contains(output.secret_names.router, "/gorgo/paper/group-key") && contains(output.secret_names.router, "/gorgo/paper/store-password")
+    error_message = "The routers read the group's key and the store's password."
+  }
+}
+
+run "store_takes_nobody_but_the_routers_over_tls_and_with_a_password" {
+  command = apply
+  module {
+    source = "../../modules/aws/store"
+  }
+  providers = { aws = aws.us_ashburn }
+  variables {
+    name                     = "gorgo-test"
+    vpc_id                   = "vpc-1"
+    subnet_id                = "subnet-1"
+    router_security_group_id = "sg-1"
+    password_parameter       = "/gorgo/test/store-password"
+  }
+  assert {
+    condition     = aws_elasticache_replication_group.this.transit_encryption_enabled && aws_elasticache_replication_group.this.transit_encryption_mode == "required" && aws_elasticache_replication_group.this.auth_token == "0123456789abcdef0123456789abcdef"
+    error_message = "TLS alone, and the password of the parameter."
+  }
+  assert {
+    condition     = aws_vpc_security_group_ingress_rule.routers.referenced_security_group_id == "sg-1" && aws_vpc_security_group_ingress_rule.routers.from_port == 6379 && aws_vpc_security_group_ingress_rule.routers.to_port == 6379
+    error_message = "In: the store's port, from the routers."
+  }
+  assert {
+    condition     = aws_vpc_security_group_egress_rule.routers.security_group_id == "sg-1" && aws_vpc_security_group_egress_rule.routers.from_port == 6379
+    error_message = "Out of the routers: the store's port."
+  }
+  assert {
+    condition     = aws_elasticache_replication_group.this.num_cache_clusters == 1 && aws_elasticache_replication_group.this.snapshot_retention_limit == 0
+    error_message = "One node, and no copies of what it has."
   }
 }
 

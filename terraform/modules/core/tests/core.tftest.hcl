@@ -234,3 +234,27 @@ run "more_routers_are_refused" {
   }
   expect_failures = [var.routers]
 }
+
+run "store_is_in_the_routers_file_and_its_secrets_in_their_environment" {
+  command = plan
+  variables {
+    routers = 2
+    store   = { enabled = true, address = "store.internal" }
+  }
+  assert {
+    condition     = yamldecode(output.regions_generated).shared == { url = "rediss://store.internal:6379/0", group = "gorgo-test", password_env = "GORGO_STORE_PASSWORD", key_env = "GORGO_GROUP_KEY" }
+    error_message = "Address, group and the names of both secrets."
+  }
+  assert {
+    condition     = contains(output.secret_names.router, "/gorgo/test/group-key") && strcontains(output.router.user_data, "-py3-none-any.whl[shared]")
+    error_message = "The group's key is read, and the store's client installed."
+  }
+}
+
+run "without_a_store_nothing_is_shared" {
+  command = plan
+  assert {
+    condition     = !can(yamldecode(output.regions_generated).shared) && length(output.secret_names.router) == 5 && !strcontains(output.router.user_data, "store-password")
+    error_message = "Neither the section nor its secrets."
+  }
+}
