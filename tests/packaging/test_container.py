@@ -73,17 +73,12 @@ def test_what_is_built_is_what_is_installed_from_the_lock_by_hash() -> None:
     assert [line for line in installs if "--require-hashes" not in line and "./dist/" not in line] == []
 
 
-def test_extras_are_those_of_the_project_and_the_picker_s_apart_from_the_traces() -> None:
-    """The packages of `picker` and of `otel` bring files of the same names."""
+def test_extras_of_the_image_are_those_of_the_project_for_every_command() -> None:
     (given,) = [one.rest.partition("=") for one in BUILDER if one.word == "ARG"]
     assert given[0] == "EXTRAS"
-    named = re.findall(r"EXTRAS=([a-z,]+)", (PACKAGING / "Containerfile").read_text())
-    sets = [set(text.split(",")) for text in named]
-    assert set(given[2].split(",")) in sets
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert set().union(*sets) <= set(project["optional-dependencies"])
-    assert {"picker", "shared"} in sets
-    assert not [names for names in sets if {"picker", "otel"} <= names]
+    assert {"otel", "picker", "postgres", "shared"} <= set(given[2].split(","))
+    assert set(given[2].split(",")) <= set(project["optional-dependencies"])
 
 
 def test_process_is_nobody_s_in_particular_and_writes_below_one_folder() -> None:

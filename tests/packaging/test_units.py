@@ -49,7 +49,7 @@ def test_every_call_is_one_that_the_command_line_takes() -> None:
     assert by_command["check"]["config"] == by_command["serve"]["config"] == Path("/etc/gorgo/regions.yaml")
     assert by_command["serve"]["state"] == Path("/var/lib/gorgo/state.json")
     assert by_command["tune"]["database"] == "sqlite:////var/lib/gorgo-tuner/history.sqlite3"
-    assert by_command["tune"]["url"] == "http://127.0.0.1:9090"
+    assert by_command["tune"]["url"] == ["http://127.0.0.1:9090"]
 
 
 def test_tokens_are_credentials_and_in_no_environment_file() -> None:

@@ -11,12 +11,12 @@ from functools import lru_cache
 from gorgo.core.record import record
 from gorgo.live.http.headers import Header
 from gorgo.picker.protocol.messages import DESTINATION, LB, OWN
-from gorgo.picker.protocol.protos import HeaderValue, HeaderValueOption, ProcessingResponse
+from gorgo.picker.protocol.protos import OVERWRITE_IF_EXISTS_OR_ADD, HeaderValue, ProcessingResponse
 from gorgo.picker.protocol.wire import field, struct_entry, text_entry
 
 #: Bytes of a body in one message: the bound of the Gateway API's own picker, far below that of gRPC messages.
 PIECE_BYTES = 62_000
-_OVERWRITE = HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
+_OVERWRITE = OVERWRITE_IF_EXISTS_OR_ADD
 #: Destinations whose bytes are retained: a fleet's usual orders of the best three.
 MAX_DESTINATIONS = 4096
 _DESTINATION = DESTINATION.encode()

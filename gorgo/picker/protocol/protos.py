@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
+from typing import Any
+
 from gorgo.errors import MissingExtra
 
 try:
-    from envoy.config.core.v3.base_pb2 import HeaderMap, HeaderValue, HeaderValueOption
-    from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
-    from envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
-    from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest, ProcessingResponse
     from google.protobuf.message import DecodeError
     from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+
+    from gorgo.picker.protocol.schema import message_classes
 except ImportError as error:
     raise MissingExtra("the endpoint picker needs the extra: pip install 'gorgo-router[picker]'") from error
 
 __all__ = [
+    "OVERWRITE_IF_EXISTS_OR_ADD",
     "DecodeError",
-    "HeaderMap",
     "HeaderValue",
-    "HeaderValueOption",
     "HealthCheckRequest",
     "HealthCheckResponse",
     "ProcessingMode",
@@ -26,3 +26,23 @@ __all__ = [
     "ProcessingResponse",
     "StreamAccessLogsMessage",
 ]
+
+_CLASSES = message_classes()
+HeaderValue: Any = _CLASSES["HeaderValue"]
+ProcessingRequest: Any = _CLASSES["ProcessingRequest"]
+ProcessingResponse: Any = _CLASSES["ProcessingResponse"]
+StreamAccessLogsMessage: Any = _CLASSES["StreamAccessLogsMessage"]
+
+#: `HeaderValueOption.HeaderAppendAction`: the picker's value replaces the client's.
+OVERWRITE_IF_EXISTS_OR_ADD = 2
+
+
+class ProcessingMode(IntEnum):
+    """How Envoy sends a body (`ProcessingMode.BodySendMode`)."""
+
+    NONE = 0
+    STREAMED = 1
+    BUFFERED = 2
+    BUFFERED_PARTIAL = 3
+    FULL_DUPLEX_STREAMED = 4
+    GRPC = 5

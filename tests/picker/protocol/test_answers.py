@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gorgo.picker.protocol.answers import EndpointChoice, chosen
 from gorgo.picker.protocol.messages import DESTINATION, LB, OWN
-from gorgo.picker.protocol.protos import HeaderValue, HeaderValueOption, ProcessingResponse
+from gorgo.picker.protocol.protos import OVERWRITE_IF_EXISTS_OR_ADD, HeaderValue, ProcessingResponse
 from gorgo.picker.protocol.wire import varint
 
 addresses = st.lists(st.sampled_from(("10.0.0.1:80", "[fd00::1]:8000", "10.0.0.3:9")), min_size=1, max_size=3)
@@ -26,7 +26,7 @@ def expected(kind: str, choice: EndpointChoice, *, with_body: bool) -> Processin
     for name, value in pairs:
         common.header_mutation.set_headers.add(
             header=HeaderValue(key=name.decode(), raw_value=value),
-            append_action=HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD,
+            append_action=OVERWRITE_IF_EXISTS_OR_ADD,
         )
     common.header_mutation.remove_headers.extend(name.decode() for name in choice.remove_headers)
     common.clear_route_cache = kind == "request_headers"
