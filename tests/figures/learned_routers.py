@@ -36,6 +36,8 @@ _MEANS = (
     "mean TTFT, ms", "p50", "p95", "p99", "p50 E2E, s", "p95 E2E, s", "p50 TPOT, ms", "p99 TPOT, ms",
     "E2E per token, ms", "tokens/s", "hit %", "MAPE %", "failed", "rho", "share of pools, %", "decided by, %",
 )  # fmt: skip
+#: Columns of later results, at the end.
+_ERRORS = ("model TTFT off, %", "median, %", "model TPOT off, %", "TPOT median, %")  # fmt: skip
 _SUMMARY = re.compile(r"(\d+) of (\d+) claims met, all simulated; (\d+) runs")
 
 
@@ -53,6 +55,7 @@ def learned_routers(results: Sequence[Any]) -> View:
                     cells["published"] = published or cells["published"]
             else:
                 names = [name for name in _MEANS if name != "rho" or name in header]
+                names += _ERRORS if "model TTFT off %" in header else ()
                 for on, policy, seeds, *cells_of in rows:
                     shown = dict(zip(names, map(_value, cells_of), strict=True))
                     means[on, f"`{policy}`"] = {"seeds": float(seeds), **shown}

@@ -27,6 +27,7 @@ HEADER = ("on", "of", "against", "figure", "published", "claim", "against / of [
 MEANS_HEADER = (
     "on", "policy", "seeds", "TTFT mean ms", "p50", "p95", "p99", "E2E p50 s", "p95", "TPOT p50 ms", "p99",
     "E2E/token ms", "tokens/s", "hit %", "MAPE %", "failed", "rho", "shares of pools", "decided by",
+    "model TTFT off %", "median %", "model TPOT off %", "TPOT median %",
 )  # fmt: skip
 
 
@@ -61,11 +62,20 @@ def _sections(chosen: Sequence[RouterComparison], runs: Runs, seeds: Sequence[in
 
 def _means(one: RouterComparison, runs: Runs, seeds: Sequence[int]) -> Iterator[tuple[str, ...]]:
     for variant in dict.fromkeys((one.against, *one.variants, *one.also)):
-        found = [runs[one.task(variant, seed)] for seed in seeds[: one.seeds]]
+        found = [runs[one.task(variant, seed)] for seed in seeds]
         row = mean_row([run.row for run in found])
         rho = [run.rho for run in found if run.rho is not None]
         ranked = f"{mean(rho):.3f}" if rho else "-"
-        yield (one.label, variant, str(len(found)), *_stats(row), ranked, _pools(row), _fallbacks(found))
+        yield (
+            one.label,
+            variant,
+            str(len(found)),
+            *_stats(row),
+            ranked,
+            _pools(row),
+            _fallbacks(found),
+            *_errors(found),
+        )
 
 
 def _stats(row: ResultRow) -> Iterator[str]:
@@ -103,6 +113,13 @@ def _fallbacks(runs: Sequence[RouterRun]) -> str:
     whole = sum(counts.values()) or 1
     ordered = sorted(counts.items(), key=lambda item: -item[1])
     return ", ".join(f"{word or 'policy'} {100 * count / whole:.1f}" for word, count in ordered)
+
+
+def _errors(runs: Sequence[RouterRun]) -> Iterator[str]:
+    """Yield the models' errors of TTFT and time per token, %: mean and median of requests, means over runs."""
+    for name in ("ttft_mean", "ttft_median", "tpot_mean", "tpot_median"):
+        known = [error for run in runs if (error := getattr(run.model_errors, name)) is not None]
+        yield f"{100 * mean(known):.1f}" if known else "-"
 
 
 def _summary(chosen: Sequence[RouterComparison], runs: Runs, seeds: Sequence[int]) -> str:

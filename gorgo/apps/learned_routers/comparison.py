@@ -49,8 +49,6 @@ class RouterComparison:
         As in `ClaimVerdict`; `--only` names it.
     stats:
         Keys of `MEASURES`, each with what was published of it.
-    seeds:
-        Of the seeds of a check only the first so many; None: all.
     """
 
     group: str
@@ -61,7 +59,6 @@ class RouterComparison:
     stats: Mapping[str, PublishedRatio | None]
     scrape_interval_s: float = USUAL_SCRAPES_S
     warm_up: float = 0.5
-    seeds: int | None = None
     also: Sequence[str] = field(default=())
 
     @property
@@ -81,7 +78,7 @@ class RouterComparison:
 
     def tasks(self, seeds: Sequence[int]) -> Iterator[RouterTask]:
         """Yield every run; those of one seed, which share their feed, follow one another."""
-        for seed in seeds[: self.seeds]:
+        for seed in seeds:
             for variant in dict.fromkeys((self.against, *self.variants, *self.also)):
                 yield self.task(variant, seed)
 
@@ -92,7 +89,7 @@ class RouterComparison:
             for variant in self.variants:
                 found = [
                     (runs[self.task(self.against, seed)].row, runs[self.task(variant, seed)].row)
-                    for seed in seeds[: self.seeds]
+                    for seed in seeds
                     if self.task(self.against, seed) in runs and self.task(variant, seed) in runs
                 ]
                 pairs = [(value(base), value(own)) for base, own in found]

@@ -130,7 +130,6 @@ def _tau(conversation: str | None) -> Iterator[RouterComparison]:
             variants=(*(f"tau {tau:g}" for tau in TAUS if tau != 0.5), OURS),
             also=(LODESTAR,),
             stats={MEAN: None},
-            seeds=3,
         )
 
 
@@ -143,7 +142,6 @@ def _shift() -> Iterator[RouterComparison]:
         variants=(LODESTAR, "lodestar, offline", RESIDUAL, OURS, HEURISTIC),
         stats={MEAN: None, P99: None},
         warm_up=0.5,
-        seeds=3,
     )
 
 
@@ -157,7 +155,6 @@ def _pools() -> Iterator[RouterComparison]:
             variants=(LODESTAR, "lodestar, random replay", "lodestar, linear"),
             stats={MEAN: PublishedRatio(text=mean, of=LODESTAR), P99: PublishedRatio(text=p99, of=LODESTAR)},
             warm_up=0.5,
-            seeds=3,
         )
 
 
@@ -169,7 +166,6 @@ def _filter() -> Iterator[RouterComparison]:
         against="lodestar, no K-filter",
         variants=(LODESTAR, RESIDUAL, OURS),
         stats={MEAN: PublishedRatio(text="1.72", of=LODESTAR), P99: PublishedRatio(text="1.78", of=LODESTAR)},
-        seeds=3,
     )
 
 
@@ -186,28 +182,35 @@ def _accuracy() -> Iterator[RouterComparison]:
     )
 
 
+#: Rate of each of llm-d's scenarios on the simulated fleet, 1/s, and of the ShareGPT-like traffic.
+RATES = {"A": 30.0, "B": 9.0, "C": 10.0, "D": 4.0}
+SHAREGPT_RATE = 60.0
+#: Shares of these rates that the curves over the rate have beside the rates themselves.
+LADDER = (0.4, 0.7)
+
+
 def _scenarios() -> Iterator[RouterComparison]:
-    traffics = [
-        scenario("A", requests=CHATS, rates_per_s=(30.0,)),
-        scenario("B", requests=CHATS, rates_per_s=(9.0,)),
-        scenario("C", requests=CHATS, rates_per_s=(10.0,)),
-        scenario("D", requests=CHATS, rates_per_s=(4.0,)),
-        sharegpt(requests=CHATS, rate_per_s=60.0),
-    ]
-    for traffic in traffics:
-        yield RouterComparison(
-            group="scenarios",
-            fleet="8x1xH100" if traffic.name.startswith("ShareGPT") else "10x2xH100",
-            traffic=traffic,
-            against=LOAD_PREFIX,
-            variants=(PREDICTED, OURS, RESIDUAL, "round-robin"),
-            stats={
-                "mean E2E/token": PublishedRatio(
-                    text="comparable" if "C" in traffic.name else "better", of=PREDICTED, claim=1.0
-                ),
-                MEAN: None,
-            },
-        )
+    for share in (1.0, *LADDER):
+        traffics = [
+            *(scenario(name, requests=CHATS, rates_per_s=(rate * share,)) for name, rate in RATES.items()),
+            sharegpt(requests=CHATS, rate_per_s=SHAREGPT_RATE * share),
+        ]
+        for traffic in traffics:
+            yield RouterComparison(
+                group="scenarios" if share == 1.0 else "qps",
+                fleet="8x1xH100" if traffic.name.startswith("ShareGPT") else "10x2xH100",
+                traffic=traffic,
+                against=LOAD_PREFIX,
+                variants=(PREDICTED, OURS, RESIDUAL, "round-robin"),
+                stats={
+                    "mean E2E/token": PublishedRatio(
+                        text="comparable" if "C" in traffic.name else "better", of=PREDICTED, claim=1.0
+                    )
+                    if share == 1.0
+                    else None,
+                    MEAN: None,
+                },
+            )
 
 
 def _production() -> Iterator[RouterComparison]:
@@ -234,7 +237,6 @@ def _longer() -> Iterator[RouterComparison]:
         variants=(LODESTAR, RESIDUAL, OURS, *(f"lodestar, {guard}" for guard in guards)),
         stats={P99: PublishedRatio(text=">= 0.91", of=LODESTAR, claim=1 / 1.10), MEAN: None},
         warm_up=0.5,
-        seeds=3,
     )
 
 
@@ -247,7 +249,6 @@ def _mixed_share() -> Iterator[RouterComparison]:
         against="oracle",
         variants=(LODESTAR, RESIDUAL, OURS, HEURISTIC),
         stats={MEAN: None},
-        seeds=3,
     )
 
 
@@ -262,7 +263,6 @@ def _shadows() -> Iterator[RouterComparison]:
             against=first,
             variants=others,
             stats={},
-            seeds=3,
         )
 
 
@@ -277,5 +277,4 @@ def _scrapes() -> Iterator[RouterComparison]:
             variants=(LODESTAR, RESIDUAL, LOAD_PREFIX),
             stats={MEAN: None, P99: None},
             scrape_interval_s=interval_s,
-            seeds=3,
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 from time import thread_time
@@ -16,6 +16,8 @@ import numpy as np
 
 import gorgo
 from gorgo.apps.claims.run_cache import run_key
+from gorgo.apps.learned_routers.model_errors import FittedRound, ModelErrors, RunTraining
+from gorgo.apps.learned_routers.slices import TimeSlice, slices_of
 from gorgo.apps.learned_routers.traffic import Traffic, feed_of_traffic
 from gorgo.apps.learned_routers.variants import Variant, find_variant
 from gorgo.apps.rank import spearman
@@ -26,17 +28,13 @@ from gorgo.apps.simulate.rows import simulated_run
 from gorgo.config.constants import STALE_INTERVALS
 from gorgo.core.messages.decision import Decision
 from gorgo.core.training.model import Model
-from gorgo.learning.trainer import Trainer
 from gorgo.sim.named_fleets import find_fleet
 from gorgo.sim.records import SimRecord, SimResult
 from gorgo.sim.simulation import Simulation
-from gorgo.sim.training import TrainingController
 from gorgo.sim.workload import SimRequest
 
 #: Share of the requests that are not measured.
 WARM_UP = 0.3
-#: Slices of a run, equal in time, for figures over time.
-SLICES = 24
 PROBE_S = 10.0
 _GORGO = Path(gorgo.__file__).parent
 
@@ -68,8 +66,7 @@ class RouterTask:
         """Return the key of the run."""
         variant, folder = find_variant(self.variant), Path(__file__).parent
         code = [
-            folder / "measure.py",
-            folder / "traffic.py",
+            *(folder / f"{name}.py" for name in ("measure", "model_errors", "slices", "traffic")),
             *(_GORGO / name for name in ("learning", "policies/learned")),
         ]
         return run_key(variant.policy, self.traces, [self, variant], code=code)
@@ -80,27 +77,13 @@ class RouterTask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimeSlice:
-    """Figures of the requests that arrived within a slice of the run."""
-
-    begins_s: float
-    n: int
-    ttft_ms_mean: float | None
-    ttft_ms_p99: float | None
-    tpot_ms_mean: float | None
-    e2e_ms_per_token: float | None
-    error_ratio: float | None
-    hit: float | None
-    best_hit: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RouterRun:
     """Figures of a run.
 
     `row` is of the measured requests; `replica_ttft_ms` their mean TTFT by replica, `fallbacks` their decisions by the
     guard or rule that decided ("" is the policy's own). `slices` are of all requests. `adopted_s` says when each model
-    was adopted. `rho` is Spearman's of the shadow policy's rank of the chosen replica and the measured TTFT.
+    was adopted, `fitted` what each round came to. `model_errors` are of the measured requests. `rho` is Spearman's of
+    the shadow policy's rank of the chosen replica and the measured TTFT.
     """
 
     row: ResultRow
@@ -110,6 +93,8 @@ class RouterRun:
     adopted_s: Sequence[float]
     rho: float | None
     cpu_s: float
+    fitted: Sequence[FittedRound] = ()
+    model_errors: ModelErrors = field(default_factory=ModelErrors)
 
 
 def measure(task: RouterTask) -> RouterRun:
@@ -117,20 +102,24 @@ def measure(task: RouterTask) -> RouterRun:
     begun_s = thread_time()
     with rare_collections():
         result, decisions, training = _simulated(task, find_variant(task.variant))
+        predicted = training.forecasts()
     measured = result.records[int(len(result.records) * task.warm_up) :]
+    begins_s = measured[0].scheduled_s if measured else inf
     names = {record.id for record in measured}
     return RouterRun(
         row=_row(task, replace(result, records=measured)),
         replica_ttft_ms=_by_replica(measured),
         fallbacks=dict(Counter(one.fallback or "" for one in decisions if one.request_id in names)),
-        slices=_slices(result.records, {one.request_id: one for one in decisions}),
-        adopted_s=[one.adopted_s for one in training.rounds if one.adopted_s is not None],
+        slices=slices_of(result.records, {one.request_id: one for one in decisions}, predicted),
+        adopted_s=training.adopted_s,
         rho=_rho(measured),
         cpu_s=thread_time() - begun_s,
+        fitted=training.fitted,
+        model_errors=predicted.between(begins_s, inf).errors(),
     )
 
 
-def _simulated(task: RouterTask, variant: Variant) -> tuple[SimResult, list[Decision], TrainingController]:
+def _simulated(task: RouterTask, variant: Variant) -> tuple[SimResult, list[Decision], RunTraining]:
     feed = feed_of_traffic(task.traffic, task.seed)
     training = _training(task, variant, feed)
     simulation = _simulation(task, variant, training)
@@ -138,16 +127,11 @@ def _simulated(task: RouterTask, variant: Variant) -> tuple[SimResult, list[Deci
     return result, simulation.router.newest_decisions(2 * task.traffic.requests), training
 
 
-def _training(task: RouterTask, variant: Variant, feed: Sequence[SimRequest]) -> TrainingController:
+def _training(task: RouterTask, variant: Variant, feed: Sequence[SimRequest]) -> RunTraining:
     """Return what trains the policy, if it learns."""
     until_s = inf if variant.trains_until is None else feed[int(len(feed) * variant.trains_until)].arrival_s
     model = None if variant.trained_on is None else _trained(task, variant.trained_on)
-    return TrainingController(
-        lambda spec, seed, version: Trainer(spec, seed, version=version),
-        seed=task.seed,
-        model=model,
-        until_s=until_s if model is None else 0.0,
-    )
+    return RunTraining(seed=task.seed, model=model, until_s=until_s if model is None else 0.0)
 
 
 def _trained(task: RouterTask, fleet: str) -> Model:
@@ -156,10 +140,10 @@ def _trained(task: RouterTask, fleet: str) -> Model:
     variant = Variant(policy=find_variant(task.variant).policy)
     training = _training(replace(task, traffic=traffic), variant, feed := feed_of_traffic(traffic, task.seed))
     _simulation(replace(task, fleet=fleet, traffic=traffic), variant, training).run(feed)
-    return training.rounds[-1].model
+    return training.controller.rounds[-1].model
 
 
-def _simulation(task: RouterTask, variant: Variant, training: TrainingController) -> Simulation:
+def _simulation(task: RouterTask, variant: Variant, training: RunTraining) -> Simulation:
     traffic, policy = task.traffic, variant.make()
     stale_after_s = STALE_INTERVALS * max(PROBE_S, task.scrape_interval_s)
     return Simulation(
@@ -174,7 +158,7 @@ def _simulation(task: RouterTask, variant: Variant, training: TrainingController
         probe_interval_s=PROBE_S,
         scrape_interval_s=task.scrape_interval_s,
         shadow=variant.make_shadow(),
-        controllers=[training],
+        controllers=[training.controller],
     )
 
 
@@ -200,44 +184,3 @@ def _by_replica(records: Sequence[SimRecord]) -> dict[str, float]:
         if record.replica is not None and record.ttft_ms is not None:
             found.setdefault(record.replica, []).append(record.ttft_ms)
     return {name: float(np.mean(times)) for name, times in sorted(found.items())}
-
-
-def _slices(records: Sequence[SimRecord], decisions: Mapping[str, Decision]) -> list[TimeSlice]:
-    edges = np.linspace(0.0, max((record.scheduled_s for record in records), default=0.0) + 1e-9, SLICES + 1)
-    begins = np.searchsorted(np.array([record.scheduled_s for record in records]), edges)
-    return [
-        _slice(float(edge), records[begin:end], decisions)
-        for edge, begin, end in zip(edges[:-1], begins[:-1], begins[1:], strict=True)
-    ]
-
-
-def _slice(begins_s: float, records: Sequence[SimRecord], decisions: Mapping[str, Decision]) -> TimeSlice:
-    good = [record for record in records if record.error is None and record.ttft_ms is not None]
-    ttft_ms = [record.ttft_ms or 0.0 for record in good]
-    spoken = [record for record in good if record.e2e_s is not None and (record.output_tokens or 0) > 1]
-    tpot_ms = [
-        ((record.e2e_s or 0.0) * 1e3 - (record.ttft_ms or 0.0)) / ((record.output_tokens or 0) - 1) for record in spoken
-    ]
-    per_token = [(record.e2e_s or 0.0) * 1e3 / (record.output_tokens or 1) for record in spoken]
-    errors = [
-        abs(record.predicted_ttft_ms - (record.ttft_ms or 0.0)) / (record.ttft_ms or 1.0)
-        for record in good
-        if record.predicted_ttft_ms is not None
-    ]
-    chosen = [decisions[record.id] for record in records if record.id in decisions]
-    prompts = sum(one.prompt_tokens for one in chosen)
-    return TimeSlice(
-        begins_s=begins_s,
-        n=len(records),
-        ttft_ms_mean=_mean(ttft_ms),
-        ttft_ms_p99=float(np.quantile(ttft_ms, 0.99)) if ttft_ms else None,
-        tpot_ms_mean=_mean(tpot_ms),
-        e2e_ms_per_token=_mean(per_token),
-        error_ratio=_mean(errors),
-        hit=sum(one.estimated_cached_tokens for one in chosen) / prompts if prompts else None,
-        best_hit=sum(one.best_cached_tokens for one in chosen) / prompts if prompts else None,
-    )
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return float(np.mean(values)) if values else None
