@@ -44,6 +44,8 @@ class StoreLease(Leadership):
         Of the routers; names the key.
     lease_s:
         How long a lease lasts without a renewal.
+    renew_s:
+        Time between renewals; a third of `lease_s` unless given.
     clock:
         Monotonic seconds.
     """
@@ -51,10 +53,17 @@ class StoreLease(Leadership):
     has_standby = True
 
     def __init__(
-        self, client: Redis, group: str, *, lease_s: float = LEASE_S, clock: Callable[[], float] = monotonic
+        self,
+        client: Redis,
+        group: str,
+        *,
+        lease_s: float = LEASE_S,
+        renew_s: float | None = None,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self.token = 0
         self._client, self._lease_s, self._now = client, lease_s, clock
+        self._renew_s = lease_s / 3 if renew_s is None else renew_s
         self._keys = (f"gorgo:{group}:tuner", f"gorgo:{group}:tuner:token")
         self._holder = secrets.token_hex(16)
         self._until_s = float("-inf")
@@ -91,9 +100,9 @@ class StoreLease(Leadership):
             await self._script(_DELETE, self._keys[0], self._holder)
 
     async def _renew(self) -> None:
-        """Renew at a third of the time; a failed renewal is tried again until the lease has ended."""
+        """Renew until the lease has ended; a failed renewal is tried again."""
         while self._now() < self._until_s:
-            await asyncio.sleep(self._lease_s / 3)
+            await asyncio.sleep(self._renew_s)
             began_s = self._now()
             try:
                 renewed = await self._script(_RENEW, self._keys[0], self._holder, self._lease_ms)

