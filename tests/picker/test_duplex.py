@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from gorgo.picker.call import ProtocolError
-from gorgo.picker.protocol.answers import PIECE_BYTES
 from gorgo.picker.protocol.messages import DESTINATION, LB, SERVED
 from gorgo.picker.protocol.protos import ProcessingRequest
+from tests.picker.duplex import EVENTS, begin, chosen, returned
 from tests.picker.virtual import (
     BODY,
     DUPLEX,
     JSON_BODY,
-    Call,
     Picked,
     VirtualPicker,
     body_message,
@@ -25,28 +22,6 @@ from tests.picker.virtual import (
 )
 from tests.proxy.conftest import with_replica
 from tests.proxy.fakes import DONE, ROLE, USAGE, delta
-
-EVENTS = (":status", "200"), ("content-type", "text/event-stream")
-
-
-def begin(picker: VirtualPicker, **options: Any) -> Call:
-    call = picker.call()
-    assert call.feed(headers_message("request_headers", mode=DUPLEX, response_mode=DUPLEX, **options)) == []
-    return call
-
-
-def chosen(picker: VirtualPicker, body: bytes = BODY) -> Call:
-    call = begin(picker)
-    call.feed(body_message("request_body", body))
-    return call
-
-
-def returned(messages: list[Any], kind: str) -> bytes:
-    """The body that answers give back; the end is in the last one alone."""
-    pieces = [getattr(message, kind).response.body_mutation.streamed_response for message in messages]
-    assert [piece.end_of_stream for piece in pieces[:-1]] == [False] * (len(pieces) - 1)
-    assert all(len(piece.body) <= PIECE_BYTES for piece in pieces)
-    return b"".join(piece.body for piece in pieces)
 
 
 def test_the_choice_comes_with_the_headers_once_the_body_has_come_and_the_body_comes_back_after_it() -> None:

@@ -15,8 +15,9 @@ from typing import Any
 from gorgo.core.messages.actions import Dispatch
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.live.http.errors import HttpError, error_json
-from gorgo.live.http.headers import KEYS, Header, find
+from gorgo.live.http.headers import KEYS, Header
 from gorgo.live.request.routes import INFERENCE_ROUTES
+from gorgo.picker.calls.carried_response import CarriedResponse
 from gorgo.picker.calls.own_routes import OwnAnswer, own_answer, public_answer
 from gorgo.picker.exchange.changes import choose
 from gorgo.picker.exchange.lifetime import PickerExchange
@@ -26,22 +27,15 @@ from gorgo.picker.protocol.answers import UNCHANGED, chosen, refused, streamed
 from gorgo.picker.protocol.messages import (
     BUFFERED,
     FULL_DUPLEX_STREAMED,
-    LB,
-    SERVED,
     ProtocolError,
     RequestHead,
-    metadata_text,
-    read_headers,
     read_request_head,
-    read_status,
     read_subset,
 )
 from gorgo.picker.protocol.output import CallOutput
-from gorgo.picker.protocol.protos import ProcessingMode
 from gorgo.picker.state import PickerState
 
 _MODES = (BUFFERED, FULL_DUPLEX_STREAMED)
-_CARRIED = (ProcessingMode.STREAMED, FULL_DUPLEX_STREAMED)
 _INFERENCE = frozenset(INFERENCE_ROUTES)
 #: The name in a replica's URL is not resolved: nothing was sent.
 _NO_ADDRESS = Outcome(AttemptResult.FAILED_BEFORE_CONTENT, error="connect_failed")
@@ -63,7 +57,6 @@ class RequestCall:
 
     __slots__ = (
         "_body",
-        "_carried",
         "_duplex",
         "_exchange",
         "_has_trailers",
@@ -72,7 +65,7 @@ class RequestCall:
         "_parts",
         "_pending",
         "_refused",
-        "_returned",
+        "_response",
         "_state",
     )
 
@@ -80,17 +73,14 @@ class RequestCall:
         self._state = state
         self._output = output
         mode = first.protocol_config.request_body_mode if first.HasField("protocol_config") else BUFFERED
-        response_mode = first.protocol_config.response_body_mode
+        self._response = CarriedResponse(first.protocol_config.response_body_mode, self._output)
         if first.observability_mode:
             raise ProtocolError("expected a filter that waits for its answers: observability_mode chooses nothing")
         self._head: RequestHead = read_request_head(first.request_headers)
         if mode not in _MODES and not self._head.ended:
             raise ProtocolError("expected request_body_mode BUFFERED or FULL_DUPLEX_STREAMED")
-        #: The request's body is sent back in pieces; the response's body too.
+        #: The request's body is sent back in pieces.
         self._duplex = mode == FULL_DUPLEX_STREAMED
-        self._returned = response_mode == FULL_DUPLEX_STREAMED
-        #: The response's body passes through the call.
-        self._carried = response_mode in _CARRIED
         self._parts: list[bytes] | None = []
         self._body = b""
         self._has_trailers = False
@@ -115,13 +105,13 @@ class RequestCall:
         elif self._exchange is None:
             raise ProtocolError(f"expected {kind} after the choice")
         else:
-            self._take_response(self._exchange, kind, message)
+            self._response.feed(self._exchange, kind, message)
 
     def closed(self) -> None:
         """End the exchange."""
         self._parts, self._body = None, b""
         if self._exchange is not None:
-            outcome = outcome_of_answer(self._exchange.answer, carried=True) if self._carried else None
+            outcome = outcome_of_answer(self._exchange.answer, carried=True) if self._response.has_body else None
             self._exchange.on_call_end(outcome)
         elif self._pending is not None:
             self._pending.on_call_end()
@@ -191,36 +181,10 @@ class RequestCall:
         else:
             self._pending.decide_any()
 
-    # -- the response
-
-    def _take_response(self, exchange: PickerExchange, kind: str, message: Any) -> None:
-        served = metadata_text(message, LB, SERVED)
-        if kind == "response_headers":
-            headers = read_headers(message.response_headers)
-            exchange.answer.read_head(read_status(headers), headers)
-            exchange.answer.complete = message.response_headers.end_of_stream
-            found = find(headers, SERVED.encode())
-            served = served or (None if found is None else found.decode("latin-1"))
-        if served is not None:
-            exchange.served_at(served)
-        if kind == "response_body":
-            body = message.response_body
-            # Sent back first: the client waits for it, and not for the records.
-            if self._returned:
-                for piece in streamed(kind, body.body, end=body.end_of_stream):
-                    self._output.send_message(piece)
-            else:
-                self._output.send_message(UNCHANGED[kind])
-            exchange.feed(body.body, end=body.end_of_stream)
-            return
-        if kind == "response_trailers":
-            exchange.answer.complete = True
-        self._output.send_message(UNCHANGED[kind])
-
     # -- the decision
 
     def dispatched(self, dispatch: Dispatch) -> None:
-        """ObservedAnswer with the choice, and in pieces with the body."""
+        """Answer with the choice, and in pieces with the body."""
         state, pending = self._state, self._pending
         assert pending is not None
         while state.endpoints.address(dispatch.replica) is None:
@@ -229,8 +193,9 @@ class RequestCall:
                 pending.fail(action)
                 return
             dispatch = action
-        self._exchange = PickerExchange(state, pending, dispatch, has_entry=not self._carried)
+        self._exchange = PickerExchange(state, pending, dispatch, has_entry=not self._response.has_body)
         choice = choose(state, pending, self._exchange)
+        self._response.removes_usage = choice.adds_usage
         if self._duplex:
             self._output.send_message(chosen("request_headers", choice, with_body=False))
             if not self._head.ended:

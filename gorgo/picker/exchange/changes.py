@@ -32,11 +32,12 @@ def choose(state: PickerState, pending: PendingRequest, exchange: PickerExchange
     same = (each for each in dispatch.fallbacks if _gets_the_same(state, target, each, name, model))
     destination = ",".join(filter(None, map(state.endpoints.address, (dispatch.replica, *same))))
     set_headers, removed = _headers(state, pending, exchange)
-    body = None
+    body, adds_usage = None, False
     if request is not None:
+        adds_usage = target.request_usage and request.adds_usage
         sent = request.body_for(name, with_usage=target.request_usage)
         body = None if sent is request.body else sent
-    return EndpointChoice(destination, exchange.exchange_id, set_headers, removed, body)
+    return EndpointChoice(destination, exchange.exchange_id, set_headers, removed, body, adds_usage)
 
 
 def _gets_the_same(state: PickerState, target: Target, replica: str, name: str | None, model: str | None) -> bool:

@@ -42,7 +42,7 @@ class Decided(Protocol):
         ...
 
     def refused(self, status: int, headers: Sequence[Header], body: bytes, code: str) -> None:
-        """ObservedAnswer the client with an error, and end the exchange."""
+        """Answer the client with an error, and end the exchange."""
         ...
 
 
@@ -144,7 +144,7 @@ class PendingRequest:
         self.close(0, disconnected=True)
 
     def refuse(self, error: HttpError) -> None:
-        """ObservedAnswer with an error of the picker's own."""
+        """Answer with an error of the picker's own."""
         state, record = self._state, self.record
         self._end_wait()
         record.status, record.code = error.status, error.code

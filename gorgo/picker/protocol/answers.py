@@ -45,6 +45,8 @@ class EndpointChoice:
         Of the request, beside the destination.
     body:
         The other body that is sent; `None` for the client's own.
+    adds_usage:
+        That body requests a usage event which the client has not requested.
     """
 
     destination: str
@@ -52,6 +54,7 @@ class EndpointChoice:
     set_headers: Sequence[Header] = ()
     remove_headers: Sequence[bytes] = ()
     body: bytes | None = None
+    adds_usage: bool = False
 
 
 def chosen(kind: str, choice: EndpointChoice, *, with_body: bool) -> bytes:
@@ -119,6 +122,15 @@ def _unchanged(kind: str) -> bytes:
     return serialized
 
 
+def _without_length() -> bytes:
+    response = ProcessingResponse()
+    response.response_headers.response.header_mutation.remove_headers.append("content-length")
+    serialized: bytes = response.SerializeToString()
+    return serialized
+
+
+#: Answer to the head of a response whose body gets shorter.
+WITHOUT_LENGTH = _without_length()
 #: Answers that change nothing, by kind.
 UNCHANGED = {
     kind: _unchanged(kind)

@@ -19,7 +19,7 @@ from gorgo.live.logs import log
 from gorgo.picker.transport.limits import CLOSE_S, KEEPALIVE_ANSWER_S, KEEPALIVE_S, TransportLimits
 from gorgo.picker.transport.services import Services
 from gorgo.picker.transport.streams import ServedCall, Status
-from gorgo.picker.transport.tls import PemPair
+from gorgo.picker.transport.tls import PemPair, picker_tls
 
 try:
     import grpc
@@ -41,6 +41,7 @@ class GrpcioServer:
         """Listen; return host and actual port. Raises `ConfigError`."""
         host, port = split_bind(bind)
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        picker_tls(tls)  # grpcio does not say what is wrong with a pair
         try:
             if tls.cert is None:
                 bound = self._server.add_insecure_port(address)

@@ -48,6 +48,25 @@ async def test_request_is_served_and_its_usage_is_in_the_sample(running: Rig, fr
     assert (sample["status"], sample["output_tokens"]) == (200, 2)
 
 
+@pytest.mark.parametrize(("front", "kept"), [("own", USAGE), ("gateway", b"")])
+async def test_usage_that_only_the_picker_requests_is_removed_by_a_gateway(
+    running: Rig, monkeypatch: pytest.MonkeyPatch, front: str, kept: bytes
+) -> None:
+    for target in running.state.targets.values():
+        monkeypatch.setattr(target, "request_usage", True)
+    content = delta("hello") + USAGE + DONE
+    running.script(stream(content[:200], content[200:], headers={"content-length": str(len(content))}))
+    before = len(running.samples)
+    async with running.client(front) as client:
+        response = await client.post(CHAT, content=chat(stream=True))
+    assert response.content == delta("hello") + kept + DONE
+    await until(lambda: len(running.samples) == before + 1)
+    await running.idle()
+    assert running.samples[-1]["output_tokens"] == 2
+    (seen,) = [each for replica in running.replicas for each in replica.seen]
+    assert json.loads(seen.body)["stream_options"] == {"include_usage": True}
+
+
 def sampled(running: Rig, count: int) -> bool:
     return len(running.samples) >= count
 

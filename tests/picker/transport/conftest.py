@@ -39,9 +39,16 @@ class Served:
     ready: list[bool]
     channels: list[Any] = field(default_factory=list)
 
-    def channel(self) -> Any:
+    def channel(self, *, trusting: bytes | None = None) -> Any:
+        """A new connection; `trusting`: by TLS, to a server that this authority has certified."""
+        # A channel of its own has a connection of its own.
         options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
-        channel = grpc.aio.insecure_channel(f"127.0.0.1:{self.port}", options=options)
+        options.append(("grpc.use_local_subchannel_pool", 1))
+        target = f"127.0.0.1:{self.port}"
+        if trusting is None:
+            channel = grpc.aio.insecure_channel(target, options=options)
+        else:
+            channel = grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(trusting), options=options)
         self.channels.append(channel)
         return channel
 

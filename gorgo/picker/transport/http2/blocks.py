@@ -10,6 +10,8 @@ from gorgo.picker.transport.http2.headers import MAX_LIST_BYTES
 
 #: A block, with all its CONTINUATION frames.
 BLOCK_BYTES = MAX_LIST_BYTES
+#: These frames of one block: four of the smallest allowed bound, with some to spare. Each copies what came before it.
+MAX_CONTINUATIONS = 16
 _PRIORITY_BYTES = 5
 
 
@@ -27,6 +29,7 @@ class BlockReader:
 
     def __init__(self) -> None:
         self._partial: HeaderBlock | None = None
+        self._continuations = 0
 
     def check(self, kind: int, stream_id: int) -> None:
         """Raise `Http2Error` for a frame within the block of another."""
@@ -51,14 +54,15 @@ class BlockReader:
         if partial is None:
             raise Http2Error(Code.PROTOCOL_ERROR, "expected CONTINUATION after HEADERS alone")
         fragment = partial.fragment + payload
-        # Empty frames would go on for ever.
-        if len(fragment) > BLOCK_BYTES or not (payload or flags & frames.END_HEADERS):
-            raise Http2Error(Code.ENHANCE_YOUR_CALM, f"expected a header block of at most {BLOCK_BYTES} bytes")
+        self._continuations += 1
+        if len(fragment) > BLOCK_BYTES or self._continuations > MAX_CONTINUATIONS:
+            expected = f"expected a header block of at most {BLOCK_BYTES} bytes in {1 + MAX_CONTINUATIONS} frames"
+            raise Http2Error(Code.ENHANCE_YOUR_CALM, expected)
         return self._next(HeaderBlock(partial.stream_id, fragment, partial.ends_stream), flags)
 
     def _next(self, block: HeaderBlock, flags: int) -> HeaderBlock | None:
         if flags & frames.END_HEADERS:
-            self._partial = None
+            self._partial, self._continuations = None, 0
             return block
         self._partial = block
         return None

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from gorgo.picker.transport.http2 import frames
 from gorgo.picker.transport.http2.blocks import BlockReader, HeaderBlock
+from gorgo.picker.transport.http2.budget import FrameBudget
 from gorgo.picker.transport.http2.frames import Code, Http2Error
 from gorgo.picker.transport.http2.headers import MAX_LIST_BYTES, HeadDecoder, refusal
 from gorgo.picker.transport.http2.messages import MessageError
@@ -27,8 +28,12 @@ STREAM_WINDOW = 1024 * 1024
 CONNECTION_WINDOW = 64 * 1024 * 1024
 #: Answers of one stream that may wait before its client gets no new window.
 UNSENT_BYTES = 256 * 1024
+#: Answers of all streams that may wait before the connection gets no new window.
+UNSENT_TOTAL_BYTES = 64 * 1024 * 1024
 #: Incomplete messages of all streams; a stream beyond it is refused.
 PARTIAL_BYTES = 256 * 1024 * 1024
+#: Frames of which most carry a message, or begin a call.
+_CARRYING = frozenset({frames.DATA, frames.HEADERS})
 
 
 class Connection:
@@ -42,7 +47,8 @@ class Connection:
         self._limits = limits
         self._blocks = BlockReader()
         self._heads = HeadDecoder()
-        self._writer = FrameWriter(wake, self._forget, self._renew)
+        self._budget = FrameBudget()
+        self._writer = FrameWriter(wake, self._forget, self._drained, self._budget)
         self._streams: dict[int, CallStream] = {}
         self._buffer = b""
         self._greeted = False
@@ -104,6 +110,8 @@ class Connection:
                 kind, flags = buffer[position + 3], buffer[position + 4]
                 stream_id = int.from_bytes(buffer[position + 5 : position + 9], "big") & 0x7FFFFFFF
                 self._check_order(kind, stream_id)
+                if kind not in _CARRYING:
+                    self._budget.spend()
                 handler = self._handlers.get(kind)
                 if handler is not None:  # others are extensions
                     handler(stream_id, flags, buffer[position + frames.HEAD_BYTES : end])
@@ -133,11 +141,28 @@ class Connection:
         """Ask the client for a sign of life."""
         self._writer.add(frames.frame(frames.PING, 0, 0, bytes(8)))
 
+    def renew_budget(self) -> None:
+        """Time has passed: the client may send frames without messages again."""
+        self._budget.renew()
+
     def set_full(self, is_full: bool) -> None:
         """The transport takes no more DATA for now, or does again."""
         self._writer.set_full(is_full)
 
     # -- streams
+
+    def _drained(self, stream: CallStream) -> None:
+        """Nothing of a stream waits any more."""
+        self._renew(stream)
+        self._renew_all()
+
+    def _renew_all(self) -> None:
+        """Let the client send more on the connection, unless too much waits for it."""
+        if self._unacknowledged < CONNECTION_WINDOW // 2:
+            return
+        if sum(stream.unsent_bytes for stream in self._streams.values()) <= UNSENT_TOTAL_BYTES:
+            self._writer.add(frames.window_update(0, self._unacknowledged))
+            self._unacknowledged = 0
 
     def _renew(self, stream: CallStream) -> None:
         """Let the client send more of a stream, unless too much waits for it."""
@@ -168,6 +193,7 @@ class Connection:
         """Pass on the messages that are complete."""
         try:
             for message in stream.reader.feed(data):
+                self._budget.earn()
                 if stream.call is not None:
                     stream.call.feed(message)
         except MessageError as error:
@@ -204,9 +230,9 @@ class Connection:
         if self._unacknowledged > CONNECTION_WINDOW:
             raise Http2Error(Code.FLOW_CONTROL_ERROR, "expected no more than the connection's window")
         data = frames.unpadded(flags, payload)
-        if self._unacknowledged >= CONNECTION_WINDOW // 2:
-            self._writer.add(frames.window_update(0, self._unacknowledged))
-            self._unacknowledged = 0
+        self._renew_all()
+        if not data:
+            self._budget.spend()
         if stream is None:
             return  # it has ended here, and the client did not know yet
         if stream.input_ended:
@@ -234,6 +260,7 @@ class Connection:
         if block.stream_id > self._last_id:
             self._open(block)
             return
+        self._budget.spend()
         self._heads.skip(block.fragment)
         stream = self._streams.get(block.stream_id)
         if stream is None:
@@ -246,9 +273,11 @@ class Connection:
         head = self._heads.decode(block.fragment)
         stream_id = self._last_id = block.stream_id
         if len(self._streams) >= self._limits.calls:
+            self._budget.spend()
             self._writer.add(frames.reset(stream_id, Code.REFUSED_STREAM))
             return
         if head.refusal is not None:
+            self._budget.spend()
             ends = frames.END_HEADERS | frames.END_STREAM
             self._writer.add(frames.frame(frames.HEADERS, ends, stream_id, refusal(head.refusal)))
             return

@@ -23,8 +23,8 @@ except ImportError as error:
 MAX_LIST_BYTES = 64 * 1024
 #: Table that a client may use until it has taken the server's settings.
 _DEFAULT_TABLE_BYTES = 4096
-#: Decoded blocks; one per service, method and set of headers.
-_MAX_CACHED = 256
+#: Decoded blocks; one per service, method and set of headers. A longer one is decoded each time.
+_MAX_CACHED, _MAX_CACHED_BYTES = 256, 1024
 #: Characters of a status message that stand for themselves.
 _UNQUOTED = " !#$&'()*+,/:;<=>?@[]^_`{|}~"
 _GRPC = b"application/grpc"
@@ -55,7 +55,8 @@ class HeadDecoder:
         found = self._cached.get(block)
         if found is None:
             found = _read(self._pairs(block))
-            if self._decoder.header_table_size == 0 and len(self._cached) < _MAX_CACHED:
+            is_short = len(block) <= _MAX_CACHED_BYTES
+            if is_short and self._decoder.header_table_size == 0 and len(self._cached) < _MAX_CACHED:
                 self._cached[block] = found
         return found
 

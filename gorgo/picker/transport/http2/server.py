@@ -217,6 +217,7 @@ class ServerProtocol(asyncio.Protocol):
 
     def _keep_alive(self) -> None:
         """Ask a silent client for a sign of life; close the connection of one that does not answer."""
+        self._connection.renew_budget()
         silent_s = self._loop.time() - self._received_s
         if self._pinged and silent_s >= KEEPALIVE_ANSWER_S:
             self.abort()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gorgo.picker.transport.http2 import frames
+from gorgo.picker.transport.http2.budget import FrameBudget
 from gorgo.picker.transport.http2.frames import Code, Http2Error
 from gorgo.picker.transport.http2.headers import RESPONSE, trailers
 from gorgo.picker.transport.http2.settings import ClientSettings
@@ -22,10 +23,16 @@ class FrameWriter:
         Called with each stream whose last frame is in the output.
     drained:
         Called with each stream of which nothing waits any more.
+    budget:
+        DATA allows the client frames of its own.
     """
 
     def __init__(
-        self, wake: Callable[[], None], ended: Callable[[CallStream], None], drained: Callable[[CallStream], None]
+        self,
+        wake: Callable[[], None],
+        ended: Callable[[CallStream], None],
+        drained: Callable[[CallStream], None],
+        budget: FrameBudget,
     ) -> None:
         self.client = ClientSettings()
         #: Output is taken by the caller of `Connection.receive`.
@@ -33,6 +40,7 @@ class FrameWriter:
         self._wake = wake
         self._ended = ended
         self._drained = drained
+        self._budget = budget
         self._output: list[bytes] = []
         #: Bytes that the client takes on the connection.
         self._window = frames.FIRST_WINDOW
@@ -87,6 +95,7 @@ class FrameWriter:
                 unsent.appendleft(data[size:])
                 data = data[:size]
             output.append(frames.frame(frames.DATA, 0, stream_id, data))
+            self._budget.earn()
             self._window -= size
             stream.window -= size
             stream.unsent_bytes -= size

@@ -1,0 +1,281 @@
+"""One connection: its calls, windows, ends and errors, frame by frame."""
+
+from __future__ import annotations
+
+import pytest
+
+from gorgo.picker.transport.http2 import connection, frames
+from gorgo.picker.transport.http2.frames import Code, Http2Error
+from tests.picker.transport.http2.peer import (
+    BLOCK,
+    MESSAGE_BYTES,
+    Peer,
+    block,
+    data,
+    decoded,
+    encoded,
+    greeted,
+    headers,
+    kinds,
+    message,
+)
+
+OPEN = headers(1)
+
+
+def test_a_call_gets_a_head_its_answers_and_trailers() -> None:
+    peer = greeted()
+    head, answer = peer.send(OPEN, data(1, message(b"one")))
+    assert (head.kind, decoded(head)) == (frames.HEADERS, {":status": "200", "content-type": "application/grpc"})
+    assert (answer.kind, answer.payload) == (frames.DATA, message(b"echo one"))
+    (trailers,) = peer.send(data(1, b"", end=True))
+    assert (trailers.flags & frames.END_STREAM, decoded(trailers)) == (1, {"grpc-status": "0"})
+    assert (peer.calls[0].ends, peer.connection.is_idle, len(peer.services)) == (1, True, 0)
+
+
+def test_a_message_may_come_in_any_pieces_and_several_in_one() -> None:
+    whole = message(b"one") + message(b"") + message(b"three")
+    for size in (1, 2, 5, 6, 9, 100):
+        peer = greeted()
+        peer.send(OPEN)
+        for start in range(0, len(whole), size):
+            peer.send(data(1, whole[start : start + size]))
+        assert peer.calls[0].received == [b"one", b"", b"three"]
+
+
+def test_the_bytes_of_frames_may_come_one_by_one() -> None:
+    peer = Peer()
+    sent = frames.PREFACE + frames.settings({}) + OPEN + data(1, message(b"one"), end=True)
+    found = [frame for place in range(len(sent)) for frame in peer.send(sent[place : place + 1])]
+    assert peer.calls[0].received == [b"one"]
+    assert kinds(found)[-3:] == [frames.HEADERS, frames.DATA, frames.HEADERS]
+
+
+def test_padding_and_priority_are_no_content() -> None:
+    peer = greeted()
+    fragment = bytes([3]) + bytes(5) + BLOCK + bytes(3)
+    peer.send(headers(1, fragment, frames.END_HEADERS | frames.PADDED | frames.WITH_PRIORITY))
+    peer.send(frames.frame(frames.DATA, frames.PADDED, 1, bytes([4]) + message(b"one") + bytes(4)))
+    assert peer.calls[0].received == [b"one"]
+
+
+def test_a_head_in_several_frames_is_one() -> None:
+    peer = greeted()
+    peer.send(
+        headers(1, BLOCK[:5], 0),
+        frames.frame(frames.CONTINUATION, 0, 1, BLOCK[5:9]),
+        frames.frame(frames.CONTINUATION, frames.END_HEADERS, 1, BLOCK[9:]),
+        data(1, message(b"one")),
+    )
+    assert peer.calls[0].received == [b"one"]
+
+
+def test_a_request_that_is_no_call_gets_a_status_of_http() -> None:
+    for method, content_type, status in (("GET", "application/grpc", "405"), ("POST", "text/plain", "415")):
+        peer = greeted()
+        (answer,) = peer.send(headers(1, encoded((":method", method), (":path", "/x"), ("content-type", content_type))))
+        assert decoded(answer)[":status"] == status
+        assert (peer.connection.is_idle, peer.calls) == (True, [])
+
+
+def test_an_unknown_method_is_unimplemented() -> None:
+    peer = greeted()
+    head, reset = peer.send(headers(1, block("/nothing.Here/Is")))
+    assert decoded(head)["grpc-status"] == "12"
+    assert (reset.kind, reset.code) == (frames.RST_STREAM, Code.NO_ERROR)
+
+
+def test_a_stream_above_the_bound_is_refused_and_a_later_one_is_not() -> None:
+    peer = greeted(calls_limit=2)
+    (refused,) = peer.send(headers(1), headers(3), headers(5))
+    assert (refused.kind, refused.stream_id, refused.code) == (frames.RST_STREAM, 5, Code.REFUSED_STREAM)
+    peer.send(frames.reset(1, Code.CANCEL), headers(7), data(7, message(b"one")))
+    assert [call.received for call in peer.calls] == [[], [], [b"one"]]
+
+
+def test_answers_wait_for_the_windows_of_stream_and_connection() -> None:
+    peer = greeted({frames.INITIAL_WINDOW_SIZE: 10})
+    first = peer.send(OPEN, data(1, message(b"12345678")))
+    whole = message(b"echo 12345678")
+    assert first[-1].payload == whole[:10]
+    assert peer.send(frames.window_update(1, 3))[-1].payload == whole[10:13]
+    assert peer.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 1}))[0].flags == frames.ACK
+    assert peer.send(frames.window_update(1, 9)) == [], "the window was nine below zero"
+    assert peer.send(frames.window_update(1, 100))[-1].payload == whole[13:]
+    peer = greeted({frames.INITIAL_WINDOW_SIZE: 10_000_000})
+    sent = peer.send(OPEN, data(1, message(b"pieces 2")))
+    assert sum(len(each.payload) for each in sent if each.kind == frames.DATA) == frames.FIRST_WINDOW
+    assert max(len(each.payload) for each in sent) <= frames.FRAME_BYTES
+    rest = peer.send(frames.window_update(0, 10_000_000))
+    assert sum(len(each.payload) for each in rest) == 2 * (60_000 + 7) - frames.FIRST_WINDOW
+
+
+def test_trailers_wait_for_the_answers_before_them() -> None:
+    peer = greeted({frames.INITIAL_WINDOW_SIZE: 3})
+    found = peer.send(OPEN, data(1, message(b"end"), end=True))
+    assert kinds(found) == [frames.HEADERS, frames.DATA]
+    assert kinds(peer.send(frames.window_update(1, 100))) == [frames.DATA, frames.HEADERS]
+
+
+def test_a_client_that_reads_no_answer_gets_no_new_window() -> None:
+    peer = greeted({frames.INITIAL_WINDOW_SIZE: 0})
+    peer.send(OPEN)
+    sent, content = 0, message(b"x" * 16_000)
+    while sent + len(content) <= connection.STREAM_WINDOW:
+        found = peer.send(data(1, content))
+        assert frames.WINDOW_UPDATE not in kinds(found)[1:]
+        sent += len(content)
+    with pytest.raises(Http2Error, match="the stream's window"):
+        peer.send(data(1, content))
+
+
+def test_the_answers_of_all_streams_hold_the_connection_s_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "CONNECTION_WINDOW", 200_000)
+    monkeypatch.setattr(connection, "UNSENT_TOTAL_BYTES", 50_000)
+    peer = greeted({frames.INITIAL_WINDOW_SIZE: 0})
+    with pytest.raises(Http2Error, match="the connection's window"):  # noqa: PT012 - one of many frames raises it
+        for stream_id in range(1, 16, 2):
+            peer.send(headers(stream_id))
+            for _ in range(2):
+                assert frames.window_update(0, 0)[:5] not in b"".join(each.payload for each in peer.read())
+                peer.send(data(stream_id, message(b"x" * 16_000)))
+    peer = greeted({frames.INITIAL_WINDOW_SIZE: 0})
+    for stream_id in range(1, 8, 2):
+        peer.send(headers(stream_id), *(data(stream_id, message(b"x" * 16_000)) for _ in range(2)))
+    waiting = peer.send(frames.window_update(0, 1_000_000), frames.window_update(1, 1_000_000))
+    assert [each.size for each in waiting if each.kind == frames.WINDOW_UPDATE] == []
+    read = peer.send(*(frames.window_update(stream_id, 1_000_000) for stream_id in (3, 5)))
+    assert [each.size for each in read if each.kind == frames.WINDOW_UPDATE and not each.stream_id] == [8 * 16_005]
+
+
+def test_a_message_of_gigabytes_is_refused_by_its_prefix_and_a_frame_of_megabytes_by_its_head() -> None:
+    peer = greeted()
+    peer.send(OPEN)
+    head, reset = peer.send(data(1, b"\0\xff\xff\xff\xff"))
+    assert decoded(head)["grpc-status"] == "8"
+    assert (reset.kind, peer.connection.is_idle) == (frames.RST_STREAM, True)
+    assert peer.send(data(1, b"x" * 1000)) == [], "of a stream that has ended"
+    with pytest.raises(Http2Error, match="16384") as failure:
+        peer.send((1 << 20).to_bytes(3, "big") + b"\0\0" + (1).to_bytes(4, "big"))
+    assert failure.value.code is Code.FRAME_SIZE_ERROR
+
+
+def test_a_compressed_message_is_unimplemented() -> None:
+    peer = greeted()
+    head, _ = peer.send(OPEN, data(1, b"\1\0\0\0\1x"))
+    assert decoded(head)["grpc-status"] == "12"
+
+
+def test_incomplete_messages_of_all_streams_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "PARTIAL_BYTES", 40_000)
+    peer = greeted()
+    part = message(bytes(MESSAGE_BYTES))[:16_000]
+    peer.send(headers(1), headers(3), headers(5))
+    assert [peer.send(data(stream_id, part)) for stream_id in (1, 3)] == [[], []]
+    head, _ = peer.send(data(5, part))
+    assert (head.stream_id, decoded(head)["grpc-status"]) == (5, "8")
+    peer.send(frames.reset(1, Code.CANCEL), headers(7))
+    assert peer.send(data(7, part)) == [], "there is room again"
+
+
+def test_the_end_of_the_connection_ends_each_call_once() -> None:
+    peer = greeted()
+    peer.send(headers(1), headers(3), frames.reset(3, Code.CANCEL))
+    assert [call.ends for call in peer.calls] == [0, 1]
+    for _ in range(2):
+        peer.connection.close()
+        assert [call.ends for call in peer.calls] == [1, 1]
+
+
+def test_a_stop_asks_for_other_connections_first_and_names_the_last_stream_in_the_end() -> None:
+    peer = greeted()
+    peer.send(OPEN)
+    peer.connection.announce_end()
+    (soft,) = peer.read()
+    assert (soft.kind, soft.payload[:4].hex(), soft.code) == (frames.GOAWAY, "7fffffff", Code.NO_ERROR)
+    assert peer.send(headers(3), data(3, message(b"one")))[-1].kind == frames.DATA, "it was on its way"
+    peer.connection.announce_last_stream()
+    (last,) = peer.read()
+    assert int.from_bytes(last.payload[:4], "big") == 3
+    assert peer.wakes >= 2
+
+
+def test_a_ping_comes_back_and_its_answer_does_not() -> None:
+    peer = greeted()
+    (pong,) = peer.send(frames.frame(frames.PING, 0, 0, b"12345678"))
+    assert (pong.flags, pong.payload) == (frames.ACK, b"12345678")
+    assert peer.send(frames.frame(frames.PING, frames.ACK, 0, b"12345678")) == []
+
+
+FAULTS = {
+    "no preface": (b"GET / HTTP/1.1\r\n\r\n", Code.PROTOCOL_ERROR),
+    "no settings": (frames.PREFACE + headers(1), Code.PROTOCOL_ERROR),
+}
+LATER_FAULTS = {
+    "stream 0": (headers(0), Code.PROTOCOL_ERROR),
+    "even stream": (headers(2), Code.PROTOCOL_ERROR),
+    "data of an unopened stream": (data(1, b""), Code.PROTOCOL_ERROR),
+    "data of the connection": (data(0, b""), Code.PROTOCOL_ERROR),
+    "more padding than data": (OPEN + frames.frame(frames.DATA, frames.PADDED, 1, b"\5abc"), Code.PROTOCOL_ERROR),
+    "trailers that end nothing": (OPEN + headers(1), Code.PROTOCOL_ERROR),
+    "continuation of nothing": (frames.frame(frames.CONTINUATION, 4, 1, b""), Code.PROTOCOL_ERROR),
+    "ping within a head": (headers(1, BLOCK[:3], 0) + frames.frame(frames.PING, 0, 0, bytes(8)), Code.PROTOCOL_ERROR),
+    "half a priority": (headers(1, b"12", frames.END_HEADERS | frames.WITH_PRIORITY), Code.FRAME_SIZE_ERROR),
+    "broken block": (headers(1, b"\xff\xff\xff\xff\xff\xff"), Code.COMPRESSION_ERROR),
+    "a table that is forbidden": (headers(1, b"\x3f\xe1\x1f" + BLOCK), Code.COMPRESSION_ERROR),
+    "short reset": (OPEN + frames.frame(frames.RST_STREAM, 0, 1, b"123"), Code.FRAME_SIZE_ERROR),
+    "reset of an unopened stream": (frames.reset(1, Code.CANCEL), Code.PROTOCOL_ERROR),
+    "settings of a stream": (frames.frame(frames.SETTINGS, 0, 1), Code.PROTOCOL_ERROR),
+    "settings of five bytes": (frames.frame(frames.SETTINGS, 0, 0, b"12345"), Code.FRAME_SIZE_ERROR),
+    "acknowledged settings": (frames.frame(frames.SETTINGS, frames.ACK, 0, bytes(6)), Code.FRAME_SIZE_ERROR),
+    "a window of 2^31": (frames.settings({frames.INITIAL_WINDOW_SIZE: 1 << 31}), Code.FLOW_CONTROL_ERROR),
+    "frames of 1 byte": (frames.settings({frames.MAX_FRAME_SIZE: 1}), Code.PROTOCOL_ERROR),
+    "push of 2": (frames.settings({frames.ENABLE_PUSH: 2}), Code.PROTOCOL_ERROR),
+    "short ping": (frames.frame(frames.PING, 0, 0, bytes(7)), Code.FRAME_SIZE_ERROR),
+    "ping of a stream": (frames.frame(frames.PING, 0, 1, bytes(8)), Code.PROTOCOL_ERROR),
+    "push": (frames.frame(frames.PUSH_PROMISE, 4, 1, bytes(8)), Code.PROTOCOL_ERROR),
+    "goaway of a stream": (frames.frame(frames.GOAWAY, 0, 1, bytes(8)), Code.PROTOCOL_ERROR),
+    "short window": (frames.frame(frames.WINDOW_UPDATE, 0, 0, b"123"), Code.FRAME_SIZE_ERROR),
+    "window of nothing": (frames.window_update(0, 0), Code.PROTOCOL_ERROR),
+    "window of an unopened stream": (frames.window_update(1, 5), Code.PROTOCOL_ERROR),
+    "too large a window": (frames.window_update(0, frames.LARGEST_WINDOW), Code.FLOW_CONTROL_ERROR),
+    "too large a window of a stream": (OPEN + frames.window_update(1, frames.LARGEST_WINDOW), Code.FLOW_CONTROL_ERROR),
+    "priority of the connection": (frames.frame(frames.PRIORITY, 0, 0, bytes(5)), Code.PROTOCOL_ERROR),
+    "short priority": (frames.frame(frames.PRIORITY, 0, 1, bytes(4)), Code.FRAME_SIZE_ERROR),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_in_the_greeting_ends_the_connection(name: str) -> None:
+    sent, code = FAULTS[name]
+    peer = Peer()
+    with pytest.raises(Http2Error, match="expected") as failure:
+        peer.send(sent)
+    assert failure.value.code is code
+
+
+@pytest.mark.parametrize("name", LATER_FAULTS)
+def test_a_fault_ends_the_connection_with_what_was_expected(name: str) -> None:
+    sent, code = LATER_FAULTS[name]
+    peer = greeted()
+    with pytest.raises(Http2Error, match="expected") as failure:
+        peer.send(sent)
+    assert failure.value.code is code
+    goaway = peer.connection.goaway_for(failure.value)
+    assert goaway[frames.HEAD_BYTES + 8 :].decode().startswith("expected")
+    peer.connection.close()
+    assert len(peer.services) == 0
+
+
+def test_data_after_the_end_of_an_open_stream_is_a_fault() -> None:
+    peer = greeted({frames.INITIAL_WINDOW_SIZE: 0})
+    peer.send(OPEN, data(1, message(b"one"), end=True))
+    with pytest.raises(Http2Error, match="no DATA after the end"):
+        peer.send(data(1, b"x"))
+
+
+def test_what_is_late_for_an_ended_stream_and_frames_of_extensions_are_ignored() -> None:
+    peer = greeted()
+    peer.send(OPEN, data(1, message(b"end")))
+    late = (data(1, b"x"), frames.window_update(1, 5), frames.reset(1, Code.CANCEL), headers(1))
+    assert peer.send(*late, frames.frame(0x21, 255, 7, b"x"), frames.frame(frames.GOAWAY, 0, 0, bytes(8))) == []

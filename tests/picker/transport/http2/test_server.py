@@ -1,0 +1,128 @@
+"""The HTTP/2 server on real sockets: clients that greet, read or speak wrongly, and the stop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+import pytest
+
+from gorgo.picker.transport.http2 import frames, server
+from gorgo.picker.transport.http2.frames import Code
+from tests.picker.transport.conftest import Served, serving
+from tests.picker.transport.http2.peer import Frame, data, headers, message, split
+from tests.proxy.conftest import until
+
+GREETING = frames.PREFACE + frames.settings({})
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[Served]:
+    async with serving("h2") as running:
+        yield running
+
+
+async def connect(served: Served, *sent: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    writer.write(b"".join(sent))
+    return reader, writer
+
+
+async def to_the_end(reader: asyncio.StreamReader) -> list[Frame]:
+    return list(split(await asyncio.wait_for(reader.read(), 5)))
+
+
+async def closed(reader: asyncio.StreamReader) -> None:
+    """Wait for the end, in order or by a reset."""
+    with suppress(ConnectionResetError):
+        await to_the_end(reader)
+
+
+def open_connections(served: Served) -> int:
+    return len(served.server.connections)  # type: ignore[attr-defined]
+
+
+async def test_a_client_of_http1_is_told_and_closed(served: Served) -> None:
+    reader, writer = await connect(served, b"GET / HTTP/1.1\r\n\r\n")
+    found = await to_the_end(reader)
+    assert (found[-1].kind, found[-1].code) == (frames.GOAWAY, Code.PROTOCOL_ERROR)
+    assert found[-1].payload[8:] == b"expected the preface of HTTP/2"
+    writer.close()
+
+
+async def test_a_client_that_sends_no_settings_is_closed_after_its_time(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "HANDSHAKE_S", 0.05)
+    reader, writer = await connect(served, frames.PREFACE)
+    found = await to_the_end(reader)
+    assert found[-1].code == Code.SETTINGS_TIMEOUT
+    writer.close()
+
+
+async def test_a_silent_client_is_asked_for_a_sign_of_life_and_then_closed(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HANDSHAKE_S", "KEEPALIVE_S", "KEEPALIVE_ANSWER_S"):
+        monkeypatch.setattr(server, name, 0.05)
+    reader, writer = await connect(served, GREETING, headers(1), data(1, message(b"one")))
+    await closed(reader)
+    await until(lambda: served.calls[0].ends == 1)
+    assert open_connections(served) == 0
+    writer.close()
+
+
+async def test_a_client_that_answers_pings_stays(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HANDSHAKE_S", "KEEPALIVE_S", "KEEPALIVE_ANSWER_S"):
+        monkeypatch.setattr(server, name, 0.02)
+    reader, writer = await connect(served, GREETING)
+    pings = 0
+    while pings < 4:
+        head = await reader.readexactly(frames.HEAD_BYTES)
+        payload = await reader.readexactly(int.from_bytes(head[:3], "big"))
+        if head[3] == frames.PING:
+            pings += 1
+            writer.write(frames.frame(frames.PING, frames.ACK, 0, payload))
+    assert open_connections(served) == 1
+    writer.close()
+
+
+async def test_a_client_that_sends_and_reads_nothing_is_closed(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "UNREAD_BYTES", 100_000)
+    _, writer = await connect(served, GREETING)
+    ping = frames.frame(frames.PING, 0, 0, bytes(8)) * 500
+    await until(lambda: open_connections(served) == 1)
+    with pytest.raises(ConnectionError):  # noqa: PT012 - one of many writes raises it
+        async with asyncio.timeout(10):
+            while True:
+                writer.write(ping)
+                await writer.drain()
+    await until(lambda: not open_connections(served))
+    writer.close()
+
+
+async def test_one_connection_more_than_the_bound_is_closed_and_the_others_stay(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 1)
+    _, first = await connect(served, GREETING)
+    await until(lambda: open_connections(served) == 1)
+    reader, second = await connect(served, GREETING)
+    await closed(reader)
+    assert open_connections(served) == 1
+    first.close()
+    second.close()
+
+
+async def test_a_drained_connection_closes_once_its_last_call_has_ended(served: Served) -> None:
+    reader, writer = await connect(served, GREETING, headers(1), data(1, message(b"one")))
+    await until(lambda: bool(served.calls) and served.calls[0].received == [b"one"])
+    served.server.start_drain()
+    await until(lambda: open_connections(served) == 1)
+    writer.write(data(1, b"", end=True))
+    found = await to_the_end(reader)
+    goaways = [int.from_bytes(each.payload[:4], "big") for each in found if each.kind == frames.GOAWAY]
+    assert goaways == [frames.LARGEST_WINDOW, 1]
+    assert open_connections(served) == 0
+    writer.close()
