@@ -46,8 +46,6 @@ class OpenExchanges:
         self._numbers = count(1)
         self._by_id: dict[str, Expiring] = {}
         self._waiting: deque[tuple[float, Expiring]] = deque()
-        #: Entries of the access log: of an exchange here, of one that is closed, of another picker's.
-        self.matched = self.late = self.unknown = 0
         self._timer: asyncio.TimerHandle | None = None
         self._sweeper: asyncio.TimerHandle | None = None
 

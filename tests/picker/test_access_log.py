@@ -10,7 +10,8 @@ import pytest
 from gorgo.picker import open_exchanges
 from gorgo.picker.access_log import take_access_log
 from gorgo.picker.call import ProtocolError
-from tests.picker.virtual import BODY, JSON_BODY, VirtualPicker, config_of, in_virtual_time, log_message
+from gorgo.picker.protocol.messages import LB, SERVED
+from tests.picker.virtual import BODY, JSON_BODY, VirtualPicker, body_message, config_of, in_virtual_time, log_message
 from tests.proxy.fakes import delta
 
 USAGE = {"prompt_tokens": 12, "completion_tokens": 5, "cached_tokens": 8}
@@ -60,7 +61,7 @@ def test_without_its_entry_an_exchange_is_closed_by_what_was_seen() -> None:
         await asyncio.sleep(open_exchanges.ENTRY_S + 0.01)
         assert (picker.attempts("completed"), picker.attempts("client_disconnected", "r1")) == (1, 1)
         picker.log(picked.exchange_id)
-        assert picker.state.open_exchanges.late == 1
+        assert picker.total("gorgo_picker_log_entries_total", result="late") == 1
 
     in_virtual_time(test)
 
@@ -174,8 +175,8 @@ def test_entries_of_others_are_counted_and_damaged_batches_refused() -> None:
     async def test(picker: VirtualPicker) -> None:
         picker.log("other-1")
         picker.log("pick-1")
-        exchanges = picker.state.open_exchanges
-        assert (exchanges.matched, exchanges.late, exchanges.unknown) == (0, 1, 1)
+        results = ("matched", "late", "unknown")
+        assert [picker.total("gorgo_picker_log_entries_total", result=each) for each in results] == [0, 1, 1]
         with pytest.raises(ProtocolError, match="StreamAccessLogsMessage"):
             take_access_log(picker.state, b"\xff")
 
@@ -192,5 +193,22 @@ def test_a_usage_that_no_engine_can_mean_is_none(usage: dict[str, int]) -> None:
         take_access_log(picker.state, log_message(picked.exchange_id, usage=usage))
         (sample,) = picker.state.router.samples
         assert sample.output_tokens is None
+
+    in_virtual_time(test)
+
+
+def test_a_replica_that_served_after_a_retry_and_is_known_after_the_end_has_no_load() -> None:
+    async def test(picker: VirtualPicker) -> None:
+        call, picked = picker.request()
+        call.close()
+        message = body_message("response_body", delta("a"), end=False, exchange_id=picked.exchange_id)
+        message.metadata_context.filter_metadata[LB].update({SERVED: "10.0.0.2:8000"})
+        first = picker.call()
+        first.feed(message)
+        assert picker.state.router.in_flight == 0
+        assert [target.active for target in picker.state.targets.values()] == [0, 0]
+        first.close()
+        picker.log(picked.exchange_id, usage=USAGE)
+        assert (picker.attempts("failed_before_content"), picker.attempts("completed", "r1")) == (1, 1)
 
     in_virtual_time(test)

@@ -144,6 +144,9 @@ class Metrics:
     def exact_prompt(self, result: str) -> None:
         self._count("gorgo_exact_prompts_total", result).inc()
 
+    def log_entry(self, result: str) -> None:
+        self._count("gorgo_picker_log_entries_total", result).inc()
+
     def client_disconnected(self) -> None:
         self._count("gorgo_client_aborts_total").inc()
 

@@ -10,8 +10,9 @@ from typing import Any
 
 from gorgo.core.stream import UsageEventFilter
 from gorgo.live.http.headers import find
+from gorgo.picker.exchange.changes import labels_of
 from gorgo.picker.exchange.lifetime import PickerExchange
-from gorgo.picker.protocol.answers import UNCHANGED, WITHOUT_LENGTH, streamed
+from gorgo.picker.protocol.answers import UNCHANGED, answered, streamed
 from gorgo.picker.protocol.messages import LB, SERVED, metadata_text, read_headers, read_status
 from gorgo.picker.protocol.output import CallOutput
 from gorgo.picker.protocol.protos import ProcessingMode
@@ -55,7 +56,8 @@ class CarriedResponse:
             exchange.answer.complete = True
             self._output.send_message(UNCHANGED[kind])
         elif kind == "response_headers":
-            self._output.send_message(UNCHANGED[kind] if self._filter is None else WITHOUT_LENGTH)
+            labels = labels_of(exchange.dispatch)
+            self._output.send_message(answered(labels, is_shortened=self._filter is not None))
         else:
             self._output.send_message(UNCHANGED[kind])
 

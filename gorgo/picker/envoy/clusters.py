@@ -18,6 +18,8 @@ from gorgo.picker.envoy.types import Json, address, client_tls, seconds, typed
 
 #: Cluster of the replicas.
 REPLICAS = "replicas"
+#: Namespace of a replica's names in Envoy's metadata of endpoints.
+LABELS = "gorgo"
 #: Authorities of the machine, where a replica has none of its own.
 SYSTEM_CA = "/etc/ssl/certs/ca-certificates.crt"
 #: Between two checks of the picker's health, s: a stopping one is left within two of them.
@@ -103,7 +105,7 @@ def _by_list(config: Config) -> Json:
         "load_balancing_policy": {"policies": [{"typed_extension_config": policy}]},
         "load_assignment": {
             "cluster_name": REPLICAS,
-            "endpoints": [{"lb_endpoints": [_endpoint(*place) for place in reversed(places)]}],
+            "endpoints": [{"lb_endpoints": [_endpoint(*place, places[place]) for place in reversed(places)]}],
         },
     }
     secured = {place: replica for place, replica in places.items() if place[2]}
@@ -118,11 +120,11 @@ def _place(replica: ReplicaConfig) -> tuple[str, int, bool]:
     return parts.hostname or "", parts.port or (443 if secure else 80), secure
 
 
-def _endpoint(host: str, port: int, secure: bool) -> Json:
-    endpoint: Json = {"endpoint": {"address": address(host, port)}}
+def _endpoint(host: str, port: int, secure: bool, replica: ReplicaConfig) -> Json:
+    metadata: Json = {LABELS: {"replica": replica.name, "region": replica.region}}
     if secure:
-        endpoint["metadata"] = {"filter_metadata": {"envoy.transport_socket_match": {"tls": f"{host}:{port}"}}}
-    return endpoint
+        metadata["envoy.transport_socket_match"] = {"tls": f"{host}:{port}"}
+    return {"endpoint": {"address": address(host, port)}, "metadata": {"filter_metadata": metadata}}
 
 
 def _socket(place: tuple[str, int, bool], replica: ReplicaConfig) -> Json:

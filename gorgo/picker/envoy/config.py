@@ -8,8 +8,8 @@ from __future__ import annotations
 import yaml
 
 from gorgo.config.model import Config
-from gorgo.picker.envoy.clusters import REPLICAS, picker_cluster, replicas_cluster
-from gorgo.picker.envoy.filters import access_log, picker_filters
+from gorgo.picker.envoy.clusters import LABELS, REPLICAS, picker_cluster, replicas_cluster
+from gorgo.picker.envoy.filters import OWN, access_log, picker_filters
 from gorgo.picker.envoy.types import Json, listener_address, seconds, server_tls, typed
 from gorgo.picker.protocol.messages import DESTINATION
 
@@ -77,13 +77,17 @@ def _connection_manager(config: Config) -> Json:
         path_with_escaped_slashes_action="REJECT_REQUEST",
         use_remote_address=True,
         preserve_external_request_id=True,
+        always_set_request_id_in_response=True,
         server_header_transformation="PASS_THROUGH",
         # A client may not choose its replica.
         early_header_mutation_extensions=[_strip()],
         route_config={"name": "clients", "virtual_hosts": [_virtual_host(config)]},
         http_filters=[
             *picker_filters(config.picker.hold_s + MESSAGE_MARGIN_S),
-            {"name": "envoy.filters.http.router", "typed_config": typed("filters.http.router.v3.Router")},
+            {
+                "name": "envoy.filters.http.router",
+                "typed_config": typed("filters.http.router.v3.Router", suppress_envoy_headers=True),
+            },
         ],
         access_log=[access_log()],
     )
@@ -109,7 +113,27 @@ def _virtual_host(config: Config) -> Json:
             "num_retries": RETRIES,
             "retry_back_off": {"base_interval": "0.01s", "max_interval": "0.05s"},
         }
-    return {"name": "clients", "domains": ["*"], "routes": [{"match": {"prefix": "/"}, "route": route}]}
+    return {
+        "name": "clients",
+        "domains": ["*"],
+        "routes": [{"match": {"prefix": "/"}, "route": route}],
+        "response_headers_to_add": _labels(config),
+    }
+
+
+def _labels(config: Config) -> list[Json]:
+    """Return the headers by which the proxy says who has answered; a replica's own of these names are replaced."""
+    # A list of replicas names who has served after a retry. A found one is not retried: the choice has served.
+    served = f"%DYNAMIC_METADATA({OWN}:" if config.fleet_sources else f"%UPSTREAM_METADATA({LABELS}:"
+    decided = f"%DYNAMIC_METADATA({OWN}:"
+    sources = {"replica": served, "region": served, "policy": decided, "weights-version": decided}
+    return [
+        {
+            "header": {"key": f"x-gorgo-{name}", "value": f"{source}{name})%"},
+            "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
+        }
+        for name, source in sources.items()
+    ]
 
 
 def _idle_s(config: Config) -> float:

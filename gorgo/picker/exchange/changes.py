@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
+from gorgo.core.messages.actions import Dispatch
 from gorgo.live.http.headers import Header, upstream_headers
 from gorgo.live.upstream.target import Target
 from gorgo.picker.exchange.lifetime import PickerExchange
 from gorgo.picker.exchange.pending import PendingRequest
-from gorgo.picker.protocol.answers import EndpointChoice
+from gorgo.picker.protocol.answers import EndpointChoice, Labels
 from gorgo.picker.state import PickerState
 
 #: Headers that Envoy frames the request by, or sets itself.
@@ -37,7 +38,18 @@ def choose(state: PickerState, pending: PendingRequest, exchange: PickerExchange
         adds_usage = target.request_usage and request.adds_usage
         sent = request.body_for(name, with_usage=target.request_usage)
         body = None if sent is request.body else sent
-    return EndpointChoice(destination, exchange.exchange_id, set_headers, removed, body, adds_usage)
+    labels = labels_of(dispatch)
+    return EndpointChoice(destination, exchange.exchange_id, set_headers, removed, body, adds_usage, labels)
+
+
+def labels_of(dispatch: Dispatch) -> Labels:
+    """Return what clients see of a decision, as the proxy shows it."""
+    decision = dispatch.decision
+    version = str(decision.weights_version)
+    return (
+        *(("replica", dispatch.replica), ("region", dispatch.region)),
+        *(("policy", decision.policy), ("weights-version", version)),
+    )
 
 
 def _gets_the_same(state: PickerState, target: Target, replica: str, name: str | None, model: str | None) -> bool:

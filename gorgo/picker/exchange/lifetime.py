@@ -110,6 +110,7 @@ class PickerExchange:
             self._target.release()
         self._use(second)
         if self.ended:
+            state.gateway.released(second)
             self._target.release()
 
     # -- its end

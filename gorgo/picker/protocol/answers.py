@@ -19,16 +19,23 @@ PIECE_BYTES = 62_000
 _OVERWRITE = OVERWRITE_IF_EXISTS_OR_ADD
 #: Destinations whose bytes are retained: a fleet's usual orders of the best three.
 MAX_DESTINATIONS = 4096
+#: Labels whose bytes are retained: a set for each replica of a large fleet.
+MAX_LABELS = 4096
 _DESTINATION = DESTINATION.encode()
 #: Numbers of fields: of ProcessingResponse, of CommonResponse, and one whole field of that.
 _KINDS = {
-    kind: ProcessingResponse.DESCRIPTOR.fields_by_name[kind].number for kind in ("request_headers", "request_body")
+    kind: ProcessingResponse.DESCRIPTOR.fields_by_name[kind].number
+    for kind in ("request_headers", "request_body", "response_headers")
 }
 _DYNAMIC_METADATA = ProcessingResponse.DESCRIPTOR.fields_by_name["dynamic_metadata"].number
 _HEADER_MUTATION, _BODY_MUTATION = 2, 3
 _CLEAR_ROUTE_CACHE = bytes([5 << 3, 1])
 #: Of a header's option: what is done with a header of the client.
 _APPEND_ACTION = bytes([3 << 3, _OVERWRITE])
+
+
+#: Pairs of names and texts; a few, of the configuration.
+Labels = tuple[tuple[str, str], ...]
 
 
 @record
@@ -47,6 +54,8 @@ class EndpointChoice:
         The other body that is sent; `None` for the client's own.
     adds_usage:
         That body requests a usage event which the client has not requested.
+    labels:
+        Of the decision, by name: what clients see of it.
     """
 
     destination: str
@@ -55,6 +64,7 @@ class EndpointChoice:
     remove_headers: Sequence[bytes] = ()
     body: bytes | None = None
     adds_usage: bool = False
+    labels: Labels = ()
 
 
 def chosen(kind: str, choice: EndpointChoice, *, with_body: bool) -> bytes:
@@ -70,7 +80,7 @@ def chosen(kind: str, choice: EndpointChoice, *, with_body: bool) -> bytes:
     if kind == "request_headers":
         common += _CLEAR_ROUTE_CACHE
     common = field(_HEADER_MUTATION, b"".join(mutation)) + common
-    own = struct_entry(OWN, text_entry("id", choice.exchange_id.encode()) + first)
+    own = struct_entry(OWN, text_entry("id", choice.exchange_id.encode()) + first + _entries(choice.labels))
     return field(_KINDS[kind], field(1, common)) + field(_DYNAMIC_METADATA, lb + own)
 
 
@@ -80,6 +90,11 @@ def _destination(destination: str) -> tuple[bytes, bytes, bytes]:
     addresses = destination.encode()
     lb = struct_entry(LB, text_entry(DESTINATION, addresses))
     return _option(_DESTINATION, addresses), lb, text_entry("destination", addresses.split(b",", 1)[0])
+
+
+@lru_cache(MAX_LABELS)
+def _entries(labels: Labels) -> bytes:
+    return b"".join(text_entry(name, text.encode()) for name, text in labels)
 
 
 def refused(status: int, headers: Iterable[Header], body: bytes, *, code: str) -> bytes:
@@ -92,6 +107,15 @@ def refused(status: int, headers: Iterable[Header], body: bytes, *, code: str) -
     immediate.details = f"gorgo_{code}"
     serialized: bytes = response.SerializeToString()
     return serialized
+
+
+@lru_cache(MAX_LABELS)
+def answered(labels: Labels, *, is_shortened: bool) -> bytes:
+    """Return the answer to the head of a response: headers `x-gorgo-*`, and no length of a body that gets shorter."""
+    mutation = [_option(f"x-gorgo-{name}".encode(), text.encode()) for name, text in labels]
+    if is_shortened:
+        mutation.append(field(2, b"content-length"))
+    return field(_KINDS["response_headers"], field(1, field(_HEADER_MUTATION, b"".join(mutation))))
 
 
 def streamed(kind: str, body: bytes, *, end: bool) -> Iterator[bytes]:
@@ -122,15 +146,6 @@ def _unchanged(kind: str) -> bytes:
     return serialized
 
 
-def _without_length() -> bytes:
-    response = ProcessingResponse()
-    response.response_headers.response.header_mutation.remove_headers.append("content-length")
-    serialized: bytes = response.SerializeToString()
-    return serialized
-
-
-#: Answer to the head of a response whose body gets shorter.
-WITHOUT_LENGTH = _without_length()
 #: Answers that change nothing, by kind.
 UNCHANGED = {
     kind: _unchanged(kind)

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def three_listeners(config: Config) -> tuple[dict[str, Any], Fronts]:
     found = replace(config, fleet_sources=(FleetSourceConfig(name="found", kind="dns", host="r.internal"),))
     static["clusters"].append(replicas_cluster(found) | {"name": "found"})
     ports = [config.proxy.bind.rpartition(":")[2], str(free_port()), str(free_port())]
-    for port, change in zip(ports[1:], (_to_found, _to_gateway), strict=True):
+    for port, change in zip(ports[1:], (partial(_to_found, envoy_config(found)), _to_gateway), strict=True):
         listener = deepcopy(static["listeners"][0])
         listener["name"] = f"clients-{port}"
         listener["address"]["socket_address"]["port_value"] = int(port)
@@ -61,10 +62,11 @@ def three_listeners(config: Config) -> tuple[dict[str, Any], Fronts]:
     return whole, Fronts(*(f"http://127.0.0.1:{port}" for port in ports))
 
 
-def _to_found(manager: dict[str, Any]) -> None:
-    route = manager["route_config"]["virtual_hosts"][0]["routes"][0]["route"]
-    route["cluster"] = "found"
-    del route["retry_policy"]
+def _to_found(printed: dict[str, Any], manager: dict[str, Any]) -> None:
+    """The routes that are printed for a found fleet, to its cluster."""
+    filters = printed["static_resources"]["listeners"][0]["filter_chains"][0]["filters"]
+    manager["route_config"] = deepcopy(filters[0]["typed_config"]["route_config"])
+    manager["route_config"]["virtual_hosts"][0]["routes"][0]["route"]["cluster"] = "found"
 
 
 def _to_gateway(manager: dict[str, Any]) -> None:
@@ -80,6 +82,7 @@ def _to_gateway(manager: dict[str, Any]) -> None:
     }
     manager["http_filters"] = [decision, manager["http_filters"][-1]]
     manager["access_log"] = []
+    del manager["route_config"]["virtual_hosts"][0]["response_headers_to_add"]
 
 
 @asynccontextmanager

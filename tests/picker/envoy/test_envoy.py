@@ -212,6 +212,34 @@ async def test_client_cannot_choose_its_replica(running: Rig, front: str) -> Non
     await running.idle()
 
 
+@pytest.mark.parametrize("front", [*FRONTS, "found"])
+async def test_answer_says_who_gave_it_by_which_policy_and_nothing_of_envoy(running: Rig, front: str) -> None:
+    running.script(answer(200, headers={"x-gorgo-replica": "another"}))
+    async with running.client(front) as client:
+        response = await client.post(CHAT, content=chat())
+    assert response.status_code == 200
+    (served,) = [n for n, replica in enumerate(running.replicas) if replica.seen]
+    labels = {name: value for name, value in response.headers.items() if name.startswith("x-gorgo-")}
+    expected = {"replica": f"r{served}", "region": "here", "policy": "round-robin", "weights-version": "1"}
+    assert labels == {f"x-gorgo-{name}": value for name, value in expected.items()}
+    assert [name for name in response.headers if name.startswith("x-envoy-")] == []
+    await running.idle()
+
+
+@pytest.mark.parametrize("front", ["own", "found"])
+async def test_answer_has_the_id_of_its_request(running: Rig, front: str) -> None:
+    running.script(answer(200, headers={"x-request-id": "of the engine"}))
+    async with running.client(front) as client:
+        own = await client.post(CHAT, content=chat(), headers={"x-request-id": "mine-7"})
+        new = await client.post(CHAT, content=chat())
+        refused = await client.post(CHAT, content=b"{", headers={"x-request-id": "mine-8"})
+    seen = [each.header("x-request-id") for replica in running.replicas for each in replica.seen]
+    assert own.headers.get_list("x-request-id") == ["mine-7"]
+    assert refused.headers.get_list("x-request-id") == ["mine-8"]
+    assert sorted(seen) == sorted([["mine-7"], new.headers.get_list("x-request-id")])
+    await running.idle()
+
+
 @pytest.mark.parametrize("front", FRONTS)
 async def test_64_streams_of_http2_in_front(running: Rig, front: str) -> None:
     running.script(stream(delta("a"), delta("b"), USAGE, DONE))
@@ -232,6 +260,7 @@ async def test_retry_of_envoy_is_credited_to_the_replica_that_served(running: Ri
     async with running.client() as client:
         responses = [await client.post(CHAT, content=chat(stream=True)) for _ in range(2)]
     assert [response.status_code for response in responses] == [200, 200]
+    assert [response.headers["x-gorgo-replica"] for response in responses] == ["r1", "r1"]
     assert len(first.seen) >= 1
     assert len(second.seen) == 2
     await running.idle()

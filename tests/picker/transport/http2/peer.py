@@ -104,8 +104,8 @@ class Peer:
         return self.send(frames.PREFACE, frames.settings(values or {}), frames.frame(frames.SETTINGS, frames.ACK, 0))
 
 
-def greeted(values: dict[int, int] | None = None, **options: int) -> Peer:
-    peer = Peer(**options)
+def greeted(values: dict[int, int] | None = None, *, calls_limit: int = CALLS) -> Peer:
+    peer = Peer(calls_limit=calls_limit)
     peer.greet(values)
     return peer
 
