@@ -25,6 +25,8 @@ from tests.figures.learned_routers import GROUPS, LATER, MORE, commands, learned
 from tests.figures.marked import Cell, Table, View
 from tests.figures.relay import COMMANDS as RELAY_COMMANDS
 from tests.figures.relay import relay
+from tests.figures.several_routers import COMMANDS as SEVERAL_ROUTERS
+from tests.figures.several_routers import several_routers
 from tests.figures.stored import read_stored
 from tests.figures.tuning_algorithms import COMMAND as ALGORITHMS_COMMAND
 from tests.figures.tuning_algorithms import tuning_algorithms
@@ -410,6 +412,8 @@ FIGURES: Mapping[str, Figure] = {
     "learned-routers-more": Figure(commands(MORE), learned_routers),
     "cache-sources": Figure(CACHE_SOURCES, cache_sources),
     "cache-workloads": Figure([WORKLOADS], cache_sources),
+    "several-routers": Figure(SEVERAL_ROUTERS, several_routers),
+    "large-fleets": Figure(["python -m tests.bench large_fleets"], _printed),
     "prefix-index": Figure(["python -m tests.bench prefix_index"], _prefix_index),
     "shapes": Figure([f"gorgo datasets describe {' '.join(_PUBLISHED)} --json"], _shapes),
     "windows": Figure(
@@ -437,6 +441,6 @@ NOT_STORED: Mapping[str, str] = {
     "overload-live": "live processes in wall time: needs two cores to itself for eight minutes",
     "soak": "needs two cores to itself for six minutes",
     "chaos-long": "nine minutes of live processes for each schedule",
-    "several-routers": "no command cuts the answers of its traffic",
+    "peers-live": "live processes in wall time: needs two cores to itself",
     "tuning-ten": "ten seeds of `make tuning-table` take two cores for more than an hour",
 }

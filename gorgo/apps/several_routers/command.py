@@ -21,7 +21,8 @@ from gorgo.apps.several_routers.measure import SLICES, RoutersRun, RoutersTask, 
 Cells = Mapping[tuple[str, str], Sequence[RoutersRun]]
 
 ROUTERS_HEADER = ("hit, % / p95 TTFT, ms / p95 E2E, s", "alone", "store", "one")
-#: How far a store is behind one router, and the share of what routers alone lose that it wins back.
+#: How far a store is behind one router, with the least and most of the seeds, and the share of what routers alone lose
+#: that it wins back.
 TARGETS_HEADER = ("store against one", "hit, points", "p95 TTFT, %", "p95 E2E, %", "won back, %", "missed")
 DELAY_HEADER = (
     "reports late by", "hit, %", "p95 TTFT, ms", "remote routes evicted", "local routes evicted", "bytes a request",
@@ -118,13 +119,22 @@ def _against_one(
         for name, share in zip(names, won_back, strict=True)
         if share is not None and share < 100 * WON_BACK
     ]
+    seeds = [([of_store], [of_one]) for of_store, of_one in zip(store, one, strict=True)]
     return (
-        f"{points:+.1f}",
-        f"{100 * (ttft - 1):+.1f}",
-        f"{100 * (e2e - 1):+.1f}",
+        _with_range(points, [_hit(a) - _hit(b) for a, b in seeds]),
+        _with_range(_percent(ttft), [_percent(_ttft_ms(a) / _ttft_ms(b)) for a, b in seeds]),
+        _with_range(_percent(e2e), [_percent(_e2e_s(a) / _e2e_s(b)) for a, b in seeds]),
         " / ".join("-" if share is None else f"{share:.0f}" for share in won_back),
         ", ".join(missed) or "none",
     )
+
+
+def _percent(ratio: float) -> float:
+    return 100 * (ratio - 1)
+
+
+def _with_range(of_means: float, of_seeds: Sequence[float]) -> str:
+    return f"{of_means:+.1f} [{min(of_seeds):+.1f}, {max(of_seeds):+.1f}]"
 
 
 def _won_back(alone: float, store: float, one: float) -> float | None:
