@@ -155,7 +155,13 @@ class InFlightTable:
         prefill_s = attempt.prior_s * replica.prefill_queue.speed.factor
         attempt.checkpoint = replica.concurrency.on_dispatched(prefill_s=prefill_s, now=attempt.dispatched_s)
         replica.prefill_queue.add(
-            attempt.attempt_id, arrives_s=attempt.arrival_s, prior_s=attempt.prior_s, streamed=request.streamed
+            attempt.attempt_id,
+            arrives_s=attempt.arrival_s,
+            prior_s=attempt.prior_s,
+            streamed=request.streamed,
+            shared_s=self._fleet.others_prefill_before_s(
+                replica, arrives_s=attempt.arrival_s, now=attempt.dispatched_s
+            ),
         )
 
     def first_token(self, attempt_id: str, *, now: float) -> Attempt | None:
@@ -174,8 +180,12 @@ class InFlightTable:
             attempt.decode_mark = self._progress.on_first_token(replica, uncached_tokens, now=now)
         replica.reported_speed.on_request(uncached_tokens, attempt.prior_s)
         is_visible = request.streamed and not attempt.moved
-        leave = replica.prefill_queue.on_first_token if is_visible else replica.prefill_queue.remove
-        leave(attempt_id, engine_s=now - one_way_s(self._fleet.columns, replica.slot))
+        half_rtt_s = one_way_s(self._fleet.columns, replica.slot)
+        if is_visible:
+            shared_s = self._fleet.others_waited_until_s(replica.slot, now=now) - half_rtt_s
+            replica.prefill_queue.on_first_token(attempt_id, engine_s=now - half_rtt_s, shared_until_s=shared_s)
+        else:
+            replica.prefill_queue.remove(attempt_id, engine_s=now - half_rtt_s)
         return attempt
 
     def _late_first_token(self, attempt_id: str, now: float) -> Attempt | None:

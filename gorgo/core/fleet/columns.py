@@ -27,6 +27,9 @@ _EMPTY: Mapping[str, float] = {
     "drained_at_s": -inf,
     "head_due_s": inf,
     "waiting_prefill_s": 0.0,
+    "shared_s": 0.0,
+    "head_shared_s": 0.0,
+    "head_began_s": -inf,
     "connect_round_trips": 1.0,
     "pace_bytes": inf,
     "burst_bytes": inf,
@@ -80,6 +83,11 @@ class Columns:
     head_due_s: Floats
     #: Prefill of all requests before their first token, s.
     waiting_prefill_s: Floats
+    #: Work of other routers before them as of their dispatches, which `drained_at_s` contains; of it what is before the
+    #: first in line, and when the engine began with that (`core.latency.prefill_queue`), s.
+    shared_s: Floats
+    head_shared_s: Floats
+    head_began_s: Floats
     #: Connection of the next request: TCP windows (`core.latency.tcp`; 0 where none is open, NaN where not reported),
     #: time of the last send, and round trips to open a new connection.
     cwnd_bytes: Floats

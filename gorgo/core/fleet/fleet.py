@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
 from functools import partial
-from math import nan
+from math import inf, nan
 from typing import Protocol
 
 from gorgo.core.fleet.columns import Columns
@@ -169,6 +169,21 @@ class Fleet:
     def others_prefill_s(self, slot: int) -> float:
         """Return the prefill that waits there for other routers, s."""
         return 0.0 if self.peers is None else self.peers.prefill_s(slot)
+
+    def others_prefill_before_s(self, replica: Replica, *, arrives_s: float, now: float) -> float:
+        """Return the prefill for other routers before a request dispatched now, but not before those queued already."""
+        if self.peers is None:
+            return 0.0
+        queue = replica.prefill_queue
+        before_s = queue.shared_left_s(engine_s=now)
+        own = len(queue) > 0 and now >= queue.head_began_s + queue.head_shared_s
+        left_s = self.peers.left_s(replica.slot, own=own, now=now)
+        travels_s = 0.0 if len(queue) else max(0.0, arrives_s - now)
+        return max(0.0, left_s - before_s - travels_s)
+
+    def others_waited_until_s(self, slot: int, *, now: float) -> float:
+        """Return until when a request of another router waited there for its first token."""
+        return -inf if self.peers is None else self.peers.waited_until_s(slot, now=now)
 
     # -- probes and scrapes
 

@@ -79,6 +79,8 @@ class PeerLoads:
     _sums: Floats = field(default_factory=lambda: np.zeros(0))
     #: Last report about each slot, and the own router's fraction of a request there.
     received_s: Floats = field(default_factory=lambda: np.zeros(0))
+    #: Until when requests of others waited there for a first token; those of the last report still do.
+    waited_s: Floats = field(default_factory=lambda: np.zeros(0))
     salt: Floats = field(default_factory=lambda: np.zeros(0))
     _fades_s: float = inf
 
@@ -93,9 +95,14 @@ class PeerLoads:
         if router not in self._peers and len(self._peers) >= MAX_PEERS:
             return
         self._fit()
+        before = self.cells("prompt_tokens")[slots]
+        self._note_waiting(router, now)
         self._subtract(router)
         self._peers[router] = peer = _Peer.of(slots, cells, now=now)
+        self._note_waiting(router, now)
         self._sums[peer.places] += peer.cells
+        # More than before: one may have come and have its first token since.
+        self.waited_s[slots[self.cells("prompt_tokens")[slots] > before]] = now
         self.received_s[slots] = now
         self._fades_s = min(self._fades_s, now + FADE_S)
 
@@ -112,6 +119,7 @@ class PeerLoads:
             cells = peer.cells.reshape(-1, len(CELLS))[stays]
             self._peers[router] = _Peer.of(peer.slots[stays], cells, now=peer.heard_s)
         self._sums.reshape(-1, len(CELLS))[slots] = 0.0
+        self.waited_s[slots] = -inf
         self._draw_salt()
 
     def expire(self, *, now: float) -> None:
@@ -144,6 +152,17 @@ class PeerLoads:
         """Return the prefill that waits there for others, as of the last decision or report."""
         return self._cell("prefill_us", slot) / 1e6
 
+    def left_s(self, slot: int, *, own: bool, now: float) -> float:
+        """Return the prefill left there for others now; `own`: the engine has been at the own queue since."""
+        left_s = self.prefill_s(slot)
+        return left_s if own or not left_s else max(0.0, left_s - (now - self.received_s.item(slot)))
+
+    def waited_until_s(self, slot: int, *, now: float) -> float:
+        """Return until when a request of another router waited there for its first token; `now` while one does."""
+        if self._cell("waiting_requests", slot):
+            return now
+        return self.waited_s.item(slot) if slot < len(self.waited_s) else -inf
+
     def check(self) -> None:
         """Assert that the sums are those of the peers."""
         sums = np.zeros_like(self._sums)
@@ -162,12 +181,20 @@ class PeerLoads:
         if peer is not None:
             self._sums[peer.places] -= peer.cells
 
+    def _note_waiting(self, router: str, now: float) -> None:
+        """Note where requests of a router wait by its last report."""
+        peer = self._peers.get(router)
+        if peer is not None:
+            waiting = peer.cells[_PLACES["waiting_requests"] :: len(CELLS)] > 0.0
+            self.waited_s[peer.slots[waiting]] = now
+
     def _fit(self) -> None:
         """Cover the slots of the fleet."""
         missing = len(self.columns.salt) - len(self.received_s)
         if missing:
             self._sums = np.pad(self._sums, (0, missing * len(CELLS)))
             self.received_s = np.pad(self.received_s, (0, missing))
+            self.waited_s = np.pad(self.waited_s, (0, missing), constant_values=-inf)
             self._draw_salt()
 
     def _draw_salt(self) -> None:
@@ -209,8 +236,11 @@ def _add_first_tokens_s(own: Floats, peers: PeerLoads, _now: float) -> Floats:
 
 
 def _add_work_s(own: Floats, peers: PeerLoads, now: float) -> Floats:
-    """Move the end of the own queue by the others' prefill, less what was done of it while the own queue was empty."""
-    done_s = np.where(own <= now, now - peers.received_s, 0.0)
+    """Move the end of the own queue by the others' prefill, less what was done of it while the engine was at it."""
+    columns = peers.columns
+    at_theirs_s = columns.head_shared_s - np.clip(now - columns.head_began_s, 0.0, columns.head_shared_s)
+    own = own - (columns.shared_s - columns.head_shared_s + at_theirs_s)
+    done_s = np.where((at_theirs_s > 0.0) | (own <= now), now - peers.received_s, 0.0)
     left_s = np.maximum(peers.cells("prefill_us") / 1e6 - done_s, 0.0)
     return np.where(left_s > 0.0, np.maximum(own, now) + left_s, own)
 

@@ -142,6 +142,11 @@ class Replica:
             columns.head_due_s[slot] = queue.head_due_s
             columns.waiting_prefill_s[slot] = queue.backlog_s
             columns.slowdown[slot] = queue.speed.factor
+            shared_s = queue.shared_s
+            if shared_s or columns.shared_s.item(slot):
+                columns.shared_s[slot] = shared_s
+                columns.head_shared_s[slot] = queue.head_shared_s
+                columns.head_began_s[slot] = queue.head_began_s
 
     def _publish_spec(self) -> None:
         slot, columns, accelerator = self.slot, self.columns, self.spec.accelerator

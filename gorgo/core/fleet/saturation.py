@@ -59,7 +59,7 @@ class SaturationDetector:
         is_late = now - STUCK_AFTER_S - queue.head_due_s - half_rtt_s - others_s > 0.0
         if is_late or queue.drained_at_s == inf or not self.has_slot(replica):
             return None
-        at_s = queue.drained_at_s - half_rtt_s - self.limits.max_backlog_s
+        at_s = queue.own_drained_at_s(engine_s=now) - half_rtt_s - self.limits.max_backlog_s
         if others_s:
             at_s = max(at_s, now - self.limits.max_backlog_s) + others_s
         return at_s if at_s > now + _NOISE_S else None
@@ -71,4 +71,4 @@ class SaturationDetector:
         late_s = now - STUCK_AFTER_S - queue.head_due_s - half_rtt_s - others_s
         if late_s > 0.0:
             return queue.backlog_s + others_s + late_s
-        return max(0.0, queue.drained_at_s - now - half_rtt_s) + others_s
+        return max(0.0, queue.own_drained_at_s(engine_s=now) - now - half_rtt_s) + others_s

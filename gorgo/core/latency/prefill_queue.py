@@ -11,6 +11,9 @@ A stuck replica must not look idle when its predicted work is over. So the head 
 first token is due, and lateness counts as work (the policy's rule). When the head leaves without a first token, the
 engine has spent on it the time until now, at most its prefill; the next one starts there.
 
+An engine serves other routers too, in one line. What they have left there at a dispatch, as they report, comes before
+the request: that long the clock runs for them, and the request is neither done nor late.
+
 An answer that is not streamed has no visible first token. Such a request stays queued until its prefill should be over,
 until a later one has its first token, or until it ends; it is never late.
 """
@@ -35,6 +38,8 @@ class _Entry:
     prior_s: float
     #: Whether its first token is visible.
     streamed: bool
+    #: Work of other routers before it, after what is before the one ahead, s.
+    shared_s: float
 
 
 class PrefillQueue:
@@ -52,7 +57,7 @@ class PrefillQueue:
     (True, 0.0)
     """
 
-    __slots__ = ("_anchor_s", "_entries", "_prior_s", "drained_at_s", "head_due_s", "on_change", "speed")
+    __slots__ = ("_anchor_s", "_entries", "_prior_s", "drained_at_s", "head_due_s", "on_change", "shared_s", "speed")
 
     def __init__(self) -> None:
         self.speed = PrefillSpeed()
@@ -66,6 +71,8 @@ class PrefillQueue:
         self._anchor_s = -inf
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._prior_s = 0.0
+        #: Work of other routers before the queued requests, as of their dispatches, s; `drained_at_s` contains it.
+        self.shared_s = 0.0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -81,7 +88,28 @@ class PrefillQueue:
             return 0.0
         backlog_s = self.backlog_s
         behind_s = backlog_s - self._head().prior_s * self.speed.factor
-        return max(0.0, behind_s, min(self.drained_at_s - engine_s, backlog_s))
+        own_s = self.own_drained_at_s(engine_s=engine_s) - engine_s
+        return max(0.0, behind_s, min(own_s, backlog_s))
+
+    def own_drained_at_s(self, *, engine_s: float) -> float:
+        """Return when the engine would have done the queued prefills if it went on with them at `engine_s`."""
+        return self.drained_at_s - self.shared_left_s(engine_s=engine_s)
+
+    def shared_left_s(self, *, engine_s: float) -> float:
+        """Return the work of other routers left before the queued requests, as of their dispatches, s."""
+        if not self.shared_s:
+            return 0.0
+        return self.shared_s - min(max(engine_s - self._began_s(), 0.0), self._head().shared_s)
+
+    @property
+    def head_shared_s(self) -> float:
+        """Work of other routers before the head alone, s."""
+        return self._head().shared_s if self._entries else 0.0
+
+    @property
+    def head_began_s(self) -> float:
+        """When the engine began with that; the past if nothing is queued."""
+        return self._began_s() if self._entries else -inf
 
     def before(self, key: str) -> list[str]:
         """Return the streamed requests queued before `key`; empty if it is not queued."""
@@ -95,28 +123,36 @@ class PrefillQueue:
                 ahead.append(other)
         return ahead
 
-    def add(self, key: str, *, arrives_s: float, prior_s: float, streamed: bool) -> None:
-        """Add a dispatched request."""
+    def add(self, key: str, *, arrives_s: float, prior_s: float, streamed: bool, shared_s: float = 0.0) -> None:
+        """Add a dispatched request; `shared_s` is work of other routers before it that is not before others queued."""
         assert key not in self._entries, "an attempt is dispatched once"
-        self._entries[key] = _Entry(arrives_s, prior_s, streamed)
+        self._entries[key] = _Entry(arrives_s, prior_s, streamed, shared_s)
         self._prior_s += prior_s
-        self.drained_at_s = max(self.drained_at_s, arrives_s) + prior_s * self.speed.factor
+        self.shared_s += shared_s
+        self.drained_at_s = max(self.drained_at_s, arrives_s) + shared_s + prior_s * self.speed.factor
         self._advance(arrives_s)
         self.on_change()
 
-    def on_first_token(self, key: str, *, engine_s: float) -> None:
-        """Remove `key`: the engine has its first token. A key that is not queued is ignored."""
+    def on_first_token(self, key: str, *, engine_s: float, shared_until_s: float = -inf) -> None:
+        """Remove `key`: the engine has its first token. A key that is not queued is ignored.
+
+        Until `shared_until_s` the engine had prefills of other routers.
+        """
         entry = self._entries.get(key)
         if entry is None:
             return
         while (head_key := self._head_key()) != key and not self._entries[head_key].streamed:
             self._pass_head()
         self.speed.on_first_token(
-            engine_s=engine_s, arrived_s=entry.arrival_s, prior_s=entry.prior_s, head=head_key == key
+            engine_s=engine_s,
+            arrived_s=entry.arrival_s,
+            prior_s=entry.prior_s,
+            head=head_key == key,
+            shared_until_s=shared_until_s,
         )
         self._remove(key)
         self._anchor_s = engine_s
-        self.drained_at_s = engine_s + self.backlog_s
+        self.drained_at_s = engine_s + self.backlog_s + self.shared_s
         self._advance(engine_s)
         self.on_change()
 
@@ -128,9 +164,12 @@ class PrefillQueue:
         spent_s = 0.0
         if self._head_key() == key:
             began_s = self._began_s()
-            spent_s = min(max(engine_s - began_s, 0.0), entry.prior_s * self.speed.factor)
-            self._anchor_s = began_s + spent_s
+            shared_s = min(max(engine_s - began_s, 0.0), entry.shared_s)
+            spent_s = min(max(engine_s - began_s - entry.shared_s, 0.0), entry.prior_s * self.speed.factor)
+            self._anchor_s = began_s + shared_s + spent_s
+            self._use_shared(entry, shared_s)
         self.drained_at_s -= entry.prior_s * self.speed.factor - spent_s
+        self._pass_on_shared(key, entry)
         self._remove(key)
         self._advance(engine_s)
         self.on_change()
@@ -151,13 +190,15 @@ class PrefillQueue:
         assert abs(total - self._prior_s) <= 1e-9 * (1.0 + total)
         assert (self.head_due_s < inf) == bool(self._entries and self._head().streamed)
         assert self._entries or self._prior_s == 0.0, "an empty queue has no work"
+        shared = sum(entry.shared_s for entry in self._entries.values())
+        assert abs(shared - self.shared_s) <= 1e-9 * (1.0 + shared)
 
     def _advance(self, engine_s: float) -> None:
         """Drop requests at the head whose invisible prefill must be over, and set when the head is due."""
         self.head_due_s = inf
         while self._entries:
             head = self._head()
-            due_s = max(self._anchor_s, head.arrival_s) + head.prior_s * self.speed.factor
+            due_s = max(self._anchor_s, head.arrival_s) + head.shared_s + head.prior_s * self.speed.factor
             if head.streamed:
                 self.head_due_s = due_s
                 return
@@ -169,13 +210,31 @@ class PrefillQueue:
 
     def _pass_head(self) -> None:
         head = self._head()
-        self._anchor_s = max(self._anchor_s, head.arrival_s) + head.prior_s * self.speed.factor
+        self._anchor_s = max(self._anchor_s, head.arrival_s) + head.shared_s + head.prior_s * self.speed.factor
         self._remove(self._head_key())
 
     def _remove(self, key: str) -> None:
-        self._prior_s -= self._entries.pop(key).prior_s
+        entry = self._entries.pop(key)
+        self._prior_s -= entry.prior_s
+        self.shared_s -= entry.shared_s
         if not self._entries:
-            self._prior_s = 0.0  # sums of floats drift
+            self._prior_s = self.shared_s = 0.0  # sums of floats drift
+
+    def _use_shared(self, entry: _Entry, shared_s: float) -> None:
+        entry.shared_s -= shared_s
+        self.shared_s -= shared_s
+
+    def _pass_on_shared(self, key: str, entry: _Entry) -> None:
+        """Move the work of other routers before `key` to the request behind it; behind the last one nobody waits."""
+        behind = iter(self._entries)
+        while next(behind) != key:
+            pass
+        following = next(behind, None)
+        if following is None:
+            self.drained_at_s -= entry.shared_s
+        else:
+            self._entries[following].shared_s += entry.shared_s
+            entry.shared_s = 0.0
 
     def _head_key(self) -> str:
         return next(iter(self._entries))

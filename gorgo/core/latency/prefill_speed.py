@@ -6,8 +6,9 @@ in the time from one first token to the next, or from an arrival to its first to
 Theory of operation. All times are the engine's: measured here, less half a round trip. A request that arrived well
 before the previous first token has had the engine since then, so the time between the two tokens is its prefill. A
 later one had to wait for the step in progress (5 ms in the mean) and then had the engine. If an older request is still
-queued, the time is ambiguous and left out. Tokens that come together count, the later ones with nothing, because their
-prefill was in the first one's time. Sums decay with the work done, not with time: an idle replica forgets nothing.
+queued, the time is ambiguous and left out. So it is while a request of another router waits there. Tokens that come
+together count, the later ones with nothing, because their prefill was in the first one's time. Sums decay with the work
+done, not with time: an idle replica forgets nothing.
 
 There are two averages, because no single one is both steady and quick. The steady one leans on the prior and remembers
 long: where the prior is about right, each change of the factor would move requests to and fro. But its lean never
@@ -21,7 +22,7 @@ no queued prefill changes its length.
 
 from __future__ import annotations
 
-from math import exp
+from math import exp, inf
 
 #: Prefill work after which a sample weighs 1 / e, and weight of "as fast as the prior says", both in s of work.
 STEADY_MEMORY_S, STEADY_TRUST_S = 10.0, 5.0
@@ -56,9 +57,16 @@ class PrefillSpeed:
         self._steady = _Average(STEADY_MEMORY_S, STEADY_TRUST_S)
         self._quick = _Average(QUICK_MEMORY_S, QUICK_TRUST_S)
 
-    def on_first_token(self, *, engine_s: float, arrived_s: float, prior_s: float, head: bool) -> None:
-        """The first token of a request that should take `prior_s`; `head` if no older one still waits for its own."""
-        if arrived_s + STEP_IN_PROGRESS_S <= self.last_s:
+    def on_first_token(
+        self, *, engine_s: float, arrived_s: float, prior_s: float, head: bool, shared_until_s: float = -inf
+    ) -> None:
+        """The first token of a request that should take `prior_s`; `head` if no older one still waits for its own.
+
+        Until `shared_until_s` the engine had prefills of other routers.
+        """
+        if shared_until_s > max(arrived_s, self.last_s):
+            pass  # Part of the time went to them.
+        elif arrived_s + STEP_IN_PROGRESS_S <= self.last_s:
             self._learn(engine_s - self.last_s, prior_s)
         elif head:
             self._learn(engine_s - max(arrived_s, self.last_s) - STEP_IN_PROGRESS_S, prior_s)

@@ -97,4 +97,4 @@ def expected_queue_s(
     late_s = now - STUCK_AFTER_S - clock.head_due_s - one_way_s - others_s
     if late_s > 0.0:
         return clock.backlog_s + others_s + late_s
-    return max(0.0, clock.drained_at_s - arrives_s) + others_s
+    return max(0.0, clock.own_drained_at_s(engine_s=now) - arrives_s) + others_s

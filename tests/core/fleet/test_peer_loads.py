@@ -54,6 +54,34 @@ def test_the_prefill_of_others_comes_after_the_own_queue() -> None:
     assert drained_s.tolist() == pytest.approx([3.0, 1.9, 0.5])
 
 
+def test_prefill_of_others_before_the_own_queue_counts_once() -> None:
+    """They have had the engine since 0.6 s, for a second; then it does half a second of the own."""
+    columns = columns_of(1)
+    columns.drained_at_s[0] = 2.1
+    columns.shared_s[0] = columns.head_shared_s[0] = 1.0
+    columns.head_began_s[0] = 0.6
+    loads = PeerLoads("own", columns)
+    report(loads, "other", 0, prefill_us=800_000, now=0.8)
+    at = {now: float(loads.added_to_own(now=now).drained_at_s[0]) for now in (0.8, 1.0, 1.5)}
+    assert at == pytest.approx({0.8: 2.1, 1.0: 2.1, 1.5: 2.1})
+    report(loads, "other", 0, now=1.1)
+    assert loads.added_to_own(now=1.1).drained_at_s.tolist() == pytest.approx([1.6]), "theirs is done before its time"
+
+
+def test_others_waited_where_a_request_came_or_had_no_first_token_yet() -> None:
+    loads = PeerLoads("own", columns_of(2))
+    assert loads.waited_until_s(0, now=1.0) == -np.inf
+    report(loads, "other", 0, requests=1, waiting_requests=1, prompt_tokens=9, now=1.0)
+    assert (loads.waited_until_s(0, now=1.5), loads.waited_until_s(1, now=1.5)) == (1.5, -np.inf)
+    report(loads, "other", 0, requests=1, prompt_tokens=9, now=2.0)
+    report(loads, "other", 0, requests=1, prompt_tokens=9, now=3.0)
+    assert loads.waited_until_s(0, now=3.5) == 2.0
+    report(loads, "other", 0, requests=2, prompt_tokens=18, now=4.0)
+    assert loads.waited_until_s(0, now=4.5) == 4.0, "one came and had its first token between two reports"
+    loads.clear_slots([0])
+    assert loads.waited_until_s(0, now=4.5) == -np.inf
+
+
 def test_a_head_behind_the_prefill_of_others_is_not_late() -> None:
     columns = columns_of(1)
     columns.head_due_s[0] = 1.0

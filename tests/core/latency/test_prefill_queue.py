@@ -170,6 +170,56 @@ def test_a_prefill_begins_no_sooner_than_its_request_arrives() -> None:
     assert (clock.drained_at_s, clock.head_due_s) == (11.0, 11.5)
 
 
+def shared_clock(*line: tuple[str, float, float]) -> PrefillQueue:
+    """Whose line is (key, work of other routers before it, prior) each, all there at 10 s."""
+    clock = PrefillQueue()
+    for key, shared_s, prior_s in line:
+        clock.add(key, arrives_s=10.0, prior_s=prior_s, streamed=True, shared_s=shared_s)
+    clock.check()
+    return clock
+
+
+def test_while_the_engine_is_at_the_work_of_other_routers_nothing_of_the_own_is_done() -> None:
+    clock = shared_clock(("a", 1.0, 0.5))
+    assert (clock.drained_at_s, clock.head_due_s, clock.shared_s) == (11.5, 11.5, 1.0)
+    assert [clock.left_s(engine_s=at_s) for at_s in (10.0, 10.75, 11.25, 11.5)] == [0.5, 0.5, 0.25, 0.0]
+    assert [clock.own_drained_at_s(engine_s=at_s) for at_s in (10.0, 10.75, 11.25)] == [10.5, 11.25, 11.5]
+
+
+def test_a_first_token_ends_what_was_before_its_request_alone() -> None:
+    clock = shared_clock(("a", 1.0, 0.5), ("b", 0.25, 0.5))
+    assert clock.drained_at_s == 12.25
+    clock.on_first_token("a", engine_s=11.0, shared_until_s=10.5)
+    assert (clock.drained_at_s, clock.head_due_s, clock.shared_s) == (11.75, 11.75, 0.25)
+    assert clock.left_s(engine_s=11.125) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("gone", "at_s", "shared_s", "drained_at_s"),
+    [
+        ("a", 10.25, 1.0, 11.75),  # Three quarters of a second of others are left before the second.
+        ("a", 11.25, 0.25, 12.0),  # All of that is done, and half of the first.
+        ("b", 10.25, 1.0, 11.5),  # Behind the last request nobody waits.
+    ],
+)
+def test_work_of_other_routers_before_a_request_that_leaves_is_before_the_next_one(
+    gone: str, at_s: float, shared_s: float, drained_at_s: float
+) -> None:
+    clock = shared_clock(("a", 1.0, 0.5), ("b", 0.25, 0.5))
+    clock.remove(gone, engine_s=at_s)
+    clock.check()
+    assert (clock.shared_s, clock.drained_at_s) == (shared_s, drained_at_s)
+
+
+def test_time_that_the_engine_had_for_other_routers_teaches_no_speed() -> None:
+    clock = shared_clock(("a", 1.0, 0.5))
+    clock.on_first_token("a", engine_s=11.5, shared_until_s=11.0)
+    assert clock.speed.factor == 1.0
+    clock.add("b", arrives_s=12.0, prior_s=0.5, streamed=True)
+    clock.on_first_token("b", engine_s=13.005, shared_until_s=11.0)
+    assert clock.speed.factor > 1.0
+
+
 moves = st.lists(
     st.tuples(
         st.sampled_from(("dispatched", "dispatched", "first_token", "left")),
@@ -192,12 +242,14 @@ def test_the_clock_is_idle_again_when_all_have_ended_in_any_order(
         if move == "dispatched":
             known += 1
             keys.append(f"k{known}")
-            clock.add(keys[-1], arrives_s=now + 0.05, prior_s=step_s / 2, streamed=streamed)
+            shared_s = step_s / 3 if number > 6 else 0.0
+            clock.add(keys[-1], arrives_s=now + 0.05, prior_s=step_s / 2, streamed=streamed, shared_s=shared_s)
         elif move == "first_token":
             clock.on_first_token(f"k{number}", engine_s=now - 0.05)
         else:
             clock.remove(f"k{number}", engine_s=now + 0.05)
         clock.check()
+        assert 0.0 <= clock.shared_left_s(engine_s=now) <= clock.shared_s + 1e-9
     for key in keys:
         clock.remove(key, engine_s=now + 0.05)
         clock.check()
