@@ -441,6 +441,6 @@ NOT_STORED: Mapping[str, str] = {
     "overload-live": "live processes in wall time: needs two cores to itself for eight minutes",
     "soak": "needs two cores to itself for six minutes",
     "chaos-long": "nine minutes of live processes for each schedule",
-    "peers-live": "live processes in wall time: needs two cores to itself",
+    "several-routers": "not yet recorded by its command",
     "tuning-ten": "ten seeds of `make tuning-table` take two cores for more than an hour",
 }
