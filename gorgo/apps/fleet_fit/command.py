@@ -16,7 +16,7 @@ from rich.console import Console
 from gorgo.apps.claims.run_cache import RunCache
 from gorgo.apps.claims.runner import Runner
 from gorgo.apps.claims.table import TableSection, show_sections
-from gorgo.apps.fleet_fit.comparison import FleetComparison, compare
+from gorgo.apps.fleet_fit.comparison import FigureRow, FleetComparison, compare
 from gorgo.apps.fleet_fit.fit import BASE, RHO_MIN, SEEDS, START, fit_profile
 from gorgo.apps.fleet_fit.measure import FitRun, FitTask, measure, with_values
 from gorgo.apps.fleet_fit.published import FIGURE_NAMES, WINDOWS
@@ -66,14 +66,10 @@ def _fit(options: argparse.Namespace, runner: Runner[FitTask, FitRun]) -> None:
 
 
 def _sections(found: FleetComparison) -> Iterator[TableSection]:
-    by_run: dict[tuple[str, str], list[str]] = {}
-    for row in found.stats:
-        mark = "" if row.met else " *"
-        by_run.setdefault((row.window, row.policy), []).append(f"{row.simulated:.4g} ({row.measured:g}){mark}")
     yield TableSection(
         "Table 2: simulated (measured); * is more than 30 % off",
         ("window", "policy", *FIGURE_NAMES, "hits"),
-        [(*name, *cells, f"{found.hits[name[0]][name[1]]:.0%}") for name, cells in by_run.items()],
+        [(*row, f"{found.hits[row[0]][row[1]]:.0%}") for row in _rows(found.stats)],
     )
     yield TableSection(
         "Simulated / measured, geometric mean over policies",
@@ -90,11 +86,14 @@ def _sections(found: FleetComparison) -> Iterator[TableSection]:
             for row in found.windows
         ],
     )
-    yield TableSection(
-        "Load sweep: simulated (measured)",
-        ("on", "policy", "figure", "simulated (measured)"),
-        [(row.window, row.policy, row.figure, f"{row.simulated:.4g} ({row.measured:g})") for row in found.sweep],
-    )
+    for title, sweep in (("Table 3, load sweep", found.sweep), ("Table 3, with a surge", found.surge_sweep)):
+        yield TableSection(
+            f"{title}: simulated (measured)",
+            ("on", "policy", "figure", "simulated (measured)"),
+            [(row.window, row.policy, row.figure, f"{row.simulated:.4g} ({row.measured:g})") for row in sweep],
+        )
+    for title, stats in (("Table 5", found.half_load), ("April 7 of tables 2 and 5, with a surge", found.surge)):
+        yield TableSection(f"{title}: simulated (measured); * as above", ("on", "policy", *FIGURE_NAMES), _rows(stats))
     yield TableSection(
         "The paper's claims",
         ("on", "of", "against", "figure", "published", "simulated"),
@@ -103,6 +102,15 @@ def _sections(found: FleetComparison) -> Iterator[TableSection]:
             for row in found.claims
         ],
     )
+
+
+def _rows(stats: Sequence[FigureRow]) -> list[tuple[str, ...]]:
+    """Return a row per window and policy."""
+    by_run: dict[tuple[str, str], list[str]] = {}
+    for row in stats:
+        mark = "" if row.met else " *"
+        by_run.setdefault((row.window, row.policy), []).append(f"{row.simulated:.4g} ({row.measured:g}){mark}")
+    return [(*name, *cells) for name, cells in by_run.items()]
 
 
 def _summary(found: FleetComparison) -> str:

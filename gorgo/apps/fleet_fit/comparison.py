@@ -14,18 +14,16 @@ from statistics import mean
 import numpy as np
 
 from gorgo.apps.claims.runner import Runner
-from gorgo.apps.demo.options import PAPER, RANDOM
-from gorgo.apps.fleet_fit.fit import FITTED_ON, median_stats, task_of
+from gorgo.apps.fleet_fit.claims import ClaimRow, claims_of
+from gorgo.apps.fleet_fit.fit import FITTED_ON, median_stats
 from gorgo.apps.fleet_fit.measure import FitRun, FitTask
+from gorgo.apps.fleet_fit.named_runs import RunName, load_name, named_tasks
 from gorgo.apps.fleet_fit.published import (
-    AFFINITY,
     FIGURE_NAMES,
-    HACKED_E2E_RATIO,
-    HACKED_WEIGHTS,
+    HALF_LOAD,
+    HALF_LOAD_TIME_SCALE,
     LOAD_SWEEP,
-    WILDCHAT,
-    WILDCHAT_TIME_SCALE,
-    WILDCHAT_WEIGHTS,
+    P95,
     WINDOWS,
     PublishedWindow,
     RunStats,
@@ -35,7 +33,6 @@ from gorgo.sim.engine.profiles import EngineProfile
 
 #: Every figure is within this factor of the measured one, or missed.
 WITHIN = 1.3
-_TTFT_P95, _E2E_P95 = FIGURE_NAMES.index("TTFT p95"), FIGURE_NAMES.index("E2E p95")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,22 +70,11 @@ class WindowRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimRow:
-    """One comparison of the paper: a ratio of two of its figures, and the same ratio simulated."""
-
-    on: str
-    of: str
-    against: str
-    figure: str
-    published: float
-    simulated: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FleetComparison:
-    """The tables of a profile: table 2, its windows, the load sweep, and the claims.
+    """The tables of a profile: table 2, its windows, the load sweep (3), half load (5), and the claims of all.
 
-    `hits` is the share of prompt tokens found cached by window and policy.
+    `surge` and `surge_sweep` have April 7 in tables 2 and 5, and 3, beside runs with its load in one wave; `hits` is
+    the share of prompt tokens found cached by window and policy.
     """
 
     profile: str
@@ -96,13 +82,16 @@ class FleetComparison:
     stats: Sequence[FigureRow]
     windows: Sequence[WindowRow]
     sweep: Sequence[FigureRow]
+    half_load: Sequence[FigureRow]
+    surge: Sequence[FigureRow]
+    surge_sweep: Sequence[FigureRow]
     claims: Sequence[ClaimRow]
     hits: Mapping[str, Mapping[str, float]]
 
 
 def tasks_of(profile: EngineProfile, h100: EngineProfile, seeds: Sequence[int]) -> list[FitTask]:
     """Return every run that a comparison needs; `h100` is the profile of the fleet for WildChat."""
-    tasks = [task for seed in seeds for _, task in _named(profile, h100, seed)]
+    tasks = [task for seed in seeds for _, task in named_tasks(profile, h100, seed)]
     return list(dict.fromkeys(tasks))
 
 
@@ -111,16 +100,9 @@ def compare(
 ) -> FleetComparison:
     """Return the tables, having run what is missing."""
     runs = runner.runs(tasks_of(profile, h100, seeds), title="paper's tables")
-    by_seed = [{name: runs[task] for name, task in _named(profile, h100, seed)} for seed in seeds]
+    by_seed = [{name: runs[task] for name, task in named_tasks(profile, h100, seed)} for seed in seeds]
     found = {name: median_stats([named[name].stats for named in by_seed]) for name in by_seed[0]}
-    stats = [
-        FigureRow(window=window.name, policy=policy, figure=figure, simulated=ours, measured=theirs)
-        for window in WINDOWS
-        for policy, measured in window.stats.items()
-        for figure, ours, theirs in zip(
-            FIGURE_NAMES, found[window.name, policy].values(), measured.values(), strict=True
-        )
-    ]
+    stats = [row for window in WINDOWS for row in _stats_rows(window.name, window.stats, found)]
     hits = {
         window.name: {
             policy: mean(named[window.name, policy].cache_hit for named in by_seed) for policy in window.stats
@@ -133,46 +115,23 @@ def compare(
         stats=stats,
         windows=[_window(window, [row for row in stats if row.window == window.name]) for window in WINDOWS],
         sweep=list(_sweep(found)),
-        claims=list(_claims(found)),
+        half_load=list(_stats_rows(load_name(HALF_LOAD_TIME_SCALE), HALF_LOAD, found)),
+        surge=list(_surge(found)),
+        surge_sweep=list(_sweep(found, surge=True)),
+        claims=list(claims_of(found)),
         hits=hits,
     )
 
 
-#: Name of a run: what it is on, and the policy.
-_Name = tuple[str, str]
-_HACKED, _WILDCHAT = "appendix D", "WildChat"
-
-
-def _named(profile: EngineProfile, h100: EngineProfile, seed: int) -> Iterator[tuple[_Name, FitTask]]:
-    for window in WINDOWS:
-        for policy in window.stats:
-            yield (window.name, policy), task_of(window, policy, profile, seed=seed)
-    last = WINDOWS[-1]
-    for policy, loads in LOAD_SWEEP.items():
-        for time_scale in loads:
-            yield (_load(time_scale), policy), task_of(last, policy, profile, seed=seed, time_scale=time_scale)
-    held_out = WINDOWS[1]
-    yield (_HACKED, PAPER), task_of(held_out, PAPER, profile, seed=seed, weights=HACKED_WEIGHTS)
-    for policy in WILDCHAT:
-        yield (
-            (_WILDCHAT, policy),
-            FitTask(
-                trace="wildchat-like",
-                time_scale=WILDCHAT_TIME_SCALE,
-                policy=policy,
-                weights=tuple(WILDCHAT_WEIGHTS.items()) if policy == PAPER else (),
-                profile=h100,
-                seed=seed,
-            ),
-        )
-
-
-def _load(time_scale: float) -> str:
-    return f"April 7, time scale {time_scale:g}"
+def _stats_rows(name: str, measured: Mapping[str, RunStats], found: Mapping[RunName, RunStats]) -> Iterator[FigureRow]:
+    """Yield the seven figures of every policy."""
+    for policy, stats in measured.items():
+        for figure, ours, theirs in zip(FIGURE_NAMES, found[name, policy].values(), stats.values(), strict=True):
+            yield FigureRow(window=name, policy=policy, figure=figure, simulated=ours, measured=theirs)
 
 
 def _window(window: PublishedWindow, rows: Sequence[FigureRow]) -> WindowRow:
-    order = [row for row in rows if row.figure == FIGURE_NAMES[_TTFT_P95]]
+    order = [row for row in rows if row.figure == "TTFT p95"]
     return WindowRow(
         window=window.name,
         fitted=window.name in FITTED_ON,
@@ -187,61 +146,21 @@ def _geometric(values: Sequence[float]) -> float:
     return exp(mean(map(log, values)))
 
 
-def _sweep(found: Mapping[_Name, RunStats]) -> Iterator[FigureRow]:
+def _sweep(found: Mapping[RunName, RunStats], *, surge: bool = False) -> Iterator[FigureRow]:
     for policy, loads in LOAD_SWEEP.items():
         for time_scale, measured in loads.items():
-            for place, theirs in zip((_TTFT_P95, _E2E_P95), measured, strict=True):
+            name = load_name(time_scale, surge=surge)
+            for place, theirs in zip(P95, measured, strict=True):
                 yield FigureRow(
-                    window=_load(time_scale),
+                    window=name,
                     policy=policy,
                     figure=FIGURE_NAMES[place],
-                    simulated=found[_load(time_scale), policy].values()[place],
+                    simulated=found[name, policy].values()[place],
                     measured=theirs,
                 )
 
 
-def _claims(found: Mapping[_Name, RunStats]) -> Iterator[ClaimRow]:
-    """Yield the published comparisons: held-out windows, the load sweep, reward hacking, WildChat."""
-
-    def simulated(on: str, of: str, on_other: str, against: str, place: int) -> float:
-        return found[on, of].values()[place] / found[on_other, against].values()[place]
-
-    for window in WINDOWS:
-        for place in (_TTFT_P95, _E2E_P95):
-            ours, theirs = window.stats[PAPER].values()[place], window.stats[AFFINITY].values()[place]
-            yield ClaimRow(
-                on=window.name,
-                of=PAPER,
-                against=AFFINITY,
-                figure=FIGURE_NAMES[place],
-                published=ours / theirs,
-                simulated=simulated(window.name, PAPER, window.name, AFFINITY, place),
-            )
-    for against in (AFFINITY, "least-request"):
-        for time_scale in LOAD_SWEEP[against]:
-            for number, place in enumerate((_TTFT_P95, _E2E_P95)):
-                yield ClaimRow(
-                    on=_load(time_scale),
-                    of=PAPER,
-                    against=against,
-                    figure=FIGURE_NAMES[place],
-                    published=LOAD_SWEEP[PAPER][time_scale][number] / LOAD_SWEEP[against][time_scale][number],
-                    simulated=simulated(_load(time_scale), PAPER, _load(time_scale), against, place),
-                )
-    yield ClaimRow(
-        on="appendix D, queue weight 0",
-        of=PAPER,
-        against=f"{PAPER} as learned",
-        figure=FIGURE_NAMES[_E2E_P95],
-        published=HACKED_E2E_RATIO,
-        simulated=simulated(_HACKED, PAPER, WINDOWS[1].name, PAPER, _E2E_P95),
-    )
-    for place, (ours, theirs) in enumerate(zip(WILDCHAT[PAPER], WILDCHAT[RANDOM], strict=True)):
-        yield ClaimRow(
-            on=_WILDCHAT,
-            of=PAPER,
-            against=RANDOM,
-            figure=FIGURE_NAMES[place],
-            published=ours / theirs,
-            simulated=simulated(_WILDCHAT, PAPER, _WILDCHAT, RANDOM, place),
-        )
+def _surge(found: Mapping[RunName, RunStats]) -> Iterator[FigureRow]:
+    last = WINDOWS[-1]
+    yield from _stats_rows(load_name(last.time_scale, surge=True), last.stats, found)
+    yield from _stats_rows(load_name(HALF_LOAD_TIME_SCALE, surge=True), HALF_LOAD, found)

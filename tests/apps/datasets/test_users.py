@@ -92,6 +92,15 @@ def test_load_is_there_from_the_start_and_to_the_end(name: str) -> None:
         assert max(tenths) < 1.6 * share
 
 
+def test_a_surge_has_the_prompts_of_its_window_and_twice_the_load_at_its_peak() -> None:
+    requests = window("art-chat-apr7-surge")
+    assert sorted(r.input_tokens for r in requests) == sorted(r.input_tokens for r in window("art-chat-apr7"))
+    share = len(requests) / 10
+    tenths = [sum(n * 180 <= r.timestamp_s < (n + 1) * 180 for r in requests) for n in range(10)]
+    assert 1.6 * share < max(tenths) < 2.2 * share
+    assert 0.5 * share < min(tenths) < 0.8 * share
+
+
 def test_no_prompt_exceeds_the_paper_s_filter(apr5: list[TraceRequest]) -> None:
     assert max(request.input_tokens for request in apr5) <= 24_000
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,19 +13,21 @@ from gorgo.apps.fleet_fit import command
 from gorgo.apps.fleet_fit.comparison import FleetComparison, compare, tasks_of
 from gorgo.apps.fleet_fit.fit import BASE
 from gorgo.apps.fleet_fit.measure import FitRun, FitTask
-from gorgo.apps.fleet_fit.published import LOAD_SWEEP, WILDCHAT, WINDOWS, RunStats
+from gorgo.apps.fleet_fit.published import FIGURE_NAMES, LOAD_SWEEP, WILDCHAT, WINDOWS, RunStats
 from gorgo.sim.engine.profiles import find_profile
 from gorgo.sim.faults.scenarios import OTHER_PROFILE
 
 PROFILE, H100 = find_profile(BASE), find_profile(OTHER_PROFILE)
-#: Runs of one seed: the sweep at time scale 3 is table 2's, the hacked weights are one run.
-RUNS = 15 + 2 * len(LOAD_SWEEP) + 1 + len(WILDCHAT)
+#: Runs of one seed: table 2; April 7 at time scale 1 and 2, steady, and at all three with a surge; the hacked weights
+#: beside `random` and policies of April 6; WildChat.
+RUNS = 15 + (3 + 5) + (3 + 5 + 5) + 2 + len(WILDCHAT)
 
 
 def as_measured(task: FitTask) -> FitRun:
     """The measured figures where there are any; ten times as much for seed 2, and twice the E2E of `prefix-cache`."""
     window = next((one for one in WINDOWS if (one.trace, one.time_scale) == (task.trace, task.time_scale)), None)
-    values = (100.0, 200.0, 300.0, 1.0, 2.0, 3.0, 9.0) if window is None else window.stats[task.policy].values()
+    found = None if window is None else window.stats.get(task.policy)
+    values = (100.0, 200.0, 300.0, 1.0, 2.0, 3.0, 9.0) if found is None else found.values()
     factor = 10.0 if task.seed == 2 else 1.0
     late = 2.0 if task.policy == "prefix-cache" else 1.0
     stats = RunStats(*(factor * (late if 3 <= place <= 5 else 1.0) * v for place, v in enumerate(values)))
@@ -60,10 +63,33 @@ def test_every_published_comparison_is_a_row(compared: FleetComparison) -> None:
         "-6.9 to -15.5, -14.3 to -30.9"
     )
     assert all(row.simulated == pytest.approx(row.published) for row in affinity)
-    sweep = [row for row in compared.claims if "time scale" in row.on]
-    assert len(sweep) == 2 * 3 * 2
-    assert {row.on for row in compared.claims} >= {"WildChat", "appendix D, queue weight 0"}
-    assert len([row for row in compared.claims if row.on == "WildChat"]) == len(WILDCHAT["gorgo"])
+    count = Counter(row.on.partition(" 2")[0] if "table 5" in row.on else row.on for row in compared.claims)
+    assert count == {
+        **{window.name: 2 for window in WINDOWS},
+        **{f"April 7, time scale {load}": 2 * 2 for load in (1, 2, 3)},
+        "April 7, time scale": 4 * 2,
+        "WildChat": len(FIGURE_NAMES),
+        "queue weight 0": 5 * 2,
+    }
+    published = {(row.on, row.against, row.figure): round(row.published, 2) for row in compared.claims}
+    assert published["April 7, time scale 2, table 5", "prefix-cache", "E2E p95"] == 0.32
+    assert published["WildChat", "random", "E2E p50"] == 1.12, "a loss, as printed"
+    assert published["queue weight 0", "least-request", "TTFT p95"] == 0.83
+    assert published["queue weight 0", "least-request", "E2E p95"] == 4.79
+
+
+def test_half_load_has_every_figure_of_table_5(compared: FleetComparison) -> None:
+    rows = {(row.policy, row.figure): row for row in compared.half_load}
+    assert len(rows) == 5 * 7
+    assert rows["prefix-cache", "TTFT p95"].measured == 8243
+    assert rows["gorgo", "TTFT p95"].simulated == 200.0
+
+
+def test_april_7_is_there_again_with_its_load_in_one_wave(compared: FleetComparison) -> None:
+    assert len(compared.surge) == 2 * 5 * 7
+    assert {row.simulated for row in compared.surge if row.figure == "TTFT p95"} == {200.0}
+    assert [row.measured for row in compared.surge_sweep] == [row.measured for row in compared.sweep]
+    assert {row.window for row in compared.surge_sweep} == {f"April 7, time scale {load}, surge" for load in (1, 2, 3)}
 
 
 def test_the_load_sweep_has_both_figures_of_every_policy_and_load(compared: FleetComparison) -> None:
