@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -53,7 +53,8 @@ def three_listeners(config: Config) -> tuple[dict[str, Any], Fronts]:
     found = replace(config, fleet_sources=(FleetSourceConfig(name="found", kind="dns", host="r.internal"),))
     static["clusters"].append(replicas_cluster(found) | {"name": "found"})
     ports = [config.proxy.bind.rpartition(":")[2], str(free_port()), str(free_port())]
-    for port, change in zip(ports[1:], (partial(_to_found, envoy_config(found)), _to_gateway), strict=True):
+    changes: list[Callable[[dict[str, Any]], None]] = [partial(_to_found, envoy_config(found)), _to_gateway]
+    for port, change in zip(ports[1:], changes, strict=True):
         listener = deepcopy(static["listeners"][0])
         listener["name"] = f"clients-{port}"
         listener["address"]["socket_address"]["port_value"] = int(port)
