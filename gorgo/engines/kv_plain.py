@@ -7,6 +7,8 @@ any other form, or with any bad field, is none of these.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain, groupby
+from operator import attrgetter
 
 from msgspec import DecodeError, Struct
 from msgspec.msgpack import Decoder
@@ -50,6 +52,7 @@ class _Batch(Struct, array_like=True, gc=False):
 
 
 _BATCH = Decoder(_Batch)
+_CACHE, _HASHES = attrgetter("medium", "group_idx"), attrgetter("block_hashes")
 _CLEARED = CacheCleared()
 
 
@@ -77,23 +80,12 @@ def decode_plain(message: bytes) -> KvEventBatch | None:
 
 def _decoded(events: list[_Stored | _Removed | _Cleared]) -> Iterator[KvEvent | None]:
     """Yield the events, removals in a row from one cache as one: engines remove block by block."""
-    removed: list[int] | None = None
-    cache: tuple[str | None, int | None] = None, None
-    for event in events:
-        if type(event) is _Removed:
-            if removed is not None and cache == (event.medium, event.group_idx):
-                removed += event.block_hashes
-                continue
-            if removed is not None:
-                yield _removed(removed, *cache)
-            removed, cache = event.block_hashes, (event.medium, event.group_idx)
-            continue
-        if removed is not None:
-            yield _removed(removed, *cache)
-            removed = None
-        yield _stored(event) if type(event) is _Stored else _CLEARED
-    if removed is not None:
-        yield _removed(removed, *cache)
+    for kind, row in groupby(events, type):
+        if kind is _Removed:
+            for cache, removed in groupby(row, _CACHE):
+                yield _removed(list(chain.from_iterable(map(_HASHES, removed))), *cache)
+        else:
+            yield from [_stored(event) if type(event) is _Stored else _CLEARED for event in row]
 
 
 def _removed(hashes: list[int], medium: str | None, group: int | None) -> BlocksRemoved:

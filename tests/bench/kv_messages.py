@@ -23,23 +23,22 @@ from gorgo.engines.kv_sources import KvEventSource
 from gorgo.live.kv_events.feeds import KvSubscriptions
 from gorgo.live.kv_events.subscription import Subscription
 from gorgo.policies.registry import make_policy
-from tests.bench.kv_subscribers import BLOCK_TOKENS, BLOCKS, REPLICAS, STORED, make_subscriber, payloads
+from tests.bench.kv_publishers import BLOCK_TOKENS, EVENTS_PER_MESSAGE, REPLICAS, RETAINED, payloads
+from tests.bench.kv_subscribers import make_subscriber
 
 MESSAGES, ROUNDS = 200, 20
-#: Before these a message has no removals.
-SKIPPED = 60
-EVENTS = STORED + STORED * BLOCKS
 
 
 def run() -> None:
     """Print the microseconds of an event: decoded, applied to the index, and in all."""
-    messages = list(islice(payloads(), SKIPPED, SKIPPED + MESSAGES))
+    messages = list(islice(payloads(), RETAINED, RETAINED + MESSAGES))
     router = _router()
     batches = [decode_message(message) for message in messages]
     decode = _least([_spent(decode_message, message) for message in messages] for _ in range(ROUNDS))
     apply = _least([_spent(_apply, router, batch) for batch in batches] for _ in range(ROUNDS))
     whole = _least(uvloop.run(_whole(messages)) for _ in range(ROUNDS))
-    print(f"{EVENTS} events a message; us an event: decode {decode:.2f}, apply {apply:.2f}, in all {whole:.2f}")
+    print(f"{EVENTS_PER_MESSAGE} events a message; us an event: ", end="")
+    print(f"decode {decode:.2f}, apply {apply:.2f}, in all {whole:.2f}")
     router.check()
 
 
@@ -58,7 +57,7 @@ async def _whole(messages: list[bytes]) -> list[float]:
         await subscription._handle(lambda: subscription.feed.received(number, payload, now=1.0))  # noqa: B023
         spent.append(perf_counter() - began_s)
     await asyncio.sleep(0)
-    assert stats.events == EVENTS * len(messages)
+    assert stats.events == EVENTS_PER_MESSAGE * len(messages)
     return spent
 
 
@@ -79,4 +78,4 @@ def _spent(work: Any, *arguments: Any) -> float:
 
 def _least(rounds: Any) -> float:
     """Return the microseconds of an event: the least of a message's rounds, the median of messages."""
-    return float(np.median(np.min(list(rounds), axis=0))) / EVENTS * 1e6
+    return float(np.median(np.min(list(rounds), axis=0))) / EVENTS_PER_MESSAGE * 1e6

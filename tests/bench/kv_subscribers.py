@@ -1,39 +1,32 @@
 """Processor time of a proxy's subscriptions at two million KV events a minute, from eight publishers over sockets.
 
-Each publisher sends 50 messages a second: two prompts stored, 40 blocks each, and as many removals of one block.
-The publishers are a process of their own.
+Target: under 10 % of one. `process_time` has the threads of ZeroMQ and, of the helper processes, nothing: none is
+started for messages of this size.
 """
 
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import time
-from collections.abc import Iterable, Iterator
-from itertools import count
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
 import uvloop
-from msgspec.msgpack import encode
 
 from gorgo.config.model import KvEventsConfig
 from gorgo.core.fleet.spec import ReplicaSpec
 from gorgo.core.messages.actions import Action
 from gorgo.core.router import Router
 from gorgo.engines.registry import dialect
-from gorgo.live.kv_events.extra import available, import_zmq
+from gorgo.live.kv_events.extra import available
 from gorgo.live.kv_events.feeds import KvSubscriptions
 from gorgo.live.kv_events.subscriber import KvSubscriber
 from gorgo.live.upstream.target import Target
 from gorgo.policies.registry import make_policy
+from tests.bench.kv_publishers import REPLICAS, TOPIC, Publishers, publishers
 
-REPLICAS = 8
-MESSAGES_PER_S = 50
-STORED, BLOCKS, BLOCK_TOKENS = 2, 40, 16
-EVENTS_PER_S = REPLICAS * MESSAGES_PER_S * (STORED + STORED * BLOCKS)
 SECONDS = 10.0
 
 
@@ -42,26 +35,21 @@ def run() -> None:
     if not available():
         print("pyzmq is not installed (extra `events`)")
         return
-    publishers = subprocess.Popen(
-        [sys.executable, "-m", "tests.bench.kv_subscribers"], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert publishers.stdout is not None
-        ports = [int(port) for port in publishers.stdout.readline().split()]
-        uvloop.run(_measure(ports))
-    finally:
-        publishers.kill()
-        publishers.communicate()
+    with publishers() as running:
+        uvloop.run(_measure(running))
 
 
-async def _measure(ports: list[int]) -> None:
+async def _measure(running: Publishers) -> None:
     names = [f"r{number}" for number in range(REPLICAS)]
     specs = [ReplicaSpec(name, "here") for name in names]
     router = Router(specs, make_policy("gorgo-ms"), rng=np.random.default_rng(0), boot_id="bench")
     feeds = KvSubscriptions()
     tasks = [
-        asyncio.create_task(make_subscriber(feeds, router, *pair).run()) for pair in zip(names, ports, strict=True)
+        asyncio.create_task(make_subscriber(feeds, router, *pair).run())
+        for pair in zip(names, running.ports, strict=True)
     ]
+    await asyncio.sleep(1.0)
+    running.switch(on=True)
     await asyncio.sleep(2.0)
     stats = list(feeds.stats.values())
     events, messages = sum(each.events for each in stats), sum(each.messages for each in stats)
@@ -84,7 +72,7 @@ def make_subscriber(feeds: KvSubscriptions, router: Router, name: str, port: int
     """Return the subscriber of a replica whose publisher is at `port`."""
     target = SimpleNamespace(
         name=name,
-        kv_events=KvEventsConfig(endpoint=f"tcp://127.0.0.1:{port}"),
+        kv_events=KvEventsConfig(endpoint=f"tcp://127.0.0.1:{port}", topic=TOPIC),
         kv_events_changed=asyncio.Event(),
         attempts=0,
         dialect=dialect("vllm"),
@@ -115,42 +103,3 @@ async def _lateness(seconds: float) -> list[float]:
         await asyncio.sleep(0.005)
         late.append(time.perf_counter() - began_s - 0.005)
     return late
-
-
-def publish() -> None:
-    """Publish at free ports, which are printed, until killed."""
-    zmq = import_zmq()
-    context = zmq.Context()
-    sockets = [context.socket(zmq.PUB) for _ in range(REPLICAS)]
-    print(*[socket.bind_to_random_port("tcp://127.0.0.1") for socket in sockets], flush=True)
-    began_s = time.monotonic()
-    for number, payload in enumerate(payloads()):
-        for socket in sockets:
-            socket.send_multipart([b"", number.to_bytes(8, "big"), payload])
-        time.sleep(max(0.0, began_s + (number + 1) / MESSAGES_PER_S - time.monotonic()))
-
-
-def payloads() -> Iterator[bytes]:
-    """Yield the messages of one publisher; from the 51st on each has all its events."""
-    numbers = count(1)
-    waiting: list[list[int]] = []
-    while True:
-        events: list[dict[str, object]] = []
-        for _ in range(STORED):
-            hashes = [next(numbers) * 0x9E3779B97F4A7C15 & (1 << 64) - 1 for _ in range(BLOCKS)]
-            tokens = [value % 150_000 for value in hashes for _ in range(BLOCK_TOKENS)]
-            waiting.append(hashes)
-            events.append(
-                {"type": "BlockStored", "block_hashes": hashes, "parent_block_hash": None, "token_ids": tokens}
-                | {"block_size": BLOCK_TOKENS, "lora_id": None, "medium": "GPU", "lora_name": None, "group_idx": 0}
-            )
-        while len(waiting) > 100:
-            events += [
-                {"type": "BlockRemoved", "block_hashes": [value], "medium": "GPU", "group_idx": 0}
-                for value in waiting.pop(0)
-            ]
-        yield encode([time.time(), events, 0])
-
-
-if __name__ == "__main__":
-    publish()

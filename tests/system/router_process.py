@@ -53,13 +53,17 @@ class RouterProcess:
 
 @contextmanager
 def router_process(
-    folder: Path, replicas: Mapping[str, str], *, engine: str, more: str = ""
+    folder: Path, replicas: Mapping[str, str], *, engine: str, more: str = "", fields: Mapping[str, str] = {}
 ) -> Iterator[RouterProcess]:
     """`gorgo serve` before `replicas` (name to URL), stopped by SIGTERM; its log is in `folder`.
 
-    `more` is added to regions.yaml.
+    `more` is added to regions.yaml, and `fields` to the entries of replicas by name.
     """
-    rows = [f"  - {{name: {name}, region: here, url: '{url}', engine: {engine}}}" for name, url in replicas.items()]
+    rows = []
+    for name, url in replicas.items():
+        entry = [f"name: {name}", "region: here", f"url: '{url}'", f"engine: {engine}"]
+        entry += [fields[name]] if name in fields else []
+        rows.append(f"  - {{{', '.join(entry)}}}")
     config = folder / "regions.yaml"
     config.write_text(_REGIONS.format(replicas="\n".join(rows)) + more)
     with (folder / "router.log").open("wb") as log:

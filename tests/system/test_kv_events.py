@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import socket
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from gorgo.live.kv_events import extra
 from tests.real.served import eventually
+from tests.system.conversations import Conversations
 from tests.system.environments import Environment
 from tests.system.router_process import RouterProcess, router_process
 from tests.system.tiny_checkpoint import make_tiny_checkpoint
@@ -25,7 +24,7 @@ pytestmark = pytest.mark.skipif(not extra.available(), reason="KV EVENTS SKIPPED
 BLOCK_TOKENS = 32
 #: Blocks of one engine: a tenth of what the conversations have.
 BLOCKS = 128
-CONVERSATIONS, REQUESTS = 60, 1000
+REQUESTS = 1000
 EVENTS = '{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:0", "replay_endpoint": "tcp://*:0"}'
 FLAGS = (
     CACHED_TOKENS_FLAG,
@@ -52,43 +51,6 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-class Conversations:
-    """Multi-turn requests in an order of its seed, and how far each estimate was off."""
-
-    def __init__(self, router: RouterProcess) -> None:
-        self.router = router
-        self._random = random.Random(7)
-        self._turns: list[list[dict[str, str]]] = [[] for _ in range(CONVERSATIONS)]
-        self.off: list[int] = []
-        self.cached: list[int] = []
-
-    def words(self, count: int) -> str:
-        return " ".join(self._random.choice(("alpha", "beta", "gamma", "delta", "omega")) for _ in range(count))
-
-    def ask(self, http: httpx.Client) -> None:
-        number = self._random.randrange(CONVERSATIONS)
-        turns = self._turns[number]
-        if len(turns) > 8:
-            turns.clear()
-        turns.append({"role": "user", "content": f"{number} {self.words(30)}"})
-        body = {"model": "tiny", "messages": turns, "temperature": 0, "max_tokens": 4, "ignore_eos": True}
-        answer = http.post(f"{self.router.url}/v1/chat/completions", json=body)
-        assert answer.status_code == 200, answer.text
-        found = answer.json()
-        cached = (found["usage"]["prompt_tokens_details"] or {}).get("cached_tokens") or 0
-        self.off.append(abs(int(answer.headers["x-gorgo-estimated-cached-tokens"]) - cached))
-        self.cached.append(cached)
-        turns.append({"role": "assistant", "content": found["choices"][0]["message"]["content"] or ""})
-
-    def run(self, count: int) -> float:
-        """Send so many requests; return the share of them whose estimate was within one block."""
-        self.off.clear()
-        with httpx.Client(timeout=60) as http:
-            for _ in range(count):
-                self.ask(http)
-        return sum(off <= BLOCK_TOKENS for off in self.off) / count
-
-
 async def test_estimates_by_events_are_what_vllm_finds(
     vllm: Environment, tiny: Path, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
@@ -101,7 +63,7 @@ async def test_estimates_by_events_are_what_vllm_finds(
         ]
         wait_until_ready(*servers)
         router = running.enter_context(routed(tmp_path, tiny, servers))
-        conversations = Conversations(router)
+        conversations = Conversations(router.url, model="tiny", block_tokens=BLOCK_TOKENS)
         share = await asyncio.to_thread(conversations.run, REQUESTS)
         record_property("share within one block", share)
         record_property("cached tokens", sum(conversations.cached))
@@ -121,7 +83,7 @@ async def test_estimates_by_events_are_what_vllm_finds(
         # Another router learns both caches from the replays.
         second = running.enter_context(routed(tmp_path / "second", tiny, servers))
         await eventually(lambda: states(second) == {"left": 1, "right": 1}, within_s=30)
-        conversations.router = second
+        conversations.url = second.url
         share = await asyncio.to_thread(conversations.run, 100)
         record_property("share of a new router", share)
         assert share >= 0.99, sorted(conversations.off)[-20:]

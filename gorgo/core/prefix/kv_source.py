@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, repeat
 
 from gorgo.core.messages.kv_events import KvTier
 
@@ -91,9 +91,23 @@ class KvSource:
     #: Engine's hash -> copies beyond the first.
     copies: dict[int, int] = field(default_factory=dict)
 
-    def store(self, engine_hashes: Iterable[int], owned: Iterable[int]) -> int:
+    def store(self, engine_hashes: Sequence[int], owned: Sequence[int]) -> int:
         """Store one copy of each block; return the blocks added. A hash of another block replaces that one."""
-        own_of, parts, bit, before = self.own, self.blocks.parts, self.bit, len(self.own)
+        own_of, parts, bit = self.own, self.blocks.parts, self.bit
+        if own_of.keys().isdisjoint(engine_hashes) and len(set(engine_hashes)) == len(engine_hashes):
+            own_of.update(zip(engine_hashes, owned, strict=True))
+            # As `blocks.add`, without a call for the most frequent cases.
+            for own in owned:
+                masks = parts[own & LAST_PART]
+                mask = masks.get(own)
+                if mask is None:
+                    masks[own] = bit
+                elif mask & bit:
+                    self.blocks.add(own, bit)
+                else:
+                    masks[own] = mask | bit
+            return len(owned)
+        before = len(own_of)
         for engine_hash, own in zip(engine_hashes, owned, strict=True):
             known = own_of.get(engine_hash)
             if known is not None:
@@ -102,32 +116,27 @@ class KvSource:
                     continue
                 self._forget(engine_hash)
             own_of[engine_hash] = own
-            # As `blocks.add`, without a call for the most frequent case.
-            masks = parts[own & LAST_PART]
-            if own in masks:
-                self.blocks.add(own, bit)
-            else:
-                masks[own] = bit
+            self.blocks.add(own, bit)
         return len(own_of) - before
 
     def evict(self, engine_hashes: Sequence[int]) -> int:
         """Remove one copy of each block; return how many hashes are unknown."""
-        own_of, copies, tier, bit, unknown = self.own, self.copies, self.blocks, self.bit, 0
+        tier, bit, copies, unknown = self.blocks, self.bit, self.copies, 0
+        if copies:
+            engine_hashes = [each for each in engine_hashes if each not in copies or not self._evict_copy(each)]
         parts, more = tier.parts, tier.more
-        for engine_hash in engine_hashes:
-            if engine_hash in copies:
-                self._evict_copy(engine_hash)
-                continue
-            own = own_of.pop(engine_hash, None)
+        for own in map(self.own.pop, engine_hashes, repeat(None)):
             if own is None:
                 unknown += 1
                 continue
-            # As `blocks.remove`, without a call for the most frequent case.
+            # As `blocks.remove`, without a call for the most frequent cases.
             masks = parts[own & LAST_PART]
-            if masks[own] == bit and not more:
+            if more:
+                tier.remove(own, bit)
+            elif (mask := masks[own]) == bit:
                 del masks[own]
             else:
-                tier.remove(own, bit)
+                masks[own] = mask ^ bit
         return unknown
 
     def drop_oldest(self, count: int) -> int:
@@ -141,12 +150,13 @@ class KvSource:
         """Yield the own hash of each block."""
         return iter(self.own.values())
 
-    def _evict_copy(self, engine_hash: int) -> None:
+    def _evict_copy(self, engine_hash: int) -> bool:
         copies = self.copies[engine_hash]
         if copies > 1:
             self.copies[engine_hash] = copies - 1
         else:
             del self.copies[engine_hash]
+        return True
 
     def _forget(self, engine_hash: int) -> None:
         self.blocks.remove(self.own.pop(engine_hash), self.bit)

@@ -1,0 +1,145 @@
+"""Connections to publishers of libzmq: changes and messages in order, and bounds while nobody receives."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gorgo.engines.kv_sources import KvEventSource
+from gorgo.live.kv_events import connections as module
+from gorgo.live.kv_events.connections import Change, Connections, connections
+from gorgo.live.kv_events.extra import import_zmq
+from tests.live.kv_events.extra import needs_zmq
+from tests.live.kv_events.feeding import free_port, publishing, until
+
+pytestmark = needs_zmq
+ON_BOTH_LOOPS = True
+
+
+async def payloads(found: Connections, count: int) -> list[bytes]:
+    items = [await found.receive() for _ in range(count)]
+    return [item[-1] for item in items if isinstance(item, list)]
+
+
+async def test_messages_come_in_order_after_the_connection_and_before_its_end() -> None:
+    async with connections(KvEventSource(f"tcp://127.0.0.1:{(port := free_port())}", None, "")) as found:
+        async with publishing(endpoint=f"tcp://127.0.0.1:{port}", replay=None) as engine:
+            assert await found.receive() is Change.CONNECTED
+            await _subscribed(engine.publisher)
+            await found.receive()
+            for burst in (1, 300, 1):
+                for number in range(burst):
+                    await engine.publisher.publish(b"%d" % number * 1000)
+                assert await payloads(found, burst) == [b"%d" % number * 1000 for number in range(burst)]
+        assert await found.receive() is Change.DISCONNECTED
+
+
+async def _subscribed(publisher: Any) -> None:
+    """Publish until the subscription has arrived, which the publisher does not say."""
+    await asyncio.sleep(0.1)
+    await publisher.publish(b"first")
+
+
+async def test_a_topic_is_left_out_by_the_publisher() -> None:
+    async with (
+        publishing(replay=None) as engine,
+        connections(KvEventSource(engine.publisher.endpoint, None, "other")) as found,
+    ):
+        assert await found.receive() is Change.CONNECTED
+        await _subscribed(engine.publisher)
+        await engine.publisher._events.send_multipart([b"other topic", bytes(8), b"wanted"])
+        assert await payloads(found, 1) == [b"wanted"]
+
+
+async def test_a_socket_of_the_file_system_is_an_address_too(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/events"
+    async with (
+        publishing(endpoint=endpoint, replay=None) as engine,
+        connections(KvEventSource(endpoint, None, "")) as found,
+    ):
+        assert await found.receive() is Change.CONNECTED
+        await _subscribed(engine.publisher)
+        assert await payloads(found, 1) == [b"first"]
+
+
+async def test_nothing_is_read_while_too_much_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WAITING_MESSAGES", 10)
+    async with (
+        publishing(replay=None) as engine,
+        connections(KvEventSource(engine.publisher.endpoint, None, "")) as found,
+    ):
+        assert await found.receive() is Change.CONNECTED
+        await _subscribed(engine.publisher)
+        await found.receive()
+        sent = 400
+        for number in range(sent):
+            await engine.publisher.publish(number.to_bytes(4, "big") + bytes(100_000))
+        await asyncio.sleep(0.1)
+        assert len(found._items) <= 20, "one more read at most after the bound"
+        numbers = [int.from_bytes(each[:4], "big") for each in await payloads(found, sent)]
+        assert numbers == list(range(sent))
+
+
+async def test_a_peer_that_is_silent_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HEARTBEAT_S", 0.02)
+    monkeypatch.setattr(module, "HEARTBEAT_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(module, "RETRY_S", 0.01)
+    accepted = 0
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal accepted
+        accepted += 1
+        with suppress(OSError):
+            await reader.read(-1)
+        writer.close()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        async with connections(KvEventSource(f"tcp://127.0.0.1:{port}", None, "")):
+            await until(lambda: accepted >= 2)
+
+
+async def test_heartbeats_of_libzmq_are_answered_and_its_answers_count() -> None:
+    zmq = import_zmq()
+    context = zmq.asyncio.Context()
+    publisher = context.socket(zmq.PUB)
+    publisher.setsockopt(zmq.HEARTBEAT_IVL, 20)
+    publisher.setsockopt(zmq.HEARTBEAT_TIMEOUT, 100)
+    port = publisher.bind_to_random_port("tcp://127.0.0.1")
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "HEARTBEAT_S", 0.02)
+            patch.setattr(module, "HEARTBEAT_TIMEOUT_S", 0.2)
+            async with connections(KvEventSource(f"tcp://127.0.0.1:{port}", None, "")) as found:
+                assert await found.receive() is Change.CONNECTED
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(found.receive(), 0.6)
+    finally:
+        context.destroy(linger=0)
+
+
+async def test_another_protocol_is_logged_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "RETRY_S", 0.01)
+    accepted = 0
+
+    async def http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal accepted
+        accepted += 1
+        await reader.read(100)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(http, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        async with connections(KvEventSource(f"tcp://127.0.0.1:{port}", None, "")):
+            await until(lambda: accepted >= 3)
+    (record,) = [each for each in caplog.records if each.message == "kv_events_refused"]
+    assert "ZMTP" in vars(record)["fields"]["error"]

@@ -1,0 +1,229 @@
+"""Faults under KV events with requests under way: right again after a replay, counted, no request lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gorgo.live.kv_events import extra
+from tests.real.served import eventually
+from tests.system.conversations import Conversations
+from tests.system.event_engines import EngineKind, EventEngine, simulated_kind, two_engines, vllm_kind
+from tests.system.router_process import RouterProcess, router_process
+from tests.system.tiny_checkpoint import make_tiny_checkpoint
+from tests.tuner.sidecar.relay import Relay
+
+pytestmark = pytest.mark.skipif(not extra.available(), reason="KV EVENTS SKIPPED: pyzmq is not installed")
+
+#: Streams under way at a kill, and at a restart of the router.
+STREAMS, RESTART_STREAMS = 40, 200
+#: Requests whose estimates are compared after each fault.
+COMPARED = 100
+MORE = """
+models: [{{name: {model}, tokenizer: '{tokenizer}'}}]
+limits: {{shutdown_grace_s: 35}}
+"""
+
+
+@pytest.fixture(params=["simulated", "vllm"])
+def kind(request: pytest.FixtureRequest, tmp_path: Path) -> EngineKind:
+    if request.param == "simulated":
+        return simulated_kind(tmp_path)
+    return vllm_kind(request.getfixturevalue("vllm"), make_tiny_checkpoint(tmp_path / "tiny"))
+
+
+@dataclass(frozen=True, slots=True)
+class Rig:
+    """Two engines, and routers before them."""
+
+    kind: EngineKind
+    engines: Mapping[str, EventEngine]
+    folder: Path
+
+    def router(self, name: str, relay: Relay | None = None) -> AbstractContextManager[RouterProcess]:
+        """A router; with `relay`, that has the events of the left engine."""
+        folder = self.folder / name
+        folder.mkdir()
+        rows = {}
+        for engine in self.engines.values():
+            port = relay.port if relay is not None and engine.name == "left" else engine.ports.events
+            events = f"endpoint: 'tcp://127.0.0.1:{port}', replay: 'tcp://127.0.0.1:{engine.ports.replays}'"
+            rows[engine.name] = f"{{{events}}}"
+        return router_process(
+            folder,
+            {name: engine.url for name, engine in self.engines.items()},
+            engine=self.kind.engine,
+            more=MORE.format(model=self.kind.model, tokenizer=self.kind.tokenizer),
+            fields={name: f"kv_events: {text}" for name, text in rows.items()},
+        )
+
+    def conversations(self, router: RouterProcess) -> Conversations:
+        return Conversations(router.url, model=self.kind.model, block_tokens=self.kind.block_tokens)
+
+
+@pytest.fixture
+def rig(kind: EngineKind, tmp_path: Path) -> Iterator[Rig]:
+    with two_engines(kind) as engines:
+        yield Rig(kind, engines, tmp_path)
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """How a stream ended: `whole`, with an error event (`broken`), `refused` by its status, or `lost`."""
+
+    end: str
+    replica: str
+
+
+async def stream(client: httpx.AsyncClient, kind: EngineKind, number: int, tokens: int, begun: list[str]) -> Stream:
+    """Send a streamed request; add its replica to `begun` at its first token."""
+    text = " ".join(f"{number}-{place}" for place in range(60))
+    body = {"model": kind.model, "messages": [{"role": "user", "content": text}], "max_tokens": tokens}
+    body |= {"stream": True, "ignore_eos": True}
+    end, last, replica = "lost", b"", ""
+    try:
+        async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+            replica = answer.headers.get("x-gorgo-replica", "")
+            if answer.status_code != 200:
+                return Stream("refused", replica)
+            async for line in answer.aiter_lines():
+                if line.startswith("data:"):
+                    if not last:
+                        begun.append(replica)
+                    last = line.removeprefix("data:").strip().encode()
+        if last == b"[DONE]":
+            end = "whole"
+        elif last and "error" in json.loads(last):
+            end = "broken"
+    except httpx.TransportError:
+        pass
+    return Stream(end, replica)
+
+
+@asynccontextmanager
+async def streaming(rig: Rig, router: RouterProcess, count: int, tokens: int) -> AsyncIterator[Streams]:
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=router.url, timeout=120, limits=limits) as client:
+        begun: list[str] = []
+        tasks = [asyncio.create_task(stream(client, rig.kind, number, tokens, begun)) for number in range(count)]
+        try:
+            yield Streams(tasks, begun)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    tasks: list[asyncio.Task[Stream]]
+    begun: list[str]
+
+    async def ends(self) -> Counter[str]:
+        return Counter([found.end for found in await asyncio.gather(*self.tasks)])
+
+
+def feeds(router: RouterProcess) -> dict[str, dict[str, Any]]:
+    """The feed of each replica, with the blocks that it reports."""
+    rows = router.admin("/admin/fleet")["replicas"]
+    return {row["name"]: row["cache"]["feed"] | {"blocks": row["cache"]["blocks"]} for row in rows}
+
+
+async def live(router: RouterProcess) -> None:
+    await eventually(lambda: all(feed["state"] == "live" for feed in feeds(router).values()), within_s=60)
+
+
+async def same_blocks(router: RouterProcess, witness: RouterProcess) -> None:
+    """Wait until both routers know the same blocks of each engine."""
+
+    def blocks(of: RouterProcess) -> dict[str, int]:
+        return {name: feed["blocks"] for name, feed in feeds(of).items()}
+
+    await eventually(lambda: blocks(router) == blocks(witness), within_s=30)
+
+
+async def right(conversations: Conversations) -> None:
+    share = await asyncio.to_thread(conversations.run, COMPARED)
+    assert share >= 0.99, sorted(conversations.off)[-20:]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    await eventually(condition, within_s=60)
+
+
+async def test_a_subscriber_that_was_cut_off_is_right_again_after_a_replay(rig: Rig) -> None:
+    with ExitStack() as running:
+        relay = running.enter_context(Relay(rig.engines["left"].ports.events))
+        router = running.enter_context(rig.router("cut", relay))
+        witness = running.enter_context(rig.router("witness"))
+        await live(router)
+        await live(witness)
+        conversations = rig.conversations(router)
+        await right(conversations)
+        before = feeds(router)["left"]
+        relay.cut()
+        await until(lambda: feeds(router)["left"]["state"] == "cut")
+        # Served all the same: `run` fails for any answer but a good one.
+        await asyncio.to_thread(conversations.run, COMPARED)
+        relay.mend()
+        await live(router)
+        after = feeds(router)["left"]
+        assert after["replays"] > before["replays"], "the replay is counted"
+        assert after["failed_replays"] == 0
+        await same_blocks(router, witness)
+        await right(conversations)
+
+
+async def test_an_engine_killed_in_mid_stream_loses_no_request_and_is_known_to_be_empty(rig: Rig) -> None:
+    with ExitStack() as running:
+        router = running.enter_context(rig.router("killed"))
+        await live(router)
+        conversations = rig.conversations(router)
+        await right(conversations)
+        before = feeds(router)["left"]
+        assert before["blocks"] > 0
+        async with streaming(rig, router, STREAMS, tokens=150) as streams:
+            await until(lambda: {"left", "right"} <= set(streams.begun))
+            rig.engines["left"].kill()
+            ends = await streams.ends()
+        # A stream with a first token ends with an error that says so; others were sent to the engine that is left.
+        assert ends["lost"] == ends["refused"] == 0, ends
+        assert ends["broken"] <= Counter(streams.begun)["left"]
+        assert ends["broken"] > 0, "a stream was under way there"
+        assert router.in_flight() == 0
+        await until(lambda: feeds(router)["left"]["blocks"] == 0)
+        rig.engines["left"].begin()
+        rig.engines["left"].wait_until_ready()
+        await live(router)
+        after = feeds(router)["left"]
+        assert after["replays"] > before["replays"]
+        await right(conversations)
+
+
+async def test_a_router_restarted_with_200_requests_under_way_knows_both_caches(rig: Rig) -> None:
+    with ExitStack() as running, ExitStack() as first_router:
+        first = first_router.enter_context(rig.router("first"))
+        await live(first)
+        conversations = rig.conversations(first)
+        await right(conversations)
+        async with streaming(rig, first, RESTART_STREAMS, tokens=8) as streams:
+            await until(lambda: bool(streams.begun))
+            assert first.in_flight() > RESTART_STREAMS / 2
+            stopping = asyncio.create_task(asyncio.to_thread(first_router.close))
+            second = running.enter_context(rig.router("second"))
+            ends = await streams.ends()
+            await stopping
+        assert ends == {"whole": RESTART_STREAMS}
+        await live(second)
+        assert all(feed["replays"] >= 1 and feed["blocks"] > 0 for feed in feeds(second).values())
+        conversations.url = second.url
+        await right(conversations)
