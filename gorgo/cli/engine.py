@@ -124,7 +124,7 @@ def _kv_endpoint(endpoint: str) -> str:
 
 
 def _push_target(replica: ReplicaConfig, url: str, *, source: Path) -> PushTarget:
-    """Return where to push. The base model alone is named: prompts of adapters have caches of their own."""
+    """Return where to push. No model is named beside adapters: their prompts differ by their tokens."""
     import os
 
     from gorgo.apps.engine_server.push.reporter import PushTarget
@@ -140,7 +140,8 @@ def _push_target(replica: ReplicaConfig, url: str, *, source: Path) -> PushTarge
     if token is None:
         found = f"replicas.{replica.name}.push_token_env: missing"
         raise ConfigError(f"{source}: {found}; expected the environment variable with the token for --push")
-    return PushTarget(url=checked, replica=replica.name, model=_base_model(replica), token=token)
+    model = None if len(replica.models) > 1 else _base_model(replica)
+    return PushTarget(url=checked, replica=replica.name, model=model, token=token)
 
 
 def _rtt_ms(config: Config, replica: ReplicaConfig, *, source: Path) -> float:

@@ -38,10 +38,14 @@ EXPIRY_S = 1.0
 
 @dataclass(slots=True, eq=False)
 class _Base:
-    """What the Router has of a source: the feed's number there, the last snapshot sorted, and evictions since."""
+    """What the Router has of a source: the feed's number there, the last snapshot sorted, and evictions since.
+
+    `bound` are the blocks that the Router took of a snapshot with more, `None` if it took all.
+    """
 
     feed: int
     snapshot: Hashes
+    bound: int | None = None
     evicted: list[Hashes] = field(default_factory=list)
 
     def current(self) -> Hashes:
@@ -77,7 +81,7 @@ class PushService:
     async def sync(self, source: PushSource, push: CachePush) -> None:
         """Replace what the replica's cache has. Raises `HttpError` for a push that changes nothing."""
         async with self._feed(source).turn:
-            self._in_order(source, push)
+            await self._in_order(source, push)
             if not await self._replace(source, push):
                 source.needs_snapshot = True
                 message = "the replica reports its cache by KV events, which count instead of pushes"
@@ -87,7 +91,7 @@ class PushService:
     async def evict(self, source: PushSource, push: CachePush) -> None:
         """Remove what the replica's cache has evicted. Raises as `sync`."""
         async with self._feed(source).turn:
-            self._in_order(source, push)
+            await self._in_order(source, push)
             source.stats.evictions += 1
             base = self._base(source, push)
             if base is None:
@@ -99,19 +103,21 @@ class PushService:
                 self._gateway.apply(self._router.on_cache_evictions(push.replica, evictions, now=self._clock()))
                 await asyncio.sleep(0)
 
-    def expire(self, sources: Mapping[str, PushSource]) -> None:
+    async def expire(self, sources: Mapping[str, PushSource]) -> None:
         """Return to the history of requests for each replica whose pushes have ended."""
-        now = self._clock()
-        for replica, source in sources.items():
-            if source.expire(now=now):
-                self._forget(source, replica)
+        for replica, source in list(sources.items()):
+            turn = self._feed(source).turn
+            # With a push on its way an engine is not silent.
+            if not turn.locked() and source.expire(now=self._clock()):
+                async with turn:
+                    await self._forget(source, replica)
                 log("cache_push_silent", level=logging.WARNING, replica=replica, in_use="the history of requests")
 
     async def run(self, sources: Callable[[], Mapping[str, PushSource]]) -> None:
         """Search for silent sources until cancelled."""
         while True:
             await asyncio.sleep(EXPIRY_S)
-            self.expire(sources())
+            await self.expire(sources())
 
     # -- helpers
 
@@ -121,7 +127,7 @@ class PushService:
             feed = self._feeds[source] = _Feed()
         return feed
 
-    def _in_order(self, source: PushSource, push: CachePush) -> None:
+    async def _in_order(self, source: PushSource, push: CachePush) -> None:
         order = source.order(push.epoch, push.sequence, now=self._clock())
         if order is Order.STALE:
             details = {"epoch": source.epoch, "sequence": source.sequence}
@@ -129,10 +135,17 @@ class PushService:
                 409, "stale_push", "a later push has been applied; this one changed nothing", details=details
             )
         if order is Order.NEW_RUN:
-            self._forget(source, push.replica)
+            await self._forget(source, push.replica)
 
-    def _forget(self, source: PushSource, replica: str) -> None:
-        self._feed(source).bases.clear()
+    async def _forget(self, source: PushSource, replica: str) -> None:
+        """Drop the pushes of a replica, most of their blocks in slices."""
+        bases = self._feed(source).bases
+        for (model, block_tokens), base in bases.items():
+            for part in _slices(base.snapshot):
+                changes = CacheChanges(model, block_tokens, added=(), removed=part.tolist())
+                self._gateway.apply(self._router.on_cache_changes(replica, changes, now=self._clock()))
+                await asyncio.sleep(0)
+        bases.clear()
         self._gateway.apply(self._router.on_push_lost(replica, now=self._clock()))
 
     def _base(self, source: PushSource, push: CachePush) -> _Base | None:
@@ -146,6 +159,10 @@ class PushService:
     async def _replace(self, source: PushSource, push: CachePush) -> bool:
         """Apply a snapshot; return whether the Router has a feed of it."""
         base = self._base(source, push)
+        if base is not None and base.bound is not None and len(push.hashes) <= base.bound:
+            # What was left out before may be in this one.
+            await self._forget(source, push.replica)
+            base = None
         snapshot, added, removed = await _compared(push.hashes, base)
         if base is None or self._base(source, push) is not base:
             added, removed = snapshot, snapshot[:0]
@@ -161,10 +178,8 @@ class PushService:
             feed = self._router.pushed_feed(push.replica, push.model, push.block_tokens)
             if feed is None or feed.number != number:
                 return feed is not None
-        if feed.reported_blocks == len(snapshot):  # none is beyond the Router's bound
-            self._feed(source).bases[push.model, push.block_tokens] = _Base(number, snapshot)
-        else:
-            self._feed(source).bases.pop((push.model, push.block_tokens), None)
+        bound = feed.reported_blocks if feed.reported_blocks < len(snapshot) else None
+        self._feed(source).bases[push.model, push.block_tokens] = _Base(number, snapshot, bound)
         return True
 
 

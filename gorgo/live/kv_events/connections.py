@@ -1,4 +1,4 @@
-"""Connections to the publishers of one address: opened again while they break, and their messages in order.
+"""EventConnections to the publishers of one address: opened again while they break, and their messages in order.
 
 Owns reconnects, heartbeats and the bound on messages that wait. See `zmtp` for the protocol.
 """
@@ -39,7 +39,7 @@ class Change(Enum):
 Item = Change | list[bytes]
 
 
-class Connections:
+class EventConnections:
     """The connections of one source."""
 
     def __init__(self, source: KvEventSource) -> None:
@@ -47,7 +47,7 @@ class Connections:
         self._items: deque[Item] = deque()
         self._bytes = 0
         self._waiter: asyncio.Future[None] | None = None
-        self._peers: set[_Peer] = set()
+        self._peers: set[PublisherConnection] = set()
         self._is_closed = False
         self._has_refused = False
 
@@ -87,9 +87,9 @@ class Connections:
         for peer in list(self._peers):
             peer.abort()
 
-    def peer(self) -> _Peer:
+    def peer(self) -> PublisherConnection:
         """Return the protocol of one more connection."""
-        return _Peer(self)
+        return PublisherConnection(self)
 
     # -- of a connection
 
@@ -106,15 +106,15 @@ class Connections:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def joined(self, peer: _Peer) -> ZmtpSubscriber:
+    def add_connection(self, peer: PublisherConnection) -> ZmtpSubscriber:
         """Add a connection; return its protocol."""
         self._peers.add(peer)
         return ZmtpSubscriber(self._source.topic, max_bytes=MAX_MESSAGE_BYTES)
 
-    def left(self, peer: _Peer) -> None:
+    def remove_connection(self, peer: PublisherConnection) -> None:
         self._peers.discard(peer)
 
-    def refuse(self, error: ZmtpError) -> None:
+    def log_refusal(self, error: ZmtpError) -> None:
         """Log the first reason why a peer is none."""
         if not self._has_refused:
             self._has_refused = True
@@ -124,10 +124,10 @@ class Connections:
         return len(self._items) >= WAITING_MESSAGES or self._bytes >= WAITING_BYTES
 
 
-class _Peer(asyncio.Protocol):
+class PublisherConnection(asyncio.Protocol):
     """One connection."""
 
-    def __init__(self, connections: Connections) -> None:
+    def __init__(self, connections: EventConnections) -> None:
         self._connections = connections
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[None] = self._loop.create_future()
@@ -138,16 +138,16 @@ class _Peer(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._zmtp = self._connections.joined(self)
+        self._zmtp = self._connections.add_connection(self)
         self._transport.write(self._zmtp.opening())
-        self._timer = self._loop.call_later(HEARTBEAT_S, self._beat)
+        self._timer = self._loop.call_later(HEARTBEAT_S, self._send_ping)
 
     def data_received(self, data: bytes) -> None:
         self._heard_s = self._loop.time()
         try:
             messages = self._zmtp.received(data)
         except ZmtpError as error:
-            self._connections.refuse(error)
+            self._connections.log_refusal(error)
             self.abort()
             return
         if replies := self._zmtp.take_replies():
@@ -161,7 +161,7 @@ class _Peer(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - a protocol's signature
         if self._timer is not None:
             self._timer.cancel()
-        self._connections.left(self)
+        self._connections.remove_connection(self)
         if self.was_ready:
             self._connections.add(Change.DISCONNECTED)
         if not self.ended.done():
@@ -181,20 +181,20 @@ class _Peer(asyncio.Protocol):
     def abort(self) -> None:
         self._transport.abort()
 
-    def _beat(self) -> None:
+    def _send_ping(self) -> None:
         """Send a heartbeat, unless the last ones had no answer."""
         if not self._is_paused and self._loop.time() - self._heard_s > HEARTBEAT_TIMEOUT_S:
             self.abort()
             return
         if self.was_ready:
             self._transport.write(PING)
-        self._timer = self._loop.call_later(HEARTBEAT_S, self._beat)
+        self._timer = self._loop.call_later(HEARTBEAT_S, self._send_ping)
 
 
 @asynccontextmanager
-async def connections(source: KvEventSource) -> AsyncIterator[Connections]:
+async def connections(source: KvEventSource) -> AsyncIterator[EventConnections]:
     """Connect to the publisher of a source, or accept it. Raises `OSError` for an address that is taken."""
-    found = Connections(source)
+    found = EventConnections(source)
     try:
         if source.mode == "bind":
             server = await _accept(source.endpoint, found.peer)
@@ -224,7 +224,7 @@ def _address(endpoint: str) -> tuple[str, int] | str:
     return host.strip("[]"), int(port)
 
 
-async def _connect(endpoint: str, peer: Callable[[], _Peer]) -> _Peer:
+async def _connect(endpoint: str, peer: Callable[[], PublisherConnection]) -> PublisherConnection:
     loop, address = asyncio.get_running_loop(), _address(endpoint)
     if isinstance(address, str):
         _, made = await loop.create_unix_connection(peer, address)
@@ -233,7 +233,7 @@ async def _connect(endpoint: str, peer: Callable[[], _Peer]) -> _Peer:
     return made
 
 
-async def _accept(endpoint: str, peer: Callable[[], _Peer]) -> asyncio.Server:
+async def _accept(endpoint: str, peer: Callable[[], PublisherConnection]) -> asyncio.Server:
     loop, address = asyncio.get_running_loop(), _address(endpoint)
     if isinstance(address, str):
         return await loop.create_unix_server(peer, address)

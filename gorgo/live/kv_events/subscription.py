@@ -15,7 +15,7 @@ from typing import Protocol
 from gorgo.engines.kv_sources import KvEventSource
 from gorgo.live.clock import Clock
 from gorgo.live.kv_events.actions import Apply, FeedAction, Forget, Replay
-from gorgo.live.kv_events.connections import Change, Connections, connections
+from gorgo.live.kv_events.connections import Change, EventConnections, connections
 from gorgo.live.kv_events.feed import PublisherFeed
 from gorgo.live.kv_events.frames import read_message
 from gorgo.live.kv_events.replay import replay
@@ -107,7 +107,7 @@ class Subscription:
             tasks.create_task(self._replay_all())
             tasks.create_task(self._tick())
 
-    async def _receive(self, found: Connections) -> None:
+    async def _receive(self, found: EventConnections) -> None:
         while True:
             item = await found.receive()
             if item is Change.CONNECTED:

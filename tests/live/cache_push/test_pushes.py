@@ -154,6 +154,17 @@ async def test_large_snapshots_are_compared_with_the_last_one(engine: Engine) ->
     engine.proxy.state.router.check()
 
 
+async def test_snapshots_beyond_the_bound_are_compared_too_until_one_fits(engine: Engine) -> None:
+    bound = 1000
+    engine.proxy.state.router._parts.feeds.set_max_blocks(bound * len(engine.proxy.state.targets))
+    for first in (0, 100):
+        await engine.packed("sync", struct.pack(f"<{3 * bound}Q", *range(first, first + 3 * bound)))
+        assert engine.blocks() == bound
+    await engine.packed("sync", struct.pack("<500Q", *range(2000, 2500)))
+    assert engine.blocks() == 500, "those left out before too"
+    engine.proxy.state.router.check()
+
+
 async def test_snapshot_after_a_flush_is_applied_whole(engine: Engine) -> None:
     await engine.sync([1, 2, 3])
     engine.proxy.state.router.flush("r0", now=engine.proxy.state.clock())
@@ -176,10 +187,10 @@ async def test_silent_engine_returns_to_the_history(engine: Engine, monkeypatch:
     sources = state.push_sources()
     synced_s = sources["r0"].synced_s
     monkeypatch.setattr(state.pushes, "_clock", lambda: synced_s + SILENT_S - 0.1)
-    state.pushes.expire(sources)
+    await state.pushes.expire(sources)
     assert engine.blocks() == 2
     monkeypatch.setattr(state.pushes, "_clock", lambda: synced_s + SILENT_S)
-    state.pushes.expire(sources)
+    await state.pushes.expire(sources)
     assert engine.blocks() is None
     assert state.router.cache_sources(now=state.clock())["r0"].source == "history"
 

@@ -1,9 +1,10 @@
-"""Connections to publishers of libzmq: changes and messages in order, and bounds while nobody receives."""
+"""EventConnections to publishers of libzmq: changes and messages in order, and bounds while nobody receives."""
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from gorgo.engines.kv_sources import KvEventSource
 from gorgo.live.kv_events import connections as module
-from gorgo.live.kv_events.connections import Change, Connections, connections
+from gorgo.live.kv_events.connections import Change, EventConnections, connections
 from gorgo.live.kv_events.extra import import_zmq
 from tests.live.kv_events.extra import needs_zmq
 from tests.live.kv_events.feeding import free_port, publishing, until
@@ -20,7 +21,7 @@ pytestmark = needs_zmq
 ON_BOTH_LOOPS = True
 
 
-async def payloads(found: Connections, count: int) -> list[bytes]:
+async def payloads(found: EventConnections, count: int) -> list[bytes]:
     items = [await found.receive() for _ in range(count)]
     return [item[-1] for item in items if isinstance(item, list)]
 
@@ -84,24 +85,39 @@ async def test_nothing_is_read_while_too_much_waits(monkeypatch: pytest.MonkeyPa
         assert numbers == list(range(sent))
 
 
-async def test_a_peer_that_is_silent_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+@asynccontextmanager
+async def listener(answer: bytes) -> AsyncIterator[tuple[int, list[bytes]]]:
+    """The port of a server of another kind, which reads, answers and waits for the end; and what each client sent."""
+    begun: list[bytes] = []
+    ended: list[asyncio.Event] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ended.append(end := asyncio.Event())
+        with suppress(OSError):
+            begun.append(await reader.read(100))
+            writer.write(answer)
+            await reader.read(-1)
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+        end.set()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1], begun
+    for end in ended:
+        await end.wait()
+
+
+async def test_a_peer_that_is_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "HEARTBEAT_S", 0.02)
     monkeypatch.setattr(module, "HEARTBEAT_TIMEOUT_S", 0.1)
     monkeypatch.setattr(module, "RETRY_S", 0.01)
-    accepted = 0
-
-    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal accepted
-        accepted += 1
-        with suppress(OSError):
-            await reader.read(-1)
-        writer.close()
-
-    server = await asyncio.start_server(silent, "127.0.0.1", 0)
-    async with server:
-        port = server.sockets[0].getsockname()[1]
-        async with connections(KvEventSource(f"tcp://127.0.0.1:{port}", None, "")):
-            await until(lambda: accepted >= 2)
+    async with (
+        listener(b"") as (port, begun),
+        connections(KvEventSource(f"tcp://127.0.0.1:{port}", None, "")),
+    ):
+        await until(lambda: len(begun) >= 2)
 
 
 async def test_heartbeats_of_libzmq_are_answered_and_its_answers_count() -> None:
@@ -127,19 +143,10 @@ async def test_another_protocol_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "RETRY_S", 0.01)
-    accepted = 0
-
-    async def http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal accepted
-        accepted += 1
-        await reader.read(100)
-        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-        writer.close()
-
-    server = await asyncio.start_server(http, "127.0.0.1", 0)
-    async with server:
-        port = server.sockets[0].getsockname()[1]
-        async with connections(KvEventSource(f"tcp://127.0.0.1:{port}", None, "")):
-            await until(lambda: accepted >= 3)
+    async with (
+        listener(b"HTTP/1.1 400 Bad Request\r\n\r\n") as (port, begun),
+        connections(KvEventSource(f"tcp://127.0.0.1:{port}", None, "")),
+    ):
+        await until(lambda: len(begun) >= 3)
     (record,) = [each for each in caplog.records if each.message == "kv_events_refused"]
     assert "ZMTP" in vars(record)["fields"]["error"]

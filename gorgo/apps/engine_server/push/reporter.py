@@ -29,11 +29,14 @@ RETRY_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushTarget:
-    """The proxy, and the engine's name there. `url` is the base of the admin listener."""
+    """The proxy, and the engine's name there.
+
+    `url` is the base of the admin listener. `model` is `None` for all models of the replica: those of LoRA adapters.
+    """
 
     url: str
     replica: str
-    model: str
+    model: str | None
     token: str
 
 
@@ -104,7 +107,7 @@ class PushReporter:
         target = self._target
         query = {
             "worker_id": target.replica,
-            "model": target.model,
+            **({} if target.model is None else {"model": target.model}),
             "block_tokens": str(self._mirror.block_tokens),
             "epoch": str(self._epoch),
             "sequence": str(self._sequence),

@@ -53,9 +53,11 @@ async def listening(*answers: tuple[int, dict[str, Any]]) -> AsyncIterator[Proxy
 
 
 @asynccontextmanager
-async def reporting(url: str, mirror: CacheMirror, *, sync_s: float = 1000.0) -> AsyncIterator[list[str]]:
+async def reporting(
+    url: str, mirror: CacheMirror, *, sync_s: float = 1000.0, model: str | None = "m"
+) -> AsyncIterator[list[str]]:
     said: list[str] = []
-    target = PushTarget(url=url, replica="r0", model="m", token="secret")
+    target = PushTarget(url=url, replica="r0", model=model, token="secret")
     running = asyncio.create_task(PushReporter(target, mirror, notify=said.append, sync_s=sync_s, batch_s=0.005).run())
     try:
         yield said
@@ -102,6 +104,12 @@ async def test_whole_cache_is_pushed_first_then_evictions(mirror: CacheMirror) -
     assert query["epoch"] == later["epoch"]
     assert (query["sequence"], later["sequence"]) == ("0", "1")
     assert proxy.tokens == {"Bearer secret"}
+
+
+async def test_a_cache_of_a_model_and_its_adapters_is_pushed_without_a_name(mirror: CacheMirror) -> None:
+    async with listening() as proxy, reporting(proxy.url, mirror, model=None):
+        await until(lambda: proxy.pushes)
+    assert "model" not in proxy.pushes[0][1]
 
 
 async def test_whole_cache_is_pushed_again_at_each_interval(mirror: CacheMirror) -> None:
