@@ -85,7 +85,7 @@ class EventConnections:
         """End all connections, of which nothing more is reported."""
         self._is_closed = True
         for peer in list(self._peers):
-            peer.abort()
+            peer.end_connection()
 
     def peer(self) -> PublisherConnection:
         """Return the protocol of one more connection."""
@@ -148,7 +148,7 @@ class PublisherConnection(asyncio.Protocol):
             messages = self._zmtp.received(data)
         except ZmtpError as error:
             self._connections.log_refusal(error)
-            self.abort()
+            self.end_connection()
             return
         if replies := self._zmtp.take_replies():
             self._transport.write(replies)
@@ -178,13 +178,13 @@ class PublisherConnection(asyncio.Protocol):
             self._heard_s = self._loop.time()
             self._transport.resume_reading()
 
-    def abort(self) -> None:
+    def end_connection(self) -> None:
         self._transport.abort()
 
     def _send_ping(self) -> None:
         """Send a heartbeat, unless the last ones had no answer."""
         if not self._is_paused and self._loop.time() - self._heard_s > HEARTBEAT_TIMEOUT_S:
-            self.abort()
+            self.end_connection()
             return
         if self.was_ready:
             self._transport.write(PING)
