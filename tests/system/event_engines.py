@@ -94,6 +94,8 @@ class EngineKind:
     model: str
     tokenizer: str
     block_tokens: int
+    #: Tokens of an answer that takes some seconds while 200 are computed.
+    long_answer: int
     start: Callable[[EventPorts], AbstractContextManager[Callable[[], None]]]
 
 
@@ -114,7 +116,7 @@ def simulated_kind(folder: Path) -> EngineKind:
             process.kill()
             process.wait()
 
-    return EngineKind("sglang", "m", "simulated", 16, start)
+    return EngineKind("sglang", "m", "simulated", 16, 200, start)
 
 
 def vllm_kind(environment: Environment, checkpoint: Path) -> EngineKind:
@@ -128,7 +130,7 @@ def vllm_kind(environment: Environment, checkpoint: Path) -> EngineKind:
         with vllm_server(environment, checkpoint, *flags, port=ports.http) as server:
             yield server.kill
 
-    return EngineKind("vllm", "tiny", str(checkpoint / "tokenizer.json"), 32, start)
+    return EngineKind("vllm", "tiny", str(checkpoint / "tokenizer.json"), 32, 40, start)
 
 
 @contextmanager

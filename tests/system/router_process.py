@@ -16,13 +16,14 @@ from typing import Any
 
 import httpx
 
-_START_TIMEOUT_S = 30.0
+#: Two cores may be shared with a dozen other processes that start.
+_START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 40.0
 TOKEN = "token-of-the-tests"
 _LISTENING = re.compile(r"gorgo serve listening on (?P<data>\S+) \(admin (?P<admin>\S+)\)")
 
 _REGIONS = """
-proxy: {{region: here, bind: "127.0.0.1:0", admin_bind: "127.0.0.1:0"}}
+proxy: {{region: here, bind: "127.0.0.1:0", admin_bind: "127.0.0.1:0", policy: {policy}}}
 regions: [{{name: here}}]
 replicas:
 {replicas}
@@ -53,7 +54,13 @@ class RouterProcess:
 
 @contextmanager
 def router_process(
-    folder: Path, replicas: Mapping[str, str], *, engine: str, more: str = "", fields: Mapping[str, str] = {}
+    folder: Path,
+    replicas: Mapping[str, str],
+    *,
+    engine: str,
+    policy: str = "gorgo-ms",
+    more: str = "",
+    fields: Mapping[str, str] = {},
 ) -> Iterator[RouterProcess]:
     """`gorgo serve` before `replicas` (name to URL), stopped by SIGTERM; its log is in `folder`.
 
@@ -65,7 +72,7 @@ def router_process(
         entry += [fields[name]] if name in fields else []
         rows.append(f"  - {{{', '.join(entry)}}}")
     config = folder / "regions.yaml"
-    config.write_text(_REGIONS.format(replicas="\n".join(rows)) + more)
+    config.write_text(_REGIONS.format(policy=policy, replicas="\n".join(rows)) + more)
     with (folder / "router.log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "gorgo", "serve", "--config", str(config)],
