@@ -38,6 +38,7 @@ def training_spec(own: TrainingSpec, learning: LearningConfig) -> TrainingSpec:
     return replace(
         own,
         round_samples=learning.round_samples or own.round_samples,
+        round_growth=own.round_growth if learning.round_samples is None else 0.0,
         first_samples=learning.first_samples or own.first_samples,
         fifo=learning.fifo_samples or own.fifo,
         replay=own.replay if learning.replay_samples is None else learning.replay_samples,

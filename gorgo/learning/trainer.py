@@ -112,7 +112,7 @@ class Trainer:
         """Return whether enough rows came since the last round; before the first one, enough to train on."""
         if self._model is None:
             return self._trainable >= max(self.spec.first_samples, 1)
-        return self._since_round >= self.spec.round_samples
+        return self._since_round >= max(self.spec.round_samples, self.spec.round_growth * len(self._store))
 
     def train(self) -> Model:
         """Return the next model. Raises `ConfigError` without a row."""

@@ -36,6 +36,18 @@ def test_first_round_is_due_when_its_model_has_enough_samples_and_later_ones_aft
     assert subject.train().version == 2
 
 
+def test_a_round_waits_for_a_share_of_the_stored_samples_too() -> None:
+    subject = trainer(store="stratified", round_growth=0.5)
+    subject.add(training_rows(1000))
+    stored = subject.train().samples
+    new = int(0.5 * stored)
+    subject.add(training_rows(new - 1, first_seq=1000))
+    assert new > 2 * subject.spec.round_samples
+    assert not subject.due(), "half of what is stored now has to be new"
+    subject.add(training_rows(stored, first_seq=1000 + new - 1))
+    assert subject.due()
+
+
 def test_rounds_go_on_from_the_last_version() -> None:
     spec = TrainingSpec("linear", NAMES)
     subject = Trainer(spec, seed=7, version=12)

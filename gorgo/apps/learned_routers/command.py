@@ -2,6 +2,7 @@
 
 OUT/runs/KEY.json     one run, see `gorgo.apps.claims.run_cache`
 OUT/slices.json       figures over time of every run
+OUT/*.svg             pictures, with --pictures
 """
 
 from __future__ import annotations
@@ -17,11 +18,15 @@ from gorgo.apps.claims.run_cache import RunCache
 from gorgo.apps.claims.runner import Runner
 from gorgo.apps.claims.table import TableSection, as_markdown, sections
 from gorgo.apps.learned_routers.comparison import RouterComparison, Runs
+from gorgo.apps.learned_routers.drawing import write_pictures
 from gorgo.apps.learned_routers.groups import comparisons
 from gorgo.apps.learned_routers.measure import RouterRun, RouterTask, measure
+from gorgo.apps.learned_routers.pictures import pictures
+from gorgo.apps.report import require_extra
 from gorgo.apps.results import ResultRow
 from gorgo.apps.simulate.compare import mean_row
 from gorgo.config.atomic import PUBLIC, write_atomically
+from gorgo.errors import MissingExtra
 
 HEADER = ("on", "of", "against", "figure", "published", "claim", "against / of [95 %]", "met")
 MEANS_HEADER = (
@@ -43,6 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for one in comparisons(None if options.trace is None else str(options.trace))
         if not options.only or one.group in options.only
     ]
+    if options.pictures:
+        try:
+            require_extra("a picture")
+        except MissingExtra as error:
+            parser.error(f"--pictures: {error}")
     runner: Runner[RouterTask, RouterRun] = Runner(
         measure, RouterTask.key, RunCache(options.out / "runs", RouterRun), n_jobs=options.jobs
     )
@@ -50,6 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tasks = list(dict.fromkeys(task for one in chosen for task in one.tasks(seeds)))
     runs = runner.runs(tasks, title="learned routers")
     _write_slices(options.out, runs)
+    if options.pictures:
+        write_pictures(options.out, pictures(chosen, runs, seeds))
     print(as_markdown(_sections(chosen, runs, seeds), _summary(chosen, runs, seeds)), end="")  # noqa: T201
     return 0
 
@@ -153,5 +165,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--scale", type=float, default=1.0, help="multiple of the requests of each run")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="Mooncake's conversation trace")
     parser.add_argument("--out", type=Path, default=Path("runs/learned-routers"), help="folder of runs")
+    parser.add_argument("--pictures", action="store_true", help="draw OUT/*.svg, which needs the extra report")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time; -1 is one per core")
     return parser

@@ -33,7 +33,7 @@ def write_report(folder: Path, *, slos_ms: Sequence[float] = SLOS_MS, show_progr
     Files of an earlier report that the new one has not are deleted. Raises `MissingExtra` without the extra `report`,
     and `ReportError` for a folder without results or a damaged file.
     """
-    _require_extra()
+    require_extra()
     from gorgo.apps.report.page import FILES, report
 
     made = report(find_results(folder, show_progress=show_progress), slos_ms)
@@ -54,7 +54,7 @@ def _encoded(text: str) -> bytes:
 
 def write_tuning_plot(path: Path, generations: Sequence[Mapping[str, Any]]) -> None:
     """Plot rows of history.json. Raises `MissingExtra`, `ReportError` for an unknown format, `OSError`."""
-    _require_extra()
+    require_extra()
     if path.suffix not in PLOTS or not generations:
         expected = f"expected a name that ends in {', '.join(PLOTS)}" if generations else "no generation to plot yet"
         raise ReportError(f"{path}: {expected}")
@@ -72,11 +72,12 @@ def write_tuning_plot(path: Path, generations: Sequence[Mapping[str, Any]]) -> N
     write_atomically(path, image.getvalue(), mode=PUBLIC)
 
 
-def _require_extra() -> None:
+def require_extra(what: str = "a report") -> None:
+    """Raise `MissingExtra` without the extra `report`, which `what` needs."""
     for package in EXTRA:
         try:
             import_module(package)
         except ModuleNotFoundError as error:
             raise MissingExtra(
-                f"a report needs {package}, which is not installed: pip install 'gorgo-router[report]'"
+                f"{what} needs {package}, which is not installed: pip install 'gorgo-router[report]'"
             ) from error

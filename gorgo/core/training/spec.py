@@ -25,6 +25,9 @@ class TrainingSpec:
         Features in the order of a row's columns.
     round_samples:
         New samples that start a round.
+    round_growth:
+        Share of the stored samples that has to be new as well: with it the training of a sample has a bounded cost,
+        however many are stored.
     first_samples:
         Samples before the first round.
     fifo, replay:
@@ -48,6 +51,7 @@ class TrainingSpec:
     kind: ModelKind
     names: tuple[str, ...]
     round_samples: int = 1000
+    round_growth: float = 0.0
     first_samples: int = 1000
     fifo: int = 5000
     replay: int = 5000

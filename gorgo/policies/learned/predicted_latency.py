@@ -33,6 +33,8 @@ FEATURES = (
     "decode_tokens",
 )
 
+#: llm-d trains each 10 s. Rounds here go by samples: each hundred, and later each tenth of those stored.
+ROUND_SAMPLES, ROUND_GROWTH = 100, 0.1
 #: Guards of the filters. Of several that acted the first here is named.
 _GUARDS: tuple[Guard, ...] = ("explore", "affinity_left", "affinity_kept")
 
@@ -72,7 +74,17 @@ class PredictedLatency(LearnedPolicy):
     )
 
     def __init__(self, training: TrainingSpec | None = None) -> None:
-        super().__init__(training or TrainingSpec("trees", FEATURES, first_samples=100, store="stratified"))
+        super().__init__(
+            training
+            or TrainingSpec(
+                "trees",
+                FEATURES,
+                round_samples=ROUND_SAMPLES,
+                round_growth=ROUND_GROWTH,
+                first_samples=100,
+                store="stratified",
+            )
+        )
         self._heuristic = LoadPrefix()
         self._heuristic_weights = Weights.of(LoadPrefix.weight_specs)
 

@@ -12,6 +12,8 @@ import pytest
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.policy.candidates import Candidates
 from gorgo.core.training.learner import Learner
+from gorgo.core.training.outcomes import TrainingRows
+from gorgo.learning.trainer import Trainer
 from gorgo.policies.learned.predicted_latency import FEATURES, PredictedLatency
 from gorgo.policies.load_prefix import LoadPrefix
 from tests.policies.learned.models import BrokenFake, LinearFake
@@ -46,6 +48,22 @@ def guards(
 
 def test_it_is_a_learner() -> None:
     assert isinstance(PredictedLatency(), Learner)
+
+
+def test_rounds_are_as_frequent_as_llm_d_s_and_not_lodestar_s() -> None:
+    """llm-d trains each ten seconds; a model of a hundred samples must not serve the next thousand requests."""
+    trainer = Trainer(replace(PredictedLatency().training, kind="linear"), seed=0)
+    rng, rounds = np.random.default_rng(0), []
+    for number in range(0, 3000, 20):
+        rows = replace(TrainingRows.empty(FEATURES, 20), first_seq=number)
+        rows.features[:] = rng.random(rows.features.shape)
+        trainer.add(rows)
+        if trainer.due():
+            rounds.append(number)
+            trainer.train()
+    waits = np.diff([0, *rounds])
+    assert max(waits[:8]) <= 120
+    assert 200 < waits[-1] < 400, "a tenth of what is stored, so that the cost of a request is bounded"
 
 
 def test_a_cold_start_is_load_prefix_draw_for_draw() -> None:
