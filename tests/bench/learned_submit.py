@@ -33,7 +33,7 @@ COMPLETED = Outcome(AttemptResult.COMPLETED, 200, PROMPT_TOKENS, 0, 64)
 
 
 def run() -> None:
-    """Print p50 and p99 in microseconds, all policies measured in turn."""
+    """Print p50 and p99 of the wall time and p99 of the processor's, us, all policies measured in turn."""
     print(f"Router.submit with a model, {REPLICAS} replicas, {PROMPT_TOKENS:,} tokens, us; {MEASURED:,} requests a row")
     print(f"{'policy':<18}  {'model':<9}  {'p50':>8}  {'p99':>8}  {'p99, of CPU':>11}  by a guard")
     rows = [Bench(policy) for policy in POLICIES]

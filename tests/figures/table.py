@@ -276,7 +276,9 @@ def _submit(results: Sequence[Any]) -> View:
     (lines,) = results
     rows: dict[tuple[str, ...], dict[str, Cell]] = {}
     for line in lines:
-        found = re.match(r"(gorgo\S*) +(\d+) +(0 at start|[\d,]+) +(without|with) +([\d.]+) +([\d.]+)$", line)
+        found = re.match(
+            r"(gorgo\S*) +(\d+) +(0 at start|[\d,]+) +(without|with) +([\d.]+) +([\d.]+)(?: +[\d.]+)?$", line
+        )
         if found:
             policy, replicas, indexed, fingerprint, p50, p99 = found.groups()
             column = "empty index" if indexed == "0 at start" else "1.3 M blocks indexed"

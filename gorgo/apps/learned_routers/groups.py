@@ -54,6 +54,7 @@ def comparisons(conversation: str | None = None) -> list[RouterComparison]:
         *_scenarios(),
         *_production(),
         *_longer(),
+        *_gates(),
         *_mixed_share(),
         *_shadows(),
         *_scrapes(),
@@ -234,9 +235,29 @@ def _longer() -> Iterator[RouterComparison]:
         fleet=EQUAL,
         traffic=longer(requests=2 * REQUESTS, rates=(14.0, 3.0)),
         against=HEURISTIC,
-        variants=(LODESTAR, RESIDUAL, OURS, *(f"lodestar, {guard}" for guard in guards)),
+        variants=(
+            LODESTAR,
+            RESIDUAL,
+            OURS,
+            *(f"lodestar, {guard}" for guard in guards),
+            *(f"gorgo-residual, {guard}" for guard in ("no range check", "no limit")),
+        ),
         stats={P99: PublishedRatio(text=">= 0.91", of=LODESTAR, claim=1 / 1.10), MEAN: None},
         warm_up=0.5,
+    )
+
+
+def _gates() -> Iterator[RouterComparison]:
+    """Each guard of llm-d's left out, where its gates act on most requests."""
+    guards = ("no affinity gates", "no load gate", "no exploration", "weighted pick", "model from 1,000 samples")
+    training = ("round per 1,000", "logarithms", "linear")
+    yield RouterComparison(
+        group="gates",
+        fleet="10x2xH100",
+        traffic=scenario("C", requests=CHATS, rates_per_s=(RATES["C"],)),
+        against=PREDICTED,
+        variants=tuple(f"predicted-latency, {one}" for one in (*guards, *training)),
+        stats={MEAN: None, P99: None, "mean E2E/token": None},
     )
 
 

@@ -87,7 +87,15 @@ def _tau(value: float) -> Variant:
 
 
 def _lodestar(**training: Any) -> Variant:
-    return Variant(policy="lodestar", training=tuple(training.items()))
+    return _trained_as("lodestar", **training)
+
+
+def _trained_as(policy: str, **training: Any) -> Variant:
+    return Variant(policy=policy, training=tuple(training.items()))
+
+
+def _predicted(**weights: float) -> Variant:
+    return Variant(policy="predicted-latency", weights=tuple(weights.items()))
 
 
 #: Values of tau in the sweep.
@@ -111,6 +119,18 @@ VARIANTS: Mapping[str, Variant] = {
     "lodestar, no exploration": Variant(policy="lodestar", weights=(("epsilon", 0.0),)),
     "lodestar, no K-filter": Variant(policy="lodestar", weights=(("k", 0.0),)),
     "lodestar, near best 0.1": Variant(policy="lodestar", weights=(("delta", 0.1),)),
+    "predicted-latency, no affinity gates": _predicted(affinity_first=0.0, affinity=0.0),
+    "predicted-latency, no load gate": _predicted(max_penalty_s=0.0),
+    "predicted-latency, no exploration": _predicted(epsilon=0.0),
+    "predicted-latency, weighted pick": _predicted(weighted_pick=1.0),
+    "predicted-latency, model from 1,000 samples": _trained_as("predicted-latency", first_samples=1000),
+    "predicted-latency, round per 1,000": _trained_as("predicted-latency", round_samples=1000),
+    "predicted-latency, logarithms": _trained_as("predicted-latency", target="log"),
+    "predicted-latency, linear": _trained_as("predicted-latency", kind="rls"),
+    "gorgo-residual, no range check": Variant(policy="gorgo-residual", weights=(("range_check", 0.0),)),
+    "gorgo-residual, no limit": Variant(policy="gorgo-residual", weights=(("residual_limit", 1e9),)),
+    "gorgo-residual, frozen": Variant(policy="gorgo-residual", trains_until=0.5),
+    "gorgo-residual, offline": Variant(policy="gorgo-residual", trained_on="7xL20-8xA30"),
 }
 
 

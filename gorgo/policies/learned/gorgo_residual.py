@@ -56,6 +56,7 @@ class GorgoResidual(LearnedPolicy):
     weight_specs: ClassVar[tuple[WeightSpec, ...]] = (
         *GorgoMs.weight_specs,
         WeightSpec("residual_limit", 10_000.0, 0.0, 60_000.0, "most of the learned residual, ms; 0: gorgo-ms", "no"),
+        WeightSpec("range_check", 1.0, 0.0, 1.0, "1: out of the training's range the residual is 0", "no"),
         WeightSpec("range_margin", 0.1, 0.0, 10.0, "share of a feature's range that counts as within it", "no"),
     )
 
@@ -84,8 +85,10 @@ class GorgoResidual(LearnedPolicy):
         if self._model is None or ttft_s is None:
             rule = Choice(base.row, {**base.terms, "residual": np.zeros(len(candidates))}, base.cost)
             return Forecast(request, candidates).choice(rule, table, guard="no_model" if self._model else None)
-        inside = rows_in_range(table, self._model.low, self._model.high, margin=weights["range_margin"])
-        residual_s = np.where(inside, ttft_s - table[:, -1], 0.0)
+        residual_s = ttft_s - table[:, -1]
+        if weights["range_check"]:
+            inside = rows_in_range(table, self._model.low, self._model.high, margin=weights["range_margin"])
+            residual_s = np.where(inside, residual_s, 0.0)
         residual_s = clipped(residual_s, parts, limit_s=weights["residual_limit"] / 1e3)
         terms = {**base.terms, "residual": residual_s * 1e3}
         cost = base.cost + terms["residual"]
