@@ -435,6 +435,7 @@ NOT_STORED: Mapping[str, str] = {
     "simulator": "compares with an earlier commit, in alternating runs that no command makes",
     "parity": "live processes in wall time: needs two cores to itself",
     "residual": "a preview: two seeds and short windows",
+    "held-out": "no command fits models to the outcomes of a run in other ways",
     "found-share": "one of its policies exists in no release: it ignores the learned share",
     "half-load": "one seed: three of `make paper-tables` take a core for a quarter of an hour",
     "rank": "live processes in wall time: needs two cores to itself",
