@@ -97,7 +97,7 @@ class _Data:
         if known:
             yield PicturePoint.of(x, known)
 
-    def over_time(
+    def timeline(
         self, one: RouterComparison, variant: str, value: Callable[[TimeSlice], float | None]
     ) -> list[PicturePoint]:
         """Return a curve over the slices of a run, in minutes; slices without a value are left out."""
@@ -170,7 +170,7 @@ def _sweep(data: _Data, one: RouterComparison) -> Picture:
 
 
 #: Title -> value of a slice, for the run with a shift.
-_OVER_TIME: dict[str, Callable[[TimeSlice], float | None]] = {
+_TIMELINES: dict[str, Callable[[TimeSlice], float | None]] = {
     "error of predicted TTFT, %": lambda one: None if one.error_ratio is None else 100 * one.error_ratio,
     "mean TTFT, ms": lambda one: one.ttft_ms_mean,
     "hit of the chosen replica, %": lambda one: None if one.hit is None else 100 * one.hit,
@@ -179,7 +179,7 @@ _OVER_TIME: dict[str, Callable[[TimeSlice], float | None]] = {
 
 
 def _learning(data: _Data, one: RouterComparison) -> Picture:
-    panels = [_sliding(data, one, title, value) for title, value in _OVER_TIME.items()]
+    panels = [_sliding(data, one, title, value) for title, value in _TIMELINES.items()]
     return Picture(f"shift-{one.fleet}", panels)
 
 
@@ -190,7 +190,7 @@ def _sliding_ttft(data: _Data, one: RouterComparison) -> Picture:
 def _sliding(
     data: _Data, one: RouterComparison, title: str, value: Callable[[TimeSlice], float | None]
 ) -> PicturePanel:
-    curves = {variant: points for variant in variants_of(one) if (points := data.over_time(one, variant, value))}
+    curves = {variant: points for variant in variants_of(one) if (points := data.timeline(one, variant, value))}
     return PicturePanel(title, f"{one.label}; minutes", "lines", curves, {})
 
 
@@ -211,7 +211,7 @@ def _accuracy(data: _Data, one: RouterComparison) -> Picture:
     for variant in variants_of(one):
         for time in ("ttft", "tpot"):
             curves = {
-                name: data.over_time(one, variant, lambda each, field=f"{field}_{time}_ms": getattr(each, field))  # type: ignore[misc]
+                name: data.timeline(one, variant, lambda each, field=f"{field}_{time}_ms": getattr(each, field))  # type: ignore[misc]
                 for name, field in (("predicted", "predicted"), ("measured", "modelled"))
             }
             if curves["predicted"]:
