@@ -90,7 +90,7 @@ def run() -> None:
 
 
 async def _measure() -> None:
-    state = _state()
+    state = make_state()
     timed = _DecisionTime(state.gateway)
     state.gateway = timed  # type: ignore[assignment]
     setattr(import_module("gorgo.picker.exchange.pending"), "read_now", timed.read_now)  # noqa: B010 - it is not the module's own
@@ -111,7 +111,7 @@ async def _measure() -> None:
     await state.aclose()
 
 
-def _state() -> PickerState:
+def make_state() -> PickerState:
     replicas = tuple(
         ReplicaConfig(name=f"r{n}", region=f"region-{n % 8}", url=f"http://10.0.{n // 250}.{n % 250 + 1}:8000")
         for n in range(REPLICAS)

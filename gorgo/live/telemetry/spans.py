@@ -117,11 +117,14 @@ class Trace:
         )
         self._attempts[dispatch.attempt_id] = attempt
 
+    @property
+    def dropped(self) -> tuple[bytes, ...]:
+        """The client's headers that no replica gets: `tracestate` belongs to the client's trace."""
+        return (TRACEPARENT,) if self._continues else (TRACEPARENT, TRACESTATE)
+
     def carry(self, headers: Iterable[Header], attempt_id: str) -> list[Header]:
         """Return the headers for the replica, with the attempt's span as parent."""
-        context = self._attempts[attempt_id].get_span_context()
-        # `tracestate` belongs to the client's trace.
-        dropped = (TRACEPARENT,) if self._continues else (TRACEPARENT, TRACESTATE)
+        context, dropped = self._attempts[attempt_id].get_span_context(), self.dropped
         parent = b"00-%032x-%016x-%02x" % (context.trace_id, context.span_id, context.trace_flags & 1)
         return [*(pair for pair in headers if pair[0] not in dropped), (TRACEPARENT, parent)]
 

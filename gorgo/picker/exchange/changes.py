@@ -78,8 +78,11 @@ def _headers(state: PickerState, pending: PendingRequest, exchange: PickerExchan
         changed.append(identity)
     if api_key is not None:
         changed.append((b"authorization", b"Bearer " + api_key.encode("latin-1")))
-    if pending.record.trace is not None:
-        changed = pending.record.trace.carry(changed, exchange.dispatch.attempt_id)
+    trace = pending.record.trace
+    if trace is not None:
+        changed = trace.carry(changed, exchange.dispatch.attempt_id)
+        # What is set anew is replaced without that.
+        removed = (*removed, *(name for name in trace.dropped if name in names and name not in dict(changed)))
     return changed, [*removed, *pending.head.removed]
 
 
