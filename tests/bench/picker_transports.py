@@ -31,8 +31,8 @@ from tests.bench.picker_client import CallClient
 from tests.picker.virtual import BUFFERED, body_message, headers_message
 
 TRANSPORTS: tuple[Literal["grpcio", "h2"], ...] = ("grpcio", "h2")
-ROUNDS = 5
-CALLS = 2000
+ROUNDS = 3
+CALLS = 1000
 #: Calls at once.
 WIDTH = 32
 ANSWER = bytes(200)

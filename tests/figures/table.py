@@ -442,6 +442,7 @@ NOT_STORED: Mapping[str, str] = {
     "overload-made": "no command makes these loads",
     "overload-live": "live processes in wall time: needs two cores to itself for eight minutes",
     "soak": "needs two cores to itself for six minutes",
+    "picker-transports": "servers and their client in turns: needs two cores to itself",
     "chaos-long": "nine minutes of live processes for each schedule",
     "several-routers": "not yet recorded by its command",
     "tuning-ten": "ten seeds of `make tuning-table` take two cores for more than an hour",

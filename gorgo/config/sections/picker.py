@@ -20,7 +20,7 @@ class PickerConfig:
 
     bind: Bind = "127.0.0.1:9002"
     tls: Annotated[TlsConfig, AfterValidator(paired)] = field(default_factory=TlsConfig)
-    #: Library that carries gRPC.
-    transport: Transport = "grpcio"
+    #: What carries gRPC: HTTP/2 of the project's own, or grpcio's.
+    transport: Transport = "h2"
     #: Longest time in the queue. Envoy's `message_timeout` is ten seconds more, or Envoy would answer by itself.
     hold_s: Positive = 20.0

@@ -25,7 +25,7 @@ pytestmark = [needs_envoy, pytest.mark.asyncio(loop_scope="module")]
 #: The printed configuration and a gateway's; `found` differs from the first in its cluster alone.
 FRONTS = ("own", "gateway")
 #: `make test` has one transport behind a real Envoy; tests of transports have both.
-TRANSPORTS = ["grpcio", pytest.param("h2", marks=pytest.mark.system)]
+TRANSPORTS = ["h2", pytest.param("grpcio", marks=pytest.mark.system)]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=TRANSPORTS)

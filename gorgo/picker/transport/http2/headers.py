@@ -17,7 +17,7 @@ from gorgo.picker.transport.streams import Status
 try:
     from hpack import Decoder, Encoder, HPACKError
 except ImportError as error:
-    raise MissingExtra("the transport h2 needs the extra: pip install 'gorgo-router[picker]'") from error
+    raise MissingExtra("the picker's HTTP/2 needs the extra: pip install 'gorgo-router[picker]'") from error
 
 #: Bytes of a decoded head, as HTTP/2 counts them; those of Envoy's calls have a few hundred.
 MAX_LIST_BYTES = 64 * 1024
