@@ -28,8 +28,8 @@ from gorgo.live.router_gateway import RouterGateway
 
 Hashes = NDArray[np.uint64]
 
-#: Hashes applied in one step of the event loop: about a millisecond.
-SLICE = 512
+#: Hashes applied in one step of the event loop: half a millisecond, or one and a half while tables grow.
+SLICE = 256
 #: Smaller snapshots are compared in the event loop: about 1 ms.
 INLINE = 8192
 #: Between two searches for silent sources, s.
