@@ -8,7 +8,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 
 import httpx
@@ -147,32 +147,38 @@ async def test_large_bodies_come_whole_in_both_directions(running: Rig, front: s
     await running.idle()
 
 
-@pytest.mark.parametrize("front", FRONTS)
-async def test_abort_of_the_client_releases_the_load(running: Rig, front: str) -> None:
-    running.script(hang(delta("a")))
-    async with running.client(front) as client:
-        async with client.stream("POST", CHAT, content=chat(stream=True)) as response:
-            await anext(response.aiter_raw())
-            assert running.state.router.in_flight == 1
-            left_s = time.monotonic()
-        await until(lambda: not running.state.router.in_flight)
-    took_ms = (time.monotonic() - left_s) * 1000
-    sys.stdout.write(f"{front}: load released after {took_ms:.1f} ms\n")
-    assert took_ms < 100
-    await running.idle()
+async def abort_in_mid_stream(running: Rig, client: httpx.AsyncClient) -> float:
+    """Leave an answer that has begun; return when."""
+    async with client.stream("POST", CHAT, content=chat(stream=True)) as response:
+        await anext(response.aiter_raw())
+        assert running.state.router.in_flight == 1
+        return time.monotonic()
 
 
+async def abort_before_the_reply(running: Rig, client: httpx.AsyncClient) -> float:
+    """Leave while the replica has said nothing; return when."""
+    request = asyncio.create_task(client.post(CHAT, content=chat(stream=True)))
+    await until(lambda: any(replica.arrived.is_set() for replica in running.replicas))
+    request.cancel()
+    return time.monotonic()
+
+
+@pytest.mark.parametrize(("abort", "content"), [(abort_in_mid_stream, [delta("a")]), (abort_before_the_reply, [])])
 @pytest.mark.parametrize("front", FRONTS)
-async def test_abort_before_the_reply_releases_the_load(running: Rig, front: str) -> None:
-    running.script(hang())
+async def test_abort_of_the_client_releases_the_load(
+    running: Rig, front: str, abort: Callable[[Rig, httpx.AsyncClient], Awaitable[float]], content: list[bytes]
+) -> None:
+    took_ms = []
     async with running.client(front) as client:
-        request = asyncio.create_task(client.post(CHAT, content=chat(stream=True)))
-        await until(lambda: any(replica.arrived.is_set() for replica in running.replicas))
-        request.cancel()
-        left_s = time.monotonic()
-        await until(lambda: not running.state.router.in_flight)
-        assert time.monotonic() - left_s < 0.1
-    await running.idle()
+        for _ in range(5):
+            running.script(hang(*content))
+            left_s = await abort(running, client)
+            await until(lambda: not running.state.router.in_flight)
+            took_ms.append((time.monotonic() - left_s) * 1000)
+            await running.idle()
+    sys.stdout.write(f"{front}: load released after {statistics.median(took_ms):.1f} ms, {max(took_ms):.1f} at most\n")
+    # Client, picker and replicas are one process: its wait for the processor beside other programs is in some of them.
+    assert statistics.median(took_ms) < 100
 
 
 @pytest.mark.parametrize("front", FRONTS)
