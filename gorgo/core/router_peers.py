@@ -5,9 +5,13 @@ Owns how its parts are connected to the exchange (`core.peers`). A Router that h
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
+
 from gorgo.core.fleet.outlier import HealthState
 from gorgo.core.peers.exchange import PeerExchange
 from gorgo.core.peers.records import PeerReport, PeerStatus
+from gorgo.core.prefix.origin import Origin
 from gorgo.core.router_caches import RouterCaches
 
 
@@ -40,6 +44,15 @@ class RouterPeers(RouterCaches):
         """Return what peers need to know: the present load, and what happened since the last report."""
         assert self.peers is not None, "a Router without peers reports to none"
         return self.peers.report(now=now)
+
+    def evicted_prefixes(self) -> Mapping[Origin, int]:
+        """Return what was evicted so far of what is known of caches, by origin.
+
+        Of engines (`PUSH`) these are reported blocks, of routers marks of prefixes and routes of the policy.
+        """
+        counts: Counter[Origin] = Counter() if self.peers is None else self.peers.evicted()
+        counts[Origin.PUSH] += self._parts.feeds.evicted
+        return counts
 
     def _peer_status(self) -> PeerStatus:
         replicas = self._fleet.replicas.items()

@@ -444,6 +444,6 @@ NOT_STORED: Mapping[str, str] = {
     "soak": "needs two cores to itself for six minutes",
     "picker-transports": "servers and their client in turns: needs two cores to itself",
     "chaos-long": "nine minutes of live processes for each schedule",
-    "several-routers": "not yet recorded by its command",
+    "several-routers-more": "one seed of an earlier commit, and time on a busy machine",
     "tuning-ten": "ten seeds of `make tuning-table` take two cores for more than an hour",
 }

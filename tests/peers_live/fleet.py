@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -23,7 +24,13 @@ from tests.overload.fleet import PROBE_INTERVAL_S, ROOT_CONFIG
 
 TOKEN = secrets.token_hex(16)
 #: A router with records of another version: as the next one might have them.
-OTHER_FORMAT = "import gorgo.core.peers.records as records; records.FORMAT += 1; from gorgo.cli import main; main()"
+OTHER_FORMAT = "import gorgo.core.peers.records as records; records.FORMAT += 1"
+#: Routers of hosts whose clocks are five seconds off.
+CLOCK_AHEAD, CLOCK_BEHIND = (
+    f"import gorgo.live.clock as clock; real = clock.time; clock.time = lambda: real() {off_s:+.1f}"
+    for off_s in (5.0, -5.0)
+)
+_SERVE = "\nfrom gorgo.cli import main; main()"
 #: For a process to say that it listens; the cores are shared.
 START_S = 180.0
 _LISTENING = r"gorgo serve listening on (http://\S+) \(admin (http://[^\s)]+)\)"
@@ -71,8 +78,13 @@ def configuration(urls: Mapping[str, str], *, store: str | None, router: str = "
 
 
 @contextmanager
-def running(folder: Path, stores: Sequence[str | None], *, other_format: Sequence[int] = ()) -> Iterator[list[Router]]:
-    """Start engines and a router per entry of `stores`, each with its way to the store; stop them all at the end."""
+def running(
+    folder: Path, stores: Sequence[str | None], *, changed: Mapping[int, str] = MappingProxyType({})
+) -> Iterator[list[Router]]:
+    """Start engines and a router per entry of `stores`, each with its way to the store; stop them all at the end.
+
+    `changed` has code that some routers run before they serve, by number.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     environ = {**os.environ, **ENVIRON, "GORGO_ADMIN_TOKEN": TOKEN, INTERNAL_VARIABLE: "1", "PYTHONUNBUFFERED": "1"}
     engines = folder / "engines.yaml"
@@ -90,8 +102,8 @@ def running(folder: Path, stores: Sequence[str | None], *, other_format: Sequenc
             path = folder / f"router-{number}.yaml"
             path.write_text(yaml.safe_dump(configuration(urls, store=store, router=f"r{number}"), sort_keys=False))
             words = ["serve", "--config", str(path), "--seed", str(number)]
-            if number in other_format:
-                processes.start_command(f"serve-{number}", [sys.executable, "-c", OTHER_FORMAT, *words])
+            if number in changed:
+                processes.start_command(f"serve-{number}", [sys.executable, "-c", changed[number] + _SERVE, *words])
             else:
                 processes.start(f"serve-{number}", words)
             # One after another: so many interpreters at once would starve each other.

@@ -15,7 +15,7 @@ from tests.live.peer_store.relay import Relay, relay
 from tests.live.peer_store.server import RedisServer, needs_redis
 from tests.live.peer_store.server import running as store_running
 from tests.peers_live.drive import MODEL
-from tests.peers_live.fleet import Router, running
+from tests.peers_live.fleet import CLOCK_AHEAD, CLOCK_BEHIND, OTHER_FORMAT, Router, running
 
 pytestmark = [pytest.mark.system, needs_redis, pytest.mark.timeout(900)]
 #: Requests per second over all routers.
@@ -156,12 +156,28 @@ async def cut_off(relayed: Relay, routers: Sequence[Router], http: httpx.AsyncCl
 
 
 async def test_two_versions_of_records_side_by_side_route_each_with_their_own(tmp_path: Path) -> None:
-    with store_running(tmp_path) as store, running(tmp_path / "f", [store.url] * 4, other_format=(2, 3)) as routers:
+    newer = dict.fromkeys((2, 3), OTHER_FORMAT)
+    with store_running(tmp_path) as store, running(tmp_path / "f", [store.url] * 4, changed=newer) as routers:
         async with load(routers) as (_, http):
             await know_each_other(routers, http, peers=1)
             for router in routers:
                 assert await router.metric(http, 'gorgo_peers_differing{subject="format"}') == 2.0
             await asyncio.sleep(5.0)
+
+
+async def test_routers_with_clocks_five_seconds_off_share_as_others_do(tmp_path: Path) -> None:
+    off = {1: CLOCK_AHEAD, 2: CLOCK_BEHIND}
+    with store_running(tmp_path) as store, running(tmp_path / "f", [store.url] * 4, changed=off) as routers:
+        async with load(routers) as (clients, http):
+            await know_each_other(routers, http, peers=3)
+            now_s = [(await router.status(http, "/admin/status"))["now_s"] for router in routers]
+            assert max(now_s) - min(now_s) > 8.0
+            await asyncio.sleep(5.0)
+            assert await know_each_other(routers, http, peers=3) < KNOWN_S
+            for router in routers:
+                peers = (await router.status(http, "/admin/status"))["peer_store"]["peers"]
+                assert all(peer["counts"] and 0.0 <= peer["age_s"] < 2.0 for peer in peers)
+        assert len(clients.statuses) > 30
 
 
 async def test_a_killed_router_is_replaced_with_what_it_knew(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ policy with routes of its own, learned speeds and shares to those that learn the
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import Protocol, runtime_checkable
@@ -50,6 +50,9 @@ def is_urgent(dispatch: Dispatch) -> bool:
 @runtime_checkable
 class RoutePolicy(Protocol):
     """A policy with routes of its own, which takes in those of peers."""
+
+    @property
+    def evicted_routes(self) -> Mapping[Origin, int]: ...
 
     def add_remote_route(self, model: str | None, prefix: bytes, replica: str, *, now: float) -> None: ...
 
@@ -206,12 +209,15 @@ class PeerExchange:
             for router, (_, status, received_s, same_key) in self._last.items()
         ]
 
-    def model_of_peers(self, *, now: float) -> str | None:
-        """Return the digest that most peers with this Router's policy have; `None` if none has a model."""
-        policy = self._policy().name
-        views = [view for view in self.views(now=now) if view.counts and view.status.policy == policy]
-        models = Counter(view.status.model for view in views if view.status.model is not None)
-        return max(models, key=lambda model: (models[model], model), default=None)
+    def evicted(self) -> Counter[Origin]:
+        """Return the marks, and the routes of the policy, that were evicted so far, by origin."""
+        found: Counter[Origin] = Counter()
+        for (origin, _), count in self.prefixes.evicted.items():
+            found[origin] += count
+        policy = self._route_policy()
+        if policy is not None:
+            found.update(policy.evicted_routes)
+        return found
 
     def on_fleet_change(self, change: FleetChange) -> None:
         """Forget replicas that have left."""

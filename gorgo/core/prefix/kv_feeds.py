@@ -54,6 +54,7 @@ class KvFeeds:
         self.used = used
         self._table = FeedTable(max_blocks=max_blocks)
         self._speculations = SpeculationQueue()
+        self._evicted_of_left = 0
 
     @property
     def counted(self) -> bool:
@@ -74,7 +75,7 @@ class KvFeeds:
     def remove_replica(self, slot: int) -> None:
         """Remove all of a replica that has left: the slot's next one starts without a feed."""
         self.drop(slot)
-        self._table.stats.pop(slot, None)
+        self._evicted_of_left += self._table.stats.pop(slot, KvEventStats()).evicted
 
     def set_max_blocks(self, max_blocks: int) -> None:
         """Replace the bound on memory, and remove what exceeds it."""
@@ -245,6 +246,11 @@ class KvFeeds:
     def event_stats(self, slot: int) -> KvEventStats:
         """Return what became of the blocks of a replica's events."""
         return self._table.stats.get(slot, KvEventStats())
+
+    @property
+    def evicted(self) -> int:
+        """The reported blocks that exceeded the bounds, those of replicas that have left included."""
+        return self._evicted_of_left + sum(stats.evicted for stats in self._table.stats.values())
 
     def check(self) -> None:
         """Assert every invariant; visits every block."""

@@ -117,7 +117,8 @@ class PeerStoreService:
         for row in rows:
             for subject in row.differences:
                 differing[subject] = differing.get(subject, 0) + 1
-        return PeerMeasures(self.counts, self.link.joined, sum(row.counts for row in rows), differing)
+        evicted = self._router.evicted_prefixes()
+        return PeerMeasures(self.counts, self.link.joined, sum(row.counts for row in rows), differing, evicted)
 
     def as_dict(self) -> dict[str, Any]:
         """Return what operators read of the store and of the others."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 from gorgo.core.metric_spec import LabelSpec, MetricSpec
+from gorgo.core.prefix.origin import Origin
 
 #: Why the store does not serve.
 StoreFault = Literal["unreachable", "slow", "full", "refused", "not_ready", "error"]
@@ -21,6 +22,7 @@ PEER_METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("gorgo_peer_bytes_total", "counter", ("way",), "Bytes of reports."),
     MetricSpec("gorgo_peer_write_seconds_total", "counter", (), "Time of writes."),
     MetricSpec("gorgo_peer_dropped_entries_total", "counter", (), "Entries beyond a report's bounds."),
+    MetricSpec("gorgo_peer_evictions_total", "counter", ("origin",), "Evicted knowledge of caches, by origin."),
     MetricSpec("gorgo_peer_store_failures_total", "counter", ("reason",), "Failed commands to the store."),
 )
 
@@ -28,5 +30,11 @@ PEER_LABELS: tuple[LabelSpec, ...] = (
     LabelSpec("reason", ("gorgo_peer_store_failures_total",), "of the failure", get_args(StoreFault)),
     LabelSpec("result", ("gorgo_peer_reports_total",), "of a report", get_args(ReportResult)),
     LabelSpec("way", (), "to or from the store", ("written", "read")),
+    LabelSpec(
+        "origin",
+        (),
+        "of marks and routes (this router's, others'), or of an engine's reported blocks",
+        tuple(origin.name.lower() for origin in reversed(Origin)),
+    ),
     LabelSpec("subject", (), "of the difference", get_args(Subject)),
 )

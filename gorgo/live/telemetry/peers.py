@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import get_args
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from gorgo.core.prefix.origin import Origin
 from gorgo.live.telemetry.peer_table import PEER_METRICS, ReportResult, StoreFault, Subject
 
 
@@ -35,6 +36,8 @@ class PeerMeasures:
     #: Peers whose load counts.
     peers: int
     differing: dict[Subject, int]
+    #: What was evicted of what is known of caches.
+    evicted: Mapping[Origin, int]
 
 
 class PeerMetrics(Collector):
@@ -57,6 +60,8 @@ class PeerMetrics(Collector):
         families["gorgo_peer_bytes_total"].add_metric(("read",), counts.read_bytes)
         families["gorgo_peer_write_seconds_total"].add_metric((), counts.write_s)
         families["gorgo_peer_dropped_entries_total"].add_metric((), counts.dropped)
+        for origin in Origin:
+            families["gorgo_peer_evictions_total"].add_metric((origin.name.lower(),), measures.evicted.get(origin, 0))
         for subject in get_args(Subject):
             families["gorgo_peers_differing"].add_metric((subject,), measures.differing.get(subject, 0))
         for result, count in counts.reports.items():

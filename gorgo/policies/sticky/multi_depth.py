@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -100,6 +101,11 @@ class MultiDepth:
     def add_remote_route(self, model: str | None, prefix: bytes, replica: str, *, now: float) -> None:
         """Add the route of a prefix that another router had answered."""
         self.routes.set_route((model, prefix), replica, Origin.REMOTE, now=now)
+
+    @property
+    def evicted_routes(self) -> Mapping[Origin, int]:
+        """The routes that a full table had no place for, by origin."""
+        return self.routes.evicted
 
     def _with_remote(self, request: RouteRequest, prefixes: list[Prefix]) -> list[Prefix]:
         """Return the prefixes of a prompt, with those that other routers name while there are any."""

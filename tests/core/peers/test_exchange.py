@@ -8,6 +8,7 @@ import pytest
 from gorgo.core.fleet.peer_loads import FADE_S
 from gorgo.core.limits import OverloadLimits, RouterLimits
 from gorgo.core.messages.actions import Hold
+from gorgo.core.messages.kv_events import CacheSnapshot
 from gorgo.core.messages.request import AttemptResult, EngineSample, Outcome
 from gorgo.core.peers.codec import decode_report, encode_report
 from gorgo.core.peers.exchange import PeerExchange, is_urgent
@@ -15,6 +16,8 @@ from gorgo.core.peers.records import LearnedSpeed, PeerReport, PeerStatus, Repli
 from gorgo.core.prefix.origin import Origin
 from gorgo.core.router import Router
 from gorgo.policies.registry import make_policy
+from gorgo.policies.sticky.multi_depth import MultiDepth
+from gorgo.policies.sticky.routes import RouteTable
 from tests.core.routers import PROMPT, a_request, blocks_of, dispatched, load_of, make_router, submitted, timed
 from tests.core.training.learners import LeastPredicted, LinearModel
 
@@ -305,6 +308,28 @@ def test_multi_depth_takes_in_the_routes_of_its_peers() -> None:
     assert chosen(second, "turn-2", PROMPT, now=0.6) == away
 
 
+def test_evictions_are_counted_by_origin() -> None:
+    first, second = group("a", "b", policy="multi-depth", limits=RouterLimits(max_index_blocks=4))
+    policy = second.policy
+    assert isinstance(policy, MultiDepth)
+    policy.routes = RouteTable(max_routes=1)
+    serve(first, "r", now=0.0)
+    report = first.report(now=0.4)
+    second.on_peer(report, now=0.5)
+    marks = sum(len(each.blocks) for each in report.prefixes)
+    assert marks > 1
+    assert second.evicted_prefixes() == {Origin.REMOTE: marks - 1, Origin.PUSH: 0}, "routes beyond the bound"
+    attempt_id = serve(second, "own", blocks_of(*range(50, 60)), now=1.0)
+    second.on_finish(attempt_id, Outcome(AttemptResult.COMPLETED, status=200), now=2.0)
+    learned = second.evicted_prefixes()
+    assert learned[Origin.LOCAL] > 0
+    second.on_cache_snapshot("a", CacheSnapshot("m", 16, list(range(10))), now=3.0)
+    pushed = second.evicted_prefixes()[Origin.PUSH]
+    assert pushed > 0, "reported blocks beyond the bound"
+    second.set_fleet([timed("b")], now=4.0)
+    assert second.evicted_prefixes()[Origin.PUSH] == pushed, "those of a replica that has left still count"
+
+
 LEAST = ("least-request", "least-load", "gorgo-ms", "gorgo")
 
 
@@ -368,6 +393,23 @@ def test_a_router_starts_from_the_speeds_that_its_peers_have_learned() -> None:
     assert slowdown == {"a": 1.0, "b": pytest.approx(2.6)}
 
 
+def test_a_request_behind_the_prefill_of_a_peer_is_neither_done_nor_late_and_teaches_no_speed() -> None:
+    """Two seconds of the first router on the engine, then half a second of the second one."""
+    first, second = group("a")
+    long = dispatched(submitted(first, a_request("long", blocks=b"", prompt_tokens=2000), now=0.0)).attempt_id
+    second.on_peer(first.report(now=0.0), now=0.0)
+    short = dispatched(submitted(second, a_request("short", blocks=b"", prompt_tokens=500), now=0.1)).attempt_id
+    (load,) = second.report(now=1.9).loads
+    assert load.prefill_s == pytest.approx(0.5)
+    first.on_first_token(long, now=2.01)
+    second.on_peer(first.report(now=2.02), now=2.02)
+    (due_s,) = peers_of(second).loads.added_to_own(now=2.3).head_due_s
+    assert due_s == pytest.approx(2.5, abs=0.02)
+    second.on_first_token(short, now=2.6)
+    assert second.report(now=2.7).speeds == ()
+    second.check()
+
+
 def test_samples_of_a_peer_count_once() -> None:
     _, second = group("a")
     for seq in range(1, 20):
@@ -408,7 +450,7 @@ def test_the_status_has_what_operators_compare() -> None:
     assert view.status == PeerStatus("gorgo-ms", 1, True, None, ("b",), ())
 
 
-def test_a_router_without_the_model_of_its_peers_knows_its_digest() -> None:
+def test_routers_know_the_digests_of_their_peers_models() -> None:
     routers = [
         Router([timed("a")], LeastPredicted(), rng=np.random.default_rng(0), boot_id="b", limits=RouterLimits())
         for _ in range(4)
@@ -420,22 +462,14 @@ def test_a_router_without_the_model_of_its_peers_knows_its_digest() -> None:
     second.adopt(LinearModel(version=2))
     third.adopt(LinearModel((0.5, 0.5, 0.5), version=2))
     assert first.model_digest == second.model_digest != third.model_digest
-    assert peers_of(fourth).model_of_peers(now=0.0) is None
     for router in (third, first, second):
         fourth.on_peer(router.report(now=0.0), now=0.0)
     assert [view.status.model for view in peers_of(fourth).views(now=0.0)] == [
         router.model_digest for router in (third, first, second)
     ]
-    assert (fourth.model_digest, peers_of(fourth).model_of_peers(now=0.0)) == (None, first.model_digest)
-    assert peers_of(fourth).model_of_peers(now=FADE_S) is None, "of peers that count"
+    assert fourth.model_digest is None
     first.adopt(None)
     assert first.report(now=0.1).status.model is None
-
-
-def test_the_model_of_another_policy_is_not_of_peers() -> None:
-    _, second = group("a")
-    second.on_peer(load_report("other", status=PeerStatus("lodestar", model="d1")), now=0.0)
-    assert peers_of(second).model_of_peers(now=0.0) is None
 
 
 def test_replicas_that_leave_take_the_load_of_peers_with_them() -> None:

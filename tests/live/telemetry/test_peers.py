@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, generate_latest
 
+from gorgo.core.prefix.origin import Origin
 from gorgo.live.telemetry.peers import PeerCounts, PeerMeasures, PeerMetrics
 
 
@@ -21,7 +22,9 @@ def test_a_router_without_a_store_shows_none_of_them() -> None:
 def test_counts_state_and_differences_are_shown() -> None:
     counts = PeerCounts(written_bytes=7, read_bytes=9, write_s=0.5, dropped=2)
     counts.reports["written"], counts.failures["full"] = 3, 4
-    lines = exposition(PeerMeasures(counts, joined=False, peers=2, differing={"weights": 1}))
+    lines = exposition(
+        PeerMeasures(counts, joined=False, peers=2, differing={"weights": 1}, evicted={Origin.REMOTE: 5})
+    )
     assert {
         "gorgo_peer_store_up 0.0",
         "gorgo_peers 2.0",
@@ -34,4 +37,7 @@ def test_counts_state_and_differences_are_shown() -> None:
         'gorgo_peer_bytes_total{way="read"} 9.0',
         "gorgo_peer_write_seconds_total 0.5",
         "gorgo_peer_dropped_entries_total 2.0",
+        'gorgo_peer_evictions_total{origin="remote"} 5.0',
+        'gorgo_peer_evictions_total{origin="local"} 0.0',
+        'gorgo_peer_evictions_total{origin="push"} 0.0',
     } <= set(lines)
