@@ -71,7 +71,7 @@ class EventConnections:
             try:
                 async with asyncio.timeout(HEARTBEAT_TIMEOUT_S):
                     peer = await _connect(self._source.endpoint, self.peer)
-            except OSError:  # a timeout is one
+            except (OSError, UnicodeError):  # a timeout is an OSError; a name of no host is the other
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, MAX_RETRY_S)
                 continue

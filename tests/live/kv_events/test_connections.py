@@ -120,6 +120,15 @@ async def test_a_peer_that_is_silent_is_given_up(monkeypatch: pytest.MonkeyPatch
         await until(lambda: len(begun) >= 2)
 
 
+@pytest.mark.parametrize("host", ["a" * 70 + ".example", "127.0.0.1"], ids=["no name", "no listener"])
+async def test_an_address_that_cannot_be_reached_is_tried_again(host: str) -> None:
+    trying = asyncio.create_task(EventConnections(KvEventSource(f"tcp://{host}:{free_port()}", None, "")).keep())
+    await asyncio.wait((trying,), timeout=0.1)
+    assert not trying.done(), "it waits for the next attempt"
+    trying.cancel()
+    await asyncio.wait((trying,))
+
+
 async def test_heartbeats_of_libzmq_are_answered_and_its_answers_count() -> None:
     zmq = import_zmq()
     context = zmq.asyncio.Context()
