@@ -14,7 +14,7 @@ from gorgo.core.latency.prefill_queue import STUCK_AFTER_S
 from gorgo.core.latency.tcp import exchange_round_trips, is_one_round_trip
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.policy.candidates import Candidates
-from gorgo.core.policy.choice import TIE_EPSILON, Choice, Prediction, argmin_tiebreak
+from gorgo.core.policy.choice import Choice, Prediction, least_of_rows
 from gorgo.core.policy.cost import choose_min_cost, fill_unknown
 from gorgo.core.policy.few import FEW, times_of_rows
 from gorgo.core.policy.interface import IndexKind
@@ -155,12 +155,9 @@ def _choose_by_rows(
     network_s, work_s, prefill_ms = times_of_rows(candidates, request.body_bytes)
     (rtt, queue, prefill, externality), costs = _terms_of_rows(candidates, network_s, work_s, prefill_ms, factors)
     terms = {"rtt": rtt, "queue": queue, "prefill": prefill, "externality": externality}
-    cost, least = np.array(costs), min(costs)
-    row = costs.index(least)
-    if sum([each <= least + TIE_EPSILON for each in costs]) > 1:
-        row = argmin_tiebreak(cost, candidates.in_flight_requests, rng)
+    row = least_of_rows(costs, min(costs), candidates.table.in_flight_requests, rng)
     times = PredictedTimes(request, candidates, network_s, work_s, prefill_ms)
-    return Choice(row, terms, cost, times.ttft_s(row), None, times.ttft_s, times.prediction)
+    return Choice(row, terms, np.array(costs), times.ttft_s(row), None, times.ttft_s, times.prediction)
 
 
 def _terms_of_rows(

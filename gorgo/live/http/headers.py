@@ -44,6 +44,8 @@ CONTROLS = bytes(byte for byte in (*range(32), 127) if byte not in b"\t\r\n")
 #: A body's length: at most 64 bits.
 LENGTH = re.compile(rb"[0-9]{1,19}")
 _ENCODING = b"content-encoding"
+_ENCODING_SIZE = len(_ENCODING)
+_NOT_CODED = (b"", b"identity")
 _VALUE = re.compile(rb"(?:[^\x00-\x20\x7f]+(?:[ \t]+[^\x00-\x20\x7f]+)*)?")
 
 #: Headers in which clients name their session, most specific first (see the conventions of other routers).
@@ -125,8 +127,9 @@ def downstream_headers(
 
 def find(headers: Iterable[Header], header: bytes) -> bytes | None:
     """Return the first value of a header, by its lower-case name."""
+    size = len(header)
     for name, value in headers:
-        if name == header or name.lower() == header:
+        if len(name) == size and name.lower() == header:
             return value
     return None
 
@@ -144,7 +147,8 @@ def is_event_stream(headers: Sequence[Header]) -> bool:
 def is_encoded(headers: Sequence[Header]) -> bool:
     """Return whether a coding other than `identity` applies."""
     for name, value in headers:
-        if (name == _ENCODING or name.lower() == _ENCODING) and value.strip().lower() not in (b"", b"identity"):
+        # Most names differ in length, and the comparison is made for each header of each message.
+        if len(name) == _ENCODING_SIZE and name.lower() == _ENCODING and value.strip().lower() not in _NOT_CODED:
             return True
     return False
 

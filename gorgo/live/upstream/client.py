@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import ssl
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Protocol, cast
@@ -194,9 +194,9 @@ class UpstreamClient:
         """Use `tls` for connections opened from now on."""
         self._pool.set_tls(tls)
 
-    async def open(
+    def open(
         self, path: str, headers: Sequence[Header], body: bytes, *, on_sent: Callable[[], None] | None = None
-    ) -> ResponseSource:
+    ) -> Awaitable[ResponseSource]:
         """POST `body`; return at the head of the response. Raises `UpstreamError`.
 
         `on_sent` is called when the pool has written the request, before the wait for its response; again for a
@@ -204,7 +204,7 @@ class UpstreamClient:
         """
         if self.open_responses >= self._limit:
             raise UpstreamError(POOL_EXHAUSTED)
-        return await self._open("POST", path, headers, body, on_sent)
+        return self._open("POST", path, headers, body, on_sent)
 
     async def fetch(self, path: str, headers: Sequence[Header] = (), *, timeout_s: float) -> tuple[int, bytes]:
         """GET a small response whole, on a pooled connection. Raises `UpstreamError`."""

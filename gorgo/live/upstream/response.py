@@ -156,12 +156,12 @@ class HttpResponse(httpx.AsyncByteStream):
             raise self._failure
         return self._parser.complete
 
-    async def _wait(self) -> None:
-        """Return after the next change. Reading goes on: the buffer is empty."""
-        self._waiter = self._loop.create_future()
+    def _wait(self) -> asyncio.Future[None]:
+        """Return what the next change resolves. Reading goes on: the buffer is empty."""
+        self._waiter = waiter = self._loop.create_future()
         if self._connection is not None:
             self._connection.resume()
-        await self._waiter
+        return waiter
 
     def _stop(self) -> None:
         if self._connection is not None:

@@ -378,3 +378,18 @@ def test_mutated_body_is_read_or_refused(data: st.DataObject, route: str, times:
     assert offsets == sorted(offsets)
     assert all(0 <= offset <= len(prompt.text) for offset in offsets)
     assert prompt.tokens is None or len(prompt.text) == 4 * prompt.tokens
+
+
+@pytest.mark.parametrize("texts", [["a", "", "bc"], ["a", "\u00e4\u20ac", "\ud800"]])
+def test_many_plain_messages_read_as_one_by_one(texts: list[str]) -> None:
+    messages = [{"role": f"r{number}", "content": text} for number, text in enumerate(texts * 10)]
+    marked = [*messages, {"role": "user", "content": "end", "name": "n"}]
+    many, one_by_one = (read_prompt("/v1/chat/completions", {"messages": each}) for each in (messages, marked))
+    assert one_by_one.text == many.text + b"end"
+    assert one_by_one.message_starts == (*many.message_starts, (len(many.text), "user"))
+
+
+@pytest.mark.parametrize("odd", [{"role": 1, "content": "b"}, ["role", "content"], "ab"])
+def test_odd_message_among_many_is_refused_by_its_number(odd: object) -> None:
+    with pytest.raises(BadRequest, match=r"messages\[12\]"):
+        read_prompt("/v1/chat/completions", {"messages": [*[{"role": "user", "content": "a"}] * 12, odd]})
