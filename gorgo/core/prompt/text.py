@@ -56,9 +56,8 @@ class PromptText:
         self._count(added)
         return added
 
-    def _add_plain_messages(self, roles: Sequence[str], texts: Sequence[str]) -> int:
-        """Add many messages of a role and a text each."""
-        joined = "".join(texts)
+    def _add_plain_messages(self, roles: Sequence[str], texts: Sequence[str], joined: str) -> int:
+        """Add many messages of a role and a text each; `joined` is all text."""
         if joined.isascii():
             data, sizes = joined.encode(), map(len, texts)
         else:
@@ -166,15 +165,14 @@ class PromptText:
 _TEXT_FIELDS = ("text", "thinking", "refusal")
 
 
-def _roles_and_texts(messages: Sequence[Any]) -> tuple[list[str], list[str]] | None:
-    """Return the roles and the texts of messages that have nothing else; `None` if one has."""
-    if {*map(type, messages)} != {dict} or {*map(len, messages)} != {2}:
-        return None
+def _roles_and_texts(messages: Sequence[Any]) -> tuple[list[str], list[str], str] | None:
+    """Return the roles, the texts and all text of messages that have nothing else; `None` if one has."""
     try:
         roles, texts = [message["role"] for message in messages], [message["content"] for message in messages]
-    except KeyError:
+        joined, _ = "".join(texts), "".join(roles)  # which refuse anything but text
+    except (KeyError, TypeError):
         return None
-    return (roles, texts) if {*map(type, roles), *map(type, texts)} == {str} else None
+    return (roles, texts, joined) if sum(map(len, messages)) == 2 * len(messages) else None
 
 
 def _utf8(text: str) -> bytes:
