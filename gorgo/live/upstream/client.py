@@ -12,10 +12,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import httpx
 
@@ -196,7 +196,7 @@ class UpstreamClient:
 
     def open(
         self, path: str, headers: Sequence[Header], body: bytes, *, on_sent: Callable[[], None] | None = None
-    ) -> Awaitable[ResponseSource]:
+    ) -> Coroutine[Any, Any, ResponseSource]:
         """POST `body`; return at the head of the response. Raises `UpstreamError`.
 
         `on_sent` is called when the pool has written the request, before the wait for its response; again for a
