@@ -31,7 +31,8 @@ from tests.figures.stored import read_stored
 from tests.figures.tuning_algorithms import COMMAND as ALGORITHMS_COMMAND
 from tests.figures.tuning_algorithms import tuning_algorithms
 from tests.figures.tuning_fleets import COMMAND as FLEETS_COMMAND
-from tests.figures.tuning_fleets import tuning_fleets
+from tests.figures.tuning_fleets import MORE_COMMAND as FLEETS_MORE_COMMAND
+from tests.figures.tuning_fleets import tuning_fleets, tuning_fleets_more
 
 #: Mooncake's conversation trace, as `gorgo datasets fetch mooncake-conversation` leaves it, packed.
 CONVERSATION = "conversation_trace.jsonl.gz"
@@ -398,6 +399,7 @@ FIGURES: Mapping[str, Figure] = {
     "fleet": Figure(["python -m gorgo.apps.fleet_fit --jobs 1 tables --seeds 3 --json"], _fleet),
     "tuning": Figure([f"{_TUNING} > /dev/null; cat runs/tuning/tuning-table.json"], _tuning),
     "tuning-fleets": Figure([FLEETS_COMMAND], tuning_fleets),
+    "tuning-fleets-more": Figure([FLEETS_MORE_COMMAND], tuning_fleets_more),
     "tuning-algorithms": Figure([ALGORITHMS_COMMAND], tuning_algorithms),
     "decision": Figure(["python -m tests.bench router_submit"], _submit),
     "lateness": Figure(["python -m tests.bench overload_lateness"], _lateness),
@@ -445,5 +447,6 @@ NOT_STORED: Mapping[str, str] = {
     "picker-transports": "servers and their client in turns: needs two cores to itself",
     "chaos-long": "nine minutes of live processes for each schedule",
     "several-routers-more": "one seed of an earlier commit, and time on a busy machine",
+    "tuning-further": "one seed of some settings: all of `tuning-fleets-more` take two cores for more than an hour",
     "tuning-ten": "ten seeds of `make tuning-table` take two cores for more than an hour",
 }

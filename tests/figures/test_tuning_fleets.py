@@ -8,7 +8,7 @@ import pytest
 
 from tests.figures.marked import problems
 from tests.figures.table import FIGURES
-from tests.figures.tuning_fleets import COMMAND, tuning_fleets
+from tests.figures.tuning_fleets import COMMAND, MORE_COMMAND, tuning_fleets, tuning_fleets_more
 
 PAGE = """\
 <!-- figures: tuning-fleets -->
@@ -47,3 +47,25 @@ def test_the_page_shows_what_is_stored_and_another_number_is_a_problem() -> None
 def test_another_statement_is_an_error_that_quotes_it() -> None:
     with pytest.raises(ValueError, match="'else' is no statement"):
         tuning_fleets([[*results()[0], statement("else", 1.0)]])
+
+
+def test_a_searched_fleet_has_the_twin_and_the_grid() -> None:
+    of = "small, chat, time scale 3: gorgo"
+    found = [
+        [
+            statement(f"{of}, found by the twin / defaults, p95 TTFT", 0.31, "w_rtt 4"),
+            statement(f"{of}, best of the grid / defaults, p95 TTFT", 0.24, "w_rtt 20"),
+        ]
+    ]
+    page = """\
+<!-- figures: tuning-fleets-more -->
+| fleet, traffic | policy | twin, p95 TTFT | grid, p95 TTFT |
+|---|---|---|---|
+| small, chat | `gorgo` | 0.31 | 0.24 |
+<!-- /figures -->
+"""
+    view = tuning_fleets_more(found)
+    assert problems(page, view) == []
+    assert problems(page.replace("0.31", "0.24"), view) != []
+    assert view.values["seeds"] == 1
+    assert FIGURES["tuning-fleets-more"].commands == [MORE_COMMAND]
