@@ -69,7 +69,7 @@ class GrpcFrontEnd:
 
     def __init__(self, state: PickerState) -> None:
         self.state = state
-        self._health = Health(partial(_is_ready, state))
+        self._health = Health(partial(_is_ready, state), lambda: state.stopping)
         self._services = services(partial(_open_call, state), partial(take_access_log, state), self._health)
         limits = TransportLimits.of(state.config.limits)
         self._server = make_server(state.config.picker.transport, self._services, limits)

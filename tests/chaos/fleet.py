@@ -211,11 +211,13 @@ def free_ports(count: int) -> list[int]:
 
 
 @asynccontextmanager
-async def running_fleet(folder: Path, seed: int, limits: Mapping[str, float]) -> AsyncIterator[Fleet]:
+async def running_fleet(
+    folder: Path, seed: int, limits: Mapping[str, float], kind: type[Fleet] = Fleet
+) -> AsyncIterator[Fleet]:
     """Engines, gates and the proxy, without a sidecar yet; everything is stopped whatever happens."""
     environ = {**os.environ, "GORGO_ADMIN_TOKEN": TOKEN, INTERNAL_VARIABLE: "1", "PYTHONUNBUFFERED": "1"}
     with Processes(folder, environ) as processes:
-        fleet = Fleet(folder, processes, seed, limits)
+        fleet = kind(folder, processes, seed, limits)
         fleet.write_engine_config()
         await asyncio.gather(*(fleet.start_engine(name) for name in REPLICAS))
         await fleet.open_gates()

@@ -14,7 +14,14 @@ from typing import Any
 
 from tests.chaos.faults import Applied, HistorySeen
 from tests.chaos.load import Note
-from tests.chaos.losses import LOST_FIRST, fast_failures, lost_fast, well_throughout
+from tests.chaos.losses import (
+    LOST_FIRST,
+    LOST_FIRST_BEHIND_ENVOY,
+    fast_failures,
+    lost_before_content,
+    lost_fast,
+    well_throughout,
+)
 from tests.chaos.observe import Look, Watch, left_over
 from tests.chaos.questions import Ending, Question
 from tests.chaos.schedule import Kind
@@ -67,6 +74,8 @@ class Run:
     fleet: list[dict[str, Any]] = field(default_factory=list)
     #: Requests that came by at each gate, and when.
     passed: Mapping[str, Sequence[tuple[str, float]]] = field(default_factory=dict)
+    #: Envoy and a picker stood in the place of the proxy.
+    behind_envoy: bool = False
 
 
 def ends_once(run: Run) -> Finding:
@@ -112,7 +121,7 @@ def statuses_agree(run: Run) -> Finding:
 
 def nothing_lost(run: Run) -> Finding:
     """No error before content while some replica was well from before the question until its end."""
-    before = [note for note in run.notes if note.verdict.ending is Ending.REFUSED or _cut_before_content(note)]
+    before = lost_before_content(run)
     wrong = []
     for note in before:
         well = well_throughout(run, note.asked_s, note.ended_s)
@@ -127,7 +136,8 @@ def nothing_lost(run: Run) -> Finding:
 
 def fast_failures_bounded(run: Run) -> Finding:
     """A replica that answers at once, and wrongly, gets no more than its first requests while another one is well."""
-    return Finding(f"none but the first {LOST_FIRST} lost to a fast failure", *fast_failures(run))
+    first = LOST_FIRST_BEHIND_ENVOY if run.behind_envoy else LOST_FIRST
+    return Finding(f"none but the first {first} lost to a fast failure", *fast_failures(run))
 
 
 def nothing_shed(run: Run) -> Finding:
@@ -265,10 +275,6 @@ def starved_s(run: Run) -> float | None:
     """How long half of the looks took, where that is too long for a judgement."""
     half_s = median(look.took_s for look in run.watch.during)
     return half_s if half_s > STARVED_S else None
-
-
-def _cut_before_content(note: Note) -> bool:
-    return note.verdict.ending is Ending.CUT and not note.verdict.content
 
 
 def _looks(run: Run) -> list[Look]:

@@ -14,7 +14,7 @@ from time import monotonic
 import aiohttp
 
 from tests.chaos.fleet import LIMITS
-from tests.chaos.questions import Ending, Question, Verdict, judge
+from tests.chaos.questions import Ending, Judge, Question, Verdict, judge_proxy
 
 #: Half as much again as the proxy gives any request.
 PATIENCE_S = 1.5 * LIMITS["request_timeout_s"]
@@ -40,11 +40,14 @@ class Load:
     Parameters
     ----------
     url:
-        Of the proxy.
+        Of the proxy, or of Envoy.
+    judge:
+        Says what an answer is worth.
     """
 
-    def __init__(self, url: str, questions: Sequence[Question]) -> None:
+    def __init__(self, url: str, questions: Sequence[Question], judge: Judge = judge_proxy) -> None:
         self._url = url
+        self._judge = judge
         self._questions = sorted(questions, key=lambda question: question.at_s)
         self.notes: list[Note] = []
         self.most_open = 0
@@ -70,10 +73,22 @@ class Load:
             async with asyncio.timeout(PATIENCE_S if leaves_s is None else leaves_s):
                 async with session.post(self._url + question.route, data=question.body, headers=headers) as answer:
                     status, replica = answer.status, answer.headers.get("x-gorgo-replica")
-                    verdict = judge(question, status, await answer.read())
+                    body, cut = await _read(answer)
+                    verdict = self._judge(question, status, body, cut)
         except TimeoutError:
             forgotten = Verdict(Ending.WRONG, reason=f"no end within {PATIENCE_S:g} s")
             verdict = forgotten if leaves_s is None else Verdict(Ending.LEFT)
         except aiohttp.ClientError as error:
             verdict = Verdict(Ending.WRONG, reason=f"{type(error).__name__}: {error}")
         self.notes.append(Note(question, asked_s, monotonic(), verdict, replica, status))
+
+
+async def _read(answer: aiohttp.ClientResponse) -> tuple[bytes, str | None]:
+    """Return the body as far as it came, and why no more of it did; `None` for all of it."""
+    body = bytearray()
+    try:
+        async for chunk in answer.content.iter_any():
+            body += chunk
+    except aiohttp.ClientError as error:
+        return bytes(body), f"{type(error).__name__}: {error}"
+    return bytes(body), None

@@ -8,7 +8,7 @@ of the answer, which must be one and the same in all events of a stream.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from hashlib import sha256
@@ -146,6 +146,40 @@ def right_text(route: str, body: Mapping[str, Any], tokens: int) -> str:
 
 
 # -- the verdict
+
+#: On the question, the status, what came of the body, and why no more of it did.
+Judge = Callable[[Question, int, bytes, str | None], Verdict]
+#: Code of an answer that ends in its middle, and of one that Envoy made itself.
+CUT_OFF, OF_ENVOY = "cut_off", "of_envoy"
+
+
+def judge_proxy(question: Question, status: int, body: bytes, cut: str | None) -> Verdict:
+    """On an answer of the proxy, which never ends in the middle of a body."""
+    return judge(question, status, body) if cut is None else Verdict(Ending.WRONG, reason=cut)
+
+
+def judge_behind_envoy(question: Question, status: int, body: bytes, cut: str | None) -> Verdict:
+    """On an answer through Envoy, which ends where the replica's does, and has errors of its own as plain text."""
+    if cut is not None:
+        return _cut_off(question, body) if status == 200 else Verdict(Ending.REFUSED, CUT_OFF)
+    if status >= 500 and not body.startswith(b"{"):
+        return Verdict(Ending.REFUSED, OF_ENVOY)
+    return judge(question, status, body)
+
+
+def _cut_off(question: Question, body: bytes) -> Verdict:
+    """On the beginning of an answer: what of it is whole must be right."""
+    if not question.stream:
+        return Verdict(Ending.CUT, CUT_OFF)
+    try:
+        read = list(_events([event for event in body.split(b"\n\n")[:-1] if event.strip()], torn=False))
+        texts = [_text_of(question.route, event, "delta") for event in read]
+    except (ValueError, LookupError, TypeError) as error:
+        return Verdict(Ending.WRONG, CUT_OFF, f"{type(error).__name__}: {error}; {body[-80:]!r}")
+    text = (texts[-1] if texts else "") if question.route == GENERATE else "".join(texts)
+    if not question.text.startswith(text):
+        return Verdict(Ending.WRONG, CUT_OFF, "what came before the cut is not the beginning of the right answer")
+    return Verdict(Ending.CUT, CUT_OFF, content=sum(bool(each) for each in texts))
 
 
 def judge(question: Question, status: int, body: bytes) -> Verdict:

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.chaos.behind_envoy import EnvoyFleet
 from tests.chaos.faults import Saboteur, read_history
 from tests.chaos.fleet import LIMITS, REPLICAS, SERVE, Fleet, running_fleet
 from tests.chaos.invariants import Run
 from tests.chaos.load import Load
 from tests.chaos.observe import IDLE_LOOKS, Observer, admin_client, events_of
-from tests.chaos.questions import draw_questions
+from tests.chaos.questions import draw_questions, judge_behind_envoy, judge_proxy
 from tests.chaos.schedule import RECOVERY_S, Planned, draw_schedule
 
 #: For the sidecar to put its best weights back and end.
@@ -71,15 +72,16 @@ def plan_schedule(plan: Plan, seed: int) -> list[Planned]:
     )
 
 
-async def run_chaos(plan: Plan, seed: int, folder: Path) -> Run:
-    """Everything that became of it, for the invariants."""
+async def run_chaos(plan: Plan, seed: int, folder: Path, *, behind_envoy: bool = False) -> Run:
+    """Everything that became of it, for the invariants; with Envoy and a picker in the place of the proxy or not."""
     questions = draw_questions(seed, seconds=plan.load_s, per_s=plan.per_s)
     planned = plan_schedule(plan, seed)
-    async with running_fleet(folder, seed, plan.limits) as fleet, admin_client(fleet) as admin:
+    kind = EnvoyFleet if behind_envoy else Fleet
+    async with running_fleet(folder, seed, plan.limits, kind) as fleet, admin_client(fleet) as admin:
         observer, saboteur = Observer(fleet, admin), Saboteur(fleet)
         await observer.before(plan.idle_looks)
         await fleet.start_sidecar()
-        load = Load(fleet.url, questions)
+        load = Load(fleet.url, questions, judge_behind_envoy if behind_envoy else judge_proxy)
         looking = asyncio.create_task(observer.during())
         async with asyncio.TaskGroup() as at_work:
             at_work.create_task(load.run())
@@ -106,6 +108,7 @@ async def run_chaos(plan: Plan, seed: int, folder: Path) -> Run:
         refusals=saboteur.refusals,
         fleet=rows,
         passed={name: gate.passed for name, gate in fleet.gates.items()},
+        behind_envoy=behind_envoy,
     )
 
 

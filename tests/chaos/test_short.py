@@ -30,9 +30,9 @@ async def test_a_minute_of_chaos_breaks_nothing(tmp_path: Path) -> None:
     await judged(SHORT, SEED, tmp_path)
 
 
-async def judged(plan: Plan, seed: int, folder: Path) -> Run:
+async def judged(plan: Plan, seed: int, folder: Path, *, behind_envoy: bool = False) -> Run:
     """A run in which nothing is violated, and all is judged but memory; what it found is printed where that fails."""
-    run = await run_chaos(plan, seed, folder)
+    run = await run_chaos(plan, seed, folder, behind_envoy=behind_envoy)
     findings = judge_run(run)
     print_report(run, findings, Console(width=150))
     starved = starved_s(run)

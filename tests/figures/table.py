@@ -445,6 +445,8 @@ NOT_STORED: Mapping[str, str] = {
     "overload-live": "live processes in wall time: needs two cores to itself for eight minutes",
     "soak": "needs two cores to itself for six minutes",
     "picker-transports": "servers and their client in turns: needs two cores to itself",
+    "picker": "needs two cores to itself for nine minutes",
+    "picker-faults": "live processes in wall time: needs two cores to itself",
     "chaos-long": "nine minutes of live processes for each schedule",
     "several-routers-more": "one seed of an earlier commit, and time on a busy machine",
     "tuning-further": "one seed of some settings: all of `tuning-fleets-more` take two cores for more than an hour",

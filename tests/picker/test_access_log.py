@@ -80,6 +80,18 @@ def test_the_exact_time_of_the_first_body_byte_is_that_of_the_record(caplog: pyt
     assert line.fields["ttft_ms"] == 197.5  # type: ignore[attr-defined]
 
 
+def test_an_answer_of_envoy_s_own_is_logged_with_its_status(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(picker: VirtualPicker) -> None:
+        call, picked = picker.request()
+        call.close()
+        picker.log(picked.exchange_id, status=504, flags=["stream_idle_timeout"], details="stream_idle_timeout")
+
+    with caplog.at_level("INFO", logger="gorgo"):
+        in_virtual_time(test)
+    (line,) = [record for record in caplog.records if "e2e_s" in str(getattr(record, "fields", ""))]
+    assert line.fields["status"] == 504  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(
     ("flags", "status", "details", "result"),
     [

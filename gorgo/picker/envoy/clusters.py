@@ -24,7 +24,13 @@ LABELS = "gorgo"
 SYSTEM_CA = "/etc/ssl/certs/ca-certificates.crt"
 #: Between two checks of the picker's health, s: a stopping one is left within two of them.
 _HEALTH_S = 1.0
-_KEEPALIVE_S, _KEEPALIVE_ANSWER_S = 30.0, 10.0
+#: Bound of a check, s. Two without an answer are a stalled picker; one may be a busy machine.
+_HEALTH_ANSWER_S = 2.0
+#: Between two pings on a connection to it, and their bound, s: calls of a stalled picker are given up by then. Every
+#: 5 s is as often as the picker's gRPC library allows.
+_KEEPALIVE_S, _KEEPALIVE_ANSWER_S = 6.0, 3.0
+#: Retries under way at once: half of the requests, as where one of two replicas is lost. Envoy's default is 3.
+_RETRIES: Json = {"budget_percent": {"value": 50.0}, "min_retry_concurrency": 16}
 _HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
@@ -35,7 +41,7 @@ def replicas_cluster(config: Config) -> Json:
     cluster = {
         "name": REPLICAS,
         "connect_timeout": seconds(limits.connect_timeout_s),
-        "circuit_breakers": _bounds(limits.max_connections),
+        "circuit_breakers": _bounds(limits.max_connections, retry_budget=_RETRIES),
         "per_connection_buffer_limit_bytes": limits.max_body_bytes,
         "typed_extension_protocol_options": {
             _HTTP_OPTIONS: typed(
@@ -57,17 +63,21 @@ def picker_cluster(config: Config) -> Json:
         explicit_http_config={"http2_protocol_options": {"connection_keepalive": keepalive}},
     )
     check = {
-        "timeout": seconds(_HEALTH_S),
+        "timeout": seconds(_HEALTH_ANSWER_S),
         "interval": seconds(_HEALTH_S),
+        # Else the second check comes a minute after the first, which no traffic has preceded.
+        "no_traffic_interval": seconds(_HEALTH_S),
         "unhealthy_threshold": 2,
         "healthy_threshold": 1,
-        "grpc_health_check": {"service_name": "readiness"},
+        "grpc_health_check": {"service_name": "deciding"},
     }
     endpoint = {"endpoint": {"address": address(_WILDCARDS.get(host, host), port)}}
     cluster: Json = {
         "name": PICKER,
         "type": "STRICT_DNS",
         "connect_timeout": "1s",
+        # An unhealthy picker is not called, though there be no other: each call would wait for `message_timeout`.
+        "common_lb_config": {"healthy_panic_threshold": {"value": 0.0}},
         "circuit_breakers": _bounds(2 * config.limits.max_connections),
         "typed_extension_protocol_options": {_HTTP_OPTIONS: options},
         "health_checks": [check],
@@ -79,8 +89,8 @@ def picker_cluster(config: Config) -> Json:
     return cluster
 
 
-def _bounds(most: int) -> Json:
-    return {"thresholds": [{"max_connections": most, "max_pending_requests": most, "max_requests": most}]}
+def _bounds(most: int, **more: Json) -> Json:
+    return {"thresholds": [{"max_connections": most, "max_pending_requests": most, "max_requests": most, **more}]}
 
 
 def _by_address() -> Json:

@@ -17,9 +17,9 @@ from gorgo.picker.protocol.messages import DESTINATION
 MESSAGE_MARGIN_S = 10.0
 #: Retries of a request that no reply has begun for; the picker names as many replicas behind the first.
 RETRIES = 2
-#: Connection lost before a response, or an engine that does not accept the request now.
-_RETRY_ON = "connect-failure,refused-stream,reset,retriable-status-codes"
-_RETRIED_STATUSES = [502, 503, 504]
+#: Connection lost or silent before a response, or a response that `gorgo serve` sends to another replica too.
+_RETRY_ON = "5xx,connect-failure,refused-stream,reset,retriable-status-codes"
+_RETRIED_STATUSES = [429]
 #: Above the 60 s of common load balancers.
 _CLIENT_IDLE_S = 75.0
 #: Streams of one HTTP/2 client, and its window: a body of that size comes without a pause.
@@ -111,6 +111,10 @@ def _virtual_host(config: Config) -> Json:
             "retry_on": _RETRY_ON,
             "retriable_status_codes": _RETRIED_STATUSES,
             "num_retries": RETRIES,
+            # For the replicas that Envoy chooses itself, after the picker's or without one.
+            "retry_host_predicate": [_previous_hosts()],
+            "host_selection_retry_max_attempts": 5,
+            "per_try_idle_timeout": seconds(_try_idle_s(config)),
             "retry_back_off": {"base_interval": "0.01s", "max_interval": "0.05s"},
         }
     return {
@@ -136,7 +140,18 @@ def _labels(config: Config) -> list[Json]:
     ]
 
 
-def _idle_s(config: Config) -> float:
+def _previous_hosts() -> Json:
+    name = "envoy.retry_host_predicates.previous_hosts"
+    return {"name": name, "typed_config": typed("retry.host.previous_hosts.v3.PreviousHostsPredicate")}
+
+
+def _try_idle_s(config: Config) -> float:
+    """Return how long a replica may be silent: another one is tried if nothing of its response has come."""
     by_region = (region.limits.first_token_timeout_s or 0.0 for region in config.regions)
     limits = config.limits
-    return max(limits.first_token_timeout_s, limits.stream_idle_timeout_s, *by_region, config.picker.hold_s)
+    return max(limits.first_token_timeout_s, limits.stream_idle_timeout_s, *by_region)
+
+
+def _idle_s(config: Config) -> float:
+    """Return how long nothing may be heard from client and replicas: in the queue, and at each of them."""
+    return config.picker.hold_s + (1 if config.fleet_sources else 1 + RETRIES) * _try_idle_s(config)

@@ -186,7 +186,14 @@ class PickerExchange:
             self._check_reports(outcome)
             pending.record.attempt_ended(state, dispatch, outcome)
         disconnected = outcome.result is AttemptResult.CLIENT_DISCONNECTED
-        pending.close(status_of(outcome), disconnected=disconnected)
+        pending.close(self._sent_status(outcome), disconnected=disconnected)
+
+    def _sent_status(self, outcome: Outcome) -> int:
+        """Return the status that the client got: Envoy's own if it has answered in a replica's place."""
+        entry = self._entry
+        if entry is not None and entry.is_local and entry.status >= 400 and not self.answer.has_content:
+            return entry.status
+        return status_of(outcome)
 
     def _check_reports(self, outcome: Outcome) -> None:
         """Log once if the usage of answers lacks what the engine should report."""

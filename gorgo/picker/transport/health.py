@@ -1,7 +1,9 @@
-"""gRPC health: whether the process is alive, and whether it can decide.
+"""gRPC health: whether the process is alive, whether it may be asked, and whether it can decide.
 
-`liveness` is SERVING for as long as the process answers. `readiness`, the name of the ext_proc service and the empty
-name are what `/ready` is: not while the process stops, no replica can serve, or a fleet source has no result yet.
+`liveness` is SERVING for as long as the process answers, `deciding` until it stops: an own Envoy goes on without a
+picker that is not, and one without a replica has an answer, 503 with `Retry-After`. `readiness`, the name of the
+ext_proc service and the empty name are what `/ready` is: not while the process stops, no replica can serve, or a fleet
+source has no result yet.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from gorgo.picker.protocol.messages import ProtocolError
 from gorgo.picker.protocol.protos import DecodeError, HealthCheckRequest, HealthCheckResponse
 from gorgo.picker.transport.streams import CallHandlers, Output, Status, nothing_open
 
-LIVENESS = "liveness"
+LIVENESS, DECIDING = "liveness", "deciding"
 #: Names of the one status that can change.
 READINESS = ("readiness", "envoy.service.ext_proc.v3.ExternalProcessor", "")
 #: Between two looks at the state, s: below the second of Envoy's shortest usual interval of health checks.
@@ -27,11 +29,12 @@ _UNKNOWN: bytes = HealthCheckResponse(status=HealthCheckResponse.SERVICE_UNKNOWN
 class Health:
     """The statuses, and the calls that watch them.
 
-    `is_ready` returns whether the process can decide.
+    `is_ready` returns whether the process can decide, `is_stopping` whether it refuses new requests.
     """
 
-    def __init__(self, is_ready: Callable[[], bool]) -> None:
+    def __init__(self, is_ready: Callable[[], bool], is_stopping: Callable[[], bool] = lambda: False) -> None:
         self._is_ready = is_ready
+        self._is_stopping = is_stopping
         self._subscribers: set[WatchCall] = set()
 
     async def run(self) -> None:
@@ -49,6 +52,8 @@ class Health:
         """Return the serialized answer for a service; `None` for an unknown one."""
         if service == LIVENESS:
             return _SERVING
+        if service == DECIDING:
+            return _NOT_SERVING if self._is_stopping() else _SERVING
         if service in READINESS:
             return _SERVING if self._is_ready() else _NOT_SERVING
         return None

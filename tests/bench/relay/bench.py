@@ -23,7 +23,6 @@ from typing import Any
 from tests.bench.relay import capacity, measure, report, scenarios, targets
 
 REPLICAS = 3
-_START_S_MAX = 60.0
 _JOB_S_MAX = 90.0
 _OPEN_FILES = 16384
 #: No round begins that would end later, if it takes as long as the longest one.
@@ -49,7 +48,7 @@ def run(plan: scenarios.Plan, *, against: str | None = None, others: bool = True
     started_s = time.monotonic()
     known = targets.RELAYS if others else {"gorgo": targets.RELAYS["gorgo"]}
     earlier = {f"gorgo {against}": targets.earlier_gorgo(against)} if against else {}
-    machine, commit = measure.describe_machine(), _commit()
+    machine, commit = measure.describe_machine(), commit_here()
     print(f"Relay overhead\n{machine}\ncommit {commit}", file=sys.stderr, flush=True)
     runs, versions = _measured(plan, {**known, **earlier})
     rounds, took_s = len({number for _, _, number in runs}), round(time.monotonic() - started_s)
@@ -65,18 +64,18 @@ def run(plan: scenarios.Plan, *, against: str | None = None, others: bool = True
 
 
 @contextmanager
-def running(relays: Mapping[str, Any]) -> Iterator[tuple[list[Relay], Load]]:
+def running(relays: Mapping[str, Any], *, replicas: int = REPLICAS) -> Iterator[tuple[list[Relay], Load]]:
     """Engine, load and relays, started, answering, and stopped at the end; what cannot run is said and left out."""
-    with _harness() as (ports, load), _started(relays, ports, load) as found:
+    with harness(replicas) as (ports, load), _started(relays, ports, load) as found:
         yield found, load
 
 
 @contextmanager
-def _harness() -> Iterator[tuple[list[int], Load]]:
+def harness(replicas: int = REPLICAS) -> Iterator[tuple[list[int], Load]]:
     """Return the engine's ports and the load."""
     _raise_open_files()
     with ExitStack() as stack:
-        engine = _start_on_load_core(stack, "engine", str(REPLICAS))
+        engine = _start_on_load_core(stack, "engine", str(replicas))
         assert engine.stdout is not None, "it is a pipe"
         ports = [int(port) for port in engine.stdout.readline().split()]
         yield ports, Load(stack)
@@ -126,7 +125,7 @@ def _measured(plan: scenarios.Plan, launches: Mapping[str, Any]) -> tuple[report
     versions: dict[str, str] = {}
     search = capacity.Search(plan)
     begun_s, longest_s = time.monotonic(), 0.0
-    with _harness() as (ports, load):
+    with harness() as (ports, load):
         for number in range(plan.rounds):
             round_s = time.monotonic()
             if round_s - begun_s + longest_s > _RUN_S_MAX:
@@ -181,12 +180,14 @@ def _start_relay(stack: ExitStack, name: str, launch: Any, replicas: list[int], 
         process = targets.start(told, folder)
     stack.callback(targets.stop, process)
     relay = Relay(name, place.port, process.pid, told.version, told.tls)
-    _wait_until_answering(relay, process, folder, load)
+    _wait_until_answering(relay, process, folder, load, told.start_s)
     return relay
 
 
-def _wait_until_answering(relay: Relay, process: subprocess.Popen[bytes], folder: Path, load: Load) -> None:
-    until_s = time.monotonic() + _START_S_MAX
+def _wait_until_answering(
+    relay: Relay, process: subprocess.Popen[bytes], folder: Path, load: Load, start_s: float
+) -> None:
+    until_s = time.monotonic() + start_s
     job = {"kind": "closed", "seconds": 0.2, "size": scenarios.SMALL, "tokens": 1, "connections": 2}
     figures: Mapping[str, Any] = {"problem": "it never listened"}
     while time.monotonic() < until_s and process.poll() is None:
@@ -205,7 +206,7 @@ def _raise_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _commit() -> str:
+def commit_here() -> str:
     try:
         told = subprocess.run(
             ["git", "describe", "--always", "--dirty"], cwd=_ROOT, capture_output=True, text=True, check=True

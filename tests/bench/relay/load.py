@@ -20,7 +20,7 @@ from typing import cast
 
 import uvloop
 
-from tests.bench.relay.measure import cpu_times, process_tree
+from tests.bench.relay.measure import process_tree, relay_times
 from tests.bench.relay.scenarios import Figures, Job
 from tests.bench.relay.streams import hold
 from tests.bench.relay.wire import NUMBER_BYTES, ResponseReader, request
@@ -160,12 +160,12 @@ class _Load:
             while not reached():
                 await asyncio.sleep(0.01)
 
-    def _times(self) -> tuple[float, float, float]:
-        return *cpu_times(self._processes), time.perf_counter()
+    def _times(self) -> tuple[float, float, float, float]:
+        return *relay_times(self._processes), time.perf_counter()
 
-    def _close_window(self, started: tuple[float, float, float]) -> None:
+    def _close_window(self, started: tuple[float, float, float, float]) -> None:
         figures = self._figures
-        figures.cpu_s, figures.waited_s, figures.wall_s = (
+        figures.cpu_s, figures.first_cpu_s, figures.waited_s, figures.wall_s = (
             now - then for now, then in zip(self._times(), started, strict=True)
         )
 

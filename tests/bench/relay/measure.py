@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import platform
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -35,6 +35,14 @@ def cpu_times(processes: Iterable[int]) -> tuple[float, float]:
     files = (file for process in processes for file in _PROC.glob(f"{process}/task/*/schedstat"))
     times = [text.split() for file in files if (text := _read(file))]
     return sum(int(ran) for ran, _, _ in times) / 1e9, sum(int(waited) for _, waited, _ in times) / 1e9
+
+
+def relay_times(processes: Sequence[int]) -> tuple[float, float, float]:
+    """Return what `cpu_times` does of all of them, and the first one's seconds between both."""
+    ran_s, waited_s = cpu_times(processes)
+    # Most relays are one process: its threads are read once.
+    first_s = cpu_times(processes[:1])[0] if len(processes) > 1 else ran_s
+    return ran_s, first_s, waited_s
 
 
 def resident_bytes(processes: Iterable[int]) -> int:

@@ -45,7 +45,9 @@ class Budget:
     least: bool = False
 
 
-def _ttft_ms(scenario: str, quantile: float) -> Callable[[Runs, str, int], float | None]:
+def ttft_ms_of(scenario: str, quantile: float) -> Callable[[Runs, str, int], float | None]:
+    """Return a measure: a quantile of the time to the first token."""
+
     def value(runs: Runs, relay: str, number: int) -> float | None:
         run = runs.get((relay, scenario, number))
         return float(np.quantile(run["ttft_s"], quantile)) * 1e3 if run and run["ttft_s"] else None
@@ -53,8 +55,9 @@ def _ttft_ms(scenario: str, quantile: float) -> Callable[[Runs, str, int], float
     return value
 
 
-def _added_ttft_ms(scenario: str, quantile: float) -> Callable[[Runs, str, int], float | None]:
-    ttft_ms = _ttft_ms(scenario, quantile)
+def added_ttft_ms(scenario: str, quantile: float) -> Callable[[Runs, str, int], float | None]:
+    """Return a measure: the same without the engine's own of that round."""
+    ttft_ms = ttft_ms_of(scenario, quantile)
 
     def value(runs: Runs, relay: str, number: int) -> float | None:
         own, engine = ttft_ms(runs, relay, number), ttft_ms(runs, DIRECT, number)
@@ -63,7 +66,9 @@ def _added_ttft_ms(scenario: str, quantile: float) -> Callable[[Runs, str, int],
     return value
 
 
-def _cpu_us(scenario: str, per: str, time: str = "cpu_s") -> Callable[[Runs, str, int], float | None]:
+def cpu_us(scenario: str, per: str, time: str = "cpu_s") -> Callable[[Runs, str, int], float | None]:
+    """Return a measure: microseconds of a time per request or event."""
+
     def value(runs: Runs, relay: str, number: int) -> float | None:
         run = runs.get((relay, scenario, number))
         return run[time] / run[per] * 1e6 if run and run[per] and relay != DIRECT else None
@@ -90,18 +95,18 @@ def _streams(runs: Runs, relay: str, number: int) -> float | None:
 
 
 MEASURES = (
-    Measure("TTFT p50, 500 B", "ms", _ttft_ms("ttft_small", 0.5)),
-    Measure("TTFT p50, 90 kB", "ms", _ttft_ms("ttft_large", 0.5)),
-    Measure("added TTFT p50, 500 B", "ms", _added_ttft_ms("ttft_small", 0.5)),
-    Measure("added TTFT p99, 500 B", "ms", _added_ttft_ms("ttft_small", 0.99)),
-    Measure("added TTFT p50, 90 kB", "ms", _added_ttft_ms("ttft_large", 0.5)),
-    Measure("added TTFT p99, 90 kB", "ms", _added_ttft_ms("ttft_large", 0.99)),
-    Measure("CPU per request, 500 B", "us", _cpu_us("requests_small", "requests")),
-    Measure("CPU per request, 90 kB", "us", _cpu_us("requests_large", "requests")),
+    Measure("TTFT p50, 500 B", "ms", ttft_ms_of("ttft_small", 0.5)),
+    Measure("TTFT p50, 90 kB", "ms", ttft_ms_of("ttft_large", 0.5)),
+    Measure("added TTFT p50, 500 B", "ms", added_ttft_ms("ttft_small", 0.5)),
+    Measure("added TTFT p99, 500 B", "ms", added_ttft_ms("ttft_small", 0.99)),
+    Measure("added TTFT p50, 90 kB", "ms", added_ttft_ms("ttft_large", 0.5)),
+    Measure("added TTFT p99, 90 kB", "ms", added_ttft_ms("ttft_large", 0.99)),
+    Measure("CPU per request, 500 B", "us", cpu_us("requests_small", "requests")),
+    Measure("CPU per request, 90 kB", "us", cpu_us("requests_large", "requests")),
     # Not the relay's doing: other work on its core. Where this is large, distrust TTFT.
-    Measure("waiting for a core, stream of 8", "us", _cpu_us("ttft_small", "requests", "waited_s")),
-    Measure("CPU per event, 64 endless streams", "us", _cpu_us("events", "tokens")),
-    Measure("CPU per event, 64 streams of 128", "us", _cpu_us("streams", "tokens")),
+    Measure("waiting for a core, stream of 8", "us", cpu_us("ttft_small", "requests", "waited_s")),
+    Measure("CPU per event, 64 endless streams", "us", cpu_us("events", "tokens")),
+    Measure("CPU per event, 64 streams of 128", "us", cpu_us("streams", "tokens")),
     Measure("streams at 100 events/s", "", _streams),
     Measure("RSS before load", "MB", _memory(lambda run: run["resident_before"])),
     Measure("memory of 1,000 open streams", "MB", _memory(_grown_per_thousand)),
@@ -126,12 +131,12 @@ def table(runs: Runs) -> str:
     others = [relay for relay in relays if relay == PEER or relay.startswith(f"{_SUBJECT} ")]
     others = others if _SUBJECT in relays else []
     header = ["", "", *relays, f"{_SUBJECT} min..max", *(f"{_SUBJECT}/{other}" for other in others)]
-    return _aligned([header, *(_row(measure, runs, relays, others) for measure in MEASURES)])
+    return aligned([header, *(_row(measure, runs, relays, others) for measure in MEASURES)])
 
 
 def budgets(runs: Runs) -> str:
     """One line per budget: pass, missed, or why it could not be judged."""
-    return _aligned([_judged(budget, runs) for budget in BUDGETS])
+    return aligned([_judged(budget, runs) for budget in BUDGETS])
 
 
 def figures(runs: Runs) -> list[dict[str, Any]]:
@@ -176,9 +181,9 @@ def _ratios(runs: Runs, measure: Measure, other: str, of: str = _SUBJECT) -> lis
 
 
 def _row(measure: Measure, runs: Runs, relays: Sequence[str], others: Sequence[str]) -> list[str]:
-    figures = [_number(_middle(_by_round(runs, measure, relay).values())) for relay in relays]
+    figures = [number_text(_middle(_by_round(runs, measure, relay).values())) for relay in relays]
     own = _by_round(runs, measure, _SUBJECT).values()
-    spread = f"{_number(min(own))}..{_number(max(own))}" if len(own) > 1 else ""
+    spread = f"{number_text(min(own))}..{number_text(max(own))}" if len(own) > 1 else ""
     ratios = [_middle(_ratios(runs, measure, other)) for other in others]
     return [measure.name, measure.unit, *figures, spread, *("-" if one is None else f"{one:.2f}x" for one in ratios)]
 
@@ -201,13 +206,15 @@ def _middle(values: Iterable[float]) -> float | None:
     return median(found) if found else None
 
 
-def _number(value: float | None) -> str:
+def number_text(value: float | None) -> str:
+    """Return a figure with about three digits."""
     if value is None:
         return "-"
     return f"{value:.2f}" if abs(value) < 10 else f"{value:,.1f}" if abs(value) < 100 else f"{value:,.0f}"
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows as lines of columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = (
         "  ".join(

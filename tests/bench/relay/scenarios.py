@@ -58,6 +58,8 @@ class Figures:
     tokens: int = 0
     bad: int = 0
     cpu_s: float = 0.0
+    #: Of the relay's first process alone.
+    first_cpu_s: float = 0.0
     waited_s: float = 0.0
     wall_s: float = 0.0
     resident_before: int = 0

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tests.bench.relay.measure import cpu_times, process_tree, resident_bytes
+from tests.bench.relay.measure import process_tree, relay_times, resident_bytes
 from tests.bench.relay.scenarios import Figures, Job
 from tests.bench.relay.wire import TOKEN_MARK
 
@@ -102,12 +102,12 @@ class _Held:
         self._poll(time.perf_counter() + _SETTLE_S)
         for stream in self._streams.values():
             stream.last_s = 0.0
-        before, started_s, times = self._tokens(), time.perf_counter(), cpu_times(self._processes)
+        before, started_s, times = self._tokens(), time.perf_counter(), relay_times(self._processes)
         gaps = self._poll(started_s + self._job.seconds)
         figures.tokens = self._tokens() - before
         figures.wall_s = time.perf_counter() - started_s
-        figures.cpu_s, figures.waited_s = (
-            now - then for now, then in zip(cpu_times(self._processes), times, strict=True)
+        figures.cpu_s, figures.first_cpu_s, figures.waited_s = (
+            now - then for now, then in zip(relay_times(self._processes), times, strict=True)
         )
         figures.requests = len(self._streams)
         figures.resident_after = resident_bytes(self._processes)

@@ -44,6 +44,8 @@ class Launch:
     #: Where it runs, None for here: which tree's modules Python finds.
     tree: Path | None = None
     tls: bool = False
+    #: Longest time until it answers.
+    start_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

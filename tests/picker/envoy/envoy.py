@@ -50,6 +50,8 @@ def three_listeners(config: Config) -> tuple[dict[str, Any], Fronts]:
     """The printed configuration with two listeners more."""
     whole = envoy_config(config)
     static = whole["static_resources"]
+    # The picker shares this process with the tests: on a busy machine it may be late for a check, and is still asked.
+    del static["clusters"][1]["common_lb_config"]
     found = replace(config, fleet_sources=(FleetSourceConfig(name="found", kind="dns", host="r.internal"),))
     static["clusters"].append(replicas_cluster(found) | {"name": "found"})
     ports = [config.proxy.bind.rpartition(":")[2], str(free_port()), str(free_port())]

@@ -10,7 +10,8 @@ import pytest
 
 from gorgo.config.fleet.source import FleetSourceConfig
 from gorgo.config.model import Config, PickerConfig, ProxyConfig, RegionConfig, ReplicaConfig, TlsConfig
-from gorgo.picker.envoy.config import envoy_yaml
+from gorgo.picker.envoy.config import RETRIES, envoy_config, envoy_yaml
+from gorgo.picker.transport.health import DECIDING
 from tests.picker.envoy.envoy import PROGRAM, needs_envoy
 from tests.proxy.authority import Authority, needs_openssl
 
@@ -34,6 +35,23 @@ def validate(config: Config, folder: Path) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
+
+
+def test_a_stalled_picker_is_left_before_its_calls_time_out() -> None:
+    _, picker = envoy_config(CONFIG)["static_resources"]["clusters"]
+    (check,) = picker["health_checks"]
+    assert check["grpc_health_check"] == {"service_name": DECIDING}
+    assert check["no_traffic_interval"] == check["interval"] == "1s"
+    # In panic Envoy would call an unhealthy picker, for there is no other.
+    assert picker["common_lb_config"] == {"healthy_panic_threshold": {"value": 0.0}}
+
+
+def test_a_silent_replica_is_left_for_another_before_the_stream_ends() -> None:
+    (listener,) = envoy_config(CONFIG)["static_resources"]["listeners"]
+    manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    route = manager["route_config"]["virtual_hosts"][0]["routes"][0]["route"]
+    tries_s = (1 + RETRIES) * float(route["retry_policy"]["per_try_idle_timeout"].removesuffix("s"))
+    assert float(route["idle_timeout"].removesuffix("s")) == CONFIG.picker.hold_s + tries_s
 
 
 @needs_envoy

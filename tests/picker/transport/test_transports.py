@@ -10,6 +10,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
+from gorgo.picker.transport.health import DECIDING, Health
 from gorgo.picker.transport.services import ACCESS_LOGS, CHECK, WATCH
 from tests.picker.transport.conftest import MESSAGE_BYTES, Served
 from tests.proxy.conftest import until
@@ -159,7 +160,17 @@ async def test_health_of_each_service(served: Served, ready: bool) -> None:
         assert status(await check(checked(name))) == ("SERVING" if ready else "NOT_SERVING")
     with pytest.raises(grpc.aio.AioRpcError) as failure:
         await check(checked("other"))
+    # A picker without a replica is still asked.
+    assert status(await check(checked("deciding"))) == "SERVING"
     assert failure.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+def test_a_stopping_picker_decides_no_more() -> None:
+    stopping = [False]
+    health = Health(lambda: True, lambda: stopping[0])
+    before = health.answer(DECIDING)
+    stopping[0] = True
+    assert health.answer(DECIDING) not in (None, before)
 
 
 async def test_watched_health_changes_once_per_change(served: Served) -> None:
