@@ -13,11 +13,11 @@ WANTED = "GORGO_TEST_POSTGRES"
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+def postgres() -> Iterator[PostgresServer]:
     if not os.environ.get(WANTED):
         pytest.skip("PostgreSQL: run by `make test-postgres`")
     binaries = find_binaries()
     if binaries is None:
         pytest.skip("PostgreSQL: no initdb on this machine; install the distribution's package `postgresql`")
-    with PostgresServer(binaries, tmp_path_factory.mktemp("postgres")) as server:
+    with PostgresServer(binaries) as server:
         yield server

@@ -26,8 +26,8 @@ DEFAULT_DATABASE = "sqlite:///gorgo-history.sqlite3"
 MAX_ROWS = 1000
 #: Key of a state: the term of the leader that wrote it.
 TERM = "term"
-#: Of a generation's number; longer ones are none that a database holds.
-MAX_DIGITS = 18
+#: Of a generation's number; longer ones are none that a column of PostgreSQL holds.
+MAX_DIGITS = 9
 
 
 class History:

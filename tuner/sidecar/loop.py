@@ -95,8 +95,9 @@ class Sidecar:
         return await self.finish()
 
     async def start(self) -> None:
-        """Start the campaign; puts nothing yet."""
+        """Start the campaign and write its state, so that another process resumes it; puts nothing yet."""
         await self._take(self.campaign.on_start(now=self._now()))
+        await self._save()
 
     async def step(self) -> float:
         """Poll the proxy once and act on it; return seconds until the next step."""
@@ -307,6 +308,9 @@ class Sidecar:
 
     def _delay_s(self) -> float:
         back_off_s = self._observer.back_off_s()
+        if back_off_s is not None and self._calls.group is not None:
+            # A proxy that comes back may have other weights: it is read well within the discarded start of a block.
+            return min(back_off_s, max(self._poll_s, self.campaign.options.discard_s / 3))
         if back_off_s is not None:
             return back_off_s
         until = self.campaign.next_timer()

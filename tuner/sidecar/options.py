@@ -77,8 +77,8 @@ class SidecarOptions:
 
     @property
     def urls(self) -> list[str]:
-        """Return the admin listeners of all proxies."""
-        return [self.url, *self.further_urls]
+        """Return the admin listeners of all proxies, as locks and history name them."""
+        return [url.rstrip("/") for url in (self.url, *self.further_urls)]
 
 
 def leadership_of(options: SidecarOptions) -> Leadership:
@@ -100,7 +100,7 @@ def ended_campaigns(history: History, options: SidecarOptions) -> set[int]:
 
 def target_of(urls: Sequence[str]) -> str:
     """Return the name of the proxies in the history, whatever their order."""
-    return " ".join(sorted(url.rstrip("/") for url in urls))
+    return " ".join(sorted(urls))
 
 
 def recorded_options(options: SidecarOptions, seed: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`gorgo freeze` and `gorgo unfreeze`: freeze the weights of a running proxy."""
+"""`gorgo freeze` and `gorgo unfreeze`: freeze the weights of a running proxy, or of several."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def freeze(
-    url: options.AdminUrl = options.ADMIN_URL,
+    url: options.AdminUrls = options.ADMIN_URLS,
     weights: Annotated[
         str | None,
         typer.Option(
@@ -42,50 +42,65 @@ def freeze(
     reason: options.Reason = None,
     as_json: options.Json = False,
 ) -> None:
-    """Freeze the weights of a running proxy.
+    """Freeze the weights of a running proxy, or of several.
 
     The proxy rejects every other change of weights (409) until `gorgo unfreeze`. With a state file the weights stay
-    frozen over restarts.
+    frozen over restarts. Several --url get the same weights: those of --weights, or those in force at the first.
     """
-    from gorgo.cli.admin.call import as_expected, call_admin
+    from gorgo.cli.admin.call import as_expected
+    from gorgo.cli.admin.group import call_each, end_with, print_json, print_lines
 
     body: dict[str, Any] = {"reason": reason, "by": options.operator()}
     if weights is not None:
         wanted, database = _found(weights, database)
         body |= {"policy": wanted.policy, "weights": dict(wanted.weights), "allow_out_of_range": wanted.widened}
-    pinned = call_admin("POST", url, "/admin/freeze", options.admin_token(), body)
-    with as_expected(url):
-        line, durable = routing_line(pinned), bool(pinned["durable"])
-        if export is not None:
-            _export(export, pinned)
-        if database is not None:
-            _note(database, pinned)
-        if as_json:
-            options.print_json(pinned)
-        else:
-            typer.echo(line)
-    if not durable:
-        typer.echo("gorgo: the proxy runs without --state: the freeze ends with its process", err=True)
+    token = options.admin_token()
+    answers, failures = call_each("POST", url, "/admin/freeze", token, lambda before: _as_first(before) | body)
+    volatile = []
+    for address, pinned in answers.items():
+        with as_expected(address):
+            routing_line(pinned)
+            volatile += [] if pinned["durable"] else [address]
+    if answers:
+        address, pinned = next(iter(answers.items()))
+        with as_expected(address):
+            if export is not None:
+                _export(export, pinned)
+            if database is not None:
+                _note(database, pinned)
+    print_json(answers, of=len(url)) if as_json else print_lines(answers, routing_line, of=len(url))
+    for address in volatile:
+        proxy = "the proxy" if len(url) == 1 else address
+        typer.echo(f"gorgo: {proxy} runs without --state: the freeze ends with its process", err=True)
+    end_with(failures, of=len(url))
 
 
 def unfreeze(
-    url: options.AdminUrl = options.ADMIN_URL,
+    url: options.AdminUrls = options.ADMIN_URLS,
     reason: options.Reason = None,
     as_json: options.Json = False,
 ) -> None:
-    """Unfreeze the weights of a running proxy.
+    """Unfreeze the weights of a running proxy, or of several.
 
     The weights do not change until the next change of an operator or a tuner.
     """
-    from gorgo.cli.admin.call import as_expected, call_admin
+    from gorgo.cli.admin.group import call_each, end_with, print_json, print_lines
 
     body = {"reason": reason, "by": options.operator()}
-    shown = call_admin("POST", url, "/admin/unfreeze", options.admin_token(), body)
-    with as_expected(url):
-        if as_json:
-            options.print_json(shown)
-        else:
-            typer.echo(routing_line(shown))
+    answers, failures = call_each("POST", url, "/admin/unfreeze", options.admin_token(), lambda _before: body)
+    print_json(answers, of=len(url)) if as_json else print_lines(answers, routing_line, of=len(url))
+    end_with(failures, of=len(url))
+
+
+def _as_first(answers: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return policy and weights of the first proxy of several: a tuner may have put others in between."""
+    from gorgo.cli.admin.call import as_expected
+
+    for address, pinned in answers.items():
+        with as_expected(address):
+            outside = bool(pinned["out_of_range"])
+            return {"policy": pinned["policy"], "weights": dict(pinned["weights"]), "allow_out_of_range": outside}
+    return {}
 
 
 def routing_line(shown: Mapping[str, Any]) -> str:

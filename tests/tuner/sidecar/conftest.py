@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gorgo.apps.demo.processes import Processes
-from tests.tuner.sidecar.rig import REPLICAS, TOKEN, Rig, write_config
+from tests.tuner.sidecar.rig import PATIENCE_S, REPLICAS, TOKEN, Rig, write_config
 
 
 @pytest.fixture(scope="session")
@@ -21,7 +21,10 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
             processes.start(
                 name, ["engine", "--replica", name, "--config", str(folder / "regions.yaml"), "--port", "0"]
             )
-        yield {name: processes.wait_for_line(name, r"listening on (http://\S+)")[1] for name in REPLICAS}
+        yield {
+            name: processes.wait_for_line(name, r"listening on (http://\S+)", timeout_s=PATIENCE_S)[1]
+            for name in REPLICAS
+        }
 
 
 @pytest.fixture

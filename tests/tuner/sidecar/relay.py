@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
@@ -16,10 +16,11 @@ CHUNK = 65_536
 
 class Relay(threading.Thread):
     """Passes bytes on to `port` while it is whole. Refuses and breaks connections while it is cut; says nothing and
-    passes nothing on while it is silent."""
+    passes nothing on while it is silent. `before` is called with all bytes before they are passed on."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, before: Callable[[bytes], None] = lambda _chunk: None) -> None:
         super().__init__(daemon=True)
+        self._before = before
         self.port, self._to = free_port(), port
         self._loop = asyncio.new_event_loop()
         self._open = set[asyncio.StreamWriter]()
@@ -90,6 +91,7 @@ class Relay(threading.Thread):
         with suppress(OSError):
             while chunk := await reader.read(CHUNK):
                 await self._passing.wait()
+                self._before(chunk)
                 writer.write(chunk)
                 await writer.drain()
         writer.close()

@@ -67,7 +67,7 @@ class Rig:
         binds = ["--bind", self.url.removeprefix("http://"), "--admin-bind", self.admin.removeprefix("http://")]
         words = ["serve", "--config", str(self.folder / "regions.yaml"), *binds, "--state", str(self.folder / "s.json")]
         self.processes.start(name, words)
-        self.processes.wait_for_line(name, r"listening on")
+        self.processes.wait_for_line(name, r"listening on", timeout_s=PATIENCE_S)
 
     def tune(self, *words: str, url: str | None = None) -> str:
         self.tuners += 1

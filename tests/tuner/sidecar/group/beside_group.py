@@ -62,9 +62,7 @@ class BesideGroup:
 
     async def start(self) -> Sidecar:
         """Start another process; the one before was killed, or has ended."""
-        clients = [
-            ProxyClient(name, "t", transport=httpx.MockTransport(proxy.handle)) for name, proxy in self.proxies.items()
-        ]
+        clients = [ProxyClient(name, "t", transport=self.transport(name)) for name in self.proxies]
         self.group = ProxyGroup(clients, clock=lambda: self.now)
         found = await self.group.weights()
         await self.group.read_new()
@@ -75,6 +73,10 @@ class BesideGroup:
         self.sidecar = opened.sidecar(self.metrics)
         await self.sidecar.start()
         return self.sidecar
+
+    def transport(self, name: str) -> httpx.MockTransport:
+        """Return the network between this process and a proxy."""
+        return httpx.MockTransport(self.proxies[name].handle)
 
     async def step(self, requests: int = 0, *, ttft_ms: float = 400.0, seconds: float = 1.0) -> float:
         """Serve requests at each proxy, then poll once."""
