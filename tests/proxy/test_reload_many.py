@@ -174,6 +174,7 @@ def check_nothing_is_left(warm: Kept, end: Kept) -> None:
     assert grown.keys() <= BOUNDED, grown
 
 
+@pytest.mark.system
 async def test_a_hundred_reloads_during_a_replay_lose_nothing_and_leave_nothing(start: Start, tmp_path: Path) -> None:
     check_nothing_is_left(*await reload_often(start, tmp_path, warm_up=20, reloads=100))
 

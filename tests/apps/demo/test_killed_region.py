@@ -4,6 +4,8 @@ import asyncio
 import json
 from pathlib import Path
 
+import pytest
+
 from gorgo.apps.datasets import DEMO_TRACE, shipped_path
 from gorgo.apps.demo.fleet import MODEL, DemoFleet, running_fleet
 from gorgo.apps.replay import ReplayOptions, ReplayReport, replay
@@ -35,6 +37,7 @@ async def replayed_with_a_kill(fleet: DemoFleet, folder: Path) -> ReplayReport:
     return report.result()
 
 
+@pytest.mark.system
 def test_killing_a_region_loses_no_request_that_had_no_content_yet(tmp_path: Path) -> None:
     with running_fleet("round-robin", folder=tmp_path, seed=0) as fleet:
         report = asyncio.run(replayed_with_a_kill(fleet, tmp_path))

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from gorgo.cli import app
-from gorgo.cli.admin import call as admin_call
+from gorgo.cli.admin import group
 from gorgo.cli.tune import options
 from gorgo.cli.tune.settings import TuneSettings
 from gorgo.cli.tune.tune import tune
@@ -165,7 +165,7 @@ def test_freeze_takes_its_weights_from_the_history_and_leaves_an_event_there(
         frozen = {"since": "now", "by": "me", "reason": body["reason"]}
         return {**body, "version": 9, "frozen": frozen, "out_of_range": [], "durable": True}
 
-    monkeypatch.setattr(admin_call, "call_admin", call)
+    monkeypatch.setattr(group, "request_admin", call)
     result = run("freeze", "--weights", "best", "--database", database, "--reason", "held-out week")
     assert result.exit_code == 0, result.output
     assert asked[0]["policy"] == "gorgo"
@@ -196,7 +196,7 @@ def test_a_history_that_somebody_forged_sets_no_weights(
     def call(*_: object) -> dict[str, Any]:
         raise AssertionError("the proxy was called")
 
-    monkeypatch.setattr(admin_call, "call_admin", call)
+    monkeypatch.setattr(group, "request_admin", call)
     table, name = column.split(".")
     with sqlite3.connect(database.removeprefix("sqlite:///")) as connection:
         connection.execute(f"UPDATE {table} SET {name} = ?", (value,))

@@ -30,7 +30,8 @@ def assert_no_row_is_missing(rig: Rig, *, more_than: list[int]) -> None:
     assert len(numbers) > len(more_than)
 
 
-@pytest.mark.parametrize("how", ["refused", pytest.param("silent", marks=pytest.mark.system)])
+@pytest.mark.system
+@pytest.mark.parametrize("how", ["refused", "silent"])
 def test_a_tuner_cut_off_in_mid_generation_goes_on_where_it_was(rig: Rig, how: str) -> None:
     with Relay(int(rig.admin.rpartition(":")[2])) as relay, Traffic(rig.url) as traffic:
         tuner = rig.tune(*ENDLESS, url=relay.url)
@@ -58,6 +59,7 @@ def test_a_tuner_cut_off_in_mid_generation_goes_on_where_it_was(rig: Rig, how: s
     assert "Traceback" not in said
 
 
+@pytest.mark.system
 def test_a_locked_database_stops_neither_traffic_nor_tuner_and_loses_no_row(rig: Rig) -> None:
     with Traffic(rig.url) as traffic:
         tuner = rig.tune(*ENDLESS)
@@ -78,6 +80,7 @@ def test_a_locked_database_stops_neither_traffic_nor_tuner_and_loses_no_row(rig:
     assert rig.said(tuner).count("another process writes to it") == 1
 
 
+@pytest.mark.system
 def test_files_that_must_not_grow_and_a_damaged_one_stop_neither_traffic_nor_tuner(rig: Rig) -> None:
     with Traffic(rig.url) as traffic:
         tuner = rig.tune(*ENDLESS)
