@@ -1,14 +1,23 @@
-"""Sockets of ZeroMQ for replays, with their bounds. See `connections` for the events themselves."""
+"""Sockets of ZeroMQ with their bounds."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
 from gorgo.engines.kv_events import MAX_MESSAGE_BYTES
-from gorgo.live.kv_events.connections import HEARTBEAT_S, HEARTBEAT_TIMEOUT_S, MAX_RETRY_S, RETRY_S
+from gorgo.engines.kv_sources import KvEventSource
 
-#: Messages of a replay that wait; with more nothing is read. Each has a few kilobytes.
+#: Pause before a broken connection is tried again; it doubles up to the second one.
+RETRY_S = 1.0
+MAX_RETRY_S = 5.0
+#: A peer that is silent for so long is not there: a firewall may drop a connection without an end.
+HEARTBEAT_S = 5.0
+HEARTBEAT_TIMEOUT_S = 10.0
+#: Messages that wait in a socket; the publisher drops further ones, which a replay repairs. Each has a few kilobytes.
 RECEIVE_QUEUE = 1000
 
 
@@ -24,6 +33,27 @@ class KvSockets:
     def __init__(self, zmq: ModuleType) -> None:
         self.zmq = zmq
         self._context: Any = zmq.asyncio.Context()
+
+    @contextmanager
+    def subscribed(self, source: KvEventSource) -> Iterator[tuple[Receiver, Any]]:
+        """Return a receiver of the events of `source`, and a socket that reports its connections.
+
+        Raises `zmq.ZMQError`.
+        """
+        zmq = self.zmq
+        found = self._socket(zmq.SUB)
+        found.setsockopt(zmq.SUBSCRIBE, source.topic.encode())
+        # Before the connection, which would else not be reported.
+        monitor = found.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        receiver = Receiver(zmq, found)
+        try:
+            (found.bind if source.mode == "bind" else found.connect)(source.endpoint)
+            yield receiver, monitor
+        finally:
+            receiver.close()
+            found.disable_monitor()
+            monitor.close(linger=0)
+            found.close(linger=0)
 
     def request(self, endpoint: str) -> Any:
         """Return a socket for the request of one replay. Raises `zmq.ZMQError`."""
@@ -54,3 +84,54 @@ class KvSockets:
         for option, value in options.items():
             found.setsockopt(option, value)
         return found
+
+
+class Receiver:
+    """The messages of one socket, for half the processor time of the package's own futures.
+
+    Parameters
+    ----------
+    zmq:
+        The package.
+    socket:
+        Stays with the caller, who receives nothing from it.
+    """
+
+    def __init__(self, zmq: ModuleType, socket: Any) -> None:
+        self._socket = zmq.Socket.shadow(socket.underlying)
+        self._nowait, self._none_yet = zmq.NOBLOCK, zmq.Again
+        self._descriptor: int = self._socket.FD
+        self._loop = asyncio.get_running_loop()
+        self._waiter: asyncio.Future[None] | None = None
+        self._is_watched = False
+
+    async def receive(self) -> list[bytes]:
+        """Return the frames of the next message. Raises `zmq.ZMQError`."""
+        while True:
+            try:
+                frames: list[bytes] = self._socket.recv_multipart(self._nowait)
+            except self._none_yet:
+                # The descriptor reports the next change only after this error.
+                await self._changed()
+            else:
+                return frames
+
+    def close(self) -> None:
+        """Stop watching the socket."""
+        if self._is_watched:
+            self._loop.remove_reader(self._descriptor)
+            self._is_watched = False
+
+    async def _changed(self) -> None:
+        self._waiter = self._loop.create_future()
+        if not self._is_watched:
+            self._loop.add_reader(self._descriptor, self._on_change)
+            self._is_watched = True
+        await self._waiter
+
+    def _on_change(self) -> None:
+        if self._waiter is None or self._waiter.done():
+            # A message is being handled: the descriptor stays readable meanwhile, which would occupy the loop.
+            self.close()
+        else:
+            self._waiter.set_result(None)

@@ -10,16 +10,15 @@ import logging
 from collections.abc import Callable
 from contextlib import aclosing
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
 from gorgo.engines.kv_sources import KvEventSource
 from gorgo.live.clock import Clock
 from gorgo.live.kv_events.actions import Apply, FeedAction, Forget, Replay
-from gorgo.live.kv_events.connections import Change, EventConnections, connections
 from gorgo.live.kv_events.feed import PublisherFeed
 from gorgo.live.kv_events.frames import read_message
 from gorgo.live.kv_events.replay import replay
-from gorgo.live.kv_events.sockets import KvSockets
+from gorgo.live.kv_events.sockets import KvSockets, Receiver
 from gorgo.live.kv_events.stats import KvFeedStats
 from gorgo.live.logs import log
 
@@ -96,30 +95,38 @@ class Subscription:
         while True:
             try:
                 await self._receive_all()
-            except OSError as error:
+            except self._sockets.zmq.ZMQError as error:
                 fields = {"replica": self._replica, "endpoint": self.source.endpoint, "error": str(error)}
                 log("kv_events_no_socket", level=logging.WARNING, **fields)
             await asyncio.sleep(REOPEN_S)
 
     async def _receive_all(self) -> None:
-        async with connections(self.source) as found, asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._receive(found))
-            tasks.create_task(self._replay_all())
-            tasks.create_task(self._tick())
+        with self._sockets.subscribed(self.source) as (receiver, monitor):
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._receive(receiver))
+                tasks.create_task(self._watch(monitor))
+                tasks.create_task(self._replay_all())
+                tasks.create_task(self._tick())
 
-    async def _receive(self, found: EventConnections) -> None:
+    async def _receive(self, receiver: Receiver) -> None:
         while True:
-            item = await found.receive()
-            if item is Change.CONNECTED:
-                await self._handle(lambda: self.feed.connected(now=self._clock()))
-            elif item is Change.DISCONNECTED:
-                await self._handle(lambda: self.feed.disconnected(now=self._clock()))
-            elif (message := read_message(item)) is None:
+            frames = await receiver.receive()
+            message = read_message(frames)
+            if message is None:
                 self._stats.rejected_messages += 1
-            else:
-                number, payload = message
-                self._count(payload)
-                await self._handle(lambda: self.feed.received(number, payload, now=self._clock()))  # noqa: B023 - awaited
+                continue
+            number, payload = message
+            self._count(payload)
+            await self._handle(lambda: self.feed.received(number, payload, now=self._clock()))  # noqa: B023 - awaited
+
+    async def _watch(self, monitor: Any) -> None:
+        zmq = self._sockets.zmq
+        while True:
+            event = await zmq.utils.monitor.recv_monitor_message(monitor)
+            if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                await self._handle(lambda: self.feed.connected(now=self._clock()))
+            elif event["event"] == zmq.EVENT_DISCONNECTED:
+                await self._handle(lambda: self.feed.disconnected(now=self._clock()))
 
     async def _replay_all(self) -> None:
         while True:
