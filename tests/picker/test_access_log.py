@@ -92,6 +92,21 @@ def test_an_answer_of_envoy_s_own_is_logged_with_its_status(caplog: pytest.LogCa
     assert line.fields["status"] == 504  # type: ignore[attr-defined]
 
 
+def test_the_log_has_the_status_that_the_client_saw_of_an_answer_that_breaks_off_before_content(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test(picker: VirtualPicker) -> None:
+        call, picked = picker.request(BODY)
+        call.close()
+        picker.log(picked.exchange_id, details="upstream_reset_after_response_started{connection_termination}")
+        assert picker.attempts("failed_before_content") == 1
+
+    with caplog.at_level("INFO", logger="gorgo"):
+        in_virtual_time(test)
+    (line,) = [record for record in caplog.records if "e2e_s" in str(getattr(record, "fields", ""))]
+    assert line.fields["status"] == 200  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(
     ("flags", "status", "details", "result"),
     [

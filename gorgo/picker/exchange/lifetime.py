@@ -189,9 +189,10 @@ class PickerExchange:
         pending.close(self._sent_status(outcome), disconnected=disconnected)
 
     def _sent_status(self, outcome: Outcome) -> int:
-        """Return the status that the client got: Envoy's own if it has answered in a replica's place."""
+        """Return the status that the client got: the one that Envoy says it sent, of a replica or its own."""
         entry = self._entry
-        if entry is not None and entry.is_local and entry.status >= 400 and not self.answer.has_content:
+        left = outcome.result is AttemptResult.CLIENT_DISCONNECTED
+        if entry is not None and entry.status and (not left or (entry.is_local and entry.status >= 400)):
             return entry.status
         return status_of(outcome)
 
