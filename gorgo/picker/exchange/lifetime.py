@@ -189,12 +189,12 @@ class PickerExchange:
         pending.close(self._sent_status(outcome), disconnected=disconnected)
 
     def _sent_status(self, outcome: Outcome) -> int:
-        """Return the status that the client got: the one that Envoy says it sent, of a replica or its own."""
+        """Return the status of the request log: Envoy's, but after content that of the outcome, as the proxy's."""
         entry = self._entry
+        if entry is None or not entry.status or self.answer.has_content:
+            return status_of(outcome)
         left = outcome.result is AttemptResult.CLIENT_DISCONNECTED
-        if entry is not None and entry.status and (not left or (entry.is_local and entry.status >= 400)):
-            return entry.status
-        return status_of(outcome)
+        return status_of(outcome) if left and not (entry.is_local and entry.status >= 400) else entry.status
 
     def _check_reports(self, outcome: Outcome) -> None:
         """Log once if the usage of answers lacks what the engine should report."""
