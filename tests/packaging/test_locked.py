@@ -52,3 +52,9 @@ def test_constraints_are_versions_without_hashes() -> None:
 def test_every_package_of_the_lock_is_read() -> None:
     lock = (ROOT / "requirements.lock").read_text()
     assert len(LOCKED["constraints"](lock).splitlines()) == sum("==" in line[:60] for line in lock.splitlines())
+
+
+def test_every_installation_from_the_lock_resolves_nothing_so_that_a_new_release_elsewhere_breaks_none() -> None:
+    installs = [line for line in (ROOT / "Makefile").read_text().splitlines() if "--require-hashes" in line]
+    assert len(installs) == 2
+    assert all("--no-deps" in line for line in installs)
