@@ -129,7 +129,7 @@ class PrefixUpdater:
         if report is None or not report.confirmed_tokens:
             return
         if attempt.behind is not None:
-            self._answers.learn(replica.slot, attempt.behind, found_tokens=report.found_tokens)
+            self._answers.on_report(replica.slot, attempt.behind, found_tokens=report.found_tokens)
         shares, slot, model = self._found_shares, replica.slot, request.recorded_model
         usual = shares.of(slot, model, report.confirmed_tokens)
         shares.learn(slot, model, confirmed_tokens=report.confirmed_tokens, found_tokens=report.found_tokens)

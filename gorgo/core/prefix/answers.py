@@ -41,7 +41,7 @@ SLACK_SHARE = 0.02
 ALIKE = 0.5
 
 
-class Answer(NamedTuple):
+class GivenAnswer(NamedTuple):
     """What a replica was left with: tokens of a prompt, and of its answer."""
 
     prompt_tokens: int
@@ -55,7 +55,7 @@ class Behind(NamedTuple):
     answer_tokens: float
 
 
-class _Report(NamedTuple):
+class _FoundPart(NamedTuple):
     """The share of an answer that an engine found, and the tokens of it that it did not."""
 
     share: float
@@ -77,16 +77,16 @@ class Answers:
     >>> behind
     {0: Behind(matched_tokens=64.0, answer_tokens=136.0)}
     >>> for _ in range(3):
-    ...     answers.learn(0, behind[0], found_tokens=200.0)
+    ...     answers.on_report(0, behind[0], found_tokens=200.0)
     >>> answers.found_tokens(0, behind[0])
     136.0
     """
 
     def __init__(self) -> None:
         #: By the hash of a prompt's last full block, the latest last, and by slot.
-        self._prompts: OrderedDict[bytes, dict[int, Answer]] = OrderedDict()
-        self._reports: dict[int, deque[_Report]] = {}
-        self._usual: dict[int, _Report] = {}
+        self._prompts: OrderedDict[bytes, dict[int, GivenAnswer]] = OrderedDict()
+        self._reports: dict[int, deque[_FoundPart]] = {}
+        self._usual: dict[int, _FoundPart] = {}
 
     def __len__(self) -> int:
         return len(self._prompts)
@@ -113,7 +113,7 @@ class Answers:
                 prompts.popitem(last=False)
         else:
             prompts.move_to_end(key)
-        by_slot[slot] = Answer(request.prompt_tokens, output_tokens)
+        by_slot[slot] = GivenAnswer(request.prompt_tokens, output_tokens)
 
     def behind(self, request: RouteRequest, matched: Floats, most: float) -> dict[int, Behind] | None:
         """Return what may be cached behind the longest match, by slot; `None` where nothing is.
@@ -140,7 +140,7 @@ class Answers:
         tokens = behind.answer_tokens
         return max(0.0, tokens - usual.missed_tokens if usual.share >= MOSTLY else tokens * usual.share)
 
-    def learn(self, slot: int, behind: Behind, *, found_tokens: float) -> None:
+    def on_report(self, slot: int, behind: Behind, *, found_tokens: float) -> None:
         """Apply a report of all cached tokens; one below the match says nothing of the answer."""
         tokens = behind.answer_tokens
         found = found_tokens - behind.matched_tokens
@@ -149,13 +149,13 @@ class Answers:
         reports = self._reports.get(slot)
         if reports is None:
             reports = self._reports[slot] = deque(maxlen=WINDOW)
-        reports.append(_Report(min(found / tokens, 1.0), max(tokens - found, 0.0)))
+        reports.append(_FoundPart(min(found / tokens, 1.0), max(tokens - found, 0.0)))
         if len(reports) >= LEAST_REPORTS:
             shares, missed = zip(*reports, strict=True)
-            self._usual[slot] = _Report(median_low(shares), median_low(missed))
+            self._usual[slot] = _FoundPart(median_low(shares), median_low(missed))
 
 
-def _end_of(answer: Answer, request: RouteRequest) -> float:
+def _end_of(answer: GivenAnswer, request: RouteRequest) -> float:
     """Return the prompt tokens up to the end of the earlier answer; 0 if the request does not go on with it."""
     prompt, output = answer
     ends = request.boundaries

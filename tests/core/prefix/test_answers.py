@@ -91,7 +91,7 @@ def test_a_replica_that_has_left_leaves_nothing() -> None:
 
 def learn(answers: Answers, *shares: float, tokens: float = 200.0) -> None:
     for share in shares:
-        answers.learn(1, Behind(256.0, tokens), found_tokens=256.0 + share * tokens)
+        answers.on_report(1, Behind(256.0, tokens), found_tokens=256.0 + share * tokens)
 
 
 def test_nothing_counts_before_three_reports() -> None:
