@@ -21,7 +21,7 @@ from tests.figures.cache_sources import COMMANDS as CACHE_SOURCES
 from tests.figures.cache_sources import WORKLOADS, cache_sources
 from tests.figures.engines import ENGINES, engines
 from tests.figures.fast_failures import BEFORE, fast_failures
-from tests.figures.learned_routers import GROUPS, LATER, MORE, commands, learned_routers
+from tests.figures.learned_routers import ABLATIONS, GROUPS, LATER, MORE, commands, learned_routers
 from tests.figures.marked import Cell, Table, View
 from tests.figures.relay import COMMANDS as RELAY_COMMANDS
 from tests.figures.relay import relay
@@ -410,6 +410,7 @@ FIGURES: Mapping[str, Figure] = {
     "attacks": Figure([f"python -m tests.attacks --at {ATTACKS_BEFORE}", "python -m tests.attacks"], attacks),
     "relay": Figure(RELAY_COMMANDS, relay),
     "learned-routers": Figure(commands(GROUPS), learned_routers),
+    "learned-routers-ablations": Figure(commands(ABLATIONS), learned_routers),
     "learned-routers-later": Figure(commands(LATER), learned_routers),
     "learned-routers-more": Figure(commands(MORE), learned_routers),
     "cache-sources": Figure(CACHE_SOURCES, cache_sources),
@@ -436,8 +437,6 @@ NOT_STORED: Mapping[str, str] = {
     "calibrate": "needs vLLM's CPU build and a processor of its own for each engine",
     "simulator": "compares with an earlier commit, in alternating runs that no command makes",
     "parity": "live processes in wall time: needs two cores to itself",
-    "residual": "a preview: two seeds and short windows",
-    "held-out": "no command fits models to the outcomes of a run in other ways",
     "found-share": "one of its policies exists in no release: it ignores the learned share",
     "half-load": "one seed: three of `make paper-tables` take a core for a quarter of an hour",
     "rank": "live processes in wall time: needs two cores to itself",
