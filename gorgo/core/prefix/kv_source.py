@@ -159,6 +159,13 @@ class KvSource:
             self._forget(engine_hash)
         return len(oldest)
 
+    def drop_newest(self, count: int) -> int:
+        """Remove up to `count` blocks with all their copies, the last stored first; return how many."""
+        newest = list(islice(reversed(self.own), count))
+        for engine_hash in newest:
+            self._forget(engine_hash)
+        return len(newest)
+
     def owned(self) -> Iterator[int]:
         """Yield the own hash of each block."""
         return iter(self.own.values())

@@ -20,7 +20,7 @@ from gorgo.live.clock import Clock
 from gorgo.live.kv_events.actions import Apply
 from gorgo.live.kv_events.decoding import LOOP_BYTES
 from gorgo.live.kv_events.feeds import KvSubscriptions
-from gorgo.live.kv_events.pieces import pieces
+from gorgo.live.kv_events.pieces import PIECE_BLOCKS, pieces
 from gorgo.live.kv_events.stats import FeedState, KvFeedStats, worst
 from gorgo.live.kv_events.subscription import Subscription
 from gorgo.live.logs import log, log_failure
@@ -44,6 +44,8 @@ class KvEventRouter(Protocol):
     def on_kv_events(
         self, replica: str, batch: KvEventBatch, *, model: str | None, block_tokens: int, complete: bool, now: float
     ) -> list[Action]: ...
+
+    def forget_some(self, replica: str, *, blocks: int, now: float) -> bool: ...
 
     def on_kv_lost(self, replica: str, *, now: float) -> list[Action]: ...
 
@@ -259,10 +261,14 @@ class KvSubscriber:
             subscription.feed.emptied(action.era)
         self._pass(piece)
 
-    def forget_blocks(self, subscription: Subscription, *, restarted: bool) -> None:
+    async def forget_blocks(self, subscription: Subscription, *, restarted: bool) -> None:
         """Forget the blocks of a rank, or of the replica if it has one alone."""
         several = len(self._subscriptions) > 1
         if not several:
+            name, turn = self._target.name, self._feeds.turn
+            await turn.pause()
+            while self._is_current() and self._router.forget_some(name, blocks=PIECE_BLOCKS, now=self._clock()):
+                await turn.pause()
             self._lose()
         if several or restarted:
             # An empty cache is also news for the history of requests.

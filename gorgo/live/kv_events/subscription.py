@@ -34,7 +34,7 @@ class FeedSink(Protocol):
 
     async def apply_message(self, action: Apply, subscription: Subscription) -> None: ...
 
-    def forget_blocks(self, subscription: Subscription, *, restarted: bool) -> None: ...
+    async def forget_blocks(self, subscription: Subscription, *, restarted: bool) -> None: ...
 
     def changed(self) -> None:
         """Note that the state of a feed may be another."""
@@ -164,7 +164,7 @@ class Subscription:
                         case Apply():
                             await self._sink.apply_message(action, self)
                         case Forget():
-                            self._sink.forget_blocks(self, restarted=action.restarted)
+                            await self._sink.forget_blocks(self, restarted=action.restarted)
                         case Replay():
                             self._wanted = action
                             self._requested.set()
