@@ -441,6 +441,7 @@ NOT_STORED: Mapping[str, str] = {
     "found-share": "one of its policies exists in no release: it ignores the learned share",
     "half-load": "one seed: three of `make paper-tables` take a core for a quarter of an hour",
     "rank": "live processes in wall time: needs two cores to itself",
+    "first-token-price": "weights set by hand, in a script",
     "overload-made": "no command makes these loads",
     "overload-live": "live processes in wall time: needs two cores to itself for eight minutes",
     "soak": "needs two cores to itself for six minutes",

@@ -31,9 +31,9 @@ def faded(share: float, age_s: float) -> float:
     >>> faded(0.5, 0.0), round(faded(0.5, 30.0), 3)
     (0.5, 0.205)
     """
-    kept = 1.0 / (1.0 + age_s * _RATE)
-    kept *= kept
-    return share * (kept * kept)
+    left = 1.0 / (1.0 + age_s * _RATE)
+    left *= left
+    return share * (left * left)
 
 
 def with_prefill(share: float, age_s: float, prefill_s: float) -> float:
@@ -48,6 +48,6 @@ def shares_of_rows(shares: Sequence[float], since_s: Sequence[float], now: float
 
 def shares_of_columns(shares: Floats, since_s: Floats, now: float) -> Floats:
     """Return the present shares of all candidates."""
-    kept: Floats = 1.0 / (1.0 + (now - since_s) * _RATE)
-    kept *= kept
-    return shares * (kept * kept)
+    left: Floats = 1.0 / (1.0 + (now - since_s) * _RATE)
+    left *= left
+    return shares * (left * left)
