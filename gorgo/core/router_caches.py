@@ -50,6 +50,19 @@ class RouterCaches(RouterState):
             self._parts.feeds.drop(member.slot, "events")
         return []
 
+    def forget_some(self, replica: str, *, blocks: int, now: float) -> bool:
+        """Begin `on_kv_lost` with up to `blocks` of the replica's blocks; return whether there were any."""
+        member = self._fleet.replicas.get(replica)
+        return member is not None and self._parts.feeds.flush_some(member.slot, blocks=blocks, source="events") > 0
+
+    def flush_some(self, replica: str, *, blocks: int, now: float) -> bool:
+        """Begin `flush` with about `blocks` of the replica's blocks; return whether there were any."""
+        member = self._fleet.replicas.get(replica)
+        if member is None:
+            return False
+        removed = self.index.flush_some(member.slot, blocks=blocks)
+        return removed + self._parts.feeds.flush_some(member.slot, blocks=blocks) > 0
+
     def on_cache_snapshot(self, replica: str, snapshot: CacheSnapshot, *, now: float) -> list[Action]:
         """Replace the pushed blocks of a replica; ignored while it sends events."""
         member = self._fleet.replicas.get(replica)

@@ -27,6 +27,7 @@ from gorgo.core.messages.samples import SampleRing
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.shadow import required_index, validate_shadow
 from gorgo.core.policy.weights import Weights
+from gorgo.core.prefix.answers import Answers
 from gorgo.core.prefix.found_share import FoundShares
 from gorgo.core.prefix.index import PrefixIndex
 from gorgo.core.prefix.kv_feeds import KvFeeds
@@ -95,7 +96,7 @@ def build_parts(
         validate_shadow(policy, shadow)
     index_kind = required_index(policy, shadow)
     index = PrefixIndex(max_blocks=limits.max_index_blocks, bounded=index_kind != "published")
-    found_shares, cache_accuracy = FoundShares(), CacheAccuracy()
+    found_shares, answers, cache_accuracy = FoundShares(), Answers(), CacheAccuracy()
     feeds = KvFeeds(max_blocks=limits.max_index_blocks, used=index_kind == "events")
     samples = SampleRing(boot_id, limits.max_samples)
     fleet = Fleet(
@@ -114,6 +115,7 @@ def build_parts(
         table,
         index,
         found_shares,
+        answers,
         feeds,
         policy=policy,
         weights=Weights.of(policy.weight_specs, version=1) if weights is None else weights,
@@ -123,7 +125,9 @@ def build_parts(
         limits=limits,
     )
     admission = AdmissionController(fleet, dispatcher, request_filter, limits.overload)
-    prefix_updater = PrefixUpdater(index, fleet, found_shares, feeds, cache_accuracy, block_tokens=limits.block_tokens)
+    prefix_updater = PrefixUpdater(
+        index, fleet, found_shares, answers, feeds, cache_accuracy, block_tokens=limits.block_tokens
+    )
     quotas = ClientQuotas(limits.clients)
     parts = RouterParts(
         fleet=fleet,

@@ -6,10 +6,6 @@ any other form, or with any bad field, is none of these.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import chain, groupby
-from operator import attrgetter
-
 from msgspec import DecodeError, Struct
 from msgspec.msgpack import Decoder
 
@@ -52,7 +48,6 @@ class _Batch(Struct, array_like=True, gc=False):
 
 
 _BATCH = Decoder(_Batch)
-_CACHE, _HASHES = attrgetter("medium", "group_idx"), attrgetter("block_hashes")
 _CLEARED = CacheCleared()
 
 
@@ -67,34 +62,51 @@ def decode_plain(message: bytes) -> KvEventBatch | None:
         return None
     try:
         batch = _BATCH.decode(message)
-        found = list(_decoded(batch.events))
+        events, skipped = _decoded(batch.events)
     except (DecodeError, ValueError, OverflowError, RecursionError):
         return None
     rank = batch.rank or 0
     if not 0 <= rank <= MAX_RANK:
         return None
-    events = tuple([event for event in found if event is not None])
-    skipped = len(found) - len(events)
-    return KvEventBatch(batch.ts, rank, events, skipped, merged=len(batch.events) - len(found))
+    return KvEventBatch(batch.ts, rank, tuple(events), skipped, merged=len(batch.events) - len(events) - skipped)
 
 
-def _decoded(events: list[_Stored | _Removed | _Cleared]) -> Iterator[KvEvent | None]:
-    """Yield the events, removals in a row from one cache as one: engines remove block by block."""
-    for kind, row in groupby(events, type):
-        if kind is _Removed:
-            for cache, removed in groupby(row, _CACHE):
-                yield _removed(list(chain.from_iterable(map(_HASHES, removed))), *cache)
+def _decoded(sent: list[_Stored | _Removed | _Cleared]) -> tuple[list[KvEvent], int]:
+    """Return the events, and how many are of no use.
+
+    Removals in a row from one cache are one event: engines remove block by block.
+    """
+    events: list[KvEvent] = []
+    skipped = 0
+    row: _Removed | None = None
+    removed: list[int] = []
+    for event in sent:
+        if type(event) is _Removed:
+            if row is None or event.medium != row.medium or event.group_idx != row.group_idx:
+                if row is not None:
+                    events.append(_removed(removed, row))
+                row, removed = event, []
+            removed += event.block_hashes
+            continue
+        if row is not None:
+            events.append(_removed(removed, row))
+            row = None
+        if type(event) is not _Stored:
+            events.append(_CLEARED)
+        elif event.kv_cache_spec_kind in INDEXED_KINDS:
+            events.append(_stored(event))
         else:
-            yield from [_stored(event) if type(event) is _Stored else _CLEARED for event in row]
+            skipped += 1
+    if row is not None:
+        events.append(_removed(removed, row))
+    return events, skipped
 
 
-def _removed(hashes: list[int], medium: str | None, group: int | None) -> BlocksRemoved:
-    return BlocksRemoved(_low_bits(hashes), TIERS.get(medium), group or 0)
+def _removed(hashes: list[int], row: _Removed) -> BlocksRemoved:
+    return BlocksRemoved(_low_bits(hashes), TIERS.get(row.medium), row.group_idx or 0)
 
 
-def _stored(event: _Stored) -> BlocksStored | None:
-    if event.kv_cache_spec_kind not in INDEXED_KINDS:
-        return None
+def _stored(event: _Stored) -> BlocksStored:
     ids = event.token_ids
     if ids and len(ids) != len(event.block_hashes) * (event.block_size or 0):
         raise ValueError("tokens of other blocks")

@@ -1,7 +1,7 @@
 """Processor time of a proxy's subscriptions at two million KV events a minute, from eight publishers over sockets.
 
-Target: under 10 % of one. `process_time` has the threads of ZeroMQ and, of the helper processes, nothing: none is
-started for messages of this size.
+Target: under 10 % of one, beyond what the process takes without events (a timer of 5 ms). `process_time` has the
+threads of ZeroMQ and, of the helper processes, nothing: none is started for messages of this size.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gorgo.live.upstream.target import Target
 from gorgo.policies.registry import make_policy
 from tests.bench.kv_publishers import REPLICAS, TOPIC, Publishers, publishers
 
-SECONDS = 10.0
+SECONDS, IDLE_SECONDS = 10.0, 4.0
 
 
 def run() -> None:
@@ -49,6 +49,9 @@ async def _measure(running: Publishers) -> None:
         for pair in zip(names, running.ports, strict=True)
     ]
     await asyncio.sleep(1.0)
+    wall_s, processor_s = time.perf_counter(), time.process_time()
+    await _lateness(IDLE_SECONDS)
+    idle = (time.process_time() - processor_s) / (time.perf_counter() - wall_s)
     running.switch(on=True)
     await asyncio.sleep(2.0)
     stats = list(feeds.stats.values())
@@ -59,7 +62,9 @@ async def _measure(running: Publishers) -> None:
     events, messages = sum(each.events for each in stats) - events, sum(each.messages for each in stats) - messages
     states = sorted({each.state.value for each in stats})
     print(f"{events / wall_s * 60 / 1e6:.2f} M events a minute in {messages / wall_s:.0f} messages a second, {states}")
-    print(f"{processor_s / wall_s:.1%} of a processor, {processor_s / max(events, 1) * 1e6:.2f} us an event")
+    share = processor_s / wall_s - idle
+    event_us = share * wall_s / max(events, 1) * 1e6
+    print(f"{share:.1%} of a processor beside {idle:.1%} without events, {event_us:.2f} us an event")
     print(f"event loop late by p50 {np.median(lateness) * 1e3:.2f} ms, p99 {np.quantile(lateness, 0.99) * 1e3:.2f} ms")
     router.check()
     for task in tasks:

@@ -244,6 +244,33 @@ def test_a_flush_by_the_operator_makes_events_partial_until_the_cache_is_cleared
     assert cached(router, "a", now=9.0) == (32, "events")
 
 
+@pytest.mark.parametrize("source", ["history", "events", "push"])
+def test_a_flush_in_parts_removes_a_bounded_number_of_blocks_each_time(source: str) -> None:
+    router = make_router("a", policy="gorgo-ms")
+    if source == "history":
+        for number in range(160):
+            router.index.insert(b"%08d" % number, 0)
+    elif source == "events":
+        report(router, "a", BlocksStored(tuple(range(160)), None, token_bytes(range(160 * 16)), 16, KvTier.GPU))
+    else:
+        push(router, "a", list(range(160)))
+    counts = [160]
+    while router.flush_some("a", blocks=16, now=0.0):
+        router.check()
+        counts.append(router.index.resident_blocks(0) + router.cache_sources(now=0.0)["a"].blocks)
+    assert counts == list(range(160, -1, -16))
+    assert not router.flush_some("gone", blocks=16, now=0.0)
+
+
+def test_events_within_a_flush_do_not_make_the_feed_complete() -> None:
+    router = make_router("a", policy="gorgo-ms")
+    report(router, "a", stored(4))
+    serve(router, "a")
+    assert router.forget_some("a", blocks=2, now=0.0)
+    report(router, "a", BlocksRemoved((4,), KvTier.GPU))
+    assert cached(router, "a") == (64, "history")
+
+
 @pytest.mark.parametrize("policy", ["gorgo", "round-robin"])
 def test_a_policy_with_another_index_reads_no_feed(policy: str) -> None:
     router = make_router("a", policy=policy)

@@ -18,10 +18,10 @@ from tests.documents import tables
 from tests.figures.attacks import BEFORE as ATTACKS_BEFORE
 from tests.figures.attacks import attacks
 from tests.figures.cache_sources import COMMANDS as CACHE_SOURCES
-from tests.figures.cache_sources import WORKLOADS, cache_sources
+from tests.figures.cache_sources import SCENARIOS, WORKLOADS, cache_sources
 from tests.figures.engines import ENGINES, engines
 from tests.figures.fast_failures import BEFORE, fast_failures
-from tests.figures.learned_routers import GROUPS, LATER, MORE, commands, learned_routers
+from tests.figures.learned_routers import ABLATIONS, GROUPS, LATER, MORE, commands, learned_routers
 from tests.figures.marked import Cell, Table, View
 from tests.figures.relay import COMMANDS as RELAY_COMMANDS
 from tests.figures.relay import relay
@@ -410,9 +410,11 @@ FIGURES: Mapping[str, Figure] = {
     "attacks": Figure([f"python -m tests.attacks --at {ATTACKS_BEFORE}", "python -m tests.attacks"], attacks),
     "relay": Figure(RELAY_COMMANDS, relay),
     "learned-routers": Figure(commands(GROUPS), learned_routers),
+    "learned-routers-ablations": Figure(commands(ABLATIONS), learned_routers),
     "learned-routers-later": Figure(commands(LATER), learned_routers),
     "learned-routers-more": Figure(commands(MORE), learned_routers),
     "cache-sources": Figure(CACHE_SOURCES, cache_sources),
+    "cache-scenarios": Figure(SCENARIOS, cache_sources),
     "cache-workloads": Figure([WORKLOADS], cache_sources),
     "several-routers": Figure(SEVERAL_ROUTERS, several_routers),
     "large-fleets": Figure(["python -m tests.bench large_fleets"], _printed),
@@ -433,11 +435,10 @@ FIGURES: Mapping[str, Figure] = {
 NOT_STORED: Mapping[str, str] = {
     "long-path": "needs root and NFQUEUE",
     "status-page": "no command prints it",
+    "kv-events": "three benches of time, which need the machine for themselves for minutes each",
     "calibrate": "needs vLLM's CPU build and a processor of its own for each engine",
     "simulator": "compares with an earlier commit, in alternating runs that no command makes",
     "parity": "live processes in wall time: needs two cores to itself",
-    "residual": "a preview: two seeds and short windows",
-    "held-out": "no command fits models to the outcomes of a run in other ways",
     "found-share": "one of its policies exists in no release: it ignores the learned share",
     "half-load": "one seed: three of `make paper-tables` take a core for a quarter of an hour",
     "rank": "live processes in wall time: needs two cores to itself",

@@ -1,6 +1,7 @@
 """`python -m gorgo.apps.cache_sources`: the comparisons, their runs and tables.
 
 OUT/runs/KEY.json     one run, see `gorgo.apps.claims.run_cache`
+OUT/*.svg             pictures, with --pictures
 """
 
 from __future__ import annotations
@@ -14,10 +15,14 @@ from statistics import mean
 from gorgo.apps.cache_sources.comparison import CacheComparison, Runs, rows_of
 from gorgo.apps.cache_sources.groups import comparisons
 from gorgo.apps.cache_sources.measure import CacheRun, CacheTask, measure
+from gorgo.apps.cache_sources.pictures import pictures
 from gorgo.apps.claims.run_cache import RunCache
 from gorgo.apps.claims.runner import Runner
 from gorgo.apps.claims.table import TableSection, as_markdown, sections
+from gorgo.apps.learned_routers.drawing import write_pictures
+from gorgo.apps.report import require_extra
 from gorgo.apps.simulate.compare import mean_row
+from gorgo.errors import MissingExtra
 
 TARGETS_HEADER = ("on", "of", "against", "figure", "target", "of / against [95 %]", "met")
 MEANS_HEADER = (
@@ -37,12 +42,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown := set(options.only or ()) - set(groups):
         parser.error(f"--only {min(unknown)}: no such group; there are: {', '.join(groups)}")
     chosen = [_scaled(one, options.scale) for one in comparisons() if not options.only or one.group in options.only]
+    if options.pictures:
+        try:
+            require_extra("a picture")
+        except MissingExtra as error:
+            parser.error(f"--pictures: {error}")
     runner: Runner[CacheTask, CacheRun] = Runner(
         measure, CacheTask.cache_key, RunCache(options.out / "runs", CacheRun), n_jobs=options.jobs
     )
     seeds = range(options.seeds)
     tasks = list(dict.fromkeys(task for one in chosen for task in one.tasks(seeds)))
     runs = runner.runs(tasks, title="sources of cached tokens")
+    if options.pictures:
+        write_pictures(options.out, pictures(chosen, runs, seeds))
     print(as_markdown(_sections(chosen, runs, seeds), _summary(runs)), end="")  # noqa: T201
     return 0
 
@@ -128,5 +140,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, default=3, help="runs of each variant")
     parser.add_argument("--scale", type=float, default=1.0, help="multiple of the requests of each run")
     parser.add_argument("--out", type=Path, default=Path("runs/cache-sources"), help="folder of runs")
+    parser.add_argument("--pictures", action="store_true", help="write SVG files to OUT, needs the extra report")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time; -1 is one per core")
     return parser

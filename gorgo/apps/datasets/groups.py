@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gorgo.apps.datasets.distributions import RandomDraws
 from gorgo.apps.datasets.prefix_shapes import GroupsShape
 from gorgo.apps.datasets.synthetic import MadeRow
+from gorgo.core.prompt.boundaries import bounded
 
 
 @dataclass(slots=True)
@@ -20,6 +21,8 @@ class _GroupUser:
     turns_left: int = 0
     turn: int = 0
     own_tokens: float = 0.0
+    #: Ends of the messages so far, in tokens of the conversation.
+    ends: list[int] = field(default_factory=list)
 
 
 def group_rows(shape: GroupsShape) -> Iterator[MadeRow]:
@@ -53,28 +56,34 @@ class _GroupTraffic:
     def _request(self, user: _GroupUser, now_s: float) -> MadeRow:
         shape, draws, system_tokens = self._shape, self._draws, self._systems[user.group]
         if not user.turns_left or system_tokens + user.own_tokens >= shape.input_max:
-            self._begin(user)
+            self._begin(user, system_tokens)
         user.own_tokens += max(1.0, draws.log_normal(shape.turn_median, shape.turn_sigma))
         user.turn += 1
         user.turns_left -= 1
-        user.ready_s = now_s + shape.think_s_min
         output = max(1, min(shape.output_max, round(draws.log_normal(shape.output_median, shape.output_sigma))))
+        user.ready_s = now_s + shape.think_s_min + output * shape.answer_token_s
+        input_tokens = min(shape.input_max, system_tokens + max(1, round(user.own_tokens)))
+        user.ends.append(input_tokens)
         row = MadeRow(
             timestamp_ms=int(1000 * now_s),
             shared=("group", user.group),
             shared_tokens=min(system_tokens, shape.input_max - 1),
             own=("conversation", user.conversation),
-            input_tokens=min(shape.input_max, system_tokens + max(1, round(user.own_tokens))),
+            input_tokens=input_tokens,
             output_tokens=output,
             user=f"user-{user.number}",
             turn=user.turn,
+            boundaries=tuple(bounded(user.ends)),
         )
         user.own_tokens += output
+        user.ends.append(input_tokens + output)
         return row
 
-    def _begin(self, user: _GroupUser) -> None:
+    def _begin(self, user: _GroupUser, system_tokens: int) -> None:
         shape, draws = self._shape, self._draws
         self._conversations += 1
         user.conversation = self._conversations
         user.turns_left, user.turn = draws.geometric(shape.turns_mean), 0
         user.own_tokens = draws.log_normal(shape.history_median, shape.history_sigma) if shape.history_median else 0.0
+        history = round(user.own_tokens)
+        user.ends = [system_tokens, system_tokens + history] if history else [system_tokens]

@@ -34,6 +34,8 @@ class GroupsShape:
         What a turn adds beside the answer to the last one.
     think_s_min:
         Least time between two requests of a user.
+    answer_token_s:
+        A user's next request comes so much later for each token of the answer that it goes on with.
     output_*:
         Output lengths, capped at `output_max`.
     input_max:
@@ -58,6 +60,7 @@ class GroupsShape:
     output_max: int
     input_max: int
     block_tokens: int = BLOCK_TOKENS
+    answer_token_s: float = 0.0
 
     def __post_init__(self) -> None:
         _at_least_one(groups=self.groups, users=self.users, rate_per_s=self.rate_per_s)

@@ -8,7 +8,7 @@ The optional key `block_tokens` of every kind is the size of a prompt's blocks i
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -218,9 +218,13 @@ def read_shape(path: Path) -> Shape:
     if not isinstance(kind, str) or kind not in _KINDS:
         raise TraceError(f"{path}: kind is {kind!r}; expected one of {', '.join(_KINDS)}")
     try:
-        return _KINDS[kind](**_checked({"block_tokens": BLOCK_TOKENS, **values}, _KINDS[kind]))
+        return _KINDS[kind](**_checked({**_defaults(_KINDS[kind]), **values}, _KINDS[kind]))
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from None
+
+
+def _defaults(kind: type[Shape]) -> dict[str, Any]:
+    return {field.name: field.default for field in fields(kind) if field.default is not MISSING}
 
 
 def _checked(values: dict[str, Any], kind: type[Shape]) -> dict[str, Any]:

@@ -21,7 +21,8 @@ class MadeRow:
     """One request. Its prompt is `shared_tokens` of the text `shared`, then the text `own` up to `input_tokens`.
 
     `parts` are whole texts between the two, each with its length: a block in one of them is common to all prompts that
-    begin with the same texts up to it.
+    begin with the same texts up to it. `boundaries` are the ends of its messages, empty where it is not made of them;
+    files do not have them.
 
     A row and a longer one of the same `own` (and thus the same `shared_tokens`) have the shorter one's text in common.
     """
@@ -35,6 +36,7 @@ class MadeRow:
     user: str | None = None
     turn: int | None = None
     parts: tuple[tuple[TextName, int], ...] = ()
+    boundaries: tuple[int, ...] = ()
 
 
 def as_requests(rows: Iterable[MadeRow], *, block_tokens: int = BLOCK_TOKENS) -> list[TraceRequest]:
@@ -49,6 +51,7 @@ def as_requests(rows: Iterable[MadeRow], *, block_tokens: int = BLOCK_TOKENS) ->
             hash_ids=tuple(blocks.of(row)),
             user=row.user,
             turns=row.turn,
+            boundaries=row.boundaries,
         )
         for index, row in enumerate(_in_order(rows))
     ]

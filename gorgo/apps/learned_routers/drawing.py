@@ -51,6 +51,9 @@ def draw(picture: Picture) -> Figure:
         (_draw_bars if panel.kind == "bars" else _draw_lines)(axis, panel, styles)
         for label, value in panel.dashed.items():
             axis.axhline(value, linestyle="--", color=styles[label].colour, linewidth=1.2)
+        for x, begins in panel.marks.items():
+            axis.axvline(x, linestyle=":", color="0.4", linewidth=1.0)
+            axis.annotate(begins, (x, 1.0), xycoords=("data", "axes fraction"), rotation=90, fontsize=7, va="top")
         axis.set_title(panel.title)
         axis.set_xlabel(panel.x_label)
         axis.set_ylim(bottom=0)

@@ -16,6 +16,7 @@ from gorgo.apps.learned_routers.workloads import (
     longer,
     mixed,
     production,
+    production_of_long_turns,
     scenario,
     sharegpt,
     sharing,
@@ -217,14 +218,15 @@ def _scenarios() -> Iterator[RouterComparison]:
 def _production() -> Iterator[RouterComparison]:
     """llm-d's table of four; its ratios are to 3:2:2 for E2E and TPOT."""
     texts = {"p50 E2E": 1.48, "p95 E2E": 1.18, "p50 TTFT": 3.48, "p95 TTFT": 1.48, "p50 TPOT": 1.27, "p99 TPOT": 1.19}
-    yield RouterComparison(
-        group="production",
-        fleet="13x8xH200",
-        traffic=production(requests=CHATS),
-        against=TUNED_PREFIX,
-        variants=(PREDICTED, OURS, RESIDUAL, LOAD_PREFIX, "round-robin"),
-        stats={name: PublishedRatio(text=f"{ratio:g}", of=PREDICTED, claim=ratio) for name, ratio in texts.items()},
-    )
+    for traffic in (production(requests=CHATS), production_of_long_turns(requests=CHATS)):
+        yield RouterComparison(
+            group="production",
+            fleet="13x8xH200",
+            traffic=traffic,
+            against=TUNED_PREFIX,
+            variants=(PREDICTED, OURS, RESIDUAL, LOAD_PREFIX, "round-robin"),
+            stats={name: PublishedRatio(text=f"{ratio:g}", of=PREDICTED, claim=ratio) for name, ratio in texts.items()},
+        )
 
 
 def _longer() -> Iterator[RouterComparison]:

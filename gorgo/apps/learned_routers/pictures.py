@@ -6,8 +6,8 @@ Drawing is `drawing`'s.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import mean
 from typing import Literal
 
@@ -43,13 +43,14 @@ class PicturePoint:
 
 @dataclass(frozen=True, slots=True)
 class PicturePanel:
-    """Curves or bars by label, and values that are drawn as dashed lines from side to side."""
+    """Curves or bars by label, values that are drawn as dashed lines from side to side, and what begins at an x."""
 
     title: str
     x_label: str
     kind: Kind
     curves: dict[str, list[PicturePoint]]
     dashed: dict[str, float]
+    marks: Mapping[float, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

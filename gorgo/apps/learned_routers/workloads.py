@@ -110,7 +110,8 @@ _CHAT = GroupsShape(
     turns_mean=50.0,
     turn_median=30,
     turn_sigma=0.3,
-    think_s_min=0.0,
+    think_s_min=2.0,
+    answer_token_s=0.06,
     output_median=1000,
     output_sigma=0.3,
     output_max=4096,
@@ -145,17 +146,32 @@ def sharegpt(*, requests: int, rate_per_s: float) -> Traffic:
 
 def production(*, requests: int) -> Traffic:
     """Return llm-d's production traffic: stages of 1 and 5 requests a second, long tails of prompts and answers."""
-    shape = replace(
-        _CHAT,
-        groups=6,
-        users=300,
-        turn_median=729,
-        turn_sigma=1.6,
-        output_median=300,
-        output_sigma=1.3,
-        output_max=8192,
-        input_max=131_072,
-        turns_mean=12.0,
-    )
+    return _staged("production", requests, _PRODUCTION)
+
+
+def production_of_long_turns(*, requests: int) -> Traffic:
+    """Return the same stages with few long turns: baselines have first tokens after seconds, as in the published run.
+
+    Lengths are chosen for that, and for the published end-to-end times of `load-prefix 3:2:2` over its time per token.
+    """
+    shape = replace(_PRODUCTION, system_median=4000, turn_median=4000, turn_sigma=1.2, turns_mean=1.3)
+    return _staged("production of long turns", requests, replace(shape, output_median=330, output_sigma=0.5))
+
+
+_PRODUCTION = replace(
+    _CHAT,
+    groups=6,
+    users=300,
+    turn_median=729,
+    turn_sigma=1.6,
+    output_median=300,
+    output_sigma=1.3,
+    output_max=8192,
+    input_max=131_072,
+    turns_mean=12.0,
+)
+
+
+def _staged(name: str, requests: int, shape: GroupsShape) -> Traffic:
     phase = Phase(streams=(shape,), requests=requests, rates_per_s=(1.0, 5.0) * 4)
-    return Traffic(name="production", phases=(phase,), max_input=131_072, with_outputs=True)
+    return Traffic(name=name, phases=(phase,), max_input=131_072, with_outputs=True)

@@ -30,6 +30,7 @@ from gorgo.core.policy.candidates import Candidates
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.shadow import Shadow
 from gorgo.core.policy.weights import Weights
+from gorgo.core.prefix.answers import Answers, Behind
 from gorgo.core.prefix.found_share import FoundShares
 from gorgo.core.prefix.index import PrefixIndex
 from gorgo.core.prefix.kv_feeds import KvFeeds
@@ -49,8 +50,8 @@ class Dispatcher:
 
     Parameters
     ----------
-    fleet, table, index, found_shares, feeds:
-        The Router's. The shares count where the index is bounded: the published one is never corrected.
+    fleet, table, index, found_shares, answers, feeds:
+        The Router's. Shares and answers count where the index is bounded: the published one is never corrected.
     policy, weights:
         Of the choice; both may be replaced.
     rng:
@@ -69,6 +70,7 @@ class Dispatcher:
         table: InFlightTable,
         index: PrefixIndex,
         found_shares: FoundShares,
+        answers: Answers,
         feeds: KvFeeds,
         *,
         policy: Policy,
@@ -82,6 +84,7 @@ class Dispatcher:
         self._table = table
         self._index = index
         self._found_shares = found_shares
+        self._answers = answers
         self._feeds = feeds
         self.policy = policy
         self.weights = weights
@@ -128,9 +131,14 @@ class Dispatcher:
         if most > request.prompt_tokens:  # full blocks rarely are more than the prompt
             np.minimum(matched, request.prompt_tokens, out=matched)
             most = request.prompt_tokens
+        behind: dict[int, Behind] | None = None
         if most and self._index.bounded:
+            behind = self._answers.behind(request, matched, most)
             found = self._found_shares.found_tokens(matched, request.recorded_model)
-            if found is not matched:
+            if behind is not None:
+                for slot, answer in behind.items():
+                    found[slot] += self._answers.found_tokens(slot, answer)
+            if found is not matched or behind is not None:
                 matched, most = found, found[found.argmax()]
         reported = None
         if request.kv_hashes and self._feeds.counted:
@@ -151,7 +159,7 @@ class Dispatcher:
         recorder = self._learning.recorder
         recorded = None if recorder is None else recorder.candidate_features(request, candidates)
         replica = eligible.replicas[choice.row]
-        return Evaluation(eligible, choice, matched, most, score, replica, features, recorded, reported)
+        return Evaluation(eligible, choice, matched, most, score, replica, features, recorded, reported, behind)
 
     def dispatch(self, state: RequestState, evaluation: Evaluation, *, now: float) -> Dispatch:
         """Reserve the replica chosen. `evaluation` was made at `now`."""
@@ -173,6 +181,8 @@ class Dispatcher:
                 replica.slot, request, found_blocks=found_blocks, expires_s=expires_s
             )
         attempt.recorded = evaluation.recorded
+        if evaluation.behind is not None:
+            attempt.behind = evaluation.behind.get(replica.slot)
         attempt.learn = evaluation.choice.learn
         return Dispatch(
             request.request_id,

@@ -12,6 +12,7 @@ from gorgo.core.fleet.replica import Replica
 from gorgo.core.messages.cache_source import CacheSource
 from gorgo.core.messages.decision import ShadowScore
 from gorgo.core.policy.choice import Choice
+from gorgo.core.prefix.answers import Behind
 from gorgo.core.prefix.kv_feed import SOURCES, FeedMatch
 
 
@@ -34,6 +35,8 @@ class Evaluation:
     recorded: NDArray[np.float32] | None = None
     #: What feeds say of the prompt; `None` where the history counts for all.
     reported: FeedMatch | None = None
+    #: Answers that may be cached behind the match, by slot.
+    behind: dict[int, Behind] | None = None
 
     @property
     def cache_source(self) -> CacheSource:

@@ -20,6 +20,7 @@ from gorgo.core.fleet.replica import Replica
 from gorgo.core.latency.concurrency import EMPTY_CHECKPOINT, Checkpoint
 from gorgo.core.messages.decision import Decision
 from gorgo.core.messages.request import RouteRequest
+from gorgo.core.prefix.answers import Behind
 from gorgo.core.prefix.kv_speculation import Speculation
 from gorgo.core.prefix.residency import NO_PREFIX, ConfirmedPrefix
 from gorgo.core.training.outcomes import OutcomeRing
@@ -74,6 +75,8 @@ class Attempt:
     confirmed_prefix: ConfirmedPrefix = NO_PREFIX
     #: Its prompt on the replica, until reported; `None` without a feed.
     speculation: Speculation | None = None
+    #: The answer that may be cached there behind the prompt's match.
+    behind: Behind | None = None
     #: Prefix of it that routers of the group had confirmed there before its first token.
     group_prefix: ConfirmedPrefix = NO_PREFIX
     #: Where its outcome is written: the ring of the learner of its decision.

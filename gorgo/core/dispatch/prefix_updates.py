@@ -13,6 +13,7 @@ from gorgo.core.dispatch.in_flight import Attempt
 from gorgo.core.fleet.fleet import Fleet, FleetChange
 from gorgo.core.fleet.replica import Replica
 from gorgo.core.messages.request import COMPLETED, Outcome
+from gorgo.core.prefix.answers import Answers
 from gorgo.core.prefix.cache_feedback import CacheReport
 from gorgo.core.prefix.found_share import FoundShares
 from gorgo.core.prefix.index import PrefixIndex
@@ -34,7 +35,7 @@ class PrefixUpdater:
 
     Parameters
     ----------
-    index, fleet, found_shares, feeds, accuracy:
+    index, fleet, found_shares, answers, feeds, accuracy:
         The Router's.
     block_tokens:
         As in `RouterLimits`; may be replaced.
@@ -45,6 +46,7 @@ class PrefixUpdater:
         index: PrefixIndex,
         fleet: Fleet,
         found_shares: FoundShares,
+        answers: Answers,
         feeds: KvFeeds,
         accuracy: CacheAccuracy,
         *,
@@ -53,6 +55,7 @@ class PrefixUpdater:
         self._index = index
         self._fleet = fleet
         self._found_shares = found_shares
+        self._answers = answers
         self._feeds = feeds
         self._accuracy = accuracy
         self.block_tokens = block_tokens
@@ -87,12 +90,15 @@ class PrefixUpdater:
             self._accuracy.add(slot, attempt.state.request, outcome, estimated_tokens=estimated_tokens)
         if completed and bounded:
             self._correct(attempt, outcome)
+            if outcome.output_tokens:
+                self._answers.add(slot, attempt.state.request, outcome.output_tokens)
 
     def on_fleet_change(self, change: FleetChange) -> None:
         """Add and remove replicas."""
         for slot in change.left_slots:
             self._index.remove_replica(slot)
             self._found_shares.remove_replica(slot)
+            self._answers.remove_replica(slot)
             self._feeds.remove_replica(slot)
             self._accuracy.remove_replica(slot)
         for replica in change.joined:
@@ -122,6 +128,8 @@ class PrefixUpdater:
         report = CacheReport.of(request, attempt.confirmed_prefix, outcome)
         if report is None or not report.confirmed_tokens:
             return
+        if attempt.behind is not None:
+            self._answers.on_report(replica.slot, attempt.behind, found_tokens=report.found_tokens)
         shares, slot, model = self._found_shares, replica.slot, request.recorded_model
         usual = shares.of(slot, model, report.confirmed_tokens)
         shares.learn(slot, model, confirmed_tokens=report.confirmed_tokens, found_tokens=report.found_tokens)

@@ -5,8 +5,10 @@ in the time from one first token to the next, or from an arrival to its first to
 
 Theory of operation. All times are the engine's: measured here, less half a round trip. A request that arrived well
 before the previous first token has had the engine since then, so the time between the two tokens is its prefill. A
-later one had to wait for the step in progress (5 ms in the mean) and then had the engine. If an older request is still
-queued, the time is ambiguous and left out. So it is while a request of another router waits there. Tokens that come
+later one had to wait for the step in progress (5 ms in the mean) and then had the engine. While an older request is
+still queued, it is unknown how much of the time went to that one: both count together when the older one has its token.
+Engines that end several prefills in one step have their tokens at one time and in any order, so a short prompt passes a
+long one that is as good as done. Time is left out while a request of another router waits there. Tokens that come
 together count, the later ones with nothing, because their prefill was in the first one's time. Sums decay with the work
 done, not with time: an idle replica forgets nothing.
 
@@ -31,6 +33,8 @@ QUICK_MEMORY_S, QUICK_TRUST_S = 5.0, 0.5
 NOISE = 2.0
 #: Mean rest of the step in progress when a request arrives: half a decode iteration.
 STEP_IN_PROGRESS_S = 0.005
+#: Requests that may pass one: a stuck one is passed until it fails.
+MOST_PASSED = 64
 #: Clamp: beyond it the prior is for another engine.
 SLOWEST, FASTEST = 10.0, 0.1
 
@@ -47,13 +51,15 @@ class PrefillSpeed:
     True
     """
 
-    __slots__ = ("_quick", "_start", "_steady", "factor", "last_s")
+    __slots__ = ("_passed", "_quick", "_start", "_steady", "factor", "last_s")
 
     def __init__(self) -> None:
         self.factor = 1.0
         self._start = 1.0
-        #: When the engine produced its previous first token.
-        self.last_s = float("-inf")
+        #: When the engine produced the last first token that was counted.
+        self.last_s = -inf
+        #: Of the requests that have passed an older one since: first token, prior, end of others' work.
+        self._passed: list[tuple[float, float, float]] = []
         self._steady = _Average(STEADY_MEMORY_S, STEADY_TRUST_S)
         self._quick = _Average(QUICK_MEMORY_S, QUICK_TRUST_S)
 
@@ -64,13 +70,20 @@ class PrefillSpeed:
 
         Until `shared_until_s` the engine had prefills of other routers.
         """
-        if shared_until_s > max(arrived_s, self.last_s):
-            pass  # Part of the time went to them.
-        elif arrived_s + STEP_IN_PROGRESS_S <= self.last_s:
-            self._learn(engine_s - self.last_s, prior_s)
-        elif head:
-            self._learn(engine_s - max(arrived_s, self.last_s) - STEP_IN_PROGRESS_S, prior_s)
-        self.last_s = engine_s
+        if not head:
+            self._pass(engine_s, prior_s, shared_until_s)
+            return
+        begun_s = max(arrived_s, self.last_s)
+        spent_s = engine_s - begun_s
+        if arrived_s + STEP_IN_PROGRESS_S > self.last_s:
+            spent_s -= STEP_IN_PROGRESS_S
+        for passed_s, passed_prior_s, passed_shared_s in self._passed:
+            if passed_s > begun_s:
+                prior_s += passed_prior_s
+                shared_until_s = max(shared_until_s, passed_shared_s)
+        if shared_until_s <= begun_s:
+            self._learn(spent_s, prior_s)
+        self._begin(engine_s)
 
     @property
     def samples(self) -> tuple[float, float]:
@@ -81,6 +94,17 @@ class PrefillSpeed:
         """The engine says that its prefills take `factor` times the prior."""
         self._start = min(max(factor, FASTEST), SLOWEST)
         self._weigh()
+
+    def _pass(self, engine_s: float, prior_s: float, shared_until_s: float) -> None:
+        """Retain a token that came before an older one's; of too many nothing is learned."""
+        self._passed.append((engine_s, prior_s, shared_until_s))
+        if len(self._passed) > MOST_PASSED:
+            self._begin(engine_s)
+
+    def _begin(self, engine_s: float) -> None:
+        self.last_s = engine_s
+        if self._passed:
+            self._passed = []
 
     def _learn(self, spent_s: float, prior_s: float) -> None:
         self._steady.learn(spent_s, prior_s)

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from gorgo.core.record import record
+
 
 class KvTier(IntEnum):
     """Memory that a block is in; tiers slower than CPU memory are not indexed."""
@@ -17,7 +19,7 @@ class KvTier(IntEnum):
     CPU = 1
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class BlocksStored:
     """Consecutive blocks that are cached now.
 
@@ -52,7 +54,7 @@ class BlocksStored:
     extra: Mapping[int, bytes] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class BlocksRemoved:
     """Blocks that a tier evicted, one entry for each of several copies."""
 
@@ -69,7 +71,7 @@ class CacheCleared:
 KvEvent = BlocksStored | BlocksRemoved | CacheCleared
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class KvEventBatch:
     """The events of one message.
 

@@ -97,6 +97,13 @@ class PrefixIndex:
         for residency in self._residencies.values() if slot is None else (self._residencies[slot],):
             self._evict(residency, 0)
 
+    def flush_some(self, slot: int, *, blocks: int) -> int:
+        """Remove about `blocks` blocks of a replica, the oldest first; return how many."""
+        residency = self._residencies[slot]
+        before = residency.blocks
+        self._evict(residency, max(0, before - blocks))
+        return before - residency.blocks
+
     def resident_blocks(self, slot: int) -> int:
         return self._residencies[slot].blocks
 

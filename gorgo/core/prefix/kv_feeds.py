@@ -147,6 +147,19 @@ class KvFeeds:
             feed.flushed = True
             self._table.set_complete(feed, False)
 
+    def flush_some(self, slot: int, *, blocks: int, source: CacheSource | None = None) -> int:
+        """Begin to flush the feeds of a replica, or those of one source: remove up to `blocks`, and return how many.
+
+        Until the flush or the drop that follows they are incomplete.
+        """
+        removed = 0
+        for feed in self._table.of(slot).values():
+            if source is None or feed.source == source:
+                feed.flushed = True
+                self._table.set_complete(feed, False)
+                removed += feed.index.remove_some(slot, blocks - removed)
+        return removed
+
     def restarted(self, slot: int) -> None:
         """Drop the feeds of an engine that has restarted, except where its events have said so already."""
         for feed in list(self._table.of(slot).values()):

@@ -110,6 +110,12 @@ class PushedBlocks:
         for slot, known in list(self._own.items()):
             self.remove(slot, list(islice(known, max(0, len(known) - limit))))
 
+    def remove_some(self, slot: int, count: int) -> int:
+        """Remove up to `count` blocks of a replica; return how many."""
+        newest = list(islice(self._own[slot].newest(), count)) if slot in self._own else []
+        self.remove(slot, newest)
+        return len(newest)
+
     def clear_replica(self, slot: int) -> None:
         """Remove all blocks of a replica."""
         self.remove(slot, list(self._own.get(slot, ())))
@@ -155,6 +161,10 @@ class _HashSet:
         """Yield the oldest of each part, then the next ones."""
         rows = zip_longest(*self._parts)
         return (own for own in chain.from_iterable(rows) if own is not None)
+
+    def newest(self) -> Iterator[int]:
+        """Yield the blocks, the newest of a part first: after removals the oldest of a dict are slow to find."""
+        return chain.from_iterable(map(reversed, self._parts))
 
     def add(self, own: int) -> None:
         """Add a block that is not there."""

@@ -94,8 +94,8 @@ class KvSource:
     def store(self, engine_hashes: Sequence[int], owned: Sequence[int]) -> int:
         """Store one copy of each block; return the blocks added. A hash of another block replaces that one."""
         own_of, parts, bit = self.own, self.blocks.parts, self.bit
-        if own_of.keys().isdisjoint(engine_hashes) and len(set(engine_hashes)) == len(engine_hashes):
-            own_of.update(zip(engine_hashes, owned, strict=True))
+        before = len(own_of)
+        if self._add_unknown(engine_hashes, owned):
             # As `blocks.add`, without a call for the most frequent cases.
             for own in owned:
                 masks = parts[own & LAST_PART]
@@ -107,7 +107,6 @@ class KvSource:
                 else:
                     masks[own] = mask | bit
             return len(owned)
-        before = len(own_of)
         for engine_hash, own in zip(engine_hashes, owned, strict=True):
             known = own_of.get(engine_hash)
             if known is not None:
@@ -119,6 +118,19 @@ class KvSource:
             self.blocks.add(own, bit)
         return len(own_of) - before
 
+    def _add_unknown(self, engine_hashes: Sequence[int], owned: Sequence[int]) -> bool:
+        """Add blocks if all of them are unknown and none comes twice; else change nothing, and return False."""
+        own_of = self.own
+        if not own_of.keys().isdisjoint(engine_hashes):
+            return False
+        expected = len(own_of) + len(owned)
+        own_of.update(zip(engine_hashes, owned, strict=True))
+        if len(own_of) == expected:
+            return True
+        for engine_hash in set(engine_hashes):
+            del own_of[engine_hash]
+        return False
+
     def evict(self, engine_hashes: Sequence[int]) -> int:
         """Remove one copy of each block; return how many hashes are unknown."""
         tier, bit, copies, unknown = self.blocks, self.bit, self.copies, 0
@@ -128,15 +140,16 @@ class KvSource:
         for own in map(self.own.pop, engine_hashes, repeat(None)):
             if own is None:
                 unknown += 1
-                continue
-            # As `blocks.remove`, without a call for the most frequent cases.
-            masks = parts[own & LAST_PART]
-            if more:
+            elif more:
                 tier.remove(own, bit)
-            elif (mask := masks[own]) == bit:
-                del masks[own]
             else:
-                masks[own] = mask ^ bit
+                # As `blocks.remove`, without a call for the most frequent case.
+                masks = parts[own & LAST_PART]
+                mask = masks[own]
+                if mask == bit:
+                    del masks[own]
+                else:
+                    masks[own] = mask ^ bit
         return unknown
 
     def drop_oldest(self, count: int) -> int:
@@ -145,6 +158,13 @@ class KvSource:
         for engine_hash in oldest:
             self._forget(engine_hash)
         return len(oldest)
+
+    def drop_newest(self, count: int) -> int:
+        """Remove up to `count` blocks with all their copies, the last stored first; return how many."""
+        newest = list(islice(reversed(self.own), count))
+        for engine_hash in newest:
+            self._forget(engine_hash)
+        return len(newest)
 
     def owned(self) -> Iterator[int]:
         """Yield the own hash of each block."""

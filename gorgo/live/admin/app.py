@@ -128,7 +128,7 @@ class Admin:
         body = await read_body(request)
         parse_body(body, _FLUSH)
         replica = body.get("replica")
-        self._state.flush(replica)
+        await self._state.flush(replica)
         log("index_flushed", replica=replica)
         return json_response({"replica": replica, "flushed": True})
 

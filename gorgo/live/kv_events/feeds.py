@@ -8,7 +8,7 @@ from gorgo.live.kv_events.decoding import KvDecoder
 from gorgo.live.kv_events.extra import import_zmq
 from gorgo.live.kv_events.sockets import KvSockets
 from gorgo.live.kv_events.stats import KvFeedStats
-from gorgo.live.kv_events.subscription import Turn
+from gorgo.live.kv_events.turns import Turn
 
 #: Replays of all replicas that run at once: after a restart of the proxy each replica has one.
 MAX_REPLAYS_AT_ONCE = 8

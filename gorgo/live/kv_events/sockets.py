@@ -10,6 +10,7 @@ from typing import Any
 
 from gorgo.engines.kv_events import MAX_MESSAGE_BYTES
 from gorgo.engines.kv_sources import KvEventSource
+from gorgo.live.kv_events.turns import Arrivals
 
 #: Pause before a broken connection is tried again; it doubles up to the second one.
 RETRY_S = 1.0
@@ -33,6 +34,7 @@ class KvSockets:
     def __init__(self, zmq: ModuleType) -> None:
         self.zmq = zmq
         self._context: Any = zmq.asyncio.Context()
+        self._arrivals = Arrivals()
 
     @contextmanager
     def subscribed(self, source: KvEventSource) -> Iterator[tuple[Receiver, Any]]:
@@ -45,7 +47,7 @@ class KvSockets:
         found.setsockopt(zmq.SUBSCRIBE, source.topic.encode())
         # Before the connection, which would else not be reported.
         monitor = found.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
-        receiver = Receiver(zmq, found)
+        receiver = Receiver(zmq, found, self._arrivals)
         try:
             (found.bind if source.mode == "bind" else found.connect)(source.endpoint)
             yield receiver, monitor
@@ -95,12 +97,16 @@ class Receiver:
         The package.
     socket:
         Stays with the caller, who receives nothing from it.
+    arrivals:
+        Gathers the messages of all sockets.
     """
 
-    def __init__(self, zmq: ModuleType, socket: Any) -> None:
+    def __init__(self, zmq: ModuleType, socket: Any, arrivals: Arrivals) -> None:
         self._socket = zmq.Socket.shadow(socket.underlying)
+        self._events, self._readable = zmq.EVENTS, zmq.POLLIN
         self._nowait, self._none_yet = zmq.NOBLOCK, zmq.Again
         self._descriptor: int = self._socket.FD
+        self._arrivals = arrivals
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
         self._is_watched = False
@@ -108,13 +114,17 @@ class Receiver:
     async def receive(self) -> list[bytes]:
         """Return the frames of the next message. Raises `zmq.ZMQError`."""
         while True:
+            if not self._has_message():
+                self._waiter = self._loop.create_future()
+                if not self._is_watched:
+                    self._loop.add_reader(self._descriptor, self._on_change)
+                    self._is_watched = True
+                await self._waiter
             try:
                 frames: list[bytes] = self._socket.recv_multipart(self._nowait)
             except self._none_yet:
-                # The descriptor reports the next change only after this error.
-                await self._changed()
-            else:
-                return frames
+                continue  # its connection has ended since
+            return frames
 
     def close(self) -> None:
         """Stop watching the socket."""
@@ -122,16 +132,12 @@ class Receiver:
             self._loop.remove_reader(self._descriptor)
             self._is_watched = False
 
-    async def _changed(self) -> None:
-        self._waiter = self._loop.create_future()
-        if not self._is_watched:
-            self._loop.add_reader(self._descriptor, self._on_change)
-            self._is_watched = True
-        await self._waiter
+    def _has_message(self) -> bool:
+        """Return whether there is a message. The descriptor then reports the next change after an answer of no."""
+        return bool(self._socket.getsockopt(self._events) & self._readable)
 
     def _on_change(self) -> None:
-        if self._waiter is None or self._waiter.done():
-            # A message is being handled: the descriptor stays readable meanwhile, which would occupy the loop.
-            self.close()
-        else:
-            self._waiter.set_result(None)
+        # The question alone ends that the descriptor is readable, which would occupy the loop.
+        if self._has_message() and self._waiter is not None:
+            self._arrivals.add(self._waiter)
+            self._waiter = None

@@ -20,7 +20,7 @@ from gorgo.live.clock import Clock
 from gorgo.live.kv_events.actions import Apply
 from gorgo.live.kv_events.decoding import LOOP_BYTES
 from gorgo.live.kv_events.feeds import KvSubscriptions
-from gorgo.live.kv_events.pieces import pieces
+from gorgo.live.kv_events.pieces import PIECE_BLOCKS, pieces
 from gorgo.live.kv_events.stats import FeedState, KvFeedStats, worst
 from gorgo.live.kv_events.subscription import Subscription
 from gorgo.live.logs import log, log_failure
@@ -34,6 +34,8 @@ RETRY_SILENT_S = 30.0
 SILENT_REQUESTS = 10
 SILENT_AFTER_S = 30.0
 TICK_S = 1.0
+#: Longest message that is applied in one step, of a millisecond at most: 1,800 removals or 200 blocks.
+QUICK_BYTES = 16 * 1024
 
 
 class KvEventRouter(Protocol):
@@ -42,6 +44,8 @@ class KvEventRouter(Protocol):
     def on_kv_events(
         self, replica: str, batch: KvEventBatch, *, model: str | None, block_tokens: int, complete: bool, now: float
     ) -> list[Action]: ...
+
+    def forget_some(self, replica: str, *, blocks: int, now: float) -> bool: ...
 
     def on_kv_lost(self, replica: str, *, now: float) -> list[Action]: ...
 
@@ -221,6 +225,16 @@ class KvSubscriber:
 
     # -- as a FeedSink
 
+    def apply_quickly(self, action: Apply, subscription: Subscription) -> bool:
+        """Decode and pass a short message at once, if this turn of the event loop has time for it."""
+        if len(action.payload) > QUICK_BYTES or not self._feeds.turn.take():
+            return False
+        try:
+            self._pass_piece(decode_message(action.payload), action, subscription)
+        except ValueError as error:
+            self._rejected_message(error, action, subscription)
+        return True
+
     async def apply_message(self, action: Apply, subscription: Subscription) -> None:
         """Decode a message and pass its events to the Router, in pieces."""
         try:
@@ -236,8 +250,7 @@ class KvSubscriber:
                     await turn.pause()
                     self._pass_piece(piece, action, subscription)
         except ValueError as error:
-            self._rejected(str(error), subscription, action)
-            self._stats.rejected_messages += 1
+            self._rejected_message(error, action, subscription)
 
     def _pass_piece(self, piece: KvEventBatch, action: Apply, subscription: Subscription) -> None:
         self._stats.events += piece.sent_events
@@ -248,10 +261,14 @@ class KvSubscriber:
             subscription.feed.emptied(action.era)
         self._pass(piece)
 
-    def forget_blocks(self, subscription: Subscription, *, restarted: bool) -> None:
+    async def forget_blocks(self, subscription: Subscription, *, restarted: bool) -> None:
         """Forget the blocks of a rank, or of the replica if it has one alone."""
         several = len(self._subscriptions) > 1
         if not several:
+            name, turn = self._target.name, self._feeds.turn
+            await turn.pause()
+            while self._is_current() and self._router.forget_some(name, blocks=PIECE_BLOCKS, now=self._clock()):
+                await turn.pause()
             self._lose()
         if several or restarted:
             # An empty cache is also news for the history of requests.
@@ -271,6 +288,10 @@ class KvSubscriber:
             self._stats.advice, self._advised = None, False
         level = logging.WARNING if state in (FeedState.CUT, FeedState.PARTIAL) else logging.INFO
         log("kv_events_state", level=level, replica=self._target.name, state=state.value, was=was.value)
+
+    def _rejected_message(self, error: ValueError, action: Apply, subscription: Subscription) -> None:
+        self._rejected(str(error), subscription, action)
+        self._stats.rejected_messages += 1
 
     def _rejected(self, error: str, subscription: Subscription, action: Apply) -> None:
         subscription.feed.spoiled(action.era)

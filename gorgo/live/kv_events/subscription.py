@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import aclosing
-from time import perf_counter
 from typing import Any, Protocol
 
 from gorgo.engines.kv_sources import KvEventSource
@@ -25,38 +24,20 @@ from gorgo.live.logs import log
 #: Between two attempts to open a socket; interval of the feed's timer.
 REOPEN_S = 5.0
 TICK_S = 1.0
-#: Time after which the next step waits for another turn of the event loop; a step takes about as much.
-TURN_S = 0.001
 
 
 class FeedSink(Protocol):
     """The Router, for one publisher."""
 
+    def apply_quickly(self, action: Apply, subscription: Subscription) -> bool:
+        """Apply a short message if this turn of the event loop has time for it; return whether it has."""
+
     async def apply_message(self, action: Apply, subscription: Subscription) -> None: ...
 
-    def forget_blocks(self, subscription: Subscription, *, restarted: bool) -> None: ...
+    async def forget_blocks(self, subscription: Subscription, *, restarted: bool) -> None: ...
 
     def changed(self) -> None:
         """Note that the state of a feed may be another."""
-
-
-class Turn:
-    """The share of one turn of the event loop that all subscriptions may use together."""
-
-    def __init__(self) -> None:
-        #: `None` until something has been done in this turn.
-        self._began_s: float | None = None
-
-    async def pause(self) -> None:
-        """Wait for the next turn, if `TURN_S` of this one is used up; call it before each step."""
-        while self._began_s is not None and perf_counter() - self._began_s > TURN_S:  # noqa: ASYNC110 - a turn, no event
-            await asyncio.sleep(0)
-        if self._began_s is None:
-            self._began_s = perf_counter()
-            asyncio.get_running_loop().call_soon(self._end)
-
-    def _end(self) -> None:
-        self._began_s = None
 
 
 class Subscription:
@@ -87,6 +68,8 @@ class Subscription:
         self._stats = stats
         self._clock = clock
         self._lock = asyncio.Lock()
+        #: Inputs being handled, those that wait for it included.
+        self._inputs = 0
         self._wanted: Replay | None = None
         self._requested = asyncio.Event()
 
@@ -117,7 +100,16 @@ class Subscription:
                 continue
             number, payload = message
             self._count(payload)
-            await self._handle(lambda: self.feed.received(number, payload, now=self._clock()))  # noqa: B023 - awaited
+            if self._inputs:
+                await self._handle(lambda: self.feed.received(number, payload, now=self._clock()))  # noqa: B023 - awaited
+                continue
+            # Nothing else is handled until the first pause, and most messages need none.
+            actions = self.feed.received(number, payload, now=self._clock())
+            first = actions[0] if len(actions) == 1 else None
+            if isinstance(first, Apply) and self._sink.apply_quickly(first, self):
+                self._sink.changed()
+            else:
+                await self._handle(lambda: actions)  # noqa: B023 - awaited
 
     async def _watch(self, monitor: Any) -> None:
         zmq = self._sockets.zmq
@@ -164,14 +156,18 @@ class Subscription:
         self._stats.bytes += len(payload)
 
     async def _handle(self, decide: Callable[[], list[FeedAction]]) -> None:
-        async with self._lock:
-            for action in decide():
-                match action:
-                    case Apply():
-                        await self._sink.apply_message(action, self)
-                    case Forget():
-                        self._sink.forget_blocks(self, restarted=action.restarted)
-                    case Replay():
-                        self._wanted = action
-                        self._requested.set()
-            self._sink.changed()
+        self._inputs += 1
+        try:
+            async with self._lock:
+                for action in decide():
+                    match action:
+                        case Apply():
+                            await self._sink.apply_message(action, self)
+                        case Forget():
+                            await self._sink.forget_blocks(self, restarted=action.restarted)
+                        case Replay():
+                            self._wanted = action
+                            self._requested.set()
+                self._sink.changed()
+        finally:
+            self._inputs -= 1

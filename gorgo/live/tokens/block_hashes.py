@@ -1,27 +1,27 @@
-"""Own hashes of a prompt's token blocks, cached by page, so that a longer prompt costs its new part.
+"""Own hashes of a prompt's token blocks, cached by part, so that a longer prompt costs its new part.
 
 Owns the cache. The hashes are those of `core.prefix.kv_chain`.
 
-Theory of operation. A page is a run of blocks. Its key is a digest of its tokens, the block size and the hash before
-it, which stands for the whole prefix; its value is the hash of each of its blocks. A prompt takes one lookup per page
-and hashes the blocks after the last full page each time. Neither text nor token ids are stored.
+Theory of operation. A section is what a part adds to the prompt before it: the hashes of the blocks that end in it.
+Each section has a number, and its key is the number of the section before it and the key of the part. So a number
+stands for a whole prefix, and a prompt takes one lookup per part; its ids are not read. A section whose predecessor was
+evicted is not found again, and is evicted in its turn. Neither text nor token ids are stored.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Generator
-from hashlib import sha256
 
-import numpy as np
+from gorgo.core.prefix.kv_chain import HASH_BYTES, TOKEN_BYTES, packed_chain, unpacked
+from gorgo.live.tokens.encoded import UNCACHED, EncodedPrompt
 
-from gorgo.core.prefix.kv_chain import TOKEN_BYTES, chain_hashes
-
-#: Most tokens and blocks of a page: a lookup costs as much as two to four blocks, and half a page is hashed anew for
-#: each prompt.
-PAGE_TOKENS, PAGE_BLOCKS = 1024, 256
-#: Pages in memory: 33 million tokens in blocks of 16 (25 MiB), 8 million in blocks of 1 (75 MiB).
-MAX_PAGES = 32_768
+#: Most blocks hashed in one step.
+STEP_BLOCKS = 64
+#: Memory: 30 million tokens in messages of 400 and blocks of 16, 4 million in blocks of 1.
+MAX_BYTES = 32 << 20
+#: Memory of a section beside its hashes.
+_SECTION_BYTES = 400
 
 
 class BlockHashes:
@@ -29,22 +29,25 @@ class BlockHashes:
 
     Example
     -------
-    >>> from gorgo.core.prefix.kv_chain import token_bytes
+    >>> from gorgo.core.prefix.kv_chain import chain_hashes, token_bytes
     >>> hashes, prompt = BlockHashes(), token_bytes(range(40))
-    >>> hashes.get(prompt, block_tokens=16) == chain_hashes(prompt, block_tokens=16)
+    >>> hashes.get(EncodedPrompt.of_ids(prompt), block_tokens=16) == chain_hashes(prompt, block_tokens=16)
     True
     """
 
-    def __init__(self, max_pages: int = MAX_PAGES) -> None:
-        self._max_pages = max_pages
-        self._pages: OrderedDict[bytes, bytes] = OrderedDict()
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._used = 0
+        self._numbers = 0
+        #: Number and packed hashes of each section.
+        self._sections: OrderedDict[tuple[int, bytes], tuple[int, bytes]] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._pages)
+        return len(self._sections)
 
-    def get(self, tokens: bytes, *, block_tokens: int, root: int = 0) -> list[int]:
+    def get(self, prompt: EncodedPrompt, *, block_tokens: int, root: int = 0) -> list[int]:
         """Return the hash of each full block, all in one go."""
-        steps = self.steps(tokens, block_tokens=block_tokens, root=root)
+        steps = self.steps(prompt, block_tokens=block_tokens, root=root)
         while True:
             try:
                 next(steps)
@@ -52,37 +55,52 @@ class BlockHashes:
                 hashes: list[int] = end.value
                 return hashes
 
-    def steps(self, tokens: bytes, *, block_tokens: int, root: int = 0) -> Generator[None, None, list[int]]:
-        """Return the hash of each full block; yield after each page that is hashed, 100 us of work in blocks of 16."""
-        page_bytes = page_blocks(block_tokens) * block_tokens * TOKEN_BYTES
+    def steps(self, prompt: EncodedPrompt, *, block_tokens: int, root: int = 0) -> Generator[int, None, list[int]]:
+        """Return the hash of each full block; yield after each step with the blocks that it has hashed."""
+        block_bytes = block_tokens * TOKEN_BYTES
+        # Of another length than any key of a part.
+        number, _ = self._stored((root, b"root" + block_tokens.to_bytes(4, "little") + prompt.origin), b"")
         found: list[bytes] = []
-        size = block_tokens.to_bytes(4, "little")
-        end = 0
-        while end + page_bytes <= len(tokens):
-            page = tokens[end : end + page_bytes]
-            # Processors compute SHA-256 in half the time of BLAKE2.
-            key = sha256(page).digest() + root.to_bytes(8, "little") + size
-            hashes = self._pages.get(key)
-            if hashes is None:
-                hashes = _packed(chain_hashes(page, block_tokens=block_tokens, root=root))
-                self._pages[key] = hashes
-                if len(self._pages) > self._max_pages:
-                    self._pages.popitem(last=False)
-                yield
-            else:
-                self._pages.move_to_end(key)
+        tokens = b""
+        hashed = end = 0
+        for part, key in zip(prompt.parts, prompt.keys, strict=True):
+            end += len(part)
+            section = self._known((number, key))
+            if section is None:
+                tokens = tokens or b"".join(prompt.parts)
+                before = next((int.from_bytes(each[-HASH_BYTES:], "little") for each in reversed(found) if each), root)
+                added: list[bytes] = []
+                for start in range(hashed, end // block_bytes * block_bytes, STEP_BLOCKS * block_bytes):
+                    step = tokens[start : min(start + STEP_BLOCKS * block_bytes, end)]
+                    added.append(packed_chain(step, block_tokens=block_tokens, root=before))
+                    before = int.from_bytes(added[-1][-HASH_BYTES:], "little")
+                    yield len(added[-1]) // HASH_BYTES
+                hashes = b"".join(added)
+                section = (number, hashes) if key == UNCACHED else self._stored((number, key), hashes)
+            number, hashes = section
             found.append(hashes)
-            root = int.from_bytes(hashes[-8:], "little")
-            end += page_bytes
-        rest = chain_hashes(tokens[end:], block_tokens=block_tokens, root=root)
-        known: list[int] = np.frombuffer(b"".join(found), dtype="<u8").tolist()
-        return known + rest
+            hashed += len(hashes) // HASH_BYTES * block_bytes
+        return unpacked(b"".join(found))
 
+    def check(self) -> None:
+        """Assert the bound."""
+        assert self._used == sum(len(hashes) + _SECTION_BYTES for _, hashes in self._sections.values())
+        assert self._used <= self._max_bytes
 
-def page_blocks(block_tokens: int) -> int:
-    """Return the blocks of a page."""
-    return min(max(1, PAGE_TOKENS // block_tokens), PAGE_BLOCKS)
+    def _known(self, key: tuple[int, bytes]) -> tuple[int, bytes] | None:
+        section = self._sections.get(key)
+        if section is not None:
+            self._sections.move_to_end(key)
+        return section
 
-
-def _packed(hashes: list[int]) -> bytes:
-    return np.array(hashes, dtype="<u8").tobytes()
+    def _stored(self, key: tuple[int, bytes], hashes: bytes) -> tuple[int, bytes]:
+        """Return the section of this key, stored if it is missing."""
+        section = self._known(key)
+        if section is None:
+            self._numbers += 1
+            section = self._sections[key] = (self._numbers, hashes)
+            self._used += len(hashes) + _SECTION_BYTES
+            while self._used > self._max_bytes:
+                _, (_, evicted) = self._sections.popitem(last=False)
+                self._used -= len(evicted) + _SECTION_BYTES
+        return section

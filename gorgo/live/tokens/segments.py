@@ -11,13 +11,16 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import count
 
+from gorgo.live.tokens.encoded import EncodedPrompt
 from gorgo.live.tokens.tokenizer import FileTokenizer
 
 #: Bytes of ids in memory: eight million tokens, some 300 conversations of 24,000.
 MAX_CACHED_BYTES = 32 << 20
 #: Memory of an entry beside its ids.
 _ENTRY_BYTES = 200
+_numbers = count()
 
 
 @dataclass(slots=True)
@@ -54,17 +57,18 @@ class SegmentCache:
         self, tokenizer: FileTokenizer, *, separator: str | None = None, max_bytes: int = MAX_CACHED_BYTES
     ) -> None:
         self._tokenizer = tokenizer
-        self._separator = None if separator is None else separator.encode()
+        self._separator = separator
         self._max_bytes = max_bytes
         self._used = 0
         self._cached: OrderedDict[bytes, bytes] = OrderedDict()
+        #: Names the tokenizer among all of the process, those before a reload included.
+        self.origin = next(_numbers).to_bytes(8, "little")
 
     def cut(self, text: str) -> Cut:
         """Return a text in segments; raises `UnicodeEncodeError` for half a surrogate pair."""
-        data = text.encode()
-        parts = [data] if self._separator is None else data.split(self._separator)
-        # Processors compute SHA-256 in half the time of BLAKE2.
-        keys = [sha256(part).digest() for part in parts]
+        parts = [text] if self._separator is None else text.split(self._separator)
+        # Processors compute SHA-256 in half the time of BLAKE2. A part without other letters is encoded in no time.
+        keys = [sha256(part.encode()).digest() for part in parts]
         # The first one may be encoded in another way: it begins the text.
         keys[0] = b"first" + keys[0]
         cached = self._cached
@@ -72,8 +76,8 @@ class SegmentCache:
         missing: dict[int, str] = {}
         for place, known in enumerate(ids):
             if known is None:
-                begin = self._separator if place and self._separator is not None else b""
-                missing[place] = (begin + parts[place]).decode()
+                begin = self._separator if place and self._separator is not None else ""
+                missing[place] = begin + parts[place]
             else:
                 cached.move_to_end(keys[place])
         return Cut(keys, ids, missing)
@@ -82,12 +86,12 @@ class SegmentCache:
         """Return the packed ids of segments. Touches no cache: another thread may call it."""
         return [self._tokenizer.encode(text) for text in texts]
 
-    def complete(self, cut: Cut, encoded: Iterable[bytes]) -> list[bytes]:
-        """Return the packed ids of each segment, with those of the missing ones, which are cached."""
+    def complete(self, cut: Cut, encoded: Iterable[bytes]) -> EncodedPrompt:
+        """Return the packed ids by segment, with those of the missing ones, which are cached."""
         for place, ids in zip(cut.missing, encoded, strict=True):
             cut.ids[place] = ids
             self._store(cut.keys[place], ids)
-        return [ids for ids in cut.ids if ids is not None]
+        return EncodedPrompt([ids for ids in cut.ids if ids is not None], cut.keys, self.origin)
 
     def check(self) -> None:
         """Assert the bound."""

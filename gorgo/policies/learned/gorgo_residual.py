@@ -23,6 +23,8 @@ from gorgo.policies.learned.guards import Floats, Table, predict_ttft_s, rows_in
 PRIOR = "prior_s"
 #: A longer prediction counts as this one, s: float32 has an end.
 _MOST_PRIOR_S = 1e6
+#: A correction of a prior needs fewer samples than a prediction: rounds as those of `predicted-latency`.
+ROUND_SAMPLES, ROUND_GROWTH, FIRST_SAMPLES = 100, 0.1, 200
 FEATURES = (
     "prompt_tokens",
     "uncached_tokens",
@@ -61,7 +63,16 @@ class GorgoResidual(LearnedPolicy):
     )
 
     def __init__(self, training: TrainingSpec | None = None) -> None:
-        super().__init__(training or TrainingSpec("residual", FEATURES))
+        super().__init__(
+            training
+            or TrainingSpec(
+                "residual",
+                FEATURES,
+                round_samples=ROUND_SAMPLES,
+                round_growth=ROUND_GROWTH,
+                first_samples=FIRST_SAMPLES,
+            )
+        )
         if self.feature_names[-1:] != (PRIOR,):
             raise ConfigError(f"features of gorgo-residual end in {self.feature_names[-1:]}; expected {PRIOR!r}")
         self._gorgo_ms = GorgoMs()

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gorgo.apps.cache_sources.command import main
+from gorgo.apps.cache_sources.groups import comparisons
+from gorgo.apps.cache_sources.measure import measure
+from gorgo.apps.cache_sources.pictures import pictures
 from tests.documents import tables
 
 
@@ -28,7 +32,8 @@ def test_prints_targets_means_and_delays_and_keeps_the_runs(tmp_path: Path, caps
 
 
 def test_figures_over_time_have_a_column_for_each_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--only", "faults", "--seeds", "1", "--scale", "0.1", "--out", str(tmp_path)]) == 0
+    assert main(["--only", "faults", "--seeds", "1", "--scale", "0.1", "--out", str(tmp_path), "--pictures"]) == 0
+    assert [path.name for path in tmp_path.glob("*.svg")] == ["faults.svg"]
     (_, means), (header, times) = tables(capsys.readouterr().out)
     assert header == ["from, s", "begins", "history and cached_tokens", "push", "events"]
     assert len(means) == 3
@@ -40,3 +45,15 @@ def test_an_unknown_group_is_an_error(capsys: pytest.CaptureFixture[str]) -> Non
     with pytest.raises(SystemExit):
         main(["--only", "source"])
     assert "no such group; there are: sources, " in capsys.readouterr().err
+
+
+def test_pictures_have_hits_over_the_size_of_the_fleet_faults_marked_and_delays() -> None:
+    chosen = [replace(one, traffic=replace(one.traffic, requests=40)) for one in comparisons()]
+    chosen = [one for one in chosen if (one.group == "replicas" and one.fleet.replicas <= 4) or one.by_time]
+    runs = {task: measure(task) for one in chosen for task in one.tasks(range(2))}
+    sizes, faults = pictures(chosen, runs, range(2))
+    assert [panel.title for panel in sizes.panels] == ["hit, %", "p95 TTFT, ms", "bytes of reports a request"]
+    assert [point.x for point in sizes.panels[0].curves["round-robin"]] == [2.0, 4.0]
+    assert set(sizes.panels[2].curves) == {"push", "events"}
+    assert faults.panels[0].marks[110.0] == "reports cut"
+    assert all(point.low <= point.value <= point.high for curve in sizes.panels[0].curves.values() for point in curve)

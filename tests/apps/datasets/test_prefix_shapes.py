@@ -67,6 +67,29 @@ def test_users_pause_between_their_requests_and_keep_their_group() -> None:
         last[request.user] = (request.timestamp_s, request.hash_ids[31])
 
 
+def test_a_user_waits_for_the_answer_that_the_next_request_goes_on_with() -> None:
+    shape = replace(groups("groups", duration_s=300.0), answer_token_s=0.05)
+    last: dict[str | None, float] = {}
+    for request in generate_requests(shape, block_tokens=64):
+        assert request.timestamp_s >= last.get(request.user, 0.0) - 0.001
+        last[request.user] = request.timestamp_s + shape.think_s_min + 0.05 * request.output_tokens
+
+
+def test_messages_end_where_answers_begin() -> None:
+    answers: dict[int, tuple[int, int]] = {}
+    turns = 0
+    for request in generate_requests(groups("groups", duration_s=300.0), block_tokens=64):
+        ends = list(request.boundaries)
+        assert ends == sorted(ends)
+        assert ends[-1] == request.input_tokens
+        if request.turns is not None and request.turns > 1:
+            turns += 1
+            prompt, answer = answers[request.hash_ids[32]]
+            assert {prompt, prompt + answer} <= set(ends)
+        answers[request.hash_ids[32]] = request.input_tokens, request.output_tokens
+    assert turns > 10
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 def test_short_chat_has_the_means_of_lmsys_chat_within_a_tenth(seed: int) -> None:
     """Table 1 of LMSYS-Chat-1M: 2.0 turns, 69.5 tokens a question, 214.5 an answer; the window cuts conversations."""

@@ -4,7 +4,7 @@ from math import exp
 
 import pytest
 
-from gorgo.core.latency.prefill_speed import SLOWEST, PrefillSpeed
+from gorgo.core.latency.prefill_speed import MOST_PASSED, SLOWEST, PrefillSpeed
 
 
 def learned(*tokens: tuple[float, float, float, bool]) -> PrefillSpeed:
@@ -41,10 +41,39 @@ def test_tokens_that_come_together_count_with_nothing_for_the_later_ones() -> No
     assert speed.factor == pytest.approx((2.0 * kept + 0.0 + 5.0) / (1.0 * kept + 1.0 + 5.0))
 
 
-def test_nothing_is_learned_while_an_older_request_has_the_engine_but_the_token_is_remembered() -> None:
-    speed = learned((12.0, 10.0, 1.0, False))
+def test_nothing_is_learned_while_an_older_request_has_the_engine() -> None:
+    assert learned((12.0, 10.0, 1.0, False)).factor == 1.0
+
+
+def test_a_short_prompt_that_ends_in_the_last_step_of_a_long_one_hides_no_time() -> None:
+    """An engine ends both in one step, and the token of the later one may be read first."""
+    speed = learned((40.005, 35.0, 0.1, False), (40.005, 20.0, 20.0, True))
+    assert speed.factor == pytest.approx((20.0 + 5.0) / (20.1 + 5.0))
+
+
+def test_what_passed_an_older_request_counts_with_it() -> None:
+    passed = learned((11.0, 10.0, 1.0, True), (13.0, 10.6, 1.0, False), (14.0, 10.5, 2.0, True))
+    kept = exp(-0.3)
+    assert passed.factor == pytest.approx((0.995 * kept + 3.0 + 5.0) / (1.0 * kept + 3.0 + 5.0))
+
+
+def test_what_passed_a_request_that_failed_counts_for_no_later_one() -> None:
+    speed = learned((12.0, 11.0, 1.0, False), (22.005, 20.0, 2.0, True))
+    assert speed.factor == pytest.approx((2.0 + 5.0) / (2.0 + 5.0))
+
+
+def test_a_stuck_request_may_be_passed_by_so_many() -> None:
+    speed = learned(*((10.0 + number, 10.0, 0.5, False) for number in range(MOST_PASSED + 1)))
+    assert speed.last_s == 10.0 + MOST_PASSED
+    speed.on_first_token(engine_s=100.0, arrived_s=5.0, prior_s=26.0, head=True)
+    assert speed.factor == pytest.approx((26.0 + 5.0) / (26.0 + 5.0), rel=1e-3)
+
+
+def test_work_of_others_before_a_token_that_passed_leaves_the_time_out() -> None:
+    speed = PrefillSpeed()
+    speed.on_first_token(engine_s=12.0, arrived_s=10.5, prior_s=0.5, head=False, shared_until_s=11.0)
+    speed.on_first_token(engine_s=13.0, arrived_s=10.0, prior_s=0.5, head=True)
     assert speed.factor == 1.0
-    assert speed.last_s == 12.0
 
 
 def test_the_factor_stays_within_its_bounds() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
+from gorgo.core.messages.kv_events import CacheSnapshot
+from gorgo.live.state import FLUSH_BLOCKS
 from tests.proxy.conftest import QUIET, Running, Start, config_for, system_tls, until
 from tests.proxy.fakes import DONE, USAGE, answer, chat, delta, hang, stream
 from tests.proxy.test_requests import checked
@@ -225,6 +228,20 @@ async def test_flush_forgets_what_is_cached(fleet: Running) -> None:
     checked(await fleet.admin.post("/admin/flush", json={"replica": "nobody"}), 404, "replica_not_found")
     checked(await fleet.admin.post("/admin/flush", json={"replica": 1}), 400, "invalid_request")
     assert (await fleet.admin.post("/admin/flush", json={"replica": "r1"})).status_code == 200
+
+
+async def test_a_flush_of_a_large_cache_leaves_the_event_loop_to_others(fleet: Running) -> None:
+    router = fleet.state.router
+    for replica in ("r0", "r1"):
+        router.on_cache_snapshot(replica, CacheSnapshot(None, 16, list(range(20 * FLUSH_BLOCKS))), now=0.0)
+    flushing, turns = asyncio.create_task(fleet.state.flush(None)), 0
+    while not flushing.done():
+        await asyncio.sleep(0)
+        turns += 1
+    await flushing
+    assert turns >= 40
+    assert sum(row.index_blocks for row in router.fleet_view(now=0.0)) == 0
+    assert router.pushed_feed("r0", None, 16) is None
 
 
 async def test_other_routes_and_methods_are_told_apart(fleet: Running) -> None:

@@ -46,6 +46,9 @@ class RecordingRouter:
         self.index.apply(0, batch)
         return []
 
+    def forget_some(self, replica: str, *, blocks: int, now: float) -> bool:
+        return self.index.remove_some(0, blocks) > 0
+
     def on_kv_lost(self, replica: str, *, now: float) -> list[Action]:
         self.index.clear_replica(0)
         self.lost += 1

@@ -82,6 +82,9 @@ class Fleet:
     def state(self, replica: str) -> str:
         return self.proxy.state.kv_feeds.stats[replica].state
 
+    def messages(self) -> int:
+        return sum(stats.messages for stats in self.proxy.state.kv_feeds.stats.values())
+
     def blocks(self, replica: str) -> int:
         return self.proxy.state.router.cache_sources(now=self.proxy.state.clock())[replica].blocks
 
@@ -128,7 +131,9 @@ async def test_a_decision_has_what_the_engine_reports_by_events(
         number = 1
         while fleet.proxy.state.kv_feeds.stats[first.replica].events < 40 and number < 40:
             number += 1
+            seen = fleet.messages()
             await fleet.ask(number)
+            await until(lambda: fleet.messages() > seen)  # noqa: B023 - awaited
         await until(lambda: fleet.blocks("r0") + fleet.blocks("r1") <= 2 * profile.kv_tokens // BLOCK_TOKENS)
         for old in (1, number):
             answer = await fleet.ask(old)

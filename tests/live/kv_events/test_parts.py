@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
-from collections import Counter
 from dataclasses import replace
-from itertools import count
 
 import pytest
 
@@ -15,7 +12,7 @@ from gorgo.core.messages.kv_events import BlocksRemoved, BlocksStored, CacheClea
 from gorgo.core.prefix.kv_chain import token_bytes
 from gorgo.core.prefix.kv_index import KvEventIndex
 from gorgo.errors import InvalidValueError, MissingExtra
-from gorgo.live.kv_events import extra, subscription
+from gorgo.live.kv_events import extra
 from gorgo.live.kv_events.frames import is_end, read_message, replay_request
 from gorgo.live.kv_events.pieces import PIECE_BLOCKS, pieces
 from gorgo.live.kv_events.stats import FeedState, worst
@@ -110,25 +107,3 @@ def test_a_missing_pyzmq_is_named_with_the_extra(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "zmq", None)
     with pytest.raises(MissingExtra, match=r"pip install 'gorgo-router\[events\]'"):
         extra.import_zmq()
-
-
-async def test_a_turn_of_the_loop_has_the_steps_of_all_subscriptions_within_its_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now = 0.0
-    monkeypatch.setattr(subscription, "perf_counter", lambda: now)
-    turns, turn, steps = count(), subscription.Turn(), Counter[int]()
-
-    async def subscribed() -> None:
-        nonlocal now
-        for _ in range(3):
-            await turn.pause()
-            now += 0.6 * subscription.TURN_S
-            steps[current] += 1
-
-    tasks = [asyncio.create_task(subscribed()) for _ in range(4)]
-    while not all(task.done() for task in tasks):
-        current = next(turns)
-        await asyncio.sleep(0)
-    assert set(steps.values()) == {2}
-    assert steps.total() == 12

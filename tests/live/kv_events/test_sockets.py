@@ -9,6 +9,7 @@ from typing import Any
 
 from gorgo.live.kv_events.extra import import_zmq
 from gorgo.live.kv_events.sockets import Receiver
+from gorgo.live.kv_events.turns import Arrivals
 from tests.live.kv_events.extra import needs_zmq
 
 pytestmark = needs_zmq
@@ -22,7 +23,7 @@ def pair() -> Iterator[tuple[Any, Receiver]]:
     context = zmq.asyncio.Context()
     sender, receiving = zmq.Context.shadow(context.underlying).socket(zmq.PUSH), context.socket(zmq.PULL)
     sender.connect(f"tcp://127.0.0.1:{receiving.bind_to_random_port('tcp://127.0.0.1')}")
-    receiver = Receiver(zmq, receiving)
+    receiver = Receiver(zmq, receiving, Arrivals())
     try:
         yield sender, receiver
     finally:

@@ -273,3 +273,17 @@ async def test_a_large_message_is_applied_in_pieces() -> None:
         assert feeding.router.batches > 20
         await engine.evict(prompt(1, blocks))
         await until(lambda: feeding.router.index.blocks(0) == 0)
+
+
+async def test_short_messages_do_not_overtake_a_long_one() -> None:
+    blocks = 20_000
+    async with publishing() as engine, subscribed(engine.config) as feeding:
+        await feeding.until("live")
+        await engine.store(prompt(1, blocks))
+        await engine.evict(prompt(1, blocks))
+        for number in range(2, 12):
+            await engine.store(prompt(number))
+        await feeding.until("live", messages=12)
+        await until(lambda: feeding.router.cached(prompt(11)) == WHOLE)
+        assert feeding.router.index.blocks(0) == 10 * 3
+        assert feeding.router.index.stats[0].unknown_removals == 0

@@ -25,7 +25,7 @@ def tokenizer(tmp_path: Path) -> FileTokenizer:
 
 def encoded(cache: SegmentCache, text: str) -> bytes:
     cut = cache.cut(text)
-    return b"".join(cache.complete(cut, cache.encode(list(cut.missing.values()))))
+    return b"".join(cache.complete(cut, cache.encode(list(cut.missing.values()))).parts)
 
 
 @needs_tokenizers
