@@ -80,7 +80,7 @@ def test_terms_are_as_computed_by_hand() -> None:
 
 
 def test_a_replica_that_was_sent_many_prefills_is_priced_as_by_gorgo_ms() -> None:
-    shares = {"prefill_share": [0.5, 0.25], "prefill_share_s": [0.0, 0.0]}
+    shares: dict[str, Any] = {"prefill_share": [0.5, 0.25], "prefill_share_s": [0.0, 0.0]}
     chosen = choose(looking(Engine(0.010), Engine(0.100)), table(2, names=NAMES, **shares), asked=ask(b"z" * 50))
     assert chosen.terms["externality"].round(6).tolist() == [400.0, 200.0]
 
