@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from itertools import count
 from typing import Protocol
 
 from gorgo.core.messages.actions import Action, AdmissionAction, Dispatch, Hedge, RetryAction
@@ -40,7 +41,7 @@ class RouterGateway:
         Called with each change of the fleet that the Router reports.
     """
 
-    __slots__ = ("_clock", "_due_s", "_on_fleet_event", "_open", "_router", "_timer", "on_dispatch")
+    __slots__ = ("_clock", "_due_s", "_numbers", "_on_fleet_event", "_open", "_router", "_timer", "on_dispatch")
 
     def __init__(self, router: Router, clock: Clock, on_fleet_event: Callable[[FleetEvent], None]) -> None:
         self._router = router
@@ -49,13 +50,15 @@ class RouterGateway:
         #: Called with each dispatch, hedges included, after its reservation.
         self.on_dispatch: Callable[[Dispatch], None] | None = None
         self._open: dict[str, ActionSink] = {}
+        self._numbers = count(2)
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = float("inf")
 
     def register(self, request_id: str, exchange: ActionSink) -> str:
         """Return the id of the request in the Router: unique, though a client may use one id twice at a time."""
-        while request_id in self._open:
-            request_id += "+"
+        if request_id in self._open:
+            # A number, and not a longer id at each try: a client may use one id for all that it has open.
+            request_id = next(free for number in self._numbers if (free := f"{request_id}+{number}") not in self._open)
         self._open[request_id] = exchange
         return request_id
 

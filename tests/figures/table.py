@@ -435,10 +435,12 @@ FIGURES: Mapping[str, Figure] = {
 NOT_STORED: Mapping[str, str] = {
     "long-path": "needs root and NFQUEUE",
     "status-page": "no command prints it",
-    "kv-events": "three benches of time, which need the machine for themselves for minutes each",
+    "cache-workloads-twelve": "no option chooses three comparisons of a group",
+    "kv-events": "benches of time, which need the machine for themselves for minutes each",
     "calibrate": "needs vLLM's CPU build and a processor of its own for each engine",
     "simulator": "compares with an earlier commit, in alternating runs that no command makes",
     "parity": "live processes in wall time: needs two cores to itself",
+    "learned-cost": "needs two cores to itself: `python -m tests.bench learned_submit training_beside`",
     "found-share": "one of its policies exists in no release: it ignores the learned share",
     "half-load": "one seed: three of `make paper-tables` take a core for a quarter of an hour",
     "rank": "live processes in wall time: needs two cores to itself",

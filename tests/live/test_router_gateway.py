@@ -202,9 +202,11 @@ def test_changes_of_the_fleet_are_reported_in_order_and_once(event: str) -> None
 def test_id_that_is_open_already_gets_another_name_until_it_is_free() -> None:
     async def test(_: ScriptedRouter, gateway: RouterGateway) -> None:
         names = [gateway.register("r", Exchange()) for _ in range(3)]
-        assert names == ["r", "r+", "r++"]
-        gateway.unregister("r+")
-        assert gateway.register("r", Exchange()) == "r+"
+        assert names == ["r", "r+2", "r+3"]
+        gateway.unregister("r")
+        assert gateway.register("r", Exchange()) == "r"
+        gateway.register("r+4", Exchange())
+        assert gateway.register("r", Exchange()) == "r+5"
 
     virtually(test)
 

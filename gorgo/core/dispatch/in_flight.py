@@ -94,6 +94,12 @@ class Attempt:
         return self.state.request.prompt_tokens - self.decision.estimated_cached_tokens
 
     @property
+    def longest_confirmed(self) -> ConfirmedPrefix:
+        """The longest prefix of the prompt that a router of the group had confirmed there."""
+        own, group = self.confirmed_prefix, self.group_prefix
+        return group if group.blocks > own.blocks else own
+
+    @property
     def features(self) -> NDArray[np.float32] | None:
         """Features of the replica at the decision; `None` without a learner."""
         table = self.decision.features

@@ -125,7 +125,8 @@ class PrefixUpdater:
     def _correct(self, attempt: Attempt, outcome: Outcome) -> None:
         """Correct the replica's blocks by the engine's report of cached tokens."""
         request, replica = attempt.state.request, attempt.replica
-        report = CacheReport.of(request, attempt.confirmed_prefix, outcome)
+        confirmed = attempt.longest_confirmed
+        report = CacheReport.of(request, confirmed, outcome)
         if report is None or not report.confirmed_tokens:
             return
         if attempt.behind is not None:
@@ -134,15 +135,16 @@ class PrefixUpdater:
         usual = shares.of(slot, model, report.confirmed_tokens)
         shares.learn(slot, model, confirmed_tokens=report.confirmed_tokens, found_tokens=report.found_tokens)
         contradicted = report.is_contradiction(usual)
-        if contradicted and not report.is_contradiction(shares.of(slot, model, report.confirmed_tokens)):
+        explained = contradicted and not report.is_contradiction(shares.of(slot, model, report.confirmed_tokens))
+        if self.observer is not None:
+            self.observer.on_cache_report(attempt, report, evicted=contradicted and not explained)
+        if explained:
             # The learned share explains this report and those before it: they were no evictions.
             if replica.learned_capacity.reset():
                 self.resize(replica)
             return
-        if self.observer is not None:
-            self.observer.on_cache_report(attempt, report, evicted=contradicted)
         if contradicted:
-            self._index.evict_older(replica.slot, before=attempt.confirmed_prefix.tick)
+            self._index.evict_older(replica.slot, before=confirmed.tick)
         resident = self._index.resident_blocks(replica.slot)
         if replica.learned_capacity.learn(contradicted=contradicted, resident_blocks=resident):
             self.resize(replica)

@@ -45,9 +45,16 @@ class CandidateSet:
 
     def sampled(self, rows: NDArray[np.intp]) -> CandidateSet:
         """Return the candidates in some rows, ascending."""
-        replicas = [self.replicas[row] for row in rows.tolist()]
-        names = tuple([replica.spec.name for replica in replicas])
-        return CandidateSet(replicas, self.slots[rows], names, False, self.excluded, self.panic, len(self.names))
+        chosen, replicas, names = rows.tolist(), self.replicas, self.names
+        return CandidateSet(
+            [replicas[row] for row in chosen],
+            self.slots[rows],
+            tuple([names[row] for row in chosen]),
+            False,
+            self.excluded,
+            self.panic,
+            len(names),
+        )
 
     def __contains__(self, replica: Replica) -> bool:
         row = int(self.slots.searchsorted(replica.slot))

@@ -151,7 +151,7 @@ class PeerExchange:
         """Add an engine's report to the next one; the index evicts by it, and so do the marks."""
         self.outbox.on_cache_report(attempt, report)
         if evicted:
-            self._evict_marks(attempt.replica, attempt.confirmed_prefix.tick)
+            self._evict_marks(attempt.replica, attempt.longest_confirmed.tick)
 
     def on_completed(self, attempt: Attempt, outcome: Outcome) -> None:
         """Remove the marks that are older than one which the engine did not have."""

@@ -8,7 +8,8 @@ each counted once. An engine evicts the least recently used blocks first, whoeve
 KV capacity are evicted, oldest first, and what this Router's index has not used since is evicted with them: each Router
 alone would count on a whole cache of its own. A full table is no engine's: there those of other routers go first.
 
-A mark's use has the tick of the index at that time. Marks are estimates: nothing is proved by them.
+A mark's use has the tick of the index at that time. A first token had confirmed it, here or at a peer: what the engine
+reports of it counts like a report on an own prefix (`InFlightTable`'s `Attempt.longest_confirmed`).
 """
 
 from __future__ import annotations

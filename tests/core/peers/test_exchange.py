@@ -146,7 +146,7 @@ def test_a_router_ignores_its_own_reports() -> None:
     assert peers_of(first).views(now=0.5) == []
 
 
-def test_a_prefix_that_a_peer_confirmed_is_found_and_proves_nothing() -> None:
+def test_a_prefix_that_a_peer_confirmed_is_found_and_teaches_what_of_it_the_engine_had() -> None:
     first, second = group("a", "b")
     serve(first, "turn-1", replica="b", now=0.0)
     second.on_peer(first.report(now=0.4), now=0.5)
@@ -155,7 +155,7 @@ def test_a_prefix_that_a_peer_confirmed_is_found_and_proves_nothing() -> None:
     assert dispatch.decision.estimated_cached_tokens == 256
     missing = Outcome(AttemptResult.COMPLETED, status=200, prompt_tokens=256, cached_tokens=0)
     second.on_finish(dispatch.attempt_id, missing, now=4.0)
-    assert second.report(now=4.0).cache_reports == ()
+    assert second.report(now=4.0).cache_reports == (SharedCacheReport("b", None, 256.0, 0.0),)
     second.check()
 
 
@@ -424,6 +424,21 @@ def test_cache_reports_of_peers_teach_the_share_that_an_engine_finds() -> None:
     second.on_peer(PeerReport("other", 1, KEY, cache_reports=samples), now=0.0)
     (row,) = second.fleet_view(now=0.0)
     assert row.found_share == pytest.approx(0.5)
+
+
+def test_a_report_that_the_learned_share_explains_is_passed_on_too() -> None:
+    first, second = group("a")
+    shared: list[SharedCacheReport] = []
+    for number in range(4):
+        request = a_request(f"turn-{number}", blocks=blocks_of(*range(40)), prompt_tokens=2560)
+        attempt_id = dispatched(submitted(first, request, now=number)).attempt_id
+        first.on_first_token(attempt_id, now=number + 0.3)
+        half = Outcome(AttemptResult.COMPLETED, status=200, prompt_tokens=2560, cached_tokens=1280)
+        first.on_finish(attempt_id, half, now=number + 0.5)
+        report = first.report(now=number + 0.6)
+        shared += report.cache_reports
+        second.on_peer(report, now=number + 0.6)
+    assert shared == [SharedCacheReport("a", None, 2560.0, 1280.0)] * 3, "all but the first turn's, which had no prefix"
 
 
 def test_a_replica_that_a_peer_has_ejected_is_probed_once() -> None:
