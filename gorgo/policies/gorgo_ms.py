@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from gorgo.core.latency.prefill import prefill_s
 from gorgo.core.latency.prefill_queue import STUCK_AFTER_S
+from gorgo.core.latency.prefill_share import shares_of_columns, shares_of_rows
 from gorgo.core.latency.tcp import exchange_round_trips, is_one_round_trip
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.policy.candidates import Candidates
@@ -18,7 +19,7 @@ from gorgo.core.policy.choice import Choice, Prediction, least_of_rows
 from gorgo.core.policy.cost import choose_min_cost, fill_unknown
 from gorgo.core.policy.few import FEW, times_of_rows
 from gorgo.core.policy.interface import IndexKind
-from gorgo.core.policy.stalls import counted, counted_of_rows
+from gorgo.core.policy.stalls import counted, counted_of_rows, stall_ms
 from gorgo.core.policy.weights import Weights, WeightSpec
 
 Floats = NDArray[np.float64]
@@ -34,10 +35,12 @@ class _Factors(NamedTuple):
     queue: float
     share: float
     delta_ms: float
+    eta_ms: float
 
     @classmethod
     def of(cls, weights: Weights) -> _Factors:
-        return cls(weights["m_rtt"] * 1e3, weights["m_queue"] * 1e3, weights["lambda"], weights["delta"])
+        rtt, queue = weights["m_rtt"] * 1e3, weights["m_queue"] * 1e3
+        return cls(rtt, queue, weights["lambda"], weights["delta"], weights["eta"])
 
 
 class _Scales(NamedTuple):
@@ -47,24 +50,27 @@ class _Scales(NamedTuple):
     queue: Floats
     share: Floats
     delta_ms: float
+    eta_ms: float
 
     @classmethod
     def of(cls, factors: _Factors) -> _Scales:
-        return cls(np.array(factors.rtt), np.array(factors.queue), np.array(factors.share), factors.delta_ms)
+        arrays = np.array(factors.rtt), np.array(factors.queue), np.array(factors.share)
+        return cls(*arrays, factors.delta_ms, factors.eta_ms)
 
 
 class GorgoMs:
-    """cost = m_rtt * N + m_queue * W + P + lambda * P * m + delta * n, in ms.
+    """cost = m_rtt * N + m_queue * W + P + lambda * P * m + delta * n + eta * s, in ms.
 
     N is the network's time: the round trip, as often as this body takes over the connection that it would get there. W
     is the work before this request by the replica's prefill queue when it arrives, P its own prefill by the replica's
     priors and learned speed, n the requests in flight there, which a prefill stalls, and m the same with differences
-    damped where many are in flight (`core.policy.stalls`): lambda prices what this request costs the others, and 0.2
-    stands for an end-to-end time that counts a quarter as much as a first token. delta is the same price for decoding:
-    of every request in flight there, how much its tokens and this request's come later for there being one more. Of
-    more requests than its running batch an engine stalls that batch alone: the others wait in any case. An unknown
-    round trip counts as the worst known one. The first three terms without their factors are the predicted time to
-    first token.
+    damped where many are in flight (`core.policy.stalls`): lambda prices what this request costs the others, as a
+    preference for end-to-end times over first tokens. delta is the same price for decoding: of every request in flight
+    there, how much its tokens and this request's come later for there being one more. eta prices the prefills that will
+    stall this request: s is the share of its time that the replica prefills (`core.latency.prefill_share`), and it
+    counts for less where many are in flight. Of more requests than its running batch an engine stalls that batch alone:
+    the others wait in any case. An unknown round trip counts as the worst known one. The first three terms without
+    their factors are the predicted time to first token.
 
     References
     ----------
@@ -73,16 +79,17 @@ class GorgoMs:
 
     name: ClassVar[str] = "gorgo-ms"
     summary: ClassVar[str] = (
-        "every term a time: least m_rtt * RTT + m_queue * W + P + lambda * P * m + delta * in flight, "
-        "W the work there, P the prefill, m those in flight, damped where many are"
+        "every term a time: least m_rtt * RTT + m_queue * W + P + lambda * P * m + delta * in flight + eta * s, "
+        "W the work there, P the prefill, m those in flight, damped where many are, s the share of its time in prefills"
     )
     unit: ClassVar[str] = "ms"
     index: ClassVar[IndexKind] = "events"
     weight_specs: ClassVar[tuple[WeightSpec, ...]] = (
         WeightSpec("m_rtt", 1.0, 0.25, 4.0, "factor on the network's time"),
         WeightSpec("m_queue", 1.0, 0.25, 4.0, "factor on the work before this request"),
-        WeightSpec("lambda", 0.2, 0.1, 1.0, "of the prefill, per request in flight that it stalls", tunable="opt_in"),
-        WeightSpec("delta", 50.0, 0.0, 100.0, "ms per request in flight, for slower decoding", tunable="no"),
+        WeightSpec("lambda", 0.15, 0.1, 1.0, "of the prefill, per request in flight that it stalls", tunable="opt_in"),
+        WeightSpec("delta", 25.0, 0.0, 100.0, "ms per request in flight, for slower decoding", tunable="no"),
+        WeightSpec("eta", 800.0, 0.0, 4000.0, "ms where a replica always prefills, for stalls to come", tunable="no"),
     )
 
     def __init__(self) -> None:
@@ -104,6 +111,9 @@ class GorgoMs:
         stalled_ms = prefill_ms * scales.share * counted(in_flight)
         if scales.delta_ms:
             stalled_ms = stalled_ms + in_flight * scales.delta_ms
+        if scales.eta_ms:
+            shares = shares_of_columns(candidates.prefill_share, candidates.prefill_share_s, candidates.now)
+            stalled_ms = stalled_ms + shares * stall_ms(scales.eta_ms, in_flight.sum().item() / len(in_flight))
         terms = {
             "rtt": network_s * scales.rtt,
             "queue": work_s * scales.queue,
@@ -164,15 +174,17 @@ def _terms_of_rows(
     candidates: Candidates, network: list[float], work: list[float], prefill: list[float], factors: _Factors
 ) -> tuple[Floats, list[float]]:
     """Return the terms `rtt`, `queue`, `prefill` and `externality` as rows of an array, and the costs, ms."""
-    rtt_factor, queue_factor, share, delta_ms = factors
+    rtt_factor, queue_factor, share, delta_ms, eta_ms = factors
     table = candidates.table
     rtt = [network_s * rtt_factor for network_s in network]
     queue = [work_s * queue_factor for work_s in work]
     numbers = zip(table.in_flight_requests.tolist(), table.max_running_requests.tolist(), strict=True)
     # Where the limit is unknown it is NaN, and less than nothing.
     in_flight = [most if most < n else n for n, most in numbers]
-    stalls = zip(prefill, counted_of_rows(in_flight), in_flight, strict=True)
-    externality = [prefill_ms * share * m + n * delta_ms for prefill_ms, m, n in stalls]
+    eta_ms = stall_ms(eta_ms, sum(in_flight) / len(in_flight))
+    shares = shares_of_rows(table.prefill_share.tolist(), table.prefill_share_s.tolist(), candidates.now)
+    stalls = zip(prefill, counted_of_rows(in_flight), in_flight, shares, strict=True)
+    externality = [prefill_ms * share * m + n * delta_ms + s * eta_ms for prefill_ms, m, n, s in stalls]
     cost = [a + b + c + d for a, b, c, d in zip(rtt, queue, prefill, externality, strict=True)]
     return np.array([*rtt, *queue, *prefill, *externality]).reshape(4, -1), cost
 

@@ -18,13 +18,14 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from gorgo.core.latency.prefill_share import shares_of_columns
 from gorgo.core.latency.tcp import exchange_round_trips
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.policy.candidates import Candidates
 from gorgo.core.policy.choice import Choice
 from gorgo.core.policy.cost import choose_min_cost
 from gorgo.core.policy.interface import IndexKind
-from gorgo.core.policy.stalls import counted
+from gorgo.core.policy.stalls import counted, stall_ms
 from gorgo.core.policy.weights import Weights, WeightSpec
 from gorgo.policies.gorgo_ms import GorgoMs
 from gorgo.sim.engine.engines import predict_first_token
@@ -38,12 +39,13 @@ Floats = NDArray[np.float64]
 
 
 class Oracle:
-    """cost = N + W + P + lambda * P * m + delta * n, in ms, every term true.
+    """cost = N + W + P + lambda * P * m + delta * n + eta * s, in ms, every term true.
 
     N is the network's time (mean round trip, as often as this body takes), W + P the time in the engine until the first
     token without later arrivals, P this request's own prefill alone on that engine, n the requests there and on the way
-    there, at most its running batch, m the same with damped differences. The first three are the predicted time to
-    first token.
+    there, at most its running batch, m the same with damped differences, s the share of its time that it prefills, by
+    what was sent there: its future is as unknown as to the router. The first three are the predicted time to first
+    token.
 
     `observe` gives it the engines, once, before the first choice.
 
@@ -57,7 +59,7 @@ class Oracle:
     unit: ClassVar[str] = "ms"
     index: ClassVar[IndexKind] = "events"
     weight_specs: ClassVar[tuple[WeightSpec, ...]] = tuple(
-        spec for spec in GorgoMs.weight_specs if spec.name in ("lambda", "delta")
+        spec for spec in GorgoMs.weight_specs if spec.name in ("lambda", "delta", "eta")
     )
 
     def __init__(self) -> None:
@@ -81,11 +83,13 @@ class Oracle:
         there = zip(views, arrives_s.tolist(), strict=True)
         engine_ms, prefill_ms = np.array([_engine_ms(view, request, at_s, candidates.now) for view, at_s in there]).T
         in_flight = _stalled(views)
+        shares = shares_of_columns(candidates.prefill_share, candidates.prefill_share_s, candidates.now)
+        decoding_ms = weights["delta"] * in_flight + stall_ms(weights["eta"], float(in_flight.mean())) * shares
         terms = {
             "rtt": rtt_s * trips * 1e3,
             "queue": engine_ms - prefill_ms,
             "prefill": prefill_ms,
-            "externality": weights["lambda"] * prefill_ms * counted(in_flight) + weights["delta"] * in_flight,
+            "externality": weights["lambda"] * prefill_ms * counted(in_flight) + decoding_ms,
         }
         predicted_s = (candidates.now - request.received_s) + (terms["rtt"] + engine_ms) / 1e3
         return choose_min_cost(terms, candidates, rng, predicted_ttft_s=predicted_s)

@@ -25,8 +25,8 @@ ABLATIONS = {
     "pools": "--seeds 1 --scale 0.5",
     "shift": "--seeds 1 --scale 0.5",
 }
-LATER = {"shadows": "--seeds 1", "gates": "--seeds 1"}
-MORE = {"lodestar-more": "--seeds 1", "tau": "--seeds 1", "scenarios": "--seeds 1", "scrapes": "--seeds 1"}
+LATER = {"shadows": "--seeds 1", "gates": "--seeds 1", "scenarios": "--seeds 1"}
+MORE = {"lodestar-more": "--seeds 1", "tau": "--seeds 1", "scrapes": "--seeds 1"}
 
 
 def commands(groups: Mapping[str, str]) -> list[str]:

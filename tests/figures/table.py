@@ -129,7 +129,7 @@ def _capacity(trace: str, runs: Sequence[Any]) -> dict[str, float]:
 #: Groups with a table of their own are left out.
 _CLAIM_GROUPS = ("baselines", "published", "oracle", "scenarios", "wildchat", "priors", "paper", "learned")
 _CHOSEN = " ".join(f"--only {group}" for group in _CLAIM_GROUPS)
-_CLAIMS = f"gorgo claims {_CHOSEN} --seeds 10 --out runs/claims --trace {CONVERSATION}"
+_CLAIMS = f"gorgo claims {_CHOSEN} --seeds 5 --out runs/claims --trace {CONVERSATION}"
 _PARTIAL_HITS = "gorgo claims --only partial-hits --only tail --jobs 1 --out runs/partial-hits"
 _COUNTS = re.compile(r"(\d+) of (\d+) targets met, all simulated; (\d+) runs, (\d+) s of processor time")
 
@@ -444,6 +444,7 @@ NOT_STORED: Mapping[str, str] = {
     "found-share": "one of its policies exists in no release: it ignores the learned share",
     "half-load": "one seed: three of `make paper-tables` take a core for a quarter of an hour",
     "rank": "live processes in wall time: needs two cores to itself",
+    "first-token-price": "weights set by hand, in a script",
     "overload-made": "no command makes these loads",
     "overload-live": "live processes in wall time: needs two cores to itself for eight minutes",
     "soak": "needs two cores to itself for six minutes",
@@ -453,5 +454,4 @@ NOT_STORED: Mapping[str, str] = {
     "chaos-long": "nine minutes of live processes for each schedule",
     "several-routers-more": "one seed of an earlier commit, and time on a busy machine",
     "tuning-further": "one seed of some settings: all of `tuning-fleets-more` take two cores for more than an hour",
-    "tuning-ten": "ten seeds of `make tuning-table` take two cores for more than an hour",
 }

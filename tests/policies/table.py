@@ -28,6 +28,8 @@ COUNTS = (
     "drained_at_s",
     "head_due_s",
     "waiting_prefill_s",
+    "prefill_share",
+    "prefill_share_s",
     "connect_round_trips",
 )
 

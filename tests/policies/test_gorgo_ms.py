@@ -53,19 +53,43 @@ def test_cost_is_the_sum_of_times() -> None:
 
 def test_a_prefill_stalls_the_running_batch_at_most() -> None:
     rows = candidates(in_flight_requests=[3, 90], max_running_requests=[12, 12])
-    np.testing.assert_allclose(chosen(rows, delta=0.0).terms["externality"], [0.2 * 1010 * 3, 0.2 * 1010 * 12])
+    np.testing.assert_allclose(chosen(rows, delta=0.0).terms["externality"], [0.15 * 1010 * 3, 0.15 * 1010 * 12])
     unknown = candidates(in_flight_requests=[3, 12], max_running_requests=[np.nan, np.nan])
-    np.testing.assert_allclose(chosen(unknown, delta=0.0).terms["externality"], [0.2 * 1010 * 3, 0.2 * 1010 * 12])
+    np.testing.assert_allclose(chosen(unknown, delta=0.0).terms["externality"], [0.15 * 1010 * 3, 0.15 * 1010 * 12])
 
 
 def test_where_many_are_in_flight_a_long_prompt_is_not_sent_far_for_a_few_less() -> None:
     """Of 40 and 37 in flight the three more are worth a fifth of what they are worth where few are."""
     rows = candidates(in_flight_requests=[40, 37])
     near, far = chosen(rows, delta=0.0).terms["externality"]
-    np.testing.assert_allclose(near - far, 0.2 * 1010 * 3 * 8 / 38.5)
-    np.testing.assert_allclose(near + far, 0.2 * 1010 * 77)
+    np.testing.assert_allclose(near - far, 0.15 * 1010 * 3 * 8 / 38.5)
+    np.testing.assert_allclose(near + far, 0.15 * 1010 * 77)
     assert chosen(rows, delta=0.0, m_rtt=2.0).row == 0
     assert chosen(candidates(in_flight_requests=[4, 1]), delta=0.0, m_rtt=2.0).row == 1
+
+
+def test_a_replica_that_prefills_much_of_its_time_will_stall_this_request_too() -> None:
+    """Shares of a half and a fifth, of now: 240 ms more than 98 ms of distance."""
+    shares: dict[str, Any] = {"prefill_share": [0.5, 0.2], "prefill_share_s": [100.0, 100.0]}
+    choice = chosen(candidates(**shares), **{"lambda": 0.1})
+    np.testing.assert_allclose(choice.terms["externality"], [400.0, 160.0])
+    assert choice.row == 1
+    assert chosen(candidates(**shares), eta=0.0).row == 0
+    assert choice.predicted_ttft_s == chosen(candidates(**shares, rtt_s=[0.3, 0.1])).predicted_ttft_s
+
+
+def test_what_was_prefilled_long_ago_stalls_nobody() -> None:
+    rows = candidates(prefill_share=[0.5, 0.2], prefill_share_s=[100.0 - 300.0, 100.0])
+    near, far = chosen(rows).terms["externality"]
+    assert near < 5.0
+    np.testing.assert_allclose(far, 160.0)
+
+
+def test_where_batches_are_large_stalls_to_come_count_for_less() -> None:
+    """A mean of 8 in flight: half."""
+    shares: dict[str, Any] = {"prefill_share": [0.5, 0.2], "prefill_share_s": [100.0, 100.0]}
+    near, far = chosen(candidates(in_flight_requests=[8, 8], **shares), delta=0.0).terms["externality"]
+    np.testing.assert_allclose(near - far, 0.5 * 240.0)
 
 
 def test_prediction_is_network_work_and_prefill_without_their_factors_from_receipt_on() -> None:
@@ -95,7 +119,7 @@ def test_any_candidate_can_be_asked_for_its_prediction() -> None:
 
 def test_slower_decoding_is_not_priced_where_its_price_is_nothing() -> None:
     terms = chosen(candidates(in_flight_requests=[2, 1]), delta=0.0).terms
-    np.testing.assert_allclose(terms["externality"], [0.2 * 1010 * 2, 0.2 * 1010])
+    np.testing.assert_allclose(terms["externality"], [0.15 * 1010 * 2, 0.15 * 1010])
 
 
 @pytest.mark.parametrize(("head_due_s", "queue_ms"), [(99.6995, 0.0), (99.69, 2000 + 9), (99.2, 2000 + 499)])
@@ -164,8 +188,9 @@ def test_weights_and_their_boxes_are_those_of_the_design() -> None:
     assert [(spec.name, spec.default, spec.low, spec.high, spec.tunable) for spec in GorgoMs.weight_specs] == [
         ("m_rtt", 1.0, 0.25, 4.0, "yes"),
         ("m_queue", 1.0, 0.25, 4.0, "yes"),
-        ("lambda", 0.2, 0.1, 1.0, "opt_in"),
-        ("delta", 50.0, 0.0, 100.0, "no"),
+        ("lambda", 0.15, 0.1, 1.0, "opt_in"),
+        ("delta", 25.0, 0.0, 100.0, "no"),
+        ("eta", 800.0, 0.0, 4000.0, "no"),
     ]
     assert GorgoMs.index == "events"
 
@@ -195,6 +220,8 @@ def _cells(*values: st.SearchStrategy[float]) -> st.SearchStrategy[list[float]]:
             "prefill_base_s": _cells(st.floats(0, 0.1)),
             "prefill_token_s": _cells(st.floats(1e-5, 1e-3)),
             "prefill_kappa_s": _cells(st.floats(0, 1e-8)),
+            "prefill_share": _cells(st.floats(0, 2)),
+            "prefill_share_s": _cells(st.floats(0, 100)),
             "in_flight_requests": _cells(st.integers(0, 60).map(float)),
             "max_running_requests": _cells(st.integers(1, 60).map(float), st.just(np.nan)),
         }
@@ -203,18 +230,24 @@ def _cells(*values: st.SearchStrategy[float]) -> st.SearchStrategy[list[float]]:
     body_bytes=st.sampled_from([0, 500, 1_460, 2_000, 14_600, 20_000, 300_000]),
     slots=st.sampled_from([[0, 1, 2, 3, 4, 5], [1, 4], [3]]),
     delta=st.sampled_from([0.0, 50.0]),
+    eta=st.sampled_from([0.0, 800.0]),
 )
 def test_a_few_candidates_row_by_row_have_the_very_values_of_columns(
-    given_columns: dict[str, list[float]], cached: list[float], body_bytes: int, slots: list[int], delta: float
+    given_columns: dict[str, list[float]],
+    cached: list[float],
+    body_bytes: int,
+    slots: list[int],
+    delta: float,
+    eta: float,
 ) -> None:
     width = max(slots) + 1
     columns: dict[str, Any] = {name: cells[:width] for name, cells in given_columns.items()}
     rows = replace(table(6, cached=cached[:width], slots=slots, **columns), now=100.0)
     asked = replace(request(), received_s=99.5, body_bytes=body_bytes)
-    by_rows = choose(GorgoMs(), rows, asked=asked, delta=delta)
+    by_rows = choose(GorgoMs(), rows, asked=asked, delta=delta, eta=eta)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gorgo.policies.gorgo_ms.FEW", 0)
-        by_columns = choose(GorgoMs(), rows, asked=asked, delta=delta)
+        by_columns = choose(GorgoMs(), rows, asked=asked, delta=delta, eta=eta)
     assert {name: column.tolist() for name, column in by_rows.terms.items()} == {
         name: column.tolist() for name, column in by_columns.terms.items()
     }

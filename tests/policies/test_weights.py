@@ -46,6 +46,8 @@ def rows() -> Candidates:
         slowdown=[1.0, 1.0],
         drained_at_s=[NOW + 0.010 + 2.0, NOW + 0.050 + 0.5],
         head_due_s=[np.inf, np.inf],
+        prefill_share=[0.4, 0.1],
+        prefill_share_s=[NOW, NOW],
     )
     candidates.now = NOW
     return candidates
@@ -90,27 +92,32 @@ def test_an_instance_that_has_chosen_goes_by_the_next_weights_as_a_new_one_does(
         (
             GorgoMs(),
             {},
-            {"rtt": [20, 100], "queue": [2000, 500], "prefill": [1000, 400], "externality": [3 * 250, 130]},
+            {"rtt": [20, 100], "queue": [2000, 500], "prefill": [1000, 400], "externality": [3 * 175 + 320, 85 + 80]},
         ),
         (
             GorgoMs(),
             {"m_rtt": 3.0},
-            {"rtt": [60, 300], "queue": [2000, 500], "prefill": [1000, 400], "externality": [3 * 250, 130]},
+            {"rtt": [60, 300], "queue": [2000, 500], "prefill": [1000, 400], "externality": [3 * 175 + 320, 85 + 80]},
         ),
         (
             GorgoMs(),
             {"m_queue": 0.5},
-            {"rtt": [20, 100], "queue": [1000, 250], "prefill": [1000, 400], "externality": [3 * 250, 130]},
+            {"rtt": [20, 100], "queue": [1000, 250], "prefill": [1000, 400], "externality": [3 * 175 + 320, 85 + 80]},
         ),
         (
             GorgoMs(),
             {"lambda": 1.0},
-            {"rtt": [20, 100], "queue": [2000, 500], "prefill": [1000, 400], "externality": [3 * 1050, 450]},
+            {"rtt": [20, 100], "queue": [2000, 500], "prefill": [1000, 400], "externality": [3 * 1025 + 320, 425 + 80]},
         ),
         (
             GorgoMs(),
             {"delta": 0.0},
-            {"rtt": [20, 100], "queue": [2000, 500], "prefill": [1000, 400], "externality": [3 * 200, 80]},
+            {"rtt": [20, 100], "queue": [2000, 500], "prefill": [1000, 400], "externality": [3 * 150 + 320, 60 + 80]},
+        ),
+        (
+            GorgoMs(),
+            {"eta": 0.0},
+            {"rtt": [20, 100], "queue": [2000, 500], "prefill": [1000, 400], "externality": [3 * 175, 85]},
         ),
     ],
 )

@@ -57,7 +57,7 @@ async def test_drain_ends_new_requests_to_a_replica_until_it_is_undone(proxy: Se
 async def test_set_changes_the_named_weights_and_a_freeze_refuses_it(proxy: Served) -> None:
     done = await gorgo(proxy, "set", "m_rtt=2", "lambda=0.5", "--reason", "far clients")
     assert done.exit_code == 0, done.stderr
-    assert done.stdout == "policy gorgo-ms m_rtt=2 m_queue=1 lambda=0.5 delta=50, version 2, not frozen\n"
+    assert done.stdout == "policy gorgo-ms m_rtt=2 m_queue=1 lambda=0.5 delta=25 eta=800, version 2, not frozen\n"
     last = (await proxy.weights())["history"][-1]
     assert (last["by"], last["reason"], last["source"]) == ("tester", "far clients", "admin")
     wrong = await gorgo(proxy, "set", "m_rt=2")
@@ -106,7 +106,7 @@ async def test_explain_lists_recent_requests_and_shows_one_as_a_table(proxy: Ser
     lines = one.stdout.splitlines()
     assert lines[0].startswith("second: ")
     assert lines[0].endswith(", the lowest cost of gorgo-ms")
-    assert lines[1:3] == ["client -, model m", "weights version 1: m_rtt=1 m_queue=1 lambda=0.2 delta=50"]
+    assert lines[1:3] == ["client -, model m", "weights version 1: m_rtt=1 m_queue=1 lambda=0.15 delta=25 eta=800"]
     assert lines[3].split() == ["candidate", "rtt", "queue", "prefill", "externality", "cost,", "ms"]
     rows = [line.split() for line in lines[4:6]]
     assert (rows[0][0], {rows[0][1], rows[1][0]}) == ("*", {"left", "right"})

@@ -55,7 +55,11 @@ def looking(near: Engine, far: Engine) -> Oracle:
 def test_it_is_a_policy_with_the_preferences_of_gorgo_ms() -> None:
     oracle = make_oracle()
     assert isinstance(oracle, Policy)
-    assert [(spec.name, spec.default) for spec in oracle.weight_specs] == [("lambda", 0.2), ("delta", 50.0)]
+    assert [(spec.name, spec.default) for spec in oracle.weight_specs] == [
+        ("lambda", 0.15),
+        ("delta", 25.0),
+        ("eta", 800.0),
+    ]
 
 
 def test_terms_are_as_computed_by_hand() -> None:
@@ -69,10 +73,16 @@ def test_terms_are_as_computed_by_hand() -> None:
         "rtt": [10.0, 100.0],
         "queue": [190.0 - 5.0 - 60.0, 0.0],
         "prefill": [60.0, 60.0],
-        "externality": [(0.2 * 60.0 + 50.0) * 2, 0.0],
+        "externality": [(0.15 * 60.0 + 25.0) * 2, 0.0],
     }
     assert chosen.row == 1
     assert chosen.predicted_ttft_s == pytest.approx(0.160)
+
+
+def test_a_replica_that_was_sent_many_prefills_is_priced_as_by_gorgo_ms() -> None:
+    shares: dict[str, Any] = {"prefill_share": [0.5, 0.25], "prefill_share_s": [0.0, 0.0]}
+    chosen = choose(looking(Engine(0.010), Engine(0.100)), table(2, names=NAMES, **shares), asked=ask(b"z" * 50))
+    assert chosen.terms["externality"].round(6).tolist() == [400.0, 200.0]
 
 
 def test_an_engine_of_vllm_decodes_beside_the_newcomers_prompt() -> None:

@@ -162,6 +162,7 @@ class InFlightTable:
         if request.slo_tpot_s is not None:
             replica.add_tpot_objective(request.slo_tpot_s)
         prefill_s = attempt.prior_s * replica.prefill_queue.speed.factor
+        self._fleet.add_prefill(replica, prefill_s, now=attempt.dispatched_s)
         attempt.checkpoint = replica.concurrency.on_dispatched(prefill_s=prefill_s, now=attempt.dispatched_s)
         replica.prefill_queue.add(
             attempt.attempt_id,

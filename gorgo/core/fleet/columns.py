@@ -30,6 +30,8 @@ _EMPTY: Mapping[str, float] = {
     "shared_s": 0.0,
     "head_shared_s": 0.0,
     "head_began_s": -inf,
+    "prefill_share": 0.0,
+    "prefill_share_s": 0.0,
     "connect_round_trips": 1.0,
     "pace_bytes": inf,
     "burst_bytes": inf,
@@ -88,6 +90,10 @@ class Columns:
     shared_s: Floats
     head_shared_s: Floats
     head_began_s: Floats
+    #: Share of its time in prefills, by what this proxy has sent there, as of the last dispatch, and when that was
+    #: (`core.latency.prefill_share`).
+    prefill_share: Floats
+    prefill_share_s: Floats
     #: Connection of the next request: TCP windows (`core.latency.tcp`; 0 where none is open, NaN where not reported),
     #: time of the last send, and round trips to open a new connection.
     cwnd_bytes: Floats

@@ -24,6 +24,7 @@ from gorgo.core.fleet.peer_loads import PeerLoads
 from gorgo.core.fleet.replica import Replica
 from gorgo.core.fleet.spec import ReplicaSpec
 from gorgo.core.fleet.timers import FleetTimers
+from gorgo.core.latency.prefill_share import with_prefill
 from gorgo.core.limits import OutlierLimits
 from gorgo.core.messages.events import FleetEvent, HealthChanged
 from gorgo.core.messages.request import EngineSample
@@ -152,6 +153,13 @@ class Fleet:
         columns.in_flight_requests[slot] += 1
         columns.in_flight_tokens[slot] += prompt_tokens
         columns.queued_prefill_tokens[slot] += prompt_tokens
+
+    def add_prefill(self, replica: Replica, prefill_s: float, *, now: float) -> None:
+        """Add a predicted prefill to the share of its time that the replica prefills."""
+        slot, columns = replica.slot, self.columns
+        age_s = now - columns.prefill_share_s.item(slot)
+        columns.prefill_share[slot] = with_prefill(columns.prefill_share.item(slot), age_s, prefill_s)
+        columns.prefill_share_s[slot] = now
 
     def release_prefill(self, replica: Replica, prompt_tokens: int) -> None:
         if replica.slot >= 0:

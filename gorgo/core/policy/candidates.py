@@ -98,6 +98,8 @@ class Candidates:
     shared_s = _column("shared_s")
     head_shared_s = _column("head_shared_s")
     head_began_s = _column("head_began_s")
+    prefill_share = _column("prefill_share")
+    prefill_share_s = _column("prefill_share_s")
     slowdown = _column("slowdown")
     prefill_base_s = _column("prefill_base_s")
     prefill_token_s = _column("prefill_token_s")

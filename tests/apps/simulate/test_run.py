@@ -28,7 +28,7 @@ def test_a_row_tells_what_was_run_and_that_it_was_simulated() -> None:
     run = run_once(job(weights={"lambda": 0.3}, time_scale=2.0, seed=4))
     row = run.row
     assert (row.trace, row.time_scale, row.policy, row.seed, row.source) == ("made", 2.0, "gorgo-ms", 4, "simulated")
-    assert row.weights == {"m_rtt": 1.0, "m_queue": 1.0, "lambda": 0.3, "delta": 50.0}
+    assert row.weights == {"m_rtt": 1.0, "m_queue": 1.0, "lambda": 0.3, "delta": 25.0, "eta": 800.0}
     assert (row.n, row.errors, row.slip_ms_p95) == (60, 0, 0.0)
     assert sum(row.share.values()) == pytest.approx(1.0)
     assert None not in (row.ttft_ms.p99, row.e2e_s.p95, row.itl_ms.p95, row.cache_hit, row.prediction_error_ms.p95)

@@ -105,7 +105,7 @@ def test_simulate_hands_on_every_option(config: Path, tmp_path: Path, monkeypatc
             filters=FILTERED,
             policies=("gorgo", "random"),
             weights={
-                "gorgo-ms": {"m_rtt": 1.0, "m_queue": 1.0, "lambda": 0.2, "delta": 50.0},
+                "gorgo-ms": {"m_rtt": 1.0, "m_queue": 1.0, "lambda": 0.2, "delta": 25.0, "eta": 800.0},
                 "gorgo": {"w_rtt": 0.75, "w_queue": 0.1},
             },
             time_scales=[2.0, 0.5],

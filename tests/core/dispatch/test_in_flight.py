@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
+from gorgo.core.latency.prefill_share import FADE_S, faded
 from gorgo.core.latency.token_gap import SHARE
 from gorgo.core.messages.request import EngineSample
 from gorgo.core.policy.candidates import Candidates
@@ -55,6 +56,22 @@ def test_a_first_token_left_its_engine_half_a_round_trip_before_it_is_seen() -> 
     row, factor = view(router, now=1.1), 5.995 / 6.0
     assert row.prefill_slowdown == pytest.approx(factor)
     assert row.backlog_s == pytest.approx(1.05 + 0.5 * factor - 1.1 - 0.05)
+
+
+def test_a_dispatched_prefill_is_a_share_of_the_engine_s_time_that_fades() -> None:
+    """A second of prefill over 30 s, at 800 ms for all of it; it is there after the request has ended, and fades."""
+    router = far_router()
+    router.on_finish(send(router, "first", 1000, now=0.0), COMPLETED, now=2.0)
+
+    def externality(name: str, now: float) -> float:
+        attempt_id = send(router, name, 1, now=now)
+        term: float = router.decisions(name)[0].terms["externality"][0]
+        router.on_finish(attempt_id, COMPLETED, now=now)
+        return term
+
+    soon = externality("soon", 2.0)
+    assert soon == pytest.approx(faded(1.0 / FADE_S, 2.0) * 800.0)
+    assert 0.0 < externality("late", 300.0) < 0.02 * soon
 
 
 def test_an_engine_hears_of_an_end_half_a_round_trip_later() -> None:

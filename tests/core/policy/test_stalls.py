@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gorgo.core.policy.stalls import WHOLE, counted, counted_of_rows
+from gorgo.core.policy.stalls import FEW_RUN, WHOLE, counted, counted_of_rows, stall_ms
 
 numbers = st.lists(st.integers(0, 500).map(float), min_size=1, max_size=12)
 
@@ -24,3 +24,10 @@ def test_the_mean_and_the_order_are_those_of_the_numbers(given_numbers: list[flo
 def test_up_to_a_mean_of_eight_every_difference_counts_in_full() -> None:
     assert counted(np.array([WHOLE - 8, WHOLE + 8])).tolist() == [0.0, 16.0]
     assert counted(np.array([4 * WHOLE - 8, 4 * WHOLE + 8])).tolist() == [30.0, 34.0]
+
+
+@given(st.floats(0.0, 500.0), st.floats(0.0, 500.0))
+def test_stalls_to_come_never_count_for_more_where_more_are_in_flight(fewer: float, more: float) -> None:
+    fewer, more = sorted((fewer, more))
+    assert stall_ms(1000.0, FEW_RUN) == 1000.0
+    assert 0.0 <= stall_ms(1000.0, more) <= stall_ms(1000.0, fewer) <= 1000.0

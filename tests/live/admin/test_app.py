@@ -84,7 +84,7 @@ async def test_weights_set_live_are_in_the_terms_of_the_next_decision(start: Sta
     """Beside one request that decodes: each term is its weight times what the same decision expects."""
     quick = stream(delta("a"), USAGE, DONE)
     fleet = await start.fleet([hang(delta("a")), quick], proxy=replace(QUIET, policy="gorgo-ms"))
-    usual = {"m_rtt": 1.0, "m_queue": 1.0, "lambda": 0.2, "delta": 50.0}
+    usual = {"m_rtt": 1.0, "m_queue": 1.0, "lambda": 0.15, "delta": 25.0, "eta": 0.0}
     other = {"m_rtt": 3.0, "m_queue": 2.0, "lambda": 1.0, "delta": 10.0}
     async with fleet.client.stream("POST", CHAT, content=chat(stream=True)) as decoding:
         chunks = decoding.aiter_bytes()

@@ -59,6 +59,7 @@ def tables() -> Iterator[Candidates]:
             slowdown=[1.0] * rows,
             drained_at_s=rng.uniform(0.0, 2.0, rows),
             head_due_s=[np.inf] * rows,
+            prefill_share=rng.uniform(0.0, 1.0, rows),
             salt=rng.integers(0, 2**62, rows),
         )
 
