@@ -96,13 +96,14 @@ class Refusals:
 
     def on_forward(self, state: RequestState) -> None:
         """Trust replicas that all answered a request as shortly."""
-        short = [refused for refused, status in state.refused if status is None]
+        short = [entry[0] for entry in state.refused if entry[1] is None]
         if len(short) > 1:
             _trust(*short)
 
     def _blame(self, state: RequestState, now: float, *, short: bool) -> list[tuple[Attempt, int | None]]:
         """Blame the replicas of refusals, or of all results; return the others."""
         left: list[tuple[Attempt, int | None]] = []
+        status: int | None
         for refused, status in state.refused:
             if status is None and not short:
                 left.append((refused, status))

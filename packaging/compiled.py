@@ -1,0 +1,128 @@
+"""Compile the modules that decide with mypyc: a build hook of the wheel, and a compiled copy of the tree.
+
+    HATCH_BUILD_HOOKS_ENABLE=1 python -m hatchling build --target wheel     # a wheel with compiled modules
+    python packaging/compiled.py build/compiled                            # the tracked files of the tree and the modules
+
+Needs the developers' environment and a C compiler. Sources and results are the same as without: `tests/packaging`
+compares decisions and simulated rows, and `make test COMPILED=1` runs the suite on the compiled modules. What is not in
+`COMPILED` stays Python: the event loop waits there, and little time is spent.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+ROOT = Path(__file__).parents[1]
+
+#: Patterns of modules to compile. Packages' own `__init__` are never among them.
+COMPILED = (
+    "gorgo/core/**/*.py",
+    "gorgo/policies/**/*.py",
+    "gorgo/sim/*.py",
+    "gorgo/sim/engine/*.py",
+    "gorgo/sim/network/*.py",
+    "gorgo/engines/kv_events.py",
+    "gorgo/live/http/headers.py",
+    "gorgo/live/listener/connection/chunks.py",
+    "gorgo/live/listener/connection/head.py",
+    "gorgo/live/listener/connection/reader.py",
+    "gorgo/live/listener/connection/response_head.py",
+    "gorgo/live/upstream/request_head.py",
+    "gorgo/live/upstream/response_parser.py",
+)
+
+#: Modules of these patterns that stay Python, and why.
+EXCLUDED = {
+    "gorgo/core/record.py": "a decorator of classes reads what a compiled function does not have",
+    "gorgo/core/messages/request.py": "an Enum whose members have attributes",
+    "gorgo/core/policy/weights.py": "a dataclass that is a Mapping",
+    "gorgo/core/policy/interface.py": "a protocol for isinstance",
+    "gorgo/core/peers/exchange.py": "a protocol for isinstance",
+    "gorgo/core/policy/candidates.py": "columns are properties by name",
+    "gorgo/core/fleet/columns.py": "columns are attributes by name",
+    "gorgo/core/latency/prefill.py": "one function for floats and arrays",
+    "gorgo/core/latency/ttft.py": "named tuples with defaults between fields: mypyc 2.4 refuses the signature",
+    "gorgo/core/metric_spec.py": "read at import alone",
+}
+
+
+def modules(root: Path = ROOT) -> list[str]:
+    """Return the paths to compile, relative to `root`, in order."""
+    found = {str(path.relative_to(root)) for pattern in COMPILED for path in root.glob(pattern)}
+    return sorted(path for path in found - EXCLUDED.keys() if not path.endswith("/__init__.py"))
+
+
+def compile_into(target: Path, *, root: Path = ROOT) -> list[Path]:
+    """Write the extension modules below `target`, laid out as the sources; return their paths. Takes minutes.
+
+    Raises `subprocess.CalledProcessError` if a module cannot be compiled; the compiler's output is on stderr.
+    """
+    command = [sys.executable, str(Path(__file__).resolve()), "--extensions", str(target), *modules(root)]
+    subprocess.run(command, cwd=root, check=True, stdout=subprocess.DEVNULL)
+    return sorted(target.rglob("*.so"))
+
+
+class CompiledModules(BuildHookInterface[Any]):
+    """The hook of hatchling's wheel target: adds the extension modules beside their sources."""
+
+    PLUGIN_NAME = "custom"
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if version == "editable":
+            return
+        self._folder = TemporaryDirectory()
+        target = Path(self._folder.name)
+        build_data["infer_tag"], build_data["pure_python"] = True, False
+        for path in compile_into(target, root=Path(self.root)):
+            build_data["force_include"][str(path)] = str(path.relative_to(target))
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        if version != "editable":
+            self._folder.cleanup()
+
+
+def copy_tree(target: Path) -> None:
+    """Replace `target` by the tracked files of the tree and the extension modules."""
+    shutil.rmtree(target, ignore_errors=True)
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    for name in filter(None, tracked.split("\0")):
+        if (ROOT / name).exists():  # deleted, not committed
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target / name)
+    compile_into(target)
+
+
+def _extensions(target: str, paths: Iterator[str]) -> None:
+    from mypyc.build import mypycify
+    from setuptools import Distribution
+    from setuptools.command.build_ext import build_ext
+
+    with TemporaryDirectory() as work:
+        found = mypycify(list(paths), opt_level="2", debug_level="0", group_name="gorgo", target_dir=work)
+        command = build_ext(Distribution({"name": "gorgo", "ext_modules": found}))
+        command.build_lib, command.build_temp = target, os.path.join(work, "objects")
+        command.ensure_finalized()
+        command.run()
+
+
+def main() -> None:
+    """The argument is the folder of the copy."""
+    if sys.argv[1:2] == ["--extensions"]:
+        _extensions(sys.argv[2], iter(sys.argv[3:]))
+    elif len(sys.argv) == 2:
+        copy_tree(Path(sys.argv[1]).resolve())
+    else:
+        raise SystemExit("usage: compiled.py FOLDER")
+
+
+if __name__ == "__main__":
+    main()
