@@ -7,7 +7,15 @@ WHEEL  := $(VENV)/wheel
 # Byte code is kept where an environment says otherwise: hundreds of processes of the tests start in half the time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: wheel demo claims tuning-table fit-fleet paper-tables learned-routers cache-sources several-routers test coverage check lint types bench chaos chaos-short mutants soak overload-live test-system test-postgres terraform-check lock clean help
+# COMPILED=1: tests and benchmarks run in a copy of the tree whose deciding modules are compiled (packaging/compiled.py).
+ifdef COMPILED
+COPY   := compiled
+RUN    := cd build/compiled && PYTHONPATH=. ../../$(BIN)/python
+else
+RUN    := $(BIN)/python
+endif
+
+.PHONY: compiled wheel-compiled wheel demo claims tuning-table fit-fleet paper-tables learned-routers cache-sources several-routers test coverage check lint types bench chaos chaos-short mutants soak overload-live test-system test-postgres terraform-check lock clean help
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -36,8 +44,8 @@ several-routers: $(READY) ## several routers over a fleet beside one; 15 minutes
 paper-tables: $(READY) ## the paper's tables beside simulated ones; minutes, resumes in runs/fleet-fit
 	@$(BIN)/python -m gorgo.apps.fleet_fit tables $(ARGS)
 
-test: check      ## style, types, layers, then every test that needs pip alone; says at its end what it skipped
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+test: check $(COPY) ## style, types, layers, then every test that needs pip alone; says at its end what it skipped
+	$(RUN) -m pytest -n 2 --dist worksteal $(ARGS)
 
 coverage: $(READY) ## the same tests with the lines that they reach; tracing costs half as much time again
 	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term:skip-covered $(ARGS)
@@ -48,8 +56,8 @@ check: $(READY)  ## ruff, mypy strict, import-linter
 	$(BIN)/mypy --num-workers 2
 	$(BIN)/lint-imports
 
-test-system: $(READY) ## tests that need apt, root or many minutes; says what it skipped
-	$(BIN)/python -m pytest -m system -rs $(ARGS)
+test-system: $(READY) $(COPY) ## tests that need apt, root or many minutes; says what it skipped
+	$(RUN) -m pytest -m system -rs $(ARGS)
 
 test-postgres: $(READY) ## tests of history and leader on a PostgreSQL server of the distribution's package
 	GORGO_TEST_POSTGRES=1 $(BIN)/python -m pytest -rs tests/tuner/history tests/tuner/leader $(ARGS)
@@ -66,8 +74,15 @@ chaos-short: $(READY) ## the same for a minute; also a test
 mutants: $(READY) ## 300 faults put into the code one by one, and which no test sees; up to an hour, resumes in runs/mutants
 	@$(BIN)/python -m tests.mutants $(ARGS)
 
-bench: $(READY)  ## speed: printed, never asserted
-	$(BIN)/python -m tests.bench $(ARGS)
+bench: $(READY) $(COPY) ## speed: printed, never asserted; with COMPILED=1 of the compiled modules
+	$(RUN) -m tests.bench $(ARGS)
+
+compiled: $(READY) ## build/compiled: the tree with its deciding modules compiled; needs a C compiler, five minutes
+	@$(BIN)/python packaging/compiled.py build/compiled
+
+wheel-compiled: $(READY) ## a wheel for this Python and machine with the same compiled modules
+	@rm -rf dist
+	@HATCH_BUILD_HOOKS_ENABLE=1 $(BIN)/python -m hatchling build -t wheel -d dist
 
 wheel: $(WHEEL)/.ready ## wheel and sdist in dist/, without the developers' tools; the same sources make the same bytes
 	@rm -rf dist

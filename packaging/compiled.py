@@ -1,7 +1,7 @@
 """Compile the modules that decide with mypyc: a build hook of the wheel, and a compiled copy of the tree.
 
     HATCH_BUILD_HOOKS_ENABLE=1 python -m hatchling build --target wheel     # a wheel with compiled modules
-    python packaging/compiled.py build/compiled                            # the tracked files of the tree and the modules
+    python packaging/compiled.py build/compiled                             # the tracked files and the modules
 
 Needs the developers' environment and a C compiler. Sources and results are the same as without: `tests/packaging`
 compares decisions and simulated rows, and `make test COMPILED=1` runs the suite on the compiled modules. What is not in
@@ -15,6 +15,8 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from hashlib import sha256
+from importlib.metadata import version as distribution_version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -51,6 +53,7 @@ EXCLUDED = {
     "gorgo/core/fleet/columns.py": "columns are attributes by name",
     "gorgo/core/latency/prefill.py": "one function for floats and arrays",
     "gorgo/core/latency/ttft.py": "named tuples with defaults between fields: mypyc 2.4 refuses the signature",
+    "gorgo/core/training/learner.py": "a protocol for isinstance",
     "gorgo/core/metric_spec.py": "read at import alone",
 }
 
@@ -85,20 +88,36 @@ class CompiledModules(BuildHookInterface[Any]):
         for path in compile_into(target, root=Path(self.root)):
             build_data["force_include"][str(path)] = str(path.relative_to(target))
 
-    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:  # noqa: ARG002
         if version != "editable":
             self._folder.cleanup()
 
 
+def digest(root: Path = ROOT) -> str:
+    """Return a hash of all that the extension modules are made of: sources, Python, mypyc, this file."""
+    found = sha256(f"{sys.version} {distribution_version('mypy')}".encode())
+    for path in (Path(__file__), *sorted((root / "gorgo").rglob("*.py"))):
+        found.update(b"%s\0%s\0" % (str(path.relative_to(root)).encode(), path.read_bytes()))
+    return found.hexdigest()[:16]
+
+
 def copy_tree(target: Path) -> None:
-    """Replace `target` by the tracked files of the tree and the extension modules."""
+    """Replace `target` by the tracked files of the tree and the extension modules, made anew where sources changed."""
+    extensions = target.with_name(f"extensions-{digest()}")
+    if not extensions.exists():
+        for older in target.parent.glob("extensions-*"):
+            shutil.rmtree(older)
+        unfinished = target.with_name("extensions.unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        compile_into(unfinished)
+        unfinished.rename(extensions)
     shutil.rmtree(target, ignore_errors=True)
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     for name in filter(None, tracked.split("\0")):
         if (ROOT / name).exists():  # deleted, not committed
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, target / name)
-    compile_into(target)
+    shutil.copytree(extensions, target, dirs_exist_ok=True)
 
 
 def _extensions(target: str, paths: Iterator[str]) -> None:

@@ -119,13 +119,21 @@ def earlier_gorgo(commit: str) -> Callable[[Place], Launch]:
     def launch(place: Place) -> Launch:
         tree = place.folder / "tree"
         tree.mkdir()
-        archive = subprocess.run(["git", "archive", commit], cwd=_ROOT, capture_output=True, check=False)
+        archive = subprocess.run(["git", "archive", commit], cwd=_repository(), capture_output=True, check=False)
         if archive.returncode:
             raise UnavailableError(f"git archive {commit}: {archive.stderr.decode().strip()}")
         subprocess.run(["tar", "-x", "-C", str(tree)], input=archive.stdout, check=True)
         return replace(gorgo(place), tree=tree, version=f"gorgo at {commit}")
 
     return launch
+
+
+def _repository() -> Path:
+    """Return the root of the repository: of its compiled copy, a folder in it, no commit has anything."""
+    found = subprocess.run(
+        ["git", "rev-parse", "--show-toplevel"], cwd=_ROOT, capture_output=True, text=True, check=False
+    )
+    return Path(found.stdout.strip() or _ROOT)
 
 
 def nginx(place: Place) -> Launch:
