@@ -22,7 +22,7 @@ _BY_SIZE: dict[str, Value] = {
     "p95 TTFT, ms": lambda run: STATS["p95 TTFT"](run.row),
     "bytes of reports a request": lambda run: run.bytes_per_request,
 }
-_OVER_TIME: dict[str, Callable[[CacheSlice], float]] = {
+_CURVES: dict[str, Callable[[CacheSlice], float]] = {
     "phantom, % of estimated": lambda part: 100 * part.phantom,
     "missed, % of cached": lambda part: 100 * part.missed,
     "hit, %": lambda part: 100 * part.hit,
@@ -36,7 +36,7 @@ def pictures(chosen: Sequence[CacheComparison], runs: Runs, seeds: Sequence[int]
     if sizes := [one for one in chosen if one.group == "replicas"]:
         found.append(Picture("replicas", [_by_size(sizes, runs, seeds, *figure) for figure in _BY_SIZE.items()]))
     found += [
-        Picture(one.group, [_over_time(one, runs, seeds, *figure) for figure in _OVER_TIME.items()])
+        Picture(one.group, [_curve(one, runs, seeds, *figure) for figure in _CURVES.items()])
         for one in chosen
         if one.by_time
     ]
@@ -57,7 +57,7 @@ def _by_size(
     return PicturePanel(title, "replicas", "lines", curves, {})
 
 
-def _over_time(
+def _curve(
     one: CacheComparison, runs: Runs, seeds: Sequence[int], title: str, value: Callable[[CacheSlice], float]
 ) -> PicturePanel:
     curves = {

@@ -227,7 +227,7 @@ class KvSubscriber:
 
     def apply_quickly(self, action: Apply, subscription: Subscription) -> bool:
         """Decode and pass a short message at once, if this turn of the event loop has time for it."""
-        if len(action.payload) > QUICK_BYTES or not self._feeds.turn.take():
+        if len(action.payload) > QUICK_BYTES or not self._feeds.turn.begin_step():
             return False
         try:
             self._pass_piece(decode_message(action.payload), action, subscription)

@@ -22,7 +22,7 @@ class Turn:
         #: `None` until something has been done in this turn.
         self._began_s: float | None = None
 
-    def take(self) -> bool:
+    def begin_step(self) -> bool:
         """Return whether a step may begin now: `TURN_S` of this turn is not used up."""
         now = perf_counter()
         if self._began_s is None:
@@ -32,7 +32,7 @@ class Turn:
 
     async def pause(self) -> None:
         """Wait for a turn in which a step may begin; call it before each step."""
-        while not self.take():  # noqa: ASYNC110 - a turn, no event
+        while not self.begin_step():  # noqa: ASYNC110 - a turn, no event
             await asyncio.sleep(0)
 
     def _end(self) -> None:
