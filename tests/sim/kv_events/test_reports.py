@@ -66,7 +66,7 @@ def test_reports_leave_no_phantoms_where_pools_evict(kind: str) -> None:
     assert max(phantoms["events"], phantoms["exact"]) < (IN_PREFILL if kind == "sglang" else 0.001)
     if kind == "sglang":  # The bounded history evicts in the order of vLLM's pool.
         assert phantoms["push"] < phantoms["none"]
-        assert phantoms["none"] > IN_PREFILL
+        assert phantoms["none"] > 0.01
 
 
 def test_what_a_run_without_reports_does_not_know_is_in_its_records() -> None:
@@ -127,7 +127,7 @@ def test_a_router_that_restarts_knows_warm_engines_again(reports: CacheReports, 
     history = simulation("usage", [RouterRestart(at_s)]).run(FEED).records
     unknown = [record for record in history if at_s + within_s < record.scheduled_s < at_s + within_s + 20.0]
     known = [record for record in after if record.scheduled_s < at_s + within_s + 20.0]
-    assert errors(known)[1] < 0.02 < 0.2 < errors(unknown)[1]
+    assert errors(known)[1] < 0.02 < 0.1 < errors(unknown)[1]
 
 
 @pytest.mark.parametrize("reports", ["push", "events"])
