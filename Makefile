@@ -7,15 +7,17 @@ WHEEL  := $(VENV)/wheel
 # Byte code is kept where an environment says otherwise: hundreds of processes of the tests start in half the time.
 unexport PYTHONDONTWRITEBYTECODE
 
-# COMPILED=1: tests and benchmarks run in a copy of the tree whose deciding modules are compiled (packaging/compiled.py).
+# COMPILED=1: simulations and benchmarks run on compiled modules, from a copy of the tree (packaging/compiled.py).
 ifdef COMPILED
 COPY   := compiled
 RUN    := cd build/compiled && PYTHONPATH=. ../../$(BIN)/python
+SIM    := PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/build/compiled $(BIN)/python
 else
 RUN    := $(BIN)/python
+SIM    := $(BIN)/python
 endif
 
-.PHONY: compiled wheel-compiled wheel demo claims tuning-table fit-fleet paper-tables learned-routers cache-sources several-routers test coverage check lint types bench chaos chaos-short mutants soak overload-live test-system test-postgres terraform-check lock clean help
+.PHONY: compiled wheel demo claims tuning-table fit-fleet paper-tables learned-routers cache-sources several-routers test coverage check lint types bench chaos chaos-short mutants soak overload-live test-system test-postgres terraform-check lock clean help
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -23,29 +25,29 @@ help:            ## this list
 demo: $(READY)   ## three simulated regions, a proxy, a trace, several policies in turn: about three minutes
 	@$(BIN)/gorgo demo $(ARGS)
 
-claims: $(READY) ## every claim about the policies, simulated; minutes to an hour, resumes in runs/claims
-	@$(BIN)/gorgo claims --out runs/claims $(ARGS)
+claims: $(READY) $(COPY) ## every claim about the policies, simulated; minutes to an hour, resumes in runs/claims
+	@$(SIM) -m gorgo claims --out runs/claims $(ARGS)
 
-tuning-table: $(READY) ## every claim about the tuner, simulated; an hour and more, resumes in runs/tuning
-	@$(BIN)/python -m tuner.experiments --out runs/tuning $(ARGS)
+tuning-table: $(READY) $(COPY) ## every claim about the tuner, simulated; an hour and more, resumes in runs/tuning
+	@$(SIM) -m tuner.experiments --out runs/tuning $(ARGS)
 
-fit-fleet: $(READY) ## search for the simulated engine that fits the paper's table 2; half an hour, resumes in runs/fleet-fit
-	@$(BIN)/python -m gorgo.apps.fleet_fit fit $(ARGS)
+fit-fleet: $(READY) $(COPY) ## search for the simulated engine that fits the paper's table 2; half an hour, resumes in runs/fleet-fit
+	@$(SIM) -m gorgo.apps.fleet_fit fit $(ARGS)
 
-learned-routers: $(READY) ## learned routers beside their published figures; hours for all, resumes in runs/learned-routers
-	@$(BIN)/python -m gorgo.apps.learned_routers $(ARGS)
+learned-routers: $(READY) $(COPY) ## learned routers beside their published figures; hours for all, resumes in runs/learned-routers
+	@$(SIM) -m gorgo.apps.learned_routers $(ARGS)
 
-cache-sources: $(READY) ## what a router knows of caches, source by source; 10 minutes, resumes in runs/cache-sources
-	@$(BIN)/python -m gorgo.apps.cache_sources $(ARGS)
+cache-sources: $(READY) $(COPY) ## what a router knows of caches, source by source; 10 minutes, resumes in runs/cache-sources
+	@$(SIM) -m gorgo.apps.cache_sources $(ARGS)
 
-several-routers: $(READY) ## several routers over a fleet beside one; 15 minutes, resumes in runs/several-routers
-	@$(BIN)/python -m gorgo.apps.several_routers $(ARGS)
+several-routers: $(READY) $(COPY) ## several routers over a fleet beside one; 15 minutes, resumes in runs/several-routers
+	@$(SIM) -m gorgo.apps.several_routers $(ARGS)
 
-paper-tables: $(READY) ## the paper's tables beside simulated ones; minutes, resumes in runs/fleet-fit
-	@$(BIN)/python -m gorgo.apps.fleet_fit tables $(ARGS)
+paper-tables: $(READY) $(COPY) ## the paper's tables beside simulated ones; minutes, resumes in runs/fleet-fit
+	@$(SIM) -m gorgo.apps.fleet_fit tables $(ARGS)
 
-test: check $(COPY) ## style, types, layers, then every test that needs pip alone; says at its end what it skipped
-	$(RUN) -m pytest -n 2 --dist worksteal $(ARGS)
+test: check      ## style, types, layers, then every test that needs pip alone; says at its end what it skipped
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 coverage: $(READY) ## the same tests with the lines that they reach; tracing costs half as much time again
 	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term:skip-covered $(ARGS)
@@ -56,8 +58,8 @@ check: $(READY)  ## ruff, mypy strict, import-linter
 	$(BIN)/mypy --num-workers 2
 	$(BIN)/lint-imports
 
-test-system: $(READY) $(COPY) ## tests that need apt, root or many minutes; says what it skipped
-	$(RUN) -m pytest -m system -rs $(ARGS)
+test-system: $(READY) ## tests that need apt, root or many minutes; says what it skipped
+	$(BIN)/python -m pytest -m system -rs $(ARGS)
 
 test-postgres: $(READY) ## tests of history and leader on a PostgreSQL server of the distribution's package
 	GORGO_TEST_POSTGRES=1 $(BIN)/python -m pytest -rs tests/tuner/history tests/tuner/leader $(ARGS)
@@ -77,12 +79,8 @@ mutants: $(READY) ## 300 faults put into the code one by one, and which no test 
 bench: $(READY) $(COPY) ## speed: printed, never asserted; with COMPILED=1 of the compiled modules
 	$(RUN) -m tests.bench $(ARGS)
 
-compiled: $(READY) ## build/compiled: the tree with its deciding modules compiled; needs a C compiler, five minutes
+compiled: $(READY) ## build/compiled: the tree with compiled modules, for simulations; needs a C compiler, five minutes
 	@$(BIN)/python packaging/compiled.py build/compiled
-
-wheel-compiled: $(READY) ## a wheel for this Python and machine with the same compiled modules
-	@rm -rf dist
-	@HATCH_BUILD_HOOKS_ENABLE=1 $(BIN)/python -m hatchling build -t wheel -d dist
 
 wheel: $(WHEEL)/.ready ## wheel and sdist in dist/, without the developers' tools; the same sources make the same bytes
 	@rm -rf dist

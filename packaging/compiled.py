@@ -1,11 +1,10 @@
-"""Compile the modules that decide with mypyc: a build hook of the wheel, and a compiled copy of the tree.
+"""Compile the modules that decide and simulate with mypyc, for simulations in half the time.
 
-    HATCH_BUILD_HOOKS_ENABLE=1 python -m hatchling build --target wheel     # a wheel with compiled modules
-    python packaging/compiled.py build/compiled                             # the tracked files and the modules
+    python packaging/compiled.py build/compiled  # the tracked files, with the modules beside their sources
 
-Needs the developers' environment and a C compiler. Sources and results are the same as without: `tests/packaging`
-compares simulated rows, and `make test COMPILED=1` runs the suite on the compiled modules. The live shell stays Python:
-compiled parsers of heads and KV events cost the relay 1 to 4 % more, not less.
+Needs the developers' environment and a C compiler. Rows of results are the same (tests/packaging/test_compiled.py).
+Not for a proxy: compiled functions check types that Python does not, and no class outside may inherit from theirs.
+The live shell stays Python: compiled parsers of heads and KV events cost the relay 1 to 4 % more, not less.
 """
 
 from __future__ import annotations
@@ -19,9 +18,6 @@ from hashlib import sha256
 from importlib.metadata import version as distribution_version
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
-
-from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ROOT = Path(__file__).parents[1]
 
@@ -43,6 +39,7 @@ EXCLUDED = {
     "gorgo/core/peers/exchange.py": "a protocol for isinstance",
     "gorgo/core/policy/candidates.py": "columns are properties by name",
     "gorgo/core/fleet/columns.py": "columns are attributes by name",
+    "gorgo/core/fleet/peer_loads.py": "columns are attributes by name",
     "gorgo/core/latency/prefill.py": "one function for floats and arrays",
     "gorgo/core/latency/ttft.py": "named tuples with defaults between fields: mypyc 2.4 refuses the signature",
     "gorgo/core/training/learner.py": "a protocol for isinstance",
@@ -56,33 +53,13 @@ def modules(root: Path = ROOT) -> list[str]:
     return sorted(path for path in found - EXCLUDED.keys() if not path.endswith("/__init__.py"))
 
 
-def compile_into(target: Path, *, root: Path = ROOT) -> list[Path]:
-    """Write the extension modules below `target`, laid out as the sources; return their paths. Takes minutes.
+def compile_into(target: Path) -> None:
+    """Write the extension modules below `target`, laid out as the sources. Takes minutes.
 
     Raises `subprocess.CalledProcessError` if a module cannot be compiled; the compiler's output is on stderr.
     """
-    command = [sys.executable, str(Path(__file__).resolve()), "--extensions", str(target), *modules(root)]
-    subprocess.run(command, cwd=root, check=True, stdout=subprocess.DEVNULL)
-    return sorted(target.rglob("*.so"))
-
-
-class CompiledModules(BuildHookInterface[Any]):
-    """The hook of hatchling's wheel target: adds the extension modules beside their sources."""
-
-    PLUGIN_NAME = "custom"
-
-    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        if version == "editable":
-            return
-        self._folder = TemporaryDirectory()
-        target = Path(self._folder.name)
-        build_data["infer_tag"], build_data["pure_python"] = True, False
-        for path in compile_into(target, root=Path(self.root)):
-            build_data["force_include"][str(path)] = str(path.relative_to(target))
-
-    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:  # noqa: ARG002
-        if version != "editable":
-            self._folder.cleanup()
+    command = [sys.executable, str(Path(__file__).resolve()), "--extensions", str(target), *modules()]
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
 def digest(root: Path = ROOT) -> str:

@@ -6,7 +6,6 @@ import errno
 import os
 import signal
 import sys
-from importlib.util import find_spec
 from typing import Annotated
 
 import typer
@@ -58,14 +57,8 @@ app.add_typer(datasets.app, name="datasets")
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"gorgo {__version__}{', compiled' if _is_compiled() else ''}")
+        typer.echo(f"gorgo {__version__}")
         raise typer.Exit
-
-
-def _is_compiled() -> bool:
-    """Whether the modules that decide are extension modules (`make wheel-compiled`)."""
-    found = find_spec("gorgo.core.router")
-    return found is not None and str(found.origin).endswith((".so", ".pyd"))
 
 
 @app.callback()

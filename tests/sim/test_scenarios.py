@@ -127,7 +127,9 @@ def test_a_slow_replica_is_avoided_while_it_is_slow() -> None:
 
 def test_a_shifted_region_is_used_less_from_then_on() -> None:
     result, steady = run("rtt-shift", Oracle()), run("steady", Oracle())
-    assert share(between(result, 0.5, 1.0), "eu-frankfurt-0") < 0.75 * share(between(steady, 0.5, 1.0), "eu-frankfurt-0")
+    assert share(between(result, 0.5, 1.0), "eu-frankfurt-0") < 0.75 * share(
+        between(steady, 0.5, 1.0), "eu-frankfurt-0"
+    )
     first_half = [record.ttft_ms for record in between(result, 0.0, 0.45)]
     assert first_half == [record.ttft_ms for record in between(steady, 0.0, 0.45)]
 
