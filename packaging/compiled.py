@@ -42,6 +42,7 @@ EXCLUDED = {
     "gorgo/core/fleet/spec.py": "frozen dataclasses that go to other processes",
     "gorgo/core/limits.py": "frozen dataclasses that go to other processes",
     "gorgo/sim/engine/profiles.py": "frozen dataclasses that go to other processes",
+    "gorgo/sim/fleet.py": "frozen dataclasses that go to other processes",
     "gorgo/sim/network/links.py": "frozen dataclasses that go to other processes",
     "gorgo/core/fleet/peer_loads.py": "columns are attributes by name",
     "gorgo/core/latency/prefill.py": "one function for floats and arrays",
