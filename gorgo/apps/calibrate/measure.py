@@ -165,9 +165,9 @@ class Measurement:
                 if self._time_is_up:
                     break
                 prompts = [self._prompts.draw(REST_TOKENS), self._prompts.draw(tokens)]
-                seen = stalls(*await self._send(prompts, BUDGET_OUTPUT_TOKENS))
+                stalled = stalls(*await self._send(prompts, BUDGET_OUTPUT_TOKENS))
                 self._advance(f"step budget, {tokens} tokens")
-                found += [seen] if seen else []
+                found += [stalled] if stalled else []
         return step_budget(found)
 
     async def shared_prefix(self) -> SharedPrefix | None:
