@@ -129,7 +129,7 @@ def _capacity(trace: str, runs: Sequence[Any]) -> dict[str, float]:
 #: Groups with a table of their own are left out.
 _CLAIM_GROUPS = ("baselines", "published", "oracle", "scenarios", "wildchat", "priors", "paper", "learned")
 _CHOSEN = " ".join(f"--only {group}" for group in _CLAIM_GROUPS)
-_CLAIMS = f"gorgo claims {_CHOSEN} --seeds 10 --out runs/claims --trace {CONVERSATION}"
+_CLAIMS = f"gorgo claims {_CHOSEN} --seeds 5 --out runs/claims --trace {CONVERSATION}"
 _PARTIAL_HITS = "gorgo claims --only partial-hits --only tail --jobs 1 --out runs/partial-hits"
 _COUNTS = re.compile(r"(\d+) of (\d+) targets met, all simulated; (\d+) runs, (\d+) s of processor time")
 
