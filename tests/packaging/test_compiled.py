@@ -50,7 +50,9 @@ def test_no_compiled_module_has_what_mypyc_refuses() -> None:
 def test_no_interpreted_class_of_the_simulator_inherits_from_a_compiled_one() -> None:
     """mypyc's classes refuse such a subclass when it is made, which is in the middle of a run."""
     compiled = {path.removesuffix(".py").replace("/", ".") for path in COMPILED["modules"]()}
-    interpreted = {str(path.relative_to(ROOT)) for path in (ROOT / "gorgo/sim").rglob("*.py")} - {*COMPILED["modules"]()}
+    interpreted = {str(path.relative_to(ROOT)) for path in (ROOT / "gorgo/sim").rglob("*.py")} - {
+        *COMPILED["modules"]()
+    }
     found = []
     for path in sorted(interpreted):
         tree = ast.parse((ROOT / path).read_text())
