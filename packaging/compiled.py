@@ -26,7 +26,8 @@ COMPILED = (
     "gorgo/core/**/*.py",
     "gorgo/policies/**/*.py",
     "gorgo/sim/*.py",
-    "gorgo/sim/engine/*.py",
+    "gorgo/sim/engine/**/*.py",
+    "gorgo/sim/kv_events/*.py",
     "gorgo/sim/network/*.py",
 )
 

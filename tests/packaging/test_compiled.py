@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import runpy
@@ -46,6 +47,29 @@ def test_no_compiled_module_has_what_mypyc_refuses() -> None:
         assert "msgspec.Struct" not in source, path
 
 
+def test_no_interpreted_class_of_the_simulator_inherits_from_a_compiled_one() -> None:
+    """mypyc's classes refuse such a subclass when it is made, which is in the middle of a run."""
+    compiled = {path.removesuffix(".py").replace("/", ".") for path in COMPILED["modules"]()}
+    interpreted = {str(path.relative_to(ROOT)) for path in (ROOT / "gorgo/sim").rglob("*.py")} - {
+        *COMPILED["modules"]()
+    }
+    found = []
+    for path in sorted(interpreted):
+        tree = ast.parse((ROOT / path).read_text())
+        origins = {
+            alias.asname or alias.name: node.module
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        }
+        classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+        for base in (base for node in classes for base in node.bases):
+            name = base.value if isinstance(base, ast.Subscript) else base
+            if isinstance(name, ast.Name) and origins.get(name.id) in compiled:
+                found.append(f"{path}: {name.id}")
+    assert found == []
+
+
 @pytest.mark.system
 @pytest.mark.timeout(1800)
 def test_compiled_modules_simulate_the_same_rows_to_the_last_digit(tmp_path: Path) -> None:
@@ -54,7 +78,8 @@ def test_compiled_modules_simulate_the_same_rows_to_the_last_digit(tmp_path: Pat
     tree = tmp_path / "compiled"
     subprocess.run([sys.executable, str(ROOT / "packaging/compiled.py"), str(tree)], cwd=ROOT, check=True)
     assert list((tree / "gorgo/core").glob("router.*.so"))
-    for words in (["--jobs", "1"], ["--routers", "2", "--sharing", "store"], ["--scenario", "slow-replica"]):
+    vllm = ["--fleet", "vllm"]
+    for words in (["--jobs", "1"], vllm, ["--routers", "2", "--sharing", "store"], ["--scenario", "slow-replica"]):
         assert _rows(tree, *words) == _rows(ROOT, *words), words
     assert _rows(tree, "--jobs", "2") == _rows(ROOT, "--jobs", "1"), "two processes"
 
