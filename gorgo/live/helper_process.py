@@ -16,15 +16,12 @@ _PASSED = ("PATH", "LANG", "LD_LIBRARY_PATH")
 #: One thread for sums: numpy's library and LightGBM's start one per processor.
 _ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
 
-#: The least priority of all.
-MOST_NICE = 19
-
 
 async def start_helper(module: str, *, niceness: int) -> Process:
     """Start `python -m module`; `niceness` is added to the proxy's own.
 
-    With `MOST_NICE` it has what no other process wants of a processor, where the system can do that: a nice process
-    that runs finishes its slice of milliseconds before a request's turn, such a one leaves at once.
+    Linux's SCHED_IDLE would gain nothing beyond 19: neither delays a process that wakes (measured), and such a helper
+    never runs where processors are full.
     """
     environ = {name: value for name, value in os.environ.items() if name in _PASSED or name.startswith("PYTHON")}
     environ |= dict.fromkeys(_ONE_THREAD, "1")
@@ -32,8 +29,6 @@ async def start_helper(module: str, *, niceness: int) -> Process:
     with suppress(OSError):  # it has ended, or a sandbox forbids the call
         own = os.getpriority(os.PRIO_PROCESS, 0)
         os.setpriority(os.PRIO_PROCESS, process.pid, own + niceness)
-        if niceness >= MOST_NICE and hasattr(os, "SCHED_IDLE"):  # Linux
-            os.sched_setscheduler(process.pid, os.SCHED_IDLE, os.sched_param(0))
     return process
 
 

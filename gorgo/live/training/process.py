@@ -7,13 +7,13 @@ import pickle
 from asyncio.subprocess import Process
 
 from gorgo.core.training.outcomes import TrainingRows
-from gorgo.live.helper_process import MOST_NICE, end_helper, start_helper
+from gorgo.live.helper_process import end_helper, start_helper
 from gorgo.live.training.messages import LENGTH, Reply, Settings, encode
 
 #: Time for one round; the largest takes tens of seconds on a core of its own.
 ROUND_TIMEOUT_S = 900.0
-#: Where processors are few, the event loop goes first.
-NICENESS = MOST_NICE
+#: Added to the proxy's own: where processors are few, the event loop goes first.
+NICENESS = 19
 _PIECE_BYTES = 64 * 1024
 
 
