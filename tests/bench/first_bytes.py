@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 
+from gorgo.apps.simulate.compare import Ratio, ratio_of
 from tests.proxy.fakes import chat
 from tests.proxy.served import Served
 
@@ -34,18 +35,27 @@ async def first_byte_times(gorgo: Served, count: int | None = None, *, seconds: 
 
 
 def print_windows(work: str, busy: Windows, idle: Windows) -> None:
-    """Print p50 and p99 with and without the work, ms, and their quotients."""
+    """Print p50 and p99 with and without the work, ms, and quotients with 95 % intervals over pairs of windows."""
     rows = {work: _quantiles(busy), "none": _quantiles(idle)}
     print(f"{'time to first byte':<18}  {'requests':>8}  {'p50 ms':>7}  {'p99 ms':>7}")
     for name, times in ((work, busy), ("none", idle)):
         p50, p99 = rows[name]
         print(f"{name:<18}  {sum(map(len, times)):>8,}  {p50:>7.2f}  {p99:>7.2f}")
-    halves = [_quantiles(idle[half::2]) for half in (0, 1)]
-    for name, (over, under) in (
-        ("with over without", (rows[work], rows["none"])),
-        ("by chance", (halves[0], halves[1])),
-    ):
-        print(f"{name:<18}  {'':>8}  {over[0] / under[0]:>7.3f}  {over[1] / under[1]:>7.3f}")
+    for name, over, under in (("with over without", busy, idle), ("by chance", idle[::2], idle[1::2])):
+        print(f"{name:<18}  {'':>8}  {'  '.join(_quotients(over, under))}")
+
+
+def _quotients(over: Windows, under: Windows) -> tuple[str, str]:
+    """Return the mean quotients of p50 and of p99 of windows that follow one another, with their 95 % intervals."""
+    pairs = [(np.percentile(a, [50, 99]), np.percentile(b, [50, 99])) for a, b in zip(over, under, strict=False)]
+    p50, p99 = (_interval(ratio_of([(a.item(each), b.item(each)) for a, b in pairs])) for each in (0, 1))
+    return p50, p99
+
+
+def _interval(ratio: Ratio | None) -> str:
+    if ratio is None or ratio.low is None or ratio.high is None:
+        return "-" if ratio is None else f"{ratio.value:.3f}"
+    return f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
 
 
 def _quantiles(windows: Windows) -> tuple[float, float]:
