@@ -27,7 +27,7 @@ COMPILED = (
     "gorgo/core/**/*.py",
     "gorgo/policies/**/*.py",
     "gorgo/sim/*.py",
-    "gorgo/sim/engine/*.py",
+    "gorgo/sim/engine/**/*.py",
     "gorgo/sim/network/*.py",
 )
 

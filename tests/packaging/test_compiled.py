@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import pkgutil
 import runpy
 import shutil
 import subprocess
@@ -12,6 +14,10 @@ from pathlib import Path
 
 import pytest
 
+import gorgo.apps.cache_sources
+import gorgo.apps.claims
+import gorgo.apps.simulate
+import gorgo.sim
 from tests.packaging.conftest import ROOT
 
 COMPILED = runpy.run_path(str(ROOT / "packaging/compiled.py"))
@@ -46,6 +52,18 @@ def test_no_compiled_module_has_what_mypyc_refuses() -> None:
         assert "msgspec.Struct" not in source, path
 
 
+def test_no_class_of_a_simulation_inherits_from_a_compiled_one_and_is_not_compiled() -> None:
+    compiled = {path.removesuffix(".py").replace("/", ".") for path in COMPILED["modules"]()}
+    for package in (gorgo.sim, gorgo.apps.cache_sources, gorgo.apps.claims, gorgo.apps.simulate):
+        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if found.name in compiled or found.name.endswith("__main__"):
+                continue
+            for each in vars(importlib.import_module(found.name)).values():
+                if isinstance(each, type) and each.__module__ == found.name:
+                    bases = {base.__module__ for base in each.__mro__[1:]}
+                    assert not bases & compiled, f"{found.name}.{each.__name__}"
+
+
 @pytest.mark.system
 @pytest.mark.timeout(1800)
 def test_compiled_modules_simulate_the_same_rows_to_the_last_digit(tmp_path: Path) -> None:
@@ -54,7 +72,8 @@ def test_compiled_modules_simulate_the_same_rows_to_the_last_digit(tmp_path: Pat
     tree = tmp_path / "compiled"
     subprocess.run([sys.executable, str(ROOT / "packaging/compiled.py"), str(tree)], cwd=ROOT, check=True)
     assert list((tree / "gorgo/core").glob("router.*.so"))
-    for words in ([], ["--routers", "2", "--sharing", "store"], ["--scenario", "slow-replica"]):
+    vllm = ["--fleet", "vllm"]
+    for words in ([], ["--routers", "2", "--sharing", "store"], ["--scenario", "slow-replica"], vllm):
         assert _rows(tree, *words) == _rows(ROOT, *words), words
 
 

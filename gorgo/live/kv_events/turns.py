@@ -1,17 +1,18 @@
 """When subscriptions have the event loop: all together, and for a bounded part of each turn.
 
-Messages of many engines come one by one, and a wake of the loop costs half as much as the events of one. So messages
-that come soon after others wait, and are handled with the next ones.
+Messages of many engines come one by one, and a wake of the loop costs half as much as the events of one. So the loop
+does not watch sockets that are in use: it looks at all of them after an interval, and handles what has come.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from time import perf_counter
 
 #: Time after which the next step waits for another turn of the event loop; a step takes about as much.
 TURN_S = 0.001
-#: Least time between two wakes of subscriptions, about that between two steps of an engine.
+#: Between two looks at the sockets, about the time between two steps of an engine.
 GATHER_S = 0.02
 
 
@@ -40,24 +41,24 @@ class Turn:
 
 
 class Arrivals:
-    """Wakes the subscriptions whose sockets have messages: the first at once, later ones together after `GATHER_S`."""
+    """Looks at sockets that have had messages: at the first one at once, later at all together, `GATHER_S` apart."""
 
     def __init__(self) -> None:
-        self._waiting: list[asyncio.Future[None]] = []
+        self._looks: list[Callable[[], bool]] = []
         self._is_due = False
-        self._woken_s = float("-inf")
+        self._looked_s = float("-inf")
 
-    def add(self, waiter: asyncio.Future[None]) -> None:
-        """Set the result of `waiter` when its subscription may receive."""
-        self._waiting.append(waiter)
+    def add(self, look: Callable[[], bool]) -> None:
+        """Call `look` until it returns false."""
+        self._looks.append(look)
         if not self._is_due:
-            self._is_due = True
             loop = asyncio.get_running_loop()
-            loop.call_later(max(0.0, self._woken_s + GATHER_S - loop.time()), self._wake, loop)
+            self._is_due = True
+            loop.call_later(max(0.0, self._looked_s + GATHER_S - loop.time()), self._look, loop)
 
-    def _wake(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._is_due, self._woken_s = False, loop.time()
-        waiting, self._waiting = self._waiting, []
-        for waiter in waiting:
-            if not waiter.done():
-                waiter.set_result(None)
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._is_due, self._looked_s = False, loop.time()
+        looks, self._looks = self._looks, []
+        for look in looks:
+            if look():
+                self.add(look)
