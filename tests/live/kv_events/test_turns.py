@@ -31,8 +31,23 @@ async def test_a_turn_of_the_loop_has_the_steps_of_all_subscriptions_within_its_
     while not all(task.done() for task in tasks):
         current = next(numbers)
         await asyncio.sleep(0)
-    assert set(steps.values()) == {2}
-    assert steps.total() == 12
+    assert list(steps.values()) == [2] + 10 * [1]
+
+
+async def test_who_waits_for_a_turn_has_one_in_order_and_who_has_left_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "TURN_S", -1.0)
+    turn, order = Turn(), list[str]()
+
+    async def subscribed(name: str) -> None:
+        await turn.pause()
+        order.append(name)
+
+    tasks = {name: asyncio.create_task(subscribed(name)) for name in "abcd"}
+    await asyncio.sleep(0)
+    tasks["b"].cancel()
+    await asyncio.wait(tasks.values())
+    assert order == ["a", "c", "d"]
+    assert not turn._waiting
 
 
 async def test_the_first_message_is_looked_for_at_once_and_the_next_ones_together(
