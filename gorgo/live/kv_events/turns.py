@@ -14,8 +14,9 @@ from time import perf_counter
 #: Time after which the next step waits for another turn of the event loop. A request takes several turns, so more time
 #: in each of them delays its first byte by as much.
 TURN_S = 0.0002
-#: Between two looks at the sockets, about two steps of an engine. With 20 ms an event takes an eighth more time.
-GATHER_S = 0.05
+#: Between two looks at the sockets in use: about a step of an engine, and more of many engines, whose wakes cost more
+#: than the time is worth. Between two engines of vLLM estimates were 98.9 % right with 50 ms, over 99 % with 20.
+MIN_GATHER_S, GATHER_S_PER_SOCKET, MAX_GATHER_S = 0.02, 0.006, 0.05
 
 
 class Turn:
@@ -64,12 +65,13 @@ class Turn:
 
 
 class Arrivals:
-    """Looks at sockets that have had messages: at the first one at once, later at all together, `GATHER_S` apart."""
+    """Looks at sockets that have had messages: at the first one at once, later at all together."""
 
     def __init__(self) -> None:
         self._looks: list[Callable[[], bool]] = []
         self._is_due = False
         self._looked_s = float("-inf")
+        self._gather_s = MIN_GATHER_S
 
     def add(self, look: Callable[[], bool]) -> None:
         """Call `look` until it returns false."""
@@ -77,11 +79,12 @@ class Arrivals:
         if not self._is_due:
             loop = asyncio.get_running_loop()
             self._is_due = True
-            loop.call_later(max(0.0, self._looked_s + GATHER_S - loop.time()), self._look, loop)
+            loop.call_later(max(0.0, self._looked_s + self._gather_s - loop.time()), self._look, loop)
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         self._is_due, self._looked_s = False, loop.time()
         looks, self._looks = self._looks, []
+        self._gather_s = min(max(MIN_GATHER_S, GATHER_S_PER_SOCKET * len(looks)), MAX_GATHER_S)
         for look in looks:
             if look():
                 self.add(look)

@@ -62,11 +62,10 @@ async def test_the_first_message_is_looked_for_at_once_and_the_next_ones_togethe
         looked.set()
         return looks.count(name) < times
 
-    monkeypatch.setattr(turns, "GATHER_S", 3600.0)
+    monkeypatch.setattr(arrivals, "_gather_s", 3600.0)
     arrivals.add(partial(look, "first", 1))
     await asyncio.wait_for(looked.wait(), timeout=10)
     began_s = loop.time()
-    monkeypatch.setattr(turns, "GATHER_S", 0.02)
     arrivals.add(partial(look, "second", 3))
     arrivals.add(partial(look, "third", 2))
     while len(looks) < 6:
@@ -74,3 +73,13 @@ async def test_the_first_message_is_looked_for_at_once_and_the_next_ones_togethe
         await asyncio.wait_for(looked.wait(), timeout=10)
     assert looks == ["first", "second", "third", "second", "third", "second"]
     assert loop.time() - began_s >= 0.05
+
+
+@pytest.mark.parametrize(("sockets", "gather_s"), [(1, 0.02), (3, 0.02), (5, 0.03), (64, 0.05)])
+async def test_many_sockets_are_looked_at_less_often(sockets: int, gather_s: float) -> None:
+    arrivals = Arrivals()
+    looked = asyncio.Event()
+    for _ in range(sockets):
+        arrivals.add(lambda: bool(looked.set()))
+    await asyncio.wait_for(looked.wait(), timeout=10)
+    assert arrivals._gather_s == pytest.approx(gather_s)
