@@ -28,6 +28,7 @@ COMPILED = (
     "gorgo/policies/**/*.py",
     "gorgo/sim/*.py",
     "gorgo/sim/engine/**/*.py",
+    "gorgo/sim/kv_events/*.py",
     "gorgo/sim/network/*.py",
 )
 

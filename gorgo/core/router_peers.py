@@ -31,13 +31,14 @@ class RouterPeers(RouterCaches):
             fleet=self._fleet,
             table=self._table,
             found_shares=self._parts.found_shares,
+            answers=updater.answers,
             index=self.index,
             capacity_of=updater.capacity_blocks,
             policy=lambda: self.policy,
             status=self._peer_status,
         )
         self._fleet.peers, updater.observer = peers.loads, peers
-        self._dispatcher.raise_matches = peers.prefixes.raise_matches
+        self._dispatcher.raise_matches, self._dispatcher.on_sent = peers.prefixes.raise_matches, peers.on_sent
         return peers
 
     def report(self, *, now: float) -> PeerReport:

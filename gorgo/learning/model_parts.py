@@ -12,10 +12,11 @@ from gorgo.core.numeric import is_number
 from gorgo.core.training.model import Model
 from gorgo.core.training.spec import TargetKind
 from gorgo.errors import MissingExtra, ModelFileError
+from gorgo.learning.models.engine_waits import PRIOR, EngineWaits
 from gorgo.learning.models.linear import LinearModel
 from gorgo.learning.models.mlp import MlpModel
 from gorgo.learning.models.network import Perceptron, parameter_count
-from gorgo.learning.models.residual import PRIOR, ResidualModel
+from gorgo.learning.models.residual import ResidualModel
 from gorgo.learning.models.scaling import Scaler
 from gorgo.learning.models.trees import BOOSTERS, SPLIT_BOOSTERS, Trees, TreesModel
 
@@ -150,6 +151,7 @@ def _residual(parts: ModelParts) -> Model:
         factor=parts.number("factor"),
         least=parts.number("least"),
         most=parts.number("most"),
+        waits=EngineWaits(step_share=parts.number("step_share"), hold_s=parts.number("hold_s")),
     )
 
 

@@ -18,7 +18,11 @@ _ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
 
 
 async def start_helper(module: str, *, niceness: int) -> Process:
-    """Start `python -m module`; `niceness` is added to the proxy's own."""
+    """Start `python -m module`; `niceness` is added to the proxy's own.
+
+    Linux's SCHED_IDLE would gain nothing beyond 19: neither delays a process that wakes (measured), and such a helper
+    never runs where processors are full.
+    """
     environ = {name: value for name, value in os.environ.items() if name in _PASSED or name.startswith("PYTHON")}
     environ |= dict.fromkeys(_ONE_THREAD, "1")
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", module, stdin=PIPE, stdout=PIPE, env=environ)

@@ -1,7 +1,7 @@
 """Times to first byte through `gorgo serve` in windows of two kinds: with some work beside the requests, and without.
 
-The kinds take turns, so that neighbours see the same machine. Between windows without work the same quantiles differ by
-chance alone: that difference is printed too.
+The kinds take turns, so that both see the same machine. Between two halves of the windows without work the same
+quantiles differ by chance alone: that difference is printed too.
 """
 
 from __future__ import annotations
@@ -9,15 +9,12 @@ from __future__ import annotations
 import time
 
 import numpy as np
-from numpy.typing import NDArray
 
+from gorgo.apps.simulate.compare import Ratio, ratio_of
 from tests.proxy.fakes import chat
 from tests.proxy.served import Served
 
 Windows = list[list[float]]
-
-#: Of pairs of windows, for an interval.
-DRAWS = 2000
 
 
 async def first_byte_times(gorgo: Served, count: int | None = None, *, seconds: float = 3600.0) -> list[float]:
@@ -38,28 +35,31 @@ async def first_byte_times(gorgo: Served, count: int | None = None, *, seconds: 
 
 
 def print_windows(work: str, busy: Windows, idle: Windows) -> None:
-    """Print p50 and p99 with and without the work, ms, and the quotient of neighbours with its 95 % interval."""
-    found = {work: _quantiles(busy), "none": _quantiles(idle)}
-    print(f"{'time to first byte':<18}  {'requests':>8}  {'p50 ms':>20}  {'p99 ms':>20}")
+    """Print p50 and p99 with and without the work, ms, and quotients with 95 % intervals over pairs of windows."""
+    rows = {work: _quantiles(busy), "none": _quantiles(idle)}
+    print(f"{'time to first byte':<18}  {'requests':>8}  {'p50 ms':>7}  {'p99 ms':>7}")
     for name, times in ((work, busy), ("none", idle)):
-        p50, p99 = np.median(found[name], axis=0)
-        print(f"{name:<18}  {sum(map(len, times)):>8,}  {p50:>20.2f}  {p99:>20.2f}")
-    halves = found["none"][: len(found["none"]) // 2 * 2]
-    for name, over, under in (
-        ("with over without", found[work], found["none"]),
-        ("by chance", halves[::2], halves[1::2]),
-    ):
-        print(f"{name:<18}  {'':>8}  {_quotient(over, under, 0)}  {_quotient(over, under, 1)}")
+        p50, p99 = rows[name]
+        print(f"{name:<18}  {sum(map(len, times)):>8,}  {p50:>7.2f}  {p99:>7.2f}")
+    for name, over, under in (("with over without", busy, idle), ("by chance", idle[::2], idle[1::2])):
+        print(f"{name:<18}  {'':>8}  {'  '.join(_quotients(over, under))}")
 
 
-def _quantiles(windows: Windows) -> NDArray[np.float64]:
-    """Return p50 and p99 of each window."""
-    return np.array([np.percentile(window, [50, 99]) for window in windows])
+def _quotients(over: Windows, under: Windows) -> tuple[str, str]:
+    """Return the mean quotients of p50 and of p99 of windows that follow one another, with their 95 % intervals."""
+    pairs = [(np.percentile(a, [50, 99]), np.percentile(b, [50, 99])) for a, b in zip(over, under, strict=False)]
+    p50, p99 = (_interval(ratio_of([(a.item(each), b.item(each)) for a, b in pairs])) for each in (0, 1))
+    return p50, p99
 
 
-def _quotient(over: NDArray[np.float64], under: NDArray[np.float64], column: int) -> str:
-    """Return the median quotient of windows that follow one another, and how far it varies with the pairs drawn."""
-    quotients = over[:, column] / under[:, column]
-    drawn = np.random.default_rng(0).choice(quotients, (DRAWS, len(quotients)))
-    low, high = np.quantile(np.median(drawn, axis=1), [0.025, 0.975])
-    return f"{np.median(quotients):>6.3f} [{low:.3f}, {high:.3f}]"
+def _interval(ratio: Ratio | None) -> str:
+    if ratio is None or ratio.low is None or ratio.high is None:
+        return "-" if ratio is None else f"{ratio.value:.3f}"
+    return f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
+
+
+def _quantiles(windows: Windows) -> tuple[float, float]:
+    """Return the medians over windows of their p50 and p99."""
+    found = np.array([np.percentile(window, [50, 99]) for window in windows])
+    p50, p99 = np.median(found, axis=0)
+    return float(p50), float(p99)

@@ -18,7 +18,7 @@ from tests.proxy.served import Served, served
 
 #: A round trains for longer than a window: each begins again with all outcomes.
 LEARNING = {"first_samples": 300, "round_samples": 10, "epochs": 1000}
-WINDOWS, WINDOW_S = 24, 5.0
+WINDOWS, WINDOW_S = 30, 3.0
 WARM = 500
 
 

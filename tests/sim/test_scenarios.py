@@ -126,12 +126,17 @@ def test_a_slow_replica_is_avoided_while_it_is_slow() -> None:
 
 
 def test_a_shifted_region_is_used_less_from_then_on() -> None:
-    result, steady = run("rtt-shift", Oracle()), run("steady", Oracle())
-    assert share(between(result, 0.5, 1.0), "eu-frankfurt-0") < 0.75 * share(
-        between(steady, 0.5, 1.0), "eu-frankfurt-0"
-    )
-    first_half = [record.ttft_ms for record in between(result, 0.0, 0.45)]
-    assert first_half == [record.ttft_ms for record in between(steady, 0.0, 0.45)]
+    shifted: list[SimRecord] = []
+    steady: list[SimRecord] = []
+    for seed in range(4):  # Of one feed of 150 requests the share varies threefold.
+        feed = conversations(seed=seed)
+        runs = run("rtt-shift", Oracle(), feed).records, run("steady", Oracle(), feed).records
+        at_s = feed[-1].arrival_s
+        for all_records, late in zip(runs, (shifted, steady), strict=True):
+            late += [record for record in all_records if record.scheduled_s >= 0.5 * at_s]
+        first_half = [[one.ttft_ms for one in records if one.scheduled_s < 0.45 * at_s] for records in runs]
+        assert first_half[0] == first_half[1]
+    assert share(shifted, "eu-frankfurt-0") < 0.5 * share(steady, "eu-frankfurt-0")
 
 
 def test_a_killed_replica_serves_nobody_and_comes_back_cold() -> None:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from gorgo.apps.calibrate.fit import DecodeFit, FitError, PrefillFit
-from gorgo.apps.calibrate.measure import PoolSize
+from gorgo.apps.calibrate.kv_pool import PoolSize
 from gorgo.apps.calibrate.shared_prefix import SharedPrefix
 from gorgo.sim.engine.profiles import EngineProfile
 

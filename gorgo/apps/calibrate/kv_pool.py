@@ -7,6 +7,16 @@ the prompt, cached or not, and so it becomes the most recent one.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSize:
+    """Tokens of a KV pool; `is_lower_bound` if nothing was evicted in the time."""
+
+    tokens: int
+    is_lower_bound: bool
+
 
 class UsedPrompts:
     """Prompts in order of their last use, and the bounds on the pool that lookups have given.

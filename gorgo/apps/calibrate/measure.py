@@ -5,6 +5,7 @@ request at a time, but for decode batches of at most `max_batch`, and no phase s
 
 - Prefill: new prompts of growing length, then prompts behind a cached beginning; the median of some repetitions.
 - Decode: batches that share one cached prompt, so that their prefill is short; the median gap while all of them decode.
+- Step budget, of vLLM's scheduler: a prompt beside a decode, whose long gaps count the steps.
 - Shared beginnings: how much of a cached beginning is found, and in which steps.
 - KV pool, where the engine does not report it: distinct prompts until the first is evicted, then a search by age.
 """
@@ -13,11 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from statistics import median
 
 from gorgo.apps.calibrate.fit import DecodePoint, PrefillPoint
-from gorgo.apps.calibrate.kv_pool import UsedPrompts
+from gorgo.apps.calibrate.gaps import Stalls, decode_point, stalls, step_budget
+from gorgo.apps.calibrate.kv_pool import PoolSize, UsedPrompts
 from gorgo.apps.calibrate.measured_engine import Answer, MeasuredEngine, Prompts
 from gorgo.apps.calibrate.shared_prefix import SharedPrefix, shared_prefix
 from gorgo.errors import CalibrationError
@@ -52,6 +52,9 @@ BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64)
 #: Context of each request of a batch.
 DECODE_CONTEXTS = (256, 2048, 6144)
 DECODE_TOKENS = 48
+#: Prompts that are computed beside a decode: shares of the longest, and tokens. The decode outlasts 40 steps of them.
+BUDGET_SHARES, BUDGET_TOKENS = (0.95, 0.6), 12_000
+BUDGET_REPEATS, BUDGET_OUTPUT_TOKENS = 3, 64
 #: Lengths of shared beginnings: primes, so that a step shows as the greatest common divisor of what is found.
 SHARED_TOKENS = (1103, 1789, 2333, 3169, 4211, 5393, 6607)
 #: Behind a shared beginning, so that prompts differ.
@@ -88,14 +91,6 @@ class Bounds:
     max_input: int = 24_000
     max_batch: int = 64
     fill_s: float = 240.0
-
-
-@dataclass(frozen=True, slots=True)
-class PoolSize:
-    """Tokens of a KV pool; `is_lower_bound` if nothing was evicted in the time."""
-
-    tokens: int
-    is_lower_bound: bool
 
 
 class Measurement:
@@ -160,6 +155,20 @@ class Measurement:
                     points.append(point)
                 self._advance(f"decode, batch {batch}")
         return points
+
+    async def step_budget(self) -> int | None:
+        """Return the tokens of a step that has prefill and decodes; None where gaps between tokens do not show it."""
+        found: list[Stalls] = []
+        for share in BUDGET_SHARES:
+            tokens = round(share * min(self._bounds.max_input, BUDGET_TOKENS))
+            for _ in range(BUDGET_REPEATS):
+                if self._time_is_up:
+                    break
+                prompts = [self._prompts.draw(REST_TOKENS), self._prompts.draw(tokens)]
+                stalled = stalls(*await self._send(prompts, BUDGET_OUTPUT_TOKENS))
+                self._advance(f"step budget, {tokens} tokens")
+                found += [stalled] if stalled else []
+        return step_budget(found)
 
     async def shared_prefix(self) -> SharedPrefix | None:
         """Return what is found of cached beginnings; None without reports of cached tokens."""
@@ -245,24 +254,3 @@ class Measurement:
     @property
     def _time_is_up(self) -> bool:
         return self.elapsed_s >= self._bounds.time_s
-
-
-def decode_point(answers: Sequence[Answer]) -> DecodePoint | None:
-    """Return the median gap between the last first token and the first last one; None if a request failed.
-
-    >>> two = [Answer(100, 0, (0.10, 0.12, 0.14, 0.16, 0.18, 0.20)), Answer(100, 99, (0.12, 0.14, 0.16, 0.18, 0.20))]
-    >>> point = decode_point(two)
-    >>> point.batch, point.context_tokens, round(point.step_s, 3)
-    (2, 207, 0.02)
-    """
-    if any(answer.error is not None or len(answer.tokens_s) < 2 or not answer.prompt_tokens for answer in answers):
-        return None
-    start_s = max(answer.tokens_s[0] for answer in answers)
-    end_s = min(answer.tokens_s[-1] for answer in answers)
-    gaps, context = [], 0.0
-    for answer in answers:
-        inside = [(place, at) for place, at in enumerate(answer.tokens_s) if start_s <= at <= end_s]
-        gaps += [after[1] - before[1] for before, after in pairwise(inside)]
-        if inside:
-            context += (answer.prompt_tokens or 0) + (inside[0][0] + inside[-1][0]) / 2 + 1
-    return DecodePoint(len(answers), round(context), median(gaps)) if len(gaps) >= len(answers) else None

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from gorgo.apps.calibrate.calibration import Calibration
 from gorgo.apps.calibrate.fit import fit_decode, fit_prefill
+from gorgo.apps.calibrate.kv_pool import PoolSize
 from gorgo.apps.calibrate.live import HttpEngine, identify, open_engine_http
-from gorgo.apps.calibrate.measure import Bounds, Measurement, PoolSize
+from gorgo.apps.calibrate.measure import Bounds, Measurement
 from gorgo.apps.calibrate.measured_engine import MeasuredEngine, Prompts
 from gorgo.apps.calibrate.reports import EngineReport
 from gorgo.apps.calibrate.traffic import traffic_points
@@ -68,10 +69,13 @@ async def measured(
     # vLLM computes prompts and decodes in one step, and so each reads all weights.
     is_mixed = report.scheduler == "vllm"
     floor_s = decode.base_s + decode.moe_s if is_mixed else 0.0
+    chunk_tokens = report.chunk_tokens
+    if chunk_tokens is None and is_mixed:
+        chunk_tokens = await work.step_budget()
     prefill = fit_prefill(
         prefills,
         round_trip_s=round_trip_s,
-        chunk_tokens=report.chunk_tokens,
+        chunk_tokens=chunk_tokens,
         floor_s=floor_s,
         most_base_s=floor_s + decode.per_request_s if is_mixed else inf,
     )

@@ -17,7 +17,7 @@ from gorgo.core.training.outcomes import TrainingRows
 from gorgo.core.training.spec import TrainingSpec
 from gorgo.errors import TraceError
 from gorgo.learning.fit import fit
-from gorgo.learning.models.residual import PRIOR
+from gorgo.learning.models.engine_waits import PRIOR
 from gorgo.learning.trainer import errors
 
 #: Share of the rows that is held out.

@@ -161,14 +161,16 @@ def _pools() -> Iterator[RouterComparison]:
 
 
 def _filter() -> Iterator[RouterComparison]:
-    yield RouterComparison(
-        group="k-filter",
-        fleet=EQUAL,
-        traffic=shipped("toolagent-like", requests=REQUESTS, rate_per_s=3.0),
-        against="lodestar, no K-filter",
-        variants=(LODESTAR, RESIDUAL, OURS),
-        stats={MEAN: PublishedRatio(text="1.72", of=LODESTAR), P99: PublishedRatio(text="1.78", of=LODESTAR)},
-    )
+    """The second rate is the most that is served without a queue that grows: there KV pools are full, as published."""
+    for rate in (3.0, 3.3):
+        yield RouterComparison(
+            group="k-filter",
+            fleet=EQUAL,
+            traffic=shipped("toolagent-like", requests=REQUESTS, rate_per_s=rate),
+            against="lodestar, no K-filter",
+            variants=(LODESTAR, RESIDUAL, OURS),
+            stats={MEAN: PublishedRatio(text="1.72", of=LODESTAR), P99: PublishedRatio(text="1.78", of=LODESTAR)},
+        )
 
 
 def _accuracy() -> Iterator[RouterComparison]:

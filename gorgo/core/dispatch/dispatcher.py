@@ -95,6 +95,8 @@ class Dispatcher:
         self.set_limits(limits)
         #: Raises matched tokens by prefixes that peers had confirmed; `None` without peers.
         self.raise_matches: Callable[[Floats, RouteRequest], Floats] | None = None
+        #: Called with each reserved attempt; `None` without peers.
+        self.on_sent: Callable[[Attempt], None] | None = None
         #: Called with each reserved attempt; set by the Hedger while hedging is on.
         self.on_reserved: Callable[[Attempt], None] | None = None
 
@@ -289,4 +291,6 @@ class Dispatcher:
         replica.health.attempt_started(attempt.attempt_id)
         if self.on_reserved is not None:
             self.on_reserved(attempt)
+        if self.on_sent is not None:
+            self.on_sent(attempt)
         return attempt

@@ -85,6 +85,8 @@ class Attempt:
     recorded: NDArray[np.float32] | None = None
     #: A gateway had sent it there before the Router knew: its times say nothing of the replica.
     moved: bool = False
+    #: Whether peers were told that its prompt is on its way.
+    prefix_reported: bool = False
     #: Called with the time of its completion, where its policy learns from answers.
     learn: Callable[[float], None] | None = None
 
@@ -118,6 +120,8 @@ class InFlightTable:
         self.changes = 0
         #: What replicas prefill and decode; `None` unless a policy learns.
         self._progress: ProgressCounts | None = None
+        #: Prefills dispatched since the last report to peers, by replica, s; `None` without peers.
+        self.started_prefills: dict[str, float] | None = None
 
     def __len__(self) -> int:
         return len(self._open)
@@ -163,6 +167,9 @@ class InFlightTable:
             replica.add_tpot_objective(request.slo_tpot_s)
         prefill_s = attempt.prior_s * replica.prefill_queue.speed.factor
         self._fleet.add_prefill(replica, prefill_s, now=attempt.dispatched_s)
+        if self.started_prefills is not None:
+            name = replica.spec.name
+            self.started_prefills[name] = self.started_prefills.get(name, 0.0) + prefill_s
         attempt.checkpoint = replica.concurrency.on_dispatched(prefill_s=prefill_s, now=attempt.dispatched_s)
         replica.prefill_queue.add(
             attempt.attempt_id,

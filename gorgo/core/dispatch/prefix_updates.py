@@ -25,9 +25,13 @@ class PrefixObserver(Protocol):
 
     def on_confirmed(self, attempt: Attempt) -> None: ...
 
+    def on_withdrawn(self, attempt: Attempt) -> None: ...
+
     def on_cache_report(self, attempt: Attempt, report: CacheReport, *, evicted: bool) -> None: ...
 
     def on_completed(self, attempt: Attempt, outcome: Outcome) -> None: ...
+
+    def on_answered(self, attempt: Attempt, output_tokens: int) -> None: ...
 
 
 class PrefixUpdater:
@@ -55,7 +59,7 @@ class PrefixUpdater:
         self._index = index
         self._fleet = fleet
         self._found_shares = found_shares
-        self._answers = answers
+        self.answers = answers
         self._feeds = feeds
         self._accuracy = accuracy
         self.block_tokens = block_tokens
@@ -81,6 +85,8 @@ class PrefixUpdater:
                 self._confirmed(attempt, now)
         elif attempt.first_token_s is None:
             self._index.retract(blocks, slot)
+            if self.observer is not None:
+                self.observer.on_withdrawn(attempt)
             if attempt.speculation is not None:
                 self._feeds.withdraw(attempt.speculation)
         if completed:
@@ -91,14 +97,16 @@ class PrefixUpdater:
         if completed and bounded:
             self._correct(attempt, outcome)
             if outcome.output_tokens:
-                self._answers.add(slot, attempt.state.request, outcome.output_tokens)
+                self.answers.add(slot, attempt.state.request, outcome.output_tokens)
+                if self.observer is not None:
+                    self.observer.on_answered(attempt, outcome.output_tokens)
 
     def on_fleet_change(self, change: FleetChange) -> None:
         """Add and remove replicas."""
         for slot in change.left_slots:
             self._index.remove_replica(slot)
             self._found_shares.remove_replica(slot)
-            self._answers.remove_replica(slot)
+            self.answers.remove_replica(slot)
             self._feeds.remove_replica(slot)
             self._accuracy.remove_replica(slot)
         for replica in change.joined:
@@ -130,7 +138,7 @@ class PrefixUpdater:
         if report is None or not report.confirmed_tokens:
             return
         if attempt.behind is not None:
-            self._answers.on_report(replica.slot, attempt.behind, found_tokens=report.found_tokens)
+            self.answers.on_report(replica.slot, attempt.behind, found_tokens=report.found_tokens)
         shares, slot, model = self._found_shares, replica.slot, request.recorded_model
         usual = shares.of(slot, model, report.confirmed_tokens)
         shares.learn(slot, model, confirmed_tokens=report.confirmed_tokens, found_tokens=report.found_tokens)

@@ -90,7 +90,7 @@ class Columns:
     shared_s: Floats
     head_shared_s: Floats
     head_began_s: Floats
-    #: Share of its time in prefills, by what this proxy has sent there, as of the last dispatch, and when that was
+    #: Share of its time in prefills, by what routers have sent there, as of the last dispatch, and when that was
     #: (`core.latency.prefill_share`).
     prefill_share: Floats
     prefill_share_s: Floats

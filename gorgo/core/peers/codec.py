@@ -16,10 +16,13 @@ from typing import Any, TypeVar
 from gorgo.core.json_text import parse_json
 from gorgo.core.peers.records import (
     FORMAT,
+    MARK_KINDS,
+    MAX_ANSWERS,
     MAX_CACHE_REPORTS,
     MAX_COUNT,
     MAX_MARKS,
     MAX_NAME_BYTES,
+    MAX_PREFILL_S,
     MAX_PREFIXES,
     MAX_REPLICAS,
     MAX_SECONDS,
@@ -28,7 +31,9 @@ from gorgo.core.peers.records import (
     PeerStatus,
     PrefixMarks,
     ReplicaLoad,
+    SharedAnswer,
     SharedCacheReport,
+    StartedPrefill,
 )
 from gorgo.errors import BadReport, OtherFormat
 
@@ -42,7 +47,7 @@ def encode_report(report: PeerReport) -> bytes:
     """Return the wire form.
 
     >>> encode_report(PeerReport("eu/1", 7, loads=(ReplicaLoad("a", requests=2),)))
-    b'[1,"eu/1",7,"",[["a",2,0,0,0,0,0.0,0.0]],[],[],[],["",0,false,null,[],[]]]'
+    b'[2,"eu/1",7,"",[["a",2,0,0,0,0,0.0,0.0]],[],[],[],[],[],["",0,false,null,[],[]]]'
     """
     status = report.status
     fields = [
@@ -64,10 +69,21 @@ def encode_report(report: PeerReport) -> bytes:
             for load in report.loads
         ],
         [
-            [marks.replica, marks.model, list(marks.blocks), b64encode(marks.hashes).decode(), marks.evicted]
+            [
+                marks.replica,
+                marks.model,
+                list(marks.blocks),
+                b64encode(marks.hashes).decode(),
+                MARK_KINDS.index(marks.kind),
+            ]
             for marks in report.prefixes
         ],
         [[each.replica, each.model, each.confirmed_tokens, each.found_tokens] for each in report.cache_reports],
+        [
+            [each.replica, b64encode(each.prompt).decode(), each.prompt_tokens, each.output_tokens]
+            for each in report.answers
+        ],
+        [[each.replica, round(each.prefill_s, 6)] for each in report.prefills],
         [[each.replica, round(each.spent_s, 6), round(each.prior_s, 6)] for each in report.speeds],
         [
             status.policy,
@@ -91,7 +107,8 @@ def decode_report(text: bytes) -> PeerReport:
         raise BadReport("a report is no JSON text") from None
     if isinstance(fields, list) and fields and fields[0] != FORMAT:
         raise OtherFormat(f"a report has format {_shown(fields[0])}; expected {FORMAT}")
-    _, router, seq, key_id, loads, prefixes, cache_reports, speeds, status = _array(fields, 9, "report")
+    _, router, seq, key_id, loads, prefixes, cache_reports, *learned = _array(fields, 11, "report")
+    answers, prefills, speeds, status = learned
     return PeerReport(
         _name(router, "router"),
         _count(seq, "seq"),
@@ -99,6 +116,8 @@ def decode_report(text: bytes) -> PeerReport:
         _records(loads, MAX_REPLICAS, "loads", _load),
         _records(prefixes, MAX_PREFIXES, "prefixes", _marks),
         _records(cache_reports, MAX_CACHE_REPORTS, "cache_reports", _cache_report),
+        _records(answers, MAX_ANSWERS, "answers", _answer),
+        _records(prefills, MAX_REPLICAS, "prefills", _prefill),
         _records(speeds, MAX_REPLICAS, "speeds", _speed),
         _status(status),
     )
@@ -124,20 +143,20 @@ def _load(value: Any, place: str) -> ReplicaLoad:
 
 
 def _marks(value: Any, place: str) -> PrefixMarks:
-    replica, model, blocks, text, evicted = _array(value, 5, place)
+    replica, model, blocks, text, number = _array(value, 5, place)
     depths = tuple(_records(blocks, MAX_MARKS, place, _count))
-    try:
-        hashes = b64decode(_text(text, place), validate=True)
-    except (Base64Error, ValueError):
-        raise BadReport(f"{place} has hashes that are no base64") from None
-    if _flag(evicted, place):
+    hashes = _hashes(text, place)
+    if _count(number, place) >= len(MARK_KINDS):
+        raise BadReport(f"{place} has kind {number}; expected at most {len(MARK_KINDS) - 1}")
+    kind = MARK_KINDS[number]
+    if kind in ("withdrawn", "evicted"):
         if depths or len(hashes) % _HASH_BYTES or len(hashes) > _HASH_BYTES * MAX_MARKS:
-            raise BadReport(f"{place} is evicted; expected no depths and at most {MAX_MARKS} hashes of 8 bytes")
+            raise BadReport(f"{place} is {kind}; expected no depths and at most {MAX_MARKS} hashes of 8 bytes")
     elif len(hashes) != _HASH_BYTES * len(depths):
         raise BadReport(f"{place} has {len(hashes)} bytes of hashes for {len(depths)} depths; expected 8 for each")
     if any(lower >= deeper for lower, deeper in pairwise(depths)) or 0 in depths:
         raise BadReport(f"{place} has depths that do not ascend from 1")
-    return PrefixMarks(_name(replica, place), _optional_name(model, place), depths, hashes, evicted)
+    return PrefixMarks(_name(replica, place), _optional_name(model, place), depths, hashes, kind)
 
 
 def _cache_report(value: Any, place: str) -> SharedCacheReport:
@@ -147,6 +166,19 @@ def _cache_report(value: Any, place: str) -> SharedCacheReport:
         raise BadReport(f"{place} has no confirmed tokens")
     found_tokens = _number(found, float(MAX_COUNT), place)
     return SharedCacheReport(_name(replica, place), _optional_name(model, place), confirmed_tokens, found_tokens)
+
+
+def _answer(value: Any, place: str) -> SharedAnswer:
+    replica, text, prompt_tokens, output_tokens = _array(value, 4, place)
+    prompt = _hashes(text, place)
+    if len(prompt) != _HASH_BYTES:
+        raise BadReport(f"{place} has {len(prompt)} bytes of a prompt's hash; expected 8")
+    return SharedAnswer(_name(replica, place), prompt, _count(prompt_tokens, place), _count(output_tokens, place))
+
+
+def _prefill(value: Any, place: str) -> StartedPrefill:
+    replica, prefill_s = _array(value, 2, place)
+    return StartedPrefill(_name(replica, place), _number(prefill_s, MAX_PREFILL_S, place))
 
 
 def _speed(value: Any, place: str) -> LearnedSpeed:
@@ -178,6 +210,13 @@ def _array(value: Any, length: int, place: str) -> list[Any]:
     if not isinstance(value, list) or len(value) != length:
         raise BadReport(f"{place} is no array of {length} values")
     return value
+
+
+def _hashes(value: Any, place: str) -> bytes:
+    try:
+        return b64decode(_text(value, place), validate=True)
+    except (Base64Error, ValueError):
+        raise BadReport(f"{place} has hashes that are no base64") from None
 
 
 def _count(value: Any, place: str) -> int:

@@ -7,10 +7,9 @@ policy with routes of its own, learned speeds and shares to those that learn the
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import inf
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -19,19 +18,21 @@ from gorgo.core.fleet.fleet import Fleet, FleetChange
 from gorgo.core.fleet.outlier import HealthState
 from gorgo.core.fleet.peer_loads import FADE_S, MAX_PEERS, PeerLoads
 from gorgo.core.fleet.replica import Replica
+from gorgo.core.latency.prefill_share import faded
 from gorgo.core.messages.actions import Dispatch
 from gorgo.core.messages.request import Outcome
 from gorgo.core.peers.marks import GroupPrefixes
 from gorgo.core.peers.outbox import Outbox
 from gorgo.core.peers.own_loads import own_loads
-from gorgo.core.peers.records import PeerReport, PeerStatus, PrefixMarks
+from gorgo.core.peers.records import MAX_PREFILL_S, PeerReport, PeerStatus, PrefixMarks, StartedPrefill
+from gorgo.core.peers.routes import PolicyRoutes
 from gorgo.core.peers.speeds import PeerSpeeds
 from gorgo.core.policy.interface import Policy
+from gorgo.core.prefix.answers import Answers, GivenAnswer
 from gorgo.core.prefix.cache_feedback import CacheReport
 from gorgo.core.prefix.found_share import FoundShares
 from gorgo.core.prefix.index import PrefixIndex
 from gorgo.core.prefix.origin import Origin
-from gorgo.core.prefix.residency import BLOCK_HASH_BYTES
 
 #: A dispatched prefill of so many seconds is reported at once: within 100 ms others would add theirs to it.
 URGENT_PREFILL_S = 0.2
@@ -45,16 +46,6 @@ def is_urgent(dispatch: Dispatch) -> bool:
     """Return whether to report now: until the next report in turn, others would choose without this prefill."""
     estimate = dispatch.decision.estimate
     return estimate is not None and estimate.prefill_s >= URGENT_PREFILL_S
-
-
-@runtime_checkable
-class RoutePolicy(Protocol):
-    """A policy with routes of its own, which takes in those of peers."""
-
-    @property
-    def evicted_routes(self) -> Mapping[Origin, int]: ...
-
-    def add_remote_route(self, model: str | None, prefix: bytes, replica: str, *, now: float) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +69,7 @@ class PeerExchange:
         The Router's own, unique in its group and run.
     key_id:
         Names the fingerprint key. Prefixes of peers with another one are ignored.
-    fleet, table, found_shares:
+    fleet, table, found_shares, answers:
         The Router's.
     index, capacity_of:
         The Router's, and the blocks that fit into a replica's cache, `None` if unknown.
@@ -94,14 +85,16 @@ class PeerExchange:
         fleet: Fleet,
         table: InFlightTable,
         found_shares: FoundShares,
+        answers: Answers,
         index: PrefixIndex,
         capacity_of: Callable[[Replica], int | None],
         policy: Callable[[], Policy],
         status: Callable[[], PeerStatus],
     ) -> None:
         self.name, self.key_id = name, key_id
-        self._fleet, self._table, self._found_shares = fleet, table, found_shares
-        self._index, self._capacity_of, self._policy, self.status = index, capacity_of, policy, status
+        self._fleet, self._table, self._found_shares, self._answers = fleet, table, found_shares, answers
+        self._index, self._capacity_of, self.status = index, capacity_of, status
+        self._routes = PolicyRoutes(policy)
         self.loads = PeerLoads(name, fleet.columns)
         self.prefixes = GroupPrefixes()
         self.outbox = Outbox()
@@ -111,7 +104,7 @@ class PeerExchange:
         self._reported_s, self._reported_changes = -inf, 0
         self._last: OrderedDict[str, tuple[int, PeerStatus, float, bool]] = OrderedDict()
         self._speeds = PeerSpeeds()
-        self._checked: tuple[Policy, RoutePolicy | None] | None = None
+        table.started_prefills = {}
 
     # -- out
 
@@ -124,7 +117,7 @@ class PeerExchange:
         """Return the present load, and what happened since the last report."""
         self._seq += 1
         self._reported_s, self._reported_changes = now, self._table.changes
-        prefixes, cache_reports = self.outbox.take_entries()
+        prefixes, cache_reports, answers = self.outbox.take_entries()
         return PeerReport(
             self.name,
             self._seq,
@@ -132,11 +125,29 @@ class PeerExchange:
             tuple(own_loads(self._table, now=now)),
             prefixes,
             cache_reports,
+            answers,
+            tuple(self._take_prefills()),
             tuple(self._speeds.own(self._fleet.replicas, seq=self._seq)),
             self.status(),
         )
 
+    def _take_prefills(self) -> Iterator[StartedPrefill]:
+        started, self._table.started_prefills = self._table.started_prefills, {}
+        for name, prefill_s in (started or {}).items():
+            if name in self._fleet.replicas:
+                yield StartedPrefill(name, min(prefill_s, MAX_PREFILL_S))
+
     # -- what results of attempts say
+
+    def on_sent(self, attempt: Attempt) -> None:
+        """Report the prefixes of a prompt that waits so long that others may send its like before its first token."""
+        estimate = attempt.decision.estimate
+        if estimate is not None and estimate.queue_s + estimate.prefill_s >= URGENT_PREFILL_S:
+            self.outbox.on_sent(attempt)
+
+    def on_withdrawn(self, attempt: Attempt) -> None:
+        """Report that a prompt that was reported as sent has ended before its first token."""
+        self.outbox.on_withdrawn(attempt)
 
     def on_confirmed(self, attempt: Attempt) -> None:
         """Mark the prefixes of a prompt, here and in the next report."""
@@ -161,6 +172,10 @@ class PeerExchange:
             usual = self._found_shares.of(slot, request.recorded_model, report.confirmed_tokens)
             if report.is_contradiction(usual):
                 self._evict_marks(attempt.replica, prefix.tick)
+
+    def on_answered(self, attempt: Attempt, output_tokens: int) -> None:
+        """Add a whole answer to the next report."""
+        self.outbox.on_answered(attempt, output_tokens)
 
     def _evict_marks(self, replica: Replica, tick: int) -> None:
         """Evict the marks last used before `tick`, here and by the next report."""
@@ -188,6 +203,15 @@ class PeerExchange:
         if same_key:
             for marks in report.prefixes:
                 self._take_prefixes(marks, now=now)
+            for answer in report.answers:
+                replica = self._fleet.replicas.get(answer.replica)
+                if replica is not None:
+                    given = GivenAnswer(answer.prompt_tokens, answer.output_tokens)
+                    self._answers.add_by_hash(replica.slot, answer.prompt, given)
+        for prefill in report.prefills:
+            replica = self._fleet.replicas.get(prefill.replica)
+            if replica is not None:
+                self._fleet.add_prefill(replica, faded(prefill.prefill_s, age_s), now=now)
         for sample in report.cache_reports:
             replica = self._fleet.replicas.get(sample.replica)
             if replica is not None:
@@ -214,9 +238,7 @@ class PeerExchange:
         found: Counter[Origin] = Counter()
         for (origin, _), count in self.prefixes.evicted.items():
             found[origin] += count
-        policy = self._route_policy()
-        if policy is not None:
-            found.update(policy.evicted_routes)
+        found.update(self._routes.evicted())
         return found
 
     def on_fleet_change(self, change: FleetChange) -> None:
@@ -256,24 +278,19 @@ class PeerExchange:
         replica = self._fleet.replicas.get(marks.replica)
         if replica is None:
             return
-        if marks.evicted:
+        if marks.kind == "withdrawn":
+            self.prefixes.withdraw(replica.slot, marks.words)
+            return
+        if marks.kind == "evicted":
             tick = self.prefixes.median_tick(replica.slot, marks.words) + 1
             self.prefixes.evict_older(replica.slot, before=tick)
             self._evict_older(replica.slot, tick)
             return
         self._index.tick += 2  # a use by another router
-        self._use_prefixes(replica, marks, Origin.REMOTE, now=now)
-        policy = self._route_policy()
-        if policy is not None:
-            for at in range(0, len(marks.hashes), BLOCK_HASH_BYTES):
-                policy.add_remote_route(marks.model, marks.hashes[at : at + BLOCK_HASH_BYTES], marks.replica, now=now)
-
-    def _route_policy(self) -> RoutePolicy | None:
-        """Return the policy if it has routes; the check is slow, and policies change seldom."""
-        policy = self._policy()
-        if self._checked is None or self._checked[0] is not policy:
-            self._checked = policy, policy if isinstance(policy, RoutePolicy) else None
-        return self._checked[1]
+        confirmed = marks.kind == "confirmed"
+        self._use_prefixes(replica, marks, Origin.REMOTE, now=now if confirmed else inf)
+        if confirmed:
+            self._routes.add(marks, now=now)
 
     def _use_prefixes(self, replica: Replica, marks: PrefixMarks, origin: Origin, *, now: float) -> None:
         """Mark prefixes as used now, and evict from the index what no longer fits beside those of all routers."""

@@ -8,8 +8,9 @@ each counted once. An engine evicts the least recently used blocks first, whoeve
 KV capacity are evicted, oldest first, and what this Router's index has not used since is evicted with them: each Router
 alone would count on a whole cache of its own. A full table is no engine's: there those of other routers go first.
 
-A mark's use has the tick of the index at that time. A first token had confirmed it, here or at a peer: what the engine
-reports of it counts like a report on an own prefix (`InFlightTable`'s `Attempt.longest_confirmed`).
+A mark's use has the tick of the index at that time. If a first token had confirmed it, here or at a peer, what the
+engine reports of it counts like a report on an own prefix (`InFlightTable`'s `Attempt.longest_confirmed`). A peer's
+prompt that waits for its first token is expected there, as an own one is, and proves nothing.
 """
 
 from __future__ import annotations
@@ -128,6 +129,14 @@ class GroupPrefixes:
         while replica and (first := replica.oldest()) and first[1] < before:
             evicted.append(self._evict(slot, first[0], "report"))
         return evicted
+
+    def withdraw(self, slot: int, words: Sequence[int]) -> None:
+        """Remove those marks of `slot` that no first token has confirmed."""
+        replica = self._replicas.get(slot)
+        for word in words:
+            if replica is not None and replica.withdraw(word):
+                self.marks[Origin.REMOTE] -= 1
+                self._leave(word, slot)
 
     def median_tick(self, slot: int, words: Sequence[int]) -> int:
         """Return the median tick of the marks of `slot` that it has of these; 0 without one.

@@ -1,4 +1,4 @@
-"""What happened since the last report: prefixes confirmed and found evicted, and engines' reports of cached tokens.
+"""What happened since the last report: prefixes confirmed and found evicted, reports of cached tokens, and answers.
 
 Owns which depths of a prompt are marked. Bounded: of a burst the oldest entries are dropped, and their number counted.
 """
@@ -12,7 +12,16 @@ from dataclasses import dataclass, field
 from gorgo.core.dispatch.in_flight import Attempt
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.peers.marks import marks_of_prompt
-from gorgo.core.peers.records import MAX_CACHE_REPORTS, MAX_MARKS, MAX_PREFIXES, PrefixMarks, SharedCacheReport
+from gorgo.core.peers.records import (
+    MAX_ANSWERS,
+    MAX_CACHE_REPORTS,
+    MAX_MARKS,
+    MAX_PREFIXES,
+    MarkKind,
+    PrefixMarks,
+    SharedAnswer,
+    SharedCacheReport,
+)
 from gorgo.core.prefix.cache_feedback import CacheReport
 from gorgo.core.prefix.residency import BLOCK_HASH_BYTES
 from gorgo.core.prompt.depths import marked_depths
@@ -27,24 +36,42 @@ class Outbox:
 
     dropped: int = 0
     _prefixes: deque[PrefixMarks] = field(default_factory=lambda: deque(maxlen=MAX_PREFIXES))
+    #: Of prompts sent since the last report that still wait, by attempt.
+    _sent: dict[str, PrefixMarks] = field(default_factory=dict)
     _cache_reports: deque[SharedCacheReport] = field(default_factory=lambda: deque(maxlen=MAX_CACHE_REPORTS))
+    _answers: deque[SharedAnswer] = field(default_factory=lambda: deque(maxlen=MAX_ANSWERS))
 
     def on_confirmed(self, attempt: Attempt) -> PrefixMarks | None:
         """Add and return the prefixes of a prompt that a first token confirmed; `None` for one without a full block."""
-        request = attempt.state.request
-        depths = _marked_depths(request)
-        if not depths:
-            return None
-        hashes = marks_of_prompt(request.blocks, depths)
-        marks = PrefixMarks(attempt.replica.spec.name, request.recorded_model, tuple(depths), hashes)
-        self._add(marks)
+        self._sent.pop(attempt.attempt_id, None)
+        marks = _marks_of(attempt, "confirmed")
+        if marks is not None:
+            self._add(marks)
         return marks
+
+    def on_sent(self, attempt: Attempt) -> None:
+        """Add the prefixes of a prompt that waits for its first token."""
+        marks = _marks_of(attempt, "sent")
+        if marks is not None:
+            attempt.prefix_reported = True
+            if len(self._sent) == MAX_PREFIXES:
+                self._sent.pop(next(iter(self._sent)))
+                self.dropped += 1
+            self._sent[attempt.attempt_id] = marks
+
+    def on_withdrawn(self, attempt: Attempt) -> None:
+        """Add that a prompt that was reported as sent will have no first token."""
+        if not attempt.prefix_reported or self._sent.pop(attempt.attempt_id, None) is not None:
+            return
+        marks = _marks_of(attempt, "withdrawn")
+        if marks is not None:
+            self._add(marks)
 
     def on_evicted(self, replica: str, marks: Sequence[int]) -> None:
         """Add marks that are no longer on a replica, oldest first: the newest of them say how old."""
         if marks:
             words = b"".join([mark.to_bytes(BLOCK_HASH_BYTES, "little") for mark in marks[-MAX_MARKS:]])
-            self._add(PrefixMarks(replica, None, (), words, evicted=True))
+            self._add(PrefixMarks(replica, None, (), words, "evicted"))
 
     def on_cache_report(self, attempt: Attempt, report: CacheReport) -> None:
         """Add an engine's report."""
@@ -57,19 +84,43 @@ class Outbox:
         self.dropped += len(self._cache_reports) == MAX_CACHE_REPORTS
         self._cache_reports.append(shared)
 
-    def __bool__(self) -> bool:
-        return bool(self._prefixes or self._cache_reports)
+    def on_answered(self, attempt: Attempt, output_tokens: int) -> None:
+        """Add a whole answer of which a next turn may find the tokens cached."""
+        request = attempt.state.request
+        prompt = request.blocks[-BLOCK_HASH_BYTES:]
+        if prompt and request.boundaries and output_tokens > 0:
+            self.dropped += len(self._answers) == MAX_ANSWERS
+            answer = SharedAnswer(attempt.replica.spec.name, prompt, request.prompt_tokens, output_tokens)
+            self._answers.append(answer)
 
-    def take_entries(self) -> tuple[tuple[PrefixMarks, ...], tuple[SharedCacheReport, ...]]:
+    def __bool__(self) -> bool:
+        return bool(self._prefixes or self._sent or self._cache_reports or self._answers)
+
+    def take_entries(
+        self,
+    ) -> tuple[tuple[PrefixMarks, ...], tuple[SharedCacheReport, ...], tuple[SharedAnswer, ...]]:
         """Return the entries since the last call."""
-        taken = tuple(self._prefixes), tuple(self._cache_reports)
-        self._prefixes.clear()
-        self._cache_reports.clear()
+        for sent in self._sent.values():
+            self._add(sent)
+        self._sent.clear()
+        taken = tuple(self._prefixes), tuple(self._cache_reports), tuple(self._answers)
+        for entries in (self._prefixes, self._cache_reports, self._answers):
+            entries.clear()
         return taken
 
     def _add(self, marks: PrefixMarks) -> None:
         self.dropped += len(self._prefixes) == MAX_PREFIXES
         self._prefixes.append(marks)
+
+
+def _marks_of(attempt: Attempt, kind: MarkKind) -> PrefixMarks | None:
+    """Return the marks of a prompt; `None` without a full block."""
+    request = attempt.state.request
+    depths = _marked_depths(request)
+    if not depths:
+        return None
+    hashes, shown = marks_of_prompt(request.blocks, depths), () if kind == "withdrawn" else tuple(depths)
+    return PrefixMarks(attempt.replica.spec.name, request.recorded_model, shown, hashes, kind)
 
 
 def _marked_depths(request: RouteRequest) -> list[int]:

@@ -3,8 +3,8 @@
 Owns the records and their bounds. `codec` has the wire form, `exchange` writes and applies them.
 
 Theory of operation. A load is a whole state, so that a lost report changes nothing for longer than the next one takes.
-Prefixes and cache reports are what happened since the previous report. No record has a time of day: clocks of hosts
-differ, so the receiver counts ages from its own receipt.
+Prefixes, cache reports, answers and started prefills are what happened since the previous report. No record has a time
+of day: clocks of hosts differ, so the receiver counts ages from its own receipt.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 #: Version of the records; another one is refused.
-FORMAT = 1
+FORMAT = 2
 #: Most replicas of one report: ten thousand, with as many again while a fleet is replaced.
 MAX_REPLICAS = 20_000
-#: Most prompts, cache reports and marks of one prompt: some seconds of a router's work at 100 ms between reports.
+#: Most prompts, cache reports, answers and marks of one prompt: some seconds of work at 100 ms between reports.
 MAX_PREFIXES = 512
 MAX_CACHE_REPORTS = 256
+MAX_ANSWERS = 512
 MAX_MARKS = 96
 #: Bytes of a name: of a router, a replica, a model, a policy.
 MAX_NAME_BYTES = 256
@@ -31,6 +33,13 @@ MAX_NAME_BYTES = 256
 MAX_COUNT = 2**40
 #: Most seconds of one sum: a day.
 MAX_SECONDS = 86_400.0
+#: Most seconds of prefills for one replica in one report: with more it is full in any case.
+MAX_PREFILL_S = 60.0
+
+
+#: What a report says of prefixes.
+MarkKind = Literal["confirmed", "sent", "withdrawn", "evicted"]
+MARK_KINDS: tuple[MarkKind, ...] = ("confirmed", "sent", "withdrawn", "evicted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +61,18 @@ class ReplicaLoad:
 
 @dataclass(frozen=True)
 class PrefixMarks:
-    """Prefixes of one prompt that a first token confirmed on a replica.
+    """Prefixes on a replica, by default those of one prompt that a first token confirmed.
 
-    `hashes` has 8 bytes per mark, each the hash of a whole prefix, shallow ones first; `blocks` the depth of each. With
-    `evicted` they are marks of any prompts that its engine no longer has, oldest first, and have no depths.
+    `hashes` has 8 bytes per mark, each the hash of a whole prefix, shallow ones first; `blocks` the depth of each.
+    Marks that are `sent` are of a prompt that waits for its first token, and `withdrawn` where it has ended before it.
+    Those `evicted` are of any prompts that the engine no longer has, oldest first. The last two have no depths.
     """
 
     replica: str
     model: str | None
     blocks: tuple[int, ...]
     hashes: bytes
-    evicted: bool = False
+    kind: MarkKind = "confirmed"
 
     @cached_property
     def words(self) -> Sequence[int]:
@@ -85,6 +95,24 @@ class SharedCacheReport:
     model: str | None
     confirmed_tokens: float
     found_tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class SharedAnswer:
+    """An answer that an engine was left with, by the hash of its prompt's last full block, 8 bytes."""
+
+    replica: str
+    prompt: bytes
+    prompt_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartedPrefill:
+    """Predicted prefill that one router has sent to a replica since its last report, s."""
+
+    replica: str
+    prefill_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +157,8 @@ class PeerReport:
     loads: tuple[ReplicaLoad, ...] = ()
     prefixes: tuple[PrefixMarks, ...] = ()
     cache_reports: tuple[SharedCacheReport, ...] = ()
+    answers: tuple[SharedAnswer, ...] = ()
+    prefills: tuple[StartedPrefill, ...] = ()
     speeds: tuple[LearnedSpeed, ...] = ()
     status: PeerStatus = PeerStatus()
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from math import inf
 
 from gorgo.core.prefix.origin import Origin
 
-#: Blocks since the mark before it, tick and time of the last use.
+#: Blocks since the mark before it, tick and time of the last use; infinite if no first token has confirmed it.
 Mark = tuple[int, int, float]
 #: Origins of marks, the first one evicted first.
 ORIGINS = (Origin.REMOTE, Origin.LOCAL)
@@ -54,7 +55,8 @@ class ReplicaMarks:
                     new.append(word)
                 elif other is self.local:
                     target = other
-            target[word] = blocks, tick, now
+            # One that is only sent proves nothing, and takes no proof away.
+            target[word] = blocks, tick, now if known is None or now < inf else known[2]
             self.blocks += blocks if known is None else blocks - known[0]
         return new
 
@@ -73,6 +75,15 @@ class ReplicaMarks:
         word, (blocks, _, _) = self.of(origin).popitem(last=False)
         self.blocks -= blocks
         return word
+
+    def withdraw(self, word: int) -> bool:
+        """Remove a mark of other routers that no first token confirmed; return whether there was one."""
+        known = self.remote.get(word)
+        if known is None or known[2] < inf:
+            return False
+        del self.remote[word]
+        self.blocks -= known[0]
+        return True
 
     def check(self) -> None:
         """Assert the sum, one origin per mark, and the order of use."""

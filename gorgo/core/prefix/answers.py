@@ -103,7 +103,12 @@ class Answers:
     def add(self, slot: int, request: RouteRequest, output_tokens: int) -> None:
         """Record a whole answer; that of a prompt without known messages is not found again."""
         key = request.blocks[-BLOCK_HASH_BYTES:]
-        if not key or not request.boundaries or output_tokens < 1:
+        if key and request.boundaries:
+            self.add_by_hash(slot, key, GivenAnswer(request.prompt_tokens, output_tokens))
+
+    def add_by_hash(self, slot: int, key: bytes, answer: GivenAnswer) -> None:
+        """Record a whole answer by the hash of its prompt's last full block."""
+        if answer.output_tokens < 1:
             return
         prompts = self._prompts
         by_slot = prompts.get(key)
@@ -113,7 +118,7 @@ class Answers:
                 prompts.popitem(last=False)
         else:
             prompts.move_to_end(key)
-        by_slot[slot] = GivenAnswer(request.prompt_tokens, output_tokens)
+        by_slot[slot] = answer
 
     def behind(self, request: RouteRequest, matched: Floats, most: float) -> dict[int, Behind] | None:
         """Return what may be cached behind the longest match, by slot; `None` where nothing is.

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gorgo.core.fleet.columns import accelerator_code
+from gorgo.core.latency.token_gap import SHARE
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.policy.candidates import Candidates
 from gorgo.core.policy.cost import fill_unknown
@@ -31,6 +32,18 @@ ACCELERATOR = "accelerator="
 
 def _hit_share(_request: RouteRequest, candidates: Candidates) -> Floats:
     return candidates.cached_tokens / max(1, candidates.prompt_tokens)
+
+
+def _decode_step_s(_request: RouteRequest, candidates: Candidates) -> Floats:
+    decoding = fill_unknown(candidates.decoding_requests)
+    step_s: Floats = fill_unknown(candidates.token_gap_s) * (1.0 + SHARE * decoding)
+    return np.where(decoding > 0.0, step_s, 0.0)
+
+
+def _kv_short_tokens(_request: RouteRequest, candidates: Candidates) -> Floats:
+    free = candidates.kv_capacity_tokens - candidates.used_tokens
+    needed = fill_unknown(candidates.uncached_prefill_tokens) + candidates.uncached_tokens
+    return fill_unknown(np.maximum(needed - free, 0.0))
 
 
 def _cell(name: str) -> Feature:
@@ -57,6 +70,9 @@ FEATURES: Mapping[str, Feature] = MappingProxyType(
         "prefill_tokens": _cell("queued_prefill_tokens"),
         "uncached_prefill_tokens": _cell("uncached_prefill_tokens"),
         "decode_tokens": _cell("decode_tokens"),
+        # A step of the engine as it decodes now, and tokens of KV memory that must be freed before this prompt's.
+        "decode_step_s": _decode_step_s,
+        "kv_short_tokens": _kv_short_tokens,
         # Scraped; usage is a share of the KV pool, `is_queued` 0 or 1.
         "running_requests": _cell("running_requests"),
         "queued_requests": _cell("queued_requests"),

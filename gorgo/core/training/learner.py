@@ -33,6 +33,14 @@ class Learner(Policy, Protocol):
         """Choose by `model` from the next decision on, or without one."""
 
 
+@runtime_checkable
+class HasBase(Protocol):
+    """A model whose prediction has a part that holds out of the training's range too."""
+
+    def base_s(self, table: NDArray[np.float32]) -> NDArray[np.float64]:
+        """Return that part of each row, s."""
+
+
 def find_learner(policy: Policy, shadow: Policy | None) -> Learner | None:
     """Return which of the two learns, if any. Raise `ConfigError` if both do: a Router trains one model."""
     learners = [each for each in (policy, shadow) if isinstance(each, Learner)]

@@ -1,10 +1,11 @@
 """A prediction by priors plus what was measured beyond it, learned: no cold start, and no extrapolation.
 
-Theory of operation. A small network learns measured TTFT minus the prior, on most of the rows. The residual is taken in
-units of the prior's square root, between its absolute and its relative size: short times and long ones both count. A
-large error counts in proportion, since a single stall is no rule. The learned residual is multiplied by the factor
-from 0 to 1 that fits the other rows best, so a network that has learned noise adds nothing. It is clipped to what the
-training had, and is 0 for a row out of its range. A prediction is at least a share of the prior.
+Theory of operation. The base of a prediction is the prior with the waits that an engine imposes (`engine_waits`). A
+small network learns measured TTFT minus the base, on most of the rows. This residual is taken in units of the base's
+square root, between its absolute and its relative size: short times and long ones both count. A large error counts in
+proportion, since a single stall is no rule. The learned residual is multiplied by the factor from 0 to 1 that fits the
+other rows best, so a network that has learned noise adds nothing. It is clipped to what the training had, and is 0 for
+a row out of its range. A prediction is at least a share of the base.
 """
 
 from __future__ import annotations
@@ -21,45 +22,47 @@ from gorgo.core.training.spec import TrainingSpec
 from gorgo.errors import ConfigError
 from gorgo.learning.models.base import FittedModel, facts
 from gorgo.learning.models.descent import Descent, descend, last_layer_gradients
+from gorgo.learning.models.engine_waits import PRIOR, EngineWaits, fit_waits
 from gorgo.learning.models.network import Perceptron
 from gorgo.learning.models.scaling import Scaler
 from gorgo.learning.models.targets import capped_ttft_s
 
 Floats = NDArray[np.float64]
 
-#: The feature that is the prediction by priors, s.
-PRIOR = "prior_s"
 #: Range of a feature beyond the training's, as a share of its width: that of Lodestar's range check.
 MARGIN = 0.1
 HIDDEN = (32, 32)
-#: Least prediction as a share of the prior.
+#: Least prediction as a share of its base.
 LEAST_SHARE = 0.2
 #: Quantiles of the measured residuals to which a learned one is clipped: single stalls are no rule.
 _QUANTILES = (0.01, 0.99)
 #: Every so many rows one is left out of the descent, and decides on the factor.
 _CHECK_EVERY = 5
-#: Error, in units of the square root of a prior, from which on it counts in proportion.
+#: Error, in units of the square root of a base, from which on it counts in proportion.
 _LINEAR_FROM = 0.1
-#: A shorter prior has the unit of this one, s.
-_LEAST_PRIOR_S = 0.01
+#: A shorter base has the unit of this one, s.
+_LEAST_BASE_S = 0.01
 #: Larger and more steps than Lodestar's: a small network needs more of them, and the first rounds have few rows.
 _RATE, _BATCH = 2e-3, 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ResidualModel(FittedModel):
-    """A prior and a learned residual.
+    """A prior, waits of the engine, and a learned residual.
 
     Parameters
     ----------
+    waits:
+        Of the engine.
     network, scaler:
-        Its output is minus the residual, in units of the prior's square root.
+        Its output is minus the residual, in units of the base's square root.
     factor:
         Share of the residual that is added, 0 to 1.
     least, most:
         Range of the residual in that unit.
     """
 
+    waits: EngineWaits
     network: Perceptron
     scaler: Scaler
     factor: float
@@ -68,11 +71,15 @@ class ResidualModel(FittedModel):
     kind: str = field(default="residual", init=False)
 
     def ttft_s(self, table: NDArray[np.float32]) -> Floats:
-        """Return prior plus residual of each row; the prior alone for a row out of range."""
-        prior = table[:, self.names.index(PRIOR)].astype(np.float64)
+        """Return base plus residual of each row; the base alone for a row out of range."""
+        base = self.base_s(table)
         residual = -self.network.outputs(self.scaler.apply(table)).astype(np.float64) * self.factor
-        residual = np.clip(residual, self.least, self.most) * _unit(prior)
-        return np.where(self.in_range(table), np.maximum(prior + residual, LEAST_SHARE * prior), prior)
+        residual = np.clip(residual, self.least, self.most) * _unit(base)
+        return np.where(self.in_range(table), np.maximum(base + residual, LEAST_SHARE * base), base)
+
+    def base_s(self, table: NDArray[np.float32]) -> Floats:
+        """Return the prior with the waits of the engine."""
+        return self.waits.base_s(table, self.names)
 
     def in_range(self, table: NDArray[np.float32]) -> NDArray[np.bool_]:
         """Return whether each row is within the training's range, with a margin."""
@@ -85,7 +92,7 @@ class ResidualModel(FittedModel):
 
     def gradients(self, rows: TrainingRows, cap_s: float) -> NDArray[np.float32]:
         """Return the gradient of each row's squared error by the last layer's parameters, up to a factor of 2."""
-        reward = -_residual(rows, cap_s).astype(np.float32)
+        reward = -_residual(rows, self.waits, cap_s).astype(np.float32)
         return last_layer_gradients(self.network, self.scaler.apply(rows.features), reward, rows.censored)
 
     def arrays(self) -> tuple[dict[str, NDArray[Any]], Mapping[str, Any]]:
@@ -96,19 +103,21 @@ class ResidualModel(FittedModel):
             "inverse": self.scaler.inverse,
         }
         limits = {"factor": self.factor, "least": self.least, "most": self.most}
-        return arrays, {"hidden": list(self.network.sizes[1:]), **limits}
+        waits = {"step_share": self.waits.step_share, "hold_s": self.waits.hold_s}
+        return arrays, {"hidden": list(self.network.sizes[1:]), **limits, **waits}
 
 
 def fit_residual(rows: TrainingRows, spec: TrainingSpec, *, rng: np.random.Generator, version: int) -> ResidualModel:
-    """Return the model of measured minus prior. Raises `ConfigError` for rows without the prior."""
+    """Return the model of measured minus base. Raises `ConfigError` for rows without the prior."""
     if PRIOR not in rows.names:
         raise ConfigError(f"training of kind 'residual': no feature {PRIOR!r} among {', '.join(rows.names)}")
-    residual = _residual(rows, spec.target_cap_s)
+    waits = fit_waits(rows)
+    residual = _residual(rows, waits, spec.target_cap_s)
     scaler = Scaler.of(rows.features)
     table = scaler.apply(rows.features)
     network = Perceptron.xavier((len(rows.names), *HIDDEN), rng)
     for values in network.layers[-1]:
-        values[:] = 0.0  # before the first step the prediction is the prior
+        values[:] = 0.0  # before the first step the prediction is the base
     checks = np.arange(len(rows)) % _CHECK_EVERY == _CHECK_EVERY - 1
     settings = Descent(epochs=spec.epochs, rate=_RATE, batch=_BATCH, linear_from=_LINEAR_FROM, dropout=())
     reward = -residual.astype(np.float32)
@@ -119,6 +128,7 @@ def fit_residual(rows: TrainingRows, spec: TrainingSpec, *, rng: np.random.Gener
     low, high = np.quantile(residual[measured], _QUANTILES) if measured.any() else (0.0, 0.0)
     return ResidualModel(
         **facts(rows, version),
+        waits=waits,
         network=network,
         scaler=scaler,
         factor=_best_factor(learned, residual[checks & measured]),
@@ -127,16 +137,16 @@ def fit_residual(rows: TrainingRows, spec: TrainingSpec, *, rng: np.random.Gener
     )
 
 
-def _residual(rows: TrainingRows, cap_s: float) -> Floats:
-    """Return measured minus prior of each row, in the unit of a residual; of a censored row a lower bound."""
-    prior = rows.features[:, rows.names.index(PRIOR)].astype(np.float64)
-    result: Floats = (capped_ttft_s(rows, cap_s) - np.minimum(prior, cap_s)) / _unit(prior)
+def _residual(rows: TrainingRows, waits: EngineWaits, cap_s: float) -> Floats:
+    """Return measured minus base of each row, in the unit of a residual; of a censored row a lower bound."""
+    base = waits.base_s(rows.features, rows.names)
+    result: Floats = (capped_ttft_s(rows, cap_s) - np.minimum(base, cap_s)) / _unit(base)
     return result
 
 
-def _unit(prior: Floats) -> Floats:
-    """Return the unit of a residual: of a time in s, the square root of the prior."""
-    return np.sqrt(np.maximum(prior, _LEAST_PRIOR_S))
+def _unit(base: Floats) -> Floats:
+    """Return the unit of a residual: of a time in s, the square root of the base."""
+    return np.sqrt(np.maximum(base, _LEAST_BASE_S))
 
 
 def _best_factor(learned: Floats, measured: Floats) -> float:

@@ -12,6 +12,8 @@ from gorgo.core.policy.choice import Choice, Prediction, argmin_tiebreak
 from gorgo.core.policy.interface import IndexKind
 from gorgo.core.policy.weights import Weights, WeightSpec
 from gorgo.core.training.features import feature_table
+from gorgo.core.training.learner import HasBase
+from gorgo.core.training.model import Model
 from gorgo.core.training.spec import TrainingSpec
 from gorgo.errors import ConfigError
 from gorgo.policies.gorgo_ms import GorgoMs, predict_times
@@ -34,9 +36,11 @@ FEATURES = (
     "decoding_requests",
     "uncached_prefill_tokens",
     "decode_tokens",
+    "decode_step_s",
     "running_requests",
     "queued_requests",
     "kv_usage",
+    "kv_short_tokens",
     "prefill_token_s",
     "slowdown",
     PRIOR,
@@ -46,9 +50,10 @@ FEATURES = (
 class GorgoResidual(LearnedPolicy):
     """cost = that of `gorgo-ms` + R, in ms; R is the error of its prediction, as learned from ended requests.
 
-    R is at most `residual_limit` and never more negative than the predicted queue and prefill: no answer comes before
-    the network's time. It is 0 without a model, and for a replica out of the training's range: there the priors
-    extrapolate. A model that fails leaves the decision to `gorgo-ms`.
+    R is the waits that the engine imposes, for its running step and for KV memory, plus a learned residual. That is at
+    most `residual_limit` and never more negative than the predicted queue and prefill: no answer comes before the
+    network's time. It is 0 for a replica out of the training's range, where priors and waits extrapolate. R is 0
+    without a model. A model that fails leaves the decision to `gorgo-ms`.
     """
 
     name: ClassVar[str] = "gorgo-residual"
@@ -76,6 +81,11 @@ class GorgoResidual(LearnedPolicy):
         if self.feature_names[-1:] != (PRIOR,):
             raise ConfigError(f"features of gorgo-residual end in {self.feature_names[-1:]}; expected {PRIOR!r}")
         self._gorgo_ms = GorgoMs()
+        self._based: HasBase | None = None
+
+    def adopt(self, model: Model | None) -> None:
+        super().adopt(model)
+        self._based = model if isinstance(model, HasBase) else None
 
     def features(self, request: RouteRequest, candidates: Candidates) -> Table:
         return self._table(request, candidates, predict_times(request, candidates).prediction())
@@ -96,11 +106,16 @@ class GorgoResidual(LearnedPolicy):
         if self._model is None or ttft_s is None:
             rule = Choice(base.row, {**base.terms, "residual": np.zeros(len(candidates))}, base.cost)
             return Forecast(request, candidates).choice(rule, table, guard="no_model" if self._model else None)
-        residual_s = ttft_s - table[:, -1]
+        prior_s = table[:, -1]
+        base_s = prior_s if self._based is None else self._based.base_s(table)
+        residual_s = ttft_s - base_s
         if weights["range_check"]:
             inside = rows_in_range(table, self._model.low, self._model.high, margin=weights["range_margin"])
             residual_s = np.where(inside, residual_s, 0.0)
-        residual_s = clipped(residual_s, parts, limit_s=weights["residual_limit"] / 1e3)
+        limit_s = weights["residual_limit"] / 1e3
+        residual_s = clipped(residual_s, parts, limit_s=limit_s)
+        if limit_s > 0.0:
+            residual_s = residual_s + (base_s - prior_s)
         terms = {**base.terms, "residual": residual_s * 1e3}
         cost = base.cost + terms["residual"]
         row = argmin_tiebreak(cost, candidates.in_flight_requests, rng)

@@ -33,6 +33,9 @@ FEATURES = (
     "decode_tokens",
 )
 
+#: Predictions of replicas without a score that differ by less are equal, s.
+_LEAST_RANGE_S = 1e-9
+
 #: llm-d trains each 10 s. Rounds here go by samples: each hundred, and later each tenth of those stored.
 ROUND_SAMPLES, ROUND_GROWTH = 100, 0.1
 #: Guards of the filters. Of several that acted the first here is named.
@@ -47,7 +50,8 @@ class PredictedLatency(LearnedPolicy):
     are later than the others by more than `max_penalty_s`, and for a share `epsilon` of decisions, which also takes
     replicas that miss an objective. Without a model the rule of `load-prefix` decides.
 
-    Cost is 101 minus the score in percent. A request's candidates are predicted in one call per time. Requests are
+    Cost is 101 minus the score in percent; of a replica without a score 101, and up to 100 more by its predicted first
+    token, which is what a shadow ranks it by. A request's candidates are predicted in one call per time. Requests are
     evaluated one after another, since each reservation is a feature of the next.
 
     References
@@ -109,7 +113,7 @@ class PredictedLatency(LearnedPolicy):
             strictest_s=candidates.slo_tpot_s,
         )
         passed = _filtered(headroom, predicted.ttft_s, cached_shares(request, candidates), weights, rng)
-        rule = _pick(passed.rows, headroom, candidates, weights, rng)
+        rule = _pick(passed.rows, headroom, predicted.ttft_s, candidates, weights, rng)
         return Forecast(request, candidates, predicted.ttft_s).choice(rule, table, guard=passed.guard)
 
 
@@ -136,11 +140,17 @@ def _filtered(
     return _Passed(second.rows, next((guard for guard in _GUARDS if guard in acted), None))
 
 
-def _pick(rows: Rows, headroom: Headroom, candidates: Candidates, weights: Weights, rng: np.random.Generator) -> Choice:
+def _pick(
+    rows: Rows, headroom: Headroom, ttft_s: Floats, candidates: Candidates, weights: Weights, rng: np.random.Generator
+) -> Choice:
     """Return the best score of `rows`, or one of them at random by score."""
     score = np.zeros(len(candidates))
     score[rows] = scores(rows, headroom, candidates.in_flight_requests, ttft_share=weights["ttft_share"])
     cost = MOST - score
     if weights["weighted_pick"]:
         return Choice(int(rng.choice(len(score), p=score / score.sum())), {"headroom": cost})
+    unscored = np.flatnonzero(score == 0.0)
+    if len(unscored) > 1:
+        later_s = ttft_s[unscored] - ttft_s[unscored].min()
+        cost[unscored] += (MOST - 1) * later_s / max(float(later_s.max()), _LEAST_RANGE_S)
     return Choice(argmin_tiebreak(cost, cost, rng), {"headroom": cost}, cost)

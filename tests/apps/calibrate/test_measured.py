@@ -215,3 +215,10 @@ async def test_one_broken_connection_is_a_failed_request_only() -> None:
     )
     assert calibration.refused == ("ConnectError: refused",)
     assert calibration.profile("again").prefill_tokens_per_s == pytest.approx(LLAMA.prefill_tokens_per_s, rel=0.03)
+
+
+@pytest.mark.parametrize("budget", [512, 2048, 8192])
+async def test_step_budget_of_vllm_is_found_by_gaps_beside_a_prompt(budget: int) -> None:
+    profile = replace(find_profile("1xH100-Llama-3.1-8B-vLLM"), chunk_tokens=budget, max_running_requests=128)
+    calibration = await found(profile, kv_capacity_tokens=profile.kv_tokens)
+    assert calibration.profile("again").chunk_tokens == budget

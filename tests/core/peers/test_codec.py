@@ -8,14 +8,18 @@ from hypothesis import strategies as st
 
 from gorgo.core.peers.codec import MAX_BYTES, decode_report, encode_report
 from gorgo.core.peers.records import (
+    MARK_KINDS,
     MAX_COUNT,
     MAX_MARKS,
     LearnedSpeed,
+    MarkKind,
     PeerReport,
     PeerStatus,
     PrefixMarks,
     ReplicaLoad,
+    SharedAnswer,
     SharedCacheReport,
+    StartedPrefill,
 )
 from gorgo.errors import BadReport
 
@@ -24,8 +28,14 @@ REPORT = PeerReport(
     7,
     "a1b2",
     loads=(ReplicaLoad("a", 3, 3000, 2, 2000, 1500, 1.25, 0.5),),
-    prefixes=(PrefixMarks("a", "m", (1, 4), b"hash---1hash---4"), PrefixMarks("b", None, (), b"hash---2", True)),
+    prefixes=(
+        PrefixMarks("a", "m", (1, 4), b"hash---1hash---4"),
+        PrefixMarks("b", None, (), b"hash---2", "evicted"),
+        PrefixMarks("b", None, (1,), b"hash---3", "sent"),
+    ),
     cache_reports=(SharedCacheReport("a", None, 512.0, 0.0),),
+    answers=(SharedAnswer("a", b"hash---4", 256, 128),),
+    prefills=(StartedPrefill("a", 1.25),),
     speeds=(LearnedSpeed("a", 3.5, 2.0),),
     status=PeerStatus("gorgo-ms", 4, True, "12", ("b",), ("c",)),
 )
@@ -42,7 +52,19 @@ any_json = st.recursive(
 def wire(**changes: object) -> bytes:
     """The wire form of `REPORT` with some of its fields replaced."""
     fields = json.loads(encode_report(REPORT))
-    places = ("format", "router", "seq", "key_id", "loads", "prefixes", "cache_reports", "speeds", "status")
+    places = [
+        "format",
+        "router",
+        "seq",
+        "key_id",
+        "loads",
+        "prefixes",
+        "cache_reports",
+        "answers",
+        "prefills",
+        "speeds",
+        "status",
+    ]
     for name, value in changes.items():
         fields[places.index(name)] = value
     return json.dumps(fields).encode()
@@ -55,11 +77,12 @@ def test_a_report_comes_back_from_its_wire_form() -> None:
 @given(
     st.lists(st.tuples(names, st.lists(counts, min_size=5, max_size=5), st.integers(0, 10**6)), max_size=4),
     st.lists(
-        st.tuples(names, st.none() | names, st.sets(st.integers(1, 10**6), max_size=5), st.booleans()), max_size=4
+        st.tuples(names, st.none() | names, st.sets(st.integers(1, 10**6), max_size=5), st.sampled_from(MARK_KINDS)),
+        max_size=4,
     ),
 )
 def test_every_report_within_the_bounds_comes_back(
-    loads: list[tuple[str, list[int], int]], prefixes: list[tuple[str, str | None, set[int], bool]]
+    loads: list[tuple[str, list[int], int]], prefixes: list[tuple[str, str | None, set[int], MarkKind]]
 ) -> None:
     report = PeerReport(
         "r",
@@ -68,8 +91,14 @@ def test_every_report_within_the_bounds_comes_back(
             ReplicaLoad(name, max(n), max(n), min(n), max(n), min(n), micros / 1e6) for name, n, micros in loads
         ),
         prefixes=tuple(
-            PrefixMarks(name, model, () if evicted else tuple(sorted(depths)), b"12345678" * len(depths), evicted)
-            for name, model, depths, evicted in prefixes
+            PrefixMarks(
+                name,
+                model,
+                () if kind in ("withdrawn", "evicted") else tuple(sorted(depths)),
+                b"12345678" * len(depths),
+                kind,
+            )
+            for name, model, depths, kind in prefixes
         ),
     )
     assert decode_report(encode_report(report)) == report
@@ -78,11 +107,11 @@ def test_every_report_within_the_bounds_comes_back(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"{}", "report is no array of 9 values"),
+        (b"{}", "report is no array of 11 values"),
         (b"\xff", "no JSON text"),
         (b"[" * 100_000, "no JSON text"),
         (b" " * (MAX_BYTES + 1), "bytes; expected at most"),
-        (wire(format=2), "format 2; expected 1"),
+        (wire(format=1), "format 1; expected 2"),
         (wire(seq=-1), "seq has -1"),
         (wire(seq=True), "seq has True"),
         (wire(router="x" * 257), "longer than 256 bytes"),
@@ -93,15 +122,20 @@ def test_every_report_within_the_bounds_comes_back(
         (wire(loads=[["a", 10**400, 0, 0, 0, 0, 0.0, 0.0]]), r"loads\[0\] has 1000"),
         (wire(loads=[["a", 1, 5, 2, 5, 5, 0.0, 0.0]]), "before a first token than in flight"),
         (wire(loads=7), "loads is no array"),
-        (wire(prefixes=[["a", None, [1], "AAAA", False]]), "3 bytes of hashes for 1 depths"),
-        (wire(prefixes=[["a", None, [2, 1], "AAAAAAAAAAAAAAAAAAAAAA==", False]]), "do not ascend"),
-        (wire(prefixes=[["a", None, [0], "AAAAAAAAAAA=", False]]), "do not ascend"),
-        (wire(prefixes=[["a", None, list(range(1, MAX_MARKS + 2)), "", False]]), "at most 96"),
-        (wire(prefixes=[["a", None, [1], "no base64", False]]), "no base64"),
-        (wire(prefixes=[["a", None, [], "AAAA", True]]), "is evicted; expected no depths"),
-        (wire(prefixes=[["a", None, [1], "AAAAAAAAAAA=", True]]), "is evicted; expected no depths"),
-        (wire(prefixes=[["a", None, [], "", 1]]), "expected true or false"),
+        (wire(prefixes=[["a", None, [1], "AAAA", 0]]), "3 bytes of hashes for 1 depths"),
+        (wire(prefixes=[["a", None, [2, 1], "AAAAAAAAAAAAAAAAAAAAAA==", 0]]), "do not ascend"),
+        (wire(prefixes=[["a", None, [0], "AAAAAAAAAAA=", 0]]), "do not ascend"),
+        (wire(prefixes=[["a", None, list(range(1, MAX_MARKS + 2)), "", 0]]), "at most 96"),
+        (wire(prefixes=[["a", None, [1], "no base64", 0]]), "no base64"),
+        (wire(prefixes=[["a", None, [], "AAAA", 3]]), "is evicted; expected no depths"),
+        (wire(prefixes=[["a", None, [1], "AAAAAAAAAAA=", 3]]), "is evicted; expected no depths"),
+        (wire(prefixes=[["a", None, [], "", 4]]), "kind 4; expected at most 3"),
+        (wire(prefixes=[["a", None, [], "", True]]), "has True; expected a whole number"),
         (wire(cache_reports=[["a", None, 0.0, 0.0]]), "no confirmed tokens"),
+        (wire(answers=[["a", "AAAA", 1, 1]]), "3 bytes of a prompt's hash; expected 8"),
+        (wire(answers=[["a", "AAAAAAAAAAA=", 1, -1]]), r"answers\[0\] has -1"),
+        (wire(prefills=[["a", 60.1]]), r"prefills\[0\] has 60.1; expected a number from 0 to 60"),
+        (wire(prefills=[["a", float("nan")]]), r"prefills\[0\] has nan"),
         (wire(status=["p", 1, False, None, [], [3]]), r"ejected\[0\] has 3; expected a text"),
     ],
 )

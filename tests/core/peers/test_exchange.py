@@ -6,13 +6,21 @@ import numpy as np
 import pytest
 
 from gorgo.core.fleet.peer_loads import FADE_S
+from gorgo.core.latency.prefill_share import faded
 from gorgo.core.limits import OverloadLimits, RouterLimits
 from gorgo.core.messages.actions import Hold
 from gorgo.core.messages.kv_events import CacheSnapshot
 from gorgo.core.messages.request import AttemptResult, EngineSample, Outcome
 from gorgo.core.peers.codec import decode_report, encode_report
 from gorgo.core.peers.exchange import PeerExchange, is_urgent
-from gorgo.core.peers.records import LearnedSpeed, PeerReport, PeerStatus, ReplicaLoad, SharedCacheReport
+from gorgo.core.peers.records import (
+    LearnedSpeed,
+    PeerReport,
+    PeerStatus,
+    ReplicaLoad,
+    SharedCacheReport,
+    StartedPrefill,
+)
 from gorgo.core.prefix.origin import Origin
 from gorgo.core.router import Router
 from gorgo.policies.registry import make_policy
@@ -172,10 +180,42 @@ def test_a_prefix_of_a_peer_is_remote_until_a_first_token_here_confirms_it() -> 
     second.check()
 
 
-def test_a_prefix_without_a_first_token_is_not_reported() -> None:
+def test_a_prompt_that_waits_less_than_a_report_is_reported_with_its_first_token() -> None:
     first, _ = group("a")
-    dispatched(submitted(first, a_request("r", blocks=PROMPT), now=0.0))
+    dispatched(submitted(first, a_request("r", blocks=PROMPT, prompt_tokens=128), now=0.0))
     assert first.report(now=0.1).prefixes == ()
+
+
+def test_a_prompt_that_waits_for_its_first_token_is_expected_where_it_was_sent() -> None:
+    first, second = group("a", "b")
+    long = blocks_of(*range(40))
+    request = a_request("long", blocks=long, prompt_tokens=2560, pinned_replica="b")
+    attempt_id = dispatched(submitted(first, request, now=0.0)).attempt_id
+    second.on_peer(first.report(now=0.1), now=0.1)
+    like = a_request("like", blocks=long, prompt_tokens=2560)
+    dispatch = dispatched(submitted(second, like, now=0.2))
+    assert (dispatch.replica, dispatch.decision.estimated_cached_tokens) == ("b", 2560)
+    # Nothing confirmed it: that the engine did not have it yet contradicts nothing.
+    second.on_first_token(dispatch.attempt_id, now=3.0)
+    empty = Outcome(AttemptResult.COMPLETED, status=200, prompt_tokens=2560, cached_tokens=0)
+    second.on_finish(dispatch.attempt_id, empty, now=4.0)
+    assert second.report(now=4.0).cache_reports == ()
+    second.check()
+    first.on_first_token(attempt_id, now=4.0)
+    assert [marks.kind for marks in first.report(now=4.1).prefixes] == ["confirmed"]
+
+
+def test_a_prompt_that_ends_before_its_first_token_is_expected_no_longer() -> None:
+    first, second = group("a", "b")
+    serve(first, "short", PROMPT[:8], replica="b", now=0.0)
+    request = a_request("long", blocks=PROMPT, prompt_tokens=2560, pinned_replica="b")
+    attempt_id = dispatched(submitted(first, request, now=1.0)).attempt_id
+    second.on_peer(first.report(now=1.1), now=1.1)
+    first.on_finish(attempt_id, Outcome(AttemptResult.FAILED_BEFORE_CONTENT), now=1.2)
+    second.on_peer(first.report(now=1.3), now=1.3)
+    like = dispatched(submitted(second, a_request("like", blocks=PROMPT, pinned_replica="b"), now=2.0))
+    assert like.decision.estimated_cached_tokens == 64, "the first block was confirmed before"
+    second.check()
 
 
 def test_marks_are_where_messages_end_and_every_512_tokens() -> None:
@@ -198,6 +238,49 @@ def test_what_was_reported_once_is_not_reported_again() -> None:
     serve(first, "r", now=0.0)
     assert len(first.report(now=0.4).prefixes) == 1
     assert first.report(now=0.5).prefixes == ()
+
+
+def test_prefills_of_peers_take_their_share_of_an_engines_time() -> None:
+    alone, first, second = group("a", "b", count=3)
+    for at_s, router in ((0.0, first), (1.0, second), (2.0, first)):
+        for each in (alone, router):
+            request = a_request(f"r{at_s}", prompt_tokens=3000, pinned_replica="a")
+            done = dispatched(submitted(each, request, now=at_s))
+            each.on_finish(done.attempt_id, Outcome(AttemptResult.COMPLETED, status=200), now=at_s + 0.05)
+        for sender, receiver in ((first, second), (second, first)):
+            receiver.on_peer(sender.report(now=at_s + 0.1), now=at_s + 0.1)
+    shares = [router._fleet.columns.prefill_share.tolist() for router in (alone, first, second)]
+    assert shares[0][0] > 0.2
+    for found in shares[1:]:
+        assert found == pytest.approx(shares[0], rel=0.02), "as one router that has sent them all"
+    assert first.report(now=2.2).prefills == (), "what was reported once is not reported again"
+
+
+def test_prefills_of_a_report_that_comes_late_have_faded() -> None:
+    _, second = group("a", "b")
+    late = PeerReport("late", 1, KEY, prefills=(StartedPrefill("a", 3.0), StartedPrefill("gone", 3.0)))
+    second.on_peer(late, now=60.0, age_s=30.0)
+    assert second._fleet.columns.prefill_share.tolist() == pytest.approx([0.1 * faded(1.0, 30.0), 0.0])
+
+
+def test_the_next_turn_finds_the_answer_that_a_peer_has_passed() -> None:
+    first, second = group("a", "b")
+    estimated = []
+    for number in range(5):
+        now, blocks = 10.0 * number, blocks_of(*range(100 * number, 100 * number + 4))
+        turn = replace(a_request(f"first-{number}", blocks=blocks, pinned_replica="b"), boundaries=(256,))
+        attempt_id = dispatched(submitted(first, turn, now=now)).attempt_id
+        first.on_first_token(attempt_id, now=now + 0.3)
+        first.on_finish(attempt_id, Outcome(AttemptResult.COMPLETED, status=200, output_tokens=128), now=now + 1.0)
+        second.on_peer(first.report(now=now + 1.0), now=now + 1.0)
+        longer = blocks + blocks_of(*range(100 * number + 50, 100 * number + 53))
+        turn = a_request(f"next-{number}", blocks=longer, prompt_tokens=448, pinned_replica="b")
+        dispatch = dispatched(submitted(second, replace(turn, boundaries=(256, 384, 448)), now=now + 2.0))
+        estimated.append(dispatch.decision.estimated_cached_tokens)
+        second.on_first_token(dispatch.attempt_id, now=now + 2.3)
+        found = Outcome(AttemptResult.COMPLETED, status=200, prompt_tokens=448, cached_tokens=384)
+        second.on_finish(dispatch.attempt_id, found, now=now + 3.0)
+    assert estimated == [256, 256, 256, 384, 384], "three reports say that this engine finds answers"
 
 
 def test_hashes_under_another_key_are_ignored() -> None:
@@ -226,7 +309,7 @@ def test_an_eviction_that_one_router_detects_is_one_for_all() -> None:
     empty = Outcome(AttemptResult.COMPLETED, status=200, prompt_tokens=2560, cached_tokens=0)
     first.on_finish(attempt_id, empty, now=4.0)
     report = first.report(now=4.0)
-    assert [marks.evicted for marks in report.prefixes] == [False, True]
+    assert [marks.kind for marks in report.prefixes] == ["confirmed", "evicted"]
     second.on_peer(report, now=4.0)
     # What the engine evicted before the second prompt is not expected there; the prompt itself is there again.
     assert len(second.peers.prefixes) == known / 2

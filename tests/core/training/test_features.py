@@ -66,3 +66,18 @@ def test_a_prefix_group_is_that_of_all_prompts_with_the_same_first_blocks() -> N
     assert prefix_group(one) == prefix_group(other) != prefix_group(apart)
     assert prefix_group(a_request("r", prompt_tokens=10, blocks=b"")) == 0
     assert prefix_group(one, depth=11) != prefix_group(other, depth=11)
+
+
+def test_a_decode_step_is_the_learned_gap_at_the_number_that_decodes_and_0_where_none_does() -> None:
+    candidates = table(3, decoding_requests=[0, 16, 16], token_gap_s=[0.01, 0.02, nan])
+    made = feature_table(("decode_step_s",), request(), candidates)[:, 0]
+    assert made == pytest.approx([0.0, 0.04, 0.04])
+
+
+def test_kv_tokens_are_short_by_what_waits_and_the_prompt_less_what_is_free() -> None:
+    candidates = table(
+        4, cached=[0, 0, 900, 0], kv_capacity_tokens=[5000, 5000, 5000, nan], used_tokens=[4500, 1000, 4500, 0],
+        uncached_prefill_tokens=[700, 700, 300, 0],
+    )  # fmt: skip
+    made = feature_table(("kv_short_tokens",), request(), candidates)[:, 0]
+    assert made.tolist() == [1200, 0, 0, 1200]

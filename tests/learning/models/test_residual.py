@@ -9,7 +9,8 @@ import pytest
 
 from gorgo.core.training.spec import TrainingSpec
 from gorgo.errors import ConfigError
-from gorgo.learning.models.residual import LEAST_SHARE, PRIOR, ResidualModel, fit_residual
+from gorgo.learning.models.engine_waits import PRIOR
+from gorgo.learning.models.residual import LEAST_SHARE, ResidualModel, fit_residual
 from tests.learning.outcomes import NAMES, training_rows, with_censoring
 
 SPEC = TrainingSpec("residual", NAMES)

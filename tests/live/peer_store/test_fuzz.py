@@ -36,7 +36,7 @@ REPORT = PeerReport(
     3,
     "key",
     loads=(ReplicaLoad("a", 3, 3000, 2, 2000, 1500, 1.25, 0.5), ReplicaLoad("b", 1, 10)),
-    prefixes=(PrefixMarks("a", "m", (1, 2), PROMPT[:16]), PrefixMarks("b", None, (), PROMPT[8:24], True)),
+    prefixes=(PrefixMarks("a", "m", (1, 2), PROMPT[:16]), PrefixMarks("b", None, (), PROMPT[8:24], "evicted")),
     cache_reports=(SharedCacheReport("a", None, 512.0, 100.0),),
     speeds=(LearnedSpeed("a", 3.5, 2.0),),
     status=PeerStatus("gorgo-ms", 4, True, "12", ("b",), ("a",)),

@@ -8,7 +8,9 @@ from gorgo.core.peers.records import (
     PeerReport,
     PrefixMarks,
     ReplicaLoad,
+    SharedAnswer,
     SharedCacheReport,
+    StartedPrefill,
 )
 from gorgo.live.peer_store.outgoing import Outgoing
 
@@ -20,6 +22,8 @@ def report(seq: int, *, prefixes: int = 1) -> PeerReport:
         loads=(ReplicaLoad("a", seq),),
         prefixes=tuple(PrefixMarks(f"{seq}-{number}", None, (), b"") for number in range(prefixes)),
         cache_reports=(SharedCacheReport("a", None, 1.0 + seq, 0.0),),
+        answers=(SharedAnswer("a", b"12345678", seq, 1),),
+        prefills=(StartedPrefill("a", 25.0), StartedPrefill(f"r{seq}", 0.5)),
         speeds=(LearnedSpeed("a", float(seq), 1.0), LearnedSpeed(f"r{seq}", 1.0, 1.0)),
     )
 
@@ -42,6 +46,8 @@ def test_the_next_report_has_its_own_load_and_all_prefixes_since_the_last_writte
     assert [marks.replica for marks in merged.prefixes] == ["1-0", "2-0", "3-0"]
     assert [sample.confirmed_tokens for sample in merged.cache_reports] == [2.0, 3.0, 4.0]
     assert {speed.replica: speed.spent_s for speed in merged.speeds} == {"a": 3.0, "r1": 1.0, "r2": 1.0, "r3": 1.0}
+    assert [answer.prompt_tokens for answer in merged.answers] == [1, 2, 3]
+    assert {each.replica: each.prefill_s for each in merged.prefills} == {"a": 60.0, "r1": 0.5, "r2": 0.5, "r3": 0.5}
     assert outgoing.dropped == 0
 
 

@@ -111,10 +111,28 @@ def test_the_residual_is_clipped() -> None:
     np.testing.assert_allclose(clipped(np.array([99.0, -99.0, 0.01]), parts, limit_s=0.1), [0.1, -0.1, 0.01])
 
 
+class WaitingFake(LinearFake):
+    """A model with 15 s of waits in each engine, which are no residual."""
+
+    def base_s(self, table: np.ndarray) -> np.ndarray:
+        return table[:, -1].astype(np.float64) + 15.0
+
+
+def test_waits_in_the_engine_count_out_of_range_and_beyond_the_limit() -> None:
+    model = WaitingFake(
+        FEATURES, {PRIOR: 1.0, "running_requests": 0.5}, constant=15.0, low={"running_requests": 0},
+        high={"running_requests": 40},
+    )  # fmt: skip
+    choice = choose(residual(model), replicas(3, running_requests=[4, 30, 90]))
+    np.testing.assert_allclose(choice.terms["residual"], [17_000, 25_000, 15_000], atol=1e-2)
+    assert choice.predict is not None
+    assert choice.predict(2) == pytest.approx(16.1)
+
+
 def test_a_limit_of_zero_is_gorgo_ms() -> None:
     candidates = replicas(running_requests=[4, 0])
-    model = beyond_prior({"running_requests": 0.5})
-    same_as_gorgo_ms(choose(residual(model), candidates, residual_limit=0.0), choose(GorgoMs(), candidates))
+    for model in (beyond_prior({"running_requests": 0.5}), WaitingFake(FEATURES, {PRIOR: 1.0})):
+        same_as_gorgo_ms(choose(residual(model), candidates, residual_limit=0.0), choose(GorgoMs(), candidates))
 
 
 def test_an_unknown_round_trip_has_no_prediction() -> None:

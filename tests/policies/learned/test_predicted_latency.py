@@ -108,6 +108,13 @@ def test_idle_replicas_go_first_where_none_meets_an_objective() -> None:
     assert choose(policy_of(), candidates, asked=asked(), epsilon=0.0).row == 2
 
 
+def test_replicas_without_a_score_are_ranked_by_their_predicted_first_token() -> None:
+    candidates = busy(3000, 1000, 2000, 4000, in_flight_requests=[5, 0, 5, 5])
+    choice = choose(policy_of(), candidates, asked=asked(), epsilon=0.0)
+    assert choice.cost is not None
+    assert (choice.row, list(choice.cost)) == (1, [151.0, 50.0, 101.0, 201.0])
+
+
 def test_the_cached_replica_is_preferred_and_left_when_it_is_too_late() -> None:
     near, far = busy(4000, 100, cached=[640, 0]), busy(6000, 100, cached=[640, 0])
     assert guards(policy_of(), near, epsilon=0.0) == {"affinity_kept": 100}

@@ -23,7 +23,9 @@ from tests.sim.fleets import three_regions
 
 #: Of the found tokens: SGLang stores a prompt after its whole prefill, and a dispatched one counts at once.
 IN_PREFILL = 0.02
-FEED = conversations(400, every_s=0.6, users=40)
+#: One feed's phantoms and misses vary threefold with its seed: what is said of both is of all feeds together.
+FEEDS = [conversations(400, every_s=0.6, users=40, seed=seed) for seed in range(4)]
+FEED = FEEDS[0]
 KINDS = ("sglang", "vllm")
 MIDDLE = "eu-frankfurt-0"
 
@@ -59,10 +61,13 @@ def errors(records: Sequence[SimRecord]) -> tuple[float, float]:
 def test_reports_leave_no_phantoms_where_pools_evict(kind: str) -> None:
     phantoms = {}
     for reports in ("none", "usage", "push", "events", "exact"):
-        run = simulation(reports, kind=kind)
-        phantoms[reports] = errors(run.run(FEED).records)[0]
-        run.router.check()
-        assert sum(site.model.cache.evicted_tokens_total for site in run.engines.values()) > 100_000
+        records: list[SimRecord] = []
+        for feed in FEEDS:
+            run = simulation(reports, kind=kind)
+            records += run.run(feed).records
+            run.router.check()
+            assert sum(site.model.cache.evicted_tokens_total for site in run.engines.values()) > 100_000
+        phantoms[reports] = errors(records)[0]
     assert max(phantoms["events"], phantoms["exact"]) < (IN_PREFILL if kind == "sglang" else 0.001)
     if kind == "sglang":  # The bounded history evicts in the order of vLLM's pool.
         assert phantoms["push"] < phantoms["none"]
@@ -121,13 +126,14 @@ def test_every_request_is_served_while_reports_fail(reports: CacheReports, fault
 
 @pytest.mark.parametrize(("reports", "within_s"), [("push", 5.5), ("events", 0.6)])
 def test_a_router_that_restarts_knows_warm_engines_again(reports: CacheReports, within_s: float) -> None:
-    at_s = FEED[-1].arrival_s / 2
-    records = simulation(reports, [RouterRestart(at_s)]).run(FEED).records
-    after = [record for record in records if record.scheduled_s > at_s + within_s]
-    history = simulation("usage", [RouterRestart(at_s)]).run(FEED).records
-    unknown = [record for record in history if at_s + within_s < record.scheduled_s < at_s + within_s + 20.0]
-    known = [record for record in after if record.scheduled_s < at_s + within_s + 20.0]
-    assert errors(known)[1] < 0.02 < 0.1 < errors(unknown)[1]
+    known: list[SimRecord] = []
+    unknown: list[SimRecord] = []
+    for feed in FEEDS:
+        at_s = feed[-1].arrival_s / 2
+        for source, found in ((reports, known), ("usage", unknown)):
+            records = simulation(source, [RouterRestart(at_s)]).run(feed).records
+            found += [one for one in records if 0.0 < one.scheduled_s - at_s - within_s < 20.0]
+    assert errors(known)[1] < 0.01 < 0.1 < errors(unknown)[1]
 
 
 @pytest.mark.parametrize("reports", ["push", "events"])

@@ -50,9 +50,14 @@ def test_routers_over_one_set_of_engines_serve_every_request_once() -> None:
 
 
 def test_a_store_gives_routers_the_hit_of_one_that_sees_all() -> None:
-    alone, store, one = (hit(simulation(near=True, sharing=sharing).run(FEED)) for sharing in ("none", "store", "all"))
+    """Of three feeds: one decision that differs moves the hits of one feed by up to a point either way."""
+    feeds = [conversations(400, every_s=0.12, users=40, seed=seed) for seed in range(3)]
+    alone, store, one = (
+        np.mean([hit(simulation(near=True, sharing=sharing).run(feed)) for feed in feeds])
+        for sharing in ("none", "store", "all")
+    )
     assert alone < one - 0.1
-    assert store > one - 0.03
+    assert store > one - 0.01
 
 
 def test_one_router_that_sees_all_decides_as_a_router_without_a_group() -> None:
