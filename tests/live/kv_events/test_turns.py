@@ -79,7 +79,12 @@ async def test_the_first_message_is_looked_for_at_once_and_the_next_ones_togethe
 async def test_many_sockets_are_looked_at_less_often(sockets: int, gather_s: float) -> None:
     arrivals = Arrivals()
     looked = asyncio.Event()
+
+    def look() -> bool:
+        looked.set()
+        return False
+
     for _ in range(sockets):
-        arrivals.add(lambda: bool(looked.set()))
+        arrivals.add(look)
     await asyncio.wait_for(looked.wait(), timeout=10)
     assert arrivals._gather_s == pytest.approx(gather_s)
