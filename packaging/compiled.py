@@ -38,7 +38,7 @@ EXCLUDED = {
     "gorgo/core/messages/request.py": "an Enum whose members have attributes",
     "gorgo/core/policy/weights.py": "a dataclass that is a Mapping",
     "gorgo/core/policy/interface.py": "a protocol for isinstance",
-    "gorgo/core/peers/exchange.py": "a protocol for isinstance",
+    "gorgo/core/peers/routes.py": "a protocol for isinstance",
     "gorgo/core/policy/candidates.py": "columns are properties by name",
     "gorgo/core/fleet/columns.py": "columns are attributes by name",
     "gorgo/core/fleet/spec.py": "frozen dataclasses that go to other processes",
