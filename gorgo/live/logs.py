@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from json.encoder import encode_basestring_ascii
+from math import isfinite
 from time import time
 from typing import Any, TextIO
 
@@ -187,11 +188,14 @@ def _fields(record: logging.LogRecord) -> Mapping[str, Any]:
 
 def _json(value: object) -> str:
     """Return a value as `json.dumps` writes it."""
-    if isinstance(value, str):
+    if type(value) is str:
         return encode_basestring_ascii(value)
     if value is None:
         return "null"
-    return str(value) if type(value) is int else _ENCODER.encode(value)
+    # The encoder takes microseconds to begin.
+    if type(value) is int or (type(value) is float and isfinite(value)):
+        return repr(value)
+    return _ENCODER.encode(value)
 
 
 def _word(value: object) -> str:

@@ -197,5 +197,5 @@ def _median(reports: deque[_Report]) -> FoundShare:
     shares = sorted([report.share for report in reports])
     middle = len(shares) // 2
     share = shares[middle]
-    deviations = sorted([abs(other - share) for other in shares])
+    deviations = sorted([other - share if other > share else share - other for other in shares])
     return FoundShare(share, deviations[middle])

@@ -33,9 +33,9 @@ def _choice(delta: bytes, finish: bytes = b"null") -> bytes:
     return _event(_EVENT % (b'{"index":0,%s,"logprobs":null,"finish_reason":%s}' % (delta, finish)))
 
 
-_STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-_ROLE = _choice(b'"delta":{"role":"assistant","content":""}')
-_TOKEN = _choice(TOKEN_MARK + b"}")
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+ROLE = _choice(b'"delta":{"role":"assistant","content":""}')
+TOKEN = _choice(TOKEN_MARK + b"}")
 _STOP, _DONE = _choice(b'"delta":{"content":""}', b'"stop"'), _event(b"[DONE]") + b"0\r\n\r\n"
 _ANSWER = json.dumps(
     {
@@ -92,7 +92,7 @@ def _usage(prompt: int, cached: int) -> bytes:
 
 
 @lru_cache(_LENGTHS_MAX)
-def _answer(prompt: int, cached: int) -> bytes:
+def answer(prompt: int, cached: int) -> bytes:
     return _page(_ANSWER[:-1] + _usage(prompt, cached))
 
 
@@ -101,7 +101,7 @@ def _end(prompt: int, cached: int) -> bytes:
     return _STOP + _event((_EVENT % b"")[:-1] + _usage(prompt, cached)) + _DONE
 
 
-class _Cache:
+class PrefixCache:
     """The prefix cache of one replica. Reports as an engine would: others would look as if they evicted everything."""
 
     def __init__(self) -> None:
@@ -139,7 +139,9 @@ class _Steps:
 class _Connection:
     """A client's connection, and the stream on it."""
 
-    def __init__(self, client: socket.socket, epoll: select.epoll, steps: dict[int, _Steps], cache: _Cache) -> None:
+    def __init__(
+        self, client: socket.socket, epoll: select.epoll, steps: dict[int, _Steps], cache: PrefixCache
+    ) -> None:
         self._socket, self._epoll, self._steps, self._cache = client, epoll, steps, cache
         self._fd = client.fileno()
         self._received = b""
@@ -156,9 +158,9 @@ class _Connection:
             return False
         self._left -= 1
         if self._left:
-            self._write(_TOKEN)
+            self._write(TOKEN)
             return True
-        self._write(_TOKEN + self._end)
+        self._write(TOKEN + self._end)
         return False
 
     def on_ready(self, events: int) -> None:
@@ -196,11 +198,11 @@ class _Connection:
         elif b'"stream":true' in body or b'"stream": true' in body:
             self._stream(body)
         else:
-            self._write(_answer(*self._cache.tokens(body)))
+            self._write(answer(*self._cache.tokens(body)))
 
     def _stream(self, body: bytes) -> None:
         tokens, gap_ms = number_in(body, b"max_completion_tokens", 16), number_in(body, b"seed", 10)
-        first = _STREAM_HEAD + _ROLE + _TOKEN
+        first = STREAM_HEAD + ROLE + TOKEN
         self._end = _end(*self._cache.tokens(body))
         if tokens == 1:
             self._write(first + self._end)
@@ -247,12 +249,12 @@ def _content_length(head: bytes) -> int:
 
 def _serve(replicas: int) -> None:
     epoll = select.epoll()
-    servers: dict[int, tuple[socket.socket, dict[int, _Steps], _Cache]] = {}
+    servers: dict[int, tuple[socket.socket, dict[int, _Steps], PrefixCache]] = {}
     connections: dict[int, _Connection] = {}
     for _ in range(replicas):
         server = socket.create_server(("127.0.0.1", 0), backlog=4096)
         server.setblocking(False)
-        servers[server.fileno()] = server, {}, _Cache()
+        servers[server.fileno()] = server, {}, PrefixCache()
         epoll.register(server, _IN)
     epoll.register(_STDIN, _IN)
     print(*(server.getsockname()[1] for server, _, _ in servers.values()), flush=True)
@@ -276,7 +278,7 @@ def _serve(replicas: int) -> None:
 def _accept(
     server: socket.socket,
     steps: dict[int, _Steps],
-    cache: _Cache,
+    cache: PrefixCache,
     epoll: select.epoll,
     connections: dict[int, _Connection],
 ) -> None:
