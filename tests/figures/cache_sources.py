@@ -15,7 +15,7 @@ COMMANDS = [f"python -m gorgo.apps.cache_sources --only sources --seeds 3 --out 
 GROUPS = ("faults", "override", "replicas", "depths")
 SCENARIOS = [f"python -m gorgo.apps.cache_sources --only {name} --seeds 3 --out {OUT}" for name in GROUPS]
 #: Every shape with and without events, stored by itself: minutes.
-WORKLOADS = f"python -m gorgo.apps.cache_sources --only workloads --seeds 12 --out {OUT}"
+WORKLOADS = f"python -m gorgo.apps.cache_sources --only workloads --seeds 3 --out {OUT}"
 #: First columns of the page, and the figures that each cell of such a table has.
 SHOWN: Mapping[str, Sequence[str]] = {
     "p95 TTFT, ms / hit, %": ("p95", "hit, %"),
