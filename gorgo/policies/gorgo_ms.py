@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from gorgo.core.latency.prefill import prefill_s
 from gorgo.core.latency.prefill_queue import STUCK_AFTER_S
-from gorgo.core.latency.prefill_share import shares_of_columns, shares_of_rows
+from gorgo.core.latency.prefill_share import mean_of_columns, mean_of_rows, shares_of_columns, shares_of_rows
 from gorgo.core.latency.tcp import exchange_round_trips, is_one_round_trip
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.policy.candidates import Candidates
@@ -19,7 +19,7 @@ from gorgo.core.policy.choice import Choice, Prediction, least_of_rows
 from gorgo.core.policy.cost import choose_min_cost, fill_unknown
 from gorgo.core.policy.few import FEW, times_of_rows
 from gorgo.core.policy.interface import IndexKind
-from gorgo.core.policy.stalls import counted, counted_of_rows, stall_ms
+from gorgo.core.policy.stalls import counted, counted_of_rows, excess, stall_ms
 from gorgo.core.policy.weights import Weights, WeightSpec
 
 Floats = NDArray[np.float64]
@@ -68,9 +68,10 @@ class GorgoMs:
     preference for end-to-end times over first tokens. delta is the same price for decoding: of every request in flight
     there, how much its tokens and this request's come later for there being one more. eta prices the prefills that will
     stall this request: s is the share of its time that the replica prefills (`core.latency.prefill_share`), and it
-    counts for less where many are in flight. Of more requests than its running batch an engine stalls that batch alone:
-    the others wait in any case. An unknown round trip counts as the worst known one. The first three terms without
-    their factors are the predicted time to first token.
+    counts for less where many are in flight. Where prefills stall many at any time, lambda rises and delta falls
+    (`excess`). Of more requests than its running batch an engine stalls that batch alone: the others wait in any case.
+    An unknown round trip counts as the worst known one. The first three terms without their factors are the predicted
+    time to first token.
 
     References
     ----------
@@ -108,12 +109,12 @@ class GorgoMs:
             return _choose_by_rows(request, candidates, factors, rng)
         network_s, work_s, prefill_ms = _times_of_columns(request, candidates)
         in_flight = np.fmin(candidates.in_flight_requests, candidates.max_running_requests)
-        stalled_ms = prefill_ms * scales.share * counted(in_flight)
-        if scales.delta_ms:
-            stalled_ms = stalled_ms + in_flight * scales.delta_ms
-        if scales.eta_ms:
-            shares = shares_of_columns(candidates.prefill_share, candidates.prefill_share_s, candidates.now)
-            stalled_ms = stalled_ms + shares * stall_ms(scales.eta_ms, in_flight.sum().item() / len(in_flight))
+        shares = shares_of_columns(candidates.prefill_share, candidates.prefill_share_s, candidates.now)
+        mean = in_flight.sum().item() / len(in_flight)
+        rise = excess(mean, mean_of_columns(shares))
+        stalled_ms = prefill_ms * (scales.share * rise) * counted(in_flight)
+        stalled_ms = stalled_ms + in_flight * (scales.delta_ms / rise)
+        stalled_ms = stalled_ms + shares * stall_ms(scales.eta_ms, mean)
         terms = {
             "rtt": network_s * scales.rtt,
             "queue": work_s * scales.queue,
@@ -181,8 +182,10 @@ def _terms_of_rows(
     numbers = zip(table.in_flight_requests.tolist(), table.max_running_requests.tolist(), strict=True)
     # Where the limit is unknown it is NaN, and less than nothing.
     in_flight = [most if most < n else n for n, most in numbers]
-    eta_ms = stall_ms(eta_ms, sum(in_flight) / len(in_flight))
     shares = shares_of_rows(table.prefill_share.tolist(), table.prefill_share_s.tolist(), candidates.now)
+    mean = sum(in_flight) / len(in_flight)
+    rise = excess(mean, mean_of_rows(shares))
+    share, delta_ms, eta_ms = share * rise, delta_ms / rise, stall_ms(eta_ms, mean)
     stalls = zip(prefill, counted_of_rows(in_flight), in_flight, shares, strict=True)
     externality = [prefill_ms * share * m + n * delta_ms + s * eta_ms for prefill_ms, m, n, s in stalls]
     cost = [a + b + c + d for a, b, c, d in zip(rtt, queue, prefill, externality, strict=True)]

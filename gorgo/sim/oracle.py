@@ -18,14 +18,14 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from gorgo.core.latency.prefill_share import shares_of_columns
+from gorgo.core.latency.prefill_share import mean_of_columns, shares_of_columns
 from gorgo.core.latency.tcp import exchange_round_trips
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.policy.candidates import Candidates
 from gorgo.core.policy.choice import Choice
 from gorgo.core.policy.cost import choose_min_cost
 from gorgo.core.policy.interface import IndexKind
-from gorgo.core.policy.stalls import counted, stall_ms
+from gorgo.core.policy.stalls import counted, excess, stall_ms
 from gorgo.core.policy.weights import Weights, WeightSpec
 from gorgo.policies.gorgo_ms import GorgoMs
 from gorgo.sim.engine.engines import predict_first_token
@@ -84,12 +84,14 @@ class Oracle:
         engine_ms, prefill_ms = np.array([_engine_ms(view, request, at_s, candidates.now) for view, at_s in there]).T
         in_flight = _stalled(views)
         shares = shares_of_columns(candidates.prefill_share, candidates.prefill_share_s, candidates.now)
-        decoding_ms = weights["delta"] * in_flight + stall_ms(weights["eta"], float(in_flight.mean())) * shares
+        mean = float(in_flight.mean())
+        rise = excess(mean, mean_of_columns(shares))
+        decoding_ms = weights["delta"] / rise * in_flight + stall_ms(weights["eta"], mean) * shares
         terms = {
             "rtt": rtt_s * trips * 1e3,
             "queue": engine_ms - prefill_ms,
             "prefill": prefill_ms,
-            "externality": weights["lambda"] * prefill_ms * counted(in_flight) + decoding_ms,
+            "externality": weights["lambda"] * rise * prefill_ms * counted(in_flight) + decoding_ms,
         }
         predicted_s = (candidates.now - request.received_s) + (terms["rtt"] + engine_ms) / 1e3
         return choose_min_cost(terms, candidates, rng, predicted_ttft_s=predicted_s)

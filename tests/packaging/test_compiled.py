@@ -79,8 +79,9 @@ def test_compiled_modules_simulate_the_same_rows_to_the_last_digit(tmp_path: Pat
     subprocess.run([sys.executable, str(ROOT / "packaging/compiled.py"), str(tree)], cwd=ROOT, check=True)
     assert list((tree / "gorgo/core").glob("router.*.so"))
     vllm = ["--fleet", "vllm"]
-    for words in ([], vllm, ["--routers", "2", "--sharing", "store"], ["--scenario", "slow-replica"]):
+    for words in (["--jobs", "1"], vllm, ["--routers", "2", "--sharing", "store"], ["--scenario", "slow-replica"]):
         assert _rows(tree, *words) == _rows(ROOT, *words), words
+    assert _rows(tree, "--jobs", "2") == _rows(ROOT, "--jobs", "1"), "two processes"
 
 
 def _rows(sources: Path, *words: str) -> object:

@@ -199,6 +199,18 @@ def test_ties_go_to_chance() -> None:
     assert rows_chosen(GorgoMs(), candidates(rtt_s=[0.1, 0.1])) == {0, 1}
 
 
+def test_where_prefills_stall_many_at_any_time_a_prefill_costs_more_and_a_shorter_batch_less() -> None:
+    """Six in flight and two thirds of the time in prefills stall four at any time: twice the bound."""
+    busy: dict[str, Any] = {
+        "in_flight_requests": [8, 4],
+        "prefill_share": [2 / 3, 2 / 3],
+        "prefill_share_s": [100.0] * 2,
+    }
+    near, far = chosen(candidates(cached=(0, 1000), **busy), eta=0.0).terms["externality"]
+    np.testing.assert_allclose(near, 2 * 0.15 * 1010 * 8 + 25 / 2 * 8)
+    np.testing.assert_allclose(far, 2 * 0.15 * 10 * 4 + 25 / 2 * 4)
+
+
 def _cells(*values: st.SearchStrategy[float]) -> st.SearchStrategy[list[float]]:
     return st.lists(st.one_of(*values), min_size=6, max_size=6)
 

@@ -51,3 +51,16 @@ def shares_of_columns(shares: Floats, since_s: Floats, now: float) -> Floats:
     left: Floats = 1.0 / (1.0 + (now - since_s) * _RATE)
     left *= left
     return shares * (left * left)
+
+
+def mean_of_rows(shares: Sequence[float]) -> float:
+    """Return the mean of a few, the same to the last bit as `mean_of_columns`; `sum` rounds otherwise since 3.12."""
+    total = 0.0
+    for share in shares:
+        total += share
+    return total / len(shares)
+
+
+def mean_of_columns(shares: Floats) -> float:
+    """Return the mean, added in order; `numpy.sum` adds in pairs."""
+    return float(shares.cumsum()[-1] / len(shares))

@@ -9,6 +9,11 @@ of `WHOLE` the differences are damped, by the mean.
 A replica that prefills much of its time will stall this request too. That price is in full up to a mean of `FEW_RUN` in
 flight. With more, the batches decide how long an answer takes, and what evens them out counts: it falls as the mean
 grows.
+
+Of n requests in flight, n * s are stalled at any time where prefills take the share s. Beyond `STALLED` of these by the
+means of the fleet, the engines' time is what is short: a prefill delays all that come until the queues are gone, and a
+batch is even soon. So the price of a prefill rises by this excess and the price of a request in flight falls by it,
+within a bound: in lasting overload all numbers are large, and one cached prefix would outweigh any queue.
 """
 
 from __future__ import annotations
@@ -23,6 +28,10 @@ WHOLE = 8.0
 #: Mean number in flight up to which the share of time spent on prefills counts in full. Without such an end p95 E2E
 #: rose by up to a half in simulation (ART-Chat-like, load 0.8).
 FEW_RUN = 4.0
+#: Mean number stalled at any time up to which both prices are as given. In simulation 1.5 raises p95 TTFT.
+STALLED = 2.0
+#: Bound of the rise. Without one and with 4 the p95 TTFT of a lasting overload rises by a quarter, with 2 it falls.
+RISE_MAX = 2.0
 
 
 def counted(numbers: Floats) -> Floats:
@@ -55,3 +64,16 @@ def stall_ms(full_ms: float, mean: float) -> float:
     (1000.0, 500.0)
     """
     return full_ms if mean <= FEW_RUN else full_ms * (FEW_RUN / mean)
+
+
+def excess(mean: float, share: float) -> float:
+    """Return how many times `STALLED` the requests stalled at any time are, from 1 to `RISE_MAX`.
+
+    Parameters are means over the candidates: number in flight, and share of the time in prefills.
+
+    Example
+    -------
+    >>> excess(4.0, 0.5), excess(6.0, 0.5), excess(60.0, 0.9)
+    (1.0, 1.5, 2.0)
+    """
+    return min(RISE_MAX, max(1.0, mean * share / STALLED))

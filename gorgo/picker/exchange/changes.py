@@ -63,7 +63,9 @@ def _gets_the_same(state: PickerState, target: Target, replica: str, name: str |
     )
 
 
-def _headers(state: PickerState, pending: PendingRequest, exchange: PickerExchange) -> tuple[list[Header], list[bytes]]:
+def _headers(
+    state: PickerState, pending: PendingRequest, exchange: PickerExchange
+) -> tuple[list[Header], tuple[bytes, ...]]:
     """Return the headers to set, and the names of those to remove."""
     headers, api_key = pending.head.headers, exchange.target.api_key
     names = tuple(name for name, _ in headers)
@@ -83,7 +85,7 @@ def _headers(state: PickerState, pending: PendingRequest, exchange: PickerExchan
         changed = trace.carry(changed, exchange.dispatch.attempt_id)
         # What is set anew is replaced without that.
         removed = (*removed, *(name for name in trace.dropped if name in names and name not in dict(changed)))
-    return changed, [*removed, *pending.head.removed]
+    return changed, (*removed, *pending.head.removed)
 
 
 @lru_cache(MAX_NAMES)

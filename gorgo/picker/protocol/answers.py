@@ -21,6 +21,8 @@ _OVERWRITE = OVERWRITE_IF_EXISTS_OR_ADD
 MAX_DESTINATIONS = 4096
 #: Labels whose bytes are retained: a set for each replica of a large fleet.
 MAX_LABELS = 4096
+#: Lists of removed names whose bytes are retained: each kind of client sends one or two, at most some kilobytes long.
+MAX_REMOVALS = 256
 _DESTINATION = DESTINATION.encode()
 #: Numbers of fields: of ProcessingResponse, of CommonResponse, and one whole field of that.
 _KINDS = {
@@ -61,7 +63,7 @@ class EndpointChoice:
     destination: str
     exchange_id: str
     set_headers: Sequence[Header] = ()
-    remove_headers: Sequence[bytes] = ()
+    remove_headers: tuple[bytes, ...] = ()
     body: bytes | None = None
     adds_usage: bool = False
     labels: Labels = ()
@@ -76,7 +78,7 @@ def chosen(kind: str, choice: EndpointChoice, *, with_body: bool) -> bytes:
         mutation.append(_option(b"content-length", b"%d" % len(choice.body)))
         if with_body:
             common = field(_BODY_MUTATION, field(1, choice.body))
-    mutation += [field(2, name) for name in choice.remove_headers]
+    mutation.append(_removals(choice.remove_headers))
     if kind == "request_headers":
         common += _CLEAR_ROUTE_CACHE
     common = field(_HEADER_MUTATION, b"".join(mutation)) + common
@@ -90,6 +92,11 @@ def _destination(destination: str) -> tuple[bytes, bytes, bytes]:
     addresses = destination.encode()
     lb = struct_entry(LB, text_entry(DESTINATION, addresses))
     return _option(_DESTINATION, addresses), lb, text_entry("destination", addresses.split(b",", 1)[0])
+
+
+@lru_cache(MAX_REMOVALS)
+def _removals(names: tuple[bytes, ...]) -> bytes:
+    return b"".join([field(2, name) for name in names])
 
 
 @lru_cache(MAX_LABELS)

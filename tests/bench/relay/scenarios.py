@@ -47,6 +47,8 @@ class Job:
     rate: float = 50.0
     #: Longest time until all streams of `hold` run.
     open_s: float = 8.0
+    #: Of `hold`: more streams are opened once no more than so many wait for their first token; `None`: at once.
+    most_waiting: int | None = None
     tls: bool = False
 
 

@@ -5,7 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gorgo.core.latency.prefill_share import FADE_S, faded, shares_of_columns, shares_of_rows, with_prefill
+from gorgo.core.latency.prefill_share import (
+    FADE_S,
+    faded,
+    mean_of_columns,
+    mean_of_rows,
+    shares_of_columns,
+    shares_of_rows,
+    with_prefill,
+)
 
 cells = st.lists(st.floats(0.0, 3.0), min_size=1, max_size=12)
 
@@ -31,3 +39,8 @@ def test_rows_have_the_very_numbers_of_columns(shares: list[float], now: float) 
 @given(st.floats(0.0, 3.0), st.floats(0.0, 1e9), st.floats(0.0, 1e9))
 def test_it_only_fades(share: float, age_s: float, more_s: float) -> None:
     assert 0.0 <= faded(share, age_s + more_s) <= faded(share, age_s) <= share
+
+
+@given(cells)
+def test_the_mean_of_rows_is_the_very_number_of_columns(shares: list[float]) -> None:
+    assert mean_of_rows(shares) == mean_of_columns(np.array(shares))

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gorgo.core.policy.stalls import FEW_RUN, WHOLE, counted, counted_of_rows, stall_ms
+from gorgo.core.policy.stalls import FEW_RUN, RISE_MAX, STALLED, WHOLE, counted, counted_of_rows, excess, stall_ms
 
 numbers = st.lists(st.integers(0, 500).map(float), min_size=1, max_size=12)
 
@@ -31,3 +31,19 @@ def test_stalls_to_come_never_count_for_more_where_more_are_in_flight(fewer: flo
     fewer, more = sorted((fewer, more))
     assert stall_ms(1000.0, FEW_RUN) == 1000.0
     assert 0.0 <= stall_ms(1000.0, more) <= stall_ms(1000.0, fewer) <= 1000.0
+
+
+means = st.tuples(st.floats(0.0, 500.0), st.floats(0.0, 3.0))
+
+
+@given(means, means)
+def test_prefills_never_cost_less_where_they_stall_more(one: tuple[float, float], other: tuple[float, float]) -> None:
+    less, more = ([pick(pair) for pair in zip(one, other, strict=True)] for pick in (min, max))
+    assert 1.0 <= excess(*less) <= excess(*more) <= RISE_MAX
+
+
+@given(means)
+def test_up_to_two_stalled_at_any_time_the_prices_are_as_given(given_means: tuple[float, float]) -> None:
+    mean, share = given_means
+    assert (excess(mean, share) > 1.0) == (mean * share > STALLED)
+    assert excess(1.5 * STALLED, 1.0) == 1.5

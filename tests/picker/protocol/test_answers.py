@@ -57,7 +57,7 @@ def test_the_answer_with_a_choice_is_the_one_that_the_library_makes(
     with_body: bool,
     labels: Labels,
 ) -> None:
-    choice = EndpointChoice(",".join(found), exchange_id, set_headers, removed, body, labels=labels)
+    choice = EndpointChoice(",".join(found), exchange_id, set_headers, tuple(removed), body, labels=labels)
     answer = ProcessingResponse.FromString(chosen(kind, choice, with_body=with_body))
     assert answer == expected(kind, choice, with_body=with_body)
 
