@@ -18,15 +18,16 @@ GROUPS = {
     "accuracy": "--seeds 1",
     "oracle": "--seeds 1",
 }
+#: Of as many requests as the paper's; and with the conversation trace.
+POOLS = {"pools": "--seeds 1 --scale 3.3334", "tau": "--seeds 5 --trace conversation_trace.jsonl.gz"}
 #: Measured before answers counted as cached.
 ABLATIONS = {
     "k-filter": "--seeds 1",
     "guards": "--seeds 1 --scale 0.5",
-    "pools": "--seeds 1 --scale 0.5",
     "shift": "--seeds 1 --scale 0.5",
 }
 LATER = {"shadows": "--seeds 1", "gates": "--seeds 1", "scenarios": "--seeds 1"}
-MORE = {"lodestar-more": "--seeds 1", "tau": "--seeds 1", "scrapes": "--seeds 1"}
+MORE = {"lodestar-more": "--seeds 1", "scrapes": "--seeds 1"}
 
 
 def commands(groups: Mapping[str, str]) -> list[str]:

@@ -21,7 +21,7 @@ from tests.figures.cache_sources import COMMANDS as CACHE_SOURCES
 from tests.figures.cache_sources import SCENARIOS, WORKLOADS, cache_sources
 from tests.figures.engines import ENGINES, engines
 from tests.figures.fast_failures import BEFORE, fast_failures
-from tests.figures.learned_routers import ABLATIONS, GROUPS, LATER, MORE, commands, learned_routers
+from tests.figures.learned_routers import ABLATIONS, GROUPS, LATER, MORE, POOLS, commands, learned_routers
 from tests.figures.marked import Cell, Table, View
 from tests.figures.relay import COMMANDS as RELAY_COMMANDS
 from tests.figures.relay import relay
@@ -411,6 +411,7 @@ FIGURES: Mapping[str, Figure] = {
     "relay": Figure(RELAY_COMMANDS, relay),
     "learned-routers": Figure(commands(GROUPS), learned_routers),
     "learned-routers-ablations": Figure(commands(ABLATIONS), learned_routers),
+    "learned-routers-pools": Figure(commands(POOLS), learned_routers),
     "learned-routers-later": Figure(commands(LATER), learned_routers),
     "learned-routers-more": Figure(commands(MORE), learned_routers),
     "cache-sources": Figure(CACHE_SOURCES, cache_sources),
@@ -440,6 +441,7 @@ NOT_STORED: Mapping[str, str] = {
     "simulator": "compares with an earlier commit, in alternating runs that no command makes",
     "parity": "live processes in wall time: needs two cores to itself",
     "learned-cost": "needs two cores to itself: `python -m tests.bench learned_submit training_beside`",
+    "learned-waits": "two seeds: of a machine that was never left to them, see `make learned-routers`",
     "found-share": "one of its policies exists in no release: it ignores the learned share",
     "half-load": "one seed: three of `make paper-tables` take a core for a quarter of an hour",
     "rank": "live processes in wall time: needs two cores to itself",

@@ -102,12 +102,18 @@ def _code_digest(policy: str, code: tuple[Path, ...]) -> str:
 
 def _policy_files(policy: str) -> Iterator[Path]:
     """Files that policies share, and the policy's own; the oracle is part of the simulator."""
-    files = {name: Path(sys.modules[kind.__module__].__file__ or "") for name, kind in POLICIES.items()}
+    files = {name: _source(kind) for name, kind in POLICIES.items()}
     folder = _ROOT / "policies"
     others = {*files.values(), folder / "registry.py"}
     yield from (path for path in sorted(folder.glob("*.py")) if path not in others)
     if policy != ORACLE:
-        yield files.get(policy, Path(sys.modules[type(policy_of(policy)).__module__].__file__ or ""))
+        yield files.get(policy) or _source(type(policy_of(policy)))
+
+
+def _source(kind: type) -> Path:
+    """Return the source of a class, also of a compiled one: a run by compiled modules is the same run."""
+    file = Path(sys.modules[kind.__module__].__file__ or "")
+    return file if file.suffix == ".py" else file.with_name(f"{file.name.partition('.')[0]}.py")
 
 
 def _digest(paths: Sequence[Path]) -> str:

@@ -35,6 +35,8 @@ HEURISTIC, LODESTAR, PREDICTED, RESIDUAL, OURS = (
 LOAD_PREFIX, TUNED_PREFIX = "load-prefix 1:1:1", "load-prefix 3:2:2"
 #: Requests of a run: a model is there before the measured half of them.
 REQUESTS = 3000
+#: Rate of Mooncake's conversation trace on 8 A30, 1/s: at three times that first tokens take minutes.
+CONVERSATIONS = 1.0
 #: Requests of a run of llm-d's traffic, whose answers are ten times as long; its first model needs a hundred.
 CHATS = 2000
 MEAN, P99 = "mean TTFT", "p99 TTFT"
@@ -86,7 +88,7 @@ def _traffic(fleet: str, conversation: str | None) -> Iterator[Traffic]:
     yield mixed(requests=REQUESTS, rate_per_s=6 * scale)
     yield shipped("synthetic-like", requests=REQUESTS, rate_per_s=2.5 * scale)
     if conversation is not None:
-        yield traced("conversation", conversation, requests=REQUESTS, rate_per_s=3 * scale)
+        yield traced("conversation", conversation, requests=REQUESTS, rate_per_s=CONVERSATIONS * scale)
 
 
 def _lodestar(conversation: str | None) -> Iterator[RouterComparison]:
@@ -122,7 +124,7 @@ def _motivation() -> Iterator[RouterComparison]:
 def _tau(conversation: str | None) -> Iterator[RouterComparison]:
     traffics = [shipped("toolagent-like", requests=REQUESTS, rate_per_s=3.0)]
     if conversation is not None:
-        traffics.append(traced("conversation", conversation, requests=REQUESTS, rate_per_s=3.0))
+        traffics.append(traced("conversation", conversation, requests=REQUESTS, rate_per_s=CONVERSATIONS))
     for traffic in traffics:
         yield RouterComparison(
             group="tau",

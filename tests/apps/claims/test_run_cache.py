@@ -61,6 +61,16 @@ def test_a_policy_s_own_file_counts_for_it_alone() -> None:
     assert "base.py" in files["oracle"]
 
 
+def test_a_run_by_compiled_modules_has_the_same_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = job_key(JOB)
+    for name in ("gorgo_ms", "gorgo"):
+        module = sys.modules[f"gorgo.policies.{name}"]
+        source = Path(str(module.__file__))
+        monkeypatch.setattr(module, "__file__", str(source.with_name(f"{name}.cpython-311-x86_64-linux-gnu.so")))
+    run_cache._code_digest.cache_clear()
+    assert job_key(JOB) == key
+
+
 def test_what_cannot_run_has_no_key() -> None:
     with pytest.raises(UnknownPolicy):
         job_key(replace(JOB, policy="gorgo-mss"))
