@@ -19,7 +19,7 @@ MAX_RETRY_S = 5.0
 HEARTBEAT_S = 5.0
 HEARTBEAT_TIMEOUT_S = 10.0
 #: Looks at a socket without a message until the loop watches it again.
-LOOKS_IN_VAIN = 5
+IDLE_POLLS = 5
 #: Messages that wait in a socket; the publisher drops further ones, which a replay repairs. Each has a few kilobytes.
 RECEIVE_QUEUE = 1000
 
@@ -113,8 +113,8 @@ class Receiver:
         self._arrivals = arrivals
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
-        self._is_watched = self._is_looked_at = self._is_closed = False
-        self._looks_in_vain = 0
+        self._is_watched = self._is_polled = self._is_closed = False
+        self._idle_polls = 0
 
     async def receive(self) -> list[bytes]:
         """Return the frames of the next message. Raises `zmq.ZMQError`."""
@@ -123,7 +123,7 @@ class Receiver:
                 frames: list[bytes] = self._socket.recv_multipart(self._nowait)
             except self._none_yet:
                 self._waiter = self._loop.create_future()
-                if not self._is_looked_at:
+                if not self._is_polled:
                     self._watch()
                 await self._waiter
             else:
@@ -137,7 +137,7 @@ class Receiver:
     def _watch(self) -> None:
         """Watch the descriptor. It reports the next change after an answer that there is no message."""
         if self._has_message():
-            self._begin_looks()
+            self._begin_polls()
         elif not self._is_watched:
             self._is_watched = True
             self._loop.add_reader(self._descriptor, self._on_change)
@@ -151,26 +151,26 @@ class Receiver:
         # The question alone ends that the descriptor is readable, which would occupy the loop.
         if self._has_message():
             self._unwatch()
-            self._begin_looks()
+            self._begin_polls()
 
-    def _begin_looks(self) -> None:
-        self._is_looked_at, self._looks_in_vain = True, 0
-        self._arrivals.add(self._look)
+    def _begin_polls(self) -> None:
+        self._is_polled, self._idle_polls = True, 0
+        self._arrivals.add(self._poll)
 
-    def _look(self) -> bool:
+    def _poll(self) -> bool:
         """Wake the caller if there is a message; return whether to look again."""
         if self._is_closed:
             return False
         if self._waiter is None or self._waiter.done():
             return True  # the last message is being handled
         if self._has_message():
-            self._looks_in_vain = 0
+            self._idle_polls = 0
             self._waiter.set_result(None)
             return True
-        self._looks_in_vain += 1
-        if self._looks_in_vain < LOOKS_IN_VAIN:
+        self._idle_polls += 1
+        if self._idle_polls < IDLE_POLLS:
             return True
-        self._is_looked_at = False
+        self._is_polled = False
         self._watch()
         return False
 

@@ -68,23 +68,23 @@ class Arrivals:
     """Looks at sockets that have had messages: at the first one at once, later at all together."""
 
     def __init__(self) -> None:
-        self._looks: list[Callable[[], bool]] = []
+        self._polls: list[Callable[[], bool]] = []
         self._is_due = False
-        self._looked_s = float("-inf")
+        self._polled_s = float("-inf")
         self._gather_s = MIN_GATHER_S
 
-    def add(self, look: Callable[[], bool]) -> None:
-        """Call `look` until it returns false."""
-        self._looks.append(look)
+    def add(self, poll: Callable[[], bool]) -> None:
+        """Call `poll` until it returns false."""
+        self._polls.append(poll)
         if not self._is_due:
             loop = asyncio.get_running_loop()
             self._is_due = True
-            loop.call_later(max(0.0, self._looked_s + self._gather_s - loop.time()), self._look, loop)
+            loop.call_later(max(0.0, self._polled_s + self._gather_s - loop.time()), self._poll, loop)
 
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._is_due, self._looked_s = False, loop.time()
-        looks, self._looks = self._looks, []
-        self._gather_s = min(max(MIN_GATHER_S, GATHER_S_PER_SOCKET * len(looks)), MAX_GATHER_S)
-        for look in looks:
-            if look():
-                self.add(look)
+    def _poll(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._is_due, self._polled_s = False, loop.time()
+        polls, self._polls = self._polls, []
+        self._gather_s = min(max(MIN_GATHER_S, GATHER_S_PER_SOCKET * len(polls)), MAX_GATHER_S)
+        for poll in polls:
+            if poll():
+                self.add(poll)

@@ -62,7 +62,7 @@ async def test_a_message_that_waits_while_another_is_handled_does_not_occupy_the
 
 async def test_a_socket_in_use_is_looked_at_and_a_quiet_one_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "MIN_GATHER_S", 0.001)
-    with pair() as (sender, receiver), counted(receiver, "_look") as looks:
+    with pair() as (sender, receiver), counted(receiver, "_poll") as looks:
         for number in range(3):
             waiting = asyncio.create_task(receiver.receive())
             while looks or not receiver._is_watched:
