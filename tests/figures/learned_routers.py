@@ -15,9 +15,10 @@ GROUPS = {
     "lodestar": "--seeds 5",
     "production": "--seeds 5",
     "motivation": "--seeds 1",
-    "accuracy": "--seeds 1",
     "oracle": "--seeds 1",
 }
+#: Measured with waits for steps and KV memory.
+WAITS = {"accuracy": "--seeds 5"}
 #: Of as many requests as the paper's; and with the conversation trace.
 POOLS = {"pools": "--seeds 1 --scale 3.3334", "tau": "--seeds 5 --trace conversation_trace.jsonl.gz"}
 #: Measured before answers counted as cached.

@@ -15,7 +15,7 @@ _TRACE = "conversation_trace.jsonl.gz"
 #: Groups and their options: three seeds where targets are judged. Eight routers take longer than all of the others.
 _GROUPS: Sequence[tuple[str, str]] = (
     ("routers", f"--trace {_TRACE} --count 4 --seeds 3"),
-    ("routers", "--count 2 --count 8 --seeds 1"),
+    ("routers", f"--trace {_TRACE} --count 2 --count 8 --seeds 1"),
     ("overload", "--seeds 3"),
     ("replaced", "--seeds 3"),
     ("delay", "--seeds 1"),

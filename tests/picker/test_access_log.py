@@ -131,7 +131,7 @@ def test_the_reason_of_an_end_is_the_entry_s(flags: Sequence[str], status: int, 
     async def test(picker: VirtualPicker) -> None:
         call, picked = picker.request(JSON_BODY)
         call.close()
-        picker.log(picked.exchange_id, status=status, flags=flags, details=details)
+        picker.log(picked.exchange_id, status=status, flags=flags, details=details, first_body_us=900)
         assert picker.attempts(result) == 1
 
     in_virtual_time(test)
@@ -157,6 +157,18 @@ def test_three_answers_that_the_engine_broke_off_eject_it_and_none_is_dispatched
         assert picker.state.router.health_states() == {"r0": "ejected"}
         assert picker.attempts("failed_before_content") == 3
         assert picker.state.router.in_flight == 0
+
+    in_virtual_time(test, config_of("10.0.0.1:8000"))
+
+
+def test_answers_without_a_byte_are_failures_that_eject_their_replica() -> None:
+    async def test(picker: VirtualPicker) -> None:
+        for _ in range(3):
+            call, picked = picker.request()
+            call.close()
+            picker.log(picked.exchange_id)
+        assert picker.attempts("failed_before_content") == 3
+        assert picker.state.router.health_states() == {"r0": "ejected"}
 
     in_virtual_time(test, config_of("10.0.0.1:8000"))
 

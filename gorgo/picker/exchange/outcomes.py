@@ -66,6 +66,9 @@ def outcome_of_entry(entry: LogEntry, answer: ObservedAnswer) -> Outcome:
         return failure
     if status >= 400:
         return Outcome(AttemptResult.UPSTREAM_4XX, status=status, sent=True)
+    if answer.request is not None and not answer.chunks and entry.first_body_s is None and entry.usage is None:
+        # Nobody has seen a byte of it. No prompt is answered by nothing.
+        return Outcome(AttemptResult.FAILED_BEFORE_CONTENT, status=status, error="truncated", sent=True)
     return _outcome(_result(answer), answer, status, entry.usage)
 
 

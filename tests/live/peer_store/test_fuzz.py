@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 
+from gorgo.core.latency.prefill_share import shares_of_columns
 from gorgo.core.peers.codec import encode_report
 from gorgo.core.peers.records import (
     LearnedSpeed,
@@ -21,7 +22,9 @@ from gorgo.core.peers.records import (
     PeerStatus,
     PrefixMarks,
     ReplicaLoad,
+    SharedAnswer,
     SharedCacheReport,
+    StartedPrefill,
 )
 from gorgo.core.router import Router
 from gorgo.live.peer_store.names import StoreNames
@@ -38,6 +41,8 @@ REPORT = PeerReport(
     loads=(ReplicaLoad("a", 3, 3000, 2, 2000, 1500, 1.25, 0.5), ReplicaLoad("b", 1, 10)),
     prefixes=(PrefixMarks("a", "m", (1, 2), PROMPT[:16]), PrefixMarks("b", None, (), PROMPT[8:24], "evicted")),
     cache_reports=(SharedCacheReport("a", None, 512.0, 100.0),),
+    answers=(SharedAnswer("a", PROMPT[:8], 256, 128),),
+    prefills=(StartedPrefill("a", 1.5), StartedPrefill("b", 0.25)),
     speeds=(LearnedSpeed("a", 3.5, 2.0),),
     status=PeerStatus("gorgo-ms", 4, True, "12", ("b",), ("a",)),
 )
@@ -135,6 +140,11 @@ def assert_no_less_loaded(router: Router) -> None:
     for name in ADDED:
         before, after = getattr(own, name), getattr(added, name)
         assert np.all((after >= before) | np.isnan(before)), name
+    shares, alone = (
+        shares_of_columns(each.prefill_share, each.prefill_share_s, 2.0)
+        for each in (own, loaded_router().peers.loads.columns)  # type: ignore[union-attr]
+    )
+    assert np.all(shares >= alone), "peers only add prefills"
     assert own.in_flight_requests[0] == 3.0
 
 
