@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from gorgo.core.messages.kv_events import BlocksRemoved, BlocksStored, CacheCleared, KvEventBatch
-from gorgo.sim.engine.engines import Engine
+from gorgo.sim.engine.engines import CacheReporter, Engine
 from gorgo.sim.kv_events.path import ReportPath
 from gorgo.sim.kv_events.publisher import Publisher
 from gorgo.sim.kv_events.tokens import BlockTokens
@@ -32,8 +32,8 @@ class EventSink(Protocol):
     def on_kv_lost(self, replica: str) -> None: ...
 
 
-class EventFeed:
-    """Publisher and subscriber of one replica, a `CacheReporter`.
+class EventFeed(CacheReporter):
+    """Publisher and subscriber of one replica.
 
     Parameters
     ----------

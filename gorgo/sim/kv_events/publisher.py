@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from gorgo.core.messages.kv_events import BlocksRemoved, BlocksStored, CacheCleared, KvEvent, KvEventBatch, KvTier
+from gorgo.sim.engine.kv_observer import KvObserver
 from gorgo.sim.kv_events.tokens import BlockTokens
 
 #: Batches that an engine can replay: vLLM's and SGLang's default.
@@ -17,8 +18,8 @@ BUFFERED_BATCHES = 10_000
 _MASK = (1 << 64) - 1
 
 
-class Publisher:
-    """A `KvObserver`: observes a cache and numbers its batches.
+class Publisher(KvObserver):
+    """Observes a cache and numbers its batches.
 
     Parameters
     ----------

@@ -12,7 +12,8 @@ from functools import partial
 from typing import Any, Protocol
 
 from gorgo.core.messages.kv_events import CacheEvictions, CacheSnapshot
-from gorgo.sim.engine.engines import Engine
+from gorgo.sim.engine.engines import CacheReporter, Engine
+from gorgo.sim.engine.kv_observer import KvObserver
 from gorgo.sim.kv_events.path import ReportPath
 from gorgo.sim.kv_events.tokens import BlockTokens
 
@@ -28,11 +29,8 @@ class PushSink(Protocol):
     def on_cache_evictions(self, replica: str, evictions: CacheEvictions) -> None: ...
 
 
-class PushFeed:
-    """The reporter of one replica, a `CacheReporter` and `KvObserver`.
-
-    Parameters as in `EventFeed`; `first_s` is the time of its first full set.
-    """
+class PushFeed(CacheReporter, KvObserver):
+    """The reporter of one replica; parameters as in `EventFeed`. `first_s` is the time of its first full set."""
 
     def __init__(self, name: str, path: ReportPath, tokens: BlockTokens, sink: PushSink, *, first_s: float) -> None:
         self._name = name
