@@ -55,6 +55,16 @@ class RouterCaches(RouterState):
         member = self._fleet.replicas.get(replica)
         return member is not None and self._parts.feeds.flush_some(member.slot, blocks=blocks, source="events") > 0
 
+    def clear_some(self, replica: str, *, model: str | None, rank: int, blocks: int, now: float) -> bool:
+        """Begin to apply a `CacheCleared` of a rank with up to `blocks` blocks; return whether there were any."""
+        member = self._fleet.replicas.get(replica)
+        if member is None:
+            return False
+        removed, whole = self._parts.feeds.clear_some(member.slot, model=model, rank=rank, blocks=blocks)
+        if whole and not removed:
+            removed = self.index.flush_some(member.slot, blocks=blocks)
+        return removed > 0
+
     def flush_some(self, replica: str, *, blocks: int, now: float) -> bool:
         """Begin `flush` with about `blocks` of the replica's blocks; return whether there were any."""
         member = self._fleet.replicas.get(replica)

@@ -6,12 +6,17 @@ any other form, or with any bad field, is none of these.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from msgspec import DecodeError, Struct
 from msgspec.msgpack import Decoder
 
 from gorgo.core.messages.kv_events import BlocksRemoved, BlocksStored, CacheCleared, KvEvent, KvEventBatch
 from gorgo.core.prefix.kv_chain import token_bytes
 from gorgo.engines.kv_wire import INDEXED_KINDS, LOW_64_BITS, MAX_RANK, TIERS
+
+#: The engines' names for memories: one of a few takes no memory of its own. A message with another is not plain.
+_Medium = Literal["GPU", "CPU", "CPU_PINNED", "DISK", "EXTERNAL", "STORAGE"]
 
 #: Longest message that is decoded at once: its values take at most some megabytes.
 MAX_PLAIN_BYTES = 64 * 1024
@@ -23,7 +28,7 @@ class _Stored(Struct, tag_field="type", tag="BlockStored", gc=False):
     token_ids: list[int] | None = None
     block_size: int | None = None
     lora_id: None = None
-    medium: str | None = None
+    medium: _Medium | None = None
     lora_name: None = None
     extra_keys: list[None] | None = None
     group_idx: int | None = None
@@ -33,7 +38,7 @@ class _Stored(Struct, tag_field="type", tag="BlockStored", gc=False):
 
 class _Removed(Struct, tag_field="type", tag="BlockRemoved", gc=False):
     block_hashes: list[int]
-    medium: str | None = None
+    medium: _Medium | None = None
     group_idx: int | None = None
 
 

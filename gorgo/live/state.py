@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -130,14 +130,21 @@ class LiveState:
         Their KV events are subscribed to anew, so that what their engines retain is replayed; without replays the feed
         is incomplete until the engine reports an empty cache. Pushed caches come back with the next whole push.
         """
-        for name in list(self.targets) if replica is None else (replica,):
+        await self.begin_flush(list(self.targets) if replica is None else (replica,))
+        self.router.flush(replica, now=self.clock())
+        for target in self.targets.values() if replica is None else (self.targets[replica],):
+            target.kv_events_changed.set()
+
+    async def begin_flush(self, replicas: Iterable[str]) -> None:
+        """Forget what replicas have cached, in steps, before a flush or their leaving.
+
+        At once it takes 0.6 us a block.
+        """
+        for name in replicas:
             for _ in range(FLUSH_STEPS):
                 if not self.router.flush_some(name, blocks=FLUSH_BLOCKS, now=self.clock()):
                     break
                 await asyncio.sleep(0)
-        self.router.flush(replica, now=self.clock())
-        for target in self.targets.values() if replica is None else (self.targets[replica],):
-            target.kv_events_changed.set()
 
     def cache_states(self) -> dict[str, CacheState]:
         """Return what is known of each replica's cache, and by which reports."""

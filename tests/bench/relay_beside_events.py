@@ -4,7 +4,7 @@ Targets: p99 of the time to first byte within 5 %, and the processor time of the
 publishers do the same work in all windows, but nobody subscribes to half of it, so the machine is as busy in both. The
 processor time is that of the proxy and its helpers in windows of their own, without requests.
 
-`WINDOWS=48 python -m tests.bench relay_beside_events` doubles the default number of windows.
+`WINDOWS=96 python -m tests.bench relay_beside_events` doubles the default number of windows.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tests.proxy.fakes import DONE, USAGE, delta, running, stream
 from tests.proxy.followed import regions
 from tests.proxy.served import Served, served
 
-WINDOWS, WINDOW_S = 24, 5.0
+WINDOWS, WINDOW_S = 48, 2.5
 WARM = 500
 #: Windows without requests, one of each kind.
-IDLE_WINDOW_S = 10.0
+IDLE_WINDOW_S = 6.0
 #: After a switch: what was under way has arrived.
-SETTLE_S, SWITCH_TIMEOUT_S = 0.5, 120.0
+SETTLE_S, SWITCH_TIMEOUT_S = 0.3, 120.0
 
 
 def run() -> None:

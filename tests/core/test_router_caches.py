@@ -262,6 +262,30 @@ def test_a_flush_in_parts_removes_a_bounded_number_of_blocks_each_time(source: s
     assert not router.flush_some("gone", blocks=16, now=0.0)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_cleared_rank_goes_in_parts_and_the_history_with_the_last_rank(ranks: int) -> None:
+    router = make_router("a", policy="gorgo-ms")
+    for number in range(40):
+        router.index.insert(b"%08d" % number, 0)
+    event = BlocksStored(tuple(range(160)), None, token_bytes(range(160 * 16)), 16, KvTier.GPU)
+    for rank in range(ranks):
+        router.on_kv_events(
+            "a", KvEventBatch(None, rank, (event,)), model=None, block_tokens=16, complete=True, now=0.0
+        )
+    for rank in range(ranks):
+        counts = []
+        while router.clear_some("a", model=None, rank=rank, blocks=16, now=0.0):
+            router.check()
+            counts.append((router.cache_sources(now=0.0)["a"].blocks, router.index.resident_blocks(0)))
+        left = 160 * (ranks - 1 - rank)
+        assert counts[:10] == [(blocks, 40) for blocks in range(left + 144, left - 1, -16)]
+        assert counts[10:] == ([] if left else [(0, 24), (0, 8), (0, 0)])
+        cleared = KvEventBatch(None, rank, (CacheCleared(),))
+        router.on_kv_events("a", cleared, model=None, block_tokens=16, complete=True, now=0.0)
+        assert router.cache_sources(now=0.0)["a"].complete
+    assert not router.clear_some("gone", model=None, rank=0, blocks=16, now=0.0)
+
+
 def test_events_within_a_flush_do_not_make_the_feed_complete() -> None:
     router = make_router("a", policy="gorgo-ms")
     report(router, "a", stored(4))

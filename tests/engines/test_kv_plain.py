@@ -69,6 +69,7 @@ def test_plain_events_are_decoded_at_once(events: list[object]) -> None:
         PLAIN | {"extra_keys": [None, ["image"]]},
         PLAIN | {"lora_name": "sql"},
         PLAIN | {"block_hashes": None},
+        PLAIN | {"medium": "TAPE"},
     ],
 )
 def test_other_events_are_left_to_the_whole_decoder(event: object) -> None:

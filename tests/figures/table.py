@@ -437,7 +437,6 @@ FIGURES: Mapping[str, Figure] = {
 NOT_STORED: Mapping[str, str] = {
     "long-path": "needs root and NFQUEUE",
     "status-page": "no command prints it",
-    "cache-workloads-twelve": "no option chooses three comparisons of a group",
     "kv-events": "benches of time, which need the machine for themselves for minutes each",
     "calibrate": "needs vLLM's CPU build and a processor of its own for each engine",
     "simulator": "compares with an earlier commit, in alternating runs that no command makes",

@@ -1,7 +1,7 @@
 """`python -m gorgo.apps.cache_sources`: the comparisons, their runs and tables.
 
 OUT/runs/KEY.json     one run, see `gorgo.apps.claims.run_cache`
-OUT/*.svg             pictures, with --pictures
+OUT/*.svg, *.png      pictures, with --pictures
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tasks = list(dict.fromkeys(task for one in chosen for task in one.tasks(seeds)))
     runs = runner.runs(tasks, title="sources of cached tokens")
     if options.pictures:
-        write_pictures(options.out, pictures(chosen, runs, seeds))
+        write_pictures(options.out, pictures(chosen, runs, seeds), suffix=options.pictures)
     print(as_markdown(_sections(chosen, runs, seeds), _summary(runs)), end="")  # noqa: T201
     return 0
 
@@ -140,6 +140,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, default=3, help="runs of each variant")
     parser.add_argument("--scale", type=float, default=1.0, help="multiple of the requests of each run")
     parser.add_argument("--out", type=Path, default=Path("runs/cache-sources"), help="folder of runs")
-    parser.add_argument("--pictures", action="store_true", help="write SVG files to OUT, needs the extra report")
+    parser.add_argument(
+        "--pictures",
+        nargs="?",
+        const="svg",
+        choices=("svg", "png"),
+        help="write SVG or PNG files to OUT, needs the extra report",
+    )
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time; -1 is one per core")
     return parser

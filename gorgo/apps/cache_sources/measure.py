@@ -15,6 +15,7 @@ import numpy as np
 
 from gorgo.apps.cache_sources.audit import AuditedDecision, AuditedPolicy
 from gorgo.apps.cache_sources.fleets import CacheFleet
+from gorgo.apps.cache_sources.indexed import IndexedPolicy
 from gorgo.apps.cache_sources.traffic import ChatTraffic, Traffic, feed_of_traffic
 from gorgo.apps.claims.run_cache import run_key
 from gorgo.apps.results import ResultRow
@@ -143,9 +144,7 @@ def measure(task: CacheTask) -> CacheRun:
 
 def _with_index(policy: Policy, index: IndexKind) -> Policy:
     """Return the policy with another source of cached tokens, if it reads them at all."""
-    if policy.index != "any":
-        policy.index = index  # type: ignore[misc]  # This instance's alone.
-    return policy
+    return policy if policy.index in ("any", index) else cast(Policy, IndexedPolicy(policy, index))
 
 
 def _row(task: CacheTask, result: SimResult) -> ResultRow:

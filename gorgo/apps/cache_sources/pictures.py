@@ -1,4 +1,4 @@
-"""The data of the pictures: hits and TTFT over the size of a fleet, faults over time, bytes of reports, delays.
+"""The data of the pictures: hits and TTFT over the size of a fleet and by depth mode, faults over time, delays.
 
 Owns which groups have which picture. Every point is a mean over seeds; its bar goes from the least seed to the most.
 Drawing is `learned_routers.drawing`'s.
@@ -27,6 +27,10 @@ _CURVES: dict[str, Callable[[CacheSlice], float]] = {
     "missed, % of cached": lambda part: 100 * part.missed,
     "hit, %": lambda part: 100 * part.hit,
 }
+_BY_MODE: dict[str, Value] = {
+    "mean TTFT, ms": lambda run: STATS["mean TTFT"](run.row),
+    "hit, %": _BY_SIZE["hit, %"],
+}
 _QUANTILES = ("p50", "p95", "p99")
 
 
@@ -35,6 +39,8 @@ def pictures(chosen: Sequence[CacheComparison], runs: Runs, seeds: Sequence[int]
     found = []
     if sizes := [one for one in chosen if one.group == "replicas"]:
         found.append(Picture("replicas", [_by_size(sizes, runs, seeds, *figure) for figure in _BY_SIZE.items()]))
+    if kinds := [one for one in chosen if one.group == "depths"]:
+        found.append(Picture("depths", [_by_traffic(kinds, runs, seeds, *figure) for figure in _BY_MODE.items()]))
     found += [
         Picture(one.group, [_curve(one, runs, seeds, *figure) for figure in _CURVES.items()])
         for one in chosen
@@ -55,6 +61,17 @@ def _by_size(
             if known:
                 curves.setdefault(variant.label, []).append(PicturePoint.of(float(one.fleet.replicas), known))
     return PicturePanel(title, "replicas", "lines", curves, {})
+
+
+def _by_traffic(
+    kinds: Sequence[CacheComparison], runs: Runs, seeds: Sequence[int], title: str, value: Value
+) -> PicturePanel:
+    bars: dict[str, list[PicturePoint]] = {}
+    for one in kinds:
+        for variant in one.variants:
+            known = [found for run in one.runs_of(variant, runs, seeds) if (found := value(run)) is not None]
+            bars.setdefault(variant.label, []).append(PicturePoint.of(one.traffic.name.split()[0], known))
+    return PicturePanel(title, kinds[0].fleet.name, "bars", bars, {})
 
 
 def _curve(

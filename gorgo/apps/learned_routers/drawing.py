@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from gorgo.apps.learned_routers.pictures import Picture, PicturePanel, PicturePoint
 from gorgo.apps.report import require_extra
@@ -17,23 +18,26 @@ if TYPE_CHECKING:
 
     from gorgo.apps.report.style import LineStyle
 
+#: A PNG is a third of an SVG with hundreds of points.
+Suffix = Literal["svg", "png"]
 #: Of the distance of two groups of bars that the bars of one take.
 _GROUP_WIDTH = 0.8
 _MAX_NAME = 24
 
 
-def write_pictures(folder: Path, pictures: Sequence[Picture]) -> list[Path]:
-    """Write FOLDER/NAME.svg of each, and return the paths. Raises `MissingExtra` without the extra `report`."""
+def write_pictures(folder: Path, pictures: Sequence[Picture], *, suffix: Suffix = "svg") -> list[Path]:
+    """Write FOLDER/NAME.SUFFIX of each, and return the paths. Raises `MissingExtra` without the extra `report`."""
     require_extra("a picture")
-    from gorgo.apps.report.style import svg_document
+    from gorgo.apps.report.style import png_document, svg_document
 
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for picture in pictures:
         key = re.sub(r"[^A-Za-z0-9]+", "-", picture.name).strip("-")
-        path = folder / f"{key}.svg"
-        document = svg_document(lambda picture=picture: draw(picture), key=key)  # type: ignore[misc]
-        write_atomically(path, document.encode(), mode=PUBLIC)
+        path = folder / f"{key}.{suffix}"
+        drawn = partial(draw, picture)
+        document = svg_document(drawn, key=key).encode() if suffix == "svg" else png_document(drawn)
+        write_atomically(path, document, mode=PUBLIC)
         paths.append(path)
     return paths
 

@@ -22,6 +22,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from PIL import Image
 
 BLACK, BLUE, VERMILLION, GREY = "#000000", "#0072B2", "#D55E00", "#767676"
 COLOURS = (BLUE, VERMILLION, "#009E73", "#CC79A7", "#E69F00", "#56B4E9", BLACK)
@@ -31,6 +32,8 @@ _MARKERS = "os^vDPX<>hp*d8"
 PANEL_HEIGHT = 2.9
 #: Longer names are cut in plots; tables have them whole.
 MAX_NAME = 44
+#: Of a picture in a document.
+PNG_DPI = 80
 #: Of the span of a load axis; nearer labels overlap.
 MIN_TICK_DISTANCE = 0.07
 #: On a shorter logarithmic axis there are too few powers of ten and their simple multiples for ticks.
@@ -156,6 +159,15 @@ def svg_document(draw: Callable[[], Figure], *, key: str) -> str:
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # the browser's fonts have it
         draw().savefig(text, format="svg", metadata={"Date": None})
     return text.getvalue()
+
+
+def png_document(draw: Callable[[], Figure]) -> bytes:
+    """Return the figure as a PNG file of 32 colours."""
+    drawn, file = io.BytesIO(), io.BytesIO()
+    with mpl.rc_context(RC):
+        draw().savefig(drawn, format="png", dpi=PNG_DPI)
+    Image.open(drawn).convert("RGB").quantize(32).save(file, format="png", optimize=True)
+    return file.getvalue()
 
 
 def svg_element(document: str, *, key: str, title: str) -> str:

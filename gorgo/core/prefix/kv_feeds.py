@@ -160,6 +160,17 @@ class KvFeeds:
                 removed += feed.index.remove_some(slot, blocks - removed)
         return removed
 
+    def clear_some(self, slot: int, *, model: str | None, rank: int, blocks: int) -> tuple[int, bool]:
+        """Begin to apply that a rank's cache is empty: remove up to `blocks`.
+
+        Return how many, and whether only this rank has any.
+        """
+        feed = self._table.of(slot).get(model)
+        if feed is None or feed.source != "events":
+            return 0, False
+        removed = feed.index.remove_some(slot, blocks, rank=rank)
+        return removed, feed.index.ranks(slot) <= {rank}
+
     def restarted(self, slot: int) -> None:
         """Drop the feeds of an engine that has restarted, except where its events have said so already."""
         for feed in list(self._table.of(slot).values()):

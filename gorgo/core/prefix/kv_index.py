@@ -116,15 +116,16 @@ class KvEventIndex:
             self.pushed.clear_replica(slot)
             self.speculated.clear_replica(slot)
 
-    def remove_some(self, slot: int, count: int) -> int:
-        """Remove up to `count` reported blocks of a replica, the newest first; return how many."""
+    def remove_some(self, slot: int, count: int, *, rank: int | None = None) -> int:
+        """Remove up to `count` reported blocks of a replica, or of one rank, the newest first; return how many."""
         removed = 0
         for source in self._sources.get(slot, {}).values():
-            removed += source.drop_newest(count - removed)
+            if rank is None or source.rank == rank:
+                removed += source.drop_newest(count - removed)
         if removed:
             self._blocks[slot] -= removed
             self._drop_empty(slot)
-        return removed + self.pushed.remove_some(slot, count - removed)
+        return removed if rank is not None else removed + self.pushed.remove_some(slot, count - removed)
 
     def ranks(self, slot: int) -> set[int]:
         """Return the ranks of a replica that have blocks."""

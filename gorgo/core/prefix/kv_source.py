@@ -161,10 +161,12 @@ class KvSource:
 
     def drop_newest(self, count: int) -> int:
         """Remove up to `count` blocks with all their copies, the last stored first; return how many."""
-        newest = list(islice(reversed(self.own), count))
-        for engine_hash in newest:
-            self._forget(engine_hash)
-        return len(newest)
+        count = min(count, len(self.own))
+        # An iterator would visit all that were dropped before.
+        for engine_hash, own in [self.own.popitem() for _ in range(count)]:
+            self.blocks.remove(own, self.bit)
+            self.copies.pop(engine_hash, None)
+        return count
 
     def owned(self) -> Iterator[int]:
         """Yield the own hash of each block."""

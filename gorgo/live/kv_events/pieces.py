@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from gorgo.core.messages.kv_events import BlocksRemoved, BlocksStored, KvEvent, KvEventBatch
+from gorgo.core.messages.kv_events import BlocksRemoved, BlocksStored, CacheCleared, KvEvent, KvEventBatch
 
 #: Blocks applied in one turn of the event loop: about a millisecond. An event without blocks counts as one.
 PIECE_BLOCKS = 512
@@ -33,6 +33,24 @@ def pieces(batch: KvEventBatch) -> Iterator[KvEventBatch]:
             events.append(part)
             blocks += size
     yield replace(first, events=tuple(events))
+
+
+def until_cleared(batch: KvEventBatch) -> Iterator[tuple[KvEventBatch, bool]]:
+    """Yield the events before the first `CacheCleared` and those from it on, and whether they are these.
+
+    >>> removed = BlocksRemoved((7,), tier=None)
+    >>> batch = KvEventBatch(None, 0, (removed, CacheCleared(), removed), rejected=1)
+    >>> [(len(part.events), part.rejected, clears) for part, clears in until_cleared(batch)]
+    [(1, 1, False), (2, 0, True)]
+    """
+    first = next((place for place, event in enumerate(batch.events) if isinstance(event, CacheCleared)), None)
+    if first is None:
+        yield batch, False
+        return
+    if first:
+        yield replace(batch, events=batch.events[:first]), False
+        batch = KvEventBatch(batch.sent_s, batch.rank, batch.events[first:])
+    yield batch, True
 
 
 def _blocks(event: KvEvent) -> int:

@@ -18,6 +18,8 @@ MAX_RETRY_S = 5.0
 #: A peer that is silent for so long is not there: a firewall may drop a connection without an end.
 HEARTBEAT_S = 5.0
 HEARTBEAT_TIMEOUT_S = 10.0
+#: Looks at a socket without a message until the loop watches it again.
+IDLE_POLLS = 5
 #: Messages that wait in a socket; the publisher drops further ones, which a replay repairs. Each has a few kilobytes.
 RECEIVE_QUEUE = 1000
 
@@ -91,6 +93,8 @@ class KvSockets:
 class Receiver:
     """The messages of one socket, for half the processor time of the package's own futures.
 
+    A socket that is quiet is watched by the loop; while messages come, `Arrivals` looks at it instead.
+
     Parameters
     ----------
     zmq:
@@ -98,7 +102,7 @@ class Receiver:
     socket:
         Stays with the caller, who receives nothing from it.
     arrivals:
-        Gathers the messages of all sockets.
+        Looks at all sockets in use.
     """
 
     def __init__(self, zmq: ModuleType, socket: Any, arrivals: Arrivals) -> None:
@@ -109,35 +113,66 @@ class Receiver:
         self._arrivals = arrivals
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
-        self._is_watched = False
+        self._is_watched = self._is_polled = self._is_closed = False
+        self._idle_polls = 0
 
     async def receive(self) -> list[bytes]:
         """Return the frames of the next message. Raises `zmq.ZMQError`."""
         while True:
-            if not self._has_message():
-                self._waiter = self._loop.create_future()
-                if not self._is_watched:
-                    self._loop.add_reader(self._descriptor, self._on_change)
-                    self._is_watched = True
-                await self._waiter
             try:
                 frames: list[bytes] = self._socket.recv_multipart(self._nowait)
             except self._none_yet:
-                continue  # its connection has ended since
-            return frames
+                self._waiter = self._loop.create_future()
+                if not self._is_polled:
+                    self._watch()
+                await self._waiter
+            else:
+                return frames
 
     def close(self) -> None:
         """Stop watching the socket."""
-        if self._is_watched:
-            self._loop.remove_reader(self._descriptor)
-            self._is_watched = False
+        self._is_closed = True
+        self._unwatch()
 
-    def _has_message(self) -> bool:
-        """Return whether there is a message. The descriptor then reports the next change after an answer of no."""
-        return bool(self._socket.getsockopt(self._events) & self._readable)
+    def _watch(self) -> None:
+        """Watch the descriptor. It reports the next change after an answer that there is no message."""
+        if self._has_message():
+            self._begin_polls()
+        elif not self._is_watched:
+            self._is_watched = True
+            self._loop.add_reader(self._descriptor, self._on_change)
+
+    def _unwatch(self) -> None:
+        if self._is_watched:
+            self._is_watched = False
+            self._loop.remove_reader(self._descriptor)
 
     def _on_change(self) -> None:
         # The question alone ends that the descriptor is readable, which would occupy the loop.
-        if self._has_message() and self._waiter is not None:
-            self._arrivals.add(self._waiter)
-            self._waiter = None
+        if self._has_message():
+            self._unwatch()
+            self._begin_polls()
+
+    def _begin_polls(self) -> None:
+        self._is_polled, self._idle_polls = True, 0
+        self._arrivals.add(self._poll)
+
+    def _poll(self) -> bool:
+        """Wake the caller if there is a message; return whether to look again."""
+        if self._is_closed:
+            return False
+        if self._waiter is None or self._waiter.done():
+            return True  # the last message is being handled
+        if self._has_message():
+            self._idle_polls = 0
+            self._waiter.set_result(None)
+            return True
+        self._idle_polls += 1
+        if self._idle_polls < IDLE_POLLS:
+            return True
+        self._is_polled = False
+        self._watch()
+        return False
+
+    def _has_message(self) -> bool:
+        return bool(self._socket.getsockopt(self._events) & self._readable)

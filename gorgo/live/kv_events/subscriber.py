@@ -20,7 +20,7 @@ from gorgo.live.clock import Clock
 from gorgo.live.kv_events.actions import Apply
 from gorgo.live.kv_events.decoding import LOOP_BYTES
 from gorgo.live.kv_events.feeds import KvSubscriptions
-from gorgo.live.kv_events.pieces import PIECE_BLOCKS, pieces
+from gorgo.live.kv_events.pieces import PIECE_BLOCKS, pieces, until_cleared
 from gorgo.live.kv_events.stats import FeedState, KvFeedStats, worst
 from gorgo.live.kv_events.subscription import Subscription
 from gorgo.live.logs import log, log_failure
@@ -46,6 +46,8 @@ class KvEventRouter(Protocol):
     ) -> list[Action]: ...
 
     def forget_some(self, replica: str, *, blocks: int, now: float) -> bool: ...
+
+    def clear_some(self, replica: str, *, model: str | None, rank: int, blocks: int, now: float) -> bool: ...
 
     def on_kv_lost(self, replica: str, *, now: float) -> list[Action]: ...
 
@@ -92,9 +94,10 @@ class KvSubscriber:
         """Subscribe until cancelled, anew after each change of the configuration."""
         # A monitor that restarts its loops does not wait for the end of the former run.
         async with self._turn:
-            self._reset()
             try:
                 while True:
+                    await self._forget_all()
+                    self._reset()
                     self._target.kv_events_changed.clear()
                     config = self._target.kv_events
                     async with asyncio.TaskGroup() as tasks:
@@ -102,16 +105,14 @@ class KvSubscriber:
                         await self._target.kv_events_changed.wait()
                         if subscribing is not None:
                             subscribing.cancel()
-                    self._reset()
             finally:
                 if self._feeds.stats.get(self._target.name) is self._stats:
                     del self._feeds.stats[self._target.name]
 
     def _reset(self) -> None:
-        """Forget all blocks and counts."""
+        """Forget all counts."""
         self._stats = self._feeds.stats[self._target.name] = KvFeedStats()
         self._advised = False
-        self._lose()
 
     async def _guarded(self, config: KvEventsConfig) -> None:
         while True:
@@ -119,7 +120,7 @@ class KvSubscriber:
                 await self._subscribe(config)
             except Exception as failure:  # noqa: BLE001 - without events requests are routed by history
                 log_failure("kv_events_failed", failure, replica=self._target.name)
-                self._lose()
+                await self._forget_all()
             await asyncio.sleep(RETRY_S)
 
     async def _subscribe(self, config: KvEventsConfig) -> None:
@@ -151,7 +152,7 @@ class KvSubscriber:
                         task.cancel()
             finally:
                 self._subscriptions = []
-            self._lose()
+            await self._forget_all()
 
     # -- sources
 
@@ -230,7 +231,10 @@ class KvSubscriber:
         if len(action.payload) > QUICK_BYTES or not self._feeds.turn.begin_step():
             return False
         try:
-            self._pass_piece(decode_message(action.payload), action, subscription)
+            batch = decode_message(action.payload)
+            if any(isinstance(event, CacheCleared) for event in batch.events):
+                return False
+            self._pass_piece(batch, action, subscription)
         except ValueError as error:
             self._rejected_message(error, action, subscription)
         return True
@@ -242,15 +246,28 @@ class KvSubscriber:
             if len(action.payload) <= LOOP_BYTES:
                 await turn.pause()
                 for piece in pieces(decode_message(action.payload)):
-                    await turn.pause()
-                    self._pass_piece(piece, action, subscription)
+                    await self._pass_slowly(piece, action, subscription)
                 return
             async with aclosing(self._feeds.decoder.decode(action.payload)) as found:
                 async for piece in found:
-                    await turn.pause()
-                    self._pass_piece(piece, action, subscription)
+                    await self._pass_slowly(piece, action, subscription)
         except ValueError as error:
             self._rejected_message(error, action, subscription)
+
+    async def _pass_slowly(self, piece: KvEventBatch, action: Apply, subscription: Subscription) -> None:
+        """Pass a piece; what the first `CacheCleared` removes goes before it, in slices."""
+        for part, clears in until_cleared(piece):
+            if clears:
+                await self._clear_slowly(part.rank)
+            await self._feeds.turn.pause()
+            self._pass_piece(part, action, subscription)
+
+    async def _clear_slowly(self, rank: int) -> None:
+        await self._feeds.turn.pause()
+        while self._is_current() and self._router.clear_some(
+            self._target.name, model=None, rank=rank, blocks=PIECE_BLOCKS, now=self._clock()
+        ):
+            await self._feeds.turn.pause()
 
     def _pass_piece(self, piece: KvEventBatch, action: Apply, subscription: Subscription) -> None:
         self._stats.events += piece.sent_events
@@ -265,14 +282,12 @@ class KvSubscriber:
         """Forget the blocks of a rank, or of the replica if it has one alone."""
         several = len(self._subscriptions) > 1
         if not several:
-            name, turn = self._target.name, self._feeds.turn
-            await turn.pause()
-            while self._is_current() and self._router.forget_some(name, blocks=PIECE_BLOCKS, now=self._clock()):
-                await turn.pause()
-            self._lose()
+            await self._forget_all()
         if several or restarted:
             # An empty cache is also news for the history of requests.
-            self._pass(KvEventBatch(None, subscription.source.rank or 0, (CacheCleared(),)))
+            rank = subscription.source.rank or 0
+            await self._clear_slowly(rank)
+            self._pass(KvEventBatch(None, rank, (CacheCleared(),)))
         if restarted:
             # The next process may have another size.
             self._block_tokens = None
@@ -315,6 +330,13 @@ class KvSubscriber:
         )
         self._deliver(actions)
 
-    def _lose(self) -> None:
+    async def _forget_all(self) -> None:
+        """Forget all blocks, in slices."""
+        turn = self._feeds.turn
+        await turn.pause()
+        while self._is_current() and self._router.forget_some(
+            self._target.name, blocks=PIECE_BLOCKS, now=self._clock()
+        ):
+            await turn.pause()
         if self._is_current():
             self._deliver(self._router.on_kv_lost(self._target.name, now=self._clock()))

@@ -127,6 +127,7 @@ class Reloader:
         if not (changes.fleet or changes.drains):
             return changes
         results = await self._probe_new(changes, config, secrets)
+        await state.begin_flush(_leaving(changes))
         async with state.control.exclusive():
             policy, weights = state.router.policy, state.router.weights
             left, changes = self._change(changes, config, secrets, policy, weights, None, results)
@@ -162,6 +163,7 @@ class Reloader:
             self._state.metrics.reload_refused()
             log_failure("config_refused", failure)
             return ConfigError(f"the reload failed: {type(failure).__name__}; the log has the traceback")
+        await self._state.begin_flush(_leaving(changes))
         async with self._state.control.exclusive():
             self._state.control.fleet.drop_named(from_file)
             left, changes = self._change(changes, config, secrets, policy, weights, shadow, results)
@@ -231,7 +233,7 @@ class Reloader:
         )
         if changes.shadow:
             self._set_shadow(shadow)
-        removed = [state.targets[name] for name in (*changes.removed, *(replica.name for replica in changes.replaced))]
+        removed = [state.targets[name] for name in _leaving(changes)]
         state.targets = {row.name: joined.get(row.name) or state.targets[row.name] for row in config.replicas}
         deadlines = deadlines_by_region(config)
         for row in config.replicas:
@@ -292,3 +294,8 @@ class Reloader:
     def _retain_series(self) -> None:
         targets = (*self._state.targets.values(), *self._state.draining_targets)
         self._state.metrics.retain_replicas({(target.name, target.region) for target in targets})
+
+
+def _leaving(changes: ConfigDiff) -> tuple[str, ...]:
+    """Return the names of the replicas that leave the fleet, some for another process of that name."""
+    return (*changes.removed, *(replica.name for replica in changes.replaced))

@@ -57,3 +57,14 @@ def test_pictures_have_hits_over_the_size_of_the_fleet_faults_marked_and_delays(
     assert set(sizes.panels[2].curves) == {"push", "events"}
     assert faults.panels[0].marks[110.0] == "reports cut"
     assert all(point.low <= point.value <= point.high for curve in sizes.panels[0].curves.values() for point in curve)
+
+
+def test_a_picture_has_hits_and_ttft_by_depth_mode() -> None:
+    chosen = [replace(one, traffic=replace(one.traffic, requests=40)) for one in comparisons() if one.group == "depths"]
+    runs = {task: measure(task) for one in chosen for task in one.tasks(range(1))}
+    (depths,) = pictures(chosen, runs, range(1))
+    assert [panel.title for panel in depths.panels] == ["mean TTFT, ms", "hit, %"]
+    for panel in depths.panels:
+        assert {"multi-depth", "multi-depth, single", "longest prefix, exact caches"} < set(panel.curves)
+        for bars in panel.curves.values():
+            assert [bar.x for bar in bars] == ["branching", "continued", "resumed"]

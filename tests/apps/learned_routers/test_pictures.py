@@ -177,6 +177,13 @@ def test_files_are_svg_with_the_titles_as_text(tmp_path: Path) -> None:
     assert "mean TTFT, ms: 8xA30: toolagent, 3/s" in path.read_text()
 
 
+def test_a_picture_of_a_document_is_a_small_png(tmp_path: Path) -> None:
+    (path,) = write_pictures(tmp_path, list(drawn("tau").values()), suffix="png")
+    assert path.name == "tau-toolagent.png"
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert path.stat().st_size < 40_000
+
+
 def test_bars_are_drawn_with_a_bar_per_traffic_and_policy() -> None:
     (picture,) = drawn("motivation").values()
     axes = draw(picture).get_axes()

@@ -36,6 +36,9 @@ class RecordingRouter:
         self.batches = 0
         self.complete = False
         self.lost = 0
+        #: Blocks removed by each slice of a clear, and those left at each loss.
+        self.cleared: list[int] = []
+        self.at_loss: list[int] = []
 
     def on_kv_events(
         self, replica: str, batch: KvEventBatch, *, model: str | None, block_tokens: int, complete: bool, now: float
@@ -49,7 +52,13 @@ class RecordingRouter:
     def forget_some(self, replica: str, *, blocks: int, now: float) -> bool:
         return self.index.remove_some(0, blocks) > 0
 
+    def clear_some(self, replica: str, *, model: str | None, rank: int, blocks: int, now: float) -> bool:
+        removed = self.index.remove_some(0, blocks, rank=rank)
+        self.cleared.append(removed)
+        return removed > 0
+
     def on_kv_lost(self, replica: str, *, now: float) -> list[Action]:
+        self.at_loss.append(self.index.blocks(0))
         self.index.clear_replica(0)
         self.lost += 1
         return []

@@ -10,6 +10,7 @@ import pytest
 from gorgo.config.model import KvEventsConfig
 from gorgo.engines.kv_sources import VLLM_FLAG, VLLM_PATH
 from gorgo.live.kv_events import feed, replay, subscriber
+from gorgo.live.kv_events.pieces import PIECE_BLOCKS
 from tests.live.kv_events.extra import needs_zmq
 from tests.live.kv_events.feeding import BLOCK_TOKENS, prompt, publishing, subscribed, until
 
@@ -108,9 +109,8 @@ async def test_blocks_are_forgotten_after_a_long_cut(monkeypatch: pytest.MonkeyP
             await engine.store(prompt(1))
             await until(lambda: feeding.router.cached(prompt(1)) == WHOLE)
             await running.aclose()
-            await feeding.until("cut")
-            await until(lambda: feeding.router.cached(prompt(1)) == 0)
-            assert not feeding.stats.complete
+            await feeding.until("cut", complete=False)
+            assert feeding.router.cached(prompt(1)) == 0
 
 
 async def test_a_replay_without_an_end_fails_and_live_messages_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,3 +287,30 @@ async def test_short_messages_do_not_overtake_a_long_one() -> None:
         await until(lambda: feeding.router.cached(prompt(11)) == WHOLE)
         assert feeding.router.index.blocks(0) == 10 * 3
         assert feeding.router.index.stats[0].unknown_removals == 0
+
+
+async def test_a_cleared_cache_is_forgotten_in_slices() -> None:
+    blocks = 3000
+    async with publishing() as engine, subscribed(engine.config) as feeding:
+        await feeding.until("live")
+        await engine.store(prompt(1, blocks))
+        await until(lambda: feeding.router.index.blocks(0) == blocks)
+        engine.log.cleared()
+        await engine.store(prompt(2))
+        await until(lambda: feeding.router.cached(prompt(2)) == WHOLE)
+        assert feeding.router.index.blocks(0) == 3
+        assert sum(feeding.router.cleared) == blocks
+        assert max(feeding.router.cleared) == PIECE_BLOCKS
+        assert feeding.stats.complete
+
+
+async def test_a_reload_without_events_forgets_them_in_slices() -> None:
+    blocks = 3000
+    async with publishing() as engine, subscribed(engine.config) as feeding:
+        await feeding.until("live")
+        await engine.store(prompt(1, blocks))
+        await until(lambda: feeding.router.index.blocks(0) == blocks)
+        feeding.configure(None)
+        await until(lambda: feeding.stats.state == "off")
+        assert feeding.router.index.blocks(0) == 0
+        assert set(feeding.router.at_loss) == {0}

@@ -8,6 +8,7 @@ import os
 import socket
 import ssl
 import threading
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ import httpx
 import pytest
 from aiohttp import web
 
+from gorgo.core.fleet.spec import ReplicaSpec
+from gorgo.core.messages.kv_events import CacheSnapshot
+from gorgo.live.state import FLUSH_BLOCKS
 from tests.core.routers import set_policy
 from tests.proxy.conftest import Start, until
 from tests.proxy.fakes import DONE, REPLICA, answer, chat, delta, hang, stream
@@ -163,6 +167,25 @@ async def test_another_url_is_another_process_with_nothing_believed_of_it(start:
         'gorgo_attempts_total{region="here",replica="a",result="completed"} 2.0'
         in (await followed.fleet.client.get("/metrics")).text
     )
+
+
+async def test_a_large_cache_of_a_replica_that_leaves_is_forgotten_in_steps(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = await start.replica(), await start.replica()
+    followed = await follow(start, tmp_path, regions({"a": a, "b": b}), [a, b])
+    router = followed.fleet.state.router
+    router.on_cache_snapshot("b", CacheSnapshot(None, 16, list(range(20 * FLUSH_BLOCKS))), now=0.0)
+    left: list[int] = []
+    set_fleet = router.set_fleet
+
+    def counted(specs: Sequence[ReplicaSpec], *, now: float) -> None:
+        left.extend(stats.blocks for name, stats in router.cache_sources(now=now).items() if name == "b")
+        set_fleet(specs, now=now)
+
+    monkeypatch.setattr(router, "set_fleet", counted)
+    await followed.rewrite(regions({"a": a}))
+    assert left == [0]
 
 
 async def test_a_fleet_of_one_that_moves_refuses_nobody(start: Start, tmp_path: Path) -> None:
