@@ -124,7 +124,7 @@ def compare(url: str, folder: Path, *bounds: object, longest: int, p95_error: fl
     }
     for name, (one, other) in pairs.items():
         sys.stdout.write(f"{name}: simulated {one:.3f}, measured {other:.3f}, error {one / other - 1:+.1%}\n")
-    # What stalls decodes shows in the last: it needs the token budget of a step, which no answer of vLLM tells.
+    # What stalls decodes shows in the last. It is only printed: it was up to 20 % off before budgets were measured.
     del pairs["e2e_s.p95"]
     for name, (one, other) in pairs.items():
         assert (name, one) == (name, pytest.approx(other, rel=p95_error if name.endswith("p95") else 0.1))

@@ -15,11 +15,11 @@ from statistics import median
 from gorgo.apps.calibrate.fit import CHUNKS, DecodePoint
 from gorgo.apps.calibrate.measured_engine import Answer
 
-#: A gap is long if it is nearer to the longest than to a decode step by this share; a shorter last chunk is none.
+#: A gap is long if it exceeds a decode step by this share of what the longest gap does.
 _LONG_SHARE = 0.12
-#: Last chunks, as a share of a whole one, that are seen for certain and hardly.
+#: The last chunk may be short. Below the first share of a whole one it makes no long gap, above the second it does.
 _SHORT_CHUNKS = (0.05, 0.2)
-#: A prompt whose longest gap is no longer than so many decode steps has too short steps to be told from noise.
+#: Where the longest gap is below so many decode steps, noise could make it.
 _LEAST_STALL = 3.0
 
 
