@@ -178,9 +178,12 @@ class Router(RouterPeers):
         others += self._drain_queue(now)
         return own, others
 
-    def on_served_elsewhere(self, attempt_id: str, replica: str, *, now: float) -> tuple[Dispatch | None, list[Action]]:
+    def on_served_elsewhere(
+        self, attempt_id: str, replica: str, *, now: float, refused: bool = False
+    ) -> tuple[Dispatch | None, list[Action]]:
         """Record that a gateway retried by itself: the attempt has failed, and `replica` serves its request.
 
+        `refused`: that one refuses it too, by a 4xx, so the request may be wrong, and the attempt does not count.
         Return the attempt that counts there from now on, with the first token that was reported already. `None` if the
         attempt has ended, if another one is open, or if the replica is unknown: that closes the request.
         """
@@ -188,7 +191,8 @@ class Router(RouterPeers):
         failed = self._table.close(attempt_id, now=now)
         if failed is None:
             return None, []
-        dispatch = self._lifecycle.on_served_elsewhere(failed, self._fleet.replicas.get(replica), now=now)
+        served = self._fleet.replicas.get(replica)
+        dispatch = self._lifecycle.on_served_elsewhere(failed, served, refused=refused, now=now)
         others: list[Action] = []
         if dispatch is not None and failed.first_token_s is not None:
             moved = self._table.first_token(dispatch.attempt_id, now=failed.first_token_s)

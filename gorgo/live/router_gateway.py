@@ -90,9 +90,10 @@ class RouterGateway:
         self._report_dispatch(own)
         return own
 
-    def served_elsewhere(self, dispatch: Dispatch, replica: str) -> Dispatch | None:
+    def served_elsewhere(self, dispatch: Dispatch, replica: str, *, refused: bool = False) -> Dispatch | None:
         """Move an attempt to the replica that a gateway chose by itself; `None` if there is nothing to move."""
-        own, others = self._router.on_served_elsewhere(dispatch.attempt_id, replica, now=self._clock())
+        now = self._clock()
+        own, others = self._router.on_served_elsewhere(dispatch.attempt_id, replica, now=now, refused=refused)
         self.apply(others)
         self._report_dispatch(own)
         return own

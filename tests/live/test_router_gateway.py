@@ -60,8 +60,10 @@ class ScriptedRouter:
     def on_finish(self, attempt_id: str, outcome: Outcome, *, now: float) -> tuple[Action | None, list[Action]]:
         return self.own, self._happened("finish", attempt_id, outcome.result, now)
 
-    def on_served_elsewhere(self, attempt_id: str, replica: str, *, now: float) -> tuple[Action | None, list[Action]]:
-        return self.own, self._happened("served elsewhere", attempt_id, replica, now)
+    def on_served_elsewhere(
+        self, attempt_id: str, replica: str, *, now: float, refused: bool
+    ) -> tuple[Action | None, list[Action]]:
+        return self.own, self._happened("served elsewhere", attempt_id, replica, refused, now)
 
     def handle_timer(self, *, now: float) -> list[Action]:
         self.due_s = None
@@ -151,8 +153,8 @@ def test_served_elsewhere_returns_the_attempt_there_and_delivers_the_others() ->
         other = Exchange()
         gateway.register("other", other)
         router.own, router.actions = dispatch("own", 2), [reject("other")]
-        assert gateway.served_elsewhere(dispatch("own"), "b") is router.own
-        assert router.events == [("served elsewhere", "own/1", "b", 0.0)]
+        assert gateway.served_elsewhere(dispatch("own"), "b", refused=True) is router.own
+        assert router.events == [("served elsewhere", "own/1", "b", True, 0.0)]
         assert other.received == [reject("other")]
 
     virtually(test)

@@ -35,6 +35,8 @@ _FAILED = "disconnected"
 _STALLED = "timeout"
 #: End of an attempt whose gateway went on to another replica; it does not say why.
 _SERVED_ELSEWHERE = Outcome(AttemptResult.FAILED_BEFORE_CONTENT, error="served_elsewhere")
+#: The same where the last replica refused too: the client may be in the wrong.
+_REFUSED_ELSEWHERE = Outcome(AttemptResult.UPSTREAM_4XX, error="refused_elsewhere", sent=True)
 
 
 class RequestLifecycle:
@@ -128,17 +130,20 @@ class RequestLifecycle:
             self._close(attempt, outcome, action.status if isinstance(action, Reject) else status_of(outcome), now)
         return action, []
 
-    def on_served_elsewhere(self, attempt: Attempt, replica: Replica | None, *, now: float) -> Dispatch | None:
+    def on_served_elsewhere(
+        self, attempt: Attempt, replica: Replica | None, *, refused: bool, now: float
+    ) -> Dispatch | None:
         """End `attempt` as failed, and reserve its request on `replica`, where a gateway has sent it by itself.
 
-        An unknown replica, `None`, closes the request. While another attempt is open, that one is the answer.
+        If `replica` has `refused` it too, nothing is said of either. An unknown replica, `None`, closes the request.
+        While another attempt is open, that one is the answer.
         """
-        state = attempt.state
-        self._record_end(attempt, _SERVED_ELSEWHERE, now)
+        state, outcome = attempt.state, _REFUSED_ELSEWHERE if refused else _SERVED_ELSEWHERE
+        self._record_end(attempt, outcome, now)
         if state.closed or state.open_attempts:
             return None
         if replica is None:
-            self._close(attempt, _SERVED_ELSEWHERE, 502, now)
+            self._close(attempt, outcome, 502, now)
             return None
         return self._dispatcher.dispatch_moved(state, replica, now=now)
 
@@ -168,7 +173,7 @@ class RequestLifecycle:
                 goal_s=self._slo_e2e_s,
                 tokens=outcome.output_tokens,
             )
-        if refused:
+        if refused or outcome is _REFUSED_ELSEWHERE:
             pass  # What another replica makes of the request decides.
         elif outcome.result is COMPLETED:
             if replica.token_gap is not None:
