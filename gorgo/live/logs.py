@@ -88,12 +88,10 @@ class LineHandler(logging.StreamHandler[TextIO]):
 
     def add(self, event: str, fields: Mapping[str, Any]) -> None:
         """Let a line of level info wait for others. Needs a running loop."""
-        self.acquire()
-        try:
+        assert self.lock is not None, "handlers have one"
+        with self.lock:
             self._waiting.append((time(), event, fields))
             waiting = len(self._waiting)
-        finally:
-            self.release()
         if waiting == 1:
             asyncio.get_running_loop().call_later(MAX_WAIT_S, self.flush)
         elif waiting >= MAX_WAITING_LINES:

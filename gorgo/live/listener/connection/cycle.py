@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
-from urllib.parse import unquote
 
 from gorgo.live.http.errors import Message
 from gorgo.live.http.headers import Header
@@ -116,8 +115,6 @@ class RequestCycle:
     def scope(self, addresses: tuple[object, object], scheme: str, root_path: str, state: dict[str, Any]) -> Message:
         """Return the scope of the application's call."""
         request = self._request
-        raw_path, _, query = request.target.partition(b"?")
-        path = raw_path.decode("ascii")
         extensions: dict[str, Any] = {"gorgo.write": self.try_write, "gorgo.on_disconnect": self.on_disconnect}
         if self.complete:
             extensions["gorgo.body"] = self._parts[0] if self._parts else b""
@@ -127,9 +124,9 @@ class RequestCycle:
             "http_version": request.version,
             "method": request.method,
             "scheme": scheme,
-            "path": unquote(path) if "%" in path else path,
-            "raw_path": raw_path,
-            "query_string": query,
+            "path": request.path,
+            "raw_path": request.raw_path,
+            "query_string": request.query,
             "root_path": root_path,
             "headers": request.headers,
             "client": addresses[0],
