@@ -67,6 +67,9 @@ class _Transport(asyncio.Transport):
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self._on_write(cast(bytes, data))
 
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
@@ -94,7 +97,7 @@ class _Replica:
 class _BbrSocket:
     """The kernel's answers about a connection whose sender paces, as on the machine of the benchmark."""
 
-    def getsockopt(self, level: int, option: int, size: int, /) -> bytes:  # noqa: ARG002 - a socket's signature
+    def getsockopt(self, level: int, option: int, size: int, /) -> bytes:
         return b"bbr\0" if option == socket.TCP_CONGESTION else _INFO
 
 

@@ -25,7 +25,7 @@ class IteratedSource:
                 return False
         return True
 
-    def take_whole(self, limit: int) -> bytes | None:  # noqa: ARG002 - of `ResponseSource`
+    def take_whole(self, limit: int) -> bytes | None:
         return None
 
     async def aclose(self) -> None:

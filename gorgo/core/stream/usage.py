@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from gorgo.core.numeric import MAX_AMOUNT
@@ -27,7 +27,8 @@ MAX_CANDIDATES = 8
 
 _USAGE, _META_INFO = b'"usage"', b'"meta_info"'
 _KEY = re.compile(rb'"(?:usage|meta_info)"\s*:\s*(?=\{)')
-_SCAN = json.JSONDecoder().scan_once
+#: What `raw_decode` calls: it raises `StopIteration` where there is no value.
+_SCAN: Callable[[str, int], tuple[object, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 
 
 @record

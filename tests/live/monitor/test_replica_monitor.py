@@ -43,7 +43,7 @@ class Engine:
     keys: set[bytes] = field(default_factory=set)
     report: OnChange | None = None
 
-    def on_connection_change(self, report: OnChange, on_stale: Callable[[ConnectionTracker], None]) -> None:  # noqa: ARG002
+    def on_connection_change(self, report: OnChange, on_stale: Callable[[ConnectionTracker], None]) -> None:
         self.report = report
 
     async def fetch(

@@ -48,7 +48,7 @@ class PushedSource:
         self._flush()
         return await self._done
 
-    def take_whole(self, limit: int) -> bytes | None:  # noqa: ARG002 - of `ResponseSource`
+    def take_whole(self, limit: int) -> bytes | None:
         return None
 
     def chunks(self) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:

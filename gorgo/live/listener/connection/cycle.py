@@ -43,6 +43,9 @@ class Client(Protocol):
 
     def write(self, data: bytes) -> None: ...
 
+    def write_now(self, data: bytes) -> None:
+        """Write before the rest of this step."""
+
     async def drained(self) -> None:
         """Wait until the client is no longer behind, or the connection has ended."""
 
@@ -219,7 +222,10 @@ class RequestCycle:
             return False
         if self._chunked:
             chunk = b"%x\r\n%b\r\n" % (len(chunk), chunk)
-        client.write(self._with_head(chunk) if self._unsent_head else chunk)
+        if self._unsent_head:
+            client.write_now(self._with_head(chunk))
+        else:
+            client.write(chunk)
         return True
 
     def flush_head(self) -> None:
@@ -255,7 +261,9 @@ class RequestCycle:
         client = self._client
         if self._unsent_head:
             data = self._with_head(data)
-        if data and not client.is_closing:
+            if not client.is_closing:
+                client.write_now(data)
+        elif data and not client.is_closing:
             client.write(data)
         if client.is_behind:
             await client.drained()
