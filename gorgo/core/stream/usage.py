@@ -170,11 +170,11 @@ _EVENT_END = re.compile(rb"(?:\r\n|\n|\r(?=[^\n]))(?:\r\n|\n|\r(?=[^\n]))")
 def _last_usage(data: bytes) -> Usage | None:
     """Return the last usage object in `data`, of the last `MAX_CANDIDATES` that may be one. Most is not searched."""
     usage, meta = data.rfind(_USAGE), data.rfind(_META_INFO)
-    looks = 0
-    while (place := usage if usage > meta else meta) >= 0 and looks < MAX_CANDIDATES:
+    reads = 0
+    while (place := usage if usage > meta else meta) >= 0 and reads < MAX_CANDIDATES:
         key = _KEY.match(data, place)
         if key is not None:
-            looks += 1
+            reads += 1
             found = _usage(_object_at(data, key.end()))
             if found is not None:
                 return found

@@ -13,14 +13,14 @@ from typing import Any
 from gorgo.live.http.headers import Header, encode_lines, new_id, own_request_id, session_id, upstream_headers
 
 
-class Findings:
+class HeaderFindings:
     """What was found in headers. `None`: not known yet."""
 
     __slots__ = ("admitted", "forwarded", "is_json", "options", "request_id", "session")
 
     def __init__(self) -> None:
         #: The keys of clients, the name of this client, the place of its key, and findings without the key.
-        self.admitted: tuple[object, str, int, Findings] | None = None
+        self.admitted: tuple[object, str, int, HeaderFindings] | None = None
         #: The names that an operator passes, the replica's key, and the headers for a replica.
         self.forwarded: tuple[object, str | None, UpstreamHeaders] | None = None
         #: The body may be read as JSON.
@@ -37,9 +37,9 @@ class RequestHeaders(list[Header]):
 
     __slots__ = ("findings",)
 
-    def __init__(self, headers: Iterable[Header], findings: Findings | None = None) -> None:
+    def __init__(self, headers: Iterable[Header], findings: HeaderFindings | None = None) -> None:
         super().__init__(headers)
-        self.findings = Findings() if findings is None else findings
+        self.findings = HeaderFindings() if findings is None else findings
 
 
 class UpstreamHeaders(list[Header]):
