@@ -19,7 +19,7 @@ from __future__ import annotations
 from gorgo.live.kv_events.actions import Apply, FeedAction, Forget, Replay
 from gorgo.live.kv_events.place import Place
 from gorgo.live.kv_events.queue import MessageQueue
-from gorgo.live.kv_events.replay_limit import ReplayLimit, ReplayProgress
+from gorgo.live.kv_events.replay_limit import ReplayLimit, RunningReplay
 from gorgo.live.kv_events.stats import FeedState, KvFeedStats
 
 #: Time without a connection after which the blocks are forgotten; a replay repairs a shorter cut.
@@ -59,7 +59,7 @@ class PublisherFeed:
         self._cut_s: float | None = None
         self._place = Place()
         self._queue = MessageQueue()
-        self._progress: ReplayProgress | None = None
+        self._progress: RunningReplay | None = None
         self._generation = 0
         self._limit = ReplayLimit(offered=replays)
         #: Whether a replay of all messages could tell more than is known.
@@ -223,7 +223,7 @@ class PublisherFeed:
         # With nothing applied there is nothing to compare.
         last = self._place.last
         start = 0 if whole or last is None else max(last, 0)
-        self._progress = ReplayProgress(state, whole=whole or last is None or last < 0)
+        self._progress = RunningReplay(state, whole=whole or last is None or last < 0)
         self._limit.count()
         self._generation += 1
         self._stats.replays += 1

@@ -13,7 +13,7 @@ MAX_REPLAYS = 4
 
 
 @dataclass(slots=True)
-class ReplayProgress:
+class RunningReplay:
     """A replay that runs; `useless` are its further messages."""
 
     state: FeedState

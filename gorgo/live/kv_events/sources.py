@@ -22,7 +22,7 @@ class KvSources:
         self._target = target
         self._answer = answer
 
-    async def find(self, config: KvEventsConfig) -> tuple[KvEventSource, ...] | None:
+    async def of_config(self, config: KvEventsConfig) -> tuple[KvEventSource, ...] | None:
         """Return the sources of the configuration or of the engine; `None` if it did not answer."""
         if config.endpoint is not None:
             return (KvEventSource(config.endpoint, config.replay, config.topic or "", config.mode),)

@@ -110,7 +110,7 @@ class KvSubscriber:
 
     async def _subscribe(self, config: KvEventsConfig) -> None:
         while True:
-            sources = await self._sources.find(config)
+            sources = await self._sources.of_config(config)
             if sources == ():
                 self._be_silent()
             if not sources:

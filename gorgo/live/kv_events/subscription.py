@@ -89,7 +89,7 @@ class Subscription:
             await asyncio.sleep(REOPEN_S)
 
     async def _receive_all(self) -> None:
-        with self._sockets.subscribed(self.source, take=self._take) as (receiver, monitor):
+        with self._sockets.subscribed(self.source, take=self._apply_quickly) as (receiver, monitor):
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._receive(receiver))
                 tasks.create_task(self._watch(monitor))
@@ -107,7 +107,7 @@ class Subscription:
             self._count(payload)
             await self._handle(lambda: self.feed.received(number, payload, now=self._clock()))  # noqa: B023 - awaited
 
-    def _take(self, frames: list[bytes]) -> bool:
+    def _apply_quickly(self, frames: list[bytes]) -> bool:
         """Apply a short message that only continues the last one; return whether it did. Most do."""
         message = read_message(frames)
         if message is None or self._inputs:

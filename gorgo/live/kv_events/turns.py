@@ -104,14 +104,14 @@ class Arrivals:
         self._polls.append(poll)
         if not self._is_due:
             self._is_due = True
-            self._look_later(asyncio.get_running_loop())
+            self._poll_later(asyncio.get_running_loop())
 
-    def _look_later(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _poll_later(self, loop: asyncio.AbstractEventLoop) -> None:
         gather_s = min(max(MIN_GATHER_S, GATHER_S_PER_SOCKET * len(self._polls)), MAX_GATHER_S)
-        loop.call_later(gather_s, self._look, loop)
+        loop.call_later(gather_s, self._poll_all, loop)
 
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _poll_all(self, loop: asyncio.AbstractEventLoop) -> None:
         self._polls = [poll for poll in self._polls if poll()]
         self._is_due = bool(self._polls)
         if self._is_due:
-            self._look_later(loop)
+            self._poll_later(loop)

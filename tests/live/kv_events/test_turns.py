@@ -110,7 +110,7 @@ def test_many_sockets_are_looked_at_less_often(sockets: int, gather_s: float) ->
     arrivals, later = Arrivals(), list[float]()
     loop = cast(asyncio.AbstractEventLoop, SimpleNamespace(call_later=lambda delay_s, *_: later.append(delay_s)))
     arrivals._polls = [lambda: True] * sockets
-    arrivals._look(loop)
+    arrivals._poll_all(loop)
     assert later == [pytest.approx(gather_s)]
 
 
