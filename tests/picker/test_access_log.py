@@ -251,3 +251,18 @@ def test_a_replica_that_served_after_a_retry_and_is_known_after_the_end_has_no_l
         assert (picker.attempts("failed_before_content"), picker.attempts("completed", "r1")) == (1, 1)
 
     in_virtual_time(test)
+
+
+def test_a_stream_whose_entry_counts_one_token_is_short() -> None:
+    """The call of first tokens has ended before the answer has."""
+
+    async def test(picker: VirtualPicker) -> None:
+        for number in range(5):
+            picker.state.router.drain("r1", number < 4, now=picker.state.clock())
+            call, picked = picker.request()
+            assert picked.addresses[0] == ("10.0.0.1:8000" if number < 4 else "10.0.0.2:8000")
+            picker.first_bytes(picked.exchange_id, delta("a")).close()
+            call.close()
+            picker.log(picked.exchange_id, usage={"prompt_tokens": 9, "completion_tokens": 1})
+
+    in_virtual_time(test)

@@ -135,9 +135,12 @@ def _outcome(
 def _shortness(answer: ObservedAnswer, usage: Usage | None) -> bool | None:
     """Return whether the answer is doubtfully short, as `Outcome.short`. Without its end or its usage it is not."""
     request, body = answer.request, answer.body
-    if request is None or not answer.complete:
+    if request is None:
         return False
-    if answer.is_stream:
+    if not answer.complete:
+        # An own Envoy's picker reads the beginning alone: the access log has the usage.
+        found = usage is not None and usage.output_tokens is not None and usage.output_tokens <= 1
+    elif answer.is_stream:
         stream = answer.tail
         found = len(stream) <= SHORT_BYTES and is_short(answer.route, stream, usage)
     elif body is not None and not is_json(body):
