@@ -163,7 +163,7 @@ class PeerExchange:
             self._take_hints(report.status, None if last is None else last[1])
         if same_key:
             for marks in report.prefixes:
-                self.observer.take(marks, now=now)
+                self.observer.take_prefixes(marks, now=now)
             for answer in report.answers:
                 replica = self._fleet.replicas.get(answer.replica)
                 if replica is not None:

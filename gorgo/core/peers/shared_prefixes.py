@@ -95,7 +95,7 @@ class SharedPrefixes:
         found.update(self._routes.evicted())
         return found
 
-    def take(self, marks: PrefixMarks, *, now: float) -> None:
+    def take_prefixes(self, marks: PrefixMarks, *, now: float) -> None:
         """Take in prefixes of a peer's report."""
         replica = self._fleet.replicas.get(marks.replica)
         if replica is None:
