@@ -179,6 +179,24 @@ def test_requests_that_the_last_replica_refuses_too_blame_none(status: int) -> N
     in_virtual_time(test)
 
 
+@pytest.mark.parametrize(
+    ("status", "result"), [(200, "completed"), (404, "upstream_4xx"), (502, "failed_before_content")]
+)
+def test_without_an_entry_of_the_log_the_status_beside_the_first_bytes_counts(status: int, result: str) -> None:
+    async def test(picker: VirtualPicker) -> None:
+        call, picked = picker.request()
+        message = body_message("response_body", b"{}", exchange_id=picked.exchange_id)
+        message.attributes["envoy.filters.http.ext_proc"].update({"response.code": status})
+        first = picker.call()
+        first.feed(message)
+        first.close()
+        call.close()
+        await asyncio.sleep(1.1)
+        assert picker.attempts(result) == 1
+
+    in_virtual_time(test)
+
+
 def test_a_request_in_the_call_of_first_tokens_breaks_the_protocol() -> None:
     async def test(picker: VirtualPicker) -> None:
         call, picked = picker.request()

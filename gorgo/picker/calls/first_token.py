@@ -54,6 +54,8 @@ class FirstTokenCall:
         if served is not None:
             exchange.served_at(served, status)
         answer = exchange.answer
+        if status and not answer.status:
+            answer.status = status
         if kind == "response_headers":
             headers = read_headers(message.response_headers)
             answer.read_head(read_status(headers), headers)
