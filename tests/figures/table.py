@@ -22,7 +22,7 @@ from tests.figures.cache_sources import SCENARIOS, WORKLOADS, cache_sources
 from tests.figures.engines import ENGINES, engines
 from tests.figures.fast_failures import BEFORE, fast_failures
 from tests.figures.learned_routers import ABLATIONS, GROUPS, LATER, MORE, POOLS, WAITS, commands, learned_routers
-from tests.figures.marked import Cell, Table, View
+from tests.figures.marked import Cell, Table, View, numbers_of
 from tests.figures.relay import COMMANDS as RELAY_COMMANDS
 from tests.figures.relay import relay
 from tests.figures.several_routers import COMMANDS as SEVERAL_ROUTERS
@@ -131,6 +131,7 @@ _CLAIM_GROUPS = ("baselines", "published", "oracle", "scenarios", "wildchat", "p
 _CHOSEN = " ".join(f"--only {group}" for group in _CLAIM_GROUPS)
 _CLAIMS = f"gorgo claims {_CHOSEN} --seeds 5 --out runs/claims --trace {CONVERSATION}"
 _PARTIAL_HITS = "gorgo claims --only partial-hits --only tail --jobs 1 --out runs/partial-hits"
+_RESIDUAL = f"gorgo claims --only residual --jobs 1 --out runs/residual --trace {CONVERSATION}"
 _COUNTS = re.compile(r"(\d+) of (\d+) targets met, all simulated; (\d+) runs, (\d+) s of processor time")
 
 
@@ -173,6 +174,15 @@ def _partial_hits(results: Sequence[Any]) -> View:
         cells[figure] = f"{row['of / against [95 %]']} {row['met']}"
         cells["hit %"] = [float(str(hits[on, f"`{policy}`"])) for policy in ("gorgo-ms", "gorgo")]
     return View(tables=[Table(labels=("on",), rows=rows)])
+
+
+def _residual(results: Sequence[Any]) -> View:
+    """A row per workload: the ratio of each figure, without its interval."""
+    found = _claims(results)
+    rows: dict[tuple[str, ...], dict[str, Cell]] = {}
+    for (on, *_, figure), row in found.tables[0].rows.items():
+        rows.setdefault((on,), {})[figure] = float(numbers_of(str(row["of / against [95 %]"]))[0])
+    return View(tables=[Table(labels=("on",), rows=rows)], values=found.values)
 
 
 def _coded(label: Sequence[str]) -> tuple[str, ...]:
@@ -395,6 +405,7 @@ FIGURES: Mapping[str, Figure] = {
     ),
     "claims": Figure([f"{_CLAIMS} > /dev/null; cat runs/claims/claims.md"], _claims),
     "partial-hits": Figure([f"{_PARTIAL_HITS} > /dev/null; cat runs/partial-hits/claims.md"], _partial_hits),
+    "residual": Figure([f"{_RESIDUAL} > /dev/null; cat runs/residual/claims.md"], _residual),
     "engines": Figure([f"{ENGINES} > /dev/null; cat runs/engines/claims.md"], engines),
     "fleet": Figure(["python -m gorgo.apps.fleet_fit --jobs 1 tables --seeds 3 --json"], _fleet),
     "tuning": Figure([f"{_TUNING} > /dev/null; cat runs/tuning/tuning-table.json"], _tuning),
