@@ -453,7 +453,7 @@ NOT_STORED: Mapping[str, str] = {
     "simulator": "compares with an earlier commit, in alternating runs that no command makes",
     "parity": "live processes in wall time: needs two cores to itself",
     "learned-cost": "needs two cores to itself: `python -m tests.bench learned_submit training_beside`",
-    "learned-waits": "two seeds: of a machine that was never left to them, see `make learned-routers`",
+    "learned-waits": "few seeds, and settings that only a script makes",
     "found-share": "one of its policies exists in no release: it ignores the learned share",
     "half-load": "one seed: three of `make paper-tables` take a core for a quarter of an hour",
     "rank": "live processes in wall time: needs two cores to itself",
