@@ -53,6 +53,8 @@ def read_profile(path: Path) -> EngineProfile:
         elif field.default is MISSING:
             _fail(path, name, "missing", "a value")
     profile = EngineProfile(**found)
+    if profile.slot_cache and profile.scheduler != "vllm":
+        _fail(path, "slot_cache", "true", 'false, or "scheduler": "vllm"')
     if profile.scheduler == "vllm":
         for name, least in (("chunk_tokens", "max_running_requests"), ("kv_tokens", "block_tokens")):
             value, bound = getattr(profile, name), getattr(profile, least)

@@ -79,15 +79,22 @@ class ReportWatch:
     dialect: EngineDialect
     states: dict[Report, ReportState] = field(default_factory=lambda: dict.fromkeys(Report, ReportState.UNKNOWN))
     _silent: int = 0
+    #: That state, for most answers: to hash a key takes longer.
+    _reports_cached: bool = False
     _said: set[Report] = field(default_factory=set)
 
     def on_answer(self, *, cached_tokens: int | None, estimated_tokens: float) -> MissingReport | None:
         """Record an answer with usage; `estimated_tokens` of its prompt were estimated as cached."""
         if cached_tokens is not None:
             self._silent = 0
+            if self._reports_cached:
+                return None
+            self._reports_cached = True
             return self._set(Report.CACHED_TOKENS, ReportState.REPORTED)
         self._silent += estimated_tokens > 0
         missing = self._silent >= _SILENT_ANSWERS
+        if missing:
+            self._reports_cached = False
         return self._set(Report.CACHED_TOKENS, ReportState.MISSING) if missing else None
 
     def on_scrape(self, status: int | None, sample: EngineSample | None) -> MissingReport | None:

@@ -54,7 +54,10 @@ class JsonLines(Lines):
     def line(self, created_s: float, level: str, event: str, fields: Mapping[str, Any]) -> str:
         at = datetime.fromtimestamp(created_s, UTC).isoformat(timespec="milliseconds")
         # Value by value: the standard encoder takes three times as long for so small an object.
-        words = [f', "{name}": {_json(value)}' for name, value in fields.items()]
+        words = [
+            f', "{name}": null' if value is None else f', "{name}": {value if type(value) is int else _json(value)}'
+            for name, value in fields.items()
+        ]
         return f'{{"time": "{at}", "level": "{level}", "event": {_json(event)}{"".join(words)}}}'
 
 
@@ -88,12 +91,10 @@ class LineHandler(logging.StreamHandler[TextIO]):
 
     def add(self, event: str, fields: Mapping[str, Any]) -> None:
         """Let a line of level info wait for others. Needs a running loop."""
-        self.acquire()
-        try:
+        assert self.lock is not None, "handlers have one"
+        with self.lock:
             self._waiting.append((time(), event, fields))
             waiting = len(self._waiting)
-        finally:
-            self.release()
         if waiting == 1:
             asyncio.get_running_loop().call_later(MAX_WAIT_S, self.flush)
         elif waiting >= MAX_WAITING_LINES:

@@ -13,6 +13,7 @@ from gorgo.config.model import ClientRuleConfig, Config
 from gorgo.core.record import record
 from gorgo.live.http.errors import HttpError
 from gorgo.live.http.headers import Header
+from gorgo.live.http.request_headers import RequestHeaders
 
 #: Deadlines of the first token, ms; the first of them that is sent counts.
 SLO_HEADERS = (b"x-llm-d-slo-ttft-ms", b"x-slo-ttft-ms")
@@ -61,6 +62,16 @@ class ClientPolicies:
 
     def request_options(self, headers: Iterable[Header], *, client: str | None, model: str | None) -> RequestOptions:
         """Return the options of the headers within the rules. Raises `HttpError` (400)."""
+        if not isinstance(headers, RequestHeaders):
+            return self._options(headers, client=client, model=model)
+        findings = headers.findings
+        known = findings.options
+        if known is None or known[0] is not self or known[1] != client or known[2] != model:
+            known = findings.options = self, client, model, self._options(headers, client=client, model=model)
+        options: RequestOptions = known[3]
+        return options
+
+    def _options(self, headers: Iterable[Header], *, client: str | None, model: str | None) -> RequestOptions:
         slo_s, tpot_s, priority = _read(headers)
         rule = None if client is None else self.clients.get(client)
         regions = None if model is None else self.models.get(model)

@@ -30,6 +30,14 @@ class ActionSink(Protocol):
         ...
 
 
+class Stale(Protocol):
+    """What the Router knows of one replica's connections, no longer true."""
+
+    def refresh(self) -> None:
+        """Report the present state."""
+        ...
+
+
 class RouterGateway:
     """The Router as exchanges use it.
 
@@ -41,7 +49,10 @@ class RouterGateway:
         Called with each change of the fleet that the Router reports.
     """
 
-    __slots__ = ("_clock", "_due_s", "_numbers", "_on_fleet_event", "_open", "_router", "_timer", "on_dispatch")
+    __slots__ = (
+        *("_clock", "_due_s", "_numbers", "_on_fleet_event", "_open", "_router", "_timer", "on_dispatch"),
+        "stale_connections",
+    )
 
     def __init__(self, router: Router, clock: Clock, on_fleet_event: Callable[[FleetEvent], None]) -> None:
         self._router = router
@@ -49,6 +60,9 @@ class RouterGateway:
         self._on_fleet_event = on_fleet_event
         #: Called with each dispatch, hedges included, after its reservation.
         self.on_dispatch: Callable[[Dispatch], None] | None = None
+        #: Whose next connections have changed. They are reported before an event that may dispatch: of the two changes
+        #: of a request most decisions read neither.
+        self.stale_connections: list[Stale] = []
         self._open: dict[str, ActionSink] = {}
         self._numbers = count(2)
         self._timer: asyncio.TimerHandle | None = None
@@ -67,6 +81,8 @@ class RouterGateway:
 
     def submit(self, request: RouteRequest) -> AdmissionAction:
         """Submit a request; return the action for it."""
+        if self.stale_connections:
+            self.refresh_connections()
         own, others = self._router.submit(request, now=self._clock())
         self.apply(others)
         self._report_dispatch(own)
@@ -77,22 +93,29 @@ class RouterGateway:
         self.apply(self._router.abandon(request_id, now=self._clock()))
 
     def first_token(self, attempt_id: str, *, now: float) -> None:
+        if self.stale_connections and self._router.queued:
+            self.refresh_connections()
         self.apply(self._router.on_first_token(attempt_id, now=now))
 
     def released(self, dispatch: Dispatch) -> None:
         """Release the load of an attempt that has ended, before `finish` has its outcome."""
+        if self.stale_connections and self._router.queued:
+            self.refresh_connections()
         self.apply(self._router.on_released(dispatch.attempt_id, now=self._clock()))
 
     def finish(self, dispatch: Dispatch, outcome: Outcome) -> RetryAction | None:
         """Finish an attempt; return the next action for its request: a Dispatch, a Reject, or None."""
+        if self.stale_connections and (self._router.queued or outcome.result is not AttemptResult.COMPLETED):
+            self.refresh_connections()
         own, others = self._router.on_finish(dispatch.attempt_id, outcome, now=self._clock())
         self.apply(others)
         self._report_dispatch(own)
         return own
 
-    def served_elsewhere(self, dispatch: Dispatch, replica: str) -> Dispatch | None:
+    def served_elsewhere(self, dispatch: Dispatch, replica: str, *, refused: bool = False) -> Dispatch | None:
         """Move an attempt to the replica that a gateway chose by itself; `None` if there is nothing to move."""
-        own, others = self._router.on_served_elsewhere(dispatch.attempt_id, replica, now=self._clock())
+        now = self._clock()
+        own, others = self._router.on_served_elsewhere(dispatch.attempt_id, replica, now=now, refused=refused)
         self.apply(others)
         self._report_dispatch(own)
         return own
@@ -100,6 +123,7 @@ class RouterGateway:
     def run_timer(self) -> None:
         """Run the Router's due timers."""
         self._set_timer(None, float("inf"))
+        self.refresh_connections()
         self.apply(self._router.handle_timer(now=self._clock()))
 
     def close(self) -> None:
@@ -123,6 +147,12 @@ class RouterGateway:
         if due_s is not None and due_s < self._due_s:
             wait_s = max(0.0, due_s - self._clock())
             self._set_timer(asyncio.get_running_loop().call_later(wait_s, self.run_timer), due_s)
+
+    def refresh_connections(self) -> None:
+        """Report the connections that have changed."""
+        stale, self.stale_connections[:] = [*self.stale_connections], []
+        for each in stale:
+            each.refresh()
 
     def _report_dispatch(self, action: Action | None) -> None:
         if self.on_dispatch is not None and isinstance(action, Dispatch | Hedge):

@@ -48,13 +48,16 @@ async def _whole(messages: list[bytes]) -> list[float]:
     subscriber = make_subscriber(feeds, router, "r0", 0)
     subscriber._reset()
     source = KvEventSource("tcp://127.0.0.1:0", None, "")
-    stats, sockets = subscriber._stats, cast(Any, SimpleNamespace())
-    subscription = Subscription("r0", source, sockets, feeds.replay_slots, subscriber, stats, lambda: 1.0)
+    applier, stats, sockets = subscriber._applier, subscriber._stats, cast(Any, SimpleNamespace())
+    subscription = Subscription("r0", source, sockets, feeds.replay_slots, applier, stats, lambda: 1.0)
     subscriber._subscriptions = [subscription]
+    await subscription._handle(lambda: subscription.feed.connected(now=1.0))
+    frames = [[b"", number.to_bytes(8, "big"), payload] for number, payload in enumerate(messages)]
+    await subscription._handle(lambda: subscription.feed.received(0, messages[0], now=1.0))
     spent = []
-    for number, payload in enumerate(messages):
+    for message in frames[1:]:
         began_s = perf_counter()
-        await subscription._handle(lambda: subscription.feed.received(number, payload, now=1.0))  # noqa: B023
+        assert subscription._apply_quickly(message)
         spent.append(perf_counter() - began_s)
     await asyncio.sleep(0)
     assert stats.events == EVENTS_PER_MESSAGE * len(messages)

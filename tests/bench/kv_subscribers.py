@@ -20,6 +20,7 @@ from gorgo.core.fleet.spec import ReplicaSpec
 from gorgo.core.messages.actions import Action
 from gorgo.core.router import Router
 from gorgo.engines.registry import dialect
+from gorgo.live.gc_tuning import freeze_startup_objects
 from gorgo.live.kv_events.extra import available
 from gorgo.live.kv_events.feeds import KvSubscriptions
 from gorgo.live.kv_events.subscriber import KvSubscriber
@@ -35,6 +36,7 @@ def run() -> None:
     if not available():
         print("pyzmq is not installed (extra `events`)")
         return
+    freeze_startup_objects()  # as the command line does
     with publishers() as running:
         uvloop.run(_measure(running))
 

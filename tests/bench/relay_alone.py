@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import socket
+import struct
 import sys
 import tempfile
 import time
@@ -29,6 +31,7 @@ from gorgo.live.listener.connection.client_connection import ClientConnection
 from gorgo.live.listener.connection.settings import ServerSettings
 from gorgo.live.listener.heads import HeadLimits, PartialHeads
 from gorgo.live.logs import LOGGER, set_up_logs
+from gorgo.live.monitor.replica_monitor import ReplicaMonitor
 from gorgo.live.process.logs import open_request_log
 from gorgo.live.upstream.connection import ReplicaConnection
 from gorgo.policies.registry import make_policy
@@ -42,6 +45,8 @@ from tests.bench.relay.wire import KEY, MODEL, NUMBER_BYTES, request
 _REPLICAS, _CLIENTS, _VARIANTS = 3, 16, 16
 _BLOCK, _BLOCKS, _EVENTS = 200, 20, 2000
 _ENDLESS_S = 1e6
+#: `tcp_info` of 32 kB segments, 200 us, a window of ten of them and 2 GB/s (see `live.upstream.tcp_info`).
+_INFO = struct.pack("=16xI48xI8xI20xQ44xI68xI", 32_741, 200, 10, 2_000_000_000, 1000, 65_536)
 #: Of a request whose answer comes whole: coroutines that wait inside one another, and those that end at once.
 _NESTED, _BESIDE = 15, 16
 
@@ -61,6 +66,9 @@ class _Transport(asyncio.Transport):
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self._on_write(cast(bytes, data))
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
 
     def close(self) -> None:
         pass
@@ -84,6 +92,13 @@ class _Replica:
         if not self.streams:
             answer = engine.answer(*self._cache.tokens(body))
         self.connection.loop.call_soon(self.connection.data_received, answer)
+
+
+class _BbrSocket:
+    """The kernel's answers about a connection whose sender paces, as on the machine of the benchmark."""
+
+    def getsockopt(self, level: int, option: int, size: int, /) -> bytes:
+        return b"bbr\0" if option == socket.TCP_CONGESTION else _INFO
 
 
 class _Clients:
@@ -198,9 +213,12 @@ def _connect_replicas(state: RunningProxy) -> Iterator[_Replica]:
     for target in state.targets.values():
         pool, cache = target.upstream._pool, engine.PrefixCache()
         pool._keep_alive_s = _ENDLESS_S
+        monitor = ReplicaMonitor(state, target)
+        assert monitor.target is target, "it reports the pool's connections to the Router from now on"
         for _ in range(_CLIENTS):
             replica = _Replica(ReplicaConnection(pool._on_idle, pool._on_lost), cache)
             pool._open.add(replica.connection)
+            replica.connection.socket = _BbrSocket()
             pool.tracker.on_acquire(replica.connection, 0)
             pool._on_idle(replica.connection)
             yield replica

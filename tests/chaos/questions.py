@@ -172,7 +172,9 @@ def _cut_off(question: Question, body: bytes) -> Verdict:
     if not question.stream:
         return Verdict(Ending.CUT, CUT_OFF)
     try:
-        read = list(_events([event for event in body.split(b"\n\n")[:-1] if event.strip()], torn=False))
+        # Of a body whose last chunk is missing the last event may have come.
+        whole = body.removesuffix(b"data: [DONE]\n\n").split(b"\n\n")[:-1]
+        read = list(_events([event for event in whole if event.strip()], torn=False))
         texts = [_text_of(question.route, event, "delta") for event in read]
     except (ValueError, LookupError, TypeError) as error:
         return Verdict(Ending.WRONG, CUT_OFF, f"{type(error).__name__}: {error}; {body[-80:]!r}")

@@ -57,7 +57,9 @@ def test_an_answer_that_is_cut_behind_envoy_is_judged_by_what_came() -> None:
     right = f'data: {{"id": "a", "choices": [{delta % question.text[:4]}]}}\n\ndata: {{"id'.encode()
     verdict = judge_behind_envoy(question, 200, right, "cut")
     assert (verdict.ending, verdict.code, verdict.content) == (Ending.CUT, CUT_OFF, 1)
+    ended = right.rpartition(b"data: ")[0] + b"data: [DONE]\n\n"
     wrong = right.replace(question.text[:4].encode(), b"@@@@")
     assert judge_behind_envoy(question, 200, wrong, "cut").ending is Ending.WRONG
+    assert judge_behind_envoy(question, 200, ended, "cut").ending is Ending.CUT
     assert judge_behind_envoy(question, 503, b"no healthy upstream", None).code == OF_ENVOY
     assert judge_behind_envoy(question, 502, b"", "cut").ending is Ending.REFUSED

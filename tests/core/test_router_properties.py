@@ -228,12 +228,12 @@ class LedgerMachine(RuleBasedStateMachine):
             one.released = True
         self.follow(actions)
 
-    @rule(pick=picks, name=names)
-    def serve_elsewhere(self, pick: int, name: str) -> None:
+    @rule(pick=picks, name=names, refused=st.booleans())
+    def serve_elsewhere(self, pick: int, name: str, refused: bool) -> None:
         """A gateway retried by itself."""
         attempt_id = self.seen[pick % len(self.seen)]
         failures = {row.name: row.failures for row in self.router.fleet_view(now=self.now)}
-        moved, others = self.router.on_served_elsewhere(attempt_id, name, now=self.now)
+        moved, others = self.router.on_served_elsewhere(attempt_id, name, now=self.now, refused=refused)
         was = self.open.pop(attempt_id, None)
         self.follow(others)
         if was is None:
@@ -241,7 +241,8 @@ class LedgerMachine(RuleBasedStateMachine):
             return
         stays = was.joined == self.joined[was.replica] and was.replica in self.fleet
         for row in self.router.fleet_view(now=self.now):
-            assert row.failures - failures[row.name] == (stays and row.name == was.replica), "one is blamed, once"
+            blamed = stays and row.name == was.replica and not refused
+            assert row.failures - failures[row.name] == blamed, "one is blamed, once, and none for a wrong request"
         request_id = attempt_id.split("/")[0]
         if moved is not None:
             assert (moved.replica, moved.request_id) == (name, request_id)
@@ -429,7 +430,7 @@ def walk(seed: int) -> LedgerMachine:
                 subset=None if pick % 5 else frozenset(rng.permutation(NAMES)[:3].tolist()),
             )
         elif chance < 0.39:
-            walk.serve_elsewhere(pick=walk.pick_open(pick), name=NAMES[pick % len(NAMES)])
+            walk.serve_elsewhere(pick=walk.pick_open(pick), name=NAMES[pick % len(NAMES)], refused=pick % 4 == 0)
         elif chance < 0.43:
             walk.release(pick=walk.pick_open(pick))
         elif chance < 0.57:

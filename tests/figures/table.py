@@ -455,6 +455,7 @@ NOT_STORED: Mapping[str, str] = {
     "learned-cost": "needs two cores to itself: `python -m tests.bench learned_submit training_beside`",
     "learned-waits": "few seeds, and settings that only a script makes",
     "found-share": "one of its policies exists in no release: it ignores the learned share",
+    "engine-weights": "weights set by hand, in a script",
     "half-load": "one seed: three of `make paper-tables` take a core for a quarter of an hour",
     "rank": "live processes in wall time: needs two cores to itself",
     "first-token-price": "weights set by hand, in a script",

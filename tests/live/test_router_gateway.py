@@ -41,6 +41,7 @@ class ScriptedRouter:
     due_s: float | None = None
     events: list[tuple[Any, ...]] = field(default_factory=list)
     fleet_events: deque[FleetEvent] = field(default_factory=deque)
+    queued: int = 0
     reported: list[FleetEvent] = field(default_factory=list)
 
     def _happened(self, *event: Any) -> list[Action]:
@@ -60,8 +61,10 @@ class ScriptedRouter:
     def on_finish(self, attempt_id: str, outcome: Outcome, *, now: float) -> tuple[Action | None, list[Action]]:
         return self.own, self._happened("finish", attempt_id, outcome.result, now)
 
-    def on_served_elsewhere(self, attempt_id: str, replica: str, *, now: float) -> tuple[Action | None, list[Action]]:
-        return self.own, self._happened("served elsewhere", attempt_id, replica, now)
+    def on_served_elsewhere(
+        self, attempt_id: str, replica: str, *, now: float, refused: bool
+    ) -> tuple[Action | None, list[Action]]:
+        return self.own, self._happened("served elsewhere", attempt_id, replica, refused, now)
 
     def handle_timer(self, *, now: float) -> list[Action]:
         self.due_s = None
@@ -90,6 +93,38 @@ def virtually(test: Callable[[ScriptedRouter, RouterGateway], Awaitable[None]]) 
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         runner.run(run())
+
+
+@dataclass
+class Connections:
+    """Of one replica; puts itself among the events."""
+
+    events: list[tuple[Any, ...]]
+
+    def refresh(self) -> None:
+        self.events.append(("connections",))
+
+
+def test_changed_connections_are_reported_before_each_event_that_may_dispatch() -> None:
+    async def test(router: ScriptedRouter, gateway: RouterGateway) -> None:
+        def events_of(event: Callable[[], object]) -> list[str]:
+            router.events.clear()
+            gateway.stale_connections.append(Connections(router.events))
+            event()
+            gateway.stale_connections.clear()
+            return [name for name, *_ in router.events]
+
+        completed, failed = Outcome(AttemptResult.COMPLETED), Outcome(AttemptResult.FAILED_BEFORE_CONTENT)
+        assert events_of(lambda: gateway.submit(cast(RouteRequest, "own"))) == ["connections", "submit"]
+        assert events_of(lambda: gateway.finish(dispatch("own"), failed)) == ["connections", "finish"]
+        assert events_of(gateway.run_timer) == ["connections", "timer"]
+        assert events_of(lambda: gateway.finish(dispatch("own"), completed)) == ["finish"]
+        assert events_of(lambda: gateway.first_token("own/1", now=0.0)) == ["first token"]
+        router.queued = 1
+        assert events_of(lambda: gateway.finish(dispatch("own"), completed)) == ["connections", "finish"]
+        assert events_of(lambda: gateway.first_token("own/1", now=0.0)) == ["connections", "first token"]
+
+    virtually(test)
 
 
 def test_submit_returns_the_action_of_the_request_and_delivers_the_others() -> None:
@@ -151,8 +186,8 @@ def test_served_elsewhere_returns_the_attempt_there_and_delivers_the_others() ->
         other = Exchange()
         gateway.register("other", other)
         router.own, router.actions = dispatch("own", 2), [reject("other")]
-        assert gateway.served_elsewhere(dispatch("own"), "b") is router.own
-        assert router.events == [("served elsewhere", "own/1", "b", 0.0)]
+        assert gateway.served_elsewhere(dispatch("own"), "b", refused=True) is router.own
+        assert router.events == [("served elsewhere", "own/1", "b", True, 0.0)]
         assert other.received == [reject("other")]
 
     virtually(test)

@@ -25,6 +25,9 @@ class IteratedSource:
                 return False
         return True
 
+    def take_whole(self, limit: int) -> bytes | None:
+        return None
+
     async def aclose(self) -> None:
         """Close nothing."""
 

@@ -89,8 +89,7 @@ def test_replay_of_llama_cpp_is_predicted(tmp_path: Path) -> None:
         pytest.skip(reason)
     model = make_tiny_model(tmp_path / "tiny.gguf", shape=SHAPE)
     with llama_server(model, context=24_000) as server:
-        # Its slots and their caches are not modelled; the 95th percentile was 22 % low, and 9 % in another run.
-        compare(server.url, tmp_path, "--max-input", 5000, "--max-batch", 4, longest=1500, p95_error=0.3)
+        compare(server.url, tmp_path, "--max-input", 5000, "--max-batch", 4, longest=1500)
 
 
 @pytest.mark.parametrize(
@@ -103,11 +102,8 @@ def test_replay_of_vllm_is_predicted(vllm: Environment, tmp_path: Path, flags: S
         compare(server.url, tmp_path, "--max-input", 5000, "--max-batch", 8, longest=1500)
 
 
-def compare(url: str, folder: Path, *bounds: object, longest: int, p95_error: float = 0.1) -> None:
-    """Calibrate, replay and simulate, and print what was found.
-
-    p50 of TTFT and E2E is held to 10 %, p95 of TTFT to `p95_error`.
-    """
+def compare(url: str, folder: Path, *bounds: object, longest: int) -> None:
+    """Calibrate, replay and simulate, and print what was found; p50 and p95 of TTFT and p50 of E2E within 10 %."""
     found = calibrated(url, folder, *bounds)
     rows = conversations(found.profile, longest=longest)
     trace = written(folder / "trace.jsonl", rows)
@@ -127,7 +123,7 @@ def compare(url: str, folder: Path, *bounds: object, longest: int, p95_error: fl
     # What stalls decodes shows in the last. It is only printed: it was up to 20 % off before budgets were measured.
     del pairs["e2e_s.p95"]
     for name, (one, other) in pairs.items():
-        assert (name, one) == (name, pytest.approx(other, rel=p95_error if name.endswith("p95") else 0.1))
+        assert (name, one) == (name, pytest.approx(other, rel=0.1))
 
 
 def in_units_of(found: Found, ratio: float) -> Found:
@@ -146,7 +142,10 @@ def in_units_of(found: Found, ratio: float) -> Found:
 
 
 def conversations(profile: EngineProfile, *, longest: int) -> Sequence[dict[str, Any]]:
-    """Return Poisson arrivals: new prompts, and turns that add to one of the last conversations."""
+    """Return Poisson arrivals: new prompts, and turns that add to the whole blocks of one of the last.
+
+    A simulated cache finds whole blocks of a trace alone. With its last one in part, real engines found a third more.
+    """
     draw = random.Random(7)
     lengths = [draw.randint(longest // 8, longest // 2) for _ in range(REQUESTS)]
     busy_s = mean(profile.prefill_s(length, length**2 / 2) for length in lengths)
@@ -157,7 +156,8 @@ def conversations(profile: EngineProfile, *, longest: int) -> Sequence[dict[str,
         now_s += draw.expovariate(1 / interval_s)
         earlier = draw.choice(rows[-8:]) if rows and draw.random() < 0.4 else None
         if earlier is not None and earlier["input_length"] + length <= longest:
-            ids, length = list(earlier["hash_ids"]), earlier["input_length"] + length
+            ids = earlier["hash_ids"][: earlier["input_length"] // BLOCK_TOKENS]
+            length = earlier["input_length"] + length
         else:
             ids = []
         while len(ids) < -(-length // BLOCK_TOKENS):

@@ -34,6 +34,8 @@ class Calibration:
         Reasons of failed requests, the first few.
     scheduler:
         Whose scheduler forms the steps of a simulated engine.
+    slot_cache:
+        As in `EngineProfile`.
     """
 
     prefill: PrefillFit
@@ -45,6 +47,7 @@ class Calibration:
     source: str
     refused: tuple[str, ...] = field(default=())
     scheduler: Literal["sglang", "vllm"] = "sglang"
+    slot_cache: bool = False
 
     def profile(self, name: str) -> EngineProfile:
         """Return the profile of a simulated engine."""
@@ -75,8 +78,9 @@ class Calibration:
             hit_share=found_share,
             # vLLM finds whole blocks.
             checkpoint_tokens=1 if is_vllm else step_tokens,
-            block_tokens=step_tokens if is_vllm and step_tokens > 1 else 16,
+            block_tokens=step_tokens if self.slot_cache or (is_vllm and step_tokens > 1) else 16,
             prefix_cache=is_cached,
+            slot_cache=self.slot_cache,
             source=self.source,
         )
 

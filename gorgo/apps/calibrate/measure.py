@@ -24,24 +24,8 @@ from gorgo.errors import CalibrationError
 
 #: Pairs on both sides of each common size of a prefill step, so that its constant shows.
 PREFILL_TOKENS = (
-    128,
-    256,
-    490,
-    540,
-    980,
-    1080,
-    1500,
-    1960,
-    2160,
-    3000,
-    3930,
-    4330,
-    6000,
-    7860,
-    8660,
-    12_000,
-    17_000,
-    24_000,
+    *(128, 256, 490, 540, 980, 1080, 1500, 1960, 2160),
+    *(3000, 3930, 4330, 6000, 7860, 8660, 12_000, 17_000, 24_000),
 )
 #: (cached, new) tokens.
 CACHED_TOKENS = ((4096, 256), (4096, 2048), (12_288, 256), (12_288, 2048), (12_288, 6144))

@@ -25,6 +25,8 @@ class EngineReport:
     ----------
     scheduler:
         The scheduler of a simulated engine that forms steps alike.
+    slot_cache:
+        Whether prompts are cached by slots.
     chunk_tokens:
         Most prompt tokens in one prefill step.
     context_tokens:
@@ -34,6 +36,7 @@ class EngineReport:
     """
 
     scheduler: Literal["sglang", "vllm"] = "sglang"
+    slot_cache: bool = False
     chunk_tokens: int | None = None
     context_tokens: int | None = None
     max_running_requests: int | None = None
@@ -62,8 +65,9 @@ def read_report(kind: str, model: str, answers: Mapping[str, object]) -> EngineR
     if kind == "llamacpp":
         settings = _object(_object(answers.get(PROPERTIES_PATH)).get("default_generation_settings"))
         context = context or _count(settings.get("n_ctx"))
-    # A step of llama.cpp has the decodes first and then prompts up to its batch size, as one of vLLM.
-    return EngineReport(scheduler="vllm" if kind in ("vllm", "llamacpp") else "sglang", context_tokens=context)
+        # A step has the decodes first and then prompts up to its batch size, as one of vLLM.
+        return EngineReport(scheduler="vllm", slot_cache=True, context_tokens=context)
+    return EngineReport(scheduler="vllm" if kind == "vllm" else "sglang", context_tokens=context)
 
 
 def _row(listed: object, model: str) -> Mapping[str, object]:

@@ -93,6 +93,7 @@ async def measured(
         max_running_requests=None if running is None else round(running),
         context_tokens=report.context_tokens,
         scheduler=report.scheduler,
+        slot_cache=report.slot_cache,
         source=f"{source}, {work.requests} requests in {work.elapsed_s:.0f} s",
         refused=tuple(work.refused[:REASONS]),
     )

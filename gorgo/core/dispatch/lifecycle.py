@@ -22,6 +22,7 @@ from gorgo.core.fleet.outlier import HealthState
 from gorgo.core.fleet.refused_kinds import RefusedKinds
 from gorgo.core.fleet.replica import Replica
 from gorgo.core.fleet.request_filter import RequestFilter
+from gorgo.core.fleet.short_answers import ShortAnswers
 from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.actions import Action, Cancel, Dispatch, Forward, Reject, RetryAction
 from gorgo.core.messages.request import COMPLETED, AttemptResult, Outcome
@@ -35,6 +36,8 @@ _FAILED = "disconnected"
 _STALLED = "timeout"
 #: End of an attempt whose gateway went on to another replica; it does not say why.
 _SERVED_ELSEWHERE = Outcome(AttemptResult.FAILED_BEFORE_CONTENT, error="served_elsewhere")
+#: The same where the last replica refused too: the client may be in the wrong.
+_REFUSED_ELSEWHERE = Outcome(AttemptResult.UPSTREAM_4XX, error="refused_elsewhere", sent=True)
 
 
 class RequestLifecycle:
@@ -44,8 +47,9 @@ class RequestLifecycle:
     ----------
     dispatcher, prefix_updater, quotas, samples:
         The Router's.
-    request_filter, busy, refused_kinds:
-        Candidates of a request, pauses of busy engines, and kinds of requests that replicas refuse.
+    request_filter, busy, refused_kinds, short_answers:
+        Candidates of a request, pauses of busy engines, kinds of requests that replicas refuse, and pauses of replicas
+        that answer shortly.
     limits:
         May be replaced by `set_limits`.
     """
@@ -59,6 +63,7 @@ class RequestLifecycle:
         request_filter: RequestFilter,
         busy: BusyPauses,
         refused_kinds: RefusedKinds,
+        short_answers: ShortAnswers,
         limits: RouterLimits,
     ) -> None:
         self._dispatcher = dispatcher
@@ -67,7 +72,7 @@ class RequestLifecycle:
         self._samples = samples
         self._filter = request_filter
         self._busy = busy
-        self._refusals = Refusals(limits, refused_kinds)
+        self._refusals = Refusals(limits, refused_kinds, short_answers)
         self.set_limits(limits)
 
     def set_limits(self, limits: RouterLimits) -> None:
@@ -128,17 +133,20 @@ class RequestLifecycle:
             self._close(attempt, outcome, action.status if isinstance(action, Reject) else status_of(outcome), now)
         return action, []
 
-    def on_served_elsewhere(self, attempt: Attempt, replica: Replica | None, *, now: float) -> Dispatch | None:
+    def on_served_elsewhere(
+        self, attempt: Attempt, replica: Replica | None, *, refused: bool, now: float
+    ) -> Dispatch | None:
         """End `attempt` as failed, and reserve its request on `replica`, where a gateway has sent it by itself.
 
-        An unknown replica, `None`, closes the request. While another attempt is open, that one is the answer.
+        If `replica` has `refused` it too, nothing is said of either. An unknown replica, `None`, closes the request.
+        While another attempt is open, that one is the answer.
         """
-        state = attempt.state
-        self._record_end(attempt, _SERVED_ELSEWHERE, now)
+        state, outcome = attempt.state, _REFUSED_ELSEWHERE if refused else _SERVED_ELSEWHERE
+        self._record_end(attempt, outcome, now)
         if state.closed or state.open_attempts:
             return None
         if replica is None:
-            self._close(attempt, _SERVED_ELSEWHERE, 502, now)
+            self._close(attempt, outcome, 502, now)
             return None
         return self._dispatcher.dispatch_moved(state, replica, now=now)
 
@@ -168,7 +176,7 @@ class RequestLifecycle:
                 goal_s=self._slo_e2e_s,
                 tokens=outcome.output_tokens,
             )
-        if refused:
+        if refused or outcome is _REFUSED_ELSEWHERE:
             pass  # What another replica makes of the request decides.
         elif outcome.result is COMPLETED:
             if replica.token_gap is not None:

@@ -5,7 +5,7 @@ See `gorgo.engines.kv_events` for the decoder and `gorgo.core.prefix.kv_index` f
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -69,6 +69,11 @@ class CacheCleared:
 
 
 KvEvent = BlocksStored | BlocksRemoved | CacheCleared
+
+
+def clears(events: Iterable[KvEvent]) -> bool:
+    """Return whether any event says that a cache is empty."""
+    return CacheCleared in map(type, events)
 
 
 @record

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gorgo.core.messages.cache_source import CacheSource, KvEventStats
-from gorgo.core.messages.kv_events import CacheChanges, CacheCleared, CacheEvictions, CacheSnapshot, KvEventBatch
+from gorgo.core.messages.kv_events import CacheChanges, CacheEvictions, CacheSnapshot, KvEventBatch, clears
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.prefix.kv_feed import HISTORY, Feed, FeedMatch, FeedTable, serves
 from gorgo.core.prefix.kv_speculation import Speculation, SpeculationQueue
@@ -88,7 +88,7 @@ class KvFeeds:
     ) -> bool:
         """Apply events; return whether they say that all of the replica's cache was empty before the last of them."""
         feed = self._table.get_or_add(slot, "events", model, block_tokens, now=now)
-        cleared = any(isinstance(event, CacheCleared) for event in batch.events)
+        cleared = clears(batch.events)
         whole = cleared and feed.index.ranks(slot) <= {batch.rank}
         feed.cleared |= cleared
         stats = self._table.stats[slot]

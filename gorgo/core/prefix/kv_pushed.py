@@ -144,7 +144,7 @@ class _HashSet:
     """Own hashes in parts, as those of `TierBlocks`."""
 
     #: With few blocks each takes 15 KB: there is one of these per replica.
-    PARTS = 64
+    PARTS, SHIFT = 64, 58
 
     def __init__(self) -> None:
         #: Oldest first.
@@ -155,7 +155,7 @@ class _HashSet:
         return self._count
 
     def __contains__(self, own: int) -> bool:
-        return own in self._parts[own % self.PARTS]
+        return own in self._parts[own >> self.SHIFT]
 
     def __iter__(self) -> Iterator[int]:
         """Yield the oldest of each part, then the next ones."""
@@ -168,10 +168,10 @@ class _HashSet:
 
     def add(self, own: int) -> None:
         """Add a block that is not there."""
-        self._parts[own % self.PARTS][own] = None
+        self._parts[own >> self.SHIFT][own] = None
         self._count += 1
 
     def remove(self, own: int) -> None:
         """Remove a block that is there."""
-        del self._parts[own % self.PARTS][own]
+        del self._parts[own >> self.SHIFT][own]
         self._count -= 1

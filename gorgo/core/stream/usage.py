@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from itertools import islice
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from gorgo.core.numeric import MAX_AMOUNT
@@ -28,7 +27,8 @@ MAX_CANDIDATES = 8
 
 _USAGE, _META_INFO = b'"usage"', b'"meta_info"'
 _KEY = re.compile(rb'"(?:usage|meta_info)"\s*:\s*(?=\{)')
-_DECODER = json.JSONDecoder()
+#: What `raw_decode` calls: it raises `StopIteration` where there is no value.
+_SCAN: Callable[[str, int], tuple[object, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 
 
 @record
@@ -75,17 +75,17 @@ class UsageReader:
         return bytes(self._tail[-TAIL_BYTES:])
 
     def usage(self) -> Usage | None:
-        last = next(_usages(self.tail), None)
+        last = _last_usage(self.tail)
         if last is not None and None not in (last.prompt_tokens, last.cached_tokens, last.output_tokens):
             return last
         head = self._head or bytes(self._tail[:HEAD_BYTES])
-        return _filled(last, next(_usages(head), None))
+        return _filled(last, _last_usage(head))
 
 
 def read_usage(body: bytes) -> Usage | None:
     """Usage of a whole JSON body. A batch of `/generate` is a list with one `meta_info` each: their sum."""
     if body.lstrip()[:1] != b"[":
-        return next(_usages(body), None)
+        return _last_usage(body)
     usages = [usage for usage in map(_usage, _meta_infos(body)) if usage is not None]
     if not usages:
         return None
@@ -167,33 +167,31 @@ class UsageEventFilter:
 _EVENT_END = re.compile(rb"(?:\r\n|\n|\r(?=[^\n]))(?:\r\n|\n|\r(?=[^\n]))")
 
 
-def _usages(data: bytes) -> Iterator[Usage]:
-    """Usage objects in `data`, the last one first, of the last `MAX_CANDIDATES` that may be one."""
-    for start in islice(_objects(data), MAX_CANDIDATES):
-        usage = _usage(_object_at(data, start))
-        if usage is not None:
-            yield usage
-
-
-def _objects(data: bytes) -> Iterator[int]:
-    """Where objects under a key of a usage start, the last one first. Most of `data` is not searched."""
+def _last_usage(data: bytes) -> Usage | None:
+    """Return the last usage object in `data`, of the last `MAX_CANDIDATES` that may be one. Most is not searched."""
     usage, meta = data.rfind(_USAGE), data.rfind(_META_INFO)
-    while (place := max(usage, meta)) >= 0:
+    reads = 0
+    while (place := usage if usage > meta else meta) >= 0 and reads < MAX_CANDIDATES:
         key = _KEY.match(data, place)
         if key is not None:
-            yield key.end()
+            reads += 1
+            found = _usage(_object_at(data, key.end()))
+            if found is not None:
+                return found
         if place == usage:
             usage = data.rfind(_USAGE, 0, place)
         else:
             meta = data.rfind(_META_INFO, 0, place)
+    return None
 
 
 def _object_at(data: bytes, start: int) -> object:
     """The JSON object that starts at `start`; `None` if it is cut off or broken."""
     try:
-        return _DECODER.raw_decode(data[start : start + TAIL_BYTES].decode("utf-8", "replace"))[0]
-    except (ValueError, RecursionError):
+        found: object = _SCAN(data[start : start + TAIL_BYTES].decode("utf-8", "replace"), 0)[0]
+    except (StopIteration, ValueError, RecursionError):
         return None
+    return found
 
 
 def _usage(fields: object) -> Usage | None:

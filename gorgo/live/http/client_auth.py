@@ -4,14 +4,15 @@ Owns the list, the check, and removing the key from the headers for a replica. L
 `request_options`.
 
 Theory of operation. A key is a long random word, so its hash cannot be reversed. The hash of a client's key is compared
-with all hashes, each in constant time, to the end of the list: the duration of a check reveals nothing. Off by default:
-without a list no key is required, and a client's key passes to the replica.
+with all hashes, each in constant time, to the end of the list: the duration of a check reveals nothing. Headers that
+repeat those of an earlier request, key included, are admitted as these were. Off by default: without a list no key is
+required, and a client's key passes to the replica.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from hmac import compare_digest
 from pathlib import Path
@@ -20,6 +21,7 @@ from gorgo.config.model import ClientsConfig
 from gorgo.errors import InvalidValueError
 from gorgo.live.http.errors import HttpError
 from gorgo.live.http.headers import KEYS, Header
+from gorgo.live.http.request_headers import RequestHeaders
 
 #: Comparing all of them takes 0.25 ms; more need an identity provider in front.
 MAX_KEYS = 1024
@@ -58,8 +60,14 @@ class ClientKeys:
                 found = name
         return found
 
-    def admit(self, headers: Iterable[Header]) -> tuple[str, list[Header]]:
+    def admit(self, headers: Sequence[Header]) -> tuple[str, list[Header]]:
         """Return the client's name, and the headers without the key. Raises `HttpError` (401)."""
+        findings = headers.findings if isinstance(headers, RequestHeaders) else None
+        if findings is not None and findings.admitted is not None and findings.admitted[0] is self:
+            _, known, place, others = findings.admitted
+            left = RequestHeaders(headers, others)
+            del left[place]
+            return known, left
         rest: list[Header] = []
         keys: list[Header] = []
         for pair in headers:
@@ -69,6 +77,9 @@ class ClientKeys:
         if name is None:
             message = "expected Authorization: Bearer with the key of a known client"
             raise HttpError(401, "invalid_api_key", message, headers=_CHALLENGE)
+        if findings is not None:
+            rest = RequestHeaders(rest)
+            findings.admitted = self, name, headers.index(keys[0]), rest.findings
         return name, rest
 
 

@@ -61,10 +61,15 @@ _SESSION_BYTES = 256
 
 def request_id(headers: Iterable[Header]) -> str:
     """Return the client's own id if it is safe to repeat, else a new one."""
+    return own_request_id(headers) or new_id()
+
+
+def own_request_id(headers: Iterable[Header]) -> str | None:
+    """Return the client's own id if it is safe to repeat."""
     for name, value in headers:
         if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
             return value.decode("ascii")
-    return new_id()
+    return None
 
 
 def new_id() -> str:
@@ -83,11 +88,11 @@ def session_id(headers: Iterable[Header]) -> str | None:
 
 
 def upstream_headers(
-    headers: Sequence[Header], *, request_id: str, api_key: str | None, passed: Container[bytes] = ()
+    headers: Sequence[Header], *, request_id: str | None, api_key: str | None, passed: Container[bytes] = ()
 ) -> list[Header]:
     """Return the headers for the replica. Its own key replaces the client's; without one the client's passes.
 
-    `passed` has the names that an operator allows beside `FORWARDED`.
+    `passed` has the names that an operator allows beside `FORWARDED`. Without a `request_id` none is added.
     """
     dropped = _named_in_connection(headers)
     forwarded = [
@@ -98,7 +103,8 @@ def upstream_headers(
         # Some servers read an underscore as a hyphen, and the name would be another one.
         and b"_" not in name
     ]
-    forwarded.append((b"x-request-id", request_id.encode("ascii")))
+    if request_id is not None:
+        forwarded.append((b"x-request-id", request_id.encode("ascii")))
     if api_key is not None:
         forwarded = [pair for pair in forwarded if pair[0] not in KEYS]
         forwarded.append((b"authorization", b"Bearer " + api_key.encode("latin-1")))
@@ -123,6 +129,21 @@ def downstream_headers(
         and NAME.fullmatch(name)
         and _VALUE.fullmatch(value)
     ]
+
+
+def encode_lines(headers: Sequence[Header]) -> bytes:
+    """Return headers as lines. Raises `ValueError` for a control character, which could make two requests of one.
+
+    The listener refuses these too. A second check, since a head that reads as two requests is an attack.
+    """
+    parts: list[bytes] = []
+    for name, value in headers:
+        parts += (name, b": ", value, b"\r\n")
+    lines = b"".join(parts)
+    count = len(headers)
+    if lines.count(b"\n") != count or lines.count(b"\r") != count or len(lines.translate(None, CONTROLS)) != len(lines):
+        raise ValueError("a control character in a header")
+    return lines
 
 
 def find(headers: Iterable[Header], header: bytes) -> bytes | None:

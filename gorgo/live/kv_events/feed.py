@@ -16,32 +16,14 @@ of all messages starts at 0. What was known is forgotten at its first message, s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from hashlib import blake2b
-
 from gorgo.live.kv_events.actions import Apply, FeedAction, Forget, Replay
+from gorgo.live.kv_events.place import Place
 from gorgo.live.kv_events.queue import MessageQueue
+from gorgo.live.kv_events.replay_limit import ReplayLimit, RunningReplay
 from gorgo.live.kv_events.stats import FeedState, KvFeedStats
 
-#: Time between a failed replay and the next one.
-COOL_DOWN_S = 30.0
 #: Time without a connection after which the blocks are forgotten; a replay repairs a shorter cut.
 MAX_CUT_S = 5.0
-#: Replays in a row that each ended before a further hole: the publisher drops messages faster than it replays them.
-MAX_REPLAYS = 4
-#: Longest message that is retained for a comparison: those of 1,000 replicas take 16 MB.
-COMPARED_BYTES = 16 * 1024
-
-
-@dataclass(slots=True)
-class _Progress:
-    """A replay that runs; `useless` are its further messages."""
-
-    state: FeedState
-    whole: bool
-    began: bool = False
-    useless: bool = False
-    other_process: bool = False
 
 
 class PublisherFeed:
@@ -68,7 +50,6 @@ class PublisherFeed:
     """
 
     def __init__(self, *, replays: bool, stats: KvFeedStats) -> None:
-        self._replays = replays
         self._stats = stats
         self.complete = False
         #: Set by the shell: no event came, though requests were served.
@@ -76,16 +57,11 @@ class PublisherFeed:
         self._is_connected = False
         #: Since when the connection is missing; `None` before the first one.
         self._cut_s: float | None = None
-        #: Number and content of the last message applied; `None`: any may be the next.
-        self._last: int | None = None
-        self._content = b""
-        #: Highest live number of this process.
-        self._live: int | None = None
+        self._place = Place()
         self._queue = MessageQueue()
-        self._progress: _Progress | None = None
+        self._progress: RunningReplay | None = None
         self._generation = 0
-        self._in_a_row = 0
-        self._no_replay_until_s = float("-inf")
+        self._limit = ReplayLimit(offered=replays)
         #: Whether a replay of all messages could tell more than is known.
         self._lost = True
         #: Whether nothing was applied since the blocks were forgotten, and how often they were.
@@ -102,15 +78,15 @@ class PublisherFeed:
             return self._progress.state
         if self.complete:
             return FeedState.LIVE
-        return FeedState.WAITING if self._last is None else FeedState.PARTIAL
+        return FeedState.WAITING if self._place.last is None else FeedState.PARTIAL
 
     # -- the connection
 
     def connected(self, *, now: float) -> list[FeedAction]:
         """Begin, or compare the publisher with the one before a cut."""
         self._is_connected = True
-        self._in_a_row = 0
-        if not self._replays:
+        self._limit.end_row()
+        if not self._limit.offered:
             return []
         state = FeedState.WAITING if self._cut_s is None else FeedState.GAP
         return self._request(state, whole=self._lost, now=now)
@@ -127,7 +103,7 @@ class PublisherFeed:
         if not self._is_connected:
             is_short = self._cut_s is None or now - self._cut_s < MAX_CUT_S
             return [] if is_short else self._forget()
-        if self._lost and self._replays and self._progress is None and now >= self._no_replay_until_s:
+        if self._lost and self._progress is None and self._limit.is_cool(now=now):
             return self._request(FeedState.PARTIAL, whole=True, now=now)
         return []
 
@@ -137,8 +113,8 @@ class PublisherFeed:
         """Handle a live message."""
         self.silent = False
         self._stats.last_message_s = now
-        went_back = self._live is not None and number <= self._live
-        self._live = number
+        went_back = self._place.goes_back(number)
+        self._place.live = number
         if went_back:
             return self._restarted(number, payload, now=now)
         if self._progress is not None:
@@ -146,25 +122,38 @@ class PublisherFeed:
             return []
         return self._next(number, payload, now=now)
 
+    def continues(self, number: int) -> bool:
+        """Return whether a live message of this number would only be applied."""
+        place = self._place
+        return self._progress is None and place.is_next(number) and not place.goes_back(number)
+
+    def continued(self, number: int, payload: bytes, *, now: float) -> int:
+        """Handle a live message that `continues`, whose events the caller applies; return its era."""
+        self.silent = False
+        self._stats.last_message_s = now
+        self._place.live = number
+        return self._apply(number, payload).era
+
     def replayed(self, generation: int, number: int, payload: bytes) -> list[FeedAction]:
         """Handle a message of a replay."""
         progress = self._progress
         if progress is None or generation != self._generation or progress.useless:
             return []
         first, progress.began = not progress.began, True
-        if first and (progress.whole or self._last is None or number > self._last):
+        place = self._place
+        if first and (progress.whole or place.last is None or number > place.last):
             # For a gap: the publisher does not retain its messages any longer.
             actions = self._forget()
             self._lost, self.complete = False, progress.whole and number == 0
             return [*actions, self._apply(number, payload)]
-        assert self._last is not None
+        assert place.last is not None
         if first:
-            progress.useless = progress.other_process = _content(payload) != self._content
+            progress.useless = progress.other_process = not place.has_content(payload)
             return []
-        if number == self._last + 1:
+        if place.is_next(number):
             return [self._apply(number, payload)]
         # A hole in the replay; what follows it is requested again.
-        progress.useless = number > self._last
+        progress.useless = number > place.last
         return []
 
     def replay_ended(self, generation: int, *, now: float) -> list[FeedAction]:
@@ -176,7 +165,7 @@ class PublisherFeed:
         if progress.whole and not progress.began:
             # The process has published nothing.
             actions = self._forget()
-            self._lost, self.complete, self._last = False, True, -1
+            self._lost, self.complete, self._place.last = False, True, -1
             return [*actions, *self._drain(now=now)]
         if progress.other_process or not progress.began:
             self._stats.restarts += 1
@@ -204,13 +193,14 @@ class PublisherFeed:
     # -- steps
 
     def _next(self, number: int, payload: bytes, *, now: float) -> list[FeedAction]:
-        if self._last is None:
+        last = self._place.last
+        if last is None:
             self.complete = number == 0
             self._lost = not self.complete
             return [self._apply(number, payload)]
-        if number <= self._last:
+        if number <= last:
             return []  # a replay has had it
-        if number == self._last + 1:
+        if number == last + 1:
             return [self._apply(number, payload)]
         self._stats.gaps += 1
         self._queue.add(number, payload)
@@ -220,7 +210,7 @@ class PublisherFeed:
         self._stats.restarts += 1
         self._progress = None
         self._queue.drop_all()
-        self._in_a_row = 0
+        self._limit.end_row()
         actions = self._forget(restarted=True)
         if number == 0:
             return [*actions, *self._next(number, payload, now=now)]
@@ -228,18 +218,16 @@ class PublisherFeed:
         return [*actions, *self._request(FeedState.RESTARTED, whole=True, now=now)]
 
     def _request(self, state: FeedState, *, whole: bool, now: float) -> list[FeedAction]:
-        if not self._may_replay(now):
+        if not self._limit.may_replay(now=now):
             return self._give_up(now=now)
         # With nothing applied there is nothing to compare.
-        start = 0 if whole or self._last is None or self._last < 0 else self._last
-        self._progress = _Progress(state, whole=whole or self._last is None or self._last < 0)
-        self._in_a_row += 1
+        last = self._place.last
+        start = 0 if whole or last is None else max(last, 0)
+        self._progress = RunningReplay(state, whole=whole or last is None or last < 0)
+        self._limit.count()
         self._generation += 1
         self._stats.replays += 1
         return [Replay(start, self._generation)]
-
-    def _may_replay(self, now: float) -> bool:
-        return self._replays and now >= self._no_replay_until_s and self._in_a_row < MAX_REPLAYS
 
     def _give_up(self, *, now: float) -> list[FeedAction]:
         """Continue with the live messages alone."""
@@ -247,10 +235,8 @@ class PublisherFeed:
         return [*self._without_replay(now=now), *self._drain(now=now)]
 
     def _without_replay(self, *, now: float) -> list[FeedAction]:
-        self._in_a_row = 0
-        if self._replays and now >= self._no_replay_until_s:
+        if self._limit.fail(now=now):
             self._stats.failed_replays += 1
-            self._no_replay_until_s = now + COOL_DOWN_S
         return self._forget()
 
     def _drain(self, *, now: float) -> list[FeedAction]:
@@ -258,28 +244,25 @@ class PublisherFeed:
         actions: list[FeedAction] = []
         while self._queue:
             number, payload = self._queue.pop()
-            if self._last is not None and number > self._last + 1:
-                if self._may_replay(now):
+            last = self._place.last
+            if last is not None and number > last + 1:
+                if self._limit.may_replay(now=now):
                     self._queue.put_back(number, payload)
                     return [*actions, *self._request(FeedState.GAP, whole=False, now=now)]
                 actions += self._without_replay(now=now)
             actions += self._next(number, payload, now=now)
-        self._in_a_row = 0
+        self._limit.end_row()
         return actions
 
     def _apply(self, number: int, payload: bytes) -> Apply:
-        self._last, self._content, self._is_empty = number, _content(payload), False
+        self._place.set(number, payload)
+        self._is_empty = False
         return Apply(payload, self._era)
 
     def _forget(self, *, restarted: bool = False) -> list[FeedAction]:
-        self.complete, self._lost, self._last = False, True, None
+        self.complete, self._lost, self._place.last = False, True, None
         if self._is_empty and not restarted:
             return []
         self._is_empty = True
         self._era += 1
         return [Forget(restarted)]
-
-
-def _content(payload: bytes) -> bytes:
-    """Return what a message is compared by: itself, or a digest of a long one."""
-    return payload if len(payload) <= COMPARED_BYTES else blake2b(payload).digest()

@@ -28,7 +28,7 @@ class KvSubscriptions:
     def sockets(self) -> KvSockets:
         """Return the sockets. Raises `MissingExtra`."""
         if self._sockets is None:
-            self._sockets = KvSockets(import_zmq())
+            self._sockets = KvSockets(import_zmq(), self.turn)
         return self._sockets
 
     async def aclose(self) -> None:

@@ -77,7 +77,7 @@ class ReplicaMonitor:
             is_current=lambda: state.targets.get(target.name) is target,
             deliver=state.gateway.apply,
         )
-        target.upstream.on_connection_change(self._report_connection)
+        target.upstream.on_connection_change(self._report_connection, state.gateway.stale_connections.append)
 
     @property
     def target(self) -> Target:

@@ -16,6 +16,7 @@ from gorgo.core.json_cost import count_values
 from gorgo.core.json_text import parse_json
 from gorgo.live.http.errors import HttpError
 from gorgo.live.http.headers import Header, find, is_encoded
+from gorgo.live.http.request_headers import RequestHeaders
 
 #: Lists and objects of one body, and brackets in its texts: megabytes of source code have fewer.
 MAX_BRACKETS = 1 << 20
@@ -39,12 +40,17 @@ def limit_digits() -> None:
 
 def check_media_type(headers: Sequence[Header]) -> None:
     """Raise `HttpError` (415) for a body that is not plain JSON. Without a content type it is read as JSON."""
+    findings = headers.findings if isinstance(headers, RequestHeaders) else None
+    if findings is not None and findings.is_json:
+        return
     if is_encoded(headers):
         # A replica would decode the body; it is parsed here as it came.
         raise HttpError(415, "unsupported_media_type", "expected a body without content-encoding")
     kind = find(headers, b"content-type")
     if kind is not None and not _is_json(kind):
         raise HttpError(415, "unsupported_media_type", "expected the content type application/json")
+    if findings is not None:
+        findings.is_json = True
 
 
 def parse_body(body: bytes) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from gorgo.core.prompt.boundaries import token_boundaries
 from gorgo.core.prompt.exact import ExactPrompt
 from gorgo.core.prompt.fingerprint import Fingerprint
 from gorgo.live.http.errors import HttpError
-from gorgo.live.http.headers import Header, session_id
+from gorgo.live.http.headers import Header
+from gorgo.live.http.request_headers import session_of
 from gorgo.live.parsing.fields import BodyFields
 from gorgo.live.parsing.json_body import Spans, request_usage, with_model
 from gorgo.live.request.client_scope import refuse_engine_fields, require_known_model
@@ -102,7 +103,7 @@ def parse_request(
         block_tokens=BLOCK_BYTES / ratio,
         prefix_hash=fingerprint.prefix_hash,
         model=model,
-        session_id=session_id(headers),
+        session_id=session_of(headers),
         pinned_replica=_stored_on(state, client, parsed) if route == "/v1/responses" else None,
         streamed=parsed.get("stream") is True,
         body_bytes=len(body),

@@ -20,11 +20,11 @@ from typing import Any, Protocol, cast
 import httpx
 
 from gorgo.core.buffer_budget import BufferBudget
-from gorgo.live.http.headers import Header
+from gorgo.live.http.headers import Header, encode_lines
 from gorgo.live.upstream.connect_cause import connect_cause
-from gorgo.live.upstream.connection_state import OnChange
+from gorgo.live.upstream.connection_state import ConnectionTracker, OnChange
 from gorgo.live.upstream.pool import UpstreamPool
-from gorgo.live.upstream.request_head import encode_head
+from gorgo.live.upstream.request_head import encode_head, request_line
 from gorgo.live.upstream.response import HttpResponse
 from gorgo.live.upstream.small_body import read_all
 
@@ -72,6 +72,10 @@ class ResponseSource(Protocol):
         """
         ...
 
+    def take_whole(self, limit: int) -> bytes | None:
+        """Return the rest of the body if its end has come, and it has at most `limit` bytes; else `None`."""
+        ...
+
     async def aclose(self) -> None:
         """Release the connection if the response was read to its end, else close it at once."""
         ...
@@ -116,6 +120,10 @@ class UpstreamResponse:
         except httpx.TransportError as failure:
             raise UpstreamError("disconnected") from failure.with_traceback(None)
         return True
+
+    def take_whole(self, limit: int) -> bytes | None:
+        stream = self._stream
+        return stream.take_whole(limit) if isinstance(stream, HttpResponse) else None
 
     def _rest(self) -> AsyncIterator[bytes]:
         # One iterator: a stream of another transport may be iterated once.
@@ -180,10 +188,11 @@ class UpstreamClient:
         """Pooled connections that are open, in use or not."""
         return self._pool.tracker.alive
 
-    def on_connection_change(self, report: OnChange) -> None:
-        """Call `report` whenever the connection of the next request is another one, or in another state."""
-        self._pool.tracker.on_change = report
-        self._pool.tracker.report()
+    def on_connection_change(self, report: OnChange, on_stale: Callable[[ConnectionTracker], None]) -> None:
+        """Call `report` with the connection of the next request: now, and at each `refresh` of what `on_stale` got."""
+        tracker = self._pool.tracker
+        tracker.on_change, tracker.on_stale = report, on_stale
+        tracker.refresh()
 
     def set_limits(self, *, connections: int, connect_timeout_s: float) -> None:
         """Set the limits of requests from now on."""
@@ -237,11 +246,10 @@ class UpstreamClient:
     ) -> UpstreamResponse:
         self.open_responses += 1
         try:
-            if method == "POST":
-                headers = [*headers, (b"Content-Length", b"%d" % len(body))]
             if self._transport is not None:
                 return await self._send_by(self._transport, method, path, headers, body)
-            head = encode_head(self._start(method, path), headers)
+            length = len(body) if method == "POST" else None
+            head = encode_head(self._start(method, path), headers, length=length)
             response = await self._pool.send(head, body, connect_timeout_s=self._connect_timeout_s, on_sent=on_sent)
             return UpstreamResponse(response.status, response.headers, response, self._release)
         except BaseException as failure:
@@ -263,6 +271,8 @@ class UpstreamClient:
         extensions = {"timeout": {"connect": self._connect_timeout_s}}
         # With a stream, because then httpx adds no headers.
         named = [(b"Host", url.netloc), *headers]
+        if method == "POST":
+            named.append((b"Content-Length", b"%d" % len(body)))
         request = httpx.Request(method, url, headers=named, stream=_Body(body), extensions=extensions)
         response = await transport.handle_async_request(request)
         stream = cast(httpx.AsyncByteStream, response.stream)
@@ -272,7 +282,7 @@ class UpstreamClient:
         start = self._starts.get((method, path))
         if start is None:
             url = self._url(path)
-            start = b"%s %s HTTP/1.1\r\nHost: %s\r\n" % (method.encode(), url.raw_path, url.netloc)
+            start = request_line(method.encode(), url.raw_path) + encode_lines([(b"Host", url.netloc)])
             self._starts[method, path] = start
         return start
 

@@ -85,6 +85,9 @@ class ConnectionTracker:
         #: Release time of each idle one; the pool hands out the last.
         self._idle: OrderedDict[PooledConnection, float] = OrderedDict()
         self.on_change: OnChange | None = None
+        #: Called at the first change since `refresh`, which is then due; without it each change is reported at once.
+        self.on_stale: Callable[[ConnectionTracker], None] | None = None
+        self._is_stale = False
 
     def on_acquire(self, connection: PooledConnection, body_bytes: int) -> bool:
         """Record a request with such a body on `connection`; return whether the connection served another before.
@@ -98,8 +101,9 @@ class ConnectionTracker:
             windows = windows_after_request(TcpWindows(), body_bytes, idle_s=0.0, rtt_s=ASSUMED_RTT_S)
             self._last_use[connection] = _LastUse(windows, now)
             return False
-        idle_s = now - last.last_s if self._shrinks else 0.0
-        last.windows = windows_after_request(last.windows, body_bytes, idle_s=idle_s, rtt_s=ASSUMED_RTT_S)
+        if last.pacing is None:  # else the kernel says at the release what they are
+            idle_s = now - last.last_s if self._shrinks else 0.0
+            last.windows = windows_after_request(last.windows, body_bytes, idle_s=idle_s, rtt_s=ASSUMED_RTT_S)
         last.last_s, last.pacing = now, None
         return True
 
@@ -121,6 +125,16 @@ class ConnectionTracker:
             last.windows, last.pacing = found
 
     def report(self) -> None:
+        """Report a change, or say that one is to be reported before the next decision."""
+        if self.on_stale is None:
+            self.refresh()
+        elif not self._is_stale:
+            self._is_stale = True
+            self.on_stale(self)
+
+    def refresh(self) -> None:
+        """Report the connection that the next request takes."""
+        self._is_stale = False
         if self.on_change is not None:
             self.on_change(self.next())
 

@@ -98,6 +98,15 @@ class HttpResponse(httpx.AsyncByteStream):
             self._sink = self._raised = None
         return True
 
+    def take_whole(self, limit: int) -> bytes | None:
+        """Return the rest of a body that has come to its end, of at most `limit` bytes; `None` for any other."""
+        if not self._parser.complete or self._failure is not None or self._buffered_bytes > limit:
+            return None
+        body = self._buffer[0] if len(self._buffer) == 1 else b"".join(self._buffer)
+        self._buffer.clear()
+        self._buffered_bytes = 0
+        return body
+
     async def aclose(self) -> None:
         """Close the connection unless the response was received to its end. Idempotent."""
         if self._connection is not None:

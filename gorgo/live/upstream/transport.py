@@ -15,7 +15,7 @@ import httpx
 from gorgo.config.constants import REPLICA_KEEP_ALIVE_S
 from gorgo.live.http.headers import Header
 from gorgo.live.upstream.pool import UpstreamPool
-from gorgo.live.upstream.request_head import encode_head
+from gorgo.live.upstream.request_head import encode_head, request_line
 from gorgo.live.upstream.response import HttpResponse
 
 #: A request's body is collected before it is sent, because a repeated request needs it. Above any prompt.
@@ -46,8 +46,8 @@ class PoolTransport(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         timeout = request.extensions.get("timeout", {})
         body = await _body_of(request)
-        start = b"%s %s HTTP/1.1\r\n" % (request.method.encode(), request.url.raw_path)
         try:
+            start = request_line(request.method.encode(), request.url.raw_path)
             head = encode_head(start, _with_length(request.headers.raw, body))
         except ValueError as failure:
             raise httpx.LocalProtocolError(str(failure)) from None

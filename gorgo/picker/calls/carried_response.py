@@ -46,7 +46,7 @@ class CarriedResponse:
         if kind == "response_headers":
             served = self._take_head(exchange, message.response_headers) or served
         if served is not None:
-            exchange.served_at(served)
+            exchange.served_at(served, exchange.answer.status)
         if kind == "response_body":
             body = message.response_body
             self._send_body(body.body, end=body.end_of_stream)

@@ -10,7 +10,7 @@ from typing import Any
 from gorgo.picker.exchange.answer import BODY_BYTES
 from gorgo.picker.exchange.lifetime import PickerExchange
 from gorgo.picker.protocol.answers import UNCHANGED
-from gorgo.picker.protocol.messages import LB, OWN, SERVED, ProtocolError, metadata_text, read_headers, read_status
+from gorgo.picker.protocol.messages import OWN, ProtocolError, metadata_text, read_headers, read_served, read_status
 from gorgo.picker.protocol.output import CallOutput
 from gorgo.picker.state import PickerState
 
@@ -50,9 +50,9 @@ class FirstTokenCall:
 
     def _read(self, exchange: PickerExchange, kind: str, message: Any) -> bool:
         """Read a part of the answer; return whether no more of it is needed."""
-        served = metadata_text(message, LB, SERVED)
+        served, status = read_served(message)
         if served is not None:
-            exchange.served_at(served)
+            exchange.served_at(served, status)
         answer = exchange.answer
         if kind == "response_headers":
             headers = read_headers(message.response_headers)

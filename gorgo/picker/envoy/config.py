@@ -8,6 +8,7 @@ from __future__ import annotations
 import yaml
 
 from gorgo.config.model import Config
+from gorgo.core.messages.request import REFUSALS
 from gorgo.picker.envoy.clusters import LABELS, REPLICAS, picker_cluster, replicas_cluster
 from gorgo.picker.envoy.filters import OWN, access_log, picker_filters
 from gorgo.picker.envoy.types import Json, listener_address, seconds, server_tls, typed
@@ -19,7 +20,8 @@ MESSAGE_MARGIN_S = 10.0
 RETRIES = 2
 #: Connection lost or silent before a response, or a response that `gorgo serve` sends to another replica too.
 _RETRY_ON = "5xx,connect-failure,refused-stream,reset,retriable-status-codes"
-_RETRIED_STATUSES = [429]
+#: A refusal may be the fault of one replica: whether another one answers the same request says so.
+_RETRIED_STATUSES = sorted({429, *REFUSALS})
 #: Above the 60 s of common load balancers.
 _CLIENT_IDLE_S = 75.0
 #: Streams of one HTTP/2 client, and its window: a body of that size comes without a pause.

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from gorgo.picker.envoy.types import Json, seconds, typed
+from gorgo.picker.protocol.messages import SERVED_BY, STATUS
 
 #: Cluster of the picker.
 PICKER = "picker"
@@ -85,6 +86,8 @@ def _first_token(message_timeout_s: float) -> Json:
         # Without it a picker that is down would cut the reply, though no chunk waits for it.
         failure_mode_allow=True,
         observability_mode=True,
+        # After a retry of Envoy another replica has answered than the one that was chosen.
+        response_attributes=[SERVED_BY, STATUS],
         metadata_options={"forwarding_namespaces": {"untyped": [OWN]}},
     )
     return {"name": "first", "typed_config": config}

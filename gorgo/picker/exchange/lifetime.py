@@ -24,6 +24,7 @@ from gorgo.picker.state import PickerState
 
 #: Of an attempt after which the gateway has tried another replica.
 _RETRIED = Outcome(AttemptResult.FAILED_BEFORE_CONTENT, error="retried_by_gateway", sent=True)
+_REFUSED = Outcome(AttemptResult.UPSTREAM_4XX, error="refused_elsewhere", sent=True)
 
 
 class PickerExchange:
@@ -92,20 +93,21 @@ class PickerExchange:
         if is_first and chunk and answer.route == "/v1/responses":
             self._record_stored(chunk)
 
-    def served_at(self, address: str) -> None:
-        """Credit the replica that has answered, where the gateway has retried by itself."""
+    def served_at(self, address: str, status: int) -> None:
+        """Credit the replica that has answered with `status`, where the gateway has retried by itself."""
         replica = self._state.endpoints.replica(address)
         if replica is not None and replica != self.dispatch.replica and not self.closed:
-            self._move(replica)
+            self._move(replica, refused=400 <= status < 500 and status != 429)
 
-    def _move(self, replica: str) -> None:
+    def _move(self, replica: str, *, refused: bool) -> None:
         state, record, first = self._state, self._pending.record, self.dispatch
-        second = state.gateway.served_elsewhere(first, replica)
+        second = state.gateway.served_elsewhere(first, replica, refused=refused)
         if second is None:
             return
         if self._pending.has_prompt:
-            record.attempt_ended(state, first, _RETRIED)
-            state.metrics.retried(_RETRIED.result.value)
+            outcome = _REFUSED if refused else _RETRIED
+            record.attempt_ended(state, first, outcome)
+            state.metrics.retried(outcome.result.value)
         if not self.ended:
             self._target.release()
         self._use(second)
@@ -128,7 +130,7 @@ class PickerExchange:
         if outcome is not None:
             self._close(outcome)
         elif self._entry is not None:
-            self._close(outcome_of_entry(self._entry, self.answer))
+            self._complete(self._entry)
         elif self._has_entry:
             self._state.gateway.released(self.dispatch)
             self._state.open_exchanges.await_entry(self)
@@ -141,11 +143,11 @@ class PickerExchange:
             return
         self._entry = entry
         if entry.served is not None:
-            self.served_at(entry.served)
+            self.served_at(entry.served, entry.status)
         if entry.first_body_s is not None and self.answer.in_first_chunk:
             self._pending.record.ttft_s = entry.first_body_s
         if self.ended:
-            self._close(outcome_of_entry(entry, self.answer))
+            self._complete(entry)
 
     def on_timeout(self) -> None:
         """End an exchange that has outlived its time."""
@@ -156,6 +158,9 @@ class PickerExchange:
         self._close(outcome_of_answer(self.answer))
 
     # -- helpers
+
+    def _complete(self, entry: LogEntry) -> None:
+        self._close(outcome_of_entry(entry, self.answer, ended_s=self._pending.record.ended_s))
 
     def _use(self, dispatch: Dispatch) -> None:
         """Put the replica of a dispatch in use."""

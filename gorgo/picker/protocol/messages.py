@@ -22,6 +22,8 @@ SERVED = f"{DESTINATION}-served"
 _SUBSET = f"{DESTINATION}-subset"
 #: Namespaces of Envoy's dynamic metadata: the choice, this picker's id of the exchange, the gateway's hint.
 LB, OWN, _HINT = "envoy.lb", "epp", "envoy.lb.subset_hint"
+#: Attributes of a response, and under which name they come.
+SERVED_BY, STATUS, _FILTER = "upstream.address", "response.code", "envoy.filters.http.ext_proc"
 #: Addresses of one hint that are read: more replicas than a pool has.
 MAX_SUBSET = 16_384
 
@@ -89,6 +91,14 @@ def metadata_text(message: Any, namespace: str, key: str) -> str | None:
         return None
     found = message.metadata_context.filter_metadata
     return struct_text(found, namespace, key)
+
+
+def read_served(message: Any) -> tuple[str | None, int]:
+    """Return the address that has answered and its status, as far as the message says: else `None` and 0."""
+    fields = message.attributes[_FILTER].fields if _FILTER in message.attributes else {}
+    served = fields[SERVED_BY].string_value if SERVED_BY in fields else metadata_text(message, LB, SERVED)
+    status = fields[STATUS].number_value if STATUS in fields else 0.0
+    return served or None, int(status) if 0 <= status < 600 else 0
 
 
 def struct_text(metadata: Mapping[str, Any], namespace: str, key: str) -> str | None:

@@ -97,6 +97,7 @@ MESSAGES: Final[Mapping[str, Mapping[str, Field]]] = {
     "ProcessingRequest": {
         **_phases(2, "HttpHeaders", "HttpBody", "HttpTrailers", oneof="request"),
         "metadata_context": Field(8, "Metadata"),
+        "attributes": Field(9, _STRUCT, is_map=True),
         "observability_mode": Field(10, "bool"),
         "protocol_config": Field(11, "ProtocolConfiguration"),
     },

@@ -16,8 +16,9 @@ from typing import Any
 
 from gorgo.core.messages.actions import Dispatch
 from gorgo.core.messages.request import AttemptResult, Outcome
-from gorgo.live.http.headers import Header, upstream_headers
+from gorgo.live.http.headers import Header
 from gorgo.live.http.request_buffer import RequestBuffer
+from gorgo.live.http.request_headers import headers_for_replica
 from gorgo.live.http.timeout import ResettableTimeout
 from gorgo.live.logs import log_failure, log_missing
 from gorgo.live.request.judgement import failure_of
@@ -86,6 +87,11 @@ class Attempts:
         self._race = Race()
         #: The last refusal, which the client has not been sent.
         self._refused: tuple[Dispatch, Refusal, float] | None = None
+
+    @property
+    def has_hedge(self) -> bool:
+        """Whether a second attempt was started, and not joined."""
+        return self._race.hedge_task is not None
 
     def lease(self, dispatch: Dispatch) -> Lease:
         """Put the replica of a dispatch in use. Called in the step of the dispatch."""
@@ -217,7 +223,7 @@ class Attempts:
     async def _relay(self, lease: Lease, timer: ResettableTimeout) -> Outcome:
         dispatch, target = lease.dispatch, lease.target
         strip_usage = target.request_usage and self._request.adds_usage
-        headers = upstream_headers(
+        headers = headers_for_replica(
             self._headers,
             request_id=self._response.request_id,
             api_key=target.api_key,

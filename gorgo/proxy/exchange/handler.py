@@ -17,8 +17,9 @@ from gorgo.core.json_cost import is_quick
 from gorgo.core.messages.actions import Action, Cancel, Dispatch, Forward, Hedge, Hold, Reject
 from gorgo.live.http.body import ClientDisconnected, draining, read_body, take_whole_body
 from gorgo.live.http.errors import HttpError, Message, Receive, Send, error_of
-from gorgo.live.http.headers import Header, request_id
+from gorgo.live.http.headers import Header
 from gorgo.live.http.request_buffer import RequestBuffer, buffer_client
+from gorgo.live.http.request_headers import request_id_of
 from gorgo.live.logs import log_failure
 from gorgo.live.parsing.fields import BodyFields, read_fields
 from gorgo.live.parsing.json_body import check_media_type
@@ -91,7 +92,7 @@ class Exchange:
         self._buffer = RequestBuffer(state.buffers, buffer_client(scope))
         self._receive = receive
         self._received_s = state.clock()
-        self._id = request_id(self._headers)
+        self._id = request_id_of(self._headers)
         #: The id of the request in the Router; None before and after.
         self._router_id: str | None = None
         self._record = RequestRecord(self._received_s, client=self._client)
@@ -142,7 +143,7 @@ class Exchange:
         finally:
             if disconnect is not None:
                 disconnect.cancel()
-            if self._attempts is not None:
+            if self._attempts is not None and self._attempts.has_hedge:
                 await self._attempts.stop_hedge()
             if self._router_id is not None:
                 self._state.gateway.unregister(self._router_id)

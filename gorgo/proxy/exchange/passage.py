@@ -78,8 +78,11 @@ class Passage:
 
     # -- what is sent
 
-    async def send_head(self, *, head: bytes, with_length: bool = True) -> None:
-        """Send the head of the response. `head` is the first part of its body, which is sent next."""
+    async def send_head(self, *, head: bytes, with_length: bool = True, has_events: bool = True) -> None:
+        """Send the head of the response. `head` is the first part of its body, which is sent next.
+
+        Without `has_events` it is known to be no stream of them.
+        """
         options, source = self.options, self.source
         options.on_commit()
         headers = downstream_headers(source.headers, with_length=with_length, passed=options.passed_headers)
@@ -87,7 +90,9 @@ class Passage:
         # A filter may withhold all of it.
         follows = bool(head) and self.filter is None
         names_events = options.route in _NAMED_EVENTS
-        await self.writer.start(source.status, headers, names_events=names_events, body_follows=follows)
+        await self.writer.start(
+            source.status, headers, names_events=names_events, body_follows=follows, has_events=has_events
+        )
         self._try_write = self.writer.try_write
         if options.on_head is not None:
             options.on_head(head)

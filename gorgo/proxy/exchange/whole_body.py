@@ -17,10 +17,13 @@ async def relay_body(passage: Passage, limit: int) -> Outcome:
 
     No first token is recorded: the bytes come after the last token.
     """
-    body, complete = await _read(passage, limit)
-    if not complete:
-        return await _send_as_it_comes(passage, body)
     source, options = passage.source, passage.options
+    body = source.take_whole(limit)
+    if body is None:
+        body, complete = await _read(passage, limit)
+        if not complete:
+            return await _send_as_it_comes(passage, body)
+    # Else it takes no memory beyond this step, most often the one in which it came.
     if source.status >= 400:
         return passage.refused(body)
     if not body or not is_encoded(source.headers):
@@ -34,7 +37,7 @@ async def relay_body(passage: Passage, limit: int) -> Outcome:
     short = (True if options.may_be_short else None) if tokens is not None and tokens <= 1 else False
     if short and options.withhold:
         return passage.hold(body, usage=usage)
-    await passage.send_head(head=body)
+    await passage.send_head(head=body, has_events=False)
     passage.timeout.extend(options.chunk_limit_s)
     await passage.writer.finish(body)
     return passage.outcome(AttemptResult.COMPLETED, usage=usage, short=short)

@@ -55,17 +55,23 @@ class ResponseWriter:
         self.try_write: TryWrite = no_direct_write
 
     async def start(
-        self, status: int, headers: Sequence[Header], *, names_events: bool = False, body_follows: bool = False
+        self,
+        status: int,
+        headers: Sequence[Header],
+        *,
+        names_events: bool = False,
+        body_follows: bool = False,
+        has_events: bool = True,
     ) -> None:
         """Send the head. Neither failover nor another status is possible afterwards.
 
-        `body_follows`: bytes of the body are sent in the same step.
+        `body_follows`: bytes of the body are sent in the same step. `has_events`: the body may be a stream of events.
         """
         self.started = True
         self.names_events = names_events
         self.status = status
         self.carries_events = (
-            is_event_stream(headers) and not is_encoded(headers) and not find(headers, b"content-length")
+            has_events and is_event_stream(headers) and not is_encoded(headers) and not find(headers, b"content-length")
         )
         self.sending = True
         message: Message = {"type": "http.response.start", "status": status, "headers": headers}

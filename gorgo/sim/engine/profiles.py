@@ -41,6 +41,9 @@ class EngineProfile:
         Size of a KV block of vLLM; SGLang's pool is counted in tokens.
     prefix_cache:
         Whether prompts are cached for later requests.
+    slot_cache:
+        With vLLM's scheduler: prompts are cached as llama.cpp does (`vllm.slots`), in slots and host memory, together
+        `kv_tokens`.
     decode_base_s, decode_moe_s, decode_per_request_s, decode_kv_s:
         Constant part, all routed experts read once, per running request, and per token of context read.
     experts_per_token, experts:
@@ -92,6 +95,7 @@ class EngineProfile:
     checkpoint_tokens: int = 1
     block_tokens: int = 16
     prefix_cache: bool = True
+    slot_cache: bool = False
     source: str = ""
 
     @property

@@ -160,9 +160,9 @@ MODELS = {"data": [{"id": "lora", "max_model_len": None}, {"id": "m", "max_model
         (
             "llamacpp",
             {"/props": {"default_generation_settings": {"n_ctx": 2048}}},
-            EngineReport(scheduler="vllm", context_tokens=2048),
+            EngineReport(scheduler="vllm", slot_cache=True, context_tokens=2048),
         ),
-        ("llamacpp", {"/props": {"default_generation_settings": [1]}}, EngineReport(scheduler="vllm")),
+        ("llamacpp", {"/props": {"default_generation_settings": [1]}}, EngineReport(scheduler="vllm", slot_cache=True)),
         ("openai", {}, EngineReport()),
     ],
 )

@@ -75,6 +75,7 @@ def test_either_an_engine_or_a_log_is_expected(words: tuple[str, ...]) -> None:
             {"scheduler": "vllm", "kv_tokens": 9},
             r"profile.kv_tokens: 9; expected at least block_tokens \(16\) with vLLM",
         ),
+        ({"slot_cache": True}, 'profile.slot_cache: true; expected false, or "scheduler": "vllm"'),
         ({"kv_token": 7}, r"profile.kv_token: unknown key \(did you mean 'kv_tokens'\?\)"),
     ],
 )

@@ -8,6 +8,7 @@ import pytest
 
 from gorgo.core.limits import ClientLimits, ClientRules, HedgeLimits, OverloadLimits, RouterLimits
 from gorgo.core.messages.actions import Cancel, Hedge, Hold
+from gorgo.core.messages.request import AttemptResult, Outcome
 from tests.core.routers import (
     COMPLETED,
     PROMPT,
@@ -108,6 +109,22 @@ def test_the_replica_that_gateways_give_up_is_ejected_after_three() -> None:
         assert moved is not None
         router.on_finish(moved.attempt_id, COMPLETED, now=1.2)
     assert router.health_states() == {"a": "ejected", "b": "healthy"}
+
+
+def test_a_client_whose_requests_all_refuse_ejects_nobody_and_readmits_nobody() -> None:
+    router = make_router("a", "b")
+    for number in range(6):
+        first = dispatched(submitted(router, a_request(f"r{number}"), now=1.0))
+        is_bad = number % 3 < 2
+        moved, _ = router.on_served_elsewhere(first.attempt_id, "b", now=1.1, refused=is_bad)
+        assert moved is not None
+        end = Outcome(AttemptResult.UPSTREAM_4XX, status=403, sent=True) if is_bad else COMPLETED
+        router.on_finish(moved.attempt_id, end, now=1.2)
+        assert router.health_states() == {"a": "healthy", "b": "healthy"}
+    assert {row.name: row.failures for row in router.fleet_view(now=2.0)} == {"a": 2, "b": 0}
+    last = dispatched(submitted(router, a_request("last"), now=1.3))
+    router.on_served_elsewhere(last.attempt_id, "b", now=1.4)
+    assert router.health_states() == {"a": "ejected", "b": "healthy"}, "refusals between do not reset its failures"
 
 
 def test_a_queued_request_gets_the_slot_that_a_moved_attempt_frees() -> None:

@@ -105,6 +105,8 @@ def test_many_blocks_are_in_parts_of_which_none_is_large() -> None:
     pushed, hashes = PushedBlocks(tier), chain_hashes(bytes(4 * 20_000), block_tokens=1)
     assert pushed.add(0, hashes, limit=20_000) == 0
     assert max(map(len, tier.parts)) < 2 * 20_000 / len(tier.parts)
+    # A dict begins with the lowest bits: where they were equal in a part, each access met many other blocks.
+    assert min(len({hash(own) % 64 for own in part}) for part in tier.parts) > 20
     assert len(tier.masks) == pushed.blocks_of(0) == 20_000
     pushed.set_max_blocks(10_000)
     assert pushed.blocks_of(0) == len(tier.masks) == 10_000

@@ -11,22 +11,30 @@ import pytest
 
 from gorgo.live.kv_events import turns
 from gorgo.live.kv_events.extra import import_zmq
-from gorgo.live.kv_events.sockets import Receiver
-from gorgo.live.kv_events.turns import Arrivals
+from gorgo.live.kv_events.receiver import Receiver
+from gorgo.live.kv_events.turns import Arrivals, Turn
 from tests.live.kv_events.extra import needs_zmq
+from tests.live.kv_events.feeding import until
 
 pytestmark = needs_zmq
 ON_BOTH_LOOPS = True
 
 
 @contextmanager
-def pair() -> Iterator[tuple[Any, Receiver]]:
-    """A socket to send on, and the receiver of the other end."""
+def pair(*, taken: list[list[bytes]] | None = None) -> Iterator[tuple[Any, Receiver]]:
+    """A socket to send on, and the receiver of the other end; it takes messages into `taken`."""
     zmq = import_zmq()
     context = zmq.asyncio.Context()
     sender, receiving = zmq.Context.shadow(context.underlying).socket(zmq.PUSH), context.socket(zmq.PULL)
     sender.connect(f"tcp://127.0.0.1:{receiving.bind_to_random_port('tcp://127.0.0.1')}")
-    receiver = Receiver(zmq, receiving, Arrivals())
+
+    def take(frames: list[bytes]) -> bool:
+        if taken is not None and frames[-1] != b"slow":
+            taken.append(frames)
+            return True
+        return False
+
+    receiver = Receiver(zmq, receiving, Arrivals(), Turn(), take=take)
     try:
         yield sender, receiver
     finally:
@@ -46,6 +54,29 @@ async def test_messages_come_in_order_one_by_one_and_in_bursts() -> None:
             sent += burst
 
 
+async def test_messages_that_are_taken_stay_in_order_with_those_that_are_not() -> None:
+    taken: list[list[bytes]] = []
+    with pair(taken=taken) as (sender, receiver):
+        for burst in (3, 200, 1):
+            for number in range(burst):
+                sender.send_multipart([b"%d" % number])
+            sender.send_multipart([b"slow"])
+            assert await asyncio.wait_for(receiver.receive(), timeout=10) == [b"slow"]
+            assert taken == [[b"%d" % number] for number in range(burst)]
+            taken.clear()
+
+
+async def test_what_fails_while_a_message_is_taken_is_the_receivers() -> None:
+    with pair() as (sender, receiver):
+        receiver._take = lambda frames: frames[7] == b""
+        sender.send_multipart([b"first"])
+        with pytest.raises(IndexError):
+            await asyncio.wait_for(receiver.receive(), timeout=10)
+        receiver._take = lambda _: False
+        sender.send_multipart([b"second"])
+        assert await asyncio.wait_for(receiver.receive(), timeout=10) == [b"second"]
+
+
 async def test_a_message_that_waits_while_another_is_handled_does_not_occupy_the_loop() -> None:
     with pair() as (sender, receiver), counted(receiver, "_on_change") as calls:
         for text in (b"first", b"second"):
@@ -53,6 +84,7 @@ async def test_a_message_that_waits_while_another_is_handled_does_not_occupy_the
             await asyncio.sleep(0.01)
             sender.send_multipart([text])
             assert await waiting == [text]
+        calls.clear()
         sender.send_multipart([b"third"])
         for _ in range(50):
             await asyncio.sleep(0.001)
@@ -60,23 +92,27 @@ async def test_a_message_that_waits_while_another_is_handled_does_not_occupy_the
         assert await receiver.receive() == [b"third"]
 
 
-async def test_a_socket_in_use_is_looked_at_and_a_quiet_one_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_socket_with_many_messages_is_looked_at_and_a_quiet_one_is_watched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(turns, "MIN_GATHER_S", 0.001)
-    with pair() as (sender, receiver), counted(receiver, "_poll") as looks:
-        for number in range(3):
-            waiting = asyncio.create_task(receiver.receive())
-            while looks or not receiver._is_watched:
-                looks.clear()
-                await asyncio.sleep(0.02)
-            sender.send_multipart([b"%d" % number])
-            assert await asyncio.wait_for(waiting, timeout=10) == [b"%d" % number]
-            assert looks
-            assert not receiver._is_watched
-        receiver.close()
-        await asyncio.sleep(0.01)
+    taken: list[list[bytes]] = []
+    with pair(taken=taken) as (sender, receiver), counted(receiver, "_poll") as looks:
+        waiting = asyncio.create_task(receiver.receive())
+        await until(lambda: receiver._is_watched)
+        sender.send_multipart([b"few"])
+        await until(lambda: len(taken) == 1)
+        assert receiver._is_watched
+        assert not looks
+        receiver._arrivals._wakes = -1000.0  # the rate is used up
+        sender.send_multipart([b"many"])
+        await until(lambda: len(taken) == 2)
+        assert looks
+        await until(lambda: receiver._is_watched)
         looks.clear()
         await asyncio.sleep(0.01)
         assert not looks
+        waiting.cancel()
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from gorgo.live.monitor.replica_monitor import FIRST_PROBE_TIMEOUT_S, ReplicaMon
 from gorgo.live.router_gateway import RouterGateway
 from gorgo.live.telemetry.health_log import HealthLog
 from gorgo.live.upstream.client import POOL_EXHAUSTED, UpstreamClient, UpstreamError
-from gorgo.live.upstream.connection_state import NextConnectionState, OnChange
+from gorgo.live.upstream.connection_state import ConnectionTracker, NextConnectionState, OnChange
 from gorgo.policies.registry import make_policy
 from gorgo.proxy.build import build_proxy
 from gorgo.proxy.state import RunningProxy
@@ -43,7 +43,7 @@ class Engine:
     keys: set[bytes] = field(default_factory=set)
     report: OnChange | None = None
 
-    def on_connection_change(self, report: OnChange) -> None:
+    def on_connection_change(self, report: OnChange, on_stale: Callable[[ConnectionTracker], None]) -> None:
         self.report = report
 
     async def fetch(

@@ -137,10 +137,15 @@ async def test_the_router_hears_when_a_replica_hangs_up(start: Start) -> None:
     proxy = await start.fleet([stream(delta("a"), DONE)])
     columns = proxy.state.router._fleet.columns
     await proxy.client.post("/v1/chat/completions", json=ONE_HUNDRED_KB)
-    await until(lambda: columns.cwnd_bytes[0] > 0.0)
+    gateway = proxy.state.gateway
+    await until(lambda: bool(gateway.stale_connections))
+    gateway.refresh_connections()
+    assert columns.cwnd_bytes[0] > 0.0
     for link in list(proxy.state.targets["r0"].upstream._pool.tracker._last_use):
         cast(ReplicaConnection, link).close()
-    await until(lambda: columns.cwnd_bytes[0] == 0.0)
+    await until(lambda: bool(gateway.stale_connections))
+    gateway.refresh_connections()
+    assert columns.cwnd_bytes[0] == 0.0
 
 
 async def test_the_router_prices_the_connection_that_the_next_request_gets(
@@ -176,6 +181,8 @@ async def test_the_kernel_s_pace_is_priced_and_a_new_connection_paces_too(
         await proxy.idle()
         for link in list(proxy.state.targets["r0"].upstream._pool.tracker._last_use):
             cast(ReplicaConnection, link).close()
-        await until(lambda: proxy.state.router._fleet.columns.cwnd_bytes[0] == 0.0)
+        await until(lambda: bool(proxy.state.gateway.stale_connections))
+        proxy.state.gateway.refresh_connections()
+        assert proxy.state.router._fleet.columns.cwnd_bytes[0] == 0.0
     # After a ping, of which the kernel told as much as after a body; then on a new connection.
     assert trips == pytest.approx([2.0, 1.0 + paced_round_trips(100_000, TcpWindows(), Pacing())], abs=0.03)

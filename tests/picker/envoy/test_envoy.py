@@ -258,8 +258,9 @@ async def test_64_streams_of_http2_in_front(running: Rig, front: str) -> None:
     await running.idle()
 
 
-@pytest.mark.parametrize("failing", [reset_after(), answer(503)], ids=["reset", "503"])
+@pytest.mark.parametrize("failing", [reset_after(), answer(503), answer(403)], ids=["reset", "503", "403"])
 async def test_retry_of_envoy_is_credited_to_the_replica_that_served(running: Rig, failing: object) -> None:
+    await readmitted(running)
     first, second = running.replicas
     running.script(stream(delta("a"), USAGE, DONE))
     first.scripts = [failing]  # type: ignore[list-item]
@@ -273,3 +274,40 @@ async def test_retry_of_envoy_is_credited_to_the_replica_that_served(running: Ri
     await running.idle()
     await until(lambda: len(running.samples) >= before + 2)
     assert {sample["replica"] for sample in running.samples[before:]} == {"r1"}
+
+
+async def readmitted(running: Rig) -> None:
+    """Let both replicas answer until neither is ejected, nor has a failure that counts."""
+    running.script(stream(delta("a"), USAGE, DONE))
+    states = running.state.router.health_states
+    async with running.client() as client, asyncio.timeout(20):
+        while set(states().values()) != {"healthy"} or min(len(replica.seen) for replica in running.replicas) < 2:
+            assert (await client.post(CHAT, content=chat(stream=True))).status_code == 200
+            await running.idle()
+
+
+async def test_a_request_that_every_replica_refuses_is_tried_at_each_and_blames_none(running: Rig) -> None:
+    await readmitted(running)
+    running.script(answer(404, b'{"detail": "nobody knows"}'))
+    async with running.client() as client:
+        responses = [await client.post(CHAT, content=chat(stream=True)) for _ in range(6)]
+    assert {response.status_code for response in responses} == {404}
+    assert {response.content for response in responses} == {b'{"detail": "nobody knows"}'}
+    tries = [len(replica.seen) for replica in running.replicas]
+    assert min(tries) >= 6
+    assert sum(tries) <= 18, "the price of a wrong request: two tries more"
+    await running.idle()
+    assert running.state.router.health_states() == {"r0": "healthy", "r1": "healthy"}
+
+
+async def test_a_replica_that_refuses_what_another_answers_is_ejected_and_costs_no_request(running: Rig) -> None:
+    await readmitted(running)
+    running.script(stream(delta("a"), USAGE, DONE))
+    first, _ = running.replicas
+    first.scripts = [answer(403)]
+    async with running.client() as client:
+        async with asyncio.timeout(20):
+            while running.state.router.health_states()["r0"] != "ejected":
+                assert (await client.post(CHAT, content=chat(stream=True))).status_code == 200
+                await running.idle()
+    assert len(first.seen) == 3

@@ -48,6 +48,9 @@ class PushedSource:
         self._flush()
         return await self._done
 
+    def take_whole(self, limit: int) -> bytes | None:
+        return None
+
     def chunks(self) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
         raise AssertionError("every part of an answer is piped")
 
@@ -98,8 +101,8 @@ class Writer(ResponseWriter):
         super().__init__(client.send)
         self._client = client
 
-    async def start(self, status: int, headers: Any, *, names_events: bool = False, body_follows: bool = False) -> None:
-        await super().start(status, headers, names_events=names_events, body_follows=body_follows)
+    async def start(self, status: int, headers: Any, **options: bool) -> None:
+        await super().start(status, headers, **options)
         self.try_write = self._client.try_write
 
 

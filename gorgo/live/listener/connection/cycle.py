@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
-from urllib.parse import unquote
 
 from gorgo.live.http.errors import Message
 from gorgo.live.http.headers import Header
@@ -43,6 +42,9 @@ class Client(Protocol):
         """Whether nothing can be written any more."""
 
     def write(self, data: bytes) -> None: ...
+
+    def write_now(self, data: bytes) -> None:
+        """Write before the rest of this step."""
 
     async def drained(self) -> None:
         """Wait until the client is no longer behind, or the connection has ended."""
@@ -116,8 +118,6 @@ class RequestCycle:
     def scope(self, addresses: tuple[object, object], scheme: str, root_path: str, state: dict[str, Any]) -> Message:
         """Return the scope of the application's call."""
         request = self._request
-        raw_path, _, query = request.target.partition(b"?")
-        path = raw_path.decode("ascii")
         extensions: dict[str, Any] = {"gorgo.write": self.try_write, "gorgo.on_disconnect": self.on_disconnect}
         if self.complete:
             extensions["gorgo.body"] = self._parts[0] if self._parts else b""
@@ -127,9 +127,9 @@ class RequestCycle:
             "http_version": request.version,
             "method": request.method,
             "scheme": scheme,
-            "path": unquote(path) if "%" in path else path,
-            "raw_path": raw_path,
-            "query_string": query,
+            "path": request.path,
+            "raw_path": request.raw_path,
+            "query_string": request.query,
             "root_path": root_path,
             "headers": request.headers,
             "client": addresses[0],
@@ -222,7 +222,10 @@ class RequestCycle:
             return False
         if self._chunked:
             chunk = b"%x\r\n%b\r\n" % (len(chunk), chunk)
-        client.write(self._with_head(chunk) if self._unsent_head else chunk)
+        if self._unsent_head:
+            client.write_now(self._with_head(chunk))
+        else:
+            client.write(chunk)
         return True
 
     def flush_head(self) -> None:
@@ -258,7 +261,9 @@ class RequestCycle:
         client = self._client
         if self._unsent_head:
             data = self._with_head(data)
-        if data and not client.is_closing:
+            if not client.is_closing:
+                client.write_now(data)
+        elif data and not client.is_closing:
             client.write(data)
         if client.is_behind:
             await client.drained()

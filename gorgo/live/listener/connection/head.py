@@ -12,10 +12,12 @@ coding of HTTP/1.1, and never both. httptools alone accepts eleven of the suite'
 from __future__ import annotations
 
 import re
+from urllib.parse import unquote
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from gorgo.live.http.headers import CONTROLS, LENGTH, Header
+from gorgo.live.http.request_headers import RequestHeaders
 from gorgo.live.listener.connection.refusal import Refused
 from gorgo.live.listener.heads import HeadLimits
 
@@ -36,20 +38,38 @@ class Head:
 
     `length` is the size of the body; None if it is chunked. Names of `headers` are in lower case; `Upgrade` is left
     out, which a server may ignore. `persistent`: another request may follow. `expects_continue`: the client waits for
-    an interim response before it sends the body.
+    an interim response before it sends the body. `raw_path`, `path` and `query` are the parts of `target`.
     """
 
-    __slots__ = ("expects_continue", "headers", "length", "method", "persistent", "target", "version")
+    __slots__ = (
+        *("expects_continue", "headers", "length", "method", "path", "persistent", "query", "raw_path", "target"),
+        "version",
+    )
 
-    def __init__(self, method: str, target: bytes, version: str, headers: list[Header]) -> None:
+    def __init__(self, method: str, target: bytes, version: str, headers: RequestHeaders) -> None:
         self.method = method
         self.target = target
+        self.raw_path, _, self.query = target.partition(b"?")
+        path = self.raw_path.decode("ascii")
+        self.path = unquote(path) if "%" in path else path
         self.version = version
         self.headers = headers
         self.length: int | None = 0
         # A client of HTTP/1.0 sends one request per connection.
         self.persistent = version == "1.1"
         self.expects_continue = False
+
+    def repeated(self, headers: RequestHeaders, length: int) -> Head:
+        """Return the head of another request that differs in `headers` and `length`."""
+        head = Head.__new__(Head)
+        head.method = self.method
+        head.target, head.raw_path, head.path, head.query = self.target, self.raw_path, self.path, self.query
+        head.version = self.version
+        head.headers = headers
+        head.length = length
+        head.persistent = self.persistent
+        head.expects_continue = self.expects_continue
+        return head
 
 
 class _Fields:
@@ -87,7 +107,7 @@ def read_head(text: bytes, limits: HeadLimits) -> Head:
     method, target, version = match.groups()
     if not fields.complete or fields.target != target or len(fields.headers) != text.count(b"\n") - 2:
         raise Refused("two readings of one head")
-    head = Head(method.decode("ascii"), target, version.decode("ascii"), fields.headers)
+    head = Head(method.decode("ascii"), target, version.decode("ascii"), RequestHeaders(fields.headers))
     _interpret(head)
     return head
 
@@ -106,7 +126,7 @@ def _interpret(head: Head) -> None:
     if b"expect" in named and head.version == "1.1":
         head.expects_continue = b"100-continue" in _tokens(head.headers, b"expect")
     if b"upgrade" in named:
-        head.headers = [pair for pair in head.headers if pair[0] != b"upgrade"]
+        head.headers = RequestHeaders(pair for pair in head.headers if pair[0] != b"upgrade")
 
 
 def _set_framing(head: Head, coding: bytes | None, length: bytes | None) -> None:

@@ -24,6 +24,7 @@ from typing import NoReturn, ParamSpec, TypeVar
 from gorgo.live.listener.connection.chunks import ChunkedBody
 from gorgo.live.listener.connection.head import Head, read_head
 from gorgo.live.listener.connection.refusal import Refused
+from gorgo.live.listener.connection.repeated_head import RepeatedHead
 from gorgo.live.listener.heads import HeadLimits
 
 P = ParamSpec("P")
@@ -38,7 +39,10 @@ class RequestReader:
     After `Refused` or `stop` every further byte is dropped.
     """
 
-    __slots__ = ("_at", "_chunks", "_data", "_left", "_limits", "_persistent", "_scanned", "_stopped", "complete")
+    __slots__ = (
+        *("_at", "_chunks", "_data", "_last_head", "_left", "_limits", "_persistent", "_scanned", "_stopped"),
+        "complete",
+    )
 
     def __init__(self, limits: HeadLimits) -> None:
         self._limits = limits
@@ -50,6 +54,7 @@ class RequestReader:
         self._left = 0
         self._chunks: ChunkedBody | None = None
         self._persistent = True
+        self._last_head: RepeatedHead | None = None
         #: Whether the current request was read to its end.
         self.complete = False
 
@@ -74,7 +79,7 @@ class RequestReader:
         if end < 4:
             self._check_partial_head()
             return None
-        head = self._checked(read_head, self._data[start:end], self._limits)
+        head = self._read_head(self._data[start:end])
         self._at = end
         self._persistent = head.persistent
         if head.length is None:
@@ -83,6 +88,14 @@ class RequestReader:
             self._left, self._chunks = head.length, None
             if not head.length:
                 self._complete()
+        return head
+
+    def _read_head(self, text: bytes) -> Head:
+        last = self._last_head
+        head = None if last is None else last.again(text)
+        if head is None:
+            head = self._checked(read_head, text, self._limits)
+            self._last_head = RepeatedHead.of(text, head, limit=self._limits.size_bytes)
         return head
 
     def read_body(self) -> bytes:
@@ -109,6 +122,7 @@ class RequestReader:
     def stop(self) -> None:
         """Drop what was received and all that follows."""
         self._stopped = True
+        self._last_head = None
         self._data = b""
         self._at = self._scanned = 0
 

@@ -32,6 +32,7 @@ from gorgo.sim.engine.scheduler import Scheduler
 from gorgo.sim.engine.steps import RequestT, Step, run_duration_s
 from gorgo.sim.engine.vllm.block_pool import BlockPool
 from gorgo.sim.engine.vllm.running_list import Running, RunningList
+from gorgo.sim.engine.vllm.slots import SlotList, SlotPool
 
 
 class VllmModel(Scheduler[RequestT, RunningList[RequestT]], Generic[RequestT]):
@@ -53,17 +54,32 @@ class VllmModel(Scheduler[RequestT, RunningList[RequestT]], Generic[RequestT]):
 
     def __init__(self, profile: EngineProfile, *, item_bytes: int = 4, item_tokens: int = 1) -> None:
         assert profile.chunk_tokens >= profile.max_running_requests, "each running request may decode in each step"
-        self.cache = BlockPool(
-            capacity_tokens=profile.kv_tokens,
-            block_tokens=profile.block_tokens,
-            item_bytes=item_bytes,
-            item_tokens=item_tokens,
-            hit_share=profile.hit_share,
-            checkpoint_tokens=profile.checkpoint_tokens,
-            caching=profile.prefix_cache,
-        )
-        limits = replace(profile, kv_tokens=self.cache.capacity_tokens)
-        super().__init__(profile, RunningList(self.cache), limits=limits)
+        self.cache: BlockPool
+        batch: RunningList[RequestT]
+        if profile.slot_cache:
+            self.cache = pool = SlotPool(
+                capacity_tokens=profile.kv_tokens,
+                block_tokens=profile.block_tokens,
+                item_bytes=item_bytes,
+                item_tokens=item_tokens,
+                caching=profile.prefix_cache,
+                slots=profile.max_running_requests,
+            )
+            batch = SlotList(pool)
+            limits = replace(profile, kv_tokens=max(profile.kv_tokens, profile.context_tokens))
+        else:
+            self.cache = BlockPool(
+                capacity_tokens=profile.kv_tokens,
+                block_tokens=profile.block_tokens,
+                item_bytes=item_bytes,
+                item_tokens=item_tokens,
+                hit_share=profile.hit_share,
+                checkpoint_tokens=profile.checkpoint_tokens,
+                caching=profile.prefix_cache,
+            )
+            batch = RunningList(self.cache)
+            limits = replace(profile, kv_tokens=self.cache.capacity_tokens)
+        super().__init__(profile, batch, limits=limits)
 
     @property
     def used_tokens(self) -> int:
