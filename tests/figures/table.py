@@ -21,7 +21,7 @@ from tests.figures.cache_sources import COMMANDS as CACHE_SOURCES
 from tests.figures.cache_sources import SCENARIOS, WORKLOADS, cache_sources
 from tests.figures.engines import ENGINES, engines
 from tests.figures.fast_failures import BEFORE, fast_failures
-from tests.figures.learned_routers import ABLATIONS, GROUPS, LATER, MORE, POOLS, WAITS, commands, learned_routers
+from tests.figures.learned_routers import ABLATIONS, GROUPS, LADDERS, LATER, MORE, POOLS, WAITS, commands, learned_routers
 from tests.figures.marked import Cell, Table, View, numbers_of
 from tests.figures.relay import COMMANDS as RELAY_COMMANDS
 from tests.figures.relay import relay
@@ -425,6 +425,7 @@ FIGURES: Mapping[str, Figure] = {
     "learned-routers-pools": Figure(commands(POOLS), learned_routers),
     "learned-routers-waits": Figure(commands(WAITS), learned_routers),
     "learned-routers-later": Figure(commands(LATER), learned_routers),
+    "learned-routers-ladders": Figure(commands(LADDERS), learned_routers),
     "learned-routers-more": Figure(commands(MORE), learned_routers),
     "cache-sources": Figure(CACHE_SOURCES, cache_sources),
     "cache-scenarios": Figure(SCENARIOS, cache_sources),
