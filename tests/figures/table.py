@@ -21,7 +21,17 @@ from tests.figures.cache_sources import COMMANDS as CACHE_SOURCES
 from tests.figures.cache_sources import SCENARIOS, WORKLOADS, cache_sources
 from tests.figures.engines import ENGINES, engines
 from tests.figures.fast_failures import BEFORE, fast_failures
-from tests.figures.learned_routers import ABLATIONS, GROUPS, LADDERS, LATER, MORE, POOLS, WAITS, commands, learned_routers
+from tests.figures.learned_routers import (
+    ABLATIONS,
+    GROUPS,
+    LADDERS,
+    LATER,
+    MORE,
+    POOLS,
+    WAITS,
+    commands,
+    learned_routers,
+)
 from tests.figures.marked import Cell, Table, View, numbers_of
 from tests.figures.relay import COMMANDS as RELAY_COMMANDS
 from tests.figures.relay import relay
