@@ -1,9 +1,9 @@
 """The Router: events in with `now`, actions out. A synchronous object without sockets, clock or randomness of its own.
 
-Owns the order of work within an event; `router_caches` reports of caches, `router_state` what is set and read from
-outside. Its parts, built in `wiring`, own the rest: `admission` what is dispatched, queued or rejected; `dispatch`
-evaluation, reservation, retries and hedges; `fleet` replicas and their columns; `prefix` the prefix index; the policy
-the choice.
+Owns the order of work within an event of a request; `router_replicas` has events of replicas and peers, `router_caches`
+reports of caches, `router_state` what is set and read from outside. Its parts, built in `wiring`, own the rest:
+`admission` what is dispatched, queued or rejected; `dispatch` evaluation, reservation, retries and hedges; `fleet`
+replicas and their columns; `prefix` the prefix index; the policy the choice.
 
 Theory of operation: `submit` selects and reserves before it returns, so two requests never see the same empty replica
 and no lock is needed. An attempt ends once; later reports about it are ignored. A request ends with its last attempt
@@ -18,22 +18,19 @@ from collections.abc import Sequence
 import numpy as np
 
 from gorgo.core.dispatch.in_flight import RequestState
-from gorgo.core.fleet.network import record_connection
 from gorgo.core.fleet.spec import ReplicaSpec
 from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.actions import Action, AdmissionAction, Dispatch, Reject, RetryAction
-from gorgo.core.messages.events import ReplicaRestarted
-from gorgo.core.messages.request import EngineSample, OpenConnection, Outcome, RouteRequest
-from gorgo.core.peers.records import PeerReport
+from gorgo.core.messages.request import Outcome, RouteRequest
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.weights import Weights
-from gorgo.core.router_peers import RouterPeers
+from gorgo.core.router_replicas import RouterReplicas
 from gorgo.core.wiring import build_parts
 
 _DEFAULTS = RouterLimits()
 
 
-class Router(RouterPeers):
+class Router(RouterReplicas):
     """Sends each request to the replica that the policy picks, and accounts for it until it ends.
 
     Parameters
@@ -88,9 +85,6 @@ class Router(RouterPeers):
         self._hedger = parts.hedger
         self._lifecycle = parts.lifecycle
         self._refuse = parts.preconditions.refuse
-        self._queued = parts.admission.queue.requests
-        #: Time of the last event.
-        self._now = float("-inf")
 
     # -- events of a request
 
@@ -200,64 +194,7 @@ class Router(RouterPeers):
             others += self._lifecycle.on_first_token(moved, now=now)
         return dispatch, [*others, *self._drain_queue(now)]
 
-    # -- probes, scrapes, connections and time
-
-    def on_probe(self, replica: str, rtt_s: float | None, *, now: float, refusal: int | None = None) -> list[Action]:
-        """Record a probe's round trip, `None` if it failed; `refusal` is the 4xx of a failed one.
-
-        A replica that has left is ignored.
-        """
-        self._now = now
-        member = self._fleet.replicas.get(replica)
-        if member is not None:
-            member.probe_refusal = refusal
-            self._fleet.probed(member, rtt_s, now=now)
-            if rtt_s is None:
-                self._parts.regions.probe_failed(member, now=now)
-            else:
-                self._parts.regions.probe_succeeded(member, now=now)
-        return self._drain_queue(now)
-
-    def on_connection(self, replica: str, connection: OpenConnection | None, *, now: float) -> list[Action]:
-        """Record the connection of the next request to a replica, `None` if it has to open one.
-
-        Where a shell never reports, every request counts as one round trip.
-        """
-        member = self._fleet.replicas.get(replica)
-        if member is not None:
-            record_connection(self._fleet.columns, member.slot, connection)
-        return []
-
-    def on_engine_sample(self, replica: str, sample: EngineSample | None, *, now: float) -> list[Action]:
-        """Record a scrape, `None` if it failed: the last values then count until they are stale."""
-        member = self._fleet.replicas.get(replica)
-        if member is not None and sample is not None:
-            self._fleet.scraped(member, sample, now=now)
-            if member.restarts.observe(sample):
-                self._flush_slot(member.slot)
-                self._parts.feeds.restarted(member.slot)
-                self.fleet_events.append(ReplicaRestarted(replica, member.spec.region))
-            self._parts.feeds.scraped(member.slot)
-            self._parts.prefix_updater.resize(member)
-        return []
-
-    def on_models(self, replica: str, models: tuple[str, ...], *, now: float) -> list[Action]:
-        """Record the models that an engine lists. A replica that has left is ignored."""
-        self._now = now
-        member = self._fleet.replicas.get(replica)
-        if member is not None:
-            self._fleet.list_models(member, models)
-            self._admission.needs_drain = True
-        return self._drain_queue(now)
-
-    def on_peer(self, report: PeerReport, *, now: float, age_s: float = 0.0) -> list[Action]:
-        """Take in another router's report, written `age_s` ago; an old one is a source of prefixes alone.
-
-        Replicas that it has ejected are in `peers.probe_hints`. A report that is not newer changes nothing.
-        """
-        assert self.peers is not None, "a Router without peers hears of none"
-        self._now = now
-        return self._drain_queue(now) if self.peers.on_report(report, now=now, age_s=age_s) else []
+    # -- time
 
     def next_timer(self) -> float | None:
         """Return when to call `handle_timer`; any event can change it."""
@@ -282,19 +219,3 @@ class Router(RouterPeers):
         self._now = now
         due_s = self.next_timer()
         return self.handle_timer(now=now) if due_s is not None and due_s <= now else []
-
-    def _drain_queue(self, now: float) -> list[Action]:
-        """Dispatch or reject queued requests: a replica may have capacity again."""
-        if not self._queued:
-            return []
-        actions: list[Action] = []
-        for state, action in self._admission.drain_queue(now=now):
-            if isinstance(action, Reject):
-                self._release_quota(state)
-            actions.append(action)
-        return actions
-
-    def _release_quota(self, state: RequestState) -> None:
-        """Release the client's quota of a request that was not dispatched."""
-        if state.has_quota:
-            self._quotas.release(state.request.client, tokens=state.request.prompt_tokens)

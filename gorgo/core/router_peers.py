@@ -37,8 +37,8 @@ class RouterPeers(RouterCaches):
             policy=lambda: self.policy,
             status=self._peer_status,
         )
-        self._fleet.peers, updater.observer = peers.loads, peers
-        self._dispatcher.raise_matches, self._dispatcher.on_sent = peers.prefixes.raise_matches, peers.on_sent
+        self._fleet.peers, updater.observer = peers.loads, peers.observer
+        self._dispatcher.raise_matches, self._dispatcher.on_sent = peers.prefixes.raise_matches, peers.observer.on_sent
         return peers
 
     def report(self, *, now: float) -> PeerReport:

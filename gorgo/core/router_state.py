@@ -117,6 +117,7 @@ class RouterState:
         self._parts.regions.on_fleet_change()
         self._parts.busy.on_fleet_change()
         self._parts.refused_kinds.on_fleet_change()
+        self._parts.short_answers.on_fleet_change()
         for replica in () if was_empty else change.joined:
             self._parts.slow_start.begin(replica, now=now)
         self._admission.needs_drain = True

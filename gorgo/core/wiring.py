@@ -20,6 +20,7 @@ from gorgo.core.fleet.fleet import Fleet
 from gorgo.core.fleet.refused_kinds import RefusedKinds
 from gorgo.core.fleet.region_outage import RegionOutages
 from gorgo.core.fleet.request_filter import RequestFilter
+from gorgo.core.fleet.short_answers import ShortAnswers
 from gorgo.core.fleet.slow_start import SlowStart
 from gorgo.core.fleet.spec import ReplicaSpec
 from gorgo.core.limits import RouterLimits
@@ -56,6 +57,7 @@ class RouterParts:
     slow_start: SlowStart
     busy: BusyPauses
     refused_kinds: RefusedKinds
+    short_answers: ShortAnswers
     regions: RegionOutages
     quotas: ClientQuotas
     learning: Learning
@@ -107,8 +109,8 @@ def build_parts(
     )
     table = InFlightTable(fleet)
     slow_start = SlowStart(fleet, ramp_s=limits.slow_start_s)
-    busy, refused_kinds = BusyPauses(), RefusedKinds()
-    request_filter = RequestFilter(fleet, slow_start, busy, refused_kinds)
+    busy, refused_kinds, short_answers = BusyPauses(), RefusedKinds(), ShortAnswers()
+    request_filter = RequestFilter(fleet, slow_start, busy, refused_kinds, short_answers)
     learning = Learning(policy, shadow)
     dispatcher = Dispatcher(
         fleet,
@@ -145,12 +147,13 @@ def build_parts(
             dispatcher, admission.saturation, request_filter, limits.hedging, max_attempts=limits.max_attempts
         ),
         lifecycle=RequestLifecycle(
-            dispatcher, prefix_updater, quotas, samples, request_filter, busy, refused_kinds, limits
+            dispatcher, prefix_updater, quotas, samples, request_filter, busy, refused_kinds, short_answers, limits
         ),
         prefix_updater=prefix_updater,
         slow_start=slow_start,
         busy=busy,
         refused_kinds=refused_kinds,
+        short_answers=short_answers,
         regions=RegionOutages(fleet, window_s=limits.region_window_s),
         quotas=quotas,
         learning=learning,

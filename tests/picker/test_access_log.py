@@ -251,3 +251,40 @@ def test_a_replica_that_served_after_a_retry_and_is_known_after_the_end_has_no_l
         assert (picker.attempts("failed_before_content"), picker.attempts("completed", "r1")) == (1, 1)
 
     in_virtual_time(test)
+
+
+async def answered(picker: VirtualPicker, *, rest_s: float, tokens: int | None) -> tuple[str, ...]:
+    """Let `r0` end its streams so long after their first token; return the candidates of the last request."""
+    for number in range(10):
+        picker.state.router.drain("r1", number < 3, now=picker.state.clock())
+        call, picked = picker.request()
+        is_first = picked.addresses[0] == "10.0.0.1:8000"
+        picker.first_bytes(picked.exchange_id, delta("a")).close()
+        await asyncio.sleep(rest_s if is_first else 0.02)
+        call.close()
+        usage = {"prompt_tokens": 9, "completion_tokens": tokens if is_first else 9} if tokens else None
+        picker.log(picked.exchange_id, usage=usage)
+    (decision,) = picker.state.router.decisions(picked.headers["x-request-id"])
+    return tuple(decision.candidates)
+
+
+@pytest.mark.parametrize(("tokens", "candidates"), [(1, ("r1",)), (2, ("r0", "r1"))])
+def test_a_stream_whose_entry_counts_one_token_is_short(tokens: int, candidates: tuple[str, ...]) -> None:
+    """The call of first tokens has ended before the answer has."""
+
+    async def test(picker: VirtualPicker) -> None:
+        assert await answered(picker, rest_s=0.02, tokens=tokens) == candidates
+
+    in_virtual_time(test)
+
+
+@pytest.mark.parametrize(("rest_s", "candidates"), [(0.001, ("r1",)), (0.02, ("r0", "r1"))])
+def test_a_stream_of_unknown_length_that_ends_at_its_first_token_is_short(
+    rest_s: float, candidates: tuple[str, ...]
+) -> None:
+    """An engine that reports no usage, or an answer that broke off without its end."""
+
+    async def test(picker: VirtualPicker) -> None:
+        assert await answered(picker, rest_s=rest_s, tokens=None) == candidates
+
+    in_virtual_time(test)

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import random
+from typing import NamedTuple
 
 import httpx
 
 CONVERSATIONS = 60
+
+
+class Wrong(NamedTuple):
+    """A request whose estimate was wrong: its place in the run, its conversation and replica, both in tokens."""
+
+    request: int
+    conversation: int
+    replica: str
+    estimated: int
+    cached: int
 
 
 class Conversations:
@@ -27,6 +38,8 @@ class Conversations:
         self._random = random.Random(seed)
         self._turns: list[list[dict[str, str]]] = [[] for _ in range(CONVERSATIONS)]
         self.off: list[int] = []
+        #: Those that were off by more than a block.
+        self.wrong: list[Wrong] = []
         self.cached: list[int] = []
 
     def words(self, count: int) -> str:
@@ -43,13 +56,18 @@ class Conversations:
         assert answer.status_code == 200, answer.text
         found = answer.json()
         cached = (found["usage"]["prompt_tokens_details"] or {}).get("cached_tokens") or 0
-        self.off.append(abs(int(answer.headers["x-gorgo-estimated-cached-tokens"]) - cached))
+        # An engine itself estimates nothing.
+        estimated = int(answer.headers.get("x-gorgo-estimated-cached-tokens", cached))
+        self.off.append(abs(estimated - cached))
+        if self.off[-1] > self._block_tokens:
+            self.wrong.append(Wrong(len(self.off), number, answer.headers["x-gorgo-replica"], estimated, cached))
         self.cached.append(cached)
         turns.append({"role": "assistant", "content": found["choices"][0]["message"]["content"] or ""})
 
     def run(self, count: int) -> float:
         """Send so many requests; return the share of them whose estimate was within one block."""
         self.off.clear()
+        self.wrong.clear()
         with httpx.Client(timeout=60) as http:
             for _ in range(count):
                 self.ask(http)

@@ -155,7 +155,7 @@ async def same_blocks(router: RouterProcess, witness: RouterProcess) -> None:
 
 async def right(conversations: Conversations) -> None:
     share = await asyncio.to_thread(conversations.run, COMPARED)
-    assert share >= 0.99, sorted(conversations.off)[-20:]
+    assert share >= 0.99, conversations.wrong
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -186,6 +186,7 @@ class Dispatcher:
         if evaluation.behind is not None:
             attempt.behind = evaluation.behind.get(replica.slot)
         attempt.learn = evaluation.choice.learn
+        attempt.withhold = replica.doubtful and len(evaluation.eligible.replicas) > 1
         return Dispatch(
             request.request_id,
             attempt.attempt_id,
@@ -193,7 +194,7 @@ class Dispatcher:
             replica.spec.name,
             replica.spec.region,
             decision,
-            withhold=replica.doubtful and len(evaluation.eligible.replicas) > 1,
+            withhold=attempt.withhold,
             fallbacks=() if not self._fallbacks else self._next_best(evaluation, now),
         )
 

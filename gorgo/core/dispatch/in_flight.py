@@ -85,6 +85,8 @@ class Attempt:
     recorded: NDArray[np.float32] | None = None
     #: A gateway had sent it there before the Router knew: its times say nothing of the replica.
     moved: bool = False
+    #: A short answer should be withheld: the last ones of its replica were short too.
+    withhold: bool = False
     #: Whether peers were told that its prompt is on its way.
     prefix_reported: bool = False
     #: Called with the time of its completion, where its policy learns from answers.

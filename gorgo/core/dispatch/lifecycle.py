@@ -22,6 +22,7 @@ from gorgo.core.fleet.outlier import HealthState
 from gorgo.core.fleet.refused_kinds import RefusedKinds
 from gorgo.core.fleet.replica import Replica
 from gorgo.core.fleet.request_filter import RequestFilter
+from gorgo.core.fleet.short_answers import ShortAnswers
 from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.actions import Action, Cancel, Dispatch, Forward, Reject, RetryAction
 from gorgo.core.messages.request import COMPLETED, AttemptResult, Outcome
@@ -46,8 +47,9 @@ class RequestLifecycle:
     ----------
     dispatcher, prefix_updater, quotas, samples:
         The Router's.
-    request_filter, busy, refused_kinds:
-        Candidates of a request, pauses of busy engines, and kinds of requests that replicas refuse.
+    request_filter, busy, refused_kinds, short_answers:
+        Candidates of a request, pauses of busy engines, kinds of requests that replicas refuse, and pauses of replicas
+        that answer shortly.
     limits:
         May be replaced by `set_limits`.
     """
@@ -61,6 +63,7 @@ class RequestLifecycle:
         request_filter: RequestFilter,
         busy: BusyPauses,
         refused_kinds: RefusedKinds,
+        short_answers: ShortAnswers,
         limits: RouterLimits,
     ) -> None:
         self._dispatcher = dispatcher
@@ -69,7 +72,7 @@ class RequestLifecycle:
         self._samples = samples
         self._filter = request_filter
         self._busy = busy
-        self._refusals = Refusals(limits, refused_kinds)
+        self._refusals = Refusals(limits, refused_kinds, short_answers)
         self.set_limits(limits)
 
     def set_limits(self, limits: RouterLimits) -> None:

@@ -8,6 +8,7 @@ from gorgo.core.fleet.busy import BusyPauses
 from gorgo.core.fleet.eligibility import CandidateSet
 from gorgo.core.fleet.fleet import Fleet
 from gorgo.core.fleet.refused_kinds import RefusedKinds
+from gorgo.core.fleet.short_answers import ShortAnswers
 from gorgo.core.fleet.slow_start import SlowStart
 from gorgo.core.messages.request import RouteRequest
 
@@ -17,17 +18,25 @@ class RequestFilter:
 
     Parameters
     ----------
-    fleet, slow_start, busy, refused_kinds:
+    fleet, slow_start, busy, refused_kinds, short_answers:
         The Router's.
     """
 
-    __slots__ = ("_busy", "_fleet", "_refused_kinds", "_slow_start")
+    __slots__ = ("_busy", "_fleet", "_refused_kinds", "_short_answers", "_slow_start")
 
-    def __init__(self, fleet: Fleet, slow_start: SlowStart, busy: BusyPauses, refused_kinds: RefusedKinds) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        slow_start: SlowStart,
+        busy: BusyPauses,
+        refused_kinds: RefusedKinds,
+        short_answers: ShortAnswers,
+    ) -> None:
         self._fleet = fleet
         self._slow_start = slow_start
         self._busy = busy
         self._refused_kinds = refused_kinds
+        self._short_answers = short_answers
 
     def eligible(self, request: RouteRequest, now: float) -> CandidateSet:
         """Return the candidates; none if the pinned replica has left or is one that may not serve the request."""
@@ -67,4 +76,5 @@ class RequestFilter:
 
     def _open(self, eligible: CandidateSet, request: RouteRequest, now: float) -> CandidateSet:
         eligible = self._refused_kinds.exclude_refusing(eligible, request, now=now)
+        eligible = self._short_answers.exclude_paused(eligible, now=now)
         return self._slow_start.exclude_full(self._busy.exclude_paused(eligible, now=now), now=now)

@@ -1,19 +1,30 @@
 """Wire form of a report: JSON arrays in the order of the records' fields, hashes in base64.
 
-Owns what is accepted. Whatever a store or a stranger has written, `decode_report` returns a report within all bounds or
-raises `BadReport`: counts and times are finite and not negative, so that a report can only add load.
+Owns the order of fields, and leaves the value of each to `fields`. Whatever a store or a stranger has written,
+`decode_report` returns a report within all bounds or raises `BadReport`: counts and times are finite and not negative,
+so that a report can only add load.
 """
 
 from __future__ import annotations
 
 import json
-from base64 import b64decode, b64encode
-from binascii import Error as Base64Error
-from collections.abc import Callable
+from base64 import b64encode
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 from gorgo.core.json_text import parse_json
+from gorgo.core.peers.fields import (
+    HASH_BYTES,
+    read_array,
+    read_count,
+    read_flag,
+    read_hashes,
+    read_name,
+    read_number,
+    read_optional_name,
+    read_records,
+    shown,
+)
 from gorgo.core.peers.records import (
     FORMAT,
     MARK_KINDS,
@@ -21,7 +32,6 @@ from gorgo.core.peers.records import (
     MAX_CACHE_REPORTS,
     MAX_COUNT,
     MAX_MARKS,
-    MAX_NAME_BYTES,
     MAX_PREFILL_S,
     MAX_PREFIXES,
     MAX_REPLICAS,
@@ -39,8 +49,6 @@ from gorgo.errors import BadReport, OtherFormat
 
 #: Longest text that is parsed: a report at every bound at once is not written by a router.
 MAX_BYTES = 4 * 2**20
-_HASH_BYTES = 8
-_Record = TypeVar("_Record")
 
 
 def encode_report(report: PeerReport) -> bytes:
@@ -106,155 +114,99 @@ def decode_report(text: bytes) -> PeerReport:
     except (ValueError, RecursionError):
         raise BadReport("a report is no JSON text") from None
     if isinstance(fields, list) and fields and fields[0] != FORMAT:
-        raise OtherFormat(f"a report has format {_shown(fields[0])}; expected {FORMAT}")
-    _, router, seq, key_id, loads, prefixes, cache_reports, *learned = _array(fields, 11, "report")
+        raise OtherFormat(f"a report has format {shown(fields[0])}; expected {FORMAT}")
+    _, router, seq, key_id, loads, prefixes, cache_reports, *learned = read_array(fields, 11, "report")
     answers, prefills, speeds, status = learned
     return PeerReport(
-        _name(router, "router"),
-        _count(seq, "seq"),
-        _name(key_id, "key_id"),
-        _records(loads, MAX_REPLICAS, "loads", _load),
-        _records(prefixes, MAX_PREFIXES, "prefixes", _marks),
-        _records(cache_reports, MAX_CACHE_REPORTS, "cache_reports", _cache_report),
-        _records(answers, MAX_ANSWERS, "answers", _answer),
-        _records(prefills, MAX_REPLICAS, "prefills", _prefill),
-        _records(speeds, MAX_REPLICAS, "speeds", _speed),
+        read_name(router, "router"),
+        read_count(seq, "seq"),
+        read_name(key_id, "key_id"),
+        read_records(loads, MAX_REPLICAS, "loads", _load),
+        read_records(prefixes, MAX_PREFIXES, "prefixes", _marks),
+        read_records(cache_reports, MAX_CACHE_REPORTS, "cache_reports", _cache_report),
+        read_records(answers, MAX_ANSWERS, "answers", _answer),
+        read_records(prefills, MAX_REPLICAS, "prefills", _prefill),
+        read_records(speeds, MAX_REPLICAS, "speeds", _speed),
         _status(status),
     )
 
 
 def _load(value: Any, place: str) -> ReplicaLoad:
-    replica, *counts, prefill_s, decoded_s = _array(value, 8, place)
+    replica, *counts, prefill_s, decoded_s = read_array(value, 8, place)
     requests, prompt_tokens, waiting_requests, waiting_tokens, uncached_tokens = (
-        _count(each, place) for each in counts
+        read_count(each, place) for each in counts
     )
     if waiting_requests > requests or waiting_tokens > prompt_tokens or uncached_tokens > waiting_tokens:
         raise BadReport(f"{place} has more requests or tokens before a first token than in flight")
     return ReplicaLoad(
-        _name(replica, place),
+        read_name(replica, place),
         requests,
         prompt_tokens,
         waiting_requests,
         waiting_tokens,
         uncached_tokens,
-        _number(prefill_s, MAX_SECONDS, place),
-        _number(decoded_s, float(MAX_COUNT), place),
+        read_number(prefill_s, MAX_SECONDS, place),
+        read_number(decoded_s, float(MAX_COUNT), place),
     )
 
 
 def _marks(value: Any, place: str) -> PrefixMarks:
-    replica, model, blocks, text, number = _array(value, 5, place)
-    depths = tuple(_records(blocks, MAX_MARKS, place, _count))
-    hashes = _hashes(text, place)
-    if _count(number, place) >= len(MARK_KINDS):
+    replica, model, blocks, text, number = read_array(value, 5, place)
+    depths = tuple(read_records(blocks, MAX_MARKS, place, read_count))
+    hashes = read_hashes(text, place)
+    if read_count(number, place) >= len(MARK_KINDS):
         raise BadReport(f"{place} has kind {number}; expected at most {len(MARK_KINDS) - 1}")
     kind = MARK_KINDS[number]
     if kind in ("withdrawn", "evicted"):
-        if depths or len(hashes) % _HASH_BYTES or len(hashes) > _HASH_BYTES * MAX_MARKS:
+        if depths or len(hashes) % HASH_BYTES or len(hashes) > HASH_BYTES * MAX_MARKS:
             raise BadReport(f"{place} is {kind}; expected no depths and at most {MAX_MARKS} hashes of 8 bytes")
-    elif len(hashes) != _HASH_BYTES * len(depths):
+    elif len(hashes) != HASH_BYTES * len(depths):
         raise BadReport(f"{place} has {len(hashes)} bytes of hashes for {len(depths)} depths; expected 8 for each")
     if any(lower >= deeper for lower, deeper in pairwise(depths)) or 0 in depths:
         raise BadReport(f"{place} has depths that do not ascend from 1")
-    return PrefixMarks(_name(replica, place), _optional_name(model, place), depths, hashes, kind)
+    return PrefixMarks(read_name(replica, place), read_optional_name(model, place), depths, hashes, kind)
 
 
 def _cache_report(value: Any, place: str) -> SharedCacheReport:
-    replica, model, confirmed, found = _array(value, 4, place)
-    confirmed_tokens = _number(confirmed, float(MAX_COUNT), place)
+    replica, model, confirmed, found = read_array(value, 4, place)
+    confirmed_tokens = read_number(confirmed, float(MAX_COUNT), place)
     if confirmed_tokens <= 0.0:
         raise BadReport(f"{place} has no confirmed tokens")
-    found_tokens = _number(found, float(MAX_COUNT), place)
-    return SharedCacheReport(_name(replica, place), _optional_name(model, place), confirmed_tokens, found_tokens)
+    found_tokens = read_number(found, float(MAX_COUNT), place)
+    return SharedCacheReport(
+        read_name(replica, place), read_optional_name(model, place), confirmed_tokens, found_tokens
+    )
 
 
 def _answer(value: Any, place: str) -> SharedAnswer:
-    replica, text, prompt_tokens, output_tokens = _array(value, 4, place)
-    prompt = _hashes(text, place)
-    if len(prompt) != _HASH_BYTES:
+    replica, text, prompt_tokens, output_tokens = read_array(value, 4, place)
+    prompt = read_hashes(text, place)
+    if len(prompt) != HASH_BYTES:
         raise BadReport(f"{place} has {len(prompt)} bytes of a prompt's hash; expected 8")
-    return SharedAnswer(_name(replica, place), prompt, _count(prompt_tokens, place), _count(output_tokens, place))
+    return SharedAnswer(
+        read_name(replica, place), prompt, read_count(prompt_tokens, place), read_count(output_tokens, place)
+    )
 
 
 def _prefill(value: Any, place: str) -> StartedPrefill:
-    replica, prefill_s = _array(value, 2, place)
-    return StartedPrefill(_name(replica, place), _number(prefill_s, MAX_PREFILL_S, place))
+    replica, prefill_s = read_array(value, 2, place)
+    return StartedPrefill(read_name(replica, place), read_number(prefill_s, MAX_PREFILL_S, place))
 
 
 def _speed(value: Any, place: str) -> LearnedSpeed:
-    replica, spent_s, prior_s = _array(value, 3, place)
+    replica, spent_s, prior_s = read_array(value, 3, place)
     return LearnedSpeed(
-        _name(replica, place), _number(spent_s, MAX_SECONDS, place), _number(prior_s, MAX_SECONDS, place)
+        read_name(replica, place), read_number(spent_s, MAX_SECONDS, place), read_number(prior_s, MAX_SECONDS, place)
     )
 
 
 def _status(value: Any) -> PeerStatus:
-    policy, version, frozen, model, draining, ejected = _array(value, 6, "status")
+    policy, version, frozen, model, draining, ejected = read_array(value, 6, "status")
     return PeerStatus(
-        _name(policy, "status"),
-        _count(version, "status"),
-        _flag(frozen, "status"),
-        _optional_name(model, "status"),
-        _records(draining, MAX_REPLICAS, "draining", _name),
-        _records(ejected, MAX_REPLICAS, "ejected", _name),
+        read_name(policy, "status"),
+        read_count(version, "status"),
+        read_flag(frozen, "status"),
+        read_optional_name(model, "status"),
+        read_records(draining, MAX_REPLICAS, "draining", read_name),
+        read_records(ejected, MAX_REPLICAS, "ejected", read_name),
     )
-
-
-def _records(value: Any, most: int, place: str, decode: Callable[[Any, str], _Record]) -> tuple[_Record, ...]:
-    if not isinstance(value, list) or len(value) > most:
-        raise BadReport(f"{place} is no array of at most {most} entries")
-    return tuple([decode(each, f"{place}[{number}]") for number, each in enumerate(value)])
-
-
-def _array(value: Any, length: int, place: str) -> list[Any]:
-    if not isinstance(value, list) or len(value) != length:
-        raise BadReport(f"{place} is no array of {length} values")
-    return value
-
-
-def _hashes(value: Any, place: str) -> bytes:
-    try:
-        return b64decode(_text(value, place), validate=True)
-    except (Base64Error, ValueError):
-        raise BadReport(f"{place} has hashes that are no base64") from None
-
-
-def _count(value: Any, place: str) -> int:
-    if type(value) is not int or not 0 <= value <= MAX_COUNT:
-        raise BadReport(f"{place} has {_shown(value)}; expected a whole number from 0 to {MAX_COUNT}")
-    return value
-
-
-def _number(value: Any, most: float, place: str) -> float:
-    # No comparison with NaN is true.
-    if type(value) not in (int, float) or not 0.0 <= value <= most:
-        raise BadReport(f"{place} has {_shown(value)}; expected a number from 0 to {most:g}")
-    return float(value)
-
-
-def _flag(value: Any, place: str) -> bool:
-    if type(value) is not bool:
-        raise BadReport(f"{place} has {_shown(value)}; expected true or false")
-    return value
-
-
-def _text(value: Any, place: str) -> str:
-    if type(value) is not str:
-        raise BadReport(f"{place} has {_shown(value)}; expected a text")
-    return value
-
-
-def _name(value: Any, place: str) -> str:
-    text = _text(value, place)
-    if len(text.encode("utf-8", "surrogatepass")) > MAX_NAME_BYTES:
-        raise BadReport(f"{place} has a name longer than {MAX_NAME_BYTES} bytes")
-    return text
-
-
-def _optional_name(value: Any, place: str) -> str | None:
-    return None if value is None else _name(value, place)
-
-
-def _shown(value: Any) -> str:
-    """Return a value for an error; of an array or an object its kind alone."""
-    return f"{value!r:.20}" if isinstance(value, int | float | str) else type(value).__name__

@@ -1,7 +1,7 @@
 """The exchange of one Router with its peers: what it reports, and what of their reports it takes in.
 
-Owns the steps between records and the Router's parts: loads to `fleet.peer_loads`, prefixes to `marks` and to a
-policy with routes of its own, learned speeds and shares to those that learn them here. A shell carries the reports.
+Owns the steps between records and the Router's parts: loads to `fleet.peer_loads`, learned speeds and shares to those
+that learn them here. Leaves prefixes to `shared_prefixes`. A shell carries the reports.
 """
 
 from __future__ import annotations
@@ -13,29 +13,26 @@ from math import inf
 
 import numpy as np
 
-from gorgo.core.dispatch.in_flight import Attempt, InFlightTable
+from gorgo.core.dispatch.in_flight import InFlightTable
 from gorgo.core.fleet.fleet import Fleet, FleetChange
 from gorgo.core.fleet.outlier import HealthState
 from gorgo.core.fleet.peer_loads import FADE_S, MAX_PEERS, PeerLoads
 from gorgo.core.fleet.replica import Replica
 from gorgo.core.latency.prefill_share import faded
 from gorgo.core.messages.actions import Dispatch
-from gorgo.core.messages.request import Outcome
 from gorgo.core.peers.marks import GroupPrefixes
-from gorgo.core.peers.outbox import Outbox
+from gorgo.core.peers.outbox import URGENT_PREFILL_S, Outbox
 from gorgo.core.peers.own_loads import own_loads
-from gorgo.core.peers.records import MAX_PREFILL_S, PeerReport, PeerStatus, PrefixMarks, StartedPrefill
+from gorgo.core.peers.records import MAX_PREFILL_S, PeerReport, PeerStatus, StartedPrefill
 from gorgo.core.peers.routes import PolicyRoutes
+from gorgo.core.peers.shared_prefixes import SharedPrefixes
 from gorgo.core.peers.speeds import PeerSpeeds
 from gorgo.core.policy.interface import Policy
 from gorgo.core.prefix.answers import Answers, GivenAnswer
-from gorgo.core.prefix.cache_feedback import CacheReport
 from gorgo.core.prefix.found_share import FoundShares
 from gorgo.core.prefix.index import PrefixIndex
 from gorgo.core.prefix.origin import Origin
 
-#: A dispatched prefill of so many seconds is reported at once: within 100 ms others would add theirs to it.
-URGENT_PREFILL_S = 0.2
 #: Longest time between two reports, s: three of them fit into `FADE_S`.
 HEARTBEAT_S = 0.5
 #: Replicas to probe that a shell has not taken yet.
@@ -93,11 +90,20 @@ class PeerExchange:
     ) -> None:
         self.name, self.key_id = name, key_id
         self._fleet, self._table, self._found_shares, self._answers = fleet, table, found_shares, answers
-        self._index, self._capacity_of, self.status = index, capacity_of, status
-        self._routes = PolicyRoutes(policy)
+        self.status = status
         self.loads = PeerLoads(name, fleet.columns)
         self.prefixes = GroupPrefixes()
         self.outbox = Outbox()
+        #: Of what results of attempts say of prefixes.
+        self.observer = SharedPrefixes(
+            self.prefixes,
+            self.outbox,
+            PolicyRoutes(policy),
+            fleet=fleet,
+            found_shares=found_shares,
+            index=index,
+            capacity_of=capacity_of,
+        )
         #: Replicas that a peer has ejected and this Router has not: a shell probes them now.
         self.probe_hints: deque[str] = deque(maxlen=_MAX_HINTS)
         self._seq = 0
@@ -137,51 +143,6 @@ class PeerExchange:
             if name in self._fleet.replicas:
                 yield StartedPrefill(name, min(prefill_s, MAX_PREFILL_S))
 
-    # -- what results of attempts say
-
-    def on_sent(self, attempt: Attempt) -> None:
-        """Report the prefixes of a prompt that waits so long that others may send its like before its first token."""
-        estimate = attempt.decision.estimate
-        if estimate is not None and estimate.queue_s + estimate.prefill_s >= URGENT_PREFILL_S:
-            self.outbox.on_sent(attempt)
-
-    def on_withdrawn(self, attempt: Attempt) -> None:
-        """Report that a prompt that was reported as sent has ended before its first token."""
-        self.outbox.on_withdrawn(attempt)
-
-    def on_confirmed(self, attempt: Attempt) -> None:
-        """Mark the prefixes of a prompt, here and in the next report."""
-        slot = attempt.replica.slot
-        blocks, dispatched_s = attempt.state.request.blocks, attempt.dispatched_s
-        attempt.group_prefix = self.prefixes.last_used(slot, blocks, before_s=dispatched_s)
-        marks = self.outbox.on_confirmed(attempt)
-        if marks is not None:
-            self._use_prefixes(attempt.replica, marks, Origin.LOCAL, now=attempt.first_token_s or inf)
-
-    def on_cache_report(self, attempt: Attempt, report: CacheReport, *, evicted: bool) -> None:
-        """Add an engine's report to the next one; the index evicts by it, and so do the marks."""
-        self.outbox.on_cache_report(attempt, report)
-        if evicted:
-            self._evict_marks(attempt.replica, attempt.longest_confirmed.tick)
-
-    def on_completed(self, attempt: Attempt, outcome: Outcome) -> None:
-        """Remove the marks that are older than one which the engine did not have."""
-        prefix, request, slot = attempt.group_prefix, attempt.state.request, attempt.replica.slot
-        report = CacheReport.of(request, prefix, outcome)
-        if report is not None and report.confirmed_tokens:
-            usual = self._found_shares.of(slot, request.recorded_model, report.confirmed_tokens)
-            if report.is_contradiction(usual):
-                self._evict_marks(attempt.replica, prefix.tick)
-
-    def on_answered(self, attempt: Attempt, output_tokens: int) -> None:
-        """Add a whole answer to the next report."""
-        self.outbox.on_answered(attempt, output_tokens)
-
-    def _evict_marks(self, replica: Replica, tick: int) -> None:
-        """Evict the marks last used before `tick`, here and by the next report."""
-        marks = self.prefixes.evict_older(replica.slot, before=tick)
-        self.outbox.on_evicted(replica.spec.name, marks)
-
     # -- in
 
     def on_report(self, report: PeerReport, *, now: float, age_s: float = 0.0) -> bool:
@@ -202,7 +163,7 @@ class PeerExchange:
             self._take_hints(report.status, None if last is None else last[1])
         if same_key:
             for marks in report.prefixes:
-                self._take_prefixes(marks, now=now)
+                self.observer.take_prefixes(marks, now=now)
             for answer in report.answers:
                 replica = self._fleet.replicas.get(answer.replica)
                 if replica is not None:
@@ -235,11 +196,7 @@ class PeerExchange:
 
     def evicted(self) -> Counter[Origin]:
         """Return the marks, and the routes of the policy, that were evicted so far, by origin."""
-        found: Counter[Origin] = Counter()
-        for (origin, _), count in self.prefixes.evicted.items():
-            found[origin] += count
-        found.update(self._routes.evicted())
-        return found
+        return self.observer.evicted()
 
     def on_fleet_change(self, change: FleetChange) -> None:
         """Forget replicas that have left."""
@@ -273,34 +230,3 @@ class PeerExchange:
             replica = self._fleet.replicas.get(name)
             if name not in known and replica is not None and replica.health.state is HealthState.HEALTHY:
                 self.probe_hints.append(name)
-
-    def _take_prefixes(self, marks: PrefixMarks, *, now: float) -> None:
-        replica = self._fleet.replicas.get(marks.replica)
-        if replica is None:
-            return
-        if marks.kind == "withdrawn":
-            self.prefixes.withdraw(replica.slot, marks.words)
-            return
-        if marks.kind == "evicted":
-            tick = self.prefixes.median_tick(replica.slot, marks.words) + 1
-            self.prefixes.evict_older(replica.slot, before=tick)
-            self._evict_older(replica.slot, tick)
-            return
-        self._index.tick += 2  # a use by another router
-        confirmed = marks.kind == "confirmed"
-        self._use_prefixes(replica, marks, Origin.REMOTE, now=now if confirmed else inf)
-        if confirmed:
-            self._routes.add(marks, now=now)
-
-    def _use_prefixes(self, replica: Replica, marks: PrefixMarks, origin: Origin, *, now: float) -> None:
-        """Mark prefixes as used now, and evict from the index what no longer fits beside those of all routers."""
-        bounded = self._index.bounded
-        capacity_blocks = self._capacity_of(replica) if bounded else None
-        oldest = self.prefixes.use(
-            replica.slot, marks, origin, tick=self._index.tick, now=now, capacity_blocks=capacity_blocks
-        )
-        self._evict_older(replica.slot, oldest)
-
-    def _evict_older(self, slot: int, tick: int) -> None:
-        if tick and self._index.bounded:
-            self._index.evict_older(slot, before=tick)

@@ -28,6 +28,8 @@ from gorgo.core.prompt.depths import marked_depths
 
 #: Marks near a prompt's beginning where it has more than `MAX_MARKS`; the others are its deepest.
 _SHALLOW_MARKS = MAX_MARKS // 3
+#: A dispatched prefill of so many seconds is reported at once: within 100 ms others would add theirs to it.
+URGENT_PREFILL_S = 0.2
 
 
 @dataclass(slots=True)

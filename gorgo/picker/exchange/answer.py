@@ -88,6 +88,11 @@ class ObservedAnswer:
         return self.error_status is not None
 
     @property
+    def last_content_s(self) -> float | None:
+        """When the last content came, `None` before any."""
+        return self._last_s if self.has_content else None
+
+    @property
     def tail(self) -> bytes:
         """The last bytes of a stream."""
         return b"" if self._tail is None else self._tail.tail

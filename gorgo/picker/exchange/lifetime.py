@@ -130,7 +130,7 @@ class PickerExchange:
         if outcome is not None:
             self._close(outcome)
         elif self._entry is not None:
-            self._close(outcome_of_entry(self._entry, self.answer))
+            self._complete(self._entry)
         elif self._has_entry:
             self._state.gateway.released(self.dispatch)
             self._state.open_exchanges.await_entry(self)
@@ -147,7 +147,7 @@ class PickerExchange:
         if entry.first_body_s is not None and self.answer.in_first_chunk:
             self._pending.record.ttft_s = entry.first_body_s
         if self.ended:
-            self._close(outcome_of_entry(entry, self.answer))
+            self._complete(entry)
 
     def on_timeout(self) -> None:
         """End an exchange that has outlived its time."""
@@ -158,6 +158,9 @@ class PickerExchange:
         self._close(outcome_of_answer(self.answer))
 
     # -- helpers
+
+    def _complete(self, entry: LogEntry) -> None:
+        self._close(outcome_of_entry(entry, self.answer, ended_s=self._pending.record.ended_s))
 
     def _use(self, dispatch: Dispatch) -> None:
         """Put the replica of a dispatch in use."""

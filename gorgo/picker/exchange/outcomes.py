@@ -5,6 +5,8 @@ Owns the rules beside those of the proxy (`live.request.judgement`). Nothing is 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gorgo.core.messages.request import COMPLETED, AttemptResult, Outcome
 from gorgo.core.record import record
 from gorgo.core.stream import StreamEnd, Usage, end_of_stream, error_of_body, is_json, is_short
@@ -14,6 +16,8 @@ from gorgo.picker.exchange.answer import ObservedAnswer
 
 #: A longer stream is no short answer.
 SHORT_BYTES = 4 * 1024
+#: Longest time from the first token to the end of a stream that may have no second one: less than an engine's step, s.
+QUICK_S = 0.01
 _DISCONNECTED = Outcome(AttemptResult.CLIENT_DISCONNECTED, sent=True)
 
 
@@ -54,8 +58,8 @@ class LogEntry:
     is_local: bool = False
 
 
-def outcome_of_entry(entry: LogEntry, answer: ObservedAnswer) -> Outcome:
-    """Return the outcome of an exchange whose end the access log describes."""
+def outcome_of_entry(entry: LogEntry, answer: ObservedAnswer, *, ended_s: float | None = None) -> Outcome:
+    """Return the outcome of an exchange whose end, at `ended_s`, the access log describes."""
     status = entry.status or None
     if entry.failure is not None:
         return _failed(entry.failure, status, has_content=answer.has_content)
@@ -69,7 +73,10 @@ def outcome_of_entry(entry: LogEntry, answer: ObservedAnswer) -> Outcome:
     if answer.request is not None and not answer.chunks and entry.first_body_s is None and entry.usage is None:
         # Nobody has seen a byte of it. No prompt is answered by nothing.
         return Outcome(AttemptResult.FAILED_BEFORE_CONTENT, status=status, error="truncated", sent=True)
-    return _outcome(_result(answer), answer, status, entry.usage)
+    found = _outcome(_result(answer), answer, status, entry.usage)
+    if found.short is False and found.result is COMPLETED and found.output_tokens is None:
+        return replace(found, short=_is_quick(answer, ended_s))
+    return found
 
 
 def outcome_of_answer(answer: ObservedAnswer, *, carried: bool = False) -> Outcome:
@@ -132,12 +139,23 @@ def _outcome(
     )
 
 
+def _is_quick(answer: ObservedAnswer, ended_s: float | None) -> bool:
+    """Return whether a stream of unknown length, whose beginning alone is read, has ended at its first token."""
+    request, first_s = answer.request, answer.last_content_s
+    if request is None or not request.may_be_short or answer.complete or ended_s is None or first_s is None:
+        return False
+    return ended_s - first_s < QUICK_S
+
+
 def _shortness(answer: ObservedAnswer, usage: Usage | None) -> bool | None:
     """Return whether the answer is doubtfully short, as `Outcome.short`. Without its end or its usage it is not."""
     request, body = answer.request, answer.body
-    if request is None or not answer.complete:
+    if request is None:
         return False
-    if answer.is_stream:
+    if not answer.complete:
+        # An own Envoy's picker reads the beginning alone: the access log has the usage.
+        found = usage is not None and usage.output_tokens is not None and usage.output_tokens <= 1
+    elif answer.is_stream:
         stream = answer.tail
         found = len(stream) <= SHORT_BYTES and is_short(answer.route, stream, usage)
     elif body is not None and not is_json(body):

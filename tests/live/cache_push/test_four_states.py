@@ -192,6 +192,50 @@ async def test_router_that_forgot_knows_again_after_one_whole_push(fleet: Fleet)
     fleet.proxy.state.router.check()
 
 
+async def test_the_four_states_follow_one_another_on_one_fleet(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One run as in the published benchmark: of each state, what is estimated against what the engine reports."""
+    cold = await fleet.ask(prompt(1))
+    assert (cold.estimated, cold.reported) == (0, 0)
+    holder = cold.replica
+    await until(lambda: fleet.blocks(holder) >= PROMPT_TOKENS // 16)
+
+    busy = [asyncio.create_task(fleet.ask(prompt(1), output=400)) for _ in range(3)]
+    await until(lambda: fleet.proxy.state.targets[holder].active == 3)
+    sticky = await fleet.ask(prompt(1))
+    for answer in (sticky, *await asyncio.gather(*busy)):
+        assert (answer.replica, answer.source) == (holder, "push")
+        assert 0 <= answer.estimated - answer.reported <= 16
+
+    await fill(fleet, holder)
+    evicted = await fleet.ask(prompt(1))
+    assert (evicted.estimated, evicted.reported) == (0, 0)
+    holder = evicted.replica
+    await fleet.synced(holder)
+
+    push = PushReporter._push
+
+    async def losing(self: PushReporter, session: Any, route: str, hashes: Any) -> Any:
+        self._sequence += 1
+        return "done"
+
+    with monkeypatch.context() as lost:
+        lost.setattr(PushReporter, "_push", losing)
+        await fill(fleet, holder, synced=False)
+        assert fleet.blocks(holder) >= PROMPT_TOKENS // 16, "a phantom while reports are lost"
+    assert PushReporter._push is push
+    await fleet.synced(holder)
+    recovered = await fleet.ask(prompt(1))
+    assert (recovered.estimated, recovered.reported) == (0, 0)
+    assert fleet.stats(holder).lost > 0
+
+    fleet.proxy.state.router.flush(now=fleet.proxy.state.clock())
+    await until(lambda: fleet.blocks(recovered.replica) >= PROMPT_TOKENS // 16)
+    again = await fleet.ask(prompt(1))
+    assert (again.replica, again.source) == (recovered.replica, "push")
+    assert 0 <= again.estimated - again.reported <= 16
+    fleet.proxy.state.router.check()
+
+
 async def fill(fleet: Fleet, replica: str, *, synced: bool = True) -> None:
     """Fill the cache of a replica with other prompts, until the first one is evicted there."""
     target = fleet.proxy.state.targets[replica]

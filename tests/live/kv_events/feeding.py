@@ -116,6 +116,7 @@ async def subscribed(
     engine: str = "vllm",
     answers: Mapping[str, object] | None = None,
     feeds: KvSubscriptions | None = None,
+    router: RecordingRouter | None = None,
 ) -> AsyncIterator[Feeding]:
     """A running subscriber of one replica on this machine."""
     target = SimpleNamespace(
@@ -128,7 +129,9 @@ async def subscribed(
         found_engine=None,
         upstream=SimpleNamespace(host="127.0.0.1"),
     )
-    feeding = Feeding(RecordingRouter(), feeds or KvSubscriptions(), cast(Target, target), dict(answers or {}))
+    feeding = Feeding(
+        router or RecordingRouter(), feeds or KvSubscriptions(), cast(Target, target), dict(answers or {})
+    )
 
     async def answer(path: str) -> object:
         feeding.asked.append(path)
