@@ -1,35 +1,40 @@
 """Time to first byte through `gorgo serve` while a round trains beside it, against windows in which none does.
 
-Target: p99 within 5 %. The policy is `lodestar` with a model. Training is stopped by a freeze and started again by its
-end, in turns of a few seconds.
+Target: p99 within 5 %. The policy is `lodestar` with a model. In windows without a round its process is stopped: it is
+the same process with the same memory, and a change takes no time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
-from tests.bench.first_bytes import Windows, first_byte_times, print_windows
+from tests.bench.first_bytes import first_byte_times
+from tests.bench.paired_windows import Block, print_ratios
 from tests.proxy.fakes import DONE, USAGE, delta, running, stream
 from tests.proxy.followed import regions
 from tests.proxy.served import Served, served
 
-#: A round trains for longer than a window: each begins again with all outcomes.
-LEARNING = {"first_samples": 300, "round_samples": 10, "epochs": 1000}
-WINDOWS, WINDOW_S = 30, 3.0
-WARM = 500
+#: A round trains for longer than the windows.
+LEARNING = {"first_samples": 5000, "round_samples": 10, "epochs": 1000}
+BLOCKS, WINDOW_S = 72, 0.5
+WARM = 5500
+TRAINS, STOPPED = "a round trains", "it is stopped"
+#: Of the windows of every other block.
+ORDERS = ((TRAINS, STOPPED, STOPPED, TRAINS), (STOPPED, TRAINS, TRAINS, STOPPED))
 
 
 def run() -> None:
-    """Print p50 and p99 with and without a round, ms, and their quotients."""
-    while_training, idle = asyncio.run(_measure(int(os.environ.get("WINDOWS", WINDOWS))))
-    print_windows("a round trains", while_training, idle)
+    """Print p50 and p99 with and without a round, ms, and their ratios."""
+    print_ratios(asyncio.run(_measure(int(os.environ.get("BLOCKS", BLOCKS)))), over=STOPPED)
 
 
-async def _measure(windows: int) -> tuple[Windows, Windows]:
-    """Return the times of each window with and without a round, ms."""
+async def _measure(blocks: int) -> list[Block]:
+    """Return the times of each window, ms."""
     answer = stream(delta("a"), delta("b"), USAGE, DONE)
     with tempfile.TemporaryDirectory() as folder:
         async with running(answer) as replica:
@@ -38,21 +43,26 @@ async def _measure(windows: int) -> tuple[Windows, Windows]:
             (Path(folder) / "regions.yaml").write_bytes(text)
             async with served(Path(folder)) as gorgo:
                 await first_byte_times(gorgo, WARM)
-                while (await _shown(gorgo))["model"] is None:
-                    await asyncio.sleep(0.2)
-                found: dict[bool, Windows] = {True: [], False: []}
-                for window in range(windows):
-                    trains = window % 2 == 0
-                    await gorgo.admin.post("/admin/unfreeze" if trains else "/admin/freeze", json={})
-                    while (await _shown(gorgo))["training"]["state"] != ("training" if trains else "frozen"):
-                        await first_byte_times(gorgo, 5)
-                    await asyncio.sleep(2.0)  # the process has started
-                    found[trains].append(await first_byte_times(gorgo, seconds=WINDOW_S))
-                    state = (await _shown(gorgo))["training"]["state"]
-                    assert state == ("training" if trains else "frozen"), state
-                return found[True], found[False]
+                while (await _training(gorgo))["state"] != "training":
+                    await first_byte_times(gorgo, 5)
+                pid = int(str((await _training(gorgo))["pid"]))
+                await asyncio.sleep(2.0)  # the process has started
+                try:
+                    found = [await _block(gorgo, pid, ORDERS[block % 2]) for block in range(blocks)]
+                    assert (await _training(gorgo))["state"] == "training", "one round for all windows"
+                    return found
+                finally:
+                    os.kill(pid, signal.SIGKILL)  # else it ends its round first
 
 
-async def _shown(gorgo: Served) -> dict[str, dict[str, object]]:
-    found: dict[str, dict[str, object]] = (await gorgo.admin.get("/admin/model")).json()
+async def _block(gorgo: Served, pid: int, kinds: Sequence[str]) -> Block:
+    times: dict[str, list[list[float]]] = {TRAINS: [], STOPPED: []}
+    for kind in kinds:
+        os.kill(pid, signal.SIGCONT if kind == TRAINS else signal.SIGSTOP)
+        times[kind].append(await first_byte_times(gorgo, seconds=WINDOW_S))
+    return {kind: (first, second) for kind, (first, second) in times.items()}
+
+
+async def _training(gorgo: Served) -> dict[str, object]:
+    found: dict[str, object] = (await gorgo.admin.get("/admin/model")).json()["training"]
     return found

@@ -21,8 +21,18 @@ from tests.figures.cache_sources import COMMANDS as CACHE_SOURCES
 from tests.figures.cache_sources import SCENARIOS, WORKLOADS, cache_sources
 from tests.figures.engines import ENGINES, engines
 from tests.figures.fast_failures import BEFORE, fast_failures
-from tests.figures.learned_routers import ABLATIONS, GROUPS, LATER, MORE, POOLS, WAITS, commands, learned_routers
-from tests.figures.marked import Cell, Table, View
+from tests.figures.learned_routers import (
+    ABLATIONS,
+    GROUPS,
+    LADDERS,
+    LATER,
+    MORE,
+    POOLS,
+    WAITS,
+    commands,
+    learned_routers,
+)
+from tests.figures.marked import Cell, Table, View, numbers_of
 from tests.figures.relay import COMMANDS as RELAY_COMMANDS
 from tests.figures.relay import relay
 from tests.figures.several_routers import COMMANDS as SEVERAL_ROUTERS
@@ -131,6 +141,7 @@ _CLAIM_GROUPS = ("baselines", "published", "oracle", "scenarios", "wildchat", "p
 _CHOSEN = " ".join(f"--only {group}" for group in _CLAIM_GROUPS)
 _CLAIMS = f"gorgo claims {_CHOSEN} --seeds 5 --out runs/claims --trace {CONVERSATION}"
 _PARTIAL_HITS = "gorgo claims --only partial-hits --only tail --jobs 1 --out runs/partial-hits"
+_RESIDUAL = f"gorgo claims --only residual --jobs 1 --out runs/residual --trace {CONVERSATION}"
 _COUNTS = re.compile(r"(\d+) of (\d+) targets met, all simulated; (\d+) runs, (\d+) s of processor time")
 
 
@@ -173,6 +184,15 @@ def _partial_hits(results: Sequence[Any]) -> View:
         cells[figure] = f"{row['of / against [95 %]']} {row['met']}"
         cells["hit %"] = [float(str(hits[on, f"`{policy}`"])) for policy in ("gorgo-ms", "gorgo")]
     return View(tables=[Table(labels=("on",), rows=rows)])
+
+
+def _residual(results: Sequence[Any]) -> View:
+    """A row per workload: the ratio of each figure, without its interval."""
+    found = _claims(results)
+    rows: dict[tuple[str, ...], dict[str, Cell]] = {}
+    for (on, *_, figure), row in found.tables[0].rows.items():
+        rows.setdefault((on,), {})[figure] = float(numbers_of(str(row["of / against [95 %]"]))[0])
+    return View(tables=[Table(labels=("on",), rows=rows)], values=found.values)
 
 
 def _coded(label: Sequence[str]) -> tuple[str, ...]:
@@ -395,6 +415,7 @@ FIGURES: Mapping[str, Figure] = {
     ),
     "claims": Figure([f"{_CLAIMS} > /dev/null; cat runs/claims/claims.md"], _claims),
     "partial-hits": Figure([f"{_PARTIAL_HITS} > /dev/null; cat runs/partial-hits/claims.md"], _partial_hits),
+    "residual": Figure([f"{_RESIDUAL} > /dev/null; cat runs/residual/claims.md"], _residual),
     "engines": Figure([f"{ENGINES} > /dev/null; cat runs/engines/claims.md"], engines),
     "fleet": Figure(["python -m gorgo.apps.fleet_fit --jobs 1 tables --seeds 3 --json"], _fleet),
     "tuning": Figure([f"{_TUNING} > /dev/null; cat runs/tuning/tuning-table.json"], _tuning),
@@ -414,6 +435,7 @@ FIGURES: Mapping[str, Figure] = {
     "learned-routers-pools": Figure(commands(POOLS), learned_routers),
     "learned-routers-waits": Figure(commands(WAITS), learned_routers),
     "learned-routers-later": Figure(commands(LATER), learned_routers),
+    "learned-routers-ladders": Figure(commands(LADDERS), learned_routers),
     "learned-routers-more": Figure(commands(MORE), learned_routers),
     "cache-sources": Figure(CACHE_SOURCES, cache_sources),
     "cache-scenarios": Figure(SCENARIOS, cache_sources),
@@ -442,7 +464,7 @@ NOT_STORED: Mapping[str, str] = {
     "simulator": "compares with an earlier commit, in alternating runs that no command makes",
     "parity": "live processes in wall time: needs two cores to itself",
     "learned-cost": "needs two cores to itself: `python -m tests.bench learned_submit training_beside`",
-    "learned-waits": "two seeds: of a machine that was never left to them, see `make learned-routers`",
+    "learned-waits": "few seeds, and settings that only a script makes",
     "found-share": "one of its policies exists in no release: it ignores the learned share",
     "engine-weights": "weights set by hand, in a script",
     "half-load": "one seed: three of `make paper-tables` take a core for a quarter of an hour",

@@ -30,6 +30,8 @@ PREFILL_TOKENS = (
 #: (cached, new) tokens.
 CACHED_TOKENS = ((4096, 256), (4096, 2048), (12_288, 256), (12_288, 2048), (12_288, 6144))
 REPEATS = 5
+#: Of the requests that time a prefill: vLLM sends a first token a step later where more follow.
+PREFILL_OUTPUT_TOKENS = 4
 #: A length is not repeated after so long: a slow engine has long prompts left, whose times vary less.
 REPEAT_S = 10.0
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64)
@@ -203,7 +205,7 @@ class Measurement:
         points: list[PrefillPoint] = []
         until_s = self.elapsed_s + REPEAT_S
         while len(points) < REPEATS and not self._time_is_up and (not points or self.elapsed_s < until_s):
-            answer = await self._one(cached + self._prompts.draw(tokens))
+            answer = await self._one(cached + self._prompts.draw(tokens), output_tokens=PREFILL_OUTPUT_TOKENS)
             self._advance(f"prefill, {tokens} tokens")
             if answer is None or answer.prompt_tokens is None or (cached and answer.cached_tokens is None):
                 break
@@ -212,9 +214,9 @@ class Measurement:
         # The fastest is what the engine can do, and the median what a request gets.
         return [sorted(points, key=lambda point: point.ttft_s)[(len(points) - 1) // 2]] if points else []
 
-    async def _one(self, prompt: str) -> Answer | None:
-        """Return the answer to one request of one token; None if it failed, with the reason in `refused`."""
-        (answer,) = await self._send([prompt], 1)
+    async def _one(self, prompt: str, *, output_tokens: int = 1) -> Answer | None:
+        """Return the answer to one request; None if it failed, with the reason in `refused`."""
+        (answer,) = await self._send([prompt], output_tokens)
         if answer.error is None and answer.tokens_s:
             return answer
         self.refused.append(answer.error or "no token")

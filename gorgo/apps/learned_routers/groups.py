@@ -228,7 +228,7 @@ def _production() -> Iterator[RouterComparison]:
             fleet="13x8xH200",
             traffic=traffic,
             against=TUNED_PREFIX,
-            variants=(PREDICTED, OURS, RESIDUAL, LOAD_PREFIX, "round-robin"),
+            variants=(PREDICTED, OURS, RESIDUAL, LOAD_PREFIX, "round-robin", "oracle"),
             stats={name: PublishedRatio(text=f"{ratio:g}", of=PREDICTED, claim=ratio) for name, ratio in texts.items()},
         )
 

@@ -4,7 +4,8 @@ Theory of operation. The base of a prediction is the prior with the waits that a
 small network learns measured TTFT minus the base, on most of the rows. This residual is taken in units of the base's
 square root, between its absolute and its relative size: short times and long ones both count. A large error counts in
 proportion, since a single stall is no rule. The learned residual is multiplied by the factor from 0 to 1 that fits the
-other rows best, so a network that has learned noise adds nothing. It is clipped to what the training had, and is 0 for
+other rows best, and by 0 unless that takes a share off their mean error: a network that has learned noise, or a few
+stalls, adds nothing. It is clipped to what the training had, and is 0 for
 a row out of its range. A prediction is at least a share of the base.
 """
 
@@ -38,6 +39,8 @@ LEAST_SHARE = 0.2
 _QUANTILES = (0.01, 0.99)
 #: Every so many rows one is left out of the descent, and decides on the factor.
 _CHECK_EVERY = 5
+#: Share of the mean error of the rows left out that a learned residual has to take off.
+_EARNED = 0.05
 #: Error, in units of the square root of a base, from which on it counts in proportion.
 _LINEAR_FROM = 0.1
 #: A shorter base has the unit of this one, s.
@@ -131,7 +134,7 @@ def fit_residual(rows: TrainingRows, spec: TrainingSpec, *, rng: np.random.Gener
         waits=waits,
         network=network,
         scaler=scaler,
-        factor=_best_factor(learned, residual[checks & measured]),
+        factor=earned_factor(learned, residual[checks & measured]),
         least=min(float(low), 0.0),
         most=max(float(high), 0.0),
     )
@@ -149,7 +152,18 @@ def _unit(base: Floats) -> Floats:
     return np.sqrt(np.maximum(base, _LEAST_BASE_S))
 
 
-def _best_factor(learned: Floats, measured: Floats) -> float:
-    """Return the factor from 0 to 1 on learned residuals that leaves the least squared error; 0 without rows."""
+def earned_factor(learned: Floats, measured: Floats) -> float:
+    """Return the factor from 0 to 1 on learned residuals that leaves the least squared error.
+
+    It is 0 without rows, and where the mean error hardly falls.
+
+    Example
+    -------
+    >>> stall = np.array([0.0] * 9 + [1.0])
+    >>> earned_factor(np.full(10, 0.1), stall), earned_factor(stall / 2, stall)
+    (0.0, 1.0)
+    """
     power = float(learned @ learned)
-    return min(1.0, max(0.0, float(learned @ measured) / power)) if power > 0.0 else 0.0
+    factor = min(1.0, max(0.0, float(learned @ measured) / power)) if power > 0.0 else 0.0
+    left = np.abs(measured - factor * learned).sum()
+    return factor if left <= (1.0 - _EARNED) * np.abs(measured).sum() else 0.0

@@ -43,13 +43,13 @@ def test_row_out_of_range_has_the_prior_alone(model: ResidualModel) -> None:
     assert model.in_range(table).tolist() == [False] * 5 + [True] * 5
 
 
-def test_residual_of_noise_is_nearly_nothing() -> None:
+def test_residual_of_noise_is_nothing() -> None:
     rows = training_rows(2000)
     rng = np.random.default_rng(1)
     noisy = replace(rows, ttft_s=np.maximum(prior_of(rows.features) + rng.normal(0, 0.3, 2000), 0.01))
     model = fitted(noisy)
-    prior = prior_of(rows.features)
-    assert np.mean(np.abs(model.ttft_s(rows.features) - prior)) < 0.05
+    assert model.factor == 0.0
+    assert (model.ttft_s(rows.features) == prior_of(rows.features)).all()
 
 
 def test_prediction_is_clipped_to_the_measured_residuals_and_to_a_share_of_the_prior() -> None:
