@@ -47,7 +47,7 @@ class RouterCaches(RouterState):
         """Forget a replica's events: the feed is lost, or has a gap. The history counts until events come again."""
         member = self._fleet.replicas.get(replica)
         if member is not None:
-            self._parts.feeds.drop(member.slot, "events")
+            self._parts.feeds.lose_events(member.slot)
         return []
 
     def forget_some(self, replica: str, *, blocks: int, now: float) -> bool:

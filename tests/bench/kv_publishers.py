@@ -26,7 +26,7 @@ STORED, BLOCKS, BLOCK_TOKENS = 2, 40, 16
 EVENTS_PER_MESSAGE = STORED + STORED * BLOCKS
 #: Messages until the blocks of one are removed, and until they are stored again.
 RETAINED, CYCLE = 50, 400
-#: Topic of the events, and one to which nobody subscribes: the publishers do the same work for both.
+#: Topic of the events, and one to which the proxy does not subscribe: the publishers do the same work for both.
 TOPIC, UNHEARD = "kv", "unheard"
 _ON, _OFF = b"1", b"0"
 

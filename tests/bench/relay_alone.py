@@ -67,9 +67,6 @@ class _Transport(asyncio.Transport):
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self._on_write(cast(bytes, data))
 
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        pass
-
     def close(self) -> None:
         pass
 

@@ -221,6 +221,19 @@ def test_a_restart_that_events_have_reported_leaves_what_was_stored_since() -> N
     assert cached(router, "a") == (0, "history")
 
 
+def test_a_restart_before_the_events_began_anew_leaves_what_was_stored_since() -> None:
+    router = make_router("a", policy="gorgo-ms")
+    router.on_engine_sample("a", EngineSample(prompt_tokens_total=900.0), now=0.0)
+    report(router, "a", stored())
+    router.on_kv_lost("a", now=1.0)  # the killed process closed its connection
+    report(router, "a", stored())  # the next one, from its first message on
+    router.on_engine_sample("a", EngineSample(prompt_tokens_total=10.0), now=2.0)
+    assert cached(router, "a") == (64, "events")
+    router.on_engine_sample("a", EngineSample(prompt_tokens_total=5.0), now=3.0)
+    assert cached(router, "a") == (0, "history")
+    router.check()
+
+
 def test_a_replica_in_the_slot_of_another_starts_without_its_blocks() -> None:
     router = make_router("a", policy="gorgo-ms")
     report(router, "a", stored())

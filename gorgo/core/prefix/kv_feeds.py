@@ -55,6 +55,8 @@ class KvFeeds:
         self._table = FeedTable(max_blocks=max_blocks)
         self._speculations = SpeculationQueue()
         self._evicted_of_left = 0
+        #: Replicas whose events were lost since the last scrape.
+        self._lost: set[int] = set()
 
     @property
     def counted(self) -> bool:
@@ -75,6 +77,7 @@ class KvFeeds:
     def remove_replica(self, slot: int) -> None:
         """Remove all of a replica that has left: the slot's next one starts without a feed."""
         self.drop(slot)
+        self._lost.discard(slot)
         self._evicted_of_left += self._table.stats.pop(slot, KvEventStats()).evicted
 
     def set_max_blocks(self, max_blocks: int) -> None:
@@ -139,6 +142,11 @@ class KvFeeds:
             if source is None or feed.source == source:
                 self._table.drop(slot, feed)
 
+    def lose_events(self, slot: int) -> None:
+        """Drop the feeds of a replica's events: its subscription is broken, or begins anew."""
+        self.drop(slot, "events")
+        self._lost.add(slot)
+
     def flush(self, slot: int) -> None:
         """Forget the blocks of a replica. Its cache has them still: its events are incomplete until it is cleared."""
         self.drop(slot, "push")
@@ -172,13 +180,17 @@ class KvFeeds:
         return removed, feed.index.ranks(slot) <= {rank}
 
     def restarted(self, slot: int) -> None:
-        """Drop the feeds of an engine that has restarted, except where its events have said so already."""
+        """Drop the feeds of an engine that has restarted, except where its events have said so already.
+
+        Events that began anew since the last scrape are those of the present process: the former one's broke off.
+        """
         for feed in list(self._table.of(slot).values()):
-            if not feed.cleared:
+            if not feed.cleared and not (slot in self._lost and feed.source == "events"):
                 self._table.drop(slot, feed)
 
     def scraped(self, slot: int) -> None:
         """Record a scrape: a restart that the next one reveals was not before."""
+        self._lost.discard(slot)
         for feed in self._table.of(slot).values():
             feed.cleared = False
 

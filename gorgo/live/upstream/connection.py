@@ -156,8 +156,6 @@ class ReplicaConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        # uvloop then sends a request within `write`, not after all that is ready in this turn of the loop.
-        self.transport.set_write_buffer_limits(0)
 
     def data_received(self, data: bytes) -> None:
         reader = self._reader

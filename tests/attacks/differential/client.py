@@ -55,9 +55,6 @@ class _Transport(asyncio.Transport):
         super().__init__()
         self.reading, self.closed = True, False
 
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Nothing waits in it."""
-
     def write(self, data: bytes | bytearray | memoryview) -> None:
         pass
 

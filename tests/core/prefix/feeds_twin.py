@@ -61,6 +61,8 @@ class FeedsTwin:
     """Same contract as `KvFeeds`, without bounds; events store and remove own hashes."""
 
     feeds: dict[tuple[int, str | None], TwinFeed] = field(default_factory=dict)
+    #: Replicas whose events were lost since the last scrape.
+    lost: set[int] = field(default_factory=set)
 
     def feed(self, slot: int, model: str | None, source: CacheSource, block_tokens: int) -> TwinFeed:
         feed = self.feeds.get((slot, model))

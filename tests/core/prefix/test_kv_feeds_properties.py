@@ -134,8 +134,9 @@ class FeedsAndTwin(RuleBasedStateMachine):
         feeds = [(place, feed) for place, feed in self.twin.feeds.items() if place[0] == slot]
         match what:
             case "lose":
-                self.feeds.drop(slot, "events")
+                self.feeds.lose_events(slot)
                 self.twin.drop(slot, "events")
+                self.twin.lost.add(slot)
             case "flush":
                 self.feeds.flush(slot)
                 self.twin.drop(slot, "push")
@@ -145,17 +146,19 @@ class FeedsAndTwin(RuleBasedStateMachine):
                     feed.complete, feed.flushed = False, True
             case "scrape":
                 self.feeds.scraped(slot)
+                self.twin.lost.discard(slot)
                 for _, feed in feeds:
                     feed.cleared = False
             case "restart":
                 self.feeds.restarted(slot)
                 for place, feed in feeds:
-                    if not feed.cleared:
+                    if not feed.cleared and not (feed.source == "events" and slot in self.twin.lost):
                         del self.twin.feeds[place]
             case "replace":
                 self.feeds.remove_replica(slot)
                 self.feeds.set_replicas(list(range(REPLICAS)))
                 self.twin.drop(slot)
+                self.twin.lost.discard(slot)
 
     @rule(
         slot=SLOTS,

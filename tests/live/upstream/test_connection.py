@@ -190,9 +190,6 @@ class Given(asyncio.Transport):
         self.writes: list[list[bytes]] = []
         self.closing = False
 
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Nothing waits in it."""
-
     def is_closing(self) -> bool:
         return self.closing
 

@@ -215,8 +215,6 @@ class FakeClient:
     def write(self, data: bytes) -> None:
         self.written.append(data)
 
-    write_now = write
-
     async def drained(self) -> None:
         self.is_behind = False
 

@@ -43,9 +43,6 @@ class Client(Protocol):
 
     def write(self, data: bytes) -> None: ...
 
-    def write_now(self, data: bytes) -> None:
-        """Write before the rest of this step."""
-
     async def drained(self) -> None:
         """Wait until the client is no longer behind, or the connection has ended."""
 
@@ -222,10 +219,7 @@ class RequestCycle:
             return False
         if self._chunked:
             chunk = b"%x\r\n%b\r\n" % (len(chunk), chunk)
-        if self._unsent_head:
-            client.write_now(self._with_head(chunk))
-        else:
-            client.write(chunk)
+        client.write(self._with_head(chunk) if self._unsent_head else chunk)
         return True
 
     def flush_head(self) -> None:
@@ -261,9 +255,7 @@ class RequestCycle:
         client = self._client
         if self._unsent_head:
             data = self._with_head(data)
-            if not client.is_closing:
-                client.write_now(data)
-        elif data and not client.is_closing:
+        if data and not client.is_closing:
             client.write(data)
         if client.is_behind:
             await client.drained()

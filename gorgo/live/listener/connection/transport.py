@@ -65,14 +65,6 @@ class TransportOwner(asyncio.Protocol):
         assert self._transport is not None
         self._transport.write(data)
 
-    def write_now(self, data: bytes) -> None:
-        """Write before the rest of this step: uvloop would send after all that is ready in this turn of the loop."""
-        transport = self._transport
-        assert transport is not None
-        transport.set_write_buffer_limits(0)
-        transport.write(data)
-        transport.set_write_buffer_limits()
-
     async def drained(self) -> None:
         """Wait until the client is no longer behind, or the connection has ended."""
         while self.is_behind:
