@@ -28,8 +28,8 @@ ABLATIONS = {
     "shift": "--seeds 1 --scale 0.5",
 }
 LATER = {"shadows": "--seeds 1", "gates": "--seeds 1", "scenarios": "--seeds 1"}
-#: E2E per output token over the rate, and the order of replicas.
-LADDERS = {"scenarios": "--seeds 1 --scale 0.5", "qps": "--seeds 1 --scale 0.5", "shadows": "--seeds 1"}
+#: E2E per output token over the rate.
+LADDERS = {"qps": "--seeds 1 --scale 0.5"}
 MORE = {"lodestar-more": "--seeds 1", "scrapes": "--seeds 1"}
 
 
