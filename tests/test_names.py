@@ -249,9 +249,16 @@ def classes() -> list[tuple[str, ast.ClassDef]]:
     ]
 
 
+def generic(base: ast.expr) -> ast.expr:
+    """Return a base without its type arguments."""
+    return base.value if isinstance(base, ast.Subscript) else base
+
+
 def families() -> dict[str, str]:
     """Class -> the first base in `gorgo` or `tuner` that it derives from, or itself."""
-    bases = {node.name: [base.id for base in node.bases if isinstance(base, ast.Name)] for _, node in classes()}
+    bases = {
+        node.name: [base.id for base in map(generic, node.bases) if isinstance(base, ast.Name)] for _, node in classes()
+    }
 
     def root(name: str) -> str:
         known = [base for base in bases[name] if base in bases]

@@ -20,8 +20,7 @@ _ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
 async def start_helper(module: str, *, niceness: int) -> Process:
     """Start `python -m module`; `niceness` is added to the proxy's own.
 
-    Linux's SCHED_IDLE brings nothing that is certain: p99 of first bytes beside a training was 1.07, 1.04 and 1.38 of
-    that without, and 1.45 and 1.19 with niceness alone. It never runs where processors are full.
+    SCHED_IDLE is not used: no gain was certain in five measurements, and it never runs where processors are full.
     """
     environ = {name: value for name, value in os.environ.items() if name in _PASSED or name.startswith("PYTHON")}
     environ |= dict.fromkeys(_ONE_THREAD, "1")

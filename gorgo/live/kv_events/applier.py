@@ -156,9 +156,10 @@ class KvEventsApplier:
         self._deliver(actions)
 
     async def forget_all(self) -> None:
-        """Forget all blocks, in slices."""
-        await self._turn.pause()
-        while self._is_current() and self._router.forget_some(self._replica, blocks=PIECE_BLOCKS, now=self._clock()):
+        """Forget all blocks, in slices; at once where there are none."""
+        blocks = 1
+        while self._is_current() and self._router.forget_some(self._replica, blocks=blocks, now=self._clock()):
             await self._turn.pause()
+            blocks = PIECE_BLOCKS
         if self._is_current():
             self._deliver(self._router.on_kv_lost(self._replica, now=self._clock()))

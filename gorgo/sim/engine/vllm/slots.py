@@ -1,13 +1,13 @@
-"""The prompt cache of a llama.cpp-like engine: a slot for each place of the batch, and prompts kept in host memory.
+"""The prompt cache of a llama.cpp-like engine: a slot for each place of the batch, and prompts stored in host memory.
 
-Owns which slot a request takes and what is kept. `model` and `running_list` form the steps.
+Owns which slot a request takes and what is stored. `model` and `running_list` form the steps.
 
 Theory of operation. A slot keeps the tokens of its last request, and only a request that takes the slot finds them. So
 an idle slot is taken whose tokens begin as the prompt does, the longest beginning of more than a tenth of the prompt
 first; else the one that was used longest ago. Before a slot loses more than half of its tokens they are copied to host
-memory, and the slot gets the kept prompt that has both more of the new one and less beside it, if there is one. Kept
-prompts go in order of age where they and the slots together exceed the pool. What a running request computes is found
-by nobody until it has ended.
+memory, and the slot gets the stored prompt that has both more of the new one and less beside it, if there is one.
+Stored prompts go in order of age where they and the slots together exceed the pool. What a running request computes is
+not found until it has ended.
 
 Every slot has room for the longest context: nothing is preempted. Such engines publish no events of their caches.
 """
@@ -24,7 +24,7 @@ from gorgo.sim.engine.vllm.running_list import Running, RunningList
 
 #: llama.cpp's `--slot-prompt-similarity`: a slot with less of the prompt is not preferred.
 LEAST_SHARE = 0.1
-#: A slot that keeps less of its tokens is saved first; a kept prompt of which less is used stays where it is.
+#: A slot that keeps less of its tokens is saved first; a stored prompt of which less is used stays where it is.
 SAVED_BELOW, LEAST_USED = 0.5, 0.25
 #: Blocks are never missing.
 _ALL = 1 << 40
@@ -32,7 +32,7 @@ _ALL = 1 << 40
 Contents = tuple[int, ...]
 
 
-class KeptPrompt:
+class StoredPrompt:
     """Tokens of an ended request: the content of each full unit, and the number of all."""
 
     __slots__ = ("contents", "tokens", "used")
@@ -44,16 +44,16 @@ class KeptPrompt:
 
 
 class SlotPool(BlockPool):
-    """Slots and kept prompts of one engine; the parameters are those of `BlockPool`, and the number of slots.
+    """Slots and stored prompts of one engine; the parameters are those of `BlockPool`, and the number of slots.
 
     Example
     -------
     >>> pool = SlotPool(capacity_tokens=100, block_tokens=1, item_bytes=1, slots=2)
-    >>> slot, found = pool.take(pool.contents(b"abcdefgh"), 8)
-    >>> pool.take(pool.contents(b"abcdefxy"), 8)  # the other slot: the first is in use
+    >>> slot, found = pool.take_slot(pool.contents(b"abcdefgh"), 8)
+    >>> pool.take_slot(pool.contents(b"abcdefxy"), 8)  # the other slot: the first is in use
     (0, 0)
-    >>> pool.give_back(slot, pool.contents(b"abcdefgh"), 8)
-    >>> pool.take(pool.contents(b"abcdefij"), 8) == (slot, 6)
+    >>> pool.release_slot(slot, pool.contents(b"abcdefgh"), 8)
+    >>> pool.take_slot(pool.contents(b"abcdefij"), 8) == (slot, 6)
     True
     """
 
@@ -75,10 +75,10 @@ class SlotPool(BlockPool):
             caching=caching,
         )
         #: Empty while a request has the slot.
-        self._slots = [KeptPrompt((), 0, -1) for _ in range(slots)]
+        self._slots = [StoredPrompt((), 0, -1) for _ in range(slots)]
         self._busy = [False] * slots
         #: In host memory, the oldest first.
-        self._kept: list[KeptPrompt] = []
+        self._stored: list[StoredPrompt] = []
 
     @property
     def free_blocks(self) -> int:
@@ -92,17 +92,17 @@ class SlotPool(BlockPool):
     @property
     def evictable_tokens(self) -> int:
         """Return the tokens that are found, at most a pool: slots can exceed a small one."""
-        return min(self.capacity_tokens, self._held())
+        return min(self.capacity_tokens, self._used_tokens())
 
     def has(self, content: int) -> bool:
-        """Whether some idle slot or kept prompt has this content."""
-        return any(content in kept.contents for kept in (*self._slots, *self._kept))
+        """Whether some idle slot or stored prompt has this content."""
+        return any(content in prompt.contents for prompt in (*self._slots, *self._stored))
 
     def find(self, contents: Sequence[int]) -> list[CachedUnit]:  # noqa: ARG002 - that of other pools
         """Return nothing: what is found depends on the slot."""
         return []
 
-    def take(self, contents: Contents, tokens: int) -> tuple[int, int]:
+    def take_slot(self, contents: Contents, tokens: int) -> tuple[int, int]:
         """Let a prompt take an idle slot, of which there is one; return it and the units found there."""
         slot, shared = self._most_similar(contents, tokens)
         is_similar = slot >= 0
@@ -111,36 +111,36 @@ class SlotPool(BlockPool):
             shared = _shared(self._slots[slot].contents, contents)
         old = self._slots[slot]
         self._busy[slot] = True
-        self._slots[slot] = KeptPrompt((), 0, old.used)
+        self._slots[slot] = StoredPrompt((), 0, old.used)
         if not is_similar or shared * self.unit_tokens < SAVED_BELOW * old.tokens:
             shared = self._swap(old, contents, shared)
         return slot, min(shared, (tokens - 1) // self.unit_tokens)
 
-    def give_back(self, slot: int, contents: Contents, tokens: int) -> None:
+    def release_slot(self, slot: int, contents: Contents, tokens: int) -> None:
         """Keep the tokens of a request that has left its slot."""
         assert self._busy[slot], "a request has one slot"
         self._busy[slot] = False
-        used = 1 + max(kept.used for kept in self._slots)
-        self._slots[slot] = KeptPrompt(contents, tokens, used) if contents else KeptPrompt((), 0, used)
+        used = 1 + max(prompt.used for prompt in self._slots)
+        self._slots[slot] = StoredPrompt(contents, tokens, used) if contents else StoredPrompt((), 0, used)
         self._drop()
 
     def flush(self) -> None:
         """Forget every prompt. Only an idle engine does this."""
         assert not any(self._busy), "nothing runs"
-        self._slots = [KeptPrompt((), 0, -1) for _ in self._slots]
-        self._kept = []
+        self._slots = [StoredPrompt((), 0, -1) for _ in self._slots]
+        self._stored = []
 
     def check(self) -> None:
         """Assert every invariant."""
-        assert all(not kept.tokens for kept, busy in zip(self._slots, self._busy, strict=True) if busy)
-        assert len(self._kept) <= 1 or self._held() <= self.capacity_tokens, "what is too much was dropped"
+        assert all(not prompt.tokens for prompt, busy in zip(self._slots, self._busy, strict=True) if busy)
+        assert len(self._stored) <= 1 or self._used_tokens() <= self.capacity_tokens, "what is too much was dropped"
 
     def _most_similar(self, contents: Contents, tokens: int) -> tuple[int, int]:
         """Return the idle slot with the longest common beginning and its units; -1 if all are short."""
         best, most = -1, 0
-        for slot, kept in enumerate(self._slots):
+        for slot, prompt in enumerate(self._slots):
             if not self._busy[slot]:
-                shared = _shared(kept.contents, contents)
+                shared = _shared(prompt.contents, contents)
                 if shared > most and shared * self.unit_tokens > LEAST_SHARE * tokens:
                     best, most = slot, shared
         return best, most
@@ -150,35 +150,35 @@ class SlotPool(BlockPool):
         assert idle, "the caller saw that fewer run than there are slots"
         return min(idle, key=lambda slot: (self._slots[slot].used, -slot))
 
-    def _swap(self, old: KeptPrompt, contents: Contents, shared: int) -> int:
-        """Copy a slot's prompt to host memory, and return the units found of the better of it and those kept there."""
-        if old.tokens and not any(self._contains(kept, old) for kept in self._kept):
-            self._kept = [kept for kept in self._kept if not self._contains(old, kept)]
-            self._kept.append(old)
+    def _swap(self, old: StoredPrompt, contents: Contents, shared: int) -> int:
+        """Copy a slot's prompt to host memory, and return the units found of the better of it and those there."""
+        if old.tokens and not any(self._contains(prompt, old) for prompt in self._stored):
+            self._stored = [prompt for prompt in self._stored if not self._contains(old, prompt)]
+            self._stored.append(old)
         used_share = shared * self.unit_tokens / old.tokens if old.tokens else -1.0
-        better: KeptPrompt | None = None
-        for kept in self._kept:
-            found = _shared(kept.contents, contents)
-            share = found * self.unit_tokens / kept.tokens
+        better: StoredPrompt | None = None
+        for prompt in self._stored:
+            found = _shared(prompt.contents, contents)
+            share = found * self.unit_tokens / prompt.tokens
             if share >= LEAST_USED and share > used_share and found > shared:
-                better, used_share, shared = kept, share, found
+                better, used_share, shared = prompt, share, found
         if better is not None:
-            self._kept.remove(better)
+            self._stored.remove(better)
         self._drop()
         return shared
 
     def _drop(self) -> None:
-        """Forget the oldest of the kept prompts but for the last one, where slots and these exceed the pool."""
-        while len(self._kept) > 1 and self._held() > self.capacity_tokens:
-            self.evicted_tokens_total += self._kept.pop(0).tokens
+        """Forget the oldest of the stored prompts but for the last one, where slots and these exceed the pool."""
+        while len(self._stored) > 1 and self._used_tokens() > self.capacity_tokens:
+            self.evicted_tokens_total += self._stored.pop(0).tokens
 
-    def _contains(self, longer: KeptPrompt, shorter: KeptPrompt) -> bool:
+    def _contains(self, longer: StoredPrompt, shorter: StoredPrompt) -> bool:
         """Whether one begins with all of the other; tokens behind the last full unit are never known to."""
         units = len(shorter.contents)
         return units * self.unit_tokens == shorter.tokens and _shared(longer.contents, shorter.contents) == units
 
-    def _held(self) -> int:
-        return sum(kept.tokens for kept in (*self._slots, *self._kept))
+    def _used_tokens(self) -> int:
+        return sum(prompt.tokens for prompt in (*self._slots, *self._stored))
 
 
 class SlotList(RunningList[RequestT], Generic[RequestT]):
@@ -193,7 +193,7 @@ class SlotList(RunningList[RequestT], Generic[RequestT]):
         """Let a request run in the slot that it takes."""
         pool = self._slot_pool
         contents = pool.contents(request.key + request.output_key)
-        slot, found = pool.take(contents[: request.prompt_tokens // pool.unit_tokens], request.prompt_tokens)
+        slot, found = pool.take_slot(contents[: request.prompt_tokens // pool.unit_tokens], request.prompt_tokens)
         self._taken[request] = slot
         entry = Running(request, contents, [], computed=found * pool.unit_tokens, blocks=0)
         request.prefilled_tokens = entry.computed
@@ -213,7 +213,9 @@ class SlotList(RunningList[RequestT], Generic[RequestT]):
         entry = self._entries.pop(request)
         self.entries.remove(entry)
         pool = self._slot_pool
-        pool.give_back(self._taken.pop(request), entry.contents[: entry.computed // pool.unit_tokens], entry.computed)
+        pool.release_slot(
+            self._taken.pop(request), entry.contents[: entry.computed // pool.unit_tokens], entry.computed
+        )
         request.prefilled_tokens = 0
 
     def iterations_that_fit(self, at_most: int) -> int:

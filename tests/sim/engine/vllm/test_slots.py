@@ -94,9 +94,9 @@ def test_any_requests_find_what_a_naive_twin_finds(
             slot = ends.choice(sorted(running))
             text = running.pop(slot) + "ab"[: ends.randrange(3)]
             twin.give_back(slot, text)
-            pool.give_back(slot, pool.contents(text.encode()), len(text))
+            pool.release_slot(slot, pool.contents(text.encode()), len(text))
         taken = twin.take(prompt)
-        assert pool.take(pool.contents(prompt.encode()), len(prompt)) == taken
+        assert pool.take_slot(pool.contents(prompt.encode()), len(prompt)) == taken
         running[taken[0]] = prompt
         pool.check()
         event(f"kept {min(len(twin.ram), 3)}")
