@@ -48,7 +48,7 @@ def read_report(kind: str, model: str, answers: Mapping[str, object]) -> EngineR
     Example
     -------
     >>> read_report("vllm", "m", {"/v1/models": {"data": [{"id": "m", "max_model_len": 8192}]}})
-    EngineReport(scheduler='vllm', chunk_tokens=None, context_tokens=8192, max_running_requests=None)
+    EngineReport(scheduler='vllm', slot_cache=False, chunk_tokens=None, context_tokens=8192, max_running_requests=None)
     """
     context = _count(_row(answers.get(MODELS_PATH), model).get("max_model_len"))
     if kind == "sglang":
