@@ -55,6 +55,8 @@ class Refusals:
         """Record the end of an attempt. Return whether it is doubtful: another replica may answer the request."""
         replica = attempt.replica
         if outcome.short:
+            if replica.short_answers <= 0:
+                replica.short_answers_s = now
             replica.short_answers += 1
             doubtful = True
             if outcome.sent:
@@ -90,7 +92,7 @@ class Refusals:
         self.on_first_token(attempt, now=now)
         replica, state = attempt.replica, attempt.state
         if not short:
-            if short is not None:
+            if short is not None and attempt.dispatched_s >= replica.short_answers_s:
                 replica.short_answers = min(replica.short_answers, 0)
                 self._short_answers.on_longer(replica)
             if state.refused:

@@ -73,6 +73,8 @@ class Replica:
     client_errors_s: float = float("-inf")
     #: Doubtfully short answers in a row; negative after other replicas have answered as shortly.
     short_answers: int = 0
+    #: End of the first of them: only a longer answer to a later request ends the count.
+    short_answers_s: float = float("-inf")
     #: Objectives per output token of the requests in flight there that have one, ascending, s.
     tpot_objectives: list[float] = field(default_factory=list)
 

@@ -1,7 +1,7 @@
 """Replicas whose answers are short in a row while those of others are not: they get a trial at times.
 
 Where a gateway carries the bytes, a short answer cannot be withheld and tried elsewhere: nothing is proven, and nobody
-is ejected. The next requests go to others. A longer answer ends it, of a trial or of a request in flight. Off while
+is ejected. The next requests go to others. A longer answer to a request after the first short one ends it. Off while
 more than half of the replicas answered shortly last: then the requests are like that.
 """
 
