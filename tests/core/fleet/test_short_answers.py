@@ -39,6 +39,16 @@ def test_a_replica_of_short_answers_gets_trials_ever_more_rarely_and_all_its_req
         assert "a" in decision.candidates
 
 
+def test_a_longer_answer_to_a_request_before_the_first_short_one_changes_nothing() -> None:
+    router = make_router("a", "b", "c")
+    early = dispatched(submitted(router, a_request("early"), now=0.5))
+    assert early.replica == "a"
+    served = [serve(router, number, {"a": SHORT}, now=1.0 + number / 10) for number in range(2)]
+    finished(router, early.attempt_id, LONG, now=1.2)
+    served += [serve(router, number, {"a": SHORT}, now=1.0 + number / 10) for number in range(3, 20)]
+    assert served.count("a") == 4, "three that make it doubtful, and one that should have been withheld"
+
+
 def test_requests_that_get_short_answers_everywhere_pause_nobody() -> None:
     router = make_router(*"abcd")
     ends = dict.fromkeys("abcd", SHORT)
