@@ -2,25 +2,25 @@
 
 Where a gateway carries the bytes, a short answer cannot be withheld and tried elsewhere: nothing is proven, and nobody
 is ejected. The next requests go to others. A longer answer to a request after the first short one ends it. Off while
-more than half of the replicas answered shortly last: then the requests are like that.
+more than half of the replicas are doubtful: then the requests are like that.
 """
 
 from __future__ import annotations
 
 from gorgo.core.fleet.eligibility import CandidateSet
-from gorgo.core.fleet.replica import Replica
+from gorgo.core.fleet.replica import SUSPECT_AFTER, Replica
 
 #: From a short answer to the next trial, s; doubled by each trial.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 30.0
 
 
 class ShortAnswers:
-    """Last answers, and pauses of those that were doubtful."""
+    """Doubtful replicas, and their pauses."""
 
     __slots__ = ("_paused", "_short")
 
     def __init__(self) -> None:
-        #: Those whose last answer was short.
+        #: Doubtful ones, after short answers in a row: single ones come from every replica.
         self._short: set[Replica] = set()
         #: End of the pause, and its length.
         self._paused: dict[Replica, tuple[float, float]] = {}
@@ -29,7 +29,8 @@ class ShortAnswers:
         """Record a short answer, of a replica that was `doubtful` at its dispatch."""
         if replica.slot < 0:
             return
-        self._short.add(replica)
+        if replica.short_answers >= SUSPECT_AFTER:
+            self._short.add(replica)
         until_s, pause_s = self._paused.get(replica, (now, FIRST_PAUSE_S / 2))
         if doubtful and until_s <= now:
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 from hypothesis import given
@@ -47,6 +48,15 @@ def test_a_longer_answer_to_a_request_before_the_first_short_one_changes_nothing
     finished(router, early.attempt_id, LONG, now=1.2)
     served += [serve(router, number, {"a": SHORT}, now=1.0 + number / 10) for number in range(3, 20)]
     assert served.count("a") == 4, "three that make it doubtful, and one that should have been withheld"
+
+
+def test_a_short_answer_of_another_replica_is_not_the_requests_being_like_that() -> None:
+    router = make_router("a", "b", "c")
+    early = dispatched(submitted(router, replace(a_request("early"), pinned_replica="b"), now=0.5))
+    served = [serve(router, 0, {"a": SHORT}, now=1.0)]
+    finished(router, early.attempt_id, SHORT, now=1.05)
+    served += [serve(router, number, {"a": SHORT}, now=1.0 + number / 10) for number in range(1, 20)]
+    assert served.count("a") == 4
 
 
 def test_requests_that_get_short_answers_everywhere_pause_nobody() -> None:
