@@ -17,7 +17,7 @@ of all messages starts at 0. What was known is forgotten at its first message, s
 from __future__ import annotations
 
 from gorgo.live.kv_events.actions import Apply, FeedAction, Forget, Replay
-from gorgo.live.kv_events.place import Place
+from gorgo.live.kv_events.position import Position
 from gorgo.live.kv_events.queue import MessageQueue
 from gorgo.live.kv_events.replay_limit import ReplayLimit, RunningReplay
 from gorgo.live.kv_events.stats import FeedState, KvFeedStats
@@ -57,7 +57,7 @@ class PublisherFeed:
         self._is_connected = False
         #: Since when the connection is missing; `None` before the first one.
         self._cut_s: float | None = None
-        self._place = Place()
+        self._position = Position()
         self._queue = MessageQueue()
         self._progress: RunningReplay | None = None
         self._generation = 0
@@ -78,7 +78,7 @@ class PublisherFeed:
             return self._progress.state
         if self.complete:
             return FeedState.LIVE
-        return FeedState.WAITING if self._place.last is None else FeedState.PARTIAL
+        return FeedState.WAITING if self._position.last is None else FeedState.PARTIAL
 
     # -- the connection
 
@@ -113,8 +113,8 @@ class PublisherFeed:
         """Handle a live message."""
         self.silent = False
         self._stats.last_message_s = now
-        went_back = self._place.goes_back(number)
-        self._place.live = number
+        went_back = self._position.goes_back(number)
+        self._position.live = number
         if went_back:
             return self._restarted(number, payload, now=now)
         if self._progress is not None:
@@ -124,14 +124,14 @@ class PublisherFeed:
 
     def continues(self, number: int) -> bool:
         """Return whether a live message of this number would only be applied."""
-        place = self._place
-        return self._progress is None and place.is_next(number) and not place.goes_back(number)
+        position = self._position
+        return self._progress is None and position.is_next(number) and not position.goes_back(number)
 
     def continued(self, number: int, payload: bytes, *, now: float) -> int:
         """Handle a live message that `continues`, whose events the caller applies; return its era."""
         self.silent = False
         self._stats.last_message_s = now
-        self._place.live = number
+        self._position.live = number
         return self._apply(number, payload).era
 
     def replayed(self, generation: int, number: int, payload: bytes) -> list[FeedAction]:
@@ -140,20 +140,20 @@ class PublisherFeed:
         if progress is None or generation != self._generation or progress.useless:
             return []
         first, progress.began = not progress.began, True
-        place = self._place
-        if first and (progress.whole or place.last is None or number > place.last):
+        position = self._position
+        if first and (progress.whole or position.last is None or number > position.last):
             # For a gap: the publisher does not retain its messages any longer.
             actions = self._forget()
             self._lost, self.complete = False, progress.whole and number == 0
             return [*actions, self._apply(number, payload)]
-        assert place.last is not None
+        assert position.last is not None
         if first:
-            progress.useless = progress.other_process = not place.has_content(payload)
+            progress.useless = progress.other_process = not position.has_content(payload)
             return []
-        if place.is_next(number):
+        if position.is_next(number):
             return [self._apply(number, payload)]
         # A hole in the replay; what follows it is requested again.
-        progress.useless = number > place.last
+        progress.useless = number > position.last
         return []
 
     def replay_ended(self, generation: int, *, now: float) -> list[FeedAction]:
@@ -165,7 +165,7 @@ class PublisherFeed:
         if progress.whole and not progress.began:
             # The process has published nothing.
             actions = self._forget()
-            self._lost, self.complete, self._place.last = False, True, -1
+            self._lost, self.complete, self._position.last = False, True, -1
             return [*actions, *self._drain(now=now)]
         if progress.other_process or not progress.began:
             self._stats.restarts += 1
@@ -193,7 +193,7 @@ class PublisherFeed:
     # -- steps
 
     def _next(self, number: int, payload: bytes, *, now: float) -> list[FeedAction]:
-        last = self._place.last
+        last = self._position.last
         if last is None:
             self.complete = number == 0
             self._lost = not self.complete
@@ -221,7 +221,7 @@ class PublisherFeed:
         if not self._limit.may_replay(now=now):
             return self._give_up(now=now)
         # With nothing applied there is nothing to compare.
-        last = self._place.last
+        last = self._position.last
         start = 0 if whole or last is None else max(last, 0)
         self._progress = RunningReplay(state, whole=whole or last is None or last < 0)
         self._limit.count()
@@ -244,7 +244,7 @@ class PublisherFeed:
         actions: list[FeedAction] = []
         while self._queue:
             number, payload = self._queue.pop()
-            last = self._place.last
+            last = self._position.last
             if last is not None and number > last + 1:
                 if self._limit.may_replay(now=now):
                     self._queue.put_back(number, payload)
@@ -255,12 +255,12 @@ class PublisherFeed:
         return actions
 
     def _apply(self, number: int, payload: bytes) -> Apply:
-        self._place.set(number, payload)
+        self._position.set(number, payload)
         self._is_empty = False
         return Apply(payload, self._era)
 
     def _forget(self, *, restarted: bool = False) -> list[FeedAction]:
-        self.complete, self._lost, self._place.last = False, True, None
+        self.complete, self._lost, self._position.last = False, True, None
         if self._is_empty and not restarted:
             return []
         self._is_empty = True

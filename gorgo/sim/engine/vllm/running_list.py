@@ -84,6 +84,11 @@ class RunningList(Generic[RequestT]):
         entry = Running(
             request, contents, found, computed=len(found) * pool.unit_tokens, blocks=len(found) * pool.unit_blocks
         )
+        return self._run(entry)
+
+    def _run(self, entry: Running[RequestT]) -> Running[RequestT]:
+        """Add an admitted request to those that run; return its entry."""
+        request = entry.request
         request.prefilled_tokens = entry.computed
         request.stage = PREFILLING
         self.entries.append(entry)

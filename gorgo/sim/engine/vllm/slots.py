@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Generic
 
-from gorgo.sim.engine.request import PREFILLING
 from gorgo.sim.engine.steps import RequestT
 from gorgo.sim.engine.vllm.block_pool import BlockPool, CachedUnit
 from gorgo.sim.engine.vllm.running_list import Running, RunningList
@@ -195,12 +194,7 @@ class SlotList(RunningList[RequestT], Generic[RequestT]):
         contents = pool.contents(request.key + request.output_key)
         slot, found = pool.take_slot(contents[: request.prompt_tokens // pool.unit_tokens], request.prompt_tokens)
         self._taken[request] = slot
-        entry = Running(request, contents, [], computed=found * pool.unit_tokens, blocks=0)
-        request.prefilled_tokens = entry.computed
-        request.stage = PREFILLING
-        self.entries.append(entry)
-        self._entries[request] = entry
-        return entry
+        return self._run(Running(request, contents, [], computed=found * pool.unit_tokens, blocks=0))
 
     def schedule(self, entry: Running[RequestT], tokens: int) -> bool:
         """Compute so many more tokens; there is always room."""

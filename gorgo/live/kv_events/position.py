@@ -8,14 +8,14 @@ from hashlib import blake2b
 COMPARED_BYTES = 16 * 1024
 
 
-class Place:
+class Position:
     """The last message applied, and the highest live number of this process.
 
     Example
     -------
-    >>> place = Place()
-    >>> place.set(7, b"payload")
-    >>> place.is_next(8), place.has_content(b"other")
+    >>> position = Position()
+    >>> position.set(7, b"payload")
+    >>> position.is_next(8), position.has_content(b"other")
     (True, False)
     """
 
