@@ -40,11 +40,15 @@ def test_every_pattern_names_modules_and_every_exclusion_is_of_one() -> None:
 
 
 def test_no_compiled_module_has_what_mypyc_refuses() -> None:
-    """A protocol for isinstance, and structs that msgspec reads by their annotations."""
+    """A protocol for isinstance, structs that msgspec reads by their annotations, tuples in a class body."""
     for path in COMPILED["modules"]():
         source = (ROOT / path).read_text()
         assert "@runtime_checkable" not in source, path
         assert "msgspec.Struct" not in source, path
+        for node in ast.walk(ast.parse(source)):
+            statements = node.body if isinstance(node, ast.ClassDef) else []
+            targets = [target for line in statements if isinstance(line, ast.Assign) for target in line.targets]
+            assert all(isinstance(target, ast.Name) for target in targets), f"{path}: tuple in a class body"
 
 
 def test_no_interpreted_class_of_the_simulator_inherits_from_a_compiled_one() -> None:

@@ -144,7 +144,8 @@ class _HashSet:
     """Own hashes in parts, as those of `TierBlocks`."""
 
     #: With few blocks each takes 15 KB: there is one of these per replica.
-    PARTS, SHIFT = 64, 58
+    PARTS = 64
+    SHIFT = 58
 
     def __init__(self) -> None:
         #: Oldest first.
