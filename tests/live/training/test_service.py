@@ -321,7 +321,10 @@ async def test_outcomes_that_left_the_ring_during_a_round_are_counted(tmp_path: 
     await bench.service.aclose()
 
 
-async def test_the_process_runs_below_the_priority_of_the_proxy_and_ends_with_it(tmp_path: Path) -> None:
+async def test_the_process_runs_below_the_priority_of_the_proxy_and_ends_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gorgo.live.training.process.NICENESS", NICENESS)
     bench = Bench(tmp_path)
     await bench.service.start()
     bench.run(1)
