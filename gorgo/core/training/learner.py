@@ -41,6 +41,11 @@ class HasBase(Protocol):
         """Return that part of each row, s."""
 
 
+def find_base(model: Model | None) -> HasBase | None:
+    """Return the model if it has such a part."""
+    return model if isinstance(model, HasBase) else None
+
+
 def find_learner(policy: Policy, shadow: Policy | None) -> Learner | None:
     """Return which of the two learns, if any. Raise `ConfigError` if both do: a Router trains one model."""
     learners = [each for each in (policy, shadow) if isinstance(each, Learner)]

@@ -12,7 +12,7 @@ from gorgo.core.policy.choice import Choice, Prediction, argmin_tiebreak
 from gorgo.core.policy.interface import IndexKind
 from gorgo.core.policy.weights import Weights, WeightSpec
 from gorgo.core.training.features import feature_table
-from gorgo.core.training.learner import HasBase
+from gorgo.core.training.learner import HasBase, find_base
 from gorgo.core.training.model import Model
 from gorgo.core.training.spec import TrainingSpec
 from gorgo.errors import ConfigError
@@ -85,7 +85,7 @@ class GorgoResidual(LearnedPolicy):
 
     def adopt(self, model: Model | None) -> None:
         super().adopt(model)
-        self._based = model if isinstance(model, HasBase) else None
+        self._based = find_base(model)
 
     def features(self, request: RouteRequest, candidates: Candidates) -> Table:
         return self._table(request, candidates, predict_times(request, candidates).prediction())
