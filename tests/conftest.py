@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Generator
 
@@ -25,6 +26,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("system") and not item.get_closest_marker("skip"):
             item.add_marker(pytest.mark.skip(reason="system test: run by `make test-system`"))
+
+
+def pytest_collection_finish() -> None:
+    """Take the tests themselves out of the collector's sight: each full collection over them took 0.4 s."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

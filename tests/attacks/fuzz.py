@@ -192,12 +192,14 @@ def fuzz(count: int, seed: int, *, live_every: int = LIVE_EVERY) -> tuple[dict[s
 @contextmanager
 def _frozen() -> Iterator[None]:
     """Leave what there is already out of garbage collection: of a process with many tests it would be timed too."""
+    frozen = gc.get_freeze_count() > 0
     gc.collect()
     gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not frozen:
+            gc.unfreeze()
 
 
 def _timed_read(item: Item, count: Count, name: str) -> None:

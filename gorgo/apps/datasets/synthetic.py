@@ -7,7 +7,7 @@ also have `user_id` and `turn`, which other readers ignore.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from gorgo.apps.traces import BLOCK_TOKENS, TraceRequest
@@ -76,27 +76,34 @@ class _Blocks:
 
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens
-        self._by_block: dict[tuple[TextName | tuple[TextName, ...], int, int], int] = {}
+        self._count = 0
+        #: Blocks of each text by their last token; where a block begins follows from it.
+        self._by_text: dict[TextName | tuple[TextName, ...], dict[int, int]] = {}
 
     def of(self, row: MadeRow) -> list[int]:
-        return [self._one(row, start) for start in range(0, row.input_tokens, self._block_tokens)]
+        size, length, found, end = self._block_tokens, row.input_tokens, list[int](), 0
+        for text, reached in _texts(row):
+            known = self._by_text.setdefault(text, {})
+            while end < length and (next_end := min(end + size, length)) <= reached:
+                end = next_end
+                number = known.get(end)
+                if number is None:
+                    number = known[end] = self._count
+                    self._count += 1
+                found.append(number)
+        return found
 
-    def _one(self, row: MadeRow, start: int) -> int:
-        end = min(start + self._block_tokens, row.input_tokens)
-        return self._by_block.setdefault((_text(row, end), start, end), len(self._by_block))
 
-
-def _text(row: MadeRow, end: int) -> TextName | tuple[TextName, ...]:
-    """Return what a block that ends there is part of: one text, or all texts up to it."""
-    if end <= row.shared_tokens:
-        return row.shared
-    begun_with, reached = [row.shared], row.shared_tokens
+def _texts(row: MadeRow) -> Iterator[tuple[TextName | tuple[TextName, ...], int]]:
+    """Yield what the blocks are part of, in order, with the token up to which: one text, or all texts up to there."""
+    yield row.shared, row.shared_tokens
+    begun_with: tuple[TextName, ...] = (row.shared,)
+    reached = row.shared_tokens
     for name, tokens in row.parts:
-        begun_with.append(name)
+        begun_with = (*begun_with, name)
         reached += tokens
-        if end <= reached:
-            return tuple(begun_with)
-    return row.own
+        yield begun_with, reached
+    yield row.own, row.input_tokens
 
 
 def _line(row: MadeRow, blocks: _Blocks) -> bytes:

@@ -191,10 +191,15 @@ def _requests_file(out: Path | None) -> Iterator[Callable[[ReplayRecord], None]]
 
 @contextmanager
 def _quiet_gc() -> Iterator[None]:
-    """Freeze the objects of the trace: a garbage collection over them would appear as latency."""
+    """Freeze the objects of the trace: a garbage collection over them would appear as latency.
+
+    What a caller has frozen before stays so.
+    """
+    frozen = gc.get_freeze_count() > 0
     gc.collect()
     gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not frozen:
+            gc.unfreeze()
