@@ -4,7 +4,7 @@ Owns the loop of this process. See `process` for the other end.
 
 Theory of operation. First come the settings. Then each message is some outcomes, and each gets one reply, with a model
 if a round was due. The buffers are here alone; another process begins with the outcomes that the proxy still has. The
-process ends at the end of its input, so it never outlives its parent.
+process ends at the end of its input, in the middle of a round too, so it never outlives its parent.
 
 A busy neighbour costs the event loop caches and memory bandwidth, whatever its priority. So the process computes for a
 slice and then pauses for three: a quarter of the requests meet it, and a round takes four times as long.
@@ -12,10 +12,13 @@ slice and then pauses for three: a quarter of the requests meet it, and a round 
 
 from __future__ import annotations
 
+import os
 import pickle
 import resource
+import select
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from time import perf_counter, sleep
 from typing import Any, BinaryIO
@@ -66,12 +69,27 @@ def pace(pause: Callable[[float], object] = sleep) -> None:
     signal.setitimer(signal.ITIMER_VIRTUAL, SLICE_S, SLICE_S)
 
 
+def end_with(fd: int, end: Callable[[int], object] = os._exit) -> threading.Thread:
+    """Wait in a thread until nobody can write to the other side of `fd`, then end this process."""
+
+    def wait() -> None:
+        hung_up = select.poll()
+        hung_up.register(fd, 0)  # of a hang-up alone
+        hung_up.poll()
+        end(0)
+
+    thread = threading.Thread(target=wait, name="end with the proxy", daemon=True)
+    thread.start()
+    return thread
+
+
 def main() -> None:
     """Work on the standard streams."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_DATA, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     pace()
+    end_with(sys.stdin.fileno())
     work(sys.stdin.buffer, sys.stdout.buffer)
 
 

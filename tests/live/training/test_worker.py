@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from time import process_time
 
+from gorgo.core.training.spec import TrainingSpec
+from gorgo.live.training.messages import Settings, encode
 from gorgo.live.training.worker import PAUSE_S, SLICE_S, pace
+from tests.learning.outcomes import numbered
 
 
 def test_it_pauses_after_each_slice_of_processor_time() -> None:
@@ -21,3 +26,18 @@ def test_it_pauses_after_each_slice_of_processor_time() -> None:
         signal.signal(signal.SIGVTALRM, handler)
     assert len(pauses) >= 4, "so coarse is the clock of the slowest kernel"
     assert set(pauses) == {PAUSE_S}
+
+
+def test_it_ends_in_the_middle_of_a_round_when_its_parent_is_gone() -> None:
+    """As after SIGKILL: nothing but the end of its input tells it."""
+    spec = TrainingSpec("mlp", ("prompt_tokens",), first_samples=10, epochs=1_000_000)
+    round_without_end = encode(Settings(spec, 0, 0)) + encode(numbered(40))
+    command = [sys.executable, "-m", "gorgo.live.training.worker"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
+        try:
+            assert process.stdin is not None
+            process.stdin.write(round_without_end)
+            process.stdin.close()
+            assert process.wait(timeout=15) == 0
+        finally:
+            process.kill()
