@@ -151,6 +151,7 @@ def _residual(parts: ModelParts) -> Model:
         factor=parts.number("factor"),
         least=parts.number("least"),
         most=parts.number("most"),
+        prior_error=parts.number("prior_error"),
         waits=EngineWaits(step_share=parts.number("step_share"), hold_s=parts.number("hold_s")),
     )
 

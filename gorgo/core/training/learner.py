@@ -35,14 +35,18 @@ class Learner(Policy, Protocol):
 
 @runtime_checkable
 class HasBase(Protocol):
-    """A model whose prediction has a part that holds out of the training's range too."""
+    """A model of a prediction by priors, whose correction has a part that holds out of the training's range too."""
+
+    @property
+    def prior_error(self) -> float:
+        """Return the mean error of the priors in the training, as a share of the measured times."""
 
     def base_s(self, table: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Return that part of each row, s."""
+        """Return the prediction of each row with that part, s."""
 
 
 def find_base(model: Model | None) -> HasBase | None:
-    """Return the model if it has such a part."""
+    """Return the model if it is one."""
     return model if isinstance(model, HasBase) else None
 
 

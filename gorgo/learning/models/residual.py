@@ -45,6 +45,8 @@ _EARNED = 0.05
 _LINEAR_FROM = 0.1
 #: A shorter base has the unit of this one, s.
 _LEAST_BASE_S = 0.01
+#: A shorter measured time counts as this one where an error is a share of it, s.
+_LEAST_TTFT_S = 0.001
 #: Larger and more steps than Lodestar's: a small network needs more of them, and the first rounds have few rows.
 _RATE, _BATCH = 2e-3, 64
 
@@ -63,6 +65,8 @@ class ResidualModel(FittedModel):
         Share of the residual that is added, 0 to 1.
     least, most:
         Range of the residual in that unit.
+    prior_error:
+        Mean error of the prior alone, as a share of the measured times.
     """
 
     waits: EngineWaits
@@ -71,6 +75,7 @@ class ResidualModel(FittedModel):
     factor: float
     least: float
     most: float
+    prior_error: float
     kind: str = field(default="residual", init=False)
 
     def ttft_s(self, table: NDArray[np.float32]) -> Floats:
@@ -99,13 +104,14 @@ class ResidualModel(FittedModel):
         return last_layer_gradients(self.network, self.scaler.apply(rows.features), reward, rows.censored)
 
     def arrays(self) -> tuple[dict[str, NDArray[Any]], Mapping[str, Any]]:
-        """Return parameters and statistics; the header has the hidden widths, the factor and the range."""
+        """Return parameters and statistics; the header has the hidden widths and the numbers."""
         arrays: dict[str, NDArray[Any]] = {
             "parameters": self.network.parameters,
             "mean": self.scaler.mean,
             "inverse": self.scaler.inverse,
         }
         limits = {"factor": self.factor, "least": self.least, "most": self.most}
+        limits["prior_error"] = self.prior_error
         waits = {"step_share": self.waits.step_share, "hold_s": self.waits.hold_s}
         return arrays, {"hidden": list(self.network.sizes[1:]), **limits, **waits}
 
@@ -137,6 +143,7 @@ def fit_residual(rows: TrainingRows, spec: TrainingSpec, *, rng: np.random.Gener
         factor=earned_factor(learned, residual[checks & measured]),
         least=min(float(low), 0.0),
         most=max(float(high), 0.0),
+        prior_error=_prior_error(rows.select(np.flatnonzero(measured)), spec.target_cap_s),
     )
 
 
@@ -145,6 +152,13 @@ def _residual(rows: TrainingRows, waits: EngineWaits, cap_s: float) -> Floats:
     base = waits.base_s(rows.features, rows.names)
     result: Floats = (capped_ttft_s(rows, cap_s) - np.minimum(base, cap_s)) / _unit(base)
     return result
+
+
+def _prior_error(measured: TrainingRows, cap_s: float) -> float:
+    """Return the mean error of the prior as a share of the measured times; 0 without a row."""
+    prior_s = np.minimum(measured.features[:, measured.names.index(PRIOR)].astype(np.float64), cap_s)
+    ttft_s = np.maximum(capped_ttft_s(measured, cap_s), _LEAST_TTFT_S)
+    return float(np.mean(np.abs(prior_s - ttft_s) / ttft_s)) if len(measured) else 0.0
 
 
 def _unit(base: Floats) -> Floats:

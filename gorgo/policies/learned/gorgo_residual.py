@@ -53,7 +53,8 @@ class GorgoResidual(LearnedPolicy):
     R is the waits that the engine imposes, for its running step and for KV memory, plus a learned residual. That is at
     most `residual_limit` and never more negative than the predicted queue and prefill: no answer comes before the
     network's time. It is 0 for a replica out of the training's range, where priors and waits extrapolate. R is 0
-    without a model. A model that fails leaves the decision to `gorgo-ms`.
+    without a model, and in the cost also where the priors' mean error is at most `trusted_error`: a choice that differs
+    without need is chance. The prediction has it always. A model that fails leaves the decision to `gorgo-ms`.
     """
 
     name: ClassVar[str] = "gorgo-residual"
@@ -65,6 +66,7 @@ class GorgoResidual(LearnedPolicy):
         WeightSpec("residual_limit", 10_000.0, 0.0, 60_000.0, "most of the learned residual, ms; 0: gorgo-ms", "no"),
         WeightSpec("range_check", 1.0, 0.0, 1.0, "1: out of the training's range the residual is 0", "no"),
         WeightSpec("range_margin", 0.1, 0.0, 10.0, "share of a feature's range that counts as within it", "no"),
+        WeightSpec("trusted_error", 0.1, 0.0, 1.0, "mean error of the priors up to which the cost has no R", "no"),
     )
 
     def __init__(self, training: TrainingSpec | None = None) -> None:
@@ -116,7 +118,8 @@ class GorgoResidual(LearnedPolicy):
         residual_s = clipped(residual_s, parts, limit_s=limit_s)
         if limit_s > 0.0:
             residual_s = residual_s + (base_s - prior_s)
-        terms = {**base.terms, "residual": residual_s * 1e3}
+        trusted = self._based is not None and self._based.prior_error <= weights["trusted_error"]
+        terms = {**base.terms, "residual": np.zeros(len(candidates)) if trusted else residual_s * 1e3}
         cost = base.cost + terms["residual"]
         row = argmin_tiebreak(cost, candidates.in_flight_requests, rng)
         # Without a round trip there is no prediction: the worst known one is for comparing only.

@@ -35,6 +35,13 @@ def test_learned_residual_halves_the_error_of_the_prior_and_more(model: Residual
     assert error < 0.2 * np.mean(np.abs(prior_of(unseen.features) - unseen.ttft_s))
 
 
+def test_the_error_of_the_prior_is_a_share_of_the_measured_times(model: ResidualModel) -> None:
+    rows = training_rows(4000)
+    shares = np.abs(prior_of(rows.features) - rows.ttft_s) / rows.ttft_s
+    assert model.prior_error == pytest.approx(float(np.mean(shares)), rel=1e-6)
+    assert fitted(replace(rows, ttft_s=prior_of(rows.features))).prior_error == 0.0
+
+
 def test_row_out_of_range_has_the_prior_alone(model: ResidualModel) -> None:
     table = training_rows(10, seed=9).features.copy()
     table[:5, NAMES.index("queued_requests")] = 50.0

@@ -112,7 +112,9 @@ def test_the_residual_is_clipped() -> None:
 
 
 class WaitingFake(LinearFake):
-    """A model with 15 s of waits in each engine, which are no residual."""
+    """A model with 15 s of waits in each engine, which are no residual, where the priors are half wrong."""
+
+    prior_error = 0.5
 
     def base_s(self, table: np.ndarray) -> np.ndarray:
         return table[:, -1].astype(np.float64) + 15.0
@@ -127,6 +129,19 @@ def test_waits_in_the_engine_count_out_of_range_and_beyond_the_limit() -> None:
     np.testing.assert_allclose(choice.terms["residual"], [17_000, 25_000, 15_000], atol=1e-2)
     assert choice.predict is not None
     assert choice.predict(2) == pytest.approx(16.1)
+
+
+def test_where_the_priors_are_right_the_choice_is_that_of_gorgo_ms_and_the_prediction_corrected() -> None:
+    model = WaitingFake(FEATURES, {PRIOR: 1.0, "running_requests": 0.5}, constant=15.0)
+    candidates = replicas(running_requests=[4, 0], in_flight_requests=[0, 1])
+    plain, trusted = choose(GorgoMs(), candidates), choose(residual(model), candidates, trusted_error=0.5)
+    assert plain.cost is not None
+    assert trusted.cost is not None
+    assert (trusted.row, list(trusted.cost)) == (plain.row, list(plain.cost))
+    assert list(trusted.terms["residual"]) == [0.0, 0.0]
+    assert trusted.predict is not None
+    assert trusted.predict(0) == pytest.approx(1.1 + 15.0 + 2.0)
+    assert choose(residual(model), candidates, trusted_error=0.49).row != plain.row
 
 
 def test_a_limit_of_zero_is_gorgo_ms() -> None:

@@ -17,6 +17,16 @@ from gorgo.policies.learned.predicted_latency import PredictedLatency
 from tests.policies.learned.models import LinearFake
 from tests.policies.table import request, table
 
+
+class HalfWrongPrior(LinearFake):
+    """A model of a prediction by priors that are half wrong, and nothing beside its residual."""
+
+    prior_error = 0.5
+
+    def base_s(self, table: np.ndarray) -> np.ndarray:
+        return table[:, -1].astype(np.float64)
+
+
 POLICIES: dict[str, tuple[Callable[[], Learner], dict[str, float]]] = {
     "lodestar": (Lodestar, {"prefill_tokens": 0.001}),
     "predicted-latency": (PredictedLatency, {"uncached_prefill_tokens": 0.001}),
@@ -29,7 +39,7 @@ def policy_of(name: str) -> Learner:
     make, factors = POLICIES[name]
     policy = make()
     names = policy.feature_names
-    model = LinearFake(
+    model = (HalfWrongPrior if name == "gorgo-residual" else LinearFake)(
         names,
         factors,
         tpot={"in_flight_requests": 0.001} if name == "predicted-latency" else None,
