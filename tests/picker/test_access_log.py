@@ -92,7 +92,7 @@ def test_an_answer_of_envoy_s_own_is_logged_with_its_status(caplog: pytest.LogCa
     assert line.fields["status"] == 504  # type: ignore[attr-defined]
 
 
-def test_the_log_has_the_status_that_the_client_saw_of_an_answer_that_breaks_off_before_content(
+def test_an_answer_that_breaks_off_after_its_head_is_logged_as_failed_before_content_too(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def test(picker: VirtualPicker) -> None:
@@ -104,7 +104,7 @@ def test_the_log_has_the_status_that_the_client_saw_of_an_answer_that_breaks_off
     with caplog.at_level("INFO", logger="gorgo"):
         in_virtual_time(test)
     (line,) = [record for record in caplog.records if "e2e_s" in str(getattr(record, "fields", ""))]
-    assert line.fields["status"] == 200  # type: ignore[attr-defined]
+    assert line.fields["status"] == 502  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -286,5 +286,28 @@ def test_a_stream_of_unknown_length_that_ends_at_its_first_token_is_short(
 
     async def test(picker: VirtualPicker) -> None:
         assert await answered(picker, rest_s=rest_s, tokens=None) == candidates
+
+    in_virtual_time(test)
+
+
+def test_the_beginning_of_a_stream_does_not_say_how_long_it_gets() -> None:
+    """Each event of `/generate` has the count so far, and the first of `/v1/messages` a count of one."""
+
+    async def test(picker: VirtualPicker) -> None:
+        body = b'{"text": "hello", "stream": true, "sampling_params": {"max_new_tokens": 90}}'
+        for number in range(5):
+            picker.state.router.drain("r1", number < 4, now=picker.state.clock())
+            call, picked = picker.request(body, path="/generate")
+            event = (
+                b'data: {"text": "a", "meta_info": {"prompt_tokens": 9, "completion_tokens": 1, "cached_tokens": 4}}'
+            )
+            picker.first_bytes(picked.exchange_id, event + b"\n\n").close()
+            await asyncio.sleep(0.5)
+            call.close()
+            picker.log(picked.exchange_id)
+        (decision,) = picker.state.router.decisions(picked.headers["x-request-id"])
+        assert tuple(decision.candidates) == ("r0", "r1")
+        assert [sample.output_tokens for sample in picker.state.router.samples] == [None] * 5
+        assert picker.total("gorgo_reported_cached_tokens_total", replica="r0", region="here") >= 16
 
     in_virtual_time(test)

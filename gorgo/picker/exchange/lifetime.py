@@ -194,9 +194,12 @@ class PickerExchange:
         pending.close(self._sent_status(outcome), disconnected=disconnected)
 
     def _sent_status(self, outcome: Outcome) -> int:
-        """Return the status of the request log: Envoy's, but after content that of the outcome, as the proxy's."""
+        """Return the status of the request log: Envoy's, but the outcome's of an answer that has begun and broke off.
+
+        That is the proxy's, whose clients get such an answer as an error.
+        """
         entry = self._entry
-        if entry is None or not entry.status or self.answer.has_content:
+        if entry is None or not entry.status or self.answer.has_content or (entry.failure and entry.status < 400):
             return status_of(outcome)
         left = outcome.result is AttemptResult.CLIENT_DISCONNECTED
         return status_of(outcome) if left and not (entry.is_local and entry.status >= 400) else entry.status

@@ -125,7 +125,7 @@ def _result(answer: ObservedAnswer) -> AttemptResult:
 def _outcome(
     result: AttemptResult, answer: ObservedAnswer, status: int, usage: Usage | None, *, error: str | None = None
 ) -> Outcome:
-    usage = usage or answer.usage()
+    usage = usage or _usage_of(answer)
     return Outcome(
         result,
         status=status,
@@ -137,6 +137,14 @@ def _outcome(
         sent=True,
         short=_shortness(answer, usage) if result is COMPLETED else False,
     )
+
+
+def _usage_of(answer: ObservedAnswer) -> Usage | None:
+    """Return the usage that the answer reports. The beginning of a stream does not say how long it gets."""
+    usage = answer.usage()
+    if usage is None or answer.complete or not answer.is_stream:
+        return usage
+    return Usage(usage.prompt_tokens, usage.cached_tokens, None)
 
 
 def _is_quick(answer: ObservedAnswer, ended_s: float | None) -> bool:
