@@ -51,13 +51,10 @@ class PickerCall:
         if self._closed:
             return
         try:
-            request = read_message(message)
-            kind = request.WhichOneof("request")
-            if kind is None:
-                raise ProtocolError("expected a phase of an exchange in the message")
             if self._role is None:
-                self._role = self._begin(kind, request)
-            self._role.feed(kind, request)
+                self._begin(message)
+            else:
+                self._role.feed(*_read(message))
         except ProtocolError:
             self.closed()
             raise
@@ -75,9 +72,27 @@ class PickerCall:
         if self._role is not None:
             self._role.closed()
 
-    def _begin(self, kind: str, request: Any) -> _Role:
-        if kind == "request_headers":
-            return RequestCall(self._state, self._output, request)
-        if kind in ("response_headers", "response_body"):
-            return FirstTokenCall(self._state, self._output)
-        raise ProtocolError(f"expected request_headers, or a response of the filter of first tokens, before {kind}")
+    def _begin(self, message: bytes) -> None:
+        heads = self._state.heads
+        start = heads.read(message)
+        if start is None:
+            kind, request = _read(message)
+            if kind in ("response_headers", "response_body"):
+                self._role = FirstTokenCall(self._state, self._output)
+                self._role.feed(kind, request)
+                return
+            if kind != "request_headers":
+                expected = "expected request_headers, or a response of the filter of first tokens"
+                raise ProtocolError(f"{expected}, before {kind}")
+            start = heads.read_parsed(request)
+        self._role = call = RequestCall(self._state, self._output, start)
+        call.begin()
+
+
+def _read(message: bytes) -> tuple[str, Any]:
+    """Return the phase of a serialized `ProcessingRequest`, and it. Raises `ProtocolError`."""
+    request = read_message(message)
+    kind: str | None = request.WhichOneof("request")
+    if kind is None:
+        raise ProtocolError("expected a phase of an exchange in the message")
+    return kind, request

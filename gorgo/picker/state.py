@@ -10,6 +10,7 @@ from gorgo.core.limits import HedgeLimits, RouterLimits
 from gorgo.live.state import LiveState
 from gorgo.picker.endpoints import Endpoints, urls_of
 from gorgo.picker.open_exchanges import OpenExchanges
+from gorgo.picker.protocol.heads import HeadReader
 
 #: Addresses behind the first, which Envoy may try by itself.
 FALLBACKS = 2
@@ -28,6 +29,8 @@ class PickerState(LiveState):
     passed_headers: frozenset[bytes] = frozenset()
     #: Calls that Envoy has open.
     calls: set[object] = field(default_factory=set)
+    #: Reads heads of requests.
+    heads: HeadReader = field(default_factory=HeadReader)
     #: Exchanges by this picker's ids.
     open_exchanges: OpenExchanges = field(init=False)
 

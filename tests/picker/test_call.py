@@ -66,6 +66,21 @@ def test_a_client_s_own_choice_is_overwritten_and_headers_that_steer_an_engine_a
     in_virtual_time(test)
 
 
+def test_what_connection_names_is_removed_of_this_request_alone() -> None:
+    async def test(picker: VirtualPicker) -> None:
+        trace = ("traceparent", "00-4b7ffb612a0c4b9e8f7c0d8f5dd0c111-0d8f5dd0c1110d8f-01")
+        for named, removed in (("traceparent", ["traceparent"]), ("close", []), ("traceparent", ["traceparent"])):
+            for _ in range(2):
+                call, picked = picker.request(BODY, trace, ("connection", named), ("accept", "*/*"))
+                assert list(picked.common.header_mutation.remove_headers) == removed
+                call.close()
+            call, picked = picker.request(BODY, ("accept", "*/*"), trace)
+            assert not picked.common.header_mutation.remove_headers
+            call.close()
+
+    in_virtual_time(test)
+
+
 def test_a_replica_that_knows_the_model_by_another_name_gets_another_body_with_its_length() -> None:
     config = config_of("10.0.0.1:8000", models=(ModelConfig(name="llama", aliases=("m",)),))
     config = with_replica(config, 0, models=("llama",), request_usage=True)

@@ -16,7 +16,7 @@ from gorgo.live.http.headers import Header, encode_lines, new_id, own_request_id
 class HeaderFindings:
     """What was found in headers. `None`: not known yet."""
 
-    __slots__ = ("admitted", "forwarded", "is_json", "options", "request_id", "session")
+    __slots__ = ("admitted", "forwarded", "is_json", "options", "request_id", "session", "withheld")
 
     def __init__(self) -> None:
         #: The keys of clients, the name of this client, the place of its key, and findings without the key.
@@ -30,6 +30,8 @@ class HeaderFindings:
         #: The client's own id, and its session; empty without one.
         self.request_id: str | None = None
         self.session: str | None = None
+        #: The names that an operator passes, whether the replica has a key, and the names that a replica does not get.
+        self.withheld: tuple[object, bool, tuple[bytes, ...]] | None = None
 
 
 class RequestHeaders(list[Header]):

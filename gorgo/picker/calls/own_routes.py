@@ -13,7 +13,7 @@ from gorgo.errors import closest
 from gorgo.live.http.errors import HttpError
 from gorgo.live.request.client_scope import unknown_model
 from gorgo.live.request.routes import INFERENCE_ROUTES
-from gorgo.picker.protocol.messages import RequestHead
+from gorgo.picker.protocol.heads import RequestHead
 from gorgo.picker.state import PickerState
 
 _ALIVE = frozenset({"/health", "/healthz", "/livez"})

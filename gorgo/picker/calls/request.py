@@ -24,14 +24,8 @@ from gorgo.picker.exchange.lifetime import PickerExchange
 from gorgo.picker.exchange.outcomes import outcome_of_answer
 from gorgo.picker.exchange.pending import PendingRequest
 from gorgo.picker.protocol.answers import UNCHANGED, chosen, refused, streamed
-from gorgo.picker.protocol.messages import (
-    BUFFERED,
-    FULL_DUPLEX_STREAMED,
-    ProtocolError,
-    RequestHead,
-    read_request_head,
-    read_subset,
-)
+from gorgo.picker.protocol.heads import RequestHead, RequestStart
+from gorgo.picker.protocol.messages import BUFFERED, FULL_DUPLEX_STREAMED, ProtocolError
 from gorgo.picker.protocol.output import CallOutput
 from gorgo.picker.state import PickerState
 
@@ -51,8 +45,8 @@ class RequestCall:
         The running picker.
     output:
         The transport's end of the call.
-    first:
-        The message with the request's headers. Raises `ProtocolError` for one that is wrong.
+    start:
+        What begins the request. Raises `ProtocolError` for a mode that it cannot have.
     """
 
     __slots__ = (
@@ -67,16 +61,16 @@ class RequestCall:
         "_refused",
         "_response",
         "_state",
+        "_subset",
     )
 
-    def __init__(self, state: PickerState, output: CallOutput, first: Any) -> None:
+    def __init__(self, state: PickerState, output: CallOutput, start: RequestStart) -> None:
         self._state = state
         self._output = output
-        mode = first.protocol_config.request_body_mode if first.HasField("protocol_config") else BUFFERED
-        self._response = CarriedResponse(first.protocol_config.response_body_mode, self._output)
-        if first.observability_mode:
-            raise ProtocolError("expected a filter that waits for its answers: observability_mode chooses nothing")
-        self._head: RequestHead = read_request_head(first.request_headers)
+        mode = start.mode.request_body
+        self._response = CarriedResponse(start.mode.response_body, self._output)
+        self._head: RequestHead = start.head
+        self._subset = start.mode.subset
         if mode not in _MODES and not self._head.ended:
             raise ProtocolError("expected request_body_mode BUFFERED or FULL_DUPLEX_STREAMED")
         #: The request's body is sent back in pieces.
@@ -91,17 +85,16 @@ class RequestCall:
     # -- messages
 
     def feed(self, kind: str, message: Any) -> None:
-        """Take a message. Raises `ProtocolError` for one that cannot come now."""
+        """Take a message after the first. Raises `ProtocolError` for one that cannot come now."""
         if self._refused:
             return
-        if kind == "request_headers":
-            self._begin(message)
-        elif self._pending is None:
-            raise ProtocolError(f"expected request_headers before {kind}")
-        elif kind == "request_body":
+        assert self._pending is not None, "it has begun"
+        if kind == "request_body":
             self._take_body(message.request_body.body, end=message.request_body.end_of_stream or not self._duplex)
         elif kind == "request_trailers":
             self._take_trailers()
+        elif kind == "request_headers":
+            raise ProtocolError("expected one message with request_headers")
         elif self._exchange is None:
             raise ProtocolError(f"expected {kind} after the choice")
         else:
@@ -118,9 +111,8 @@ class RequestCall:
 
     # -- the request
 
-    def _begin(self, message: Any) -> None:
-        if self._pending is not None:
-            raise ProtocolError("expected one message with request_headers")
+    def begin(self) -> None:
+        """Take the head."""
         head, state = self._head, self._state
         client = None
         try:
@@ -139,7 +131,7 @@ class RequestCall:
         if answer is not None:
             self._answer(answer)
             return
-        subset = read_subset(message)
+        subset = self._subset
         self._pending = PendingRequest(
             state,
             head,

@@ -6,10 +6,10 @@ The rules are the proxy's: a replica gets the headers that `live.http.headers` f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 from gorgo.core.messages.actions import Dispatch
-from gorgo.live.http.headers import Header, upstream_headers
+from gorgo.live.http.headers import Header, find, upstream_headers
+from gorgo.live.http.request_headers import RequestHeaders
 from gorgo.live.upstream.target import Target
 from gorgo.picker.exchange.lifetime import PickerExchange
 from gorgo.picker.exchange.pending import PendingRequest
@@ -19,10 +19,6 @@ from gorgo.picker.state import PickerState
 #: Headers that Envoy frames the request by, or sets itself.
 _FRAMING = frozenset({b"host", b"content-length", b"transfer-encoding", b"te", b"connection", b"upgrade", b"via"})
 _ENVOYS = (b"x-envoy-", b"x-forwarded-")
-#: Lists of names for which the result is retained; a client's library sends one or two.
-MAX_NAMES = 1024
-#: A longer list is not retained: clients choose it.
-MAX_NAMES_BYTES = 2048
 
 
 def choose(state: PickerState, pending: PendingRequest, exchange: PickerExchange) -> EndpointChoice:
@@ -68,15 +64,10 @@ def _headers(
 ) -> tuple[list[Header], tuple[bytes, ...]]:
     """Return the headers to set, and the names of those to remove."""
     headers, api_key = pending.head.headers, exchange.target.api_key
-    names = tuple(name for name, _ in headers)
-    if b"connection" in names or sum(map(len, names)) > MAX_NAMES_BYTES:
-        # The value of the first names others.
-        removed = _removed(headers, state.passed_headers, api_key is not None)
-    else:
-        removed = _removed_names(names, state.passed_headers, api_key is not None)
+    removed = _withheld(headers, state.passed_headers, has_key=api_key is not None)
     changed: list[Header] = []
     identity = (b"x-request-id", pending.request_id.encode("ascii"))
-    if identity not in headers:
+    if identity not in pending.head.varying:
         changed.append(identity)
     if api_key is not None:
         changed.append((b"authorization", b"Bearer " + api_key.encode("latin-1")))
@@ -84,13 +75,21 @@ def _headers(
     if trace is not None:
         changed = trace.carry(changed, exchange.dispatch.attempt_id)
         # What is set anew is replaced without that.
-        removed = (*removed, *(name for name in trace.dropped if name in names and name not in dict(changed)))
+        names = {name for name, _ in headers}.difference(name for name, _ in changed)
+        removed = (*removed, *(name for name in trace.dropped if name in names))
     return changed, (*removed, *pending.head.removed)
 
 
-@lru_cache(MAX_NAMES)
-def _removed_names(names: tuple[bytes, ...], passed: frozenset[bytes], has_key: bool) -> tuple[bytes, ...]:
-    return _removed([(name, b"") for name in names], passed, has_key)
+def _withheld(headers: Sequence[Header], passed: frozenset[bytes], *, has_key: bool) -> tuple[bytes, ...]:
+    """Return `_removed`, found once for headers that are repeated: none of those that differ is withheld."""
+    if not isinstance(headers, RequestHeaders):
+        return _removed(headers, passed, has_key)
+    known = headers.findings.withheld
+    if known is None or known[0] is not passed or known[1] is not has_key:
+        known = passed, has_key, _removed(headers, passed, has_key)
+        if find(headers, b"connection") is None:  # it names others, also those that differ
+            headers.findings.withheld = known
+    return known[2]
 
 
 def _removed(headers: Sequence[Header], passed: frozenset[bytes], has_key: bool) -> tuple[bytes, ...]:

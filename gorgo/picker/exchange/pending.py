@@ -28,7 +28,8 @@ from gorgo.live.request.client_scope import unknown_model
 from gorgo.live.request.parse import ParsedRequest, parse_request
 from gorgo.live.request.record import RequestRecord
 from gorgo.picker.exchange.reading import read_later, read_now, request_without_prompt
-from gorgo.picker.protocol.messages import RequestHead, peer_of
+from gorgo.picker.protocol.heads import RequestHead
+from gorgo.picker.protocol.messages import peer_of
 from gorgo.picker.state import PickerState
 
 _RETRY_SOON = ((b"retry-after", b"1"),)
@@ -78,7 +79,7 @@ class PendingRequest:
         self._replicas = replicas
         self.head = head
         self.client = client
-        self.request_id = request_id(head.headers)
+        self.request_id = request_id(head.varying)
         #: The id of the request in the Router; `None` before and after.
         self.router_id: str | None = None
         #: `None` before the body is parsed, and for a request without a prompt.
@@ -91,7 +92,7 @@ class PendingRequest:
             self.record.trace = state.tracing.start(
                 head.headers, route=head.path, request_id=self.request_id, received_s=received_s
             )
-        self._buffer = RequestBuffer(state.buffers, buffer_client({"gorgo.client": client, "client": peer_of(head)}))
+        self._buffer = RequestBuffer(state.buffers, client or buffer_client({"client": peer_of(head.varying)}))
         self._size = 0
         self._started = 0.0
         self._task: asyncio.Task[None] | None = None

@@ -1,6 +1,10 @@
 """Messages of a call as they go: what Envoy is told to change, or to answer itself.
 
 Owns their bytes. Messages without content are made once.
+
+Theory of operation. A field that comes twice is merged (Protocol Buffers, "last one wins"). So the answer with a choice
+is a row of parts, each of one thing: destination, changes, id. What differs each time is the last of its part, and what
+precedes it depends on its size alone.
 """
 
 from __future__ import annotations
@@ -17,8 +21,8 @@ from gorgo.picker.protocol.wire import field, struct_entry, text_entry
 #: Bytes of a body in one message: the bound of the Gateway API's own picker, far below that of gRPC messages.
 PIECE_BYTES = 62_000
 _OVERWRITE = OVERWRITE_IF_EXISTS_OR_ADD
-#: Destinations whose bytes are retained: a fleet's usual orders of the best three.
-MAX_DESTINATIONS = 4096
+#: Sizes of destinations for which what precedes them is retained.
+MAX_SIZES = 1024
 #: Labels whose bytes are retained: a set for each replica of a large fleet.
 MAX_LABELS = 4096
 #: Lists of removed names whose bytes are retained: each kind of client sends one or two, at most some kilobytes long.
@@ -71,37 +75,55 @@ class EndpointChoice:
 
 def chosen(kind: str, choice: EndpointChoice, *, with_body: bool) -> bytes:
     """Return the answer of a `kind` with the choice; `with_body`: it carries another body too."""
-    option, lb, first = _destination(choice.destination)
-    mutation = [option, *(_option(name, value) for name, value in choice.set_headers)]
-    common = b""
+    destination, exchange_id = choice.destination.encode(), choice.exchange_id.encode()
+    before, between = _around_destination(kind, len(destination))
+    if choice.set_headers or choice.body is not None:
+        changes = _changes(kind, choice, with_body=with_body)
+    else:
+        changes = _removals(kind, choice.remove_headers)
+    own = _own(choice.destination.partition(",")[0], choice.labels, len(exchange_id))
+    return b"".join((before, destination, between, destination, changes, own, exchange_id))
+
+
+@lru_cache(MAX_SIZES)
+def _around_destination(kind: str, size: int) -> tuple[bytes, bytes]:
+    """Return what precedes a destination as a header, and as Envoy's metadata."""
+    unknown = bytes(size)
+    header = _common(kind, field(_HEADER_MUTATION, _option(_DESTINATION, unknown)))
+    lb = field(_DYNAMIC_METADATA, struct_entry(LB, text_entry(DESTINATION, unknown)))
+    return header[: len(header) - size], lb[: len(lb) - size]
+
+
+def _changes(kind: str, choice: EndpointChoice, *, with_body: bool) -> bytes:
+    """Return what of a request is changed, beside its destination."""
+    mutation = [_option(name, value) for name, value in choice.set_headers]
+    body = b""
     if choice.body is not None:
         mutation.append(_option(b"content-length", b"%d" % len(choice.body)))
         if with_body:
-            common = field(_BODY_MUTATION, field(1, choice.body))
-    mutation.append(_removals(choice.remove_headers))
-    if kind == "request_headers":
-        common += _CLEAR_ROUTE_CACHE
-    common = field(_HEADER_MUTATION, b"".join(mutation)) + common
-    own = struct_entry(OWN, text_entry("id", choice.exchange_id.encode()) + first + _entries(choice.labels))
-    return field(_KINDS[kind], field(1, common)) + field(_DYNAMIC_METADATA, lb + own)
-
-
-@lru_cache(MAX_DESTINATIONS)
-def _destination(destination: str) -> tuple[bytes, bytes, bytes]:
-    """Return what a choice says of a destination: the header, Envoy's metadata, and the first address in our own."""
-    addresses = destination.encode()
-    lb = struct_entry(LB, text_entry(DESTINATION, addresses))
-    return _option(_DESTINATION, addresses), lb, text_entry("destination", addresses.split(b",", 1)[0])
+            body = _common(kind, field(_BODY_MUTATION, field(1, choice.body)))
+    headers = _common(kind, field(_HEADER_MUTATION, b"".join(mutation)))
+    return headers + body + _removals(kind, choice.remove_headers)
 
 
 @lru_cache(MAX_REMOVALS)
-def _removals(names: tuple[bytes, ...]) -> bytes:
-    return b"".join([field(2, name) for name in names])
+def _removals(kind: str, names: tuple[bytes, ...]) -> bytes:
+    removals = field(_HEADER_MUTATION, b"".join([field(2, name) for name in names]))
+    return _common(kind, removals + (_CLEAR_ROUTE_CACHE if kind == "request_headers" else b""))
+
+
+def _common(kind: str, content: bytes) -> bytes:
+    """Return a part of the answer to a `kind`."""
+    return field(_KINDS[kind], field(1, content))
 
 
 @lru_cache(MAX_LABELS)
-def _entries(labels: Labels) -> bytes:
-    return b"".join(text_entry(name, text.encode()) for name, text in labels)
+def _own(first: str, labels: Labels, size: int) -> bytes:
+    """Return the picker's own metadata up to an id of `size` bytes: the first address, and labels."""
+    texts = (("destination", first), *labels)
+    entries = b"".join(text_entry(name, text.encode()) for name, text in texts)
+    whole = field(_DYNAMIC_METADATA, struct_entry(OWN, entries + text_entry("id", bytes(size))))
+    return whole[: len(whole) - size]
 
 
 def refused(status: int, headers: Iterable[Header], body: bytes, *, code: str) -> bytes:
@@ -143,7 +165,7 @@ def _set(options: object, headers: Iterable[Header]) -> None:
 
 def _option(name: bytes, value: bytes) -> bytes:
     """Return a header that replaces the client's."""
-    return field(1, field(1, field(1, name) + field(3, value)) + _APPEND_ACTION)
+    return field(1, _APPEND_ACTION + field(1, field(1, name) + field(3, value)))
 
 
 def _unchanged(kind: str) -> bytes:

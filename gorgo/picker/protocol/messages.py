@@ -6,7 +6,6 @@ Owns what breaks the protocol. Leaves answers to `answers` and the order of mess
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any
 
@@ -34,19 +33,6 @@ class ProtocolError(Exception):
     """A message that the protocol does not allow. The text says what was expected."""
 
 
-@dataclass(slots=True)
-class RequestHead:
-    """The head of a request. `path` has no query, `headers` no pseudo headers."""
-
-    method: str
-    path: str
-    headers: list[Header]
-    #: It has no body.
-    ended: bool
-    #: Names of headers that were for the picker alone.
-    removed: tuple[bytes, ...] = ()
-
-
 def read_message(message: bytes) -> Any:
     """Return a `ProcessingRequest`. Raises `ProtocolError`."""
     try:
@@ -58,25 +44,6 @@ def read_message(message: bytes) -> Any:
 def read_headers(message: Any) -> list[Header]:
     """Return the headers of an `HttpHeaders`, names in lower case as Envoy sends them."""
     return [(pair.key.encode(), pair.raw_value or pair.value.encode()) for pair in message.headers.headers]
-
-
-def read_request_head(message: Any) -> RequestHead:
-    """Return the head of a request. Raises `ProtocolError` without a method or a path."""
-    method = path = b""
-    headers: list[Header] = []
-    for pair in message.headers.headers:
-        name = pair.key.encode()
-        value = pair.raw_value or pair.value.encode()
-        if name[0:1] != b":":
-            headers.append((name, value))
-        elif name == b":method":
-            method = value
-        elif name == b":path":
-            path = value
-    if not method or not path:
-        raise ProtocolError("expected the headers :method and :path")
-    route = path.split(b"?", 1)[0]
-    return RequestHead(method.decode("latin-1"), route.decode("latin-1"), headers, message.end_of_stream)
 
 
 def read_status(headers: Iterable[Header]) -> int:
@@ -123,9 +90,9 @@ def read_subset(message: Any) -> list[str] | None:
     return [text.strip() for text in texts if text.strip()]
 
 
-def peer_of(head: RequestHead) -> tuple[str, int] | None:
+def peer_of(headers: Iterable[Header]) -> tuple[str, int] | None:
     """Return the client's address as Envoy appended it last; `None` without it or with something else."""
-    forwarded = [value for name, value in head.headers if name == b"x-forwarded-for"]
+    forwarded = [value for name, value in headers if name == b"x-forwarded-for"]
     if not forwarded:
         return None
     try:

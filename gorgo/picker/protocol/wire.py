@@ -26,6 +26,24 @@ def varint(number: int) -> bytes:
     return bytes(found)
 
 
+def length_at(message: bytes, position: int) -> tuple[int, int]:
+    """Return a length below 2^21, and the position behind it. Raises `IndexError` for any other.
+
+    >>> length_at(varint(70_000), 0)
+    (70000, 3)
+    """
+    first = message[position]
+    if first < 128:
+        return first, position + 1
+    second = message[position + 1]
+    if second < 128:
+        return first & 127 | second << 7, position + 2
+    third = message[position + 2]
+    if third > 127:
+        raise IndexError("a longer number")
+    return first & 127 | (second & 127) << 7 | third << 14, position + 3
+
+
 def field(number: int, content: bytes) -> bytes:
     """Return a field of bytes, text or a message; its number is at most 15.
 
