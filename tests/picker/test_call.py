@@ -158,6 +158,24 @@ def test_a_request_is_queued_for_no_longer_than_the_setting() -> None:
     in_virtual_time(test, replace(ONE, overload=OverloadConfig(no_replica_wait_s=30.0)), hold_s=5.0)
 
 
+def test_a_body_is_reserved_where_it_waits_and_refused_where_there_is_no_room() -> None:
+    async def test(picker: VirtualPicker) -> None:
+        state = picker.state
+        state.buffers.limit_bytes = 5 * len(BODY)
+        at_once, _ = picker.request()
+        assert (state.router.in_flight, state.buffers.used_bytes) == (1, 0)
+        state.router.drain("r0", now=state.clock())
+        queued, _ = picker.request()
+        assert (state.router.queued, state.buffers.used_bytes) == (1, 2 * len(BODY))
+        refused, _ = picker.request()
+        assert error_of(refused.last)[:2] == (503, "buffers_full")
+        assert (state.router.queued, state.buffers.used_bytes) == (1, 2 * len(BODY))
+        for call in (at_once, queued, refused):
+            call.close()
+
+    in_virtual_time(test, replace(ONE, overload=OverloadConfig(no_replica_wait_s=30.0)))
+
+
 def test_a_client_that_leaves_while_it_is_queued_leaves_the_queue() -> None:
     async def test(picker: VirtualPicker) -> None:
         picker.state.router.drain("r0", now=picker.state.clock())

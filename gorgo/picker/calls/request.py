@@ -150,7 +150,7 @@ class RequestCall:
             raise ProtocolError("expected no more of the request's body")
         assert self._pending is not None
         self._parts.append(body)
-        if not self._pending.receive(len(body)):
+        if not self._pending.receive(len(body), end=end):
             self._parts = None
         elif end:
             self._decide()

@@ -20,16 +20,15 @@ from gorgo.core.messages.actions import Action, AdmissionAction, Dispatch, Hold,
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.live.http.errors import HttpError, error_json, error_of
 from gorgo.live.http.headers import Header, request_id
-from gorgo.live.http.request_buffer import RequestBuffer, buffer_client
 from gorgo.live.logs import log_failure
 from gorgo.live.parsing.fields import BodyFields
 from gorgo.live.parsing.json_body import check_media_type
 from gorgo.live.request.client_scope import unknown_model
 from gorgo.live.request.parse import ParsedRequest, parse_request
 from gorgo.live.request.record import RequestRecord
+from gorgo.picker.exchange.body_buffer import BodyBuffer
 from gorgo.picker.exchange.reading import read_later, read_now, request_without_prompt
 from gorgo.picker.protocol.heads import RequestHead
-from gorgo.picker.protocol.messages import peer_of
 from gorgo.picker.state import PickerState
 
 _RETRY_SOON = ((b"retry-after", b"1"),)
@@ -92,8 +91,7 @@ class PendingRequest:
             self.record.trace = state.tracing.start(
                 head.headers, route=head.path, request_id=self.request_id, received_s=received_s
             )
-        self._buffer = RequestBuffer(state.buffers, client or buffer_client({"client": peer_of(head.varying)}))
-        self._size = 0
+        self._buffer = BodyBuffer(state, head, client)
         self._started = 0.0
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -111,6 +109,8 @@ class PendingRequest:
             self.record.body_read(self._state)
             self._started = perf_counter()
             request, fields = read_now(self._state, self.head.path, body, self._parse)
+            if request is None:
+                self._buffer.reserve()
         except HttpError as error:
             self.refuse(error)
             return
@@ -162,14 +162,10 @@ class PendingRequest:
         self._call.refused(error.status, headers, body, error.code)
         self.close(error.status)
 
-    def receive(self, count: int) -> bool:
+    def receive(self, count: int, *, end: bool) -> bool:
         """Count bytes of the body as they come; refuse the request and return False for a body that is too large."""
-        self._size += count
-        limit = min(self._state.limits.max_body_bytes, self._buffer.body_limit)
         try:
-            if self._size > limit:
-                raise HttpError(413, "request_too_large", f"the body is larger than {limit} bytes")
-            self._buffer.received(count, self._size)
+            self._buffer.receive(count, end=end)
         except HttpError as error:
             self.refuse(error)
             return False
@@ -240,11 +236,22 @@ class PendingRequest:
         if isinstance(action, Dispatch):
             self._dispatched(action)
         elif isinstance(action, Hold):
-            self._queued_s = self._state.clock()
-            hold_s = self._state.hold_s
-            self._timer = asyncio.get_running_loop().call_later(hold_s, self._hold_expired, hold_s)
+            self._hold()
         else:
             self._refuse_by(action)
+
+    def _hold(self) -> None:
+        """Let the request wait in the queue."""
+        self._queued_s = self._state.clock()
+        try:
+            self._buffer.reserve()
+        except HttpError as error:
+            assert self.router_id is not None, "it is registered"
+            self._state.gateway.abandon(self.router_id)
+            self.refuse(error)
+            return
+        hold_s = self._state.hold_s
+        self._timer = asyncio.get_running_loop().call_later(hold_s, self._hold_expired, hold_s)
 
     def deliver(self, action: Action) -> None:
         """Act on a decision of the Router that an event of another request, or of time, caused."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
 
+from gorgo.core.record import record
 from gorgo.live.logs import log, log_failure
 from gorgo.picker.protocol.messages import ProtocolError
 
@@ -46,7 +46,7 @@ class Output(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CallHandlers:
     """The service's side of one call.
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from gorgo.core.record import record
 from gorgo.picker.transport.http2 import frames
 from gorgo.picker.transport.http2.frames import Code, Http2Error
 from gorgo.picker.transport.http2.headers import MAX_LIST_BYTES
@@ -15,7 +14,7 @@ MAX_CONTINUATIONS = 16
 _PRIORITY_BYTES = 5
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class HeaderBlock:
     """A whole block; `ends_stream`: nothing of the client follows."""
 
@@ -28,12 +27,13 @@ class BlockReader:
     """Joins the frames of one connection's header blocks. Frames of no other kind may come between them."""
 
     def __init__(self) -> None:
-        self._partial: HeaderBlock | None = None
+        #: A block that lacks its rest.
+        self.partial: HeaderBlock | None = None
         self._continuations = 0
 
     def check(self, kind: int, stream_id: int) -> None:
         """Raise `Http2Error` for a frame within the block of another."""
-        partial = self._partial
+        partial = self.partial
         if partial is not None and (kind != frames.CONTINUATION or stream_id != partial.stream_id):
             raise Http2Error(Code.PROTOCOL_ERROR, "expected the rest of the header block")
 
@@ -50,7 +50,7 @@ class BlockReader:
 
     def add(self, flags: int, payload: bytes) -> HeaderBlock | None:
         """Take CONTINUATION; return the block if it is whole. Raises `Http2Error`."""
-        partial = self._partial
+        partial = self.partial
         if partial is None:
             raise Http2Error(Code.PROTOCOL_ERROR, "expected CONTINUATION after HEADERS alone")
         fragment = partial.fragment + payload
@@ -62,7 +62,7 @@ class BlockReader:
 
     def _next(self, block: HeaderBlock, flags: int) -> HeaderBlock | None:
         if flags & frames.END_HEADERS:
-            self._partial, self._continuations = None, 0
+            self.partial, self._continuations = None, 0
             return block
-        self._partial = block
+        self.partial = block
         return None

@@ -96,29 +96,30 @@ class Connection:
     def receive(self, data: bytes) -> None:
         """Act on received bytes. Raises `Http2Error`."""
         buffer = self._buffer + data if self._buffer else data
-        position, size = 0, len(buffer)
+        position, last = 0, len(buffer) - frames.HEAD_BYTES
         self._writer.is_receiving = True
         try:
             if not self._greeted:
                 position = self._greet(buffer)
-            while size - position >= frames.HEAD_BYTES and self._greeted:
-                end = position + frames.HEAD_BYTES + int.from_bytes(buffer[position : position + 3], "big")
-                if end - position > frames.HEAD_BYTES + frames.FRAME_BYTES:
+            while position <= last and self._greeted:
+                size_and_kind, flags, stream_id = frames.read_head(buffer, position)
+                size, kind = size_and_kind >> 8, size_and_kind & 0xFF
+                if size > frames.FRAME_BYTES:
                     raise Http2Error(Code.FRAME_SIZE_ERROR, f"expected frames of at most {frames.FRAME_BYTES} bytes")
-                if end > size:
+                if position + size > last:
                     break
-                kind, flags = buffer[position + 3], buffer[position + 4]
-                stream_id = int.from_bytes(buffer[position + 5 : position + 9], "big") & 0x7FFFFFFF
-                self._check_order(kind, stream_id)
+                stream_id &= 0x7FFFFFFF
+                if self._blocks.partial is not None or not self._writer.client.is_known:
+                    self._check_order(kind, stream_id)
                 if kind not in _CARRYING:
                     self._budget.spend()
                 handler = self._handlers.get(kind)
+                position += frames.HEAD_BYTES + size
                 if handler is not None:  # others are extensions
-                    handler(stream_id, flags, buffer[position + frames.HEAD_BYTES : end])
-                position = end
+                    handler(stream_id, flags, buffer[position - size : position])
         finally:
             self._writer.is_receiving = False
-        self._buffer = buffer[position:]
+        self._buffer = buffer[position:] if position < len(buffer) else b""
 
     def close(self) -> None:
         """The connection is lost: end all calls."""
@@ -153,24 +154,20 @@ class Connection:
 
     def _drained(self, stream: CallStream) -> None:
         """Nothing of a stream waits any more."""
-        self._renew(stream)
-        self._renew_all()
+        if stream.unacknowledged >= STREAM_WINDOW // 2:
+            self._renew(stream)
+        if self._unacknowledged >= CONNECTION_WINDOW // 2:
+            self._renew_all()
 
     def _renew_all(self) -> None:
         """Let the client send more on the connection, unless too much waits for it."""
-        if self._unacknowledged < CONNECTION_WINDOW // 2:
-            return
         if sum(stream.unsent_bytes for stream in self._streams.values()) <= UNSENT_TOTAL_BYTES:
             self._writer.add(frames.window_update(0, self._unacknowledged))
             self._unacknowledged = 0
 
     def _renew(self, stream: CallStream) -> None:
         """Let the client send more of a stream, unless too much waits for it."""
-        if (
-            stream.unacknowledged >= STREAM_WINDOW // 2
-            and stream.unsent_bytes <= UNSENT_BYTES
-            and not stream.input_ended
-        ):
+        if stream.unsent_bytes <= UNSENT_BYTES and not stream.input_ended:
             self._writer.add(frames.window_update(stream.stream_id, stream.unacknowledged))
             stream.unacknowledged = 0
 
@@ -198,10 +195,11 @@ class Connection:
                     stream.call.feed(message)
         except MessageError as error:
             stream.fail_call(Status.RESOURCE_EXHAUSTED if error.too_large else Status.UNIMPLEMENTED, str(error))
-        if stream.stream_id not in self._streams:
+        partial_bytes = stream.reader.partial_bytes
+        if partial_bytes == stream.counted_bytes or stream.stream_id not in self._streams:
             return
-        self._partial_bytes += stream.reader.partial_bytes - stream.counted_bytes
-        stream.counted_bytes = stream.reader.partial_bytes
+        self._partial_bytes += partial_bytes - stream.counted_bytes
+        stream.counted_bytes = partial_bytes
         if self._partial_bytes > PARTIAL_BYTES:
             stream.fail_call(Status.RESOURCE_EXHAUSTED, "too many bytes of incomplete messages")
 
@@ -229,8 +227,9 @@ class Connection:
         self._unacknowledged += size
         if self._unacknowledged > CONNECTION_WINDOW:
             raise Http2Error(Code.FLOW_CONTROL_ERROR, "expected no more than the connection's window")
-        data = frames.unpadded(flags, payload)
-        self._renew_all()
+        data = frames.unpadded(flags, payload) if flags & frames.PADDED else payload
+        if self._unacknowledged >= CONNECTION_WINDOW // 2:
+            self._renew_all()
         if not data:
             self._budget.spend()
         if stream is None:
@@ -244,7 +243,7 @@ class Connection:
             self._take(stream, data)
         if flags & frames.END_STREAM:
             self._end_input(stream)
-        else:
+        elif stream.unacknowledged >= STREAM_WINDOW // 2:
             self._renew(stream)
 
     def _on_headers(self, stream_id: int, flags: int, payload: bytes) -> None:

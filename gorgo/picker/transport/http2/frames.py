@@ -26,6 +26,10 @@ HEADER_TABLE_SIZE, ENABLE_PUSH, MAX_CONCURRENT_STREAMS = 1, 2, 3
 INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE, MAX_HEADER_LIST_SIZE = 4, 5, 6
 
 _SETTING = Struct(">HI")
+#: Of a frame: length and kind, flags, stream. Of one with a whole message of gRPC: that, no compression, its length.
+_HEAD, _MESSAGE_HEAD = Struct(">IBI"), Struct(">IBIBI")
+read_head = _HEAD.unpack_from
+PREFIX_BYTES = 5
 
 
 class Code(IntEnum):
@@ -60,7 +64,19 @@ def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
     >>> frame(PING, ACK, 0, bytes(8)).hex()
     '0000080601000000000000000000000000'
     """
-    return b"%b%c%c%b%b" % (len(payload).to_bytes(3, "big"), kind, flags, stream_id.to_bytes(4, "big"), payload)
+    return _HEAD.pack(len(payload) << 8 | kind, flags, stream_id) + payload
+
+
+def message_frame(stream_id: int, message: bytes) -> bytes:
+    """Return DATA with one message of gRPC.
+
+    Example
+    -------
+    >>> message_frame(1, b"ab") == frame(DATA, 0, 1, bytes([0, 0, 0, 0, 2]) + b"ab")
+    True
+    """
+    size = len(message)
+    return _MESSAGE_HEAD.pack(size + PREFIX_BYTES << 8 | DATA, 0, stream_id, 0, size) + message
 
 
 def settings(values: dict[int, int]) -> bytes:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-PREFIX_BYTES = 5
+from gorgo.picker.transport.http2.frames import PREFIX_BYTES
 
 
 class MessageError(Exception):
@@ -36,8 +36,14 @@ class MessageReader:
         """Return the bytes of an incomplete message."""
         return len(self._partial)
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
+    def feed(self, data: bytes) -> Iterable[bytes]:
         """Yield each message that is complete now. Raises `MessageError` at the prefix of a wrong one."""
+        size = len(data) - PREFIX_BYTES
+        if not self._partial and 0 <= size <= self._limit_bytes and data[:PREFIX_BYTES] == size.to_bytes(5, "big"):
+            return (data[PREFIX_BYTES:],)
+        return self._join(data)
+
+    def _join(self, data: bytes) -> Iterator[bytes]:
         partial = self._partial
         if partial:
             missing = self._missing()

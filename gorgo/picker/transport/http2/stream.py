@@ -16,6 +16,10 @@ class StreamOutput(Protocol):
         """Send what of a stream can be sent."""
         ...
 
+    def write_message(self, stream: CallStream, message: bytes) -> None:
+        """Send a message, or let it wait."""
+        ...
+
 
 class CallStream:
     """An open stream of a connection."""
@@ -60,10 +64,7 @@ class CallStream:
 
     def send_message(self, message: bytes) -> None:
         if self.end_status is None:
-            data = b"\0" + len(message).to_bytes(4, "big") + message
-            self.unsent.append(data)
-            self.unsent_bytes += len(data)
-            self._writer.write(self)
+            self._writer.write_message(self, message)
 
     def end_call(self) -> None:
         self._end(Status.OK, "")

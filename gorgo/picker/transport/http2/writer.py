@@ -79,12 +79,34 @@ class FrameWriter:
                 break
             self.write(stream)
 
+    def write_message(self, stream: CallStream, message: bytes) -> None:
+        """Send a message, in one frame if nothing is in its way, or let it wait."""
+        size = len(message) + frames.PREFIX_BYTES
+        most = min(self.client.frame_bytes, self._window, stream.window)
+        if stream.unsent or self._is_full or size > most:
+            stream.unsent.append(b"\0" + len(message).to_bytes(4, "big") + message)
+            stream.unsent_bytes += size
+            self.write(stream)
+            return
+        if not stream.is_head_sent:
+            self._send_head(stream)
+        self._output.append(frames.message_frame(stream.stream_id, message))
+        self._budget.earn()
+        self._window -= size
+        stream.window -= size
+        self._drained(stream)
+        if not self.is_receiving:
+            self._wake()
+
+    def _send_head(self, stream: CallStream) -> None:
+        stream.is_head_sent = True
+        self._output.append(frames.frame(frames.HEADERS, frames.END_HEADERS, stream.stream_id, RESPONSE))
+
     def write(self, stream: CallStream) -> None:
         """Send what of a stream can be sent."""
         stream_id, unsent, output = stream.stream_id, stream.unsent, self._output
         if unsent and not stream.is_head_sent:
-            stream.is_head_sent = True
-            output.append(frames.frame(frames.HEADERS, frames.END_HEADERS, stream_id, RESPONSE))
+            self._send_head(stream)
         while unsent and not self._is_full:
             data = unsent[0]
             size = min(len(data), self.client.frame_bytes, self._window, stream.window)
