@@ -78,6 +78,9 @@ class HttpEngine:
     def now_s(self) -> float:
         return time.perf_counter()
 
+    async def pause(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
     async def sizes(self) -> EngineSample:
         """Return the sizes that the engine reports; empty without reports."""
         sample = EngineSample()

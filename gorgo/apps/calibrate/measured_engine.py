@@ -51,6 +51,10 @@ class MeasuredEngine(Protocol):
         """Return the time on a clock that only goes forward."""
         ...
 
+    async def pause(self, seconds: float) -> None:
+        """Leave the engine idle for so long."""
+        ...
+
 
 class Prompts:
     """Prompts of random words, of about a given number of tokens; no two begin alike.

@@ -109,6 +109,16 @@ def test_time_outside_of_the_steps_is_not_the_base_of_the_only_step_of_each_prom
     assert found.ttft_s(1000, 0) == pytest.approx(0.011 + 1 / 7)
 
 
+@pytest.mark.parametrize(
+    "engine", [VirtualEngine(LLAMA, compile_s=0.010), VirtualEngine(LLAMA, wake_s=0.010)], ids=["length", "pause"]
+)
+async def test_what_a_new_length_or_an_idle_engine_costs_is_part_of_a_prefill(engine: VirtualEngine) -> None:
+    sizes = EngineSample(kv_capacity_tokens=450_000.0)
+    calibration = await measured(engine, sizes, Bounds(time_s=3600.0), seed=1, source="test", advance=ignore)
+    expected_s = OVERHEAD_S + 0.010 + LLAMA.prefill_s(1000, 1000 * 500)
+    assert calibration.prefill.ttft_s(1000, 0) == pytest.approx(expected_s, rel=0.03)
+
+
 async def test_no_request_starts_after_the_time_is_done() -> None:
     engine = VirtualEngine(LLAMA)
     bounds = Bounds(time_s=4.0)

@@ -16,15 +16,27 @@ OVERHEAD_S = 0.004
 
 
 class VirtualEngine:
-    """One idle engine; each call of `generate` plays it until it is idle again."""
+    """One idle engine; each call of `generate` plays it until it is idle again.
 
-    def __init__(self, profile: EngineProfile, *, reports_cached: bool = True) -> None:
+    The first prompt of a length takes `compile_s` more, as where kernels are made for each shape, and one after a pause
+    `wake_s`.
+    """
+
+    def __init__(
+        self, profile: EngineProfile, *, reports_cached: bool = True, compile_s: float = 0.0, wake_s: float = 0.0
+    ) -> None:
         self._model: Engine[EngineRequest] = make_engine(profile)
         self._now_s = 0.0
         self._reports_cached = reports_cached
+        self._compile_s = compile_s
+        self._compiled: set[int] = set()
+        self._wake_s = wake_s
+        self._is_idle = False
 
     async def generate(self, prompts: Sequence[str], *, output_tokens: int) -> list[Answer]:
         started_s, model = self._now_s, self._model
+        self._now_s += self._wake_s if self._is_idle else 0.0
+        self._is_idle = False
         times: dict[EngineRequest, list[float]] = {}
         answers: list[EngineRequest | str] = []
         for prompt in prompts:
@@ -35,6 +47,9 @@ class VirtualEngine:
             except BadRequest as error:
                 answers.append(str(error))
                 continue
+            if request.prompt_tokens not in self._compiled:
+                self._compiled.add(request.prompt_tokens)
+                self._now_s += self._compile_s
             times[request] = []
             answers.append(request)
         while not model.idle:
@@ -58,3 +73,7 @@ class VirtualEngine:
 
     def now_s(self) -> float:
         return self._now_s
+
+    async def pause(self, seconds: float) -> None:
+        self._now_s += seconds
+        self._is_idle = True
