@@ -1,4 +1,8 @@
-"""Seeded requests: well formed, odd in their grammar, or spoiled; up to three behind each other on a connection."""
+"""Seeded requests: well formed, odd in their grammar, or spoiled; up to four behind each other on a connection.
+
+Some repeat a head with another length of the body: the proxy recognises such a head, and reads no other line of it
+again.
+"""
 
 from __future__ import annotations
 
@@ -47,27 +51,54 @@ _ODD_HEADERS = (
 
 _BODIES = (b"", b"{}", b"hello", b"0\r\n\r\n", b"GET /x HTTP/1.1\r\nhost: g\r\n\r\n", bytes(range(256)))
 _SPOILED = 0.35
+_REPEATED = 0.3
+#: Words for a length, in place of its digits.
+_ODD_WORDS = (
+    b"+%d", b"-%d", b"0%d", b"%d ", b"\t%d", b" %d", b"%d\r\n", b"%d\x0b", b"%d\0", b"%d, %d", b"", b"1%019d", b"%d.0",
+    b"\xb2", b"%015d", b"%016d", b"%d\r\nx-a: 1", b"%d\r\ncontent-length: %d", b"%d\r\ntransfer-encoding: chunked",
+)  # fmt: skip
+_NAMES = (b"content-length: ", b"Content-Length: ", b"CONTENT-LENGTH: ", b"content-length:")
 
 
 def request_bytes(chance: Random) -> tuple[bytes, bool]:
     """Return bytes of a connection, and whether they are well formed requests alone."""
     maker = Maker(chance)
-    text = b"".join(_request(maker) for _ in range(chance.choice((1, 1, 1, 2, 3))))
+    if chance.random() < _REPEATED:
+        text = _repeated(maker)
+    else:
+        text = b"".join(_request(maker) for _ in range(chance.choice((1, 1, 1, 2, 3))))
     if chance.random() < _SPOILED:
         return spoiled(chance, text), False
     return text, not maker.odd
 
 
 def _request(maker: Maker) -> bytes:
+    framing, body = maker.framed(maker.chance.choice(_BODIES))
+    return _head(maker, framing) + body
+
+
+def _repeated(maker: Maker) -> bytes:
+    """Return up to four requests with one head but for the length."""
+    chance = maker.chance
+    head = _head(maker, [chance.choice(_NAMES) + b"@LENGTH@"])
+    texts = []
+    for _ in range(chance.randint(2, 4)):
+        body = chance.choice(_BODIES)
+        word = maker.one((b"%d",), _ODD_WORDS)
+        length = word.replace(b"%d", b"%d" % len(body)) if b"%0" not in word else word % len(body)
+        texts.append(head.replace(b"@LENGTH@", length) + body)
+    return b"".join(texts)
+
+
+def _head(maker: Maker, framing: list[bytes]) -> bytes:
     chance = maker.chance
     first = b"%b %b %b" % (
         maker.one(_METHODS, _ODD_METHODS),
         maker.one(_TARGETS, _ODD_TARGETS),
         maker.one((b"HTTP/1.1",), _ODD_VERSIONS),
     )
-    framing, body = maker.framed(chance.choice(_BODIES))
     headers = [*framing, *(maker.one(_HEADERS, _ODD_HEADERS) for _ in range(chance.randrange(4)))]
     if maker.is_ordinary(0.98):
         headers.append(b"host: g")
     chance.shuffle(headers)
-    return maker.head(first, headers) + body
+    return maker.head(first, headers)

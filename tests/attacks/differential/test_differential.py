@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
 
+from gorgo.live.listener.connection.head import Head
+from gorgo.live.listener.connection.repeated_head import RepeatedHead
 from tests.attacks.differential import __main__, client, fuzz, reader
 from tests.attacks.differential.fuzz import KINDS, DisagreementError
 from tests.attacks.differential.reader import Reading, Request
@@ -21,6 +24,20 @@ def test_seeded_bytes_have_one_reading(kind: str) -> None:
     assert found.items == ITEMS
     # Neither all nor nothing is refused, so both means read something.
     assert min(found.accepted, found.refused_by_both) > ITEMS // 10
+
+
+def test_some_requests_repeat_a_head_that_the_proxy_recognises(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Counter[bool]()
+    again = RepeatedHead.again
+
+    def counted(last: RepeatedHead, text: bytes) -> Head | None:
+        head = again(last, text)
+        found[head is not None] += 1
+        return head
+
+    monkeypatch.setattr(RepeatedHead, "again", counted)
+    fuzz.fuzz("requests", 300, seed=18)
+    assert min(found[True], found[False]) > 20
 
 
 GET = Request(b"GET", b"/", [(b"host", b"g")])
