@@ -229,7 +229,7 @@ class Fleet:
 
     def next_timer(self) -> float | None:
         """Return when a value goes stale or a back-off ends."""
-        return self._timers.earliest_s()
+        return self._timers.next_s
 
     def handle_timer(self, *, now: float) -> None:
         for replica in self._timers.pop_due(now=now):

@@ -11,16 +11,18 @@ from gorgo.core.fleet.replica import Replica
 class FleetTimers:
     """One time per replica, which may be replaced.
 
-    A heap has each time that was set; one that was replaced is dropped when it comes to the front, or when more than
-    half of the heap is obsolete.
+    `next_s` is the earliest. A heap has each time that was set; one that was replaced is dropped when it comes to the
+    front, or when more than half of the heap is obsolete.
     """
 
-    __slots__ = ("_due", "_heap", "_number")
+    __slots__ = ("_due", "_heap", "_number", "next_s")
 
     def __init__(self) -> None:
         self._due: dict[Replica, float] = {}
         self._heap: list[tuple[float, int, Replica]] = []
         self._number = 0
+        #: Read at each event of a request, and changed by probes and scrapes alone.
+        self.next_s: float | None = None
 
     def set(self, replica: Replica, due_s: float | None) -> None:
         """Replace a replica's time; `None` is none."""
@@ -28,6 +30,7 @@ class FleetTimers:
             return
         if due_s is None:
             del self._due[replica]
+            self.next_s = self._earliest_s()
             return
         self._due[replica] = due_s
         self._number += 1
@@ -35,9 +38,19 @@ class FleetTimers:
         if len(self._heap) > 64 + 2 * len(self._due):
             self._heap = [entry for entry in self._heap if self._due.get(entry[2]) == entry[0]]
             heapify(self._heap)
+        self.next_s = self._earliest_s()
 
-    def earliest_s(self) -> float | None:
-        """Return the earliest time."""
+    def pop_due(self, *, now: float) -> Iterable[Replica]:
+        """Remove the times until `now`; return their replicas in the order of slots."""
+        due: list[Replica] = []
+        while self.next_s is not None and self.next_s <= now:
+            replica = heappop(self._heap)[2]
+            del self._due[replica]
+            due.append(replica)
+            self.next_s = self._earliest_s()
+        return sorted(due, key=lambda replica: replica.slot)
+
+    def _earliest_s(self) -> float | None:
         heap = self._heap
         while heap:
             due_s, _, replica = heap[0]
@@ -45,12 +58,3 @@ class FleetTimers:
                 return due_s
             heappop(heap)
         return None
-
-    def pop_due(self, *, now: float) -> Iterable[Replica]:
-        """Remove the times until `now`; return their replicas in the order of slots."""
-        due: list[Replica] = []
-        while (due_s := self.earliest_s()) is not None and due_s <= now:
-            replica = heappop(self._heap)[2]
-            del self._due[replica]
-            due.append(replica)
-        return sorted(due, key=lambda replica: replica.slot)

@@ -61,6 +61,10 @@ class Metrics:
         #: Series of the prompts' tokens, and of the parts of TTFTs, by replica and region.
         self._dispatched: dict[tuple[str, str], tuple[Counter, Counter, Counter]] = {}
         self._parts: dict[tuple[str, str], list[tuple[Counter, Histogram]]] = {}
+        #: Series of completed responses with a full report, by replica and region; of requests; of attempts.
+        self._completed: dict[tuple[str, str], tuple[Histogram, Counter, Counter, Counter]] = {}
+        self._requests: dict[tuple[str, str, int], Counter] = {}
+        self._attempts: dict[tuple[str, str, str], Counter] = {}
         self._decision = self._histogram("gorgo_decision_seconds")
         self._body_read = self._histogram("gorgo_body_read_seconds")
         self.config = ActiveConfig(taken_s=clock())
@@ -73,7 +77,11 @@ class Metrics:
         ProcessCollector(namespace="gorgo", registry=self.registry)
 
     def request(self, route: str, policy: str, status: int) -> None:
-        self._count("gorgo_requests_total", route, policy, status_class(status)).inc()
+        key = (route, policy, status)
+        cell = self._requests.get(key)
+        if cell is None:
+            cell = self._requests[key] = self._count("gorgo_requests_total", route, policy, status_class(status))
+        cell.value += 1.0
 
     def body_read(self, seconds: float) -> None:
         self._body_read.observe(seconds)
@@ -111,20 +119,31 @@ class Metrics:
             )
 
     def attempt_ended(self, replica: str, region: str, result: str) -> None:
-        self._count("gorgo_attempts_total", replica, region, result).inc()
+        key = (replica, region, result)
+        cell = self._attempts.get(key)
+        if cell is None:
+            cell = self._attempts[key] = self._count("gorgo_attempts_total", replica, region, result)
+        cell.value += 1.0
 
     def completed(
         self, replica: str, region: str, e2e_s: float, outcome: Outcome, *, estimated_cached_tokens: int
     ) -> None:
         """Record a completed response; `outcome` has its engine's report."""
-        self._histogram("gorgo_e2e_seconds", replica, region).observe(e2e_s)
-        if outcome.output_tokens is not None:
-            self._count("gorgo_output_tokens_total", replica, region).inc(outcome.output_tokens)
-        cached = outcome.cached_tokens
-        if cached is None or outcome.prompt_tokens is None:
-            return
-        self._count("gorgo_reported_cached_tokens_total", replica, region).inc(cached)
-        self._count("gorgo_reported_prompt_tokens_total", replica, region).inc(outcome.prompt_tokens)
+        cached, output = outcome.cached_tokens, outcome.output_tokens
+        if cached is None or outcome.prompt_tokens is None or output is None:
+            self._histogram("gorgo_e2e_seconds", replica, region).observe(e2e_s)
+            if output is not None:
+                self._count("gorgo_output_tokens_total", replica, region).inc(output)
+            if cached is None or outcome.prompt_tokens is None:
+                return
+            self._count("gorgo_reported_cached_tokens_total", replica, region).inc(cached)
+            self._count("gorgo_reported_prompt_tokens_total", replica, region).inc(outcome.prompt_tokens)
+        else:
+            e2e, tokens, found, prompt = self._completed_cells(replica, region)
+            e2e.observe(e2e_s)
+            tokens.value += output
+            found.value += cached
+            prompt.value += outcome.prompt_tokens
         side = _side(estimated_cached_tokens, cached)
         off = abs(estimated_cached_tokens - cached)
         self._count("gorgo_cached_tokens_signed_error_total", replica, region, side).inc(off)
@@ -192,13 +211,24 @@ class Metrics:
                 return (found["replica"], found["region"]) in replicas
             return found.get("region") in {None, *regions}
 
-        self._parts.clear()
-        self._dispatched.clear()
+        for cells in (self._parts, self._dispatched, self._completed, self._attempts):
+            cells.clear()
         self._cells.retain(wanted)
 
     def exposition(self) -> bytes:
         """Return the text of `/metrics`."""
         return generate_latest(self.registry)
+
+    def _completed_cells(self, replica: str, region: str) -> tuple[Histogram, Counter, Counter, Counter]:
+        cells = self._completed.get((replica, region))
+        if cells is None:
+            cells = self._completed[replica, region] = (
+                self._histogram("gorgo_e2e_seconds", replica, region),
+                self._count("gorgo_output_tokens_total", replica, region),
+                self._count("gorgo_reported_cached_tokens_total", replica, region),
+                self._count("gorgo_reported_prompt_tokens_total", replica, region),
+            )
+        return cells
 
     def _part_cells(self, replica: str, region: str) -> list[tuple[Counter, Histogram]]:
         cells = self._parts.get((replica, region))

@@ -38,7 +38,7 @@ def test_the_earliest_is_that_of_a_naive_twin(steps: list[tuple[int, float | Non
             due = sorted(slot for slot, due_s in twin.items() if due_s <= step)
             assert [replica.slot for replica in timers.pop_due(now=step)] == due
             twin = {slot: due_s for slot, due_s in twin.items() if slot not in due}
-        assert timers.earliest_s() == min(twin.values(), default=None)
+        assert timers.next_s == min(twin.values(), default=None)
 
 
 def test_times_that_were_replaced_take_no_memory() -> None:
@@ -46,4 +46,4 @@ def test_times_that_were_replaced_take_no_memory() -> None:
     for number in range(10_000):
         timers.set(fleet[number % COUNT], float(number))
     assert len(timers._heap) <= 64 + 2 * COUNT + 1
-    assert timers.earliest_s() == 9_995.0
+    assert timers.next_s == 9_995.0
