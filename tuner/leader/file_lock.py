@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -59,16 +60,19 @@ class FileLock(Leadership):
 
     def _lock(self, url: str, path: Path) -> str | None:
         try:
-            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            # Not for writing: a disk with such a file cannot be made read-only.
+            file = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise HistoryError(f"{path}: {error.strerror}; the lock of `gorgo tune` cannot be opened") from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except OSError as error:
             pid = os.read(file, 20).decode(errors="replace").strip() or "unknown"
             os.close(file)
-            return f"process {pid} tunes {url} with this history"
-        os.ftruncate(file, 0)
-        os.write(file, f"{os.getpid()}\n".encode())
+            if isinstance(error, BlockingIOError):
+                return f"process {pid} tunes {url} with this history"
+            raise HistoryError(f"{path}: {error.strerror}; the lock of `gorgo tune` cannot be taken") from error
         self._open.append(file)
+        with suppress(OSError):  # for people: the lock itself is taken
+            path.write_text(f"{os.getpid()}\n", encoding="ascii")
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -59,3 +60,13 @@ async def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
 async def test_a_folder_that_is_missing_is_an_error_that_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(HistoryError, match=r"nowhere/h\.[0-9a-f]{12}\.lock: No such file"):
         await FileLock(tmp_path / "nowhere" / "h", ["http://a"]).try_to_lead()
+
+
+async def test_a_lock_leaves_no_file_open_for_writing(tmp_path: Path) -> None:
+    """A disk with one cannot be made read-only."""
+    lock = FileLock(tmp_path / "history.sqlite3", ["http://a", "http://b"])
+    assert await lock.try_to_lead() is None
+    modes = [fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE for file in lock._open]
+    assert modes == [os.O_RDONLY] * 2
+    assert [path.read_text() for path in sorted(tmp_path.glob("*.lock"))] == [f"{os.getpid()}\n"] * 2
+    await lock.release()
