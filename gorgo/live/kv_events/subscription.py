@@ -124,7 +124,7 @@ class Subscription:
         self._count(payload)
         era = self.feed.continued(number, payload, now=self._clock())
         self._sink.apply_batch(batch, era, self)
-        if self._stats.state != FeedState.LIVE or not self.feed.complete:
+        if self._stats.state != FeedState.LIVE or not self.feed.known.complete:
             self._sink.changed()
         return True
 
