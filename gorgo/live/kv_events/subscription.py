@@ -98,7 +98,7 @@ class Subscription:
 
     async def _receive(self, receiver: Receiver) -> None:
         while True:
-            frames = await receiver.receive()
+            frames = await receiver.next_message()
             message = read_message(frames)
             if message is None:
                 self._stats.rejected_messages += 1
