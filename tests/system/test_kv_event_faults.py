@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -86,10 +86,10 @@ class Stream:
     replica: str
 
 
-async def stream(client: httpx.AsyncClient, kind: EngineKind, number: int, begun: list[str]) -> Stream:
-    """Send a streamed request; add its replica to `begun` at its first token."""
+async def stream(client: httpx.AsyncClient, kind: EngineKind, number: int, tokens: int, streams: Streams) -> Stream:
+    """Send a streamed request; note its replica at its first token and at its end."""
     text = " ".join(f"{number}-{place}" for place in range(60))
-    body = {"model": kind.model, "messages": [{"role": "user", "content": text}], "max_tokens": kind.long_answer}
+    body = {"model": kind.model, "messages": [{"role": "user", "content": text}], "max_tokens": tokens}
     body |= {"stream": True, "ignore_eos": True}
     end, last, replica = "lost", b"", ""
     try:
@@ -100,7 +100,7 @@ async def stream(client: httpx.AsyncClient, kind: EngineKind, number: int, begun
             async for line in answer.aiter_lines():
                 if line.startswith("data:"):
                     if not last:
-                        begun.append(replica)
+                        streams.begun.append(replica)
                     last = line.removeprefix("data:").strip().encode()
         if last == b"[DONE]":
             end = "whole"
@@ -108,27 +108,37 @@ async def stream(client: httpx.AsyncClient, kind: EngineKind, number: int, begun
             end = "broken"
     except httpx.TransportError:
         pass
+    if last:
+        streams.ended.append(replica)
     return Stream(end, replica)
 
 
 @asynccontextmanager
-async def streaming(rig: Rig, router: RouterProcess, count: int) -> AsyncIterator[Streams]:
+async def streaming(rig: Rig, router: RouterProcess, count: int, *, times: int = 1) -> AsyncIterator[Streams]:
+    """Send requests at once, each for so many long answers' tokens."""
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=router.url, timeout=120, limits=limits) as client:
-        begun: list[str] = []
-        tasks = [asyncio.create_task(stream(client, rig.kind, number, begun)) for number in range(count)]
+        streams, tokens = Streams(), times * rig.kind.long_answer
+        for number in range(count):
+            streams.tasks.append(asyncio.create_task(stream(client, rig.kind, number, tokens, streams)))
         try:
-            yield Streams(tasks, begun)
+            yield streams
         finally:
-            for task in tasks:
+            for task in streams.tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*streams.tasks, return_exceptions=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    tasks: list[asyncio.Task[Stream]]
-    begun: list[str]
+    """Replicas of the streams that had a first token, and of those of them that have ended."""
+
+    tasks: list[asyncio.Task[Stream]] = field(default_factory=list)
+    begun: list[str] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
+
+    def under_way(self) -> set[str]:
+        return set(Counter(self.begun) - Counter(self.ended))
 
     async def ends(self) -> Counter[str]:
         return Counter([found.end for found in await asyncio.gather(*self.tasks)])
@@ -194,8 +204,9 @@ async def test_an_engine_killed_in_mid_stream_loses_no_request_and_is_known_to_b
         await right(conversations)
         before = feeds(router)["left"]
         assert before["blocks"] > 0
-        async with streaming(rig, router, STREAMS) as streams:
-            await until(lambda: {"left", "right"} <= set(streams.begun))
+        # Streams of one engine may have ended before the first token of the other's.
+        async with streaming(rig, router, STREAMS, times=4) as streams:
+            await until(lambda: {"left", "right"} <= streams.under_way())
             rig.engines["left"].kill()
             ends = await streams.ends()
         # A stream with a first token ends with an error that says so; others were sent to the engine that is left.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Decode a message and pass its events to the Router; `era` is for `PublisherFeed.emptied` and `spoiled`."""
+    """Decode a message and pass its events to the Router; `era` is for `Knowledge.emptied` and `spoiled`."""
 
     payload: bytes
     era: int

@@ -112,7 +112,7 @@ class KvEventsApplier:
             self._rejected(piece.error or "", subscription, era)
             self.stats.rejected_events += piece.rejected
         if clears(piece.events):
-            subscription.feed.emptied(era)
+            subscription.feed.known.emptied(era)
         self._pass(piece)
 
     async def forget_blocks(self, subscription: Subscription, *, restarted: bool) -> None:
@@ -134,7 +134,7 @@ class KvEventsApplier:
         self.stats.rejected_messages += 1
 
     def _rejected(self, error: str, subscription: Subscription, era: int) -> None:
-        subscription.feed.spoiled(era)
+        subscription.feed.known.spoiled(era)
         if not self.stats.rejected_events + self.stats.rejected_messages:
             log("kv_events_rejected", level=logging.WARNING, replica=self._replica, error=error)
 
@@ -150,7 +150,7 @@ class KvEventsApplier:
             batch,
             model=None,
             block_tokens=self.block_tokens,
-            complete=all(each.feed.complete for each in self._subscriptions()),
+            complete=all(each.feed.known.complete for each in self._subscriptions()),
             now=self._clock(),
         )
         self._deliver(actions)

@@ -1,7 +1,7 @@
 """The feed of one publisher: which of its messages are applied, and what follows from a hole in their numbers.
 
 Owns the order of messages, the queue of live ones during a replay, and the decision that the blocks of the replica are
-not known any longer. Pure: a shell (`subscription`) moves bytes and acts.
+not known any longer (`knowledge`). Pure: a shell (`subscription`) moves bytes and acts.
 
 Theory of operation. A publisher numbers its messages from 0 and retains the last ones (10,000 by default) for replays.
 A number that is too high is a gap; one that is not above the last live one is from a new process. While a replay runs,
@@ -10,14 +10,12 @@ live messages wait, because events are applied in order.
 A new process can have passed the last number before its first live message comes. The replay of a gap therefore starts
 with the last message applied, which is compared by its content: another content, or none, is another process. A replay
 of all messages starts at 0. What was known is forgotten at its first message, since a block stored twice counts twice.
-
-`complete` is whether the events describe the whole cache: from the first message on, or since the cache was empty.
 """
 
 from __future__ import annotations
 
-from gorgo.live.kv_events.actions import Apply, FeedAction, Forget, Replay
-from gorgo.live.kv_events.position import Position
+from gorgo.live.kv_events.actions import FeedAction, Replay
+from gorgo.live.kv_events.knowledge import Knowledge
 from gorgo.live.kv_events.queue import MessageQueue
 from gorgo.live.kv_events.replay_limit import ReplayLimit, RunningReplay
 from gorgo.live.kv_events.stats import FeedState, KvFeedStats
@@ -51,22 +49,17 @@ class PublisherFeed:
 
     def __init__(self, *, replays: bool, stats: KvFeedStats) -> None:
         self._stats = stats
-        self.complete = False
+        self.known = Knowledge()
         #: Set by the shell: no event came, though requests were served.
         self.silent = False
         self._is_connected = False
         #: Since when the connection is missing; `None` before the first one.
         self._cut_s: float | None = None
-        self._position = Position()
+        self._position = self.known.position
         self._queue = MessageQueue()
         self._progress: RunningReplay | None = None
         self._generation = 0
         self._limit = ReplayLimit(offered=replays)
-        #: Whether a replay of all messages could tell more than is known.
-        self._lost = True
-        #: Whether nothing was applied since the blocks were forgotten, and how often they were.
-        self._is_empty = True
-        self._era = 0
 
     @property
     def state(self) -> FeedState:
@@ -76,7 +69,7 @@ class PublisherFeed:
             return FeedState.SILENT
         if self._progress is not None:
             return self._progress.state
-        if self.complete:
+        if self.known.complete:
             return FeedState.LIVE
         return FeedState.WAITING if self._position.last is None else FeedState.PARTIAL
 
@@ -89,7 +82,7 @@ class PublisherFeed:
         if not self._limit.offered:
             return []
         state = FeedState.WAITING if self._cut_s is None else FeedState.GAP
-        return self._request(state, whole=self._lost, now=now)
+        return self._request(state, whole=self.known.lost, now=now)
 
     def disconnected(self, *, now: float) -> list[FeedAction]:
         """Record a broken connection; `tick` forgets the blocks if it stays broken."""
@@ -102,8 +95,8 @@ class PublisherFeed:
         """Forget the blocks of a publisher without a connection; repeat a failed replay after its cool-down."""
         if not self._is_connected:
             is_short = self._cut_s is None or now - self._cut_s < MAX_CUT_S
-            return [] if is_short else self._forget()
-        if self._lost and self._progress is None and self._limit.is_cool(now=now):
+            return [] if is_short else self.known.end_era()
+        if self.known.lost and self._progress is None and self._limit.is_cool(now=now):
             return self._request(FeedState.PARTIAL, whole=True, now=now)
         return []
 
@@ -132,7 +125,7 @@ class PublisherFeed:
         self.silent = False
         self._stats.last_message_s = now
         self._position.live = number
-        return self._apply(number, payload).era
+        return self.known.advance(number, payload).era
 
     def replayed(self, generation: int, number: int, payload: bytes) -> list[FeedAction]:
         """Handle a message of a replay."""
@@ -143,15 +136,15 @@ class PublisherFeed:
         position = self._position
         if first and (progress.whole or position.last is None or number > position.last):
             # For a gap: the publisher does not retain its messages any longer.
-            actions = self._forget()
-            self._lost, self.complete = False, progress.whole and number == 0
-            return [*actions, self._apply(number, payload)]
+            actions = self.known.end_era()
+            self.known.begin(complete=progress.whole and number == 0, lost=False)
+            return [*actions, self.known.advance(number, payload)]
         assert position.last is not None
         if first:
             progress.useless = progress.other_process = not position.has_content(payload)
             return []
         if position.is_next(number):
-            return [self._apply(number, payload)]
+            return [self.known.advance(number, payload)]
         # A hole in the replay; what follows it is requested again.
         progress.useless = number > position.last
         return []
@@ -164,12 +157,13 @@ class PublisherFeed:
         self._progress = None
         if progress.whole and not progress.began:
             # The process has published nothing.
-            actions = self._forget()
-            self._lost, self.complete, self._position.last = False, True, -1
+            actions = self.known.end_era()
+            self.known.begin(complete=True, lost=False)
+            self._position.last = -1
             return [*actions, *self._drain(now=now)]
         if progress.other_process or not progress.began:
             self._stats.restarts += 1
-            return [*self._forget(restarted=True), *self._request(FeedState.RESTARTED, whole=True, now=now)]
+            return [*self.known.end_era(restarted=True), *self._request(FeedState.RESTARTED, whole=True, now=now)]
         if progress.useless:
             return self._request(progress.state, whole=False, now=now)
         return self._drain(now=now)
@@ -180,28 +174,17 @@ class PublisherFeed:
             return []
         return self._give_up(now=now)
 
-    def emptied(self, era: int) -> None:
-        """Record that an applied message reported an empty cache: from there on everything is known."""
-        if era == self._era:
-            self.complete, self._lost = True, False
-
-    def spoiled(self, era: int) -> None:
-        """Record that part of an applied message could not be read."""
-        if era == self._era:
-            self.complete = False
-
     # -- steps
 
     def _next(self, number: int, payload: bytes, *, now: float) -> list[FeedAction]:
         last = self._position.last
         if last is None:
-            self.complete = number == 0
-            self._lost = not self.complete
-            return [self._apply(number, payload)]
+            self.known.begin(complete=number == 0, lost=number != 0)
+            return [self.known.advance(number, payload)]
         if number <= last:
             return []  # a replay has had it
         if number == last + 1:
-            return [self._apply(number, payload)]
+            return [self.known.advance(number, payload)]
         self._stats.gaps += 1
         self._queue.add(number, payload)
         return self._request(FeedState.GAP, whole=False, now=now)
@@ -211,7 +194,7 @@ class PublisherFeed:
         self._progress = None
         self._queue.drop_all()
         self._limit.end_row()
-        actions = self._forget(restarted=True)
+        actions = self.known.end_era(restarted=True)
         if number == 0:
             return [*actions, *self._next(number, payload, now=now)]
         self._queue.add(number, payload)
@@ -237,7 +220,7 @@ class PublisherFeed:
     def _without_replay(self, *, now: float) -> list[FeedAction]:
         if self._limit.fail(now=now):
             self._stats.failed_replays += 1
-        return self._forget()
+        return self.known.end_era()
 
     def _drain(self, *, now: float) -> list[FeedAction]:
         """Apply what waited for a replay, up to a gap that can be replayed."""
@@ -253,16 +236,3 @@ class PublisherFeed:
             actions += self._next(number, payload, now=now)
         self._limit.end_row()
         return actions
-
-    def _apply(self, number: int, payload: bytes) -> Apply:
-        self._position.set(number, payload)
-        self._is_empty = False
-        return Apply(payload, self._era)
-
-    def _forget(self, *, restarted: bool = False) -> list[FeedAction]:
-        self.complete, self._lost, self._position.last = False, True, None
-        if self._is_empty and not restarted:
-            return []
-        self._is_empty = True
-        self._era += 1
-        return [Forget(restarted)]

@@ -29,7 +29,7 @@ class Receiver:
     turn:
         In its steps messages are read.
     take:
-        Handles a message at once, or returns false without a change: `receive` then returns it.
+        Handles a message at once, or returns false without a change: `next_message` then returns it.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Receiver:
         self._is_watched = self._is_polled = self._is_queued = self._is_closed = False
         self._idle_polls = 0
 
-    async def receive(self) -> list[bytes]:
+    async def next_message(self) -> list[bytes]:
         """Return the frames of the next message that was not taken. Raises `zmq.ZMQError`."""
         self._waiter = self._loop.create_future()
         self._read_soon()

@@ -178,7 +178,7 @@ class KvSubscriber:
     def _changed(self) -> None:
         """Publish the state, and log another one."""
         state = worst(each.feed.state for each in self._subscriptions)
-        self._stats.complete = all(each.feed.complete for each in self._subscriptions)
+        self._stats.complete = all(each.feed.known.complete for each in self._subscriptions)
         if state == self._stats.state:
             return
         was, self._stats.state = self._stats.state, state

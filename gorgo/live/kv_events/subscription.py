@@ -98,7 +98,7 @@ class Subscription:
 
     async def _receive(self, receiver: Receiver) -> None:
         while True:
-            frames = await receiver.receive()
+            frames = await receiver.next_message()
             message = read_message(frames)
             if message is None:
                 self._stats.rejected_messages += 1
@@ -124,7 +124,7 @@ class Subscription:
         self._count(payload)
         era = self.feed.continued(number, payload, now=self._clock())
         self._sink.apply_batch(batch, era, self)
-        if self._stats.state != FeedState.LIVE or not self.feed.complete:
+        if self._stats.state != FeedState.LIVE or not self.feed.known.complete:
             self._sink.changed()
         return True
 

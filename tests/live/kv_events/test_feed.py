@@ -75,7 +75,7 @@ def started(*numbers: int, replays: bool = True) -> Subscriber:
 
 def test_a_subscriber_of_the_first_message_is_live() -> None:
     subscriber = started(0, 1)
-    assert (subscriber.feed.state, subscriber.feed.complete) == (FeedState.LIVE, True)
+    assert (subscriber.feed.state, subscriber.feed.known.complete) == (FeedState.LIVE, True)
     assert subscriber.knows(0, 1)
 
 
@@ -88,7 +88,7 @@ def test_without_a_message_and_replays_the_feed_waits() -> None:
 
 def test_a_late_subscriber_without_replays_is_partial() -> None:
     subscriber = started(7, 8, replays=False)
-    assert (subscriber.feed.state, subscriber.feed.complete) == (FeedState.PARTIAL, False)
+    assert (subscriber.feed.state, subscriber.feed.known.complete) == (FeedState.PARTIAL, False)
     assert subscriber.knows(7, 8)
 
 
@@ -106,7 +106,7 @@ def test_a_buffer_that_does_not_reach_back_leaves_a_partial_feed() -> None:
     subscriber = Subscriber()
     subscriber.connect()
     subscriber.answer(40, 41)
-    assert (subscriber.feed.state, subscriber.feed.complete) == (FeedState.PARTIAL, False)
+    assert (subscriber.feed.state, subscriber.feed.known.complete) == (FeedState.PARTIAL, False)
     assert subscriber.knows(40, 41)
 
 
@@ -179,7 +179,7 @@ def test_a_long_cut_forgets_and_a_replay_of_all_follows_it() -> None:
     subscriber.feed.disconnected(now=0.0)
     subscriber.act(subscriber.feed.tick(now=MAX_CUT_S))
     assert subscriber.known == []
-    assert not subscriber.feed.complete
+    assert not subscriber.feed.known.complete
     subscriber.now = MAX_CUT_S + 1
     subscriber.connect()
     assert subscriber.wanted is not None
@@ -277,20 +277,20 @@ def test_messages_of_an_older_replay_are_ignored() -> None:
 
 def test_an_empty_cache_completes_a_partial_feed() -> None:
     subscriber = started(7, replays=False)
-    subscriber.feed.emptied(0)
+    subscriber.feed.known.emptied(0)
     assert subscriber.state() == FeedState.LIVE
 
 
 def test_an_empty_cache_of_before_a_loss_completes_nothing() -> None:
     subscriber = started(0, replays=False)
     subscriber.live(7)
-    subscriber.feed.emptied(0)
+    subscriber.feed.known.emptied(0)
     assert subscriber.state() == FeedState.PARTIAL
 
 
 def test_an_unreadable_event_leaves_a_partial_feed() -> None:
     subscriber = started(0)
-    subscriber.feed.spoiled(0)
+    subscriber.feed.known.spoiled(0)
     assert subscriber.state() == FeedState.PARTIAL
 
 
@@ -352,5 +352,5 @@ def test_a_complete_feed_knows_each_message_of_one_process_up_to_the_last(
             # Without replays, a new process can have exactly the next number; with them its content is compared.
             continue
         assert len({found.split()[2] for found in subscriber.known}) <= 1
-        if feed.complete and numbers:
+        if feed.known.complete and numbers:
             assert numbers[0] == 0

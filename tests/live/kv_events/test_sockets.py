@@ -50,7 +50,7 @@ async def test_messages_come_in_order_one_by_one_and_in_bursts() -> None:
             for number in range(sent, sent + burst):
                 sender.send_multipart([b"topic", b"%d" % number])
             for number in range(sent, sent + burst):
-                assert await receiver.receive() == [b"topic", b"%d" % number]
+                assert await receiver.next_message() == [b"topic", b"%d" % number]
             sent += burst
 
 
@@ -61,7 +61,7 @@ async def test_messages_that_are_taken_stay_in_order_with_those_that_are_not() -
             for number in range(burst):
                 sender.send_multipart([b"%d" % number])
             sender.send_multipart([b"slow"])
-            assert await asyncio.wait_for(receiver.receive(), timeout=10) == [b"slow"]
+            assert await asyncio.wait_for(receiver.next_message(), timeout=10) == [b"slow"]
             assert taken == [[b"%d" % number] for number in range(burst)]
             taken.clear()
 
@@ -71,16 +71,16 @@ async def test_what_fails_while_a_message_is_taken_is_the_receivers() -> None:
         receiver._take = lambda frames: frames[7] == b""
         sender.send_multipart([b"first"])
         with pytest.raises(IndexError):
-            await asyncio.wait_for(receiver.receive(), timeout=10)
+            await asyncio.wait_for(receiver.next_message(), timeout=10)
         receiver._take = lambda _: False
         sender.send_multipart([b"second"])
-        assert await asyncio.wait_for(receiver.receive(), timeout=10) == [b"second"]
+        assert await asyncio.wait_for(receiver.next_message(), timeout=10) == [b"second"]
 
 
 async def test_a_message_that_waits_while_another_is_handled_does_not_occupy_the_loop() -> None:
     with pair() as (sender, receiver), counted(receiver, "_on_change") as calls:
         for text in (b"first", b"second"):
-            waiting = asyncio.create_task(receiver.receive())
+            waiting = asyncio.create_task(receiver.next_message())
             await asyncio.sleep(0.01)
             sender.send_multipart([text])
             assert await waiting == [text]
@@ -89,7 +89,7 @@ async def test_a_message_that_waits_while_another_is_handled_does_not_occupy_the
         for _ in range(50):
             await asyncio.sleep(0.001)
         assert len(calls) <= 2
-        assert await receiver.receive() == [b"third"]
+        assert await receiver.next_message() == [b"third"]
 
 
 async def test_a_socket_with_many_messages_is_looked_at_and_a_quiet_one_is_watched(
@@ -98,7 +98,7 @@ async def test_a_socket_with_many_messages_is_looked_at_and_a_quiet_one_is_watch
     monkeypatch.setattr(turns, "MIN_GATHER_S", 0.001)
     taken: list[list[bytes]] = []
     with pair(taken=taken) as (sender, receiver), counted(receiver, "_poll") as looks:
-        waiting = asyncio.create_task(receiver.receive())
+        waiting = asyncio.create_task(receiver.next_message())
         await until(lambda: receiver._is_watched)
         # Each at once: the next request may be for what this message evicts.
         for number in range(1, 6):

@@ -312,5 +312,6 @@ async def test_a_reload_without_events_forgets_them_in_slices() -> None:
         await until(lambda: feeding.router.index.blocks(0) == blocks)
         feeding.configure(None)
         await until(lambda: feeding.stats.state == "off")
-        assert feeding.router.index.blocks(0) == 0
+        await until(lambda: feeding.router.index.blocks(0) == 0)
+        await until(lambda: feeding.router.at_loss != [])
         assert set(feeding.router.at_loss) == {0}
