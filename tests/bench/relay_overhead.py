@@ -9,5 +9,5 @@ from tests.bench.relay import bench, scenarios
 
 
 def run() -> None:
-    """Measure for about ten minutes and print the table and the budgets."""
+    """Measure for about a quarter of an hour and print the table and the budgets."""
     bench.run(scenarios.plan_from_environment())
