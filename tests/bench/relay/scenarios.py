@@ -97,7 +97,7 @@ class Plan:
         return not self.only or name in self.only
 
 
-#: About ten minutes, and well under two.
+#: About a quarter of an hour, and well under two minutes.
 FULL, SHORT = Plan(4, 1.0), Plan(1, 0.4, searched=("gorgo",))
 
 
