@@ -32,7 +32,7 @@ CACHED_TOKENS = ((4096, 256), (4096, 2048), (12_288, 256), (12_288, 2048), (12_2
 REPEATS = 5
 #: By which a repetition is longer than the one before, so that no length is warm: an engine may compile for each one.
 LONGER_TOKENS = 5
-#: Before it, s: a request that is alone finds caches and clocks of an idle engine. vLLM on a CPU took 11 to 17 % longer
+#: Before it, s: a request that is alone finds caches and clocks of an idle engine. vLLM on a CPU took 6 to 17 % longer
 #: after 0.1 s than at once.
 PAUSE_S = 0.1
 #: Of the requests that time a prefill: vLLM sends a first token a step later where more follow.
