@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gorgo.core.json_cost import QUICK_BYTES, QUICK_OBJECTS, QUICK_VALUES, SMALL_BYTES, count_values, is_quick
+from gorgo.core.json_cost import QUICK_BYTES, QUICK_OBJECTS, QUICK_VALUES, count_values, is_quick
 from gorgo.core.prompt.fingerprint import MAX_BLOCKS, Fingerprinter
 from gorgo.live.http.errors import HttpError
 from gorgo.live.parsing.fields import read_fields
@@ -13,6 +13,8 @@ from tests.attacks.attacks import attacks
 from tests.attacks.bodies import MIB, SHOWN, hostile_bodies
 from tests.attacks.engine import metrics_texts
 
+#: Small enough to be read in the test itself.
+SMALL_BYTES = 64 * 1024
 FINGERPRINTER = Fingerprinter(key=7)
 BODIES = hostile_bodies()
 

@@ -13,7 +13,6 @@ from gorgo.core.json_cost import (
     QUICK_BYTES,
     QUICK_OBJECTS,
     QUICK_VALUES,
-    SMALL_BYTES,
     TINY_BYTES,
     count_values,
     is_quick,
@@ -40,16 +39,18 @@ def test_count_is_never_less_than_the_values(value: Any, indent: int | None) -> 
 @pytest.mark.parametrize(
     ("text", "quick"),
     [
-        (b"0," * (SMALL_BYTES // 2), True),
+        (b"0," * (TINY_BYTES // 2), True),
+        (b'"",' * QUICK_VALUES, True),
+        (b'"",' * (QUICK_VALUES + 1), False),
         (b"{}," * (TINY_BYTES // 3), True),
         (b"{}, " * QUICK_OBJECTS, True),
         (b"{}, " * QUICK_OBJECTS + b"{}", False),
-        (b"0," * SMALL_BYTES, False),
-        (b"[" * (SMALL_BYTES + 1), False),
+        (b"0," * (QUICK_VALUES + 1), False),
+        (b"[" * (QUICK_VALUES + 1), False),
         (b'"' + b"x" * (QUICK_BYTES - 2) + b'"', True),
         (b'"' + b"x" * QUICK_BYTES + b'"', False),
-        (b"a, " * QUICK_VALUES + b"x" * SMALL_BYTES, True),
-        (b"a, " * QUICK_VALUES + b"x" * SMALL_BYTES + b",", False),
+        (b"a, " * QUICK_VALUES + b"x" * TINY_BYTES, True),
+        (b"a, " * QUICK_VALUES + b"x" * TINY_BYTES + b",", False),
     ],
 )
 def test_long_texts_of_many_values_are_not_quick(text: bytes, quick: bool) -> None:
