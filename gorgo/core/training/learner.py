@@ -42,11 +42,11 @@ class HasBase(Protocol):
         """Return the mean error of the priors in the training, as a share of the measured times."""
 
     def base_s(self, table: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Return the prediction of each row with that part, s."""
+        """Return the time to first token of each row by priors and that part, s."""
 
 
 def find_base(model: Model | None) -> HasBase | None:
-    """Return the model if it is one."""
+    """Return the model if it corrects priors."""
     return model if isinstance(model, HasBase) else None
 
 
