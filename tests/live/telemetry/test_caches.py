@@ -87,9 +87,9 @@ def test_terminal_shows_caches_with_reports_or_with_lost_ones(found: CacheState,
 
 
 def test_line_names_the_state_and_faults_of_a_feed() -> None:
-    feed = KvFeedStats(state=FeedState.GAP, gaps=2, failed_replays=1)
+    feed = KvFeedStats(state=FeedState.GAP, gaps=2, replays=3, failed_replays=1)
     line = cache_line(state(feed, source="events", complete=False, requests=0).as_dict())
-    assert line == "events, incomplete, 70 blocks, newest 2 s ago, feed gap, gaps 2, failed replays 1"
+    assert line == "events, incomplete, 70 blocks, newest 2 s ago, feed gap, gaps 2, replays 3, failed replays 1"
 
 
 async def test_pushes_are_seen_in_metrics_fleet_status_and_page(start: Start) -> None:

@@ -126,7 +126,7 @@ def cache_line(cache: Mapping[str, Any]) -> str:
     if _feed_state(cache) not in ("off", "live"):
         parts.append(f"feed {_feed_state(cache)}")
     counts = (cache["feed"] or {}) | cache["pushes"]
-    parts += [f"{name.replace('_', ' ')} {count(counts[name])}" for name in _FAULTS if counts.get(name)]
+    parts += [f"{name.replace('_', ' ')} {count(counts[name])}" for name in _COUNTS if counts.get(name)]
     line = ", ".join(parts)
     if cache["requests"]:
         sums = {name: count(cache[f"{name}_tokens"]) for name in ("estimated", "reported", "phantom", "missed")}
@@ -195,7 +195,17 @@ _STORE_FAULTS = {
 }
 
 #: Counts of a feed and of pushes that an operator wants to see.
-_FAULTS = ("gaps", "failed_replays", "rejected_messages", "rejected_events", "stale", "lost", "limited", "silences")
+_COUNTS = (
+    "gaps",
+    "replays",
+    "failed_replays",
+    "rejected_messages",
+    "rejected_events",
+    "stale",
+    "lost",
+    "limited",
+    "silences",
+)
 
 
 def _feed_state(cache: Mapping[str, Any]) -> str:
