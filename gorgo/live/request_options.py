@@ -1,4 +1,4 @@
-"""Options of a request in its headers: deadlines and priority, within the rules of its client and model.
+"""Options of a request in its headers, within the rules of its client and model: deadlines, priority, prefix length.
 
 Owns the headers and their 400s.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
+from typing import NamedTuple
 
 from gorgo.config.model import ClientRuleConfig, Config
 from gorgo.core.record import record
@@ -21,13 +22,16 @@ SLO_HEADERS = (b"x-llm-d-slo-ttft-ms", b"x-slo-ttft-ms")
 SLO_TPOT_HEADERS = (b"x-llm-d-slo-tpot-ms", b"x-slo-tpot-ms")
 PRIORITY_HEADER = b"x-gorgo-priority"
 PRIORITIES: Mapping[bytes, int] = {b"high": 1, b"normal": 0, b"low": -1}
+#: First tokens by which `sticky-least-loaded` knows a holder of this prompt.
+PREFIX_LEN_HEADER = b"x-gorgo-prefix-len"
+MAX_PREFIX_LEN = 1_000_000
 #: Each level has a queue of its own.
 MAX_PRIORITY = 100
 #: An hour: a longer deadline means none.
 MAX_SLO_MS = 3_600_000.0
 #: Longest number in a header.
 _MAX_WORD_BYTES = 32
-_EXPECTED = frozenset({*SLO_HEADERS, *SLO_TPOT_HEADERS, PRIORITY_HEADER})
+_EXPECTED = frozenset({*SLO_HEADERS, *SLO_TPOT_HEADERS, PRIORITY_HEADER, PREFIX_LEN_HEADER})
 
 
 @record
@@ -38,6 +42,7 @@ class RequestOptions:
     priority: int = 0
     regions: frozenset[str] | None = None
     slo_tpot_s: float | None = None
+    prefix_len: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +77,21 @@ class ClientPolicies:
         return options
 
     def _options(self, headers: Iterable[Header], *, client: str | None, model: str | None) -> RequestOptions:
-        slo_s, tpot_s, priority = _read(headers)
+        sent = _read(headers)
+        slo_s, tpot_s, priority, prefix_len = sent
         rule = None if client is None else self.clients.get(client)
         regions = None if model is None else self.models.get(model)
         if rule is None:
-            if slo_s is None and tpot_s is None and priority is None and regions is None:
+            if sent is _NONE_SENT and regions is None:
                 return _NOTHING
             # A key without a rule ranks no higher than one whose rule has no priority.
             priority = priority or 0 if client is None else min(priority or 0, 0)
-            return RequestOptions(slo_s, priority, regions, tpot_s)
+            return RequestOptions(slo_s, priority, regions, tpot_s, prefix_len)
         if rule.allowed_regions:
             own = frozenset(rule.allowed_regions)
             regions = own if regions is None else own & regions
         priority = rule.priority if priority is None else min(priority, rule.priority)
-        return RequestOptions(slo_s, priority, regions, tpot_s)
+        return RequestOptions(slo_s, priority, regions, tpot_s, prefix_len)
 
     def may_use(self, *, client: str | None, model: str, regions: frozenset[str]) -> bool:
         """Return whether `client` may have `model` served in any of `regions`."""
@@ -97,17 +103,31 @@ class ClientPolicies:
 _NOTHING = RequestOptions()
 
 
-def _read(headers: Iterable[Header]) -> tuple[float | None, float | None, int | None]:
-    """Return the deadline of the first token, the wanted time per output token, and the priority."""
+class _Sent(NamedTuple):
+    slo_ttft_s: float | None = None
+    slo_tpot_s: float | None = None
+    priority: int | None = None
+    prefix_len: int | None = None
+
+
+_NONE_SENT = _Sent()
+
+
+def _read(headers: Iterable[Header]) -> _Sent:
+    """Return what the headers ask for."""
     found: dict[bytes, bytes] = {}
     for name, value in headers:
         if name in _EXPECTED:
             found.setdefault(name, value)
     if not found:
-        return None, None, None
-    priority = found.get(PRIORITY_HEADER)
-    ttft_s, tpot_s = _first_s(found, SLO_HEADERS), _first_s(found, SLO_TPOT_HEADERS)
-    return ttft_s, tpot_s, None if priority is None else _priority(priority)
+        return _NONE_SENT
+    priority, prefix_len = found.get(PRIORITY_HEADER), found.get(PREFIX_LEN_HEADER)
+    return _Sent(
+        _first_s(found, SLO_HEADERS),
+        _first_s(found, SLO_TPOT_HEADERS),
+        None if priority is None else _priority(priority),
+        None if prefix_len is None else _prefix_len(prefix_len),
+    )
 
 
 def _first_s(found: Mapping[bytes, bytes], names: tuple[bytes, ...]) -> float | None:
@@ -138,3 +158,11 @@ def _priority(value: bytes) -> int:
         return int(word)
     expected = f"high, normal, low or a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}"
     raise HttpError(400, "invalid_header", f"header {PRIORITY_HEADER.decode()}: expected {expected}")
+
+
+def _prefix_len(value: bytes) -> int:
+    word = value.strip()
+    if word.isdigit() and len(word) <= _MAX_WORD_BYTES and 0 < int(word) <= MAX_PREFIX_LEN:
+        return int(word)
+    expected = f"a whole number of tokens from 1 to {MAX_PREFIX_LEN}"
+    raise HttpError(400, "invalid_header", f"header {PREFIX_LEN_HEADER.decode()}: expected {expected}")

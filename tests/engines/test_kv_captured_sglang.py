@@ -1,4 +1,4 @@
-"""KV events that SGLang's own cache and publisher sent (`fixtures/README.md`): every one of use, and what it then had."""
+"""KV events that SGLang's own cache and publisher sent (`fixtures/README.md`): all of use, and what it then had."""
 
 from __future__ import annotations
 

@@ -83,6 +83,19 @@ def test_what_is_no_priority_is_a_400(word: str) -> None:
     assert refusal.value.status == 400
 
 
+@pytest.mark.parametrize("client", [None, "batch"])
+def test_a_request_says_by_how_many_tokens_its_prefix_is_known(client: str | None) -> None:
+    grants = ClientPolicies.for_client(config(ClientsConfig(rules=(ClientRuleConfig(name="batch"),))))
+    assert wishes(grants, client, x_gorgo_prefix_len="128").prefix_len == 128
+    assert wishes(grants, client).prefix_len is None
+
+
+@pytest.mark.parametrize("word", ["", "0", "-1", "1.5", "1_0", "1000001", "9" * 40, "\u0661"])
+def test_what_is_no_length_of_a_prefix_is_a_400(word: str) -> None:
+    with pytest.raises(HttpError, match="x-gorgo-prefix-len: expected a whole number of tokens from 1 to 1000000"):
+        wishes(ClientPolicies(), x_gorgo_prefix_len=word)
+
+
 @pytest.mark.parametrize("word", ["", "0", "-1", "inf", "nan", "0x10", "2s", "1_000", "3600001", "\u0661"])
 def test_what_is_no_deadline_is_a_400(word: str) -> None:
     with pytest.raises(HttpError) as refusal:

@@ -67,6 +67,8 @@ class RouteRequest:
         tokens are unknown. Such a prompt is compared with the history of requests alone.
     boundaries:
         Prompt tokens up to the end of each message, ascending, exact or estimated.
+    prefix_len:
+        First tokens by which `sticky-least-loaded` knows a holder; `None`: its weight.
     """
 
     request_id: str
@@ -91,6 +93,7 @@ class RouteRequest:
     kv_hashes: Mapping[int, Sequence[int]] = field(default_factory=dict, hash=False)
     boundaries: Sequence[int] = field(default=(), hash=False)
     replicas: frozenset[str] | None = None
+    prefix_len: int | None = None
 
     @property
     def recorded_model(self) -> str | None:

@@ -110,6 +110,7 @@ def parse_request(
         client=client,
         slo_ttft_s=options.slo_ttft_s,
         slo_tpot_s=options.slo_tpot_s,
+        prefix_len=options.prefix_len,
         priority=options.priority,
         regions=options.regions,
         idempotent=_is_idempotent(route, parsed),

@@ -22,7 +22,8 @@ class StickyLeastLoaded:
     Theory of operation. The published system maps the hash of the first tokens to the workers that reported it. Here
     the prefix index is that map: its block hashes stand for whole prefixes, it is bounded by each replica's KV pool,
     and it is corrected by what engines report. A dispatch enters the prompt at once, before the engine confirms it, so
-    a burst of one prefix goes to one replica. A prompt shorter than `prefix_len` is compared by its full blocks.
+    a burst of one prefix goes to one replica. A request may have a `prefix_len` of its own. A prompt shorter than that
+    is compared by its full blocks.
 
     References
     ----------
@@ -47,7 +48,7 @@ class StickyLeastLoaded:
         weights: Weights,
         rng: np.random.Generator,
     ) -> Choice:
-        needed = _needed_tokens(weights["prefix_len"], request)
+        needed = _needed_tokens(request.prefix_len or weights["prefix_len"], request)
         holders = np.flatnonzero(candidates.cached_tokens >= needed) if needed > 0.0 else ()
         if not len(holders):
             return Choice(least_loaded(candidates, rng), evidence(candidates), fallback="no_match")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gorgo.core.messages.request import AttemptResult, Outcome
@@ -30,6 +32,13 @@ def test_a_replica_with_less_than_the_prefix_is_no_holder() -> None:
     candidates = table(2, cached=[128, 0], in_flight_requests=[5, 0])
     assert choose(make_policy(NAME), candidates, prefix_len=128).row == 0
     assert choose(make_policy(NAME), candidates, prefix_len=192).row == 1
+
+
+def test_the_prefix_of_a_request_goes_before_the_weight() -> None:
+    candidates = table(2, cached=[128, 0], in_flight_requests=[5, 0])
+    asked = replace(request(prompt_tokens=640), prefix_len=192)
+    assert choose(make_policy(NAME), candidates, asked=asked, prefix_len=64).row == 1
+    assert choose(make_policy(NAME), candidates, asked=replace(asked, prefix_len=128), prefix_len=192).row == 0
 
 
 def test_a_prefix_shorter_than_a_block_is_compared_as_one_block() -> None:

@@ -83,6 +83,7 @@ async def test_header_of_any_kind_is_no_fault(start: Start, caplog: pytest.LogCa
     chance = Random("headers")
     names = [b"x-request-id", b"content-type", b"x-session-id", b"authorization", b"expect", b"te", b"connection"]
     names += [b"accept-encoding", b"x-gorgo-priority", b"x-slo-ttft-ms", b"x-llm-d-slo-ttft-ms", b"cookie"]
+    names += [b"x-gorgo-prefix-len"]
     values = [splinter for splinter in SPLINTERS if not {0, 10, 13} & set(splinter)][:20]
     for _ in range(EXAMPLES):
         lines = b"".join(b"%b: %b\r\n" % (chance.choice(names), chance.choice(values).strip()) for _ in range(3))
