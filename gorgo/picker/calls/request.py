@@ -108,6 +108,8 @@ class RequestCall:
             self._exchange.on_call_end(outcome)
         elif self._pending is not None:
             self._pending.on_call_end()
+        # They refer to the call: without this only the collector would free all three.
+        self._exchange = self._pending = None
 
     # -- the request
 

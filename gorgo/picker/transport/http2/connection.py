@@ -177,8 +177,12 @@ class Connection:
             return
         self._writer.drop_stream(stream)
         self._partial_bytes -= stream.counted_bytes
-        if stream.call is not None:
-            self._services.close(stream.call)
+        call, stream.call = (
+            stream.call,
+            None,
+        )  # it refers to the stream: without this only the collector would free both
+        if call is not None:
+            self._services.close(call)
 
     def _end_input(self, stream: CallStream) -> None:
         stream.input_ended = True
