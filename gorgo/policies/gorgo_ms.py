@@ -19,7 +19,7 @@ from gorgo.core.policy.choice import Choice, Prediction, least_of_rows
 from gorgo.core.policy.cost import choose_min_cost, fill_unknown
 from gorgo.core.policy.few import FEW, times_of_rows
 from gorgo.core.policy.interface import IndexKind
-from gorgo.core.policy.stalls import counted, counted_of_rows, excess, stall_ms
+from gorgo.core.policy.stalls import counted, counted_of_rows, excess, longer, stall_ms
 from gorgo.core.policy.weights import Weights, WeightSpec
 
 Floats = NDArray[np.float64]
@@ -66,10 +66,11 @@ class GorgoMs:
     priors and learned speed, n the requests in flight there, which a prefill stalls, and m the same with differences
     damped where many are in flight (`core.policy.stalls`): lambda prices what this request costs the others, as a
     preference for end-to-end times over first tokens. delta is the same price for decoding: of every request in flight
-    there, how much its tokens and this request's come later for there being one more. eta prices the prefills that will
-    stall this request: s is the share of its time that the replica prefills (`core.latency.prefill_share`), and it
-    counts for less where many are in flight. Where prefills stall many at any time, lambda rises and delta falls
-    (`excess`). Of more requests than its running batch an engine stalls that batch alone: the others wait in any case.
+    there, how much its tokens and this request's come later for there being one more; it grows with the mean length of
+    answers (`longer`). eta prices the prefills that will stall this request: s is the share of its time that the
+    replica prefills (`core.latency.prefill_share`), and it counts for less where many are in flight. Where prefills
+    stall many at any time, lambda rises and delta falls (`excess`). Of more requests than its running batch an engine
+    stalls that batch alone: the others wait in any case.
     An unknown round trip counts as the worst known one. The first three terms without their factors are the predicted
     time to first token.
 
@@ -113,7 +114,8 @@ class GorgoMs:
         mean = in_flight.sum().item() / len(in_flight)
         rise = excess(mean, mean_of_columns(shares))
         stalled_ms = prefill_ms * (scales.share * rise) * counted(in_flight)
-        stalled_ms = stalled_ms + in_flight * (scales.delta_ms / rise)
+        delta_ms = scales.delta_ms * longer(mean_of_columns(candidates.answer_tokens)) / rise
+        stalled_ms = stalled_ms + in_flight * delta_ms
         stalled_ms = stalled_ms + shares * stall_ms(scales.eta_ms, mean)
         terms = {
             "rtt": network_s * scales.rtt,
@@ -185,7 +187,8 @@ def _terms_of_rows(
     shares = shares_of_rows(table.prefill_share.tolist(), table.prefill_share_s.tolist(), candidates.now)
     mean = sum(in_flight) / len(in_flight)
     rise = excess(mean, mean_of_rows(shares))
-    share, delta_ms, eta_ms = share * rise, delta_ms / rise, stall_ms(eta_ms, mean)
+    delta_ms = delta_ms * longer(mean_of_rows(table.answer_tokens.tolist())) / rise
+    share, eta_ms = share * rise, stall_ms(eta_ms, mean)
     stalls = zip(prefill, counted_of_rows(in_flight), in_flight, shares, strict=True)
     externality = [prefill_ms * share * m + n * delta_ms + s * eta_ms for prefill_ms, m, n, s in stalls]
     cost = [a + b + c + d for a, b, c, d in zip(rtt, queue, prefill, externality, strict=True)]

@@ -25,7 +25,7 @@ from gorgo.core.policy.candidates import Candidates
 from gorgo.core.policy.choice import Choice
 from gorgo.core.policy.cost import choose_min_cost
 from gorgo.core.policy.interface import IndexKind
-from gorgo.core.policy.stalls import counted, excess, stall_ms
+from gorgo.core.policy.stalls import counted, excess, longer, stall_ms
 from gorgo.core.policy.weights import Weights, WeightSpec
 from gorgo.policies.gorgo_ms import GorgoMs
 from gorgo.sim.engine.engines import predict_first_token
@@ -86,7 +86,8 @@ class Oracle:
         shares = shares_of_columns(candidates.prefill_share, candidates.prefill_share_s, candidates.now)
         mean = float(in_flight.mean())
         rise = excess(mean, mean_of_columns(shares))
-        decoding_ms = weights["delta"] / rise * in_flight + stall_ms(weights["eta"], mean) * shares
+        delta_ms = weights["delta"] * longer(mean_of_columns(candidates.answer_tokens)) / rise
+        decoding_ms = delta_ms * in_flight + stall_ms(weights["eta"], mean) * shares
         terms = {
             "rtt": rtt_s * trips * 1e3,
             "queue": engine_ms - prefill_ms,

@@ -85,6 +85,14 @@ def test_what_was_prefilled_long_ago_stalls_nobody() -> None:
     np.testing.assert_allclose(far, 160.0)
 
 
+def test_a_request_in_flight_costs_in_proportion_to_the_length_of_answers_beyond_128_tokens() -> None:
+    """By the mean of the candidates, so that what is learned by chance prefers none of them."""
+    for tokens, price in (([200.0, 312.0], 50.0), ([60.0, 20.0], 25.0), ([1e3, 1e3], 100.0)):
+        rows = candidates(in_flight_requests=[4, 2], answer_tokens=tokens)
+        with_it, without = (chosen(rows, **weights).terms["externality"] for weights in ({}, {"delta": 0.0}))
+        np.testing.assert_allclose(with_it - without, [4 * price, 2 * price])
+
+
 def test_where_batches_are_large_stalls_to_come_count_for_less() -> None:
     """A mean of 8 in flight: half."""
     shares: dict[str, Any] = {"prefill_share": [0.5, 0.2], "prefill_share_s": [100.0, 100.0]}
@@ -234,6 +242,7 @@ def _cells(*values: st.SearchStrategy[float]) -> st.SearchStrategy[list[float]]:
             "prefill_kappa_s": _cells(st.floats(0, 1e-8)),
             "prefill_share": _cells(st.floats(0, 2)),
             "prefill_share_s": _cells(st.floats(0, 100)),
+            "answer_tokens": _cells(st.floats(1, 1000)),
             "in_flight_requests": _cells(st.integers(0, 60).map(float)),
             "max_running_requests": _cells(st.integers(1, 60).map(float), st.just(np.nan)),
         }

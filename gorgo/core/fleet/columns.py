@@ -13,6 +13,8 @@ from math import inf, nan
 import numpy as np
 from numpy.typing import NDArray
 
+from gorgo.core.latency.answer_length import PRIOR_TOKENS
+
 Floats = NDArray[np.float64]
 
 #: Cells of an empty slot. Columns that are not here are NaN: unknown.
@@ -24,6 +26,7 @@ _EMPTY: Mapping[str, float] = {
     "prefill_token_s": 0.0,
     "prefill_kappa_s": 0.0,
     "slowdown": 1.0,
+    "answer_tokens": PRIOR_TOKENS,
     "drained_at_s": -inf,
     "head_due_s": inf,
     "waiting_prefill_s": 0.0,
@@ -64,6 +67,8 @@ class Columns:
     first_tokens_s: Floats
     #: Learned time per output token of a request alone, s. NaN before an answer reports its tokens.
     token_gap_s: Floats
+    #: Mean output tokens of its answers, a prior before they are known (`core.latency.answer_length`).
+    answer_tokens: Floats
     #: Scraped from the engine: requests running, requests waiting, KV tokens in use. NaN when unknown or stale.
     running_requests: Floats
     queued_requests: Floats

@@ -16,6 +16,7 @@ from gorgo.core.fleet.columns import Columns, accelerator_code
 from gorgo.core.fleet.outlier import HealthState, OutlierDetector
 from gorgo.core.fleet.restart_detector import RestartDetector
 from gorgo.core.fleet.spec import ReplicaSpec
+from gorgo.core.latency.answer_length import AnswerLength
 from gorgo.core.latency.concurrency import ConcurrencyLimit
 from gorgo.core.latency.prefill import PrefillPrior
 from gorgo.core.latency.prefill_queue import PrefillQueue
@@ -48,6 +49,8 @@ class Replica:
     concurrency: ConcurrencyLimit = field(default_factory=ConcurrencyLimit)
     #: Requests that decode and their time per output token; `None` while nothing counts them.
     token_gap: TokenGap | None = None
+    #: Of its whole answers.
+    answer_length: AnswerLength = field(default_factory=AnswerLength)
     #: For an engine that does not report its KV capacity.
     learned_capacity: LearnedCapacity = field(default_factory=LearnedCapacity)
     restarts: RestartDetector = field(default_factory=RestartDetector)
@@ -130,6 +133,12 @@ class Replica:
             self.reported_speed = ReportedSpeed(prior)
             self._publish_prior()
             self.prefill_queue.reset_speed()
+
+    def learn_answer(self, tokens: int) -> None:
+        """Record the length of a whole answer."""
+        if self.slot >= 0:
+            self.answer_length.learn(tokens)
+            self.columns.answer_tokens[self.slot] = self.answer_length.mean_tokens
 
     def learn_gap(self, spent_s: float, *, tokens: int, mark: float) -> None:
         """Record a whole answer of two or more tokens, `spent_s` from its first to its last."""

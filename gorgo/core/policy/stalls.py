@@ -14,6 +14,9 @@ Of n requests in flight, n * s are stalled at any time where prefills take the s
 means of the fleet, the engines' time is what is short: a prefill delays all that come until the queues are gone, and a
 batch is even soon. So the price of a prefill rises by this excess and the price of a request in flight falls by it,
 within a bound: in lasting overload all numbers are large, and one cached prefix would outweigh any queue.
+
+A request in flight makes each step of the others longer until they or it end, so its price grows with the length of
+answers. Short ones keep the price as given: where the length is not known nothing else is.
 """
 
 from __future__ import annotations
@@ -32,6 +35,10 @@ FEW_RUN = 4.0
 STALLED = 2.0
 #: Bound of the rise. Without one and with 4 the p95 TTFT of a lasting overload rises by a quarter, with 2 it falls.
 RISE_MAX = 2.0
+#: Mean length of answers for which the price of a request in flight is as given, tokens; it is that of ART-Chat-like.
+GIVEN_TOKENS = 128.0
+#: Bound of its rise with longer ones: beyond it a replica with few requests would outweigh any round trip.
+LONGER_MAX = 4.0
 
 
 def counted(numbers: Floats) -> Floats:
@@ -77,3 +84,14 @@ def excess(mean: float, share: float) -> float:
     (1.0, 1.5, 2.0)
     """
     return min(RISE_MAX, max(1.0, mean * share / STALLED))
+
+
+def longer(answer_tokens: float) -> float:
+    """Return the factor on the price of a request in flight by the mean length of answers, from 1 to `LONGER_MAX`.
+
+    Example
+    -------
+    >>> longer(80.0), longer(256.0), longer(1e4)
+    (1.0, 2.0, 4.0)
+    """
+    return min(LONGER_MAX, max(1.0, answer_tokens / GIVEN_TOKENS))
