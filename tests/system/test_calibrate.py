@@ -6,10 +6,11 @@ Times are compared, so each engine needs a processor of its own meanwhile.
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import ceil
 from pathlib import Path
@@ -26,7 +27,7 @@ from tests.system.conftest import SHAPE
 from tests.system.engine_process import engine_process
 from tests.system.environments import Environment
 from tests.system.tiny_checkpoint import make_tiny_checkpoint
-from tests.system.vllm_server import CACHED_TOKENS_FLAG, vllm_server, wait_until_ready
+from tests.system.vllm_server import CACHED_TOKENS_FLAG, keep_apart, vllm_server, wait_until_ready
 
 _COMMAND_TIMEOUT_S = 900
 REQUESTS = 200
@@ -92,6 +93,15 @@ def test_replay_of_llama_cpp_is_predicted(tmp_path: Path) -> None:
         compare(server.url, tmp_path, "--max-input", 5000, "--max-batch", 4, longest=1500)
 
 
+@pytest.fixture
+def all_cores() -> Iterator[None]:
+    """Give this process its cores back."""
+    cores = os.sched_getaffinity(0)
+    yield
+    os.sched_setaffinity(0, cores)
+
+
+@pytest.mark.usefixtures("all_cores")
 @pytest.mark.parametrize(
     "flags", [(), ("--max-num-batched-tokens", "512", "--block-size", "64")], ids=["default", "512"]
 )
@@ -99,6 +109,7 @@ def test_replay_of_vllm_is_predicted(vllm: Environment, tmp_path: Path, flags: S
     checkpoint = make_tiny_checkpoint(tmp_path / "tiny", shape=SHAPE)
     with vllm_server(vllm, checkpoint, CACHED_TOKENS_FLAG, *flags) as server:
         wait_until_ready(server)
+        keep_apart(server)
         compare(server.url, tmp_path, "--max-input", 5000, "--max-batch", 8, longest=1500)
 
 

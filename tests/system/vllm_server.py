@@ -47,6 +47,30 @@ class VllmServer:
         return read_gauges(httpx.get(f"{self.url}/metrics", timeout=10).text, {name})[name]
 
 
+def keep_apart(server: VllmServer) -> None:
+    """Give the engine's worker the first core, and its other processes and this one the others, if there are two.
+
+    The worker computes while the core waits for it in a loop. Without it each moves to the other's core, and steps took
+    a third longer, prompts in a replay up to twice as long.
+    """
+    first, *others = sorted(os.sched_getaffinity(0))
+    if not others:
+        return
+    os.sched_setaffinity(0, others)
+    for pid in _with_children(server.pid):
+        tasks = Path(f"/proc/{pid}/task")
+        cores = [first] if "Worker" in (tasks.parent / "comm").read_text() else others
+        for task in tasks.iterdir():
+            os.sched_setaffinity(int(task.name), cores)
+
+
+def _with_children(pid: int) -> Iterator[int]:
+    yield pid
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            yield from _with_children(int(child))
+
+
 @contextmanager
 def vllm_server(
     environment: Environment, checkpoint: Path, *flags: str, port: int | None = None
