@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 from gorgo.live.kv_events.turns import Arrivals, Turn
 
 #: Looks at a socket without a message until the loop watches it again.
 IDLE_POLLS = 5
+
+
+class MessageTaker(Protocol):
+    """Handles short messages at once, each in two steps of the event loop."""
+
+    def take(self, frames: list[bytes]) -> bool:
+        """Begin to handle a message; return false, without a change, for one that is not taken."""
+
+    def finish(self) -> bool:
+        """Handle the rest of the last message that was taken; return whether there was any."""
 
 
 class Receiver:
@@ -28,20 +37,18 @@ class Receiver:
         Looks at all sockets in use.
     turn:
         In its steps messages are read.
-    take:
-        Handles a message at once, or returns false without a change: `next_message` then returns it.
+    taker:
+        Handles the messages that it takes; `next_message` returns the others.
     """
 
-    def __init__(
-        self, zmq: ModuleType, socket: Any, arrivals: Arrivals, turn: Turn, *, take: Callable[[list[bytes]], bool]
-    ) -> None:
+    def __init__(self, zmq: ModuleType, socket: Any, arrivals: Arrivals, turn: Turn, *, taker: MessageTaker) -> None:
         self._socket = zmq.Socket.shadow(socket.underlying)
         self._events, self._readable = zmq.EVENTS, zmq.POLLIN
         self._nowait, self._none_yet, self._error = zmq.NOBLOCK, zmq.Again, zmq.ZMQError
         self._descriptor: int = self._socket.FD
         self._arrivals = arrivals
         self._turn = turn
-        self._take = take
+        self._taker = taker
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[list[bytes]] | None = None
         self._is_watched = self._is_polled = self._is_queued = self._is_closed = False
@@ -64,11 +71,14 @@ class Receiver:
             self._turn.add(self._read)
 
     def _read(self) -> bool:
-        """Read a message; return whether there may be another one."""
+        """Read a message, or handle the rest of the last one; return whether there may be another one."""
         self._is_queued = False
         if self._is_closed or self._waiter is None or self._waiter.done():
             return False
         try:
+            if self._taker.finish():
+                self._is_queued = True
+                return True
             frames: list[bytes] = self._socket.recv_multipart(self._nowait)
         except self._none_yet:
             if not self._is_polled:
@@ -77,9 +87,12 @@ class Receiver:
         except self._error as error:
             self._waiter.set_exception(error)
             return False
+        except Exception as error:  # noqa: BLE001 - the taker's
+            self._waiter.set_exception(error)
+            return False
         try:
-            self._is_queued = self._take(frames)
-        except Exception as error:  # noqa: BLE001 - the caller's
+            self._is_queued = self._taker.take(frames)
+        except Exception as error:  # noqa: BLE001 - likewise
             self._waiter.set_exception(error)
             return False
         if not self._is_queued:

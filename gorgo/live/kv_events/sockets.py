@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
 from gorgo.engines.kv_events import MAX_MESSAGE_BYTES
 from gorgo.engines.kv_sources import KvEventSource
-from gorgo.live.kv_events.receiver import Receiver
+from gorgo.live.kv_events.receiver import MessageTaker, Receiver
 from gorgo.live.kv_events.turns import Arrivals, Turn
 
 #: Pause before a broken connection is tried again; it doubles up to the second one.
@@ -40,9 +40,7 @@ class KvSockets:
         self._arrivals = Arrivals()
 
     @contextmanager
-    def subscribed(
-        self, source: KvEventSource, *, take: Callable[[list[bytes]], bool]
-    ) -> Iterator[tuple[Receiver, Any]]:
+    def subscribed(self, source: KvEventSource, *, taker: MessageTaker) -> Iterator[tuple[Receiver, Any]]:
         """Return a receiver of the events of `source`, and a socket that reports its connections.
 
         Raises `zmq.ZMQError`.
@@ -52,7 +50,7 @@ class KvSockets:
         found.setsockopt(zmq.SUBSCRIBE, source.topic.encode())
         # Before the connection, which would else not be reported.
         monitor = found.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
-        receiver = Receiver(zmq, found, self._arrivals, self._turn, take=take)
+        receiver = Receiver(zmq, found, self._arrivals, self._turn, taker=taker)
         try:
             (found.bind if source.mode == "bind" else found.connect)(source.endpoint)
             yield receiver, monitor

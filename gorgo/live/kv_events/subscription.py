@@ -27,7 +27,8 @@ from gorgo.live.logs import log
 #: Between two attempts to open a socket; interval of the feed's timer.
 REOPEN_S = 5.0
 TICK_S = 1.0
-#: Longest message that is applied in one step, of a millisecond at most: 1,800 removals or 200 blocks.
+#: Longest message that is decoded in one step and applied in another, each of half a millisecond: 1,800 removals or 200
+#: blocks. A request waits for at most one of them.
 QUICK_BYTES = 16 * 1024
 
 
@@ -75,6 +76,8 @@ class Subscription:
         self._lock = asyncio.Lock()
         #: Inputs being handled, those that wait for it included.
         self._inputs = 0
+        #: A short message that is decoded and not applied yet, and its era.
+        self._decoded: tuple[KvEventBatch, int] | None = None
         self._wanted: Replay | None = None
         self._requested = asyncio.Event()
 
@@ -89,12 +92,15 @@ class Subscription:
             await asyncio.sleep(REOPEN_S)
 
     async def _receive_all(self) -> None:
-        with self._sockets.subscribed(self.source, take=self._apply_quickly) as (receiver, monitor):
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._receive(receiver))
-                tasks.create_task(self._watch(monitor))
-                tasks.create_task(self._replay_all())
-                tasks.create_task(self._tick())
+        with self._sockets.subscribed(self.source, taker=self) as (receiver, monitor):
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(self._receive(receiver))
+                    tasks.create_task(self._watch(monitor))
+                    tasks.create_task(self._replay_all())
+                    tasks.create_task(self._tick())
+            finally:
+                self.finish()
 
     async def _receive(self, receiver: Receiver) -> None:
         while True:
@@ -107,8 +113,8 @@ class Subscription:
             self._count(payload)
             await self._handle(lambda: self.feed.received(number, payload, now=self._clock()))  # noqa: B023 - awaited
 
-    def _apply_quickly(self, frames: list[bytes]) -> bool:
-        """Apply a short message that only continues the last one; return whether it did. Most do."""
+    def take(self, frames: list[bytes]) -> bool:
+        """Decode a short message that only continues the last one; return whether it does. Most do."""
         message = read_message(frames)
         if message is None or self._inputs:
             return False
@@ -122,7 +128,15 @@ class Subscription:
         if clears(batch.events):
             return False
         self._count(payload)
-        era = self.feed.continued(number, payload, now=self._clock())
+        self._decoded = batch, self.feed.continued(number, payload, now=self._clock())
+        return True
+
+    def finish(self) -> bool:
+        """Apply the message that was decoded; return whether there was one."""
+        if self._decoded is None:
+            return False
+        batch, era = self._decoded
+        self._decoded = None
         self._sink.apply_batch(batch, era, self)
         if self._stats.state != FeedState.LIVE or not self.feed.known.complete:
             self._sink.changed()
@@ -175,6 +189,7 @@ class Subscription:
     async def _handle(self, decide: Callable[[], list[FeedAction]]) -> None:
         self._inputs += 1
         try:
+            self.finish()
             async with self._lock:
                 for action in decide():
                     match action:

@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Callable
 from time import perf_counter
 
-#: Time after which the next step waits for another turn of the event loop; a step takes about as much. A request takes
-#: several turns, so more time in each of them delays its first byte by as much.
-TURN_S = 0.0001
+#: Time after which the next step waits for another turn of the event loop; most steps take as much, so that a turn has
+#: one. A request takes several turns, so more time in each of them delays its first byte by as much.
+TURN_S = 0.00005
 #: A turn of the event loop that took longer had other work: requests go first.
 OTHER_WORK_S = 0.00005
 #: Longest wait for a turn without other work. A loop that is busy all the time has a tenth for events.

@@ -20,6 +20,37 @@ pytestmark = needs_zmq
 ON_BOTH_LOOPS = True
 
 
+class Taker:
+    """Takes all messages but the slow ones, if it has a list for them."""
+
+    def __init__(self, taken: list[list[bytes]] | None) -> None:
+        self._taken = taken
+        self._begun: list[list[bytes]] = []
+
+    def take(self, frames: list[bytes]) -> bool:
+        if self._taken is None or frames[-1] == b"slow":
+            return False
+        assert not self._begun
+        self._begun.append(frames)
+        return True
+
+    def finish(self) -> bool:
+        if self._taken is None or not self._begun:
+            return False
+        self._taken.append(self._begun.pop())
+        return True
+
+
+class Failing(Taker):
+    """Fails at the rest of a message."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+
+    def finish(self) -> bool:
+        return bool(self._begun[0][7]) if self._begun else False
+
+
 @contextmanager
 def pair(*, taken: list[list[bytes]] | None = None) -> Iterator[tuple[Any, Receiver]]:
     """A socket to send on, and the receiver of the other end; it takes messages into `taken`."""
@@ -28,13 +59,7 @@ def pair(*, taken: list[list[bytes]] | None = None) -> Iterator[tuple[Any, Recei
     sender, receiving = zmq.Context.shadow(context.underlying).socket(zmq.PUSH), context.socket(zmq.PULL)
     sender.connect(f"tcp://127.0.0.1:{receiving.bind_to_random_port('tcp://127.0.0.1')}")
 
-    def take(frames: list[bytes]) -> bool:
-        if taken is not None and frames[-1] != b"slow":
-            taken.append(frames)
-            return True
-        return False
-
-    receiver = Receiver(zmq, receiving, Arrivals(), Turn(), take=take)
+    receiver = Receiver(zmq, receiving, Arrivals(), Turn(), taker=Taker(taken))
     try:
         yield sender, receiver
     finally:
@@ -68,11 +93,11 @@ async def test_messages_that_are_taken_stay_in_order_with_those_that_are_not() -
 
 async def test_what_fails_while_a_message_is_taken_is_the_receivers() -> None:
     with pair() as (sender, receiver):
-        receiver._take = lambda frames: frames[7] == b""
+        receiver._taker = Failing()
         sender.send_multipart([b"first"])
         with pytest.raises(IndexError):
             await asyncio.wait_for(receiver.next_message(), timeout=10)
-        receiver._take = lambda _: False
+        receiver._taker = Taker(None)
         sender.send_multipart([b"second"])
         assert await asyncio.wait_for(receiver.next_message(), timeout=10) == [b"second"]
 
