@@ -16,8 +16,8 @@ from gorgo.apps.traces import TraceFilters
 
 #: Prompts as in the other groups, answers as the shape draws them; so many requests are three to seven minutes.
 FILTERS = TraceFilters(max_input=24_000, limit=2_000)
-#: Seeds of a check that count here: 32 workloads are many runs.
-SEEDS = 3
+#: Seeds of a check that count here: with three, half of the intervals are wider than what is claimed.
+SEEDS = 10
 #: Time scale of each shape.
 SHAPES = {
     "art-chat-apr6": 1.5,
