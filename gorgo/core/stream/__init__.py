@@ -7,7 +7,7 @@ what has ended, on the framing of `core.stream.sse`.
 from __future__ import annotations
 
 from gorgo.core.stream.first_token import FirstTokenDetector, StreamState
-from gorgo.core.stream.usage import Usage, UsageEventFilter, UsageReader, read_usage
+from gorgo.core.stream.usage import Usage, UsageEventFilter, UsageReader, filled, read_usage
 from gorgo.core.stream.whole import StreamEnd, end_of_stream, error_of_body, is_json, is_short
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "UsageReader",
     "end_of_stream",
     "error_of_body",
+    "filled",
     "is_json",
     "is_short",
     "read_usage",

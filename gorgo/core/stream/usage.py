@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any
 
 from gorgo.core.numeric import MAX_AMOUNT
@@ -79,7 +80,7 @@ class UsageReader:
         if last is not None and None not in (last.prompt_tokens, last.cached_tokens, last.output_tokens):
             return last
         head = self._head or bytes(self._tail[:HEAD_BYTES])
-        return _filled(last, _last_usage(head))
+        return filled(last, _first_usage(head))
 
 
 def read_usage(body: bytes) -> Usage | None:
@@ -99,6 +100,14 @@ def _meta_infos(body: bytes) -> list[object]:
     except (ValueError, RecursionError):
         return []
     return [answer.get("meta_info") for answer in answers if isinstance(answer, Mapping)]
+
+
+def filled(usage: Usage | None, other: Usage | None) -> Usage | None:
+    """Return `usage` with unknown counts taken from `other`."""
+    if usage is None or other is None:
+        return usage or other
+    mine = ((getattr(usage, name), getattr(other, name)) for name in _COUNTS)
+    return Usage(*(second if first is None else first for first, second in mine))
 
 
 class UsageEventFilter:
@@ -185,6 +194,15 @@ def _last_usage(data: bytes) -> Usage | None:
     return None
 
 
+def _first_usage(data: bytes) -> Usage | None:
+    """Return the first usage object in `data`, of the first `MAX_CANDIDATES` that may be one."""
+    for key in islice(_KEY.finditer(data), MAX_CANDIDATES):
+        found = _usage(_object_at(data, key.end()))
+        if found is not None:
+            return found
+    return None
+
+
 def _object_at(data: bytes, start: int) -> object:
     """The JSON object that starts at `start`; `None` if it is cut off or broken."""
     try:
@@ -218,15 +236,6 @@ def _count(fields: Mapping[str, Any], *names: str) -> int | None:
         if type(value) is int and 0 <= value <= MAX_AMOUNT:
             return value
     return None
-
-
-def _filled(usage: Usage | None, other: Usage | None) -> Usage | None:
-    """Return `usage` with unknown counts taken from `other`."""
-    if usage is None or other is None:
-        return usage or other
-    names = _COUNTS
-    mine = ((getattr(usage, name), getattr(other, name)) for name in names)
-    return Usage(*(second if first is None else first for first, second in mine))
 
 
 def _sum(counts: list[int | None]) -> int | None:

@@ -3,31 +3,30 @@
 1. `envoy.filters.http.ext_proc`: the decision. Envoy buffers the request's body, and the call stays open until the
    exchange ends: its end releases the replica's load. A picker that dies cuts no reply.
 2. `first`: one message to the picker at the first chunk of each reply, for which no chunk waits.
-3. `envoy.filters.http.sse_to_metadata`: the engine's count of tokens, for the access log.
+3. `envoy.filters.http.lua`: the engine's count of tokens, for the access log (`usage`).
 4. The access log: reason, durations and usage, batched.
 """
 
 from __future__ import annotations
 
 from gorgo.picker.envoy.types import Json, seconds, typed
+from gorgo.picker.envoy.usage import usage_filter
 from gorgo.picker.protocol.messages import SERVED_BY, STATUS
 
 #: Cluster of the picker.
 PICKER = "picker"
-#: Namespaces of Envoy's dynamic metadata: the choice; the picker's own; the engine's count of tokens.
-LB, OWN, USAGE = "envoy.lb", "epp", "usage"
+#: Namespaces of Envoy's dynamic metadata: the choice; the picker's own.
+LB, OWN = "envoy.lb", "epp"
 #: Of entries of the access log.
 LOG_NAME, FIRST_BODY_TAG = "epp", "first_body_us"
 _FIRST_BODY = "%COMMON_DURATION(DS_RX_BEG:US_RX_BODY_BEG:us)%"
 #: Delay of an entry, s. One message has all entries of it.
 _FLUSH_S = 0.05
-#: Longest event that is searched for a count of tokens: those that carry one are short.
-_EVENT_BYTES = 65_536
 
 
 def picker_filters(message_timeout_s: float) -> list[Json]:
     """Return the filters before the router's."""
-    return [_decision(message_timeout_s), _first_token(message_timeout_s), _usage()]
+    return [_decision(message_timeout_s), _first_token(message_timeout_s), usage_filter()]
 
 
 def access_log() -> Json:
@@ -91,21 +90,3 @@ def _first_token(message_timeout_s: float) -> Json:
         metadata_options={"forwarding_namespaces": {"untyped": [OWN]}},
     )
     return {"name": "first", "typed_config": config}
-
-
-def _usage() -> Json:
-    rules = [_usage_rule(key) for key in ("prompt_tokens", "completion_tokens")]
-    parser = {
-        "name": "envoy.content_parsers.json",
-        "typed_config": typed("content_parsers.json.v3.JsonContentParser", rules=rules),
-    }
-    config = typed(
-        "filters.http.sse_to_metadata.v3.SseToMetadata",
-        response_rules={"max_event_size": _EVENT_BYTES, "content_parser": parser},
-    )
-    return {"name": "envoy.filters.http.sse_to_metadata", "typed_config": config}
-
-
-def _usage_rule(key: str) -> Json:
-    present = {"metadata_namespace": USAGE, "key": key, "type": "NUMBER"}
-    return {"rule": {"selectors": [{"key": "usage"}, {"key": key}], "on_present": present}}

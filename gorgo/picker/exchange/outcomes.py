@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from gorgo.core.messages.request import COMPLETED, AttemptResult, Outcome
 from gorgo.core.record import record
-from gorgo.core.stream import StreamEnd, Usage, end_of_stream, error_of_body, is_json, is_short
+from gorgo.core.stream import StreamEnd, Usage, end_of_stream, error_of_body, filled, is_json, is_short
 from gorgo.live.http.headers import Header
 from gorgo.live.request.judgement import failure_of, p95, result_of_stream
 from gorgo.picker.exchange.answer import ObservedAnswer
@@ -125,7 +125,8 @@ def _result(answer: ObservedAnswer) -> AttemptResult:
 def _outcome(
     result: AttemptResult, answer: ObservedAnswer, status: int, usage: Usage | None, *, error: str | None = None
 ) -> Outcome:
-    usage = usage or _usage_of(answer)
+    # One dialect reports the prompt's at the beginning of a stream, and the rest at its end.
+    usage = filled(usage, _usage_of(answer))
     return Outcome(
         result,
         status=status,

@@ -80,11 +80,11 @@ def run(plan: Plan, *, as_json: bool = False) -> None:
 def measured(plan: Plan) -> dict[str, Any]:
     """Return the figures of all four parts, and what went wrong."""
     price, endpoints = dict[tuple[str, str, int], Any](), dict[tuple[str, str, int], Any]()
-    price.update(_rounds(plan, plan.rounds, targets.PRICED, plan.jobs, live=plan.live))
+    price.update(interleaved(plan, plan.rounds, targets.PRICED, plan.jobs, live=plan.live))
     jobs, notes = ("requests_small", "ttft_small"), list[str]()
     for name in plan.counted:
         pair = {targets.PLAIN: targets.plain, name: targets.COUNTED[name]}
-        for (relay, job, number), run in _rounds(plan, plan.pairs, pair, jobs, replicas=_ENDPOINTS):
+        for (relay, job, number), run in interleaved(plan, plan.pairs, pair, jobs, replicas=_ENDPOINTS):
             # The plain Envoy of each pair is another run.
             at = number + plan.pairs * plan.counted.index(name)
             endpoints[relay, job, at] = run
@@ -102,7 +102,7 @@ def measured(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _rounds(
+def interleaved(
     plan: Plan,
     rounds: int,
     launches: Mapping[str, Any],

@@ -125,6 +125,13 @@ def test_long_final_event_is_read_from_its_end() -> None:
     assert tail.usage() == Usage(9, None, 2)
 
 
+def test_prompt_s_length_at_the_beginning_of_a_short_stream_is_found_too() -> None:
+    tail = UsageReader()
+    tail.feed(event({"type": "message_start", "message": {"usage": {"input_tokens": 9, "output_tokens": 1}}}))
+    tail.feed(event({"type": "message_delta", "usage": {"output_tokens": 40}}))
+    assert tail.usage() == Usage(9, None, 40)
+
+
 def test_prompt_length_told_at_the_start_is_kept() -> None:
     tail = UsageReader()
     tail.feed(event({"type": "message_start", "message": {"usage": {"input_tokens": 9, "output_tokens": 1}}}))
