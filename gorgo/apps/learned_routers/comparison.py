@@ -14,6 +14,7 @@ from gorgo.apps.claims.verdict import ClaimVerdict
 from gorgo.apps.learned_routers.measure import RouterRun, RouterTask
 from gorgo.apps.learned_routers.traffic import Traffic
 from gorgo.apps.simulate.compare import ratio_of
+from gorgo.sim.kv_events.reports import CacheReports
 
 Runs = Mapping[RouterTask, RouterRun]
 #: Lodestar's.
@@ -59,12 +60,14 @@ class RouterComparison:
     stats: Mapping[str, PublishedRatio | None]
     scrape_interval_s: float = USUAL_SCRAPES_S
     warm_up: float = 0.5
+    cache_reports: CacheReports = "usage"
     also: Sequence[str] = field(default=())
 
     @property
     def label(self) -> str:
         scrapes = "" if self.scrape_interval_s == USUAL_SCRAPES_S else f", scrapes each {self.scrape_interval_s:g} s"
-        return f"{self.fleet}: {self.traffic.label}{scrapes}"
+        reports = "" if self.cache_reports == "usage" else f", KV {self.cache_reports}"
+        return f"{self.fleet}: {self.traffic.label}{scrapes}{reports}"
 
     def task(self, variant: str, seed: int) -> RouterTask:
         return RouterTask(
@@ -74,6 +77,7 @@ class RouterComparison:
             seed=seed,
             scrape_interval_s=self.scrape_interval_s,
             warm_up=self.warm_up,
+            cache_reports=self.cache_reports,
         )
 
     def tasks(self, seeds: Sequence[int]) -> Iterator[RouterTask]:

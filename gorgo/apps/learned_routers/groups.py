@@ -1,4 +1,4 @@
-"""Every comparison with a published figure, by group.
+"""Every comparison with a published figure, by group; those of llm-d are in `llm_d_groups`.
 
 Loads are those of the simulated fleets: medium load, and shortly before queues grow without end. The papers' rates are
 of engines with other costs.
@@ -9,37 +9,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gorgo.apps.learned_routers.comparison import PublishedRatio, RouterComparison
+from gorgo.apps.learned_routers.llm_d_groups import LOAD_PREFIX, MEAN, OURS, P99, RESIDUAL, llm_d_comparisons
 from gorgo.apps.learned_routers.traffic import Traffic
 from gorgo.apps.learned_routers.variants import QUEUEING, SHADOWS, TAUS
 from gorgo.apps.learned_routers.workloads import (
     fixed_length,
     longer,
     mixed,
-    production,
-    production_of_long_turns,
-    scenario,
-    sharegpt,
     sharing,
     shift,
     shipped,
     traced,
 )
 
-HEURISTIC, LODESTAR, PREDICTED, RESIDUAL, OURS = (
-    "prefix-cache-and-load",
-    "lodestar",
-    "predicted-latency",
-    "gorgo-residual",
-    "gorgo-ms",
-)
-LOAD_PREFIX, TUNED_PREFIX = "load-prefix 1:1:1", "load-prefix 3:2:2"
+HEURISTIC, LODESTAR = "prefix-cache-and-load", "lodestar"
 #: Requests of a run: a model is there before the measured half of them.
 REQUESTS = 3000
+#: Of a long run: half of the requests of Lodestar's shift.
+LONG = 10_000
 #: Rate of Mooncake's conversation trace on 8 A30, 1/s: at three times that first tokens take minutes.
 CONVERSATIONS = 1.0
-#: Requests of a run of llm-d's traffic, whose answers are ten times as long; its first model needs a hundred.
-CHATS = 2000
-MEAN, P99 = "mean TTFT", "p99 TTFT"
 #: The fleets of Lodestar's evaluation: what it claims of mean and p99, and the load of each kind of traffic, 1/s.
 EQUAL, WITHOUT_CACHE, TWO_KINDS = "8xA30", "7xA30-8xV100", "7xL20-8xA30"
 
@@ -48,16 +37,14 @@ def comparisons(conversation: str | None = None) -> list[RouterComparison]:
     """Return every comparison; `conversation` is the file of Mooncake's conversation trace."""
     return [
         *_lodestar(conversation),
+        *_long(),
         *_motivation(),
         *_tau(conversation),
         *_shift(),
         *_pools(),
         *_filter(),
-        *_accuracy(),
-        *_scenarios(),
-        *_production(),
+        *llm_d_comparisons(),
         *_longer(),
-        *_gates(),
         *_mixed_share(),
         *_shadows(),
         *_scrapes(),
@@ -102,7 +89,22 @@ def _lodestar(conversation: str | None) -> Iterator[RouterComparison]:
                 against=HEURISTIC,
                 variants=(LODESTAR, OURS, RESIDUAL, *([RESIDUAL + QUEUEING] if first else [])),
                 stats=_of_lodestar(fleet),
+                also=("oracle",) if first else (),
             )
+
+
+def _long() -> Iterator[RouterComparison]:
+    """With ten models in a run, with the guards and as in its published benchmark, which is of prefills alone."""
+    for fleet, rate, output_tokens in ((EQUAL, 6.0, None), (TWO_KINDS, 11.4, None), (EQUAL, 10.0, 1)):
+        yield RouterComparison(
+            group="lodestar-long",
+            fleet=fleet,
+            traffic=sharing(0.5, requests=LONG, rate_per_s=rate, output_tokens=output_tokens),
+            against=HEURISTIC,
+            variants=(LODESTAR, "lodestar, as in its benchmark", OURS, RESIDUAL),
+            stats=_of_lodestar(fleet),
+            also=("oracle",),
+        )
 
 
 def _motivation() -> Iterator[RouterComparison]:
@@ -175,64 +177,6 @@ def _filter() -> Iterator[RouterComparison]:
         )
 
 
-def _accuracy() -> Iterator[RouterComparison]:
-    """llm-d's ladder in scenario C; the MAPE of each is in the table of means, and over time in the slices."""
-    yield RouterComparison(
-        group="accuracy",
-        fleet="10x2xH100",
-        traffic=scenario("C", requests=CHATS, rates_per_s=(4.0, 6.0, 8.0, 10.0)),
-        against=OURS,
-        variants=(PREDICTED, RESIDUAL),
-        stats={"MAPE": None, MEAN: None},
-        warm_up=0.5,
-    )
-
-
-#: Rate of each of llm-d's scenarios on the simulated fleet, 1/s, and of the ShareGPT-like traffic.
-RATES = {"A": 30.0, "B": 9.0, "C": 10.0, "D": 4.0}
-SHAREGPT_RATE = 60.0
-#: Shares of these rates that the curves over the rate have beside the rates themselves.
-LADDER = (0.4, 0.7)
-
-
-def _scenarios() -> Iterator[RouterComparison]:
-    for share in (1.0, *LADDER):
-        traffics = [
-            *(scenario(name, requests=CHATS, rates_per_s=(rate * share,)) for name, rate in RATES.items()),
-            sharegpt(requests=CHATS, rate_per_s=SHAREGPT_RATE * share),
-        ]
-        for traffic in traffics:
-            yield RouterComparison(
-                group="scenarios" if share == 1.0 else "qps",
-                fleet="8x1xH100" if traffic.name.startswith("ShareGPT") else "10x2xH100",
-                traffic=traffic,
-                against=LOAD_PREFIX,
-                variants=(PREDICTED, OURS, RESIDUAL, "round-robin"),
-                stats={
-                    "mean E2E/token": PublishedRatio(
-                        text="comparable" if "C" in traffic.name else "better", of=PREDICTED, claim=1.0
-                    )
-                    if share == 1.0
-                    else None,
-                    MEAN: None,
-                },
-            )
-
-
-def _production() -> Iterator[RouterComparison]:
-    """llm-d's table of four; its ratios are to 3:2:2 for E2E and TPOT."""
-    texts = {"p50 E2E": 1.48, "p95 E2E": 1.18, "p50 TTFT": 3.48, "p95 TTFT": 1.48, "p50 TPOT": 1.27, "p99 TPOT": 1.19}
-    for traffic in (production(requests=CHATS), production_of_long_turns(requests=CHATS)):
-        yield RouterComparison(
-            group="production",
-            fleet="13x8xH200",
-            traffic=traffic,
-            against=TUNED_PREFIX,
-            variants=(PREDICTED, OURS, RESIDUAL, LOAD_PREFIX, "round-robin", "oracle"),
-            stats={name: PublishedRatio(text=f"{ratio:g}", of=PREDICTED, claim=ratio) for name, ratio in texts.items()},
-        )
-
-
 def _longer() -> Iterator[RouterComparison]:
     """Prompts grow from 1k to 8k tokens: what learns is at most a tenth behind the heuristic; each guard left out."""
     guards = ("model from 200 samples", "no range check", "no exploration", "no K-filter", "near best 0.1")
@@ -250,20 +194,6 @@ def _longer() -> Iterator[RouterComparison]:
         ),
         stats={P99: PublishedRatio(text=">= 0.91", of=LODESTAR, claim=1 / 1.10), MEAN: None},
         warm_up=0.5,
-    )
-
-
-def _gates() -> Iterator[RouterComparison]:
-    """Each guard of llm-d's left out, where its gates act on most requests."""
-    guards = ("no affinity gates", "no load gate", "no exploration", "weighted pick", "model from 1,000 samples")
-    training = ("round per 1,000", "logarithms", "linear")
-    yield RouterComparison(
-        group="gates",
-        fleet="10x2xH100",
-        traffic=scenario("C", requests=CHATS, rates_per_s=(RATES["C"],)),
-        against=PREDICTED,
-        variants=tuple(f"predicted-latency, {one}" for one in (*guards, *training)),
-        stats={MEAN: None, P99: None, "mean E2E/token": None},
     )
 
 

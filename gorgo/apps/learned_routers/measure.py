@@ -28,6 +28,7 @@ from gorgo.apps.simulate.rows import simulated_run
 from gorgo.config.constants import STALE_INTERVALS
 from gorgo.core.messages.decision import Decision
 from gorgo.core.training.model import Model
+from gorgo.sim.kv_events.reports import CacheReports
 from gorgo.sim.named_fleets import find_fleet
 from gorgo.sim.records import SimRecord, SimResult
 from gorgo.sim.simulation import Simulation
@@ -53,6 +54,8 @@ class RouterTask:
         Lodestar's is 0.1 s.
     warm_up:
         Share of the requests that are not measured.
+    cache_reports:
+        What engines report of their caches.
     """
 
     variant: str
@@ -61,6 +64,7 @@ class RouterTask:
     seed: int = 0
     scrape_interval_s: float = 0.1
     warm_up: float = WARM_UP
+    cache_reports: CacheReports = "usage"
 
     def key(self) -> str:
         """Return the key of the run."""
@@ -158,6 +162,7 @@ def _simulation(task: RouterTask, variant: Variant, training: RunTraining) -> Si
         probe_interval_s=PROBE_S,
         scrape_interval_s=task.scrape_interval_s,
         shadow=variant.make_shadow(),
+        cache_reports=task.cache_reports,
         controllers=[training.controller],
     )
 

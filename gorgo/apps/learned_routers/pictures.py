@@ -19,7 +19,7 @@ from gorgo.apps.results import ResultRow
 
 Kind = Literal["bars", "lines"]
 #: Groups with bars of mean and p99 TTFT per traffic.
-BARS = ("lodestar", "lodestar-more", "motivation", "pools", "guards", "gates")
+BARS = ("lodestar", "lodestar-more", "lodestar-long", "motivation", "pools", "guards", "gates")
 MEAN, P99 = "mean TTFT", "p99 TTFT"
 #: A label of the sweep of tau.
 TAU = "tau "
@@ -217,7 +217,8 @@ def _accuracy(data: _Data, one: RouterComparison) -> Picture:
             }
             if curves["predicted"]:
                 panels.append(PicturePanel(f"{variant}: mean {time.upper()}, ms", "minutes", "lines", curves, {}))
-    return Picture(f"accuracy-{one.fleet}", panels)
+    steps = len(one.traffic.phases[0].rates_per_s)
+    return Picture(f"accuracy-{one.fleet}-{one.cache_reports}-{steps}-steps", panels)
 
 
 def _ladders(data: _Data, some: Sequence[RouterComparison]) -> Iterator[Picture]:

@@ -118,6 +118,10 @@ VARIANTS: Mapping[str, Variant] = {
     "lodestar, no range check": Variant(policy="lodestar", weights=(("range_check", 0.0),)),
     "lodestar, no exploration": Variant(policy="lodestar", weights=(("epsilon", 0.0),)),
     "lodestar, no K-filter": Variant(policy="lodestar", weights=(("k", 0.0),)),
+    # Its published benchmark has these guards off.
+    "lodestar, as in its benchmark": Variant(
+        policy="lodestar", weights=(("range_check", 0.0), ("epsilon", 0.0), ("k", 0.0))
+    ),
     "lodestar, near best 0.1": Variant(policy="lodestar", weights=(("delta", 0.1),)),
     "predicted-latency, no affinity gates": _predicted(affinity_first=0.0, affinity=0.0),
     "predicted-latency, no load gate": _predicted(max_penalty_s=0.0),

@@ -10,6 +10,7 @@ from gorgo.apps.learned_routers.groups import comparisons
 from gorgo.apps.learned_routers.measure import RouterRun, measure
 from gorgo.apps.learned_routers.variants import VARIANTS, Variant, find_variant
 from gorgo.apps.learned_routers.workloads import sharing
+from gorgo.apps.results import ResultRow
 from gorgo.errors import UnknownPolicy
 from gorgo.policies.learned.lodestar import Lodestar
 from gorgo.sim.named_fleets import FLEETS
@@ -56,6 +57,22 @@ def test_a_ratio_is_baseline_over_variant_so_that_more_is_better(run: RouterRun)
     assert ours.value == pytest.approx(3.0)
     assert ours.labels == ("8xA30: 50% shared, 8/s, scrapes each 1 s", "gorgo-ms", "least-request", "mean TTFT", "1.41")
     assert other.value is None, "without a run there is no ratio"
+
+
+def test_with_kv_events_a_run_is_another_one_and_a_prediction_counts_blocks_that_are_gone_no_more() -> None:
+    turns = replace(SMALL, traffic=sharing(0.7, requests=400, rate_per_s=12.0), against="gorgo-ms", variants=())
+    with_events = replace(turns, cache_reports="events")
+    assert with_events.label == "8xA30: 70% shared, 12/s, scrapes each 1 s, KV events"
+    tasks = [one.task("gorgo-ms", 0) for one in (turns, with_events)]
+    assert tasks[0].key() != tasks[1].key()
+    usage, events = (measure(task).row for task in tasks)
+
+    def off(row: ResultRow) -> float:
+        assert row.cache_hit is not None
+        assert row.cache_hit_estimated is not None
+        return abs(row.cache_hit_estimated - row.cache_hit)
+
+    assert off(events) < off(usage)
 
 
 def test_a_claim_is_made_for_this_project_s_learned_policy_alone() -> None:
