@@ -2,7 +2,7 @@
 
 It is called with each chunk and does nothing but to retain the last ones; once an answer has ended, the last object
 under a key of counts is searched for them. Envoy's own `sse_to_metadata` parses the JSON of each event instead, and
-takes longer.
+takes longer. Little is retained: more would cost each event a part of the collector's work.
 """
 
 from __future__ import annotations
@@ -11,28 +11,27 @@ from gorgo.picker.envoy.types import Json, typed
 
 #: Namespace of the counts in Envoy's dynamic metadata: the access log has it.
 USAGE = "usage"
-#: Bytes of an answer's end that are searched; up to three times as many are retained, and the last chunk.
-_TAIL_BYTES = 8192
+#: Bytes of one chunk's end that are retained, more than any event with counts; and least bytes of a retained part.
+_CHUNK_BYTES, _PART_BYTES = 8192, 256
 _SCRIPT = """\
 function envoy_on_response(handle)
   local headers = handle:headers()
   local kind, coding = headers:get("content-type") or "", headers:get("content-encoding")
   local is_stream = kind:find("^text/event%%-stream")
   if coding or not (is_stream or kind:find("^application/json")) then return end
-  -- Two halves: the older one is dropped once the newer one is long enough.
-  local older, newer, count, size = {}, {}, 0, 0
+  -- The last four parts: a short one is joined with the next.
+  local first, second, third, last = "", "", "", ""
   for chunk in handle:bodyChunks() do
     local length = chunk:length()
     if length > 0 then
-      if size > %(bytes)d then older, newer, count, size = newer, {}, 0, 0 end
-      local from = length > %(bytes)d and length - %(bytes)d or 0
-      count, size = count + 1, size + length
-      newer[count] = chunk:getBytes(from, length - from)
+      local from = length > %(chunk)d and length - %(chunk)d or 0
+      local part = chunk:getBytes(from, length - from)
       -- A batch, whose counts the picker sums.
-      if not is_stream and count == 1 and newer[1]:find("^%%s*%%[") then return end
+      if not is_stream and last == "" and part:find("^%%s*%%[") then return end
+      if #last < %(part)d then last = last .. part else first, second, third, last = second, third, last, part end
     end
   end
-  local text = (table.concat(older) .. table.concat(newer)):sub(-%(bytes)d)
+  local text = first .. second .. third .. last
   -- A quote within a text of JSON is escaped: no text looks like a key.
   local usage = text:match('.*()"usage"%%s*:%%s*{') or 0
   local start = math.max(usage, text:match('.*()"meta_info"%%s*:%%s*{') or 0)
@@ -58,6 +57,6 @@ end
 
 def usage_filter() -> Json:
     """Return the filter."""
-    script = _SCRIPT % {"bytes": _TAIL_BYTES, "usage": USAGE}
+    script = _SCRIPT % {"chunk": _CHUNK_BYTES, "part": _PART_BYTES, "usage": USAGE}
     config = typed("filters.http.lua.v3.Lua", default_source_code={"inline_string": script})
     return {"name": "envoy.filters.http.lua", "typed_config": config}
