@@ -217,8 +217,7 @@ def _accuracy(data: _Data, one: RouterComparison) -> Picture:
             }
             if curves["predicted"]:
                 panels.append(PicturePanel(f"{variant}: mean {time.upper()}, ms", "minutes", "lines", curves, {}))
-    steps = len(one.traffic.phases[0].rates_per_s)
-    return Picture(f"accuracy-{one.fleet}-{one.cache_reports}-{steps}-steps", panels)
+    return Picture(f"accuracy-{one.fleet}-{one.cache_reports}", panels)
 
 
 def _ladders(data: _Data, some: Sequence[RouterComparison]) -> Iterator[Picture]:
