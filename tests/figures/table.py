@@ -479,5 +479,4 @@ NOT_STORED: Mapping[str, str] = {
     "picker-faults": "live processes in wall time: needs two cores to itself",
     "chaos-long": "nine minutes of live processes for each schedule",
     "several-routers-more": "one seed of an earlier commit, and time on a busy machine",
-    "tuning-further": "one seed of some settings: all of `tuning-fleets-more` take two cores for more than an hour",
 }
