@@ -57,8 +57,8 @@ async def _whole(messages: list[bytes]) -> list[float]:
     spent = []
     for message in frames[1:]:
         began_s = perf_counter()
-        assert subscription.take(message)
-        assert subscription.finish()
+        assert subscription.take_message(message)
+        assert subscription.finish_message()
         spent.append(perf_counter() - began_s)
     await asyncio.sleep(0)
     assert stats.events == EVENTS_PER_MESSAGE * len(messages)

@@ -15,10 +15,10 @@ IDLE_POLLS = 5
 class MessageTaker(Protocol):
     """Handles short messages at once, each in two steps of the event loop."""
 
-    def take(self, frames: list[bytes]) -> bool:
+    def take_message(self, frames: list[bytes]) -> bool:
         """Begin to handle a message; return false, without a change, for one that is not taken."""
 
-    def finish(self) -> bool:
+    def finish_message(self) -> bool:
         """Handle the rest of the last message that was taken; return whether there was any."""
 
 
@@ -76,7 +76,7 @@ class Receiver:
         if self._is_closed or self._waiter is None or self._waiter.done():
             return False
         try:
-            if self._taker.finish():
+            if self._taker.finish_message():
                 self._is_queued = True
                 return True
             frames: list[bytes] = self._socket.recv_multipart(self._nowait)
@@ -91,7 +91,7 @@ class Receiver:
             self._waiter.set_exception(error)
             return False
         try:
-            self._is_queued = self._taker.take(frames)
+            self._is_queued = self._taker.take_message(frames)
         except Exception as error:  # noqa: BLE001 - likewise
             self._waiter.set_exception(error)
             return False

@@ -76,8 +76,8 @@ class Subscription:
         self._lock = asyncio.Lock()
         #: Inputs being handled, those that wait for it included.
         self._inputs = 0
-        #: A short message that is decoded and not applied yet, and its era.
-        self._decoded: tuple[KvEventBatch, int] | None = None
+        #: A short message that is decoded and not applied yet: payload, events, era.
+        self._decoded: tuple[bytes, KvEventBatch, int] | None = None
         self._wanted: Replay | None = None
         self._requested = asyncio.Event()
 
@@ -100,7 +100,7 @@ class Subscription:
                     tasks.create_task(self._replay_all())
                     tasks.create_task(self._tick())
             finally:
-                self.finish()
+                self.finish_message()
 
     async def _receive(self, receiver: Receiver) -> None:
         while True:
@@ -113,7 +113,7 @@ class Subscription:
             self._count(payload)
             await self._handle(lambda: self.feed.received(number, payload, now=self._clock()))  # noqa: B023 - awaited
 
-    def take(self, frames: list[bytes]) -> bool:
+    def take_message(self, frames: list[bytes]) -> bool:
         """Decode a short message that only continues the last one; return whether it does. Most do."""
         message = read_message(frames)
         if message is None or self._inputs:
@@ -127,16 +127,16 @@ class Subscription:
             return False
         if clears(batch.events):
             return False
-        self._count(payload)
-        self._decoded = batch, self.feed.continued(number, payload, now=self._clock())
+        self._decoded = payload, batch, self.feed.continued(number, payload, now=self._clock())
         return True
 
-    def finish(self) -> bool:
+    def finish_message(self) -> bool:
         """Apply the message that was decoded; return whether there was one."""
         if self._decoded is None:
             return False
-        batch, era = self._decoded
+        payload, batch, era = self._decoded
         self._decoded = None
+        self._count(payload)
         self._sink.apply_batch(batch, era, self)
         if self._stats.state != FeedState.LIVE or not self.feed.known.complete:
             self._sink.changed()
@@ -189,7 +189,7 @@ class Subscription:
     async def _handle(self, decide: Callable[[], list[FeedAction]]) -> None:
         self._inputs += 1
         try:
-            self.finish()
+            self.finish_message()
             async with self._lock:
                 for action in decide():
                     match action:

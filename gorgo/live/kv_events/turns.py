@@ -19,8 +19,7 @@ TURN_S = 0.00005
 OTHER_WORK_S = 0.00005
 #: Longest wait for a turn without other work. A loop that is busy all the time has a tenth for events.
 MAX_WAIT_S = 0.001
-#: A request goes first from its beginning to its first byte, for so long at most: about the proxy's own work on it. What
-#: an engine takes is longer.
+#: A request goes first from its beginning to its first byte, for so long at most: about the proxy's own work on it.
 FRESH_S = 0.003
 #: Longest wait for such requests before all waiting steps have run; messages come every 20 to 50 ms.
 PATIENCE_S = 0.01

@@ -27,14 +27,14 @@ class Taker:
         self._taken = taken
         self._begun: list[list[bytes]] = []
 
-    def take(self, frames: list[bytes]) -> bool:
+    def take_message(self, frames: list[bytes]) -> bool:
         if self._taken is None or frames[-1] == b"slow":
             return False
         assert not self._begun
         self._begun.append(frames)
         return True
 
-    def finish(self) -> bool:
+    def finish_message(self) -> bool:
         if self._taken is None or not self._begun:
             return False
         self._taken.append(self._begun.pop())
@@ -47,7 +47,7 @@ class Failing(Taker):
     def __init__(self) -> None:
         super().__init__([])
 
-    def finish(self) -> bool:
+    def finish_message(self) -> bool:
         return bool(self._begun[0][7]) if self._begun else False
 
 

@@ -57,20 +57,21 @@ async def live() -> tuple[Subscription, Sink]:
 
 async def test_a_message_is_applied_in_the_step_after_it_was_decoded(live: tuple[Subscription, Sink]) -> None:
     subscription, sink = live
-    assert subscription.take(message(1))
-    assert sink.applied == []
-    assert (subscription.finish(), sink.applied, subscription.finish()) == (True, [1], False)
+    assert subscription.take_message(message(1))
+    assert (sink.applied, subscription._stats.messages) == ([], 0), "a message that counts is applied"
+    assert (subscription.finish_message(), sink.applied, subscription.finish_message()) == (True, [1], False)
+    assert subscription._stats.messages == 1
 
 
 async def test_an_input_waits_for_the_message_before_it(live: tuple[Subscription, Sink]) -> None:
     subscription, sink = live
-    assert subscription.take(message(1))
+    assert subscription.take_message(message(1))
     await subscription._handle(lambda: subscription.feed.received(2, message(2)[-1], now=1.0))
     assert sink.applied == [1, -1]
 
 
 async def test_blocks_are_forgotten_behind_the_message_before_a_restart(live: tuple[Subscription, Sink]) -> None:
     subscription, sink = live
-    assert subscription.take(message(1))
+    assert subscription.take_message(message(1))
     await subscription._handle(lambda: subscription.feed.received(0, message(7)[-1], now=1.0))
     assert (sink.forgotten, sink.applied) == (True, [1, -2, -1])
