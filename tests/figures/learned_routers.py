@@ -19,6 +19,8 @@ GROUPS = {
 }
 #: Measured with waits for steps and KV memory.
 WAITS = {"accuracy": "--seeds 5", "production": "--seeds 3"}
+#: Ten models in a run.
+LONG = {"lodestar-long": "--seeds 1"}
 #: Of as many requests as the paper's; and with the conversation trace.
 POOLS = {"pools": "--seeds 1 --scale 3.3334", "tau": "--seeds 5 --trace conversation_trace.jsonl.gz"}
 #: Measured before answers counted as cached.
