@@ -23,12 +23,7 @@ WAITS = {"accuracy": "--seeds 5", "production": "--seeds 3"}
 LONG = {"lodestar-long": "--seeds 1"}
 #: Of as many requests as the paper's; and with the conversation trace.
 POOLS = {"pools": "--seeds 1 --scale 3.3334", "tau": "--seeds 5 --trace conversation_trace.jsonl.gz"}
-#: Measured before answers counted as cached.
-ABLATIONS = {
-    "k-filter": "--seeds 1",
-    "guards": "--seeds 1 --scale 0.5",
-    "shift": "--seeds 1 --scale 0.5",
-}
+ABLATIONS = {"guards": "--seeds 5 --scale 0.5", "shift": "--seeds 5 --scale 0.5"}
 LATER = {"shadows": "--seeds 1", "gates": "--seeds 1", "scenarios": "--seeds 1"}
 #: E2E per output token over the rate.
 LADDERS = {"qps": "--seeds 1 --scale 0.5"}
