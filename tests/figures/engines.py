@@ -10,7 +10,7 @@ from gorgo.apps.claims.engine_targets import FILTERS
 from tests.documents import tables
 from tests.figures.marked import Cell, Table, View, numbers_of
 
-SEEDS = 3
+SEEDS = 5
 ENGINES = f"gorgo claims --only engines --seeds {SEEDS} --jobs 1 --out runs/engines"
 #: Fleets and shares of a prefix that engines find, as the page names them; `sglang` was named `paper` at d092f24.
 FLEETS = {"paper": "SGLang-like", "sglang": "SGLang-like", "vllm": "vLLM-like"}
