@@ -18,7 +18,9 @@ GROUPS = {
     "oracle": "--seeds 1",
 }
 #: Measured with waits for steps and KV memory.
-WAITS = {"accuracy": "--seeds 5", "production": "--seeds 3"}
+WAITS = {"production": "--seeds 3"}
+#: With KV events too.
+ACCURACY = {"accuracy": "--seeds 5"}
 #: Ten models in a run.
 LONG = {"lodestar-long": "--seeds 1"}
 #: Of as many requests as the paper's; and with the conversation trace.

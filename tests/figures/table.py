@@ -23,6 +23,7 @@ from tests.figures.engines import ENGINES, engines
 from tests.figures.fast_failures import BEFORE, fast_failures
 from tests.figures.learned_routers import (
     ABLATIONS,
+    ACCURACY,
     GROUPS,
     LADDERS,
     LATER,
@@ -435,6 +436,7 @@ FIGURES: Mapping[str, Figure] = {
     "learned-routers-ablations": Figure(commands(ABLATIONS), learned_routers),
     "learned-routers-long": Figure(commands(LONG), learned_routers),
     "learned-routers-pools": Figure(commands(POOLS), learned_routers),
+    "learned-routers-accuracy": Figure(commands(ACCURACY), learned_routers),
     "learned-routers-waits": Figure(commands(WAITS), learned_routers),
     "learned-routers-later": Figure(commands(LATER), learned_routers),
     "learned-routers-ladders": Figure(commands(LADDERS), learned_routers),
