@@ -483,4 +483,5 @@ NOT_STORED: Mapping[str, str] = {
     "picker-faults": "live processes in wall time: needs two cores to itself",
     "chaos-long": "nine minutes of live processes for each schedule",
     "several-routers-more": "one seed of an earlier commit, and time on a busy machine",
+    "no-harm": "five seeds of a group of which `tuning` stores two",
 }
