@@ -26,6 +26,7 @@ LONG = {"lodestar-long": "--seeds 1"}
 #: Of as many requests as the paper's; and with the conversation trace.
 POOLS = {"pools": "--seeds 1 --scale 3.3334", "tau": "--seeds 5 --trace conversation_trace.jsonl.gz"}
 ABLATIONS = {"guards": "--seeds 5 --scale 0.5", "shift": "--seeds 5 --scale 0.5"}
+K_FILTER = {"k-filter": "--seeds 5"}
 LATER = {"shadows": "--seeds 1", "gates": "--seeds 1", "scenarios": "--seeds 1"}
 #: E2E per output token over the rate.
 LADDERS = {"qps": "--seeds 1 --scale 0.5"}
