@@ -32,9 +32,9 @@ function envoy_on_response(handle)
     end
   end
   local text = first .. second .. third .. last
-  -- A quote within a text of JSON is escaped: no text looks like a key.
-  local usage = text:match('.*()"usage"%%s*:%%s*{') or 0
-  local start = math.max(usage, text:match('.*()"meta_info"%%s*:%%s*{') or 0)
+  -- A quote within a text of JSON is escaped: no text looks like a key. Without `^` each place would be searched from.
+  local usage = text:match('^.*()"usage"%%s*:%%s*{') or 0
+  local start = math.max(usage, text:match('^.*()"meta_info"%%s*:%%s*{') or 0)
   if start == 0 then return end
   local found = text:sub(start)
   local function read(name) return tonumber(found:match('"' .. name .. '"%%s*:%%s*(%%d+)')) end
