@@ -137,7 +137,7 @@ class Replica:
     def learn_answer(self, tokens: int) -> None:
         """Record the length of a whole answer."""
         if self.slot >= 0:
-            self.answer_length.learn(tokens)
+            self.answer_length.add(tokens)
             self.columns.answer_tokens[self.slot] = self.answer_length.mean_tokens
 
     def learn_gap(self, spent_s: float, *, tokens: int, mark: float) -> None:

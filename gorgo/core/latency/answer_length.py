@@ -24,7 +24,7 @@ class AnswerLength:
     -------
     >>> length = AnswerLength()
     >>> for _ in range(1000):
-    ...     length.learn(256)
+    ...     length.add(256)
     >>> round(length.mean_tokens, 1)
     255.7
     """
@@ -36,8 +36,8 @@ class AnswerLength:
         self._weight = PRIOR_WEIGHT
         self._tokens = PRIOR_WEIGHT * PRIOR_TOKENS
 
-    def learn(self, tokens: int) -> None:
-        """Record a whole answer of so many tokens."""
+    def add(self, tokens: int) -> None:
+        """Count a whole answer of so many tokens."""
         decay = 1.0 - 1.0 / MEMORY
         self._weight = decay * self._weight + 1.0
         self._tokens = decay * self._tokens + tokens
