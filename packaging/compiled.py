@@ -3,8 +3,12 @@
     python packaging/compiled.py build/compiled  # the tracked files, with the modules beside their sources
 
 Needs the developers' environment and a C compiler. Rows of results are the same (tests/packaging/test_compiled.py).
-Not for a proxy: compiled functions check types that Python does not, and no class outside may inherit from theirs.
-The live shell stays Python: compiled parsers of heads and KV events gained nothing measurable.
+Compiled functions check types that Python does not, and no class outside may inherit from theirs.
+
+With `--live` before the folder also what a proxy or picker runs per request: to measure, not to serve. A large part of
+`tests/proxy` passes on it, not all. mypyc 2.4 mixes up exceptions that several coroutines handle at once, so a module
+with an `await` inside an `except`, a `finally` or an `async with` stays Python; and it fails at `data[start:end]` of
+bytes where `end` is the lower one.
 """
 
 from __future__ import annotations
@@ -31,6 +35,46 @@ COMPILED = (
     "gorgo/sim/network/*.py",
 )
 
+#: With `--live` these too: what runs once per request or event.
+LIVE = (
+    "gorgo/engines/kv_events.py",
+    "gorgo/engines/kv_sources.py",
+    "gorgo/live/clock.py",
+    "gorgo/live/http/*.py",
+    "gorgo/live/kv_events/*.py",
+    "gorgo/live/listener/connection/*.py",
+    "gorgo/live/listener/heads.py",
+    "gorgo/live/request/*.py",
+    "gorgo/live/request_options.py",
+    "gorgo/live/router_gateway.py",
+    "gorgo/live/state.py",
+    "gorgo/live/stored_responses.py",
+    "gorgo/live/telemetry/client_usage.py",
+    "gorgo/live/telemetry/counters.py",
+    "gorgo/live/telemetry/metrics.py",
+    "gorgo/live/telemetry/outcome_log.py",
+    "gorgo/live/telemetry/request_log_file.py",
+    "gorgo/live/upstream/*.py",
+    "gorgo/picker/call.py",
+    "gorgo/picker/calls/*.py",
+    "gorgo/picker/exchange/*.py",
+    "gorgo/picker/open_exchanges.py",
+    "gorgo/picker/protocol/*.py",
+    "gorgo/picker/state.py",
+    "gorgo/picker/transport/http2/*.py",
+    "gorgo/picker/transport/limits.py",
+    "gorgo/picker/transport/services.py",
+    "gorgo/picker/transport/streams.py",
+    "gorgo/proxy/exchange/*.py",
+    "gorgo/proxy/http/response_writer.py",
+    "gorgo/proxy/state.py",
+    "gorgo/proxy/uploads.py",
+)
+
+_AWAITS = "a coroutine waits where an exception is handled"
+_GENERATOR = "an asynchronous generator"
+_RARE = "runs at the start, at a failure or in another process"
+
 #: Modules of these patterns that stay Python, and why.
 EXCLUDED = {
     "gorgo/core/record.py": "a decorator of classes reads what a compiled function does not have",
@@ -51,41 +95,69 @@ EXCLUDED = {
     "gorgo/core/latency/ttft.py": "named tuples with defaults between fields: mypyc 2.4 refuses the signature",
     "gorgo/core/training/learner.py": "a protocol for isinstance",
     "gorgo/core/metric_spec.py": "read at import alone",
+    "gorgo/live/http/body.py": _GENERATOR,
+    "gorgo/live/http/request_headers.py": "a list with a field of its own",
+    "gorgo/live/http/tls.py": _RARE,
+    "gorgo/live/http/unknown_route.py": _RARE,
+    "gorgo/live/kv_events/applier.py": _AWAITS,
+    "gorgo/live/kv_events/decoding.py": _GENERATOR,
+    "gorgo/live/kv_events/extra.py": _RARE,
+    "gorgo/live/kv_events/replay.py": _GENERATOR,
+    "gorgo/live/kv_events/sockets.py": _RARE,
+    "gorgo/live/kv_events/subscriber.py": _AWAITS,
+    "gorgo/live/kv_events/subscription.py": _AWAITS,
+    "gorgo/live/kv_events/worker.py": _RARE,
+    "gorgo/live/upstream/address.py": _RARE,
+    "gorgo/live/upstream/client.py": _GENERATOR,
+    "gorgo/live/upstream/connect_cause.py": _RARE,
+    "gorgo/live/upstream/pool.py": _AWAITS,
+    "gorgo/live/upstream/small_body.py": _RARE,
+    "gorgo/live/upstream/transport.py": _GENERATOR,
+    "gorgo/picker/transport/http2/server.py": _AWAITS,
+    "gorgo/proxy/exchange/attempts.py": _AWAITS,
+    "gorgo/proxy/exchange/handler.py": _AWAITS,
+    "gorgo/proxy/exchange/response.py": _AWAITS,
 }
 
 
-def modules(root: Path = ROOT) -> list[str]:
+#: Of the core, modules that stay Python with `--live`: helper processes of a proxy are sent their objects.
+SENT = ("gorgo/core/messages/kv_events.py", "gorgo/core/prompt/fingerprint.py")
+
+
+def modules(root: Path = ROOT, *, live: bool = False) -> list[str]:
     """Return the paths to compile, relative to `root`, in order."""
-    found = {str(path.relative_to(root)) for pattern in COMPILED for path in root.glob(pattern)}
-    return sorted(path for path in found - EXCLUDED.keys() if not path.endswith("/__init__.py"))
+    found = {str(path.relative_to(root)) for pattern in COMPILED + LIVE * live for path in root.glob(pattern)}
+    found -= EXCLUDED.keys() | set(SENT * live)
+    return sorted(path for path in found if not path.endswith("/__init__.py"))
 
 
-def compile_into(target: Path) -> None:
+def compile_into(target: Path, *, live: bool = False) -> None:
     """Write the extension modules below `target`, laid out as the sources. Takes minutes.
 
     Raises `subprocess.CalledProcessError` if a module cannot be compiled; the compiler's output is on stderr.
     """
-    command = [sys.executable, str(Path(__file__).resolve()), "--extensions", str(target), *modules()]
+    command = [sys.executable, str(Path(__file__).resolve()), "--extensions", str(target), *modules(live=live)]
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
 def digest(root: Path = ROOT) -> str:
     """Return a hash of all that the extension modules are made of: sources, Python, mypyc, this file."""
     found = sha256(f"{sys.version} {distribution_version('mypy')}".encode())
-    for path in (Path(__file__), *sorted((root / "gorgo").rglob("*.py"))):
+    for path in (Path(__file__), Path(__file__).with_suffix(".ini"), *sorted((root / "gorgo").rglob("*.py"))):
         found.update(b"%s\0%s\0" % (str(path.relative_to(root)).encode(), path.read_bytes()))
     return found.hexdigest()[:16]
 
 
-def copy_tree(target: Path) -> None:
+def copy_tree(target: Path, *, live: bool = False) -> None:
     """Replace `target` by the tracked files of the tree and the extension modules, made anew where sources changed."""
-    extensions = target.with_name(f"extensions-{digest()}")
+    kind = "live-extensions" if live else "extensions"
+    extensions = target.with_name(f"{kind}-{digest()}")
     if not extensions.exists():
-        for older in target.parent.glob("extensions-*"):
+        for older in target.parent.glob(f"{kind}-*"):
             shutil.rmtree(older)
-        unfinished = target.with_name("extensions.unfinished")
+        unfinished = target.with_name(f"{kind}.unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
-        compile_into(unfinished)
+        compile_into(unfinished, live=live)
         unfinished.rename(extensions)
     shutil.rmtree(target, ignore_errors=True)
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
@@ -101,8 +173,9 @@ def _extensions(target: str, paths: Iterator[str]) -> None:
     from setuptools import Distribution
     from setuptools.command.build_ext import build_ext
 
+    config = ["--config-file", str(Path(__file__).with_suffix(".ini"))]
     with TemporaryDirectory() as work:
-        found = mypycify(list(paths), opt_level="2", debug_level="0", group_name="gorgo", target_dir=work)
+        found = mypycify([*config, *paths], opt_level="2", debug_level="0", group_name="gorgo", target_dir=work)
         command = build_ext(Distribution({"name": "gorgo", "ext_modules": found}))
         command.build_lib, command.build_temp = target, os.path.join(work, "objects")
         command.ensure_finalized()
@@ -110,13 +183,15 @@ def _extensions(target: str, paths: Iterator[str]) -> None:
 
 
 def main() -> None:
-    """The argument is the folder of the copy."""
+    """The last argument is the folder of the copy."""
     if sys.argv[1:2] == ["--extensions"]:
         _extensions(sys.argv[2], iter(sys.argv[3:]))
     elif len(sys.argv) == 2:
         copy_tree(Path(sys.argv[1]).resolve())
+    elif sys.argv[1:2] == ["--live"] and len(sys.argv) == 3:
+        copy_tree(Path(sys.argv[2]).resolve(), live=True)
     else:
-        raise SystemExit("usage: compiled.py FOLDER")
+        raise SystemExit("usage: compiled.py [--live] FOLDER")
 
 
 if __name__ == "__main__":

@@ -148,14 +148,17 @@ class ClientConnection(TransportOwner):
         self._calls[cycle] = self.loop.create_task(self._call(cycle, scope))
 
     async def _call(self, cycle: RequestCycle, scope: Any) -> None:
+        failure: Exception | None = None
         try:
             await self._settings.app(scope, cycle.receive, cycle.send_message)
-        except Exception:  # noqa: BLE001 - the border of one request
-            await self._settings.log.exception("the application failed")
+        except Exception as error:  # noqa: BLE001 - the border of one request
+            failure = error
         finally:
             cycle.returned()
             self._end_call(cycle)
             self._forget_call(cycle)
+        if failure is not None:
+            await self._settings.log.exception("the application failed", exc_info=failure)
 
     def _end_call(self, cycle: RequestCycle) -> None:
         """End the connection if its application returned without a complete response."""

@@ -61,11 +61,7 @@ class Head:
 
     def repeated(self, headers: RequestHeaders, length: int) -> Head:
         """Return the head of another request that differs in `headers` and `length`."""
-        head = Head.__new__(Head)
-        head.method = self.method
-        head.target, head.raw_path, head.path, head.query = self.target, self.raw_path, self.path, self.query
-        head.version = self.version
-        head.headers = headers
+        head = Head(self.method, self.target, self.version, headers)
         head.length = length
         head.persistent = self.persistent
         head.expects_continue = self.expects_continue

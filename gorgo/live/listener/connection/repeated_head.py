@@ -49,6 +49,8 @@ class RepeatedHead:
         """Return the head of `text` if it repeats this one with any length, else `None`."""
         size = self._size
         end = text.find(b"\r\n", size)
+        if end < 0:
+            return None
         digits = text[size:end]
         if (
             not compare_digest(text[:size], self._before)
