@@ -19,10 +19,6 @@ TURN_S = 0.00005
 OTHER_WORK_S = 0.00005
 #: Longest wait for a turn without other work. A loop that is busy all the time has a tenth for events.
 MAX_WAIT_S = 0.001
-#: A request goes first from its beginning to its first byte, for so long at most: about the proxy's own work on it.
-FRESH_S = 0.003
-#: Longest wait for such requests before all waiting steps have run; messages come every 20 to 50 ms.
-PATIENCE_S = 0.01
 #: Between two looks at the sockets in use: about a step of an engine, and more of many engines, whose looks cost more
 #: than the time is worth.
 MIN_GATHER_S, GATHER_S_PER_SOCKET, MAX_GATHER_S = 0.02, 0.006, 0.05
@@ -40,20 +36,6 @@ class Turn:
         self._is_due = False
         #: End of the last step or look at the loop, and since when a step waits.
         self._left_s = self._since_s = 0.0
-        #: Until when the last request goes first, how long steps may still wait for requests, and since when they do.
-        self._fresh_until_s = self._patience_s = self._waiting_since_s = 0.0
-        self._waking: asyncio.TimerHandle | None = None
-
-    def request_began(self) -> None:
-        """Let a request go first."""
-        self._fresh_until_s = perf_counter() + FRESH_S
-
-    def request_answered(self) -> None:
-        """Let steps run again: a request has its first byte. Others that began before it lose their precedence."""
-        self._fresh_until_s = 0.0
-        if self._waking is not None:
-            self._waking.cancel()
-            self._wake()
 
     def add(self, step: Callable[[], bool]) -> None:
         """Call `step` in turns of the loop, until it returns false."""
@@ -71,17 +53,11 @@ class Turn:
         if not self._is_due:
             self._is_due = True
             self._left_s = self._since_s = perf_counter()
-            self._patience_s = PATIENCE_S
             asyncio.get_running_loop().call_soon(self._run)
 
     def _run(self) -> None:
-        """Run steps, unless there was other work since the last call, or a request has just begun."""
+        """Run steps, unless there was other work since the last call."""
         now = perf_counter()
-        wait_s = min(self._fresh_until_s - now, self._patience_s)
-        if wait_s > OTHER_WORK_S:
-            self._waiting_since_s = now
-            self._waking = asyncio.get_running_loop().call_later(wait_s, self._wake)
-            return
         if now - self._left_s <= OTHER_WORK_S or now - self._since_s >= MAX_WAIT_S:
             self._run_steps(now + TURN_S)
             self._since_s = now = perf_counter()
@@ -89,13 +65,6 @@ class Turn:
         self._is_due = bool(self._waiting)
         if self._is_due:
             asyncio.get_running_loop().call_soon(self._run)
-
-    def _wake(self) -> None:
-        """End the wait for a request."""
-        self._waking = None
-        self._left_s = self._since_s = now = perf_counter()
-        self._patience_s -= now - self._waiting_since_s
-        asyncio.get_running_loop().call_soon(self._run)
 
     def _run_steps(self, end_s: float) -> None:
         while self._waiting:

@@ -57,4 +57,3 @@ class Commitment:
         now = self._state.clock()
         self._state.gateway.first_token(self._dispatch.attempt_id, now=now)
         self._record.first_content(self._state, self._dispatch, now=now)
-        self._state.kv_feeds.turn.request_answered()

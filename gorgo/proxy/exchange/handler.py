@@ -92,7 +92,6 @@ class Exchange:
         self._buffer = RequestBuffer(state.buffers, buffer_client(scope))
         self._receive = receive
         self._received_s = state.clock()
-        state.kv_feeds.turn.request_began()
         self._id = request_id_of(self._headers)
         #: The id of the request in the Router; None before and after.
         self._router_id: str | None = None

@@ -63,43 +63,6 @@ async def test_a_turn_with_other_work_has_no_step_until_the_longest_wait(now: No
     assert began_s == [pytest.approx(turns.MAX_WAIT_S, abs=2 * turns.OTHER_WORK_S)]
 
 
-async def test_a_step_waits_for_a_request_until_its_first_byte(now: Now) -> None:
-    turn, steps = Turn(), list[str]()
-    turn.request_began()
-    turn.add(stepping(now, steps, "a", 1, 0.0))
-    await asyncio.sleep(0)
-    assert steps == []
-    turn.request_answered()
-    await asyncio.sleep(0)
-    assert steps == ["a"]
-
-
-async def test_a_request_without_an_answer_goes_first_for_a_short_time(now: Now) -> None:
-    turn, steps = Turn(), list[str]()
-    turn.request_began()
-    now.s += turns.FRESH_S
-    turn.add(stepping(now, steps, "a", 1, 0.0))
-    await asyncio.sleep(0)
-    assert steps == ["a"]
-
-
-async def test_steps_wait_for_requests_in_a_row_only_so_long(now: Now, monkeypatch: pytest.MonkeyPatch) -> None:
-    later: list[tuple[float, Callable[[], None]]] = []
-    monkeypatch.setattr(
-        asyncio.get_running_loop(), "call_later", lambda delay_s, call: later.append((delay_s, call)), raising=False
-    )
-    turn, steps, began_s = Turn(), list[str](), now.s
-    turn.add(stepping(now, steps, "a", 1, 0.0))
-    while not steps:
-        turn.request_began()
-        await asyncio.sleep(0)
-        for delay_s, call in later:
-            now.s += delay_s
-            call()
-        later.clear()
-    assert now.s - began_s == pytest.approx(turns.PATIENCE_S, abs=turns.OTHER_WORK_S)
-
-
 async def test_without_other_work_a_step_is_in_the_next_turn(now: Now) -> None:
     turn, steps = Turn(), list[str]()
     for _ in range(3):
