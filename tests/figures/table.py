@@ -144,7 +144,7 @@ _CLAIM_GROUPS = ("baselines", "published", "oracle", "scenarios", "wildchat", "p
 _CHOSEN = " ".join(f"--only {group}" for group in _CLAIM_GROUPS)
 _CLAIMS = f"gorgo claims {_CHOSEN} --seeds 5 --out runs/claims --trace {CONVERSATION}"
 _PARTIAL_HITS = "gorgo claims --only partial-hits --only tail --jobs 1 --out runs/partial-hits"
-_RESIDUAL = f"gorgo claims --only residual --seeds 2 --jobs 1 --out runs/residual --trace {CONVERSATION}"
+_RESIDUAL = f"gorgo claims --only residual --seeds 3 --jobs 1 --out runs/residual --trace {CONVERSATION}"
 _COUNTS = re.compile(r"(\d+) of (\d+) targets met, all simulated; (\d+) runs, (\d+) s of processor time")
 
 
