@@ -19,8 +19,9 @@ async def replay(sockets: KvSockets, endpoint: str, start: int) -> AsyncGenerato
     deadline = loop.time() + REPLAY_TIMEOUT_S
     socket = sockets.request(endpoint)
     try:
-        # The request waits in the socket for the connection.
-        await socket.send_multipart(replay_request(start))
+        # The request waits in the socket for the connection; without an end where ZeroMQ gave the connection up before.
+        async with asyncio.timeout(IDLE_TIMEOUT_S):
+            await socket.send_multipart(replay_request(start))
         while True:
             async with asyncio.timeout_at(min(deadline, loop.time() + IDLE_TIMEOUT_S)):
                 frames = await socket.recv_multipart()

@@ -11,6 +11,7 @@ from gorgo.config.model import KvEventsConfig
 from gorgo.engines.kv_sources import VLLM_FLAG, VLLM_PATH
 from gorgo.live.kv_events import feed, replay, subscriber
 from gorgo.live.kv_events.pieces import PIECE_BLOCKS
+from gorgo.live.kv_events.sockets import KvSockets
 from tests.live.kv_events.extra import needs_zmq
 from tests.live.kv_events.feeding import BLOCK_TOKENS, prompt, publishing, subscribed, until
 
@@ -122,6 +123,16 @@ async def test_a_replay_without_an_end_fails_and_live_messages_go_on(monkeypatch
             await until(lambda: feeding.stats.failed_replays == 1)
             await engine.store(prompt(1))
             await until(lambda: feeding.router.cached(prompt(1)) == WHOLE)
+
+
+async def test_a_replay_fails_where_the_connection_is_refused_before_its_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replay, "IDLE_TIMEOUT_S", 0.2)
+    # ZeroMQ takes the queue of a peer of the wrong kind away, and a request then waits for a place in one.
+    monkeypatch.setattr(KvSockets, "request", lambda sockets, _endpoint: sockets._socket(sockets.zmq.DEALER))
+    async with publishing() as engine, subscribed(engine.config) as feeding:
+        await until(lambda: feeding.stats.failed_replays == 1)
 
 
 async def test_the_proxy_binds_where_the_engine_connects(unused_port: int) -> None:
