@@ -86,6 +86,8 @@ def _measured(lines: Sequence[str]) -> Iterator[float]:
 
 
 def _value(cell: str) -> Cell:
+    if re.fullmatch(r"[-\d.]+ \[.*\]", cell):
+        return [float(number) for number in numbers_of(cell)]
     try:
         return float(cell)
     except ValueError:

@@ -24,7 +24,7 @@ from gorgo.apps.learned_routers.measure import RouterRun, RouterTask, measure
 from gorgo.apps.learned_routers.pictures import pictures
 from gorgo.apps.report import require_extra
 from gorgo.apps.results import ResultRow
-from gorgo.apps.simulate.compare import mean_row
+from gorgo.apps.simulate.compare import mean_interval, mean_row
 from gorgo.config.atomic import PUBLIC, write_atomically
 from gorgo.errors import MissingExtra
 
@@ -76,14 +76,15 @@ def _means(one: RouterComparison, runs: Runs, seeds: Sequence[int]) -> Iterator[
     for variant in dict.fromkeys((one.against, *one.variants, *one.also)):
         found = [runs[one.task(variant, seed)] for seed in seeds]
         row = mean_row([run.row for run in found])
-        rho = [run.rho for run in found if run.rho is not None]
-        ranked = f"{mean(rho):.3f}" if rho else "-"
+        errors = [100 * error for run in found if (error := run.row.prediction_error_ratio) is not None]
         yield (
             one.label,
             variant,
             str(len(found)),
             *_stats(row),
-            ranked,
+            _with_interval(errors, ".1f"),
+            str(row.errors),
+            _with_interval([run.rho for run in found if run.rho is not None], ".3f"),
             _pools(row),
             _fallbacks(found),
             *_errors(found),
@@ -101,10 +102,16 @@ def _stats(row: ResultRow) -> Iterator[str]:
         (row.e2e_per_token_ms.mean, ".1f", 1),
         (row.tokens_per_s, ".0f", 1),
         (row.cache_hit, ".1f", 100),
-        (row.prediction_error_ratio, ".1f", 100),
     ):
         yield "-" if value is None else format(factor * value, form)
-    yield str(row.errors)
+
+
+def _with_interval(values: Sequence[float], form: str) -> str:
+    """Return the mean and, of several seeds, its 95 % interval."""
+    if not values:
+        return "-"
+    shown = [format(value, form) for value in mean_interval(values)]
+    return shown[0] if len(shown) == 1 else f"{shown[0]} [{shown[1]}-{shown[2]}]"
 
 
 def _pools(row: ResultRow) -> str:

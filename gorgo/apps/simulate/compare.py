@@ -62,9 +62,31 @@ def ratio_of(pairs: Sequence[tuple[float, float]]) -> Ratio | None:
     mean = sum(logs) / n
     if n == 1:
         return Ratio(exp(mean), None, None, 1)
-    error = sqrt(sum((value - mean) ** 2 for value in logs) / (n - 1) / n)
-    reach = _T_975[min(n - 1, len(_T_975)) - 1] * error
+    reach = _reach([value - mean for value in logs])
     return Ratio(exp(mean), exp(mean - reach), exp(mean + reach), n)
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, ...]:
+    """Return the mean with the ends of its 95 % interval; of one value alone only the value.
+
+    Example
+    -------
+    >>> [round(value, 3) for value in mean_interval([1.0, 2.0, 3.0])]
+    [2.0, -0.484, 4.484]
+    """
+    n = len(values)
+    mean = sum(values) / n
+    if n == 1:
+        return (mean,)
+    reach = _reach([value - mean for value in values])
+    return mean, mean - reach, mean + reach
+
+
+def _reach(deviations: Sequence[float]) -> float:
+    """Half the width of the 95 % interval of a mean."""
+    n = len(deviations)
+    error = sqrt(sum(one**2 for one in deviations) / (n - 1) / n)
+    return _T_975[min(n - 1, len(_T_975)) - 1] * error
 
 
 def ratio_of_rows(rows: Iterable[ResultRow], others: Iterable[ResultRow], figure: Figure) -> Ratio | None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ def test_prints_ratios_with_their_intervals_and_means_and_keeps_the_runs(
     assert all("[" in row[6] for row in ratios)
     assert {row[1] for row in means} == {"least-request", "prefix-cache-and-load", "gorgo-ms"}
     assert {row[2] for row in means} == {"2"}
+    assert [re.fullmatch(r"[\d.]+ \[[-\d.]+-[\d.]+\]|-", row[14]) is not None for row in means] == [True] * 6
     assert "all simulated; 12 runs" in printed
     assert len(list((tmp_path / "runs").glob("*.json"))) == 12
     assert len(json.loads((tmp_path / "slices.json").read_bytes())) == 12

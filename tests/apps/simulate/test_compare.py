@@ -10,6 +10,7 @@ from gorgo.apps.results import ResultRow, Spread
 from gorgo.apps.simulate.compare import (
     best_of_rows,
     e2e_s_p95,
+    mean_interval,
     mean_row,
     ratio_of,
     ratio_of_rows,
@@ -127,3 +128,8 @@ def test_the_best_is_the_least_mean_of_those_that_know_it() -> None:
     assert best_of_rows(groups, ttft_ms_p95) == "b"
     assert best_of_rows({"c": groups["c"]}, ttft_ms_p95) is None
     assert best_of_rows({"a": [replace(groups["a"][0])]}, lambda row: row.ttft_ms.p50) == "a"
+
+
+def test_the_interval_of_a_mean_is_student_s_and_one_value_has_none() -> None:
+    assert mean_interval([3.0]) == (3.0,)
+    assert mean_interval([1.0, 2.0, 3.0]) == pytest.approx((2.0, 2.0 - 4.303 / 3**0.5, 2.0 + 4.303 / 3**0.5))
