@@ -27,7 +27,8 @@ LONG = {"lodestar-long": "--seeds 1"}
 POOLS = {"pools": "--seeds 1 --scale 3.3334", "tau": "--seeds 5 --trace conversation_trace.jsonl.gz"}
 ABLATIONS = {"guards": "--seeds 5 --scale 0.5", "shift": "--seeds 5 --scale 0.5"}
 K_FILTER = {"k-filter": "--seeds 5"}
-LATER = {"shadows": "--seeds 1", "gates": "--seeds 1", "scenarios": "--seeds 1"}
+SHADOWS = {"shadows": "--seeds 5"}
+LATER = {"gates": "--seeds 1", "scenarios": "--seeds 1"}
 #: E2E per output token over the rate.
 LADDERS = {"qps": "--seeds 1 --scale 0.5"}
 MORE = {"lodestar-more": "--seeds 1", "scrapes": "--seeds 1"}
