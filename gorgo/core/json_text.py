@@ -18,6 +18,18 @@ import msgspec
 _DECODER = msgspec.json.Decoder(float_hook=float)
 
 
+def try_parse_json(text: bytes) -> Any:
+    """Return the value of a text that msgspec reads; else `None`, as for a null.
+
+    >>> try_parse_json(b"[1]"), try_parse_json(b"NaN")
+    ([1], None)
+    """
+    try:
+        return _DECODER.decode(text)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+
+
 def parse_json(text: bytes) -> Any:
     """Return the value of a JSON text. Raises as `json.loads` does: `ValueError` or `RecursionError`.
 

@@ -70,6 +70,22 @@ def read_prompt(route: str, body: object) -> Prompt:
         raise BadRequest("body: nested too deeply") from None
 
 
+def read_texts(route: str, body: Mapping[str, object]) -> Prompt | None:
+    """Return the prompt of a body of texts alone, which costs little whatever else the body has; `None` for any other.
+
+    >>> read_texts("/v1/completions", {"prompt": "hello"}), read_texts("/v1/completions", {"prompt": [7, 8]})
+    (Prompt(text=b'hello', message_starts=(), tokens=None), None)
+    """
+    text, messages = PromptText(), body.get("messages")
+    if route == "/v1/completions" and type(prompt := body.get("prompt")) is str:
+        text.add(prompt)
+        return Prompt(text.text, ())
+    if route != "/v1/chat/completions" or body.get("tools") or body.get("functions"):
+        return None
+    is_plain = type(messages) is list and messages and text.add_text_messages(messages) == len(messages)
+    return Prompt(text.text, text.marks) if is_plain else None
+
+
 def _read_chat(body: Mapping[str, object]) -> Prompt:
     text = PromptText()
     text.add_tools(body)

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gorgo.core.json_cost import is_quick
 from gorgo.core.messages.request import RouteRequest
-from gorgo.live.parsing.fields import BodyFields, read_fields
+from gorgo.live.parsing.fields import BodyFields, read_quick_fields
 from gorgo.live.request.parse import ParsedRequest, count_tokens
 from gorgo.live.request_options import RequestOptions
 from gorgo.picker.state import PickerState
@@ -22,9 +21,9 @@ def read_now(
     state: PickerState, route: str, body: bytes, parse: Parse
 ) -> tuple[ParsedRequest | None, BodyFields | None]:
     """Return the request if nothing has to be waited for, and the fields if they are read. Raises `HttpError`."""
-    if not is_quick(body):
+    fields = read_quick_fields(route, body, state.fingerprinter)
+    if fields is None:
         return None, None
-    fields = read_fields(route, body, state.fingerprinter)
     if state.prompt_tokens.models or fields.token_ids is not None:
         return None, fields
     request = parse(body, fields)

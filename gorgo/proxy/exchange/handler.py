@@ -13,7 +13,6 @@ import asyncio
 from time import perf_counter
 from typing import Any
 
-from gorgo.core.json_cost import is_quick
 from gorgo.core.messages.actions import Action, Cancel, Dispatch, Forward, Hedge, Hold, Reject
 from gorgo.live.http.body import ClientDisconnected, draining, read_body, take_whole_body
 from gorgo.live.http.errors import HttpError, Message, Receive, Send, error_of
@@ -21,7 +20,7 @@ from gorgo.live.http.headers import Header
 from gorgo.live.http.request_buffer import RequestBuffer, buffer_client
 from gorgo.live.http.request_headers import request_id_of
 from gorgo.live.logs import log_failure
-from gorgo.live.parsing.fields import BodyFields, read_fields
+from gorgo.live.parsing.fields import BodyFields, read_quick_fields
 from gorgo.live.parsing.json_body import check_media_type
 from gorgo.live.request.client_scope import unknown_model
 from gorgo.live.request.parse import ParsedRequest, count_tokens, parse_request
@@ -190,9 +189,8 @@ class Exchange:
         state = self._state
         started = perf_counter()
         check_media_type(self._headers)
-        if is_quick(body):
-            fields = read_fields(self._route, body, state.fingerprinter)
-        else:
+        fields = read_quick_fields(self._route, body, state.fingerprinter)
+        if fields is None:
             fields = await state.body_workers.read(self._route, body)
         fields.exact = await count_tokens(state, self._route, fields)
         fields.prompt = None  # as large as the body, and needed no more
