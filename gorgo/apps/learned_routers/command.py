@@ -2,7 +2,7 @@
 
 OUT/runs/KEY.json     one run, see `gorgo.apps.claims.run_cache`
 OUT/slices.json       figures over time of every run
-OUT/*.svg             pictures, with --pictures
+OUT/*.svg, *.png      pictures, with --pictures
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     runs = runner.runs(tasks, title="learned routers")
     _write_slices(options.out, runs)
     if options.pictures:
-        write_pictures(options.out, pictures(chosen, runs, seeds))
+        write_pictures(options.out, pictures(chosen, runs, seeds), suffix=options.pictures)
     print(as_markdown(_sections(chosen, runs, seeds), _summary(chosen, runs, seeds)), end="")  # noqa: T201
     return 0
 
@@ -172,6 +172,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--scale", type=float, default=1.0, help="multiple of the requests of each run")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="Mooncake's conversation trace")
     parser.add_argument("--out", type=Path, default=Path("runs/learned-routers"), help="folder of runs")
-    parser.add_argument("--pictures", action="store_true", help="draw OUT/*.svg, which needs the extra report")
+    parser.add_argument(
+        "--pictures",
+        nargs="?",
+        const="svg",
+        choices=("svg", "png"),
+        help="draw OUT/*.svg, or *.png with `png`, which needs the extra report",
+    )
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time; -1 is one per core")
     return parser

@@ -27,6 +27,14 @@ def test_prints_ratios_with_their_intervals_and_means_and_keeps_the_runs(
     assert len(json.loads((tmp_path / "slices.json").read_bytes())) == 12
 
 
+def test_pictures_are_of_the_format_that_was_named(tmp_path: Path) -> None:
+    arguments = ["--only", "motivation", "--seeds", "1", "--scale", "0.01", "--out", str(tmp_path)]
+    main([*arguments, "--pictures", "png"])
+    assert [path.name for path in tmp_path.glob("*.png")] == ["motivation-7xL20.png"]
+    main([*arguments, "--pictures"])
+    assert [path.name for path in tmp_path.glob("*.svg")] == ["motivation-7xL20.svg"]
+
+
 def test_an_unknown_group_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--only", "motivations"])
