@@ -11,14 +11,12 @@ from tests.figures.marked import Cell, Table, View, numbers_of
 
 OUT = "runs/learned-routers"
 #: Groups and their options.
+LODESTAR = {"lodestar": "--seeds 5"}
 GROUPS = {
-    "lodestar": "--seeds 5",
     "production": "--seeds 5",
-    "motivation": "--seeds 1",
-    "oracle": "--seeds 1",
+    "motivation": "--seeds 5",
+    "oracle": "--seeds 5",
 }
-#: Measured with waits for steps and KV memory.
-WAITS = {"production": "--seeds 3"}
 #: With KV events too.
 ACCURACY = {"accuracy": "--seeds 5"}
 #: Ten models in a run.
@@ -28,7 +26,7 @@ POOLS = {"pools": "--seeds 1 --scale 3.3334", "tau": "--seeds 5 --trace conversa
 ABLATIONS = {"guards": "--seeds 5 --scale 0.5", "shift": "--seeds 5 --scale 0.5"}
 K_FILTER = {"k-filter": "--seeds 5"}
 SHADOWS = {"shadows": "--seeds 5"}
-LATER = {"gates": "--seeds 1", "scenarios": "--seeds 1"}
+LATER = {"scenarios": "--seeds 5"}
 #: E2E per output token over the rate.
 LADDERS = {"qps": "--seeds 1 --scale 0.5"}
 MORE = {"lodestar-more": "--seeds 1", "scrapes": "--seeds 1"}
@@ -66,6 +64,11 @@ def learned_routers(results: Sequence[Any]) -> View:
                 for on, policy, seeds, *cells_of in rows:
                     shown = dict(zip(names, map(_value, cells_of), strict=True))
                     means[on, f"`{policy}`"] = {"seeds": float(seeds), **shown}
+    full = {
+        f"{figure} of full knowledge, {on}": cell[0]
+        for (on, _, figure), row in ratios.items()
+        if isinstance(cell := row.get("`oracle`"), list)
+    }
     counts = [tuple(map(float, found.groups())) for line in lines if (found := _SUMMARY.search(line))]
     values = {
         name: sum(values)
@@ -77,7 +80,9 @@ def learned_routers(results: Sequence[Any]) -> View:
             Table(labels=("on", "policy"), rows=means),
         ],
         lines=lines,
-        values=values | {f"requests measured, {number}": measured for number, measured in enumerate(_measured(lines))},
+        values=values
+        | full
+        | {f"requests measured, {number}": measured for number, measured in enumerate(_measured(lines))},
     )
 
 
