@@ -215,6 +215,8 @@ class FakeClient:
     def write(self, data: bytes) -> None:
         self.written.append(data)
 
+    write_with_others = write
+
     async def drained(self) -> None:
         self.is_behind = False
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import cast
 
 from gorgo.live.listener.connection.linger import LingerTimeout, unsent_bytes
+from gorgo.live.listener.connection.turn_writes import MAX_BYTES, TurnWrites
 
 #: `struct linger`: close at once, with a reset.
 _NO_LINGERING = struct.pack("ii", 1, 0)
@@ -17,11 +18,16 @@ _NO_LINGERING = struct.pack("ii", 1, 0)
 class TransportOwner(asyncio.Protocol):
     """A protocol that writes to its transport and closes it.
 
+    `writes` are shared with other connections.
+
     `is_behind`: more bytes wait for the client than the transport's buffer should have (asyncio's and uvloop's default
     is 64 KiB). `is_closing`: nothing is written any more.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, writes: TurnWrites) -> None:
+        self._writes = writes
+        #: Bytes for the end of the turn.
+        self._waiting = b""
         #: Looked up once: in Python 3.11 this is a system call.
         self.loop = asyncio.get_running_loop()
         #: None until the connection is made, after a TLS handshake.
@@ -63,7 +69,25 @@ class TransportOwner(asyncio.Protocol):
 
     def write(self, data: bytes) -> None:
         assert self._transport is not None
+        if self._waiting:
+            data, self._waiting = self._waiting + data, b""
         self._transport.write(data)
+
+    def write_with_others(self, data: bytes) -> None:
+        """Write an event: where the turn has many, a small one at its end, together with other connections."""
+        if not self._writes.are_many(self.loop.time()) or len(data) > MAX_BYTES:
+            self.write(data)
+        elif self._waiting:
+            self._waiting += data
+        else:
+            self._waiting = data
+            self._writes.add(self)
+
+    def write_waiting(self) -> None:
+        data, self._waiting = self._waiting, b""
+        if data and not self.is_closing:
+            assert self._transport is not None
+            self._transport.write(data)
 
     async def drained(self) -> None:
         """Wait until the client is no longer behind, or the connection has ended."""
@@ -85,6 +109,7 @@ class TransportOwner(asyncio.Protocol):
     def end_writing(self) -> None:
         """Write nothing more, but read on: what a client still sends would reset a closed connection."""
         assert self._transport is not None
+        self.write_waiting()
         self._has_ended_writing = True
         if self._transport.can_write_eof():  # not under TLS
             self._transport.write_eof()
@@ -93,6 +118,7 @@ class TransportOwner(asyncio.Protocol):
         """Close the connection once what was written is sent, or the client reads nothing of it for too long."""
         if self._transport is None or self._closing:
             return
+        self.write_waiting()
         self._closing = True
         self._transport.close()
         if unsent_bytes(self._transport):
