@@ -1,7 +1,7 @@
-"""`python -m tests.bench.relay [--short | --profile] [--json] [--against COMMIT]`: the relay's part of `make bench`.
+"""`python -m tests.bench.relay [--short | --profile] [--json] [--against TREE]`: the relay's part of `make bench`.
 
-A change is tried with `--pair HEAD`, a minute and a half: what that says of a tree without a change is the smallest
-difference that it can tell.
+TREE is a commit, or a folder such as `build/compiled`. A change is tried with `--pair HEAD`, a minute and a half: what
+that says of a tree without a change is the smallest difference that it can tell.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ def main() -> None:
     parser.add_argument("--short", action="store_true", help="one short round, under two minutes")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument("--profile", action="store_true", help="top functions of the relay under load, by py-spy")
-    parser.add_argument("--against", metavar="COMMIT", help="measure gorgo as it was there as well, in the same rounds")
-    parser.add_argument("--pair", metavar="COMMIT", help="gorgo here and there alone, a few requests each in turn")
+    parser.add_argument("--against", metavar="TREE", help="measure gorgo as it is there as well, in the same rounds")
+    parser.add_argument("--pair", metavar="TREE", help="gorgo here and there alone, a few requests each in turn")
     parser.add_argument("--seconds", type=float, default=15.0, help="for each kind of request of --pair")
     parser.add_argument("--no-others", action="store_true", help="gorgo without TLS alone")
     parser.add_argument("--rounds", type=int, help="an even number gives every relay each place in the order as often")

@@ -42,12 +42,12 @@ class Relay:
 
 
 def run(plan: scenarios.Plan, *, against: str | None = None, others: bool = True, as_json: bool = False) -> None:
-    """Measure and print everything; `against` is a commit whose `gorgo serve` takes part, `others` are all relays but
+    """Measure and print everything; `against` is a tree whose `gorgo serve` takes part, `others` are all relays but
     gorgo without TLS.
     """
     started_s = time.monotonic()
     known = targets.RELAYS if others else {"gorgo": targets.RELAYS["gorgo"]}
-    earlier = {f"gorgo {against}": targets.earlier_gorgo(against)} if against else {}
+    earlier = {f"gorgo {Path(against).name}": targets.other_gorgo(against)} if against else {}
     machine, commit = measure.describe_machine(), commit_here()
     print(f"Relay overhead\n{machine}\ncommit {commit}", file=sys.stderr, flush=True)
     runs, versions = _measured(plan, {**known, **earlier})

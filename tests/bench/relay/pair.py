@@ -12,6 +12,7 @@ import itertools
 import socket
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
 from tests.bench.relay import bench, measure, scenarios, targets
@@ -84,7 +85,7 @@ class _Client:
 def run(against: str, seconds: float) -> None:
     """Print ratios of gorgo here to gorgo at `against`, `seconds` for each kind of request."""
     print(f"Relay, pairs of blocks of {_BLOCK} requests\n{measure.describe_machine()}", flush=True)
-    launches = {"gorgo": targets.RELAYS["gorgo"], f"gorgo {against}": targets.earlier_gorgo(against)}
+    launches = {"gorgo": targets.RELAYS["gorgo"], f"gorgo {Path(against).name}": targets.other_gorgo(against)}
     with bench.running(launches) as (relays, _), measure.on_load_core():
         now, earlier = (relay for relay in relays if relay.process is not None)
         # Numbers go on from run to run, so that no prompt comes twice.

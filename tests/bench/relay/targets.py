@@ -113,17 +113,19 @@ def floor(place: Place) -> Launch:
     )
 
 
-def earlier_gorgo(commit: str) -> Callable[[Place], Launch]:
-    """`gorgo serve` as it was at `commit`, on the packages of today."""
+def other_gorgo(where: str) -> Callable[[Place], Launch]:
+    """`gorgo serve` as it was at the commit `where`, or as it is in that folder, on the packages of today."""
 
     def launch(place: Place) -> Launch:
+        if Path(where).is_dir():
+            return replace(gorgo(place), tree=Path(where).resolve(), version=f"gorgo in {where}")
         tree = place.folder / "tree"
         tree.mkdir()
-        archive = subprocess.run(["git", "archive", commit], cwd=_repository(), capture_output=True, check=False)
+        archive = subprocess.run(["git", "archive", where], cwd=_repository(), capture_output=True, check=False)
         if archive.returncode:
-            raise UnavailableError(f"git archive {commit}: {archive.stderr.decode().strip()}")
+            raise UnavailableError(f"git archive {where}: {archive.stderr.decode().strip()}")
         subprocess.run(["tar", "-x", "-C", str(tree)], input=archive.stdout, check=True)
-        return replace(gorgo(place), tree=tree, version=f"gorgo at {commit}")
+        return replace(gorgo(place), tree=tree, version=f"gorgo at {where}")
 
     return launch
 
