@@ -29,7 +29,7 @@ SHADOWS = {"shadows": "--seeds 5"}
 LATER = {"scenarios": "--seeds 5"}
 #: E2E per output token over the rate.
 LADDERS = {"qps": "--seeds 1 --scale 0.5"}
-MORE = {"lodestar-more": "--seeds 1", "scrapes": "--seeds 1"}
+MORE = {"lodestar-more": "--seeds 3"}
 
 
 def commands(groups: Mapping[str, str]) -> list[str]:
