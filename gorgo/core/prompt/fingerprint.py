@@ -150,8 +150,12 @@ class Fingerprinter:
 
     def _block_sums(self, text: bytes, count: int) -> Words:
         words = np.frombuffer(text, dtype="<u4", count=count * self.block_bytes // 4)
+        rows = words.reshape(count, self.block_bytes // 4)
+        if count <= _FEW:
+            few: Words = rows.astype(np.uint64).dot(self._word_keys)
+            return few
         # It widens the words piece by piece: `astype` would write twice the text, of which little stays in the cache.
-        sums: Words = np.einsum("ij,j->i", words.reshape(count, self.block_bytes // 4), self._word_keys)
+        sums: Words = np.einsum("ij,j->i", rows, self._word_keys)
         return sums
 
     def _add_marks(self, sums: Words, starts: Sequence[int], roles: Sequence[str]) -> None:
