@@ -129,7 +129,7 @@ class Dispatcher:
         matched = self._index.match(request.blocks, len(columns.salt), block_tokens=request.block_tokens)
         if self.raise_matches is not None:
             matched = self.raise_matches(matched, request)
-        most = matched[matched.argmax()]
+        most = matched.item(matched.argmax())  # no numpy number, whose `round` takes microseconds
         if most > request.prompt_tokens:  # full blocks rarely are more than the prompt
             np.minimum(matched, request.prompt_tokens, out=matched)
             most = request.prompt_tokens
@@ -141,12 +141,12 @@ class Dispatcher:
                 for slot, answer in behind.items():
                     found[slot] += self._answers.found_tokens(slot, answer)
             if found is not matched or behind is not None:
-                matched, most = found, found[found.argmax()]
+                matched, most = found, found.item(found.argmax())
         reported = None
         if request.kv_hashes and self._feeds.counted:
             reported = self._feeds.match(request, matched, now=now)
             np.minimum(matched, request.prompt_tokens, out=matched)
-            most = matched[matched.argmax()]
+            most = matched.item(matched.argmax())
         if len(eligible.names) > self._large and can_sample(self.policy):
             known = None if self.policy.index == "any" else matched
             eligible = sample_candidates(eligible, columns, known, most=self._sample, rng=self._rng)
@@ -170,7 +170,7 @@ class Dispatcher:
         state.tried_replicas.add(replica.spec.name)
         if state.first_dispatched_s is None:
             state.first_dispatched_s = now
-        cached_tokens = int(evaluation.matched[replica.slot])
+        cached_tokens = int(evaluation.matched.item(replica.slot))
         network = NetworkEstimate.of(self._fleet.columns, request, replica, cached_tokens, now=now)
         decision = self._make_decision(
             state, evaluation, cached_tokens, self._estimate_ttft(state, replica, network, now), now

@@ -64,4 +64,4 @@ class Evaluation:
         if self.eligible.is_all:
             return int(self.most_matched)
         matched = self.matched[self.eligible.slots]
-        return int(matched[matched.argmax()])
+        return int(matched.item(matched.argmax()))

@@ -48,12 +48,12 @@ def arrival_s(columns: Columns, slot: int, body_bytes: int, *, now: float) -> fl
     half_rtt_s = one_way_s(columns, slot)
     congestion, pacing = columns.cwnd_bytes.item(slot), _pacing(columns, slot)
     if congestion == 0.0:
-        n_round_trips = round_trips_of_one(body_bytes, TcpWindows(), pacing) + float(columns.connect_round_trips[slot])
+        n_round_trips = round_trips_of_one(body_bytes, TcpWindows(), pacing) + columns.connect_round_trips.item(slot)
     elif (body_bytes <= INITIAL_WINDOW_BYTES and pacing is None) or congestion != congestion:
         n_round_trips = 1.0
     else:
-        left = cwnd_after_idle(congestion, now - float(columns.sent_s[slot]), 2.0 * half_rtt_s)
-        n_round_trips = round_trips_of_one(body_bytes, TcpWindows(left, float(columns.rwnd_bytes[slot])), pacing)
+        left = cwnd_after_idle(congestion, now - columns.sent_s.item(slot), 2.0 * half_rtt_s)
+        n_round_trips = round_trips_of_one(body_bytes, TcpWindows(left, columns.rwnd_bytes.item(slot)), pacing)
     return now + half_rtt_s * (2.0 * n_round_trips - 1.0)
 
 
