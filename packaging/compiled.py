@@ -6,9 +6,10 @@ Needs the developers' environment and a C compiler. Rows of results are the same
 Compiled functions check types that Python does not, and no class outside may inherit from theirs.
 
 With `--live` before the folder also what a proxy or picker runs per request: to measure, not to serve. A large part of
-`tests/proxy` passes on it, not all. mypyc 2.4 mixes up exceptions that several coroutines handle at once, so a module
-with an `await` inside an `except`, a `finally` or an `async with` stays Python; and it fails at `data[start:end]` of
-bytes where `end` is the lower one.
+`tests/proxy` passes on it, not all. gcc sees a run of `relay_alone` first: a request goes once through each of hundreds
+of functions, and what seldom runs in them would fill the instruction cache. mypyc 2.4 mixes up exceptions that several
+coroutines handle at once, so a module with an `await` inside an `except`, a `finally` or an `async with` stays Python;
+and it fails at `data[start:end]` of bytes where `end` is the lower one.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import sys
 from collections.abc import Iterator
 from hashlib import sha256
 from importlib.metadata import version as distribution_version
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -120,6 +122,9 @@ EXCLUDED = {
 }
 
 
+#: gcc's words of the two builds with `--live`, between which a load runs.
+PROFILE = (["-fprofile-generate"], ["-fprofile-use", "-fprofile-correction", "-Wno-missing-profile"])
+
 #: Of the core, modules that stay Python with `--live`: helper processes of a proxy are sent their objects.
 SENT = ("gorgo/core/messages/kv_events.py", "gorgo/core/prompt/fingerprint.py")
 
@@ -136,7 +141,8 @@ def compile_into(target: Path, *, live: bool = False) -> None:
 
     Raises `subprocess.CalledProcessError` if a module cannot be compiled; the compiler's output is on stderr.
     """
-    command = [sys.executable, str(Path(__file__).resolve()), "--extensions", str(target), *modules(live=live)]
+    words = ["--profiled"] if live else []
+    command = [sys.executable, str(Path(__file__).resolve()), "--extensions", *words, str(target), *modules(live=live)]
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
@@ -160,6 +166,10 @@ def copy_tree(target: Path, *, live: bool = False) -> None:
         compile_into(unfinished, live=live)
         unfinished.rename(extensions)
     shutil.rmtree(target, ignore_errors=True)
+    _copy(extensions, target)
+
+
+def _copy(extensions: Path, target: Path) -> None:
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     for name in filter(None, tracked.split("\0")):
         if (ROOT / name).exists():  # deleted, not committed
@@ -168,24 +178,55 @@ def copy_tree(target: Path, *, live: bool = False) -> None:
     shutil.copytree(extensions, target, dirs_exist_ok=True)
 
 
-def _extensions(target: str, paths: Iterator[str]) -> None:
+def _extensions(target: str, paths: Iterator[str], *, profiled: bool) -> None:
     from mypyc.build import mypycify
     from setuptools import Distribution
     from setuptools.command.build_ext import build_ext
 
+    class ParallelBuild(build_ext):  # type: ignore[misc]
+        """Nearly all is one extension, so its sources are compiled side by side."""
+
+        def build_extensions(self) -> None:
+            compile_all = self.compiler.compile
+
+            def compile_each(sources: list[str], **options: object) -> list[str]:
+                with ThreadPool(os.cpu_count()) as pool:
+                    made = pool.map(lambda source: compile_all([source], **options), sources, chunksize=1)
+                return [name for names in made for name in names]
+
+            self.compiler.compile = compile_each
+            super().build_extensions()
+
     config = ["--config-file", str(Path(__file__).with_suffix(".ini"))]
     with TemporaryDirectory() as work:
-        found = mypycify([*config, *paths], opt_level="2", debug_level="0", group_name="gorgo", target_dir=work)
-        command = build_ext(Distribution({"name": "gorgo", "ext_modules": found}))
-        command.build_lib, command.build_temp = target, os.path.join(work, "objects")
-        command.ensure_finalized()
-        command.run()
+        found = mypycify(
+            [*config, *paths], opt_level="2", debug_level="0", group_name="gorgo", target_dir=work, multi_file=profiled
+        )
+        given = [extension.extra_compile_args for extension in found]
+        for flags in PROFILE if profiled else ([],):
+            for extension, before in zip(found, given, strict=True):
+                extension.extra_compile_args, extension.extra_link_args = [*before, *flags], flags
+            command = ParallelBuild(Distribution({"name": "gorgo", "ext_modules": found}))
+            command.build_lib, command.build_temp, command.force = target, os.path.join(work, "objects"), True
+            command.ensure_finalized()
+            command.run()
+            if flags == PROFILE[0]:
+                _train(Path(target))
+
+
+def _train(extensions: Path) -> None:
+    """Run requests on `extensions`, which write what they did beside their objects."""
+    with TemporaryDirectory() as folder:
+        _copy(extensions, Path(folder))
+        command = [sys.executable, "-m", "tests.bench", "relay_alone"]
+        subprocess.run(command, cwd=folder, env=os.environ | {"PYTHONPATH": folder}, check=True)
 
 
 def main() -> None:
     """The last argument is the folder of the copy."""
     if sys.argv[1:2] == ["--extensions"]:
-        _extensions(sys.argv[2], iter(sys.argv[3:]))
+        profiled = sys.argv[2] == "--profiled"
+        _extensions(sys.argv[2 + profiled], iter(sys.argv[3 + profiled :]), profiled=profiled)
     elif len(sys.argv) == 2:
         copy_tree(Path(sys.argv[1]).resolve())
     elif sys.argv[1:2] == ["--live"] and len(sys.argv) == 3:
