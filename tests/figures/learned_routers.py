@@ -30,7 +30,7 @@ LATER = {"scenarios": "--seeds 5"}
 #: What fresh reports of engines are worth; llm-d's guards.
 SCRAPES = {"scrapes": "--seeds 5", "gates": "--seeds 3"}
 #: E2E per output token over the rate.
-LADDERS = {"qps": "--seeds 1 --scale 0.5"}
+LADDERS = {"qps": "--seeds 5 --scale 0.5"}
 MORE = {"lodestar-more": "--seeds 3"}
 
 
