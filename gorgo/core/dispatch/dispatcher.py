@@ -129,7 +129,8 @@ class Dispatcher:
         matched = self._index.match(request.blocks, len(columns.salt), block_tokens=request.block_tokens)
         if self.raise_matches is not None:
             matched = self.raise_matches(matched, request)
-        most = matched.item(matched.argmax())  # no numpy number, whose `round` takes microseconds
+        # No numpy number, whose `round` takes microseconds; of two kinds, which mypyc keeps apart.
+        most: int | float = matched.item(matched.argmax())
         if most > request.prompt_tokens:  # full blocks rarely are more than the prompt
             np.minimum(matched, request.prompt_tokens, out=matched)
             most = request.prompt_tokens
