@@ -22,7 +22,8 @@ ACCURACY = {"accuracy": "--seeds 5"}
 #: Ten models in a run.
 LONG = {"lodestar-long": "--seeds 1"}
 #: Of as many requests as the paper's; and with the conversation trace.
-POOLS = {"pools": "--seeds 1 --scale 3.3334", "tau": "--seeds 5 --trace conversation_trace.jsonl.gz"}
+POOLS = {"pools": "--seeds 3 --scale 3.3334"}
+TAU = {"tau": "--seeds 5 --trace conversation_trace.jsonl.gz"}
 ABLATIONS = {"guards": "--seeds 5 --scale 0.5", "shift": "--seeds 5 --scale 0.5"}
 K_FILTER = {"k-filter": "--seeds 5"}
 SHADOWS = {"shadows": "--seeds 5"}

@@ -34,6 +34,7 @@ from tests.figures.learned_routers import (
     POOLS,
     SCRAPES,
     SHADOWS,
+    TAU,
     commands,
     learned_routers,
 )
@@ -441,6 +442,7 @@ FIGURES: Mapping[str, Figure] = {
     "learned-routers-k-filter": Figure(commands(K_FILTER), learned_routers),
     "learned-routers-long": Figure(commands(LONG), learned_routers),
     "learned-routers-pools": Figure(commands(POOLS), learned_routers),
+    "learned-routers-tau": Figure(commands(TAU), learned_routers),
     "learned-routers-accuracy": Figure(commands(ACCURACY), learned_routers),
     "learned-routers-scrapes": Figure(commands(SCRAPES), learned_routers),
     "learned-routers-shadows": Figure(commands(SHADOWS), learned_routers),
