@@ -55,6 +55,7 @@ def test_no_compiled_module_has_what_mypyc_refuses() -> None:
             assert all(isinstance(target, ast.Name) for target in targets), f"{path}: tuple in a class body"
 
 
+@pytest.mark.system
 def test_mypyc_accepts_every_module(tmp_path: Path) -> None:
     """It refuses more than mypy does: a variable that is an int here and a float there."""
     program = "import sys; from mypyc.build import mypycify; mypycify(sys.argv[2:], target_dir=sys.argv[1])"
