@@ -79,7 +79,7 @@ mutants: $(READY) ## 300 faults put into the code one by one, and which no test 
 bench: $(READY) $(COPY) ## speed: printed, never asserted; with COMPILED=1 of the compiled modules
 	$(RUN) -m tests.bench $(ARGS)
 
-compiled: $(READY) ## build/compiled: the tree with compiled modules, for simulations; needs a C compiler, five minutes
+compiled: $(READY) ## build/compiled: the tree with compiled modules, for simulations; needs a C compiler, three minutes
 	@$(BIN)/python packaging/compiled.py build/compiled
 
 wheel: $(WHEEL)/.ready ## wheel and sdist in dist/, without the developers' tools; the same sources make the same bytes

@@ -200,7 +200,7 @@ def _extensions(target: str, paths: Iterator[str], *, profiled: bool) -> None:
     config = ["--config-file", str(Path(__file__).with_suffix(".ini"))]
     with TemporaryDirectory() as work:
         found = mypycify(
-            [*config, *paths], opt_level="2", debug_level="0", group_name="gorgo", target_dir=work, multi_file=profiled
+            [*config, *paths], opt_level="2", debug_level="0", group_name="gorgo", target_dir=work, multi_file=True
         )
         given = [extension.extra_compile_args for extension in found]
         for flags in PROFILE if profiled else ([],):
