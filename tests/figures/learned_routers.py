@@ -22,7 +22,7 @@ ACCURACY = {"accuracy": "--seeds 5"}
 #: Ten models in a run.
 LONG = {"lodestar-long": "--seeds 1"}
 #: Of as many requests as the paper's; and with the conversation trace.
-POOLS = {"pools": "--seeds 3 --scale 3.3334"}
+POOLS = {"pools": "--seeds 5 --scale 3.3334"}
 TAU = {"tau": "--seeds 5 --trace conversation_trace.jsonl.gz"}
 ABLATIONS = {"guards": "--seeds 5 --scale 0.5", "shift": "--seeds 5 --scale 0.5"}
 K_FILTER = {"k-filter": "--seeds 5"}
