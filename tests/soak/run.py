@@ -49,7 +49,7 @@ class Plan:
         Short requests that count, and slow streams that are open all the while.
     warm_up:
         Short requests before those, beside the same streams. They fill what is kept up to a bound: 10,000 samples,
-        1,000 decisions and the prefix index.
+        1,000 decisions and the prefix index, which takes 40,000; the heap's pages are exchanged meanwhile.
     connections:
         Short requests at a time.
     limit_s:
@@ -60,7 +60,7 @@ class Plan:
 
     shorts: int = 100_000
     streams: int = 500
-    warm_up: int = 15_000
+    warm_up: int = 45_000
     connections: int = 16
     limit_s: float = 450.0
     replicas: int = 3
