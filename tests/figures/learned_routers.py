@@ -20,7 +20,7 @@ GROUPS = {
 #: With KV events too.
 ACCURACY = {"accuracy": "--seeds 5"}
 #: Ten models in a run.
-LONG = {"lodestar-long": "--seeds 1"}
+LONG = {"lodestar-long": "--seeds 5"}
 #: Of as many requests as the paper's; and with the conversation trace.
 POOLS = {"pools": "--seeds 5 --scale 3.3334"}
 TAU = {"tau": "--seeds 5 --trace conversation_trace.jsonl.gz"}
@@ -28,8 +28,10 @@ ABLATIONS = {"guards": "--seeds 5 --scale 0.5", "shift": "--seeds 5 --scale 0.5"
 K_FILTER = {"k-filter": "--seeds 5"}
 SHADOWS = {"shadows": "--seeds 5"}
 LATER = {"scenarios": "--seeds 5"}
-#: What fresh reports of engines are worth; llm-d's guards.
-SCRAPES = {"scrapes": "--seeds 5", "gates": "--seeds 3"}
+#: What fresh reports of engines are worth.
+SCRAPES = {"scrapes": "--seeds 5"}
+#: llm-d's guards.
+GATES = {"gates": "--seeds 5"}
 #: E2E per output token over the rate.
 LADDERS = {"qps": "--seeds 5 --scale 0.5"}
 MORE = {"lodestar-more": "--seeds 3"}

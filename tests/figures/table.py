@@ -24,6 +24,7 @@ from tests.figures.fast_failures import BEFORE, fast_failures
 from tests.figures.learned_routers import (
     ABLATIONS,
     ACCURACY,
+    GATES,
     GROUPS,
     K_FILTER,
     LADDERS,
@@ -445,6 +446,7 @@ FIGURES: Mapping[str, Figure] = {
     "learned-routers-tau": Figure(commands(TAU), learned_routers),
     "learned-routers-accuracy": Figure(commands(ACCURACY), learned_routers),
     "learned-routers-scrapes": Figure(commands(SCRAPES), learned_routers),
+    "learned-routers-gates": Figure(commands(GATES), learned_routers),
     "learned-routers-shadows": Figure(commands(SHADOWS), learned_routers),
     "learned-routers-later": Figure(commands(LATER), learned_routers),
     "learned-routers-ladders": Figure(commands(LADDERS), learned_routers),
