@@ -75,7 +75,7 @@ class TransportOwner(asyncio.Protocol):
 
     def write_with_others(self, data: bytes) -> None:
         """Write an event: where the turn has many, a small one at its end, together with other connections."""
-        if not self._writes.are_many(self.loop.time()) or len(data) > MAX_BYTES:
+        if not self._writes.are_many(self.loop.time()) or len(self._waiting) + len(data) > MAX_BYTES:
             self.write(data)
         elif self._waiting:
             self._waiting += data

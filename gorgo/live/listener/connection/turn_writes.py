@@ -18,7 +18,7 @@ from typing import Protocol
 FEW_EVENTS = 32
 #: Connections that write together: half a millisecond.
 MAX_CONNECTIONS = 64
-#: Bytes of one write that may wait: an event of an engine has some hundred, with log probabilities some thousand.
+#: Bytes of a connection that may wait, all copied for each further event: an event of an engine has some hundred.
 MAX_BYTES = 4096
 
 

@@ -112,6 +112,18 @@ async def test_what_is_written_at_once_comes_behind_what_waits() -> None:
     assert len(rig.done) == 3, "each byte is written once"
 
 
+async def test_events_of_one_connection_wait_up_to_a_bound_in_their_order() -> None:
+    rig = Rig()
+    connection = rig.connection()
+    events = [b"%04d" % number for number in range(MAX_BYTES // 2)]
+    for event in events:
+        connection.write_with_others(event)
+        assert len(connection._waiting) <= MAX_BYTES
+    assert [len(data) for _, data in rig.done] == [MAX_BYTES + 4]
+    await asyncio.sleep(0)
+    assert b"".join(data for _, data in rig.done) == b"".join(events)
+
+
 async def test_so_many_connections_wait_and_no_more() -> None:
     rig = Rig()
     for number in range(MAX_CONNECTIONS):
