@@ -33,6 +33,7 @@ from gorgo.live.listener.heads import HeadLimits, PartialHeads
 from gorgo.live.logs import LOGGER, set_up_logs
 from gorgo.live.monitor.replica_monitor import ReplicaMonitor
 from gorgo.live.process.logs import open_request_log
+from gorgo.live.turn_writes import writes_of
 from gorgo.live.upstream.connection import ReplicaConnection
 from gorgo.policies.registry import make_policy
 from gorgo.proxy.app import data_app
@@ -107,7 +108,7 @@ class _Clients:
         config.include_server_header = config.include_date_header = False
         config.keep_alive_max_requests = sys.maxsize
         settings = ServerSettings(app, config, PartialHeads())
-        self.writes = settings.writes
+        self.writes = writes_of(self._loop)
         self._connections = [self._connect(settings) for _ in range(_CLIENTS)]
         self._numbers = count()
         self._requests: list[tuple[bytes, bytes]] = []
@@ -250,7 +251,7 @@ def _event_cost(clients: _Clients, replicas: list[_Replica]) -> float:
     for _ in range(_EVENTS):
         for connection in streams:
             connection.data_received(engine.TOKEN)
-        clients.writes.flush()  # as the loop does at the end of a turn
+        clients.writes.flush()  # as the loop does in its next turn
     assert clients.written - before == _EVENTS * _CLIENTS, "each event was written"
     return (time.process_time() - begun_s) / (_EVENTS * _CLIENTS) * 1e6
 

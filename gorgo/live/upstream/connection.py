@@ -17,6 +17,7 @@ from typing import Protocol, cast
 
 import httpx
 
+from gorgo.live.turn_writes import writes_of
 from gorgo.live.upstream.tcp_info import Socket
 
 #: Largest part of a read that is parsed in one turn: some 5,400 chunks of one byte, half a millisecond.
@@ -61,7 +62,9 @@ class ReplicaConnection(asyncio.Protocol):
         "_slicing",
         "_stopped",
         "_unparsed",
+        "_unsent",
         "_writer",
+        "_writes",
         "loop",
         "paces",
         "socket",
@@ -91,6 +94,9 @@ class ReplicaConnection(asyncio.Protocol):
         self._reading = True
         #: The end of the connection, until all that was read before it is parsed.
         self._end: tuple[Exception | None] | None = None
+        self._writes = writes_of(self.loop)
+        #: Head and body of a request that waits for the next turn.
+        self._unsent: tuple[bytes, bytes] | None = None
         #: Writes the rest of a large body.
         self._writer: asyncio.Task[None] | None = None
         self._can_write: asyncio.Future[None] | None = None
@@ -108,14 +114,27 @@ class ReplicaConnection(asyncio.Protocol):
         if transport is None or transport.is_closing():
             raise httpx.WriteError("the connection is closed")
         self._reader = reader
-        if len(body) <= _JOINED_BYTES:
-            transport.write(head + body)
-        elif len(body) <= WRITE_BYTES:
-            transport.writelines((head, body))
+        if len(body) <= WRITE_BYTES:
+            self._unsent = (head, body)
+            if self._writes.are_many(self.loop.time()):
+                self._writes.add(self)
+            else:
+                self.write_waiting()
         else:
             pieces = memoryview(body)
             transport.writelines((head, pieces[:WRITE_BYTES]))
             self._writer = asyncio.create_task(self._write_pieces(pieces[WRITE_BYTES:]))
+
+    def write_waiting(self) -> None:
+        """Write the request that waits, unless the connection has ended."""
+        unsent, self._unsent = self._unsent, None
+        if unsent is None or self.transport is None or self.transport.is_closing():
+            return
+        head, body = unsent
+        if len(body) <= _JOINED_BYTES:
+            self.transport.write(head + body)
+        else:
+            self.transport.writelines(unsent)
 
     def stop(self) -> None:
         """Pass no more bytes to the response until `resume`. Reading pauses, so the replica has to wait."""
@@ -135,7 +154,7 @@ class ReplicaConnection(asyncio.Protocol):
         self._reader = None
         self._stopped = False
         # A response before the whole body was sent: the rest must not be read as a request.
-        is_sent = self._writer is None or self._writer.done()
+        is_sent = self._unsent is None and (self._writer is None or self._writer.done())
         if reusable and is_sent and not self._unparsed and self._end is None and self.is_connected():
             self._writer = None
             self._go_on()
@@ -147,6 +166,7 @@ class ReplicaConnection(asyncio.Protocol):
         """Close at once: what is not sent yet is dropped, and the engine stops generating."""
         reader, self._reader = self._reader, None
         self._unparsed = b""
+        self._unsent = None
         if self._writer is not None:
             self._writer.cancel()
         if self.transport is not None:

@@ -57,7 +57,7 @@ class ClientConnection(TransportOwner):
         on_idle: Callable[[ClientConnection, bool], None],
         on_end: Callable[[ClientConnection], None],
     ) -> None:
-        super().__init__(settings.writes)
+        super().__init__()
         self._settings = settings
         self.limits = limits
         self._on_idle, self._on_end = on_idle, on_end

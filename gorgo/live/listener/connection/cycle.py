@@ -2,9 +2,9 @@
 
 The scope has three extensions, for what would cost an event or a request a coroutine or a task:
 
-- `gorgo.write`, a `TryWrite`: a chunk of a body goes to the connection in one call that never waits: the first to the
-  socket, the next ones with those of other connections (`turn_writes`). It declines where something would have to wait,
-  and `send` is the way then.
+- `gorgo.write`, a `TryWrite`: a chunk of a body goes to the connection in one call that never waits, and from there to
+  the socket at once or, in a busy loop, with others (`turn_writes`). It declines where something would have to wait;
+  `send` is the way then.
 - `gorgo.body`: the whole body, if all of it came with the head. `receive` returns it too.
 - `gorgo.on_disconnect`: registers a function that is called once the client disconnects before it has its response.
 
@@ -43,9 +43,6 @@ class Client(Protocol):
         """Whether nothing can be written any more."""
 
     def write(self, data: bytes) -> None: ...
-
-    def write_with_others(self, data: bytes) -> None:
-        """Write at the end of the turn of the event loop, before anything that is written later."""
 
     async def drained(self) -> None:
         """Wait until the client is no longer behind, or the connection has ended."""
@@ -223,10 +220,7 @@ class RequestCycle:
             return False
         if self._chunked:
             chunk = b"%x\r\n%b\r\n" % (len(chunk), chunk)
-        if self._unsent_head:
-            client.write(self._with_head(chunk))
-        else:
-            client.write_with_others(chunk)
+        client.write(self._with_head(chunk) if self._unsent_head else chunk)
         return True
 
     def flush_head(self) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 from hypercorn.config import Config
 
-from gorgo.live.listener.connection.turn_writes import TurnWrites
 from gorgo.live.listener.heads import PartialHeads
 
 
@@ -30,7 +29,6 @@ class ServerSettings:
     def __init__(self, app: Any, config: Config, heads: PartialHeads) -> None:
         self.app = app
         self.heads = heads
-        self.writes = TurnWrites()
         self.keep_alive_s = float(config.keep_alive_timeout)
         self.requests_per_connection: int = config.keep_alive_max_requests
         self.root_path: str = config.root_path

@@ -9,27 +9,31 @@ from contextlib import suppress
 from typing import cast
 
 from gorgo.live.listener.connection.linger import LingerTimeout, unsent_bytes
-from gorgo.live.listener.connection.turn_writes import MAX_BYTES, TurnWrites
+from gorgo.live.turn_writes import TurnWrites, writes_of
 
 #: `struct linger`: close at once, with a reset.
 _NO_LINGERING = struct.pack("ii", 1, 0)
+#: Bytes that may wait for a turn: nearly every answer and event. More are written at once.
+_QUEUED_BYTES = 64 * 1024
+#: Bytes that may wait where more come: all are copied for each further event; an event of an engine has some hundred.
+MAX_JOINED_BYTES = 4096
 
 
 class TransportOwner(asyncio.Protocol):
     """A protocol that writes to its transport and closes it.
 
-    `writes` are shared with other connections.
+    `writes` are shared with other connections, by default with all of the loop.
 
     `is_behind`: more bytes wait for the client than the transport's buffer should have (asyncio's and uvloop's default
     is 64 KiB). `is_closing`: nothing is written any more.
     """
 
-    def __init__(self, writes: TurnWrites) -> None:
-        self._writes = writes
-        #: Bytes for the end of the turn.
-        self._waiting = b""
+    def __init__(self, writes: TurnWrites | None = None) -> None:
         #: Looked up once: in Python 3.11 this is a system call.
         self.loop = asyncio.get_running_loop()
+        self._writes = writes_of(self.loop) if writes is None else writes
+        #: Bytes for the next turn.
+        self._waiting = b""
         #: None until the connection is made, after a TLS handshake.
         self._transport: asyncio.Transport | None = None
         self._drained: asyncio.Future[None] | None = None
@@ -68,20 +72,19 @@ class TransportOwner(asyncio.Protocol):
             self._drained = None
 
     def write(self, data: bytes) -> None:
-        assert self._transport is not None
+        """Write bytes, or queue them for the next turn where the loop is busy; all in their order."""
         if self._waiting:
-            data, self._waiting = self._waiting + data, b""
-        self._transport.write(data)
-
-    def write_with_others(self, data: bytes) -> None:
-        """Write an event: where the turn has many, a small one at its end, together with other connections."""
-        if not self._writes.are_many(self.loop.time()) or len(self._waiting) + len(data) > MAX_BYTES:
-            self.write(data)
-        elif self._waiting:
-            self._waiting += data
-        else:
+            data = self._waiting + data
+            if len(data) <= MAX_JOINED_BYTES:
+                self._waiting = data
+                return
+            self._waiting = b""
+        elif len(data) <= _QUEUED_BYTES and self._writes.are_many(self.loop.time()):
             self._waiting = data
             self._writes.add(self)
+            return
+        assert self._transport is not None
+        self._transport.write(data)
 
     def write_waiting(self) -> None:
         data, self._waiting = self._waiting, b""

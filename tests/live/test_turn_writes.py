@@ -1,14 +1,14 @@
-"""Events of one turn are written at its end: all of them, in the order of each connection, and once."""
+"""A busy loop writes what was made in one turn in the next: all of it, in the order of each connection, and once."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 
-from gorgo.live.listener.connection.transport import TransportOwner
-from gorgo.live.listener.connection.turn_writes import FEW_EVENTS, MAX_BYTES, MAX_CONNECTIONS, TurnWrites
+from gorgo.live.listener.connection.transport import MAX_JOINED_BYTES, TransportOwner
+from gorgo.live.turn_writes import BUSY_WRITES, MAX_CONNECTIONS, WINDOW_S, TurnWrites, writes_of
 
 
 class RecordedTransport(asyncio.Transport):
@@ -35,6 +35,9 @@ class RecordedTransport(asyncio.Transport):
     def can_write_eof(self) -> bool:
         return True
 
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+        self.write(b"".join(list_of_data))
+
     def write_eof(self) -> None:
         self._done.append((self._name, b"eof"))
 
@@ -47,14 +50,14 @@ class RecordedTransport(asyncio.Transport):
 
 
 class BusyTurns(TurnWrites):
-    """Every turn has many events."""
+    """Each write waits."""
 
     def are_many(self, now: float) -> bool:
         return True
 
 
 class Rig:
-    """Connections of one listener."""
+    """Connections of one event loop."""
 
     def __init__(self, writes: TurnWrites | None = None) -> None:
         self.writes = writes or BusyTurns()
@@ -73,53 +76,68 @@ class Rig:
 async def test_events_of_one_turn_are_written_together_at_its_end() -> None:
     rig = Rig()
     first, second = rig.connection("a"), rig.connection("b")
-    first.write_with_others(b"1")
-    second.write_with_others(b"2")
-    first.write_with_others(b"3")
+    first.write(b"1")
+    second.write(b"2")
+    first.write(b"3")
     assert rig.done == []
     await asyncio.sleep(0)
     assert rig.done == [("a", b"13"), ("b", b"2")]
-    second.write_with_others(b"4")
+    second.write(b"4")
     await asyncio.sleep(0)
     assert rig.done[2:] == [("b", b"4")]
 
 
-def test_events_are_many_from_a_number_on_until_the_next_turn() -> None:
+def test_writes_are_many_from_a_number_in_a_window_on_and_in_the_window_after_it() -> None:
     writes = TurnWrites()
-    turn = [writes.are_many(7.0) for _ in range(FEW_EVENTS + 2)]
-    assert turn == [False] * FEW_EVENTS + [True] * 2
-    assert not writes.are_many(7.001)
+    first = [writes.are_many(7.0 + each / 1e5) for each in range(BUSY_WRITES + 2)]
+    assert first == [False] * (BUSY_WRITES - 1) + [True] * 3
+    assert writes.are_many(7.0 + WINDOW_S), "the window before it had many"
+    assert not writes.are_many(7.001 + 2 * WINDOW_S), "that one had a single write"
 
 
-async def test_a_few_events_are_written_in_the_step_in_which_they_came() -> None:
+def test_a_pause_ends_the_time_in_which_writes_are_many() -> None:
+    writes = TurnWrites()
+    assert [writes.are_many(7.0) for _ in range(BUSY_WRITES)][-1]
+    assert not writes.are_many(7.0 + 3 * WINDOW_S)
+
+
+async def test_a_loop_with_few_writes_does_each_in_the_step_in_which_it_was_made() -> None:
     rig = Rig(TurnWrites())
     connection = rig.connection()
-    for _ in range(FEW_EVENTS):
-        connection.write_with_others(b"1")
-    assert len(rig.done) == FEW_EVENTS
+    for _ in range(BUSY_WRITES - 1):
+        connection.write(b"1")
+    assert len(rig.done) == BUSY_WRITES - 1
 
 
-async def test_what_is_written_at_once_comes_behind_what_waits() -> None:
+async def test_connections_of_one_loop_share_their_writes() -> None:
+    loop = asyncio.get_running_loop()
+    assert writes_of(loop) is writes_of(loop)
+    other = asyncio.new_event_loop()
+    assert writes_of(other) is not writes_of(loop)
+    other.close()
+
+
+async def test_what_is_too_long_to_wait_is_written_at_once_behind_what_waits() -> None:
     rig = Rig()
     connection = rig.connection()
-    connection.write_with_others(b"1")
+    connection.write(b"1")
     connection.write(b"2")
-    connection.write_with_others(b"x" * (MAX_BYTES + 1))
-    connection.write_with_others(b"3")
-    connection.write_with_others(b"y" * (MAX_BYTES + 1))
-    assert [data[:2] for _, data in rig.done] == [b"12", b"xx", b"3y"]
+    connection.write(b"x" * MAX_JOINED_BYTES)
+    connection.write(b"y" * 65537)
+    connection.write(b"3")
+    assert [data[:3] for _, data in rig.done] == [b"12x", b"yyy"]
     await asyncio.sleep(0)
-    assert len(rig.done) == 3, "each byte is written once"
+    assert [data[:1] for _, data in rig.done] == [b"1", b"y", b"3"], "each byte is written once"
 
 
 async def test_events_of_one_connection_wait_up_to_a_bound_in_their_order() -> None:
     rig = Rig()
     connection = rig.connection()
-    events = [b"%04d" % number for number in range(MAX_BYTES // 2)]
+    events = [b"%04d" % number for number in range(MAX_JOINED_BYTES // 2)]
     for event in events:
-        connection.write_with_others(event)
-        assert len(connection._waiting) <= MAX_BYTES
-    assert [len(data) for _, data in rig.done] == [MAX_BYTES + 4]
+        connection.write(event)
+        assert len(connection._waiting) <= MAX_JOINED_BYTES
+    assert [len(data) for _, data in rig.done] == [MAX_JOINED_BYTES + 4]
     await asyncio.sleep(0)
     assert b"".join(data for _, data in rig.done) == b"".join(events)
 
@@ -128,9 +146,9 @@ async def test_so_many_connections_wait_and_no_more() -> None:
     rig = Rig()
     for number in range(MAX_CONNECTIONS):
         assert rig.done == []
-        rig.connection(str(number)).write_with_others(b"1")
+        rig.connection(str(number)).write(b"1")
     assert len(rig.done) == MAX_CONNECTIONS
-    rig.connection("last").write_with_others(b"1")
+    rig.connection("last").write(b"1")
     assert len(rig.done) == MAX_CONNECTIONS
     await asyncio.sleep(0)
     assert rig.done[-1] == ("last", b"1")
@@ -149,7 +167,7 @@ async def test_an_orderly_end_comes_behind_what_waits_and_an_abort_drops_it(
 ) -> None:
     rig = Rig()
     connection = rig.connection()
-    connection.write_with_others(b"1")
+    connection.write(b"1")
     end(connection)
     await asyncio.sleep(0)
     assert rig.written == written
@@ -158,8 +176,8 @@ async def test_an_orderly_end_comes_behind_what_waits_and_an_abort_drops_it(
 async def test_a_connection_that_is_lost_in_between_keeps_none_of_the_others() -> None:
     rig = Rig()
     lost, other = rig.connection("a"), rig.connection("b")
-    lost.write_with_others(b"1")
-    other.write_with_others(b"2")
+    lost.write(b"1")
+    other.write(b"2")
     lost.connection_lost(None)
     await asyncio.sleep(0)
     assert rig.done == [("b", b"2")]
