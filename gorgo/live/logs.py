@@ -15,10 +15,10 @@ import logging
 import traceback
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from json.encoder import encode_basestring_ascii
-from math import isfinite
 from time import time
 from typing import Any, TextIO
+
+import msgspec
 
 from gorgo.config.model import Config
 from gorgo.config.replica_advice import url_warnings
@@ -29,9 +29,9 @@ LOGGER = logging.getLogger("gorgo")
 #: Columns of a text line: the longest level, and nearly all events.
 _LEVEL_WIDTH, _EVENT_WIDTH = 7, 24
 
-#: Made once: `json.dumps` with an option makes one per call.
+#: Made once: `json.dumps` with an option makes one per call. msgspec's takes a tenth of the time.
 _ENCODER = json.JSONEncoder(default=str)
-
+_ENCODE = msgspec.json.Encoder(enc_hook=str).encode
 
 #: Lines that wait at most: 40 kB, which a pipe takes at once. And the longest wait, s.
 MAX_WAITING_LINES = 128
@@ -51,18 +51,19 @@ class Lines(logging.Formatter):
 class JsonLines(Lines):
     """Formats an event as one object: `time`, `level`, `event`, then the fields."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        #: The last line's second, and its date and time.
+        self._second = -1
+        self._at = ""
+
     def line(self, created_s: float, level: str, event: str, fields: Mapping[str, Any]) -> str:
-        at = datetime.fromtimestamp(created_s, UTC).isoformat(timespec="milliseconds")
-        # Value by value: the standard encoder takes three times as long for so small an object.
-        words = [
-            f', "{name}": null'
-            if value is None
-            else f', "{name}": {value}'
-            if type(value) is int
-            else f', "{name}": {encode_basestring_ascii(value) if type(value) is str else _json(value)}'
-            for name, value in fields.items()
-        ]
-        return f'{{"time": "{at}", "level": "{level}", "event": {_json(event)}{"".join(words)}}}'
+        second, microseconds = divmod(round(created_s * 1e6), 1_000_000)
+        if second != self._second:
+            self._second, self._at = second, datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+        at = f"{self._at}.{microseconds // 1000:03}+00:00"
+        words = f", {_object(fields)[1:]}" if fields else "}"
+        return f'{{"time": "{at}", "level": "{level}", "event": {_ENCODER.encode(event)}{words}'
 
 
 class TextLines(Lines):
@@ -191,16 +192,13 @@ def _fields(record: logging.LogRecord) -> Mapping[str, Any]:
     return fields
 
 
-def _json(value: object) -> str:
-    """Return a value as `json.dumps` writes it."""
-    if type(value) is str:
-        return encode_basestring_ascii(value)
-    if value is None:
-        return "null"
-    # The encoder takes microseconds to begin.
-    if type(value) is int or (type(value) is float and isfinite(value)):
-        return repr(value)
-    return _ENCODER.encode(value)
+def _object(fields: Mapping[str, Any]) -> str:
+    """Return fields as `json.dumps` writes them; but NaN, which is no JSON, as null."""
+    try:
+        text = msgspec.json.format(_ENCODE(fields), indent=0).decode("ascii")
+    except (msgspec.MsgspecError, ValueError, OverflowError):  # what is not ASCII; half a pair; numbers of 65 bits
+        return _ENCODER.encode(fields)
+    return text if "\x7f" not in text else _ENCODER.encode(fields)
 
 
 def _word(value: object) -> str:

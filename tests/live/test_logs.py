@@ -53,6 +53,27 @@ def test_json_line_has_each_value_as_the_standard_encoder_writes_it() -> None:
     values = {"a": 'q"\n\u00e9', "b": 1, "c": True, "d": 0.5, "e": float("nan"), "f": [1, "x"], "g": {"h": None}}
     line = JsonLines().format(record("x", logging.INFO, **values))
     assert line.endswith(json.dumps(values)[1:])
+    for name, value in values.items():
+        line = JsonLines().format(record("x", logging.INFO, **{name: value, "d": 0.5}))
+        assert line.endswith(json.dumps({name: None if name == "e" else value, "d": 0.5})[1:]), "NaN is no JSON"
+
+
+@pytest.mark.parametrize("text", ["\x7f", "\ud800", "\U0001f600", "a\r\n\x00\x1b/", "\\u007f"])
+def test_a_json_line_is_ascii_whatever_a_client_sent(text: str) -> None:
+    line = JsonLines().format(record("x", logging.INFO, model=text, tokens=1 << 70))
+    assert line.endswith(json.dumps({"model": text, "tokens": 1 << 70})[1:])
+    line = JsonLines().format(record("x", logging.INFO, model=text))
+    assert line.endswith(f', "model": {json.dumps(text)}}}')
+
+
+def test_times_of_lines_have_milliseconds_in_any_second() -> None:
+    lines, times = JsonLines(), [1_700_000_000.25, 1_700_000_000.9996, 1_700_000_001.0, 1_699_999_999.0004]
+    assert [json.loads(lines.line(at, "info", "x", {}))["time"][11:] for at in times] == [
+        "22:13:20.250+00:00",
+        "22:13:20.999+00:00",
+        "22:13:21.000+00:00",
+        "22:13:19.000+00:00",
+    ]
 
 
 def test_text_lines_have_columns_and_no_unknown_field() -> None:
