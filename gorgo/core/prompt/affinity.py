@@ -7,24 +7,23 @@ that it would not by a session id.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from hashlib import blake2b
-from itertools import takewhile
 
+from gorgo.core.prompt.boundaries import Mark, Marks
 from gorgo.core.prompt.parse import Prompt
 
 #: Bytes of the prompt that count: 256 tokens of 4 bytes.
 HEAD_BYTES = 1024
 _KEY = b"gorgo session affinity"
 
-#: Offset and role of a message.
-Mark = tuple[int, str]
-
 
 def head_of(prompt: Prompt) -> tuple[bytes, tuple[Mark, ...]]:
     """Return the first bytes of a prompt and the marks in them."""
-    marks = takewhile(lambda mark: mark[0] < HEAD_BYTES, prompt.message_starts)
-    return prompt.text[:HEAD_BYTES], tuple(marks)
+    marks = Marks.of(prompt.message_starts)
+    count = bisect_left(marks.starts, HEAD_BYTES)
+    return prompt.text[:HEAD_BYTES], tuple(zip(marks.starts[:count], marks.roles[:count], strict=True))
 
 
 def prefix_hash(head: bytes, marks: Iterable[Mark], *, adapter: str | None = None) -> int:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gorgo.core.prompt.affinity import head_of, prefix_hash
-from gorgo.core.prompt.boundaries import message_ends
+from gorgo.core.prompt.boundaries import Marks, message_ends
 from gorgo.core.prompt.parse import Prompt
 from gorgo.core.record import record
 
@@ -102,13 +102,14 @@ class Fingerprinter:
         if block_bytes <= 0 or block_bytes % 4:
             raise ValueError(f"block_bytes is {block_bytes}; expected a positive multiple of 4")
         self.block_bytes = block_bytes
-        self._block_word = np.uint64(block_bytes)
         self._secret = blake2b(str(key).encode(), digest_size=32).digest()
         self._word_keys = self._draw("words", block_bytes // 4)
         base, self._offset_key, self._order_key = self._draw("chain and marks", 3) | np.uint64(1)
         # 5 modulo 8: such a base has the longest period that an odd number can have.
         self._base = (base & ~np.uint64(7)) | np.uint64(5)
         self._powers = self._powers_up_to(_FIRST_POWERS)
+        #: What the places of messages add to their marks; made for more when that is too few, as the powers are.
+        self._orders = np.zeros(0, dtype=np.uint64)
         self._first_powers: list[int] = self._powers[:_FEW].tolist()
         self._usual_roles = {role: self._named_hash("", role) for role in _USUAL_ROLES}
 
@@ -123,14 +124,14 @@ class Fingerprinter:
 
     def sketch(self, prompt: Prompt) -> PromptSketch:
         """Return what is needed of a prompt for its fingerprint: a sum per block instead of its text."""
-        text, marks = prompt.text, prompt.message_starts
+        text, marks = prompt.text, Marks.of(prompt.message_starts)
         count = min(len(text) // self.block_bytes, MAX_BLOCKS)
         sums = self._block_sums(text, count)
-        starts, roles = zip(*marks, strict=True) if marks else ((), ())
-        if len(marks) > _FEW:
+        starts, roles = marks.starts, marks.roles
+        if len(starts) > _FEW:
             self._add_marks(sums, starts, roles)
         else:
-            self._add_few_marks(sums, marks)
+            self._add_few_marks(sums, starts, roles)
         head, head_marks = head_of(prompt)
         ends = message_ends(starts, len(text))
         return PromptSketch(sums=sums, head=head, head_marks=head_marks, text_bytes=len(text), message_ends=ends)
@@ -160,22 +161,27 @@ class Fingerprinter:
 
     def _add_marks(self, sums: Words, starts: Sequence[int], roles: Sequence[str]) -> None:
         """Add each mark to the block in which its message starts; one that starts past the last full block has none."""
-        offsets = np.array(starts, dtype=np.uint64)
-        block = offsets // self._block_word
+        offsets = np.array(starts, dtype=np.intp)
+        block = offsets // self.block_bytes
         known = {role: self._role_hash(role) for role in set(roles)}
         values = np.fromiter(map(known.__getitem__, roles), np.uint64, len(roles))
-        values += offsets * self._offset_key
-        values += np.arange(len(roles), dtype=np.uint64) * self._order_key
+        values += offsets.view(np.uint64) * self._offset_key
+        values += self._order_values(len(roles))
         values = _mix(values)
         if starts[-1] >= len(sums) * self.block_bytes:  # offsets ascend
             inside = block < len(sums)
             block, values = block[inside], values[inside]
-        np.add.at(sums, block.astype(np.intp), values)
+        np.add.at(sums, block, values)
 
-    def _add_few_marks(self, sums: Words, marks: Sequence[tuple[int, str]]) -> None:
+    def _order_values(self, count: int) -> Words:
+        if count > len(self._orders):
+            self._orders = np.arange(2 * count, dtype=np.uint64) * self._order_key
+        return self._orders[:count]
+
+    def _add_few_marks(self, sums: Words, starts: Sequence[int], roles: Sequence[str]) -> None:
         """Add a few marks as `_add_marks` does."""
         offset_key, order_key = int(self._offset_key), int(self._order_key)
-        for order, (offset, role) in enumerate(marks):
+        for order, (offset, role) in enumerate(zip(starts, roles, strict=True)):
             block = offset // self.block_bytes
             if block < len(sums):
                 value = self._role_hash(role) + offset * offset_key + order * order_key

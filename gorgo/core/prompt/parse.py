@@ -11,10 +11,11 @@ and its contents. Images, audio and other parts that are not text enter by a dig
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
+from gorgo.core.prompt.boundaries import Mark
 from gorgo.core.prompt.text import PromptText, kind_of
 from gorgo.core.record import record
 from gorgo.errors import BadRequest
@@ -40,7 +41,7 @@ class Prompt:
     """
 
     text: bytes
-    message_starts: tuple[tuple[int, str], ...]
+    message_starts: Sequence[Mark]
     tokens: int | None = None
 
     @property

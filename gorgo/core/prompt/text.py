@@ -11,6 +11,7 @@ from hashlib import sha256
 from itertools import accumulate
 from typing import Any
 
+from gorgo.core.prompt.boundaries import Marks
 from gorgo.errors import BadRequest
 
 #: Bytes by which an image, or anything else that is not text, enters.
@@ -27,31 +28,35 @@ class PromptText:
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
-        self._marks: list[tuple[int, str]] = []
+        #: Of messages: where they start, and their roles.
+        self._starts: list[int] = []
+        self._roles: list[str] = []
         self._size = 0
         self._pieces = 0
 
     def mark(self, role: str) -> None:
         self._count()
-        self._marks.append((self._size, role))
+        self._starts.append(self._size)
+        self._roles.append(role)
 
     def add_text_messages(self, messages: Sequence[object]) -> int:
         """Add messages up to the first that is more than a role and a text; return how many: most often all of them."""
         if len(messages) > _FEW and (found := _roles_and_texts(messages)) is not None:
             return self._add_plain_messages(*found)
-        marks, parts, size = self._marks, self._parts, self._size
-        before = len(marks)
+        starts, parts, size = self._starts, self._parts, self._size
+        before = len(starts)
         for message in messages:
             if type(message) is not dict or len(message) != 2:
                 break
             role, text = message.get("role"), message.get("content")
             if type(role) is not str or type(text) is not str:
                 break
-            marks.append((size, role))
+            starts.append(size)
+            self._roles.append(role)
             data = text.encode() if text.isascii() else _utf8(text)
             parts.append(data)
             size += len(data)
-        added = len(marks) - before
+        added = len(starts) - before
         self._size = size
         self._count(added)
         return added
@@ -63,7 +68,9 @@ class PromptText:
         else:
             pieces = [*map(_utf8, texts)]
             data, sizes = b"".join(pieces), map(len, pieces)
-        self._marks += zip(accumulate(sizes, initial=self._size), roles, strict=False)
+        self._starts += accumulate(sizes, initial=self._size)
+        self._starts.pop()  # the end of the last
+        self._roles += roles
         self.add_bytes(data)
         self._count(len(roles))
         return len(roles)
@@ -157,8 +164,8 @@ class PromptText:
         return b"".join(self._parts)
 
     @property
-    def marks(self) -> tuple[tuple[int, str], ...]:
-        return tuple(self._marks)
+    def marks(self) -> Marks:
+        return Marks(self._starts, self._roles)
 
 
 #: Keys of a part's text, over all dialects.

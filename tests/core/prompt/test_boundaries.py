@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gorgo.core.prompt.boundaries import MAX_BOUNDARIES, bounded, message_ends, token_boundaries
+from gorgo.core.prompt.boundaries import MAX_BOUNDARIES, Marks, bounded, message_ends, token_boundaries
 from gorgo.core.prompt.fingerprint import Fingerprinter
 from gorgo.core.prompt.parse import read_prompt
 
@@ -37,3 +37,17 @@ def test_the_first_and_the_last_boundaries_remain_of_many() -> None:
     found = list(bounded(range(1000)))
     assert found == [*range(MAX_BOUNDARIES // 2), *range(1000 - MAX_BOUNDARIES // 2, 1000)]
     assert list(bounded(range(MAX_BOUNDARIES))) == list(range(MAX_BOUNDARIES))
+
+
+def test_marks_in_columns_are_a_sequence_of_pairs() -> None:
+    pairs = ((0, "system"), (4, "user"), (4, "tool"))
+    marks = Marks.of(pairs)
+    assert (marks.starts, marks.roles) == ((0, 4, 4), ("system", "user", "tool"))
+    assert (tuple(marks), len(marks), marks[-1], tuple(marks[1:])) == (pairs, 3, pairs[-1], pairs[1:])
+    assert (marks == pairs, marks == pairs[:2], marks == [*pairs], hash(marks) == hash(pairs)) == (
+        True,
+        False,
+        False,
+        True,
+    )
+    assert (Marks.of(marks) is marks, repr(marks), bool(Marks.of(()))) == (True, repr(pairs), False)
