@@ -237,33 +237,34 @@ class Dispatcher:
         self, state: RequestState, evaluation: Evaluation, cached_tokens: int, estimate: TtftEstimate, now: float
     ) -> Decision:
         eligible, choice = evaluation.eligible, evaluation.choice
+        # By position, in half the time of keywords; a test compares the order with the fields.
         decision = Decision(
-            request_id=state.request.request_id,
-            attempt=state.attempts,
-            decided_s=now,
-            policy=self.policy.name,
-            unit=self.policy.unit,
-            weights_version=self.weights.version,
-            weights=self.weights.values_by_name,
-            candidates=eligible.names,
-            row=choice.row,
-            terms=choice.terms,
-            cost=choice.cost,
-            prompt_tokens=state.request.prompt_tokens,
-            estimated_cached_tokens=cached_tokens,
-            best_cached_tokens=evaluation.best_cached_tokens,
-            predicted_ttft_s=choice.predicted_ttft_s,
-            estimate=estimate,
-            fallback=choice.fallback,
-            excluded=eligible.excluded,
-            shadow=evaluation.shadow,
-            client=state.request.client,
-            model=state.request.recorded_model,
-            features=evaluation.features,
-            feature_names=self._learning.names,
-            model_version=self._learning.model_version,
-            cache_source=evaluation.cache_source,
-            sampled_from=eligible.sampled_from,
+            state.request.request_id,
+            state.attempts,  # attempt
+            now,  # decided_s
+            self.policy.name,  # policy
+            self.policy.unit,
+            self.weights.version,  # weights_version
+            self.weights.values_by_name,  # weights
+            eligible.names,  # candidates
+            choice.row,
+            choice.terms,
+            choice.cost,
+            state.request.prompt_tokens,
+            cached_tokens,  # estimated_cached_tokens
+            evaluation.best_cached_tokens,
+            choice.predicted_ttft_s,
+            estimate,
+            choice.fallback,
+            eligible.excluded,
+            evaluation.shadow,
+            state.request.client,
+            state.request.recorded_model,  # model
+            evaluation.features,
+            self._learning.names,  # feature_names
+            self._learning.model_version,
+            evaluation.cache_source,
+            eligible.sampled_from,
         )
         self._decisions.append(decision)
         return decision

@@ -98,35 +98,36 @@ def to_sample(attempt: Attempt, outcome: Outcome, status: int, *, seq: int, now:
     decision, first_s = attempt.decision, attempt.first_token_s
     shadow = decision.shadow
     ttft_s = None if first_s is None else first_s - request.received_s
+    # By position, in half the time of keywords; a test compares the order with the fields.
     return Sample(
-        seq=seq,
-        request_id=request.request_id,
-        finished_s=now,
-        replica=spec.name,
-        region=spec.region,
-        policy=decision.policy,
-        weights_version=decision.weights_version,
-        input_tokens=request.prompt_tokens if outcome.prompt_tokens is None else outcome.prompt_tokens,
-        cached_tokens=outcome.cached_tokens,
-        estimated_cached_tokens=decision.estimated_cached_tokens,
-        output_tokens=outcome.output_tokens,
-        rtt_ms=_ms(None if attempt.rtt_s != attempt.rtt_s else attempt.rtt_s),
-        predicted_ttft_ms=_ms(decision.predicted_ttft_s),
-        ttft_ms=_ms(ttft_s),
-        e2e_s=now - request.received_s,
-        itl_ms_p95=_ms(outcome.itl_s_p95),
-        status=status,
-        retries=attempt.state.attempts - 1 - attempt.state.hedged,
-        hedged=attempt.state.hedged,
-        terms={name: column.item(decision.row) for name, column in decision.terms.items()},
-        shadow_policy=None if shadow is None else shadow.policy,
-        shadow_rank=None if shadow is None else shadow.rank,
-        shadow_cost=None if shadow is None else shadow.cost,
-        shadow_predicted_ttft_ms=None if shadow is None else _ms(shadow.predicted_ttft_s),
-        best_cached_tokens=decision.best_cached_tokens,
-        ttft_parts_ms=None if ttft_s is None else decision.estimate.attribute(ttft_s).as_ms(),
-        client=request.client,
-        model=decision.model,
+        seq,
+        request.request_id,
+        now,  # finished_s
+        spec.name,  # replica
+        spec.region,
+        decision.policy,
+        decision.weights_version,
+        request.prompt_tokens if outcome.prompt_tokens is None else outcome.prompt_tokens,  # input_tokens
+        outcome.cached_tokens,
+        decision.estimated_cached_tokens,
+        outcome.output_tokens,
+        _ms(None if attempt.rtt_s != attempt.rtt_s else attempt.rtt_s),  # rtt_ms
+        _ms(decision.predicted_ttft_s),  # predicted_ttft_ms
+        _ms(ttft_s),  # ttft_ms
+        now - request.received_s,  # e2e_s
+        _ms(outcome.itl_s_p95),  # itl_ms_p95
+        status,
+        attempt.state.attempts - 1 - attempt.state.hedged,  # retries
+        attempt.state.hedged,
+        {name: column.item(decision.row) for name, column in decision.terms.items()},  # terms
+        None if shadow is None else shadow.policy,  # shadow_policy
+        None if shadow is None else shadow.rank,  # shadow_rank
+        None if shadow is None else shadow.cost,  # shadow_cost
+        None if shadow is None else _ms(shadow.predicted_ttft_s),  # shadow_predicted_ttft_ms
+        decision.best_cached_tokens,
+        None if ttft_s is None else decision.estimate.attribute(ttft_s).as_ms(),  # ttft_parts_ms
+        request.client,
+        decision.model,
     )
 
 
