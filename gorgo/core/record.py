@@ -15,7 +15,7 @@ import msgspec
 T = TypeVar("T")
 
 #: Of a class made by Python; the struct has its own.
-_OF_THE_CLASS = ("__dict__", "__weakref__", "__match_args__")
+_OF_THE_CLASS = ("__dict__", "__weakref__", "__match_args__", "__eq__")
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from gorgo.core.latency.prefill import prefill_s
 from gorgo.core.latency.prefill_queue import STUCK_AFTER_S
-from gorgo.core.latency.prefill_share import mean_of_columns, mean_of_rows, shares_of_columns, shares_of_rows
+from gorgo.core.latency.prefill_share import faded, mean_of_columns, mean_of_rows, shares_of_columns
 from gorgo.core.latency.tcp import exchange_round_trips, is_one_round_trip
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.policy.candidates import Candidates
@@ -21,6 +21,7 @@ from gorgo.core.policy.few import FEW, times_of_rows
 from gorgo.core.policy.interface import IndexKind
 from gorgo.core.policy.stalls import counted, counted_of_rows, excess, longer, stall_ms
 from gorgo.core.policy.weights import Weights, WeightSpec
+from gorgo.core.record import record
 
 Floats = NDArray[np.float64]
 
@@ -133,7 +134,8 @@ class GorgoMs:
         return self._scaled[1:]
 
 
-class PredictedTimes(NamedTuple):
+@record
+class PredictedTimes:
     """N and W in seconds and P in milliseconds of each candidate, as lists or arrays, without the factors."""
 
     request: RouteRequest
@@ -179,19 +181,31 @@ def _terms_of_rows(
     """Return the terms `rtt`, `queue`, `prefill` and `externality` as rows of an array, and the costs, ms."""
     rtt_factor, queue_factor, share, delta_ms, eta_ms = factors
     table = candidates.table
-    rtt = [network_s * rtt_factor for network_s in network]
-    queue = [work_s * queue_factor for work_s in work]
-    numbers = zip(table.in_flight_requests.tolist(), table.max_running_requests.tolist(), strict=True)
-    # Where the limit is unknown it is NaN, and less than nothing.
-    in_flight = [most if most < n else n for n, most in numbers]
-    shares = shares_of_rows(table.prefill_share.tolist(), table.prefill_share_s.tolist(), candidates.now)
+    rtt, queue, in_flight, shares = [], [], [], []
+    rows = zip(
+        network,
+        work,
+        table.in_flight_requests.tolist(),
+        table.max_running_requests.tolist(),
+        table.prefill_share.tolist(),
+        table.prefill_share_s.tolist(),
+        strict=True,
+    )
+    for network_s, work_s, n, most, s, at_s in rows:
+        rtt.append(network_s * rtt_factor)
+        queue.append(work_s * queue_factor)
+        # Where the limit is unknown it is NaN, and less than nothing.
+        in_flight.append(most if most < n else n)
+        shares.append(faded(s, candidates.now - at_s))
     mean = sum(in_flight) / len(in_flight)
     rise = excess(mean, mean_of_rows(shares))
     delta_ms = delta_ms * longer(mean_of_rows(table.answer_tokens.tolist())) / rise
     share, eta_ms = share * rise, stall_ms(eta_ms, mean)
-    stalls = zip(prefill, counted_of_rows(in_flight), in_flight, shares, strict=True)
-    externality = [prefill_ms * share * m + n * delta_ms + s * eta_ms for prefill_ms, m, n, s in stalls]
-    cost = [a + b + c + d for a, b, c, d in zip(rtt, queue, prefill, externality, strict=True)]
+    externality, cost = [], []
+    for a, b, c, m, n, s in zip(rtt, queue, prefill, counted_of_rows(in_flight), in_flight, shares, strict=True):
+        d = c * share * m + n * delta_ms + s * eta_ms
+        externality.append(d)
+        cost.append(a + b + c + d)
     return np.array([*rtt, *queue, *prefill, *externality]).reshape(4, -1), cost
 
 

@@ -10,6 +10,7 @@ from math import floor
 
 #: Steps in which the window moves: a tenth of it is as exact as a budget needs.
 _BUCKETS = 10
+_NEVER = -(1 << 62)
 
 
 class RatioBudget:
@@ -35,7 +36,7 @@ class RatioBudget:
     [True, False]
     """
 
-    __slots__ = ("_bucket_s", "_buckets", "_requests", "_spent", "minimum", "ratio")
+    __slots__ = ("_bucket_s", "_buckets", "_newest", "_requests", "_spent", "minimum", "ratio")
 
     def __init__(self, *, share: float, minimum: int, window_s: float) -> None:
         self.ratio = share
@@ -43,12 +44,15 @@ class RatioBudget:
         self._bucket_s = window_s / _BUCKETS
         #: (number of the bucket, requests, spent), oldest first; at most `_BUCKETS + 1`.
         self._buckets: deque[list[int]] = deque()
+        #: The last of them; none yet.
+        self._newest = [_NEVER, 0, 0]
         self._requests = self._spent = 0
 
     def record(self, *, now: float) -> None:
         """One more request."""
-        number = int(now // self._bucket_s)
-        bucket = self._buckets[-1] if self._buckets and self._buckets[-1][0] >= number else self._current(now)
+        bucket = self._newest
+        if bucket[0] < now // self._bucket_s:
+            bucket = self._current(now)
         bucket[1] += 1
         self._requests += 1
 
@@ -73,5 +77,6 @@ class RatioBudget:
             _, requests, spent = buckets.popleft()
             self._requests -= requests
             self._spent -= spent
-        buckets.append([number, 0, 0])
-        return buckets[-1]
+        self._newest = [number, 0, 0]
+        buckets.append(self._newest)
+        return self._newest

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from gorgo.core.fleet.columns import Columns
 from gorgo.core.fleet.network import arrival_s, one_way_s
 from gorgo.core.fleet.replica import Replica
 from gorgo.core.messages.request import RouteRequest
+from gorgo.core.record import record
 
 
-class NetworkEstimate(NamedTuple):
+@record
+class NetworkEstimate:
     """Of a request to the replica chosen: round trip (NaN if unknown), arrival, half a round trip (0 if unknown), and
     prefill by the prior.
     """

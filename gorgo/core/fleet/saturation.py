@@ -71,4 +71,5 @@ class SaturationDetector:
         late_s = now - STUCK_AFTER_S - queue.head_due_s - half_rtt_s - others_s
         if late_s > 0.0:
             return queue.backlog_s + others_s + late_s
-        return max(0.0, queue.own_drained_at_s(engine_s=now) - now - half_rtt_s) + others_s
+        left_s = queue.own_drained_at_s(engine_s=now) - now - half_rtt_s
+        return (left_s if left_s > 0.0 else 0.0) + others_s

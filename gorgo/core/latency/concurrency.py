@@ -34,7 +34,8 @@ MIN_SAMPLES = 4
 #: Numbers in flight that are compared, an eighth apart: from 2 to more than any engine runs.
 _NUMBERS = 2.0 * 1.125 ** np.arange(48)
 #: Weight of one dispatch in the mean prefill.
-_WEIGHT = 1 / 16
+_FIRST = 16
+_WEIGHT = 1 / _FIRST
 
 
 @record
@@ -115,7 +116,7 @@ class ConcurrencyLimit:
         self._in_flight += 1
         self._prefill_s += prefill_s
         self._sent += 1
-        self._typical_s += max(1 / self._sent, _WEIGHT) * (prefill_s - self._typical_s)
+        self._typical_s += _weight(self._sent) * (prefill_s - self._typical_s)
         return mark
 
     def on_left(self, *, now: float) -> None:
@@ -123,9 +124,7 @@ class ConcurrencyLimit:
         self._pass(now)
         self._departures += 1
         # Between two ends the sum grows by one stay; idle time adds nothing.
-        self._duration_s += max(1 / self._departures, _WEIGHT) * (
-            self._in_flight_s - self._departed_at - self._duration_s
-        )
+        self._duration_s += _weight(self._departures) * (self._in_flight_s - self._departed_at - self._duration_s)
         self._departed_at = self._in_flight_s
         self._in_flight -= 1
 
@@ -150,6 +149,11 @@ class ConcurrencyLimit:
     def _pass(self, now: float) -> None:
         self._in_flight_s += self._in_flight * (now - self._at_s)
         self._at_s = now
+
+
+def _weight(count: int) -> float:
+    """Return the weight of the last of so many: that of a mean of all at first."""
+    return _WEIGHT if count > _FIRST else 1 / count
 
 
 def _best(stays: NDArray[np.float64], growth: float, goal_s: float) -> float:

@@ -129,7 +129,8 @@ class PrefillQueue:
         self._entries[key] = _Entry(arrives_s, prior_s, streamed, shared_s)
         self._prior_s += prior_s
         self.shared_s += shared_s
-        self.drained_at_s = max(self.drained_at_s, arrives_s) + shared_s + prior_s * self.speed.factor
+        begins_s = arrives_s if arrives_s > self.drained_at_s else self.drained_at_s
+        self.drained_at_s = begins_s + shared_s + prior_s * self.speed.factor
         self._advance(arrives_s)
         self.on_change()
 
@@ -163,13 +164,14 @@ class PrefillQueue:
             return
         spent_s = 0.0
         if self._head_key() == key:
-            began_s = self._began_s()
-            shared_s = min(max(engine_s - began_s, 0.0), entry.shared_s)
-            spent_s = min(max(engine_s - began_s - entry.shared_s, 0.0), entry.prior_s * self.speed.factor)
+            began_s = self._anchor_s if self._anchor_s > entry.arrival_s else entry.arrival_s
+            shared_s = _within(engine_s - began_s, entry.shared_s)
+            spent_s = _within(engine_s - began_s - entry.shared_s, entry.prior_s * self.speed.factor)
             self._anchor_s = began_s + shared_s + spent_s
             self._use_shared(entry, shared_s)
         self.drained_at_s -= entry.prior_s * self.speed.factor - spent_s
-        self._pass_on_shared(key, entry)
+        if entry.shared_s:
+            self._pass_on_shared(key, entry)
         self._remove(key)
         self._advance(engine_s)
         self.on_change()
@@ -198,7 +200,8 @@ class PrefillQueue:
         self.head_due_s = inf
         while self._entries:
             head = self._head()
-            due_s = max(self._anchor_s, head.arrival_s) + head.shared_s + head.prior_s * self.speed.factor
+            began_s = self._anchor_s if self._anchor_s > head.arrival_s else head.arrival_s
+            due_s = began_s + head.shared_s + head.prior_s * self.speed.factor
             if head.streamed:
                 self.head_due_s = due_s
                 return
@@ -206,7 +209,8 @@ class PrefillQueue:
                 return
             self._pass_head()
         # The rest of dead reckoning is noise: an empty queue is an idle engine.
-        self.drained_at_s = min(self.drained_at_s, engine_s)
+        if self.drained_at_s > engine_s:
+            self.drained_at_s = engine_s
 
     def _pass_head(self) -> None:
         head = self._head()
@@ -244,6 +248,13 @@ class PrefillQueue:
 
     def _began_s(self) -> float:
         return max(self._anchor_s, self._head().arrival_s)
+
+
+def _within(spent_s: float, most_s: float) -> float:
+    """Return a time from 0 to `most_s`; `min` and `max` take four times as long."""
+    if not spent_s > 0.0:
+        return 0.0
+    return most_s if most_s < spent_s else spent_s
 
 
 def _no_observer() -> None:

@@ -41,13 +41,8 @@ def with_prefill(share: float, age_s: float, prefill_s: float) -> float:
     return faded(share, age_s) + prefill_s / FADE_S
 
 
-def shares_of_rows(shares: Sequence[float], since_s: Sequence[float], now: float) -> list[float]:
-    """Return the present shares of a few candidates, the same to the last bit as `shares_of_columns`."""
-    return [faded(share, now - at_s) for share, at_s in zip(shares, since_s, strict=True)]
-
-
 def shares_of_columns(shares: Floats, since_s: Floats, now: float) -> Floats:
-    """Return the present shares of all candidates."""
+    """Return the present shares of all candidates, each the same to the last bit as `faded`."""
     left: Floats = 1.0 / (1.0 + (now - since_s) * _RATE)
     left *= left
     return shares * (left * left)

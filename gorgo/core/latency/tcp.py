@@ -21,7 +21,7 @@ once or after 1.5 s, windows and pace as the kernel reports them) 625 are within
 
 from __future__ import annotations
 
-from math import inf, isnan
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -289,7 +289,8 @@ def paced_round_trips_after_idle(
     burst: float,
 ) -> float:
     """Return what `exchange_round_trips` says of one open connection where some sender paces."""
-    if isnan(congestion) or isnan(receive) or isnan(idle_s) or isnan(per_trip) or isnan(burst):
-        return 1.0
+    if congestion != congestion or receive != receive or idle_s != idle_s or per_trip != per_trip or burst != burst:
+        return 1.0  # one is NaN
     usable = cwnd_after_idle(congestion, idle_s, rtt_s)
-    return max(_paced_trips(body_bytes, usable, receive, per_trip, burst), 1.0)
+    trips = _paced_trips(body_bytes, usable, receive, per_trip, burst)
+    return 1.0 if trips < 1.0 else trips

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from gorgo.core.latency.prefill_queue import STUCK_AFTER_S, PrefillQueue
+from gorgo.core.record import record
 
 #: In the order of a request; the last is the residual.
 PARTS = ("router", "previous_attempts", "network", "queue", "prefill", "residual")
@@ -43,7 +44,8 @@ class TtftParts(NamedTuple):
         }
 
 
-class TtftEstimate(NamedTuple):
+@record
+class TtftEstimate:
     """Parts of a request's TTFT at its dispatch, s: `router_s` and `previous_attempts_s` have passed, the rest is
     expected. `network_s` is `None` while the replica's round trip is unknown.
 
@@ -97,4 +99,5 @@ def expected_queue_s(
     late_s = now - STUCK_AFTER_S - clock.head_due_s - one_way_s - others_s
     if late_s > 0.0:
         return clock.backlog_s + others_s + late_s
-    return max(0.0, clock.own_drained_at_s(engine_s=now) - arrives_s) + others_s
+    left_s = clock.own_drained_at_s(engine_s=now) - arrives_s
+    return (left_s if left_s > 0.0 else 0.0) + others_s

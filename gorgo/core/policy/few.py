@@ -5,8 +5,9 @@ numpy takes as long for one row as for fifty. The formulas are those of `gorgo-m
 
 from __future__ import annotations
 
-from math import inf, isnan
+from math import inf
 
+from gorgo.core.fleet.columns import Floats
 from gorgo.core.latency.prefill import prefill_s
 from gorgo.core.latency.prefill_queue import STUCK_AFTER_S
 from gorgo.core.latency.tcp import (
@@ -26,20 +27,19 @@ def times_of_rows(candidates: Candidates, body_bytes: int) -> tuple[list[float],
     """Return N and W in seconds and P in milliseconds of each candidate."""
     table, now, prompt_tokens = candidates.table, candidates.now, candidates.prompt_tokens
     rtt_s = table.rtt_s.tolist()
-    if isnan(sum(rtt_s)):  # one is unknown
+    total_s = sum(rtt_s)
+    if total_s != total_s:  # one is unknown
         rtt_s = fill_unknown(table.rtt_s).tolist()
     network = _network_s(candidates, body_bytes, rtt_s)
-    work = []
+    work: list[float] = []
+    prefill: list[float] = []
     late_since_s = now - STUCK_AFTER_S
-    queues = zip(rtt_s, network, table.drained_at_s.tolist(), table.head_due_s.tolist(), strict=True)
-    for row, (rtt, network_s, drained_at_s, due_s) in enumerate(queues):
-        one_way_s = rtt * 0.5
-        work_s = drained_at_s - now - (network_s - one_way_s)
-        if due_s < late_since_s and (late_s := late_since_s - due_s - one_way_s) > 0.0:
-            work.append(table.waiting_prefill_s.item(row) + late_s)
-        else:
-            work.append(work_s if work_s > 0.0 else 0.0)
-    priors = zip(
+    rows = zip(
+        rtt_s,
+        network,
+        table.drained_at_s.tolist(),
+        table.head_due_s.tolist(),
+        table.waiting_prefill_s.tolist(),
         table.slowdown.tolist(),
         table.prefill_base_s.tolist(),
         table.prefill_token_s.tolist(),
@@ -47,10 +47,15 @@ def times_of_rows(candidates: Candidates, body_bytes: int) -> tuple[list[float],
         candidates.cached_tokens.tolist(),
         strict=True,
     )
-    prefill = [
-        slowdown * prefill_s(base_s, token_s, kappa_s, prompt_tokens - cached, cached) * 1e3
-        for slowdown, base_s, token_s, kappa_s, cached in priors
-    ]
+    for rtt, network_s, drained_at_s, due_s, waiting_s, slowdown, base_s, token_s, kappa_s, cached in rows:
+        one_way_s = rtt * 0.5
+        work_s = drained_at_s - now - (network_s - one_way_s)
+        if due_s < late_since_s and (late_s := late_since_s - due_s - one_way_s) > 0.0:
+            work_s = waiting_s + late_s
+        elif not work_s > 0.0:
+            work_s = 0.0
+        work.append(work_s)
+        prefill.append(slowdown * prefill_s(base_s, token_s, kappa_s, prompt_tokens - cached, cached) * 1e3)
     return network, work, prefill
 
 
@@ -74,3 +79,8 @@ def _network_s(candidates: Candidates, body_bytes: int, rtt_s: list[float]) -> l
         trips = [round_trips_after_idle(body_bytes, *each) for each in connections]
     handshakes = zip(rtt_s, trips, congestion, table.connect_round_trips.tolist(), strict=True)
     return [rtt * (connect + trip if cwnd == 0.0 else trip) for rtt, trip, cwnd, connect in handshakes]
+
+
+def greatest(column: Floats) -> float:
+    """Return the greatest cell, none of which is NaN."""
+    return max(column.tolist()) if len(column) <= FEW else column.item(column.argmax())

@@ -83,7 +83,7 @@ def excess(mean: float, share: float) -> float:
     >>> excess(4.0, 0.5), excess(6.0, 0.5), excess(60.0, 0.9)
     (1.0, 1.5, 2.0)
     """
-    return min(RISE_MAX, max(1.0, mean * share / STALLED))
+    return _between_one_and(RISE_MAX, mean * share / STALLED)
 
 
 def longer(answer_tokens: float) -> float:
@@ -94,4 +94,10 @@ def longer(answer_tokens: float) -> float:
     >>> longer(80.0), longer(256.0), longer(1e4)
     (1.0, 2.0, 4.0)
     """
-    return min(LONGER_MAX, max(1.0, answer_tokens / GIVEN_TOKENS))
+    return _between_one_and(LONGER_MAX, answer_tokens / GIVEN_TOKENS)
+
+
+def _between_one_and(most: float, factor: float) -> float:
+    if not factor > 1.0:
+        return 1.0
+    return factor if factor < most else most

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.prefix.residency import BLOCK_HASH_BYTES
+from gorgo.core.record import record
 
 Floats = NDArray[np.float64]
 
@@ -41,7 +42,8 @@ SLACK_SHARE = 0.02
 ALIKE = 0.5
 
 
-class GivenAnswer(NamedTuple):
+@record
+class GivenAnswer:
     """What a replica was left with: tokens of a prompt, and of its answer."""
 
     prompt_tokens: int
@@ -162,7 +164,7 @@ class Answers:
 
 def _end_of(answer: GivenAnswer, request: RouteRequest) -> float:
     """Return the prompt tokens up to the end of the earlier answer; 0 if the request does not go on with it."""
-    prompt, output = answer
+    prompt, output = answer.prompt_tokens, answer.output_tokens
     ends = request.boundaries
     place = bisect_left(ends, prompt)
     if place == len(ends) or (place and prompt - ends[place - 1] <= ends[place] - prompt):

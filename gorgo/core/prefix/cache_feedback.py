@@ -13,11 +13,10 @@ below the learned share, and a bound from reports before that share was known is
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from gorgo.core.messages.request import Outcome, RouteRequest
 from gorgo.core.prefix.found_share import ALL_FOUND, USUAL_DEVIATIONS, FoundShare
 from gorgo.core.prefix.residency import ConfirmedPrefix
+from gorgo.core.record import record
 
 #: A report may fall short of the confirmed prefix by so much: an engine's page (half a thousand tokens
 #: for some hybrid models), and the error of lengths that are estimated from bytes.
@@ -29,7 +28,8 @@ SLACK_SHARE = 0.1
 GROWTH = 1.005
 
 
-class CacheReport(NamedTuple):
+@record
+class CacheReport:
     """An engine's cached tokens beside the confirmed prefix, both in the index's estimated tokens."""
 
     confirmed_tokens: float

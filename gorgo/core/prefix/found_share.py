@@ -15,10 +15,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from gorgo.core.record import record
 
 Floats = NDArray[np.float64]
 
@@ -38,7 +39,8 @@ _CLASSES = len(_DEPTHS) + 1
 _FEW = 8
 
 
-class FoundShare(NamedTuple):
+@record
+class FoundShare:
     """The median share of a confirmed prefix that is found, and the deviation from it that is usual."""
 
     share: float = 1.0
@@ -48,7 +50,8 @@ class FoundShare(NamedTuple):
 ALL_FOUND = FoundShare()
 
 
-class _Report(NamedTuple):
+@record
+class _Report:
     confirmed_tokens: float
     share: float
 
@@ -68,9 +71,10 @@ class _DepthShares:
         """Add a report; return whether a share changed."""
         reports = self.reports[depth]
         before = self._learned.get(depth)
+        replaces_its_like = len(reports) == WINDOW and reports[0].share == report.share
         reports.append(report)
-        if report.share == 1.0 and before == ALL_FOUND:
-            return False  # the usual case: one more of the median
+        if replaces_its_like or (report.share == 1.0 and before == ALL_FOUND):
+            return False  # the usual cases: the median stays
         if len(reports) < LEAST_REPORTS:
             return False
         now = self._learned[depth] = _median(reports)
@@ -125,7 +129,8 @@ class FoundShares:
         shares = slots.get(slot)
         if shares is None:
             shares = slots[slot] = _DepthShares()
-        report = _Report(confirmed_tokens, min(1.0, found_tokens / confirmed_tokens))
+        share = found_tokens / confirmed_tokens
+        report = _Report(confirmed_tokens, share if share < 1.0 else 1.0)
         if shares.add(_depth(confirmed_tokens), report):
             self._tabulate_row(model, slot, shares)
 
@@ -136,17 +141,19 @@ class FoundShares:
 
     def found_tokens(self, matched: Floats, model: str | None) -> Floats:
         """Return how many of the `matched` tokens of each slot are likely to be found."""
-        table = self._tables.get(self._key(model))
+        key = self._key(model)
+        table = self._tables.get(key)
         if table is None:
             return matched
-        known = min(len(table), len(matched))
         found = matched.copy()
-        if known <= _FEW:
+        if len(matched) <= _FEW:
             # numpy takes as long for one row as for fifty.
-            for slot, tokens in enumerate(matched[:known].tolist()):
-                if tokens:
-                    found[slot] = tokens * table.item(slot, _depth(tokens))
+            slots = self._by_model[key]
+            for slot, tokens in enumerate(matched.tolist()):
+                if tokens and (shares := slots.get(slot)) is not None:
+                    found[slot] = tokens * shares.by_depth[_depth(tokens)].share
             return found
+        known = min(len(table), len(matched))
         classes = _DEPTHS.searchsorted(matched[:known], side="right")
         found[:known] *= table[np.arange(known), classes]
         return found
@@ -197,5 +204,5 @@ def _median(reports: deque[_Report]) -> FoundShare:
     shares = sorted([report.share for report in reports])
     middle = len(shares) // 2
     share = shares[middle]
-    deviations = sorted([other - share if other > share else share - other for other in shares])
+    deviations = sorted([abs(other - share) for other in shares])
     return FoundShare(share, deviations[middle])

@@ -204,7 +204,9 @@ class PrefixIndex:
 
     def _path_within(self, blocks: bytes, residency: Residency, client: str | None) -> list[Node]:
         """Return the nodes that spell `blocks`, cut to the replica's capacity: the engine has no room for more."""
-        most = self.max_blocks if residency.capacity is None else max(0, min(residency.capacity, self.max_blocks))
+        most, capacity = self.max_blocks, residency.capacity
+        if capacity is not None and capacity < most:
+            most = capacity if capacity > 0 else 0
         blocks = blocks[: most * BLOCK_HASH_BYTES]
         return self._path_to(blocks, client) if blocks else []
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -72,7 +74,7 @@ def test_outlook_of_a_stuck_engine_is_what_gorgo_ms_predicts() -> None:
     router.submit(a_request("stuck", prompt_tokens=300), now=0.0)
     decision = dispatched(submitted(router, a_request("r", prompt_tokens=300, received_s=5.0), now=5.0)).decision
     assert decision.estimate.queue_s > 4.0
-    assert decision.predicted_ttft_s == pytest.approx(sum(part or 0.0 for part in decision.estimate))
+    assert decision.predicted_ttft_s == pytest.approx(sum(part or 0.0 for part in astuple(decision.estimate)))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -81,7 +83,7 @@ def test_every_policy_has_an_outlook_whether_it_predicts_or_not(policy: str) -> 
     router.submit(a_request("before", prompt_tokens=500), now=0.0)
     decision = dispatched(submitted(router, a_request("r", prompt_tokens=100), now=0.0)).decision
     # 10 ms there and back; 500 tokens are before it, at 1,000 a second.
-    assert list(decision.estimate) == pytest.approx([0.0, 0.0, 0.01, 0.5, 0.1])
+    assert list(astuple(decision.estimate)) == pytest.approx([0.0, 0.0, 0.01, 0.5, 0.1])
 
 
 def test_network_is_unknown_without_a_round_trip_and_then_unexplained() -> None:
