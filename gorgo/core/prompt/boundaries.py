@@ -79,6 +79,8 @@ def token_boundaries(ends: Sequence[int], *, size: int, tokens: int) -> tuple[in
     >>> token_boundaries((10, 25, 40), size=40, tokens=12)
     (3, 7, 12)
     """
+    if size == tokens:
+        return tuple(ends)
     return tuple([end * tokens // size for end in ends])  # a list: no frame per message
 
 

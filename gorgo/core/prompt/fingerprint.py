@@ -105,6 +105,7 @@ class Fingerprinter:
         self._secret = blake2b(str(key).encode(), digest_size=32).digest()
         self._word_keys = self._draw("words", block_bytes // 4)
         base, self._offset_key, self._order_key = self._draw("chain and marks", 3) | np.uint64(1)
+        self._few_keys = int(self._offset_key), int(self._order_key)
         # 5 modulo 8: such a base has the longest period that an odd number can have.
         self._base = (base & ~np.uint64(7)) | np.uint64(5)
         self._powers = self._powers_up_to(_FIRST_POWERS)
@@ -180,7 +181,7 @@ class Fingerprinter:
 
     def _add_few_marks(self, sums: Words, starts: Sequence[int], roles: Sequence[str]) -> None:
         """Add a few marks as `_add_marks` does."""
-        offset_key, order_key = int(self._offset_key), int(self._order_key)
+        offset_key, order_key = self._few_keys
         for order, (offset, role) in enumerate(zip(starts, roles, strict=True)):
             block = offset // self.block_bytes
             if block < len(sums):

@@ -136,7 +136,11 @@ class UpstreamResponse:
             return
         self._closed = True
         self._on_close()
-        await self._stream.aclose()
+        stream = self._stream
+        if isinstance(stream, HttpResponse):
+            stream.close()
+        else:
+            await stream.aclose()
 
 
 class UpstreamClient:

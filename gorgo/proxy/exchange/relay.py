@@ -11,6 +11,9 @@ stream is treated like a 4xx, and one that breaks off like any failure.
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
+from typing import Any
+
 from gorgo.core.messages.request import Outcome
 from gorgo.live.http.headers import is_encoded, is_event_stream
 from gorgo.proxy.exchange.event_stream import relay_events
@@ -19,12 +22,12 @@ from gorgo.proxy.exchange.relay_options import BUFFER_BYTES
 from gorgo.proxy.exchange.whole_body import relay_body
 
 
-async def relay(passage: Passage) -> Outcome:
+def relay(passage: Passage) -> Coroutine[Any, Any, Outcome]:
     """Relay a response; return its outcome. A failure of the source is raised through it."""
     source = passage.source
     if source.status >= 300 or not is_event_stream(source.headers):
-        return await relay_body(passage, BUFFER_BYTES)
+        return relay_body(passage, BUFFER_BYTES)
     if is_encoded(source.headers):
         # Unreadable, and its client waits for events: not buffered.
-        return await relay_body(passage, 0)
-    return await relay_events(passage)
+        return relay_body(passage, 0)
+    return relay_events(passage)

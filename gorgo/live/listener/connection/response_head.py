@@ -29,7 +29,7 @@ class ResponseHead:
     ) -> None:
         closes = last or not request.persistent
         self.length: int | None = None
-        lines: list[bytes] = []
+        parts: list[bytes] = []
         for name, value in headers:
             lower = name.lower()
             if lower in _FRAMING:
@@ -40,9 +40,9 @@ class ResponseHead:
                     continue
                 else:
                     continue
-            lines.append(b"%b: %b\r\n" % (lower, value))
-        fields = b"".join(lines)
-        if not fields.count(b"\r\n") == fields.count(b"\n") == fields.count(b"\r") == len(lines) or b"\0" in fields:
+            parts += (lower, b": ", value, b"\r\n")
+        fields, count = b"".join(parts), len(parts) // 4
+        if not fields.count(b"\r\n") == fields.count(b"\n") == fields.count(b"\r") == count or b"\0" in fields:
             raise RuntimeError("a header with a line end or a NUL")
         # Without a length, a client of HTTP/1.0 reads to the end of the connection, which is not persistent.
         self.chunked = self.length is None and status not in _WITHOUT_BODY and request.version == "1.1"
