@@ -18,14 +18,13 @@ def test_it_pauses_after_each_slice_of_processor_time() -> None:
     handler = signal.getsignal(signal.SIGVTALRM)
     try:
         pace(pauses.append)
-        end_s = process_time() + 12 * SLICE_S
-        while process_time() < end_s:
+        end_s = process_time() + 100 * SLICE_S  # a kernel counts coarsely, and more so beside other processes
+        while len(pauses) < 4 and process_time() < end_s:
             pass
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
         signal.signal(signal.SIGVTALRM, handler)
-    assert len(pauses) >= 4, "so coarse is the clock of the slowest kernel"
-    assert set(pauses) == {PAUSE_S}
+    assert pauses == [PAUSE_S] * 4
 
 
 def test_it_ends_in_the_middle_of_a_round_when_its_parent_is_gone() -> None:
