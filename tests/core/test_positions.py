@@ -12,9 +12,12 @@ import pytest
 
 from gorgo.core.dispatch import dispatcher, outcomes
 from gorgo.core.messages.decision import Decision
+from gorgo.core.messages.request import RouteRequest
 from gorgo.core.messages.samples import Sample
+from gorgo.live.request import parse, record
+from gorgo.live.telemetry.request_log_file import Finished
 
-MADE = [(Decision, dispatcher), (Sample, outcomes)]
+MADE = [(Decision, dispatcher), (Sample, outcomes), (RouteRequest, parse), (Finished, record)]
 
 
 @pytest.mark.parametrize(("kind", "module"), MADE)

@@ -204,8 +204,8 @@ class Dispatcher:
         """Reserve `replica`, where a gateway has sent the request by itself at an unknown time."""
         evaluation = self.evaluate(state.request, self._fleet.eligibility.pinned(replica), now=now)
         # A prediction from now would be compared with a time from the gateway's dispatch.
-        evaluation.choice = replace(evaluation.choice, predicted_ttft_s=None, fallback=MOVED)
-        evaluation.recorded = None
+        choice = replace(evaluation.choice, predicted_ttft_s=None, fallback=MOVED)
+        evaluation = replace(evaluation, choice=choice, recorded=None)
         dispatch = self.dispatch(state, evaluation, now=now)
         attempt = self._table.find(dispatch.attempt_id)
         assert attempt is not None, "it is reserved"

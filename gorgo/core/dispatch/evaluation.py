@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,11 +12,12 @@ from gorgo.core.messages.decision import ShadowScore
 from gorgo.core.policy.choice import Choice
 from gorgo.core.prefix.answers import Behind
 from gorgo.core.prefix.kv_feed import SOURCES, FeedMatch
+from gorgo.core.record import record
 
 
-@dataclass(slots=True, eq=False)  # not frozen: one is made for each decision, and that takes three times as long
+@record
 class Evaluation:
-    """The policy's choice for a request now. Nothing is reserved; not changed after it is made."""
+    """The policy's choice for a request now. Nothing is reserved."""
 
     eligible: CandidateSet
     choice: Choice

@@ -7,7 +7,7 @@ attempt holds its `Replica`, not a slot: the slot may belong to another replica 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from operator import itemgetter
 
 import numpy as np
@@ -23,10 +23,11 @@ from gorgo.core.messages.request import RouteRequest
 from gorgo.core.prefix.answers import Behind
 from gorgo.core.prefix.kv_speculation import Speculation
 from gorgo.core.prefix.residency import NO_PREFIX, ConfirmedPrefix
+from gorgo.core.record import changing_record
 from gorgo.core.training.outcomes import OutcomeRing
 
 
-@dataclass(slots=True, eq=False)
+@changing_record
 class RequestState:
     """A request from its first dispatch to the end of its last attempt."""
 
@@ -50,7 +51,7 @@ class RequestState:
     first_dispatched_s: float | None = None
 
 
-@dataclass(slots=True, eq=False)
+@changing_record
 class Attempt:
     """One dispatch, with the decision that made it."""
 

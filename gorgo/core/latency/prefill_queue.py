@@ -22,16 +22,16 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import inf
 
 from gorgo.core.latency.prefill_speed import PrefillSpeed
+from gorgo.core.record import changing_record
 
 #: A first token may be so late before its replica counts as stuck, s.
 STUCK_AFTER_S = 0.3
 
 
-@dataclass(slots=True)
+@changing_record
 class _Entry:
     arrival_s: float
     #: By the prior; the learned factor is applied on use, so that it is the latest one.

@@ -8,7 +8,7 @@ itself; otherwise it is gathered once, on first use. A policy reads and never wr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from operator import attrgetter
 from typing import cast
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from gorgo.core.fleet.columns import Columns, Floats
 from gorgo.core.latency.token_gap import SHARE
+from gorgo.core.record import changing_record
 
 #: Shortest time per output token, s: less than any engine's.
 LEAST_GAP_S = 1e-6
@@ -39,7 +40,7 @@ def _column(name: str) -> Floats:
     return cast(Floats, property(attrgetter(f"table.{name}")))
 
 
-@dataclass(slots=True)
+@changing_record
 class Candidates:
     """Eligible replicas as columns.
 

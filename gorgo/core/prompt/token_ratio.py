@@ -51,8 +51,12 @@ class BytesPerToken:
         """Take in that a prompt of `text_bytes` bytes had `prompt_tokens` tokens."""
         if prompt_tokens <= 0 or not LOW <= text_bytes / prompt_tokens <= HIGH:
             return
-        ratio = self._models.setdefault(_key(model), _ModelRatio())
-        self._models.move_to_end(_key(model))
+        key = _key(model)
+        ratio = self._models.get(key)
+        if ratio is None:
+            ratio = self._models[key] = _ModelRatio()
+        else:
+            self._models.move_to_end(key)
         ratio.text_bytes += text_bytes
         ratio.tokens += prompt_tokens
         if ratio.tokens > MEMORY_TOKENS:
