@@ -168,8 +168,7 @@ def _choose_by_rows(
 ) -> Choice:
     """Return the choice among a few candidates: the same as by columns, in half the time."""
     network_s, work_s, prefill_ms = times_of_rows(candidates, request.body_bytes)
-    (rtt, queue, prefill, externality), costs = _terms_of_rows(candidates, network_s, work_s, prefill_ms, factors)
-    terms = {"rtt": rtt, "queue": queue, "prefill": prefill, "externality": externality}
+    terms, costs = _terms_of_rows(candidates, network_s, work_s, prefill_ms, factors)
     row = least_of_rows(costs, min(costs), candidates.table.in_flight_requests, rng)
     times = PredictedTimes(request, candidates, network_s, work_s, prefill_ms)
     return Choice(row, terms, np.array(costs), times.ttft_s(row), None, times.ttft_s, times.prediction)
@@ -177,8 +176,8 @@ def _choose_by_rows(
 
 def _terms_of_rows(
     candidates: Candidates, network: list[float], work: list[float], prefill: list[float], factors: _Factors
-) -> tuple[Floats, list[float]]:
-    """Return the terms `rtt`, `queue`, `prefill` and `externality` as rows of an array, and the costs, ms."""
+) -> tuple[dict[str, Floats], list[float]]:
+    """Return the terms and the costs, ms."""
     rtt_factor, queue_factor, share, delta_ms, eta_ms = factors
     table = candidates.table
     rtt, queue, in_flight, shares = [], [], [], []
@@ -206,7 +205,13 @@ def _terms_of_rows(
         d = c * share * m + n * delta_ms + s * eta_ms
         externality.append(d)
         cost.append(a + b + c + d)
-    return np.array([*rtt, *queue, *prefill, *externality]).reshape(4, -1), cost
+    terms = {
+        "rtt": np.array(rtt),
+        "queue": np.array(queue),
+        "prefill": np.array(prefill),
+        "externality": np.array(externality),
+    }
+    return terms, cost
 
 
 def _times_of_columns(request: RouteRequest, candidates: Candidates) -> tuple[Floats, Floats, Floats]:

@@ -27,7 +27,6 @@ from gorgo.core.messages.actions import Dispatch
 from gorgo.core.messages.decision import Decision
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.policy.candidates import Candidates
-from gorgo.core.policy.few import greatest
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.shadow import Shadow
 from gorgo.core.policy.weights import Weights
@@ -131,7 +130,7 @@ class Dispatcher:
         if self.raise_matches is not None:
             matched = self.raise_matches(matched, request)
         # No numpy number, whose `round` takes microseconds; of two kinds, which mypyc keeps apart.
-        most: int | float = greatest(matched)
+        most: int | float = matched.item(matched.argmax())
         if most > request.prompt_tokens:  # full blocks rarely are more than the prompt
             np.minimum(matched, request.prompt_tokens, out=matched)
             most = request.prompt_tokens
@@ -143,12 +142,12 @@ class Dispatcher:
                 for slot, answer in behind.items():
                     found[slot] += self._answers.found_tokens(slot, answer)
             if found is not matched or behind is not None:
-                matched, most = found, greatest(found)
+                matched, most = found, found.item(found.argmax())
         reported = None
         if request.kv_hashes and self._feeds.counted:
             reported = self._feeds.match(request, matched, now=now)
             np.minimum(matched, request.prompt_tokens, out=matched)
-            most = greatest(matched)
+            most = matched.item(matched.argmax())
         if len(eligible.names) > self._large and can_sample(self.policy):
             known = None if self.policy.index == "any" else matched
             eligible = sample_candidates(eligible, columns, known, most=self._sample, rng=self._rng)

@@ -245,8 +245,11 @@ class RequestLifecycle:
 
 
 def _stop_others(attempt: Attempt) -> list[Action]:
+    others = attempt.state.open_attempts
+    if not others:
+        return []
     request_id = attempt.state.request.request_id
-    return [Cancel(request_id, other.attempt_id) for other in attempt.state.open_attempts if other is not attempt]
+    return [Cancel(request_id, other.attempt_id) for other in others if other is not attempt]
 
 
 def _learn_gap(attempt: Attempt, outcome: Outcome, now: float) -> None:

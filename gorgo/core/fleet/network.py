@@ -18,6 +18,7 @@ from gorgo.core.latency.tcp import (
     Pacing,
     TcpWindows,
     cwnd_after_idle,
+    is_one_burst,
     round_trips_of_one,
 )
 from gorgo.core.messages.request import OpenConnection
@@ -46,15 +47,25 @@ def one_way_s(columns: Columns, slot: int) -> float:
 def arrival_s(columns: Columns, slot: int, body_bytes: int, *, now: float) -> float:
     """Return when a request dispatched now reaches the engine."""
     half_rtt_s = one_way_s(columns, slot)
-    congestion, pacing = columns.cwnd_bytes.item(slot), _pacing(columns, slot)
-    if congestion == 0.0:
-        n_round_trips = round_trips_of_one(body_bytes, TcpWindows(), pacing) + columns.connect_round_trips.item(slot)
-    elif (body_bytes <= INITIAL_WINDOW_BYTES and pacing is None) or congestion != congestion:
+    congestion = columns.cwnd_bytes.item(slot)
+    if is_one_burst(body_bytes, columns.burst_bytes.item(slot)):
         n_round_trips = 1.0
     else:
-        left = cwnd_after_idle(congestion, now - columns.sent_s.item(slot), 2.0 * half_rtt_s)
-        n_round_trips = round_trips_of_one(body_bytes, TcpWindows(left, columns.rwnd_bytes.item(slot)), pacing)
+        n_round_trips = _round_trips(columns, slot, body_bytes, congestion, 2.0 * half_rtt_s, now)
+    if congestion == 0.0:
+        n_round_trips += columns.connect_round_trips.item(slot)
     return now + half_rtt_s * (2.0 * n_round_trips - 1.0)
+
+
+def _round_trips(columns: Columns, slot: int, body_bytes: int, congestion: float, rtt_s: float, now: float) -> float:
+    """Return the round trips of a body once its connection is open."""
+    pacing = _pacing(columns, slot)
+    if congestion == 0.0:
+        return round_trips_of_one(body_bytes, TcpWindows(), pacing)
+    if (body_bytes <= INITIAL_WINDOW_BYTES and pacing is None) or congestion != congestion:
+        return 1.0
+    left = cwnd_after_idle(congestion, now - columns.sent_s.item(slot), rtt_s)
+    return round_trips_of_one(body_bytes, TcpWindows(left, columns.rwnd_bytes.item(slot)), pacing)
 
 
 def _pacing(columns: Columns, slot: int) -> Pacing | None:

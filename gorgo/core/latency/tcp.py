@@ -152,6 +152,14 @@ def _paced_trips(body_bytes: float, congestion: float, receive: float, per_trip:
         burst = SEGMENT_BYTES
 
 
+def is_one_burst(body_bytes: float, burst: float) -> bool:
+    """Return whether any open sender sends a body at once, in the least window after the least first burst.
+
+    One round trip then, whether the sender paces or not, and without a look at its windows.
+    """
+    return body_bytes <= SEGMENT_BYTES and body_bytes <= burst
+
+
 def round_trips_of_one(body_bytes: float, windows: TcpWindows, pacing: Pacing | None) -> float:
     """Round trips to the first byte of the answer on one connection, whether its sender paces or not."""
     return round_trips(body_bytes, windows)[0] if pacing is None else paced_round_trips(body_bytes, windows, pacing)

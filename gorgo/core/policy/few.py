@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from math import inf
 
-from gorgo.core.fleet.columns import Floats
 from gorgo.core.latency.prefill import prefill_s
 from gorgo.core.latency.prefill_queue import STUCK_AFTER_S
 from gorgo.core.latency.tcp import (
     INITIAL_WINDOW_BYTES,
     SEGMENT_BYTES,
+    is_one_burst,
     paced_round_trips_after_idle,
     round_trips_after_idle,
 )
@@ -70,8 +70,9 @@ def _network_s(candidates: Candidates, body_bytes: int, rtt_s: list[float]) -> l
     idle_s = [now - sent_s for sent_s in table.sent_s.tolist()]
     connections = zip(congestion, table.rwnd_bytes.tolist(), idle_s, rtt_s, strict=True)
     trips: list[float]
-    if is_paced:
-        pacing = zip(connections, pace, table.burst_bytes.tolist(), strict=True)
+    burst = table.burst_bytes.tolist()
+    if is_paced and not is_one_burst(body_bytes, min(burst)):
+        pacing = zip(connections, pace, burst, strict=True)
         trips = [paced_round_trips_after_idle(body_bytes, *each, *of) for each, *of in pacing]
     elif body_bytes <= INITIAL_WINDOW_BYTES:
         trips = [1.0] * len(rtt_s)
@@ -79,8 +80,3 @@ def _network_s(candidates: Candidates, body_bytes: int, rtt_s: list[float]) -> l
         trips = [round_trips_after_idle(body_bytes, *each) for each in connections]
     handshakes = zip(rtt_s, trips, congestion, table.connect_round_trips.tolist(), strict=True)
     return [rtt * (connect + trip if cwnd == 0.0 else trip) for rtt, trip, cwnd, connect in handshakes]
-
-
-def greatest(column: Floats) -> float:
-    """Return the greatest cell, none of which is NaN."""
-    return max(column.tolist()) if len(column) <= FEW else column.item(column.argmax())

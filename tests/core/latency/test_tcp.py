@@ -8,14 +8,17 @@ from hypothesis import strategies as st
 from gorgo.core.latency.tcp import (
     INITIAL_WINDOW_BYTES,
     LARGEST_WINDOW_BYTES,
+    SEGMENT_BYTES,
     Pacing,
     TcpWindows,
     connect_round_trips,
     cwnd_after_idle,
     cwnd_after_idle_array,
     exchange_round_trips,
+    is_one_burst,
     is_one_round_trip,
     paced_round_trips,
+    paced_round_trips_after_idle,
     paced_round_trips_array,
     round_trips,
     round_trips_array,
@@ -189,3 +192,15 @@ def test_it_is_one_trip_everywhere_only_where_nobody_paces_what_is_more_than_a_s
     paced, plain = np.array([30_000.0, np.inf]), np.full(2, np.inf)
     assert [is_one_round_trip(size, congestion, plain) for size in (500, 14_000, 40_000)] == [True, True, False]
     assert [is_one_round_trip(size, congestion, paced) for size in (500, 14_000, 40_000)] == [True, False, False]
+
+
+WINDOW = st.floats(0.0, 1e7) | st.just(np.nan)
+IDLE = st.floats(-1e3, 1e3) | st.just(np.nan)
+
+
+@given(st.floats(0.0, SEGMENT_BYTES), WINDOW, WINDOW, IDLE, WINDOW | st.just(np.inf), WINDOW)
+def test_a_body_within_the_least_burst_takes_one_round_trip(
+    body: float, congestion: float, receive: float, idle_s: float, pace: float, burst: float
+) -> None:
+    if is_one_burst(body, burst):
+        assert paced_round_trips_after_idle(body, congestion, receive, idle_s, 0.1, pace, burst) == 1.0
