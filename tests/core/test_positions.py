@@ -16,8 +16,16 @@ from gorgo.core.messages.request import RouteRequest
 from gorgo.core.messages.samples import Sample
 from gorgo.live.request import parse, record
 from gorgo.live.telemetry.request_log_file import Finished
+from gorgo.proxy.exchange import attempts
+from gorgo.proxy.exchange.relay_options import RelayOptions
 
-MADE = [(Decision, dispatcher), (Sample, outcomes), (RouteRequest, parse), (Finished, record)]
+MADE = [
+    (Decision, dispatcher),
+    (Sample, outcomes),
+    (RouteRequest, parse),
+    (Finished, record),
+    (RelayOptions, attempts),
+]
 
 
 @pytest.mark.parametrize(("kind", "module"), MADE)
@@ -33,4 +41,4 @@ def test_arguments_by_position_are_in_the_order_of_the_fields(kind: Any, module:
 def _named(line: str) -> str:
     found = re.search(r"(?:# |\.|^ *)(\w+),?$", line)
     assert found is not None, line
-    return found[1]
+    return found[1].lstrip("_")

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 
 import numpy as np
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 from gorgo.core.prompt.affinity import head_of, prefix_hash
 from gorgo.core.prompt.boundaries import Marks, message_ends
 from gorgo.core.prompt.parse import Prompt
-from gorgo.core.record import record
+from gorgo.core.record import changing_record, record
 
 Words = NDArray[np.uint64]
 
@@ -34,6 +33,8 @@ _FIRST_POWERS = 1024
 #: Up to so many blocks, or marks, plain integers are faster than numpy, whose calls cost the same for one as for fifty.
 _FEW = 8
 _MASK = (1 << 64) - 1
+#: Marks in memory: 200 kB.
+_KNOWN_MARKS = 1024
 #: Roles whose hashes are stored: those of the dialects.
 _USUAL_ROLES = ("system", "developer", "user", "assistant", "tool")
 #: Shifts and factors of SplitMix64's finaliser.
@@ -66,7 +67,7 @@ class Fingerprint:
     boundaries: tuple[int, ...] = ()
 
 
-@dataclass(slots=True, eq=False)  # not frozen: one is made for each request, and that takes three times as long
+@changing_record
 class PromptSketch:
     """A prompt reduced to what its fingerprint is made of, whatever the adapter: small enough to pass on.
 
@@ -105,7 +106,8 @@ class Fingerprinter:
         self._secret = blake2b(str(key).encode(), digest_size=32).digest()
         self._word_keys = self._draw("words", block_bytes // 4)
         base, self._offset_key, self._order_key = self._draw("chain and marks", 3) | np.uint64(1)
-        self._few_keys = int(self._offset_key), int(self._order_key)
+        #: Of prompts with few: many begin with the same message, so their next one starts at the same place.
+        self._known_marks: dict[tuple[int, int, str], int] = {}
         # 5 modulo 8: such a base has the longest period that an odd number can have.
         self._base = (base & ~np.uint64(7)) | np.uint64(5)
         self._powers = self._powers_up_to(_FIRST_POWERS)
@@ -151,8 +153,8 @@ class Fingerprinter:
         )
 
     def _block_sums(self, text: bytes, count: int) -> Words:
-        words = np.frombuffer(text, dtype="<u4", count=count * self.block_bytes // 4)
-        rows = words.reshape(count, self.block_bytes // 4)
+        size = self.block_bytes // 4
+        rows = np.frombuffer(text, dtype="<u4", count=count * size).reshape(count, size)
         if count <= _FEW:
             few: Words = rows.astype(np.uint64).dot(self._word_keys)
             return few
@@ -167,26 +169,34 @@ class Fingerprinter:
         known = {role: self._role_hash(role) for role in set(roles)}
         values = np.fromiter(map(known.__getitem__, roles), np.uint64, len(roles))
         values += offsets.view(np.uint64) * self._offset_key
-        values += self._order_values(len(roles))
+        if len(roles) > len(self._orders):
+            self._orders = np.arange(2 * len(roles), dtype=np.uint64) * self._order_key
+        values += self._orders[: len(roles)]
         values = _mix(values)
         if starts[-1] >= len(sums) * self.block_bytes:  # offsets ascend
             inside = block < len(sums)
             block, values = block[inside], values[inside]
         np.add.at(sums, block, values)
 
-    def _order_values(self, count: int) -> Words:
-        if count > len(self._orders):
-            self._orders = np.arange(2 * count, dtype=np.uint64) * self._order_key
-        return self._orders[:count]
-
     def _add_few_marks(self, sums: Words, starts: Sequence[int], roles: Sequence[str]) -> None:
         """Add a few marks as `_add_marks` does."""
-        offset_key, order_key = self._few_keys
-        for order, (offset, role) in enumerate(zip(starts, roles, strict=True)):
-            block = offset // self.block_bytes
+        known = self._known_marks
+        for mark in zip(range(len(starts)), starts, roles, strict=True):
+            block = mark[1] // self.block_bytes
             if block < len(sums):
-                value = self._role_hash(role) + offset * offset_key + order * order_key
-                sums[block] = (int(sums[block]) + _mix_one(value & _MASK)) & _MASK
+                value = known.get(mark)
+                if value is None:
+                    value = self._learn_mark(*mark)
+                sums[block] = (int(sums[block]) + value) & _MASK
+
+    def _learn_mark(self, order: int, offset: int, role: str) -> int:
+        places = offset * int(self._offset_key) + order * int(self._order_key)
+        value = _mix_one((self._role_hash(role) + places) & _MASK)
+        if role in self._usual_roles:  # others may be as long as a body
+            if len(self._known_marks) >= _KNOWN_MARKS:
+                self._known_marks.clear()
+            self._known_marks[order, offset, role] = value
+        return value
 
     def _chain(self, sums: Words) -> bytes:
         if len(sums) > len(self._powers):

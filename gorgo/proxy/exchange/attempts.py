@@ -264,18 +264,18 @@ class Attempts:
         state, client = self._state, self._request.route.client
         commitment = self._commitment(dispatch)
         estimates = state.client_policies.may_see_estimates(client)
-        return RelayOptions(
-            route=self._route,
-            own_headers=own_headers(self._response.request_id, dispatch, estimates=estimates),
-            chunk_limit_s=target.deadlines.stream_idle_s,
-            strip_usage=strip_usage,
-            passed_headers=state.passed_headers,
-            on_content=commitment.first_content,
-            on_commit=commitment.commit,
-            buffer=self._buffer,
-            on_head=partial(self._record_stored, dispatch, target) if self._route == "/v1/responses" else None,
-            withhold=dispatch.withhold,
-            may_be_short=self._request.may_be_short,
+        return RelayOptions(  # by position, as in gorgo.core.dispatch.outcomes
+            self._route,
+            own_headers(self._response.request_id, dispatch, estimates=estimates),  # own_headers
+            target.deadlines.stream_idle_s,  # chunk_limit_s
+            strip_usage,
+            commitment.first_content,  # on_content
+            commitment.commit,  # on_commit
+            self._buffer,
+            partial(self._record_stored, dispatch, target) if self._route == "/v1/responses" else None,  # on_head
+            dispatch.withhold,
+            self._request.may_be_short,
+            state.passed_headers,
         )
 
     def _commitment(self, dispatch: Dispatch) -> Commitment:

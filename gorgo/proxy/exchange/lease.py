@@ -7,13 +7,13 @@ in between.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 
 from gorgo.core.messages.actions import Dispatch, Forward, Reject
+from gorgo.core.record import changing_record
 from gorgo.live.upstream.target import Target
 
 
-@dataclass(slots=True, eq=False)
+@changing_record
 class Lease:
     """A dispatch, and the replica's process at that moment, in use until the end of the attempt.
 

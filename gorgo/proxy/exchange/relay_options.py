@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 from gorgo.core.messages.actions import Dispatch
+from gorgo.core.record import changing_record
 from gorgo.live.http.headers import Header
 from gorgo.live.http.request_buffer import RequestBuffer
 
@@ -20,7 +20,7 @@ SHORT_BYTES = 4 * 1024
 MAX_FIXED = 1024
 
 
-@dataclass(slots=True, eq=False)  # not frozen: one is made for each attempt, and that takes three times as long
+@changing_record
 class RelayOptions:
     """Options of one relay.
 

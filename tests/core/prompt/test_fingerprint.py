@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gorgo.core.prompt.fingerprint import MAX_BLOCKS, Fingerprinter
+from gorgo.core.prompt.fingerprint import _KNOWN_MARKS, MAX_BLOCKS, Fingerprinter
 from gorgo.core.prompt.parse import Prompt, read_prompt
 
 BLOCK = 16
@@ -143,3 +143,14 @@ def test_few_blocks_and_marks_are_hashed_as_many_are(prompt: Prompt) -> None:
         patch.setattr("gorgo.core.prompt.fingerprint._FEW", 0)
         as_many = FINGERPRINTER(prompt)
     assert FINGERPRINTER(prompt) == as_many
+
+
+def test_marks_are_the_same_from_memory_which_is_bounded() -> None:
+    fingerprinter = Fingerprinter(key=1, block_bytes=BLOCK)
+    prompts = [Prompt(bytes(64), ((0, "system"), (offset, role))) for offset in range(2) for role in ("user", "x")]
+    first, again = ([blocks_of(prompt, fingerprinter) for prompt in prompts] for _ in range(2))
+    assert first == again == [blocks_of(prompt, Fingerprinter(key=1, block_bytes=BLOCK)) for prompt in prompts]
+    assert sorted(fingerprinter._known_marks) == [(0, 0, "system"), (1, 0, "user"), (1, 1, "user")]
+    for offset in range(_KNOWN_MARKS):
+        fingerprinter(Prompt(bytes(BLOCK * 1024), ((offset, "user"),)))
+    assert len(fingerprinter._known_marks) <= _KNOWN_MARKS
