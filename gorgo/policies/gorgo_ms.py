@@ -179,7 +179,7 @@ def _terms_of_rows(
 ) -> tuple[dict[str, Floats], list[float]]:
     """Return the terms and the costs, ms."""
     rtt_factor, queue_factor, share, delta_ms, eta_ms = factors
-    table = candidates.table
+    table, now = candidates.table, candidates.now
     rtt, queue, in_flight, shares = [], [], [], []
     rows = zip(
         network,
@@ -195,7 +195,7 @@ def _terms_of_rows(
         queue.append(work_s * queue_factor)
         # Where the limit is unknown it is NaN, and less than nothing.
         in_flight.append(most if most < n else n)
-        shares.append(faded(s, candidates.now - at_s))
+        shares.append(faded(s, now - at_s))
     mean = sum(in_flight) / len(in_flight)
     rise = excess(mean, mean_of_rows(shares))
     delta_ms = delta_ms * longer(mean_of_rows(table.answer_tokens.tolist())) / rise

@@ -5,6 +5,7 @@ numpy takes as long for one row as for fifty. The formulas are those of `gorgo-m
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import inf
 
 from gorgo.core.latency.prefill import prefill_s
@@ -66,17 +67,24 @@ def _network_s(candidates: Candidates, body_bytes: int, rtt_s: list[float]) -> l
     is_paced = min(pace) < inf
     if body_bytes <= (SEGMENT_BYTES if is_paced else INITIAL_WINDOW_BYTES) and 0.0 not in congestion:
         return rtt_s
-    now = candidates.now
-    idle_s = [now - sent_s for sent_s in table.sent_s.tolist()]
-    connections = zip(congestion, table.rwnd_bytes.tolist(), idle_s, rtt_s, strict=True)
     trips: list[float]
     burst = table.burst_bytes.tolist()
     if is_paced and not is_one_burst(body_bytes, min(burst)):
-        pacing = zip(connections, pace, burst, strict=True)
+        pacing = zip(_connections(candidates, congestion, rtt_s), pace, burst, strict=True)
         trips = [paced_round_trips_after_idle(body_bytes, *each, *of) for each, *of in pacing]
     elif body_bytes <= INITIAL_WINDOW_BYTES:
         trips = [1.0] * len(rtt_s)
     else:
+        connections = _connections(candidates, congestion, rtt_s)
         trips = [round_trips_after_idle(body_bytes, *each) for each in connections]
     handshakes = zip(rtt_s, trips, congestion, table.connect_round_trips.tolist(), strict=True)
     return [rtt * (connect + trip if cwnd == 0.0 else trip) for rtt, trip, cwnd, connect in handshakes]
+
+
+def _connections(
+    candidates: Candidates, congestion: list[float], rtt_s: list[float]
+) -> Iterator[tuple[float, float, float, float]]:
+    """Return windows, idle time and round trip of each connection."""
+    table, now = candidates.table, candidates.now
+    idle_s = [now - sent_s for sent_s in table.sent_s.tolist()]
+    return zip(congestion, table.rwnd_bytes.tolist(), idle_s, rtt_s, strict=True)

@@ -176,7 +176,10 @@ class Residency:
         latest = 0
         while node is not None:
             tick = self.recent.get(node, 0)
-            latest = max(latest, tick) if tick % 2 else latest
+            if tick > latest and tick % 2:
+                latest = tick
+            if not node.children:
+                break
             newest = islice(reversed(node.children.values()), _FEW_CHILDREN)
             node = None
             for child in newest:
