@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import field
 from itertools import islice
 from typing import Any
 
 from gorgo.core.numeric import MAX_AMOUNT
-from gorgo.core.record import record
+from gorgo.core.record import changing_record, record
 from gorgo.core.stream.sse import MAX_EVENT_BYTES
 
 #: Bytes retained of a stream's end: more than any usage object with its tail, little enough for thousands of streams.
@@ -44,6 +45,7 @@ class Usage:
 _COUNTS = ("prompt_tokens", "cached_tokens", "output_tokens")
 
 
+@changing_record
 class UsageReader:
     """Retains both ends of a stream, and reads its usage on demand.
 
@@ -55,12 +57,9 @@ class UsageReader:
     Usage(prompt_tokens=9, cached_tokens=None, output_tokens=2)
     """
 
-    __slots__ = ("_head", "_tail")
-
-    def __init__(self) -> None:
-        #: Empty while the tail has it.
-        self._head = b""
-        self._tail = bytearray()
+    #: Empty while the tail has it.
+    _head: bytes = b""
+    _tail: bytearray = field(default_factory=bytearray)
 
     def feed(self, chunk: bytes) -> None:
         tail = self._tail

@@ -20,6 +20,7 @@ from typing import Any, Protocol, cast
 import httpx
 
 from gorgo.core.buffer_budget import BufferBudget
+from gorgo.core.record import changing_record
 from gorgo.live.http.headers import Header, encode_lines
 from gorgo.live.upstream.connect_cause import connect_cause
 from gorgo.live.upstream.connection_state import ConnectionTracker, OnChange
@@ -81,20 +82,16 @@ class ResponseSource(Protocol):
         ...
 
 
+@changing_record
 class UpstreamResponse:
     """A `ResponseSource` over HTTP; its own `chunks` block, since a response is read once."""
 
-    __slots__ = ("_chunks", "_closed", "_on_close", "_stream", "headers", "status")
-
-    def __init__(
-        self, status: int, headers: Sequence[Header], stream: httpx.AsyncByteStream, on_close: Callable[[], None]
-    ) -> None:
-        self.status = status
-        self.headers = headers
-        self._stream = stream
-        self._chunks: AsyncIterator[bytes] | None = None
-        self._on_close = on_close
-        self._closed = False
+    status: int
+    headers: Sequence[Header]
+    stream: httpx.AsyncByteStream
+    on_close: Callable[[], None]
+    _chunks: AsyncIterator[bytes] | None = None
+    _closed: bool = False
 
     def chunks(self) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
         return self
@@ -110,7 +107,7 @@ class UpstreamResponse:
             raise UpstreamError("disconnected") from failure.with_traceback(None)
 
     async def pipe(self, sink: PassChunk) -> bool:
-        stream = self._stream
+        stream = self.stream
         try:
             if isinstance(stream, HttpResponse):
                 return await stream.pipe(sink)
@@ -122,21 +119,21 @@ class UpstreamResponse:
         return True
 
     def take_whole(self, limit: int) -> bytes | None:
-        stream = self._stream
+        stream = self.stream
         return stream.take_whole(limit) if isinstance(stream, HttpResponse) else None
 
     def _rest(self) -> AsyncIterator[bytes]:
         # One iterator: a stream of another transport may be iterated once.
         if self._chunks is None:
-            self._chunks = aiter(self._stream)
+            self._chunks = aiter(self.stream)
         return self._chunks
 
     async def aclose(self) -> None:
         if self._closed:
             return
         self._closed = True
-        self._on_close()
-        stream = self._stream
+        self.on_close()
+        stream = self.stream
         if isinstance(stream, HttpResponse):
             stream.close()
         else:

@@ -13,25 +13,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import field
 from typing import Any
 
+from gorgo.core.record import changing_record
 from gorgo.proxy.exchange.lease import NextStep
 
 _HedgeTask = asyncio.Task[NextStep | None]
 
 
+@changing_record
 class Race:
     """Attempts by id."""
 
-    __slots__ = ("_tasks", "hedge_task", "winner")
-
-    def __init__(self) -> None:
-        #: Open attempts and their tasks; None for one that has yet to begin.
-        self._tasks: dict[str, asyncio.Task[Any] | None] = {}
-        #: The attempt that the client is sent, once known.
-        self.winner: str | None = None
-        #: The task of the hedge, until it has been joined.
-        self.hedge_task: _HedgeTask | None = None
+    #: Open attempts and their tasks; None for one that has yet to begin.
+    _tasks: dict[str, asyncio.Task[Any] | None] = field(default_factory=dict)
+    #: The attempt that the client is sent, once known.
+    winner: str | None = None
+    #: The task of the hedge, until it has been joined.
+    hedge_task: _HedgeTask | None = None
 
     def __contains__(self, attempt_id: object) -> bool:
         """Whether the attempt is open and not stopped."""
