@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from gorgo.core.messages.actions import Action, Cancel, Dispatch, Hedge, Hold, Reject
+from gorgo.core.messages.decision import Decision
 from gorgo.core.messages.events import FleetEvent, HealthChanged, RegionChanged
 from gorgo.core.messages.request import AttemptResult, Outcome, RouteRequest
 from gorgo.core.router import Router
@@ -22,10 +23,7 @@ LEFT = Outcome(AttemptResult.CLIENT_DISCONNECTED)
 
 def dispatch(request_id: str, attempt: int = 1) -> Dispatch:
     """Only who it is for matters here."""
-    made = object.__new__(Dispatch)
-    for name, value in (("request_id", request_id), ("attempt_id", f"{request_id}/{attempt}"), ("attempt", attempt)):
-        object.__setattr__(made, name, value)
-    return made
+    return Dispatch(request_id, f"{request_id}/{attempt}", attempt, "", "", cast(Decision, None))
 
 
 def reject(request_id: str) -> Reject:
