@@ -15,6 +15,7 @@ import logging
 import traceback
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from math import isfinite
 from time import time
 from typing import Any, TextIO
 
@@ -197,8 +198,17 @@ def _object(fields: Mapping[str, Any]) -> str:
     try:
         text = msgspec.json.format(_ENCODE(fields), indent=0).decode("ascii")
     except (msgspec.MsgspecError, ValueError, OverflowError):  # what is not ASCII; half a pair; numbers of 65 bits
-        return _ENCODER.encode(fields)
-    return text if "\x7f" not in text else _ENCODER.encode(fields)
+        return _ENCODER.encode(_finite(fields))
+    return text if "\x7f" not in text else _ENCODER.encode(_finite(fields))
+
+
+def _finite(value: Any) -> Any:
+    """Return `value` with None in place of numbers that JSON does not have."""
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: _finite(each) for name, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _word(value: object) -> str:

@@ -52,10 +52,10 @@ def test_json_line_is_one_object_with_all_fields() -> None:
 def test_json_line_has_each_value_as_the_standard_encoder_writes_it() -> None:
     values = {"a": 'q"\n\u00e9', "b": 1, "c": True, "d": 0.5, "e": float("nan"), "f": [1, "x"], "g": {"h": None}}
     line = JsonLines().format(record("x", logging.INFO, **values))
-    assert line.endswith(json.dumps(values)[1:])
+    assert line.endswith(json.dumps({**values, "e": None})[1:]), "NaN is no JSON"
     for name, value in values.items():
         line = JsonLines().format(record("x", logging.INFO, **{name: value, "d": 0.5}))
-        assert line.endswith(json.dumps({name: None if name == "e" else value, "d": 0.5})[1:]), "NaN is no JSON"
+        assert line.endswith(json.dumps({name: None if name == "e" else value, "d": 0.5})[1:])
 
 
 @pytest.mark.parametrize("text", ["\x7f", "\ud800", "\U0001f600", "a\r\n\x00\x1b/", "\\u007f"])
