@@ -88,9 +88,10 @@ class TransportOwner(asyncio.Protocol):
 
     def write_waiting(self) -> None:
         data, self._waiting = self._waiting, b""
-        if data and not self.is_closing:
-            assert self._transport is not None
-            self._transport.write(data)
+        transport = self._transport
+        # `is_closing` without a call: an event comes here.
+        if data and transport is not None and not (self._closing or self._has_ended_writing or transport.is_closing()):
+            transport.write(data)
 
     async def drained(self) -> None:
         """Wait until the client is no longer behind, or the connection has ended."""
