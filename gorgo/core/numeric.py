@@ -1,4 +1,4 @@
-"""Whether what came from outside can be counted with.
+"""Bounds of numbers, and whether what came from outside can be counted with.
 
 JSON's integers may have any number of digits and Python's reader takes `NaN`: the one is too large for a float, with an
 error of its own, and the other is equal to nothing. Both pass for numbers by their type.
@@ -13,6 +13,17 @@ from typing import TypeGuard
 MAX_NUMBER = sys.float_info.max
 #: Of tokens, requests or microseconds: more than any engine has; sums and products of a few are still finite.
 MAX_AMOUNT = 2.0**53
+
+
+def clamp(value: float, least: float, most: float) -> float:
+    """Return the value within its bounds; NaN counts as too little. `min` and `max` take four times as long.
+
+    >>> clamp(-1.0, 0.0, 2.0), clamp(1.5, 0.0, 2.0), clamp(9.0, 0.0, 2.0), clamp(float("nan"), 0.0, 2.0)
+    (0.0, 1.5, 2.0, 0.0)
+    """
+    if not value > least:
+        return least
+    return most if most < value else value
 
 
 def is_number(value: object) -> TypeGuard[int | float]:

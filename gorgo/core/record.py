@@ -19,7 +19,7 @@ _OF_THE_CLASS = ("__dict__", "__weakref__", "__match_args__", "__eq__")
 
 
 @dataclass_transform(eq_default=False, field_specifiers=(field,))
-def changing_record(cls: type[T]) -> type[T]:
+def mutable_record(cls: type[T]) -> type[T]:
     """Return `cls` as a dataclass with slots that changes while a request is served: equal to itself alone.
 
     Setting a field takes twice as long as in a dataclass, making one a third.

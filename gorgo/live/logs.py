@@ -197,9 +197,11 @@ def _object(fields: Mapping[str, Any]) -> str:
     """Return fields as `json.dumps` writes them; but NaN, which is no JSON, as null."""
     try:
         text = msgspec.json.format(_ENCODE(fields), indent=0).decode("ascii")
+        if "\x7f" not in text:
+            return text
     except (msgspec.MsgspecError, ValueError, OverflowError):  # what is not ASCII; half a pair; numbers of 65 bits
-        return _ENCODER.encode(_finite(fields))
-    return text if "\x7f" not in text else _ENCODER.encode(_finite(fields))
+        pass
+    return _ENCODER.encode(_finite(fields))
 
 
 def _finite(value: Any) -> Any:

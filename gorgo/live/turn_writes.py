@@ -1,4 +1,4 @@
-"""Writes of a busy event loop, done together: to clients and to replicas alike, once in a turn.
+"""Coalesces the writes of a busy event loop, to clients and to replicas: those of one turn are done in the next.
 
 Owns when connections write, not what: a connection has its bytes from the step in which they came.
 

@@ -23,11 +23,11 @@ from gorgo.core.messages.request import RouteRequest
 from gorgo.core.prefix.answers import Behind
 from gorgo.core.prefix.kv_speculation import Speculation
 from gorgo.core.prefix.residency import NO_PREFIX, ConfirmedPrefix
-from gorgo.core.record import changing_record
+from gorgo.core.record import mutable_record
 from gorgo.core.training.outcomes import OutcomeRing
 
 
-@changing_record
+@mutable_record
 class RequestState:
     """A request from its first dispatch to the end of its last attempt."""
 
@@ -51,7 +51,7 @@ class RequestState:
     first_dispatched_s: float | None = None
 
 
-@changing_record
+@mutable_record
 class Attempt:
     """One dispatch, with the decision that made it."""
 

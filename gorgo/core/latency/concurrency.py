@@ -33,9 +33,9 @@ FULL_TRUST = 32
 MIN_SAMPLES = 4
 #: Numbers in flight that are compared, an eighth apart: from 2 to more than any engine runs.
 _NUMBERS = 2.0 * 1.125 ** np.arange(48)
-#: Weight of one dispatch in the mean prefill.
-_FIRST = 16
-_WEIGHT = 1 / _FIRST
+#: A mean counts its first values alike, and each later one with the weight that the last of these had.
+_ALIKE = 16
+_WEIGHT = 1 / _ALIKE
 
 
 @record
@@ -153,7 +153,7 @@ class ConcurrencyLimit:
 
 def _weight(count: int) -> float:
     """Return the weight of the last of so many: that of a mean of all at first."""
-    return _WEIGHT if count > _FIRST else 1 / count
+    return _WEIGHT if count > _ALIKE else 1 / count
 
 
 def _best(stays: NDArray[np.float64], growth: float, goal_s: float) -> float:

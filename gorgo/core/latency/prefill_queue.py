@@ -25,13 +25,14 @@ from collections.abc import Callable
 from math import inf
 
 from gorgo.core.latency.prefill_speed import PrefillSpeed
-from gorgo.core.record import changing_record
+from gorgo.core.numeric import clamp
+from gorgo.core.record import mutable_record
 
 #: A first token may be so late before its replica counts as stuck, s.
 STUCK_AFTER_S = 0.3
 
 
-@changing_record
+@mutable_record
 class _Entry:
     arrival_s: float
     #: By the prior; the learned factor is applied on use, so that it is the latest one.
@@ -99,7 +100,7 @@ class PrefillQueue:
         """Return the work of other routers left before the queued requests, as of their dispatches, s."""
         if not self.shared_s:
             return 0.0
-        return self.shared_s - min(max(engine_s - self._began_s(), 0.0), self._head().shared_s)
+        return self.shared_s - clamp(engine_s - self._began_s(), 0.0, self._head().shared_s)
 
     @property
     def head_shared_s(self) -> float:
@@ -165,8 +166,8 @@ class PrefillQueue:
         spent_s = 0.0
         if self._head_key() == key:
             began_s = self._anchor_s if self._anchor_s > entry.arrival_s else entry.arrival_s
-            shared_s = _within(engine_s - began_s, entry.shared_s)
-            spent_s = _within(engine_s - began_s - entry.shared_s, entry.prior_s * self.speed.factor)
+            shared_s = clamp(engine_s - began_s, 0.0, entry.shared_s)
+            spent_s = clamp(engine_s - began_s - entry.shared_s, 0.0, entry.prior_s * self.speed.factor)
             self._anchor_s = began_s + shared_s + spent_s
             self._use_shared(entry, shared_s)
         self.drained_at_s -= entry.prior_s * self.speed.factor - spent_s
@@ -248,13 +249,6 @@ class PrefillQueue:
 
     def _began_s(self) -> float:
         return max(self._anchor_s, self._head().arrival_s)
-
-
-def _within(spent_s: float, most_s: float) -> float:
-    """Return a time from 0 to `most_s`; `min` and `max` take four times as long."""
-    if not spent_s > 0.0:
-        return 0.0
-    return most_s if most_s < spent_s else spent_s
 
 
 def _no_observer() -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from gorgo.core.fleet.columns import Columns, Floats
 from gorgo.core.latency.token_gap import SHARE
-from gorgo.core.record import changing_record
+from gorgo.core.record import mutable_record
 
 #: Shortest time per output token, s: less than any engine's.
 LEAST_GAP_S = 1e-6
@@ -40,7 +40,7 @@ def _column(name: str) -> Floats:
     return cast(Floats, property(attrgetter(f"table.{name}")))
 
 
-@changing_record
+@mutable_record
 class Candidates:
     """Eligible replicas as columns.
 

@@ -24,6 +24,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from gorgo.core.numeric import clamp
+
 Floats = NDArray[np.float64]
 
 #: Mean number in flight up to which differences count in full. Of 4, 6, 8 and 10 in simulation, 4 raises p95 E2E.
@@ -83,7 +85,7 @@ def excess(mean: float, share: float) -> float:
     >>> excess(4.0, 0.5), excess(6.0, 0.5), excess(60.0, 0.9)
     (1.0, 1.5, 2.0)
     """
-    return _between_one_and(RISE_MAX, mean * share / STALLED)
+    return clamp(mean * share / STALLED, 1.0, RISE_MAX)
 
 
 def longer(answer_tokens: float) -> float:
@@ -94,10 +96,4 @@ def longer(answer_tokens: float) -> float:
     >>> longer(80.0), longer(256.0), longer(1e4)
     (1.0, 2.0, 4.0)
     """
-    return _between_one_and(LONGER_MAX, answer_tokens / GIVEN_TOKENS)
-
-
-def _between_one_and(most: float, factor: float) -> float:
-    if not factor > 1.0:
-        return 1.0
-    return factor if factor < most else most
+    return clamp(answer_tokens / GIVEN_TOKENS, 1.0, LONGER_MAX)

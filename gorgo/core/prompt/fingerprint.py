@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from gorgo.core.prompt.affinity import head_of, prefix_hash
 from gorgo.core.prompt.boundaries import Marks, message_ends
 from gorgo.core.prompt.parse import Prompt
-from gorgo.core.record import changing_record, record
+from gorgo.core.record import mutable_record, record
 
 Words = NDArray[np.uint64]
 
@@ -67,7 +67,7 @@ class Fingerprint:
     boundaries: tuple[int, ...] = ()
 
 
-@changing_record
+@mutable_record
 class PromptSketch:
     """A prompt reduced to what its fingerprint is made of, whatever the adapter: small enough to pass on.
 

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any
 
 from gorgo.core.numeric import MAX_AMOUNT
-from gorgo.core.record import changing_record, record
+from gorgo.core.record import mutable_record, record
 from gorgo.core.stream.sse import MAX_EVENT_BYTES
 
 #: Bytes retained of a stream's end: more than any usage object with its tail, little enough for thousands of streams.
@@ -45,7 +45,7 @@ class Usage:
 _COUNTS = ("prompt_tokens", "cached_tokens", "output_tokens")
 
 
-@changing_record
+@mutable_record
 class UsageReader:
     """Retains both ends of a stream, and reads its usage on demand.
 

@@ -14,7 +14,7 @@ from gorgo.core.json_text import try_parse_json
 from gorgo.core.prompt.exact import ExactPrompt
 from gorgo.core.prompt.fingerprint import Fingerprinter, PromptSketch
 from gorgo.core.prompt.parse import Prompt, read_prompt, read_texts
-from gorgo.core.record import changing_record
+from gorgo.core.record import mutable_record
 from gorgo.errors import BadRequest
 from gorgo.live.http.errors import HttpError
 from gorgo.live.parsing.json_body import Spans, check_counts, model_spans, parse_body
@@ -44,7 +44,7 @@ UNCOUNTED_BYTES = 192 * 1024
 MAX_ID_BYTES = 1 << 20
 
 
-@changing_record
+@mutable_record
 class BodyFields:
     """One body, read.
 

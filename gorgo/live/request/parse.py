@@ -14,7 +14,7 @@ from gorgo.core.messages.request import RouteRequest
 from gorgo.core.prompt.boundaries import token_boundaries
 from gorgo.core.prompt.exact import ExactPrompt
 from gorgo.core.prompt.fingerprint import Fingerprint
-from gorgo.core.record import changing_record
+from gorgo.core.record import mutable_record
 from gorgo.live.http.errors import HttpError
 from gorgo.live.http.headers import Header
 from gorgo.live.http.request_headers import session_of
@@ -30,7 +30,7 @@ _USAGE_ROUTES = frozenset({"/v1/chat/completions", "/v1/completions"})
 _BYTES_PER_ID = 4.0
 
 
-@changing_record
+@mutable_record
 class ParsedRequest:
     """One request, parsed."""
 

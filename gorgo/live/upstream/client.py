@@ -20,7 +20,7 @@ from typing import Any, Protocol, cast
 import httpx
 
 from gorgo.core.buffer_budget import BufferBudget
-from gorgo.core.record import changing_record
+from gorgo.core.record import mutable_record
 from gorgo.live.http.headers import Header, encode_lines
 from gorgo.live.upstream.connect_cause import connect_cause
 from gorgo.live.upstream.connection_state import ConnectionTracker, OnChange
@@ -82,7 +82,7 @@ class ResponseSource(Protocol):
         ...
 
 
-@changing_record
+@mutable_record
 class UpstreamResponse:
     """A `ResponseSource` over HTTP; its own `chunks` block, since a response is read once."""
 
@@ -133,11 +133,7 @@ class UpstreamResponse:
             return
         self._closed = True
         self.on_close()
-        stream = self.stream
-        if isinstance(stream, HttpResponse):
-            stream.close()
-        else:
-            await stream.aclose()
+        await self.stream.aclose()
 
 
 class UpstreamClient:

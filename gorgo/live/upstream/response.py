@@ -108,9 +108,6 @@ class HttpResponse(httpx.AsyncByteStream):
         return body
 
     async def aclose(self) -> None:
-        self.close()
-
-    def close(self) -> None:
         """Close the connection unless the response was received to its end. Idempotent."""
         if self._connection is not None:
             self._fail(httpx.ReadError("the response is closed"))

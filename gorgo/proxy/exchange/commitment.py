@@ -6,7 +6,7 @@ From then on no other attempt is made, so the request's body is dropped: a strea
 from __future__ import annotations
 
 from gorgo.core.messages.actions import Dispatch
-from gorgo.core.record import changing_record
+from gorgo.core.record import mutable_record
 from gorgo.live.http.request_buffer import RequestBuffer
 from gorgo.live.request.parse import ParsedRequest
 from gorgo.live.request.record import RequestRecord
@@ -14,7 +14,7 @@ from gorgo.proxy.exchange.race import Race
 from gorgo.proxy.state import RunningProxy
 
 
-@changing_record
+@mutable_record
 class Commitment:
     """The claim of one attempt.
 

@@ -192,8 +192,7 @@ class Exchange:
         fields = read_quick_fields(self._route, body, state.fingerprinter)
         if fields is None:
             fields = await state.body_workers.read(self._route, body)
-        if state.prompt_tokens.models or fields.tokens is not None:
-            fields.exact = await count_tokens(state, self._route, fields)
+        fields.exact = await count_tokens(state, self._route, fields)
         fields.prompt = None  # as large as the body, and needed no more
         self._record.decision_s = perf_counter() - started
         request = self._parse_now(body, fields)

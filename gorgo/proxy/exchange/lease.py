@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 
 from gorgo.core.messages.actions import Dispatch, Forward, Reject
-from gorgo.core.record import changing_record
+from gorgo.core.record import mutable_record
 from gorgo.live.upstream.target import Target
 
 
-@changing_record
+@mutable_record
 class Lease:
     """A dispatch, and the replica's process at that moment, in use until the end of the attempt.
 

@@ -16,13 +16,13 @@ from collections.abc import Coroutine
 from dataclasses import field
 from typing import Any
 
-from gorgo.core.record import changing_record
+from gorgo.core.record import mutable_record
 from gorgo.proxy.exchange.lease import NextStep
 
 _HedgeTask = asyncio.Task[NextStep | None]
 
 
-@changing_record
+@mutable_record
 class Race:
     """Attempts by id."""
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from gorgo.core.messages.actions import Dispatch
-from gorgo.core.record import changing_record
+from gorgo.core.record import mutable_record
 from gorgo.live.http.headers import Header
 from gorgo.live.http.request_buffer import RequestBuffer
 
@@ -20,7 +20,7 @@ SHORT_BYTES = 4 * 1024
 MAX_FIXED = 1024
 
 
-@changing_record
+@mutable_record
 class RelayOptions:
     """Options of one relay.
 
