@@ -92,7 +92,7 @@ def build_live(
         shadow=_shadow(config, policy, start.policy),
     )
     for name in sorted(start.draining):
-        router.drain(name, now=clock())
+        router.replicas.drain(name, now=clock())
     buffers = BufferBudget(max_buffered_bytes(config.limits))
     found = FoundFleet(config.fleet_sources, now=clock())
     metrics = Metrics(router, clock, buffers, found)
@@ -132,7 +132,7 @@ def build_live(
         tls=tls,
         fingerprinter=fingerprinter,
         body_workers=BodyWorkers(fingerprinter),
-        prompt_tokens=PromptTokens(tokens_of, router.cache_block_sizes, metrics.exact_prompt),
+        prompt_tokens=PromptTokens(tokens_of, router.caches.block_sizes, metrics.exact_prompt),
         buffers=buffers,
         started_s=clock(),
         model_lists=ModelLists(clock),

@@ -131,7 +131,7 @@ class LiveState:
         is incomplete until the engine reports an empty cache. Pushed caches come back with the next whole push.
         """
         await self.begin_flush(list(self.targets) if replica is None else (replica,))
-        self.router.flush(replica, now=self.clock())
+        self.router.caches.flush(replica, now=self.clock())
         for target in self.targets.values() if replica is None else (self.targets[replica],):
             target.kv_events_changed.set()
 
@@ -142,13 +142,13 @@ class LiveState:
         """
         for name in replicas:
             for _ in range(FLUSH_STEPS):
-                if not self.router.flush_some(name, blocks=FLUSH_BLOCKS, now=self.clock()):
+                if not self.router.caches.flush_some(name, blocks=FLUSH_BLOCKS, now=self.clock()):
                     break
                 await asyncio.sleep(0)
 
     def cache_states(self) -> dict[str, CacheState]:
         """Return what is known of each replica's cache, and by which reports."""
-        stats, feeds = self.router.cache_sources(now=self.clock()), self.kv_feeds.stats
+        stats, feeds = self.router.caches.sources(now=self.clock()), self.kv_feeds.stats
         return {
             name: CacheState(target.region, stats[name], target.pushes.stats, feeds.get(name))
             for name, target in self.targets.items()
@@ -162,7 +162,7 @@ class LiveState:
     def why_not_ready(self, *, required: int = 1) -> NotReady | None:
         """Return why fewer than `required` replicas could serve a request now; `None` if so many could."""
         return why_not_ready(
-            self.router.fleet_view(now=self.clock()),
+            self.router.view.snapshots(now=self.clock()),
             self.client_policies.models,
             required=required,
             unreachable={name for name, target in self.targets.items() if target.unreachable},

@@ -39,7 +39,7 @@ class PickerState(LiveState):
         LiveState.__post_init__(self)
         self.open_exchanges = OpenExchanges(self.clock, picker=self.router.boot_id[:8])
         self.apply_config(self.config)
-        self.router.set_limits(self.router_limits(self.config), now=self.clock())
+        self.router.settings.set_limits(self.router_limits(self.config), now=self.clock())
 
     @classmethod
     def serving(cls, live: LiveState, *, hold_s: float = HOLD_S) -> Self:

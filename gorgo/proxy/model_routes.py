@@ -52,7 +52,7 @@ def _rows(body: bytes) -> list[dict[str, Any]]:
 
 def _count(state: RunningProxy, scope: Message) -> None:
     """Count the request for its client. Raises `HttpError` (429)."""
-    exceeded = state.router.count_request(scope.get("gorgo.client"), now=state.clock())
+    exceeded = state.router.quotas.count(scope.get("gorgo.client"), now=state.clock())
     if exceeded is not None:
         state.metrics.rejected(exceeded.code)
         retry = ((b"retry-after", b"%d" % ceil(exceeded.retry_after_s)),)
@@ -64,7 +64,7 @@ async def _list(state: RunningProxy, scope: Message) -> bytes:
 
 
 async def _fetch_models(state: RunningProxy, scope: Message) -> bytes:
-    views = sorted(state.router.fleet_view(now=state.clock()), key=lambda view: not view.eligible)
+    views = sorted(state.router.view.snapshots(now=state.clock()), key=lambda view: not view.eligible)
     for view in views:
         target = state.targets.get(view.name)
         if target is None:

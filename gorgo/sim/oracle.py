@@ -25,9 +25,9 @@ from gorgo.core.policy.candidates import Candidates
 from gorgo.core.policy.choice import Choice
 from gorgo.core.policy.cost import choose_min_cost
 from gorgo.core.policy.interface import IndexKind
-from gorgo.core.policy.stalls import counted, excess, longer, stall_ms
 from gorgo.core.policy.weights import Weights, WeightSpec
 from gorgo.policies.gorgo_ms import GorgoMs
+from gorgo.policies.stalls import counted, excess, longer, stall_ms
 from gorgo.sim.engine.engines import predict_first_token
 from gorgo.sim.engine.prediction import ArrivingRequest, idle_ttft_s
 from gorgo.sim.faults.api import EngineView

@@ -123,7 +123,7 @@ def make_state() -> PickerState:
     )
     state = build_picker(config, policy=make_policy("gorgo-ms"), weights=None, environ={}, key=1, seed=1)
     for number, replica in enumerate(replicas):
-        state.router.on_probe(replica.name, 0.002 * (1 + number), now=state.clock())
+        state.router.replicas.on_probe(replica.name, 0.002 * (1 + number), now=state.clock())
     return state
 
 

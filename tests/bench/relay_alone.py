@@ -203,7 +203,7 @@ def _proxy(folder: Path) -> RunningProxy:
     state = build_proxy(config, policy=make_policy("gorgo-ms"), weights=None, environ={}, key=1, seed=1)
     state.request_log = open_request_log(folder / "requests.jsonl", state)
     for name in state.targets:
-        state.router.on_probe(name, 0.001, now=state.clock())
+        state.router.replicas.on_probe(name, 0.001, now=state.clock())
     return state
 
 

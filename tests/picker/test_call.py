@@ -108,7 +108,7 @@ def test_a_body_that_is_no_json_is_refused_as_the_proxy_refuses_it() -> None:
 
 def test_without_a_replica_the_answer_is_503_with_retry_after() -> None:
     async def test(picker: VirtualPicker) -> None:
-        picker.state.router.drain("r0", now=picker.state.clock())
+        picker.state.router.replicas.drain("r0", now=picker.state.clock())
         call, _ = picker.request()
         status, code, headers = error_of(call.last)
         assert (status, code, headers["retry-after"]) == (503, "no_replica", "1")
@@ -129,11 +129,11 @@ def test_an_unknown_model_is_404() -> None:
 
 def test_a_request_that_is_queued_is_answered_once_a_replica_can_take_it() -> None:
     async def test(picker: VirtualPicker) -> None:
-        picker.state.router.drain("r0", now=picker.state.clock())
+        picker.state.router.replicas.drain("r0", now=picker.state.clock())
         call, _ = picker.request()
         assert len(call.output.sent) == 1, "nothing but the answer to the head"
         assert picker.state.router.queued == 1
-        picker.state.router.drain("r0", draining=False, now=picker.state.clock())
+        picker.state.router.replicas.drain("r0", draining=False, now=picker.state.clock())
         await asyncio.sleep(0.5)
         picker.state.gateway.run_timer()
         assert call.last.WhichOneof("response") == "request_body"
@@ -145,7 +145,7 @@ def test_a_request_that_is_queued_is_answered_once_a_replica_can_take_it() -> No
 
 def test_a_request_is_queued_for_no_longer_than_the_setting() -> None:
     async def test(picker: VirtualPicker) -> None:
-        picker.state.router.drain("r0", now=picker.state.clock())
+        picker.state.router.replicas.drain("r0", now=picker.state.clock())
         call, _ = picker.request()
         await asyncio.sleep(4.9)
         assert len(call.output.sent) == 1
@@ -164,7 +164,7 @@ def test_a_body_is_reserved_where_it_waits_and_refused_where_there_is_no_room() 
         state.buffers.limit_bytes = 5 * len(BODY)
         at_once, _ = picker.request()
         assert (state.router.in_flight, state.buffers.used_bytes) == (1, 0)
-        state.router.drain("r0", now=state.clock())
+        state.router.replicas.drain("r0", now=state.clock())
         queued, _ = picker.request()
         assert (state.router.queued, state.buffers.used_bytes) == (1, 2 * len(BODY))
         refused, _ = picker.request()
@@ -178,7 +178,7 @@ def test_a_body_is_reserved_where_it_waits_and_refused_where_there_is_no_room() 
 
 def test_a_client_that_leaves_while_it_is_queued_leaves_the_queue() -> None:
     async def test(picker: VirtualPicker) -> None:
-        picker.state.router.drain("r0", now=picker.state.clock())
+        picker.state.router.replicas.drain("r0", now=picker.state.clock())
         call, _ = picker.request()
         call.close()
         assert picker.state.router.queued == 0

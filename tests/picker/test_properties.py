@@ -234,13 +234,13 @@ class Envoy:
 
     async def drain(self) -> None:
         state, draining = self.picker.state, self.chance.random() < 0.3
-        state.router.drain(self.chance.choice(("r0", "r1")), draining, now=state.clock())
+        state.router.replicas.drain(self.chance.choice(("r0", "r1")), draining, now=state.clock())
         state.gateway.run_timer()
 
     async def fail_probes(self) -> None:
         state = self.picker.state
         rtt_s = self.chance.choice((None, 0.01, 0.01))
-        state.gateway.apply(state.router.on_probe(self.chance.choice(("r0", "r1")), rtt_s, now=state.clock()))
+        state.gateway.apply(state.router.replicas.on_probe(self.chance.choice(("r0", "r1")), rtt_s, now=state.clock()))
 
     async def end_all(self) -> None:
         for driven in self.driven:

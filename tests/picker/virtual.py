@@ -189,7 +189,7 @@ class VirtualPicker:
         assert (state.buffers.used_bytes, len(state.buffers)) == (0, 0)
         assert [target.active for target in state.targets.values()] == [0] * len(state.targets)
         state.router.check()
-        for view in state.router.fleet_view(now=state.clock()):
+        for view in state.router.view.snapshots(now=state.clock()):
             assert (view.in_flight_requests, view.in_flight_tokens, view.queued_prefill_tokens) == (0, 0, 0)
 
 
@@ -237,7 +237,7 @@ def in_virtual_time(
         state.open_exchanges = OpenExchanges(now, picker="pick")
         state.gateway = RouterGateway(state.router, now, HealthLog(state.metrics))
         for name in state.targets:
-            state.router.on_probe(name, 0.01, now=now())
+            state.router.replicas.on_probe(name, 0.01, now=now())
         picker = VirtualPicker(state)
         await test(picker)
         await asyncio.sleep(1.1)  # longer than any entry of the access log is waited for

@@ -87,7 +87,7 @@ class Followed:
         return self.state.metrics.registry.get_sample_value(name)
 
     def view(self, name: str) -> Any:
-        (found,) = [row for row in self.state.router.fleet_view(now=self.state.clock()) if row.name == name]
+        (found,) = [row for row in self.state.router.view.snapshots(now=self.state.clock()) if row.name == name]
         return found
 
 

@@ -232,7 +232,7 @@ def in_virtual_time(
         replicas = {name: ScriptedUpstream(list(found)) for name, found in scripts.items()}
         for name, upstream in replicas.items():
             state.targets[name].upstream = cast(UpstreamClient, upstream)
-            state.router.on_probe(name, 0.01, now=now())
+            state.router.replicas.on_probe(name, 0.01, now=now())
         await test(VirtualProxy(state, replicas))
         assert not state.exchanges
         assert (state.router.in_flight, state.router.queued) == (0, 0)

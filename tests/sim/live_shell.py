@@ -162,13 +162,13 @@ class LiveShell:
     # -- what sites tell
 
     def on_connection(self, replica: str, connection: OpenConnection | None) -> None:
-        self._state.router.on_connection(replica, connection, now=self.kernel.now)
+        self._state.router.replicas.on_connection(replica, connection, now=self.kernel.now)
 
     def on_probe(self, replica: str, rtt_s: float | None) -> None:
-        self._state.gateway.apply(self._state.router.on_probe(replica, rtt_s, now=self.kernel.now))
+        self._state.gateway.apply(self._state.router.replicas.on_probe(replica, rtt_s, now=self.kernel.now))
 
     def on_sample(self, replica: str, sample: EngineSample | None) -> None:
-        self._state.router.on_engine_sample(replica, sample, now=self.kernel.now)
+        self._state.router.replicas.on_engine_sample(replica, sample, now=self.kernel.now)
 
     def on_first_token(self, sending: SimAttempt) -> None:
         self._answers[sending].put_nowait(None)

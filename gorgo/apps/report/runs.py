@@ -114,7 +114,11 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class ReportGeneration:
-    """One generation of a tuning history. The objective is the window's p95 TTFT."""
+    """One generation of a tuning history, as a file that anyone may have written is validated: what the report plots.
+
+    The tuner's own record is `tuner.campaign.generation.Generation`, which this package does not know. The objective
+    is the window's p95 TTFT.
+    """
 
     number: Count
     weights: Mapping[str, Number]

@@ -237,7 +237,8 @@ class Dispatcher:
         self, state: RequestState, evaluation: Evaluation, cached_tokens: int, estimate: TtftEstimate, now: float
     ) -> Decision:
         eligible, choice = evaluation.eligible, evaluation.choice
-        # By position, in half the time of keywords; a test compares the order with the fields.
+        # By position: more than fifteen keywords go through a dict, which takes 2 us: 2 % of a request in the Router.
+        # A test compares the order with the fields.
         decision = Decision(
             state.request.request_id,
             state.attempts,  # attempt

@@ -10,7 +10,7 @@ from gorgo.core.fleet.fleet import Fleet
 from gorgo.core.fleet.network import one_way_s
 from gorgo.core.fleet.outlier import HealthState
 from gorgo.core.fleet.replica import Replica
-from gorgo.core.fleet.slow_start import SlowStart
+from gorgo.core.fleet.request_filter import SlowStart
 
 
 @dataclass(frozen=True, slots=True)

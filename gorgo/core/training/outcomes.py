@@ -26,7 +26,10 @@ OUTCOMES = 10_000
 
 @record
 class OutcomeRow:
-    """The outcome of one attempt. Times in s from its dispatch; NaN is unknown."""
+    """The outcome of one attempt, as it is written; `TrainingRows` has many of them by column.
+
+    Times in s from its dispatch; NaN is unknown.
+    """
 
     dispatched_s: float
     #: Of a censored row the time elapsed.

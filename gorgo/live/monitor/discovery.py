@@ -109,7 +109,7 @@ class Discovery:
         target.use_engine(engine)
         log("engine_found", replica=target.name, engine=engine.name, version=engine.version)
         if was is not None and was.name != engine.name:
-            self._state.router.flush(target.name, now=self._state.clock())
+            self._state.router.caches.flush(target.name, now=self._state.clock())
         return was is None or was.name != engine.name
 
     def _use_models(self, found: tuple[ServedModel, ...]) -> None:
@@ -121,7 +121,7 @@ class Discovery:
         added = [model for model in now_listed if model not in before]
         removed = [model for model in before if model not in now_listed]
         log("models_found", replica=name, added=added[:NAMES_LOGGED], removed=removed[:NAMES_LOGGED])
-        state.gateway.apply(state.router.on_models(name, now_listed, now=state.clock()))
+        state.gateway.apply(state.router.replicas.on_models(name, now_listed, now=state.clock()))
 
     async def answer(self, path: str) -> object:
         """Return the JSON of a route, `None` without one."""

@@ -71,7 +71,7 @@ class ReplicaMonitor:
         self._kv_events = KvSubscriber(
             state.kv_feeds,
             target,
-            state.router,
+            state.router.caches,
             state.clock,
             answer=self._discovery.answer,
             is_current=lambda: state.targets.get(target.name) is target,
@@ -169,11 +169,12 @@ class ReplicaMonitor:
         self._sampled(result.sample, now)
 
     def _probed(self, rtt_s: float | None, now: float) -> None:
-        self._state.gateway.apply(self._state.router.on_probe(self._target.name, rtt_s, now=now, refusal=self._refusal))
+        replicas = self._state.router.replicas
+        self._state.gateway.apply(replicas.on_probe(self._target.name, rtt_s, now=now, refusal=self._refusal))
         self._state.probe_history.record(self._target.name, rtt_s, now=now)
 
     def _sampled(self, sample: EngineSample | None, now: float) -> None:
-        self._state.gateway.apply(self._state.router.on_engine_sample(self._target.name, sample, now=now))
+        self._state.gateway.apply(self._state.router.replicas.on_engine_sample(self._target.name, sample, now=now))
 
     @property
     def _has_metrics(self) -> bool:
@@ -235,7 +236,7 @@ class ReplicaMonitor:
             return
         now = self._state.clock()
         connection = None if found is None else OpenConnection(found.windows, now - found.idle_s, found.pacing)
-        self._state.router.on_connection(self._target.name, connection, now=now)
+        self._state.router.replicas.on_connection(self._target.name, connection, now=now)
 
     async def warm(self) -> None:
         """Ping on several connections at once, unless the replica is known to be silent."""

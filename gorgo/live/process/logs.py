@@ -23,5 +23,5 @@ def record_outcomes(path: Path, state: LiveState) -> LineLog:
     """Return the log of ended attempts, which the Router writes from now on."""
     log = open_outcome_log(path, boot_id=state.router.boot_id, clock=state.clock, count=state.metrics.outcome_log)
     accelerators = (row.accelerator for row in state.config.replicas if row.accelerator is not None)
-    state.router.record_outcomes(OutcomeLog(log.add, accelerators))
+    state.router.settings.record_outcomes(OutcomeLog(log.add, accelerators))
     return log

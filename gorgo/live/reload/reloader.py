@@ -129,7 +129,7 @@ class Reloader:
         results = await self._probe_new(changes, config, secrets)
         await state.begin_flush(_leaving(changes))
         async with state.control.exclusive():
-            policy, weights = state.router.policy, state.router.weights
+            policy, weights = state.router.settings.policy, state.router.settings.weights
             left, changes = self._change(changes, config, secrets, policy, weights, None, results)
         log("fleet_changed", replicas=len(state.targets), **changes.as_log())
         self._drain(left)
@@ -227,7 +227,7 @@ class Reloader:
         self._change_fleet(changes, config)
         if changes.shadow:
             # The old shadow policy may read another index than the new policy.
-            state.router.set_shadow(None, now=state.clock())
+            state.router.settings.set_shadow(None, now=state.clock())
         waiting = state.control.apply_config(
             config, policy, weights, switched=changes.policy, edited=changes.policy or changes.weights
         )
@@ -242,7 +242,7 @@ class Reloader:
         state.apply_config(config)
         state.models.configure(config, restarted={target.name for target in removed})
         for name in state.targets:
-            state.gateway.apply(state.router.on_models(name, state.models.listed(name), now=state.clock()))
+            state.gateway.apply(state.router.replicas.on_models(name, state.models.listed(name), now=state.clock()))
         state.config, state.limits = keep_restart_only(state.config, config), config.limits
         state.training.configure(config.proxy.learning)
         state.buffers.limit_bytes = max_buffered_bytes(config.limits)
@@ -263,24 +263,24 @@ class Reloader:
     def _change_fleet(self, changes: ConfigDiff, config: Config) -> None:
         router, now = self._state.router, self._state.clock()
         limits = self._state.router_limits(config)
-        if limits != router.limits:
-            router.set_limits(limits, now=now)
+        if limits != router.settings.limits:
+            router.settings.set_limits(limits, now=now)
         if changes.fleet or changes.models:
             replaced = {replica.name for replica in changes.replaced}
             # A drain mark belongs to the name: it outlives an exchange of the process.
-            marked = {view.name for view in router.fleet_view(now=now) if view.state == "draining"} & replaced
+            marked = {view.name for view in router.view.snapshots(now=now) if view.state == "draining"} & replaced
             # Leaving and joining resets load, health and prefix index in the Router.
             specs = replica_specs(config)
-            router.set_fleet([spec for spec in specs if spec.name not in replaced], now=now)
-            router.set_fleet(specs, now=now)
+            router.replicas.set_fleet([spec for spec in specs if spec.name not in replaced], now=now)
+            router.replicas.set_fleet(specs, now=now)
             for name in marked:
-                router.drain(name, now=now)
+                router.replicas.drain(name, now=now)
         for name, draining in changes.drains.items():
-            router.drain(name, draining, now=now)
+            router.replicas.drain(name, draining, now=now)
 
     def _set_shadow(self, shadow: Policy | None) -> None:
         try:
-            self._state.router.set_shadow(shadow, now=self._state.clock())
+            self._state.router.settings.set_shadow(shadow, now=self._state.clock())
         except ConfigError as error:  # the live policy differs from the file's
             log("shadow_not_set", level=logging.WARNING, error=str(error))
 

@@ -43,7 +43,7 @@ def require_known_model(state: LiveState, model: str | None) -> None:
         return
     if model is None:
         raise HttpError(400, "invalid_request", "model: expected the name of a model; some are restricted to regions")
-    if model not in state.client_policies.known_models and model not in state.router.models():
+    if model not in state.client_policies.known_models and model not in state.router.view.models():
         message = f"the model {model[:80]!r} is not known to this proxy, and some are restricted to regions"
         raise HttpError(404, "model_not_found", message)
 
@@ -54,7 +54,7 @@ def unknown_model(state: LiveState, *, name: str, client: str | None, listed: It
     may_use, governing = state.client_policies.may_use, state.models.governing
     usable = sorted(
         known
-        for model, regions in state.router.models().items()
+        for model, regions in state.router.view.models().items()
         if may_use(client=client, model=governing(model, state.client_policies.models) or model, regions=regions)
         for known in state.models.names(model)
     ) or [model for model in listed if isinstance(model, str)]

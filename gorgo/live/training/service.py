@@ -4,7 +4,7 @@ Owns the round trip: outcomes of the Router to the process, its model into the R
 mathematics to `gorgo.learning`, and decisions to the policy.
 
 Theory of operation. Every second the new outcomes go to the process, at most one message at a time. While a round
-trains, outcomes wait in the Router's ring, which is bounded; a model is put in by one synchronous `Router.adopt`. The
+trains, outcomes wait in the Router's ring, which is bounded; a model is put in by one synchronous `Learning.adopt`. The
 process can fail at any time: routing goes on with the model in use, and another process begins with the outcomes that
 the ring still has. While weights are frozen nothing is sent, and no model is adopted.
 """
@@ -101,13 +101,13 @@ class TrainingService:
 
     async def step(self) -> None:
         """Follow changes of the policy and the configuration, then pass new outcomes to the process."""
-        changed = self._router.learner is not self._learner
-        if changed or (self._learning.model_file != self._model_file and not self._router.frozen):
+        changed = self._router.learning.learner is not self._learner
+        if changed or (self._learning.model_file != self._model_file and not self._router.settings.frozen):
             await self._follow()
         await self._measure()
-        learner, ring = self._learner, self._router.outcomes
+        learner, ring = self._learner, self._router.learning.outcomes
         if learner is None or ring is None or not self._may_train(learner):
-            await self._end("frozen" if learner is not None and self._router.frozen else "off")
+            await self._end("frozen" if learner is not None and self._router.settings.frozen else "off")
         elif self._clock() >= self._retry_at_s:
             if self._process is None or self._settled() != learner.training:
                 await self._begin(learner)
@@ -121,13 +121,13 @@ class TrainingService:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON of `GET /admin/model`."""
-        learner, now = self._router.learner, self._clock()
+        learner, now = self._router.learning.learner, self._clock()
         in_use = self._in_use if learner is self._learner else None
         spec = None if learner is None else learner.training
         self._state.pid = None if self._process is None else self._process.pid
         return {
             "policy": None if learner is None else learner.name,
-            "is_shadow": learner is not None and learner is self._router.shadow,
+            "is_shadow": learner is not None and learner is self._router.settings.shadow,
             "model": None if in_use is None else in_use.as_dict(now),
             "training": self._state.as_dict(spec),
         }
@@ -135,7 +135,7 @@ class TrainingService:
     # -- steps
 
     def _may_train(self, learner: Learner) -> bool:
-        return self._learning.online and not self._router.frozen and self._router.learner is learner
+        return self._learning.online and not self._router.settings.frozen and self._router.learning.learner is learner
 
     def _settled(self) -> TrainingSpec:
         """Return the learner's training with the settings of the configuration."""
@@ -144,7 +144,7 @@ class TrainingService:
 
     async def _follow(self) -> None:
         """Take over another learner or another model file, with the newest model that there is for it."""
-        learner, configured = self._router.learner, self._learning.model_file
+        learner, configured = self._router.learning.learner, self._learning.model_file
         joins = learner is not self._learner
         if joins:
             await self._end("off")
@@ -157,13 +157,13 @@ class TrainingService:
         learner.training = self._settled()
         file = None if configured is None else Path(configured)
         stored = await asyncio.to_thread(self._store.load, learner, file, own=joins)
-        if stored is not None and self._router.learner is learner:
+        if stored is not None and self._router.learning.learner is learner:
             self._adopt(ModelInUse(stored.model, stored.changed_s, stored.path))
 
     async def _begin(self, learner: Learner) -> None:
         """Make a process for the settings in force; it starts with its first outcomes."""
         await self._end("waiting")
-        ring = self._router.outcomes
+        ring = self._router.learning.outcomes
         assert ring is not None, "a learner has a ring"
         learner.training = self._settled()
         version = 0 if self._in_use is None else self._in_use.model.version
@@ -217,7 +217,7 @@ class TrainingService:
     def _adopt(self, found: ModelInUse) -> None:
         """Put a model into the Router, in one step."""
         model, report = found.model, found.report
-        self._router.adopt(model)
+        self._router.learning.adopt(model)
         self._in_use = found
         self._metrics.model = ModelGauges(model.version, model.samples, found.trained_s)
         log(
@@ -268,8 +268,8 @@ class TrainingService:
 
     async def _measure(self) -> None:
         """Compare the model's predictions with new outcomes, which it was not trained on."""
-        ring, in_use = self._router.outcomes, self._in_use
-        if ring is None or self._router.learner is not self._learner:
+        ring, in_use = self._router.learning.outcomes, self._in_use
+        if ring is None or self._router.learning.learner is not self._learner:
             return
         rows = ring.since(max(self._measured_seq, ring.next_seq - MAX_MEASURED))
         self._measured_seq = ring.next_seq

@@ -68,7 +68,7 @@ def own_answer(state: PickerState, head: RequestHead, client: str | None) -> Own
     rows = state.models.rows()
     if not rows:
         return None
-    exceeded = state.router.count_request(client, now=state.clock())
+    exceeded = state.router.quotas.count(client, now=state.clock())
     if exceeded is not None:
         raise HttpError(
             429, exceeded.code, exceeded.message, headers=((b"retry-after", b"%d" % ceil(exceeded.retry_after_s)),)

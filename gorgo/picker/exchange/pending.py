@@ -156,7 +156,7 @@ class PendingRequest:
             (b"content-type", b"application/json"),
             *error.headers,
             (b"x-request-id", self.request_id.encode()),
-            (b"x-gorgo-policy", state.router.policy.name.encode()),
+            (b"x-gorgo-policy", state.router.settings.policy.name.encode()),
         )
         body = error_json(error.status, error.code, error.message, error.details, path=self.head.path)
         self._call.refused(error.status, headers, body, error.code)

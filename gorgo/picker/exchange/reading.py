@@ -40,7 +40,7 @@ async def read_later(
     fields.prompt = None  # as large as the body, and needed no more
     request = parse(body, fields)
     model = request.route.model
-    if model is None or state.router.lists(model) or not await state.models.find_missing(model, now=state.clock()):
+    if model is None or state.router.view.lists(model) or not await state.models.find_missing(model, now=state.clock()):
         return request
     return parse(body, fields)
 
@@ -68,4 +68,4 @@ def request_without_prompt(
 def _is_missing(state: PickerState, request: ParsedRequest) -> bool:
     """Return whether fresh lists of models could have the request's, which no replica is known to serve."""
     model = request.route.model
-    return model is not None and not state.router.lists(model) and state.models.may_find(model)
+    return model is not None and not state.router.view.lists(model) and state.models.may_find(model)

@@ -196,8 +196,8 @@ class Exchange:
         fields.prompt = None  # as large as the body, and needed no more
         self._record.decision_s = perf_counter() - started
         request = self._parse_now(body, fields)
-        model = request.route.model
-        if model is None or state.router.lists(model) or not await state.models.find_missing(model, now=state.clock()):
+        model, view = request.route.model, state.router.view
+        if model is None or view.lists(model) or not await state.models.find_missing(model, now=state.clock()):
             return request
         return self._parse_now(body, fields)
 

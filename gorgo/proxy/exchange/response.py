@@ -64,7 +64,7 @@ class ClientResponse:
         self._state.metrics.rejected(error.code)
         if error.status == 429:
             self._state.metrics.clients.rejected(self._record.client, error.code)
-        policy = self._state.router.policy.name.encode()
+        policy = self._state.router.settings.policy.name.encode()
         own = ((b"x-request-id", self.request_id.encode()), (b"x-gorgo-policy", policy))
         await send_error(self._send, error, own, path=self._route)
 

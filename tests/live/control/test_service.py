@@ -182,7 +182,7 @@ async def test_full_disk_refuses_the_change_and_routing_goes_on(start: Start, tm
         error = checked(await fleet.admin.request(method, path, json=body), 507, "state_not_written")
         assert "No space left on device; nothing changed, and routing continues" in error["message"]
     assert await shown(fleet) == before
-    assert {view.state for view in fleet.state.router.fleet_view(now=0.0)} == {"healthy"}
+    assert {view.state for view in fleet.state.router.view.snapshots(now=0.0)} == {"healthy"}
     assert (await fleet.client.post(CHAT, content=chat(stream=True))).status_code == 200
     assert fleet.state.metrics.registry.get_sample_value("gorgo_state_writes_total", {"result": "failed"}) == 4
     disk.full = False
@@ -225,7 +225,7 @@ async def test_caller_who_leaves_does_not_part_the_writing_from_the_doing(start:
     kept = disk.read()
     assert kept is not None
     assert kept.draining == {"r0"}
-    assert [view.state for view in fleet.state.router.fleet_view(now=0.0)] == ["draining", "healthy"]
+    assert [view.state for view in fleet.state.router.view.snapshots(now=0.0)] == ["draining", "healthy"]
 
 
 async def test_file_that_cannot_be_made_ends_the_start(start: Start, tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ async def test_restart_goes_on_with_weights_policy_version_and_drain_marks(start
     after = await shown(second)
     for key in ("policy", "weights", "version", "frozen"):
         assert after[key] == before[key], key
-    assert [view.state for view in second.state.router.fleet_view(now=0.0)] == ["draining", "healthy"]
+    assert [view.state for view in second.state.router.view.snapshots(now=0.0)] == ["draining", "healthy"]
     assert (await second.admin.put(WEIGHTS, json={"weights": {"m_rtt": 1.0}})).json()["version"] == 4
 
 
@@ -362,4 +362,4 @@ async def test_a_second_policy_that_learns_is_refused_and_nothing_is_written(sta
     assert "a router trains one model" in refused.json()["error"]["message"]
     persisted = file.read()
     assert persisted is not None
-    assert (fleet.state.router.policy.name, persisted.policy) == ("random", "random")
+    assert (fleet.state.router.settings.policy.name, persisted.policy) == ("random", "random")

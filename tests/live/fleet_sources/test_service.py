@@ -65,7 +65,7 @@ async def shown(followed: Followed) -> dict[str, Any]:
 
 def fleet(followed: Followed) -> dict[str, bool]:
     """Replicas in the fleet, with their drain mark."""
-    views = followed.state.router.fleet_view(now=followed.state.clock())
+    views = followed.state.router.view.snapshots(now=followed.state.clock())
     return {view.name: view.state == "draining" for view in views}
 
 

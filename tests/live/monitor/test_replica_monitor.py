@@ -79,7 +79,7 @@ class Watch:
 
     @property
     def view(self) -> ReplicaSnapshot:
-        (found,) = self.state.router.fleet_view(now=self.state.clock())
+        (found,) = self.state.router.view.snapshots(now=self.state.clock())
         return found
 
     def counted(self, name: str) -> float:

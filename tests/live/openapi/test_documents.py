@@ -122,7 +122,7 @@ async def test_what_is_described_is_taken_and_what_is_answered_is_described(flee
         await fleet.client.post(path, json=body, headers={"x-gorgo-priority": "urgent"}),
     ]
     assert [response.status_code for response in wrong] == [400, 413, 415, 400]
-    fleet.state.router.drain("r0", now=fleet.state.clock())
+    fleet.state.router.replicas.drain("r0", now=fleet.state.clock())
     fleet.state.stopping = True
     for response in [given, *wrong, await fleet.client.post(path, json=body)]:
         check(CLIENT, response)

@@ -63,13 +63,13 @@ class Bench:
     @property
     def file(self) -> Path:
         """The model file of the policy."""
-        path = self.store.path(self.router.policy.name)
+        path = self.store.path(self.router.settings.policy.name)
         assert path is not None
         return path
 
     def version(self) -> int | None:
         """Version of the model that the Router uses."""
-        return self.router.model_version
+        return self.router.learning.model_version
 
     def run(self, requests: int) -> None:
         """Serve so many requests, one after the other."""

@@ -68,7 +68,7 @@ class Rig:
         """Wait until every exchange has ended and has its entry of the log, and check that nothing is reserved."""
         state = self.state
         await until(lambda: not (state.router.in_flight or state.calls or len(state.open_exchanges)))
-        for view in self.state.router.fleet_view(now=self.state.clock()):
+        for view in self.state.router.view.snapshots(now=self.state.clock()):
             assert (view.in_flight_requests, view.in_flight_tokens, view.queued_prefill_tokens) == (0, 0, 0)
         self.state.router.check()
 

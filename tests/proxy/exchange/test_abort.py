@@ -35,7 +35,7 @@ async def test_client_that_leaves_before_the_first_token_cancels_upstream(
     await fleet.idle()
     sample = next(iter(fleet.state.router.samples))
     assert (sample.status, sample.ttft_ms) == (499, None)
-    view = fleet.state.router.fleet_view(now=fleet.state.clock())[0]
+    view = fleet.state.router.view.snapshots(now=fleet.state.clock())[0]
     assert (view.failures, view.index_blocks) == (0, 0)
 
 

@@ -20,7 +20,8 @@ async def test_a_response_that_is_an_error_is_finished_and_nothing_follows_it() 
 
     rejected: list[str] = []
     state = SimpleNamespace(
-        metrics=SimpleNamespace(rejected=rejected.append), router=SimpleNamespace(policy=make_policy("nearest"))
+        metrics=SimpleNamespace(rejected=rejected.append),
+        router=SimpleNamespace(settings=SimpleNamespace(policy=make_policy("nearest"))),
     )
     record = RequestRecord(0.0)
     response = ClientResponse(cast(RunningProxy, state), send, "r", record)
