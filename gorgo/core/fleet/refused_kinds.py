@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from gorgo.core.fleet.eligibility import CandidateSet
 from gorgo.core.fleet.replica import Replica
+from gorgo.core.lru import Lru
 from gorgo.core.messages.request import RouteRequest
 
 #: Proven refusals after which a replica gets no request of a kind, and for how long, s.
@@ -29,14 +30,15 @@ class RefusedKinds:
 
     def __init__(self) -> None:
         #: Count and time of the last one.
-        self._kinds: dict[Kind, dict[Replica, tuple[int, float]]] = {}
+        self._kinds = Lru[Kind, dict[Replica, tuple[int, float]]](MAX_KINDS)
 
     def on_proven(self, replica: Replica, request: RouteRequest, *, now: float) -> None:
         """Record that another replica has answered a request that `replica` refused."""
         kind = _kind(request)
-        if kind not in self._kinds and len(self._kinds) == MAX_KINDS:
-            del self._kinds[next(iter(self._kinds))]
-        found = self._kinds.setdefault(kind, {})
+        found = self._kinds.get(kind)
+        if found is None:
+            found = {}
+            self._kinds.put(kind, found)
         found[replica] = found.get(replica, (0, now))[0] + 1, now
 
     def on_answer(self, replica: Replica, request: RouteRequest) -> None:
