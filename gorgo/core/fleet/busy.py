@@ -10,7 +10,9 @@ pause, none of the pauses counts.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
+from gorgo.core.backoff import backoff_s
 from gorgo.core.fleet.eligibility import CandidateSet
 from gorgo.core.fleet.replica import Replica
 
@@ -48,7 +50,7 @@ class BusyPauses:
             if replica.health.attempt_busy(streak.count >= MOST_IN_A_ROW, dispatched_s=dispatched_s, now=now):
                 del self._streaks[replica]
                 return
-            streak.counted_until_s = now + FIRST_PAUSE_S * 2.0 ** (streak.count - 1)
+            streak.counted_until_s = now + backoff_s(streak.count, first_s=FIRST_PAUSE_S, longest_s=inf)
         # Bounded like a back-off: an engine may not remove itself for a day.
         wanted_s = now + min(retry_after_s or 0.0, replica.health.limits.max_s)
         streak.until_s = max(streak.until_s, streak.counted_until_s, wanted_s)

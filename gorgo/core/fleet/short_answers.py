@@ -7,6 +7,7 @@ more than half of the replicas are doubtful: then the requests are like that.
 
 from __future__ import annotations
 
+from gorgo.core.backoff import backoff_s
 from gorgo.core.fleet.eligibility import CandidateSet
 from gorgo.core.fleet.replica import SUSPECT_AFTER, Replica
 
@@ -22,8 +23,8 @@ class ShortAnswers:
     def __init__(self) -> None:
         #: Doubtful ones, after short answers in a row: single ones come from every replica.
         self._short: set[Replica] = set()
-        #: End of the pause, and its length.
-        self._paused: dict[Replica, tuple[float, float]] = {}
+        #: End of the pause, and the trials so far.
+        self._paused: dict[Replica, tuple[float, int]] = {}
 
     def on_short(self, replica: Replica, *, doubtful: bool, now: float) -> None:
         """Record a short answer, of a replica that was `doubtful` at its dispatch."""
@@ -31,10 +32,10 @@ class ShortAnswers:
             return
         if replica.short_answers >= SUSPECT_AFTER:
             self._short.add(replica)
-        until_s, pause_s = self._paused.get(replica, (now, FIRST_PAUSE_S / 2))
+        until_s, trials = self._paused.get(replica, (now, 0))
         if doubtful and until_s <= now:
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-            self._paused[replica] = now + pause_s, pause_s
+            pause_s = backoff_s(trials + 1, first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
+            self._paused[replica] = now + pause_s, trials + 1
 
     def on_longer(self, replica: Replica) -> None:
         """Record an answer of more than a token."""
