@@ -16,13 +16,12 @@ from numpy.typing import NDArray
 from pydantic import Strict
 
 from gorgo.apps.results import Count, Number, ResultRow
+from gorgo.core.arrays import Floats
 
 #: Rows that no proxy can run, see `gorgo.apps.simulate.job`: beside the others, never the best of them.
 REFERENCES = ("oracle", "floor")
 #: The baselines of the GORGO paper.
 BASELINES = ("least-load", "least-request", "prefix-cache", "simple-session-affinity")
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gorgo.apps.report.runs import Cell, Comparison, Floats, Requests
+from gorgo.apps.report.runs import Cell, Comparison, Requests
 from gorgo.apps.report.statistics import Measure, best_baseline, mean, mean_quantiles, ratio
 from gorgo.apps.results import load_text
+from gorgo.core.arrays import Floats
 
 #: Upper bounds of the classes of prompt length, tokens; the last class has no bound.
 PROMPT_CLASSES = (512, 2_048, 8_192, 32_768)

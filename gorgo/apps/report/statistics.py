@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gorgo.apps.report.runs import BASELINES, Cell, Floats
+from gorgo.apps.report.runs import BASELINES, Cell
 from gorgo.apps.results import ResultRow
 from gorgo.apps.simulate.compare import Ratio, ratio_of
+from gorgo.core.arrays import Floats
 
 
 @dataclass(frozen=True, slots=True)

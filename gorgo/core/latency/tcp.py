@@ -25,7 +25,8 @@ from math import inf
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+
+from gorgo.core.arrays import Floats
 
 #: Ten segments of an Ethernet path.
 INITIAL_WINDOW_BYTES = 14_600.0
@@ -42,7 +43,6 @@ SEGMENT_BYTES = 1_460.0
 #: BBR's pacing while it searches the path's rate, as a multiple of the fastest arrival.
 PACING_GAIN = 2.89 * 0.99
 
-Floats = NDArray[np.float64]
 
 #: Up to so many connections a loop takes less time than columns, whose logarithms cost the same for one as for many.
 _FEW = 8

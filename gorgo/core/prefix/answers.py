@@ -17,15 +17,11 @@ from collections import deque
 from statistics import median_low
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
+from gorgo.core.arrays import Floats
 from gorgo.core.lru import Lru
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.prefix.residency import BLOCK_HASH_BYTES
 from gorgo.core.record import record
-
-Floats = NDArray[np.float64]
 
 #: Prompts with a remembered answer: the open conversations of a large fleet, some 500 bytes each.
 MAX_PROMPTS = 32_768

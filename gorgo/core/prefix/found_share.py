@@ -17,11 +17,9 @@ from collections import deque
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
+from gorgo.core.arrays import Floats
 from gorgo.core.record import record
-
-Floats = NDArray[np.float64]
 
 #: Reports that a class remembers: more than the ten in which a flush is corrected, so that these do not become a share.
 WINDOW = 16
