@@ -1,4 +1,4 @@
-"""Types of arrays, one name per type of element."""
+"""Types of arrays, one name per type of element, and the length up to which a list is faster."""
 
 from __future__ import annotations
 
@@ -12,3 +12,7 @@ Table = NDArray[np.float32]
 #: Rows of candidates, or slots of the columns.
 Rows = NDArray[np.intp]
 Mask = NDArray[np.bool_]
+
+#: Most elements for which a loop over Python numbers takes less time than numpy, whose calls cost the same for one as
+#: for fifty.
+FEW = 8

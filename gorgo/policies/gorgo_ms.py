@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from gorgo.core.arrays import Floats
+from gorgo.core.arrays import FEW, Floats
 from gorgo.core.latency.prefill import prefill_s
 from gorgo.core.latency.prefill_queue import STUCK_AFTER_S
 from gorgo.core.latency.prefill_share import faded, mean_of_columns, mean_of_rows, shares_of_columns
@@ -17,7 +17,7 @@ from gorgo.core.messages.request import RouteRequest
 from gorgo.core.policy.candidates import Candidates
 from gorgo.core.policy.choice import Choice, Prediction, least_of_rows
 from gorgo.core.policy.cost import choose_min_cost, fill_unknown
-from gorgo.core.policy.few import FEW, times_of_rows
+from gorgo.core.policy.few import times_of_rows
 from gorgo.core.policy.interface import IndexKind
 from gorgo.core.policy.stalls import counted, counted_of_rows, excess, longer, stall_ms
 from gorgo.core.policy.weights import Weights, WeightSpec

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gorgo.core.arrays import Floats
+from gorgo.core.arrays import FEW, Floats
 
 #: Ten segments of an Ethernet path.
 INITIAL_WINDOW_BYTES = 14_600.0
@@ -44,8 +44,6 @@ SEGMENT_BYTES = 1_460.0
 PACING_GAIN = 2.89 * 0.99
 
 
-#: Up to so many connections a loop takes less time than columns, whose logarithms cost the same for one as for many.
-_FEW = 8
 #: As arrays: numpy makes one of a Python number at each use, which takes as long as the arithmetic.
 _NONE, _ONE, _FIRST = np.array(0.0), np.array(1.0), np.array(INITIAL_WINDOW_BYTES)
 
@@ -269,7 +267,7 @@ def exchange_round_trips(
         return opening + paced_round_trips_array(body_bytes, usable, receive, pace, burst)
     if body_bytes <= INITIAL_WINDOW_BYTES:
         return opening + 1.0
-    if len(congestion) <= _FEW:
+    if len(congestion) <= FEW:
         connections = zip(congestion.tolist(), receive.tolist(), idle_s.tolist(), rtt_s.tolist(), strict=True)
         trips: Floats = opening + np.array([round_trips_after_idle(body_bytes, *each) for each in connections])
         return trips

@@ -20,9 +20,6 @@ from gorgo.core.latency.tcp import (
 from gorgo.core.policy.candidates import Candidates
 from gorgo.core.policy.cost import fill_unknown
 
-#: Most candidates for which rows take less time than columns.
-FEW = 8
-
 
 def times_of_rows(candidates: Candidates, body_bytes: int) -> tuple[list[float], list[float], list[float]]:
     """Return N and W in seconds and P in milliseconds of each candidate."""
