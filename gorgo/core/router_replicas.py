@@ -76,7 +76,7 @@ class RouterReplicas(RouterPeers):
     def on_peer(self, report: PeerReport, *, now: float, age_s: float = 0.0) -> list[Action]:
         """Take in another router's report, written `age_s` ago; an old one is a source of prefixes alone.
 
-        Replicas that it has ejected are in `peers.probe_hints`. A report that is not newer changes nothing.
+        Replicas that it has ejected are in `PeerExchange.probe_hints`. A report that is not newer changes nothing.
         """
         assert self.peers is not None, "a Router without peers hears of none"
         self._now = now

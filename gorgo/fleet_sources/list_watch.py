@@ -5,7 +5,7 @@ Events and bookmarks move that version, so that a watch that ends, or breaks, go
 server does not have any longer (410) needs a new list. Until that list is complete the objects stay as they are: a
 server that is down takes nothing away.
 
-A shell takes `next_step`, does it, and reports what came of it by one of the `on_` methods.
+A shell takes `next_step`, does it, and reports what came of it by `on_page`, `on_line` or another of these methods.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Owns which name a client's name stands for, and which name a replica knows. Leav
 the lists under the same names.
 
 Theory of operation. A model has one name in the Router: the alias's model, or the adapter's own name. SGLang knows an
-adapter as `BASE:ADAPTER` and vLLM as `ADAPTER`: both are the adapter here. A name that no replica lists is looked for
-once, in fresh lists of all replicas, and left to the periodic lists afterwards.
+adapter as `<base>:<adapter>` and vLLM as `<adapter>`: both are the adapter here. A name that no replica lists is
+looked for once, in fresh lists of all replicas, and left to the periodic lists afterwards.
 """
 
 from __future__ import annotations

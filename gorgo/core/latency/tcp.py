@@ -95,7 +95,7 @@ def round_trips(body_bytes: float, windows: TcpWindows) -> tuple[int, TcpWindows
 
 
 def round_trips_array(body_bytes: float, congestion: Floats, receive: Floats) -> Floats:
-    """`flights` for columns of windows, without a loop; 1 where they are unknown (NaN)."""
+    """`round_trips` for columns of windows, without a loop; 1 where they are unknown (NaN)."""
     # The sender's window doubles with each flight for as long as the receiver's is the larger one, which doubles then.
     trips: Floats = np.ceil(np.log2(body_bytes / congestion + _ONE))
     if not np.fmin.reduce(receive) >= body_bytes:
@@ -108,7 +108,7 @@ def round_trips_array(body_bytes: float, congestion: Floats, receive: Floats) ->
 
 
 def paced_round_trips(body_bytes: float, windows: TcpWindows, pacing: Pacing) -> float:
-    """`flights` of a sender that paces: round trips to the first byte of the answer, not whole ones.
+    """`round_trips` of a sender that paces: those to the first byte of the answer, not whole ones.
 
     Example
     -------
