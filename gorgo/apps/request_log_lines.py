@@ -26,7 +26,11 @@ _LOAD = frozenset({429, 499})
 
 @dataclass(frozen=True, slots=True)
 class LoggedRequest:
-    """One line, with the fields of `gorgo.live.telemetry.request_log_file.Finished`; older logs end at `hashes`."""
+    """One line as it is read: a checked `gorgo.live.telemetry.request_log_file.Finished`.
+
+    The proxy packs all hashes into bytes, because it writes a line per request. Here they are numbers, with the bytes
+    of text per hash from the header of the file. The client is not read. Older logs end at `hashes`.
+    """
 
     received_s: float
     model: str | None

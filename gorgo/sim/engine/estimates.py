@@ -124,7 +124,10 @@ MODELS = {
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Constants of a profile, in its units, and their derivation in words."""
+    """What a data sheet says of an `EngineProfile`, in its units, and the derivation in words.
+
+    The profile has the settings of the engine beside these, which no data sheet has.
+    """
 
     name: str
     prefill_base_s: float
