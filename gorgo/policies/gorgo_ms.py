@@ -7,8 +7,8 @@ from math import inf, isnan
 from typing import ClassVar, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from gorgo.core.arrays import FEW, Floats
 from gorgo.core.latency.prefill import prefill_s
 from gorgo.core.latency.prefill_queue import STUCK_AFTER_S
 from gorgo.core.latency.prefill_share import faded, mean_of_columns, mean_of_rows, shares_of_columns
@@ -29,12 +29,6 @@ from gorgo.core.policy.interface import IndexKind
 from gorgo.core.policy.weights import Weights, WeightSpec
 from gorgo.core.record import record
 from gorgo.policies.stalls import counted, counted_of_rows, excess, longer, stall_ms
-
-Floats = NDArray[np.float64]
-
-#: Most candidates for which rows, one after the other, take less time than columns: numpy takes as long for one row as
-#: for fifty.
-FEW = 8
 
 #: Constants as arrays: numpy makes one of a Python number at each use, which takes as long as the arithmetic.
 _MS, _HALF, _NONE = np.array(1e3), np.array(0.5), np.array(0.0)

@@ -21,12 +21,8 @@ answers. Short ones keep the price as given: where the length is not known nothi
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
+from gorgo.core.arrays import Floats
 from gorgo.core.numeric import clamp
-
-Floats = NDArray[np.float64]
 
 #: Mean number in flight up to which differences count in full. Of 4, 6, 8 and 10 in simulation, 4 raises p95 E2E.
 WHOLE = 8.0

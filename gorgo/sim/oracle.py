@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from gorgo.core.arrays import Floats
 from gorgo.core.latency.prefill_share import mean_of_columns, shares_of_columns
 from gorgo.core.latency.tcp import exchange_round_trips
 from gorgo.core.messages.request import RouteRequest
@@ -34,8 +34,6 @@ from gorgo.sim.faults.api import EngineView
 
 #: Cost of a dead replica, ms: more than any queue, and finite, so that sums of terms stay numbers.
 DEAD_MS = 3.6e6
-
-Floats = NDArray[np.float64]
 
 
 class Oracle:

@@ -13,11 +13,11 @@ from itertools import islice
 
 import numpy as np
 
+from gorgo.core.arrays import Floats
 from gorgo.core.dispatch.candidate_sampler import LARGE, can_sample, sample_candidates
 from gorgo.core.dispatch.evaluation import Evaluation
 from gorgo.core.dispatch.in_flight import Attempt, InFlightTable, RequestState
 from gorgo.core.dispatch.network_estimate import NetworkEstimate
-from gorgo.core.fleet.columns import Floats
 from gorgo.core.fleet.eligibility import CandidateSet
 from gorgo.core.fleet.fleet import Fleet
 from gorgo.core.fleet.replica import Replica

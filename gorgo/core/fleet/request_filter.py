@@ -17,10 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from math import inf
 
+from gorgo.core.backoff import backoff_s
 from gorgo.core.fleet.eligibility import CandidateSet
 from gorgo.core.fleet.fleet import Fleet
 from gorgo.core.fleet.replica import SUSPECT_AFTER, Replica
+from gorgo.core.lru import Lru
 from gorgo.core.messages.request import RouteRequest
 
 #: Proven refusals after which a replica gets no request of a kind, and for how long, s.
@@ -138,14 +141,15 @@ class RefusedKinds:
 
     def __init__(self) -> None:
         #: Count and time of the last one.
-        self._kinds: dict[Kind, dict[Replica, tuple[int, float]]] = {}
+        self._kinds = Lru[Kind, dict[Replica, tuple[int, float]]](MAX_KINDS)
 
     def on_proven(self, replica: Replica, request: RouteRequest, *, now: float) -> None:
         """Record that another replica has answered a request that `replica` refused."""
         kind = _kind(request)
-        if kind not in self._kinds and len(self._kinds) == MAX_KINDS:
-            del self._kinds[next(iter(self._kinds))]
-        found = self._kinds.setdefault(kind, {})
+        found = self._kinds.get(kind)
+        if found is None:
+            found = {}
+            self._kinds.put(kind, found)
         found[replica] = found.get(replica, (0, now))[0] + 1, now
 
     def on_answer(self, replica: Replica, request: RouteRequest) -> None:
@@ -189,8 +193,8 @@ class ShortAnswers:
     def __init__(self) -> None:
         #: Doubtful ones, after short answers in a row: single ones come from every replica.
         self._short: set[Replica] = set()
-        #: End of the pause, and its length.
-        self._paused: dict[Replica, tuple[float, float]] = {}
+        #: End of the pause, and the trials so far.
+        self._paused: dict[Replica, tuple[float, int]] = {}
 
     def on_short(self, replica: Replica, *, doubtful: bool, now: float) -> None:
         """Record a short answer, of a replica that was `doubtful` at its dispatch."""
@@ -198,10 +202,10 @@ class ShortAnswers:
             return
         if replica.short_answers >= SUSPECT_AFTER:
             self._short.add(replica)
-        until_s, pause_s = self._paused.get(replica, (now, FIRST_TRIAL_S / 2))
+        until_s, trials = self._paused.get(replica, (now, 0))
         if doubtful and until_s <= now:
-            pause_s = min(2 * pause_s, LONGEST_TRIAL_S)
-            self._paused[replica] = now + pause_s, pause_s
+            pause_s = backoff_s(trials + 1, first_s=FIRST_TRIAL_S, longest_s=LONGEST_TRIAL_S)
+            self._paused[replica] = now + pause_s, trials + 1
 
     def on_longer(self, replica: Replica) -> None:
         """Record an answer of more than a token."""
@@ -255,7 +259,7 @@ class BusyPauses:
             if replica.health.attempt_busy(streak.count >= MOST_IN_A_ROW, dispatched_s=dispatched_s, now=now):
                 del self._streaks[replica]
                 return
-            streak.counted_until_s = now + FIRST_PAUSE_S * 2.0 ** (streak.count - 1)
+            streak.counted_until_s = now + backoff_s(streak.count, first_s=FIRST_PAUSE_S, longest_s=inf)
         # Bounded like a back-off: an engine may not remove itself for a day.
         wanted_s = now + min(retry_after_s or 0.0, replica.health.limits.max_s)
         streak.until_s = max(streak.until_s, streak.counted_until_s, wanted_s)

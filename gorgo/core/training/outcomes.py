@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gorgo.core.arrays import Floats
 from gorgo.core.record import record
-
-Floats = NDArray[np.float64]
 
 #: Rows in a ring: as many as the largest training of Lodestar, which a reader every second can miss none of.
 OUTCOMES = 10_000

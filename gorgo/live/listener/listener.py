@@ -52,7 +52,7 @@ async def serve_app(
     tls: ssl.SSLContext | None = None,
 ) -> None:
     """Serve connections until `closing` is set; then end idle ones at once and the others within
-    `config.graceful_timeout`. The listener is closed on return.
+    the `graceful_timeout` of `config`. The listener is closed on return.
 
     `limits` is called for each connection. With `tls` the handshake has the timeout of a request's head, and its
     connection counts as open.

@@ -19,6 +19,7 @@ from typing import Any
 
 from gorgo.config.model import LearningConfig
 from gorgo.config.router_settings import training_spec
+from gorgo.core.backoff import backoff_s
 from gorgo.core.router import Router
 from gorgo.core.training.learner import Learner
 from gorgo.core.training.outcomes import TrainingRows
@@ -79,7 +80,8 @@ class TrainingService:
         self._process: TrainingProcess | None = None
         #: Numbers of the first outcome that the process does not have, and of the first one that is not measured.
         self._next_seq = self._measured_seq = 0
-        self._retry_s = FIRST_RETRY_S
+        #: Processes that failed in a row.
+        self._failures = 0
         self._retry_at_s = float("-inf")
         #: A failed write is logged once until one succeeds.
         self._unwritten = False
@@ -192,7 +194,7 @@ class TrainingService:
             return
         failure = exchange.exception()
         if failure is None:
-            self._retry_s, self._state.state, self._state.failure = FIRST_RETRY_S, "waiting", None
+            self._failures, self._state.state, self._state.failure = 0, "waiting", None
             await self._take(learner, exchange.result())
         else:  # whatever it is: routing goes on
             self._failed(str(failure) or type(failure).__name__)
@@ -256,9 +258,10 @@ class TrainingService:
         self._metrics.round("failed")
         self._state.state, self._state.failure = "failed", reason
         self._state.failures += 1
-        log("training_failed", level=logging.WARNING, reason=reason, retry_s=self._retry_s)
-        self._retry_at_s = self._clock() + self._retry_s
-        self._retry_s = min(2 * self._retry_s, LAST_RETRY_S)
+        self._failures += 1
+        retry_s = backoff_s(self._failures, first_s=FIRST_RETRY_S, longest_s=LAST_RETRY_S)
+        log("training_failed", level=logging.WARNING, reason=reason, retry_s=retry_s)
+        self._retry_at_s = self._clock() + retry_s
 
     async def _end(self, state: str) -> None:
         self._state.state = state

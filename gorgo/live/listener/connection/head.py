@@ -36,7 +36,7 @@ _PREFACE = b"PRI * HTTP/2.0\r\n\r\n"
 class Head:
     """A head that was accepted.
 
-    `length` is the size of the body; None if it is chunked. Names of `headers` are in lower case; `Upgrade` is left
+    `length` is the size of the body; None if it is chunked. Names of `headers` are in lower case; Upgrade is left
     out, which a server may ignore. `persistent`: another request may follow. `expects_continue`: the client waits for
     an interim response before it sends the body. `raw_path`, `path` and `query` are the parts of `target`.
     """

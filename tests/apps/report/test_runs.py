@@ -5,7 +5,7 @@ from math import exp, log
 import numpy as np
 import pytest
 
-from gorgo.apps.report.statistics import TTFT_P95, best_baseline, mean, mean_quantiles, mean_share, ratio
+from gorgo.apps.report.runs import TTFT_P95, best_baseline, mean, mean_quantiles, mean_share, ratio
 from tests.apps.report.builders import p95_cell
 
 

@@ -10,10 +10,10 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gorgo.apps.report import latency
-from gorgo.apps.report.latency import drawn_labels, drawn_loads, load_plot, tail_plot
+from gorgo.apps.report import plots
+from gorgo.apps.report.plots import drawn_labels, drawn_loads, load_plot, tail_plot
+from gorgo.apps.report.runs import E2E_P95, TTFT_P95
 from gorgo.apps.report.series import load_series, tail_series
-from gorgo.apps.report.statistics import E2E_P95, TTFT_P95
 from gorgo.apps.report.style import (
     NARROW,
     add_legend,
@@ -62,8 +62,8 @@ def test_loads_beyond_the_panels_are_spread_evenly_with_both_ends() -> None:
 
 
 def test_loads_and_policies_beyond_the_bounds_are_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(latency, "MAX_PANELS", 2)
-    monkeypatch.setattr(latency, "MAX_CURVES", 3)
+    monkeypatch.setattr(plots, "MAX_PANELS", 2)
+    monkeypatch.setattr(plots, "MAX_CURVES", 3)
     found = comparison({n: [saved_cell(f"p{m}", [1.0]) for m in range(4)] for n in (3.0, 2.0, 1.0)})
     figure = tail_plot(found, tail_series(found, drawn_loads(found)))
     assert titles(figure.axes) == ["load 0.333", "load 1"]
