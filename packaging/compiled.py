@@ -116,7 +116,7 @@ EXCLUDED = {
     "gorgo/live/upstream/small_body.py": _RARE,
     "gorgo/live/upstream/transport.py": _GENERATOR,
     "gorgo/picker/transport/http2/server.py": _AWAITS,
-    "gorgo/proxy/exchange/attempts.py": _AWAITS,
+    "gorgo/proxy/exchange/exchange.py": _AWAITS,
     "gorgo/proxy/exchange/handler.py": _AWAITS,
     "gorgo/proxy/exchange/response.py": _AWAITS,
 }

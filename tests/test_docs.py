@@ -241,9 +241,7 @@ def test_every_route_of_the_admin_listener_has_a_row() -> None:
 
 
 def test_every_response_header_has_a_row() -> None:
-    source = "".join(
-        (ROOT / "gorgo/proxy" / name).read_text() for name in ("exchange/response.py", "exchange/relay_options.py")
-    )
+    source = (ROOT / "gorgo/proxy/exchange/response.py").read_text()
     documented = [code(header)[0] for header, _ in items_after("Every response of a replica carries:")]
     assert set(documented) == set(re.findall(r'b"(x-[a-z-]+)"', source))
 
@@ -311,21 +309,6 @@ def test_results_in_the_readme_are_rows_of_the_pages_and_it_counts_the_missed_on
     missed = sum("| missed" in line for line in table.splitlines())
     assert f"{('none', 'one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight')[missed]} of " in readme
     assert any("| missed" in line for line in shown) == (missed > 0)
-
-
-ADDED_PAGES = {"migrating.md", "CONTRIBUTING.md", "SECURITY.md"}
-"""Pages for people who come from outside; counted apart from the pages that describe the project."""
-
-
-def test_pages_are_short() -> None:
-    words = {
-        page.relative_to(ROOT): len(page.read_text().split()) for page in DOCUMENTS if "packaging" not in page.parts
-    }
-    assert words[Path("README.md")] <= 700
-    assert words[Path("DESIGN.md")] <= 6_000
-    added = sum(count for page, count in words.items() if page.name in ADDED_PAGES)
-    assert sum(words.values()) - added <= 48_500
-    assert added <= 2_500
 
 
 def test_every_dependency_has_its_reason() -> None:

@@ -32,11 +32,11 @@ _PASSED = ("PATH", "LANG", "LD_LIBRARY_PATH")
 _ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
 #: Written at once: as much of a job as the pipe and the event loop have to copy in one turn.
 PIECE_BYTES = 256 * 1024
-#: Between two looks at a process that has a job.
-LOOK_S = 1.0
-#: Looks in a row that find no processor time used, after which the process counts as stopped. The kernel gives every
+#: Between two checks of a process that has a job.
+CHECK_S = 1.0
+#: Checks in a row that find no processor time used, after which the process counts as stopped. The kernel gives every
 #: process that can run some time within a second, whatever its priority.
-STILL_LOOKS = 5
+STILL_CHECKS = 5
 
 
 class HelperFailed(Exception):  # noqa: N818 - what happened, as CancelledError
@@ -120,13 +120,13 @@ class HelperProcess:
         try:
             process = self._process or await self._start()
             assert process.stdout is not None
-            with watch.over(process):
+            with watch.waiting_for(process):
                 for part in job:
                     await _send(process, part)
                 data = await _read(process.stdout)
             while data:
                 yield pickle.loads(data)
-                with watch.over(process):
+                with watch.waiting_for(process):
                     data = await _read(process.stdout)
             whole = True
         except (OSError, EOFError) as error:
@@ -177,7 +177,7 @@ class _Watch:
         #: Why the process was killed.
         self.failure: HelperFailed | None = None
 
-    def over(self, process: Process) -> _Watch:
+    def waiting_for(self, process: Process) -> _Watch:
         """Watch the process within a `with` block."""
         self._process = process
         return self
@@ -186,25 +186,25 @@ class _Watch:
         loop = asyncio.get_running_loop()
         self._ends_s = loop.time() + self._timeout_s
         self._used, self._still = None, 0
-        self._timer = loop.call_later(min(LOOK_S, self._timeout_s), self._look)
+        self._timer = loop.call_later(min(CHECK_S, self._timeout_s), self._check)
 
     def __exit__(self, *_: object) -> None:
         assert self._timer is not None
         self._timer.cancel()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         assert self._process is not None
         loop = asyncio.get_running_loop()
         left_s = self._ends_s - loop.time()
         used, before = _processor_time(self._process.pid), self._used
         self._used = used
         self._still = self._still + 1 if used is not None and used == before else 0
-        if self._still >= STILL_LOOKS:
-            self.failure = HelperFailed(f"used no processor time for {STILL_LOOKS * LOOK_S:g} s")
+        if self._still >= STILL_CHECKS:
+            self.failure = HelperFailed(f"used no processor time for {STILL_CHECKS * CHECK_S:g} s")
         elif left_s <= 0.0:
             self.failure = HelperTooSlow(f"had no answer within {self._timeout_s:g} s")
         else:
-            self._timer = loop.call_later(min(LOOK_S, left_s), self._look)
+            self._timer = loop.call_later(min(CHECK_S, left_s), self._check)
             return
         with suppress(ProcessLookupError):
             self._process.kill()

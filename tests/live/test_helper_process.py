@@ -82,7 +82,7 @@ async def test_a_job_in_whose_course_the_process_is_killed_is_done_again_and_no_
 async def test_a_stopped_process_is_replaced_long_before_the_timeout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(helper_process, "LOOK_S", 0.4)
+    monkeypatch.setattr(helper_process, "CHECK_S", 0.4)
     async with helper() as found, asyncio.timeout(50):
         answers = await does(found, b"stopped", tmp_path / "begun")
         assert answers[1] == b"stopped"
@@ -92,7 +92,7 @@ async def test_a_stopped_process_is_replaced_long_before_the_timeout(
 
 
 async def test_a_process_that_was_stopped_between_two_jobs_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(helper_process, "LOOK_S", 0.4)
+    monkeypatch.setattr(helper_process, "CHECK_S", 0.4)
     async with helper() as found, asyncio.timeout(50):
         await does(found, b"a")
         stopped = pid_of(found)

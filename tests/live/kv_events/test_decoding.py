@@ -59,7 +59,7 @@ async def test_a_large_message_that_is_none_is_refused_and_the_next_one_decoded(
 async def test_a_message_is_decoded_whatever_kills_or_stops_the_process(
     decoder: KvDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gorgo.live.helper_process.LOOK_S", 0.4)
+    monkeypatch.setattr("gorgo.live.helper_process.CHECK_S", 0.4)
     for number in (signal.SIGKILL, signal.SIGSTOP):
         await decoded(decoder, MESSAGE)
         pid = decoder._helper.pid

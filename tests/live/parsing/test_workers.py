@@ -100,7 +100,7 @@ async def test_bodies_are_read_whatever_kills_the_process() -> None:
 
 
 async def test_a_body_is_read_when_the_process_has_been_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gorgo.live.helper_process.LOOK_S", 0.4)
+    monkeypatch.setattr("gorgo.live.helper_process.CHECK_S", 0.4)
     async with workers() as found, asyncio.timeout(JOB_TIMEOUT_S):
         await found.read(CHAT, chat("a"))
         os.kill(pid_of(found), signal.SIGSTOP)

@@ -126,7 +126,7 @@ async def test_after_failures_the_next_process_waits_longer_each_time(
 
 
 async def test_a_stopped_process_is_replaced_as_a_killed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gorgo.live.helper_process.LOOK_S", 0.4)
+    monkeypatch.setattr("gorgo.live.helper_process.CHECK_S", 0.4)
     bench = Bench(tmp_path, LONG)
     await bench.service.start()
     bench.run(1500)

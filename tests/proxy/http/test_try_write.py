@@ -59,7 +59,7 @@ class Watch:
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     watching = Watch()
-    monkeypatch.setattr("gorgo.proxy.exchange.handler.direct_write", watching)
+    monkeypatch.setattr("gorgo.proxy.exchange.exchange.direct_write", watching)
     return watching
 
 
@@ -81,7 +81,7 @@ async def test_stream_takes_the_shortcut_after_its_first_content(start: Start, w
 async def test_head_and_bytes_are_the_same_without_it(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = await start.fleet([stream(ROLE, *EVENTS, DONE)])
     head, body = await whole_answer(fleet.addresses.data)
-    monkeypatch.setattr("gorgo.proxy.exchange.handler.direct_write", lambda _: no_direct_write)
+    monkeypatch.setattr("gorgo.proxy.exchange.exchange.direct_write", lambda _: no_direct_write)
     assert await whole_answer(fleet.addresses.data) == (head, body)
     assert body == ROLE + b"".join(EVENTS) + DONE
 
