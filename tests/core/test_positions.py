@@ -13,13 +13,10 @@ import pytest
 from gorgo.core.dispatch import dispatcher, outcomes
 from gorgo.core.messages.decision import Decision
 from gorgo.core.messages.samples import Sample
-from gorgo.proxy.exchange import attempts
-from gorgo.proxy.exchange.relay_options import RelayOptions
 
 MADE = [
     (Decision, dispatcher),
     (Sample, outcomes),
-    (RelayOptions, attempts),
 ]
 
 

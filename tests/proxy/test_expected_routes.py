@@ -155,7 +155,7 @@ async def test_streams_to_pages_are_neither_buffered_nor_written_by_a_slower_way
         ways.append(direct)
         return write
 
-    monkeypatch.setattr("gorgo.proxy.exchange.handler.direct_write", observed)
+    monkeypatch.setattr("gorgo.proxy.exchange.exchange.direct_write", observed)
     replica = await start.replica(hang(delta("a"), rest=[delta("b"), DONE]))
     proxy = replace(QUIET, cors=CorsConfig(allow_origins=(PAGE,)))
     fleet = await start.proxy(config_for([replica], proxy), [replica])

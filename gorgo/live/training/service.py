@@ -27,12 +27,13 @@ from gorgo.core.training.spec import TrainingSpec
 from gorgo.errors import GorgoError
 from gorgo.learning.model_file import loads
 from gorgo.live.clock import Clock
+from gorgo.live.helper_process import HelperFailed, HelperProcess
+from gorgo.live.helper_worker import pickled
 from gorgo.live.logs import log
 from gorgo.live.telemetry.learning import LearningMetrics, ModelGauges
 from gorgo.live.training.errors import error_shares
 from gorgo.live.training.messages import Reply, Settings
 from gorgo.live.training.model_store import ModelStore
-from gorgo.live.training.process import TrainingProcess
 from gorgo.live.training.status import ModelInUse, TrainingState
 
 #: Between two messages to the process, and between two looks at a round in progress.
@@ -41,6 +42,10 @@ INTERVAL_S = 1.0
 MAX_ROWS = 2000
 #: Outcomes per second that errors are measured by: a millisecond of a thread.
 MAX_MEASURED = 200
+#: Time for one round; the largest takes tens of seconds on a core of its own.
+ROUND_TIMEOUT_S = 900.0
+#: Added to the proxy's own: where processors are few, the event loop goes first.
+NICENESS = 19
 #: Delay of the next process after a failure; doubles from the first to the last.
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 60.0
 
@@ -77,7 +82,7 @@ class TrainingService:
         self._own_spec: TrainingSpec | None = None
         self._model_file: str | None = None
         self._in_use: ModelInUse | None = None
-        self._process: TrainingProcess | None = None
+        self._process: HelperProcess | None = None
         #: Numbers of the first outcome that the process does not have, and of the first one that is not measured.
         self._next_seq = self._measured_seq = 0
         #: Processes that failed in a row.
@@ -169,7 +174,13 @@ class TrainingService:
         assert ring is not None, "a learner has a ring"
         learner.training = self._settled()
         version = 0 if self._in_use is None else self._in_use.model.version
-        self._process = TrainingProcess(Settings(learner.training, self._seed, version))
+        self._process = HelperProcess(
+            "gorgo.live.training.worker",
+            niceness=NICENESS,
+            timeout_s=ROUND_TIMEOUT_S,
+            first=Settings(learner.training, self._seed, version),
+            again=False,  # the process has the buffers
+        )
         self._next_seq = ring.first_seq
 
     async def _pass_on(self, learner: Learner, rows: TrainingRows) -> None:
@@ -180,7 +191,7 @@ class TrainingService:
         self._state.taken, self._state.lost = self._state.taken + len(rows), self._state.lost + lost
         self._metrics.outcomes(len(rows), lost)
         self._state.state = "training"
-        exchange = asyncio.create_task(process.train(rows))
+        exchange = asyncio.create_task(process.answer(pickled(rows)))
         try:
             while not exchange.done() and self._may_train(learner):
                 await asyncio.wait((exchange,), timeout=INTERVAL_S)
@@ -197,7 +208,8 @@ class TrainingService:
             self._failures, self._state.state, self._state.failure = 0, "waiting", None
             await self._take(learner, exchange.result())
         else:  # whatever it is: routing goes on
-            self._failed(str(failure) or type(failure).__name__)
+            is_ended = isinstance(failure, HelperFailed)
+            self._failed(f"the training process {failure}" if is_ended else str(failure) or type(failure).__name__)
 
     async def _take(self, learner: Learner, reply: Reply) -> None:
         """Adopt the model of a reply, if it has one, and write it."""

@@ -17,7 +17,7 @@ from gorgo.config.model import LearningConfig
 from gorgo.core.policy.weights import Weights
 from gorgo.core.training.outcomes import OUTCOMES
 from gorgo.learning.model_file import load, save
-from gorgo.live.training.process import NICENESS
+from gorgo.live.training.service import NICENESS
 from gorgo.policies.registry import make_policy
 from tests.core.training.learners import LeastPredicted
 from tests.live.training.bench import LONG, SMALL, Bench, eventually, quick
@@ -108,7 +108,7 @@ async def test_after_failures_the_next_process_waits_longer_each_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gorgo.live.training.service.FIRST_RETRY_S", 1.0)
-    monkeypatch.setattr("gorgo.live.training.process.start_helper", refused)
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
     bench = Bench(tmp_path)
     now = 100.0
     monkeypatch.setattr(bench.service, "_clock", lambda: now)
@@ -125,8 +125,16 @@ async def test_after_failures_the_next_process_waits_longer_each_time(
     assert waits.tolist() == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
 
 
-async def refused(module: str, *, niceness: int) -> None:
-    raise OSError("no process can be started")
+async def test_a_stopped_process_is_replaced_as_a_killed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gorgo.live.helper_process.CHECK_S", 0.4)
+    bench = Bench(tmp_path, LONG)
+    await bench.service.start()
+    bench.run(1500)
+    step = await bench.training()
+    os.kill(bench.pid, signal.SIGSTOP)
+    await step
+    assert bench.service.as_dict()["training"]["failure"] == "the training process used no processor time for 2 s"
+    await bench.service.aclose()
 
 
 async def test_a_freeze_stops_learning_and_the_model_stays(tmp_path: Path) -> None:
@@ -324,7 +332,7 @@ async def test_outcomes_that_left_the_ring_during_a_round_are_counted(tmp_path: 
 async def test_the_process_runs_below_the_priority_of_the_proxy_and_ends_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gorgo.live.training.process.NICENESS", NICENESS)
+    monkeypatch.setattr("gorgo.live.training.service.NICENESS", NICENESS)
     bench = Bench(tmp_path)
     await bench.service.start()
     bench.run(1)

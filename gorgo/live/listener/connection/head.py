@@ -18,7 +18,6 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from gorgo.live.http.headers import CONTROLS, LENGTH, Header
 from gorgo.live.http.request_headers import RequestHeaders
-from gorgo.live.listener.connection.refusal import Refused
 from gorgo.live.listener.heads import HeadLimits
 
 #: Header lines of a request, or trailers; clients and load balancers send about 30.
@@ -31,6 +30,14 @@ _CODING = re.compile(rb"\r\ntransfer-encoding[ \t]*:", re.IGNORECASE)
 _LENGTHS = re.compile(rb"\r\ncontent-length[ \t]*:", re.IGNORECASE)
 #: HTTP/2 without TLS begins like this.
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\n"
+
+
+class Refused(Exception):  # noqa: N818 - reads as the fact
+    """A request that is not read. After it the connection reads nothing: what follows is not a request."""
+
+    def __init__(self, why: str, status: int = 400) -> None:
+        super().__init__(why)
+        self.status = status
 
 
 class Head:
