@@ -28,6 +28,10 @@ LEARNED_ROUTERS = {
     "p99": "p99 TTFT, ms",
     "MAPE %": "error of TTFT predictions, %",
     "rho": "rank correlation",
+    "hit %": "cached tokens found, %",
+    "median, %": "median error of TTFT, %",
+    "model TPOT off, %": "mean error of TPOT, %",
+    "TPOT median, %": "median error of TPOT, %",
 }
 CACHE_SOURCES = {
     "p95 TTFT, ms / hit, %": "traffic (p95 TTFT, ms / cached tokens found, %)",
