@@ -518,6 +518,8 @@ NOT_STORED: Mapping[str, NotStored] = {
     "engine-weights": NotStored("weights set by hand, in a script", "c66f0b9"),
     "wildchat": NotStored("one run of the printed set-up, in a script", "255eb35, bb815b9"),
     "llm-d-audit": NotStored("a longer run and another target of training, in a script", "255eb35"),
+    "sticky": NotStored("a policy without a group of its own: rows of a script", "255eb35"),
+    "whole-prompt": NotStored("a router that exists in no release, in a script", "255eb35"),
     "hacked": NotStored("rates that only a script sets", "255eb35, bb815b9"),
     "half-load": NotStored(
         "one seed: three of `make paper-tables` take a core for a quarter of an hour", "24f9242, b781046, bb815b9"
