@@ -539,5 +539,6 @@ NOT_STORED: Mapping[str, NotStored] = {
     "several-routers-more": NotStored(
         "one seed of an earlier commit, and time on a busy machine", "a8aa696, ee77183, b781046"
     ),
+    "protocol-ends": NotStored("three seeds of the protocol, in a script", "255eb35"),
     "no-harm": NotStored("five seeds of a group of which `tuning` stores two", "c66f0b9"),
 }

@@ -12,9 +12,9 @@ from tests.figures.tuning_fleets import COMMAND, MORE_COMMAND, tuning_fleets, tu
 
 PAGE = """\
 <!-- figures: tuning-fleets -->
-| fleet, traffic | policy | tuned live, p95 TTFT | tuned live, p95 E2E | meanwhile, p95 E2E | accepted after |
-|---|---|---|---|---|---|
-| small, chat | `gorgo` | 0.25 [0.20, 0.31] | 0.93 | 0.90 | 1.0 h, 2.0 h |
+| fleet, traffic | policy | after tuning, p95 TTFT | after tuning, p95 E2E | while tuning, p95 E2E | accepted after | weights in the end |
+|---|---|---|---|---|---|---|
+| small, chat | `gorgo` | 0.25 [0.20, 0.31] | 0.93 | 0.90 | 1.0 h, 2.0 h | w_rtt 4 |
 <!-- /figures -->
 """
 
@@ -27,8 +27,8 @@ def results() -> list[Any]:
     of, meanwhile = "small, chat, time scale 3: gorgo", "first accepted after 1.0 h, 2.0 h"
     return [
         [
-            statement(f"{of}, tuned live / defaults, p95 TTFT", 0.251, "w_rtt 4", 0.203, 0.312),
-            statement(f"{of}, tuned live / defaults, p95 E2E", 0.93),
+            statement(f"{of}, tuned live / defaults, p95 TTFT", 0.251, "w_rtt 4; w_rtt 4", 0.203, 0.312),
+            statement(f"{of}, tuned live / defaults, p95 E2E", 0.93, "w_rtt 4"),
             statement(f"{of}, while it was tuned / defaults, p95 TTFT", 0.601, meanwhile),
             statement(f"{of}, while it was tuned / defaults, p95 E2E", 0.9, meanwhile),
         ]
@@ -59,7 +59,7 @@ def test_a_searched_fleet_has_the_twin_and_the_grid() -> None:
     ]
     page = """\
 <!-- figures: tuning-fleets-more -->
-| fleet, traffic | policy | twin, p95 TTFT | grid, p95 TTFT |
+| fleet, traffic | policy | searched on a twin, p95 TTFT | best of a grid, p95 TTFT |
 |---|---|---|---|
 | small, chat | `gorgo` | 0.31 | 0.24 |
 <!-- /figures -->
