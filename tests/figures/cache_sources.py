@@ -59,7 +59,7 @@ def cache_sources(results: Sequence[Any]) -> View:
                     columns = means[shown].setdefault((cells["on"],), {})
                     # The first group with a row has it: others run the same traffic with faults.
                     columns.setdefault(cells["with"], None if "-" in figures else [float(figure) for figure in figures])
-    shown = View(
+    view = View(
         tables=[
             *(Table(labels=(shown,), rows=rows) for shown, rows in means.items()),
             Table(labels=("on", "of", "against", "figure"), rows=targets),
@@ -70,7 +70,7 @@ def cache_sources(results: Sequence[Any]) -> View:
         | missed
         | {"runs": float(sum(int(one) for line in lines for one in _SUMMARY.findall(line)))},
     )
-    return in_words(shown, CACHE_SOURCES)
+    return in_words(view, CACHE_SOURCES)
 
 
 def _counts(words: Sequence[str]) -> dict[str, float]:

@@ -80,7 +80,7 @@ def learned_routers(results: Sequence[Any]) -> View:
         name: sum(values)
         for name, values in zip(("claims met", "claims", "runs"), zip(*counts, strict=True), strict=True)
     }
-    shown = View(
+    view = View(
         tables=[
             Table(labels=("on", "against", "figure"), rows=ratios),
             Table(labels=("on", "policy"), rows=means),
@@ -90,7 +90,7 @@ def learned_routers(results: Sequence[Any]) -> View:
         | full
         | {f"requests measured, {number}": measured for number, measured in enumerate(_measured(lines))},
     )
-    return in_words(shown, LEARNED_ROUTERS)
+    return in_words(view, LEARNED_ROUTERS)
 
 
 def _measured(lines: Sequence[str]) -> Iterator[float]:

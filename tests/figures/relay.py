@@ -17,6 +17,8 @@ COMMANDS = ("python -m tests.bench.relay --json", "python -m tests.bench.relay -
 PAGE = DOCS / "benchmarks.md"
 RELAYS = ("nginx", "sglang-router", "floor", "gorgo", "gorgo, TLS")
 RATIO = "gorgo over sglang-router"
+#: What stands between the tables.
+STAGES_BELOW = "This table shows where the processor time of gorgo goes, by stage of a request and of an event."
 #: First columns of the two tables.
 COST, STAGE = "what is measured", "stage (microseconds of CPU)"
 #: Rows of the page: measures of one kind, and the target for gorgo.
@@ -79,7 +81,7 @@ def page_part(view: View, machine: str) -> str:
     )
     columns = [*LOADS, f"event, {_FLOOR}"]
     shown = [about, "", *_rows(COST, (*RELAYS, RATIO, "target"), costs)]
-    return "\n".join([*shown, "", *_rows(STAGE, columns, stages), ""])
+    return "\n".join([*shown, "", STAGES_BELOW, "", *_rows(STAGE, columns, stages), ""])
 
 
 def _rows(label: str, columns: Sequence[str], table: Table) -> list[str]:

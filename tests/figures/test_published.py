@@ -20,7 +20,7 @@ from gorgo.apps.fleet_fit.published import (
     WILDCHAT_FULL_LOAD,
     WILDCHAT_PRINTED,
     WINDOWS,
-    published_figures,
+    published_values,
 )
 from tests.documents import DOCS, code, rows_of
 
@@ -28,7 +28,7 @@ PAGE = (DOCS / "results.md").read_text()
 
 
 def test_every_published_figure_has_a_table_a_row_and_a_column_of_its_own() -> None:
-    found = list(published_figures())
+    found = list(published_values())
     assert all(re.fullmatch(r"table [1-9]|authors' note of \d+ \w+ \d{4}", figure.table) for figure in found)
     assert all(figure.row and figure.column and figure.value > 0 for figure in found)
     places = Counter((figure.table, figure.row, figure.column) for figure in found)

@@ -12,9 +12,9 @@ from tests.figures.tuning_fleets import COMMAND, MORE_COMMAND, tuning_fleets, tu
 
 PAGE = """\
 <!-- figures: tuning-fleets -->
-| fleet, traffic | policy | after tuning, p95 TTFT | after tuning, p95 E2E | while tuning, p95 E2E | accepted after | weights in the end |
-|---|---|---|---|---|---|---|
-| small, chat | `gorgo` | 0.25 [0.20, 0.31] | 0.93 | 0.90 | 1.0 h, 2.0 h | w_rtt 4 |
+| fleet, traffic | policy | after tuning, p95 TTFT | while tuning, p95 E2E | accepted after | weights in the end |
+|---|---|---|---|---|---|
+| small, chat | `gorgo` | 0.25 [0.20, 0.31] | 0.90 | 1.0 h, 2.0 h | w_rtt 4 |
 <!-- /figures -->
 """
 
@@ -38,7 +38,7 @@ def results() -> list[Any]:
 def test_the_page_shows_what_is_stored_and_another_number_is_a_problem() -> None:
     view = tuning_fleets(results())
     assert problems(PAGE, view) == []
-    for shown, other in (("0.25 [", "0.26 ["), ("2.0 h", "3.0 h"), ("0.31]", "0.32]"), ("0.93", "0.94")):
+    for shown, other in (("0.25 [", "0.26 ["), ("2.0 h", "3.0 h"), ("0.31]", "0.32]"), ("0.90", "0.91")):
         assert problems(PAGE.replace(shown, other), view) != [], shown
     assert (view.values["fleets"], view.values["passed"]) == (1, 2)
     assert FIGURES["tuning-fleets"].commands == [COMMAND]

@@ -175,7 +175,7 @@ RERUN = "authors' note of 27 July 2026"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedFigure:
+class PublishedValue:
     """One printed number: the table or note, its row (a policy) and its column (a window or load, and the figure)."""
 
     table: str
@@ -184,14 +184,14 @@ class PublishedFigure:
     value: float
 
 
-def published_figures() -> Iterator[PublishedFigure]:
+def published_values() -> Iterator[PublishedValue]:
     """Yield every figure of this module with the place where it is printed."""
     for window in WINDOWS:
         yield from _placed("table 2", window.stats, f"{window.name}, ")
     for policy, loads in LOAD_SWEEP.items():
         for time_scale, values in loads.items():
             for name, value in zip((FIGURE_NAMES[place] for place in P95), values, strict=True):
-                yield PublishedFigure(
+                yield PublishedValue(
                     table="table 3", row=policy, column=f"time scale {time_scale:g}, {name}", value=value
                 )
     yield from _placed("table 5", HALF_LOAD)
@@ -199,14 +199,14 @@ def published_figures() -> Iterator[PublishedFigure]:
         for name, value in zip(
             ("completed", "TTFT p50", "TTFT p95", "TTFT p99", "TTFT max"), astuple(stats), strict=True
         ):
-            yield PublishedFigure(table="table 6", row=policy, column=name, value=value)
+            yield PublishedValue(table="table 6", row=policy, column=name, value=value)
     yield from _placed(RERUN, WILDCHAT, "time scale 2, ")
     for policy, value in WILDCHAT_FULL_LOAD.items():
-        yield PublishedFigure(table=RERUN, row=policy, column="time scale 1, TTFT p95", value=value)
+        yield PublishedValue(table=RERUN, row=policy, column="time scale 1, TTFT p95", value=value)
     yield from _placed("table 7", HACKED)
 
 
-def _placed(table: str, rows: Mapping[str, RunStats], before: str = "") -> Iterator[PublishedFigure]:
+def _placed(table: str, rows: Mapping[str, RunStats], before: str = "") -> Iterator[PublishedValue]:
     for policy, stats in rows.items():
         for name, value in zip(FIGURE_NAMES, stats.values(), strict=True):
-            yield PublishedFigure(table=table, row=policy, column=before + name, value=value)
+            yield PublishedValue(table=table, row=policy, column=before + name, value=value)
