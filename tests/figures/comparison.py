@@ -1,13 +1,12 @@
-"""The README's comparison of policies: the default against common rules at four loads, as tables and as a picture.
+"""The README's comparison of policies: the default against common rules at four loads, as a table and as a picture.
 
 The traffic follows the paper's window of April 6, which the simulated engine was not fitted to. A ratio pairs runs of
 one seed, so its interval is that of common random numbers. `python -m tests.figures.comparison` draws the picture
-and writes the README's tables, after `... record comparison`.
+and writes the README's table, after `... record comparison`.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from gorgo.config.atomic import PUBLIC, write_atomically
 from tests.documents import DOCS, ROOT
 from tests.figures.marked import Cell, Table, View
 from tests.figures.stored import read_stored
+from tests.figures.written import write_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,109 +23,96 @@ if TYPE_CHECKING:
 DEFAULT, PUBLISHED = "gorgo-ms", "gorgo"
 #: Policies in the order of the picture's legend.
 POLICIES = (DEFAULT, PUBLISHED, "least-load", "simple-session-affinity", "prefix-cache", "round-robin")
-#: The rules that the README compares the default with, by the words of its table.
+#: The rules that the default is compared with, by the words of the README.
 RULES: Mapping[str, str] = {
     "round robin": "round-robin",
     "session affinity": "simple-session-affinity",
     "least load": "least-load",
 }
 TIME_SCALES = (3.0, 2.0, 1.25, 1.0)
-#: Loads of the README's tables, with its words for them.
-SHOWN: Mapping[float, str] = {2.0: "half", 1.25: "80 %"}
-SEEDS = 5
-COMMAND = (
+SEEDS, BURST_SEEDS = 5, 10
+COMMANDS = (
     "gorgo simulate art-chat-apr6 --fleet paper --max-input 24000 --max-output 128 "
     + " ".join(f"--time-scale {scale:g}" for scale in TIME_SCALES)
     + f" --seeds {SEEDS} "
     + " ".join(f"--policy {name}" for name in POLICIES)
-    + " --jobs 1 --json"
+    + " --jobs 1 --json",
+    # More than the fleet of regions.yaml can serve: the quick start's trace at its own load.
+    f"gorgo simulate chat-small --seeds {BURST_SEEDS} --policy {DEFAULT} --policy {PUBLISHED} --jobs 1 --json",
 )
 PICTURE = DOCS / "comparison.svg"
-#: Figures of the second table, by the words of its column.
-LATENCIES: Mapping[str, tuple[str, str]] = {
-    "TTFT p95": ("ttft_ms", "p95"),
-    "E2E p95": ("e2e_s", "p95"),
-    "ITL p95": ("itl_ms", "p95"),
-}
+HEADER = ("On what", "Against what", "How much, with the 95 % interval", "Limit")
+#: Field and quantile of a result row, and the words for less and for more of it.
+Latency = tuple[str, str, str, str, str]
+FIRST_TOKEN: Latency = ("ttft_ms", "p95", "first token", "sooner", "later")
+WHOLE_ANSWER: Latency = ("e2e_s", "p95", "whole answer", "sooner", "later")
+GAP: Latency = ("itl_ms", "p95", "gap between tokens", "shorter", "longer")
 
 #: (time scale, policy) to the rows of its seeds, in their order.
 Runs = Mapping[tuple[float, str], Sequence[Any]]
 
 
 def comparison(results: Sequence[Any]) -> View:
-    """Return the tables of both comparisons: TTFT against common rules, three latencies against `gorgo`."""
-    runs = runs_of(results)
-    return View(
-        tables=[
-            Table(labels=("load",), rows=against_rules(runs)),
-            Table(labels=("`gorgo-ms` against `gorgo`",), rows=against_published(runs)),
-        ],
-        values={"seeds": float(SEEDS)},
-    )
+    """Return the README's table of results: two loads against common rules, and two against the published policy."""
+    windows, burst = (runs_of(rows) for rows in results)
+    lines = [
+        ("Conversations, half load", ", ".join(RULES), _sooner(windows, 2.0), "simulated engines, five seeds"),
+        ("Conversations, 80 % load", ", ".join(RULES), _sooner(windows, 1.25), "as above"),
+        ("Conversations, full load", f"`{PUBLISHED}`", _three(windows), "the last two intervals contain no change"),
+        ("Chats beyond the fleet's capacity", f"`{PUBLISHED}`", _three(burst), "**the default loses**; ten seeds"),
+    ]
+    rows: dict[tuple[str, ...], dict[str, Cell]] = {
+        (line[0],): dict(zip(HEADER[1:], line[1:], strict=True)) for line in lines
+    }
+    return View(tables=[Table(labels=HEADER[:1], rows=rows)])
 
 
-def runs_of(results: Sequence[Any]) -> Runs:
+def runs_of(rows: Sequence[Any]) -> Runs:
     found: dict[tuple[float, str], list[Any]] = {}
-    for row in sorted(results[0], key=lambda row: row["seed"]):
+    for row in sorted(rows, key=lambda row: row["seed"]):
         found.setdefault((row["time_scale"], row["policy"]), []).append(row)
     return found
 
 
-def against_rules(runs: Runs) -> dict[tuple[str, ...], dict[str, Cell]]:
-    """Per load: by how many per cent the default's p95 TTFT is below that of each rule, as `difference` has it."""
-    return {
-        (name,): {
-            f"against {words}": difference(_ratio(runs, scale, rule, *LATENCIES["TTFT p95"]))
-            for words, rule in RULES.items()
-        }
-        for scale, name in SHOWN.items()
-    }
+def _sooner(runs: Runs, scale: float) -> str:
+    parts = [difference(_ratio(runs, scale, rule, FIRST_TOKEN), FIRST_TOKEN) for rule in RULES.values()]
+    return f"first token {', '.join(parts)}"
 
 
-def against_published(runs: Runs) -> dict[tuple[str, ...], dict[str, Cell]]:
-    """Per load: the default's latencies beside those of the published policy."""
-    return {
-        (f"{name} load",): {
-            words: difference(_ratio(runs, scale, PUBLISHED, *path)) for words, path in LATENCIES.items()
-        }
-        for scale, name in SHOWN.items()
-    }
+def _three(runs: Runs) -> str:
+    latencies = (FIRST_TOKEN, WHOLE_ANSWER, GAP)
+    return "; ".join(f"{one[2]} {difference(_ratio(runs, 1.0, PUBLISHED, one), one)}" for one in latencies)
 
 
-def _ratio(runs: Runs, scale: float, other: str, field: str, part: str) -> Ratio:
+def _ratio(runs: Runs, scale: float, other: str, latency: Latency) -> Ratio:
+    """Return the default's figure over the other policy's, paired by seed."""
+    field, part, *_ = latency
     both = zip(runs[scale, DEFAULT], runs[scale, other], strict=True)
     ratio = ratio_of([(one[field][part], two[field][part]) for one, two in both])
     assert ratio is not None
     return ratio
 
 
-def difference(ratio: Ratio) -> str:
+def difference(ratio: Ratio, latency: Latency = FIRST_TOKEN) -> str:
     """Return a ratio in words, with the ends of its interval.
 
     Example
     -------
-    >>> difference(Ratio(0.88, 0.861, 0.899, 5)), difference(Ratio(1.02, 0.99, 1.05, 5))
-    ('12 % lower (10 to 14 %)', '2 % higher (1 % lower to 5 % higher)')
+    >>> difference(Ratio(0.88, 0.861, 0.899, 5))
+    '12 % sooner (10 to 14 %)'
+    >>> difference(Ratio(1.02, 0.99, 1.05, 5), GAP)
+    '2 % longer (1 % shorter to 5 % longer)'
     """
-    low, high = (0.0 if end is None else 100 * (end - 1) for end in (ratio.low, ratio.high))
-    value = 100 * (ratio.value - 1)
-    word = _side(value)
-    if _side(low) == _side(high) == word:
+    *_, less, more = latency
+    value, low, high = (100 * ((ratio.value if end is None else end) - 1) for end in (None, ratio.low, ratio.high))
+
+    def side(percent: float) -> str:
+        return less if percent < 0 else more
+
+    if side(low) == side(high):
         ends = sorted((abs(low), abs(high)))
-        return f"{abs(value):.0f} % {word} ({ends[0]:.0f} to {ends[1]:.0f} %)"
-    return f"{abs(value):.0f} % {word} ({abs(low):.0f} % {_side(low)} to {abs(high):.0f} % {_side(high)})"
-
-
-def _side(percent: float) -> str:
-    return "lower" if percent < 0 else "higher"
-
-
-def page_part(table: Table) -> str:
-    """Return a table of the view as the README has it."""
-    columns = [*next(iter(table.rows.values()))]
-    lines = [f"| {' | '.join((*table.labels, *columns))} |", "|---" * (len(columns) + 1) + "|"]
-    lines += [f"| {' | '.join((*label, *map(str, cells.values())))} |" for label, cells in table.rows.items()]
-    return "\n".join(lines) + "\n"
+        return f"{abs(value):.0f} % {side(value)} ({ends[0]:.0f} to {ends[1]:.0f} %)"
+    return f"{abs(value):.0f} % {side(value)} ({abs(low):.0f} % {side(low)} to {abs(high):.0f} % {side(high)})"
 
 
 def draw(runs: Runs) -> Figure:
@@ -157,23 +144,13 @@ def picture() -> str:
     """Return the SVG file of the stored result; the same result gives the same bytes."""
     from gorgo.apps.report.style import svg_document
 
-    runs = runs_of(read_stored("comparison").results)
+    runs = runs_of(read_stored("comparison").results[0])
     return svg_document(lambda: draw(runs), key="comparison")
 
 
-def written(page: str, view: View) -> str:
-    """Return the page with each part between `<!-- figures: comparison -->` and its end made anew, in order."""
-    parts = iter(map(page_part, view.tables))
-    return re.sub(
-        r"(?<=<!-- figures: comparison -->\n).*?(?=<!-- /figures -->)", lambda _: next(parts), page, flags=re.DOTALL
-    )
-
-
 def main() -> None:
-    readme = ROOT / "README.md"
     write_atomically(PICTURE, picture().encode(), mode=PUBLIC)
-    page = written(readme.read_text(), comparison(read_stored("comparison").results))
-    write_atomically(readme, page.encode(), mode=PUBLIC)
+    write_table(ROOT / "README.md", "comparison", comparison(read_stored("comparison").results))
 
 
 if __name__ == "__main__":
