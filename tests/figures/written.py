@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from gorgo.config.atomic import PUBLIC, write_atomically
-from tests.figures.marked import Table, View
+from tests.figures.marked import Table
 
 
 def markdown(table: Table) -> str:
@@ -17,10 +17,11 @@ def markdown(table: Table) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_table(page: Path, name: str, view: View) -> None:
-    """Replace what stands between `<!-- figures: NAME -->` and its end by the first table of the view."""
-    part = re.compile(rf"(?<=<!-- figures: {name} -->\n).*?(?=<!-- /figures -->)", re.DOTALL)
-    text, count = part.subn(lambda _: markdown(view.tables[0]), page.read_text())
+def write_table(page: Path, name: str, table: Table) -> None:
+    """Replace what stands between `<!-- figures: NAME -->` and its end, at every such place of the page."""
+    # Not by what is around: an empty part would be found a second time, up to the end of the next one.
+    part = re.compile(rf"(<!-- figures: {name} -->\n).*?(<!-- /figures -->)", re.DOTALL)
+    text, count = part.subn(lambda found: found[1] + markdown(table) + found[2], page.read_text())
     if not count:
         raise LookupError(f"{page.name} has no part for the figure {name}")
     write_atomically(page, text.encode(), mode=PUBLIC)
