@@ -523,7 +523,6 @@ FIGURES: Mapping[str, Figure] = {
 #: measured or, where it was not written down, that which brought the figure.
 NOT_STORED: Mapping[str, str] = {
     "long-path": "needs root and NFQUEUE",
-    "status-page": "no command prints it",
     "kv-events": "benches of time, which need the machine for themselves for minutes each",
     "calibrate": "needs vLLM's CPU build and a processor of its own for each engine",
     "simulator": "compares with an earlier commit, in alternating runs that no command makes",
@@ -535,9 +534,6 @@ NOT_STORED: Mapping[str, str] = {
     "half-load": "one seed: three of `make paper-tables` take a core for a quarter of an hour",
     "rank": "live processes in wall time: needs two cores to itself",
     "first-token-price": "weights set by hand, in a script",
-    "overload-made": "no command makes these loads",
-    "overload-live": "live processes in wall time: needs two cores to itself for eight minutes",
-    "soak": "needs two cores to itself for six minutes",
     "relay-alone": "some jobs of `relay` in more rounds than it has, and a bench of time",
     "picker-transports": "servers and their client in turns: needs two cores to itself",
     "picker": "needs two cores to itself for nine minutes",
