@@ -76,8 +76,8 @@ def page_part(view: View) -> str:
         lines.append(f"| {' | '.join((name, *shown))} |")
     lines += [
         "",
-        f"Over all attacks the longest wait is now {values['worst after']:.0f} ms, and {values['idle']:.0f} ms without an",
-        f"attack. One attack costs at most {values['most processor time after']:.0f} ms of processor time.",
+        f"Over all attacks the longest wait is now {values['worst after']:.0f} ms, and {values['idle']:.0f} ms without",
+        f"an attack. One attack costs at most {values['most processor time after']:.0f} ms of processor time.",
         "`python -m tests.attacks` repeats them.",
     ]
     return "\n".join([*lines, ""])

@@ -84,6 +84,18 @@ def test_links_to_folders_become_text(written: str, shown: str) -> None:
     assert BUILD["for_site"](Path("docs/README.md"), written) == shown
 
 
+def test_no_line_of_a_sequence_diagram_has_a_semicolon_which_would_end_it() -> None:
+    """mermaid then draws nothing of the whole diagram."""
+    texts = {page: (ROOT / page).read_text() for page in BUILD["pages"]()}
+    diagrams = [
+        (page, line)
+        for page, text in texts.items()
+        for diagram in re.findall(r"^```mermaid\nsequenceDiagram\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+        for line in diagram.splitlines()
+    ]
+    assert [(page, line) for page, line in diagrams if ";" in line] == []
+
+
 def test_files_that_pages_link_to_are_copied_with_them(copied: Path) -> None:
     assert (copied / "docs/comparison.svg").read_bytes() == (ROOT / "docs/comparison.svg").read_bytes()
     assert (copied / "regions.yaml").exists()
