@@ -22,7 +22,7 @@ PAGES = [
 #: First columns of tables that hold figures which nothing has measured: other tests hold those against the code.
 NOT_MEASURED = {"replica", "label", "tuner label", "code", "policy in table 6"}
 #: Pages that still name commits; a page leaves this set when it is rewritten.
-WITH_COMMITS = {"overload.md", "security.md", "status-page.md"}
+WITH_COMMITS: set[str] = set()
 COMMIT = re.compile(r"\b(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{7}\b")
 
 
