@@ -313,21 +313,6 @@ def test_results_in_the_readme_are_rows_of_the_pages_and_it_counts_the_missed_on
     assert any("| missed" in line for line in shown) == (missed > 0)
 
 
-ADDED_PAGES = {"migrating.md", "CONTRIBUTING.md", "SECURITY.md"}
-"""Pages for people who come from outside; counted apart from the pages that describe the project."""
-
-
-def test_pages_are_short() -> None:
-    words = {
-        page.relative_to(ROOT): len(page.read_text().split()) for page in DOCUMENTS if "packaging" not in page.parts
-    }
-    assert words[Path("README.md")] <= 700
-    assert words[Path("DESIGN.md")] <= 6_000
-    added = sum(count for page, count in words.items() if page.name in ADDED_PAGES)
-    assert sum(words.values()) - added <= 48_500
-    assert added <= 2_500
-
-
 def test_every_dependency_has_its_reason() -> None:
     import tomllib
 

@@ -488,7 +488,7 @@ NOT_STORED: Mapping[str, str] = {
     "overload-live": "live processes in wall time: needs two cores to itself for eight minutes",
     "soak": "needs two cores to itself for six minutes",
     "relay-alone": "some jobs of `relay` in more rounds than it has, and a bench of time",
-    "picker-transports": "servers and their client in turns: needs two cores to itself",
+    "picker-transport": "servers and their client in turns: needs two cores to itself",
     "picker": "needs two cores to itself for nine minutes",
     "picker-faults": "live processes in wall time: needs two cores to itself",
     "chaos-long": "nine minutes of live processes for each schedule",
