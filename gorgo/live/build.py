@@ -27,9 +27,9 @@ from gorgo.live.clock import epoch_clock
 from gorgo.live.control.service import ControlService
 from gorgo.live.control.startup import initial_state
 from gorgo.live.control.state_file import PersistedState, StateFile
+from gorgo.live.extras import check_extras
 from gorgo.live.http.client_auth import read_client_keys
 from gorgo.live.http.tls import served_tls, upstream_tls
-from gorgo.live.kv_events.extra import check_extra
 from gorgo.live.logs import log
 from gorgo.live.model_lists import ModelLists
 from gorgo.live.parsing.workers import BodyWorkers
@@ -72,7 +72,7 @@ def build_live(
     start = initial_state(persisted, config, policy, weights, source="" if state_file is None else str(state_file.path))
     # Before anything is opened, because this can fail.
     secrets = {replica.name: replica_secrets(replica, environ) for replica in config.replicas}
-    check_extra(config.replicas)
+    check_extras(config.replicas, config.fleet_sources)
     client_keys = read_client_keys(config.clients)
     served = served_tls(config.proxy.tls)
     tokens_of = read_models(config.models)

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 
 from gorgo.config.fleet.source import FleetSourceConfig
-from gorgo.errors import ConfigError, GorgoError
+from gorgo.errors import ConfigError, GorgoError, MissingExtra
 from gorgo.live.fleet_sources.dns import DnsSource
 from gorgo.live.fleet_sources.kubernetes import KubernetesSource
 from gorgo.live.fleet_sources.reports import Reports
@@ -27,7 +27,10 @@ RESTART_S = 30.0
 
 
 async def follow_source(config: FleetSourceConfig, reports: Reports, environ: Mapping[str, str]) -> None:
-    """Follow one source until cancelled. Raises `ConfigError` if it needs a cluster and there is none."""
+    """Follow one source until cancelled.
+
+    Raises `ConfigError` if it needs a cluster and there is none, `MissingExtra` if its package is not installed.
+    """
     if config.watches:
         await KubernetesSource(config, reports, environ).run()
     else:
@@ -80,7 +83,7 @@ class FleetSources:
         while True:
             try:
                 await follow_source(config, reports, self._environ)
-            except ConfigError as error:
+            except (ConfigError, MissingExtra) as error:
                 reports.fail(str(error))
             except Exception as failure:  # noqa: BLE001 - see above
                 log_failure("fleet_source_failed", failure, source=config.name)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from gorgo.live.kv_events.decoding import KvDecoder
-from gorgo.live.kv_events.extra import import_zmq
-from gorgo.live.kv_events.sockets import KvSockets
+from gorgo.live.kv_events.sockets import KvSockets, import_zmq
 from gorgo.live.kv_events.stats import KvFeedStats
 from gorgo.live.kv_events.turns import Turn
 
