@@ -27,14 +27,12 @@ from gorgo.config.model import (
 from gorgo.config.parsing.document import Document, Path, Problem
 from gorgo.errors import ConfigError, InvalidValueError, MissingExtra
 from gorgo.live.extras import DNS, EVENTS, SHARED, Extra, is_installed
-from gorgo.live.fleet_sources.api_client import api_url, own_namespace
 from gorgo.live.http.client_auth import read_client_keys
 from gorgo.live.http.tls import served_tls, upstream_tls
 from gorgo.live.listener.sockets import check_bind
-from gorgo.live.peer_store import connection as store
+from gorgo.live.prompt_tokens import read_tokenizers
+from gorgo.live.replica_secrets import replica_secrets
 from gorgo.live.telemetry.tracing import require_extra
-from gorgo.live.tokens.model_tokens import read_models
-from gorgo.live.upstream.target import replica_secrets
 
 #: As in the model: another value is an error already, and may be a key.
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
@@ -110,7 +108,7 @@ def _tokenizers(document: Document) -> Iterator[Problem]:
             continue
         path: Path = ("models", number, "tokenizer")
         try:
-            yield from _checked(document, path, partial(read_models, [_model(**files)]))
+            yield from _checked(document, path, partial(read_tokenizers, [_model(**files)]))
         except MissingExtra as error:
             yield Problem(path, document.line(path), str(error), "the extra tokens to be installed")
 
@@ -156,6 +154,8 @@ def _fleet_sources(document: Document, environ: Mapping[str, str]) -> Iterator[P
             yield from _needed(document, (*path, "host"), DNS)
         if item.get("kind") not in ("endpoint-slices", "pods", "inference-pool"):
             continue
+        from gorgo.live.fleet_sources.api_client import api_url, own_namespace
+
         if not inside(item, "api").get("url"):
             yield from _in_cluster(document, (*path, "api", "url"), partial(api_url, KubernetesApiConfig(), environ))
         if not item.get("namespace"):
@@ -174,6 +174,8 @@ def _shared(document: Document, environ: Mapping[str, str]) -> Iterator[Problem]
     if not shared:
         return
     yield from _needed(document, ("shared",), SHARED)
+    from gorgo.live.peer_store import connection as store
+
     entry = SharedConfig(url="rediss://-", group="-", key_env="-")
     for key, read in (("key_env", store.group_key), ("password_env", store.store_password)):
         variable = shared.get(key)

@@ -25,11 +25,13 @@ BLOCK_TOKENS = 32
 #: Blocks of one engine: a tenth of what the conversations have.
 BLOCKS = 128
 REQUESTS = 1000
-EVENTS = '{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:0", "replay_endpoint": "tcp://*:0"}'
+PUBLISHER = (
+    '{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:0", "replay_endpoint": "tcp://*:0"}'
+)
 FLAGS = (
     CACHED_TOKENS_FLAG,
     "--kv-events-config",
-    EVENTS,
+    PUBLISHER,
     "--num-gpu-blocks-override",
     str(BLOCKS),
     "--max-model-len",

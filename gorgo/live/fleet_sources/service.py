@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from gorgo.config.fleet.source import FleetSourceConfig
 from gorgo.errors import ConfigError, GorgoError, MissingExtra
 from gorgo.live.fleet_sources.dns import DnsSource
-from gorgo.live.fleet_sources.kubernetes import KubernetesSource
 from gorgo.live.fleet_sources.reports import Reports
 from gorgo.live.logs import log, log_failure
 from gorgo.live.state import LiveState
@@ -32,6 +31,8 @@ async def follow_source(config: FleetSourceConfig, reports: Reports, environ: Ma
     Raises `ConfigError` if it needs a cluster and there is none, `MissingExtra` if its package is not installed.
     """
     if config.watches:
+        from gorgo.live.fleet_sources.kubernetes import KubernetesSource
+
         await KubernetesSource(config, reports, environ).run()
     else:
         await DnsSource(config, reports).run()

@@ -26,7 +26,6 @@ from gorgo.live.monitor.replica_monitor import ReplicaMonitor
 from gorgo.live.parsing.json_body import limit_digits
 from gorgo.live.process.apps import accept_limits, serve_asgi
 from gorgo.live.process.front_end import FrontEnd
-from gorgo.live.process.logs import open_request_log, record_outcomes
 from gorgo.live.process.options import ProcessOptions
 from gorgo.live.process.signals import stop_signals
 from gorgo.live.reload.found_replicas import apply_found
@@ -71,8 +70,12 @@ async def run_process(
     try:
         await state.control.persist_initial(fresh=fresh)
         if options.request_log is not None:
+            from gorgo.live.process.logs import open_request_log
+
             state.request_log = open_request_log(options.request_log, state)
         if options.outcome_log is not None:
+            from gorgo.live.process.logs import record_outcomes
+
             state.outcome_log = record_outcomes(options.outcome_log, state)
         if shutdown is not None:
             await _run(front_end, admin, options, ready, shutdown, asyncio.Event())

@@ -22,8 +22,8 @@ from gorgo.live.extras import check_extras
 from gorgo.live.http.tls import upstream_tls
 from gorgo.live.logs import log
 from gorgo.live.reload.reloader import Reloader
+from gorgo.live.replica_secrets import replica_secrets
 from gorgo.live.state import LiveState
-from gorgo.live.upstream.target import replica_secrets
 
 
 class Registrar:

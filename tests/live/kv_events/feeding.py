@@ -20,8 +20,8 @@ from gorgo.core.prefix.kv_index import KvEventIndex
 from gorgo.engines.registry import dialect
 from gorgo.live.kv_events.feeds import KvSubscriptions
 from gorgo.live.kv_events.sockets import import_zmq
-from gorgo.live.kv_events.stats import KvFeedStats
 from gorgo.live.kv_events.subscriber import KvSubscriber
+from gorgo.live.kv_feed_stats import KvFeedStats
 from gorgo.live.upstream.target import Target
 
 BLOCK_TOKENS = 4

@@ -16,7 +16,7 @@ from gorgo.live import extras
 from gorgo.live.kv_events.frames import is_end, read_message, replay_request
 from gorgo.live.kv_events.pieces import PIECE_BLOCKS, pieces
 from gorgo.live.kv_events.sockets import import_zmq
-from gorgo.live.kv_events.stats import FeedState, worst
+from gorgo.live.kv_feed_stats import FeedState, worst
 
 NUMBER = (7).to_bytes(8, "big")
 END = b"\xff" * 8
