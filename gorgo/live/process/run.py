@@ -18,7 +18,6 @@ from gorgo.live.admin.app import admin_app
 from gorgo.live.admin.bodies import BoundedBodies
 from gorgo.live.control.state_file import PersistedState
 from gorgo.live.fleet_sources.service import FleetSources
-from gorgo.live.huge_pages import use_huge_pages
 from gorgo.live.listener.sockets import ServerAddresses, address_of
 from gorgo.live.logs import flush_logs, log
 from gorgo.live.monitor.fleet_monitor import FleetMonitor, probe_all, run_timers
@@ -107,7 +106,6 @@ async def _run(
         state.models.read_all = fleet_monitor.read_models
         loops = [tasks.create_task(run_timers(state)), tasks.create_task(state.training.run())]
         loops.append(tasks.create_task(state.pushes.run(state.push_sources)))
-        loops.append(tasks.create_task(use_huge_pages()))
         for line_log in state.line_logs:
             tasks.create_task(line_log.run())
         reloader = Reloader(state, options.file, fleet_monitor, environ=environ)
