@@ -73,11 +73,11 @@ def _command(name: str, found: Any) -> Any:
 
 
 class _Gorgo(Commands):
-    """The group of the table's commands."""
+    """The group of the table's commands, and of those that are registered with `app`."""
 
     def __init__(self, *words: Any, **more: Any) -> None:
         super().__init__(*words, **more)
-        self.commands = _CommandTable(_COMMANDS)
+        self.commands = _CommandTable({**_COMMANDS, **self.commands})
 
 
 app = typer.Typer(
