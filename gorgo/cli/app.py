@@ -6,53 +6,88 @@ import errno
 import os
 import signal
 import sys
-from typing import Annotated
+from collections import UserDict
+from pkgutil import resolve_name
+from typing import Annotated, Any
 
 import typer
+import typer.main
 
 from gorgo import __version__
-from gorgo.cli.admin.drain import drain
-from gorgo.cli.admin.explain import explain
-from gorgo.cli.admin.freeze import freeze, unfreeze
-from gorgo.cli.admin.reload import reload
-from gorgo.cli.admin.routing import policy, set_weights
-from gorgo.cli.admin.status import status
-from gorgo.cli.check import check
-from gorgo.cli.engine import engine
+from gorgo.cli.environment import add_variables
 from gorgo.cli.errors import FAILED, Commands
-from gorgo.cli.measure import datasets
-from gorgo.cli.measure.calibrate import calibrate
-from gorgo.cli.measure.claims import claims
-from gorgo.cli.measure.demo import demo
-from gorgo.cli.measure.overload import overload
-from gorgo.cli.measure.rank import rank
-from gorgo.cli.measure.replay import replay
-from gorgo.cli.measure.report import report
-from gorgo.cli.measure.simulate import simulate
-from gorgo.cli.measure.simulated import fleets, profiles, scenarios
-from gorgo.cli.picker import picker
-from gorgo.cli.policies import policies
-from gorgo.cli.serve import serve
-from gorgo.cli.tune.history import history
-from gorgo.cli.tune.learn import learn
-from gorgo.cli.tune.tune import tune
-from gorgo.cli.tune.tune_offline import tune_offline
+
+#: Each command's function, or group of commands, below `gorgo.cli`; in the order of `gorgo --help`. One is imported
+#: when it is called, and all of them for the help.
+_COMMANDS = {
+    "serve": "serve:serve",
+    "picker": "picker:picker",
+    "engine": "engine:engine",
+    "replay": "measure.replay:replay",
+    "simulate": "measure.simulate:simulate",
+    "overload": "measure.overload:overload",
+    "claims": "measure.claims:claims",
+    "demo": "measure.demo:demo",
+    "report": "measure.report:report",
+    "tune": "tune.tune:tune",
+    "tune-offline": "tune.tune_offline:tune_offline",
+    "history": "tune.history:history",
+    "learn": "tune.learn:learn",
+    "status": "admin.status:status",
+    "explain": "admin.explain:explain",
+    "drain": "admin.drain:drain",
+    "set": "admin.routing:set_weights",
+    "policy": "admin.routing:policy",
+    "freeze": "admin.freeze:freeze",
+    "unfreeze": "admin.freeze:unfreeze",
+    "reload": "admin.reload:reload",
+    "check": "check:check",
+    "policies": "policies:policies",
+    "scenarios": "measure.simulated:scenarios",
+    "profiles": "measure.simulated:profiles",
+    "fleets": "measure.simulated:fleets",
+    "calibrate": "measure.calibrate:calibrate",
+    "rank": "measure.rank:rank",
+    "datasets": "measure.datasets:app",
+}
+
+
+class _CommandTable(UserDict[str, Any]):
+    """The commands by name, each imported when it is asked for."""
+
+    def __getitem__(self, name: str) -> Any:
+        if isinstance(self.data[name], str):
+            command = _command(name, resolve_name(f"gorgo.cli.{self.data[name]}"))
+            add_variables({name: command})
+            self.data[name] = command
+        return self.data[name]
+
+
+def _command(name: str, found: Any) -> Any:
+    alone = typer.Typer(rich_markup_mode=None)
+    if isinstance(found, typer.Typer):
+        alone.add_typer(found, name=name)
+    else:
+        alone.command(name)(found)
+    return typer.main.get_group(alone).commands[name]
+
+
+class _Gorgo(Commands):
+    """The group of the table's commands, and of those that are registered with `app`."""
+
+    def __init__(self, *words: Any, **more: Any) -> None:
+        super().__init__(*words, **more)
+        self.commands = _CommandTable({**_COMMANDS, **self.commands})
+
 
 app = typer.Typer(
     name="gorgo",
-    cls=Commands,
+    cls=_Gorgo,
     help="A router for LLM replicas in several regions. Exit codes: 0 ok, 1 failed, 2 bad usage or input.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for _command in (
-    *(serve, picker, engine, replay, simulate, overload, claims, demo, report),
-    *(tune, tune_offline, history, learn, status, explain, drain, set_weights, policy, freeze, unfreeze, reload, check),
-    *(policies, scenarios, profiles, fleets, calibrate, rank),
-):
-    app.command("set" if _command is set_weights else None)(_command)
-app.add_typer(datasets.app, name="datasets")
 
 
 def _print_version(wanted: bool) -> None:

@@ -41,7 +41,6 @@ def check(
     with a path and of one used twice. With --live the command also sends a request to every fleet source, and to every
     replica of the file and of the sources; the exit code is 1 if one does not answer as expected.
     """
-    from gorgo.cli.connectivity import find_all, reach_all
     from gorgo.cli.machine_checks import ports_in_use
     from gorgo.cli.tables import counted
     from gorgo.cli.validation import Overrides, examine
@@ -65,6 +64,8 @@ def check(
         if not no_files and not live:  # with --live the proxy usually runs
             warnings += ports_in_use({"bind": loaded.proxy.bind, "admin_bind": loaded.proxy.admin_bind})
         if live:
+            from gorgo.cli.connectivity import find_all, reach_all
+
             found = find_all(loaded, environ=os.environ)
             fleet = found.merged(loaded).replicas
             sources = found.as_rows(time.monotonic())
@@ -105,10 +106,12 @@ def _print_sources(sources: Sequence[Mapping[str, Any]]) -> None:
 
 def _shared(config: Config) -> dict[str, str] | None:
     """Return the store and the group of the router's reports."""
+    shared = config.shared
+    if shared is None:
+        return None
     from gorgo.live.peer_store.connection import router_name
 
-    shared = config.shared
-    return None if shared is None else {"url": shared.url, "group": shared.group, "router": router_name(shared)}
+    return {"url": shared.url, "group": shared.group, "router": router_name(shared)}
 
 
 def _print_reached(reached: Sequence[Reached]) -> None:

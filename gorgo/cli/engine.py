@@ -130,7 +130,7 @@ def _push_target(replica: ReplicaConfig, url: str, *, source: Path) -> PushTarge
     from gorgo.apps.engine_server.push.reporter import PushTarget
     from gorgo.config.addresses import checked_url
     from gorgo.errors import ConfigError
-    from gorgo.live.upstream.target import push_token
+    from gorgo.live.replica_secrets import push_token
 
     try:
         checked = checked_url(url)

@@ -14,7 +14,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from gorgo.cli.environment import add_variables, remove_service_links
+from gorgo.cli.environment import remove_service_links
 from gorgo.errors import (
     ConfigError,
     GorgoError,
@@ -50,11 +50,7 @@ _INPUT_ERRORS = (
 
 
 class Commands(TyperGroup):
-    """The group of all commands: its errors become exit codes, and every option may come from the environment."""
-
-    def __init__(self, *words: Any, **more: Any) -> None:
-        super().__init__(*words, **more)
-        add_variables(self.commands)  # type: ignore[arg-type] # typed as any command of click
+    """The group of all commands: its errors become exit codes."""
 
     def make_context(self, *words: Any, **more: Any) -> Any:
         remove_service_links(os.environ)

@@ -26,15 +26,13 @@ from gorgo.config.model import (
 )
 from gorgo.config.parsing.document import Document, Path, Problem
 from gorgo.errors import ConfigError, InvalidValueError, MissingExtra
-from gorgo.live.fleet_sources.api_client import api_url, own_namespace
+from gorgo.live.extras import DNS, EVENTS, SHARED, Extra, is_installed
 from gorgo.live.http.client_auth import read_client_keys
 from gorgo.live.http.tls import served_tls, upstream_tls
-from gorgo.live.kv_events import extra as kv_extra
 from gorgo.live.listener.sockets import check_bind
-from gorgo.live.peer_store import connection as store
+from gorgo.live.prompt_tokens import read_tokenizers
+from gorgo.live.replica_secrets import replica_secrets
 from gorgo.live.telemetry.tracing import require_extra
-from gorgo.live.tokens.model_tokens import read_models
-from gorgo.live.upstream.target import replica_secrets
 
 #: As in the model: another value is an error already, and may be a key.
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
@@ -110,7 +108,7 @@ def _tokenizers(document: Document) -> Iterator[Problem]:
             continue
         path: Path = ("models", number, "tokenizer")
         try:
-            yield from _checked(document, path, partial(read_models, [_model(**files)]))
+            yield from _checked(document, path, partial(read_tokenizers, [_model(**files)]))
         except MissingExtra as error:
             yield Problem(path, document.line(path), str(error), "the extra tokens to be installed")
 
@@ -131,9 +129,8 @@ def _replicas(document: Document, environ: Mapping[str, str]) -> Iterator[Proble
             if _VARIABLE.fullmatch(variable):
                 entry = _replica(**{key: variable})
                 yield from _checked(document, (*place, key), partial(replica_secrets, entry, environ))
-        if item.get("kv_events") is not None and not kv_extra.available():
-            path = (*place, "kv_events")
-            yield Problem(path, document.line(path), kv_extra.MISSING, kv_extra.EXPECTED)
+        if item.get("kv_events") is not None:
+            yield from _needed(document, (*place, "kv_events"), EVENTS)
         pair = _texts(item, "client_cert", "client_key")
         for key, files in (("ca_file", _texts(item, "ca_file")), ("client_cert", pair if len(pair) == 2 else {})):
             if not files:
@@ -148,15 +145,27 @@ def _replicas(document: Document, environ: Mapping[str, str]) -> Iterator[Proble
 
 
 def _fleet_sources(document: Document, environ: Mapping[str, str]) -> Iterator[Problem]:
-    """Yield sources in Kubernetes that need a cluster and have none."""
+    """Yield sources that need a package that is not installed, or a cluster where there is none."""
     for number, item in enumerate(items(document.data, "fleet_sources")):
-        if not isinstance(item, Mapping) or item.get("kind") not in ("endpoint-slices", "pods", "inference-pool"):
+        if not isinstance(item, Mapping):
             continue
         path: Path = ("fleet_sources", number)
+        if item.get("kind") == "dns" and item.get("port") is None:
+            yield from _needed(document, (*path, "host"), DNS)
+        if item.get("kind") not in ("endpoint-slices", "pods", "inference-pool"):
+            continue
+        from gorgo.live.fleet_sources.api_client import api_url, own_namespace
+
         if not inside(item, "api").get("url"):
             yield from _in_cluster(document, (*path, "api", "url"), partial(api_url, KubernetesApiConfig(), environ))
         if not item.get("namespace"):
             yield from _in_cluster(document, (*path, "namespace"), partial(own_namespace, environ))
+
+
+def _needed(document: Document, path: Path, extra: Extra) -> Iterator[Problem]:
+    """Yield that an extra is missing, if it is."""
+    if not is_installed(extra):
+        yield Problem(path, document.line(path), extra.missing, extra.expected)
 
 
 def _shared(document: Document, environ: Mapping[str, str]) -> Iterator[Problem]:
@@ -164,9 +173,9 @@ def _shared(document: Document, environ: Mapping[str, str]) -> Iterator[Problem]
     shared = inside(document.data, "shared")
     if not shared:
         return
-    if not store.available():
-        path: Path = ("shared",)
-        yield Problem(path, document.line(path), store.MISSING, store.EXPECTED)
+    yield from _needed(document, ("shared",), SHARED)
+    from gorgo.live.peer_store import connection as store
+
     entry = SharedConfig(url="rediss://-", group="-", key_env="-")
     for key, read in (("key_env", store.group_key), ("password_env", store.store_password)):
         variable = shared.get(key)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from gorgo.apps.profile_file import is_profile_file, read_profile
 from gorgo.cli.machine_checks import machine_problems
 from gorgo.cli.policy_setup import compose_policy
 from gorgo.config.constants import MIN_TOKEN_CHARS
@@ -26,7 +25,6 @@ from gorgo.core.policy.weights import Weights
 from gorgo.engines.registry import dialect
 from gorgo.errors import ConfigError, GorgoError, UnknownPolicy, closest
 from gorgo.policies.registry import make_policy, make_shadow, policy_names
-from gorgo.sim.engine.profiles import PROFILES
 
 FrontEnd = Literal["proxy", "picker"]
 _DEFAULTS: Mapping[str, Any] = {one.name: one.default for one in (*fields(ProxyConfig), *fields(SimulationConfig))}
@@ -189,6 +187,13 @@ def _profile(document: Document) -> Iterator[Problem]:
     simulation = inside(document.data, "simulation")
     named: dict[Place, object] = {("simulation", "profile"): simulation.get("profile")}
     named |= {("simulation", "profiles", name): found for name, found in inside(simulation, "profiles").items()}
+    named = {path: name for path, name in named.items() if isinstance(name, str)}
+    if not named:
+        return
+    # Of the laboratory, which a proxy without `simulation` does not load.
+    from gorgo.apps.profile_file import is_profile_file, read_profile
+    from gorgo.sim.engine.profiles import PROFILES
+
     for path, name in named.items():
         if not isinstance(name, str) or name in PROFILES:
             continue

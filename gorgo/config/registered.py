@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -20,8 +21,6 @@ from gorgo.errors import ConfigError
 
 #: Some hundred entries of a few hundred bytes fit the state file.
 MAX_REGISTERED = 256
-
-_ENTRY = TypeAdapter(ReplicaConfig)
 
 
 class RegisteredReplicas:
@@ -96,13 +95,13 @@ def parse_entry(body: Mapping[str, Any], config: Config) -> ReplicaConfig:
 
 def entry_as_json(entry: ReplicaConfig) -> dict[str, Any]:
     """Return the entry for the state file; keys at their defaults are left out."""
-    found: dict[str, Any] = _ENTRY.dump_python(entry, mode="json", exclude_defaults=True)
+    found: dict[str, Any] = _entry_adapter().dump_python(entry, mode="json", exclude_defaults=True)
     return found
 
 
 def entry_from_json(value: object) -> ReplicaConfig:
     """Return the entry of the state file. Raises `ValueError`."""
-    return _ENTRY.validate_json(json.dumps(value), strict=True)
+    return _entry_adapter().validate_json(json.dumps(value), strict=True)
 
 
 def _names(file: Config) -> set[str]:
@@ -111,3 +110,9 @@ def _names(file: Config) -> set[str]:
 
 def _fits(entry: ReplicaConfig, file: Config) -> bool:
     return any(region.name == entry.region for region in file.regions)
+
+
+@cache
+def _entry_adapter() -> TypeAdapter[ReplicaConfig]:
+    """Return the check of an entry; making it takes milliseconds, which a process without one does not need."""
+    return TypeAdapter(ReplicaConfig)

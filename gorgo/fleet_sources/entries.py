@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from functools import lru_cache
+from functools import cache, lru_cache
 from hashlib import blake2b
 from typing import Any
 
@@ -28,7 +28,6 @@ from gorgo.fleet_sources.found import MAX_REPLICAS
 _MAX_NAME = 63
 _NOT_A_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
-_ENTRY = TypeAdapter(ReplicaConfig)
 _CAPACITY = tuple(field.name for field in fields(CapacityConfig))
 _SHARED = tuple(
     field.name for field in fields(SourceReplicaConfig) if field.name not in ("region", "scheme", "capacity")
@@ -128,7 +127,7 @@ def make_entry(
     if data["region"] is None:
         return f"no region; expected the label {REGION_LABEL}, {PREFIX}region, or replica.region of the source"
     try:
-        return _ENTRY.validate_json(json.dumps({**data, "capacity": capacity}), strict=True)
+        return _entry_adapter().validate_json(json.dumps({**data, "capacity": capacity}), strict=True)
     except ValidationError as invalid:
         return "; ".join(_explained(error, data) for error in invalid.errors(include_url=False))
 
@@ -137,3 +136,9 @@ def _explained(error: ErrorDetails, data: Mapping[str, object]) -> str:
     problem = explain(error, Document(data=data), ReplicaConfig)
     place = tuple(part for part in problem.path if isinstance(part, str))
     return f"{_KEY_OF.get(place, '.'.join(place))}: {problem.found}; expected {problem.expected}"
+
+
+@cache
+def _entry_adapter() -> TypeAdapter[ReplicaConfig]:
+    """Return the check of an entry; making it takes milliseconds, which a process without one does not need."""
+    return TypeAdapter(ReplicaConfig)

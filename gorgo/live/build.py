@@ -27,14 +27,15 @@ from gorgo.live.clock import epoch_clock
 from gorgo.live.control.service import ControlService
 from gorgo.live.control.startup import initial_state
 from gorgo.live.control.state_file import PersistedState, StateFile
+from gorgo.live.extras import check_extras
 from gorgo.live.http.client_auth import read_client_keys
 from gorgo.live.http.tls import served_tls, upstream_tls
-from gorgo.live.kv_events.extra import check_extra
 from gorgo.live.logs import log
 from gorgo.live.model_lists import ModelLists
 from gorgo.live.parsing.workers import BodyWorkers
-from gorgo.live.peer_store.connection import group_key
-from gorgo.live.peer_store.service import PeerStoreService
+from gorgo.live.policy_training import PolicyTraining
+from gorgo.live.prompt_tokens import PromptTokens, read_tokenizers
+from gorgo.live.replica_secrets import replica_secrets
 from gorgo.live.request_options import ClientPolicies
 from gorgo.live.router_gateway import RouterGateway
 from gorgo.live.served_models import ServedModels
@@ -42,11 +43,7 @@ from gorgo.live.state import INTERNAL_VARIABLE, LiveState
 from gorgo.live.telemetry.health_log import HealthLog
 from gorgo.live.telemetry.metrics import Metrics
 from gorgo.live.telemetry.tracing import make_tracing
-from gorgo.live.tokens.model_tokens import read_models
-from gorgo.live.tokens.prompt_tokens import PromptTokens
-from gorgo.live.training.model_store import ModelStore
-from gorgo.live.training.service import TrainingService
-from gorgo.live.upstream.target import make_target, replica_secrets
+from gorgo.live.upstream.target import make_target
 from gorgo.policies.registry import make_shadow
 
 
@@ -72,13 +69,11 @@ def build_live(
     start = initial_state(persisted, config, policy, weights, source="" if state_file is None else str(state_file.path))
     # Before anything is opened, because this can fail.
     secrets = {replica.name: replica_secrets(replica, environ) for replica in config.replicas}
-    check_extra(config.replicas)
+    check_extras(config.replicas, config.fleet_sources)
     client_keys = read_client_keys(config.clients)
     served = served_tls(config.proxy.tls)
-    tokens_of = read_models(config.models)
-    fingerprinter = Fingerprinter(
-        key=key if config.shared is None else group_key(config.shared, environ), block_bytes=BLOCK_BYTES
-    )
+    tokens_of = read_tokenizers(config.models)
+    fingerprinter = Fingerprinter(key=_fingerprint_key(config, key, environ), block_bytes=BLOCK_BYTES)
     tls = tls or ssl.create_default_context()
     tls_of = {replica.name: upstream_tls(replica, tls) for replica in config.replicas}
     clock = epoch_clock()
@@ -106,6 +101,8 @@ def build_live(
     gateway = RouterGateway(router, clock, HealthLog(metrics))
     peer_store = None
     if config.shared is not None:
+        from gorgo.live.peer_store.service import PeerStoreService
+
         peer_store = PeerStoreService.connecting(
             config.shared, environ, router, gateway, clock, key_id=fingerprinter.key_id
         )
@@ -120,12 +117,12 @@ def build_live(
         gateway=gateway,
         client_policies=ClientPolicies.for_client(config),
         control=ControlService(router, clock, metrics, start, state_file, registered),
-        training=TrainingService(
+        training=PolicyTraining(
             router,
             clock,
             metrics.learning,
             config.proxy.learning,
-            ModelStore(None if state_file is None else state_file.path),
+            None if state_file is None else state_file.path,
             seed=seed % (1 << 32),
         ),
         targets=targets,
@@ -145,6 +142,15 @@ def build_live(
         tracing=make_tracing(config.proxy.tracing, region=config.proxy.region, count=metrics.trace_spans),
         internal_routes=environ.get(INTERNAL_VARIABLE) == "1",
     )
+
+
+def _fingerprint_key(config: Config, drawn: int, environ: Mapping[str, str]) -> int:
+    """Return the key of fingerprints: the group's, if the router has one."""
+    if config.shared is None:
+        return drawn
+    from gorgo.live.peer_store.connection import group_key
+
+    return group_key(config.shared, environ)
 
 
 def _shadow(config: Config, configured: Policy, policy: Policy) -> Policy | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from gorgo.core.messages.cache_source import CacheSourceStats
 from gorgo.live.cache_push.source import PushStats
-from gorgo.live.kv_events.stats import KvFeedStats
+from gorgo.live.kv_feed_stats import KvFeedStats
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,10 +22,11 @@ from gorgo.live.clock import Clock
 from gorgo.live.control.service import ControlService
 from gorgo.live.http.client_auth import ClientKeys
 from gorgo.live.http.tls import ServedTls
-from gorgo.live.kv_events.feeds import KvSubscriptions
+from gorgo.live.kv_feed_stats import KvFeedStats
 from gorgo.live.model_lists import ModelLists
 from gorgo.live.parsing.workers import BodyWorkers
-from gorgo.live.peer_store.service import PeerStoreService
+from gorgo.live.policy_training import PolicyTraining
+from gorgo.live.prompt_tokens import PromptTokens
 from gorgo.live.readiness import NotReady, why_not_ready
 from gorgo.live.request_options import ClientPolicies
 from gorgo.live.router_gateway import RouterGateway
@@ -34,11 +35,11 @@ from gorgo.live.stored_responses import StoredResponses
 from gorgo.live.telemetry.line_log import LineLog
 from gorgo.live.telemetry.metrics import Metrics
 from gorgo.live.telemetry.probe_history import ProbeHistory
-from gorgo.live.tokens.prompt_tokens import PromptTokens
-from gorgo.live.training.service import TrainingService
 from gorgo.live.upstream.target import Target
 
 if TYPE_CHECKING:
+    from gorgo.live.kv_events.feeds import KvSubscriptions
+    from gorgo.live.peer_store.service import PeerStoreService
     from gorgo.live.telemetry.spans import Tracing
 
 #: Set to 1, it turns on `GET /admin/check`.
@@ -65,7 +66,7 @@ class LiveState:
     #: Changes by operators and tuners.
     control: ControlService
     #: Of the policy that learns.
-    training: TrainingService
+    training: PolicyTraining
     #: Rules of clients and models; replaced by a reload.
     client_policies: ClientPolicies
     #: Replaced as a whole by a reload, in the same step as the Router's fleet: both have the same replicas.
@@ -95,8 +96,10 @@ class LiveState:
     client_keys: ClientKeys | None = None
     #: `None` without TLS on the data listener.
     served_tls: ServedTls | None = None
-    #: Subscriptions to the KV events of replicas.
-    kv_feeds: KvSubscriptions = field(default_factory=KvSubscriptions)
+    #: What the subscribers to KV events share; `None` until a replica has some.
+    kv_feeds: KvSubscriptions | None = None
+    #: Their states by replica.
+    kv_feed_stats: dict[str, KvFeedStats] = field(default_factory=dict)
     stored_responses: StoredResponses = field(default_factory=StoredResponses)
     #: The last probes of each replica, for the status page.
     probe_history: ProbeHistory = field(default_factory=ProbeHistory)
@@ -148,9 +151,9 @@ class LiveState:
 
     def cache_states(self) -> dict[str, CacheState]:
         """Return what is known of each replica's cache, and by which reports."""
-        stats, feeds = self.router.caches.sources(now=self.clock()), self.kv_feeds.stats
+        stats, feeds = self.router.caches.sources(now=self.clock()), self.kv_feed_stats
         return {
-            name: CacheState(target.region, stats[name], target.pushes.stats, feeds.get(name))
+            name: CacheState(target.region, stats[name], target.pushes.stats, feeds.get(name) or KvFeedStats())
             for name, target in self.targets.items()
             if name in stats
         }
@@ -177,7 +180,8 @@ class LiveState:
 
     async def aclose(self) -> None:
         self.gateway.close()
-        await self.kv_feeds.aclose()
+        if self.kv_feeds is not None:
+            await self.kv_feeds.aclose()
         if self.peer_store is not None:
             await self.peer_store.aclose()
         await self.control.aclose()

@@ -18,8 +18,8 @@ from gorgo.picker.access_log import take_access_log
 from gorgo.picker.build import build_picker
 from gorgo.picker.call import PickerCall
 from gorgo.picker.state import PickerState
-from gorgo.picker.transport.choice import make_server
 from gorgo.picker.transport.health import Health
+from gorgo.picker.transport.http2.server import Http2Server
 from gorgo.picker.transport.limits import TransportLimits
 from gorgo.picker.transport.services import services
 from gorgo.picker.transport.streams import CallHandlers, Output
@@ -71,8 +71,7 @@ class GrpcFrontEnd:
         self.state = state
         self._health = Health(partial(_is_ready, state), lambda: state.stopping)
         self._services = services(partial(_open_call, state), partial(take_access_log, state), self._health)
-        limits = TransportLimits.of(state.config.limits)
-        self._server = make_server(state.config.picker.transport, self._services, limits)
+        self._server = Http2Server(self._services, TransportLimits.of(state.config.limits))
         self.address = ("", 0)
 
     def bind(self) -> None:

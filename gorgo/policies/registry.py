@@ -6,10 +6,9 @@ A new policy here is one file and one line below. Another package adds its own b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from pkgutil import resolve_name
-from types import MappingProxyType
 from typing import get_args
 
 from gorgo.core.policy.interface import IndexKind, Policy
@@ -18,40 +17,52 @@ from gorgo.errors import UnknownPolicy, closest
 
 ENTRY_POINTS = "gorgo.policies"
 
-#: A policy per line, in the order of the documentation: module of `gorgo.policies` and class.
-_BUILT_IN = (
-    "gorgo:Gorgo",
-    "gorgo_ms:GorgoMs",
-    "least_load:LeastLoad",
-    "least_request:LeastRequest",
-    "prefix_cache:PrefixCache",
-    "session_affinity:SimpleSessionAffinity",
-    "random:Random",
-    "round_robin:RoundRobin",
-    "power_of_two:PowerOfTwo",
-    "nearest:Nearest",
-    "prefix_cache_and_load:PrefixCacheAndLoad",
-    "prefix_threshold:PrefixThreshold",
-    "load_prefix:LoadPrefix",
-    "mooncake:Mooncake",
-    "sticky.sticky_least_loaded:StickyLeastLoaded",
-    "sticky.multi_depth:MultiDepth",
-    "learned.lodestar:Lodestar",
-    "learned.predicted_latency:PredictedLatency",
-    "learned.gorgo_residual:GorgoResidual",
-    "least_load:LeastLoadFirstToken",
-    "least_request:LeastRequestInFlight",
-    "prefix_cache:PrefixCacheInFlight",
-)
+#: A policy per line, in the order of the documentation: its name, and module of `gorgo.policies` and class.
+_BUILT_IN = {
+    "gorgo": "gorgo:Gorgo",
+    "gorgo-ms": "gorgo_ms:GorgoMs",
+    "least-load": "least_load:LeastLoad",
+    "least-request": "least_request:LeastRequest",
+    "prefix-cache": "prefix_cache:PrefixCache",
+    "simple-session-affinity": "session_affinity:SimpleSessionAffinity",
+    "random": "random:Random",
+    "round-robin": "round_robin:RoundRobin",
+    "power-of-two": "power_of_two:PowerOfTwo",
+    "nearest": "nearest:Nearest",
+    "prefix-cache-and-load": "prefix_cache_and_load:PrefixCacheAndLoad",
+    "prefix-threshold": "prefix_threshold:PrefixThreshold",
+    "load-prefix": "load_prefix:LoadPrefix",
+    "mooncake": "mooncake:Mooncake",
+    "sticky-least-loaded": "sticky.sticky_least_loaded:StickyLeastLoaded",
+    "multi-depth": "sticky.multi_depth:MultiDepth",
+    "lodestar": "learned.lodestar:Lodestar",
+    "predicted-latency": "learned.predicted_latency:PredictedLatency",
+    "gorgo-residual": "learned.gorgo_residual:GorgoResidual",
+    "least-load-first-token": "least_load:LeastLoadFirstToken",
+    "least-request-in-flight": "least_request:LeastRequestInFlight",
+    "prefix-cache-in-flight": "prefix_cache:PrefixCacheInFlight",
+}
 
 
-def _load(lines: Iterable[str]) -> Mapping[str, type[Policy]]:
-    kinds: list[type[Policy]] = [resolve_name(f"gorgo.policies.{line}") for line in lines]
-    return MappingProxyType({kind.name: kind for kind in kinds})
+class _Policies(Mapping[str, type[Policy]]):
+    """The classes by name, each imported when it is asked for: a process has one policy, or two."""
+
+    def __getitem__(self, name: str) -> type[Policy]:
+        kind: type[Policy] = resolve_name(f"gorgo.policies.{_BUILT_IN[name]}")
+        return kind
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_BUILT_IN)
+
+    def __contains__(self, name: object) -> bool:
+        return name in _BUILT_IN
+
+    def __len__(self) -> int:
+        return len(_BUILT_IN)
 
 
 #: The policies of this package, in the order of the README's table.
-POLICIES = _load(_BUILT_IN)
+POLICIES: Mapping[str, type[Policy]] = _Policies()
 
 
 def policy_names() -> list[str]:

@@ -18,7 +18,7 @@ from itertools import count
 
 from msgspec.msgpack import encode
 
-from gorgo.live.kv_events.extra import import_zmq
+from gorgo.live.kv_events.sockets import import_zmq
 
 REPLICAS = 8
 MESSAGES_PER_S = 50

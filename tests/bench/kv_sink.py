@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gorgo.live.kv_events.extra import import_zmq
+from gorgo.live.kv_events.sockets import import_zmq
 from tests.bench.kv_publishers import UNHEARD
 
 

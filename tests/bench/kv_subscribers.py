@@ -20,8 +20,8 @@ from gorgo.core.fleet.spec import ReplicaSpec
 from gorgo.core.messages.actions import Action
 from gorgo.core.router import Router
 from gorgo.engines.registry import dialect
+from gorgo.live.extras import EVENTS, is_installed
 from gorgo.live.gc_tuning import freeze_startup_objects
-from gorgo.live.kv_events.extra import available
 from gorgo.live.kv_events.feeds import KvSubscriptions
 from gorgo.live.kv_events.subscriber import KvSubscriber
 from gorgo.live.upstream.target import Target
@@ -33,7 +33,7 @@ SECONDS, IDLE_SECONDS = 10.0, 4.0
 
 def run() -> None:
     """Print the share of a processor, for a subscriber of eight replicas."""
-    if not available():
+    if not is_installed(EVENTS):
         print("pyzmq is not installed (extra `events`)")
         return
     freeze_startup_objects()  # as the command line does

@@ -15,7 +15,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from gorgo.live.kv_events.extra import available
+from gorgo.live.extras import EVENTS, is_installed
 from tests.bench.first_bytes import Windows, first_byte_times, print_windows
 from tests.bench.kv_publishers import TOPIC, Publishers, publishers
 from tests.bench.kv_sink import sink
@@ -33,7 +33,7 @@ SETTLE_S, SWITCH_TIMEOUT_S = 0.3, 120.0
 
 def run() -> None:
     """Print p50 and p99 with and without events, and the processor time of the events."""
-    if not available():
+    if not is_installed(EVENTS):
         print("pyzmq is not installed (extra `events`)")
         return
     with publishers() as publishing, sink(publishing.ports):

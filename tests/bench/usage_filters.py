@@ -72,4 +72,4 @@ def _launch(instead: Callable[[Json], list[Json]], place: Place) -> Launch:
         return whole
 
     with patch.object(targets, "printed_envoy", changed):
-        return targets.picker("h2")(place)
+        return targets.picker()(place)

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gorgo.cli.app import app
-from gorgo.live.kv_events import extra
+from gorgo.live import extras
 from tests.cli.test_processes import TOKEN, running
 from tests.live.kv_events.extra import needs_zmq
 
@@ -31,7 +31,7 @@ SERVE = r"gorgo serve listening on (http://\S+) \(admin (http://\S+)\)"
 
 
 def test_without_pyzmq_check_names_the_key_and_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extra, "available", lambda: False)
+    monkeypatch.setattr(extras, "find_spec", lambda _: None)
     config = tmp_path / "regions.yaml"
     config.write_text(CONFIG.format(a="http://127.0.0.1:1", b="http://127.0.0.1:2"))
     result = CliRunner().invoke(app, ["check", "--config", str(config)], env={"GORGO_ADMIN_TOKEN": TOKEN})

@@ -579,7 +579,7 @@ NOT_STORED: Mapping[str, NotStored] = {
     "relay-alone": NotStored(
         "some jobs of `relay` in more rounds than it has, and a bench of time", "dfb9fab, 112b85a"
     ),
-    "picker-transports": NotStored("servers and their client in turns: needs two cores to itself", "06be000"),
+    "picker-transport": NotStored("servers and their client in turns: needs two cores to itself", "06be000"),
     "picker": NotStored("needs two cores to itself for nine minutes", "ee77183"),
     "picker-faults": NotStored("live processes in wall time: needs two cores to itself", "e348171, cf7b8a3"),
     "chaos-long": NotStored("nine minutes of live processes for each schedule", "cf7b8a3"),

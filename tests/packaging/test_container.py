@@ -77,7 +77,7 @@ def test_extras_of_the_image_are_those_of_the_project_for_every_command() -> Non
     (given,) = [one.rest.partition("=") for one in BUILDER if one.word == "ARG"]
     assert given[0] == "EXTRAS"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert {"otel", "picker", "postgres", "shared"} <= set(given[2].split(","))
+    assert {"dns", "otel", "picker", "postgres", "shared"} <= set(given[2].split(","))
     assert set(given[2].split(",")) <= set(project["optional-dependencies"])
 
 

@@ -372,8 +372,8 @@ async def scraped(rig: Rig) -> bool:
 
 
 async def events_from(rig: Rig) -> str:
-    await until(lambda: any(feeds.endpoints for feeds in rig.state.kv_feeds.stats.values()))
-    return rig.state.kv_feeds.stats["a"].endpoints[0]
+    await until(lambda: any(feeds.endpoints for feeds in rig.state.kv_feed_stats.values()))
+    return rig.state.kv_feed_stats["a"].endpoints[0]
 
 
 async def region_of_the_proxy(rig: Rig) -> object:

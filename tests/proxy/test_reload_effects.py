@@ -394,7 +394,7 @@ OF_FLEET_SOURCES = {
 NEED_A_NEW_START = {
     *("proxy.bind", "proxy.admin_bind", "proxy.tracing.endpoint", "proxy.tracing.sample_ratio"),
     *(f"shared.{key.name}" for key in fields(SharedConfig)),
-    *("picker.bind", "picker.tls.cert", "picker.tls.key", "picker.transport", "picker.hold_s"),
+    *("picker.bind", "picker.tls.cert", "picker.tls.key", "picker.hold_s"),
 }
 REFERENCE = (DOCS / "reference.md").read_text()
 

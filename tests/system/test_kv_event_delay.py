@@ -15,7 +15,7 @@ from gorgo.config.model import KvEventsConfig
 from gorgo.core.messages.actions import Action
 from gorgo.core.messages.kv_events import BlocksRemoved, KvEventBatch
 from gorgo.core.prefix.kv_index import KvEventIndex
-from gorgo.live.kv_events import extra
+from gorgo.live.extras import EVENTS, is_installed
 from tests.live.kv_events.feeding import RecordingRouter, subscribed
 from tests.system.conversations import Conversations
 from tests.system.environments import Environment
@@ -24,7 +24,7 @@ from tests.system.test_kv_events import BLOCK_TOKENS, BLOCKS
 from tests.system.tiny_checkpoint import make_tiny_checkpoint
 from tests.system.vllm_server import CACHED_TOKENS_FLAG, vllm_server, wait_until_ready
 
-pytestmark = pytest.mark.skipif(not extra.available(), reason="KV EVENTS SKIPPED: pyzmq is not installed")
+pytestmark = pytest.mark.skipif(not is_installed(EVENTS), reason="KV EVENTS SKIPPED: pyzmq is not installed")
 
 REQUESTS = 300
 

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gorgo.live.kv_events import extra
+from gorgo.live.extras import EVENTS, is_installed
 from tests.real.served import eventually
 from tests.system.conversations import Conversations
 from tests.system.event_engines import EngineKind, EventEngine, simulated_kind, two_engines, vllm_kind
@@ -22,7 +22,7 @@ from tests.system.router_process import RouterProcess, router_process
 from tests.system.tiny_checkpoint import make_tiny_checkpoint
 from tests.tuner.sidecar.relay import Relay
 
-pytestmark = pytest.mark.skipif(not extra.available(), reason="KV EVENTS SKIPPED: pyzmq is not installed")
+pytestmark = pytest.mark.skipif(not is_installed(EVENTS), reason="KV EVENTS SKIPPED: pyzmq is not installed")
 
 #: Streams under way at a kill, and at a restart of the router.
 STREAMS, RESTART_STREAMS = 40, 200

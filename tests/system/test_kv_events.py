@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gorgo.live.kv_events import extra
+from gorgo.live.extras import EVENTS, is_installed
 from tests.real.served import eventually
 from tests.system.conversations import Conversations
 from tests.system.environments import Environment
@@ -19,17 +19,19 @@ from tests.system.router_process import RouterProcess, router_process
 from tests.system.tiny_checkpoint import make_tiny_checkpoint
 from tests.system.vllm_server import CACHED_TOKENS_FLAG, VllmServer, vllm_server, wait_until_ready
 
-pytestmark = pytest.mark.skipif(not extra.available(), reason="KV EVENTS SKIPPED: pyzmq is not installed")
+pytestmark = pytest.mark.skipif(not is_installed(EVENTS), reason="KV EVENTS SKIPPED: pyzmq is not installed")
 
 BLOCK_TOKENS = 32
 #: Blocks of one engine: a tenth of what the conversations have.
 BLOCKS = 128
 REQUESTS = 1000
-EVENTS = '{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:0", "replay_endpoint": "tcp://*:0"}'
+PUBLISHER = (
+    '{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:0", "replay_endpoint": "tcp://*:0"}'
+)
 FLAGS = (
     CACHED_TOKENS_FLAG,
     "--kv-events-config",
-    EVENTS,
+    PUBLISHER,
     "--num-gpu-blocks-override",
     str(BLOCKS),
     "--max-model-len",

@@ -19,7 +19,7 @@ import yaml
 from gorgo.cli import app
 from gorgo.config.load import load_config
 from gorgo.live.peer_store.connection import connection_arguments, group_key
-from gorgo.live.upstream.target import api_key
+from gorgo.live.replica_secrets import api_key
 from tests.terraform.workspace import ROOT, Workspace
 
 #: What a secret would look like if one had got into a text: a name that says so, and a value that is no reference.

@@ -18,7 +18,7 @@ import yaml
 from gorgo.apps.demo.processes import POLL_S, Processes
 from gorgo.config.atomic import write_atomically
 from gorgo.errors import FleetError
-from gorgo.live.training.status import model_line
+from gorgo.live.training_status import model_line
 
 #: The fleet that is fitted to the paper is beyond its capacity at the nine requests a second of the demo.
 PROFILE = "2xL40S-Qwen3.5-35B-A3B-FP8-estimate"

@@ -16,7 +16,7 @@ from typing import Any
 from msgspec import msgpack
 
 from gorgo.errors import ConfigError
-from gorgo.live.kv_events.extra import import_zmq
+from gorgo.live.kv_events.sockets import import_zmq
 from gorgo.sim.engine.kv_observer import KvObserver
 
 #: Messages retained for replays, as in SGLang and vLLM.

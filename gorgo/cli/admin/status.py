@@ -54,7 +54,7 @@ def _show(url: str, shown: Mapping[str, Any], token: str | None) -> None:
     from gorgo.cli.admin.call import CallError, request_admin
     from gorgo.cli.admin.status_tables import plain
     from gorgo.cli.admin.status_watch import show_status
-    from gorgo.live.training.status import model_line
+    from gorgo.live.training_status import model_line
 
     show_status(shown)
     with suppress(CallError):  # an older proxy has no such route

@@ -101,6 +101,11 @@ class FleetSourceConfig:
         """Whether the source is an API server of Kubernetes."""
         return self.kind != "dns"
 
+    @property
+    def reads_srv_records(self) -> bool:
+        """Whether the port of a replica is that of its SRV record; this needs the extra `dns`."""
+        return self.kind == "dns" and self.port is None
+
 
 _DEFAULTS = {name: FleetSourceConfig.__dataclass_fields__[name].default for name in _CHECKED if name != "selector"}
 

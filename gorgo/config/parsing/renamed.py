@@ -32,6 +32,7 @@ RENAMED: dict[str, str] = {
     "replicas.capacity.prefill_base_ms": "fixed at 12 ms",
     "replicas.capacity.prefill_kappa_s": "fixed at 1.6e-9 s",
     "clients.keys_env": "keys are read from clients.keys_file alone",
+    "picker.transport": "HTTP/2 of the project alone carries gRPC",
     "simulation.jitter": "fixed at 0.02",
     "limits.body_gap_timeout_s": "fixed at 15 s",
     "limits.body_idle_timeout_s": "fixed at 15 s",

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import AfterValidator
 
 from gorgo.config.sections.tls import TlsConfig, paired
 from gorgo.config.values import Bind, Positive, strict
-
-Transport = Literal["grpcio", "h2"]
 
 
 @strict
@@ -20,7 +18,5 @@ class PickerConfig:
 
     bind: Bind = "127.0.0.1:9002"
     tls: Annotated[TlsConfig, AfterValidator(paired)] = field(default_factory=TlsConfig)
-    #: What carries gRPC: HTTP/2 of the project's own, or grpcio's.
-    transport: Transport = "h2"
     #: Longest time in the queue. Envoy's `message_timeout` is ten seconds more, or Envoy would answer by itself.
     hold_s: Positive = 20.0

@@ -14,7 +14,7 @@ _RESTART = "needs a restart"
 #: Keys that are read once, below `proxy`.
 _BOUND = ("bind", "admin_bind", "tracing.endpoint", "tracing.sample_ratio")
 #: And below `picker`, for `gorgo picker`.
-_PICKER = ("bind", "tls.cert", "tls.key", "transport", "hold_s")
+_PICKER = ("bind", "tls.cert", "tls.key", "hold_s")
 
 Value = str | float | bool | None
 

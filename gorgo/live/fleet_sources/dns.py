@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable
 from gorgo.config.fleet.source import FleetSourceConfig
 from gorgo.fleet_sources.dns import HostPort, Resolved, found_addresses
 from gorgo.live.fleet_sources.reports import Reports
-from gorgo.live.fleet_sources.srv import SrvLookup
 
 #: After it a look-up counts as failed. It is waited for all the same: its thread cannot be stopped.
 LOOKUP_S = 5.0
@@ -31,13 +30,14 @@ class DnsSource:
     """One source.
 
     A name without an answer is a failure: a resolver does not tell a service without replicas from a wrong answer, so
-    the replicas stay, and those that are dead are ejected by their probes.
+    the replicas stay, and those that are dead are ejected by their probes. Raises `MissingExtra` if it looks up SRV
+    records without the extra `dns`.
     """
 
     def __init__(self, config: FleetSourceConfig, reports: Reports, lookup: Lookup | None = None) -> None:
         self._config = config
         self._reports = reports
-        self._lookup = lookup or (SrvLookup() if config.port is None else resolve_addresses)
+        self._lookup = lookup or _lookup_of(config)
 
     async def run(self) -> None:
         """Look up until cancelled."""
@@ -65,3 +65,11 @@ class DnsSource:
         self._reports.succeed()
         self._reports.report_result(found_addresses(answer.addresses, self._config))
         return answer.ttl_s
+
+
+def _lookup_of(config: FleetSourceConfig) -> Lookup:
+    if not config.reads_srv_records:
+        return resolve_addresses
+    from gorgo.live.fleet_sources.srv import SrvLookup
+
+    return SrvLookup()

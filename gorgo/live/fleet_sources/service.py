@@ -11,9 +11,8 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 
 from gorgo.config.fleet.source import FleetSourceConfig
-from gorgo.errors import ConfigError, GorgoError
+from gorgo.errors import ConfigError, GorgoError, MissingExtra
 from gorgo.live.fleet_sources.dns import DnsSource
-from gorgo.live.fleet_sources.kubernetes import KubernetesSource
 from gorgo.live.fleet_sources.reports import Reports
 from gorgo.live.logs import log, log_failure
 from gorgo.live.state import LiveState
@@ -27,8 +26,13 @@ RESTART_S = 30.0
 
 
 async def follow_source(config: FleetSourceConfig, reports: Reports, environ: Mapping[str, str]) -> None:
-    """Follow one source until cancelled. Raises `ConfigError` if it needs a cluster and there is none."""
+    """Follow one source until cancelled.
+
+    Raises `ConfigError` if it needs a cluster and there is none, `MissingExtra` if its package is not installed.
+    """
     if config.watches:
+        from gorgo.live.fleet_sources.kubernetes import KubernetesSource
+
         await KubernetesSource(config, reports, environ).run()
     else:
         await DnsSource(config, reports).run()
@@ -80,7 +84,7 @@ class FleetSources:
         while True:
             try:
                 await follow_source(config, reports, self._environ)
-            except ConfigError as error:
+            except (ConfigError, MissingExtra) as error:
                 reports.fail(str(error))
             except Exception as failure:  # noqa: BLE001 - see above
                 log_failure("fleet_source_failed", failure, source=config.name)

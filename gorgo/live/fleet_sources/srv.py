@@ -1,46 +1,57 @@
-"""Look-ups of SRV records: the machine's name servers over UDP, and over TCP where an answer does not fit.
+"""Look-ups of SRV records by dnspython, of the extra `dns`: the system's resolver has no call for them.
 
-The system's resolver has no call for them.
+Owns the names that are tried, the bounds of a look-up, and what of an answer is a target. Priority and weight of a
+record are not used: the policy chooses.
 """
 
 from __future__ import annotations
 
-import asyncio
-import secrets
+import io
+import re
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
-from gorgo.fleet_sources.dns import Resolved
-from gorgo.fleet_sources.srv import (
-    ResolverFile,
-    SrvAnswer,
-    SrvError,
-    names_to_try,
-    read_resolver_file,
-    read_srv_answer,
-    srv_question,
-)
+from gorgo.errors import MissingExtra
+from gorgo.fleet_sources.dns import HostPort, Resolved
+from gorgo.live.extras import DNS
+
+try:
+    import dns.exception
+    from dns.asyncresolver import Resolver
+    from dns.name import Name, from_text, root
+    from dns.rdtypes.IN.SRV import SRV
+    from dns.resolver import NXDOMAIN, NoResolverConfiguration
+except ImportError as error:
+    raise MissingExtra(DNS.missing) from error
 
 RESOLVER_FILE = Path("/etc/resolv.conf")
+#: A larger file is nobody's: it has a few lines.
 _MAX_FILE_BYTES = 64 * 1024
-#: Of one server to one question.
-ANSWER_S = 1.5
-#: Questions to each server, because a datagram may be lost.
-_ROUNDS = 2
-_PORT = 53
+#: As resolv.conf(5): more servers and domains are not used, and names have no more dots.
+_MAX_SERVERS, _MAX_DOMAINS, _MAX_NDOTS = 3, 6, 15
+#: Of one server to one question, s; and of all servers to the question about one name.
+ANSWER_S, NAME_S = 1.5, 5.0
+#: Of an answer over UDP that no path fragments; a larger one is truncated, and comes over TCP with 64 KiB at most.
+_MAX_UDP_BYTES = 1232
+_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 
-#: Reads a message; `None` is no answer to the question.
-_Reader = Callable[[bytes], SrvAnswer | None]
 
+def machine_resolver() -> Resolver:
+    """Return a resolver as /etc/resolv.conf says now: a network may change it while the process runs.
 
-def machine_resolver() -> ResolverFile:
-    """Return what /etc/resolv.conf says now: a network may change it while the process runs."""
+    Raises `OSError` if the file names a server that is no address.
+    """
+    resolver = Resolver(configure=False)
     try:
         with RESOLVER_FILE.open("rb") as file:
-            return read_resolver_file(file.read(_MAX_FILE_BYTES).decode(errors="replace"))
-    except OSError:
-        return ResolverFile()
+            text = file.read(_MAX_FILE_BYTES).decode(errors="replace")
+        resolver.read_resolv_conf(io.StringIO(text))
+    except (OSError, NoResolverConfiguration):
+        resolver.nameservers = ["127.0.0.1"]  # as resolv.conf(5)
+    except (ValueError, dns.exception.DNSException) as error:
+        raise OSError(f"{RESOLVER_FILE}: {error}") from error
+    resolver.nameservers = resolver.nameservers[:_MAX_SERVERS]
+    return resolver
 
 
 class SrvLookup:
@@ -49,88 +60,64 @@ class SrvLookup:
     Parameters
     ----------
     resolver:
-        Returns servers and search domains; called for each look-up.
-    port:
-        Of the servers.
+        Returns a resolver with servers and search domains; called for each look-up.
     """
 
-    def __init__(self, resolver: Callable[[], ResolverFile] = machine_resolver, port: int = _PORT) -> None:
+    def __init__(self, resolver: Callable[[], Resolver] = machine_resolver) -> None:
         self._resolver = resolver
-        self._port = port
 
     async def __call__(self, host: str, port: int) -> Resolved:  # noqa: ARG002 - the records have the port
         """Return targets and ports of the first of its names that has records. Raises `OSError`."""
-        file = self._resolver()
-        for name in names_to_try(host, file):
-            answer = await self._first_answer(name, file)
-            if not answer.missing:
-                return Resolved(answer.targets, answer.ttl_s)
+        if not _is_host(host.removesuffix(".")):
+            raise OSError(f"{host!r} is no name")
+        resolver = self._resolver()
+        resolver.timeout = ANSWER_S
+        resolver.use_edns(0, 0, _MAX_UDP_BYTES)
+        try:
+            for name in names_to_try(host, resolver):
+                found = await _targets(resolver, name)
+                if found is not None:
+                    return found
+        except dns.exception.DNSException as error:
+            raise OSError(str(error)) from error
         raise OSError(f"{host} has no SRV record")
 
-    async def _first_answer(self, name: str, file: ResolverFile) -> SrvAnswer:
-        """Return the answer of the first server that has one."""
-        reason = ""
-        for server in file.servers * _ROUNDS:
-            try:
-                return await asyncio.wait_for(self._answer(name, server), ANSWER_S)
-            except TimeoutError:
-                reason = f"the name server {server} does not answer"
-            except (OSError, SrvError, EOFError) as error:
-                reason = f"{server}: {error}"
-        raise OSError(reason)
 
-    async def _answer(self, name: str, server: str) -> SrvAnswer:
-        number = secrets.randbelow(1 << 16)
-        question = srv_question(name, number)
-        answer = await self._datagram_answer(question, server, lambda message: read_srv_answer(message, name, number))
-        if not answer.truncated:
-            return answer
-        whole = read_srv_answer(await self._stream_answer(question, server), name, number)
-        if whole is None or whole.truncated:
-            raise SrvError("an answer to another question")
-        return whole
+def names_to_try(host: str, resolver: Resolver) -> list[Name]:
+    """Return the full names for `host`, in the order in which a resolver tries them.
 
-    async def _datagram_answer(
-        self, question: bytes, server: str, read: Callable[[bytes], SrvAnswer | None]
-    ) -> SrvAnswer:
-        loop = asyncio.get_running_loop()
-        receiver = _Receiver(read, loop.create_future())
-        transport, _ = await loop.create_datagram_endpoint(lambda: receiver, remote_addr=(server, self._port))
-        try:
-            transport.sendto(question)
-            return await receiver.answer
-        finally:
-            transport.close()
-
-    async def _stream_answer(self, question: bytes, server: str) -> bytes:
-        reader, writer = await asyncio.open_connection(server, self._port)
-        try:
-            writer.write(len(question).to_bytes(2) + question)
-            return await reader.readexactly(int.from_bytes(await reader.readexactly(2)))
-        finally:
-            writer.close()
-            with suppress(OSError):
-                await writer.wait_closed()
+    dnspython has the same order, but ends at the first name that exists; resolv.conf(5) ends at the first record.
+    """
+    if host.endswith("."):
+        return [from_text(host)]
+    domains = resolver.search or ([] if resolver.domain == root else [resolver.domain])
+    searched = [from_text(host, domain) for domain in domains[:_MAX_DOMAINS]]
+    ndots = 1 if resolver.ndots is None else min(resolver.ndots, _MAX_NDOTS)
+    return [from_text(host), *searched] if host.count(".") >= ndots else [*searched, from_text(host)]
 
 
-class _Receiver(asyncio.DatagramProtocol):
-    """The first datagram that answers the question; others on the socket are no answer of it."""
+async def _targets(resolver: Resolver, name: Name) -> Resolved | None:
+    """Return targets and the shortest time to live of a name; `None` if it has none.
 
-    def __init__(self, read: _Reader, answer: asyncio.Future[SrvAnswer]) -> None:
-        self._read = read
-        self.answer = answer
+    Raises `DNSException` if no server answers, `OSError` for a record that is no target.
+    """
+    try:
+        answer = await resolver.resolve(name, "SRV", lifetime=NAME_S, raise_on_no_answer=False, search=False)
+    except NXDOMAIN:
+        return None
+    # The root says that there is no such service.
+    records = [row for row in answer.rrset or () if isinstance(row, SRV) and row.target != root]
+    if not records:
+        return None
+    return Resolved([_target(row) for row in records], float(answer.chaining_result.minimum_ttl))
 
-    def datagram_received(self, data: bytes, addr: tuple[str | int, int]) -> None:  # noqa: ARG002 - the interface
-        if self.answer.done():
-            return
-        try:
-            answer = self._read(data)
-        except SrvError as error:
-            self.answer.set_exception(error)
-            return
-        if answer is not None:
-            self.answer.set_result(answer)
 
-    def error_received(self, exc: Exception) -> None:
-        if not self.answer.done():
-            self.answer.set_exception(exc)
+def _target(record: SRV) -> HostPort:
+    host = record.target.to_text(omit_final_dot=True)
+    if not record.port or not _is_host(host):
+        raise OSError(f"a record with the target {host[:253]!r} and port {record.port}")
+    return HostPort(host, record.port)
+
+
+def _is_host(name: str) -> bool:
+    return len(name) <= 253 and all(_LABEL.fullmatch(label) for label in name.split("."))

@@ -15,8 +15,8 @@ from gorgo.live.kv_events.actions import Apply
 from gorgo.live.kv_events.decoding import LOOP_BYTES
 from gorgo.live.kv_events.feeds import KvSubscriptions
 from gorgo.live.kv_events.pieces import PIECE_BLOCKS, pieces, until_cleared
-from gorgo.live.kv_events.stats import KvFeedStats
 from gorgo.live.kv_events.subscription import Subscription
+from gorgo.live.kv_feed_stats import KvFeedStats
 from gorgo.live.logs import log
 
 

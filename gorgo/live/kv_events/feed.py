@@ -18,7 +18,7 @@ from gorgo.live.kv_events.actions import FeedAction, Replay
 from gorgo.live.kv_events.knowledge import Knowledge
 from gorgo.live.kv_events.queue import MessageQueue
 from gorgo.live.kv_events.replay_limit import ReplayLimit, RunningReplay
-from gorgo.live.kv_events.stats import FeedState, KvFeedStats
+from gorgo.live.kv_feed_stats import FeedState, KvFeedStats
 
 #: Time without a connection after which the blocks are forgotten; a replay repairs a shorter cut.
 MAX_CUT_S = 5.0

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from gorgo.live.kv_events.decoding import KvDecoder
-from gorgo.live.kv_events.extra import import_zmq
-from gorgo.live.kv_events.sockets import KvSockets
-from gorgo.live.kv_events.stats import KvFeedStats
+from gorgo.live.kv_events.sockets import KvSockets, import_zmq
 from gorgo.live.kv_events.turns import Turn
+from gorgo.live.kv_feed_stats import KvFeedStats
 
 #: Replays of all replicas that run at once: after a restart of the proxy each replica has one.
 MAX_REPLAYS_AT_ONCE = 8
@@ -17,8 +16,8 @@ MAX_REPLAYS_AT_ONCE = 8
 class KvSubscriptions:
     """Sockets, slots of replays, turns of the event loop, and the published states by replica."""
 
-    def __init__(self) -> None:
-        self.stats: dict[str, KvFeedStats] = {}
+    def __init__(self, stats: dict[str, KvFeedStats] | None = None) -> None:
+        self.stats: dict[str, KvFeedStats] = {} if stats is None else stats
         self.replay_slots = asyncio.Semaphore(MAX_REPLAYS_AT_ONCE)
         self.decoder = KvDecoder()
         self.turn = Turn()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gorgo.live.kv_events.stats import FeedState
+from gorgo.live.kv_feed_stats import FeedState
 
 #: Time between a failed replay and the next one.
 COOL_DOWN_S = 30.0

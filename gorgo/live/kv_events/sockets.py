@@ -9,6 +9,8 @@ from typing import Any
 
 from gorgo.engines.kv_events import MAX_MESSAGE_BYTES
 from gorgo.engines.kv_sources import KvEventSource
+from gorgo.errors import MissingExtra
+from gorgo.live.extras import EVENTS
 from gorgo.live.kv_events.receiver import MessageTaker, Receiver
 from gorgo.live.kv_events.turns import Arrivals, Turn
 
@@ -20,6 +22,18 @@ HEARTBEAT_S = 5.0
 HEARTBEAT_TIMEOUT_S = 10.0
 #: Messages that wait in a socket; the publisher drops further ones, which a replay repairs. Each has a few kilobytes.
 RECEIVE_QUEUE = 1000
+
+
+def import_zmq() -> ModuleType:
+    """Return the package with its asyncio part. Raises `MissingExtra`."""
+    try:
+        import zmq
+        import zmq.asyncio
+        import zmq.utils.monitor
+    except ImportError as error:
+        raise MissingExtra(EVENTS.missing) from error
+    module: ModuleType = zmq
+    return module
 
 
 class KvSockets:

@@ -16,8 +16,8 @@ from gorgo.live.clock import Clock
 from gorgo.live.kv_events.applier import KvEventRouter, KvEventsApplier
 from gorgo.live.kv_events.feeds import KvSubscriptions
 from gorgo.live.kv_events.sources import KvSources
-from gorgo.live.kv_events.stats import FeedState, KvFeedStats, worst
 from gorgo.live.kv_events.subscription import Subscription
+from gorgo.live.kv_feed_stats import FeedState, KvFeedStats, worst
 from gorgo.live.logs import log, log_failure
 from gorgo.live.upstream.target import Target
 

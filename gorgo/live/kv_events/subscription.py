@@ -21,7 +21,7 @@ from gorgo.live.kv_events.frames import read_message
 from gorgo.live.kv_events.receiver import Receiver
 from gorgo.live.kv_events.replay import replay
 from gorgo.live.kv_events.sockets import KvSockets
-from gorgo.live.kv_events.stats import FeedState, KvFeedStats
+from gorgo.live.kv_feed_stats import FeedState, KvFeedStats
 from gorgo.live.logs import log
 
 #: Between two attempts to open a socket; interval of the feed's timer.

@@ -1,11 +1,12 @@
 """The seam to hypercorn: its server accepts connections, and `connection.client_connection` serves each of them.
 
-Owns the one name of hypercorn that is replaced, and the configuration that carries a listener's socket and connections.
+Owns the one name of hypercorn that is replaced, and the configuration that says who serves a connection.
 
-Theory of operation. `hypercorn.asyncio.serve` runs the lifespan of the application, listens, and stops gracefully. For
-each connection it awaits `hypercorn.asyncio.run.TCPServer(...)`, whose HTTP is lenient about ambiguous requests and
-costs several times as much per request. That name is replaced by `_serve_connection` here. A server with another kind
-of configuration in the same process is served by hypercorn as before.
+Theory of operation. `hypercorn.asyncio.serve` runs the lifespan of the application, accepts from the sockets that it is
+given as `fd://`, closes them, and stops gracefully. For each connection it awaits
+`hypercorn.asyncio.run.TCPServer(...)`, whose HTTP is lenient about ambiguous requests and costs several times as much
+per request. That name is replaced by `_serve_connection` here. A server with another kind of configuration in the same
+process is served by hypercorn as before.
 """
 
 from __future__ import annotations
@@ -18,21 +19,19 @@ from typing import Any
 
 from hypercorn.asyncio import run as hypercorn_run
 from hypercorn.asyncio import serve
-from hypercorn.config import Config, Sockets
+from hypercorn.config import Config
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 class ServerConfig(Config):
-    """hypercorn's configuration, with the sockets to accept from. `Config.graceful_timeout` bounds the whole stop."""
+    """hypercorn's configuration, with the function that serves one connection.
 
-    listeners: Sequence[socket.socket]
-    #: Serves one connection.
+    `Config.graceful_timeout` bounds the whole stop.
+    """
+
+
     serve_connection: Serve
-
-    def create_sockets(self) -> Sockets:
-        """Return the sockets, which are without TLS."""
-        return Sockets([], [*self.listeners], [])
 
 
 async def run_server(
@@ -44,9 +43,10 @@ async def run_server(
 ) -> None:
     """Run hypercorn's server over `listeners` until `closing` is set and their connections have ended.
 
-    Without listeners it runs the lifespan alone.
+    The listeners, without TLS, are hypercorn's from now on. Without any it runs the lifespan alone.
     """
-    config.listeners, config.serve_connection = listeners, serve_connection
+    config.bind = [f"fd://{listener.detach()}" for listener in listeners]
+    config.serve_connection = serve_connection
     await serve(app, config, shutdown_trigger=closing.wait, mode="asgi")
 
 

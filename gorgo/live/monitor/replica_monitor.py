@@ -8,16 +8,17 @@ import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from itertools import count
 from math import inf
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 from gorgo.config.constants import PROBE_TIMEOUT_S, WARM_CONNECTIONS, WARM_INTERVAL_S
 from gorgo.core.backoff import backoff_s
 from gorgo.core.messages.request import REFUSALS, EngineSample, OpenConnection
 from gorgo.engines.probe import is_well, probe_paths
 from gorgo.live.http.headers import Header
-from gorgo.live.kv_events.subscriber import KvSubscriber
 from gorgo.live.logs import log
 from gorgo.live.monitor.discovery import Discovered, Discovery
 from gorgo.live.monitor.scraper import Scraper
@@ -25,6 +26,9 @@ from gorgo.live.state import LiveState
 from gorgo.live.upstream.client import POOL_EXHAUSTED, UpstreamError
 from gorgo.live.upstream.connection_state import NextConnectionState
 from gorgo.live.upstream.target import Target
+
+if TYPE_CHECKING:
+    from gorgo.live.kv_events.subscriber import KvSubscriber
 
 #: Longest delay of a reload by a new replica's first probe, and of a start: the proxy serves no request before.
 FIRST_PROBE_TIMEOUT_S = 5.0
@@ -71,15 +75,7 @@ class ReplicaMonitor:
         self._reports_metrics = True
         self._discovery = Discovery(state, target, self._fetch)
         self._scraper = Scraper(target, self._fetch, state.clock)
-        self._kv_events = KvSubscriber(
-            state.kv_feeds,
-            target,
-            state.router.caches,
-            state.clock,
-            answer=self._discovery.answer,
-            is_current=lambda: state.targets.get(target.name) is target,
-            deliver=state.gateway.apply,
-        )
+        self._kv_events: KvSubscriber | None = None
         target.upstream.on_connection_change(self._report_connection, state.gateway.stale_connections.append)
 
     @property
@@ -95,7 +91,18 @@ class ReplicaMonitor:
             loops.create_task(self._every(max(proxy.scrape_interval_s, DISCOVERY_INTERVAL_S), self.discover))
             loops.create_task(self._every(WARM_INTERVAL_S, self.warm))
             loops.create_task(self._probe_after_breaks())
-            loops.create_task(self._kv_events.run())
+            loops.create_task(self._follow_kv_events())
+
+    async def _follow_kv_events(self) -> None:
+        """Subscribe to the replica's KV events until cancelled, from when it has some on."""
+        target = self._target
+        while self._kv_events is None:
+            if target.kv_events is not None:
+                self._kv_events = await _subscriber(self._state, target, self._discovery)
+            else:
+                await target.kv_events_changed.wait()
+                target.kv_events_changed.clear()
+        await self._kv_events.run()
 
     async def _probe_after_breaks(self) -> None:
         """Scrape after a broken connection: the engine may have restarted with an empty cache."""
@@ -288,3 +295,22 @@ class ReplicaMonitor:
         while True:
             await asyncio.sleep(interval_s * (1 + JITTER * (self._spread() - 0.5)))
             await action()
+
+
+async def _subscriber(state: LiveState, target: Target, discovery: Discovery) -> KvSubscriber:
+    """Return the subscriber of a replica; the first one loads what all of them need, while streams go on."""
+    await asyncio.to_thread(import_module, "gorgo.live.kv_events.subscriber")
+    from gorgo.live.kv_events.feeds import KvSubscriptions
+    from gorgo.live.kv_events.subscriber import KvSubscriber
+
+    if state.kv_feeds is None:
+        state.kv_feeds = KvSubscriptions(state.kv_feed_stats)
+    return KvSubscriber(
+        state.kv_feeds,
+        target,
+        state.router,
+        state.clock,
+        answer=discovery.answer,
+        is_current=lambda: state.targets.get(target.name) is target,
+        deliver=state.gateway.apply,
+    )

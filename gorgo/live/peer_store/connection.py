@@ -9,19 +9,17 @@ import re
 import socket
 import ssl
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from gorgo.config.model import SharedConfig
 from gorgo.errors import InvalidValueError, MissingExtra
+from gorgo.live.extras import SHARED
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-MISSING = "a store needs the extra: pip install 'gorgo-router[shared]'"
-EXPECTED = "the extra shared to be installed"
 KEY_EXPECTED = "it to hold 32 to 128 hexadecimal digits; openssl rand -hex 32 makes a key"
 
 #: A store is near: one that needs longer is as good as gone, and the router goes on alone.
@@ -36,11 +34,6 @@ _KEY = re.compile(r"[0-9A-Fa-f]{32,128}")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 
 
-def available() -> bool:
-    """Return whether the client's package is installed."""
-    return find_spec("redis") is not None
-
-
 def store_client(shared: SharedConfig, environ: Mapping[str, str]) -> Redis:
     """Return a client of the store; it connects with its first command.
 
@@ -51,7 +44,7 @@ def store_client(shared: SharedConfig, environ: Mapping[str, str]) -> Redis:
         from redis.asyncio.retry import Retry
         from redis.backoff import NoBackoff
     except ImportError as error:
-        raise MissingExtra(MISSING) from error
+        raise MissingExtra(SHARED.missing) from error
 
     class OwnAuthorities(SSLConnection):
         """A connection that trusts the context's authorities alone; the package would add those of the system."""

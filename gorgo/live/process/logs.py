@@ -7,7 +7,6 @@ from pathlib import Path
 from gorgo.config.constants import BLOCK_BYTES
 from gorgo.live.state import LiveState
 from gorgo.live.telemetry.line_log import LineLog
-from gorgo.live.telemetry.outcome_log import OutcomeLog, open_outcome_log
 from gorgo.live.telemetry.request_log_file import BLOCKS_PER_HASH, RequestLogFile
 
 
@@ -21,6 +20,8 @@ def open_request_log(path: Path, state: LiveState) -> LineLog:
 
 def record_outcomes(path: Path, state: LiveState) -> LineLog:
     """Return the log of ended attempts, which the Router writes from now on."""
+    from gorgo.live.telemetry.outcome_log import OutcomeLog, open_outcome_log
+
     log = open_outcome_log(path, boot_id=state.router.boot_id, clock=state.clock, count=state.metrics.outcome_log)
     accelerators = (row.accelerator for row in state.config.replicas if row.accelerator is not None)
     state.router.settings.record_outcomes(OutcomeLog(log.add, accelerators))

@@ -18,7 +18,6 @@ from gorgo.live.admin.app import admin_app
 from gorgo.live.admin.bodies import BoundedBodies
 from gorgo.live.control.state_file import PersistedState
 from gorgo.live.fleet_sources.service import FleetSources
-from gorgo.live.huge_pages import use_huge_pages
 from gorgo.live.listener.sockets import ServerAddresses, address_of
 from gorgo.live.logs import flush_logs, log
 from gorgo.live.monitor.fleet_monitor import FleetMonitor, probe_all, run_timers
@@ -26,7 +25,6 @@ from gorgo.live.monitor.replica_monitor import ReplicaMonitor
 from gorgo.live.parsing.json_body import limit_digits
 from gorgo.live.process.apps import accept_limits, serve_asgi
 from gorgo.live.process.front_end import FrontEnd
-from gorgo.live.process.logs import open_request_log, record_outcomes
 from gorgo.live.process.options import ProcessOptions
 from gorgo.live.process.signals import stop_signals
 from gorgo.live.reload.found_replicas import apply_found
@@ -71,8 +69,12 @@ async def run_process(
     try:
         await state.control.persist_initial(fresh=fresh)
         if options.request_log is not None:
+            from gorgo.live.process.logs import open_request_log
+
             state.request_log = open_request_log(options.request_log, state)
         if options.outcome_log is not None:
+            from gorgo.live.process.logs import record_outcomes
+
             state.outcome_log = record_outcomes(options.outcome_log, state)
         if shutdown is not None:
             await _run(front_end, admin, options, ready, shutdown, asyncio.Event())
@@ -104,7 +106,6 @@ async def _run(
         state.models.read_all = fleet_monitor.read_models
         loops = [tasks.create_task(run_timers(state)), tasks.create_task(state.training.run())]
         loops.append(tasks.create_task(state.pushes.run(state.push_sources)))
-        loops.append(tasks.create_task(use_huge_pages()))
         for line_log in state.line_logs:
             tasks.create_task(line_log.run())
         reloader = Reloader(state, options.file, fleet_monitor, environ=environ)

@@ -18,12 +18,12 @@ from gorgo.config.registered import parse_entry
 from gorgo.config.replica_advice import url_warnings
 from gorgo.errors import GorgoError, ReplicaInFile, UnknownReplica, closest
 from gorgo.live.control.fleet_changes import AppliedReload, Registration
+from gorgo.live.extras import check_extras
 from gorgo.live.http.tls import upstream_tls
-from gorgo.live.kv_events.extra import check_extra
 from gorgo.live.logs import log
 from gorgo.live.reload.reloader import Reloader
+from gorgo.live.replica_secrets import replica_secrets
 from gorgo.live.state import LiveState
-from gorgo.live.upstream.target import replica_secrets
 
 
 class Registrar:
@@ -50,7 +50,7 @@ class Registrar:
         async with self._reloader.turn:
             replica = parse_entry(entry, state.config)
             replica_secrets(replica, self._environ)
-            check_extra([replica])
+            check_extras([replica])
             await asyncio.to_thread(upstream_tls, replica, state.tls)
             name = replica.name
             if name in state.targets and name not in registered:

@@ -29,14 +29,15 @@ from gorgo.live.http.tls import upstream_tls
 from gorgo.live.logs import log, log_config_warnings, log_failure
 from gorgo.live.monitor.fleet_monitor import FleetMonitor
 from gorgo.live.monitor.replica_monitor import ProbeResult, ReplicaMonitor
+from gorgo.live.prompt_tokens import read_tokenizers
 from gorgo.live.reload.config_diff import ConfigDiff, diff, keep_restart_only
 from gorgo.live.reload.file_watch import ConfigFile, Found
 from gorgo.live.reload.prepare import file_policy, tls_contexts
 from gorgo.live.reload.protection import refuse_loss
+from gorgo.live.replica_secrets import ReplicaSecrets, replica_secrets
 from gorgo.live.request_options import ClientPolicies
 from gorgo.live.state import LiveState
-from gorgo.live.tokens.model_tokens import read_models
-from gorgo.live.upstream.target import ReplicaSecrets, Target, make_target, replica_secrets
+from gorgo.live.upstream.target import Target, make_target
 from gorgo.policies.registry import make_shadow
 
 RELOAD_S = 8.0  # probes take 5 s at most; operators' tools give up after ten
@@ -151,7 +152,7 @@ class Reloader:
             client_keys = read_client_keys(config.clients)
             # Read before any change, because files can be wrong.
             tls_of = await asyncio.to_thread(tls_contexts, config, self._state.tls)
-            tokenizers = await asyncio.to_thread(read_models, config.models, self._state.prompt_tokens.models)
+            tokenizers = await asyncio.to_thread(read_tokenizers, config.models, self._state.prompt_tokens.models)
             results = await self._probe_new(changes, config, secrets)
             if self._state.served_tls is not None:
                 self._state.served_tls.renew(config.proxy.tls)

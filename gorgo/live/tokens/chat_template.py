@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from time import perf_counter
 from typing import Any
 
-from gorgo.errors import GorgoError
+from gorgo.live.encoded_prompt import TemplateFailedError
 
 #: Characters of a rendered prompt: twice the longest body that is rendered.
 MAX_OUTPUT = 8 << 20
@@ -20,10 +20,6 @@ MAX_RENDER_S = 0.1
 _CLOCK_PIECES = 64
 
 Message = Mapping[str, str]
-
-
-class TemplateFailedError(GorgoError):
-    """A template did not render a prompt. The message holds no text of the prompt."""
 
 
 class ChatTemplate:

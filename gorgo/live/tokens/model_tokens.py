@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gorgo.config.constants import SIMULATED_TOKENIZER
 from gorgo.config.model import ModelConfig
 from gorgo.errors import InvalidValueError
-from gorgo.live.tokens.chat_template import ChatTemplate, Message, TemplateFailedError
+from gorgo.live.encoded_prompt import TemplateFailedError
+from gorgo.live.tokens.chat_template import ChatTemplate, Message
+from gorgo.live.tokens.chat_text import CHAT_ROUTE, chat_messages, plain_text, template_options
 from gorgo.live.tokens.segments import SegmentCache
 from gorgo.live.tokens.template_files import read_template, template_paths
 from gorgo.live.tokens.tokenizer import FileTokenizer, read_tokenizer
@@ -29,6 +32,14 @@ _PROBES: tuple[tuple[Sequence[Message], Sequence[Message]], ...] = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class RenderedPrompt:
+    """The text of a prompt; `messages` of a template, `None` for a plain text, which gets the tokenizer's affixes."""
+
+    text: str
+    messages: int | None
+
+
 @dataclass(slots=True)
 class FileTokens:
     """The tokenizer and the template of a model.
@@ -44,6 +55,21 @@ class FileTokens:
     segments: SegmentCache
     #: Size and time of each file that it was read from.
     stamp: Stamp
+
+    def rendered(self, route: str, values: Mapping[str, Any]) -> RenderedPrompt | None:
+        """Return the text that an engine makes of a body; `None` if it is not known.
+
+        Raises `TemplateFailedError`.
+        """
+        if route != CHAT_ROUTE:
+            plain = plain_text(route, values)
+            return None if plain is None else RenderedPrompt(plain, None)
+        messages, options = chat_messages(values), template_options(values)
+        if self.template is None or messages is None or options is None:
+            return None
+        generation = values.get("add_generation_prompt", True) is not False
+        text = self.template.render(messages, add_generation_prompt=generation, options=options)
+        return RenderedPrompt(text, len(messages))
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from hashlib import sha256
 from itertools import count
 
 from gorgo.core.lru import Lru
-from gorgo.live.tokens.encoded import EncodedPrompt
+from gorgo.live.encoded_prompt import EncodedPrompt
 from gorgo.live.tokens.tokenizer import FileTokenizer
 
 #: Bytes of ids in memory: eight million tokens, some 300 conversations of 24,000.

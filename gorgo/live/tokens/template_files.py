@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from gorgo.errors import InvalidValueError
-from gorgo.live.tokens.chat_template import ChatTemplate, TemplateFailedError
+from gorgo.live.encoded_prompt import TemplateFailedError
+from gorgo.live.tokens.chat_template import ChatTemplate
 from gorgo.live.tokens.tokenizer import read_file
 
 #: Ten times the longest template of a published model, with a vocabulary's worth of special tokens beside it.

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gorgo.core.prefix.kv_chain import token_bytes
-from gorgo.errors import GorgoError, InvalidValueError, MissingExtra
+from gorgo.errors import InvalidValueError, MissingExtra
+from gorgo.live.encoded_prompt import EncodingFailedError
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
@@ -20,10 +21,6 @@ if TYPE_CHECKING:
 #: Twice the largest file of a published model, whose vocabulary has 256,000 entries.
 MAX_FILE_BYTES = 64 << 20
 _EXPECTED = "a tokenizer.json, or the word simulated"
-
-
-class EncodingFailedError(GorgoError):
-    """A tokenizer did not encode a text. The message holds none of it."""
 
 
 def require_extra() -> None:

@@ -34,7 +34,7 @@ from gorgo.live.telemetry.learning import LearningMetrics, ModelGauges
 from gorgo.live.training.errors import error_shares
 from gorgo.live.training.messages import Reply, Settings
 from gorgo.live.training.model_store import ModelStore
-from gorgo.live.training.status import ModelInUse, TrainingState
+from gorgo.live.training_status import ModelInUse, TrainingState
 
 #: Between two messages to the process, and between two looks at a round in progress.
 INTERVAL_S = 1.0

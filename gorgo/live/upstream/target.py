@@ -10,7 +10,7 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gorgo.config.constants import MIN_TOKEN_CHARS, WARM_CONNECTIONS
+from gorgo.config.constants import WARM_CONNECTIONS
 from gorgo.config.deadlines import Deadlines
 from gorgo.config.engine_names import AUTO
 from gorgo.config.model import KvEventsConfig, LimitsConfig, ReplicaConfig
@@ -19,22 +19,12 @@ from gorgo.engines.base import EngineDialect
 from gorgo.engines.discovery import FoundEngine
 from gorgo.engines.registry import dialect
 from gorgo.engines.reports import ReportWatch
-from gorgo.errors import InvalidValueError
 from gorgo.live.cache_push.source import PushSource
+from gorgo.live.replica_secrets import ReplicaSecrets
 from gorgo.live.upstream.client import UpstreamClient
 
 #: Two rounds of pings on warm connections: one that is refused may be an engine that restarts.
 UNREACHABLE_PINGS = 2 * WARM_CONNECTIONS
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaSecrets:
-    """What a replica and the proxy prove themselves with. `repr` omits both, so that no log can show them."""
-
-    #: Sent with each request.
-    api_key: str | None = field(default=None, repr=False)
-    #: Of the engine's pushes.
-    push_token: str | None = field(default=None, repr=False)
 
 
 @dataclass(slots=True, eq=False)
@@ -154,33 +144,3 @@ def make_target(
         kv_events=replica.kv_events,
         detects_engine=replica.engine == AUTO,
     )
-
-
-def replica_secrets(replica: ReplicaConfig, environ: Mapping[str, str]) -> ReplicaSecrets:
-    """Return what the environment has for the replica. Raises `ConfigError` if a variable is not set."""
-    return ReplicaSecrets(api_key(replica, environ), push_token(replica, environ))
-
-
-def api_key(replica: ReplicaConfig, environ: Mapping[str, str]) -> str | None:
-    """Return the replica's own key. Raises `ConfigError` if its variable is not set."""
-    return _secret(replica, replica.api_key_env, environ, "the replica's API key")
-
-
-def push_token(replica: ReplicaConfig, environ: Mapping[str, str]) -> str | None:
-    """Return the token of the engine's pushes. Raises `ConfigError` if its variable is not set, or can be guessed."""
-    token = _secret(replica, replica.push_token_env, environ, "the token of the replica's pushes")
-    if token is not None and len(token) < MIN_TOKEN_CHARS:
-        found = f"the environment variable {replica.push_token_env} has {len(token)} characters"
-        raise InvalidValueError(f"replica {replica.name!r}", found, f"at least {MIN_TOKEN_CHARS}")
-    return token
-
-
-def _secret(replica: ReplicaConfig, variable: str | None, environ: Mapping[str, str], content: str) -> str | None:
-    if variable is None:
-        return None
-    secret = environ.get(variable, "").strip()
-    if not secret or not secret.isascii() or not secret.isprintable():
-        lacking = "is not set" if not secret else "holds what no header can"
-        found = f"the environment variable {variable} {lacking}"
-        raise InvalidValueError(f"replica {replica.name!r}", found, f"it to hold {content}")
-    return secret

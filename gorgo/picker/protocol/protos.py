@@ -9,7 +9,6 @@ from gorgo.errors import MissingExtra
 
 try:
     from google.protobuf.message import DecodeError
-    from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
     from gorgo.picker.protocol.schema import message_classes
 except ImportError as error:
@@ -24,10 +23,13 @@ __all__ = [
     "ProcessingMode",
     "ProcessingRequest",
     "ProcessingResponse",
+    "ServingStatus",
     "StreamAccessLogsMessage",
 ]
 
 _CLASSES = message_classes()
+HealthCheckRequest: Any = _CLASSES["HealthCheckRequest"]
+HealthCheckResponse: Any = _CLASSES["HealthCheckResponse"]
 HeaderValue: Any = _CLASSES["HeaderValue"]
 ProcessingRequest: Any = _CLASSES["ProcessingRequest"]
 ProcessingResponse: Any = _CLASSES["ProcessingResponse"]
@@ -35,6 +37,14 @@ StreamAccessLogsMessage: Any = _CLASSES["StreamAccessLogsMessage"]
 
 #: `HeaderValueOption.HeaderAppendAction`: the picker's value replaces the client's.
 OVERWRITE_IF_EXISTS_OR_ADD = 2
+
+
+class ServingStatus(IntEnum):
+    """What a health check answers (`HealthCheckResponse.ServingStatus`)."""
+
+    SERVING = 1
+    NOT_SERVING = 2
+    SERVICE_UNKNOWN = 3
 
 
 class ProcessingMode(IntEnum):

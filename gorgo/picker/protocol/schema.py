@@ -1,8 +1,8 @@
 """The part of Envoy's messages that the picker reads and writes, as Protocol Buffers.
 
-Owns numbers and types of fields, from `envoy.service.ext_proc.v3`, `envoy.service.accesslog.v3` and what these import.
-Fields that are not here are skipped. The package `xds-protos` has them all, and breaks the extra `otel`: it puts other
-files in the place of `opentelemetry.proto`.
+Owns numbers and types of fields, from `envoy.service.ext_proc.v3`, `envoy.service.accesslog.v3`, what these import, and
+`grpc.health.v1`. Fields that are not here are skipped. The package `xds-protos` has them all, and breaks the extra
+`otel`: it puts other files in the place of `opentelemetry.proto`.
 """
 
 from __future__ import annotations
@@ -152,6 +152,8 @@ MESSAGES: Final[Mapping[str, Mapping[str, Field]]] = {
     },
     "HTTPAccessLogEntries": {"log_entry": Field(1, "HTTPAccessLogEntry", repeated=True)},
     "StreamAccessLogsMessage": {"http_logs": Field(2, "HTTPAccessLogEntries")},
+    "HealthCheckRequest": {"service": Field(1, "string")},
+    "HealthCheckResponse": {"status": Field(1, "enum")},
 }
 
 

@@ -1,1 +1,1 @@
-"""gRPC for the picker: methods as streams of serialized messages, and the servers that carry them."""
+"""gRPC for the picker: methods as streams of serialized messages, and the server that carries them."""

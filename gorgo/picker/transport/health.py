@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable
 
 from gorgo.picker.protocol.messages import ProtocolError
-from gorgo.picker.protocol.protos import DecodeError, HealthCheckRequest, HealthCheckResponse
+from gorgo.picker.protocol.protos import DecodeError, HealthCheckRequest, HealthCheckResponse, ServingStatus
 from gorgo.picker.transport.streams import CallHandlers, Output, Status, nothing_open
 
 LIVENESS, DECIDING = "liveness", "deciding"
@@ -21,9 +21,9 @@ READINESS = ("readiness", "envoy.service.ext_proc.v3.ExternalProcessor", "")
 #: Between two looks at the state, s: below the second of Envoy's shortest usual interval of health checks.
 INTERVAL_S = 0.25
 
-_SERVING: bytes = HealthCheckResponse(status=HealthCheckResponse.SERVING).SerializeToString()
-_NOT_SERVING: bytes = HealthCheckResponse(status=HealthCheckResponse.NOT_SERVING).SerializeToString()
-_UNKNOWN: bytes = HealthCheckResponse(status=HealthCheckResponse.SERVICE_UNKNOWN).SerializeToString()
+_SERVING: bytes = HealthCheckResponse(status=ServingStatus.SERVING).SerializeToString()
+_NOT_SERVING: bytes = HealthCheckResponse(status=ServingStatus.NOT_SERVING).SerializeToString()
+_UNKNOWN: bytes = HealthCheckResponse(status=ServingStatus.SERVICE_UNKNOWN).SerializeToString()
 
 
 class Health:

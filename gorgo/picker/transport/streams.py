@@ -14,6 +14,7 @@ from typing import Protocol
 from gorgo.core.record import record
 from gorgo.live.logs import log, log_failure
 from gorgo.picker.protocol.messages import ProtocolError
+from gorgo.picker.protocol.output import CallOutput
 
 #: Characters of a status message: it is a header, and Envoy bounds those.
 _STATUS_CHARS = 500
@@ -30,16 +31,8 @@ class Status(IntEnum):
     INTERNAL = 13
 
 
-class Output(Protocol):
+class Output(CallOutput, Protocol):
     """The answers of one call. Each method may be called after the end, and does nothing then."""
-
-    def send_message(self, message: bytes) -> None:
-        """Send a message."""
-        ...
-
-    def end_call(self) -> None:
-        """End the call with status OK."""
-        ...
 
     def fail_call(self, status: Status, text: str) -> None:
         """End the call with another status."""

@@ -1,4 +1,4 @@
-"""TLS of the picker's listener, for both transports; a reload reads the files again."""
+"""TLS of the picker's listener, and whether its files have changed."""
 
 from __future__ import annotations
 
@@ -19,34 +19,27 @@ def picker_tls(files: TlsConfig) -> ServedTls | None:
     return served_tls(files, place=PLACE, alpn=ALPN)
 
 
-class PemPair:
-    """The bytes of certificate and key, read again once a file has changed; for grpcio, which has a TLS of its own."""
+class PemFiles:
+    """Certificate and key on disk, and whether they have changed since they were last in use."""
 
     def __init__(self, files: TlsConfig) -> None:
         assert files.cert is not None, "checked before"
         assert files.key is not None, "checked before"
-        self._files = files
         self._paths = (Path(files.key), Path(files.cert))
         self._stamps = self._read_stamps()
 
-    def read(self) -> tuple[bytes, bytes]:
-        """Return key and certificate chain."""
-        key, cert = self._paths
-        return key.read_bytes(), cert.read_bytes()
-
-    def read_changed(self) -> tuple[bytes, bytes] | None:
-        """Return the pair if it has changed and is valid; `None` otherwise. A wrong pair is read again at each call."""
+    def have_changed(self) -> bool:
+        """Return whether the files are another valid pair than before. A wrong pair is looked at again at each call."""
         try:
             stamps = self._read_stamps()
             if stamps == self._stamps:
-                return None
+                return False
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(self._paths[1], self._paths[0], password=b"")
-            pair = self.read()
         except (OSError, ValueError):  # half-written, or gone: the old pair stays
-            return None
+            return False
         self._stamps = stamps
-        return pair
+        return True
 
     def _read_stamps(self) -> tuple[tuple[int, int], ...]:
         found = (path.stat() for path in self._paths)

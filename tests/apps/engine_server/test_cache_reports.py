@@ -14,7 +14,7 @@ from msgspec import msgpack
 from gorgo.apps.engine_server import run_engine
 from gorgo.apps.engine_server.push.reporter import PushTarget
 from gorgo.core.prefix.kv_chain import chain_hashes
-from gorgo.live.kv_events.extra import import_zmq
+from gorgo.live.kv_events.sockets import import_zmq
 from tests.apps.engine_server.conftest import QUICK
 from tests.apps.engine_server.push.test_reporter import listening, until
 from tests.live.kv_events.extra import needs_zmq

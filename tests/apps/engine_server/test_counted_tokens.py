@@ -10,8 +10,8 @@ import pytest
 
 from gorgo.core.prompt.fingerprint import Fingerprinter
 from gorgo.live.parsing.fields import read_fields
+from gorgo.live.prompt_tokens import PromptTokens
 from gorgo.live.tokens.model_tokens import ModelTokens
-from gorgo.live.tokens.prompt_tokens import PromptTokens
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 TOOL = {"type": "function", "function": {"name": "f", "description": "ü", "parameters": {"type": "object"}}}

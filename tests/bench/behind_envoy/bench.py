@@ -1,6 +1,6 @@
 """Runs the benchmark of pickers behind Envoy and prints its tables.
 
-1. Price: one Envoy without filters, with a picker on each transport, and `gorgo serve`, in interleaved rounds.
+1. Price: one Envoy without filters, with a picker, and `gorgo serve`, in interleaved rounds.
 2. Live streams at 50 events a second each: how many come in time.
 3. 100 endpoints: one, two and four pickers behind one Envoy.
 4. Calls replayed at pickers without an Envoy: decisions of a core.
@@ -30,7 +30,7 @@ from tests.bench.relay.targets import Launch, Place, UnavailableError, free_port
 _LIVE_GAP_MS, _LIVE_S = 20, 2.0
 #: Streams of a live run begin in steps: what a storm of requests costs is no matter of streams.
 _OPEN_S, _MOST_WAITING = 40.0, 50
-_LIVE_RELAYS = (DIRECT, targets.PLAIN, "picker, h2")
+_LIVE_RELAYS = (DIRECT, targets.PLAIN, "picker")
 _ENDPOINTS = 100
 _ENDLESS = 100_000
 _START_S, _REPLAY_S_MAX = 120.0, 180.0
@@ -46,9 +46,8 @@ class Plan:
     scale: float
     jobs: tuple[str, ...]
     live: tuple[int, ...]
-    #: Transports of replayed calls, and the rate of those that arrive by chance.
-    transports: tuple[str, ...] = ("grpcio", "h2")
     counts: tuple[int, ...] = (1, 2, 4)
+    #: Of replayed calls that arrive by chance, 1/s.
     rate: float = 300.0
     counted: tuple[str, ...] = tuple(targets.COUNTED)
     pairs: int = 2
@@ -56,7 +55,7 @@ class Plan:
 
 #: Nine minutes, and two and a half.
 FULL = Plan(3, 1.0, ("requests_small", "requests_large", "ttft_small", "streams", "events"), (250, 500, 1000, 2000))
-SHORT = Plan(1, 0.4, ("requests_small", "ttft_small", "streams", "events"), (1000, 2000), ("h2",), pairs=1)
+SHORT = Plan(1, 0.4, ("requests_small", "ttft_small", "streams", "events"), (1000, 2000), pairs=1)
 #: Everything once, to see that it runs.
 BRIEF = replace(SHORT, scale=0.2, live=(50,), counts=(1,), counted=("picker",))
 
@@ -136,20 +135,19 @@ def _live(count: int, scale: float) -> scenarios.Scenario:
 def _replayed(plan: Plan) -> Iterator[Replayed]:
     """Yield the figures of calls without an Envoy, each number of pickers on one core."""
     with bench.harness(_ENDPOINTS) as (ports, _):
-        for transport in plan.transports:
-            for count in plan.counts:
-                with ExitStack() as stack:
-                    pickers = [_picker(stack, transport, ports) for _ in range(count)]
-                    for rate in (None, plan.rate):
-                        yield Replayed(transport, count, rate, _replay(pickers, rate, 4.0 * plan.scale))
+        for count in plan.counts:
+            with ExitStack() as stack:
+                pickers = [_picker(stack, ports) for _ in range(count)]
+                for rate in (None, plan.rate):
+                    yield Replayed(count, rate, _replay(pickers, rate, 4.0 * plan.scale))
 
 
-def _picker(stack: ExitStack, transport: str, replicas: list[int]) -> tuple[int, int]:
+def _picker(stack: ExitStack, replicas: list[int]) -> tuple[int, int]:
     """Return port and process of a picker that listens."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gorgo-bench-picker-")))
     port = free_port()
     place = Place(port=free_port(), replicas=replicas, folder=folder)
-    command = targets.picker_command(targets.write_config(place, transport, bind_port=port))
+    command = targets.picker_command(targets.write_config(place, bind_port=port))
     with measure.on_relay_core():
         process = start(Launch(arguments=command, environment={}, version="", tree=_ROOT), folder)
     stack.callback(stop, process)

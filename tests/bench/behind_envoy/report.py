@@ -54,9 +54,8 @@ MEASURES = (
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """Figures of `replay`: a transport, so many pickers, and calls a second (`None`: as many as there can be)."""
+    """Figures of `replay`: so many pickers, and calls a second (`None`: as many as there can be)."""
 
-    transport: str
     pickers: int
     rate: float | None
     figures: Mapping[str, Any]
@@ -131,13 +130,12 @@ def live_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def replayed_rows(found: Iterable[Replayed]) -> list[dict[str, Any]]:
-    """Return per transport and number of pickers: decisions a second as observed and of a whole core, and latencies."""
+    """Return per number of pickers: decisions a second as observed and of a whole core, and latencies."""
     rows = []
     for one in found:
         figures = one.figures
         rows.append(
             {
-                "transport": one.transport,
                 "pickers": one.pickers,
                 "offered": one.rate,
                 "per_s": figures["decisions"] / figures["wall_s"],
@@ -151,13 +149,13 @@ def replayed_rows(found: Iterable[Replayed]) -> list[dict[str, Any]]:
 
 def replayed_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the rows of `replayed_rows` as lines."""
-    lines = [["transport", "pickers", "offered/s", "decisions/s", "CPU, us", "of a whole core/s", "p50, ms", "p99, ms"]]
+    lines = [["pickers", "offered/s", "decisions/s", "CPU, us", "of a whole core/s", "p50, ms", "p99, ms"]]
     for row in rows:
         offered = "all" if row["offered"] is None else f"{row['offered']:g}"
         p50, p99 = row["latency_ms"]
         of_core = f"{1e6 / row['cpu_us']:,.0f}" if row["cpu_us"] else "-"
         cells = [offered, f"{row['per_s']:,.0f}", f"{row['cpu_us']:.0f}", of_core, f"{p50:.2f}", f"{p99:.2f}"]
-        lines.append([row["transport"], str(row["pickers"]), *cells])
+        lines.append([str(row["pickers"]), *cells])
     return aligned(lines)
 
 

@@ -32,7 +32,7 @@ _CAPACITY = {"kv_tokens": 100_000_000, "max_running_requests": 4096, "prefill_to
 
 def plain(place: Place) -> Launch:
     """Envoy by the printed configuration without filters, access log and picker: it chooses by least requests."""
-    config = write_config(place, "grpcio", bind_port=free_port())
+    config = write_config(place, bind_port=free_port())
     whole = printed_envoy(config)
     static = whole["static_resources"]
     manager = static["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
@@ -42,12 +42,12 @@ def plain(place: Place) -> Launch:
     return _launch(place, whole, [], "without filters")
 
 
-def picker(transport: str, *, count: int = 1) -> Callable[[Place], Launch]:
+def picker(*, count: int = 1) -> Callable[[Place], Launch]:
     """Envoy as printed, with so many pickers, which it calls in turn."""
 
     def launch(place: Place) -> Launch:
         ports = [free_port() for _ in range(count)]
-        configs = [write_config(place, transport, bind_port=port) for port in ports]
+        configs = [write_config(place, bind_port=port) for port in ports]
         whole = printed_envoy(configs[0])
         cluster = whole["static_resources"]["clusters"][1]
         (endpoints,) = cluster["load_assignment"]["endpoints"]
@@ -55,28 +55,27 @@ def picker(transport: str, *, count: int = 1) -> Callable[[Place], Launch]:
             {"endpoint": {"address": {"socket_address": {"address": "127.0.0.1", "port_value": port}}}}
             for port in ports
         ]
-        return _launch(place, whole, configs, f"{count} x gorgo picker, {transport}, gorgo-ms")
+        return _launch(place, whole, configs, f"{count} x gorgo picker, gorgo-ms")
 
     return launch
 
 
-#: Beside `direct`, the engine itself. The second has the default transport.
+#: Beside `direct`, the engine itself.
 PRICED: Mapping[str, Callable[[Place], Launch]] = {
     PLAIN: plain,
-    "picker, grpcio": picker("grpcio"),
-    "picker, h2": picker("h2"),
+    "picker": picker(),
     SERVE: gorgo,
 }
 #: With 100 endpoints, each beside the plain Envoy alone: idle ones would use the cores too.
 COUNTED: Mapping[str, Callable[[Place], Launch]] = {
-    "picker": picker("h2"),
-    "2 pickers": picker("h2", count=2),
-    "4 pickers": picker("h2", count=4),
+    "picker": picker(),
+    "2 pickers": picker(count=2),
+    "4 pickers": picker(count=4),
     SERVE: gorgo,
 }
 
 
-def write_config(place: Place, transport: str, *, bind_port: int) -> Path:
+def write_config(place: Place, *, bind_port: int) -> Path:
     """Write regions.yaml of one picker, which checks keys and logs requests as an operator's does; return its path."""
     keys = place.folder / "clients.keys"
     keys.write_text(f"bench:{hashlib.sha256(KEY.encode()).hexdigest()}\n")
@@ -88,7 +87,7 @@ def write_config(place: Place, transport: str, *, bind_port: int) -> Path:
             "bind": f"127.0.0.1:{place.port}",
             "admin_bind": f"127.0.0.1:{free_port()}",
         },
-        "picker": {"bind": f"127.0.0.1:{bind_port}", "transport": transport},
+        "picker": {"bind": f"127.0.0.1:{bind_port}"},
         "clients": {"keys_file": str(keys)},
         "regions": [{"name": "here"}],
         "replicas": [

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from dns.asyncresolver import Resolver
+from dns.name import from_text
 
 from gorgo.config.fleet.source import FleetSourceConfig, SourceReplicaConfig
+from gorgo.errors import InvalidValueError, MissingExtra
 from gorgo.fleet_sources.dns import HostPort
 from gorgo.fleet_sources.fleet import FoundFleet
-from gorgo.fleet_sources.srv import ResolverFile
+from gorgo.live import extras
 from gorgo.live.fleet_sources import srv as lookups
 from gorgo.live.fleet_sources.dns import DnsSource
 from gorgo.live.fleet_sources.reports import Reports
-from gorgo.live.fleet_sources.srv import SrvLookup, machine_resolver
+from gorgo.live.fleet_sources.srv import SrvLookup, machine_resolver, names_to_try
 from tests.live.fleet_sources.dns_server import CNAME, NameServer, encode_name, name_server, record, srv
 from tests.proxy.conftest import until
 
@@ -25,8 +30,16 @@ DOMAINS = ("llm.svc.cluster.local", "svc.cluster.local")
 
 
 def lookup(server: NameServer, *servers: str, domains: tuple[str, ...] = ()) -> SrvLookup:
-    file = ResolverFile(servers or ("127.0.0.1",), domains, ndots=5 if domains else 1)
-    return SrvLookup(lambda: file, server.port)
+    return SrvLookup(lambda: resolver(server.port, *servers, domains=domains))
+
+
+def resolver(port: int = 53, *servers: str, domains: tuple[str, ...] = (), ndots: int = 5) -> Resolver:
+    found = Resolver(configure=False)
+    found.nameservers = list(servers or ("127.0.0.1",))
+    found.port = port
+    found.search = [from_text(domain) for domain in domains]
+    found.ndots = ndots if domains else 1
+    return found
 
 
 async def test_targets_have_the_port_of_their_record_and_the_shortest_time() -> None:
@@ -87,10 +100,9 @@ async def test_second_name_server_is_used_if_the_first_refuses() -> None:
         (None, 0, f"{NAME} has no SRV record"),
         ([], 0, f"{NAME} has no SRV record"),
         ([srv(".", 1)], 0, f"{NAME} has no SRV record"),
-        ([srv("a", 1)], 2, "127.0.0.1: the name server answers SERVFAIL"),
-        ([srv("a", 0)], 0, "127.0.0.1: a record with the target 'a' and port 0"),
-        ([srv("a@b/c", 1)], 0, "127.0.0.1: a record with the target 'a@b/c' and port 1"),
-        ([srv("a", 1)[:-3]], 0, "127.0.0.1: an answer that cannot be read"),
+        ([srv("a", 0)], 0, "a record with the target 'a' and port 0"),
+        ([srv("a@b/c", 1)], 0, r"a record with the target 'a\\@b/c' and port 1"),
+        ([srv("a", 1), srv("a b", 1)], 0, r"a record with the target 'a\\032b' and port 1"),
     ],
 )
 async def test_name_without_usable_records_says_why(records: list[bytes] | None, code: int, reason: str) -> None:
@@ -103,10 +115,69 @@ async def test_name_without_usable_records_says_why(records: list[bytes] | None,
     assert str(raised.value) == reason
 
 
-async def test_source_without_a_port_follows_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_server_that_fails_is_named_with_its_code() -> None:
+    async with name_server() as server:
+        server.code = 2
+        with pytest.raises(OSError, match=rf"{NAME}.*127\.0\.0\.1@{server.port} answered SERVFAIL"):
+            await lookup(server)(NAME, 0)
+
+
+async def test_answers_that_cannot_be_read_end_in_time_and_say_which_server_gave_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lookups, "ANSWER_S", 0.05)
+    monkeypatch.setattr(lookups, "NAME_S", 0.2)
+    async with name_server() as server:
+        server.records[NAME] = [srv("a", 1)[:-3]]
+        with pytest.raises(OSError, match=rf"expired after .*127\.0\.0\.1@{server.port}"):
+            await lookup(server)(NAME, 0)
+
+
+@pytest.mark.parametrize("name", ["", ".", "a..b", "a b", "ä.b", "a" * 64, ".".join("a" * 60 for _ in range(5)), "-a"])
+async def test_what_is_no_name_is_not_sent(name: str) -> None:
+    async with name_server() as server:
+        with pytest.raises(OSError, match="is no name"):
+            await lookup(server)(name, 0)
+        assert server.questions == []
+
+
+async def test_name_that_exists_without_the_record_does_not_end_the_search() -> None:
+    async with name_server() as server:
+        server.records = {f"{HOST}.{DOMAINS[0]}": [], f"{HOST}.{DOMAINS[1]}": [srv("b.engines", 1)]}
+        found = await lookup(server, domains=DOMAINS)(HOST, 0)
+    assert [address.host for address in found.addresses] == ["b.engines"]
+
+
+@pytest.mark.parametrize(
+    ("name", "ndots", "expected"),
+    [
+        ("_h._tcp.x.", 5, ["_h._tcp.x"]),
+        ("_h._tcp.x", 5, ["_h._tcp.x.a.b", "_h._tcp.x"]),
+        ("_h._tcp.x", 1, ["_h._tcp.x", "_h._tcp.x.a.b"]),
+    ],
+)
+def test_names_are_tried_in_the_order_of_resolvers(name: str, ndots: int, expected: list[str]) -> None:
+    names = names_to_try(name, resolver(domains=("a.b.",), ndots=ndots))
+    assert [each.to_text(omit_final_dot=True) for each in names] == expected
+
+
+def test_without_dnspython_a_source_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = FleetSourceConfig(name="srv", kind="dns", host=NAME)
+    monkeypatch.setattr(extras, "find_spec", lambda _: None)
+    extras.check_extras([], [replace(source, port=30000)])
+    with pytest.raises(InvalidValueError, match=r"fleet source 'srv', host: .*pip install 'gorgo-router\[dns\]'"):
+        extras.check_extras([], [source])
+    monkeypatch.setitem(sys.modules, "gorgo.live.fleet_sources.srv", None)
+    DnsSource(replace(source, port=30000), Reports("srv", FoundFleet([source]), lambda: 0.0))
+    monkeypatch.delitem(sys.modules, "gorgo.live.fleet_sources.srv")
+    monkeypatch.setitem(sys.modules, "dns.exception", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'gorgo-router\[dns\]'"):
+        DnsSource(source, Reports("srv", FoundFleet([source]), lambda: 0.0))
+
+
+async def test_source_without_a_port_follows_the_records() -> None:
     async with name_server() as server:
         server.records[NAME] = [srv("engine-0.engines.llm", 30000)]
-        monkeypatch.setattr(lookups, "machine_resolver", ResolverFile)
         config = FleetSourceConfig(
             name="srv", kind="dns", host=NAME, replica=SourceReplicaConfig(region="here"), interval_s=1.0
         )
@@ -127,6 +198,11 @@ async def test_source_without_a_port_follows_the_records(monkeypatch: pytest.Mon
 def test_resolver_is_that_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "resolv.conf"
     monkeypatch.setattr(lookups, "RESOLVER_FILE", file)
-    assert machine_resolver() == ResolverFile()
-    file.write_text("nameserver 10.96.0.10\n")
-    assert machine_resolver().servers == ("10.96.0.10",)
+    assert machine_resolver().nameservers == ["127.0.0.1"]
+    file.write_text("search a.b\n" + "".join(f"nameserver 10.96.0.{last}\n" for last in range(10, 15)))
+    found = machine_resolver()
+    assert found.nameservers == ["10.96.0.10", "10.96.0.11", "10.96.0.12"]
+    assert found.search == [from_text("a.b")]
+    file.write_text("nameserver nonsense\n")
+    with pytest.raises(OSError, match=r"resolv\.conf: .*nonsense"):
+        machine_resolver()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gorgo.live.kv_events import extra
+from gorgo.live.extras import EVENTS, is_installed
 
 needs_zmq = pytest.mark.skipif(
-    not extra.available(), reason="KV EVENTS SKIPPED: pyzmq is not installed (extra `events`)"
+    not is_installed(EVENTS), reason="KV EVENTS SKIPPED: pyzmq is not installed (extra `events`)"
 )

@@ -18,10 +18,10 @@ from gorgo.core.messages.kv_events import KvEventBatch
 from gorgo.core.prefix.kv_chain import chain_hashes, token_bytes
 from gorgo.core.prefix.kv_index import KvEventIndex
 from gorgo.engines.registry import dialect
-from gorgo.live.kv_events.extra import import_zmq
 from gorgo.live.kv_events.feeds import KvSubscriptions
-from gorgo.live.kv_events.stats import KvFeedStats
+from gorgo.live.kv_events.sockets import import_zmq
 from gorgo.live.kv_events.subscriber import KvSubscriber
+from gorgo.live.kv_feed_stats import KvFeedStats
 from gorgo.live.upstream.target import Target
 
 BLOCK_TOKENS = 4

@@ -80,10 +80,12 @@ class Fleet:
         return Answer(decision.replica, decision.estimated_cached_tokens, cached, decision.cache_source)
 
     def state(self, replica: str) -> str:
-        return self.proxy.state.kv_feeds.stats[replica].state
+        feed = self.proxy.state.cache_states()[replica].feed
+        assert feed is not None
+        return feed.state
 
     def messages(self) -> int:
-        return sum(stats.messages for stats in self.proxy.state.kv_feeds.stats.values())
+        return sum(stats.messages for stats in self.proxy.state.kv_feed_stats.values())
 
     def blocks(self, replica: str) -> int:
         return self.proxy.state.router.caches.sources(now=self.proxy.state.clock())[replica].blocks
@@ -129,7 +131,7 @@ async def test_a_decision_has_what_the_engine_reports_by_events(
         assert 0 <= again.estimated - again.reported <= BLOCK_TOKENS, "of a whole prompt the last block is computed"
         # Other prompts evict the first one, and the proxy knows it from the events.
         number = 1
-        while fleet.proxy.state.kv_feeds.stats[first.replica].events < 40 and number < 40:
+        while fleet.proxy.state.kv_feed_stats[first.replica].events < 40 and number < 40:
             number += 1
             seen = fleet.messages()
             await fleet.ask(number)
@@ -159,9 +161,9 @@ async def test_after_a_flush_the_events_are_replayed_and_complete(start: Start) 
     async with fleet_of(start, SGLANG, "sglang") as fleet:
         holder = (await fleet.ask(1)).replica
         await until(lambda: fleet.blocks(holder) >= PROMPT_TOKENS // BLOCK_TOKENS)
-        blocks, former = fleet.blocks(holder), fleet.proxy.state.kv_feeds.stats[holder]
+        blocks, former = fleet.blocks(holder), fleet.proxy.state.kv_feed_stats[holder]
         assert (await fleet.proxy.admin.post("/admin/flush", json={"replica": holder})).status_code == 200
-        await until(lambda: fleet.proxy.state.kv_feeds.stats[holder] is not former and fleet.blocks(holder) == blocks)
+        await until(lambda: fleet.proxy.state.kv_feed_stats[holder] is not former and fleet.blocks(holder) == blocks)
         await fleet.live()
         answer = await fleet.ask(1)
         assert (answer.replica, answer.source) == (holder, "events")

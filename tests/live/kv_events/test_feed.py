@@ -10,7 +10,7 @@ from gorgo.live.kv_events import queue
 from gorgo.live.kv_events.actions import Apply, FeedAction, Forget, Replay
 from gorgo.live.kv_events.feed import MAX_CUT_S, PublisherFeed
 from gorgo.live.kv_events.replay_limit import COOL_DOWN_S, MAX_REPLAYS
-from gorgo.live.kv_events.stats import FeedState, KvFeedStats
+from gorgo.live.kv_feed_stats import FeedState, KvFeedStats
 
 
 def text(number: int, process: int = 0) -> bytes:

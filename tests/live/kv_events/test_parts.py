@@ -12,10 +12,11 @@ from gorgo.core.messages.kv_events import BlocksRemoved, BlocksStored, CacheClea
 from gorgo.core.prefix.kv_chain import token_bytes
 from gorgo.core.prefix.kv_index import KvEventIndex
 from gorgo.errors import InvalidValueError, MissingExtra
-from gorgo.live.kv_events import extra
+from gorgo.live import extras
 from gorgo.live.kv_events.frames import is_end, read_message, replay_request
 from gorgo.live.kv_events.pieces import PIECE_BLOCKS, pieces
-from gorgo.live.kv_events.stats import FeedState, worst
+from gorgo.live.kv_events.sockets import import_zmq
+from gorgo.live.kv_feed_stats import FeedState, worst
 
 NUMBER = (7).to_bytes(8, "big")
 END = b"\xff" * 8
@@ -97,13 +98,13 @@ REPLICA = ReplicaConfig(name="r", region="here", url="http://r")
 
 
 def test_without_pyzmq_only_replicas_with_events_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extra, "available", lambda: False)
-    extra.check_extra([REPLICA])
+    monkeypatch.setattr(extras, "find_spec", lambda _: None)
+    extras.check_extras([REPLICA])
     with pytest.raises(InvalidValueError, match=r"replica 'r', kv_events: .*pip install 'gorgo-router\[events\]'"):
-        extra.check_extra([REPLICA, replace(REPLICA, kv_events=KvEventsConfig())])
+        extras.check_extras([REPLICA, replace(REPLICA, kv_events=KvEventsConfig())])
 
 
 def test_a_missing_pyzmq_is_named_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zmq", None)
     with pytest.raises(MissingExtra, match=r"pip install 'gorgo-router\[events\]'"):
-        extra.import_zmq()
+        import_zmq()

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gorgo.live.kv_events import turns
-from gorgo.live.kv_events.extra import import_zmq
 from gorgo.live.kv_events.receiver import Receiver
+from gorgo.live.kv_events.sockets import import_zmq
 from gorgo.live.kv_events.turns import Arrivals, Turn
 from tests.live.kv_events.extra import needs_zmq
 from tests.live.kv_events.feeding import until

@@ -10,7 +10,7 @@ from gorgo.core.messages.cache_source import CacheSourceStats, KvEventStats
 from gorgo.live.admin.page.formatting import cache_line, reports_cache
 from gorgo.live.cache_push.source import PushStats
 from gorgo.live.cache_states import CacheState
-from gorgo.live.kv_events.stats import FeedState, KvFeedStats
+from gorgo.live.kv_feed_stats import FeedState, KvFeedStats
 from gorgo.live.telemetry.caches import CacheMetrics
 from gorgo.live.telemetry.metric_table import CACHE_METRICS, CACHE_REPORTS
 from tests.live.cache_push.test_pushes import TOKENS, Engine

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from gorgo.errors import InvalidValueError
+from gorgo.live.encoded_prompt import TemplateFailedError
 from gorgo.live.tokens import chat_template, template_environment
-from gorgo.live.tokens.chat_template import ChatTemplate, TemplateFailedError
+from gorgo.live.tokens.chat_template import ChatTemplate
 from gorgo.live.tokens.template_files import read_template
 from tests.live.tokens.files import CHATML, LLAMA3, NO_SYSTEM, conversation
 

@@ -21,12 +21,12 @@ from gorgo.core.prompt.exact import ExactPrompt
 from gorgo.core.prompt.fingerprint import Fingerprinter
 from gorgo.core.prompt.simulated_tokens import simulated_tokens
 from gorgo.errors import InvalidValueError
+from gorgo.live import prompt_tokens
 from gorgo.live.http.errors import HttpError
 from gorgo.live.parsing.fields import BodyFields, read_fields, read_large_body
-from gorgo.live.tokens import prompt_tokens
+from gorgo.live.prompt_tokens import MAX_WAITING, QUICK_CHARS, PromptTokens
 from gorgo.live.tokens.chat_template import ChatTemplate
 from gorgo.live.tokens.model_tokens import ModelTokens, read_models
-from gorgo.live.tokens.prompt_tokens import MAX_WAITING, QUICK_CHARS, PromptTokens
 from tests.live.tokens.files import (
     LLAMA3,
     NO_SYSTEM,

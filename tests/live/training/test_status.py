@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gorgo.live.training.status import TrainingState, model_line
+from gorgo.live.training_status import TrainingState, model_line
 
 MODEL = {"version": 4, "kind": "mlp", "samples": 5000, "age_s": 12.4, "error_ttft": 0.073}
 LEARNED, COLD = "lodestar learned: model 4 (mlp) of 5,000 outcomes, 12 s old", "lodestar has no model: 1,200 outcomes"

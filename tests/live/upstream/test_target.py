@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from gorgo.live.upstream.target import ReplicaSecrets, Target
+from gorgo.live.replica_secrets import ReplicaSecrets
+from gorgo.live.upstream.target import Target
 
 
 def test_the_key_is_in_no_log_and_counts_are_the_target_s_own() -> None:

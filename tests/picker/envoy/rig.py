@@ -23,7 +23,6 @@ from gorgo.config.model import (
     RegionConfig,
     ReplicaConfig,
 )
-from gorgo.config.sections.picker import Transport
 from gorgo.live.listener.sockets import ServerAddresses
 from gorgo.live.process.options import ProcessOptions
 from gorgo.picker import server
@@ -73,14 +72,14 @@ class Rig:
         self.state.router.check()
 
 
-def config_for(replicas: list[FakeReplica], transport: Transport, keys_file: Path) -> Config:
+def config_for(replicas: list[FakeReplica], keys_file: Path) -> Config:
     lines = (f"{name}:{hashlib.sha256(key.encode()).hexdigest()}" for name, key in KEYS.items())
     keys_file.write_text("\n".join(lines) + "\n")
     return Config(
         proxy=replace(QUIET, bind=f"127.0.0.1:{free_port()}"),
         regions=(RegionConfig(name="here"),),
         replicas=tuple(ReplicaConfig(name=f"r{n}", region="here", url=fake.url) for n, fake in enumerate(replicas)),
-        picker=PickerConfig(bind="127.0.0.1:0", transport=transport),
+        picker=PickerConfig(bind="127.0.0.1:0"),
         # A minute's quota of six allows one request at a time.
         clients=ClientsConfig(
             keys_file=str(keys_file), rules=(ClientRuleConfig(name="small", requests_per_minute=6.0),)
@@ -91,7 +90,7 @@ def config_for(replicas: list[FakeReplica], transport: Transport, keys_file: Pat
 
 
 @asynccontextmanager
-async def rig(transport: Transport, folder: Path) -> AsyncIterator[Rig]:
+async def rig(folder: Path) -> AsyncIterator[Rig]:
     """Run picker, replicas and Envoy until the end of the block."""
     loop = asyncio.get_running_loop()
     states: list[PickerState] = []
@@ -103,7 +102,7 @@ async def rig(transport: Transport, folder: Path) -> AsyncIterator[Rig]:
 
     async with AsyncExitStack() as stack:
         replicas = [await stack.enter_async_context(running(answer(200))) for _ in range(2)]
-        config = config_for(replicas, transport, folder / "keys")
+        config = config_for(replicas, folder / "keys")
         options = ProcessOptions(policy=make_policy("round-robin"), environ={}, key=7, seed=7)
         shutdown = asyncio.Event()
         stack.enter_context(patch.object(server, "build_picker", build))

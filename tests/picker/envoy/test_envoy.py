@@ -27,13 +27,11 @@ pytestmark = [needs_envoy, pytest.mark.asyncio(loop_scope="module")]
 FRONTS = ("own", pytest.param("gateway", marks=pytest.mark.system))
 BOTH = ("own", "gateway")
 FOUND = pytest.param("found", marks=pytest.mark.system)
-#: `make test` has one transport behind a real Envoy; tests of transports have both.
-TRANSPORTS = ["h2", pytest.param("grpcio", marks=pytest.mark.system)]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=TRANSPORTS)
-async def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
-    async with rig(request.param, tmp_path_factory.mktemp("envoy")) as found:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
+    async with rig(tmp_path_factory.mktemp("envoy")) as found:
         yield found
 
 

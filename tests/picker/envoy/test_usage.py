@@ -26,7 +26,7 @@ LONG = delta("x" * 70_000)
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
-    async with rig("h2", tmp_path_factory.mktemp("usage")) as found:
+    async with rig(tmp_path_factory.mktemp("usage")) as found:
         yield found
 
 

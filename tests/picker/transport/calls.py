@@ -1,4 +1,4 @@
-"""A service for tests of transports: it answers each message, and notes what it gets."""
+"""A service for tests of the transport: it answers each message, and notes what it gets."""
 
 from __future__ import annotations
 

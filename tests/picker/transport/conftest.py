@@ -1,4 +1,4 @@
-"""A server of each transport on a free port, with an echo in place of the picker's calls."""
+"""A server on a free port, with an echo in place of the picker's calls."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ import grpc
 import pytest
 
 from gorgo.config.model import TlsConfig
-from gorgo.config.sections.picker import Transport
-from gorgo.picker.transport.choice import TransportServer, make_server
 from gorgo.picker.transport.health import Health
+from gorgo.picker.transport.http2.server import Http2Server
 from gorgo.picker.transport.limits import TransportLimits
 from gorgo.picker.transport.services import PROCESS, Services, services
 from gorgo.picker.transport.streams import CallHandlers, Output
@@ -27,7 +26,7 @@ MESSAGE_BYTES = 1_000_000
 class Served:
     """A running server."""
 
-    server: TransportServer
+    server: Http2Server
     services: Services
     health: Health
     port: int
@@ -58,8 +57,8 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(transport: Transport, *, tls: TlsConfig | None = None, calls: int = 100) -> AsyncIterator[Served]:
-    """Serve the echo by a transport."""
+async def serving(*, tls: TlsConfig | None = None, calls: int = 100) -> AsyncIterator[Served]:
+    """Serve the echo."""
     opened: list[EchoCall] = []
     entries: list[bytes] = []
     ready = [True]
@@ -70,7 +69,7 @@ async def serving(transport: Transport, *, tls: TlsConfig | None = None, calls: 
 
     health = Health(lambda: ready[0])
     served = services(process, entries.append, health)
-    server = make_server(transport, served, TransportLimits(MESSAGE_BYTES, calls))
+    server = Http2Server(served, TransportLimits(MESSAGE_BYTES, calls))
     _, port = server.bind("127.0.0.1:0", tls or TlsConfig())
     closing = asyncio.Event()
     task = asyncio.create_task(server.serve_calls(closing))
@@ -84,7 +83,7 @@ async def serving(transport: Transport, *, tls: TlsConfig | None = None, calls: 
         await asyncio.wait_for(task, 10)
 
 
-@pytest.fixture(params=["grpcio", "h2"])
-async def served(request: pytest.FixtureRequest) -> AsyncIterator[Served]:
-    async with serving(request.param) as running:
+@pytest.fixture
+async def served() -> AsyncIterator[Served]:
+    async with serving() as running:
         yield running

@@ -1,4 +1,4 @@
-"""TLS of every transport: a certificate that clients trust, one that is renewed, and files that are wrong."""
+"""TLS: a certificate that clients trust, one that is renewed, and files that are wrong."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from gorgo.config.model import TlsConfig
-from gorgo.config.sections.picker import Transport
 from gorgo.errors import ConfigError
 from gorgo.picker.transport.http2 import server as http2_server
 from tests.picker.transport.conftest import Served, serving
@@ -20,7 +19,6 @@ from tests.proxy.authority import Authority, needs_openssl
 from tests.proxy.conftest import until
 
 pytestmark = needs_openssl
-TRANSPORTS: list[Transport] = ["grpcio", "h2"]
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +37,9 @@ def shown(port: int) -> str:
     return ssl.get_server_certificate(("127.0.0.1", port), timeout=5)
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_a_call_goes_over_tls_and_one_without_it_does_not(transport: Transport, authority: Authority) -> None:
+async def test_a_call_goes_over_tls_and_one_without_it_does_not(authority: Authority) -> None:
     cert, key = authority.pair("first")
-    async with serving(transport, tls=TlsConfig(cert=cert, key=key)) as served:
+    async with serving(tls=TlsConfig(cert=cert, key=key)) as served:
         assert await echoed(served, authority) == b"echo one"
         plain = served.call(served.channel())
         assert (await plain.code()).name == "UNAVAILABLE"
@@ -56,7 +53,7 @@ async def test_a_renewed_certificate_is_shown_without_a_restart(
     files = [str(tmp_path / name) for name in ("served.crt", "served.key")]
     for source, target in zip(pairs[0], files, strict=True):
         shutil.copy(source, target)
-    async with serving("h2", tls=TlsConfig(cert=files[0], key=files[1])) as served:
+    async with serving(tls=TlsConfig(cert=files[0], key=files[1])) as served:
         assert await asyncio.to_thread(shown, served.port) == Path(pairs[0][0]).read_text()
         for source, target in zip(pairs[1], files, strict=True):
             shutil.copy(source, f"{target}.new")
@@ -68,12 +65,11 @@ async def test_a_renewed_certificate_is_shown_without_a_restart(
         assert await echoed(served, authority) == b"echo one"
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_files_that_are_no_pair_are_an_error_with_their_place(transport: Transport, authority: Authority) -> None:
+async def test_files_that_are_no_pair_are_an_error_with_their_place(authority: Authority) -> None:
     cert, _ = authority.pair("third")
     _, key = authority.pair("fourth")
     with pytest.raises(ConfigError, match=r"picker\.tls"):
-        async with serving(transport, tls=TlsConfig(cert=cert, key=key)):
+        async with serving(tls=TlsConfig(cert=cert, key=key)):
             pass
 
 
@@ -81,8 +77,8 @@ async def test_a_client_that_negotiates_no_http2_is_closed(authority: Authority)
     cert, key = authority.pair("fifth")
     context = authority.trusting()
     context.set_alpn_protocols(["http/1.1"])
-    async with serving("h2", tls=TlsConfig(cert=cert, key=key)) as served:
+    async with serving(tls=TlsConfig(cert=cert, key=key)) as served:
         reader, writer = await asyncio.open_connection("127.0.0.1", served.port, ssl=context)
         assert await reader.read() == b""
         writer.close()
-        await until(lambda: not served.server.connections)  # type: ignore[attr-defined]
+        await until(lambda: not served.server.connections)

@@ -85,6 +85,6 @@ async def test_no_secret_is_in_logs_metrics_decisions_samples_files_or_errors(
 
 
 def test_configuration_and_targets_do_not_show_keys() -> None:
-    from gorgo.live.upstream.target import ReplicaSecrets
+    from gorgo.live.replica_secrets import ReplicaSecrets
 
     assert repr(ReplicaSecrets("sk-engine", "token-of-a-replica")) == "ReplicaSecrets()"

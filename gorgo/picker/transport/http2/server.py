@@ -23,7 +23,7 @@ from gorgo.picker.transport.limits import (
     TransportLimits,
 )
 from gorgo.picker.transport.services import Services
-from gorgo.picker.transport.tls import PemPair, picker_tls
+from gorgo.picker.transport.tls import PemFiles, picker_tls
 
 #: Bytes in the transport that stop further DATA, and other frames beyond them that end a connection: its client sends
 #: and reads nothing.
@@ -95,10 +95,10 @@ class Http2Server:
             connection.abort()
 
     async def _renew_tls(self, tls: ServedTls) -> None:
-        pair = PemPair(self._files)
+        files = PemFiles(self._files)
         while True:
             await asyncio.sleep(RENEW_S)
-            if pair.read_changed() is not None:
+            if files.have_changed():
                 tls.renew(self._files)
                 log("tls_renewed", cert=self._files.cert)
 

@@ -19,7 +19,7 @@ GREETING = frames.PREFACE + frames.settings({})
 
 @pytest.fixture
 async def served() -> AsyncIterator[Served]:
-    async with serving("h2") as running:
+    async with serving() as running:
         yield running
 
 
@@ -40,7 +40,7 @@ async def closed(reader: asyncio.StreamReader) -> None:
 
 
 def open_connections(served: Served) -> int:
-    return len(served.server.connections)  # type: ignore[attr-defined]
+    return len(served.server.connections)
 
 
 async def test_a_client_of_http1_is_told_and_closed(served: Served) -> None:

@@ -1,8 +1,8 @@
-"""Processor time of one call on each transport of the endpoint picker, and calls a second that one core would carry.
+"""Processor time of one call of the endpoint picker, and calls a second that one core would carry.
 
 A server in a process of its own has calls as Envoy makes them: 32 at once on one connection. First alone, each message
-with an answer of 200 bytes, then with the picker behind it: 64 replicas, gorgo-ms. Rounds of the transports alternate.
-The client is the same for both, and is not counted.
+with an answer of 200 bytes, then with the picker behind it: 64 replicas, gorgo-ms. The
+client is not counted.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection as Pipe
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 import uvloop
 
 from gorgo.config.model import TlsConfig
 from gorgo.live.logs import set_up_logs
 from gorgo.picker.call import PickerCall
-from gorgo.picker.transport.choice import make_server
 from gorgo.picker.transport.health import Health
+from gorgo.picker.transport.http2.server import Http2Server
 from gorgo.picker.transport.limits import TransportLimits
 from gorgo.picker.transport.services import Services, services
 from gorgo.picker.transport.streams import CallHandlers, Output, nothing_open
@@ -30,7 +30,6 @@ from tests.bench import picker_call
 from tests.bench.picker_client import CallClient
 from tests.picker.virtual import BUFFERED, body_message, headers_message
 
-TRANSPORTS: tuple[Literal["grpcio", "h2"], ...] = ("grpcio", "h2")
 ROUNDS = 3
 CALLS = 1000
 #: Calls at once.
@@ -64,21 +63,17 @@ def run() -> None:
     """Print medians of rounds."""
     set_up_logs(level="warning")
     print(f"us of processor time a call and calls/s of one core, median (least us) of {ROUNDS} rounds of {CALLS} calls")
-    print(f"{'':<38}" + "".join(f"{name:>24}" for name in TRANSPORTS))
     for workload in workloads():
-        found: dict[str, list[float]] = {name: [] for name in TRANSPORTS}
-        for _ in range(ROUNDS):
-            for name in TRANSPORTS:
-                found[name].append(_measure(name, workload))
-        shown = (f"{median(us):.0f} ({min(us):.0f}), {1e6 / median(us):,.0f}/s" for us in found.values())
-        print(f"{workload.name:<38}" + "".join(f"{text:>24}" for text in shown))
+        us = [_measure(workload) for _ in range(ROUNDS)]
+        shown = f"{median(us):.0f} ({min(us):.0f}), {1e6 / median(us):,.0f}/s"
+        print(f"{workload.name:<38}{shown:>24}")
 
 
-def _measure(transport: Literal["grpcio", "h2"], workload: Workload) -> float:
+def _measure(workload: Workload) -> float:
     """Return the server's us a call."""
     spawn = get_context("spawn")
     ours, theirs = spawn.Pipe()
-    server = spawn.Process(target=_serve_process, args=(transport, workload.with_picker, theirs))
+    server = spawn.Process(target=_serve_process, args=(workload.with_picker, theirs))
     server.start()
     try:
         port = ours.recv()
@@ -105,14 +100,14 @@ async def _drive(port: int, messages: tuple[bytes, ...], server: Any) -> float:
 # -- the server's process
 
 
-def _serve_process(transport: Literal["grpcio", "h2"], with_picker: bool, pipe: Pipe) -> None:
+def _serve_process(with_picker: bool, pipe: Pipe) -> None:
     set_up_logs(level="error")
-    uvloop.run(_serve(transport, with_picker, pipe))
+    uvloop.run(_serve(with_picker, pipe))
 
 
-async def _serve(transport: Literal["grpcio", "h2"], with_picker: bool, pipe: Pipe) -> None:
+async def _serve(with_picker: bool, pipe: Pipe) -> None:
     limits = TransportLimits(1_000_000, 10_000)
-    server = make_server(transport, _with_picker() if with_picker else _alone(), limits)
+    server = Http2Server(_with_picker() if with_picker else _alone(), limits)
     _, port = server.bind("127.0.0.1:0", TlsConfig())
     closing = asyncio.Event()
 

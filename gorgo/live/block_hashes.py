@@ -14,7 +14,7 @@ from collections.abc import Generator
 
 from gorgo.core.lru import Lru
 from gorgo.core.prefix.kv_chain import HASH_BYTES, TOKEN_BYTES, packed_chain, unpacked
-from gorgo.live.tokens.encoded import UNCACHED, EncodedPrompt
+from gorgo.live.encoded_prompt import UNCACHED, EncodedPrompt
 
 #: Most blocks hashed in one step.
 STEP_BLOCKS = 64

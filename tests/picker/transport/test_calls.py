@@ -1,4 +1,4 @@
-"""Every transport: messages in order, ends of both sides, statuses, health, TLS, a stop that leaves replies alone."""
+"""Calls by grpcio's client: messages in order, ends of both sides, statuses, health, TLS, a stop that ends no reply."""
 
 from __future__ import annotations
 

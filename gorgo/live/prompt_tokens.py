@@ -1,7 +1,7 @@
 """Exact tokens of requests: counted, hashed by block, and compared with what engines report.
 
 Owns when a prompt is counted, and where: short new texts on the event loop, longer ones in a thread. Leaves the ids to
-`segments` and the hashes to `block_hashes`.
+`tokens` and the hashes to `block_hashes`.
 
 Theory of operation. The tokenizer releases the interpreter, so a thread encodes while the loop runs. Hashing does not,
 so it takes place on the loop, and lets other tasks run after every few milliseconds. One report of another count stops
@@ -15,19 +15,20 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
+from gorgo.config.model import ModelConfig
 from gorgo.core.prefix.kv_chain import TOKEN_BYTES, chain_root
 from gorgo.core.prompt.boundaries import bounded, token_boundaries
 from gorgo.core.prompt.exact import ExactPrompt
 from gorgo.core.prompt.simulated_tokens import simulated_tokens
+from gorgo.live.block_hashes import BlockHashes
+from gorgo.live.encoded_prompt import EncodedPrompt, EncodingFailedError, TemplateFailedError
 from gorgo.live.logs import log
 from gorgo.live.parsing.fields import BodyFields
-from gorgo.live.tokens.block_hashes import BlockHashes
-from gorgo.live.tokens.chat_template import TemplateFailedError
-from gorgo.live.tokens.chat_text import CHAT_ROUTE, chat_messages, plain_text, template_options
-from gorgo.live.tokens.encoded import EncodedPrompt
-from gorgo.live.tokens.model_tokens import FileTokens, ModelTokens
-from gorgo.live.tokens.tokenizer import EncodingFailedError
+
+if TYPE_CHECKING:
+    from gorgo.live.tokens.model_tokens import FileTokens, ModelTokens
 
 #: Characters of new text that are encoded on the event loop, in 0.2 to 0.4 ms: a turn of the thread takes half as long.
 QUICK_CHARS = 512
@@ -135,19 +136,13 @@ class PromptTokens:
     async def _by_files(
         self, files: FileTokens, route: str, fields: BodyFields
     ) -> tuple[EncodedPrompt, tuple[int, ...]] | None:
-        if route != CHAT_ROUTE:
-            text = plain_text(route, fields.values)
-            plain = None if text is None else await self._parts(files, text)
-            return None if plain is None else (_with_affixes(plain, files), ())
-        messages, options = chat_messages(fields.values), template_options(fields.values)
-        if files.template is None or messages is None or options is None:
+        rendered = files.rendered(route, fields.values)
+        prompt = None if rendered is None else await self._parts(files, rendered.text)
+        if rendered is None or prompt is None:
             return None
-        generation = fields.values.get("add_generation_prompt", True) is not False
-        text = files.template.render(messages, add_generation_prompt=generation, options=options)
-        prompt = await self._parts(files, text)
-        if prompt is None:
-            return None
-        fits = files.is_marker and len(prompt.parts) - 1 == len(messages) + 1 >= 2
+        if rendered.messages is None:
+            return _with_affixes(prompt, files), ()
+        fits = files.is_marker and len(prompt.parts) - 1 == rendered.messages + 1 >= 2
         return prompt, _message_ends(prompt.parts) if fits else ()
 
     async def _parts(self, files: FileTokens, text: str) -> EncodedPrompt | None:
@@ -179,6 +174,20 @@ class PromptTokens:
             if blocks >= _BLOCKS_PER_TURN:
                 blocks = 0
                 await asyncio.sleep(0)
+
+
+def read_tokenizers(
+    models: Sequence[ModelConfig], known: Mapping[str, ModelTokens] | None = None
+) -> dict[str, ModelTokens]:
+    """Return `read_models`; without a model that has a tokenizer nothing of it is loaded.
+
+    Raises `ConfigError` or `MissingExtra`.
+    """
+    if all(model.tokenizer is None for model in models):
+        return {}
+    from gorgo.live.tokens.model_tokens import read_models
+
+    return read_models(models, known)
 
 
 def _salt(fields: BodyFields) -> str | None:

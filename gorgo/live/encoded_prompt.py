@@ -1,4 +1,4 @@
-"""A prompt's token ids in parts, each with a key that stands for it: what `block_hashes` caches by."""
+"""A prompt's token ids in parts, each with a key that stands for it, and why a prompt has none."""
 
 from __future__ import annotations
 
@@ -7,11 +7,20 @@ from hashlib import sha256
 
 from gorgo.core.prefix.kv_chain import TOKEN_BYTES
 from gorgo.core.record import record
+from gorgo.errors import GorgoError
 
 #: Bytes of a part of ids that come without text: 1,024 tokens.
 PAGE_BYTES = 1024 * TOKEN_BYTES
 #: Key of a part that is not cached.
 UNCACHED = b""
+
+
+class TemplateFailedError(GorgoError):
+    """A template did not render a prompt. The message holds no text of the prompt."""
+
+
+class EncodingFailedError(GorgoError):
+    """A tokenizer did not encode a text. The message holds none of it."""
 
 
 @record

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gorgo.core.prefix.kv_chain import TOKEN_BYTES, chain_hashes, token_bytes
-from gorgo.live.tokens.block_hashes import STEP_BLOCKS, BlockHashes
-from gorgo.live.tokens.encoded import PAGE_BYTES, EncodedPrompt
+from gorgo.live.block_hashes import STEP_BLOCKS, BlockHashes
+from gorgo.live.encoded_prompt import PAGE_BYTES, EncodedPrompt
 
 PAGE_TOKENS = PAGE_BYTES // TOKEN_BYTES
 
