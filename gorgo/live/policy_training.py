@@ -59,14 +59,14 @@ class PolicyTraining:
 
     async def start(self) -> None:
         """Load the model before the first request, if the policy has one."""
-        if self._router.learner is not None:
+        if self._router.learning.learner is not None:
             await (await self._loaded()).start()
 
     async def run(self) -> None:
         """Train until cancelled, from the first policy on that learns."""
         while self._service is None:
             await asyncio.sleep(INTERVAL_S)
-            if self._router.learner is not None:
+            if self._router.learning.learner is not None:
                 await (await self._loaded()).step()
         await self._service.run()
 
@@ -79,10 +79,10 @@ class PolicyTraining:
         """Return the JSON of `GET /admin/model`."""
         if self._service is not None:
             return self._service.as_dict()
-        learner = self._router.learner
+        learner = self._router.learning.learner
         return {
             "policy": None if learner is None else learner.name,
-            "is_shadow": learner is not None and learner is self._router.shadow,
+            "is_shadow": learner is not None and learner is self._router.settings.shadow,
             "model": None,
             "training": TrainingState().as_dict(None if learner is None else learner.training),
         }

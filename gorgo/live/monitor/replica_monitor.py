@@ -308,7 +308,7 @@ async def _subscriber(state: LiveState, target: Target, discovery: Discovery) ->
     return KvSubscriber(
         state.kv_feeds,
         target,
-        state.router,
+        state.router.caches,
         state.clock,
         answer=discovery.answer,
         is_current=lambda: state.targets.get(target.name) is target,
