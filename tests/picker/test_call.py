@@ -12,6 +12,7 @@ from gorgo.config.model import LimitsConfig, ModelConfig, OverloadConfig
 from gorgo.picker.call import ProtocolError
 from tests.picker.virtual import (
     BODY,
+    CHAT,
     Picked,
     VirtualPicker,
     body_message,
@@ -252,5 +253,19 @@ def test_what_breaks_the_protocol_says_what_was_expected_and_releases_what_was_r
         with pytest.raises(ProtocolError, match="expected one message with request_headers"):
             call.feed(headers_message("request_headers"))
         assert picker.state.router.in_flight == 0
+
+    in_virtual_time(test)
+
+
+def test_a_refusal_is_booked_once_though_its_call_ends_in_the_same_step() -> None:
+    async def test(picker: VirtualPicker) -> None:
+        call = picker.call()
+        call.feed(headers_message("request_headers"))
+        call.feed(body_message("request_body", b"{no JSON"))
+        assert error_of(call.last)[:2] == (400, "invalid_json")
+        books = {"route": CHAT, "policy": "round-robin"}
+        assert picker.total("gorgo_requests_total", status="4xx", **books) == 1
+        assert picker.total("gorgo_requests_total", status="499", **books) == 0
+        assert picker.total("gorgo_client_aborts_total") == 0
 
     in_virtual_time(test)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,6 +55,8 @@ class Output:
 
     sent: list[Any] = field(default_factory=list)
     ends: int = 0
+    #: Of which it is: both transports close the call in the step that ends it. Weak, as a cycle would keep both.
+    call: weakref.ref[PickerCall] | None = None
 
     def send_message(self, message: bytes) -> None:
         assert not self.ends, "nothing is sent after the end"
@@ -62,6 +65,8 @@ class Output:
     def end_call(self) -> None:
         self.ends += 1
         assert self.ends == 1, "a call ends once"
+        if (call := self.call and self.call()) is not None:
+            call.closed()
 
 
 def headers_message(
@@ -102,6 +107,7 @@ class Call:
     def __init__(self, state: PickerState) -> None:
         self.output = Output()
         self.call = PickerCall(state, self.output)
+        self.output.call = weakref.ref(self.call)
 
     def feed(self, message: Any) -> list[Any]:
         """Feed a message; return what was sent within this step."""

@@ -148,6 +148,8 @@ class PendingRequest:
         """Answer with an error of the picker's own."""
         state, record = self._state, self.record
         self._end_wait()
+        # Before the answer: transports close the call in the step that sends it, and its client has not left.
+        self._done = True
         record.status, record.code = error.status, error.code
         state.metrics.rejected(error.code)
         if error.status == 429:
