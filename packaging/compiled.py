@@ -114,7 +114,6 @@ EXCLUDED = {
     "gorgo/live/upstream/connect_cause.py": _RARE,
     "gorgo/live/upstream/pool.py": _AWAITS,
     "gorgo/live/upstream/small_body.py": _RARE,
-    "gorgo/live/upstream/transport.py": _GENERATOR,
     "gorgo/picker/transport/http2/server.py": _AWAITS,
     "gorgo/proxy/exchange/attempts.py": _AWAITS,
     "gorgo/proxy/exchange/handler.py": _AWAITS,

@@ -196,6 +196,10 @@ class RouterState:
         """Return why `client` may not have one more request open; `coming` have not been submitted yet."""
         return self._quotas.check(client, coming=coming)
 
+    def draining(self) -> frozenset[str]:
+        """Return the names of the draining replicas; cheaper than the whole view."""
+        return frozenset(name for name, replica in self._fleet.replicas.items() if replica.draining)
+
     def health_states(self) -> dict[str, str]:
         """Return `healthy`, `ejected` or `half_open` per replica; cheaper than the whole view."""
         return {name: replica.health.state.value for name, replica in self._fleet.replicas.items()}

@@ -11,9 +11,9 @@ import httpx
 from gorgo.apps.replay.options import ReplayOptions
 from gorgo.apps.replay.records import ReplayRecord
 from gorgo.apps.replay.stream import StreamReader
+from gorgo.apps.replay.transport import PoolTransport
 from gorgo.apps.traces import TraceRequest
 from gorgo.errors import ReplayError
-from gorgo.live.upstream.transport import PoolTransport
 
 #: Below the keep-alive of common servers (5 s), so that no request uses a connection that is being closed.
 KEEP_ALIVE_S = 2.0

@@ -57,10 +57,10 @@ def _routing(state: LiveState) -> Iterator[Difference]:
 
 
 def _drain_marks(state: LiveState) -> Iterator[Difference]:
-    marked = {view.name: view.state == "draining" for view in state.router.fleet_view(now=state.clock())}
+    marked = state.router.draining()
     for replica in state.file_config.replicas:
-        draining = marked.get(replica.name, replica.draining)
-        if draining != replica.draining:
+        draining = replica.name in marked
+        if draining != replica.draining and replica.name in state.targets:
             yield Difference(f"replicas.{replica.name}.draining", replica.draining, draining, _LIVE)
 
 

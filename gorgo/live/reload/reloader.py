@@ -268,7 +268,7 @@ class Reloader:
         if changes.fleet or changes.models:
             replaced = {replica.name for replica in changes.replaced}
             # A drain mark belongs to the name: it outlives an exchange of the process.
-            marked = {view.name for view in router.fleet_view(now=now) if view.state == "draining"} & replaced
+            marked = router.draining() & replaced
             # Leaving and joining resets load, health and prefix index in the Router.
             specs = replica_specs(config)
             router.set_fleet([spec for spec in specs if spec.name not in replaced], now=now)

@@ -363,3 +363,21 @@ async def test_a_second_policy_that_learns_is_refused_and_nothing_is_written(sta
     persisted = file.read()
     assert persisted is not None
     assert (fleet.state.router.policy.name, persisted.policy) == ("random", "random")
+
+
+async def test_a_change_of_weights_reads_drain_marks_without_a_view_of_the_whole_fleet(
+    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The view of 500 replicas takes milliseconds, in which no event of a stream passes."""
+    disk = StateFile(tmp_path / "state")
+    fleet = await proxy(start, disk)
+    fleet.state.router.drain("r1", now=fleet.state.clock())
+    monkeypatch.setattr(
+        type(fleet.state.router), "fleet_view", lambda *_, **__: pytest.fail("the whole view was built")
+    )
+    assert (await fleet.admin.put(WEIGHTS, json={"weights": {"w_rtt": 0.7}})).json()["version"] == 2
+    assert (await fleet.admin.post("/admin/freeze", json={})).status_code == 200
+    monkeypatch.undo()
+    written = disk.read()
+    assert written is not None
+    assert written.draining == {"r1"}

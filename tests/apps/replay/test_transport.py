@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gorgo.live.upstream import transport as transport_module
-from gorgo.live.upstream.transport import PoolTransport
+from gorgo.apps.replay import transport as transport_module
+from gorgo.apps.replay.transport import PoolTransport
 from tests.live.upstream.engine import OK, Engine, Speak, listening
 from tests.proxy.authority import Authority, needs_openssl
 from tests.proxy.authority import engine as tls_engine
