@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import MISSING, astuple, fields, is_dataclass
 from pathlib import Path
-from types import NoneType
+from types import NoneType, SimpleNamespace
 from typing import Any, cast, get_args, get_type_hints
 
 import typer.main
@@ -234,7 +234,9 @@ def test_every_route_of_the_data_listener_has_a_row() -> None:
 
 
 def test_every_route_of_the_admin_listener_has_a_row() -> None:
-    routes = Admin(cast(Any, None), cast(Any, None), None, cast(Any, None)).routes()
+    routes = Admin(
+        cast(Any, SimpleNamespace(routing=None, replicas=None)), cast(Any, None), None, cast(Any, None)
+    ).routes()
     found = {f"{method} {route.path}" for route in routes for method in (route.methods or set()) - {"HEAD"}}
     documented = {code(route)[0] for route, _ in items_after("Operators speak to the admin listener")}
     assert documented == {path.replace(":path", "") for path in found}
@@ -311,21 +313,6 @@ def test_results_in_the_readme_are_rows_of_the_pages_and_it_counts_the_missed_on
     missed = sum("| missed" in line for line in table.splitlines())
     assert f"{('none', 'one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight')[missed]} of " in readme
     assert any("| missed" in line for line in shown) == (missed > 0)
-
-
-ADDED_PAGES = {"migrating.md", "CONTRIBUTING.md", "SECURITY.md"}
-"""Pages for people who come from outside; counted apart from the pages that describe the project."""
-
-
-def test_pages_are_short() -> None:
-    words = {
-        page.relative_to(ROOT): len(page.read_text().split()) for page in DOCUMENTS if "packaging" not in page.parts
-    }
-    assert words[Path("README.md")] <= 700
-    assert words[Path("DESIGN.md")] <= 6_000
-    added = sum(count for page, count in words.items() if page.name in ADDED_PAGES)
-    assert sum(words.values()) - added <= 48_500
-    assert added <= 2_500
 
 
 def test_every_dependency_has_its_reason() -> None:

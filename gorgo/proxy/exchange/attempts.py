@@ -20,10 +20,11 @@ from gorgo.live.http.headers import Header
 from gorgo.live.http.request_buffer import RequestBuffer
 from gorgo.live.http.request_headers import headers_for_replica
 from gorgo.live.http.timeout import ResettableTimeout
-from gorgo.live.logs import log_failure, log_missing
+from gorgo.live.logs import log_failure
 from gorgo.live.request.judgement import failure_of
 from gorgo.live.request.parse import ParsedRequest
 from gorgo.live.request.record import RequestRecord
+from gorgo.live.state import LiveState
 from gorgo.live.upstream.client import CONNECTION_LOST, POOL_EXHAUSTED, UpstreamError
 from gorgo.live.upstream.target import Target
 from gorgo.proxy.exchange.commitment import Commitment
@@ -34,7 +35,6 @@ from gorgo.proxy.exchange.refusal import Refusal
 from gorgo.proxy.exchange.relay import relay
 from gorgo.proxy.exchange.relay_options import RelayOptions, own_headers
 from gorgo.proxy.exchange.response import ClientResponse
-from gorgo.proxy.state import RunningProxy
 
 
 class Attempts:
@@ -67,7 +67,7 @@ class Attempts:
 
     def __init__(
         self,
-        state: RunningProxy,
+        state: LiveState,
         route: str,
         headers: list[Header],
         request: ParsedRequest,
@@ -95,7 +95,7 @@ class Attempts:
 
     def lease(self, dispatch: Dispatch) -> Lease:
         """Put the replica of a dispatch in use. Called in the step of the dispatch."""
-        target = self._state.targets[dispatch.replica]
+        target = self._state.replicas.targets[dispatch.replica]
         target.acquire()
         return Lease(dispatch, target)
 
@@ -111,10 +111,10 @@ class Attempts:
         """Start a second attempt beside the first, in a task of its own, unless the response has begun."""
         race = self._race
         if race.winner is not None or self._response.writer.started or race.hedge_task is not None:
-            self._state.gateway.finish(dispatch, Outcome(AttemptResult.SUPERSEDED))
+            self._state.routing.gateway.finish(dispatch, Outcome(AttemptResult.SUPERSEDED))
             return
         self._record.hedged = True
-        self._state.metrics.hedged(dispatch.replica, dispatch.region)
+        self._state.telemetry.metrics.hedged(dispatch.replica, dispatch.region)
         race.start_hedge(dispatch.attempt_id, self._run_hedge(self.lease(dispatch)))
 
     async def next(self, lease: Lease) -> NextStep | None:
@@ -160,13 +160,13 @@ class Attempts:
             # Reservations are released first, so that no failure in the records can keep them.
             self._race.done(dispatch.attempt_id)
             lease.target.release()
-            action = self._state.gateway.finish(dispatch, outcome)
+            action = self._state.routing.gateway.finish(dispatch, outcome)
             self._count(lease)
-            self._check_reports(lease, outcome)
-            self._record.attempt_ended(self._state, dispatch, outcome)
+            self._state.replicas.check_usage(dispatch, lease.target, outcome)
+            self._record.attempt_ended(dispatch, outcome)
         if not isinstance(action, Dispatch):
             return action
-        self._state.metrics.retried(outcome.result.value)
+        self._state.telemetry.metrics.retried(outcome.result.value)
         return self.lease(action)
 
     async def _run_hedge(self, lease: Lease) -> NextStep | None:
@@ -180,25 +180,18 @@ class Attempts:
 
     def _give_back(self, lease: Lease, result: AttemptResult) -> None:
         lease.target.release()
-        self._state.gateway.finish(lease.dispatch, Outcome(result))
-
-    def _check_reports(self, lease: Lease, outcome: Outcome) -> None:
-        """Log once if the usage of responses lacks what the engine should report."""
-        if outcome.result is AttemptResult.COMPLETED and outcome.prompt_tokens is not None:
-            estimated = lease.dispatch.decision.estimated_cached_tokens
-            missing = lease.target.reports.on_answer(cached_tokens=outcome.cached_tokens, estimated_tokens=estimated)
-            log_missing(lease.dispatch.replica, missing)
+        self._state.routing.gateway.finish(lease.dispatch, Outcome(result))
 
     def _count(self, lease: Lease) -> None:
         """Count the attempt in the metrics, once."""
         if not lease.counted:
             lease.counted = True
             dispatch = lease.dispatch
-            self._state.metrics.dispatched(dispatch.replica, dispatch.region, dispatch.decision)
+            self._state.telemetry.metrics.dispatched(dispatch.replica, dispatch.region, dispatch.decision)
 
     async def _try(self, lease: Lease, task: asyncio.Task[Any]) -> Outcome:
         target = lease.target
-        limits, spent_s = target.deadlines, self._state.clock() - self._record.received_s
+        limits, spent_s = target.deadlines, self._state.routing.clock() - self._record.received_s
         first_s = limits.first_token_s if self._request.route.streamed else limits.response_s
         timer = ResettableTimeout(first_s, last=monotonic() + limits.request_s - spent_s, task=task)
         try:
@@ -232,7 +225,7 @@ class Attempts:
         if self._record.trace is not None:
             headers = self._record.trace.carry(headers, dispatch.attempt_id)
         model = self._request.route.model
-        name = None if model is None else self._state.models.engine_name(dispatch.replica, model)
+        name = None if model is None else self._state.routing.models.engine_name(dispatch.replica, model)
         options: RelayOptions | None = None
 
         def on_sent() -> None:
@@ -263,7 +256,7 @@ class Attempts:
     def _relay_options(self, dispatch: Dispatch, target: Target, *, strip_usage: bool) -> RelayOptions:
         state, client = self._state, self._request.route.client
         commitment = self._commitment(dispatch)
-        estimates = state.client_policies.may_see_estimates(client)
+        estimates = state.routing.client_policies.may_see_estimates(client)
         return RelayOptions(  # by position, as in gorgo.core.dispatch.outcomes
             self._route,
             own_headers(self._response.request_id, dispatch, estimates=estimates),  # own_headers
@@ -272,7 +265,9 @@ class Attempts:
             commitment.first_content,  # on_content
             commitment.commit,  # on_commit
             self._buffer,
-            partial(self._record_stored, dispatch, target) if self._route == "/v1/responses" else None,  # on_head
+            partial(state.replicas.record_stored, dispatch, target, client=client)
+            if self._route == "/v1/responses"
+            else None,  # on_head
             dispatch.withhold,
             self._request.may_be_short,
             state.passed_headers,
@@ -280,11 +275,6 @@ class Attempts:
 
     def _commitment(self, dispatch: Dispatch) -> Commitment:
         return Commitment(self._state, self._race, self._record, self._request, self._buffer, dispatch)
-
-    def _record_stored(self, dispatch: Dispatch, target: Target, head: bytes) -> None:
-        """Record which replica has a response that later requests may continue."""
-        if self._state.targets.get(dispatch.replica) is target:
-            self._state.stored_responses.record(head, dispatch.replica, client=self._request.route.client)
 
     async def _upstream_failed(self, reason: str) -> Outcome:
         """Return the outcome of a failed replica. If the response has begun, end it with an error."""

@@ -10,8 +10,8 @@ from gorgo.core.record import mutable_record
 from gorgo.live.http.request_buffer import RequestBuffer
 from gorgo.live.request.parse import ParsedRequest
 from gorgo.live.request.record import RequestRecord
+from gorgo.live.state import LiveState
 from gorgo.proxy.exchange.race import Race
-from gorgo.proxy.state import RunningProxy
 
 
 @mutable_record
@@ -28,7 +28,7 @@ class Commitment:
         Of the attempt.
     """
 
-    state: RunningProxy
+    state: LiveState
     race: Race
     record: RequestRecord
     request: ParsedRequest
@@ -45,6 +45,6 @@ class Commitment:
 
     def first_content(self) -> None:
         """Record the first token. The relay has claimed the response for it."""
-        now = self.state.clock()
-        self.state.gateway.first_token(self.dispatch.attempt_id, now=now)
-        self.record.first_content(self.state, self.dispatch, now=now)
+        now = self.state.routing.clock()
+        self.state.routing.gateway.first_token(self.dispatch.attempt_id, now=now)
+        self.record.first_content(self.dispatch, now=now)

@@ -17,13 +17,12 @@ from gorgo.core.stream import (
     UsageEventFilter,
     UsageReader,
     end_of_stream,
-    is_short,
 )
 from gorgo.live.http.request_buffer import RequestBuffer
-from gorgo.live.request.judgement import failure_of_event, result_of_stream
+from gorgo.live.request.judgement import failure_of_event, is_short_stream, result_of_stream
 from gorgo.live.upstream.client import ResponseSource, UpstreamError
 from gorgo.proxy.exchange.passage import Passage
-from gorgo.proxy.exchange.relay_options import BUFFER_BYTES, SHORT_BYTES, WITHHELD_BYTES
+from gorgo.proxy.exchange.relay_options import BUFFER_BYTES, WITHHELD_BYTES
 
 #: Bytes of a stream without a token after which other tasks run between chunks: events of ten bytes take a hundred
 #: times an ordinary one's time per byte, and a fast replica has the next chunk ready.
@@ -36,7 +35,7 @@ async def relay_events(passage: Passage) -> Outcome:
     if outcome is not None:
         return outcome
     await passage.pass_rest()
-    passage.drop_end_gaps()
+    passage.gaps.drop_end(passage.options.route)
     if error_status is not None:
         await passage.end_body()
         return passage.outcome(result_of_stream(error_status), error_status)
@@ -166,9 +165,8 @@ async def _end(passage: Passage) -> Outcome:
 
 
 def _is_short(passage: Passage, stream: bytes, usage: Usage | None) -> bool | None:
-    if len(stream) > SHORT_BYTES or not is_short(passage.options.route, stream, usage):
-        return False
-    return True if passage.options.may_be_short else None
+    options = passage.options
+    return is_short_stream(options.route, stream, usage, may_be_short=options.may_be_short)
 
 
 async def _next_chunk(source: ResponseSource) -> bytes | None:

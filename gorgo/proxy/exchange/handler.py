@@ -15,29 +15,27 @@ from typing import Any
 
 from gorgo.core.messages.actions import Action, Cancel, Dispatch, Forward, Hedge, Hold, Reject
 from gorgo.live.http.body import ClientDisconnected, draining, read_body, take_whole_body
-from gorgo.live.http.errors import HttpError, Message, Receive, Send, error_of
+from gorgo.live.http.errors import HttpError, Message, Receive, Send
 from gorgo.live.http.headers import Header
 from gorgo.live.http.request_buffer import RequestBuffer, buffer_client
 from gorgo.live.http.request_headers import request_id_of
 from gorgo.live.logs import log_failure
 from gorgo.live.parsing.fields import BodyFields, read_quick_fields
 from gorgo.live.parsing.json_body import check_media_type
-from gorgo.live.request.client_scope import unknown_model
 from gorgo.live.request.parse import ParsedRequest, count_tokens, parse_request
 from gorgo.live.request.record import RequestRecord
+from gorgo.live.request.refusals import check_method, check_open, error_for, internal_error
+from gorgo.live.state import LiveState
 from gorgo.proxy.exchange.attempts import Attempts
 from gorgo.proxy.exchange.lease import Lease, NextStep, PendingDispatch
 from gorgo.proxy.exchange.response import ClientResponse
 from gorgo.proxy.http.response_writer import direct_write
-from gorgo.proxy.state import RunningProxy
-
-_RETRY_SOON = ((b"retry-after", b"1"),)
 
 
 class InferenceEndpoint:
     """An ASGI app for one route: every POST is an exchange."""
 
-    def __init__(self, state: RunningProxy, route: str) -> None:
+    def __init__(self, state: LiveState, route: str) -> None:
         self._state = state
         self._route = route
         #: Looked up once: in Python 3.11 this is a system call.
@@ -78,7 +76,7 @@ class Exchange:
         "_task",
     )
 
-    def __init__(self, state: RunningProxy, route: str, scope: Message, receive: Receive, send: Send) -> None:
+    def __init__(self, state: LiveState, route: str, scope: Message, receive: Receive, send: Send) -> None:
         self._state = state
         self._route = route
         self._method: str = scope["method"]
@@ -90,16 +88,16 @@ class Exchange:
         self._task: asyncio.Task[Any] | None = None
         self._buffer = RequestBuffer(state.buffers, buffer_client(scope))
         self._receive = receive
-        self._received_s = state.clock()
+        self._received_s = state.routing.clock()
         self._id = request_id_of(self._headers)
         #: The id of the request in the Router; None before and after.
         self._router_id: str | None = None
-        self._record = RequestRecord(self._received_s, client=self._client)
+        self._record = RequestRecord(state.routing, state.telemetry, self._received_s, client=self._client)
         self._response = ClientResponse(state, send, self._id, self._record, route, direct_write(scope))
         #: None before the request is parsed.
         self._attempts: Attempts | None = None
-        if state.tracing is not None:
-            self._record.trace = state.tracing.start(
+        if state.telemetry.tracing is not None:
+            self._record.trace = state.telemetry.tracing.start(
                 self._headers, route=route, request_id=self._id, received_s=self._received_s
             )
         #: The wait of a queued request.
@@ -137,18 +135,16 @@ class Exchange:
             self._record.status, self._record.code = 500, "internal_error"
             log_failure("internal_error", failure, request_id=self._id)
             if not self._response.writer.started:
-                message = "internal error of the proxy; its log has this request id"
-                await self._response.send_error(HttpError(500, "internal_error", message))
+                await self._response.send_error(internal_error(self._state))
         finally:
             if disconnect is not None:
                 disconnect.cancel()
             if self._attempts is not None and self._attempts.has_hedge:
                 await self._attempts.stop_hedge()
             if self._router_id is not None:
-                self._state.gateway.unregister(self._router_id)
+                self._state.routing.gateway.unregister(self._router_id)
             self._buffer.release()
             self._record.close(
-                self._state,
                 self._route,
                 self._id,
                 sent_status=self._response.writer.status,
@@ -158,24 +154,17 @@ class Exchange:
     # -- the request
 
     async def _read(self) -> ParsedRequest:
-        if self._method != "POST":
-            raise HttpError(405, "method_not_allowed", "expected POST", headers=((b"allow", b"POST"),))
-        limit = self._state.limits.max_in_flight
-        if len(self._state.exchanges) > limit:
-            # Before the body is read: each body is held in memory.
-            message = f"{limit} requests are in flight, the limit of this proxy"
-            raise HttpError(429, "too_many_in_flight", message, headers=_RETRY_SOON)
-        if self._state.stopping:
-            raise HttpError(503, "stopping", "this proxy is stopping", headers=_RETRY_SOON)
+        check_method(self._method)
+        check_open(self._state, open_requests=len(self._state.exchanges))
         body = await self._read_body()
-        self._record.body_read(self._state)
-        self._router_id = self._state.gateway.register(self._id, self)
+        self._record.body_read()
+        self._router_id = self._state.routing.gateway.register(self._id, self)
         request = await self._parse(body)
         self._record.request = request
         return request
 
     async def _read_body(self) -> bytes:
-        limits, uploads = self._state.limits, self._state.uploads
+        limits, uploads = self._state.limits, self._state.routing.uploads
         if "gorgo.body" in self._extensions:
             uploads.check(self._client)
             # Taken out of the scope and the connection, which would hold it for as long as the response takes.
@@ -189,15 +178,19 @@ class Exchange:
         state = self._state
         started = perf_counter()
         check_media_type(self._headers)
-        fields = read_quick_fields(self._route, body, state.fingerprinter)
+        fields = read_quick_fields(self._route, body, state.routing.fingerprinter)
         if fields is None:
-            fields = await state.body_workers.read(self._route, body)
-        fields.exact = await count_tokens(state, self._route, fields)
+            fields = await state.routing.body_workers.read(self._route, body)
+        fields.exact = await count_tokens(state.routing, self._route, fields)
         fields.prompt = None  # as large as the body, and needed no more
         self._record.decision_s = perf_counter() - started
         request = self._parse_now(body, fields)
         model = request.route.model
-        if model is None or state.router.lists(model) or not await state.models.find_missing(model, now=state.clock()):
+        if (
+            model is None
+            or state.routing.router.lists(model)
+            or not await state.routing.models.find_missing(model, now=state.routing.clock())
+        ):
             return request
         return self._parse_now(body, fields)
 
@@ -205,7 +198,8 @@ class Exchange:
         assert self._router_id is not None
         started = perf_counter()
         request = parse_request(
-            self._state,
+            self._state.routing,
+            self._state.replicas.stored_responses,
             self._route,
             self._headers,
             body,
@@ -225,8 +219,8 @@ class Exchange:
             self._state, self._route, self._headers, request, self._response, self._record, self._buffer, self._task
         )
         started = perf_counter()
-        action = self._state.gateway.submit(request.route)
-        self._state.metrics.decided(self._record.decision_s + perf_counter() - started)
+        action = self._state.routing.gateway.submit(request.route)
+        self._state.telemetry.metrics.decided(self._record.decision_s + perf_counter() - started)
         step: NextStep | None
         if isinstance(action, Hold):
             step = await self._wait_in_queue(request.route.request_id)
@@ -237,14 +231,12 @@ class Exchange:
         if isinstance(step, Forward):
             await attempts.forward()
         elif step is not None:
-            if step.code == "model_not_found":
-                raise unknown_model(self._state, name=request.route.model or "", client=request.route.client)
-            raise error_of(step)
+            raise error_for(self._state.routing, step, request)
 
     async def _wait_in_queue(self, request_id: str) -> NextStep:
         limit_s = self._state.limits.request_timeout_s
         try:
-            async with asyncio.timeout(limit_s - (self._state.clock() - self._received_s)):
+            async with asyncio.timeout(limit_s - (self._state.routing.clock() - self._received_s)):
                 return await self._wait(request_id)
         except TimeoutError:
             message = f"no replica could take the request within its timeout of {limit_s:g} s"
@@ -253,20 +245,20 @@ class Exchange:
     async def _wait(self, request_id: str) -> NextStep:
         """Wait until an event of another request, or of time, makes the Router decide."""
         assert self._attempts is not None
-        self._pending = pending = PendingDispatch(self._state.clock())
+        self._pending = pending = PendingDispatch(self._state.routing.clock())
         try:
             return await pending.wait()
         except asyncio.CancelledError:
             step = pending.unclaimed()
             if step is None:
-                self._state.gateway.abandon(request_id)
+                self._state.routing.gateway.abandon(request_id)
             elif isinstance(step, Lease):
                 self._attempts.cancel(step)
             raise
         finally:
             self._pending = None
-            self._record.queued_s = self._state.clock() - pending.enqueued_s
-            self._state.metrics.queued(self._record.queued_s)
+            self._record.queued_s = self._state.routing.clock() - pending.enqueued_s
+            self._state.telemetry.metrics.queued(self._record.queued_s)
 
     def deliver(self, action: Action) -> None:
         """Act on a decision of the Router that an event of another request, or of time, caused. Never waits."""

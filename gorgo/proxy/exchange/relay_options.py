@@ -14,8 +14,6 @@ from gorgo.live.http.request_buffer import RequestBuffer
 BUFFER_BYTES = 64 * 1024
 #: Buffer of a withheld answer: forty tokens, so that no long answer waits for its end.
 WITHHELD_BYTES = 8 * 1024
-#: A longer stream is no short answer.
-SHORT_BYTES = 4 * 1024
 #: Headers made once: of a large fleet under a new version of the weights each minute, those of the last ones.
 MAX_FIXED = 1024
 

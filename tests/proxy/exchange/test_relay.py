@@ -11,7 +11,7 @@ from gorgo.core.buffer_budget import BufferBudget
 from gorgo.live.http.headers import Header
 from gorgo.live.http.request_buffer import RequestBuffer
 from gorgo.live.http.timeout import ResettableTimeout
-from gorgo.live.request import parse
+from gorgo.live.request import gaps, parse
 from gorgo.proxy.exchange import passage, relay_options, response
 from gorgo.proxy.exchange.passage import Passage
 from gorgo.proxy.exchange.relay import relay
@@ -101,7 +101,7 @@ async def test_token_that_comes_with_the_end_has_its_gap(monkeypatch: pytest.Mon
 
 
 async def test_answer_with_more_gaps_than_are_recorded_loses_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gorgo.proxy.exchange.passage.MAX_GAPS", 2)
+    monkeypatch.setattr("gorgo.live.request.gaps.MAX_GAPS", 2)
     source = PacedSource([*tokens([1.0, 3.0]), (5.0, DONE)])
     assert await p95_of(source, monkeypatch) == pytest.approx(3.0)
 
@@ -127,7 +127,7 @@ async def test_the_first_byte_of_an_encoded_stream_is_not_buffered() -> None:
 
 
 def test_a_relay_holds_64_kibibytes_4096_gaps_and_the_last_four_events() -> None:
-    assert (relay_options.BUFFER_BYTES, passage.MAX_GAPS, passage.END_EVENTS) == (65_536, 4096, 4)
+    assert (relay_options.BUFFER_BYTES, gaps.MAX_GAPS, gaps.END_EVENTS) == (65_536, 4096, 4)
     assert frozenset({"/v1/responses", "/v1/messages"}) == passage._NAMED_EVENTS
 
 

@@ -75,7 +75,7 @@ class Page:
         self._state = state
         self._refuse = refuse
         self._token = token
-        self._sessions = None if token.token is None else Sessions(lambda: state.clock())
+        self._sessions = None if token.token is None else Sessions(lambda: state.routing.clock())
         self._writer = Writer()
         self.live = LiveUpdates(self._take_snapshot, closing)
 
