@@ -4,6 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 WHEEL  := $(VENV)/wheel
+DOCS   := $(VENV)/docs
 # Byte code is kept where an environment says otherwise: hundreds of processes of the tests start in half the time.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -17,7 +18,7 @@ RUN    := $(BIN)/python
 SIM    := $(BIN)/python
 endif
 
-.PHONY: compiled wheel demo claims tuning-table fit-fleet paper-tables learned-routers cache-sources several-routers test coverage check lint types bench chaos chaos-short mutants soak overload-live test-system test-postgres terraform-check lock clean help
+.PHONY: compiled wheel demo claims tuning-table fit-fleet paper-tables learned-routers cache-sources several-routers test coverage check lint types bench chaos chaos-short mutants soak overload-live test-system test-postgres terraform-check docs lock lock-docs clean help
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -86,6 +87,9 @@ wheel: $(WHEEL)/.ready ## wheel and sdist in dist/, without the developers' tool
 	@rm -rf dist
 	@$(WHEEL)/bin/python -m hatchling build -d dist
 
+docs: $(DOCS)/.ready ## the documentation as a site in build/site, with search; a broken link is an error
+	@$(DOCS)/bin/python packaging/site/build.py
+
 soak: $(READY)   ## 100,000 short requests beside 500 slow streams: what is left of them; minutes, 1 if anything is
 	@$(BIN)/python -m tests.soak $(ARGS)
 
@@ -97,6 +101,13 @@ lock:            ## renew requirements.lock from pyproject.toml
 	$(VENV)/lock/bin/python -m pip install --quiet --disable-pip-version-check pip-tools
 	$(VENV)/lock/bin/pip-compile --extra dev --extra report --extra postgres --extra otel --extra learned --extra tokens --extra events --extra picker --extra shared --generate-hashes --no-emit-index-url --no-emit-trusted-host --no-emit-find-links \
 	  --strip-extras --allow-unsafe --quiet --no-header --output-file requirements.lock pyproject.toml
+
+lock-docs:       ## renew packaging/site/requirements.lock from the extra docs of pyproject.toml
+	$(PYTHON) -m venv $(VENV)/lock
+	$(VENV)/lock/bin/python -m pip install --quiet --disable-pip-version-check pip-tools
+	$(VENV)/lock/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' > $(VENV)/lock/docs.in
+	$(VENV)/lock/bin/pip-compile --generate-hashes --no-emit-index-url --no-emit-trusted-host --no-emit-find-links \
+	  --strip-extras --allow-unsafe --quiet --no-header --no-annotate --output-file packaging/site/requirements.lock $(VENV)/lock/docs.in
 
 clean:           ## remove what this file made
 	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .coverage*
@@ -114,4 +125,9 @@ $(WHEEL)/.ready: requirements.lock packaging/locked.py
 	@$(PYTHON) -m venv $(WHEEL)
 	@$(WHEEL)/bin/python packaging/locked.py hatchling > $(WHEEL)/picked.lock
 	@$(WHEEL)/bin/python -m pip install -qq --disable-pip-version-check --no-deps --require-hashes -r $(WHEEL)/picked.lock
+	@touch $@
+
+$(DOCS)/.ready: packaging/site/requirements.lock
+	@$(PYTHON) -m venv $(DOCS)
+	@$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $<
 	@touch $@

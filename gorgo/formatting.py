@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from math import isnan
 from typing import Any
 
 UNKNOWN = "-"
@@ -90,6 +91,17 @@ def moment(iso: str) -> str:
 def number(value: float) -> str:
     """Return a weight."""
     return f"{value:g}"
+
+
+def term(value: float | None) -> str:
+    """Return a cost or a term of one, in the unit of its policy.
+
+    >>> term(1234.5), term(1.25), term(None), term(float("nan"))
+    ('1,234', '1.2', '-', '-')
+    """
+    if value is None or isnan(value):
+        return UNKNOWN
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.1f}"
 
 
 def engine(found: Mapping[str, object]) -> str:

@@ -110,11 +110,9 @@ EXCLUDED = {
     "gorgo/live/kv_events/worker.py": _RARE,
     "gorgo/live/upstream/address.py": _RARE,
     "gorgo/live/upstream/client.py": _GENERATOR,
-    "gorgo/live/upstream/connect_cause.py": _RARE,
     "gorgo/live/upstream/pool.py": _AWAITS,
-    "gorgo/live/upstream/small_body.py": _RARE,
     "gorgo/picker/transport/http2/server.py": _AWAITS,
-    "gorgo/proxy/exchange/attempts.py": _AWAITS,
+    "gorgo/proxy/exchange/exchange.py": _AWAITS,
     "gorgo/proxy/exchange/handler.py": _AWAITS,
     "gorgo/proxy/exchange/response.py": _AWAITS,
 }

@@ -16,6 +16,7 @@ from gorgo.apps.replay.records import ReplayRecord
 from gorgo.apps.results import ResultRow
 from gorgo.cli import app
 from gorgo.cli.tune.settings import TuneSettings
+from gorgo.config.fleet.source import FleetSourceConfig
 from gorgo.config.model import Config
 from gorgo.config.weights_file import read_weights_file
 from gorgo.core.policy.weights import Weights
@@ -243,9 +244,7 @@ def test_every_route_of_the_admin_listener_has_a_row() -> None:
 
 
 def test_every_response_header_has_a_row() -> None:
-    source = "".join(
-        (ROOT / "gorgo/proxy" / name).read_text() for name in ("exchange/response.py", "exchange/relay_options.py")
-    )
+    source = (ROOT / "gorgo/proxy/exchange/response.py").read_text()
     documented = [code(header)[0] for header, _ in items_after("Every response of a replica carries:")]
     assert set(documented) == set(re.findall(r'b"(x-[a-z-]+)"', source))
 
@@ -258,7 +257,6 @@ def test_the_threat_model_names_tests_that_exist_and_the_attacks_in_order() -> N
     assert len(named) >= 18
     assert named <= found
     assert re.findall(r"^\| (\d+) ", page, re.MULTILINE) == [str(number) for number in range(1, 21)]
-    assert len(page.split()) <= 1_400
 
 
 # -- map and files
@@ -304,15 +302,20 @@ def test_every_page_is_in_the_index_of_the_documentation() -> None:
     assert [page.name for page in PAGES[1:] if page.name != "README.md" and f"]({page.name})" not in index] == []
 
 
-def test_results_in_the_readme_are_rows_of_the_pages_and_it_counts_the_missed_ones() -> None:
+def test_the_readme_counts_the_missed_targets_of_the_page_of_results() -> None:
     readme = PAGES[0].read_text().split("## Results in short")[1].split("\n## ")[0]
-    rows_of_pages = {line for page in PAGES[1:] for line in page.read_text().splitlines() if line.startswith("|")}
-    shown = {line for line in readme.splitlines() if line.startswith("|") and not line.startswith("|---")}
-    assert shown <= rows_of_pages
     table = (ROOT / "docs/results.md").read_text().split("<!-- claims:begin -->")[1]
     missed = sum("| missed" in line for line in table.splitlines())
-    assert f"{('none', 'one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight')[missed]} of " in readme
-    assert any("| missed" in line for line in shown) == (missed > 0)
+    words = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight")
+    assert f"{words[missed]} {'is' if missed == 1 else 'are'} missed" in readme
+
+
+def test_the_page_for_users_of_other_routers_names_what_they_ask_for_and_this_project_has() -> None:
+    """Discovery, events, tokenizers and shared state: the page once said that none of them exists."""
+    page = (ROOT / "docs/migrating.md").read_text()
+    named = set(code(page))
+    assert {"fleet_sources", "replicas[].kv_events", "models[].tokenizer", "shared.url", "gorgo picker"} <= named
+    assert [kind for kind in get_args(get_type_hints(FleetSourceConfig)["kind"]) if kind not in named] == []
 
 
 def test_every_dependency_has_its_reason() -> None:

@@ -214,7 +214,7 @@ def test_with_all_replicas_ejected_or_only_one_every_policy_chooses() -> None:
     for name in POLICIES:
         router = make_router("a", "b", policy=name)
         for replica in ("a", "b") * 3:
-            router.on_probe(replica, None, now=1.0)
+            router.replicas.on_probe(replica, None, now=1.0)
         assert set(dispatched(submitted(router, a_request(), now=2.0)).decision.candidates) == {"a", "b"}
         assert dispatched(submitted(make_router("a", policy=name), a_request(), now=2.0)).replica == "a"
 

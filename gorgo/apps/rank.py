@@ -28,11 +28,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from gorgo.core.arrays import Floats
 from gorgo.errors import ReportError
-
-Floats = NDArray[np.float64]
 
 #: Most requests, about a day of a busy proxy: two numbers each are stored.
 MAX_ROWS = 1_000_000

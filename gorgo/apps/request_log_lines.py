@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from gorgo.apps.log_files import json_object, read_lines
 from gorgo.apps.traces.load import SPAN_S_MAX
 from gorgo.apps.traces.rows import MAX_TOKENS
 from gorgo.core.prompt.boundaries import MAX_BOUNDARIES
 from gorgo.errors import TraceError
 from gorgo.live.telemetry.request_log_file import SCHEMA
 
-#: A prompt of ten million tokens; a file without line ends must not fill memory.
-MAX_LINE_BYTES = 4 << 20
 _HASH = re.compile(r"[0-9a-f]{16}")
 #: Statuses of invalid requests, which use no cache and no batch.
 _REFUSED = range(400, 500)
@@ -26,7 +25,11 @@ _LOAD = frozenset({429, 499})
 
 @dataclass(frozen=True, slots=True)
 class LoggedRequest:
-    """One line, with the fields of `gorgo.live.telemetry.request_log_file.Finished`; older logs end at `hashes`."""
+    """One line as it is read: a checked `gorgo.live.telemetry.request_log_file.Finished`.
+
+    The proxy packs all hashes into bytes, because it writes a line per request. Here they are numbers, with the bytes
+    of text per hash from the header of the file. The client is not read. Older logs end at `hashes`.
+    """
 
     received_s: float
     model: str | None
@@ -57,9 +60,9 @@ class LogReader:
 
     def rows(self, path: Path) -> Iterator[LoggedRequest]:
         unfinished: str | None = None
-        for number, line in enumerate(_lines(path), start=1):
+        for number, line in enumerate(read_lines(path, "a request log"), start=1):
             where = f"{path}, line {number}"
-            entry = _object(line)
+            entry = json_object(line)
             if entry is None:
                 if unfinished is not None:
                     raise TraceError(unfinished)
@@ -119,25 +122,6 @@ class LogReader:
             self.skipped += 1
         else:
             yield row
-
-
-def _lines(path: Path) -> Iterator[bytes]:
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), start=1):
-                if len(line) > MAX_LINE_BYTES:
-                    raise TraceError(f"{path}, line {number}: over {MAX_LINE_BYTES:,} bytes; expected a request log")
-                yield line
-    except OSError as error:
-        raise TraceError(f"{path}: {error.strerror or error}") from None
-
-
-def _object(line: bytes) -> dict[str, Any] | None:
-    try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return entry if isinstance(entry, dict) else None
 
 
 def _whole(entry: Mapping[str, Any], key: str, where: str, *, least: int = 0) -> int:

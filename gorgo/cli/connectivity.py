@@ -20,7 +20,7 @@ from gorgo.fleet_sources.found import Found
 from gorgo.live.fleet_sources.reports import Reports
 from gorgo.live.fleet_sources.service import follow_source
 from gorgo.live.monitor.discovery import discover
-from gorgo.live.upstream.connect_cause import connect_cause
+from gorgo.live.upstream.address import connect_cause
 from gorgo.live.upstream.target import api_key
 
 #: Until the first result or failure of a source; a look-up and a page of a list have shorter limits each.

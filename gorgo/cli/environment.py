@@ -13,7 +13,7 @@ from collections.abc import Mapping, MutableMapping
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 PREFIX = "GORGO"
-#: `NAME_PORT` of each service of the namespace in a container of Kubernetes: of `gorgo-engine` it is an option here.
+#: `<name>_PORT` of each service of the namespace in a container of Kubernetes: of `gorgo-engine` it is an option here.
 _SERVICE_LINK = re.compile(r"(?:tcp|udp|sctp)://")
 
 

@@ -53,7 +53,7 @@ class ClientRuleConfig:
     allowed_regions: tuple[Name, ...] = ()
     #: Whether it gets the estimated cached tokens and the predicted TTFT.
     estimates: bool = False
-    #: Fields of a body that steer the engine, and that it may send (`proxy.exchange.client_scope`).
+    #: Fields of a body that steer the engine, and that it may send (`live.request.client_scope`).
     engine_fields: Annotated[tuple[Text, ...], Field(max_length=64)] = ()
 
 
@@ -159,7 +159,7 @@ class ProxyConfig:
     probe_interval_s: Positive = 30.0
     #: A scrape takes an engine about a millisecond: more than ten a second slow it down.
     scrape_interval_s: Annotated[float, Field(ge=0.1, allow_inf_nan=False)] = 30.0
-    #: Headers that pass in both directions beside those that always do (`proxy.http.headers`).
+    #: Headers that pass in both directions beside those that always do (`live.http.headers`).
     pass_headers: Annotated[tuple[HeaderName, ...], Field(max_length=64)] = ()
     #: `/ready` is 503 with fewer healthy replicas.
     min_ready_replicas: Count = 1

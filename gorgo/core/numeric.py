@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from math import isfinite, nan
 from typing import TypeGuard
 
 MAX_NUMBER = sys.float_info.max
@@ -33,6 +34,28 @@ def is_number(value: object) -> TypeGuard[int | float]:
     (False, False, False, True)
     """
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MAX_NUMBER
+
+
+def parse_number(text: str | None) -> float | None:
+    """Return the finite number that a text from outside is; `None` if it is none.
+
+    >>> parse_number("1e3"), parse_number("nan"), parse_number("many"), parse_number(None)
+    (1000.0, None, None, None)
+    """
+    try:
+        value = nan if text is None else float(text)
+    except ValueError:
+        return None
+    return value if isfinite(value) else None
+
+
+def none_if_nan(value: float) -> float | None:
+    """Return a cell of a column, or `None` for an unknown one: JSON has no NaN.
+
+    >>> none_if_nan(float("nan")), none_if_nan(2.0)
+    (None, 2.0)
+    """
+    return None if value != value else float(value)
 
 
 def is_nonnegative(value: object) -> TypeGuard[int | float]:

@@ -24,7 +24,11 @@ _NOISE = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class QuotaExceeded:
-    """Why a client's request is rejected, and its Retry-After."""
+    """Why a client's request is rejected, and its Retry-After, s.
+
+    Not a `Reject`: that is the answer to one request in the Router, with its id and status. A shell also asks for
+    requests that never reach the Router.
+    """
 
     code: str
     message: str

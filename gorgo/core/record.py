@@ -2,7 +2,8 @@
 
 The constructor of a dataclass is Python code, to which each keyword argument comes in a dict: six fields take 450 ns. A
 `msgspec.Struct` with the same fields takes 70 ns. The values of one request have 140 fields. What a dataclass compares,
-hashes and prints stays; `replace`, `fields` and `asdict` work. More than eight arguments are cheaper by position.
+hashes and prints stays; `replace`, `fields` and `asdict` work. More than fifteen keywords are passed in a dict: 26
+fields take 2,300 ns by name and 300 ns by position.
 """
 
 from __future__ import annotations

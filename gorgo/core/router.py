@@ -1,9 +1,11 @@
 """The Router: events in with `now`, actions out. A synchronous object without sockets, clock or randomness of its own.
 
-Owns the order of work within an event of a request; `router_replicas` has events of replicas and peers, `router_caches`
-reports of caches, `router_state` what is set and read from outside. Its parts, built in `wiring`, own the rest:
-`admission` what is dispatched, queued or rejected; `dispatch` evaluation, reservation, retries and hedges; `fleet`
-replicas and their columns; `prefix` the prefix index; the policy the choice.
+Owns the requests: the order of work within an event of an attempt, and time. Each other side of a Router is an object
+that it has: `replicas` takes what is learned of the fleet, `caches` takes reports of caches, and `peers` those of other
+routers; `settings` has what may be replaced while it runs, and `view` what operators and metrics read. These objects
+and the parts below them are built here, in one place: `admission` says what is dispatched, queued or rejected;
+`dispatch` has evaluation, reservation, retries and hedges; `fleet` the replicas and their columns; `prefix` what is
+known of caches; the policy makes the choice.
 
 Theory of operation: `submit` selects and reserves before it returns, so two requests never see the same empty replica
 and no lock is needed. An attempt ends once; later reports about it are ignored. A request ends with its last attempt
@@ -17,20 +19,44 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gorgo.core.dispatch.in_flight import RequestState
+from gorgo.core.admission.controller import AdmissionController
+from gorgo.core.admission.preconditions import Preconditions
+from gorgo.core.caches import RouterCaches
+from gorgo.core.dispatch.cache_accuracy import CacheAccuracy
+from gorgo.core.dispatch.dispatcher import Dispatcher
+from gorgo.core.dispatch.hedging import Hedger
+from gorgo.core.dispatch.in_flight import InFlightTable, RequestState
+from gorgo.core.dispatch.lifecycle import RequestLifecycle
+from gorgo.core.dispatch.prefix_updates import PrefixUpdater
+from gorgo.core.fleet.fleet import Fleet
+from gorgo.core.fleet.outlier import HealthState
+from gorgo.core.fleet.region_outage import RegionOutages
+from gorgo.core.fleet.request_filter import RequestFilter
 from gorgo.core.fleet.spec import ReplicaSpec
 from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.actions import Action, AdmissionAction, Dispatch, Reject, RetryAction
 from gorgo.core.messages.request import Outcome, RouteRequest
+from gorgo.core.messages.samples import SampleRing
+from gorgo.core.peers.group import PeerGroup
+from gorgo.core.peers.records import PeerStatus
 from gorgo.core.policy.interface import Policy
+from gorgo.core.policy.shadow import required_index, validate_shadow
 from gorgo.core.policy.weights import Weights
-from gorgo.core.router_replicas import RouterReplicas
-from gorgo.core.wiring import build_parts
+from gorgo.core.prefix.answers import Answers
+from gorgo.core.prefix.found_share import FoundShares
+from gorgo.core.prefix.index import PrefixIndex
+from gorgo.core.prefix.kv_feeds import KvFeeds
+from gorgo.core.prompt.token_ratio import BytesPerToken
+from gorgo.core.quotas import ClientQuotas
+from gorgo.core.replicas import RouterReplicas
+from gorgo.core.settings import RouterSettings
+from gorgo.core.training.learning import Learning
+from gorgo.core.view import RouterView
 
 _DEFAULTS = RouterLimits()
 
 
-class Router(RouterReplicas):
+class Router:
     """Sends each request to the replica that the policy picks, and accounts for it until it ends.
 
     Parameters
@@ -59,7 +85,7 @@ class Router(RouterReplicas):
     >>> from gorgo.policies.registry import make_policy
     >>> replicas = [ReplicaSpec("near", "us-ashburn"), ReplicaSpec("far", "ap-seoul")]
     >>> router = Router(replicas, make_policy("gorgo"), rng=np.random.default_rng(0), boot_id="example")
-    >>> router.on_probe("near", 0.002, now=0.0), router.on_probe("far", 0.180, now=0.0)
+    >>> router.replicas.on_probe("near", 0.002, now=0.0), router.replicas.on_probe("far", 0.180, now=0.0)
     ([], [])
     >>> request = RouteRequest("r", 1.0, prompt_tokens=1000, blocks=b"", block_tokens=64.0, prefix_hash=0)
     >>> dispatch, others = router.submit(request, now=1.0)
@@ -80,11 +106,106 @@ class Router(RouterReplicas):
         limits: RouterLimits = _DEFAULTS,
         shadow: Policy | None = None,
     ) -> None:
-        parts = build_parts(replicas, policy, rng=rng, boot_id=boot_id, weights=weights, limits=limits, shadow=shadow)
-        super().__init__(parts, boot_id=boot_id, limits=limits)
-        self._hedger = parts.hedger
-        self._lifecycle = parts.lifecycle
-        self._refuse = parts.preconditions.refuse
+        if shadow is not None:
+            validate_shadow(policy, shadow)
+        self.boot_id = boot_id
+        #: Time of the last event.
+        self._now = float("-inf")
+
+        # The replicas, and what is in flight there.
+        self._fleet = fleet = Fleet(
+            stale_after_s=limits.stale_after_s,
+            rtt_ewma_alpha=limits.rtt_ewma_alpha,
+            panic_threshold=limits.panic_threshold,
+            ejection=limits.outlier,
+        )
+        #: Changes of the fleet, for the shell to take after each event; bounded.
+        self.fleet_events = fleet.events
+        self._table = table = InFlightTable(fleet)
+        self._filter = request_filter = RequestFilter(fleet, slow_start_s=limits.slow_start_s)
+        self._regions = regions = RegionOutages(fleet, window_s=limits.region_window_s)
+
+        # What is known of their caches.
+        index_kind = required_index(policy, shadow)
+        #: Which prompts each replica has been sent.
+        self.index = index = PrefixIndex(max_blocks=limits.max_index_blocks, bounded=index_kind != "published")
+        self._feeds = feeds = KvFeeds(max_blocks=limits.max_index_blocks, used=index_kind == "events")
+        found_shares, answers, accuracy = FoundShares(), Answers(), CacheAccuracy()
+        self._prefix_updater = updater = PrefixUpdater(
+            index, fleet, found_shares, answers, feeds, accuracy, block_tokens=limits.block_tokens
+        )
+
+        # What decides, and what accounts for the decision.
+        #: Which policy learns, its outcomes and its model.
+        self.learning = Learning(policy, shadow)
+        #: What clients use of their quotas.
+        self.quotas = ClientQuotas(limits.clients)
+        #: One sample per request that has ended, the newest.
+        self.samples = SampleRing(boot_id, limits.max_samples)
+        #: Learned from the usage of responses; the shell estimates prompt tokens by it.
+        self.token_ratios = BytesPerToken()
+        self._dispatcher = dispatcher = Dispatcher(
+            fleet,
+            table,
+            index,
+            found_shares,
+            answers,
+            feeds,
+            policy=policy,
+            weights=Weights.of(policy.weight_specs, version=1) if weights is None else weights,
+            rng=rng,
+            shadow=shadow,
+            learning=self.learning,
+            limits=limits,
+        )
+        self._refuse = Preconditions(fleet, request_filter, self.quotas).refuse
+        self._admission = admission = AdmissionController(fleet, dispatcher, request_filter, limits.overload)
+        self._queued = admission.queue.requests
+        self._hedger = Hedger(
+            dispatcher, admission.saturation, request_filter, limits.hedging, max_attempts=limits.max_attempts
+        )
+        self._lifecycle = RequestLifecycle(dispatcher, updater, self.quotas, self.samples, request_filter, limits)
+
+        # The replicas join before the settings begin to count what they prefill and decode.
+        updater.on_fleet_change(fleet.replace(replicas))
+
+        # Its other sides.
+        self.settings = RouterSettings(
+            dispatcher,
+            self.learning,
+            table,
+            index,
+            feeds,
+            admission,
+            limits=limits,
+            apply_limits=self._apply_limits,
+        )
+        self.view = RouterView(fleet, request_filter.slow_start, regions, index, found_shares, updater, dispatcher)
+        self.peers = PeerGroup(
+            fleet,
+            table,
+            found_shares,
+            index,
+            feeds,
+            updater,
+            dispatcher,
+            status=self._peer_status,
+            record_time=self._record_time,
+            drain_queue=self._drain_queue,
+        )
+        self.caches = RouterCaches(fleet, feeds, index, self.peers, accuracy, dispatcher)
+        self.replicas = RouterReplicas(
+            fleet,
+            table,
+            request_filter,
+            regions,
+            admission,
+            self.peers,
+            index=index,
+            feeds=feeds,
+            prefix_updater=updater,
+            drain_queue=self._drain_queue,
+        )
 
     # -- events of a request
 
@@ -105,13 +226,13 @@ class Router(RouterReplicas):
         """
         others = self._run_timers(now)
         unfinished = len(self._table) + len(self._queued)
-        refusal = self._refuse(request, unfinished=unfinished, most=self.limits.max_in_flight, now=now)
+        refusal = self._refuse(request, unfinished=unfinished, most=self.settings.limits.max_in_flight, now=now)
         if refusal is not None:
             return refusal, others
         if self._hedger.on:
             self._hedger.record_request(now=now)
         self._lifecycle.record_request(now=now)
-        state = RequestState(request, self._quotas.counts(request.client))
+        state = RequestState(request, self.quotas.counts(request.client))
         own = self._admission.admit(state, now=now)
         if isinstance(own, Reject):
             self._release_quota(state)
@@ -212,6 +333,15 @@ class Router(RouterReplicas):
             self._fleet.handle_timer(now=now)
         return [*self._hedger.due_hedges(now=now), *self._drain_queue(now)]
 
+    def check(self) -> None:
+        """Assert every invariant of the indexes, in-flight table, prefill queues and outcomes; visits all."""
+        self.index.check()
+        self._feeds.check()
+        self._table.check()
+        if self.learning.outcomes is not None:
+            self.learning.outcomes.check()
+        self.peers.check()
+
     # -- helpers
 
     def _run_timers(self, now: float) -> list[Action]:
@@ -219,3 +349,55 @@ class Router(RouterReplicas):
         self._now = now
         due_s = self.next_timer()
         return self.handle_timer(now=now) if due_s is not None and due_s <= now else []
+
+    def _record_time(self, now: float) -> None:
+        self._now = now
+
+    def _drain_queue(self, now: float) -> list[Action]:
+        """Dispatch or reject queued requests: a replica may have capacity again."""
+        self._now = now
+        if not self._queued:
+            return []
+        actions: list[Action] = []
+        for state, action in self._admission.drain_queue(now=now):
+            if isinstance(action, Reject):
+                self._release_quota(state)
+            actions.append(action)
+        return actions
+
+    def _release_quota(self, state: RequestState) -> None:
+        """Release the client's quota of a request that was not dispatched."""
+        if state.has_quota:
+            self.quotas.release(state.request.client, tokens=state.request.prompt_tokens)
+
+    def _apply_limits(self, limits: RouterLimits) -> None:
+        """Hand other limits to every part; the number of retained decisions and samples stays."""
+        self._fleet.set_limits(
+            stale_after_s=limits.stale_after_s,
+            rtt_ewma_alpha=limits.rtt_ewma_alpha,
+            panic_threshold=limits.panic_threshold,
+            ejection=limits.outlier,
+        )
+        self._dispatcher.set_limits(limits)
+        self._admission.set_limits(limits.overload)
+        self._hedger.set_limits(limits.hedging, max_attempts=limits.max_attempts)
+        self._lifecycle.set_limits(limits)
+        self._filter.slow_start.ramp_s = limits.slow_start_s
+        self._regions.window_s = limits.region_window_s
+        self.quotas.set_rules(limits.clients)
+        self.index.resize(limits.max_index_blocks)
+        self._feeds.set_max_blocks(limits.max_index_blocks)
+        self._prefix_updater.block_tokens = limits.block_tokens
+        self._prefix_updater.resize_all()
+
+    def _peer_status(self) -> PeerStatus:
+        """Return what peers read of this Router beside its load."""
+        replicas = self._fleet.replicas.items()
+        return PeerStatus(
+            self.settings.policy.name,
+            self.settings.weights.version,
+            self.settings.frozen,
+            self.learning.model_digest,
+            tuple(name for name, replica in replicas if replica.draining),
+            tuple(name for name, replica in replicas if replica.health.state is HealthState.EJECTED),
+        )

@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from gorgo.core.numeric import is_nonnegative
+from gorgo.core.numeric import is_nonnegative, parse_number
 
 #: Longest text that is read; SGLang's is about 100 kB.
 MAX_TEXT = 4 * 1024 * 1024
@@ -72,8 +72,8 @@ def _lines(text: str, names: Collection[str]) -> Iterator[tuple[str, str, float]
         match = _LINE.match(line)
         if match is None or match["name"] != name:
             continue
-        value = _number(match["value"])
-        if value is not None:
+        value = parse_number(match["value"])
+        if is_nonnegative(value):
             yield name, match["labels"] or "", value
 
 
@@ -96,11 +96,3 @@ def _selected(text: str, names: Collection[str]) -> list[tuple[str, str]]:
             start = text.find("\n" + name, end) + 1
             found = start > 0
     return selected
-
-
-def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if is_nonnegative(value) else None

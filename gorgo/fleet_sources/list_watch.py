@@ -5,7 +5,7 @@ Events and bookmarks move that version, so that a watch that ends, or breaks, go
 server does not have any longer (410) needs a new list. Until that list is complete the objects stay as they are: a
 server that is down takes nothing away.
 
-A shell takes `next_step`, does it, and reports what came of it by one of the `on_` methods.
+A shell takes `next_step`, does it, and reports what came of it by `on_page`, `on_line` or another of these methods.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from gorgo.core.backoff import backoff_s
 from gorgo.fleet_sources.documents import Document, ObjectError, mapping, mappings, number, object_name, text
 
 #: Objects of a page: a pod has about 10 kB, and the event loop reads a megabyte in milliseconds.
@@ -93,8 +94,7 @@ class ListWatch(Generic[T]):
         """Return what to do now. `draw` from [0, 1) spreads the pauses of many proxies."""
         if self._pause_due:
             self._pause_due = False
-            longest = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self._failures - 1, 10))
-            return Pause(longest * (0.5 + draw / 2.0))
+            return Pause(backoff_s(self._failures, first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S, chance=draw))
         return ListPage(self._token) if self._version is None else OpenWatch(self._version)
 
     # -- a list

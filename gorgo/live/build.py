@@ -95,7 +95,7 @@ def build_live(
         shadow=_shadow(config, policy, start.policy),
     )
     for name in sorted(start.draining):
-        router.drain(name, now=clock())
+        router.replicas.drain(name, now=clock())
     buffers = BufferBudget(max_buffered_bytes(config.limits))
     found = FoundFleet(config.fleet_sources, now=clock())
     metrics = Metrics(router, clock, buffers, found)
@@ -130,7 +130,7 @@ def build_live(
         models=ServedModels(config),
         fingerprinter=fingerprinter,
         body_workers=BodyWorkers(fingerprinter),
-        prompt_tokens=PromptTokens(tokens_of, router.cache_block_sizes, metrics.exact_prompt),
+        prompt_tokens=PromptTokens(tokens_of, router.caches.block_sizes, metrics.exact_prompt),
         uploads=UploadCounter(router),
         client_keys=client_keys,
         peer_store=peer_store,

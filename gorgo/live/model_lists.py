@@ -7,9 +7,9 @@ to the replica, which may list other models for another key.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 
+from gorgo.core.lru import Lru
 from gorgo.live.clock import Clock
 from gorgo.live.http.headers import KEYS, Header
 
@@ -32,7 +32,7 @@ class ModelLists:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._lists: OrderedDict[_Credentials, tuple[float, asyncio.Task[bytes]]] = OrderedDict()
+        self._lists = Lru[_Credentials, tuple[float, asyncio.Task[bytes]]](MAX_LISTS)
 
     def clear(self) -> None:
         """Forget all answers, after a change of the fleet."""
@@ -45,8 +45,5 @@ class ModelLists:
         failed = task is not None and task.done() and (task.cancelled() or task.exception() is not None)
         if task is None or failed or (task.done() and self._clock() >= expiry_s):
             task = asyncio.ensure_future(fetch())
-            self._lists[key] = self._clock() + FRESH_S, task
-            self._lists.move_to_end(key)
-            if len(self._lists) > MAX_LISTS:
-                self._lists.popitem(last=False)
+            self._lists.put(key, (self._clock() + FRESH_S, task))
         return await asyncio.shield(task)  # a client that leaves ends no other's fetch

@@ -4,18 +4,18 @@ Owns which name a client's name stands for, and which name a replica knows. Leav
 the lists under the same names.
 
 Theory of operation. A model has one name in the Router: the alias's model, or the adapter's own name. SGLang knows an
-adapter as `BASE:ADAPTER` and vLLM as `ADAPTER`: both are the adapter here. A name that no replica lists is looked for
-once, in fresh lists of all replicas, and left to the periodic lists afterwards.
+adapter as `<base>:<adapter>` and vLLM as `<adapter>`: both are the adapter here. A name that no replica lists is
+looked for once, in fresh lists of all replicas, and left to the periodic lists afterwards.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Container, Iterable, Set
 
 from gorgo.config.model import Config
 from gorgo.config.router_settings import model_names
+from gorgo.core.lru import Lru
 from gorgo.engines.discovery import ServedModel
 
 #: Names that were looked for and not found; the oldest is forgotten.
@@ -49,7 +49,7 @@ class ServedModels:
 
     def __init__(self, config: Config) -> None:
         self._found: dict[str, tuple[tuple[ServedModel, ...], str]] = {}
-        self._misses: OrderedDict[str, None] = OrderedDict()
+        self._misses = Lru[str, None](MAX_MISSES)
         self._read_s = float("-inf")
         self._reading: asyncio.Task[None] | None = None
         #: Reads the lists of all replicas now; None before the monitors run.
@@ -126,9 +126,7 @@ class ServedModels:
             self._reading = asyncio.ensure_future(self.read_all())
             self._reading.add_done_callback(self._read)
         await asyncio.shield(self._reading)
-        self._misses[name] = None
-        if len(self._misses) > MAX_MISSES:
-            self._misses.popitem(last=False)
+        self._misses.put(name, None)
         return True
 
     def _read(self, task: asyncio.Future[None]) -> None:  # noqa: ARG002 - the signature of a callback

@@ -210,7 +210,7 @@ class LiveState:
         """
         routing, targets = self.routing, self.replicas.targets
         await self.begin_flush(list(targets) if replica is None else (replica,))
-        routing.router.flush(replica, now=routing.clock())
+        routing.router.caches.flush(replica, now=routing.clock())
         targets = self.replicas.targets
         for target in targets.values() if replica is None else (targets[replica],):
             target.kv_events_changed.set()
@@ -223,13 +223,13 @@ class LiveState:
         routing = self.routing
         for name in replicas:
             for _ in range(FLUSH_STEPS):
-                if not routing.router.flush_some(name, blocks=FLUSH_BLOCKS, now=routing.clock()):
+                if not routing.router.caches.flush_some(name, blocks=FLUSH_BLOCKS, now=routing.clock()):
                     break
                 await asyncio.sleep(0)
 
     def cache_states(self) -> dict[str, CacheState]:
         """Return what is known of each replica's cache, and by which reports."""
-        stats, feeds = self.routing.router.cache_sources(now=self.routing.clock()), self.replicas.kv_feeds.stats
+        stats, feeds = self.routing.router.caches.sources(now=self.routing.clock()), self.replicas.kv_feeds.stats
         return {
             name: CacheState(target.region, stats[name], target.pushes.stats, feeds.get(name))
             for name, target in self.replicas.targets.items()
@@ -239,7 +239,7 @@ class LiveState:
     def why_not_ready(self, *, required: int = 1) -> NotReady | None:
         """Return why fewer than `required` replicas could serve a request now; `None` if so many could."""
         return why_not_ready(
-            self.routing.router.fleet_view(now=self.routing.clock()),
+            self.routing.router.view.snapshots(now=self.routing.clock()),
             self.routing.client_policies.models,
             required=required,
             unreachable={name for name, target in self.replicas.targets.items() if target.unreachable},

@@ -7,7 +7,8 @@ recently used response is evicted first; a request that continues it gets a 404 
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
+
+from gorgo.core.lru import Lru
 
 #: About 20 MB; engines store far fewer.
 MAX_RESPONSES = 100_000
@@ -28,8 +29,7 @@ class StoredResponses:
     """
 
     def __init__(self, limit: int = MAX_RESPONSES) -> None:
-        self._limit = limit
-        self._places: OrderedDict[str, tuple[str, str | None]] = OrderedDict()
+        self._places = Lru[str, tuple[str, str | None]](limit)
 
     def __len__(self) -> int:
         return len(self._places)
@@ -39,11 +39,7 @@ class StoredResponses:
         match = _ID.search(head)
         if match is None:
             return
-        key = match[1].decode("ascii")
-        self._places[key] = replica, client
-        self._places.move_to_end(key)
-        if len(self._places) > self._limit:
-            self._places.popitem(last=False)
+        self._places.put(match[1].decode("ascii"), (replica, client))
 
     def forget(self, replica: str) -> None:
         """Remove the responses of a replica that has restarted or was removed."""

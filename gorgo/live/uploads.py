@@ -39,7 +39,7 @@ class UploadCounter:
         """Raise `HttpError` (429) if one more body of `client` is one too many."""
         if client is None:
             return
-        excess = self._router.quota_error(client, coming=self._uploads.get(client, 0))
+        excess = self._router.quotas.check(client, coming=self._uploads.get(client, 0))
         if excess is not None:
             raise error_of(Reject("", 429, excess.code, excess.message, excess.retry_after_s))
 

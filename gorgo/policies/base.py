@@ -8,10 +8,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from gorgo.core.arrays import Floats
 from gorgo.core.policy.candidates import Candidates
 from gorgo.core.policy.choice import Choice, argmin_tiebreak
-
-Floats = NDArray[np.float64]
 
 #: Difference in requests between the most and the least loaded above which prefixes are ignored, as in AIBrix.
 IMBALANCE = 8

@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from gorgo.core.arrays import Floats
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.policy.candidates import Candidates
 from gorgo.core.policy.choice import Choice, argmin_tiebreak
 from gorgo.core.policy.cost import fill_unknown
 from gorgo.core.policy.interface import IndexKind
 from gorgo.core.policy.weights import Weights, WeightSpec
-
-Floats = NDArray[np.float64]
 
 
 class LoadPrefix:

@@ -51,7 +51,7 @@ async def _list(state: LiveState, scope: Message) -> bytes:
 
 
 async def _fetch_models(state: LiveState, scope: Message) -> bytes:
-    views = sorted(state.routing.router.fleet_view(now=state.routing.clock()), key=lambda view: not view.eligible)
+    views = sorted(state.routing.router.view.snapshots(now=state.routing.clock()), key=lambda view: not view.eligible)
     for view in views:
         target = state.replicas.targets.get(view.name)
         if target is None:

@@ -17,16 +17,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from gorgo.core.arrays import Floats
 from gorgo.core.latency.tcp import LARGEST_WINDOW_BYTES, TcpWindows, round_trips
 from gorgo.core.prefix.residency import BLOCK_HASH_BYTES
 from gorgo.sim.engine.profiles import EngineProfile
 from gorgo.sim.fleet import SimFleet
 from gorgo.sim.prefix_set import PrefixSet
 from gorgo.sim.workload import BLOCK_TOKENS, SimRequest
-
-Floats = NDArray[np.float64]
 
 _OPEN = TcpWindows(LARGEST_WINDOW_BYTES, LARGEST_WINDOW_BYTES)
 

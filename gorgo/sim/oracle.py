@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from gorgo.core.arrays import Floats
 from gorgo.core.latency.prefill_share import mean_of_columns, shares_of_columns
 from gorgo.core.latency.tcp import exchange_round_trips
 from gorgo.core.messages.request import RouteRequest
@@ -25,17 +25,15 @@ from gorgo.core.policy.candidates import Candidates
 from gorgo.core.policy.choice import Choice
 from gorgo.core.policy.cost import choose_min_cost
 from gorgo.core.policy.interface import IndexKind
-from gorgo.core.policy.stalls import counted, excess, longer, stall_ms
 from gorgo.core.policy.weights import Weights, WeightSpec
 from gorgo.policies.gorgo_ms import GorgoMs
+from gorgo.policies.stalls import counted, excess, longer, stall_ms
 from gorgo.sim.engine.engines import predict_first_token
 from gorgo.sim.engine.prediction import ArrivingRequest, idle_ttft_s
 from gorgo.sim.faults.api import EngineView
 
 #: Cost of a dead replica, ms: more than any queue, and finite, so that sums of terms stay numbers.
 DEAD_MS = 3.6e6
-
-Floats = NDArray[np.float64]
 
 
 class Oracle:

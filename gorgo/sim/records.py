@@ -1,6 +1,6 @@
 """Results of a simulation: a record per request, and the gaps between tokens in one histogram.
 
-Owns the records. Their keys are those of the live replay's `requests.jsonl`.
+Owns the records, and the line of `requests.jsonl`, which a live replay writes with the same keys.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from gorgo.sim.engine.itl import ItlHistogram
 
 
 @dataclass(slots=True, kw_only=True)
-class SimRecord:
-    """One request; times in seconds of the run, latencies from `scheduled_s`. Missing values are None.
+class ClientRecord:
+    """A request as a client sees it: a line of requests.jsonl, of a simulation and of a replay alike.
 
-    `replica`, `weights_version`, the prediction and the estimate are those of the last dispatch.
+    Times are in seconds from the start of the run. Latencies count from `scheduled_s`, the time in the trace, not from
+    `sent_s`: a client or router that falls behind does not appear faster. Missing values are None. `replica`,
+    `weights_version` and the prediction are those of the last dispatch.
     """
 
     id: str
@@ -34,17 +36,10 @@ class SimRecord:
     error: str | None = None
     weights_version: int | None = None
     predicted_ttft_ms: float | None = None
-    estimated_cached_tokens: int | None = None
-    attempts: int = 0
-    #: How long it waited at the proxy, and whether it was sent to a second replica as well.
-    queued_s: float = 0.0
-    hedged: bool = False
-    #: Score of the chosen replica by the shadow policy.
-    shadow: ShadowScore | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Return a line of requests.jsonl, with `estimated_cached_tokens` and the fields of `gorgo rank`."""
-        return self._shadow_json() | {
+        """Return the keys of a line of requests.jsonl."""
+        return {
             "id": self.id,
             "scheduled_s": round(self.scheduled_s, 6),
             "sent_s": round(self.sent_s, 6),
@@ -59,8 +54,25 @@ class SimRecord:
             "error": self.error,
             "weights_version": self.weights_version,
             "predicted_ttft_ms": _rounded(self.predicted_ttft_ms, 1),
-            "estimated_cached_tokens": self.estimated_cached_tokens,
         }
+
+
+@dataclass(slots=True, kw_only=True)
+class SimRecord(ClientRecord):
+    """One simulated request, with what only the Router knows."""
+
+    estimated_cached_tokens: int | None = None
+    attempts: int = 0
+    #: How long it waited at the proxy, and whether it was sent to a second replica as well.
+    queued_s: float = 0.0
+    hedged: bool = False
+    #: Score of the chosen replica by the shadow policy.
+    shadow: ShadowScore | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a line of requests.jsonl, with `estimated_cached_tokens` and the fields of `gorgo rank`."""
+        line = ClientRecord.as_json(self)  # `super()` has no meaning in a class with slots that dataclass made anew
+        return self._shadow_json() | line | {"estimated_cached_tokens": self.estimated_cached_tokens}
 
     def _shadow_json(self) -> dict[str, Any]:
         if self.shadow is None:

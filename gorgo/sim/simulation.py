@@ -208,7 +208,7 @@ class Simulation:
             shadow=None if number else shadow,
         )
         if self.store is not None:
-            router.join_peers(router.boot_id, key_id="one key")
+            router.peers.join(router.boot_id, key_id="one key")
         return router
 
     def _prepare(self) -> None:
@@ -228,7 +228,7 @@ class Simulation:
             fault.start(self.injector)
 
     def _show_engines(self, shell: RouterShell) -> None:
-        policy = shell.router.policy
+        policy = shell.router.settings.policy
         if isinstance(policy, EngineObserver):
             policy.observe({name: port for name, (_, port) in shell.ports.items()})
 

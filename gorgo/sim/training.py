@@ -83,7 +83,7 @@ class TrainingController:
 
     def act(self, router: Router, now: float) -> None:
         """Read outcomes, start a round, or let the Router adopt its model."""
-        if router.outcomes is not self._ring:
+        if router.learning.outcomes is not self._ring:
             self._begin(router)
         if self._fitted is not None and now >= self._fitted[2]:
             self._adopt(router, now)
@@ -95,27 +95,27 @@ class TrainingController:
 
     def _begin(self, router: Router) -> None:
         """Train another policy, or none."""
-        self._ring, self._fitted, self._next_seq = router.outcomes, None, 0
-        learner = router.learner
+        self._ring, self._fitted, self._next_seq = router.learning.outcomes, None, 0
+        learner = router.learning.learner
         version = 0 if self._model is None else self._model.version
         self._trainer = None if learner is None else self._make_trainer(learner.training, self._seed, version)
         if learner is not None and self._model is not None:
-            router.adopt(self._model)
+            router.learning.adopt(self._model)
 
     def _read(self, router: Router, now: float) -> None:
-        if self._ring is None or self._trainer is None or router.learner is None:
+        if self._ring is None or self._trainer is None or router.learning.learner is None:
             return
         rows = self._ring.since(self._next_seq)
         self._next_seq = rows.first_seq + len(rows)
         if len(rows):
             self._trainer.add(rows)
-        if self._fitted is None and not router.frozen and now <= self._until_s and self._trainer.due():
-            self._fitted = self._trainer.train(), now, now + router.learner.training.fit_s
+        if self._fitted is None and not router.settings.frozen and now <= self._until_s and self._trainer.due():
+            self._fitted = self._trainer.train(), now, now + router.learning.learner.training.fit_s
 
     def _adopt(self, router: Router, now: float) -> None:
         assert self._fitted is not None, "a round has ended"
         model, started_s, _ = self._fitted
         self._fitted = None
-        if not router.frozen:
-            router.adopt(model)
-        self.rounds.append(TrainingRound(model, started_s, None if router.frozen else now))
+        if not router.settings.frozen:
+            router.learning.adopt(model)
+        self.rounds.append(TrainingRound(model, started_s, None if router.settings.frozen else now))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gorgo.apps import request_log_lines
+from gorgo.apps import log_files
 from gorgo.apps.request_log import hash_ids, is_request_log, load_request_log, read_request_log
 from gorgo.apps.simulate.feed import feed_of
 from gorgo.apps.traces import BLOCK_TOKENS, TraceFilters
@@ -215,9 +215,9 @@ def test_line_longer_than_any_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
     lines = [json.dumps(line) for line in (HEADER, ROW)]
     longest = max(map(len, lines)) + 1
     log = written(tmp_path / "log", *lines)
-    monkeypatch.setattr(request_log_lines, "MAX_LINE_BYTES", longest)
+    monkeypatch.setattr(log_files, "MAX_LINE_BYTES", longest)
     assert len(read_request_log(log).requests) == 1
-    monkeypatch.setattr(request_log_lines, "MAX_LINE_BYTES", longest - 1)
+    monkeypatch.setattr(log_files, "MAX_LINE_BYTES", longest - 1)
     with pytest.raises(TraceError, match=r"line 2: over \d+ bytes; expected a request log"):
         read_request_log(log)
 

@@ -26,8 +26,8 @@ from gorgo.core.prompt.fingerprint import Fingerprinter
 from gorgo.core.stream import FirstTokenDetector, UsageEventFilter, UsageReader, read_usage
 from gorgo.engines.registry import dialect
 from gorgo.live.http.errors import HttpError
+from gorgo.live.listener.connection.head import Refused
 from gorgo.live.listener.connection.reader import RequestReader
-from gorgo.live.listener.connection.refusal import Refused
 from gorgo.live.listener.heads import HeadLimits
 from gorgo.live.parsing.fields import read_fields
 from gorgo.live.parsing.json_body import limit_digits, request_usage, with_model

@@ -71,7 +71,7 @@ def _router() -> Router:
 
 
 def _apply(router: Router, batch: KvEventBatch) -> None:
-    router.on_kv_events("r0", batch, model=None, block_tokens=BLOCK_TOKENS, complete=True, now=1.0)
+    router.caches.on_kv_events("r0", batch, model=None, block_tokens=BLOCK_TOKENS, complete=True, now=1.0)
 
 
 def _spent(work: Any, *arguments: Any) -> float:

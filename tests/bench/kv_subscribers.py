@@ -91,7 +91,7 @@ def make_subscriber(feeds: KvSubscriptions, router: Router, name: str, port: int
     return KvSubscriber(
         feeds,
         cast(Target, target),
-        router,
+        router.caches,
         time.monotonic,
         answer=answer,
         is_current=lambda: True,

@@ -41,7 +41,7 @@ def run() -> None:
         for policy in POLICIES:
             router = large_router(policy, replicas)
             for sample in SAMPLES:
-                router.set_limits(RouterLimits(sampled_replicas=sample), now=0.0)
+                router.settings.set_limits(RouterLimits(sampled_replicas=sample), now=0.0)
                 compared, spent_us, size = measure(router)
                 p50, p99 = np.percentile(spent_us, [50, 99])
                 print(f"{policy:<13}  {replicas:>8,}  {compared:>8,}  {p50:>6.0f}  {p99:>6.0f}  {size / 1e3:>13.0f}")
@@ -55,9 +55,9 @@ def large_router(policy: str, replicas: int) -> Router:
     router = Router(specs, make_policy(policy), rng=np.random.default_rng(0), boot_id="bench")
     shared = next(hashed_requests())().blocks[: 300 * 8]
     for number, name in enumerate(names):
-        router.on_probe(name, 0.002 * (1 + number % 90), now=0.0)
-        router.on_connection(name, OpenConnection(TcpWindows(), 0.0) if number % 3 else None, now=0.0)
-        router.on_engine_sample(name, a_sample(number), now=0.0)
+        router.replicas.on_probe(name, 0.002 * (1 + number % 90), now=0.0)
+        router.replicas.on_connection(name, OpenConnection(TcpWindows(), 0.0) if number % 3 else None, now=0.0)
+        router.replicas.on_engine_sample(name, a_sample(number), now=0.0)
     for slot in range(0, replicas, 4):
         router.index.confirm(shared, slot)
     assert router.index.match(shared, replicas, block_tokens=BLOCK_TOKENS)[0] == 300 * BLOCK_TOKENS
@@ -90,7 +90,7 @@ def measure(router: Router) -> tuple[int, list[float], int]:
             router.on_finish(unfinished.popleft(), COMPLETED, now=0.0)
     for attempt_id in unfinished:
         router.on_finish(attempt_id, COMPLETED, now=0.0)
-    (decision,) = router.newest_decisions(1)
+    (decision,) = router.view.newest_decisions(1)
     columns = [*decision.terms.values(), *([] if decision.cost is None else [decision.cost])]
     return len(decision.candidates), spent_us, sum(column.nbytes for column in columns)
 
@@ -102,13 +102,13 @@ def print_events(replicas: int) -> None:
     requests = hashed_requests()
 
     def probe() -> None:
-        router.on_probe(next(names), 0.01, now=1.0)
+        router.replicas.on_probe(next(names), 0.01, now=1.0)
 
     def scrape() -> None:
-        router.on_engine_sample(next(names), a_sample(1), now=1.0)
+        router.replicas.on_engine_sample(next(names), a_sample(1), now=1.0)
 
     def drain_and_submit() -> None:
-        router.drain(next(names), now=1.0)
+        router.replicas.drain(next(names), now=1.0)
         action, _ = router.submit(next(requests)(), now=1.0)
         assert isinstance(action, Dispatch)
 

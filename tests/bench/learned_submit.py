@@ -69,12 +69,14 @@ class Bench:
     def learn(self) -> None:
         """Serve requests from a cold start, and adopt the model of their outcomes; measure nothing."""
         self.measure(COLD)
-        learner, outcomes = self.router.learner, self.router.outcomes
+        learner, outcomes = self.router.learning.learner, self.router.learning.outcomes
         if learner is not None and outcomes is not None:
             self.model = fit(outcomes.since(0), learner.training, seed=0, version=1)
-            self.router.adopt(self.model)
-            settings = {name: value for name, value in MODEL_DECIDES.items() if name in self.router.weights}
-            self.router.set_weights(Weights.of(self.router.policy.weight_specs, settings), now=self._now)
+            self.router.learning.adopt(self.model)
+            settings = {name: value for name, value in MODEL_DECIDES.items() if name in self.router.settings.weights}
+            self.router.settings.set_weights(
+                Weights.of(self.router.settings.policy.weight_specs, settings), now=self._now
+            )
         for measured in (self.spent_ns, self.processor_ns, self.guards):
             measured.clear()
 
@@ -102,7 +104,7 @@ class Bench:
         if self._rng.random() < 0.1:
             running, queued = self._rng.integers(0, 9, 2)
             sample = EngineSample(float(running), float(queued), 1e4 * running, 1e5, 64.0)
-            self.router.on_engine_sample(f"replica-{self._rng.integers(REPLICAS)}", sample, now=self._now)
+            self.router.replicas.on_engine_sample(f"replica-{self._rng.integers(REPLICAS)}", sample, now=self._now)
 
     def _endless(self) -> Iterator[RouteRequest]:
         round_number = 0

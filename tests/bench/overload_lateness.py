@@ -24,7 +24,6 @@ from gorgo.config.load import load_config
 from gorgo.core.fleet import saturation
 from gorgo.core.latency import prefill_queue, ttft
 from gorgo.core.limits import HedgeLimits
-from gorgo.core.policy import few
 from gorgo.policies import gorgo_ms
 
 CONFIG = Path(__file__).parents[2] / "regions.yaml"
@@ -32,7 +31,7 @@ TRACE = "art-chat-apr5"
 SCENARIOS = ("freezing", "late-path", "steady")
 SEEDS, REQUESTS = 5, 4000
 #: Every module that has taken the constant by its name.
-_CLOCKED = (prefill_queue, saturation, ttft, few, gorgo_ms)
+_CLOCKED = (prefill_queue, saturation, ttft, gorgo_ms)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
+
+from gorgo.core.arrays import Floats
 
 #: Times of a block by kind: those of its first and of its second window.
 Block = Mapping[str, tuple[Sequence[float], Sequence[float]]]
-Floats = NDArray[np.float64]
 DRAWS, SEED = 4000, 0
 QUANTILES = (0.5, 0.99)
 

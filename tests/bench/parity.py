@@ -83,7 +83,7 @@ def simulate(
     feed = fingerprinted(rows, model=MODEL, key=0, block_bytes=BLOCK_BYTES, time_scale=time_scale)
     result = simulation.run(feed)
     job = SimJob(trace=trace, policy=policy, fleet=fleet, time_scale=time_scale, seed=seed)
-    return simulated_run(job, dict(simulation.router.weights), result).row
+    return simulated_run(job, dict(simulation.router.settings.weights), result).row
 
 
 def report(live: ResultRow, simulated: Sequence[ResultRow]) -> None:

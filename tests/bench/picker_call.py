@@ -124,7 +124,7 @@ def make_state() -> PickerState:
     policy = make_policy("gorgo-ms")
     state = PickerState(build_live(config, policy=policy, weights=None, environ={}, key=1, seed=1, kind=PICKER))
     for number, replica in enumerate(replicas):
-        state.routing.router.on_probe(replica.name, 0.002 * (1 + number), now=state.routing.clock())
+        state.routing.router.replicas.on_probe(replica.name, 0.002 * (1 + number), now=state.routing.clock())
     return state
 
 

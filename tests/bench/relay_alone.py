@@ -28,8 +28,7 @@ from hypercorn.config import Config as ServerConfig
 from gorgo.config.load import parse_config
 from gorgo.live.build import build_live
 from gorgo.live.gc_tuning import freeze_startup_objects
-from gorgo.live.listener.connection.client_connection import ClientConnection
-from gorgo.live.listener.connection.settings import ServerSettings
+from gorgo.live.listener.connection.client_connection import ClientConnection, ServerSettings
 from gorgo.live.listener.heads import HeadLimits, PartialHeads
 from gorgo.live.logs import LOGGER, set_up_logs
 from gorgo.live.monitor.replica_monitor import ReplicaMonitor
@@ -46,7 +45,7 @@ from tests.bench.relay.wire import KEY, MODEL, NUMBER_BYTES, request
 _REPLICAS, _CLIENTS, _VARIANTS = 3, 16, 16
 _BLOCK, _BLOCKS, _EVENTS = 200, 20, 2000
 _ENDLESS_S = 1e6
-#: `tcp_info` of 32 kB segments, 200 us, a window of ten of them and 2 GB/s (see `live.upstream.tcp_info`).
+#: `tcp_info` of 32 kB segments, 200 us, a window of ten of them and 2 GB/s (see `live.upstream.connection_state`).
 _INFO = struct.pack("=16xI48xI8xI20xQ44xI68xI", 32_741, 200, 10, 2_000_000_000, 1000, 65_536)
 #: Of a request whose answer comes whole: coroutines that wait inside one another, and those that end at once.
 _NESTED, _BESIDE = 15, 16
@@ -203,7 +202,7 @@ def _proxy(folder: Path) -> LiveState:
     state = build_live(config, policy=make_policy("gorgo-ms"), weights=None, environ={}, key=1, seed=1)
     state.telemetry.request_log = open_request_log(folder / "requests.jsonl", state.routing, state.telemetry)
     for name in state.replicas.targets:
-        state.routing.router.on_probe(name, 0.001, now=state.routing.clock())
+        state.routing.router.replicas.on_probe(name, 0.001, now=state.routing.clock())
     return state
 
 

@@ -73,9 +73,9 @@ def filled_router(policy: str, replicas: int, blocks: int) -> Router:
     limits = RouterLimits(max_index_blocks=max(4_000_000, 2 * blocks))
     router = Router(specs, make_policy(policy), rng=np.random.default_rng(0), boot_id="bench", limits=limits)
     for number, spec in enumerate(specs):
-        router.on_probe(spec.name, 0.002 * (1 + number % 90), now=0.0)
+        router.replicas.on_probe(spec.name, 0.002 * (1 + number % 90), now=0.0)
         # Two in three have an idle connection: what a body takes on it is part of the cost in milliseconds.
-        router.on_connection(spec.name, OpenConnection(TcpWindows(), 0.0) if number % 3 else None, now=0.0)
+        router.replicas.on_connection(spec.name, OpenConnection(TcpWindows(), 0.0) if number % 3 else None, now=0.0)
     rng = np.random.default_rng(1)
     shared = _shared_blocks()
     while router.index.stored_blocks < blocks:

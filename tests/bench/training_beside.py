@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from gorgo.live.training.process import NICENESS
+from gorgo.live.training.service import NICENESS
 from tests.bench.first_bytes import first_byte_times
 from tests.bench.paired_windows import Block, print_ratios
 from tests.proxy.fakes import DONE, USAGE, delta, running, stream

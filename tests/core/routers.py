@@ -46,7 +46,7 @@ def make_router(
         limits=limits or RouterLimits(),
     )
     for rank, spec in enumerate(replicas or specs(*names)):
-        router.on_probe(spec.name, 0.01 * (rank + 1), now=0.0)
+        router.replicas.on_probe(spec.name, 0.01 * (rank + 1), now=0.0)
     return router
 
 
@@ -118,7 +118,7 @@ PROMPT = blocks_of(1, 2, 3, 4)
 
 
 def load_of(router: Router, name: str) -> tuple[int, int, int]:
-    (row,) = [row for row in router.fleet_view(now=0.0) if row.name == name]
+    (row,) = [row for row in router.view.snapshots(now=0.0) if row.name == name]
     return row.in_flight_requests, row.in_flight_tokens, row.queued_prefill_tokens
 
 
@@ -134,14 +134,14 @@ def fail_on(router: Router, outcome: Outcome, times: int, *, now: float = 1.0) -
 
 def set_weights(router: Router, values: Mapping[str, float], *, now: float = 0.0) -> Weights:
     """Replace the values named, as the next version."""
-    weights = router.weights.changed(router.policy.weight_specs, values)
-    router.set_weights(weights, now=now)
+    weights = router.settings.weights.changed(router.settings.policy.weight_specs, values)
+    router.settings.set_weights(weights, now=now)
     return weights
 
 
 def set_policy(router: Router, name: str, values: Mapping[str, float] | None = None, *, now: float = 0.0) -> Weights:
     """Route by another policy, by its defaults and `values`, as the next version."""
     policy = make_policy(name)
-    weights = Weights.of(policy.weight_specs, values, version=router.weights.version + 1)
-    router.set_policy(policy, weights, now=now)
+    weights = Weights.of(policy.weight_specs, values, version=router.settings.weights.version + 1)
+    router.settings.set_policy(policy, weights, now=now)
     return weights

@@ -12,19 +12,11 @@ import pytest
 
 from gorgo.core.dispatch import dispatcher, outcomes
 from gorgo.core.messages.decision import Decision
-from gorgo.core.messages.request import RouteRequest
 from gorgo.core.messages.samples import Sample
-from gorgo.live.request import parse, record
-from gorgo.live.telemetry.request_log_file import Finished
-from gorgo.proxy.exchange import attempts
-from gorgo.proxy.exchange.relay_options import RelayOptions
 
 MADE = [
     (Decision, dispatcher),
     (Sample, outcomes),
-    (RouteRequest, parse),
-    (Finished, record),
-    (RelayOptions, attempts),
 ]
 
 

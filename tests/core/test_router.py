@@ -91,29 +91,29 @@ def test_too_many_in_flight_is_a_429_with_retry_after() -> None:
 
 def test_nobody_eligible_is_a_503_with_retry_after() -> None:
     router = make_router("a")
-    router.drain("a", now=0.0)
+    router.replicas.drain("a", now=0.0)
     reject = rejected(submitted(router, a_request(), now=0.0))
     assert (reject.status, reject.code, reject.retry_after_s) == (503, "no_replica", 1.0)
-    router.drain("a", False, now=0.0)
+    router.replicas.drain("a", False, now=0.0)
     dispatched(submitted(router, a_request(), now=0.0))
 
 
 def test_retry_after_tells_when_the_first_ejection_ends() -> None:
     limits = RouterLimits(panic_threshold=0.0, outlier=OutlierLimits(failures=1, base_s=5.0))
     router = make_router("a", limits=limits)
-    router.on_probe("a", None, now=10.0)
+    router.replicas.on_probe("a", None, now=10.0)
     assert rejected(submitted(router, a_request(), now=12.0)).retry_after_s == 3.0
 
 
 def test_an_empty_fleet_is_a_503_whatever_the_model() -> None:
     router = make_router("a")
-    router.set_fleet([], now=0.0)
+    router.replicas.set_fleet([], now=0.0)
     assert rejected(submitted(router, a_request(model="m"), now=0.0)).status == 503
 
 
 def test_a_refusal_reserves_nothing_and_leaves_no_sample() -> None:
     router = make_router("a")
-    router.drain("a", now=0.0)
+    router.replicas.drain("a", now=0.0)
     router.submit(a_request(), now=0.0)
     assert router.in_flight == 0
     assert len(router.samples) == 0
@@ -124,7 +124,7 @@ def test_a_refusal_reserves_nothing_and_leaves_no_sample() -> None:
 
 def test_a_pinned_request_goes_only_there_even_while_it_drains() -> None:
     router = make_router("a", "b")
-    router.drain("b", now=0.0)
+    router.replicas.drain("b", now=0.0)
     dispatch = dispatched(submitted(router, a_request(pinned_replica="b"), now=0.0))
     assert dispatch.replica == "b"
     assert dispatch.decision.excluded == {"a": "pinned"}
@@ -199,7 +199,7 @@ def test_a_request_whose_time_is_over_is_not_tried_elsewhere_and_blames_nobody()
         finished(router, attempt, Outcome(AttemptResult.DEADLINE_EXCEEDED, error="total_timeout"), now=1.0)
     )
     assert (reject.status, reject.code) == (504, "total_timeout")
-    (view, _) = router.fleet_view(now=1.0)
+    (view, _) = router.view.snapshots(now=1.0)
     assert (view.failures, view.failures_in_a_row) == (0, 0)
     assert [sample.status for sample in router.samples] == [504]
 
@@ -260,7 +260,7 @@ def test_a_late_timer_keeps_no_request_waiting() -> None:
 
 def test_figures_that_went_stale_between_two_requests_decide_nothing() -> None:
     router = make_router("a", "b")
-    router.on_probe("b", 0.03, now=60.0)
+    router.replicas.on_probe("b", 0.03, now=60.0)
     assert dispatched(submitted(router, a_request("r1"), now=89.9)).replica == "a"
     decision = dispatched(submitted(router, a_request("r2"), now=90.0)).decision
     assert decision.terms["rtt"].tolist() == pytest.approx([23.0, 23.0]), "a's is unknown by now"
@@ -279,12 +279,12 @@ def test_the_next_timer_is_at_the_time_of_the_last_event_when_a_replica_may_have
     elif event == "finish":
         router.on_finish("never", COMPLETED, now=5.0)
     elif event == "probe":
-        router.on_probe("never", 0.1, now=5.0)
+        router.replicas.on_probe("never", 0.1, now=5.0)
     elif event == "abandon":
         router.abandon("other", now=5.0)
     else:
         assert isinstance(submitted(router, a_request("more", prompt_tokens=100), now=5.0)[-1], Hold)
-    router.drain(second.replica, now=5.0)
+    router.replicas.drain(second.replica, now=5.0)
     assert router.next_timer() == 5.0
 
 
@@ -300,12 +300,12 @@ def test_a_trial_whose_client_leaves_makes_room_for_another() -> None:
 def test_a_replica_that_answered_no_ping_is_tried_after_one_good_one_and_readmitted_after_two() -> None:
     router = make_router("a", "b")
     for now in (1.0, 2.0, 3.0):
-        router.on_probe("a", None, now=now)
+        router.replicas.on_probe("a", None, now=now)
     assert dispatched(submitted(router, a_request("r0"), now=3.5)).replica == "b"
-    router.on_probe("a", 0.01, now=4.0)
+    router.replicas.on_probe("a", 0.01, now=4.0)
     sent = [dispatched(submitted(router, a_request(f"r{n}"), now=4.0)).replica for n in range(1, 4)]
     assert sent == ["a", "b", "b"]
-    router.on_probe("a", 0.01, now=8.0)
+    router.replicas.on_probe("a", 0.01, now=8.0)
     assert [dispatched(submitted(router, a_request(f"s{n}"), now=9.0)).replica for n in range(3)] == ["a", "a", "a"]
 
 
@@ -318,9 +318,9 @@ def test_what_is_not_the_replicas_fault_never_ejects(outcome: Outcome) -> None:
 
 def test_probes_and_samples_of_replicas_that_have_left_are_ignored() -> None:
     router = make_router("a")
-    assert router.on_probe("gone", 0.1, now=0.0) == []
-    assert router.on_engine_sample("gone", EngineSample(), now=0.0) == []
-    assert router.on_engine_sample("a", None, now=0.0) == []
+    assert router.replicas.on_probe("gone", 0.1, now=0.0) == []
+    assert router.replicas.on_engine_sample("gone", EngineSample(), now=0.0) == []
+    assert router.replicas.on_engine_sample("a", None, now=0.0) == []
 
 
 # -- what is believed cached
@@ -371,12 +371,12 @@ def test_flush_forgets_one_replica_or_all() -> None:
     router = make_router("a", "b", "c", policy="round-robin")
     for index in range(3):
         router.submit(a_request(f"r{index}", blocks=PROMPT), now=0.0)
-    router.flush("b", now=1.0)
+    router.caches.flush("b", now=1.0)
     assert believed(router) == [4, 0, 4]
-    router.flush(now=1.0)
+    router.caches.flush(now=1.0)
     assert believed(router) == [0, 0, 0]
     with pytest.raises(UnknownReplica):
-        router.flush("z", now=1.0)
+        router.caches.flush("z", now=1.0)
 
 
 # -- bytes per token

@@ -47,12 +47,12 @@ def stored(blocks: int = 4) -> BlocksStored:
 
 def report(router: Router, replica: str, *events: KvEvent, complete: bool = True, now: float = 0.0) -> None:
     batch = KvEventBatch(sent_s=None, rank=0, events=events)
-    assert router.on_kv_events(replica, batch, model=None, block_tokens=16, complete=complete, now=now) == []
+    assert router.caches.on_kv_events(replica, batch, model=None, block_tokens=16, complete=complete, now=now) == []
     router.check()
 
 
 def push(router: Router, replica: str, hashes: list[int], *, now: float = 0.0, model: str | None = None) -> None:
-    assert router.on_cache_snapshot(replica, CacheSnapshot(model, 16, hashes), now=now) == []
+    assert router.caches.on_snapshot(replica, CacheSnapshot(model, 16, hashes), now=now) == []
     router.check()
 
 
@@ -118,7 +118,7 @@ def test_a_lost_feed_leaves_the_history() -> None:
     router = make_router("a", policy="gorgo-ms")
     serve(router, "a")
     report(router, "a", stored(2))
-    router.on_kv_lost("a", now=1.0)
+    router.caches.on_kv_lost("a", now=1.0)
     assert cached(router, "a") == (64, "history")
     report(router, "a", stored(1))
     assert cached(router, "a") == (16, "events"), "no block from before the loss"
@@ -129,7 +129,7 @@ def test_a_cleared_cache_empties_the_history_too() -> None:
     serve(router, "a")
     report(router, "a", CacheCleared(), complete=False)
     assert cached(router, "a") == (0, "events")
-    router.on_kv_lost("a", now=1.0)
+    router.caches.on_kv_lost("a", now=1.0)
     assert cached(router, "a") == (0, "history")
 
 
@@ -139,49 +139,53 @@ def test_a_snapshot_replaces_what_was_pushed_before() -> None:
     assert cached(router, "a") == (48, "push")
     push(router, "a", [*HASHES[:2], 77])
     assert cached(router, "a") == (32, "push")
-    router.on_cache_evictions("a", CacheEvictions(None, 16, [HASHES[1], 99]), now=0.0)
+    router.caches.on_evictions("a", CacheEvictions(None, 16, [HASHES[1], 99]), now=0.0)
     assert cached(router, "a") == (16, "push")
 
 
 def change(router: Router, added: list[int], removed: list[int], *, whole: bool = True, now: float = 0.0) -> None:
     changes = CacheChanges(None, 16, added, removed, whole=whole)
-    assert router.on_cache_changes("a", changes, now=now) == []
+    assert router.caches.on_changes("a", changes, now=now) == []
     router.check()
 
 
 def test_changes_of_a_snapshot_have_the_effect_of_the_next_one() -> None:
     router = make_router("a", policy="gorgo-ms")
     change(router, HASHES, [])
-    assert router.pushed_feed("a", None, 16) is None, "there is no snapshot to change"
+    assert router.caches.pushed_feed("a", None, 16) is None, "there is no snapshot to change"
     push(router, "a", HASHES[:1])
     change(router, HASHES[1:3], [77])
     assert cached(router, "a") == (48, "push")
     change(router, [], HASHES[1:2], whole=False)
     assert cached(router, "a") == (16, "push")
-    assert router.pushed_feed("a", None, 16) == PushedFeed(number=0, reported_blocks=2)
+    assert router.caches.pushed_feed("a", None, 16) == PushedFeed(number=0, reported_blocks=2)
 
 
 def test_feed_of_pushes_that_was_dropped_and_made_again_has_another_number() -> None:
     router = make_router("a", policy="gorgo-ms")
     push(router, "a", HASHES)
-    before = router.pushed_feed("a", None, 16)
-    router.flush("a", now=0.0)
-    assert router.pushed_feed("a", None, 16) is None
+    before = router.caches.pushed_feed("a", None, 16)
+    router.caches.flush("a", now=0.0)
+    assert router.caches.pushed_feed("a", None, 16) is None
     push(router, "a", HASHES)
-    after = router.pushed_feed("a", None, 16)
+    after = router.caches.pushed_feed("a", None, 16)
     assert before is not None
     assert after is not None
     assert before.number != after.number
-    assert router.pushed_feed("a", None, 32) is router.pushed_feed("a", "m", 16) is router.pushed_feed("z", None, 16)
+    assert (
+        router.caches.pushed_feed("a", None, 32)
+        is router.caches.pushed_feed("a", "m", 16)
+        is router.caches.pushed_feed("z", None, 16)
+    )
 
 
 def test_pushes_that_have_ended_leave_the_history() -> None:
     router = make_router("a", policy="gorgo-ms")
     serve(router, "a")
     push(router, "a", HASHES[:1])
-    router.on_kv_lost("a", now=1.0)
+    router.caches.on_kv_lost("a", now=1.0)
     assert cached(router, "a") == (16, "push"), "events are not pushes"
-    assert router.on_push_lost("a", now=1.0) == router.on_push_lost("z", now=1.0) == []
+    assert router.caches.on_push_lost("a", now=1.0) == router.caches.on_push_lost("z", now=1.0) == []
     assert cached(router, "a") == (64, "history")
 
 
@@ -191,7 +195,7 @@ def test_pushes_are_ignored_while_a_replica_sends_events() -> None:
     report(router, "a", stored(1))
     push(router, "a", HASHES)
     assert cached(router, "a") == (16, "events")
-    router.on_kv_lost("a", now=0.0)
+    router.caches.on_kv_lost("a", now=0.0)
     push(router, "a", HASHES)
     assert cached(router, "a") == (64, "push")
 
@@ -199,37 +203,37 @@ def test_pushes_are_ignored_while_a_replica_sends_events() -> None:
 def test_evictions_without_a_snapshot_are_ignored() -> None:
     router = make_router("a", policy="gorgo-ms")
     serve(router, "a")
-    router.on_cache_evictions("a", CacheEvictions(None, 16, HASHES), now=0.0)
+    router.caches.on_evictions("a", CacheEvictions(None, 16, HASHES), now=0.0)
     assert cached(router, "a") == (64, "history")
 
 
 def test_a_restart_seen_by_a_scrape_empties_the_feed() -> None:
     router = make_router("a", policy="gorgo-ms")
-    router.on_engine_sample("a", EngineSample(prompt_tokens_total=900.0), now=0.0)
+    router.replicas.on_engine_sample("a", EngineSample(prompt_tokens_total=900.0), now=0.0)
     report(router, "a", stored())
-    router.on_engine_sample("a", EngineSample(prompt_tokens_total=10.0), now=1.0)
+    router.replicas.on_engine_sample("a", EngineSample(prompt_tokens_total=10.0), now=1.0)
     assert cached(router, "a") == (0, "history")
 
 
 def test_a_restart_that_events_have_reported_leaves_what_was_stored_since() -> None:
     router = make_router("a", policy="gorgo-ms")
-    router.on_engine_sample("a", EngineSample(prompt_tokens_total=900.0), now=0.0)
+    router.replicas.on_engine_sample("a", EngineSample(prompt_tokens_total=900.0), now=0.0)
     report(router, "a", stored(), CacheCleared(), stored(2))
-    router.on_engine_sample("a", EngineSample(prompt_tokens_total=10.0), now=1.0)
+    router.replicas.on_engine_sample("a", EngineSample(prompt_tokens_total=10.0), now=1.0)
     assert cached(router, "a") == (32, "events")
-    router.on_engine_sample("a", EngineSample(prompt_tokens_total=5.0), now=2.0)
+    router.replicas.on_engine_sample("a", EngineSample(prompt_tokens_total=5.0), now=2.0)
     assert cached(router, "a") == (0, "history")
 
 
 def test_a_restart_before_the_events_began_anew_leaves_what_was_stored_since() -> None:
     router = make_router("a", policy="gorgo-ms")
-    router.on_engine_sample("a", EngineSample(prompt_tokens_total=900.0), now=0.0)
+    router.replicas.on_engine_sample("a", EngineSample(prompt_tokens_total=900.0), now=0.0)
     report(router, "a", stored())
-    router.on_kv_lost("a", now=1.0)  # the killed process closed its connection
+    router.caches.on_kv_lost("a", now=1.0)  # the killed process closed its connection
     report(router, "a", stored())  # the next one, from its first message on
-    router.on_engine_sample("a", EngineSample(prompt_tokens_total=10.0), now=2.0)
+    router.replicas.on_engine_sample("a", EngineSample(prompt_tokens_total=10.0), now=2.0)
     assert cached(router, "a") == (64, "events")
-    router.on_engine_sample("a", EngineSample(prompt_tokens_total=5.0), now=3.0)
+    router.replicas.on_engine_sample("a", EngineSample(prompt_tokens_total=5.0), now=3.0)
     assert cached(router, "a") == (0, "history")
     router.check()
 
@@ -237,19 +241,19 @@ def test_a_restart_before_the_events_began_anew_leaves_what_was_stored_since() -
 def test_a_replica_in_the_slot_of_another_starts_without_its_blocks() -> None:
     router = make_router("a", policy="gorgo-ms")
     report(router, "a", stored())
-    router.set_fleet(specs("b"), now=1.0)
+    router.replicas.set_fleet(specs("b"), now=1.0)
     router.check()
-    assert router.cache_block_sizes(None) == frozenset()
+    assert router.caches.block_sizes(None) == frozenset()
     assert cached(router, "b") == (0, "history")
     report(router, "a", stored())
     assert cached(router, "b") == (0, "history"), "reports of one that has left are ignored"
-    assert router.cache_sources(now=1.0)["b"].events.stored == 0
+    assert router.caches.sources(now=1.0)["b"].events.stored == 0
 
 
 def test_a_flush_by_the_operator_makes_events_partial_until_the_cache_is_cleared() -> None:
     router = make_router("a", policy="gorgo-ms")
     report(router, "a", stored(4))
-    router.flush("a", now=0.0)
+    router.caches.flush("a", now=0.0)
     serve(router, "a")
     report(router, "a", stored(1), now=9.0)
     assert cached(router, "a", now=9.0) == (64, "history")
@@ -268,11 +272,11 @@ def test_a_flush_in_parts_removes_a_bounded_number_of_blocks_each_time(source: s
     else:
         push(router, "a", list(range(160)))
     counts = [160]
-    while router.flush_some("a", blocks=16, now=0.0):
+    while router.caches.flush_some("a", blocks=16, now=0.0):
         router.check()
-        counts.append(router.index.resident_blocks(0) + router.cache_sources(now=0.0)["a"].blocks)
+        counts.append(router.index.resident_blocks(0) + router.caches.sources(now=0.0)["a"].blocks)
     assert counts == list(range(160, -1, -16))
-    assert not router.flush_some("gone", blocks=16, now=0.0)
+    assert not router.caches.flush_some("gone", blocks=16, now=0.0)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -282,28 +286,28 @@ def test_a_cleared_rank_goes_in_parts_and_the_history_with_the_last_rank(ranks: 
         router.index.insert(b"%08d" % number, 0)
     event = BlocksStored(tuple(range(160)), None, token_bytes(range(160 * 16)), 16, KvTier.GPU)
     for rank in range(ranks):
-        router.on_kv_events(
+        router.caches.on_kv_events(
             "a", KvEventBatch(None, rank, (event,)), model=None, block_tokens=16, complete=True, now=0.0
         )
     for rank in range(ranks):
         counts = []
-        while router.clear_some("a", model=None, rank=rank, blocks=16, now=0.0):
+        while router.caches.clear_some("a", model=None, rank=rank, blocks=16, now=0.0):
             router.check()
-            counts.append((router.cache_sources(now=0.0)["a"].blocks, router.index.resident_blocks(0)))
+            counts.append((router.caches.sources(now=0.0)["a"].blocks, router.index.resident_blocks(0)))
         left = 160 * (ranks - 1 - rank)
         assert counts[:10] == [(blocks, 40) for blocks in range(left + 144, left - 1, -16)]
         assert counts[10:] == ([] if left else [(0, 24), (0, 8), (0, 0)])
         cleared = KvEventBatch(None, rank, (CacheCleared(),))
-        router.on_kv_events("a", cleared, model=None, block_tokens=16, complete=True, now=0.0)
-        assert router.cache_sources(now=0.0)["a"].complete
-    assert not router.clear_some("gone", model=None, rank=0, blocks=16, now=0.0)
+        router.caches.on_kv_events("a", cleared, model=None, block_tokens=16, complete=True, now=0.0)
+        assert router.caches.sources(now=0.0)["a"].complete
+    assert not router.caches.clear_some("gone", model=None, rank=0, blocks=16, now=0.0)
 
 
 def test_events_within_a_flush_do_not_make_the_feed_complete() -> None:
     router = make_router("a", policy="gorgo-ms")
     report(router, "a", stored(4))
     serve(router, "a")
-    assert router.forget_some("a", blocks=2, now=0.0)
+    assert router.caches.forget_some("a", blocks=2, now=0.0)
     report(router, "a", BlocksRemoved((4,), KvTier.GPU))
     assert cached(router, "a") == (64, "history")
 
@@ -319,16 +323,16 @@ def test_a_policy_with_another_index_reads_no_feed(policy: str) -> None:
 
 def test_block_sizes_are_those_of_feeds_that_can_serve_a_model() -> None:
     router = make_router(replicas=[ReplicaSpec("a", "x", models=("m",)), ReplicaSpec("b", "x", models=("n",))])
-    assert router.cache_block_sizes("m") == frozenset()
+    assert router.caches.block_sizes("m") == frozenset()
     report(router, "a", stored())
-    router.on_cache_snapshot("b", CacheSnapshot("n", 32, [1]), now=0.0)
-    assert router.cache_block_sizes("m") == {16}
-    assert router.cache_block_sizes("n") == {32}
-    assert router.cache_block_sizes(None) == {16, 32}
-    router.on_models("b", ("m", "n"), now=0.0)
-    assert router.cache_block_sizes("m") == {16}
-    router.on_kv_lost("a", now=0.0)
-    assert router.cache_block_sizes("m") == frozenset()
+    router.caches.on_snapshot("b", CacheSnapshot("n", 32, [1]), now=0.0)
+    assert router.caches.block_sizes("m") == {16}
+    assert router.caches.block_sizes("n") == {32}
+    assert router.caches.block_sizes(None) == {16, 32}
+    router.replicas.on_models("b", ("m", "n"), now=0.0)
+    assert router.caches.block_sizes("m") == {16}
+    router.caches.on_kv_lost("a", now=0.0)
+    assert router.caches.block_sizes("m") == frozenset()
 
 
 def test_models_of_one_replica_share_no_block() -> None:
@@ -347,7 +351,7 @@ def test_the_source_of_each_replica_is_stated_with_estimated_and_reported_tokens
         attempt = dispatched(submitted(router, exact(f"r{number}", "a"), now=2.0)).attempt_id
         outcome = Outcome(AttemptResult.COMPLETED, status=200, prompt_tokens=70, cached_tokens=tokens)
         router.on_finish(attempt, outcome, now=2.0)
-    sources = router.cache_sources(now=4.0)
+    sources = router.caches.sources(now=4.0)
     assert list(sources) == ["a", "b"]
     found = sources["a"]
     assert (found.source, found.complete, found.block_tokens, found.blocks, found.age_s) == ("events", True, 16, 3, 3.0)
@@ -358,11 +362,11 @@ def test_the_source_of_each_replica_is_stated_with_estimated_and_reported_tokens
 
 def test_a_policy_that_reads_token_hashes_has_them_without_a_feed() -> None:
     router = make_router("a", policy="multi-depth")
-    assert router.cache_block_sizes(None) == {16}
+    assert router.caches.block_sizes(None) == {16}
     batch = KvEventBatch(sent_s=None, rank=0, events=(BlocksStored((1,), None, TOKENS[:128], 32, KvTier.GPU),))
-    router.on_kv_events("a", batch, model=None, block_tokens=32, complete=True, now=0.0)
-    assert router.cache_block_sizes(None) == {16, 32}
-    assert make_router("a", policy="least-request").cache_block_sizes(None) == frozenset()
+    router.caches.on_kv_events("a", batch, model=None, block_tokens=32, complete=True, now=0.0)
+    assert router.caches.block_sizes(None) == {16, 32}
+    assert make_router("a", policy="least-request").caches.block_sizes(None) == frozenset()
 
 
 def send(router: Router, replica: str, request_id: str = "sent", *, now: float) -> str:
@@ -374,10 +378,10 @@ def test_a_dispatched_prompt_counts_for_two_seconds_without_an_event() -> None:
     report(router, "a", stored(1))
     attempt = send(router, "a", now=1.0)
     router.on_first_token(attempt, now=1.5)
-    assert router.cache_sources(now=2.9)["a"].speculated_blocks == 3
+    assert router.caches.sources(now=2.9)["a"].speculated_blocks == 3
     assert cached(router, "a", now=2.9) == (64, "events")
     assert cached(router, "a", now=3.1) == (16, "events")
-    assert router.cache_sources(now=3.1)["a"].speculated_blocks == 0
+    assert router.caches.sources(now=3.1)["a"].speculated_blocks == 0
 
 
 def test_a_slow_prefill_counts_until_a_second_after_its_predicted_first_token() -> None:
@@ -395,7 +399,7 @@ def test_a_reported_block_is_speculated_no_longer_and_its_eviction_counts() -> N
     report(router, "a", CacheCleared())
     send(router, "a", now=1.0)
     report(router, "a", stored(3))
-    assert router.cache_sources(now=1.0)["a"].speculated_blocks == 1
+    assert router.caches.sources(now=1.0)["a"].speculated_blocks == 1
     report(router, "a", BlocksRemoved((1,), KvTier.GPU))
     assert cached(router, "a", now=1.1) == (0, "events")
 
@@ -439,7 +443,7 @@ def test_a_pushed_eviction_ends_what_a_first_token_confirmed() -> None:
     router = make_router("a", policy="gorgo-ms")
     push(router, "a", [])
     router.on_first_token(send(router, "a", now=0.0), now=0.1)
-    router.on_cache_evictions("a", CacheEvictions(None, 16, HASHES[2:]), now=0.2)
+    router.caches.on_evictions("a", CacheEvictions(None, 16, HASHES[2:]), now=0.2)
     assert cached(router, "a", now=0.3) == (32, "push")
 
 
@@ -473,7 +477,7 @@ def test_a_cache_beyond_the_bound_is_partial_until_it_is_cleared() -> None:
     router = make_router("a", policy="gorgo-ms", limits=RouterLimits(max_index_blocks=3))
     serve(router, "a")
     report(router, "a", stored(4))
-    assert router.cache_sources(now=0.0)["a"].complete is False
+    assert router.caches.sources(now=0.0)["a"].complete is False
     assert cached(router, "a", now=9.0) == (64, "history"), "the first block was evicted"
     report(router, "a", CacheCleared(), stored(2), now=9.0)
     assert cached(router, "a", now=9.0) == (32, "events")
@@ -493,7 +497,7 @@ def test_a_rank_that_is_cleared_leaves_the_history_of_the_others() -> None:
     serve(router, "a")
     for rank, event in ((0, stored(1)), (1, stored(2)), (0, CacheCleared())):
         batch = KvEventBatch(sent_s=None, rank=rank, events=(event,))
-        router.on_kv_events("a", batch, model=None, block_tokens=16, complete=True, now=0.0)
+        router.caches.on_kv_events("a", batch, model=None, block_tokens=16, complete=True, now=0.0)
     assert cached(router, "a") == (32, "events")
-    router.on_kv_lost("a", now=0.0)
+    router.caches.on_kv_lost("a", now=0.0)
     assert cached(router, "a") == (64, "history")

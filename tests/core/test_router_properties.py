@@ -232,7 +232,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def serve_elsewhere(self, pick: int, name: str, refused: bool) -> None:
         """A gateway retried by itself."""
         attempt_id = self.seen[pick % len(self.seen)]
-        failures = {row.name: row.failures for row in self.router.fleet_view(now=self.now)}
+        failures = {row.name: row.failures for row in self.router.view.snapshots(now=self.now)}
         moved, others = self.router.on_served_elsewhere(attempt_id, name, now=self.now, refused=refused)
         was = self.open.pop(attempt_id, None)
         self.follow(others)
@@ -240,7 +240,7 @@ class LedgerMachine(RuleBasedStateMachine):
             assert (moved, others) == (None, [])
             return
         stays = was.joined == self.joined[was.replica] and was.replica in self.fleet
-        for row in self.router.fleet_view(now=self.now):
+        for row in self.router.view.snapshots(now=self.now):
             blamed = stays and row.name == was.replica and not refused
             assert row.failures - failures[row.name] == blamed, "one is blamed, once, and none for a wrong request"
         request_id = attempt_id.split("/")[0]
@@ -292,26 +292,26 @@ class LedgerMachine(RuleBasedStateMachine):
         for name in set(self.fleet) - set(fleet):
             self.joined[name] += 1
         self.fleet = fleet
-        self.router.set_fleet(specs(*fleet), now=self.now)
+        self.router.replicas.set_fleet(specs(*fleet), now=self.now)
 
     @rule(pick=picks, draining=st.booleans())
     def drain(self, pick: int, draining: bool) -> None:
         if self.fleet:
-            self.router.drain(self.fleet[pick % len(self.fleet)], draining, now=self.now)
+            self.router.replicas.drain(self.fleet[pick % len(self.fleet)], draining, now=self.now)
 
     @rule(name=names, rtt_s=st.none() | st.floats(0, 1))
     def probe(self, name: str, rtt_s: float | None) -> None:
-        self.follow(self.router.on_probe(name, rtt_s, now=self.now))
+        self.follow(self.router.replicas.on_probe(name, rtt_s, now=self.now))
 
     @rule(name=names, window=st.none() | st.floats(1_000, 1e6))
     def path(self, name: str, window: float | None) -> None:
         connection = None if window is None else OpenConnection(TcpWindows(window, 65_535.0), self.now)
-        assert self.router.on_connection(name, connection, now=self.now) == []
+        assert self.router.replicas.on_connection(name, connection, now=self.now) == []
 
     @rule(name=names, used=st.none() | st.integers(0, 1000), capacity=st.none() | st.integers(0, 600))
     def scrape(self, name: str, used: int | None, capacity: int | None) -> None:
         sample = EngineSample(used_tokens=used, kv_capacity_tokens=capacity)
-        assert self.router.on_engine_sample(name, sample, now=self.now) == []
+        assert self.router.replicas.on_engine_sample(name, sample, now=self.now) == []
 
     @rule(name=names, words=st.lists(st.integers(0, 2), max_size=6), what=st.integers(0, 5), complete=st.booleans())
     def report(self, name: str, words: list[int], what: int, complete: bool) -> None:
@@ -321,15 +321,15 @@ class LedgerMachine(RuleBasedStateMachine):
         event = (stored, BlocksRemoved(tuple(own[-1:]), KvTier.GPU), CacheCleared())[what % 3]
         if what < 3:
             batch = KvEventBatch(sent_s=None, rank=0, events=(event,))
-            self.router.on_kv_events(name, batch, model=None, block_tokens=1, complete=complete, now=now)
+            self.router.caches.on_kv_events(name, batch, model=None, block_tokens=1, complete=complete, now=now)
         elif what == 3:
-            self.router.on_cache_snapshot(name, CacheSnapshot(None, 1, own), now=now)
+            self.router.caches.on_snapshot(name, CacheSnapshot(None, 1, own), now=now)
         elif what == 4:
-            self.router.on_cache_evictions(name, CacheEvictions(None, 1, own[-1:]), now=now)
+            self.router.caches.on_evictions(name, CacheEvictions(None, 1, own[-1:]), now=now)
         elif complete:
-            self.router.on_kv_lost(name, now=now)
+            self.router.caches.on_kv_lost(name, now=now)
         else:
-            self.router.on_push_lost(name, now=now)
+            self.router.caches.on_push_lost(name, now=now)
 
     @rule(policy=st.sampled_from(sorted(POLICIES)))
     def set_policy(self, policy: str) -> None:
@@ -344,9 +344,9 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def columns_equal_a_recount(self) -> None:
-        rows = self.router.fleet_view(now=self.now)
+        rows = self.router.view.snapshots(now=self.now)
         assert sorted(row.name for row in rows) == sorted(self.fleet)
-        assert sorted(self.router.cache_sources(now=self.now)) == sorted(self.fleet)
+        assert sorted(self.router.caches.sources(now=self.now)) == sorted(self.fleet)
         loads = [one for one in self.open.values() if not one.released]
         for row in rows:
             mine = [one for one in loads if (one.replica, one.joined) == (row.name, self.joined[row.name])]
@@ -379,13 +379,14 @@ class LedgerMachine(RuleBasedStateMachine):
                 self.asked[request_id].held, self.asked[request_id].ended = False, 1
         assert all(asked.ended == 1 for asked in self.asked.values())
         for client in ("a", "b"):
-            assert self.router._quotas.in_flight(client) == 0
+            assert self.router.quotas.in_flight(client) == 0
         self.columns_equal_a_recount()
-        for row in self.router.fleet_view(now=self.now):
+        for row in self.router.view.snapshots(now=self.now):
             assert (row.in_flight_requests, row.in_flight_tokens, row.queued_prefill_tokens) == (0, 0, 0)
             # Some round trips later: the last cancel has to get there.
             assert (
-                next(one for one in self.router.fleet_view(now=self.now + 100.0) if one.name == row.name).backlog_s == 0
+                next(one for one in self.router.view.snapshots(now=self.now + 100.0) if one.name == row.name).backlog_s
+                == 0
             )
 
 

@@ -35,8 +35,8 @@ def show() -> None:
         print(f"{name:<14} {stored.commit}  {stored.runs[0].date}  {stored.runs[0].machine}")
     for name in sorted(set(FIGURES) - set(stored_names())):
         print(f"{name:<14} no result yet: python -m tests.figures record {name}")
-    for name, why in NOT_STORED.items():
-        print(f"{name:<14} not stored: {why}")
+    for name, one in NOT_STORED.items():
+        print(f"{name:<14} not stored: {one.why}; measured at {one.commits}")
 
 
 if __name__ == "__main__":

@@ -63,9 +63,9 @@ def page_part(view: View) -> str:
     """Return what the page says of a view, between its marks."""
     values, (table,) = view.values, view.tables
     lines = [
-        f"Worst delay of `/health`, growth of memory (`python -m tests.attacks`; before: {BEFORE}). Worst after:",
-        f"{values['worst after']:.0f} ms; most processor time in one:"
-        f" {values['most processor time after']:.0f} ms; without attack: {values['idle']:.0f} ms.",
+        "The table shows how long `/health` waited under each attack, with bodies of 32 MiB, before and after the",
+        "bounds were added.",
+        "The last two columns are the processor time of one attack and the growth of memory, both after.",
         "",
         f"| {' | '.join(('attack', *COLUMNS))} |",
         "|---" * (1 + len(COLUMNS)) + "|",
@@ -74,6 +74,12 @@ def page_part(view: View) -> str:
         cells = (table.rows[(name,)][column] for column in COLUMNS)
         shown = ("" if cell is None else f"{round(cell)}" for cell in cells if not isinstance(cell, str | Sequence))
         lines.append(f"| {' | '.join((name, *shown))} |")
+    lines += [
+        "",
+        f"Over all attacks the longest wait is now {values['worst after']:.0f} ms, and {values['idle']:.0f} ms without",
+        f"an attack. One attack costs at most {values['most processor time after']:.0f} ms of processor time.",
+        "`python -m tests.attacks` repeats them.",
+    ]
     return "\n".join([*lines, ""])
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.documents import tables
 from tests.figures.marked import Cell, Table, View, numbers_of
+from tests.figures.wording import CACHE_SOURCES, in_words
 
 OUT = "runs/cache-sources"
 COMMANDS = [f"python -m gorgo.apps.cache_sources --only sources --seeds 10 --out {OUT}"]
@@ -58,7 +59,7 @@ def cache_sources(results: Sequence[Any]) -> View:
                     columns = means[shown].setdefault((cells["on"],), {})
                     # The first group with a row has it: others run the same traffic with faults.
                     columns.setdefault(cells["with"], None if "-" in figures else [float(figure) for figure in figures])
-    return View(
+    view = View(
         tables=[
             *(Table(labels=(shown,), rows=rows) for shown, rows in means.items()),
             Table(labels=("on", "of", "against", "figure"), rows=targets),
@@ -69,6 +70,7 @@ def cache_sources(results: Sequence[Any]) -> View:
         | missed
         | {"runs": float(sum(int(one) for line in lines for one in _SUMMARY.findall(line)))},
     )
+    return in_words(view, CACHE_SOURCES)
 
 
 def _counts(words: Sequence[str]) -> dict[str, float]:

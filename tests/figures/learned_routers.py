@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.documents import tables
 from tests.figures.marked import Cell, Table, View, numbers_of
+from tests.figures.wording import LEARNED_ROUTERS, in_words
 
 OUT = "runs/learned-routers"
 #: Groups and their options.
@@ -79,7 +80,7 @@ def learned_routers(results: Sequence[Any]) -> View:
         name: sum(values)
         for name, values in zip(("claims met", "claims", "runs"), zip(*counts, strict=True), strict=True)
     }
-    return View(
+    view = View(
         tables=[
             Table(labels=("on", "against", "figure"), rows=ratios),
             Table(labels=("on", "policy"), rows=means),
@@ -89,6 +90,7 @@ def learned_routers(results: Sequence[Any]) -> View:
         | full
         | {f"requests measured, {number}": measured for number, measured in enumerate(_measured(lines))},
     )
+    return in_words(view, LEARNED_ROUTERS)
 
 
 def _measured(lines: Sequence[str]) -> Iterator[float]:

@@ -16,16 +16,20 @@ from tests.figures.stored import read_stored
 COMMANDS = ("python -m tests.bench.relay --json", "python -m tests.bench.relay --profile --json")
 PAGE = DOCS / "benchmarks.md"
 RELAYS = ("nginx", "sglang-router", "floor", "gorgo", "gorgo, TLS")
-RATIO = "gorgo / sglang-router"
+RATIO = "gorgo over sglang-router"
+#: What stands between the tables.
+STAGES_BELOW = "This table shows where the processor time of gorgo goes, by stage of a request and of an event."
+#: First columns of the two tables.
+COST, STAGE = "what is measured", "stage (microseconds of CPU)"
 #: Rows of the page: measures of one kind, and the target for gorgo.
 ROWS: Mapping[str, tuple[Sequence[str], str]] = {
-    "CPU per event, 64 streams, us": (("CPU per event, 64 endless streams",), "1.1x"),
-    "CPU per event, streams of 128, us": (("CPU per event, 64 streams of 128",), ""),
-    "CPU per request, 500 B, us": (("CPU per request, 500 B",), "3x"),
-    "CPU per request, 90 kB, us": (("CPU per request, 90 kB",), "1.5x"),
-    "streams at 100 events/s": (("streams at 100 events/s",), "800"),
-    "added TTFT p50 / p99, 500 B, ms": (("added TTFT p50, 500 B", "added TTFT p99, 500 B"), "0.5 / 2"),
-    "added TTFT p50 / p99, 90 kB, ms": (("added TTFT p50, 90 kB", "added TTFT p99, 90 kB"), "0.7 / 2"),
+    "CPU per event of 64 endless streams, microseconds": (("CPU per event, 64 endless streams",), "1.1x"),
+    "CPU per event of 64 streams of 128 tokens, microseconds": (("CPU per event, 64 streams of 128",), ""),
+    "CPU per request of 500 bytes, microseconds": (("CPU per request, 500 B",), "3x"),
+    "CPU per request of 90 kB, microseconds": (("CPU per request, 90 kB",), "1.5x"),
+    "streams of 100 events/s that one core carries": (("streams at 100 events/s",), "800"),
+    "added TTFT of 500 bytes, p50 / p99, ms": (("added TTFT p50, 500 B", "added TTFT p99, 500 B"), "0.5 / 2"),
+    "added TTFT of 90 kB, p50 / p99, ms": (("added TTFT p50, 90 kB", "added TTFT p99, 90 kB"), "0.7 / 2"),
     "memory of 1,000 open streams, MB": (("memory of 1,000 open streams",), "40"),
 }
 #: Loads of the profile by column.
@@ -48,7 +52,7 @@ def relay(results: Sequence[Any]) -> View:
             for stage, cost_us in (*of.items(), ("sum", sum(of.values()))):
                 stages.setdefault((stage,), {})[title] = cost_us
     return View(
-        tables=[Table(labels=("figure",), rows=costs), Table(labels=("stage, us",), rows=stages)],
+        tables=[Table(labels=(COST,), rows=costs), Table(labels=(STAGE,), rows=stages)],
         values={"rounds": float(measured["rounds"]), "replicas": 3.0, "cores": float(_cores(measured["machine"]))},
     )
 
@@ -67,14 +71,17 @@ def _costs(measures: Sequence[Mapping[str, Any]], target: str) -> dict[str, Cell
     return {**cells, RATIO: ratios or None, "target": target}
 
 
-def page_part(view: View, commit: str, machine: str) -> str:
+def page_part(view: View, machine: str) -> str:
     """Return what the page says of a view, between its marks."""
     costs, stages = view.tables
     cores, _, _ = machine.partition(" cores")
-    about = f"At {commit}, {cores} cores, 3 replicas, medians of {view.values['rounds']:.0f} rounds:"
+    rounds = f"{view.values['rounds']:.0f}"
+    about = (
+        f"The machine has an {cores} cores. Each relay has 3 replicas, and each cell is the median of {rounds} rounds."
+    )
     columns = [*LOADS, f"event, {_FLOOR}"]
-    shown = [about, "", *_rows("figure", (*RELAYS, RATIO, "target"), costs)]
-    return "\n".join([*shown, "", *_rows("stage, us", columns, stages), ""])
+    shown = [about, "", *_rows(COST, (*RELAYS, RATIO, "target"), costs)]
+    return "\n".join([*shown, "", STAGES_BELOW, "", *_rows(STAGE, columns, stages), ""])
 
 
 def _rows(label: str, columns: Sequence[str], table: Table) -> list[str]:
@@ -93,7 +100,7 @@ def _shown(cell: Cell) -> str:
 
 def main() -> None:
     stored = read_stored("relay")
-    part = page_part(relay(stored.results), stored.commit, stored.runs[0].machine)
+    part = page_part(relay(stored.results), stored.runs[0].machine)
     PAGE.write_text(_PART.sub(lambda _: part, PAGE.read_text(), count=1))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from gorgo.apps.several_routers.command import HIT_POINTS, RATIO, TARGETS_HEADER, WON_BACK
 from tests.documents import tables
 from tests.figures.marked import Cell, Table, View, numbers_of
+from tests.figures.wording import SEVERAL_ROUTERS, in_words
 
 #: Mooncake's conversation trace, as `gorgo datasets fetch mooncake-conversation` leaves it, packed.
 _TRACE = "conversation_trace.jsonl.gz"
@@ -43,7 +44,7 @@ def several_routers(results: Sequence[Any]) -> View:
         four = [row for row in rows if row[0].endswith("/4")]
         if tuple(header) == TARGETS_HEADER and four:
             values |= _counts(four)
-    return View(tables=list(_by_first_column(found)), lines=lines, values=values)
+    return in_words(View(tables=list(_by_first_column(found)), lines=lines, values=values), SEVERAL_ROUTERS)
 
 
 def _by_first_column(found: Sequence[tuple[Sequence[str], Sequence[Sequence[str]]]]) -> Iterator[Table]:

@@ -20,9 +20,10 @@ PAGES = [
     *sorted((DOCS / "policies").glob("*.md")),
 ]
 #: First columns of tables that hold figures which nothing has measured: other tests hold those against the code.
-NOT_MEASURED = {"replica", "label", "tuner label", "code"}
-#: Of a part without a stored result: of which code it is.
-NOT_STORED_WORDS = re.compile(r"measured at [0-9a-f]{7}(, [0-9a-f]{7})*( and [0-9a-f]{7})?, not stored", re.IGNORECASE)
+NOT_MEASURED = {"replica", "label", "tuner label", "code", "policy in table 6"}
+#: Pages that still name commits; a page leaves this set when it is rewritten.
+WITH_COMMITS: set[str] = set()
+COMMIT = re.compile(r"\b(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{7}\b")
 
 
 def all_parts() -> Iterator[Part]:
@@ -58,11 +59,10 @@ def test_a_stored_result_names_commands_machine_commit_and_date() -> None:
             assert run.result, name
 
 
-def test_what_was_measured_and_is_not_stored_says_when_and_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_measured_and_is_not_stored_is_listed_with_its_commits(capsys: pytest.CaptureFixture[str]) -> None:
     parts = [part for part in all_parts() if not part.stored]
     assert {name for part in parts for name in part.names} == set(NOT_STORED)
-    for part in parts:
-        assert NOT_STORED_WORDS.search(" ".join(part.text.split())), part
+    assert [name for name, one in NOT_STORED.items() if not (one.why and COMMIT.search(one.commits))] == []
     show()
     printed = capsys.readouterr().out
     assert [name for name in (*FIGURES, *NOT_STORED) if not re.search(rf"^{name} ", printed, re.M)] == []
@@ -72,7 +72,15 @@ def test_no_measured_table_is_without_a_mark() -> None:
     for page in PAGES:
         _, outside = parts_of(page.read_text())
         assert [header for header in tables_outside(outside) if header[0] not in NOT_MEASURED] == [], page
-        assert re.findall(r"measured at `?[0-9a-f]{7}.*", outside, re.IGNORECASE) == [], page
+
+
+def test_no_page_names_a_commit() -> None:
+    """The stored result has it, and for the others the list of what is not stored."""
+    pages = [
+        page for page in PAGES if page.name not in {"overload.md", "security.md", "status-page.md"}
+    ]  # still to be rewritten
+    named = [(page.name, found) for page in pages for found in COMMIT.findall(page.read_text())]
+    assert named == []
 
 
 def test_pages_link_to_the_folder_of_results() -> None:

@@ -21,10 +21,10 @@ MORE_COMMAND = (
 )
 #: Columns by the words of a statement.
 _SETS = {
-    "tuned live": "tuned live",
-    "while it was tuned": "meanwhile",
-    "found by the twin": "twin",
-    "best of the grid": "grid",
+    "tuned live": "after tuning",
+    "while it was tuned": "while tuning",
+    "found by the twin": "searched on a twin",
+    "best of the grid": "best of a grid",
 }
 _STATEMENT = re.compile(rf"(.*), time scale [\d.]+: (\S+), ({'|'.join(_SETS)}) / defaults, p95 (TTFT|E2E)")
 
@@ -51,6 +51,8 @@ def _view(results: Sequence[Any], seeds: int) -> View:
             cells["accepted after"] = one["note"].removeprefix("first accepted after ")
         else:
             cells[column] = [one[name] for name in ("value", "low", "high") if one[name] is not None]
+            if words == "tuned live":
+                cells["weights in the end"] = " and ".join(dict.fromkeys(one["note"].split("; ")))
     judged = [one["met"] for one in statements if one["met"] is not None]
     counts = {"fleets": len(rows), "statements": len(judged), "passed": sum(judged), "seeds": seeds}
     return View(

@@ -111,7 +111,7 @@ async def test_a_list_is_read_again_at_the_interval_of_scrapes(start: Start, cap
     fleet = await start.proxy(config_for([replica], replace(QUIET, scrape_interval_s=0.05)), [replica])
     assert await ids(fleet) == ["a"]
     replica.models = listing("b")
-    await until(lambda: not fleet.state.routing.router.lists("a"))
+    await until(lambda: not fleet.state.routing.router.view.lists("a"))
     assert await ids(fleet) == ["b"]
     said = [getattr(record, "fields", {}) for record in caplog.records if record.getMessage() == "models_found"]
     assert said[-1] == {"replica": "r0", "added": ["b"], "removed": ["a"]}
@@ -342,7 +342,7 @@ async def test_an_engine_that_answers_after_silence_may_be_another_kind(start: S
     replica.models = listing("m")
     fleet = await auto(start, replica, replace(QUIET, probe_interval_s=0.05))
     replica.scripts[:] = [answer(500)]
-    await until(lambda: fleet.state.routing.router.fleet_view(now=fleet.state.routing.clock())[0].failures_in_a_row)
+    await until(lambda: fleet.state.routing.router.view.snapshots(now=fleet.state.routing.clock())[0].failures_in_a_row)
     replica.scripts[:] = [by_path(server_info={"version": "0.5.9", "internal_states": []}, health={})]
     replica.models = listing("m", owner="sglang")
     await until(lambda: fleet.state.replicas.targets["r0"].dialect.name == "sglang")
@@ -370,5 +370,5 @@ async def test_an_engine_that_hangs_delays_the_start_for_a_time_only_and_serves_
     assert (await engine_of(fleet))["name"] is None
     assert await served_by(fleet, "anything") == {"r0"}
     replica.silent = None
-    await until(lambda: fleet.state.routing.router.lists("m"))
+    await until(lambda: fleet.state.routing.router.view.lists("m"))
     assert (await engine_of(fleet))["name"] == "vllm"

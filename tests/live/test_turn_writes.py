@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from gorgo.live.listener.connection.transport import MAX_JOINED_BYTES, TransportOwner
+from gorgo.live.listener.connection.transport import MAX_JOINED_BYTES, ClientTransport
 from gorgo.live.turn_writes import BUSY_WRITES, MAX_CONNECTIONS, WINDOW_S, TurnWrites, writes_of
 
 
@@ -63,8 +63,8 @@ class Rig:
         self.writes = writes or BusyTurns()
         self.done: list[tuple[str, bytes]] = []
 
-    def connection(self, name: str = "a") -> TransportOwner:
-        made = TransportOwner(self.writes)
+    def connection(self, name: str = "a") -> ClientTransport:
+        made = ClientTransport(self.writes)
         made.connection_made(RecordedTransport(name, self.done))
         return made
 
@@ -157,13 +157,13 @@ async def test_so_many_connections_wait_and_no_more() -> None:
 @pytest.mark.parametrize(
     ("end", "written"),
     [
-        (TransportOwner.close, b"1 close"),
-        (TransportOwner.end_writing, b"1 eof"),
-        (TransportOwner.abort_transport, b"abort"),
+        (ClientTransport.close, b"1 close"),
+        (ClientTransport.end_writing, b"1 eof"),
+        (ClientTransport.abort_transport, b"abort"),
     ],
 )
 async def test_an_orderly_end_comes_behind_what_waits_and_an_abort_drops_it(
-    end: Callable[[TransportOwner], None], written: bytes
+    end: Callable[[ClientTransport], None], written: bytes
 ) -> None:
     rig = Rig()
     connection = rig.connection()
@@ -178,6 +178,6 @@ async def test_a_connection_that_is_lost_in_between_keeps_none_of_the_others() -
     lost, other = rig.connection("a"), rig.connection("b")
     lost.write(b"1")
     other.write(b"2")
-    lost.connection_lost(None)
+    lost.connection_lost()
     await asyncio.sleep(0)
     assert rig.done == [("b", b"2")]

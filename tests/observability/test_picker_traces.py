@@ -55,7 +55,7 @@ async def tracing(ratio: float = 1.0) -> AsyncIterator[Traced]:
         wiring: dict[str, Any] = {"weights": None, "environ": {}, "key": 1, "seed": 1, "tls": system_tls()}
         state = PickerState(build_live(config, policy=make_policy("round-robin"), kind=PICKER, **wiring))
         for name in state.replicas.targets:
-            state.routing.router.on_probe(name, 0.01, now=state.routing.clock())
+            state.routing.router.replicas.on_probe(name, 0.01, now=state.routing.clock())
         yield Traced(state, collector)
 
 
@@ -131,7 +131,7 @@ async def test_a_retry_of_envoy_is_a_failed_attempt_and_another(running: Traced)
 
 async def test_a_refusal_is_a_span_with_its_code(running: Traced) -> None:
     for name in ("r0", "r1"):
-        running.state.routing.router.drain(name, now=running.state.routing.clock())
+        running.state.routing.router.replicas.drain(name, now=running.state.routing.clock())
     call, _ = running.picker.request()
     call.close()
     spans = await running.spans()

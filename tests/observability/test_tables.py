@@ -36,7 +36,7 @@ REFUSING = (
 REFUSING_TOO = (
     "proxy/exchange/handler.py",
     "proxy/exchange/response.py",
-    "proxy/exchange/attempts.py",
+    "proxy/exchange/exchange.py",
     "live/request/parse.py",
     "live/request/client_scope.py",
     "live/request/refusals.py",

@@ -154,7 +154,7 @@ def test_three_answers_that_the_engine_broke_off_eject_it_and_none_is_dispatched
             call, picked = picker.request()
             call.close()
             picker.log(picked.exchange_id, status=503, flags=["upstream_connection_failure"])
-        assert picker.state.routing.router.health_states() == {"r0": "ejected"}
+        assert picker.state.routing.router.view.health_states() == {"r0": "ejected"}
         assert picker.attempts("failed_before_content") == 3
         assert picker.state.routing.router.in_flight == 0
 
@@ -168,7 +168,7 @@ def test_answers_without_a_byte_are_failures_that_eject_their_replica() -> None:
             call.close()
             picker.log(picked.exchange_id)
         assert picker.attempts("failed_before_content") == 3
-        assert picker.state.routing.router.health_states() == {"r0": "ejected"}
+        assert picker.state.routing.router.view.health_states() == {"r0": "ejected"}
 
     in_virtual_time(test, config_of("10.0.0.1:8000"))
 
@@ -256,7 +256,7 @@ def test_a_replica_that_served_after_a_retry_and_is_known_after_the_end_has_no_l
 async def answered(picker: VirtualPicker, *, rest_s: float, tokens: int | None) -> tuple[str, ...]:
     """Let `r0` end its streams so long after their first token; return the candidates of the last request."""
     for number in range(10):
-        picker.state.routing.router.drain("r1", number < 3, now=picker.state.routing.clock())
+        picker.state.routing.router.replicas.drain("r1", number < 3, now=picker.state.routing.clock())
         call, picked = picker.request()
         is_first = picked.addresses[0] == "10.0.0.1:8000"
         picker.first_bytes(picked.exchange_id, delta("a")).close()
@@ -264,7 +264,7 @@ async def answered(picker: VirtualPicker, *, rest_s: float, tokens: int | None) 
         call.close()
         usage = {"prompt_tokens": 9, "completion_tokens": tokens if is_first else 9} if tokens else None
         picker.log(picked.exchange_id, usage=usage)
-    (decision,) = picker.state.routing.router.decisions(picked.headers["x-request-id"])
+    (decision,) = picker.state.routing.router.view.decisions(picked.headers["x-request-id"])
     return tuple(decision.candidates)
 
 
@@ -296,7 +296,7 @@ def test_the_beginning_of_a_stream_does_not_say_how_long_it_gets() -> None:
     async def test(picker: VirtualPicker) -> None:
         body = b'{"text": "hello", "stream": true, "sampling_params": {"max_new_tokens": 90}}'
         for number in range(5):
-            picker.state.routing.router.drain("r1", number < 4, now=picker.state.routing.clock())
+            picker.state.routing.router.replicas.drain("r1", number < 4, now=picker.state.routing.clock())
             call, picked = picker.request(body, path="/generate")
             event = (
                 b'data: {"text": "a", "meta_info": {"prompt_tokens": 9, "completion_tokens": 1, "cached_tokens": 4}}'
@@ -305,7 +305,7 @@ def test_the_beginning_of_a_stream_does_not_say_how_long_it_gets() -> None:
             await asyncio.sleep(0.5)
             call.close()
             picker.log(picked.exchange_id)
-        (decision,) = picker.state.routing.router.decisions(picked.headers["x-request-id"])
+        (decision,) = picker.state.routing.router.view.decisions(picked.headers["x-request-id"])
         assert tuple(decision.candidates) == ("r0", "r1")
         assert [sample.output_tokens for sample in picker.state.routing.router.samples] == [None] * 5
         assert picker.total("gorgo_reported_cached_tokens_total", replica="r0", region="here") >= 16

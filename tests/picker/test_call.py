@@ -109,7 +109,7 @@ def test_a_body_that_is_no_json_is_refused_as_the_proxy_refuses_it() -> None:
 
 def test_without_a_replica_the_answer_is_503_with_retry_after() -> None:
     async def test(picker: VirtualPicker) -> None:
-        picker.state.routing.router.drain("r0", now=picker.state.routing.clock())
+        picker.state.routing.router.replicas.drain("r0", now=picker.state.routing.clock())
         call, _ = picker.request()
         status, code, headers = error_of(call.last)
         assert (status, code, headers["retry-after"]) == (503, "no_replica", "1")
@@ -130,11 +130,11 @@ def test_an_unknown_model_is_404() -> None:
 
 def test_a_request_that_is_queued_is_answered_once_a_replica_can_take_it() -> None:
     async def test(picker: VirtualPicker) -> None:
-        picker.state.routing.router.drain("r0", now=picker.state.routing.clock())
+        picker.state.routing.router.replicas.drain("r0", now=picker.state.routing.clock())
         call, _ = picker.request()
         assert len(call.output.sent) == 1, "nothing but the answer to the head"
         assert picker.state.routing.router.queued == 1
-        picker.state.routing.router.drain("r0", draining=False, now=picker.state.routing.clock())
+        picker.state.routing.router.replicas.drain("r0", draining=False, now=picker.state.routing.clock())
         await asyncio.sleep(0.5)
         picker.state.routing.gateway.run_timer()
         assert call.last.WhichOneof("response") == "request_body"
@@ -146,7 +146,7 @@ def test_a_request_that_is_queued_is_answered_once_a_replica_can_take_it() -> No
 
 def test_a_request_is_queued_for_no_longer_than_the_setting() -> None:
     async def test(picker: VirtualPicker) -> None:
-        picker.state.routing.router.drain("r0", now=picker.state.routing.clock())
+        picker.state.routing.router.replicas.drain("r0", now=picker.state.routing.clock())
         call, _ = picker.request()
         await asyncio.sleep(4.9)
         assert len(call.output.sent) == 1
@@ -165,7 +165,7 @@ def test_a_body_is_reserved_where_it_waits_and_refused_where_there_is_no_room() 
         state.live.buffers.limit_bytes = 5 * len(BODY)
         at_once, _ = picker.request()
         assert (state.routing.router.in_flight, state.live.buffers.used_bytes) == (1, 0)
-        state.routing.router.drain("r0", now=state.routing.clock())
+        state.routing.router.replicas.drain("r0", now=state.routing.clock())
         queued, _ = picker.request()
         assert (state.routing.router.queued, state.live.buffers.used_bytes) == (1, 2 * len(BODY))
         refused, _ = picker.request()
@@ -179,7 +179,7 @@ def test_a_body_is_reserved_where_it_waits_and_refused_where_there_is_no_room() 
 
 def test_a_client_that_leaves_while_it_is_queued_leaves_the_queue() -> None:
     async def test(picker: VirtualPicker) -> None:
-        picker.state.routing.router.drain("r0", now=picker.state.routing.clock())
+        picker.state.routing.router.replicas.drain("r0", now=picker.state.routing.clock())
         call, _ = picker.request()
         call.close()
         assert picker.state.routing.router.queued == 0

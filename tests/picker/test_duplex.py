@@ -211,7 +211,7 @@ def test_a_retry_of_the_gateway_is_credited_to_who_served(by: str) -> None:
 def test_an_answer_of_the_address_that_was_chosen_or_of_an_unknown_one_moves_nothing() -> None:
     async def test(picker: VirtualPicker) -> None:
         for served in ("10.0.0.1:8000", "10.9.9.9:8000", "nonsense"):
-            picker.state.routing.router.drain("r1", now=picker.state.routing.clock())
+            picker.state.routing.router.replicas.drain("r1", now=picker.state.routing.clock())
             call = chosen(picker)
             call.feed(headers_message("response_headers", *EVENTS, (SERVED, served)))
             call.feed(body_message("response_body", delta("a") + DONE))

@@ -92,7 +92,7 @@ def test_an_ended_request_is_freed_at_once(
 
 def test_a_queued_request_is_freed_at_its_end(garbage: Callable[[], set[str]]) -> None:
     async def test(picker: VirtualPicker) -> None:
-        picker.state.routing.router.drain("r0", now=picker.state.routing.clock())
+        picker.state.routing.router.replicas.drain("r0", now=picker.state.routing.clock())
         call, _ = picker.request()
         assert picker.state.routing.router.queued == 1
         call.close()

@@ -83,11 +83,11 @@ def _fill(state: LiveState) -> None:
 
 def _drain(state: LiveState) -> None:
     for name in state.replicas.targets:
-        state.routing.router.drain(name, now=state.routing.clock())
+        state.routing.router.replicas.drain(name, now=state.routing.clock())
 
 
 def _use_up(state: LiveState) -> None:
-    while state.routing.router.count_request("team-a", now=state.routing.clock()) is None:
+    while state.routing.router.quotas.count("team-a", now=state.routing.clock()) is None:
         pass
 
 
@@ -184,7 +184,7 @@ class _Ledger:
         caplog.set_level(logging.INFO, "gorgo")
         router, now = state.routing.router, state.routing.clock()
         if "r1" in state.replicas.targets:
-            router.on_probe("r1", 0.05, now=now)  # the other one is nearer
+            router.replicas.on_probe("r1", 0.05, now=now)  # the other one is nearer
         case.prepare(state)
 
     def close(self, refusal: tuple[int, bytes, dict[str, str]] | None) -> None:
@@ -195,7 +195,7 @@ class _Ledger:
         self.books = Books(
             refusal=None if refusal is None else _compared(*refusal),
             lines=[dict(record.fields) for record in found],  # type: ignore[attr-defined]
-            decisions=[each.as_dict() for each in router.newest_decisions(10)],
+            decisions=[each.as_dict() for each in router.view.newest_decisions(10)],
             samples=router.samples.after(0, 10)["samples"],
             request_log=[{part.name: getattr(row, part.name) for part in fields(Finished)} for row in self._rows.rows],
             metrics={name: float(value) for name, value in counts if not UNCOMPARED.match(name)},

@@ -234,14 +234,14 @@ class Envoy:
 
     async def drain(self) -> None:
         state, draining = self.picker.state, self.chance.random() < 0.3
-        state.routing.router.drain(self.chance.choice(("r0", "r1")), draining, now=state.routing.clock())
+        state.routing.router.replicas.drain(self.chance.choice(("r0", "r1")), draining, now=state.routing.clock())
         state.routing.gateway.run_timer()
 
     async def fail_probes(self) -> None:
         state = self.picker.state
         rtt_s = self.chance.choice((None, 0.01, 0.01))
         state.routing.gateway.apply(
-            state.routing.router.on_probe(self.chance.choice(("r0", "r1")), rtt_s, now=state.routing.clock())
+            state.routing.router.replicas.on_probe(self.chance.choice(("r0", "r1")), rtt_s, now=state.routing.clock())
         )
 
     async def end_all(self) -> None:

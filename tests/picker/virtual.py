@@ -200,7 +200,7 @@ class VirtualPicker:
         assert (state.live.buffers.used_bytes, len(state.live.buffers)) == (0, 0)
         assert [target.active for target in state.replicas.targets.values()] == [0] * len(state.replicas.targets)
         state.routing.router.check()
-        for view in state.routing.router.fleet_view(now=state.routing.clock()):
+        for view in state.routing.router.view.snapshots(now=state.routing.clock()):
             assert (view.in_flight_requests, view.in_flight_tokens, view.queued_prefill_tokens) == (0, 0, 0)
 
 
@@ -253,7 +253,7 @@ def in_virtual_time(
         state.open_exchanges = OpenExchanges(now, picker="pick")
         state.routing.gateway = RouterGateway(state.routing.router, now, HealthLog(state.telemetry.metrics))
         for name in state.replicas.targets:
-            state.routing.router.on_probe(name, 0.01, now=now())
+            state.routing.router.replicas.on_probe(name, 0.01, now=now())
         picker = VirtualPicker(state)
         await test(picker)
         await asyncio.sleep(1.1)  # longer than any entry of the access log is waited for

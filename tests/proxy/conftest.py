@@ -78,7 +78,7 @@ class Running:
     def check(self) -> None:
         assert self.state.routing.router.in_flight == 0
         assert (self.state.buffers.used_bytes, len(self.state.buffers)) == (0, 0)
-        for view in self.state.routing.router.fleet_view(now=self.state.routing.clock()):
+        for view in self.state.routing.router.view.snapshots(now=self.state.routing.clock()):
             assert (view.in_flight_requests, view.in_flight_tokens, view.queued_prefill_tokens) == (0, 0, 0)
         assert not self._open_sources()
 

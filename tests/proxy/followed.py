@@ -88,7 +88,7 @@ class Followed:
 
     def view(self, name: str) -> Any:
         (found,) = [
-            row for row in self.state.routing.router.fleet_view(now=self.state.routing.clock()) if row.name == name
+            row for row in self.state.routing.router.view.snapshots(now=self.state.routing.clock()) if row.name == name
         ]
         return found
 

@@ -401,11 +401,11 @@ async def models(rig: Rig) -> list[str]:
 async def cut_off_by_failures_a_minute_apart(rig: Rig) -> bool:
     """Whether the region is, of which both replicas failed a probe."""
     router, now = rig.state.routing.router, rig.state.routing.clock()
-    router.on_probe("a", None, now=now)
-    router.on_probe("b", None, now=now + 60.0)
-    found = router.unreachable_regions == {"here"}
+    router.replicas.on_probe("a", None, now=now)
+    router.replicas.on_probe("b", None, now=now + 60.0)
+    found = router.view.unreachable_regions == {"here"}
     for name in ("a", "b"):
-        router.on_probe(name, 0.001, now=now + 60.0)
+        router.replicas.on_probe(name, 0.001, now=now + 60.0)
     return found
 
 
@@ -414,7 +414,7 @@ def term(name: str) -> Look:
 
     async def look(rig: Rig) -> float:
         for _ in range(100):  # the smoothed value is then the newest to the last digit
-            rig.state.routing.router.on_probe("a", 0.1, now=rig.state.routing.clock())
+            rig.state.routing.router.replicas.on_probe("a", 0.1, now=rig.state.routing.clock())
         request_id = (await rig.ask()).headers["x-request-id"]
         found = (await rig.admin.get(f"/admin/decisions/{request_id}")).json()
         return float(round(found["decisions"][0]["candidates"][0]["terms"][name], 6))

@@ -78,7 +78,7 @@ async def test_probes_have_their_usual_names_and_need_no_key(start: Start, tmp_p
         assert (await fleet.client.get(path)).json() == {"status": "ok"}
     for path in ("/ready", "/readyz"):
         assert (await fleet.client.get(path)).json() == {"status": "ready"}
-    fleet.state.routing.router.drain("r0", now=fleet.state.routing.clock())
+    fleet.state.routing.router.replicas.drain("r0", now=fleet.state.routing.clock())
     for path in ("/ready", "/readyz"):
         checked(await fleet.client.get(path), 503, "no_replica")
     assert (await fleet.client.get("/v1/models/m")).status_code == 401
@@ -155,7 +155,7 @@ async def test_streams_to_pages_are_neither_buffered_nor_written_by_a_slower_way
         ways.append(direct)
         return write
 
-    monkeypatch.setattr("gorgo.proxy.exchange.handler.direct_write", observed)
+    monkeypatch.setattr("gorgo.proxy.exchange.exchange.direct_write", observed)
     replica = await start.replica(hang(delta("a"), rest=[delta("b"), DONE]))
     proxy = replace(QUIET, cors=CorsConfig(allow_origins=(PAGE,)))
     fleet = await start.proxy(config_for([replica], proxy), [replica])

@@ -40,7 +40,7 @@ async def test_replicas_are_probed_and_scraped_before_it_is_ready(start: Start) 
     replica.metrics = METRICS
     replica.loads = {"loads": [{"max_total_num_tokens": 5000, "max_running_requests": 8, "num_running_reqs": 9}]}
     fleet = await start.proxy(config_for([replica]), [replica])
-    (view,) = fleet.state.routing.router.fleet_view(now=fleet.state.routing.clock())
+    (view,) = fleet.state.routing.router.view.snapshots(now=fleet.state.routing.clock())
     assert replica.pings == 2
     assert view.rtt_ms is not None
     assert (view.running_requests, view.queued_requests, view.used_tokens) == (3, 2, 100)
@@ -53,7 +53,7 @@ async def test_dead_replica_does_not_keep_it_from_starting(start: Start) -> None
         unused.bind(("127.0.0.1", 0))
         config = with_replica(config_for([good, good]), 0, url=f"http://127.0.0.1:{unused.getsockname()[1]}")
         fleet = await start.proxy(config, [good])
-    views = fleet.state.routing.router.fleet_view(now=fleet.state.routing.clock())
+    views = fleet.state.routing.router.view.snapshots(now=fleet.state.routing.clock())
     assert views[0].rtt_ms is None
     assert views[1].rtt_ms is not None
     text = (await fleet.client.get("/metrics")).text
@@ -70,7 +70,7 @@ async def test_silent_replica_does_not_keep_it_from_starting(
     replica.silent = silent
     async with asyncio.timeout(4.0):  # a ping may take 5 s, a scrape 10
         fleet = await start.proxy(config_for([replica]), [replica])
-    (view,) = fleet.state.routing.router.fleet_view(now=fleet.state.routing.clock())
+    (view,) = fleet.state.routing.router.view.snapshots(now=fleet.state.routing.clock())
     assert (view.rtt_ms is None) == (silent == "/ping")
     told = [record.getMessage() for record in caplog.records]
     assert told.count("replica_does_not_answer") == (silent == "/ping")
@@ -133,7 +133,7 @@ async def test_a_replica_that_started_again_is_said_and_counted_and_believed_emp
     await fleet.client.post(CHAT, content=chat(stream=True, messages=[{"role": "user", "content": "x" * 4096}]))
     counted = "sglang:prompt_tokens_total{} "
     for replica.metrics in (counted + "1030.0", counted + "1030.0", counted + "7.0", counted + "9.0"):
-        (row,) = fleet.state.routing.router.fleet_view(now=fleet.state.routing.clock())
+        (row,) = fleet.state.routing.router.view.snapshots(now=fleet.state.routing.clock())
         assert (row.index_blocks > 0) == (replica.metrics != counted + "9.0")
         await watcher.scrape()
     assert [record.getMessage() for record in caplog.records].count("replica_restarted") == 1
@@ -151,11 +151,11 @@ async def test_a_broken_connection_has_the_figures_read_soon_and_not_at_the_next
     fleet = await start.proxy(config_for([replica]), [replica])
     long = chat(stream=True, messages=[{"role": "user", "content": "x" * 4096}])
     await fleet.client.post(CHAT, content=long)
-    assert fleet.state.routing.router.fleet_view(now=0.0)[0].restarts == 0
+    assert fleet.state.routing.router.view.snapshots(now=0.0)[0].restarts == 0
     replica.metrics = counted + "0"
     await fleet.client.post(CHAT, content=long)
-    await until(lambda: fleet.state.routing.router.fleet_view(now=0.0)[0].restarts == 1)
-    (row,) = fleet.state.routing.router.fleet_view(now=fleet.state.routing.clock())
+    await until(lambda: fleet.state.routing.router.view.snapshots(now=0.0)[0].restarts == 1)
+    (row,) = fleet.state.routing.router.view.snapshots(now=fleet.state.routing.clock())
     assert row.index_blocks == 0
 
 
@@ -168,7 +168,7 @@ async def test_stats_of_a_replica_that_is_back_are_read_at_once(start: Start, mo
     await monitor.probe()
     monkeypatch.setattr(_Broken, "probe_path", target.dialect.probe_path)
     await monitor.probe()
-    (row,) = fleet.state.routing.router.fleet_view(now=fleet.state.routing.clock())
+    (row,) = fleet.state.routing.router.view.snapshots(now=fleet.state.routing.clock())
     assert row.running_requests == 3.0
 
 

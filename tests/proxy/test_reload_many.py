@@ -136,7 +136,7 @@ async def quiet(followed: Followed, first: bytes) -> Kept:
 
 
 def views(followed: Followed) -> list[ReplicaSnapshot]:
-    return followed.state.routing.router.fleet_view(now=followed.state.routing.clock())
+    return followed.state.routing.router.view.snapshots(now=followed.state.routing.clock())
 
 
 async def reload_often(start: Start, folder: Path, *, warm_up: int, reloads: int) -> tuple[Kept, Kept]:

@@ -243,7 +243,7 @@ async def test_health_and_ready(start: Start) -> None:
     assert (await fleet.client.get("/health")).status_code == 200
     assert (await fleet.client.get("/ready")).status_code == 200
     assert (await fleet.client.head("/health")).status_code == 200
-    fleet.state.routing.router.drain("r0", now=fleet.state.routing.clock())
+    fleet.state.routing.router.replicas.drain("r0", now=fleet.state.routing.clock())
     checked(await fleet.client.get("/ready"), 503, "no_replica")
     assert (await fleet.client.get("/health")).status_code == 200
 
@@ -252,12 +252,12 @@ async def test_ready_waits_for_as_many_replicas_as_are_wanted(start: Start) -> N
     fleet = await start.fleet([answer(200)], [answer(200)], proxy=replace(QUIET, min_ready_replicas=2))
     assert (await fleet.client.get("/ready")).status_code == 200
     now = fleet.state.routing.clock()
-    fleet.state.routing.router.drain("r0", now=now)
+    fleet.state.routing.router.replicas.drain("r0", now=now)
     checked(await fleet.client.get("/ready"), 503, "too_few_replicas")
-    fleet.state.routing.router.drain("r0", False, now=now)
+    fleet.state.routing.router.replicas.drain("r0", False, now=now)
     assert (await fleet.client.get("/ready")).status_code == 200
     for _ in range(3):
-        fleet.state.routing.router.on_probe("r1", None, now=now)
+        fleet.state.routing.router.replicas.on_probe("r1", None, now=now)
     checked(await fleet.client.get("/ready"), 503, "too_few_replicas")
     assert (await fleet.client.post(CHAT, content=chat())).status_code == 200
 
@@ -270,7 +270,7 @@ async def test_replica_that_has_never_answered_is_not_counted_as_ready(start: St
         config = with_replica(config, 0, url=f"http://127.0.0.1:{unused.getsockname()[1]}")
         fleet = await start.proxy(config, [good])
     checked(await fleet.client.get("/ready"), 503, "too_few_replicas")
-    fleet.state.routing.router.on_probe("r0", 0.01, now=fleet.state.routing.clock())
+    fleet.state.routing.router.replicas.on_probe("r0", 0.01, now=fleet.state.routing.clock())
     assert (await fleet.client.get("/ready")).status_code == 200
 
 

@@ -233,7 +233,7 @@ def in_virtual_time(
         replicas = {name: ScriptedUpstream(list(found)) for name, found in scripts.items()}
         for name, upstream in replicas.items():
             state.replicas.targets[name].upstream = cast(UpstreamClient, upstream)
-            state.routing.router.on_probe(name, 0.01, now=now())
+            state.routing.router.replicas.on_probe(name, 0.01, now=now())
         await test(VirtualProxy(state, replicas))
         assert not state.exchanges
         assert (state.routing.router.in_flight, state.routing.router.queued) == (0, 0)
@@ -242,6 +242,6 @@ def in_virtual_time(
 
     with pytest.MonkeyPatch.context() as patched, asyncio.Runner(loop_factory=VirtualLoop) as runner:
         now = runner.get_loop().time
-        for module in ("proxy.exchange.passage", "live.http.timeout", "live.http.body", "proxy.exchange.attempts"):
+        for module in ("proxy.exchange.passage", "live.http.timeout", "live.http.body", "proxy.exchange.exchange"):
             patched.setattr(f"gorgo.{module}.monotonic", now)
         runner.run(run())

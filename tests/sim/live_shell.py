@@ -160,13 +160,15 @@ class LiveShell:
     # -- what sites tell
 
     def on_connection(self, replica: str, connection: OpenConnection | None) -> None:
-        self._state.routing.router.on_connection(replica, connection, now=self.kernel.now)
+        self._state.routing.router.replicas.on_connection(replica, connection, now=self.kernel.now)
 
     def on_probe(self, replica: str, rtt_s: float | None) -> None:
-        self._state.routing.gateway.apply(self._state.routing.router.on_probe(replica, rtt_s, now=self.kernel.now))
+        self._state.routing.gateway.apply(
+            self._state.routing.router.replicas.on_probe(replica, rtt_s, now=self.kernel.now)
+        )
 
     def on_sample(self, replica: str, sample: EngineSample | None) -> None:
-        self._state.routing.router.on_engine_sample(replica, sample, now=self.kernel.now)
+        self._state.routing.router.replicas.on_engine_sample(replica, sample, now=self.kernel.now)
 
     def on_first_token(self, sending: SimAttempt) -> None:
         self._answers[sending].put_nowait(None)

@@ -60,7 +60,7 @@ def run(policy: Policy, *controllers: TrainingController) -> tuple[SimResult, li
     simulation = Simulation(two_speeds(), policy, seed=3, controllers=controllers, scrape_interval_s=1.0)
     result = simulation.run(FEED)
     simulation.router.check()
-    return result, simulation.router.newest_decisions(REQUESTS)[::-1]
+    return result, simulation.router.view.newest_decisions(REQUESTS)[::-1]
 
 
 def trained(policy: Learner) -> tuple[SimResult, list[Decision], TrainingController]:

@@ -89,7 +89,7 @@ def fleet_of(config: Config, profile: EngineProfile = PROFILE) -> SimFleet:
 
 
 def seen_of(router: Router, feed: Sequence[SimRequest]) -> Seen:
-    return Seen({str(request.index): router.decisions(str(request.index)) for request in feed}, router)
+    return Seen({str(request.index): router.view.decisions(str(request.index)) for request in feed}, router)
 
 
 def simulated(
@@ -220,8 +220,8 @@ def test_both_learn_the_same_share_from_engines_that_find_part_of_a_prefix(monke
             assert found.replica == other.replica
             _assert_alike(found, other)
     _assert_samples_alike(mine.router, theirs.router)
-    shares = [view.found_share for view in theirs.router.fleet_view(now=1e3)]
-    assert [view.found_share for view in mine.router.fleet_view(now=1e3)] == pytest.approx(shares)
+    shares = [view.found_share for view in theirs.router.view.snapshots(now=1e3)]
+    assert [view.found_share for view in mine.router.view.snapshots(now=1e3)] == pytest.approx(shares)
     assert shares == pytest.approx([0.5] * 3, abs=0.05)
 
 
@@ -247,8 +247,8 @@ def test_both_leave_the_same_outcomes_and_train_the_same_models(monkeypatch: pyt
 
 
 def rows_of(router: Router) -> TrainingRows:
-    assert router.outcomes is not None
-    return router.outcomes.since(0)
+    assert router.learning.outcomes is not None
+    return router.learning.outcomes.since(0)
 
 
 def _assert_alike(one: Decision, other: Decision) -> None:

@@ -95,7 +95,7 @@ def test_every_request_ends_and_leaves_nothing_reserved(policy: str) -> None:
     )
     assert all(record.ttft_ms is not None and record.e2e_s is not None for record in result.records)
     assert simulated.router.in_flight == 0
-    for view in simulated.router.fleet_view(now=result.ended_s):
+    for view in simulated.router.view.snapshots(now=result.ended_s):
         assert (view.in_flight_requests, view.in_flight_tokens, view.queued_prefill_tokens) == (0, 0, 0)
     for site in simulated.engines.values():
         site.model.check()
@@ -215,7 +215,7 @@ def test_a_longer_way_is_measured_by_the_next_probes() -> None:
     simulated = simulation(faults=[shift])
 
     def look() -> None:
-        views = simulated.router.fleet_view(now=simulated.kernel.now)
+        views = simulated.router.view.snapshots(now=simulated.kernel.now)
         seen.append(next(view.rtt_ms for view in views if view.name == MIDDLE))
 
     simulated.kernel.every(35.0, look)
@@ -235,7 +235,7 @@ def test_figures_that_are_not_told_go_stale_and_come_back() -> None:
 
     def look() -> None:
         now = simulated.kernel.now
-        seen[now] = simulated.router.fleet_view(now=now)[0].running_requests
+        seen[now] = simulated.router.view.snapshots(now=now)[0].running_requests
 
     simulated.kernel.every(40.0, look)
     simulated.run([one(at_s=0.0), one(at_s=250.0, index=1)])
@@ -280,7 +280,9 @@ class Tuner:
     def act(self, router: Router, now: float) -> None:
         self.acted.append(now)
         values = {"m_rtt": 1.0 + len(self.acted) / 10}
-        router.set_weights(router.weights.changed(router.policy.weight_specs, values), now=now)
+        router.settings.set_weights(
+            router.settings.weights.changed(router.settings.policy.weight_specs, values), now=now
+        )
 
 
 def test_a_controller_acts_when_it_says_and_records_tell_under_which_weights() -> None:
@@ -296,9 +298,9 @@ def test_a_controller_acts_when_it_says_and_records_tell_under_which_weights() -
     ("intervals", "stale_after_s"), [({}, 90.0), ({"probe_interval_s": 10.0, "scrape_interval_s": 20.0}, 60.0)]
 )
 def test_figures_are_stale_after_three_of_the_longer_interval(intervals: dict[str, Any], stale_after_s: float) -> None:
-    limits = simulation(**intervals).router.limits
+    limits = simulation(**intervals).router.settings.limits
     assert (limits.stale_after_s, limits.block_tokens) == (stale_after_s, 512.0)
-    assert simulation(block_tokens=64).router.limits.block_tokens == 64.0
+    assert simulation(block_tokens=64).router.settings.limits.block_tokens == 64.0
 
 
 def test_a_controller_whose_time_is_past_acts_at_once() -> None:
@@ -312,7 +314,7 @@ def test_probes_and_scrapes_come_at_their_own_intervals() -> None:
     ages: list[tuple[float, float]] = []
 
     def look() -> None:
-        (view,) = simulated.router.fleet_view(now=simulated.kernel.now)
+        (view,) = simulated.router.view.snapshots(now=simulated.kernel.now)
         ages.append((round(view.probe_age_s or 0.0), round(view.scrape_age_s or 0.0)))
 
     for at_s in (9.0, 19.0, 24.0, 29.0, 49.0, 54.0):
@@ -388,7 +390,7 @@ class Undrains:
         self.next_s: float | None = at_s
 
     def act(self, router: Router, now: float) -> None:
-        router.drain(NEAR, False, now=now)
+        router.replicas.drain(NEAR, False, now=now)
         self.next_s = None
 
 
@@ -396,6 +398,6 @@ def test_who_waits_goes_as_soon_as_an_operator_has_made_room() -> None:
     limits = RouterLimits(overload=OverloadLimits(no_replica_wait_s=30.0))
     near = SimFleet([replica for replica in three_regions().replicas if replica.name == NEAR])
     simulated = simulation(fleet=near, limits=limits, controllers=[Undrains(2.5)])
-    simulated.router.drain(NEAR, now=0.0)
+    simulated.router.replicas.drain(NEAR, now=0.0)
     (record,) = simulated.run([one(at_s=1.0)]).records
     assert (record.status, record.queued_s) == (200, 1.5)

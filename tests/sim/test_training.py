@@ -30,7 +30,7 @@ class Freezes:
         self.next_s: float | None = at_s
 
     def act(self, router: Router, now: float) -> None:
-        router.frozen, self.next_s = True, None
+        router.settings.frozen, self.next_s = True, None
 
 
 class Switches:
@@ -40,7 +40,9 @@ class Switches:
         self.next_s: float | None = at_s
 
     def act(self, router: Router, now: float) -> None:
-        router.set_policy(LeastPredicted(replace(SPEC, names=("rtt_s", "in_flight_requests"))), Weights(), now=now)
+        router.settings.set_policy(
+            LeastPredicted(replace(SPEC, names=("rtt_s", "in_flight_requests"))), Weights(), now=now
+        )
         self.next_s = None
 
 
@@ -64,7 +66,7 @@ def test_a_model_is_adopted_after_the_stated_time_of_its_training() -> None:
         assert second.started_s >= first.adopted_s, "one round at a time"
     first_s = controller.rounds[0].adopted_s
     assert first_s is not None
-    for decision in router.newest_decisions(1000):
+    for decision in router.view.newest_decisions(1000):
         cold = decision.decided_s < first_s
         assert (decision.fallback == "cold_start") == cold == (decision.model_version is None)
 
@@ -72,7 +74,7 @@ def test_a_model_is_adopted_after_the_stated_time_of_its_training() -> None:
 def test_outcomes_are_those_of_the_engines_and_a_model_of_them_predicts() -> None:
     controller = TrainingController(LeastSquaresTrainer, seed=0)
     simulation = run(controller)
-    outcomes = simulation.router.outcomes
+    outcomes = simulation.router.learning.outcomes
     assert outcomes is not None
     outcomes.check()
     rows = outcomes.since(0)
@@ -98,14 +100,14 @@ def test_frozen_weights_stop_rounds_and_a_model_in_training_is_not_adopted() -> 
     frozen = TrainingController(LeastSquaresTrainer, seed=0)
     router = run(frozen, Freezes(second.started_s + 1.0)).router
     assert [each.adopted_s is None for each in frozen.rounds] == [False, True]
-    assert router.model_version == 1
+    assert router.learning.model_version == 1
 
 
 def test_a_policy_frozen_at_a_time_retains_its_model() -> None:
     controller = TrainingController(LeastSquaresTrainer, seed=0, until_s=30.0)
     router = run(controller).router
     assert controller.rounds[-1].started_s <= 30.0
-    assert router.model_version == controller.rounds[-1].model.version < 5
+    assert router.learning.model_version == controller.rounds[-1].model.version < 5
 
 
 def test_a_model_of_another_fleet_is_in_use_from_the_start() -> None:
@@ -113,7 +115,7 @@ def test_a_model_of_another_fleet_is_in_use_from_the_start() -> None:
     controller = TrainingController(LeastSquaresTrainer, seed=0, model=model, until_s=-1.0)
     router = run(controller).router
     assert controller.rounds == []
-    assert {decision.model_version for decision in router.newest_decisions(1000)} == {7}
+    assert {decision.model_version for decision in router.view.newest_decisions(1000)} == {7}
 
 
 def test_another_policy_begins_without_a_model_and_with_outcomes_of_its_own() -> None:
@@ -123,7 +125,7 @@ def test_another_policy_begins_without_a_model_and_with_outcomes_of_its_own() ->
     again = versions.index(1, 1)
     assert controller.rounds[again].model.names == ("rtt_s", "in_flight_requests")
     assert versions == [*range(1, again + 1), *range(1, len(versions) - again + 1)]
-    assert router.model_version == versions[-1]
+    assert router.learning.model_version == versions[-1]
 
 
 def test_a_policy_that_does_not_learn_is_not_trained() -> None:
@@ -138,7 +140,7 @@ def test_a_shadow_learns_while_another_policy_routes() -> None:
         three_regions(), make_policy("random"), shadow=LeastPredicted(SPEC), seed=0, controllers=[controller]
     )
     simulation.run(FEED)
-    scores = [decision.shadow for decision in reversed(simulation.router.newest_decisions(1000))]
+    scores = [decision.shadow for decision in reversed(simulation.router.view.newest_decisions(1000))]
     assert scores[0] is not None
     assert scores[0].rank is None, "cold"
     assert scores[-1] is not None
@@ -155,7 +157,7 @@ def test_models_of_every_kind_are_the_same_for_the_same_seed(kind: ModelKind) ->
         )
         simulation = Simulation(three_regions(), LeastPredicted(spec), seed=5, controllers=[controller])
         simulation.run(FEED)
-        assert simulation.router.model_version == len(controller.rounds) >= 2
+        assert simulation.router.learning.model_version == len(controller.rounds) >= 2
         found.append([each.model.arrays()[0] for each in controller.rounds])
     for one, other in zip(*found, strict=True):
         assert one.keys() == other.keys()

@@ -33,7 +33,7 @@ FRAMES, PLACES = 6, 12
 def look(state: LiveState, number: int) -> Ledgers:
     """Everything that is open in this process now. The Router's parts are read where they are."""
     router = state.routing.router
-    views = router.fleet_view(now=state.routing.clock())
+    views = router.view.snapshots(now=state.routing.clock())
     targets = (*state.replicas.targets.values(), *state.replicas.draining_targets)
     return Ledgers(
         number=number,
@@ -46,7 +46,7 @@ def look(state: LiveState, number: int) -> Ledgers:
         replica_tokens=sum(view.in_flight_tokens for view in views),
         queued_prefill_tokens=sum(view.queued_prefill_tokens for view in views),
         clocked=sum(len(member.prefill_queue) for member in router._fleet.replicas.values()),
-        clients={name: account.in_flight for name, account in router._quotas._quotas.items()},
+        clients={name: account.in_flight for name, account in router.quotas._quotas.items()},
         retries_spent=router._lifecycle._retries._spent,
         hedges_spent=router._hedger._budget._spent,
         hedge_watch=len(router._hedger._times),

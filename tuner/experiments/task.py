@@ -196,8 +196,10 @@ class _PutOnce:
 
     def act(self, router: Router, now: float) -> None:
         """Set the weights."""
-        specs = router.policy.weight_specs
-        router.set_weights(router.weights.changed(specs, self._weights, allow_out_of_range=True), now=now)
+        specs = router.settings.policy.weight_specs
+        router.settings.set_weights(
+            router.settings.weights.changed(specs, self._weights, allow_out_of_range=True), now=now
+        )
         self._next_s = None
 
 

@@ -40,6 +40,8 @@ class CampaignTable(TableBase):
 
 
 class GenerationTable(TableBase):
+    """A `campaign.generation.Generation` as a row: its columns, with the campaign that it belongs to."""
+
     __tablename__ = "generation"
     __table_args__ = (UniqueConstraint("campaign_id", "number"),)
 

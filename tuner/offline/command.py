@@ -38,6 +38,9 @@ OnProgress = Callable[[], None]
 class OfflineOptions:
     """What is tuned on which window.
 
+    `job_of` makes a `SimJob` of them: it reads a request log as a feed, and puts what the proxy has learned into the
+    fleet.
+
     Parameters
     ----------
     source:

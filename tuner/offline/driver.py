@@ -74,9 +74,9 @@ class CampaignDriver:
                 case PutWeights() | RollBack() as order:
                     self.puts += 1
                     self.rollbacks += isinstance(order, RollBack)
-                    specs = router.policy.weight_specs
-                    weights = router.weights.changed(specs, order.values, allow_out_of_range=True)
-                    router.set_weights(weights, now=now)
+                    specs = router.settings.policy.weight_specs
+                    weights = router.settings.weights.changed(specs, order.values, allow_out_of_range=True)
+                    router.settings.set_weights(weights, now=now)
                     waiting.extend(self.campaign.on_weights_applied(weights.version, ticket=order.ticket, now=now))
                 case RecordGeneration() as record:
                     self.generations.append(record.generation)

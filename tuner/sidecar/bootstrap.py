@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from gorgo.core.backoff import backoff_s
 from gorgo.core.policy.weights import WeightSpec
 from gorgo.errors import ProxyRefused, ProxyUnreachable, TunerError, WeightsError
 from gorgo.policies.registry import make_policy
@@ -130,7 +131,7 @@ async def connect(
 
     Raises `ProxyRefused` for an answer that waiting does not change, `ProxyUnreachable` after `wait_s`.
     """
-    delay_s, until_s = FIRST_BACK_OFF_S, clock() + wait_s
+    failures, until_s = 0, clock() + wait_s
     while not stop.is_set():
         if leadership is not None:
             await leadership.confirm_leadership()
@@ -149,8 +150,8 @@ async def connect(
         if left_s <= 0:
             raise ProxyUnreachable(f"{said}; no proxy for {wait_s:g} s: is --url right? (setting proxy_wait_s)")
         reporter.complain(f"{said}; waiting for the proxy, at most another {left_s:.0f} s")
-        await wait(stop, min(delay_s, left_s))
-        delay_s = min(2 * delay_s, MAX_BACK_OFF_S)
+        failures += 1
+        await wait(stop, min(backoff_s(failures, first_s=FIRST_BACK_OFF_S, longest_s=MAX_BACK_OFF_S), left_s))
     return None
 
 

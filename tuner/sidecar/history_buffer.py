@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from gorgo.core.backoff import backoff_s
 from gorgo.errors import HistoryError
 from tuner.campaign.generation import Generation
 from tuner.history import CampaignRow, EventRow, History
@@ -68,7 +69,7 @@ class HistoryBuffer:
         self._state: Mapping[str, Any] | None = None
         self._term = term
         self._outcome: str | None = None
-        self._retry_s, self._not_before_s = FIRST_RETRY_S, float("-inf")
+        self._failures, self._not_before_s = 0, float("-inf")
 
     @property
     def waiting(self) -> int:
@@ -108,7 +109,7 @@ class HistoryBuffer:
             return False
         if self.error is not None:
             self._complain("the history is written again")
-        self.error, self._retry_s, self._not_before_s = None, FIRST_RETRY_S, float("-inf")
+        self.error, self._failures, self._not_before_s = None, 0, float("-inf")
         self._rows.clear()
         self._state = self._outcome = None
         return True
@@ -150,8 +151,8 @@ class HistoryBuffer:
         if message != self.error:
             self._complain(f"{message}; routing goes on, {self.waiting} rows wait to be written")
         self.error = message
-        self._not_before_s = now + self._retry_s
-        self._retry_s = min(2 * self._retry_s, MAX_RETRY_S)
+        self._failures += 1
+        self._not_before_s = now + backoff_s(self._failures, first_s=FIRST_RETRY_S, longest_s=MAX_RETRY_S)
 
 
 def as_line(row: Generation | EventRow) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from gorgo.core.backoff import backoff_s
 from gorgo.errors import ProxyRefused, ProxyUnreachable
 from tuner.campaign.generation import Generation
 from tuner.campaign.machine import Campaign
@@ -105,7 +106,7 @@ class CampaignObserver:
     def back_off_s(self) -> float | None:
         """Return the wait after a failed step; None after a good one, which ends the back-off."""
         if self.trouble is not None:
-            return min(FIRST_BACK_OFF_S * 2.0 ** min(self._failures - 1, 10), MAX_BACK_OFF_S)
+            return backoff_s(self._failures, first_s=FIRST_BACK_OFF_S, longest_s=MAX_BACK_OFF_S)
         if self._failures:
             self._failures = 0
             self.say("the proxy answers again")

@@ -32,7 +32,7 @@ TITLES = {
     "scenarios": "When something goes wrong or is different",
     "wildchat": "Short prompts, little reuse, no queues",
     "priors": "Told the wrong speed, 3x either way, against itself told the right one",
-    "paper": "The published claim: 4 to 15 % below the best baseline on held-out windows",
+    "paper": "The published claim: p95 TTFT over the best baseline on held-out windows",
     "learned": "The same with the weights that the authors learned (w_rtt 0.276, w_queue 0.5), frozen",
     "engines": "Every shape on two schedulers, with full and partial hits: against the better of all others",
     "partial-hits": "Engines that find part of each cached prefix, against the published policy",

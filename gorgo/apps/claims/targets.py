@@ -47,8 +47,8 @@ HELD_OUT = (
     Workload(name="April 6 like", traces=("art-chat-apr6",), filters=FILTERS, time_scale=2.0),
     Workload(name="April 7 like", traces=("art-chat-apr7",), filters=FILTERS, time_scale=3.0),
 )
-#: Upper bound on the paper's policy over the best baseline.
-PAPERS_CLAIM = 0.96
+#: Published p95 TTFT of `gorgo` over the best baseline of table 2, by window: 1584/1798 ms and 1417/1522 ms.
+PUBLISHED_RATIOS = {"April 6 like": 0.881, "April 7 like": 0.931}
 
 
 def all_targets(conversation: str | None) -> list[RatioTarget]:
@@ -149,12 +149,12 @@ def _paper() -> Iterator[RatioTarget]:
             workloads=(workload,),
             others=BASELINES,
             figure="p95 TTFT",
-            at_most=PAPERS_CLAIM,
+            at_most=PUBLISHED_RATIOS[workload.name],
         )
 
 
 def _learned() -> Iterator[RatioTarget]:
-    for others, limit in ((BASELINES, PAPERS_CLAIM), ((PAPER,), 1.0)):
+    for others in (BASELINES, (PAPER,)):
         for workload in HELD_OUT:
             yield RatioTarget(
                 group="learned",
@@ -162,7 +162,7 @@ def _learned() -> Iterator[RatioTarget]:
                 workloads=(workload,),
                 others=others,
                 figure="p95 TTFT",
-                at_most=limit,
+                at_most=PUBLISHED_RATIOS[workload.name] if others == BASELINES else 1.0,
             )
 
 

@@ -6,7 +6,6 @@ Owns the path of a request into the engine and of its response back. The routes 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from time import monotonic, time
 from uuid import uuid4
@@ -23,6 +22,7 @@ from gorgo.apps.engine_server.stats import EngineStats
 from gorgo.apps.engine_server.streams import Served
 from gorgo.apps.engine_server.text import Tape
 from gorgo.apps.engine_server.vllm_stats import VllmStats
+from gorgo.core.lru import Lru
 from gorgo.errors import BadRequest
 from gorgo.sim.engine.engines import Engine, make_engine
 from gorgo.sim.engine.profiles import EngineProfile
@@ -63,7 +63,7 @@ class SimulatedReplica:
         self.kv_events: KvEventPublisher | None = None
         self.tape = Tape(longest=profile.context_tokens)
         self.serving: dict[str, Served] = {}
-        self._responses: OrderedDict[str, bytes] = OrderedDict()
+        self._responses = Lru[str, bytes](MAX_RESPONSES)
         self._connections: WeakKeyDictionary[asyncio.Transport, SimConnection] = WeakKeyDictionary()
         self._slow_timer: asyncio.TimerHandle | None = None
 
@@ -142,9 +142,7 @@ class SimulatedReplica:
 
     def remember(self, response_id: str, text: bytes) -> None:
         """Store the text of a response and its prompt, for the one that names it as previous."""
-        self._responses[response_id] = text
-        if len(self._responses) > MAX_RESPONSES:
-            self._responses.popitem(last=False)
+        self._responses.put(response_id, text)
 
     def text_of(self, response_id: str) -> bytes | None:
         """Return what `remember` stored; None for an unknown id."""

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from gorgo.apps.log_files import json_object, read_lines
 from gorgo.apps.request_log import rotated_files
 from gorgo.core.record import record
 from gorgo.core.training.features import ACCELERATOR
@@ -21,8 +22,6 @@ from gorgo.live.telemetry.outcome_log import SCHEMA
 
 #: Newest rows that are read: ten rounds of the largest buffers of Lodestar.
 MAX_ROWS = 100_000
-#: 1,000 candidates; a file without line ends must not fill memory.
-MAX_LINE_BYTES = 4 << 20
 
 
 @record
@@ -84,9 +83,9 @@ class _Reader:
 
     def read(self, path: Path) -> Iterator[_Row]:
         unfinished: str | None = None
-        for number, line in enumerate(_lines(path), start=1):
+        for number, line in enumerate(read_lines(path, "an outcome log"), start=1):
             where = f"{path}, line {number}"
-            entry = _object(line)
+            entry = json_object(line)
             if entry is not None and "gorgo_outcome_log" in entry:
                 if entry["gorgo_outcome_log"] != SCHEMA:
                     _fail(where, "gorgo_outcome_log", entry["gorgo_outcome_log"], f"{SCHEMA}, which this GORGO reads")
@@ -170,25 +169,6 @@ def _number(entry: Mapping[str, Any], key: str, where: str) -> float:
 
 def _number_or_nan(entry: Mapping[str, Any], key: str, where: str) -> float:
     return nan if entry.get(key) is None else _number(entry, key, where)
-
-
-def _lines(path: Path) -> Iterator[bytes]:
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), start=1):
-                if len(line) > MAX_LINE_BYTES:
-                    raise TraceError(f"{path}, line {number}: over {MAX_LINE_BYTES:,} bytes; expected an outcome log")
-                yield line
-    except OSError as error:
-        raise TraceError(f"{path}: {error.strerror or error}; expected an outcome log") from None
-
-
-def _object(line: bytes) -> dict[str, Any] | None:
-    try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return entry if isinstance(entry, dict) else None
 
 
 def _fail(where: str, key: str, value: object, expected: str) -> NoReturn:

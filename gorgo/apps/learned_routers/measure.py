@@ -128,7 +128,7 @@ def _simulated(task: RouterTask, variant: Variant) -> tuple[SimResult, list[Deci
     training = _training(task, variant, feed)
     simulation = _simulation(task, variant, training)
     result = simulation.run(feed)
-    return result, simulation.router.newest_decisions(2 * task.traffic.requests), training
+    return result, simulation.router.view.newest_decisions(2 * task.traffic.requests), training
 
 
 def _training(task: RouterTask, variant: Variant, feed: Sequence[SimRequest]) -> RunTraining:

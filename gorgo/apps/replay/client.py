@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from math import isfinite
 
 import httpx
 
@@ -13,6 +12,7 @@ from gorgo.apps.replay.records import ReplayRecord
 from gorgo.apps.replay.stream import StreamReader
 from gorgo.apps.replay.transport import PoolTransport
 from gorgo.apps.traces import TraceRequest
+from gorgo.core.numeric import parse_number
 from gorgo.errors import ReplayError
 
 #: Below the keep-alive of common servers (5 s), so that no request uses a connection that is being closed.
@@ -151,10 +151,10 @@ def _read_headers(record: ReplayRecord, headers: Mapping[str, str]) -> None:
     record.replica = headers.get("x-gorgo-replica")
     record.region = headers.get("x-gorgo-region")
     record.policy = headers.get("x-gorgo-policy")
-    version = _number(headers.get("x-gorgo-weights-version"))
+    version = parse_number(headers.get("x-gorgo-weights-version"))
     record.weights_version = None if version is None else int(version)
-    record.predicted_ttft_ms = _number(headers.get("x-gorgo-predicted-ttft-ms"))
-    record.estimated_cached_tokens = _number(headers.get("x-gorgo-estimated-cached-tokens"))
+    record.predicted_ttft_ms = parse_number(headers.get("x-gorgo-predicted-ttft-ms"))
+    record.estimated_cached_tokens = parse_number(headers.get("x-gorgo-estimated-cached-tokens"))
 
 
 def _read_usage(record: ReplayRecord, reader: StreamReader) -> None:
@@ -163,14 +163,6 @@ def _read_usage(record: ReplayRecord, reader: StreamReader) -> None:
         record.input_tokens = record.input_tokens if usage.prompt_tokens is None else usage.prompt_tokens
         record.cached_tokens = usage.cached_tokens
         record.output_tokens = usage.output_tokens
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        value = float(text) if text is not None else None
-    except ValueError:
-        return None
-    return value if value is not None and isfinite(value) else None
 
 
 def _reason(error: Exception) -> str:

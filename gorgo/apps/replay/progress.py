@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar on a terminal, otherwise a line now and then."""
+"""Progress of a replay on stderr, read from its tally."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn
 
+from gorgo.apps.progress import ProgressDisplay, progress_display
 from gorgo.apps.replay.summary import Tally
 
-BAR_INTERVAL_S = 0.25
 #: So that the longest policy's name, the bar and the status fit 80 characters.
 BAR_WIDTH = 8
-#: For logs: often enough to see life, seldom enough to read.
-LINE_INTERVAL_S = 10.0
 
 
 class ReplayProgress:
@@ -25,7 +23,7 @@ class ReplayProgress:
         self._tally = tally
         self._total = total
         self._label = label
-        self._console = console or Console(stderr=True)
+        self._console = console
         self.in_flight = 0
 
     def status(self) -> str:
@@ -37,34 +35,18 @@ class ReplayProgress:
     @asynccontextmanager
     async def displayed(self) -> AsyncIterator[None]:
         """Show progress while the body runs, and its result."""
-        show = self._bar if self._console.is_terminal else self._lines
-        task = asyncio.create_task(show(), name="replay progress")
-        try:
-            yield
-        finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
-
-    async def _bar(self) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(bar_width=BAR_WIDTH), MofNCompleteColumn())
-        with Progress(*columns, TextColumn("{task.fields[status]}"), console=self._console, auto_refresh=False) as bar:
-            task = bar.add_task(self._label, total=self._total, status=self.status())
+        columns = (BarColumn(bar_width=BAR_WIDTH), MofNCompleteColumn())
+        with progress_display(self._label, self._total, *columns, console=self._console) as display:
+            task = asyncio.create_task(self._show(display), name="replay progress")
             try:
-                while True:
-                    bar.update(task, completed=self._tally.n, status=self.status(), refresh=True)
-                    await asyncio.sleep(BAR_INTERVAL_S)
+                yield
             finally:
-                bar.update(task, completed=self._tally.n, status=self.status(), refresh=True)
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+                display.update(self._tally.n, self.status())
 
-    async def _lines(self) -> None:
-        try:
-            while True:
-                await asyncio.sleep(LINE_INTERVAL_S)
-                self._line()
-        finally:
-            self._line()
-
-    def _line(self) -> None:
-        line = f"{self._label}: {self._tally.n}/{self._total} done, {self.status()}"
-        self._console.print(line, highlight=False, soft_wrap=True)
+    async def _show(self, display: ProgressDisplay) -> None:
+        while True:
+            await asyncio.sleep(display.interval_s)
+            display.update(self._tally.n, self.status())

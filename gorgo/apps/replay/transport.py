@@ -14,8 +14,7 @@ import httpx
 
 from gorgo.config.constants import REPLICA_KEEP_ALIVE_S
 from gorgo.live.http.headers import Header
-from gorgo.live.upstream.pool import UpstreamPool
-from gorgo.live.upstream.request_head import encode_head, request_line
+from gorgo.live.upstream.pool import UpstreamPool, encode_head, request_line
 from gorgo.live.upstream.response import HttpResponse
 
 #: A request's body is collected before it is sent, because a repeated request needs it. Above any prompt.

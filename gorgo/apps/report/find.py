@@ -7,11 +7,12 @@ folder of all policies and into the policy's own folder. Of such equal rows the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import track
+from rich.progress import BarColumn, TimeRemainingColumn
 
+from gorgo.apps.progress import progress_display
 from gorgo.apps.report.rows import printable_text, read_history, read_requests, read_results
 from gorgo.apps.report.runs import ReportInput, Requests, Run, compare
 from gorgo.apps.results import ResultRow, rows_as_json
@@ -56,17 +57,19 @@ def _read_runs(results: Sequence[Path], *, show_progress: bool) -> tuple[list[Ru
     runs: list[Run] = []
     left_out: list[str] = []
     folders: dict[str, set[Path]] = {}
-    console = Console(stderr=True)
     paths = sorted(results, key=lambda path: (-len(path.parts), path.parts))
-    hidden = not (show_progress and console.is_terminal)
-    for path in track(paths, "reading results", console=console, transient=True, disable=hidden):
-        rows = read_results(path)
-        requests = _requests_beside(path, rows, left_out)
-        for row in rows:
-            key = rows_as_json([row])
-            if not any(path.parent in folder.parents for folder in folders.get(key, ())):
-                folders.setdefault(key, set()).add(path.parent)
-                runs.append(Run(row, requests))
+    shown = progress_display("reading results", len(paths), BarColumn(), TimeRemainingColumn(), transient=True)
+    with shown if show_progress else nullcontext(None) as display:
+        for path in paths:
+            rows = read_results(path)
+            requests = _requests_beside(path, rows, left_out)
+            for row in rows:
+                key = rows_as_json([row])
+                if not any(path.parent in folder.parents for folder in folders.get(key, ())):
+                    folders.setdefault(key, set()).add(path.parent)
+                    runs.append(Run(row, requests))
+            if display is not None:
+                display.advance()
     return runs, left_out
 
 

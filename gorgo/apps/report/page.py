@@ -5,28 +5,29 @@ Each plot is drawn twice, for a broad and for a narrow screen. The broad one and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.resources import files
+from itertools import count
+from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
-from matplotlib.figure import Figure
 
 from gorgo import __version__
-from gorgo.apps.report.plots import PlannedPlot, comparison_plots
+from gorgo.apps.report.plots import PlannedPlot, comparison_plots, tuning_plot
 from gorgo.apps.report.runs import Comparison, ReportGeneration, ReportInput
-from gorgo.apps.report.style import BROAD, NARROW, Layout, svg_document, svg_element
+from gorgo.apps.report.style import BROAD, NARROW, svg_document, svg_element
 from gorgo.apps.report.tables import (
-    PageTable,
     acceptance_log,
     error_table,
     load_table,
     policies_csv,
     ratio_table,
     share_table,
+    tuning_csv,
 )
-from gorgo.apps.report.tuning import tuning_csv, tuning_plot
 
 TEMPLATE = "page.html"
 #: The folder beside the page with its plots and figures.
@@ -38,30 +39,8 @@ MAX_LEFT_OUT = 20
 #: Load tables of one comparison.
 MAX_TABLES = 24
 
-
-@dataclass(frozen=True, slots=True)
-class PagePlot:
-    """A plot for broad and narrow screens, the names of its files, and a note of omitted data.
-
-    Without a drawing the note has the reason.
-    """
-
-    title: str
-    note: str
-    broad: Markup | None = None
-    narrow: Markup | None = None
-    files: Sequence[str] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """One heading of the page; `files` has the figures of its tables."""
-
-    title: str
-    note: str
-    tables: Sequence[PageTable]
-    plots: Sequence[PagePlot]
-    files: Sequence[str] = ()
+#: What the template reads of one heading.
+Section = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +54,12 @@ class ReportPages:
 def report(found: ReportInput, slos_ms: Sequence[float]) -> ReportPages:
     """Return the page and its files. The same results give the same bytes."""
     contents: dict[str, str] = {}
-    sections = [
-        _comparison_section(one, slos_ms, f"{number}", contents)
-        for number, one in enumerate(found.comparisons, start=1)
-    ]
-    for number, (path, generations) in enumerate(found.histories.items(), start=len(sections) + 1):
-        sections.append(_tuning_section(path, generations, f"{number}", contents))
+    numbers = count(1)
+    sections = [_comparison_section(one, slos_ms, f"{next(numbers)}", contents) for one in found.comparisons]
+    sections += [_tuning_section(path, rows, f"{next(numbers)}", contents) for path, rows in found.histories.items()]
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string((files(__package__) / TEMPLATE).read_text(encoding="utf-8"))
-    titles = "; ".join(_first([section.title for section in sections], MAX_TITLES))
+    titles = "; ".join(_first([section["title"] for section in sections], MAX_TITLES))
     html = template.render(
         title=f"GORGO report: {titles}",
         sections=sections,
@@ -105,47 +81,48 @@ def _comparison_section(
     """Return the section of one trace. `key` is unique in the page: ids and file names begin with it."""
     tables = [load_table(comparison, time_scale) for time_scale in list(comparison.loads)[:MAX_TABLES]]
     more = (ratio_table(comparison), share_table(comparison), error_table(comparison))
-    tables += [table for table in more if table is not None]
-    plots = [_plot(plan, f"{key}-{plan.key}", contents) for plan in comparison_plots(comparison, slos_ms)]
-    name = f"{key}-policies.csv"
-    contents[name] = policies_csv(comparison)
-    return Section(comparison.title, " ".join(_notes(comparison)), tables, plots, (name,))
-
-
-def _notes(comparison: Comparison) -> Iterator[str]:
-    partial = list(dict.fromkeys(cell.label for cell in comparison.cells if cell.is_partial))
-    if partial:
-        names = ", ".join(_first(partial, MAX_TITLES))
-        yield f"Partial: a run was interrupted; its figures are of the requests that had ended ({names})."
+    notes = []
+    interrupted = list(dict.fromkeys(cell.label for cell in comparison.cells if cell.is_partial))
+    if interrupted:
+        names = ", ".join(_first(interrupted, MAX_TITLES))
+        notes.append(f"Partial: a run was interrupted; its figures are of the requests that had ended ({names}).")
     if len(comparison.loads) > MAX_TABLES:
-        yield f"{MAX_TABLES} of {len(comparison.loads)} loads have a table."
+        notes.append(f"{MAX_TABLES} of {len(comparison.loads)} loads have a table.")
+    name = f"{key}-policies.csv"
+    plots = [_plot(plan, f"{key}-{plan.key}", contents) for plan in comparison_plots(comparison, slos_ms)]
+    contents[name] = policies_csv(comparison)
+    return {
+        "title": comparison.title,
+        "note": " ".join(notes),
+        "tables": [*tables, *filter(None, more)],
+        "plots": plots,
+        "files": (name,),
+    }
 
 
 def _tuning_section(path: str, generations: Sequence[ReportGeneration], key: str, contents: dict[str, str]) -> Section:
-    def draw(layout: Layout) -> Figure:
-        return tuning_plot(generations, layout)
-
     note = "" if generations else "Left out: there is no generation."
-    plan = PlannedPlot("tuning", "Weights, sigma and objective", note, draw if generations else None)
+    draw = partial(tuning_plot, generations) if generations else None
+    plan = PlannedPlot("tuning", "Weights, sigma and objective", note, draw)
     plot = _plot(plan, f"{key}-{plan.key}", contents, tuning_csv(generations))
-    return Section(f"Tuning: {path}", "", [acceptance_log(generations)], [plot])
+    return {
+        "title": f"Tuning: {path}",
+        "note": "",
+        "tables": [acceptance_log(generations)],
+        "plots": [plot],
+        "files": (),
+    }
 
 
-def _plot(plan: PlannedPlot, key: str, contents: dict[str, str], table: str = "") -> PagePlot:
+def _plot(plan: PlannedPlot, key: str, contents: dict[str, str], table: str = "") -> dict[str, object]:
+    """Draw a plot for broad and narrow screens, and add its files; without a drawing its note has the reason."""
     if plan.draw is None:
-        return PagePlot(plan.title, plan.note)
-    broad = svg_document(_laid_out(plan.draw, BROAD), key=key)
-    narrow = svg_document(_laid_out(plan.draw, NARROW), key=f"{key}-narrow")
-    names = (f"{key}.svg", f"{key}.csv")
-    contents |= dict(zip(names, (broad, plan.series.csv() if plan.series is not None else table), strict=True))
-    return PagePlot(
-        plan.title,
-        plan.note,
-        Markup(svg_element(broad, key=key, title=plan.title)),
-        Markup(svg_element(narrow, key=f"{key}-narrow", title=plan.title)),
-        names,
-    )
-
-
-def _laid_out(draw: Callable[[Layout], Figure], layout: Layout) -> Callable[[], Figure]:
-    return lambda: draw(layout)
+        return {"title": plan.title, "note": plan.note, "broad": None, "files": ()}
+    drawn = {
+        name: svg_document(partial(plan.draw, layout), key=name)
+        for name, layout in ((key, BROAD), (f"{key}-narrow", NARROW))
+    }
+    broad, narrow = (Markup(svg_element(text, key=name, title=plan.title)) for name, text in drawn.items())
+    files = {f"{key}.svg": drawn[key], f"{key}.csv": table if plan.series is None else plan.series.csv()}
+    contents |= files
+    return {"title": plan.title, "note": plan.note, "broad": broad, "narrow": narrow, "files": list(files)}

@@ -60,9 +60,9 @@ def write_tuning_plot(path: Path, generations: Sequence[Mapping[str, Any]]) -> N
         raise ReportError(f"{path}: {expected}")
     import matplotlib as mpl
 
+    from gorgo.apps.report.plots import tuning_plot
     from gorgo.apps.report.runs import ReportGeneration
     from gorgo.apps.report.style import RC
-    from gorgo.apps.report.tuning import tuning_plot
 
     names = ReportGeneration.__dataclass_fields__
     image = BytesIO()

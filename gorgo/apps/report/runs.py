@@ -1,12 +1,13 @@
-"""Runs, grouped into the comparisons that tables and plots show.
+"""Runs, grouped into the comparisons that tables and plots show, and the measures of a group.
 
 A **run** is one result row with the requests behind it. A **cell** is all runs of one policy at one load, one per seed.
-A **comparison** is all runs on one trace (whose name has the scenario of a simulation) from one source.
+A **comparison** is all runs on one trace (whose name has the scenario of a simulation) from one source. Runs are paired
+by seed and repetition of it. `simulate.compare` owns the arithmetic of a ratio.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated
@@ -16,13 +17,13 @@ from numpy.typing import NDArray
 from pydantic import Strict
 
 from gorgo.apps.results import Count, Number, ResultRow
+from gorgo.apps.simulate.compare import Ratio, ratio_of
+from gorgo.core.arrays import Floats
 
 #: Rows that no proxy can run, see `gorgo.apps.simulate.job`: beside the others, never the best of them.
 REFERENCES = ("oracle", "floor")
 #: The baselines of the GORGO paper.
 BASELINES = ("least-load", "least-request", "prefix-cache", "simple-session-affinity")
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,12 @@ class Comparison:
 
     @property
     def cells(self) -> list[Cell]:
-        return [cell for cells in self.loads.values() for cell in cells]
+        return [cell for _, cell in self.placed]
+
+    @property
+    def placed(self) -> list[tuple[float, Cell]]:
+        """Return each cell with its time_scale."""
+        return [(time_scale, cell) for time_scale, cells in self.loads.items() for cell in cells]
 
     @property
     def labels(self) -> list[str]:
@@ -114,7 +120,11 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class ReportGeneration:
-    """One generation of a tuning history. The objective is the window's p95 TTFT."""
+    """One generation of a tuning history, as a file that anyone may have written is validated: what the report plots.
+
+    The tuner's own record is `tuner.campaign.generation.Generation`, which this package does not know. The objective
+    is the window's p95 TTFT.
+    """
 
     number: Count
     weights: Mapping[str, Number]
@@ -174,3 +184,75 @@ def _cell(label: str, runs: Sequence[Run]) -> Cell:
 def format_weights(weights: Mapping[str, float] | None) -> str:
     """Return weights as in `w_rtt 0.5, w_queue 0.1`."""
     return ", ".join(f"{name} {value:g}" for name, value in (weights or {}).items()) or "weights unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A figure of a row: its title, its number format, and whether less, more or neither is better."""
+
+    title: str
+    value: Callable[[ResultRow], float | None]
+    form: str
+    best: Callable[[Sequence[float]], float] | None = min
+
+    def format(self, value: float | None) -> str:
+        return "-" if value is None else format(value, self.form)
+
+    def known(self, cell: Cell) -> list[float]:
+        """Return the figure of each run in which it is known."""
+        return [value for run in cell.runs if (value := self.value(run.row)) is not None]
+
+
+def _percent(fraction: float | None) -> float | None:
+    return None if fraction is None else 100 * fraction
+
+
+TTFT_P95 = Measure("p95 TTFT, ms", lambda row: row.ttft_ms.p95, ",.0f")
+E2E_P95 = Measure("p95 E2E, s", lambda row: row.e2e_s.p95, ",.2f")
+#: What ratios and the plot against load are of.
+RATIO_MEASURES = (TTFT_P95, E2E_P95)
+#: The columns of a load's table.
+MEASURES = (
+    Measure("p50 TTFT, ms", lambda row: row.ttft_ms.p50, ",.0f"),
+    TTFT_P95,
+    Measure("p99 TTFT, ms", lambda row: row.ttft_ms.p99, ",.0f"),
+    Measure("p50 E2E, s", lambda row: row.e2e_s.p50, ",.2f"),
+    E2E_P95,
+    Measure("p95 ITL, ms", lambda row: row.itl_ms.p95, ",.0f"),
+    Measure("cache hit, %", lambda row: _percent(row.cache_hit), ".1f", max),
+    Measure("estimated, %", lambda row: _percent(row.cache_hit_estimated), ".1f", None),
+    Measure("p50 prediction error, ms", lambda row: row.prediction_error_ms.p50, ",.0f"),
+    Measure("p95 slip, ms", lambda row: row.slip_ms_p95, ",.1f", None),
+)
+
+
+def mean(cell: Cell, measure: Measure) -> float | None:
+    """Return the mean over the runs in which the measure is known; None without one."""
+    known = measure.known(cell)
+    return sum(known) / len(known) if known else None
+
+
+def mean_share(cell: Cell) -> dict[str, float]:
+    """Return the share of requests per replica, by name: the mean over the runs that have shares."""
+    known = [run.row.share for run in cell.runs if run.row.share]
+    names = sorted({name for share in known for name in share})
+    return {name: sum(share.get(name, 0.0) for share in known) / len(known) for name in names}
+
+
+def ratio(cell: Cell, to: Cell, measure: Measure) -> Ratio | None:
+    """Return the ratio of paired runs; None without a pair in which the measure is known and positive."""
+    others = {run.pair: measure.value(run.row) for run in to.runs}
+    pairs = [(measure.value(run.row), others.get(run.pair)) for run in cell.runs]
+    return ratio_of([(value, other) for value, other in pairs if value is not None and other is not None])
+
+
+def best_baseline(cells: Sequence[Cell], measure: Measure) -> Cell | None:
+    """Return the paper's baseline with the least mean; None without one."""
+    means = [(value, cell) for cell in cells if cell.policy in BASELINES and (value := mean(cell, measure)) is not None]
+    return min(means, key=lambda one: one[0])[1] if means else None
+
+
+def mean_quantiles(samples: Sequence[Floats], levels: Sequence[float]) -> list[float]:
+    """Return the mean over runs of each run's quantile, which is what a table shows; NaN without a sample."""
+    known = [np.quantile(values, levels) for values in samples if len(values)]
+    return np.mean(known, axis=0).tolist() if known else [float("nan")] * len(levels)

@@ -12,9 +12,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gorgo.apps.report.runs import Cell, Comparison, Floats, Requests
-from gorgo.apps.report.statistics import Measure, best_baseline, mean, mean_quantiles, ratio
+from gorgo.apps.report.runs import (
+    Cell,
+    Comparison,
+    Measure,
+    Requests,
+    best_baseline,
+    mean_quantiles,
+    ratio,
+)
 from gorgo.apps.results import load_text
+from gorgo.core.arrays import Floats
 
 #: Upper bounds of the classes of prompt length, tokens; the last class has no bound.
 PROMPT_CLASSES = (512, 2_048, 8_192, 32_768)
@@ -79,49 +87,42 @@ def load_number(time_scale: float) -> str:
 
 def load_series(comparison: Comparison, measures: Sequence[Measure]) -> PlotSeries:
     """Return means over runs by load, with the lowest and the highest run."""
-    points = []
-    for measure in measures:
-        for time_scale, cell in _cells(comparison):
-            known = [one for run in cell.runs if (one := measure.value(run.row)) is not None]
-            if value := mean(cell, measure):
-                points.append(
-                    PlotPoint(measure.title, cell.label, 1 / time_scale, value, min(known), max(known), len(known))
-                )
+    points = [point for one in measures for point in _spreads(comparison, one.title, one.known) if point.value]
     return PlotSeries(_columns("measure", "load", "mean", "lowest", "highest"), tuple(points))
+
+
+def slo_series(comparison: Comparison, slos_ms: Sequence[float]) -> PlotSeries:
+    """Return the share of all requests with a first token within each SLO; a failed request is not within it."""
+
+    def within(slo_ms: float) -> Callable[[Cell], list[float]]:
+        return lambda cell: [np.count_nonzero(one.ttft_ms <= slo_ms) / one.count for one in cell.requests if one.count]
+
+    titles = {f"TTFT within {slo_ms:,g} ms": slo_ms for slo_ms in slos_ms}
+    points = [point for title, slo_ms in titles.items() for point in _spreads(comparison, title, within(slo_ms))]
+    return PlotSeries(_columns("slo", "load", "share", "lowest", "highest"), tuple(points))
+
+
+def _spreads(comparison: Comparison, title: str, values: Callable[[Cell], list[float]]) -> Iterator[PlotPoint]:
+    """Return the mean, the lowest and the highest run of each policy and load."""
+    for time_scale, cell in comparison.placed:
+        if known := values(cell):
+            mean = sum(known) / len(known)
+            yield PlotPoint(title, cell.label, 1 / time_scale, mean, min(known), max(known), len(known))
 
 
 def ratio_series(comparison: Comparison, measures: Sequence[Measure]) -> PlotSeries:
     """Return ratios to the best baseline of each load with their 95 % intervals."""
     points = []
     for measure in measures:
+        title = f"{measure.title.partition(',')[0]} / best baseline"
         for time_scale, cells in comparison.loads.items():
             base = best_baseline(cells, measure)
             for cell in cells if base is not None else ():
-                if base is None or cell is base or (found := ratio(cell, base, measure)) is None:
-                    continue
-                title = f"{measure.title.partition(',')[0]} / best baseline"
-                points.append(
-                    PlotPoint(
-                        title, cell.label, 1 / time_scale, found.value, found.low, found.high, found.n, base.label
-                    )
-                )
+                if base is not None and cell is not base and (found := ratio(cell, base, measure)) is not None:
+                    interval = (found.value, found.low, found.high, found.n, base.label)
+                    points.append(PlotPoint(title, cell.label, 1 / time_scale, *interval))
     columns = _columns("measure", "load", "ratio", "interval_low", "interval_high")
     return PlotSeries(columns | {"to": "baseline"}, tuple(points))
-
-
-def slo_series(comparison: Comparison, slos_ms: Sequence[float]) -> PlotSeries:
-    """Return the share of all requests with a first token within each SLO; a failed request is not within it."""
-    points = []
-    for slo_ms in slos_ms:
-        for time_scale, cell in _cells(comparison):
-            shares = [np.count_nonzero(one.ttft_ms <= slo_ms) / one.count for one in cell.requests if one.count]
-            if shares:
-                share = sum(shares) / len(shares)
-                title = f"TTFT within {slo_ms:,g} ms"
-                points.append(
-                    PlotPoint(title, cell.label, 1 / time_scale, share, min(shares), max(shares), len(shares))
-                )
-    return PlotSeries(_columns("slo", "load", "share", "lowest", "highest"), tuple(points))
 
 
 def region_series(comparison: Comparison, loads: Sequence[float]) -> PlotSeries:
@@ -191,12 +192,6 @@ def _grouped(
                 points.append(PlotPoint(load_number(time_scale), cell.label, group, p95, p50, None, len(samples)))
     columns = {"panel": "load", "policy": "policy", "x": name, "low": "p50_ttft_ms", "value": "p95_ttft_ms"}
     return PlotSeries(columns | {"runs": "runs"}, tuple(points))
-
-
-def _cells(comparison: Comparison) -> Iterator[tuple[float, Cell]]:
-    for time_scale, cells in comparison.loads.items():
-        for cell in cells:
-            yield time_scale, cell
 
 
 def _columns(panel: str, x: str, value: str, low: str, high: str) -> dict[str, str]:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gorgo.apps.report.runs import Cell, Comparison, ReportGeneration, format_weights
-from gorgo.apps.report.series import csv_text, load_number
-from gorgo.apps.report.statistics import (
+from gorgo.apps.report.runs import (
     MEASURES,
     RATIO_MEASURES,
     TTFT_P95,
+    Cell,
+    Comparison,
     Measure,
+    ReportGeneration,
     best_baseline,
+    format_weights,
     mean,
     mean_share,
     ratio,
 )
+from gorgo.apps.report.series import csv_text, load_number
 from gorgo.apps.results import load_text
 
 #: Rows of one table; results.json has the others.
@@ -54,14 +58,34 @@ def load_table(comparison: Comparison, time_scale: float) -> PageTable:
     measures = [one for one in MEASURES if any(mean(cell, one) is not None for cell in cells)]
     best = [_best_text(policies, measure) for measure in measures]
     rows = []
-    for cell in cells[:MAX_ROWS]:
+    for cell in cells:
         size = (f"{len(cell.runs):,}", _requests_text(cell), f"{sum(run.row.errors for run in cell.runs):,}")
         texts = [measure.format(mean(cell, measure)) for measure in measures]
         bold = {place for place, text in enumerate(texts) if text == best[place] and not cell.is_reference}
         rows.append(TableRow(cell.label, (*texts, *size), frozenset(bold), cell.is_reference))
-    caption = f"{load_text(time_scale)}, {comparison.source}"
     header = ("policy", *(measure.title for measure in measures), "runs", "requests", "errors")
-    return PageTable(caption, header, *_bounded(rows, len(cells)))
+    return _table(f"{load_text(time_scale)}, {comparison.source}", header, rows)
+
+
+def _table(caption: str, header: tuple[str, ...], rows: Sequence[TableRow], note: str = "") -> PageTable:
+    return PageTable(caption, header, tuple(rows[:MAX_ROWS]), max(0, len(rows) - MAX_ROWS), note)
+
+
+def _requests_text(cell: Cell) -> str:
+    """Return the requests of all runs; after an interrupt with those of the trace."""
+    ended = sum(run.row.n for run in cell.runs)
+    if not cell.is_partial:
+        return f"{ended:,}"
+    planned = sum(run.row.n if run.row.planned is None else run.row.planned for run in cell.runs)
+    return f"{ended:,} of {planned:,}, partial"
+
+
+def _best_text(cells: Sequence[Cell], measure: Measure) -> str | None:
+    """Return the best mean as displayed; None if all read the same."""
+    means = [value for cell in cells if (value := mean(cell, measure)) is not None]
+    if measure.best is None or len({measure.format(value) for value in means}) < 2:
+        return None
+    return measure.format(measure.best(means))
 
 
 def ratio_table(comparison: Comparison) -> PageTable | None:
@@ -79,30 +103,7 @@ def ratio_table(comparison: Comparison) -> PageTable | None:
         "The geometric mean of the ratios of runs with the same seed: not the quotient of the two means above. "
         "An interval that contains 1 is undecided."
     )
-    if not rows:
-        return None
-    return PageTable("Ratios to the best baseline", ("policy", "load", *header), *_bounded(rows, len(rows)), note)
-
-
-def _requests_text(cell: Cell) -> str:
-    """Return the requests of all runs; after an interrupt with those of the trace."""
-    ended = sum(run.row.n for run in cell.runs)
-    if not cell.is_partial:
-        return f"{ended:,}"
-    planned = sum(run.row.n if run.row.planned is None else run.row.planned for run in cell.runs)
-    return f"{ended:,} of {planned:,}, partial"
-
-
-def _bounded(rows: Sequence[TableRow], count: int) -> tuple[tuple[TableRow, ...], int]:
-    return tuple(rows[:MAX_ROWS]), max(0, count - MAX_ROWS)
-
-
-def _best_text(cells: Sequence[Cell], measure: Measure) -> str | None:
-    """Return the best mean as displayed; None if all read the same."""
-    means = [value for cell in cells if (value := mean(cell, measure)) is not None]
-    if measure.best is None or len({measure.format(value) for value in means}) < 2:
-        return None
-    return measure.format(measure.best(means))
+    return _table("Ratios to the best baseline", ("policy", "load", *header), rows, note) if rows else None
 
 
 def _ratio_texts(cell: Cell, base: Cell | None, measure: Measure) -> tuple[str, str, str]:
@@ -115,25 +116,13 @@ def _ratio_texts(cell: Cell, base: Cell | None, measure: Measure) -> tuple[str, 
     return f"{found.value:.3f}", base.label, f"{found.low:.3f} to {found.high:.3f}, {side}"
 
 
-def policies_csv(comparison: Comparison) -> str:
-    """Return every measure of every policy and load as CSV: counts, then means over runs."""
-    rows = []
-    for time_scale, cells in comparison.loads.items():
-        for cell in cells:
-            counts = (len(cell.runs), sum(run.row.n for run in cell.runs), sum(run.row.errors for run in cell.runs))
-            rows.append((cell.label, 1 / time_scale, *counts, *(mean(cell, measure) for measure in MEASURES)))
-    names = [measure.title.replace(",", "").replace("%", "percent").replace(" ", "_") for measure in MEASURES]
-    return csv_text(["policy", "load", "runs", "requests", "errors", *names], rows)
-
-
 def share_table(comparison: Comparison) -> PageTable | None:
     """Return the share of requests per replica, by policy and load; None if no row names a replica."""
-    shares = [(time_scale, cell, mean_share(cell)) for time_scale, cells in comparison.loads.items() for cell in cells]
+    shares = [(time_scale, cell, mean_share(cell)) for time_scale, cell in comparison.placed]
     shares = [one for one in shares if one[2]]
-    total: dict[str, float] = {}
+    total: Counter[str] = Counter()
     for _, _, share in shares:
-        for name, value in share.items():
-            total[name] = total.get(name, 0.0) + value
+        total.update(share)
     largest = sorted(sorted(total, key=lambda name: (-total[name], name))[:MAX_REPLICAS])
     more = len(total) > len(largest)
     rows = []
@@ -143,41 +132,52 @@ def share_table(comparison: Comparison) -> PageTable | None:
         texts = (load_number(time_scale), *(f"{value:.1%}" for value in values))
         rows.append(TableRow(cell.label, texts, is_reference=cell.is_reference))
     header = ("policy", "load", *largest, *(["others"] if more else []))
-    return PageTable("Share of requests per replica", header, *_bounded(rows, len(rows))) if rows else None
+    return _table("Share of requests per replica", header, rows) if rows else None
 
 
 def error_table(comparison: Comparison) -> PageTable | None:
     """Return errors by kind, policy and load, the most frequent first; None without an error in saved requests."""
-    found: dict[tuple[str, float, str], int] = {}
-    for time_scale, cells in comparison.loads.items():
-        for cell in cells:
-            for requests in cell.requests:
-                for kind, count in requests.errors.items():
-                    found[cell.label, time_scale, kind] = found.get((cell.label, time_scale, kind), 0) + count
+    found: Counter[tuple[str, float, str]] = Counter()
+    for time_scale, cell in comparison.placed:
+        for requests in cell.requests:
+            found.update({(cell.label, time_scale, kind): count for kind, count in requests.errors.items()})
     ranked = sorted(found.items(), key=lambda item: (-item[1], item[0]))
-    rows = [
-        TableRow(label, (load_number(time_scale), kind, f"{count:,}")) for (label, time_scale, kind), count in ranked
-    ]
-    header = ("policy", "load", "error", "requests")
-    return PageTable("Errors by kind", header, *_bounded(rows, len(rows))) if rows else None
+    rows = [TableRow(label, (load_number(scale), kind, f"{count:,}")) for (label, scale, kind), count in ranked]
+    return _table("Errors by kind", ("policy", "load", "error", "requests"), rows) if rows else None
 
 
 def acceptance_log(generations: Sequence[ReportGeneration]) -> PageTable:
     """Return the candidates and their results; the last generations if there are too many."""
-    rows = [
-        TableRow(
-            str(one.number),
-            (
-                format_weights(one.weights),
-                UNKNOWN if one.sigma is None else f"{one.sigma:.3g}",
-                TTFT_P95.format(one.objective_ms),
-                TTFT_P95.format(one.incumbent_objective_ms),
-                "accepted" if one.accepted else "rejected",
-                one.reason or UNKNOWN,
-            ),
-            frozenset({4} if one.accepted else ()),
-        )
-        for one in generations[-MAX_ROWS:]
-    ]
+    rows = []
+    for one in generations[-MAX_ROWS:]:
+        sigma = UNKNOWN if one.sigma is None else f"{one.sigma:.3g}"
+        objectives = (TTFT_P95.format(one.objective_ms), TTFT_P95.format(one.incumbent_objective_ms))
+        cells = (format_weights(one.weights), sigma, *objectives, _decision(one), one.reason or UNKNOWN)
+        rows.append(TableRow(str(one.number), cells, frozenset({4} if one.accepted else ())))
     header = ("generation", "weights", "sigma", "p95 TTFT, ms", "incumbent's, ms", "decision", "reason")
-    return PageTable("Acceptance log", header, *_bounded(rows, len(generations)))
+    return PageTable("Acceptance log", header, tuple(rows), max(0, len(generations) - MAX_ROWS))
+
+
+def _decision(generation: ReportGeneration) -> str:
+    return "accepted" if generation.accepted else "rejected"
+
+
+def policies_csv(comparison: Comparison) -> str:
+    """Return every measure of every policy and load as CSV: counts, then means over runs."""
+    rows = []
+    for time_scale, cell in comparison.placed:
+        counts = (len(cell.runs), sum(run.row.n for run in cell.runs), sum(run.row.errors for run in cell.runs))
+        rows.append((cell.label, 1 / time_scale, *counts, *(mean(cell, measure) for measure in MEASURES)))
+    names = [measure.title.replace(",", "").replace("%", "percent").replace(" ", "_") for measure in MEASURES]
+    return csv_text(["policy", "load", "runs", "requests", "errors", *names], rows)
+
+
+def tuning_csv(generations: Sequence[ReportGeneration]) -> str:
+    """Return the generations as CSV, a column per weight."""
+    weights = list(dict.fromkeys(weight for one in generations for weight in one.weights))
+    rows = []
+    for one in generations:
+        values = (*map(one.weights.get, weights), one.sigma, one.objective_ms, one.incumbent_objective_ms)
+        rows.append((one.number, *values, _decision(one), one.reason))
+    header = ("generation", *weights, "sigma", "objective_ms", "incumbent_objective_ms", "decision", "reason")
+    return csv_text(header, rows)

@@ -152,7 +152,7 @@ def _slices(records: Sequence[SimRecord], replaced_s: float) -> Iterator[tuple[f
 def _evicted(simulation: Simulation, requests: int) -> dict[str, float]:
     found = dict.fromkeys(("remote marks", "local marks", "remote routes", "local routes"), 0.0)
     for shell in simulation.shells:
-        peers, policy = shell.router.peers, shell.router.policy
+        peers, policy = shell.router.peers.exchange, shell.router.settings.policy
         for origin in (Origin.REMOTE, Origin.LOCAL):
             name = origin.name.lower()
             if peers is not None:

@@ -124,7 +124,7 @@ def _run(job: SimJob, controllers: Sequence[Controller]) -> SimulatedRun:
     )
     result = simulation.run(feed)
     share = largest_share(one.session_id or one.prefix_hash for one in feed) if is_keyed(policy) else None
-    return replace(simulated_run(job, dict(simulation.router.weights), result), key_share=share)
+    return replace(simulated_run(job, dict(simulation.router.settings.weights), result), key_share=share)
 
 
 def _training(policy: Policy, shadow: Policy | None, seed: int) -> Iterator[Controller]:

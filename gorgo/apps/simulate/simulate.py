@@ -35,7 +35,7 @@ DEFAULT_POLICIES = ("gorgo-ms", *PUBLISHED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulateOptions:
-    """Options of a comparison.
+    """Options of a comparison: of a grid of `SimJob`, one per policy, load and seed.
 
     Parameters
     ----------

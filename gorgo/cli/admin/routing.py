@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import isfinite
 from typing import Annotated, Any
 
 import typer
 
 from gorgo.cli import options
+from gorgo.core.numeric import parse_number
 
 
 def set_weights(
@@ -72,18 +72,10 @@ def _values(words: Sequence[str]) -> dict[str, float]:
     values: dict[str, float] = {}
     for word in words:
         name, _, number = word.partition("=")
-        value = _number(number)
+        value = parse_number(number)
         if not name or value is None:
             raise typer.BadParameter(f"{word!r}: expected NAME=NUMBER, as in m_rtt=2")
         if name in values:
             raise typer.BadParameter(f"{name!r} is given twice")
         values[name] = value
     return values
-
-
-def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if isfinite(value) else None

@@ -214,12 +214,14 @@ def _decisions(decisions: Sequence[Row], *, wide: bool) -> Table:
         table.add_column(plain(name), justify="right", no_wrap=True)
     for decision in decisions:
         for place, row in enumerate(_by_cost(decision)[:CANDIDATES_SHOWN]):
-            numbers = [_number(row["terms"].get(name)) for name in terms]
+            numbers = [formatting.term(row["terms"].get(name)) for name in terms]
             name = plain(f"{'  ' if place else '* '}{row['replica']}")
             request = "" if place else _short(decision["request_id"], decision["attempt"])
             outcome = _outcome(decision)
             cells = ["" if place else outcome[column] for column in columns]
-            table.add_row(plain(request), name, *numbers, _number(row["cost"]), *cells, style=None if place else "bold")
+            table.add_row(
+                plain(request), name, *numbers, formatting.term(row["cost"]), *cells, style=None if place else "bold"
+            )
     return table
 
 
@@ -247,10 +249,6 @@ def _short(request_id: str, attempt: int) -> str:
     """Return enough of an id to find it in a log."""
     cut = request_id if len(request_id) <= 20 else f"{request_id[:19]}…"
     return cut if attempt == 1 else f"{cut} #{attempt}"
-
-
-def _number(value: float | None) -> str:
-    return formatting.UNKNOWN if value is None else f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.1f}"
 
 
 # -- weights

@@ -175,11 +175,10 @@ def _finite(values: dict[str, Any]) -> dict[str, Any]:
 @contextmanager
 def _progress(file: str) -> Iterator[OnProgress]:
     """Show a bar on stderr, if it is a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+    from rich.progress import BarColumn, DownloadColumn, TransferSpeedColumn
 
-    console = Console(stderr=True)
-    columns = (TextColumn(file), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(file, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    from gorgo.apps.progress import progress_display
+
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with progress_display(file, None, *columns, transient=True) as display:
+        yield lambda done, total: display.update(done, total=total)

@@ -34,7 +34,11 @@ _CHECKED = ("host", "port", "port_name", "interval_s", "service", "namespace", "
 @strict
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceReplicaConfig:
-    """Keys that the replicas of a source share. Annotations and labels of an object take precedence."""
+    """Keys that the replicas of a source share. Annotations and labels of an object take precedence.
+
+    A `ReplicaConfig` without what the source finds (name, URL, draining). The region may come from the object, the
+    engine is found by default, and `scheme` completes the address.
+    """
 
     #: Where an object has no region.
     region: Name | None = None

@@ -85,7 +85,7 @@ class Document:
 def read_document(text: bytes, environ: Mapping[str, str] | None = None, *, allow_unset: bool = False) -> Document:
     """Parse `text`; syntax errors are in `problems`, and `data` has the rest.
 
-    With `environ`, values may name its variables (`config.variables`); one that is not set is an error, or with
+    With `environ`, values may name its variables (`parsing.variables`); one that is not set is an error, or with
     `allow_unset` an unknown value.
     """
     document = Document()

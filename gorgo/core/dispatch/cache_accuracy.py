@@ -14,6 +14,8 @@ from gorgo.core.prefix.kv_feeds import KvFeeds
 
 @dataclass(slots=True)
 class _Sums:
+    """What of a `CacheSourceStats` is summed request by request; the rest of it is read from the feed at that time."""
+
     requests: int = 0
     estimated_tokens: int = 0
     reported_tokens: int = 0

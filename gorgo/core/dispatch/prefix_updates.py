@@ -14,7 +14,7 @@ from gorgo.core.fleet.fleet import Fleet, FleetChange
 from gorgo.core.fleet.replica import Replica
 from gorgo.core.messages.request import COMPLETED, Outcome
 from gorgo.core.prefix.answers import Answers
-from gorgo.core.prefix.cache_feedback import CacheReport
+from gorgo.core.prefix.cache_feedback import CacheReport, LearnedCapacity
 from gorgo.core.prefix.found_share import FoundShares
 from gorgo.core.prefix.index import PrefixIndex
 from gorgo.core.prefix.kv_feeds import KvFeeds
@@ -63,6 +63,8 @@ class PrefixUpdater:
         self._feeds = feeds
         self._accuracy = accuracy
         self.block_tokens = block_tokens
+        #: By slot.
+        self._learned_capacities: dict[int, LearnedCapacity] = {}
         #: Collects what peers are told; `None` without peers.
         self.observer: PrefixObserver | None = None
 
@@ -109,7 +111,9 @@ class PrefixUpdater:
             self.answers.remove_replica(slot)
             self._feeds.remove_replica(slot)
             self._accuracy.remove_replica(slot)
+            del self._learned_capacities[slot]
         for replica in change.joined:
+            self._learned_capacities[replica.slot] = LearnedCapacity()
             self._index.add_replica(replica.slot, capacity_blocks=self.capacity_blocks(replica))
         if change.left_slots or change.joined:
             self._feeds.set_replicas([replica.slot for replica in self._fleet.replicas.values()])
@@ -148,16 +152,18 @@ class PrefixUpdater:
             self.observer.on_cache_report(attempt, report, evicted=contradicted and not explained)
         if explained:
             # The learned share explains this report and those before it: they were no evictions.
-            if replica.learned_capacity.reset():
+            if self._learned_capacities[slot].reset():
                 self.resize(replica)
             return
         if contradicted:
             self._index.evict_older(replica.slot, before=confirmed.tick)
         resident = self._index.resident_blocks(replica.slot)
-        if replica.learned_capacity.learn(contradicted=contradicted, resident_blocks=resident):
+        if self._learned_capacities[slot].learn(contradicted=contradicted, resident_blocks=resident):
             self.resize(replica)
 
     def capacity_blocks(self, replica: Replica) -> int | None:
         """Return the blocks that fit into the replica's cache; `None` if unknown."""
         tokens = float(self._fleet.columns.kv_capacity_tokens[replica.slot])
-        return replica.learned_capacity.blocks if tokens != tokens else int(tokens / self.block_tokens)
+        if tokens != tokens:
+            return self._learned_capacities[replica.slot].blocks
+        return int(tokens / self.block_tokens)

@@ -7,17 +7,16 @@ it, the ones that refused it have failed. If all refuse, the client gets the las
 
 Any other 4xx is the client's fault until a replica has answered with nothing else `SUSPECT_AFTER` times in a row.
 Answers of one token or none are judged alike: after so many in a row they are withheld, and tried elsewhere. A replica
-whose short answers others repeat is trusted with the next `TRUSTED_ANSWERS`. `core.fleet.short_answers` has those of a
-gateway, whose client has the answer.
+whose short answers others repeat is trusted with the next `TRUSTED_ANSWERS`. `core.fleet.request_filter.ShortAnswers`
+has those of a gateway, whose client has the answer.
 """
 
 from __future__ import annotations
 
 from gorgo.core.dispatch.budget import RatioBudget
 from gorgo.core.dispatch.in_flight import Attempt, RequestState
-from gorgo.core.fleet.refused_kinds import RefusedKinds
 from gorgo.core.fleet.replica import SUSPECT_AFTER
-from gorgo.core.fleet.short_answers import ShortAnswers
+from gorgo.core.fleet.request_filter import RequestFilter
 from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.request import COMPLETED, REFUSALS, AttemptResult, Outcome
 
@@ -33,14 +32,14 @@ class Refusals:
     limits:
         Of the retry budget. Such requests have one of their own: clients that are in the wrong may not use up the
         retries of failed requests.
-    kinds, short_answers:
-        Kinds of requests that replicas refuse, and replicas whose short answers cannot be withheld.
+    request_filter:
+        Has the kinds of requests that replicas refuse, and the replicas whose short answers cannot be withheld.
     """
 
     __slots__ = ("_budget", "_kinds", "_short_answers")
 
-    def __init__(self, limits: RouterLimits, kinds: RefusedKinds, short_answers: ShortAnswers) -> None:
-        self._kinds, self._short_answers = kinds, short_answers
+    def __init__(self, limits: RouterLimits, request_filter: RequestFilter) -> None:
+        self._kinds, self._short_answers = request_filter.refused_kinds, request_filter.short_answers
         self.set_limits(limits)
 
     def set_limits(self, limits: RouterLimits) -> None:

@@ -13,9 +13,8 @@ from math import inf, nan
 import numpy as np
 from numpy.typing import NDArray
 
+from gorgo.core.arrays import Floats
 from gorgo.core.latency.answer_length import PRIOR_TOKENS
-
-Floats = NDArray[np.float64]
 
 #: Cells of an empty slot. Columns that are not here are NaN: unknown.
 _EMPTY: Mapping[str, float] = {

@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum
 
+from gorgo.core.backoff import backoff_s
 from gorgo.core.limits import OutlierLimits
 
 #: Back-off in a panic, s. After a wrong ejection the replica is back before the few others are overloaded; after a
@@ -197,13 +198,11 @@ class OutlierDetector:
         return 1 if self.ejections else self.limits.failures
 
     def _eject(self, by: str, now: float) -> bool:
-        # 2 ** 32 base periods are past any maximum; the bound keeps the float finite.
-        back_off = self.limits.base_s * 2.0 ** min(self.ejections, 32)
         self.ejections += 1
         self.attempt_failures = self.probe_failures = self.broken_answers = 0
         self.state, self.changed_s, self.ejected_by = _EJECTED, now, by
         self.ejected_since_s = now if self.ejected_since_s is None else self.ejected_since_s
-        self.backoff_until_s = now + min(back_off, self.limits.max_s)
+        self.backoff_until_s = now + backoff_s(self.ejections, first_s=self.limits.base_s, longest_s=self.limits.max_s)
         return self._changed()
 
     def _readmit(self, now: float) -> bool:

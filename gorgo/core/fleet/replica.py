@@ -1,4 +1,4 @@
-"""Runtime state of one replica: priors, health, prefill queue, learned speeds and capacity.
+"""Runtime state of one replica: priors, health, prefill queue, and learned speeds.
 
 Attempts reference a `Replica` until they end. Its cells are in the fleet's columns at its slot. A replica that has left
 has slot -1, so an attempt that ends late releases nothing, even when another replica has its slot by then. The prefill
@@ -24,7 +24,6 @@ from gorgo.core.latency.reported_speed import ReportedSpeed
 from gorgo.core.latency.tcp import connect_round_trips
 from gorgo.core.latency.token_gap import TokenGap
 from gorgo.core.limits import OutlierLimits
-from gorgo.core.prefix.cache_feedback import LearnedCapacity
 
 #: Priors from regions.yaml that an engine's report replaces.
 _CAPACITY_FIELDS = ("kv_capacity_tokens", "max_running_requests")
@@ -51,8 +50,6 @@ class Replica:
     token_gap: TokenGap | None = None
     #: Of its whole answers.
     answer_length: AnswerLength = field(default_factory=AnswerLength)
-    #: For an engine that does not report its KV capacity.
-    learned_capacity: LearnedCapacity = field(default_factory=LearnedCapacity)
     restarts: RestartDetector = field(default_factory=RestartDetector)
     #: Models that the engine itself lists; empty while unknown.
     listed_models: tuple[str, ...] = ()

@@ -1,48 +1,79 @@
-"""Candidates of one request: replicas that may serve it now, by model, place, pin, health, pauses and slow start."""
+"""Which replicas may serve a request now: the one rule of eligibility, by model, place, pin, health and four pauses.
+
+`eligibility` has what depends on the replicas alone: model, region, subset, drain mark, ejection and the panic
+threshold. This module adds what depends on time and on the request. `RequestFilter.eligible` is the whole rule.
+
+Theory of operation. A pause never leaves a request without a replica: where it would exclude all candidates, it does
+not count. The pauses apply in this order, each to what the one before it has left.
+
+- `RefusedKinds`: the replica refuses requests of this route and model, and others answer them.
+- `ShortAnswers`: its answers are short in a row, and those of others are not.
+- `BusyPauses`: its engine has answered 429 or 503.
+- `SlowStart`: it has joined or was readmitted, and is at its concurrency limit. This one is last: a replica at its
+  limit is excluded beside others that can serve, not beside those that the request has tried.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from math import inf
 
-from gorgo.core.fleet.busy import BusyPauses
+from gorgo.core.backoff import backoff_s
 from gorgo.core.fleet.eligibility import CandidateSet
 from gorgo.core.fleet.fleet import Fleet
-from gorgo.core.fleet.refused_kinds import RefusedKinds
-from gorgo.core.fleet.short_answers import ShortAnswers
-from gorgo.core.fleet.slow_start import SlowStart
+from gorgo.core.fleet.replica import SUSPECT_AFTER, Replica
+from gorgo.core.lru import Lru
 from gorgo.core.messages.request import RouteRequest
+
+#: Proven refusals after which a replica gets no request of a kind, and for how long, s.
+REFUSALS_OF_A_KIND = 3
+WITHOUT_KIND_S = 10.0
+#: Kinds at once: more than routes times models of any fleet in practice; the oldest is forgotten.
+MAX_KINDS = 256
+
+#: From a short answer to the next trial, s; doubled by each trial.
+FIRST_TRIAL_S, LONGEST_TRIAL_S = 2.0, 30.0
+
+#: First pause of a busy engine, s: some decode iterations of a full batch.
+FIRST_PAUSE_S = 0.25
+#: Refusals in a row, each after a pause, that eject: 8 s without one answer, where the longest prefills take less.
+MOST_IN_A_ROW = 6
+
+#: First limit of a slow start: two, so that one long prefill does not hide whether the replica works.
+INITIAL = 2.0
+#: Last limit of a slow start: any engine's running batch.
+FINAL = 256.0
+
+#: Route and model.
+Kind = tuple[str, str | None]
 
 
 class RequestFilter:
-    """Applies the fleet's eligibility, pauses of busy replicas and the slow-start limits to a request.
+    """Applies the fleet's eligibility and the four pauses to a request.
 
     Parameters
     ----------
-    fleet, slow_start, busy, refused_kinds, short_answers:
+    fleet:
         The Router's.
+    slow_start_s:
+        Duration of a slow start, s; 0 is none. May be replaced: `slow_start.ramp_s`.
     """
 
-    __slots__ = ("_busy", "_fleet", "_refused_kinds", "_short_answers", "_slow_start")
+    __slots__ = ("_fleet", "busy", "refused_kinds", "short_answers", "slow_start")
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        slow_start: SlowStart,
-        busy: BusyPauses,
-        refused_kinds: RefusedKinds,
-        short_answers: ShortAnswers,
-    ) -> None:
+    def __init__(self, fleet: Fleet, *, slow_start_s: float) -> None:
         self._fleet = fleet
-        self._slow_start = slow_start
-        self._busy = busy
-        self._refused_kinds = refused_kinds
-        self._short_answers = short_answers
+        self.refused_kinds = RefusedKinds()
+        self.short_answers = ShortAnswers()
+        self.busy = BusyPauses()
+        self.slow_start = SlowStart(fleet, ramp_s=slow_start_s)
 
     def eligible(self, request: RouteRequest, now: float) -> CandidateSet:
         """Return the candidates; none if the pinned replica has left or is one that may not serve the request."""
         eligibility = self._fleet.eligibility
         if request.pinned_replica is None:
-            return self._open(self._for_request(request), request, now)
+            return self._without_paused(self._for_request(request), request, now)
         pinned = self._fleet.replicas.get(request.pinned_replica)
         # It may have moved to another region while the request was queued.
         if pinned is None or (request.regions is not None and pinned.spec.region not in request.regions):
@@ -55,8 +86,7 @@ class RequestFilter:
         """Return the candidates for a retry; none for a pinned request."""
         if request.pinned_replica is not None:
             return self._fleet.eligibility.none
-        # Slow start last: a replica at its limit is excluded beside others that can serve, not beside those tried.
-        return self._open(self._for_request(request).excluding(tried), request, now)
+        return self._without_paused(self._for_request(request).excluding(tried), request, now)
 
     def has_replica_in(self, regions: frozenset[str], request: RouteRequest) -> bool:
         """Return whether a replica in `regions` would serve the request, healthy or not."""
@@ -71,10 +101,247 @@ class RequestFilter:
             return True
         return pinned is None and self._fleet.eligibility.has_replica_of(subset, request.model)
 
+    def on_fleet_change(self, joined: Sequence[Replica], *, now: float) -> None:
+        """Forget replicas that left, and start the ramp of those that `joined` a fleet at work."""
+        self.refused_kinds.forget_left()
+        self.short_answers.forget_left()
+        self.busy.forget_left()
+        for replica in joined:
+            self.slow_start.begin(replica, now=now)
+
     def _for_request(self, request: RouteRequest) -> CandidateSet:
         return self._fleet.eligibility.for_model(request.model, request.regions, request.replicas)
 
-    def _open(self, eligible: CandidateSet, request: RouteRequest, now: float) -> CandidateSet:
-        eligible = self._refused_kinds.exclude_refusing(eligible, request, now=now)
-        eligible = self._short_answers.exclude_paused(eligible, now=now)
-        return self._slow_start.exclude_full(self._busy.exclude_paused(eligible, now=now), now=now)
+    def _without_paused(self, eligible: CandidateSet, request: RouteRequest, now: float) -> CandidateSet:
+        if refusing := self.refused_kinds.refusing(eligible, request, now=now):
+            eligible = _excluding(eligible, refusing, "refuses")
+        if short := self.short_answers.paused(eligible, now=now):
+            eligible = _excluding(eligible, short, "answers shortly")
+        if busy := self.busy.paused(eligible, now=now):
+            eligible = _excluding(eligible, busy, "busy")
+        if full := self.slow_start.full(eligible, now=now):
+            eligible = _excluding(eligible, full, "slow_start")
+        return eligible
+
+
+def _excluding(eligible: CandidateSet, paused: Sequence[Replica], why: str) -> CandidateSet:
+    """Return the set without some of its replicas, or all of it if these are all."""
+    return eligible if len(paused) == len(eligible.replicas) else eligible.excluding_some(paused, why)
+
+
+class RefusedKinds:
+    """Kinds of requests that a replica refuses and others answer: it gets none of them for a while.
+
+    A replica may lack a route or a model name and be well for all others. Its failures are then never three in a row,
+    so outlier detection does not eject it, and each such request would be tried there first. A kind is a route and a
+    model; only kinds that another replica has answered are recorded, so that clients cannot fill the table with names.
+    """
+
+    __slots__ = ("_kinds",)
+
+    def __init__(self) -> None:
+        #: Count and time of the last one.
+        self._kinds = Lru[Kind, dict[Replica, tuple[int, float]]](MAX_KINDS)
+
+    def on_proven(self, replica: Replica, request: RouteRequest, *, now: float) -> None:
+        """Record that another replica has answered a request that `replica` refused."""
+        kind = _kind(request)
+        found = self._kinds.get(kind)
+        if found is None:
+            found = {}
+            self._kinds.put(kind, found)
+        found[replica] = found.get(replica, (0, now))[0] + 1, now
+
+    def on_answer(self, replica: Replica, request: RouteRequest) -> None:
+        """Forget the refusals of a kind that `replica` answers."""
+        if self._kinds and (found := self._kinds.get(_kind(request))) is not None:
+            found.pop(replica, None)
+            if not found:
+                del self._kinds[_kind(request)]
+
+    def refusing(self, eligible: CandidateSet, request: RouteRequest, *, now: float) -> Sequence[Replica]:
+        """Return the candidates that refuse the request's kind."""
+        if not self._kinds:
+            return ()
+        found: Mapping[Replica, tuple[int, float]] = self._kinds.get(_kind(request), {})
+        return [
+            replica
+            for replica, (count, last_s) in found.items()
+            if count >= REFUSALS_OF_A_KIND and now < last_s + WITHOUT_KIND_S and replica in eligible
+        ]
+
+    def forget_left(self) -> None:
+        """Forget replicas that left."""
+        for kind, found in list(self._kinds.items()):
+            left = {replica: counted for replica, counted in found.items() if replica.slot >= 0}
+            if left:
+                self._kinds[kind] = left
+            else:
+                del self._kinds[kind]
+
+
+class ShortAnswers:
+    """Replicas whose answers are short in a row while those of others are not: they get a trial at times.
+
+    Where a gateway carries the bytes, a short answer cannot be withheld and tried elsewhere: nothing is proven, and
+    nobody is ejected. The next requests go to others. A longer answer to a request after the first short one ends it.
+    Off while more than half of the replicas are doubtful: then the requests are like that.
+    """
+
+    __slots__ = ("_paused", "_short")
+
+    def __init__(self) -> None:
+        #: Doubtful ones, after short answers in a row: single ones come from every replica.
+        self._short: set[Replica] = set()
+        #: End of the pause, and the trials so far.
+        self._paused: dict[Replica, tuple[float, int]] = {}
+
+    def on_short(self, replica: Replica, *, doubtful: bool, now: float) -> None:
+        """Record a short answer, of a replica that was `doubtful` at its dispatch."""
+        if replica.slot < 0:
+            return
+        if replica.short_answers >= SUSPECT_AFTER:
+            self._short.add(replica)
+        until_s, trials = self._paused.get(replica, (now, 0))
+        if doubtful and until_s <= now:
+            pause_s = backoff_s(trials + 1, first_s=FIRST_TRIAL_S, longest_s=LONGEST_TRIAL_S)
+            self._paused[replica] = now + pause_s, trials + 1
+
+    def on_longer(self, replica: Replica) -> None:
+        """Record an answer of more than a token."""
+        if self._short:
+            self._short.discard(replica)
+            self._paused.pop(replica, None)
+
+    def paused(self, eligible: CandidateSet, *, now: float) -> Sequence[Replica]:
+        """Return the candidates that pause; none if most answer like them."""
+        if not self._paused or 2 * len(self._short) > len(eligible.replicas):
+            return ()
+        return [replica for replica, (until_s, _) in self._paused.items() if now < until_s and replica in eligible]
+
+    def forget_left(self) -> None:
+        """Forget replicas that left."""
+        self._short = {replica for replica in self._short if replica.slot >= 0}
+        self._paused = {replica: pause for replica, pause in self._paused.items() if replica.slot >= 0}
+
+
+@dataclass(slots=True)
+class BusyStreak:
+    """Refusals of one replica since its last answer."""
+
+    count: int = 0
+    #: End of the pause by the count, and of the longest one, which may be by `Retry-After`.
+    counted_until_s: float = float("-inf")
+    until_s: float = float("-inf")
+
+
+class BusyPauses:
+    """A pause after each 429 or 503 of an engine, and ejection after so many without an answer.
+
+    An engine that is full refuses at once, so its load falls and it looks free: without a pause it would draw every
+    request. The first pause is short, because a slot may be free after the next token; each further refusal doubles
+    it, and `Retry-After` may extend it. A burst is one fact: of requests dispatched before the end of a pause, none
+    counts. An answer ends the count.
+    """
+
+    __slots__ = ("_last_s", "_streaks")
+
+    def __init__(self) -> None:
+        self._streaks: dict[Replica, BusyStreak] = {}
+        #: End of the last pause: after it nothing is excluded.
+        self._last_s = float("-inf")
+
+    def on_busy(self, replica: Replica, *, dispatched_s: float, retry_after_s: float | None, now: float) -> None:
+        """Record a 429 or 503 of the engine, and eject the replica after `MOST_IN_A_ROW`."""
+        streak = self._streaks.setdefault(replica, BusyStreak())
+        if dispatched_s >= streak.counted_until_s:
+            streak.count += 1
+            if replica.health.attempt_busy(streak.count >= MOST_IN_A_ROW, dispatched_s=dispatched_s, now=now):
+                del self._streaks[replica]
+                return
+            streak.counted_until_s = now + backoff_s(streak.count, first_s=FIRST_PAUSE_S, longest_s=inf)
+        # Bounded like a back-off: an engine may not remove itself for a day.
+        wanted_s = now + min(retry_after_s or 0.0, replica.health.limits.max_s)
+        streak.until_s = max(streak.until_s, streak.counted_until_s, wanted_s)
+        self._last_s = max(self._last_s, streak.until_s)
+
+    def on_answer(self, replica: Replica) -> None:
+        """End the count. A pause in progress ends on time: `Retry-After` still holds."""
+        if self._streaks and (streak := self._streaks.get(replica)) is not None:
+            streak.count = 0
+
+    def is_open(self, replica: Replica, *, now: float) -> bool:
+        """Return whether the replica is in no pause."""
+        streak = self._streaks.get(replica)
+        return streak is None or now >= streak.until_s
+
+    def remaining_s(self, replica: Replica, *, now: float) -> float | None:
+        """Return the time to the end of the pause; `None` outside."""
+        streak = self._streaks.get(replica)
+        return None if streak is None or now >= streak.until_s else streak.until_s - now
+
+    def paused(self, eligible: CandidateSet, *, now: float) -> Sequence[Replica]:
+        """Return the candidates in a pause."""
+        if now >= self._last_s:
+            return ()
+        return [replica for replica, streak in self._streaks.items() if now < streak.until_s and replica in eligible]
+
+    def forget_left(self) -> None:
+        """Forget replicas that left."""
+        self._streaks = {replica: streak for replica, streak in self._streaks.items() if replica.slot >= 0}
+
+
+class SlowStart:
+    """A concurrency limit for a replica that has joined or was readmitted.
+
+    The limit doubles at a fixed pace, from a few requests to more than any engine runs at once, so it always ends.
+
+    Parameters
+    ----------
+    fleet:
+        The Router's.
+    ramp_s:
+        From `INITIAL` to `FINAL`, s; 0 is no ramp. May be replaced.
+    """
+
+    __slots__ = ("_fleet", "_since", "ramp_s")
+
+    def __init__(self, fleet: Fleet, *, ramp_s: float) -> None:
+        self._fleet = fleet
+        self.ramp_s = ramp_s
+        self._since: dict[Replica, float] = {}
+        fleet.on_readmitted = self.begin
+
+    def begin(self, replica: Replica, *, now: float) -> None:
+        """Start the ramp of a replica."""
+        if self.ramp_s > 0.0:
+            self._since[replica] = now
+
+    def allowed(self, replica: Replica, *, now: float) -> float:
+        """Return the concurrency limit; infinite off the ramp."""
+        since_s = self._since.get(replica)
+        if since_s is None or now - since_s >= self.ramp_s:
+            return float("inf")
+        return float(INITIAL * (FINAL / INITIAL) ** (max(0.0, now - since_s) / self.ramp_s))
+
+    def remaining_s(self, replica: Replica, *, now: float) -> float | None:
+        """Return the time to the end of the ramp; `None` off it."""
+        since_s = self._since.get(replica)
+        return None if since_s is None or now - since_s >= self.ramp_s else self.ramp_s - (now - since_s)
+
+    def full(self, eligible: CandidateSet, *, now: float) -> Sequence[Replica]:
+        """Return the candidates at their limit."""
+        if not self._since:
+            return ()
+        in_flight = self._fleet.columns.in_flight_requests
+        for replica in [replica for replica, since_s in self._since.items() if now - since_s >= self.ramp_s]:
+            del self._since[replica]
+        return [
+            replica
+            for replica in self._since
+            if replica in eligible and in_flight[replica.slot] + 1 > self.allowed(replica, now=now)
+        ]
+
+
+def _kind(request: RouteRequest) -> Kind:
+    return request.route, request.model

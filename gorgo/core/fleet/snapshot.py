@@ -10,7 +10,8 @@ from gorgo.core.fleet.fleet import Fleet
 from gorgo.core.fleet.network import one_way_s
 from gorgo.core.fleet.outlier import HealthState
 from gorgo.core.fleet.replica import Replica
-from gorgo.core.fleet.slow_start import SlowStart
+from gorgo.core.fleet.request_filter import SlowStart
+from gorgo.core.numeric import none_if_nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +135,7 @@ def _in_state_s(replica: Replica, now: float) -> float | None:
 
 
 def _cell(columns: Columns, name: str, replica: Replica) -> float | None:
-    value = float(getattr(columns, name)[replica.slot])
-    return None if value != value else value
+    return none_if_nan(getattr(columns, name)[replica.slot])
 
 
 def _scaled(value: float | None, factor: float) -> float | None:

@@ -13,10 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
-Floats = NDArray[np.float64]
+from gorgo.core.arrays import Floats
 
 #: Memory, s: many prompts, and no longer than load stays as it is.
 FADE_S = 30.0

@@ -25,7 +25,8 @@ from math import inf
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+
+from gorgo.core.arrays import FEW, Floats
 
 #: Ten segments of an Ethernet path.
 INITIAL_WINDOW_BYTES = 14_600.0
@@ -42,10 +43,7 @@ SEGMENT_BYTES = 1_460.0
 #: BBR's pacing while it searches the path's rate, as a multiple of the fastest arrival.
 PACING_GAIN = 2.89 * 0.99
 
-Floats = NDArray[np.float64]
 
-#: Up to so many connections a loop takes less time than columns, whose logarithms cost the same for one as for many.
-_FEW = 8
 #: As arrays: numpy makes one of a Python number at each use, which takes as long as the arithmetic.
 _NONE, _ONE, _FIRST = np.array(0.0), np.array(1.0), np.array(INITIAL_WINDOW_BYTES)
 
@@ -97,7 +95,7 @@ def round_trips(body_bytes: float, windows: TcpWindows) -> tuple[int, TcpWindows
 
 
 def round_trips_array(body_bytes: float, congestion: Floats, receive: Floats) -> Floats:
-    """`flights` for columns of windows, without a loop; 1 where they are unknown (NaN)."""
+    """`round_trips` for columns of windows, without a loop; 1 where they are unknown (NaN)."""
     # The sender's window doubles with each flight for as long as the receiver's is the larger one, which doubles then.
     trips: Floats = np.ceil(np.log2(body_bytes / congestion + _ONE))
     if not np.fmin.reduce(receive) >= body_bytes:
@@ -110,7 +108,7 @@ def round_trips_array(body_bytes: float, congestion: Floats, receive: Floats) ->
 
 
 def paced_round_trips(body_bytes: float, windows: TcpWindows, pacing: Pacing) -> float:
-    """`flights` of a sender that paces: round trips to the first byte of the answer, not whole ones.
+    """`round_trips` of a sender that paces: those to the first byte of the answer, not whole ones.
 
     Example
     -------
@@ -269,7 +267,7 @@ def exchange_round_trips(
         return opening + paced_round_trips_array(body_bytes, usable, receive, pace, burst)
     if body_bytes <= INITIAL_WINDOW_BYTES:
         return opening + 1.0
-    if len(congestion) <= _FEW:
+    if len(congestion) <= FEW:
         connections = zip(congestion.tolist(), receive.tolist(), idle_s.tolist(), rtt_s.tolist(), strict=True)
         trips: Floats = opening + np.array([round_trips_after_idle(body_bytes, *each) for each in connections])
         return trips

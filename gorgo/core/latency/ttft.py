@@ -24,7 +24,10 @@ PARTS = ("router", "previous_attempts", "network", "queue", "prefill", "residual
 
 
 class TtftParts(NamedTuple):
-    """A measured TTFT by parts, s. Their sum is the TTFT."""
+    """A measured TTFT by parts, s. Their sum is the TTFT.
+
+    Unlike a `TtftEstimate` it has a residual, and no part of it is unknown.
+    """
 
     router_s: float
     previous_attempts_s: float

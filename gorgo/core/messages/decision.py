@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from gorgo.core.latency.ttft import TtftEstimate
 from gorgo.core.messages.cache_source import CacheSource
+from gorgo.core.numeric import none_if_nan
 from gorgo.core.record import record
 
 
@@ -80,8 +81,8 @@ class Decision:
         """JSON form for `/admin/decisions/{id}`: one object per candidate, terms by name."""
         rows: list[dict[str, Any]] = []
         for row, name in enumerate(self.candidates):
-            cost = None if self.cost is None else _number(self.cost[row])
-            terms = {term: _number(column[row]) for term, column in self.terms.items()}
+            cost = None if self.cost is None else none_if_nan(self.cost[row])
+            terms = {term: none_if_nan(column[row]) for term, column in self.terms.items()}
             rows.append({"replica": name, "cost": cost, "terms": terms})
             if self.features is not None:
                 rows[-1]["features"] = dict(zip(self.feature_names, self.features[row].tolist(), strict=True))
@@ -109,8 +110,3 @@ class Decision:
             "candidates": rows,
             "excluded": dict(self.excluded),
         }
-
-
-def _number(value: float) -> float | None:
-    """JSON has no NaN: unknown is null."""
-    return None if np.isnan(value) else float(value)

@@ -18,7 +18,9 @@ from gorgo.core.record import record
 
 @record
 class Sample:
-    """One finished request; `None` is unknown. Milliseconds here, because this is the JSON edge.
+    """One finished request as the proxy knows it; `None` is unknown. Milliseconds here, because this is the JSON edge.
+
+    A client's own record of a request is `sim.records.ClientRecord`, which counts from the time in the trace.
 
     `status` is the HTTP status for the client: 499 when it disconnected, 502 when the stream broke after content.
     `policy`, `weights_version`, `estimated_cached_tokens`, `rtt_ms`, the prediction, `terms` (of the replica's cost, in

@@ -6,7 +6,7 @@ that learn them here. Leaves prefixes to `shared_prefixes`. A shell carries the 
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import inf
@@ -19,6 +19,7 @@ from gorgo.core.fleet.outlier import HealthState
 from gorgo.core.fleet.peer_loads import FADE_S, MAX_PEERS, PeerLoads
 from gorgo.core.fleet.replica import Replica
 from gorgo.core.latency.prefill_share import faded
+from gorgo.core.lru import Lru
 from gorgo.core.messages.actions import Dispatch
 from gorgo.core.peers.marks import GroupPrefixes
 from gorgo.core.peers.outbox import URGENT_PREFILL_S, Outbox
@@ -108,7 +109,7 @@ class PeerExchange:
         self.probe_hints: deque[str] = deque(maxlen=_MAX_HINTS)
         self._seq = 0
         self._reported_s, self._reported_changes = -inf, 0
-        self._last: OrderedDict[str, tuple[int, PeerStatus, float, bool]] = OrderedDict()
+        self._last = Lru[str, tuple[int, PeerStatus, float, bool]](MAX_PEERS)
         self._speeds = PeerSpeeds()
         table.started_prefills = {}
 
@@ -154,10 +155,8 @@ class PeerExchange:
         if report.router == self.name or (last is not None and report.seq <= last[0]):
             return False
         same_key = report.key_id == self.key_id
-        self._last[report.router] = report.seq, report.status, now - age_s, same_key
-        self._last.move_to_end(report.router)
-        while len(self._last) > MAX_PEERS:
-            self._speeds.forget(self._last.popitem(last=False)[0])
+        for router in self._last.put(report.router, (report.seq, report.status, now - age_s, same_key)):
+            self._speeds.forget(router)
         if age_s < FADE_S:
             self._take_loads(report, now=now)
             self._take_hints(report.status, None if last is None else last[1])

@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from gorgo.core.arrays import Floats
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.peers.records import PrefixMarks
 from gorgo.core.peers.replica_marks import ORIGINS, ReplicaMarks
@@ -29,7 +29,6 @@ from gorgo.core.prefix.origin import Origin
 from gorgo.core.prefix.residency import BLOCK_HASH_BYTES, NO_PREFIX, ConfirmedPrefix
 from gorgo.core.prefix.slots import slots_of
 
-Floats = NDArray[np.float64]
 #: Why marks are evicted: the replica's KV capacity, the bound of all marks, or an engine that no longer had one.
 Cause = Literal["capacity", "table", "report"]
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gorgo.core.dispatch.in_flight import Attempt
+from gorgo.core.lru import Lru
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.peers.marks import marks_of_prompt
 from gorgo.core.peers.records import (
@@ -39,7 +40,7 @@ class Outbox:
     dropped: int = 0
     _prefixes: deque[PrefixMarks] = field(default_factory=lambda: deque(maxlen=MAX_PREFIXES))
     #: Of prompts sent since the last report that still wait, by attempt.
-    _sent: dict[str, PrefixMarks] = field(default_factory=dict)
+    _sent: Lru[str, PrefixMarks] = field(default_factory=lambda: Lru(MAX_PREFIXES))
     _cache_reports: deque[SharedCacheReport] = field(default_factory=lambda: deque(maxlen=MAX_CACHE_REPORTS))
     _answers: deque[SharedAnswer] = field(default_factory=lambda: deque(maxlen=MAX_ANSWERS))
 
@@ -56,10 +57,7 @@ class Outbox:
         marks = _marks_of(attempt, "sent")
         if marks is not None:
             attempt.prefix_reported = True
-            if len(self._sent) == MAX_PREFIXES:
-                self._sent.pop(next(iter(self._sent)))
-                self.dropped += 1
-            self._sent[attempt.attempt_id] = marks
+            self.dropped += len(self._sent.put(attempt.attempt_id, marks))
 
     def on_withdrawn(self, attempt: Attempt) -> None:
         """Add that a prompt that was reported as sent will have no first token."""

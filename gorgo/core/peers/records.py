@@ -89,7 +89,11 @@ class PrefixMarks:
 
 @dataclass(frozen=True, slots=True)
 class SharedCacheReport:
-    """An engine's report of cached tokens beside the confirmed prefix: a sample of the share that it finds."""
+    """An engine's report of cached tokens beside the confirmed prefix: a sample of the share that it finds.
+
+    Of a `core.prefix.cache_feedback.CacheReport` what another router can learn from, with the names that it needs. The
+    slack stays behind: it says when the report contradicts the reporting router's own index.
+    """
 
     replica: str
     model: str | None
@@ -99,7 +103,10 @@ class SharedCacheReport:
 
 @dataclass(frozen=True, slots=True)
 class SharedAnswer:
-    """An answer that an engine was left with, by the hash of its prompt's last full block, 8 bytes."""
+    """An answer that an engine was left with, by the hash of its prompt's last full block, 8 bytes.
+
+    A `core.prefix.answers.GivenAnswer` with its replica and the key under which the receiver stores it.
+    """
 
     replica: str
     prompt: bytes

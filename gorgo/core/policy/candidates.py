@@ -15,7 +15,8 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from gorgo.core.fleet.columns import Columns, Floats
+from gorgo.core.arrays import Floats
+from gorgo.core.fleet.columns import Columns
 from gorgo.core.latency.token_gap import SHARE
 from gorgo.core.record import mutable_record
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
+from gorgo.core.arrays import Floats
+from gorgo.core.numeric import none_if_nan
 from gorgo.core.policy.candidates import Candidates
 from gorgo.core.policy.choice import Choice, Prediction, argmin_tiebreak
-
-Floats = NDArray[np.float64]
 
 
 def fill_unknown(column: Floats) -> Floats:
@@ -54,7 +53,6 @@ def choose_min_cost(
 
 def _cell_of(column: Floats) -> Callable[[int], float | None]:
     def cell(row: int) -> float | None:
-        value = float(column[row])
-        return None if value != value else value
+        return none_if_nan(column[row])
 
     return cell

@@ -13,18 +13,15 @@ missed, in the median, or by the share found where that is small, and not at all
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import OrderedDict, deque
+from collections import deque
 from statistics import median_low
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
+from gorgo.core.arrays import Floats
+from gorgo.core.lru import Lru
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.prefix.residency import BLOCK_HASH_BYTES
 from gorgo.core.record import record
-
-Floats = NDArray[np.float64]
 
 #: Prompts with a remembered answer: the open conversations of a large fleet, some 500 bytes each.
 MAX_PROMPTS = 32_768
@@ -86,7 +83,7 @@ class Answers:
 
     def __init__(self) -> None:
         #: By the hash of a prompt's last full block, the latest last, and by slot.
-        self._prompts: OrderedDict[bytes, dict[int, GivenAnswer]] = OrderedDict()
+        self._prompts = Lru[bytes, dict[int, GivenAnswer]](MAX_PROMPTS)
         self._reports: dict[int, deque[_FoundPart]] = {}
         self._usual: dict[int, _FoundPart] = {}
 
@@ -112,15 +109,11 @@ class Answers:
         """Record a whole answer by the hash of its prompt's last full block."""
         if answer.output_tokens < 1:
             return
-        prompts = self._prompts
-        by_slot = prompts.get(key)
+        by_slot = self._prompts.use(key)
         if by_slot is None:
-            by_slot = prompts[key] = {}
-            if len(prompts) > MAX_PROMPTS:
-                prompts.popitem(last=False)
+            self._prompts.put(key, {slot: answer})
         else:
-            prompts.move_to_end(key)
-        by_slot[slot] = answer
+            by_slot[slot] = answer
 
     def behind(self, request: RouteRequest, matched: Floats, most: float) -> dict[int, Behind] | None:
         """Return what may be cached behind the longest match, by slot; `None` where nothing is.

@@ -17,11 +17,9 @@ from collections import deque
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
+from gorgo.core.arrays import FEW, Floats
 from gorgo.core.record import record
-
-Floats = NDArray[np.float64]
 
 #: Reports that a class remembers: more than the ten in which a flush is corrected, so that these do not become a share.
 WINDOW = 16
@@ -35,8 +33,6 @@ MAX_MODELS = 32
 _DEPTHS: Floats = np.array([512.0 * 2.0**power for power in range(8)])
 _DEPTHS_LIST: list[float] = _DEPTHS.tolist()
 _CLASSES = len(_DEPTHS) + 1
-#: Most replicas for which rows take less time than columns.
-_FEW = 8
 
 
 @record
@@ -146,7 +142,7 @@ class FoundShares:
         if table is None:
             return matched
         found = matched.copy()
-        if len(matched) <= _FEW:
+        if len(matched) <= FEW:
             # numpy takes as long for one row as for fifty.
             slots = self._by_model[key]
             for slot, tokens in enumerate(matched.tolist()):

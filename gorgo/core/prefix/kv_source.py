@@ -144,7 +144,7 @@ class KvSource:
             elif more:
                 tier.remove(own, bit)
             else:
-                # As `blocks.remove`, without a call for the most frequent case.
+                # As `TierBlocks.remove`, without a call for the most frequent case.
                 masks = parts[own >> PART_SHIFT]
                 mask = masks[own]
                 if mask == bit:

@@ -18,6 +18,7 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
+from gorgo.core.arrays import FEW
 from gorgo.core.prompt.affinity import head_of, prefix_hash
 from gorgo.core.prompt.boundaries import Marks, message_ends
 from gorgo.core.prompt.parse import Prompt
@@ -30,8 +31,6 @@ Words = NDArray[np.uint64]
 MAX_BLOCKS = 16_384
 #: Powers of the chain's base are stored for so many blocks at first, and twice as many whenever that is too few.
 _FIRST_POWERS = 1024
-#: Up to so many blocks, or marks, plain integers are faster than numpy, whose calls cost the same for one as for fifty.
-_FEW = 8
 _MASK = (1 << 64) - 1
 #: Marks in memory: 200 kB.
 _KNOWN_MARKS = 1024
@@ -113,7 +112,7 @@ class Fingerprinter:
         self._powers = self._powers_up_to(_FIRST_POWERS)
         #: What the places of messages add to their marks; made for more when that is too few, as the powers are.
         self._orders = np.zeros(0, dtype=np.uint64)
-        self._first_powers: list[int] = self._powers[:_FEW].tolist()
+        self._first_powers: list[int] = self._powers[:FEW].tolist()
         self._usual_roles = {role: self._named_hash("", role) for role in _USUAL_ROLES}
 
     def __call__(self, prompt: Prompt, *, adapter: str | None = None) -> Fingerprint:
@@ -131,7 +130,7 @@ class Fingerprinter:
         count = min(len(text) // self.block_bytes, MAX_BLOCKS)
         sums = self._block_sums(text, count)
         starts, roles = marks.starts, marks.roles
-        if len(starts) > _FEW:
+        if len(starts) > FEW:
             self._add_marks(sums, starts, roles)
         else:
             self._add_few_marks(sums, starts, roles)
@@ -146,7 +145,7 @@ class Fingerprinter:
             sums = sums.copy()
             sums[:1] += np.uint64(self._named_hash("adapter", adapter))
         return Fingerprint(
-            blocks=self._chain(sums) if len(sums) > _FEW else self._chain_few(sums.tolist()),
+            blocks=self._chain(sums) if len(sums) > FEW else self._chain_few(sums.tolist()),
             prefix_hash=prefix_hash(sketch.head, sketch.head_marks, adapter=adapter),
             text_bytes=sketch.text_bytes,
             boundaries=sketch.message_ends,
@@ -155,7 +154,7 @@ class Fingerprinter:
     def _block_sums(self, text: bytes, count: int) -> Words:
         size = self.block_bytes // 4
         rows = np.frombuffer(text, dtype="<u4", count=count * size).reshape(count, size)
-        if count <= _FEW:
+        if count <= FEW:
             few: Words = rows.astype(np.uint64).dot(self._word_keys)
             return few
         # It widens the words piece by piece: `astype` would write twice the text, of which little stays in the cache.

@@ -20,7 +20,7 @@ DIGEST_BYTES = 16
 #: microseconds, and a body of 32 MiB may have eleven million, for which all other requests would wait half a minute.
 MAX_PIECES = 65_536
 #: Up to so many messages, one by one is faster than step by step over all.
-_FEW = 8
+_FEW_MESSAGES = 8
 
 
 class PromptText:
@@ -41,7 +41,7 @@ class PromptText:
 
     def add_text_messages(self, messages: Sequence[object]) -> int:
         """Add messages up to the first that is more than a role and a text; return how many: most often all of them."""
-        if len(messages) > _FEW and (found := _roles_and_texts(messages)) is not None:
+        if len(messages) > _FEW_MESSAGES and (found := _roles_and_texts(messages)) is not None:
             return self._add_plain_messages(*found)
         starts, parts, size = self._starts, self._parts, self._size
         before = len(starts)

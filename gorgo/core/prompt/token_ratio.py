@@ -5,8 +5,9 @@ Owns one ratio per model, fed by `usage.prompt_tokens` of responses. Unit: UTF-8
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
+
+from gorgo.core.lru import Lru
 
 #: English prose and code under the usual vocabularies; used until a model reports its counts.
 PRIOR_BYTES_PER_TOKEN = 4.0
@@ -40,7 +41,7 @@ class BytesPerToken:
     """
 
     def __init__(self) -> None:
-        self._models: OrderedDict[str | None, _ModelRatio] = OrderedDict()
+        self._models = Lru[str | None, _ModelRatio](MAX_MODELS)
 
     def ratio(self, model: str | None) -> float:
         """Return the bytes per token of `model`; the prior for a new one."""
@@ -52,18 +53,15 @@ class BytesPerToken:
         if prompt_tokens <= 0 or not LOW <= text_bytes / prompt_tokens <= HIGH:
             return
         key = _key(model)
-        ratio = self._models.get(key)
+        ratio = self._models.use(key)
         if ratio is None:
-            ratio = self._models[key] = _ModelRatio()
-        else:
-            self._models.move_to_end(key)
+            ratio = _ModelRatio()
+            self._models.put(key, ratio)
         ratio.text_bytes += text_bytes
         ratio.tokens += prompt_tokens
         if ratio.tokens > MEMORY_TOKENS:
             ratio.text_bytes /= 2
             ratio.tokens /= 2
-        if len(self._models) > MAX_MODELS:
-            self._models.popitem(last=False)
 
 
 def _key(model: str | None) -> str | None:

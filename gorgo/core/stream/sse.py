@@ -1,7 +1,7 @@
 """Server-sent events out of bytes split anywhere.
 
 Owns the framing of a stream of events (WHATWG HTML, "Server-sent events": lines end in LF, CR or CR LF, a blank line
-ends an event, a line that starts with a colon is a comment). What an event means is for `content` and `usage`.
+ends an event, a line that starts with a colon is a comment). What an event means is for `first_token` and `usage`.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ MAX_CANDIDATES = 8
 
 _USAGE, _META_INFO = b'"usage"', b'"meta_info"'
 _KEY = re.compile(rb'"(?:usage|meta_info)"\s*:\s*(?=\{)')
-#: What `raw_decode` calls: it raises `StopIteration` where there is no value.
+#: What `json.JSONDecoder.raw_decode` calls: it raises `StopIteration` where there is no value.
 _SCAN: Callable[[str, int], tuple[object, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 
 

@@ -12,6 +12,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
+from gorgo.core.arrays import Floats
 from gorgo.core.fleet.columns import accelerator_code
 from gorgo.core.latency.token_gap import SHARE
 from gorgo.core.messages.request import RouteRequest
@@ -19,7 +20,6 @@ from gorgo.core.policy.candidates import Candidates
 from gorgo.core.policy.cost import fill_unknown
 from gorgo.errors import ConfigError, closest
 
-Floats = NDArray[np.float64]
 #: One value of the request for every row, or one per row.
 Feature = Callable[[RouteRequest, Candidates], Floats | float]
 

@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gorgo.core.arrays import Floats
 from gorgo.core.record import record
-
-Floats = NDArray[np.float64]
 
 #: Rows in a ring: as many as the largest training of Lodestar, which a reader every second can miss none of.
 OUTCOMES = 10_000
@@ -26,7 +25,10 @@ OUTCOMES = 10_000
 
 @record
 class OutcomeRow:
-    """The outcome of one attempt. Times in s from its dispatch; NaN is unknown."""
+    """The outcome of one attempt, as it is written; `TrainingRows` has many of them by column.
+
+    Times in s from its dispatch; NaN is unknown.
+    """
 
     dispatched_s: float
     #: Of a censored row the time elapsed.

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gorgo.core.record import record
-from gorgo.learning.models.network import Derivative, Floats, Perceptron
+from gorgo.learning.models.network import AnyFloats, Derivative, Perceptron
 
 _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
 
@@ -62,14 +62,14 @@ class Adam:
         Changed in place by each step.
     """
 
-    def __init__(self, parameters: Floats, *, decay: float = 0.0) -> None:
+    def __init__(self, parameters: AnyFloats, *, decay: float = 0.0) -> None:
         self._parameters = parameters
         self._decay = decay
         self._mean = np.zeros_like(parameters)
         self._square = np.zeros_like(parameters)
         self._steps = 0
 
-    def step(self, gradient: Floats, rate: float) -> None:
+    def step(self, gradient: AnyFloats, rate: float) -> None:
         """Move the parameters against a gradient; the gradient's own values are overwritten."""
         self._steps += 1
         gradient += self._decay * self._parameters
@@ -109,7 +109,7 @@ def descend(
         rate *= settings.gamma
 
 
-def one_sided(error: Floats, censored: NDArray[np.bool_]) -> Floats:
+def one_sided(error: AnyFloats, censored: NDArray[np.bool_]) -> AnyFloats:
     """Return output minus reward, and 0 for a censored row whose output is below its bound.
 
     >>> one_sided(np.array([-2.0, -2.0, 2.0]), np.array([False, True, True]))
@@ -132,15 +132,15 @@ def last_layer_gradients(
     return result
 
 
-def clip_norm(gradient: Floats, limit: float) -> None:
+def clip_norm(gradient: AnyFloats, limit: float) -> None:
     """Scale a gradient down, in place, to a Euclidean norm of at most `limit`."""
     norm = float(np.sqrt(np.dot(gradient, gradient)))
     if norm > limit:
         gradient *= limit / norm
 
 
-def _loss(reward: Floats, censored: NDArray[np.bool_], linear_from: float) -> Derivative:
-    def derivative(outputs: Floats) -> Floats:
+def _loss(reward: AnyFloats, censored: NDArray[np.bool_], linear_from: float) -> Derivative:
+    def derivative(outputs: AnyFloats) -> AnyFloats:
         error = one_sided(outputs - reward, censored)
         if linear_from < inf:
             np.clip(error, -linear_from, linear_from, out=error)
@@ -149,9 +149,11 @@ def _loss(reward: Floats, censored: NDArray[np.bool_], linear_from: float) -> De
     return derivative
 
 
-def _masks(network: Perceptron, rows: int, rng: np.random.Generator, dropout: tuple[float, ...]) -> list[Floats | None]:
+def _masks(
+    network: Perceptron, rows: int, rng: np.random.Generator, dropout: tuple[float, ...]
+) -> list[AnyFloats | None]:
     """Return factors that keep the expected activation: 0, or the inverse of the share that stays."""
-    masks: list[Floats | None] = []
+    masks: list[AnyFloats | None] = []
     for share, width in zip(dropout, network.sizes[1:], strict=False):
         stays = rng.random((rows, width), dtype=np.float32) >= share
         masks.append(stays * np.float32(1.0 / (1.0 - share)) if share else None)

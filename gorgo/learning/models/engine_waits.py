@@ -16,9 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from gorgo.core.arrays import Floats
 from gorgo.core.training.outcomes import TrainingRows
-
-Floats = NDArray[np.float64]
 
 #: The feature that is the prediction by priors, s.
 PRIOR = "prior_s"

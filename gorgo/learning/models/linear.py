@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gorgo.core.arrays import Floats
 from gorgo.core.training.outcomes import TrainingRows
 from gorgo.core.training.spec import TrainingSpec
 from gorgo.learning.models.base import FittedModel, facts
 from gorgo.learning.models.descent import one_sided
 from gorgo.learning.models.scaling import Scaler
 from gorgo.learning.models.targets import capped_ttft_s, impute
-
-Floats = NDArray[np.float64]
 
 #: Weight of the squared coefficients, in rows: far below a round's thousands, above 0 for columns that agree.
 _RIDGE = 1.0

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.floating[Any]]
+#: Of either precision.
+AnyFloats = NDArray[np.floating[Any]]
 #: Outputs of a batch -> derivative of the loss by each output.
-Derivative = Callable[[Floats], Floats]
+Derivative = Callable[[AnyFloats], AnyFloats]
 
 _BIAS = 0.01
 
@@ -32,7 +33,7 @@ class Perceptron:
         Flat vector of `parameter_count(sizes)` values; its dtype is that of all arithmetic. Not copied.
     """
 
-    def __init__(self, sizes: Sequence[int], parameters: Floats) -> None:
+    def __init__(self, sizes: Sequence[int], parameters: AnyFloats) -> None:
         self.sizes = tuple(sizes)
         self.parameters = parameters
         self.layers = tuple(_layers(self.sizes, parameters))
@@ -47,13 +48,13 @@ class Perceptron:
             bias[:] = _BIAS
         return network
 
-    def outputs(self, table: Floats) -> Floats:
+    def outputs(self, table: AnyFloats) -> AnyFloats:
         """Return the output of each row."""
         weights, bias = self.layers[-1]
-        result: Floats = (self.last_hidden(table) @ weights + bias)[:, 0]
+        result: AnyFloats = (self.last_hidden(table) @ weights + bias)[:, 0]
         return result
 
-    def last_hidden(self, table: Floats) -> Floats:
+    def last_hidden(self, table: AnyFloats) -> AnyFloats:
         """Return the activations of the last hidden layer, a row per row of the table."""
         for weights, bias in self.layers[:-1]:
             table = table @ weights
@@ -61,7 +62,7 @@ class Perceptron:
             np.maximum(table, 0.0, out=table)
         return table
 
-    def gradient(self, table: Floats, derivative: Derivative, masks: Sequence[Floats | None] = ()) -> Floats:
+    def gradient(self, table: AnyFloats, derivative: Derivative, masks: Sequence[AnyFloats | None] = ()) -> AnyFloats:
         """Return the gradient of the loss of a batch, as a vector like `parameters`.
 
         Parameters
@@ -83,7 +84,7 @@ class Perceptron:
         weights, bias = self.layers[-1]
         return self._backward(inputs, derivative((inputs[-1] @ weights + bias)[:, 0])[:, None], masks)
 
-    def _backward(self, inputs: list[Floats], error: Floats, masks: Sequence[Floats | None]) -> Floats:
+    def _backward(self, inputs: list[AnyFloats], error: AnyFloats, masks: Sequence[AnyFloats | None]) -> AnyFloats:
         """Return the gradient by the chain rule, from the last layer to the first."""
         result = Perceptron(self.sizes, np.empty_like(self.parameters))
         for number in reversed(range(len(self.layers))):
@@ -109,7 +110,7 @@ def parameter_count(sizes: Sequence[int]) -> int:
     return sum(fan_in * fan_out + fan_out for fan_in, fan_out in pairwise((*sizes, 1)))
 
 
-def _layers(sizes: tuple[int, ...], parameters: Floats) -> Iterator[tuple[Floats, Floats]]:
+def _layers(sizes: tuple[int, ...], parameters: AnyFloats) -> Iterator[tuple[AnyFloats, AnyFloats]]:
     """Weights and biases of each layer, as views of the flat vector."""
     start = 0
     for fan_in, fan_out in pairwise((*sizes, 1)):

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gorgo.core.arrays import Floats
 from gorgo.core.training.outcomes import TrainingRows
 from gorgo.core.training.spec import TrainingSpec
 from gorgo.errors import ConfigError
@@ -27,8 +28,6 @@ from gorgo.learning.models.engine_waits import PRIOR, EngineWaits, fit_waits
 from gorgo.learning.models.network import Perceptron
 from gorgo.learning.models.scaling import Scaler
 from gorgo.learning.models.targets import capped_ttft_s
-
-Floats = NDArray[np.float64]
 
 #: Range of a feature beyond the training's, as a share of its width: that of Lodestar's range check.
 MARGIN = 0.1

@@ -14,14 +14,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from gorgo.core.arrays import Floats
 from gorgo.core.training.outcomes import TrainingRows
 from gorgo.core.training.spec import TrainingSpec
 from gorgo.learning.models.base import facts
 from gorgo.learning.models.linear import LinearModel, terms
 from gorgo.learning.models.scaling import Scaler
 from gorgo.learning.models.targets import LEAST_TPOT_ROWS, capped_ttft_s
-
-Floats = NDArray[np.float64]
 
 FORGETTING = 0.999
 #: Rows of a fit: the weight of the next older one is below 0.00005.

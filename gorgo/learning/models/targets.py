@@ -11,10 +11,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from gorgo.core.arrays import Floats
 from gorgo.core.training.outcomes import TrainingRows
 from gorgo.core.training.spec import TargetKind
-
-Floats = NDArray[np.float64]
 
 #: A shorter time counts as this one in a logarithm, s.
 _LEAST_S = 1e-3

@@ -93,7 +93,7 @@ class Admin:
         return calls + pushes + self._page.routes()
 
     async def fleet(self, request: Request) -> Response:  # noqa: ARG002 - a handler's signature
-        views = self._state.routing.router.fleet_view(now=self._state.routing.clock())
+        views = self._state.routing.router.view.snapshots(now=self._state.routing.clock())
         caches = {name: state.as_dict() for name, state in self._state.cache_states().items()}
         return json_response(
             {

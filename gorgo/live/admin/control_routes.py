@@ -72,9 +72,9 @@ class ControlRoutes:
         """Return policy, version, weights and freeze in force."""
         router, control = self._routing.router, self._routing.control
         return {
-            "policy": router.policy.name,
-            "version": router.weights.version,
-            "weights": dict(router.weights),
+            "policy": router.settings.policy.name,
+            "version": router.settings.weights.version,
+            "weights": dict(router.settings.weights),
             "frozen": None if control.frozen is None else control.frozen.as_dict(),
         }
 
@@ -84,22 +84,25 @@ class ControlRoutes:
             return HttpError(409, "frozen", str(error), details={"frozen": self.in_force()["frozen"]})
         if isinstance(error, VersionConflict):
             return HttpError(
-                409, "version_conflict", str(error), details={"version": self._routing.router.weights.version}
+                409,
+                "version_conflict",
+                str(error),
+                details={"version": self._routing.router.settings.weights.version},
             )
         assert isinstance(error, StateError)
         return HttpError(507, "state_not_written", f"{error}; nothing changed, and routing continues")
 
     def _weights(self) -> dict[str, Any]:
         router = self._routing.router
-        specs = router.policy.weight_specs
+        specs = router.settings.policy.weight_specs
         return self.in_force() | {
             "bounds": {spec.name: [spec.low, spec.high] for spec in specs},
-            "out_of_range": list(router.weights.out_of_range(specs)),
+            "out_of_range": list(router.settings.weights.out_of_range(specs)),
             "durable": self._routing.control.durable,
         }
 
     def _policy(self) -> dict[str, Any]:
-        policy, shadow = self._routing.router.policy, self._routing.router.shadow
+        policy, shadow = self._routing.router.settings.policy, self._routing.router.settings.shadow
         return self.in_force() | {
             "summary": policy.summary,
             "unit": policy.unit,

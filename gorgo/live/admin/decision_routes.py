@@ -29,8 +29,8 @@ class DecisionRoutes:
         limit = count_of(request, "limit", DEFAULT_ROWS)
         replica, policy = request.query_params.get("replica"), request.query_params.get("policy")
         router, now = self._routing.router, self._routing.clock()
-        stored = router.newest_decisions(router.limits.max_decisions)
-        rows = decision_rows(stored, router.samples.newest(len(router.samples)), router.fleet_view(now=now))
+        stored = router.view.newest_decisions(router.settings.limits.max_decisions)
+        rows = decision_rows(stored, router.samples.newest(len(router.samples)), router.view.snapshots(now=now))
         chosen = (
             row for row in rows if replica in (None, row.decision.replica) and policy in (None, row.decision.policy)
         )
@@ -39,9 +39,9 @@ class DecisionRoutes:
     async def of_request(self, request: Request) -> Response:
         """Return every decision of a request, with the terms of each candidate, and its sample once it has ended."""
         request_id = request.path_params["request_id"]
-        found = self._routing.router.decisions(request_id)
+        found = self._routing.router.view.decisions(request_id)
         if not found:
-            most = self._routing.router.limits.max_decisions
+            most = self._routing.router.settings.limits.max_decisions
             message = f"no stored decision has this request id; the last {most:,} decisions are stored"
             raise HttpError(404, "decision_not_found", message)
         sample = self._routing.router.samples.for_request(request_id)

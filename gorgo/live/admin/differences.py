@@ -44,20 +44,20 @@ def _routing(state: LiveState) -> Iterator[Difference]:
     router, control, file = state.routing.router, state.routing.control, state.file_config.proxy
     waits = control.file.pending is not None
     why = "frozen; `gorgo unfreeze` applies the file" if waits else _LIVE if control.frozen is None else "frozen"
-    if router.policy.name != file.policy:
-        yield Difference("proxy.policy", file.policy, router.policy.name, why, waits)
+    if router.settings.policy.name != file.policy:
+        yield Difference("proxy.policy", file.policy, router.settings.policy.name, why, waits)
     else:
-        for spec in router.policy.weight_specs:
-            configured, running = file.weights.get(spec.name, spec.default), router.weights[spec.name]
+        for spec in router.settings.policy.weight_specs:
+            configured, running = file.weights.get(spec.name, spec.default), router.settings.weights[spec.name]
             if configured != running:
                 yield Difference(f"proxy.weights.{spec.name}", configured, running, why, waits)
-    shadow = None if router.shadow is None else router.shadow.name
+    shadow = None if router.settings.shadow is None else router.settings.shadow.name
     if shadow != file.shadow_policy:
         yield Difference("proxy.shadow_policy", file.shadow_policy, shadow, "does not fit the policy in force", True)
 
 
 def _drain_marks(state: LiveState) -> Iterator[Difference]:
-    marked = state.routing.router.draining()
+    marked = state.routing.router.view.draining()
     for replica in state.file_config.replicas:
         draining = replica.name in marked
         if draining != replica.draining and replica.name in state.replicas.targets:

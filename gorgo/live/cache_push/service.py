@@ -100,7 +100,7 @@ class PushService:
             base.evicted.append(push.hashes)
             for part in _slices(push.hashes):
                 evictions = CacheEvictions(push.model, push.block_tokens, part.tolist())
-                self._gateway.apply(self._router.on_cache_evictions(push.replica, evictions, now=self._clock()))
+                self._gateway.apply(self._router.caches.on_evictions(push.replica, evictions, now=self._clock()))
                 await asyncio.sleep(0)
 
     async def expire(self, sources: Mapping[str, PushSource]) -> None:
@@ -143,15 +143,15 @@ class PushService:
         for (model, block_tokens), base in bases.items():
             for part in _slices(base.snapshot):
                 changes = CacheChanges(model, block_tokens, added=(), removed=part.tolist())
-                self._gateway.apply(self._router.on_cache_changes(replica, changes, now=self._clock()))
+                self._gateway.apply(self._router.caches.on_changes(replica, changes, now=self._clock()))
                 await asyncio.sleep(0)
         bases.clear()
-        self._gateway.apply(self._router.on_push_lost(replica, now=self._clock()))
+        self._gateway.apply(self._router.caches.on_push_lost(replica, now=self._clock()))
 
     def _base(self, source: PushSource, push: CachePush) -> _Base | None:
         """Return what the Router still has of this source; others that it has dropped are forgotten."""
         for (model, block_tokens), base in list(self._feed(source).bases.items()):
-            feed = self._router.pushed_feed(push.replica, model, block_tokens)
+            feed = self._router.caches.pushed_feed(push.replica, model, block_tokens)
             if feed is None or feed.number != base.feed:
                 del self._feed(source).bases[model, block_tokens]
         return self._feed(source).bases.get((push.model, push.block_tokens))
@@ -167,15 +167,15 @@ class PushService:
         if base is None or self._base(source, push) is not base:
             added, removed = snapshot, snapshot[:0]
             first = CacheSnapshot(push.model, push.block_tokens, [])
-            self._gateway.apply(self._router.on_cache_snapshot(push.replica, first, now=self._clock()))
-        feed = self._router.pushed_feed(push.replica, push.model, push.block_tokens)
+            self._gateway.apply(self._router.caches.on_snapshot(push.replica, first, now=self._clock()))
+        feed = self._router.caches.pushed_feed(push.replica, push.model, push.block_tokens)
         if feed is None:
             return False
         number = feed.number
         for changes in _changes(push, added, removed):
-            self._gateway.apply(self._router.on_cache_changes(push.replica, changes, now=self._clock()))
+            self._gateway.apply(self._router.caches.on_changes(push.replica, changes, now=self._clock()))
             await asyncio.sleep(0)
-            feed = self._router.pushed_feed(push.replica, push.model, push.block_tokens)
+            feed = self._router.caches.pushed_feed(push.replica, push.model, push.block_tokens)
             if feed is None or feed.number != number:
                 return feed is not None
         bound = feed.reported_blocks if feed.reported_blocks < len(snapshot) else None

@@ -24,12 +24,12 @@ class FleetPlans:
 
     def drain(self, name: str, draining: bool, state: PersistedState) -> PlannedChange:
         """Plan a drain mark, or its end. Raises `UnknownReplica`."""
-        known = self._router.health_states()
+        known = self._router.view.health_states()
         if name not in known:
             raise UnknownReplica(f"no replica named {name!r}{closest(name, known)}")
         marked = state.draining | {name} if draining else state.draining - {name}
         return PlannedChange(
-            replace(state, draining=marked), lambda: self._router.drain(name, draining, now=self._clock())
+            replace(state, draining=marked), lambda: self._router.replicas.drain(name, draining, now=self._clock())
         )
 
     def add(self, entry: ReplicaConfig, state: PersistedState) -> PlannedChange:
@@ -43,7 +43,7 @@ class FleetPlans:
             rejoins = name in self._registered.leaving
             self._registered.add(entry)
             if rejoins:
-                self._router.drain(name, entry.draining, now=self._clock())
+                self._router.replicas.drain(name, entry.draining, now=self._clock())
 
         return PlannedChange(replace(state, registered=tuple(after)), apply)
 
@@ -54,7 +54,7 @@ class FleetPlans:
         def apply() -> None:
             if name in self._registered.entries:  # unless a reload removed it meanwhile
                 self._registered.leave(name)
-                self._router.drain(name, now=self._clock())
+                self._router.replicas.drain(name, now=self._clock())
 
         return PlannedChange(replace(state, registered=tuple(after)), apply)
 
@@ -63,6 +63,6 @@ class FleetPlans:
         named = {row.name: row for row in file.replicas}
         for name in self._registered.named_by(file):
             if name in self._registered.leaving:
-                self._router.drain(name, named[name].draining, now=self._clock())
+                self._router.replicas.drain(name, named[name].draining, now=self._clock())
             self._registered.remove(name)
             log("registration_ended", replica=name, reason="regions.yaml names it")

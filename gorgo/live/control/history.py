@@ -27,7 +27,7 @@ class WeightsHistory:
 
     def record(self, change: ChangeRequest) -> None:
         """Record the version in force as the result of `change`."""
-        policy, weights = self._router.policy.name, self._router.weights
+        policy, weights = self._router.settings.policy.name, self._router.settings.weights
         row = (weights.version, policy, dict(weights), now_text(self._clock), change.source, change.reason, change.by)
         self._rows.append(WeightsChange(*row))
 

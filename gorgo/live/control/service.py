@@ -82,7 +82,7 @@ class ControlService:
         proxy whose file exists.
         """
         policy, weights = self._active()
-        version, (row,) = self._router.weights.version, self.history
+        version, (row,) = self._router.settings.weights.version, self.history
         log("weights_in_force", policy=policy, version=version, weights=weights, source=row.source)
         await (self._changes.write if fresh else self._changes.persist)(self._in_force())
 
@@ -143,7 +143,7 @@ class ControlService:
         before = self.frozen
         await self._changes.execute(plan)
         if before is not None and self.frozen is None:
-            log("weights_unfrozen", version=self._router.weights.version, reason=change.reason, by=change.by)
+            log("weights_unfrozen", version=self._router.settings.weights.version, reason=change.reason, by=change.by)
 
     async def drain(self, name: str, draining: bool) -> None:
         """Set or remove a drain mark, also while weights are frozen. Raises `UnknownReplica` or `StateError`."""
@@ -175,29 +175,29 @@ class ControlService:
             self.file = self.file.deferred(config, policy, weights)
             if self.file.pending is None:
                 return {}
-            key = "proxy.weights" if policy.name == self._router.policy.name else "proxy.policy"
+            key = "proxy.weights" if policy.name == self._router.settings.policy.name else "proxy.policy"
             return {key: f"{self.frozen}; unfreeze applies it"}
         self.file = FileRouting(ConfigSnapshot.by(config))
-        weights = replace(weights, version=self._router.weights.version + 1)
+        weights = replace(weights, version=self._router.settings.weights.version + 1)
         if switched:
             self._switch(policy, weights, ChangeRequest(source="reload"))
-        elif self._router.policy.name == config.proxy.policy:
+        elif self._router.settings.policy.name == config.proxy.policy:
             self._set(weights, ChangeRequest(source="reload"))
         else:
-            return {"proxy.weights": f"the policy in force is {self._router.policy.name}"}
+            return {"proxy.weights": f"the policy in force is {self._router.settings.policy.name}"}
         return {}
 
     # -- plans
 
     def _weighted(self, values: Mapping[str, float], change: ChangeRequest) -> PlannedChange:
-        specs = self._router.policy.weight_specs
-        after = self._router.weights.changed(specs, values, allow_out_of_range=change.allow_out_of_range)
+        specs = self._router.settings.policy.weight_specs
+        after = self._router.settings.weights.changed(specs, values, allow_out_of_range=change.allow_out_of_range)
         state = replace(self._in_force(), weights=dict(after), version=after.version)
         return PlannedChange(state, lambda: self._set(after, change))
 
     def _switched(self, policy: Policy, values: Mapping[str, float], change: ChangeRequest) -> PlannedChange:
-        self._router.validate_policy(policy)
-        version = self._router.weights.version + 1
+        self._router.settings.validate_policy(policy)
+        version = self._router.settings.weights.version + 1
         after = Weights.of(policy.weight_specs, values, version=version, allow_out_of_range=change.allow_out_of_range)
         state = replace(self._in_force(), policy=policy.name, weights=dict(after), version=version)
         return PlannedChange(state, lambda: self._switch(policy, after, change))
@@ -222,7 +222,7 @@ class ControlService:
         """Plan the weights of a freeze; the version stays if they are in force."""
         change = replace(change, source="freeze")
         if policy is not None:
-            running = self._router.policy
+            running = self._router.settings.policy
             plan = self._switched(running if policy == running.name else make_policy(policy), values or {}, change)
         else:
             plan = self._weighted(values or {}, change)
@@ -241,45 +241,45 @@ class ControlService:
             raise WeightsFrozen(f"the weights are {self.frozen}; unfreeze them first (`gorgo unfreeze`)")
 
     def _expect(self, change: ChangeRequest) -> None:
-        version = self._router.weights.version
+        version = self._router.settings.weights.version
         if change.expected_version is not None and change.expected_version != version:
             raise VersionConflict(
                 f"version {version} is in force, not {change.expected_version}: read the weights again"
             )
 
     def _active(self) -> tuple[str, Mapping[str, float]]:
-        return self._router.policy.name, dict(self._router.weights)
+        return self._router.settings.policy.name, dict(self._router.settings.weights)
 
     # -- steps
 
     def _set(self, weights: Weights, change: ChangeRequest) -> None:
-        self._router.set_weights(weights, now=self._clock())
+        self._router.settings.set_weights(weights, now=self._clock())
         self._publish("weights_set", change)
 
     def _switch(self, policy: Policy, weights: Weights, change: ChangeRequest) -> None:
-        self._router.set_policy(policy, weights, now=self._clock())
+        self._router.settings.set_policy(policy, weights, now=self._clock())
         self._publish("policy_set", change)
 
     def _release(self, edit: PendingEdit, weights: Weights) -> None:
-        if edit.policy.name == self._router.policy.name:
+        if edit.policy.name == self._router.settings.policy.name:
             self._set(weights, ChangeRequest(source="reload"))
             return
         # The shadow policy in force may read another index than the new policy.
-        self._router.set_shadow(None, now=self._clock())
+        self._router.settings.set_shadow(None, now=self._clock())
         self._switch(edit.policy, weights, ChangeRequest(source="reload"))
-        self._router.set_shadow(make_shadow(edit.shadow, edit.policy), now=self._clock())
+        self._router.settings.set_shadow(make_shadow(edit.shadow, edit.policy), now=self._clock())
 
     def _publish(self, event: str, change: ChangeRequest) -> None:
         self._history.record(change)
-        policy, weights = self._router.policy.name, self._router.weights
+        policy, weights = self._router.settings.policy.name, self._router.settings.weights
         log(event, policy=policy, version=weights.version, weights=dict(weights), source=change.source)
 
     def _set_frozen(self, frozen: Frozen | None) -> None:
         self.frozen = frozen
-        self._router.frozen = frozen is not None
+        self._router.settings.frozen = frozen is not None
         self._metrics.config.frozen = frozen is not None
         if frozen is not None:
-            version = self._router.weights.version
+            version = self._router.settings.weights.version
             log("weights_frozen", version=version, since=frozen.since, reason=frozen.reason, by=frozen.by)
 
     def _in_force(self) -> PersistedState:
@@ -287,9 +287,9 @@ class ControlService:
         return PersistedState(
             policy=policy,
             weights=weights,
-            version=self._router.weights.version,
+            version=self._router.settings.weights.version,
             frozen=self.frozen,
-            draining=self._router.draining(),
+            draining=self._router.view.draining(),
             configured=self.file.applied,
             registered=tuple(self.registered.entries.values()),
         )

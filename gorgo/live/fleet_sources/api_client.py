@@ -19,7 +19,7 @@ from gorgo.config.fleet.source import SERVICE_ACCOUNT, KubernetesApiConfig
 from gorgo.errors import ConfigError, GorgoError
 from gorgo.fleet_sources.documents import mapping, text
 from gorgo.fleet_sources.list_watch import WATCH_S
-from gorgo.live.upstream.connect_cause import connect_cause
+from gorgo.live.upstream.address import connect_cause
 
 #: A page has at most a hundred objects, and etcd stores at most 1.5 MB of one.
 MAX_PAGE_BYTES = 64 * 1024 * 1024

@@ -5,19 +5,15 @@ A thread would not do: decoding a field of a million tokens holds Python's lock 
 
 from __future__ import annotations
 
-import asyncio
-import pickle
-from asyncio.subprocess import Process
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from gorgo.core.messages.kv_events import KvEventBatch
-from gorgo.live.helper_process import end_helper, start_helper
-from gorgo.live.kv_events.worker import LENGTH
+from gorgo.live.helper_process import HelperFailed, HelperProcess
 
 #: Longest message that the event loop decodes itself, in about a millisecond: the events of a prompt of 10,000 tokens.
 LOOP_BYTES = 64 * 1024
-#: For one message, a start of the process included; the largest takes some tenths of a second.
+#: For one answer, a start of the process included; the largest message takes some tenths of a second.
 TIMEOUT_S = 30.0
 #: Added to the proxy's own: where processors are few, the event loop goes first.
 NICENESS = 10
@@ -27,42 +23,23 @@ class KvDecoder:
     """Decodes the large messages of all replicas; the process starts with the first one."""
 
     def __init__(self) -> None:
-        self._process: Process | None = None
-        self._lock = asyncio.Lock()
+        self._helper = HelperProcess("gorgo.live.kv_events.worker", niceness=NICENESS, timeout_s=TIMEOUT_S)
 
     async def decode(self, message: bytes) -> AsyncGenerator[KvEventBatch, None]:
-        """Yield the events of a message in pieces. Raises `ValueError`, also if the process failed."""
-        async with self._lock, aclosing(self._exchange(message)) as answers:
-            async for answer in answers:
-                yield answer
+        """Yield the events of a message in pieces. Raises `ValueError`, also if two processes failed at it."""
+        refusal: str | None = None
+        try:
+            async with aclosing(self._helper.answers(message)) as answers:
+                async for answer in answers:
+                    if isinstance(answer, str):
+                        refusal = answer
+                    else:
+                        yield answer
+        except HelperFailed as failure:
+            raise ValueError(f"the process that decodes it {failure}") from None
+        if refusal is not None:
+            raise ValueError(refusal)
 
     async def aclose(self) -> None:
-        """End the process; the next large message starts another."""
-        process, self._process = self._process, None
-        if process is not None:
-            await end_helper(process)
-
-    async def _exchange(self, message: bytes) -> AsyncGenerator[KvEventBatch, None]:
-        whole = False
-        try:
-            async with asyncio.timeout(TIMEOUT_S):
-                if self._process is None:
-                    self._process = await start_helper("gorgo.live.kv_events.worker", niceness=NICENESS)
-                stdin, stdout = self._process.stdin, self._process.stdout
-                assert stdin is not None
-                assert stdout is not None
-                stdin.write(LENGTH.pack(len(message)) + message)
-                await stdin.drain()
-                while size := LENGTH.unpack(await stdout.readexactly(LENGTH.size))[0]:
-                    answer = pickle.loads(await stdout.readexactly(size))
-                    if isinstance(answer, str):
-                        await stdout.readexactly(LENGTH.size)
-                        whole = True
-                        raise ValueError(answer)
-                    yield answer
-            whole = True
-        except (OSError, EOFError) as error:  # a timeout is an OSError
-            raise ValueError(f"the process that decodes it failed: {type(error).__name__}") from None
-        finally:
-            if not whole:
-                await self.aclose()
+        """End the process."""
+        await self._helper.aclose()

@@ -1,36 +1,33 @@
-"""The process that decodes large messages of KV events: a message in, its pieces out, each pickled."""
+"""The process that decodes large messages of KV events: a message in, its pieces or the reason why it is none out."""
 
 from __future__ import annotations
 
-import pickle
-import struct
-import sys
 from collections.abc import Iterator
 
+from gorgo.core.messages.kv_events import KvEventBatch
 from gorgo.engines.kv_events import decode_message
+from gorgo.live.helper_worker import Work, run_worker
 from gorgo.live.kv_events.pieces import pieces
 
-#: Of a message, and of a piece; 0 follows the last one.
-LENGTH = struct.Struct(">I")
+#: Data of this process: ten times the largest message and what is decoded of it.
+MAX_MEMORY_BYTES = 1024 * 1024 * 1024
 
 
-def answers(message: bytes) -> Iterator[bytes]:
-    """Yield the pieces of a message, or the reason why it is none."""
-    try:
-        for piece in pieces(decode_message(message)):
-            yield pickle.dumps(piece)
-    except ValueError as error:
-        yield pickle.dumps(str(error))
+def decoder(_: None) -> Work:
+    """Return what decodes one message."""
+
+    def decode(message: bytes) -> Iterator[KvEventBatch | str]:
+        try:
+            yield from pieces(decode_message(message))
+        except ValueError as error:
+            yield str(error)
+
+    return decode
 
 
 def main() -> None:
     """Decode messages until the standard input ends."""
-    source, sink = sys.stdin.buffer, sys.stdout.buffer
-    while head := source.read(LENGTH.size):
-        for answer in answers(source.read(*LENGTH.unpack(head))):
-            sink.write(LENGTH.pack(len(answer)) + answer)
-        sink.write(LENGTH.pack(0))
-        sink.flush()
+    run_worker(decoder, frames=1, max_memory_bytes=MAX_MEMORY_BYTES)
 
 
 if __name__ == "__main__":

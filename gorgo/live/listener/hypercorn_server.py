@@ -24,7 +24,7 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 class ServerConfig(Config):
-    """hypercorn's configuration, with the sockets to accept from. `graceful_timeout` bounds the whole stop."""
+    """hypercorn's configuration, with the sockets to accept from. `Config.graceful_timeout` bounds the whole stop."""
 
     listeners: Sequence[socket.socket]
     #: Serves one connection.

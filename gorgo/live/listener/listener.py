@@ -17,8 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
-from gorgo.live.listener.connection.client_connection import ClientConnection
-from gorgo.live.listener.connection.settings import ServerSettings
+from gorgo.live.listener.connection.client_connection import ClientConnection, ServerSettings
 from gorgo.live.listener.heads import HeadLimits, PartialHeads
 from gorgo.live.listener.hypercorn_server import ServerConfig, run_server
 from gorgo.live.logs import log
@@ -52,7 +51,7 @@ async def serve_app(
     tls: ssl.SSLContext | None = None,
 ) -> None:
     """Serve connections until `closing` is set; then end idle ones at once and the others within
-    `config.graceful_timeout`. The listener is closed on return.
+    the `graceful_timeout` of `config`. The listener is closed on return.
 
     `limits` is called for each connection. With `tls` the handshake has the timeout of a request's head, and its
     connection counts as open.
@@ -107,7 +106,7 @@ class Connections:
         try:
             await connection.ended
         finally:  # cancelled: hypercorn waits no longer
-            if not connection.is_lost:
+            if not connection.transport.is_lost:
                 transport.abort()
 
     async def accept_tls(self, listener: socket.socket, tls: ssl.SSLContext) -> None:
@@ -129,7 +128,7 @@ class Connections:
             with suppress(OSError):  # disconnected, too slow, or another protocol
                 await loop.connect_accepted_socket(lambda: connection, client, ssl=tls, ssl_handshake_timeout=limit_s)
         finally:
-            if not connection.is_made:
+            if not connection.transport.is_made:
                 self._forget(connection)
             elif connection in self._open:
                 self._open[connection] = None

@@ -110,7 +110,7 @@ class Discovery:
         target.use_engine(engine)
         log("engine_found", replica=target.name, engine=engine.name, version=engine.version)
         if was is not None and was.name != engine.name:
-            self._routing.router.flush(target.name, now=self._routing.clock())
+            self._routing.router.caches.flush(target.name, now=self._routing.clock())
         return was is None or was.name != engine.name
 
     def _use_models(self, found: tuple[ServedModel, ...]) -> None:
@@ -122,7 +122,7 @@ class Discovery:
         added = [model for model in now_listed if model not in before]
         removed = [model for model in before if model not in now_listed]
         log("models_found", replica=name, added=added[:NAMES_LOGGED], removed=removed[:NAMES_LOGGED])
-        routing.gateway.apply(routing.router.on_models(name, now_listed, now=routing.clock()))
+        routing.gateway.apply(routing.router.replicas.on_models(name, now_listed, now=routing.clock()))
 
     async def answer(self, path: str) -> object:
         """Return the JSON of a route, `None` without one."""

@@ -8,9 +8,12 @@ import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
+from math import inf
 from time import perf_counter
 
 from gorgo.config.constants import PROBE_TIMEOUT_S, WARM_CONNECTIONS, WARM_INTERVAL_S
+from gorgo.core.backoff import backoff_s
 from gorgo.core.messages.request import REFUSALS, EngineSample, OpenConnection
 from gorgo.engines.probe import is_well, probe_paths
 from gorgo.live.http.headers import Header
@@ -71,7 +74,7 @@ class ReplicaMonitor:
         self._kv_events = KvSubscriber(
             state.replicas.kv_feeds,
             target,
-            state.routing.router,
+            state.routing.router.caches,
             state.routing.clock,
             answer=self._discovery.answer,
             is_current=lambda: state.replicas.targets.get(target.name) is target,
@@ -100,8 +103,10 @@ class ReplicaMonitor:
             await self._target.connection_lost.wait()
             # Cleared here too: with a short scrape interval the loop below does not run.
             self._target.connection_lost.clear()
-            wait_s = AFTER_BREAK_S
-            while wait_s < self._state.config.proxy.scrape_interval_s:  # the periodic scrape is due by then
+            for scrapes in count(1):
+                wait_s = backoff_s(scrapes, first_s=AFTER_BREAK_S, longest_s=inf)
+                if wait_s >= self._state.config.proxy.scrape_interval_s:  # the periodic scrape is due by then
+                    break
                 await asyncio.sleep(wait_s)
                 self._target.connection_lost.clear()
                 self._discovery.expect_another_process()
@@ -109,7 +114,6 @@ class ReplicaMonitor:
                 await self.scrape()
                 if self._reports_metrics:
                     break
-                wait_s *= 2
 
     async def probe(self) -> None:
         """Measure one round trip. Scrape a replica that answers again: it may be another process."""
@@ -169,14 +173,13 @@ class ReplicaMonitor:
         self._sampled(result.sample, now)
 
     def _probed(self, rtt_s: float | None, now: float) -> None:
-        self._state.routing.gateway.apply(
-            self._state.routing.router.on_probe(self._target.name, rtt_s, now=now, refusal=self._refusal)
-        )
+        replicas = self._state.routing.router.replicas
+        self._state.routing.gateway.apply(replicas.on_probe(self._target.name, rtt_s, now=now, refusal=self._refusal))
         self._state.telemetry.probe_history.record(self._target.name, rtt_s, now=now)
 
     def _sampled(self, sample: EngineSample | None, now: float) -> None:
         self._state.routing.gateway.apply(
-            self._state.routing.router.on_engine_sample(self._target.name, sample, now=now)
+            self._state.routing.router.replicas.on_engine_sample(self._target.name, sample, now=now)
         )
 
     @property
@@ -239,7 +242,7 @@ class ReplicaMonitor:
             return
         now = self._state.routing.clock()
         connection = None if found is None else OpenConnection(found.windows, now - found.idle_s, found.pacing)
-        self._state.routing.router.on_connection(self._target.name, connection, now=now)
+        self._state.routing.router.replicas.on_connection(self._target.name, connection, now=now)
 
     async def warm(self) -> None:
         """Ping on several connections at once, unless the replica is known to be silent."""

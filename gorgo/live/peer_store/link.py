@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Literal
 
+from gorgo.core.backoff import backoff_s
 from gorgo.live.clock import Clock
 from gorgo.live.logs import log
 from gorgo.live.peer_store.faults import fault_of
@@ -69,5 +70,4 @@ class StoreLink:
         if not alone:
             log("peer_store_lost", level=logging.WARNING, store=self._url, reason=fault, error=self.error)
         self._failures[direction] += 1
-        backoff_s = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(self._failures[direction] - 1, 10))
-        return backoff_s * (0.5 + chance / 2.0)
+        return backoff_s(self._failures[direction], first_s=FIRST_BACKOFF_S, longest_s=MAX_BACKOFF_S, chance=chance)

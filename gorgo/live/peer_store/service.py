@@ -63,7 +63,7 @@ class PeerStoreService:
         names, member = StoreNames(shared.group), member_name(router_name(shared), router.boot_id)
         self.member = member
         self.shared = shared
-        self.peers = router.join_peers(member, key_id=key_id)
+        self.peers = router.peers.join(member, key_id=key_id)
         self.counts = PeerCounts()
         self.link = StoreLink(shared.url, self.counts, clock)
         #: Probes a replica now; set by the process.
@@ -117,7 +117,7 @@ class PeerStoreService:
         for row in rows:
             for subject in row.differences:
                 differing[subject] = differing.get(subject, 0) + 1
-        evicted = self._router.evicted_prefixes()
+        evicted = self._router.peers.evicted_prefixes()
         return PeerMeasures(self.counts, self.link.joined, sum(row.counts for row in rows), differing, evicted)
 
     def as_dict(self) -> dict[str, Any]:
@@ -163,7 +163,7 @@ class PeerStoreService:
         self.link.on_success("read")
 
     def _apply(self, report: PeerReport, age_s: float) -> None:
-        self._gateway.apply(self._router.on_peer(report, now=self._clock(), age_s=age_s))
+        self._gateway.apply(self._router.peers.on_report(report, now=self._clock(), age_s=age_s))
         hints = self.peers.probe_hints
         while hints:
             self.probe(hints.popleft())

@@ -25,5 +25,5 @@ def record_outcomes(path: Path, state: LiveState) -> LineLog:
         path, boot_id=state.routing.router.boot_id, clock=state.routing.clock, count=state.telemetry.metrics.outcome_log
     )
     accelerators = (row.accelerator for row in state.config.replicas if row.accelerator is not None)
-    state.routing.router.record_outcomes(OutcomeLog(log.add, accelerators))
+    state.routing.router.settings.record_outcomes(OutcomeLog(log.add, accelerators))
     return log

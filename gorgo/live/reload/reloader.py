@@ -129,7 +129,7 @@ class Reloader:
         results = await self._probe_new(changes, config, secrets)
         await state.begin_flush(_leaving(changes))
         async with state.routing.control.exclusive():
-            policy, weights = state.routing.router.policy, state.routing.router.weights
+            policy, weights = state.routing.router.settings.policy, state.routing.router.settings.weights
             left, changes = self._change(changes, config, secrets, policy, weights, None, results)
         log("fleet_changed", replicas=len(state.replicas.targets), **changes.as_log())
         self._drain(left)
@@ -227,7 +227,7 @@ class Reloader:
         self._change_fleet(changes, config)
         if changes.shadow:
             # The old shadow policy may read another index than the new policy.
-            state.routing.router.set_shadow(None, now=state.routing.clock())
+            state.routing.router.settings.set_shadow(None, now=state.routing.clock())
         waiting = state.routing.control.apply_config(
             config, policy, weights, switched=changes.policy, edited=changes.policy or changes.weights
         )
@@ -245,7 +245,9 @@ class Reloader:
         state.routing.models.configure(config, restarted={target.name for target in removed})
         for name in state.replicas.targets:
             state.routing.gateway.apply(
-                state.routing.router.on_models(name, state.routing.models.listed(name), now=state.routing.clock())
+                state.routing.router.replicas.on_models(
+                    name, state.routing.models.listed(name), now=state.routing.clock()
+                )
             )
         state.config, state.limits = keep_restart_only(state.config, config), config.limits
         state.routing.training.configure(config.proxy.learning)
@@ -267,24 +269,24 @@ class Reloader:
     def _change_fleet(self, changes: ConfigDiff, config: Config) -> None:
         router, now = self._state.routing.router, self._state.routing.clock()
         limits = self._state.kind.router_limits(config)
-        if limits != router.limits:
-            router.set_limits(limits, now=now)
+        if limits != router.settings.limits:
+            router.settings.set_limits(limits, now=now)
         if changes.fleet or changes.models:
             replaced = {replica.name for replica in changes.replaced}
             # A drain mark belongs to the name: it outlives an exchange of the process.
-            marked = router.draining() & replaced
+            marked = router.view.draining() & replaced
             # Leaving and joining resets load, health and prefix index in the Router.
             specs = replica_specs(config)
-            router.set_fleet([spec for spec in specs if spec.name not in replaced], now=now)
-            router.set_fleet(specs, now=now)
+            router.replicas.set_fleet([spec for spec in specs if spec.name not in replaced], now=now)
+            router.replicas.set_fleet(specs, now=now)
             for name in marked:
-                router.drain(name, now=now)
+                router.replicas.drain(name, now=now)
         for name, draining in changes.drains.items():
-            router.drain(name, draining, now=now)
+            router.replicas.drain(name, draining, now=now)
 
     def _set_shadow(self, shadow: Policy | None) -> None:
         try:
-            self._state.routing.router.set_shadow(shadow, now=self._state.routing.clock())
+            self._state.routing.router.settings.set_shadow(shadow, now=self._state.routing.clock())
         except ConfigError as error:  # the live policy differs from the file's
             log("shadow_not_set", level=logging.WARNING, error=str(error))
 

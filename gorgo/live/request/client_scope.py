@@ -44,7 +44,7 @@ def require_known_model(routing: Routing, model: str | None) -> None:
         return
     if model is None:
         raise HttpError(400, "invalid_request", "model: expected the name of a model; some are restricted to regions")
-    if model not in routing.client_policies.known_models and model not in routing.router.models():
+    if model not in routing.client_policies.known_models and model not in routing.router.view.models():
         message = f"the model {model[:80]!r} is not known to this proxy, and some are restricted to regions"
         raise HttpError(404, "model_not_found", message)
 
@@ -55,7 +55,7 @@ def unknown_model(routing: Routing, *, name: str, client: str | None, listed: It
     may_use, governing = routing.client_policies.may_use, routing.models.governing
     usable = sorted(
         known
-        for model, regions in routing.router.models().items()
+        for model, regions in routing.router.view.models().items()
         if may_use(client=client, model=governing(model, routing.client_policies.models) or model, regions=regions)
         for known in routing.models.names(model)
     ) or [model for model in listed if isinstance(model, str)]

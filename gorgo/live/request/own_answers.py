@@ -32,7 +32,7 @@ def readiness(state: LiveState) -> bytes:
 
 def count_own_answer(routing: Routing, telemetry: Telemetry, client: str | None) -> None:
     """Count a request for models against the rates of its client. Raises `HttpError` (429)."""
-    exceeded = routing.router.count_request(client, now=routing.clock())
+    exceeded = routing.router.quotas.count(client, now=routing.clock())
     if exceeded is not None:
         telemetry.metrics.rejected(exceeded.code)
         retry = ((b"retry-after", b"%d" % ceil(exceeded.retry_after_s)),)

@@ -98,30 +98,30 @@ def parse_request(
     ratio = _BYTES_PER_ID if are_ids else routing.router.token_ratios.ratio(model)
     fingerprint = routing.fingerprinter.hash_sketch(fields.sketch, adapter=adapter)
     prompt_tokens = ceil(fingerprint.text_bytes / ratio) if tokens is None else tokens
-    request = RouteRequest(  # by position, as in gorgo.core.dispatch.outcomes
-        request_id,
-        received_s,
-        prompt_tokens,
-        fingerprint.blocks,
-        BLOCK_BYTES / ratio,  # block_tokens
-        fingerprint.prefix_hash,
-        model,
-        session_of(headers),  # session_id
-        _stored_on(stored_responses, client, parsed) if route == "/v1/responses" else None,  # pinned_replica
-        parsed.get("stream") is True,  # streamed
-        len(body),  # body_bytes
-        options.slo_ttft_s,
-        options.priority,
-        client,
-        options.regions,
-        _is_idempotent(route, parsed),  # idempotent
-        None if are_ids else fingerprint.text_bytes,
-        route,
-        options.slo_tpot_s,
-        {} if exact is None else exact.kv_hashes,
-        _boundaries(fingerprint, exact, prompt_tokens),  # boundaries
-        replicas,
-        options.prefix_len,
+    request = RouteRequest(
+        request_id=request_id,
+        received_s=received_s,
+        prompt_tokens=prompt_tokens,
+        blocks=fingerprint.blocks,
+        block_tokens=BLOCK_BYTES / ratio,
+        prefix_hash=fingerprint.prefix_hash,
+        model=model,
+        session_id=session_of(headers),
+        pinned_replica=_stored_on(stored_responses, client, parsed) if route == "/v1/responses" else None,
+        streamed=parsed.get("stream") is True,
+        body_bytes=len(body),
+        slo_ttft_s=options.slo_ttft_s,
+        priority=options.priority,
+        client=client,
+        regions=options.regions,
+        idempotent=_is_idempotent(route, parsed),
+        text_bytes=None if are_ids else fingerprint.text_bytes,
+        route=route,
+        slo_tpot_s=options.slo_tpot_s,
+        kv_hashes={} if exact is None else exact.kv_hashes,
+        boundaries=_boundaries(fingerprint, exact, prompt_tokens),
+        replicas=replicas,
+        prefix_len=options.prefix_len,
     )
     may_be_short = route != "/v1/embeddings" and request.idempotent and wants_more_than_one(parsed)
     adds_usage = _adds_usage(route, body, parsed)

@@ -92,7 +92,7 @@ class RequestRecord:
             self.status = 499
             self.telemetry.metrics.client_disconnected()
         status = self.status or sent_status or 500
-        self.telemetry.metrics.request(route, self.routing.router.policy.name, status)
+        self.telemetry.metrics.request(route, self.routing.router.settings.policy.name, status)
         now = self._end_s()
         self._count_for_client(status, now)
         if self.telemetry.request_log is not None and self.request is not None:
@@ -154,22 +154,22 @@ class RequestRecord:
         route = request.route
         tokens = route.prompt_tokens if outcome.prompt_tokens is None else outcome.prompt_tokens
         self.telemetry.request_log.add(
-            Finished(  # by position, as in gorgo.core.dispatch.outcomes
-                self.received_s,
-                route.recorded_model,  # model
-                tokens,  # input_tokens
+            Finished(
+                received_s=self.received_s,
+                model=route.recorded_model,
+                input_tokens=tokens,
                 # An incomplete response would have been longer.
-                outcome.output_tokens if outcome.result is AttemptResult.COMPLETED else None,  # output_tokens
-                request.text_bytes,
-                status,
-                logged_hashes(route.blocks),  # hashes
-                self.client,
-                self.replica,
-                outcome.cached_tokens,
-                self.attempts,
-                self.queued_s,
-                self.ttft_s,
-                self._end_s() - self.received_s,  # e2e_s
-                token_boundaries(route.boundaries, size=route.prompt_tokens, tokens=tokens),  # boundaries
+                output_tokens=outcome.output_tokens if outcome.result is AttemptResult.COMPLETED else None,
+                text_bytes=request.text_bytes,
+                status=status,
+                hashes=logged_hashes(route.blocks),
+                client=self.client,
+                replica=self.replica,
+                cached_tokens=outcome.cached_tokens,
+                attempts=self.attempts,
+                queued_s=self.queued_s,
+                ttft_s=self.ttft_s,
+                e2e_s=self._end_s() - self.received_s,
+                boundaries=token_boundaries(route.boundaries, size=route.prompt_tokens, tokens=tokens),
             )
         )

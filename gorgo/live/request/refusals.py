@@ -65,4 +65,4 @@ def record_early_refusal(telemetry: Telemetry, error: HttpError) -> None:
 
 def refusal_headers(routing: Routing, request_id: str) -> tuple[Header, ...]:
     """Return the headers of a refusal beside those of its error."""
-    return (b"x-request-id", request_id.encode()), (b"x-gorgo-policy", routing.router.policy.name.encode())
+    return (b"x-request-id", request_id.encode()), (b"x-gorgo-policy", routing.router.settings.policy.name.encode())

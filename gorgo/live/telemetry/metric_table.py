@@ -15,7 +15,8 @@ from gorgo.live.telemetry.peer_table import PEER_LABELS, PEER_METRICS
 
 _REPLICA = ("replica", "region")
 
-#: Every metric of the proxy's own; the process metrics of prometheus_client come on top under `gorgo_process_`.
+#: Every metric of the proxy's own; the process metrics of prometheus_client come on top with the prefix
+#: `gorgo_process_*`.
 METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("gorgo_requests_total", "counter", ("route", "policy", "status"), "Requests answered, by status class."),
     MetricSpec("gorgo_attempts_total", "counter", (*_REPLICA, "result"), "Ended attempts."),

@@ -57,7 +57,7 @@ class Metrics:
         self._cells = MetricStore([spec for spec in METRICS if spec.name not in _READ_ELSEWHERE])
         self._count, self._histogram = self._cells.count, self._cells.histogram
         self.learning = LearningMetrics(self._cells)
-        self.clients = ClientUsage(self._cells, router.lists, clock)
+        self.clients = ClientUsage(self._cells, router.view.lists, clock)
         #: Series of the prompts' tokens, and of the parts of TTFTs, by replica and region.
         self._dispatched: dict[tuple[str, str], tuple[Counter, Counter, Counter]] = {}
         self._parts: dict[tuple[str, str], list[tuple[Counter, Histogram]]] = {}
@@ -271,18 +271,18 @@ class _RouterGauges(Collector):
 
     def collect(self) -> Iterable[Metric]:
         families = {spec.name: _gauge(spec) for spec in _GAUGES}
-        views = self._router.fleet_view(now=self._clock())
+        views = self._router.view.snapshots(now=self._clock())
         for view in views:
             for name, value in _replica_gauges(view):
                 families[name].add_metric((view.name, view.region), value)
-        for weight, value in self._router.weights.items():
-            families["gorgo_weight"].add_metric((self._router.policy.name, weight), value)
-        unreachable = self._router.unreachable_regions
+        for weight, value in self._router.settings.weights.items():
+            families["gorgo_weight"].add_metric((self._router.settings.policy.name, weight), value)
+        unreachable = self._router.view.unreachable_regions
         for region in sorted({view.region for view in views}):
             families["gorgo_region_unreachable"].add_metric((region,), float(region in unreachable))
         families["gorgo_queue_requests"].add_metric((), self._router.queued)
         families["gorgo_buffered_bytes"].add_metric((), self._buffers.used_bytes)
-        families["gorgo_weights_version"].add_metric((), self._router.weights.version)
+        families["gorgo_weights_version"].add_metric((), self._router.settings.weights.version)
         families["gorgo_weights_frozen"].add_metric((), float(self._config.frozen))
         families["gorgo_config_reload_failed"].add_metric((), float(self._config.refused))
         families["gorgo_config_last_reload_timestamp_seconds"].add_metric((), self._config.taken_s)

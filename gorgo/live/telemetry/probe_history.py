@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
+
+from gorgo.core.lru import Lru
 
 #: An hour of probes every 30 s.
 MAX_PROBES = 120
@@ -26,16 +28,14 @@ class ProbeHistory:
     """
 
     def __init__(self) -> None:
-        self._of: OrderedDict[str, deque[ProbeTime]] = OrderedDict()
+        self._of = Lru[str, deque[ProbeTime]](MAX_REPLICAS)
 
     def record(self, replica: str, rtt_s: float | None, *, now: float) -> None:
         """Record a probe; `rtt_s` is `None` if it failed."""
-        trips = self._of.get(replica)
+        trips = self._of.use(replica)
         if trips is None:
-            trips = self._of[replica] = deque(maxlen=MAX_PROBES)
-            if len(self._of) > MAX_REPLICAS:
-                self._of.popitem(last=False)
-        self._of.move_to_end(replica)
+            trips = deque(maxlen=MAX_PROBES)
+            self._of.put(replica, trips)
         trips.append((now, rtt_s))
 
     def for_replica(self, replica: str) -> tuple[ProbeTime, ...]:

@@ -42,7 +42,7 @@ class Saturation:
 
     def shares(self) -> Iterator[tuple[str, float]]:
         """Yield resource and share."""
-        yield "requests", min(1.0, self._router.in_flight / self._router.limits.max_in_flight)
+        yield "requests", min(1.0, self._router.in_flight / self._router.settings.limits.max_in_flight)
         yield "buffers", min(1.0, self._buffers.used_bytes / self._buffers.limit_bytes)
         yield "processor", self._processor_share()
 

@@ -10,9 +10,9 @@ evicted is not found again, and is evicted in its turn. Neither text nor token i
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Generator
 
+from gorgo.core.lru import Lru
 from gorgo.core.prefix.kv_chain import HASH_BYTES, TOKEN_BYTES, packed_chain, unpacked
 from gorgo.live.tokens.encoded import UNCACHED, EncodedPrompt
 
@@ -36,11 +36,9 @@ class BlockHashes:
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
-        self._max_bytes = max_bytes
-        self._used = 0
         self._numbers = 0
         #: Number and packed hashes of each section.
-        self._sections: OrderedDict[tuple[int, bytes], tuple[int, bytes]] = OrderedDict()
+        self._sections = Lru[tuple[int, bytes], tuple[int, bytes]](max_bytes, weigh=_memory)
 
     def __len__(self) -> int:
         return len(self._sections)
@@ -65,7 +63,7 @@ class BlockHashes:
         hashed = end = 0
         for part, key in zip(prompt.parts, prompt.keys, strict=True):
             end += len(part)
-            section = self._known((number, key))
+            section = self._sections.use((number, key))
             if section is None:
                 tokens = tokens or b"".join(prompt.parts)
                 before = next((int.from_bytes(each[-HASH_BYTES:], "little") for each in reversed(found) if each), root)
@@ -84,23 +82,17 @@ class BlockHashes:
 
     def check(self) -> None:
         """Assert the bound."""
-        assert self._used == sum(len(hashes) + _SECTION_BYTES for _, hashes in self._sections.values())
-        assert self._used <= self._max_bytes
-
-    def _known(self, key: tuple[int, bytes]) -> tuple[int, bytes] | None:
-        section = self._sections.get(key)
-        if section is not None:
-            self._sections.move_to_end(key)
-        return section
+        self._sections.check()
 
     def _stored(self, key: tuple[int, bytes], hashes: bytes) -> tuple[int, bytes]:
         """Return the section of this key, stored if it is missing."""
-        section = self._known(key)
+        section = self._sections.use(key)
         if section is None:
             self._numbers += 1
-            section = self._sections[key] = (self._numbers, hashes)
-            self._used += len(hashes) + _SECTION_BYTES
-            while self._used > self._max_bytes:
-                _, (_, evicted) = self._sections.popitem(last=False)
-                self._used -= len(evicted) + _SECTION_BYTES
+            section = (self._numbers, hashes)
+            self._sections.put(key, section)
         return section
+
+
+def _memory(section: tuple[int, bytes]) -> int:
+    return len(section[1]) + _SECTION_BYTES

@@ -7,12 +7,12 @@ message. The key is a digest of the segment; the value, its ids.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import count
 
+from gorgo.core.lru import Lru
 from gorgo.live.tokens.encoded import EncodedPrompt
 from gorgo.live.tokens.tokenizer import FileTokenizer
 
@@ -58,9 +58,7 @@ class SegmentCache:
     ) -> None:
         self._tokenizer = tokenizer
         self._separator = separator
-        self._max_bytes = max_bytes
-        self._used = 0
-        self._cached: OrderedDict[bytes, bytes] = OrderedDict()
+        self._cached = Lru[bytes, bytes](max_bytes, weigh=_memory)
         #: Names the tokenizer among all of the process, those before a reload included.
         self.origin = next(_numbers).to_bytes(8, "little")
 
@@ -71,15 +69,12 @@ class SegmentCache:
         keys = [sha256(part.encode()).digest() for part in parts]
         # The first one may be encoded in another way: it begins the text.
         keys[0] = b"first" + keys[0]
-        cached = self._cached
-        ids = [cached.get(key) for key in keys]
+        ids = [self._cached.use(key) for key in keys]
         missing: dict[int, str] = {}
         for place, known in enumerate(ids):
             if known is None:
                 begin = self._separator if place and self._separator is not None else ""
                 missing[place] = begin + parts[place]
-            else:
-                cached.move_to_end(keys[place])
         return Cut(keys, ids, missing)
 
     def encode(self, texts: Iterable[str]) -> list[bytes]:
@@ -90,19 +85,14 @@ class SegmentCache:
         """Return the packed ids by segment, with those of the missing ones, which are cached."""
         for place, ids in zip(cut.missing, encoded, strict=True):
             cut.ids[place] = ids
-            self._store(cut.keys[place], ids)
+            if cut.keys[place] not in self._cached:
+                self._cached.put(cut.keys[place], ids)
         return EncodedPrompt([ids for ids in cut.ids if ids is not None], cut.keys, self.origin)
 
     def check(self) -> None:
         """Assert the bound."""
-        assert self._used == sum(len(ids) + _ENTRY_BYTES for ids in self._cached.values())
-        assert self._used <= self._max_bytes
+        self._cached.check()
 
-    def _store(self, key: bytes, ids: bytes) -> None:
-        if key in self._cached:
-            return
-        self._cached[key] = ids
-        self._used += len(ids) + _ENTRY_BYTES
-        while self._used > self._max_bytes:
-            _, evicted = self._cached.popitem(last=False)
-            self._used -= len(evicted) + _ENTRY_BYTES
+
+def _memory(ids: bytes) -> int:
+    return len(ids) + _ENTRY_BYTES

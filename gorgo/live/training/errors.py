@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from gorgo.core.arrays import Floats
 from gorgo.core.training.model import Model
 from gorgo.core.training.outcomes import TrainingRows
-
-Floats = NDArray[np.float64]
 
 
 def error_shares(model: Model, rows: TrainingRows) -> tuple[Floats, Floats]:

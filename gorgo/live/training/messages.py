@@ -1,17 +1,11 @@
-"""What passes between the proxy and the process that trains: settings and outcomes there, replies back."""
+"""What passes between the proxy and the process that trains: settings there, then `TrainingRows`, and replies back."""
 
 from __future__ import annotations
 
-import pickle
-import struct
 from typing import Any
 
 from gorgo.core.record import record
-from gorgo.core.training.outcomes import TrainingRows
 from gorgo.core.training.spec import TrainingSpec
-
-#: Length of a pickle. Both ends are this program's own.
-LENGTH = struct.Struct("!Q")
 
 
 @record
@@ -31,9 +25,3 @@ class Reply:
     model: bytes | None = None
     #: Of the round, s.
     seconds: float = 0.0
-
-
-def encode(value: Settings | TrainingRows | Reply) -> bytes:
-    """Return a value with its length before it."""
-    data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-    return LENGTH.pack(len(data)) + data

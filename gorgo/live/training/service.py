@@ -4,7 +4,7 @@ Owns the round trip: outcomes of the Router to the process, its model into the R
 mathematics to `gorgo.learning`, and decisions to the policy.
 
 Theory of operation. Every second the new outcomes go to the process, at most one message at a time. While a round
-trains, outcomes wait in the Router's ring, which is bounded; a model is put in by one synchronous `Router.adopt`. The
+trains, outcomes wait in the Router's ring, which is bounded; a model is put in by one synchronous `Learning.adopt`. The
 process can fail at any time: routing goes on with the model in use, and another process begins with the outcomes that
 the ring still has. While weights are frozen nothing is sent, and no model is adopted.
 """
@@ -19,6 +19,7 @@ from typing import Any
 
 from gorgo.config.model import LearningConfig
 from gorgo.config.router_settings import training_spec
+from gorgo.core.backoff import backoff_s
 from gorgo.core.router import Router
 from gorgo.core.training.learner import Learner
 from gorgo.core.training.outcomes import TrainingRows
@@ -26,12 +27,13 @@ from gorgo.core.training.spec import TrainingSpec
 from gorgo.errors import GorgoError
 from gorgo.learning.model_file import loads
 from gorgo.live.clock import Clock
+from gorgo.live.helper_process import HelperFailed, HelperProcess
+from gorgo.live.helper_worker import pickled
 from gorgo.live.logs import log
 from gorgo.live.telemetry.learning import LearningMetrics, ModelGauges
 from gorgo.live.training.errors import error_shares
 from gorgo.live.training.messages import Reply, Settings
 from gorgo.live.training.model_store import ModelStore
-from gorgo.live.training.process import TrainingProcess
 from gorgo.live.training.status import ModelInUse, TrainingState
 
 #: Between two messages to the process, and between two looks at a round in progress.
@@ -40,6 +42,10 @@ INTERVAL_S = 1.0
 MAX_ROWS = 2000
 #: Outcomes per second that errors are measured by: a millisecond of a thread.
 MAX_MEASURED = 200
+#: Time for one round; the largest takes tens of seconds on a core of its own.
+ROUND_TIMEOUT_S = 900.0
+#: Added to the proxy's own: where processors are few, the event loop goes first.
+NICENESS = 19
 #: Delay of the next process after a failure; doubles from the first to the last.
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 60.0
 
@@ -76,10 +82,11 @@ class TrainingService:
         self._own_spec: TrainingSpec | None = None
         self._model_file: str | None = None
         self._in_use: ModelInUse | None = None
-        self._process: TrainingProcess | None = None
+        self._process: HelperProcess | None = None
         #: Numbers of the first outcome that the process does not have, and of the first one that is not measured.
         self._next_seq = self._measured_seq = 0
-        self._retry_s = FIRST_RETRY_S
+        #: Processes that failed in a row.
+        self._failures = 0
         self._retry_at_s = float("-inf")
         #: A failed write is logged once until one succeeds.
         self._unwritten = False
@@ -101,13 +108,13 @@ class TrainingService:
 
     async def step(self) -> None:
         """Follow changes of the policy and the configuration, then pass new outcomes to the process."""
-        changed = self._router.learner is not self._learner
-        if changed or (self._learning.model_file != self._model_file and not self._router.frozen):
+        changed = self._router.learning.learner is not self._learner
+        if changed or (self._learning.model_file != self._model_file and not self._router.settings.frozen):
             await self._follow()
         await self._measure()
-        learner, ring = self._learner, self._router.outcomes
+        learner, ring = self._learner, self._router.learning.outcomes
         if learner is None or ring is None or not self._may_train(learner):
-            await self._end("frozen" if learner is not None and self._router.frozen else "off")
+            await self._end("frozen" if learner is not None and self._router.settings.frozen else "off")
         elif self._clock() >= self._retry_at_s:
             if self._process is None or self._settled() != learner.training:
                 await self._begin(learner)
@@ -121,13 +128,13 @@ class TrainingService:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON of `GET /admin/model`."""
-        learner, now = self._router.learner, self._clock()
+        learner, now = self._router.learning.learner, self._clock()
         in_use = self._in_use if learner is self._learner else None
         spec = None if learner is None else learner.training
         self._state.pid = None if self._process is None else self._process.pid
         return {
             "policy": None if learner is None else learner.name,
-            "is_shadow": learner is not None and learner is self._router.shadow,
+            "is_shadow": learner is not None and learner is self._router.settings.shadow,
             "model": None if in_use is None else in_use.as_dict(now),
             "training": self._state.as_dict(spec),
         }
@@ -135,7 +142,7 @@ class TrainingService:
     # -- steps
 
     def _may_train(self, learner: Learner) -> bool:
-        return self._learning.online and not self._router.frozen and self._router.learner is learner
+        return self._learning.online and not self._router.settings.frozen and self._router.learning.learner is learner
 
     def _settled(self) -> TrainingSpec:
         """Return the learner's training with the settings of the configuration."""
@@ -144,7 +151,7 @@ class TrainingService:
 
     async def _follow(self) -> None:
         """Take over another learner or another model file, with the newest model that there is for it."""
-        learner, configured = self._router.learner, self._learning.model_file
+        learner, configured = self._router.learning.learner, self._learning.model_file
         joins = learner is not self._learner
         if joins:
             await self._end("off")
@@ -157,17 +164,23 @@ class TrainingService:
         learner.training = self._settled()
         file = None if configured is None else Path(configured)
         stored = await asyncio.to_thread(self._store.load, learner, file, own=joins)
-        if stored is not None and self._router.learner is learner:
+        if stored is not None and self._router.learning.learner is learner:
             self._adopt(ModelInUse(stored.model, stored.changed_s, stored.path))
 
     async def _begin(self, learner: Learner) -> None:
         """Make a process for the settings in force; it starts with its first outcomes."""
         await self._end("waiting")
-        ring = self._router.outcomes
+        ring = self._router.learning.outcomes
         assert ring is not None, "a learner has a ring"
         learner.training = self._settled()
         version = 0 if self._in_use is None else self._in_use.model.version
-        self._process = TrainingProcess(Settings(learner.training, self._seed, version))
+        self._process = HelperProcess(
+            "gorgo.live.training.worker",
+            niceness=NICENESS,
+            timeout_s=ROUND_TIMEOUT_S,
+            first=Settings(learner.training, self._seed, version),
+            again=False,  # the process has the buffers
+        )
         self._next_seq = ring.first_seq
 
     async def _pass_on(self, learner: Learner, rows: TrainingRows) -> None:
@@ -178,7 +191,7 @@ class TrainingService:
         self._state.taken, self._state.lost = self._state.taken + len(rows), self._state.lost + lost
         self._metrics.outcomes(len(rows), lost)
         self._state.state = "training"
-        exchange = asyncio.create_task(process.train(rows))
+        exchange = asyncio.create_task(process.answer(pickled(rows)))
         try:
             while not exchange.done() and self._may_train(learner):
                 await asyncio.wait((exchange,), timeout=INTERVAL_S)
@@ -192,10 +205,11 @@ class TrainingService:
             return
         failure = exchange.exception()
         if failure is None:
-            self._retry_s, self._state.state, self._state.failure = FIRST_RETRY_S, "waiting", None
+            self._failures, self._state.state, self._state.failure = 0, "waiting", None
             await self._take(learner, exchange.result())
         else:  # whatever it is: routing goes on
-            self._failed(str(failure) or type(failure).__name__)
+            is_ended = isinstance(failure, HelperFailed)
+            self._failed(f"the training process {failure}" if is_ended else str(failure) or type(failure).__name__)
 
     async def _take(self, learner: Learner, reply: Reply) -> None:
         """Adopt the model of a reply, if it has one, and write it."""
@@ -217,7 +231,7 @@ class TrainingService:
     def _adopt(self, found: ModelInUse) -> None:
         """Put a model into the Router, in one step."""
         model, report = found.model, found.report
-        self._router.adopt(model)
+        self._router.learning.adopt(model)
         self._in_use = found
         self._metrics.model = ModelGauges(model.version, model.samples, found.trained_s)
         log(
@@ -256,9 +270,10 @@ class TrainingService:
         self._metrics.round("failed")
         self._state.state, self._state.failure = "failed", reason
         self._state.failures += 1
-        log("training_failed", level=logging.WARNING, reason=reason, retry_s=self._retry_s)
-        self._retry_at_s = self._clock() + self._retry_s
-        self._retry_s = min(2 * self._retry_s, LAST_RETRY_S)
+        self._failures += 1
+        retry_s = backoff_s(self._failures, first_s=FIRST_RETRY_S, longest_s=LAST_RETRY_S)
+        log("training_failed", level=logging.WARNING, reason=reason, retry_s=retry_s)
+        self._retry_at_s = self._clock() + retry_s
 
     async def _end(self, state: str) -> None:
         self._state.state = state
@@ -268,8 +283,8 @@ class TrainingService:
 
     async def _measure(self) -> None:
         """Compare the model's predictions with new outcomes, which it was not trained on."""
-        ring, in_use = self._router.outcomes, self._in_use
-        if ring is None or self._router.learner is not self._learner:
+        ring, in_use = self._router.learning.outcomes, self._in_use
+        if ring is None or self._router.learning.learner is not self._learner:
             return
         rows = ring.since(max(self._measured_seq, ring.next_seq - MAX_MEASURED))
         self._measured_seq = ring.next_seq

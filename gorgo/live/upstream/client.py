@@ -14,6 +14,7 @@ import errno
 import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
+from time import monotonic
 from types import TracebackType
 from typing import Any, Protocol, cast
 
@@ -22,12 +23,10 @@ import httpx
 from gorgo.core.buffer_budget import BufferBudget
 from gorgo.core.record import mutable_record
 from gorgo.live.http.headers import Header, encode_lines
-from gorgo.live.upstream.connect_cause import connect_cause
+from gorgo.live.upstream.address import connect_cause
 from gorgo.live.upstream.connection_state import ConnectionTracker, OnChange
-from gorgo.live.upstream.pool import UpstreamPool
-from gorgo.live.upstream.request_head import encode_head, request_line
+from gorgo.live.upstream.pool import UpstreamPool, encode_head, request_line
 from gorgo.live.upstream.response import HttpResponse
-from gorgo.live.upstream.small_body import read_all
 
 #: No connection was left for a request: the limit is reached, or the process has no descriptor for one more.
 POOL_EXHAUSTED = "connections_exhausted"
@@ -37,7 +36,13 @@ CONNECTION_LOST = frozenset({"connect_failed", "disconnected"})
 _NOT_CONNECTED = frozenset({"connect_failed", "connect_timeout"})
 #: Errors of this process, not of its peer: it can open no more descriptors, or has no memory.
 _LOCAL_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-
+# Of the bodies of the proxy's own small requests: pings, metrics, lists of models.
+#: Bodies are cut here: SGLang's /metrics is about 100 kB.
+FETCH_LIMIT_BYTES = 4 * 1024 * 1024
+#: Up to here a body is not reserved: a full proxy probes its replicas all the same.
+SMALL_FETCH_BYTES = 256 * 1024
+#: The client that large bodies of all replicas count for.
+FETCHES = "fetches of the proxy"
 
 #: Takes a chunk; returns whether it takes more at once.
 PassChunk = Callable[[bytes], bool]
@@ -219,7 +224,7 @@ class UpstreamClient:
                 source = await self._open("GET", path, headers, b"")
                 try:
                     async with source.chunks() as chunks:
-                        body = await read_all(chunks, self._buffers)
+                        body = await _read_all(chunks, self._buffers)
                     if body is None:
                         raise UpstreamError("answer_too_large")
                     return source.status, body
@@ -299,6 +304,29 @@ class _Body(httpx.AsyncByteStream):
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         yield self._data
+
+
+async def _read_all(chunks: AsyncIterator[bytes], buffers: BufferBudget | None) -> bytes | None:
+    """Return a body whole, `None` if it is too large or `buffers` has no space for it."""
+    buffer = None if buffers is None else buffers.new_buffer(FETCHES, now=monotonic())
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async for chunk in chunks:
+            size += len(chunk)
+            if size > FETCH_LIMIT_BYTES:
+                return None
+            # The parts and their join.
+            if buffers is not None and buffer is not None and size > SMALL_FETCH_BYTES:
+                may_grow = buffers.reserve(buffer, 2 * size, now=monotonic())
+                if not may_grow:
+                    return None
+            parts.append(chunk)
+        return b"".join(parts)
+    finally:
+        parts.clear()
+        if buffers is not None and buffer is not None:
+            buffers.close(buffer)
 
 
 def _reason(failure: httpx.TransportError) -> str:

@@ -18,7 +18,7 @@ from typing import Protocol, cast
 import httpx
 
 from gorgo.live.turn_writes import writes_of
-from gorgo.live.upstream.tcp_info import Socket
+from gorgo.live.upstream.connection_state import Socket
 
 #: Largest part of a read that is parsed in one turn: some 5,400 chunks of one byte, half a millisecond.
 SLICE_BYTES = 32 * 1024

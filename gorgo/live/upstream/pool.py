@@ -1,6 +1,7 @@
 """Connections to one replica: which one a request takes, how long an idle one stays open, and the repeated request.
 
-Leaves the bytes of a response to `response`, the number of requests to `client`.
+Owns the bytes of a request's head too, which its callers encode: most lines of it never change. Leaves the bytes of a
+response to `response`, the number of requests to `client`.
 
 Theory of operation. The connection used last is taken first: few connections then carry all, with open windows. A kept
 connection that the server has closed fails at once, without a byte of a response. That is no failure of the replica, so
@@ -12,24 +13,28 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import re
 import ssl
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import httpx
 
 from gorgo.config.constants import REPLICA_KEEP_ALIVE_S
 from gorgo.core.latency.tcp import Pacing, TcpWindows
+from gorgo.live.http.headers import Header, encode_lines
+from gorgo.live.http.request_headers import UpstreamHeaders
 from gorgo.live.upstream.address import Address
 from gorgo.live.upstream.connection import ReplicaConnection
-from gorgo.live.upstream.connection_state import ConnectionTracker, PooledConnection, idling_shrinks
+from gorgo.live.upstream.connection_state import ConnectionTracker, PooledConnection, bbr_state, idling_shrinks
 from gorgo.live.upstream.response import HttpResponse
-from gorgo.live.upstream.tcp_info import bbr_state
 
 #: A connection that the server closed before a request fails within this, s: a round trip to anywhere. A replica that
 #: fails later may have worked at the request; repeating it would double the load of a failing replica.
 STALE_S = 0.5
+_METHOD = re.compile(rb"[A-Za-z]+")
+_TARGET = re.compile(rb"[\x21-\x7e]+")
 
 
 class UpstreamPool:
@@ -186,6 +191,24 @@ class UpstreamPool:
                 return
             del self._idle[connection]
             connection.close()
+
+
+def request_line(method: bytes, target: bytes) -> bytes:
+    """Return the first line of a head. Raises `ValueError` for what does not stay within it."""
+    if _METHOD.fullmatch(method) is None or _TARGET.fullmatch(target) is None:
+        raise ValueError("a method or a target that is not one word")
+    return b"%b %b HTTP/1.1\r\n" % (method, target)
+
+
+def encode_head(start: bytes, headers: Sequence[Header], *, length: int | None = None) -> bytes:
+    """Return a request's head, with the `length` of its body if there is one.
+
+    `start` is the request line, and lines of headers that never change. Raises `ValueError` for a control character.
+    """
+    lines = headers.lines if isinstance(headers, UpstreamHeaders) else encode_lines(headers)
+    if length is None:
+        return b"%b%b\r\n" % (start, lines)
+    return b"%b%bContent-Length: %d\r\n\r\n" % (start, lines, length)
 
 
 def _read_tcp_info(connection: PooledConnection) -> tuple[TcpWindows, Pacing] | None:

@@ -42,7 +42,7 @@ async def read_later(
     model = request.route.model
     if (
         model is None
-        or state.routing.router.lists(model)
+        or state.routing.router.view.lists(model)
         or not await state.routing.models.find_missing(model, now=state.routing.clock())
     ):
         return request
@@ -72,4 +72,4 @@ def request_without_prompt(
 def _is_missing(state: PickerState, request: ParsedRequest) -> bool:
     """Return whether fresh lists of models could have the request's, which no replica is known to serve."""
     model = request.route.model
-    return model is not None and not state.routing.router.lists(model) and state.routing.models.may_find(model)
+    return model is not None and not state.routing.router.view.lists(model) and state.routing.models.may_find(model)

@@ -11,14 +11,11 @@ from math import inf
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from gorgo.core.arrays import Floats, Rows
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.policy.candidates import Candidates
 from gorgo.policies.learned.guards import Guard
-
-Floats = NDArray[np.float64]
-Rows = NDArray[np.intp]
 
 _HASH_BYTES = 8
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from gorgo.core.arrays import Table
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.policy.candidates import Candidates
 from gorgo.core.training.features import feature_table
 from gorgo.core.training.model import Model
 from gorgo.core.training.spec import TrainingSpec
 from gorgo.errors import ConfigError
-from gorgo.policies.learned.guards import Table
 
 
 class LearnedPolicy:

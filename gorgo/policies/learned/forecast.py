@@ -9,15 +9,13 @@ from __future__ import annotations
 from math import isnan
 
 import numpy as np
-from numpy.typing import NDArray
 
+from gorgo.core.arrays import Floats, Table
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.policy.candidates import Candidates
 from gorgo.core.policy.choice import Choice, Prediction
 from gorgo.policies.gorgo_ms import PredictedTimes, predict_times
-from gorgo.policies.learned.guards import Guard, Table
-
-Floats = NDArray[np.float64]
+from gorgo.policies.learned.guards import Guard
 
 
 class Forecast:

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from gorgo.core.arrays import Floats, Table
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.policy.candidates import Candidates
 from gorgo.core.policy.choice import Choice, Prediction, argmin_tiebreak
@@ -19,7 +20,7 @@ from gorgo.errors import ConfigError
 from gorgo.policies.gorgo_ms import GorgoMs, predict_times
 from gorgo.policies.learned.base import LearnedPolicy
 from gorgo.policies.learned.forecast import Forecast
-from gorgo.policies.learned.guards import Floats, Table, predict_ttft_s, rows_in_range
+from gorgo.policies.learned.guards import predict_ttft_s, rows_in_range
 
 #: The feature that is the prediction by priors, from dispatch to first token, s. It is the last column.
 PRIOR = "prior_s"

@@ -10,9 +10,7 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Rows = NDArray[np.intp]
-Table = NDArray[np.float32]
+from gorgo.core.arrays import Floats, Rows, Table
 
 #: Why a guard decided: no model yet, a candidate unlike the training, chance, a cached prefix that was preferred or
 #: left, a full KV pool, several predictions that are nearly equal, a model that failed.

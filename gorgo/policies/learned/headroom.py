@@ -17,9 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Rows = NDArray[np.intp]
-Mask = NDArray[np.bool_]
+from gorgo.core.arrays import Floats, Mask, Rows
 
 #: Score of the best; one out of the scored group has 0.
 MOST = 101

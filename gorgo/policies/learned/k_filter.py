@@ -15,10 +15,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from gorgo.core.arrays import Floats
 from gorgo.core.policy.cost import fill_unknown
 from gorgo.policies.base import rendezvous_scores
-
-Floats = NDArray[np.float64]
 
 
 def is_saturated(kv_usage: Floats, cached_tokens: Floats, *, saturation: float, min_hit_tokens: float) -> bool:

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from gorgo.core.arrays import Floats, Rows, Table
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.policy.candidates import Candidates
 from gorgo.core.policy.choice import Choice, argmin_tiebreak
@@ -16,16 +17,7 @@ from gorgo.core.training.model import Model
 from gorgo.core.training.spec import TrainingSpec
 from gorgo.policies.learned.base import LearnedPolicy
 from gorgo.policies.learned.forecast import Forecast
-from gorgo.policies.learned.guards import (
-    Floats,
-    Guard,
-    Rows,
-    Table,
-    near_best,
-    predict_ttft_s,
-    rows_in_range,
-    sample_rows,
-)
+from gorgo.policies.learned.guards import Guard, near_best, predict_ttft_s, rows_in_range, sample_rows
 from gorgo.policies.learned.k_filter import is_saturated, replicas_of_group
 from gorgo.policies.prefix_cache_and_load import PrefixCacheAndLoad
 

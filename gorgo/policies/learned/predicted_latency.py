@@ -6,6 +6,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from gorgo.core.arrays import Floats, Rows
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.policy.candidates import Candidates
 from gorgo.core.policy.choice import Choice, argmin_tiebreak
@@ -15,7 +16,7 @@ from gorgo.core.training.spec import TrainingSpec
 from gorgo.policies.learned.affinity import Gated, cached_shares, gate
 from gorgo.policies.learned.base import LearnedPolicy
 from gorgo.policies.learned.forecast import Forecast
-from gorgo.policies.learned.guards import Floats, Guard, Rows, predict_both
+from gorgo.policies.learned.guards import Guard, predict_both
 from gorgo.policies.learned.headroom import MOST, Headroom, headroom_of, scores, tier
 from gorgo.policies.load_prefix import LoadPrefix
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from gorgo.core.fleet.columns import Floats
+from gorgo.core.arrays import Floats
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.policy.candidates import Candidates
 from gorgo.core.policy.choice import Choice

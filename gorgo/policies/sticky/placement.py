@@ -7,9 +7,8 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
+from gorgo.core.arrays import Floats
 from gorgo.policies.base import rendezvous_scores
-
-Floats = NDArray[np.float64]
 
 _MASK = (1 << 64) - 1
 

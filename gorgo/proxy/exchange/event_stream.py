@@ -22,8 +22,11 @@ from gorgo.live.http.request_buffer import RequestBuffer
 from gorgo.live.request.judgement import failure_of_event, is_short_stream, result_of_stream
 from gorgo.live.upstream.client import ResponseSource, UpstreamError
 from gorgo.proxy.exchange.passage import Passage
-from gorgo.proxy.exchange.relay_options import BUFFER_BYTES, WITHHELD_BYTES
 
+#: Buffer of one response: above any preamble of an engine, small enough for thousands of responses at once.
+BUFFER_BYTES = 64 * 1024
+#: Buffer of a withheld answer: forty tokens, so that no long answer waits for its end.
+WITHHELD_BYTES = 8 * 1024
 #: Bytes of a stream without a token after which other tasks run between chunks: events of ten bytes take a hundred
 #: times an ordinary one's time per byte, and a fast replica has the next chunk ready.
 YIELD_BYTES = 8 * 1024
@@ -35,7 +38,7 @@ async def relay_events(passage: Passage) -> Outcome:
     if outcome is not None:
         return outcome
     await passage.pass_rest()
-    passage.gaps.drop_end(passage.options.route)
+    passage.gaps.drop_end(passage.route)
     if error_status is not None:
         await passage.end_body()
         return passage.outcome(result_of_stream(error_status), error_status)
@@ -82,8 +85,8 @@ class _Beginning:
 
 async def _begin(passage: Passage) -> tuple[int | None, Outcome | None]:
     """Buffer and send the beginning; return the status of an error in it, and the outcome if nothing was sent."""
-    source, options = passage.source, passage.options
-    begun = _Beginning(options.route, options.buffer)
+    source = passage.source
+    begun = _Beginning(passage.route, passage.buffer)
     await begun.read(source)
     scan, error_status = begun.scan, begun.scanner.error_status
     if scan is StreamState.ERROR:
@@ -96,7 +99,7 @@ async def _begin(passage: Passage) -> tuple[int | None, Outcome | None]:
             return None, passage.refused(b"".join(begun.chunks), error_status)
     if scan is StreamState.WAITING and not begun.full and not begun.scanner.ended:
         raise UpstreamError("no_content")
-    if options.withhold and scan is not StreamState.ERROR:
+    if passage.withhold and scan is not StreamState.ERROR:
         withheld = await _withhold(passage, begun)
         if withheld is not None:
             return None, withheld
@@ -108,13 +111,12 @@ async def _begin(passage: Passage) -> tuple[int | None, Outcome | None]:
 
 async def _withhold(passage: Passage, begun: _Beginning) -> Outcome | None:
     """Buffer an answer to its end; return the outcome of a short or failed one, `None` for one to send."""
-    options = passage.options
     while (chunk := await _next_chunk(passage.source)) is not None:
-        passage.timeout.extend(options.chunk_limit_s)
+        passage.timeout.extend(passage.chunk_limit_s)
         if not begun.add(chunk, WITHHELD_BYTES):
             return None
     stream = b"".join(begun.chunks)
-    end = end_of_stream(options.route, stream)
+    end = end_of_stream(passage.route, stream)
     if end is not StreamEnd.COMPLETE:
         raise UpstreamError("truncated" if end is StreamEnd.MISSING else "error_event")
     tail = UsageReader()
@@ -122,7 +124,7 @@ async def _withhold(passage: Passage, begun: _Beginning) -> Outcome | None:
     if not _is_short(passage, stream, tail.usage()):
         return None
     passage.tail = tail
-    if options.strip_usage:
+    if passage.strip_usage:
         passage.filter = UsageEventFilter()
         stream = passage.filter.feed(stream) + passage.filter.flush()
     return passage.hold(stream)
@@ -133,18 +135,18 @@ async def _commit(passage: Passage, head: bytes, *, has_content: bool) -> None:
 
     Called for readable events only, of which a usage event can be removed.
     """
-    strip_usage = passage.options.strip_usage
+    strip_usage = passage.strip_usage
     if strip_usage:
         passage.filter = UsageEventFilter()
     await passage.send_head(with_length=not strip_usage, head=head)
-    await passage.forward(head, record=passage.options.on_content if has_content else None)
+    await passage.forward(head, record=passage.on_content if has_content else None)
 
 
 async def _send_to_first_token(passage: Passage, scanner: FirstTokenDetector) -> int | None:
     """Relay a stream that outgrew the buffer before its first token, and detect that token or an error's status."""
     while (chunk := await _next_chunk(passage.source)) is not None:
         scan = scanner.feed(chunk)
-        await passage.forward(chunk, record=passage.options.on_content if scan is StreamState.CONTENT else None)
+        await passage.forward(chunk, record=passage.on_content if scan is StreamState.CONTENT else None)
         if scan is not StreamState.WAITING:
             break
         await asyncio.sleep(0)
@@ -154,7 +156,7 @@ async def _send_to_first_token(passage: Passage, scanner: FirstTokenDetector) ->
 async def _end(passage: Passage) -> Outcome:
     """End a stream that began without an error; raise `UpstreamError` for one that has no end."""
     tail = passage.tail.tail
-    end = end_of_stream(passage.options.route, tail)
+    end = end_of_stream(passage.route, tail)
     if end is StreamEnd.MISSING:
         raise UpstreamError("truncated")
     await passage.end_body()
@@ -165,8 +167,7 @@ async def _end(passage: Passage) -> Outcome:
 
 
 def _is_short(passage: Passage, stream: bytes, usage: Usage | None) -> bool | None:
-    options = passage.options
-    return is_short_stream(options.route, stream, usage, may_be_short=options.may_be_short)
+    return is_short_stream(passage.route, stream, usage, may_be_short=passage.may_be_short)
 
 
 async def _next_chunk(source: ResponseSource) -> bytes | None:

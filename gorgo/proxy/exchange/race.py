@@ -1,6 +1,8 @@
-"""The open attempts of one request, at most two, and the one of them that the client is sent.
+"""What passes between a request and its attempts: leases, the wait of a queued request, the race of two attempts.
 
-Owns which attempt has to stop, and how. Leaves an attempt's work to `attempts`.
+Owns the hand-over from the event that decides to the task that waits: a decision is not lost if the client disconnects
+in between. Owns which of the open attempts, at most two, the client is sent, and how the other one has to stop. Leaves
+an attempt's work to `exchange`.
 
 Theory of operation. The first attempt runs in the task of its exchange, so that a request without a hedge pays nothing.
 A hedge has a task of its own. Before anything is sent to the client an attempt claims it, in one step that also cancels
@@ -16,8 +18,51 @@ from collections.abc import Coroutine
 from dataclasses import field
 from typing import Any
 
+from gorgo.core.messages.actions import Dispatch, Forward, Reject
 from gorgo.core.record import mutable_record
-from gorgo.proxy.exchange.lease import NextStep
+from gorgo.live.upstream.target import Target
+
+
+@mutable_record
+class Lease:
+    """A dispatch, and the replica's process at that moment, in use until the end of the attempt.
+
+    Made in the step of the dispatch: a reload may replace the process afterwards.
+    """
+
+    dispatch: Dispatch
+    target: Target
+    #: The metrics have the attempt.
+    counted: bool = False
+
+
+#: The next step of a request.
+NextStep = Lease | Reject | Forward
+
+
+class PendingDispatch:
+    """One wait, which began at `enqueued_s`."""
+
+    __slots__ = ("_resolved", "enqueued_s")
+
+    def __init__(self, enqueued_s: float) -> None:
+        self.enqueued_s = enqueued_s
+        self._resolved: asyncio.Future[NextStep] = asyncio.get_running_loop().create_future()
+
+    async def wait(self) -> NextStep:
+        return await self._resolved
+
+    def resolve(self, step: NextStep) -> bool:
+        """End the wait. Return False if it was cancelled."""
+        if self._resolved.done():
+            return False
+        self._resolved.set_result(step)
+        return True
+
+    def unclaimed(self) -> NextStep | None:
+        """Return the step that a cancelled wait did not take; None if it was not resolved."""
+        return self._resolved.result() if self._resolved.done() and not self._resolved.cancelled() else None
+
 
 _HedgeTask = asyncio.Task[NextStep | None]
 

@@ -1,4 +1,4 @@
-"""Responses of the proxy's own to one client: an error, or the reason for the end of a stream.
+"""What the proxy itself says to one client: an error, the reason for the end of a stream, its headers of a response.
 
 Owns whether the client is connected. The bytes of a replica's response are `relay`'s.
 """
@@ -6,13 +6,18 @@ Owns whether the client is connected. The bytes of a replica's response are `rel
 from __future__ import annotations
 
 import asyncio
+from functools import lru_cache
 
+from gorgo.core.messages.actions import Dispatch
 from gorgo.live.http.errors import HttpError, Send, error_event, send_error
+from gorgo.live.http.headers import Header
 from gorgo.live.request.record import RequestRecord
 from gorgo.live.request.refusals import RETRY_SOON, record_refusal, refusal_headers
 from gorgo.live.state import LiveState
 from gorgo.proxy.http.response_writer import ResponseWriter, TryWrite, no_direct_write
 
+#: Headers made once: of a large fleet under a new version of the weights each minute, those of the last ones.
+MAX_FIXED = 1024
 #: For an error event to a client that may have stopped reading.
 _ERROR_EVENT_TIMEOUT_S = 5.0
 
@@ -85,3 +90,27 @@ class ClientResponse:
                 await self.writer.finish(event)
         except TimeoutError:
             self.disconnected = True
+
+
+def own_headers(request_id: str, dispatch: Dispatch, *, estimates: bool) -> list[Header]:
+    """Return the proxy's headers. `estimates` tell a client which prompts others have sent."""
+    decision = dispatch.decision
+    fixed = _fixed_headers(dispatch.replica, dispatch.region, decision.policy, decision.weights_version)
+    headers = [(b"x-request-id", request_id.encode()), *fixed]
+    if not estimates:
+        return headers
+    headers.append((b"x-gorgo-estimated-cached-tokens", b"%d" % decision.estimated_cached_tokens))
+    if decision.predicted_ttft_s is not None:
+        headers.append((b"x-gorgo-predicted-ttft-ms", b"%.1f" % (decision.predicted_ttft_s * 1e3)))
+    return headers
+
+
+@lru_cache(MAX_FIXED)
+def _fixed_headers(replica: str, region: str, policy: str, weights_version: int) -> tuple[Header, ...]:
+    """Return the headers that are the same for all responses of a replica under one policy and its weights."""
+    return (
+        (b"x-gorgo-replica", replica.encode()),
+        (b"x-gorgo-region", region.encode()),
+        (b"x-gorgo-policy", policy.encode()),
+        (b"x-gorgo-weights-version", b"%d" % weights_version),
+    )

@@ -1,7 +1,7 @@
 """One engine on the event heap: requests go in when they arrive, tokens come out at the ends of its steps.
 
 Owns the times of steps. A run of decode iterations is one event; an arrival that could change the next step, an abort,
-a change of speed or an observer ends the run at the current iteration. `network.remote_replica` has the network.
+a change of speed or an observer ends the run at the current iteration. `sim.remote_replica` has the network.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ reaches, on H100 and on L40S. Other GPUs are taken to reach the share of the kin
     KV pool            (0.9 * memory - weights - 1 GiB of activations) / bytes of KV
 
 A mixture of experts computes with k of its E routed experts and reads all of them once: a decode step's base has the
-other weights alone, `moe` the routed ones. Prefills of 8-bit weights are taken to be as fast as of 16-bit ones.
+other weights alone, `decode_moe_s` the routed ones. Prefills of 8-bit weights are taken to be as fast as of
+16-bit ones.
 
 Several GPUs with tensor parallelism add up FLOPS, bandwidth and memory, less `PARALLEL_SHARE` of the first two, which
 pays for the all-reduce. The constant parts of steps (launch, sampling) are those of the kin.
@@ -123,7 +124,10 @@ MODELS = {
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Constants of a profile, in its units, and their derivation in words."""
+    """What a data sheet says of an `EngineProfile`, in its units, and the derivation in words.
+
+    The profile has the settings of the engine beside these, which no data sheet has.
+    """
 
     name: str
     prefill_base_s: float

@@ -1,6 +1,6 @@
 """One request inside the engine model: its lengths, progress and tokens.
 
-Owns the record; `engine_model` moves it through its stages.
+Owns the record; `model` moves it through its stages.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The interfaces of a running simulation for observers and faults: engines, clock, and actions.
 
 Owns the seam between a run and its observers (`oracle`, policies that read engines) and faults. `injector` and
-`network.remote_replica` implement it.
+`sim.remote_replica` implement it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The `FaultApi` of a simulated fleet.
 
-Owns the lookup of replicas by name or region. `kinds` has the times, `network.remote_replica` the effect on one
+Owns the lookup of replicas by name or region. `kinds` has the times, `sim.remote_replica` the effect on one
 replica.
 """
 

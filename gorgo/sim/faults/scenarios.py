@@ -13,8 +13,8 @@ from itertools import count
 from types import MappingProxyType
 
 import numpy as np
-from numpy.typing import NDArray
 
+from gorgo.core.arrays import Floats
 from gorgo.core.fleet.spec import ReplicaSpec
 from gorgo.errors import ScenarioError, UnknownScenario
 from gorgo.sim.engine.profiles import EngineProfile, find_profile
@@ -30,8 +30,6 @@ from gorgo.sim.faults.kinds import (
     region_rtt_s,
 )
 from gorgo.sim.fleet import SimFleet, SimReplica
-
-Floats = NDArray[np.float64]
 
 #: A faster engine, for a fleet that has both.
 OTHER_PROFILE = "1xH100-Qwen3.5-35B-A3B-FP8"

@@ -95,7 +95,7 @@ class CacheReporting:
 
     def restart_router(self) -> None:
         """Empty the Router's index of every replica, as after a restart; requests go on."""
-        self._router.flush(now=self._kernel.now)
+        self._router.caches.flush(now=self._kernel.now)
         for feed in self.feeds.values():
             feed.rejoin()
 
@@ -103,16 +103,16 @@ class CacheReporting:
 
     def on_kv_events(self, replica: str, batch: KvEventBatch, *, block_tokens: int, complete: bool) -> None:
         self._carry_out(
-            self._router.on_kv_events(
+            self._router.caches.on_kv_events(
                 replica, batch, model=None, block_tokens=block_tokens, complete=complete, now=self._kernel.now
             )
         )
 
     def on_kv_lost(self, replica: str) -> None:
-        self._carry_out(self._router.on_kv_lost(replica, now=self._kernel.now))
+        self._carry_out(self._router.caches.on_kv_lost(replica, now=self._kernel.now))
 
     def on_cache_snapshot(self, replica: str, snapshot: CacheSnapshot) -> None:
-        self._carry_out(self._router.on_cache_snapshot(replica, snapshot, now=self._kernel.now))
+        self._carry_out(self._router.caches.on_snapshot(replica, snapshot, now=self._kernel.now))
 
     def on_cache_evictions(self, replica: str, evictions: CacheEvictions) -> None:
-        self._carry_out(self._router.on_cache_evictions(replica, evictions, now=self._kernel.now))
+        self._carry_out(self._router.caches.on_evictions(replica, evictions, now=self._kernel.now))

@@ -1,6 +1,6 @@
 """The proxy's connections to one replica in virtual time: which one the next request takes, and what it can carry.
 
-Owns the twin of `proxy.upstream.connection_state` and of the pool behind it. The last used connection is taken first;
+Owns the twin of `live.upstream.connection_state` and of the pool behind it. The last used connection is taken first;
 an idle one stays for `REPLICA_KEEP_ALIVE_S`; `on_connection` of the Router gets each change. `links.SimConnection` is
 the real state of a connection; the proxy's estimate follows the rule of the proxy.
 """

@@ -74,10 +74,10 @@ class RouterShell:
         self._connections[replica] = connection
 
     def on_probe(self, replica: str, rtt_s: float | None) -> None:
-        self.carry_out(self.informed().on_probe(replica, rtt_s, now=self._kernel.now))
+        self.carry_out(self.informed().replicas.on_probe(replica, rtt_s, now=self._kernel.now))
 
     def on_sample(self, replica: str, sample: EngineSample | None) -> None:
-        self.carry_out(self.router.on_engine_sample(replica, sample, now=self._kernel.now))
+        self.carry_out(self.router.replicas.on_engine_sample(replica, sample, now=self._kernel.now))
 
     def on_first_token(self, sending: SimAttempt) -> None:
         now = self._kernel.now
@@ -108,7 +108,7 @@ class RouterShell:
         """Return the Router for its next event, with the connections of now."""
         if self._connections:
             for replica, connection in self._connections.items():
-                self.router.on_connection(replica, connection, now=self._kernel.now)
+                self.router.replicas.on_connection(replica, connection, now=self._kernel.now)
             self._connections.clear()
         return self.router
 
@@ -136,18 +136,20 @@ class RouterShell:
     # -- peers
 
     def has_news(self) -> bool:
-        return self.router.peers is not None and self.router.peers.has_news(now=self._kernel.now)
+        exchange = self.router.peers.exchange
+        return exchange is not None and exchange.has_news(now=self._kernel.now)
 
     def write_report(self) -> PeerReport:
-        return self.router.report(now=self._kernel.now)
+        return self.router.peers.report(now=self._kernel.now)
 
     def on_peer(self, report: PeerReport, *, age_s: float) -> None:
         router = self.informed() if self.router.queued else self.router
-        actions = router.on_peer(report, now=self._kernel.now, age_s=age_s)
+        actions = router.peers.on_report(report, now=self._kernel.now, age_s=age_s)
         if actions or router.queued:
             self.carry_out(actions)
-        assert self.router.peers is not None, "it has joined"
-        hints = self.router.peers.probe_hints
+        exchange = self.router.peers.exchange
+        assert exchange is not None, "it has joined"
+        hints = exchange.probe_hints
         while hints:
             self.ports[hints.popleft()][1].background.probe()
 

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from gorgo.apps.report import latency, page, write_report
+from gorgo.apps.report import page, write_report
 from gorgo.apps.report import plots as plots_module
 from gorgo.apps.report.find import find_results
 from gorgo.apps.results import write_results
@@ -211,7 +211,7 @@ def test_a_plot_without_data_is_left_out_with_the_reason(tmp_path: Path) -> None
 
 def test_bounds_are_stated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_plots: None) -> None:
     for module, name, bound in (
-        (latency, "MAX_PANELS", 2),
+        (plots_module, "MAX_PANELS", 2),
         (plots_module, "MAX_CURVES", 3),
         (page, "MAX_TABLES", 1),
         (page, "MAX_LEFT_OUT", 1),

@@ -8,9 +8,8 @@ import io
 import numpy as np
 import pytest
 
-from gorgo.apps.report.groups import prompt_plot, ratio_plot, region_plot
-from gorgo.apps.report.latency import slo_plot, tail_plot
-from gorgo.apps.report.runs import Cell, Comparison, Requests, Run
+from gorgo.apps.report.plots import prompt_plot, ratio_plot, region_plot, slo_plot, tail_plot
+from gorgo.apps.report.runs import E2E_P95, TTFT_P95, Cell, Comparison, Requests, Run
 from gorgo.apps.report.series import (
     PlotSeries,
     load_series,
@@ -20,7 +19,6 @@ from gorgo.apps.report.series import (
     slo_series,
     tail_series,
 )
-from gorgo.apps.report.statistics import E2E_P95, TTFT_P95
 from tests.apps.report.builders import comparison, p95_cell, row, saved_cell
 
 

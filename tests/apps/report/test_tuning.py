@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from gorgo.apps.report.plots import tuning_plot
 from gorgo.apps.report.runs import ReportGeneration
-from gorgo.apps.report.tuning import tuning_csv, tuning_plot
+from gorgo.apps.report.tables import tuning_csv
 
 
 def generation(

@@ -21,7 +21,7 @@ def at_hand(*names: str, **overload: object) -> Router:
     replicas = [timed(name, max_running_requests=4) for name in names]
     router = Router(replicas, make_policy("gorgo-ms"), rng=np.random.default_rng(0), boot_id="boot", limits=limits)
     for name in names:
-        router.on_probe(name, 0.0, now=0.0)
+        router.replicas.on_probe(name, 0.0, now=0.0)
     return router
 
 
@@ -54,10 +54,10 @@ def test_time_in_the_queue_counts_towards_a_deadline(slo_s: float, dropped: bool
     The other replica is idle and serves another model.
     """
     router = at_hand("a", "idle")
-    router.set_fleet([replace(timed("a"), models=("m",)), replace(timed("idle"), models=("n",))], now=0.0)
+    router.replicas.set_fleet([replace(timed("a"), models=("m",)), replace(timed("idle"), models=("n",))], now=0.0)
     dispatched(submitted(router, asked("before", 1000, model="m"), now=0.0))
     assert held(submitted(router, asked("r", 500, slo_s=slo_s, model="m"), now=0.0))
-    actions = router.on_probe("a", 0.3, now=0.5)
+    actions = router.replicas.on_probe("a", 0.3, now=0.5)
     assert [isinstance(action, Reject) for action in actions] == [True] * dropped
     assert router.queued == (not dropped)
 
@@ -108,9 +108,9 @@ def test_queued_work_without_a_replica_counts_by_the_fastest_one() -> None:
     """5 s of prompt, or half a second on the fast one; the two that are there share what waits: 30 s in all."""
     router = at_hand("a", "b", queue_max_requests=60)
     fast = replace(timed("b", max_running_requests=4), prefill_tokens_per_s=10_000.0)
-    router.set_fleet([timed("a", max_running_requests=4), fast], now=0.0)
+    router.replicas.set_fleet([timed("a", max_running_requests=4), fast], now=0.0)
     for name in "ab":
-        router.drain(name, now=0.0)
+        router.replicas.drain(name, now=0.0)
     for number in range(60):
         assert held(submitted(router, asked(f"r{number}", 5000), now=0.0))
     assert rejected(submitted(router, asked("more", 5000), now=0.0)).retry_after_s == pytest.approx(60 * 0.5 / 2)
@@ -118,10 +118,10 @@ def test_queued_work_without_a_replica_counts_by_the_fastest_one() -> None:
 
 def test_a_queued_request_goes_to_a_replica_that_joins_at_the_next_event() -> None:
     router = at_hand("a")
-    router.drain("a", now=0.0)
+    router.replicas.drain("a", now=0.0)
     assert held(submitted(router, asked("r", 100), now=0.0))
     assert router.handle_timer(now=0.1) == []
-    router.set_fleet([timed("a", max_running_requests=4), timed("b", max_running_requests=4)], now=0.11)
+    router.replicas.set_fleet([timed("a", max_running_requests=4), timed("b", max_running_requests=4)], now=0.11)
     due_s = router.next_timer()
     assert due_s is not None
     assert due_s <= 0.11
@@ -132,7 +132,7 @@ def test_a_queued_request_goes_to_a_replica_that_joins_at_the_next_event() -> No
 
 def test_a_rejection_without_a_healthy_replica_has_the_shortest_retry_time() -> None:
     router = at_hand("a", queue_max_requests=0)
-    router.drain("a", now=0.0)
+    router.replicas.drain("a", now=0.0)
     refusal = rejected(submitted(router, asked("r"), now=0.0))
     assert (refusal.code, refusal.retry_after_s) == ("queue_full", 1.0)
 
@@ -142,9 +142,9 @@ def test_a_request_whose_replica_came_back_waits_for_a_slot_beyond_its_patience(
     router = at_hand("a", max_concurrency_per_replica=1)
     first = dispatched(submitted(router, asked("before", 100), now=0.0))
     router.on_first_token(first.attempt_id, now=0.105)
-    router.drain("a", now=0.2)
+    router.replicas.drain("a", now=0.2)
     assert held(submitted(router, asked("r", 100), now=0.2))
-    router.drain("a", False, now=1.7)
+    router.replicas.drain("a", False, now=1.7)
     assert [router.handle_timer(now=now) for now in (1.7, 2.2, 3.0)] == [[], [], []]
     assert dispatched(finished(router, first.attempt_id, COMPLETED, now=4.0)).request_id == "r"
 
@@ -153,7 +153,7 @@ def two_models(**overload: object) -> Router:
     """`a` serves the model m; the other replica is idle and serves n, so that not all are saturated."""
     router = at_hand("a", "idle", **overload)
     busy, idle = timed("a", max_running_requests=4), timed("idle", max_running_requests=4)
-    router.set_fleet([replace(busy, models=("m",)), replace(idle, models=("n",))], now=0.0)
+    router.replicas.set_fleet([replace(busy, models=("m",)), replace(idle, models=("n",))], now=0.0)
     return router
 
 
@@ -162,11 +162,11 @@ def test_a_request_without_a_replica_again_has_its_whole_patience_again() -> Non
     router = two_models(max_concurrency_per_replica=1)
     first = dispatched(submitted(router, asked("before", 100, model="m"), now=0.0))
     router.on_first_token(first.attempt_id, now=0.105)
-    router.drain("a", now=0.2)
+    router.replicas.drain("a", now=0.2)
     assert held(submitted(router, asked("r", 100, model="m"), now=0.2))
-    router.drain("a", False, now=1.0)
+    router.replicas.drain("a", False, now=1.0)
     assert router.handle_timer(now=1.0) == []
-    router.drain("a", now=5.0)
+    router.replicas.drain("a", now=5.0)
     assert [router.handle_timer(now=now) for now in (5.0, 6.9)] == [[], []]
     assert rejected(router.handle_timer(now=7.0)).code == "no_replica"
 
@@ -182,11 +182,11 @@ def test_no_timer_waits_for_the_backlog_of_a_replica_without_a_slot() -> None:
 def test_a_better_replica_is_found_at_the_next_evaluation_not_before() -> None:
     """A second of prefill here, five seconds of way there, until a probe finds that it is none."""
     router = at_hand("a", "b")
-    router.set_limits(replace(router.limits, rtt_ewma_alpha=1.0), now=0.0)
-    router.on_probe("b", 5.0, now=0.0)
+    router.settings.set_limits(replace(router.settings.limits, rtt_ewma_alpha=1.0), now=0.0)
+    router.replicas.on_probe("b", 5.0, now=0.0)
     assert dispatched(submitted(router, asked("before", 1000), now=0.0)).replica == "a"
     assert held(submitted(router, asked("r", 500), now=0.0))
-    assert router.on_probe("b", 0.0, now=0.04) == []
+    assert router.replicas.on_probe("b", 0.0, now=0.04) == []
     assert router.next_timer() == pytest.approx(0.09)
     assert dispatched(router.handle_timer(now=0.09)).replica == "b"
 
@@ -204,18 +204,18 @@ def test_the_shortest_of_the_requests_without_a_replica_goes_first() -> None:
     """By the least prefill of any replica: the second one is ten times as fast."""
     router = at_hand("a", "b")
     fast = replace(timed("b", max_running_requests=4), prefill_tokens_per_s=10_000.0)
-    router.set_fleet([timed("a", max_running_requests=4), fast], now=0.0)
+    router.replicas.set_fleet([timed("a", max_running_requests=4), fast], now=0.0)
     for name in "ab":
-        router.drain(name, now=0.0)
+        router.replicas.drain(name, now=0.0)
     for name, tokens in (("long", 5000), ("short", 500), ("middle", 3000)):
         assert held(submitted(router, asked(name, tokens), now=0.0))
-    router.drain("b", False, now=1.0)
+    router.replicas.drain("b", False, now=1.0)
     assert [action.request_id for action in router.handle_timer(now=1.0)] == ["short", "middle"]
 
 
 def test_a_drained_replica_holds_up_no_request_for_an_open_one() -> None:
     router = at_hand("a", "b")
-    router.drain("a", now=0.0)
+    router.replicas.drain("a", now=0.0)
     dispatched(submitted(router, asked("r0", 1000), now=0.0))
     assert held(submitted(router, asked("r1", 1000), now=0.0))
     ((when, action),) = until(router)
@@ -246,7 +246,9 @@ def test_an_empty_queue_asks_for_no_timer() -> None:
 
 def test_limits_without_a_queue_close_no_replica() -> None:
     router = at_hand("a")
-    router.set_limits(replace(router.limits, overload=replace(router.limits.overload, queue_enabled=False)), now=0.0)
+    router.settings.set_limits(
+        replace(router.settings.limits, overload=replace(router.settings.limits.overload, queue_enabled=False)), now=0.0
+    )
     assert all(isinstance(submitted(router, asked(f"r{n}", 5000), now=0.0)[-1], Dispatch) for n in range(5))
 
 
@@ -261,7 +263,9 @@ def one_of_a_kind(router: Router, client: str, *, now: float) -> bool:
 
 def test_a_request_that_waited_counts_for_its_client_until_its_answer_has_ended() -> None:
     router = at_hand("a")
-    router.set_limits(replace(router.limits, clients=ClientRules(ClientLimits(max_in_flight=1))), now=0.0)
+    router.settings.set_limits(
+        replace(router.settings.limits, clients=ClientRules(ClientLimits(max_in_flight=1))), now=0.0
+    )
     dispatched(submitted(router, asked("before", 1000, client="other"), now=0.0))
     assert held(submitted(router, asked("r", 1000, client="c"), now=0.0))
     assert one_of_a_kind(router, "c", now=0.1)
@@ -274,7 +278,9 @@ def test_a_request_that_waited_counts_for_its_client_until_its_answer_has_ended(
 @pytest.mark.parametrize("how", ["deadline", "queue", "patience"])
 def test_a_request_that_was_turned_away_counts_for_its_client_no_more(how: str) -> None:
     router = at_hand("a", queue_max_requests=1)
-    router.set_limits(replace(router.limits, clients=ClientRules(ClientLimits(max_in_flight=1))), now=0.0)
+    router.settings.set_limits(
+        replace(router.settings.limits, clients=ClientRules(ClientLimits(max_in_flight=1))), now=0.0
+    )
     dispatched(submitted(router, asked("before", 3000, client="other"), now=0.0))
     if how == "deadline":
         rejected(submitted(router, asked("r", 500, client="c", slo_s=2.0), now=0.0))
@@ -283,7 +289,7 @@ def test_a_request_that_was_turned_away_counts_for_its_client_no_more(how: str) 
         rejected(submitted(router, asked("r", 500, client="c"), now=0.0))
         router.abandon("waits", now=0.0)
     else:
-        router.drain("a", now=0.0)
+        router.replicas.drain("a", now=0.0)
         assert held(submitted(router, asked("r", 500, client="c"), now=0.0))
         rejected(router.handle_timer(now=2.0))
     assert not one_of_a_kind(router, "c", now=2.5)
@@ -320,8 +326,8 @@ def test_a_replica_whose_first_token_is_late_is_closed_by_its_queue_and_its_dela
 def test_a_replica_far_away_opens_half_a_round_trip_before_its_queue_is_at_the_limit() -> None:
     """One second of prefill from 0.1 on: at 0.8 the rest of it is 300 ms, of which 100 pass on the way."""
     router = at_hand("a")
-    router.set_limits(replace(router.limits, rtt_ewma_alpha=1.0), now=0.0)
-    router.on_probe("a", 0.2, now=0.0)
+    router.settings.set_limits(replace(router.settings.limits, rtt_ewma_alpha=1.0), now=0.0)
+    router.replicas.on_probe("a", 0.2, now=0.0)
     dispatched(submitted(router, asked("before", 1000), now=0.0))
     assert held(submitted(router, asked("r"), now=0.0))
     assert router.next_timer() == pytest.approx(0.8)

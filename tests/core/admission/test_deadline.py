@@ -35,8 +35,8 @@ def holding(*names: str, **overload: object) -> Router:
     replicas = [timed(name, max_running_requests=4) for name in names]
     router = make_router(policy="gorgo-ms", replicas=replicas, limits=limits)
     for name in names:
-        router.on_probe(name, 0.0, now=0.0)
-        router.on_probe(name, 0.0, now=0.0)
+        router.replicas.on_probe(name, 0.0, now=0.0)
+        router.replicas.on_probe(name, 0.0, now=0.0)
     return router
 
 
@@ -128,7 +128,7 @@ def one_place_each() -> tuple[Router, bytes]:
     """Two replicas with a place for one each: one stays two seconds there, as a rule, and the better one is taken."""
     router = holding("near", "far", max_concurrency_per_replica=1)
     for _ in range(20):
-        router.on_probe("far", 0.3, now=0.0)
+        router.replicas.on_probe("far", 0.3, now=0.0)
     blocks = b"".join(number.to_bytes(8, "little") for number in range(100))
     for n in range(4):
         name = f"before-{n}"
@@ -153,7 +153,7 @@ def test_a_slot_elsewhere_is_taken_by_the_difference_in_cost_not_by_the_cost() -
     """A second of prefill on either, 1.9 s of way over there, two seconds for a place here: 1.65 s more in all."""
     router, _ = one_place_each()
     for _ in range(60):
-        router.on_probe("far", 1.9, now=45.0)
+        router.replicas.on_probe("far", 1.9, now=45.0)
     first = dispatched(submitted(router, asked("r1", 100, now=50.0), now=50.0))
     router.on_first_token(first.attempt_id, now=50.1)
     found = dispatched(submitted(router, asked("r2", 1000, now=51.0), now=51.0))
@@ -179,7 +179,7 @@ def test_who_finds_no_place_waits_for_one_where_its_prompt_is() -> None:
 def test_who_finds_no_place_waits_for_one_that_is_sooner_than_another_is_near() -> None:
     router, _ = one_place_each()
     for _ in range(20):
-        router.on_probe("far", 60.0, now=45.0)
+        router.replicas.on_probe("far", 60.0, now=45.0)
     first = dispatched(submitted(router, asked("r1", 100, now=50.0), now=50.0))
     router.on_first_token(first.attempt_id, now=50.1)
     assert held(submitted(router, asked("r2", 100, now=51.0), now=51.0))
@@ -256,7 +256,7 @@ def test_who_has_nobody_to_go_to_waits_no_longer_than_its_deadline() -> None:
     router = holding("a")
     dispatched(submitted(router, asked("r0", 1000), now=0.0))
     assert held(submitted(router, asked("r1", 500, slo_s=1.8), now=0.0))
-    router.drain("a", now=0.1)
+    router.replicas.drain("a", now=0.1)
     ((when, action),) = until(router)
     assert isinstance(action, Reject)
     assert when == pytest.approx(1.8)
@@ -302,7 +302,7 @@ def test_who_left_while_waiting_is_never_sent() -> None:
 def test_the_end_of_a_request_from_before_there_were_bounds_makes_no_room() -> None:
     router = make_router("a", limits=RouterLimits())
     before = dispatched(submitted(router, replace(a_request("r0"), client="c"), now=0.0))
-    router.set_limits(RouterLimits(clients=ClientRules(ClientLimits(max_in_flight=1))), now=1.0)
+    router.settings.set_limits(RouterLimits(clients=ClientRules(ClientLimits(max_in_flight=1))), now=1.0)
     dispatched(submitted(router, replace(a_request("r1"), client="c"), now=1.0))
     router.on_finish(before.attempt_id, COMPLETED, now=2.0)
     assert rejected(submitted(router, replace(a_request("r2"), client="c"), now=2.0)).code == "client_concurrency"
@@ -311,7 +311,7 @@ def test_the_end_of_a_request_from_before_there_were_bounds_makes_no_room() -> N
 def test_a_client_that_left_while_waiting_may_come_again() -> None:
     limits = replace(HOLDING, clients=ClientRules(ClientLimits(max_in_flight=1)))
     router = holding("a")
-    router.set_limits(limits, now=0.0)
+    router.settings.set_limits(limits, now=0.0)
     dispatched(submitted(router, asked("r0", client="other"), now=0.0))
     assert held(submitted(router, asked("r1", client="c"), now=0.0))
     assert rejected(submitted(router, asked("r2", client="c"), now=0.0)).code == "client_concurrency"
@@ -321,10 +321,10 @@ def test_a_client_that_left_while_waiting_may_come_again() -> None:
 
 def test_a_request_that_nobody_may_take_waits_a_little_under_any_policy() -> None:
     router = make_router("a", limits=RouterLimits(overload=OverloadLimits(no_replica_wait_s=2.0)))
-    router.drain("a", now=0.0)
+    router.replicas.drain("a", now=0.0)
     assert held(submitted(router, asked("r1"), now=0.0))
     assert router.next_timer() == 2.0
-    router.drain("a", False, now=1.0)
+    router.replicas.drain("a", False, now=1.0)
     assert [action.request_id for action in router.handle_timer(now=1.0)] == ["r1"]
 
 
@@ -333,9 +333,9 @@ def test_who_waits_behind_many_that_cannot_go_is_looked_at_in_turn(stranded: boo
     """More than one walk looks at, all before it in order, for a replica that is closed or away."""
     router = holding("busy", "free", no_replica_wait_s=100.0)
     large, small = timed("busy", max_running_requests=4), timed("free", max_running_requests=1)
-    router.set_fleet([replace(large, models=("large",)), replace(small, models=("small",))], now=0.0)
+    router.replicas.set_fleet([replace(large, models=("large",)), replace(small, models=("small",))], now=0.0)
     if stranded:
-        router.drain("busy", now=0.0)
+        router.replicas.drain("busy", now=0.0)
     for number in range(300):
         router.submit(asked(f"large-{number}", 1000, model="large"), now=0.0)
     first = dispatched(submitted(router, asked("first", 2000, model="small"), now=0.0))
@@ -351,18 +351,18 @@ def test_who_waits_behind_many_that_cannot_go_is_looked_at_in_turn(stranded: boo
 
 def test_clients_take_turns_also_after_nobody_could_take_them() -> None:
     router = holding("a")
-    router.drain("a", now=0.0)
+    router.replicas.drain("a", now=0.0)
     for number in range(20):
         assert held(submitted(router, asked(f"many-{number}", client="many"), now=0.0))
     assert held(submitted(router, asked("one", client="one"), now=0.1))
-    router.drain("a", False, now=0.2)
+    router.replicas.drain("a", False, now=0.2)
     served = [action.request_id for _, action in until(router) if isinstance(action, Dispatch)]
     assert served.index("one") <= 1
 
 
 def test_a_request_that_nobody_takes_in_time_is_a_503() -> None:
     router = make_router("a", limits=HOLDING)
-    router.drain("a", now=0.0)
+    router.replicas.drain("a", now=0.0)
     assert held(submitted(router, asked("r1"), now=0.0))
     refusal = rejected(router.handle_timer(now=2.0))
     assert (refusal.status, refusal.code) == (503, "no_replica")
@@ -386,7 +386,7 @@ def test_turned_off_everything_is_sent_at_once_and_who_waited_goes() -> None:
     router = holding("a")
     dispatched(submitted(router, asked("r0"), now=0.0))
     assert held(submitted(router, asked("r1"), now=0.0))
-    router.set_limits(RouterLimits(), now=0.1)
+    router.settings.set_limits(RouterLimits(), now=0.1)
     assert [action.request_id for action in router.handle_timer(now=0.1)] == ["r1"]
     assert isinstance(submitted(router, asked("r2"), now=0.1)[-1], Dispatch)
 
@@ -395,7 +395,7 @@ def test_a_lost_pinned_replica_ends_the_wait() -> None:
     router = holding("a", "b")
     dispatched(submitted(router, asked("r0", pinned_replica="a"), now=0.0))
     assert held(submitted(router, asked("r1", pinned_replica="a"), now=0.0))
-    router.set_fleet([timed("b")], now=0.1)
+    router.replicas.set_fleet([timed("b")], now=0.1)
     ((_, action),) = until(router)
     assert isinstance(action, Reject)
 

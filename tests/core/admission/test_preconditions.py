@@ -98,11 +98,11 @@ def test_a_subset_of_draining_replicas_is_refused_or_waits_as_the_limits_say() -
     for wait_s in (0.0, 5.0):
         limits = RouterLimits(overload=OverloadLimits(no_replica_wait_s=wait_s))
         router = make_router("a", "b", limits=limits)
-        router.drain("b", now=1.0)
+        router.replicas.drain("b", now=1.0)
         answered = submitted(router, only("b"), now=1.0)
         if wait_s:
             assert answered == [Hold("r")]
-            router.drain("b", False, now=2.0)
+            router.replicas.drain("b", False, now=2.0)
             answered = router.handle_timer(now=2.0)
             assert dispatched(answered).replica == "b"
         else:

@@ -26,7 +26,7 @@ def fallbacks(policy: str, count: int, *busy: str) -> tuple[str, tuple[str, ...]
     router = make_router("a", "b", "c", "d", policy=policy, limits=RouterLimits(fallbacks=count))
     for number, name in enumerate(busy):
         submitted(router, a_request(f"busy-{number}", pinned_replica=name, prompt_tokens=10_000), now=0.0)
-    router.drain("d", now=0.5)
+    router.replicas.drain("d", now=0.5)
     sent = dispatched(submitted(router, a_request(), now=1.0))
     return sent.replica, sent.fallbacks
 
@@ -55,5 +55,5 @@ def test_there_are_no_fallbacks_where_the_router_retries_by_itself() -> None:
 
 def test_the_number_of_fallbacks_changes_with_the_limits() -> None:
     router = make_router("a", "b", "c")
-    router.set_limits(RouterLimits(fallbacks=1), now=0.0)
+    router.settings.set_limits(RouterLimits(fallbacks=1), now=0.0)
     assert dispatched(submitted(router, a_request(), now=1.0)).fallbacks == ("b",)

@@ -230,7 +230,7 @@ def test_requests_late_together_are_hedged_in_their_order_of_dispatch() -> None:
     limits = replace(LIMITS, hedging=hedged, rtt_ewma_alpha=1.0)
     router = make_router(policy="gorgo-ms", replicas=[timed(name) for name in "abcd"], limits=limits)
     for name in "abcd":
-        router.on_probe(name, 0.1, now=-1.0)
+        router.replicas.on_probe(name, 0.1, now=-1.0)
     names = [f"r{number}" for number in range(3)]
     for name in names:
         dispatched(submitted(router, asked(name, pinned_replica=None), now=0.0))
@@ -274,9 +274,9 @@ def test_a_first_token_overtakes_only_requests_before_its_own() -> None:
 def test_other_limits_of_hedging_count_from_the_next_event_on() -> None:
     router = hedging("a", "b")
     dispatched(submitted(router, asked("r"), now=0.0))
-    router.set_limits(replace(LIMITS, hedging=HedgeLimits(budget_ratio=0.0)), now=0.1)
+    router.settings.set_limits(replace(LIMITS, hedging=HedgeLimits(budget_ratio=0.0)), now=0.1)
     assert router.handle_timer(now=30.0) == [], "without a share there is no budget"
-    router.set_limits(replace(LIMITS, hedging=HedgeLimits(budget_ratio=1.0, delay_s=3.0)), now=31.0)
+    router.settings.set_limits(replace(LIMITS, hedging=HedgeLimits(budget_ratio=1.0, delay_s=3.0)), now=31.0)
     first = dispatched(submitted(router, asked("late", now=40.0), now=40.0))
     predicted_s = first.decision.predicted_ttft_s
     assert predicted_s is not None

@@ -23,7 +23,7 @@ from tests.core.training.learners import LeastPredicted
 def far_router() -> Router:
     router = make_router(policy="gorgo-ms", replicas=[timed("a")])
     for _ in range(200):
-        router.on_probe("a", 0.1, now=0.0)
+        router.replicas.on_probe("a", 0.1, now=0.0)
     return router
 
 
@@ -33,7 +33,7 @@ def send(router: Router, name: str, tokens: int, *, now: float, streamed: bool =
 
 
 def view(router: Router, *, now: float) -> ReplicaSnapshot:
-    (row,) = router.fleet_view(now=now)
+    (row,) = router.view.snapshots(now=now)
     return row
 
 
@@ -65,7 +65,7 @@ def test_a_dispatched_prefill_is_a_share_of_the_engine_s_time_that_fades() -> No
 
     def externality(name: str, now: float) -> float:
         attempt_id = send(router, name, 1, now=now)
-        term: float = router.decisions(name)[0].terms["externality"][0]
+        term: float = router.view.decisions(name)[0].terms["externality"][0]
         router.on_finish(attempt_id, COMPLETED, now=now)
         return term
 
@@ -105,7 +105,7 @@ def test_a_reported_speed_is_relative_to_the_uncached_tokens_dispatched_there() 
     request = a_request("r", prompt_tokens=256, blocks=blocks_of(1, 2, 3))
     attempt = dispatched(submitted(router, request, now=0.0)).attempt_id
     router.on_first_token(attempt, now=1.0)
-    router.on_engine_sample("a", EngineSample(prefill_tokens_total=1e4, prefill_busy_s_total=40.0), now=2.0)
+    router.replicas.on_engine_sample("a", EngineSample(prefill_tokens_total=1e4, prefill_busy_s_total=40.0), now=2.0)
     assert view(router, now=2.0).prefill_slowdown_reported == pytest.approx(0.004 * 1564 / 3.564, rel=1e-3)
 
 
@@ -124,7 +124,7 @@ def test_load_is_released_once_whether_an_end_comes_before_or_after_a_first_toke
 def learning_router() -> Router:
     """A router with a policy that learns, so that progress is counted."""
     router = make_router(policy="gorgo-ms", replicas=[timed("a")])
-    router.set_shadow(LeastPredicted(), now=0.0)
+    router.settings.set_shadow(LeastPredicted(), now=0.0)
     return router
 
 
@@ -153,7 +153,7 @@ def test_requests_and_tokens_are_counted_before_and_after_the_first_token() -> N
     before = counted(router, now=1.0)
     assert before["prefilling_requests"] == 2
     assert before["queued_prefill_tokens"] == 250
-    assert before["uncached_prefill_tokens"] == 250 - router.decisions("hit")[0].estimated_cached_tokens < 250
+    assert before["uncached_prefill_tokens"] == 250 - router.view.decisions("hit")[0].estimated_cached_tokens < 250
     router.on_first_token(hit, now=1.2)
     middle = counted(router, now=1.2)
     assert (middle["prefilling_requests"], middle["decoding_requests"], middle["uncached_prefill_tokens"]) == (1, 1, 50)
@@ -211,7 +211,7 @@ def test_rounding_in_the_sum_of_first_tokens_does_not_add_up() -> None:
 
 def test_the_strictest_objective_per_token_on_a_replica_is_that_of_its_requests_in_flight() -> None:
     router = far_router()
-    column = router._parts.fleet.columns.slo_tpot_s
+    column = router._fleet.columns.slo_tpot_s
     requests = [replace(a_request(name), slo_tpot_s=slo_s) for name, slo_s in (("a", 0.05), ("b", 0.03), ("c", None))]
     attempts = [dispatched(submitted(router, request, now=0.0)).attempt_id for request in requests]
     assert column.tolist() == [0.03]
@@ -230,7 +230,7 @@ def test_counts_begin_with_what_is_open_when_a_policy_begins_to_learn_and_are_un
     waits = send(router, "waits", 50, now=3.0)
     row = row_of(router, now=3.0)
     assert np.isnan([row.decode_tokens[0], row.prefilling_requests[0], row.uncached_prefill_tokens[0]]).all()
-    router.set_shadow(LeastPredicted(), now=3.5)
+    router.settings.set_shadow(LeastPredicted(), now=3.5)
     assert counted(router, now=3.5) == {
         "prefilling_requests": 1,
         "queued_prefill_tokens": 50,
@@ -241,7 +241,7 @@ def test_counts_begin_with_what_is_open_when_a_policy_begins_to_learn_and_are_un
     mean = (1.0 * 1 + 1.0 * 2 + 1.0 * 3) / 3.0  # in the seconds from 1 to 4
     assert row_of(router, now=4.0).token_gap_s[0] == pytest.approx(0.03 / (1.0 + SHARE * mean))
     router.on_first_token(waits, now=4.5)
-    router.set_shadow(None, now=5.0)
+    router.settings.set_shadow(None, now=5.0)
     assert np.isnan(row_of(router, now=5.0).decode_tokens[0])
     for attempt_id in (decodes[0], decodes[2], waits):
         router.on_finish(attempt_id, COMPLETED, now=6.0)
@@ -250,6 +250,6 @@ def test_counts_begin_with_what_is_open_when_a_policy_begins_to_learn_and_are_un
 
 def test_a_replica_that_joins_is_counted_too() -> None:
     router = learning_router()
-    router.set_fleet([timed("a"), timed("b")], now=1.0)
+    router.replicas.set_fleet([timed("a"), timed("b")], now=1.0)
     router.check()
     assert router._fleet.columns.decoding_requests.tolist() == [0.0, 0.0]

@@ -54,11 +54,14 @@ def test_an_attempt_served_elsewhere_fails_where_it_was_and_completes_where_its_
     assert (sample.replica, sample.status, sample.retries) == ("b", 200, 1)
     assert sample.ttft_ms == pytest.approx(800.0)
     assert sample.predicted_ttft_ms is None, "a prediction from the report on is of another time"
-    assert [(each.attempt, each.replica, each.fallback) for each in router.decisions("r")] == [
+    assert [(each.attempt, each.replica, each.fallback) for each in router.view.decisions("r")] == [
         (1, "a", None),
         (2, "b", "served_elsewhere"),
     ]
-    assert {row.name: (row.attempts, row.failures) for row in router.fleet_view(now=2.0)} == {"a": (1, 1), "b": (1, 0)}
+    assert {row.name: (row.attempts, row.failures) for row in router.view.snapshots(now=2.0)} == {
+        "a": (1, 1),
+        "b": (1, 0),
+    }
     assert believed(router)[:2] == [0.0, 4.0]
     assert (load_of(router, "a"), load_of(router, "b"), router.in_flight) == ((0, 0, 0), (0, 0, 0), 0)
 
@@ -69,8 +72,8 @@ def test_a_replica_learns_no_prefill_speed_from_an_attempt_that_was_moved_there(
     router.on_served_elsewhere(first.attempt_id, "b", now=3.0)
     router.on_first_token("r/2", now=3.001)
     router.on_finish("r/2", COMPLETED, now=4.0)
-    assert [row.prefill_slowdown for row in router.fleet_view(now=5.0)] == [1.0, 1.0]
-    assert [row.backlog_s for row in router.fleet_view(now=5.0)] == [0.0, 0.0]
+    assert [row.prefill_slowdown for row in router.view.snapshots(now=5.0)] == [1.0, 1.0]
+    assert [row.backlog_s for row in router.view.snapshots(now=5.0)] == [0.0, 0.0]
 
 
 def test_a_first_token_reported_before_the_move_counts_for_the_replica_that_serves() -> None:
@@ -108,7 +111,7 @@ def test_the_replica_that_gateways_give_up_is_ejected_after_three() -> None:
         moved, _ = router.on_served_elsewhere(first.attempt_id, "b", now=1.1)
         assert moved is not None
         router.on_finish(moved.attempt_id, COMPLETED, now=1.2)
-    assert router.health_states() == {"a": "ejected", "b": "healthy"}
+    assert router.view.health_states() == {"a": "ejected", "b": "healthy"}
 
 
 def test_a_client_whose_requests_all_refuse_ejects_nobody_and_readmits_nobody() -> None:
@@ -120,11 +123,11 @@ def test_a_client_whose_requests_all_refuse_ejects_nobody_and_readmits_nobody() 
         assert moved is not None
         end = Outcome(AttemptResult.UPSTREAM_4XX, status=403, sent=True) if is_bad else COMPLETED
         router.on_finish(moved.attempt_id, end, now=1.2)
-        assert router.health_states() == {"a": "healthy", "b": "healthy"}
-    assert {row.name: row.failures for row in router.fleet_view(now=2.0)} == {"a": 2, "b": 0}
+        assert router.view.health_states() == {"a": "healthy", "b": "healthy"}
+    assert {row.name: row.failures for row in router.view.snapshots(now=2.0)} == {"a": 2, "b": 0}
     last = dispatched(submitted(router, a_request("last"), now=1.3))
     router.on_served_elsewhere(last.attempt_id, "b", now=1.4)
-    assert router.health_states() == {"a": "ejected", "b": "healthy"}, "refusals between do not reset its failures"
+    assert router.view.health_states() == {"a": "ejected", "b": "healthy"}, "refusals between do not reset its failures"
 
 
 def test_a_queued_request_gets_the_slot_that_a_moved_attempt_frees() -> None:

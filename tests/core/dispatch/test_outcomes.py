@@ -147,7 +147,7 @@ def test_a_sample_has_the_decision_of_its_attempt_and_what_came_of_it() -> None:
         replica="a",
         region="near",
         policy="gorgo-ms",
-        weights_version=router.weights.version,
+        weights_version=router.settings.weights.version,
         input_tokens=90,
         cached_tokens=16,
         estimated_cached_tokens=decision.estimated_cached_tokens,

@@ -57,7 +57,7 @@ def test_an_answer_without_a_first_token_of_its_own_confirms_its_prompt() -> Non
 def test_an_end_on_a_replica_that_has_left_says_nothing_of_the_one_in_its_slot() -> None:
     router = make_router("a", policy="gorgo-ms")
     attempts = [send(router, name, now=0.0) for name in (1, 2)]
-    router.set_fleet([ReplicaSpec("b", "here")], now=1.0)
+    router.replicas.set_fleet([ReplicaSpec("b", "here")], now=1.0)
     router.on_first_token(attempts[0], now=2.0)
     for attempt in attempts:
         router.on_finish(attempt, COMPLETED, now=3.0)
@@ -70,7 +70,7 @@ def test_a_replica_holds_as_many_blocks_as_its_pool_has_room_for() -> None:
     for name in range(1, 15):
         router.on_finish(send(router, name, now=0.0, count=10), COMPLETED, now=1.0)
     assert router.index.resident_blocks(0) == 100
-    router.set_limits(replace(router.limits, block_tokens=128.0), now=5.0)
+    router.settings.set_limits(replace(router.settings.limits, block_tokens=128.0), now=5.0)
     assert router.index.resident_blocks(0) == 50
-    router.on_engine_sample("a", EngineSample(kv_capacity_tokens=128 * 20 + 127), now=6.0)
+    router.replicas.on_engine_sample("a", EngineSample(kv_capacity_tokens=128 * 20 + 127), now=6.0)
     assert router.index.resident_blocks(0) == 20

@@ -34,7 +34,7 @@ def test_no_request_is_lost_to_a_replica_that_refuses_what_another_answers(statu
     served = [serve(router, number, {"a": refusal(status)}, now=1.0 + number / 10) for number in range(40)]
     assert all(names[-1] == "b" and end is None for names, end in served)
     assert [names for names, _ in served].count(["a", "b"]) == 3
-    (view, _) = router.fleet_view(now=5.0)
+    (view, _) = router.view.snapshots(now=5.0)
     assert (view.state, view.ejected_by, view.refusal, view.failures) == ("ejected", "refusals", status, 3)
     assert [sample.status for sample in router.samples] == [200] * 40
 
@@ -54,8 +54,8 @@ def test_what_every_replica_refuses_is_forwarded_and_ejects_none_however_often(s
         names, end = serve(router, number, ends, now=1.0 + number / 100)
         assert end == Forward(f"r{number}")
         assert len(names) == len(set(names))
-    assert set(router.health_states().values()) == {"healthy"}
-    assert all((view.failures, view.refusal) == (0, None) for view in router.fleet_view(now=9.0))
+    assert set(router.view.health_states().values()) == {"healthy"}
+    assert all((view.failures, view.refusal) == (0, None) for view in router.view.snapshots(now=9.0))
     assert {sample.status for sample in router.samples} == {status}
 
 
@@ -83,8 +83,8 @@ def test_an_answer_of_its_own_clears_a_replica() -> None:
     for number in range(30):
         serve(router, 2 * number, {"a": refusal(404)}, now=1.0 + number)
         assert serve(router, 2 * number + 1, {}, now=1.5 + number)[0] == ["a"]
-    assert router.health_states()["a"] == "healthy"
-    assert router.fleet_view(now=40.0)[0].refusal is None
+    assert router.view.health_states()["a"] == "healthy"
+    assert router.view.snapshots(now=40.0)[0].refusal is None
 
 
 def test_any_other_4xx_is_the_client_s_until_a_replica_answers_nothing_else() -> None:
@@ -93,7 +93,7 @@ def test_any_other_4xx_is_the_client_s_until_a_replica_answers_nothing_else() ->
     assert [names for names, _ in served[:3]] == [["a"]] * 3
     assert all(end == Forward(f"r{number}") for number, (_, end) in enumerate(served[:3]))
     assert all(end is None for _, end in served[3:]), "lost to the first three only"
-    assert router.fleet_view(now=3.0)[0].ejected_by == "refusals"
+    assert router.view.snapshots(now=3.0)[0].ejected_by == "refusals"
 
 
 def test_an_answer_to_an_earlier_request_says_nothing_of_a_replica_that_began_to_refuse() -> None:
@@ -135,7 +135,7 @@ def test_a_replica_without_a_route_gets_none_of_its_requests_and_all_others() ->
             action = next(iter(finished(router, action.attempt_id, end, now=now)), None)
         assert names == (["a", "b"] if number < 3 else ["b"])
         assert serve(router, number, {}, now=now)[0] == ["a"], "other routes go there as before"
-    assert router.health_states()["a"] == "healthy"
+    assert router.view.health_states()["a"] == "healthy"
     later = replace(a_request("later", received_s=20.0), route="/v1/messages")
     assert dispatched(submitted(router, later, now=20.0)).replica == "a", "tried again after a while"
 
@@ -147,12 +147,12 @@ def test_a_replica_that_refuses_a_kind_is_tried_again_when_it_is_alone_or_has_jo
         other = replace(a_request(f"other{number}"), route="/generate")
         finished(router, dispatched(submitted(router, other, now=1.0)).attempt_id, COMPLETED, now=1.0)
     assert serve(router, 10, {}, now=2.0)[0] == ["b"]
-    router.drain("b", now=2.0)
+    router.replicas.drain("b", now=2.0)
     assert serve(router, 11, {"a": refusal(404)}, now=2.0)[0] == ["a"]
-    router.drain("b", False, now=2.0)
-    router.set_fleet(specs("b"), now=3.0)
-    router.set_fleet(specs("a", "b"), now=3.0)
-    router.on_probe("a", 0.001, now=3.0)
+    router.replicas.drain("b", False, now=2.0)
+    router.replicas.set_fleet(specs("b"), now=3.0)
+    router.replicas.set_fleet(specs("a", "b"), now=3.0)
+    router.replicas.on_probe("a", 0.001, now=3.0)
     assert serve(router, 12, {}, now=3.0)[0] == ["a"]
 
 
@@ -161,7 +161,7 @@ def test_a_pinned_request_is_refused_by_its_only_replica() -> None:
     for number in range(9):
         sent = dispatched(submitted(router, a_request(f"r{number}", pinned_replica="a"), now=1.0))
         assert finished(router, sent.attempt_id, refusal(404), now=1.0) == [Forward(f"r{number}")]
-    assert router.health_states()["a"] == "healthy"
+    assert router.view.health_states()["a"] == "healthy"
 
 
 # -- short answers
@@ -187,7 +187,7 @@ def test_a_replica_of_short_answers_loses_three_requests_and_is_ejected_for_what
     served = [serve_short(router, number, "a", now=1.0 + number / 10) for number in range(40)]
     assert [names for names, _ in served[:7]] == [["a"]] * 3 + [["a", "b"]] * 3 + [["b"]]
     assert all(names[-1] == "b" for names, _ in served[3:])
-    (view, _) = router.fleet_view(now=4.0)
+    (view, _) = router.view.snapshots(now=4.0)
     assert (view.state, view.ejected_by, view.refusal) == ("ejected", "answers", None)
 
 
@@ -205,8 +205,8 @@ def test_an_answer_of_one_token_to_a_request_for_no_more_says_nothing_of_the_rep
 def test_answers_as_short_everywhere_are_the_client_s_wish_and_eject_none() -> None:
     router = make_router("a", "b")
     served = [serve_short(router, number, "ab", now=1.0 + number) for number in range(200)]
-    assert set(router.health_states().values()) == {"healthy"}
-    assert all(view.failures == 0 for view in router.fleet_view(now=300.0))
+    assert set(router.view.health_states().values()) == {"healthy"}
+    assert all(view.failures == 0 for view in router.view.snapshots(now=300.0))
     twice = sum(len(names) > 1 for names, _ in served)
     assert 1 <= twice <= 200 // TRUSTED_ANSWERS
 
@@ -245,7 +245,7 @@ def test_a_replica_that_breaks_answers_off_is_withheld_after_the_second() -> Non
         sent = dispatched(finished(router, sent.attempt_id, again, now=1.0 + number))
         assert (sent.replica, sent.withhold) == ("b", False)
         finished(router, sent.attempt_id, COMPLETED, now=1.0 + number)
-    assert router.fleet_view(now=6.0)[0].ejected_by == "answers"
+    assert router.view.snapshots(now=6.0)[0].ejected_by == "answers"
 
 
 def test_a_stalled_stream_is_no_broken_answer() -> None:

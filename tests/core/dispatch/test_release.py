@@ -13,7 +13,7 @@ USAGE = Outcome(AttemptResult.COMPLETED, status=200, prompt_tokens=300, output_t
 
 
 def load_of(router: Router, name: str) -> tuple[float, float]:
-    (view,) = (view for view in router.fleet_view(now=9.0) if view.name == name)
+    (view,) = (view for view in router.view.snapshots(now=9.0) if view.name == name)
     return view.in_flight_requests, view.queued_prefill_tokens
 
 
@@ -75,5 +75,5 @@ def test_a_failure_that_the_client_has_is_judged_and_not_retried(outcome: Outcom
     assert router.on_finish(first.attempt_id, outcome, now=2.0) == (None, [])
     (sample,) = router.samples
     assert (sample.status, router.in_flight) == (status, 0)
-    (view,) = (view for view in router.fleet_view(now=9.0) if view.name == "a")
+    (view,) = (view for view in router.view.snapshots(now=9.0) if view.name == "a")
     assert view.failures == failures

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gorgo.core.fleet.columns import Columns, Floats
+from gorgo.core.arrays import Floats
+from gorgo.core.fleet.columns import Columns
 from gorgo.core.fleet.peer_loads import CELLS, FADE_S, MAX_PEERS, PeerLoads
 
 

@@ -32,23 +32,23 @@ def fleet(**limits: object) -> Router:
 
 def test_a_region_whose_replicas_all_fail_one_probe_is_left_out_at_once() -> None:
     router = fleet(panic_threshold=0.0)
-    router.on_probe("e0", None, now=10.0)
-    assert router.unreachable_regions == frozenset()
-    router.on_probe("e1", None, now=11.0)
-    assert router.unreachable_regions == frozenset({"east"})
-    assert router.health_states() == {"e0": "ejected", "e1": "ejected", "w0": "healthy"}
+    router.replicas.on_probe("e0", None, now=10.0)
+    assert router.view.unreachable_regions == frozenset()
+    router.replicas.on_probe("e1", None, now=11.0)
+    assert router.view.unreachable_regions == frozenset({"east"})
+    assert router.view.health_states() == {"e0": "ejected", "e1": "ejected", "w0": "healthy"}
     assert dispatched(submitted(router, a_request(), now=11.0)).replica == "w0"
 
 
 def test_loss_and_return_of_a_region_are_events_of_the_region_and_of_each_replica() -> None:
     router = fleet(panic_threshold=0.0)
     for name in ("e0", "e1", "w0"):
-        router.on_probe(name, None, now=10.0)
+        router.replicas.on_probe(name, None, now=10.0)
     lost = [RegionChanged("east", reachable=False), HealthChanged("e0", "ejected"), HealthChanged("e1", "ejected")]
     assert list(router.fleet_events) == lost
     router.fleet_events.clear()
-    router.on_probe("e0", 0.01, now=11.0)
-    router.on_probe("e0", 0.01, now=12.0)
+    router.replicas.on_probe("e0", 0.01, now=11.0)
+    router.replicas.on_probe("e0", 0.01, now=12.0)
     assert set(router.fleet_events) == {
         HealthChanged("e0", "half_open"),
         RegionChanged("east", reachable=True),
@@ -60,9 +60,9 @@ def test_loss_and_return_of_a_region_are_events_of_the_region_and_of_each_replic
 def test_region_that_leaves_the_fleet_while_unreachable_is_reported_as_reachable() -> None:
     router = fleet(panic_threshold=0.0)
     for name in ("e0", "e1"):
-        router.on_probe(name, None, now=10.0)
+        router.replicas.on_probe(name, None, now=10.0)
     router.fleet_events.clear()
-    router.set_fleet([FLEET[2]], now=11.0)
+    router.replicas.set_fleet([FLEET[2]], now=11.0)
     assert list(router.fleet_events) == [RegionChanged("east", reachable=True)]
 
 
@@ -71,7 +71,7 @@ def test_a_region_that_is_cut_off_is_left_out_however_few_are_left() -> None:
     east = [ReplicaSpec(f"e{number}", "east") for number in range(6)]
     router = make_router(replicas=[*east, ReplicaSpec("w0", "west"), ReplicaSpec("w1", "west")])
     for number in range(6):
-        router.on_probe(f"e{number}", None, now=10.0)
+        router.replicas.on_probe(f"e{number}", None, now=10.0)
     sent = [dispatched(submitted(router, a_request(request_id=f"r{n}"), now=11.0)) for n in range(8)]
     assert {dispatch.replica for dispatch in sent} <= {"w0", "w1"}
 
@@ -80,110 +80,110 @@ def test_when_nobody_at_all_answers_everybody_is_tried() -> None:
     router = fleet()
     for now in (10.0, 11.0, 12.0):
         for replica in FLEET:
-            router.on_probe(replica.name, None, now=now)
-    assert set(router.health_states().values()) == {"ejected"}
+            router.replicas.on_probe(replica.name, None, now=now)
+    assert set(router.view.health_states().values()) == {"ejected"}
     assert dispatched(submitted(router, a_request(), now=12.0)).replica in {"e0", "e1", "w0"}
 
 
 def test_failures_far_apart_are_no_cut() -> None:
     router = fleet(region_window_s=30.0)
-    router.on_probe("e0", None, now=10.0)
-    router.on_probe("e1", None, now=50.0)
-    assert router.unreachable_regions == frozenset()
+    router.replicas.on_probe("e0", None, now=10.0)
+    router.replicas.on_probe("e1", None, now=50.0)
+    assert router.view.unreachable_regions == frozenset()
 
 
 @pytest.mark.parametrize(("second_s", "cut"), [(40.0, True), (40.1, False)])
 def test_failures_within_the_window_are_a_cut(second_s: float, cut: bool) -> None:
     router = fleet(region_window_s=30.0, panic_threshold=0.0)
-    router.on_probe("e0", None, now=10.0)
-    router.on_probe("e1", None, now=second_s)
-    assert router.unreachable_regions == ({"east"} if cut else frozenset())
+    router.replicas.on_probe("e0", None, now=10.0)
+    router.replicas.on_probe("e1", None, now=second_s)
+    assert router.view.unreachable_regions == ({"east"} if cut else frozenset())
 
 
 def test_a_replica_that_answered_in_between_has_not_failed() -> None:
     router = fleet()
-    router.on_probe("e0", None, now=10.0)
-    router.on_probe("e0", 0.02, now=11.0)
-    router.on_probe("e1", None, now=12.0)
-    assert router.unreachable_regions == frozenset()
-    assert set(router.health_states().values()) == {"healthy"}
+    router.replicas.on_probe("e0", None, now=10.0)
+    router.replicas.on_probe("e0", 0.02, now=11.0)
+    router.replicas.on_probe("e1", None, now=12.0)
+    assert router.view.unreachable_regions == frozenset()
+    assert set(router.view.health_states().values()) == {"healthy"}
 
 
 def test_a_region_that_answers_again_lets_in_its_own_replicas_alone() -> None:
     router = make_router(replicas=[*FLEET, ReplicaSpec("w1", "west")], limits=RouterLimits(panic_threshold=0.0))
     for name in ("e0", "e1", "w0", "w1"):
-        router.on_probe(name, None, now=10.0)
-    assert router.unreachable_regions == {"east", "west"}
-    router.on_probe("e1", 0.02, now=11.0)
-    assert router.unreachable_regions == {"west"}
-    assert {name for name, state in router.health_states().items() if state == "ejected"} == {"w0", "w1"}
+        router.replicas.on_probe(name, None, now=10.0)
+    assert router.view.unreachable_regions == {"east", "west"}
+    router.replicas.on_probe("e1", 0.02, now=11.0)
+    assert router.view.unreachable_regions == {"west"}
+    assert {name for name, state in router.view.health_states().items() if state == "ejected"} == {"w0", "w1"}
 
 
 def test_a_region_cut_off_again_ejects_again() -> None:
     router = fleet(panic_threshold=0.0)
     for round_s in (10.0, 50.0):
         for name in ("e0", "e1"):
-            router.on_probe(name, None, now=round_s)
-        assert [router.health_states()[name] for name in ("e0", "e1")] == ["ejected", "ejected"]
+            router.replicas.on_probe(name, None, now=round_s)
+        assert [router.view.health_states()[name] for name in ("e0", "e1")] == ["ejected", "ejected"]
         for name in ("e0", "e1", "e0", "e1"):
-            router.on_probe(name, 0.02, now=round_s + 5.0)
-        assert [router.health_states()[name] for name in ("e0", "e1")] == ["healthy", "healthy"]
+            router.replicas.on_probe(name, 0.02, now=round_s + 5.0)
+        assert [router.view.health_states()[name] for name in ("e0", "e1")] == ["healthy", "healthy"]
 
 
 def test_a_replica_that_left_does_not_count_as_failed_when_its_name_comes_back() -> None:
     router = fleet()
-    router.on_probe("e0", None, now=10.0)
-    router.set_fleet(FLEET[1:], now=11.0)
-    router.set_fleet(FLEET, now=12.0)
-    router.on_probe("e1", None, now=13.0)
-    assert router.unreachable_regions == frozenset()
+    router.replicas.on_probe("e0", None, now=10.0)
+    router.replicas.set_fleet(FLEET[1:], now=11.0)
+    router.replicas.set_fleet(FLEET, now=12.0)
+    router.replicas.on_probe("e1", None, now=13.0)
+    assert router.view.unreachable_regions == frozenset()
 
 
 def test_a_region_that_answers_again_may_be_tried_at_once() -> None:
     router = fleet(outlier=OutlierLimits(base_s=100.0))
     for name in ("e0", "e1"):
-        router.on_probe(name, None, now=10.0)
-    router.on_probe("e1", 0.02, now=20.0)
-    assert router.unreachable_regions == frozenset()
-    assert set(router.health_states().values()) == {"half_open", "healthy"}
+        router.replicas.on_probe(name, None, now=10.0)
+    router.replicas.on_probe("e1", 0.02, now=20.0)
+    assert router.view.unreachable_regions == frozenset()
+    assert set(router.view.health_states().values()) == {"half_open", "healthy"}
 
 
 def test_a_replica_that_was_out_of_reach_may_be_tried_as_soon_as_it_answers() -> None:
     """However long its back-off has grown: what it was ejected for is over."""
     router = fleet(outlier=OutlierLimits(base_s=100.0))
     for now in (10.0, 11.0, 12.0):
-        router.on_probe("w0", None, now=now)
-    assert router.health_states()["w0"] == "ejected"
-    router.on_probe("w0", 0.02, now=13.0)
-    assert router.health_states()["w0"] == "half_open"
-    router.on_probe("w0", 0.02, now=14.0)
-    assert router.health_states()["w0"] == "healthy"
+        router.replicas.on_probe("w0", None, now=now)
+    assert router.view.health_states()["w0"] == "ejected"
+    router.replicas.on_probe("w0", 0.02, now=13.0)
+    assert router.view.health_states()["w0"] == "half_open"
+    router.replicas.on_probe("w0", 0.02, now=14.0)
+    assert router.view.health_states()["w0"] == "healthy"
 
 
 def test_a_single_replica_is_ejected_by_its_own_count() -> None:
     router = fleet()
-    router.on_probe("w0", None, now=10.0)
-    assert (router.health_states()["w0"], router.unreachable_regions) == ("healthy", frozenset())
+    router.replicas.on_probe("w0", None, now=10.0)
+    assert (router.view.health_states()["w0"], router.view.unreachable_regions) == ("healthy", frozenset())
     for now in (11.0, 12.0):
-        router.on_probe("w0", None, now=now)
-    assert (router.health_states()["w0"], router.unreachable_regions) == ("ejected", frozenset({"west"}))
+        router.replicas.on_probe("w0", None, now=now)
+    assert (router.view.health_states()["w0"], router.view.unreachable_regions) == ("ejected", frozenset({"west"}))
 
 
 def test_a_region_that_leaves_the_fleet_is_forgotten() -> None:
     router = fleet()
     for name in ("e0", "e1"):
-        router.on_probe(name, None, now=10.0)
-    router.set_fleet([FLEET[2]], now=20.0)
-    assert router.unreachable_regions == frozenset()
+        router.replicas.on_probe(name, None, now=10.0)
+    router.replicas.set_fleet([FLEET[2]], now=20.0)
+    assert router.view.unreachable_regions == frozenset()
 
 
 def test_a_region_whose_replicas_were_all_replaced_is_there_again_when_the_new_one_answers() -> None:
     router = fleet()
     for name in ("e0", "e1"):
-        router.on_probe(name, None, now=10.0)
-    router.set_fleet([ReplicaSpec("e2", "east"), FLEET[2]], now=20.0)
-    router.on_probe("e2", 0.02, now=21.0)
-    assert router.unreachable_regions == frozenset()
+        router.replicas.on_probe(name, None, now=10.0)
+    router.replicas.set_fleet([ReplicaSpec("e2", "east"), FLEET[2]], now=20.0)
+    router.replicas.on_probe("e2", 0.02, now=21.0)
+    assert router.view.unreachable_regions == frozenset()
 
 
 def test_a_request_goes_only_where_it_may() -> None:
@@ -211,7 +211,7 @@ def test_a_request_whose_model_is_served_elsewhere_only_is_told_so_and_not_to_co
 
 def test_a_request_whose_region_is_down_is_a_503_and_goes_nowhere_else() -> None:
     router = fleet()
-    router.drain("w0", now=0.0)
+    router.replicas.drain("w0", now=0.0)
     refusal = rejected(submitted(router, replace(a_request(), regions=frozenset({"west"})), now=0.0))
     assert (refusal.status, refusal.code) == (503, "no_replica")
 
@@ -241,16 +241,16 @@ def test_a_request_bound_to_a_replica_that_moves_while_it_waits_does_not_follow(
     first = dispatched(submitted(router, a_request("first", pinned_replica="e0"), now=0.0))
     waits = replace(a_request("waits", pinned_replica="e0"), regions=frozenset({"east"}))
     assert isinstance(submitted(router, waits, now=0.0)[-1], Hold)
-    router.set_fleet([replace(FLEET[0], region="west"), *FLEET[1:]], now=1.0)
+    router.replicas.set_fleet([replace(FLEET[0], region="west"), *FLEET[1:]], now=1.0)
     assert not any(isinstance(action, Dispatch) for action in finished(router, first.attempt_id, COMPLETED, now=1.0))
     assert rejected(router.handle_timer(now=9.0)).code == "no_replica"
 
 
 def test_a_replica_that_joins_gets_more_by_and_by() -> None:
     router = make_router("a", limits=RouterLimits(slow_start_s=7.0))
-    router.set_fleet([ReplicaSpec("new", "here"), ReplicaSpec("a", "region-of-a")], now=100.0)
-    router.on_probe("new", 0.001, now=100.0)  # nearest by far
-    router.on_probe("a", 0.01, now=100.0)
+    router.replicas.set_fleet([ReplicaSpec("new", "here"), ReplicaSpec("a", "region-of-a")], now=100.0)
+    router.replicas.on_probe("new", 0.001, now=100.0)  # nearest by far
+    router.replicas.on_probe("a", 0.01, now=100.0)
 
     def sent_to_new(count: int, now: float) -> int:
         names = [
@@ -265,8 +265,8 @@ def test_a_replica_that_joins_gets_more_by_and_by() -> None:
 
 def test_a_retry_goes_to_a_replica_on_its_ramp_when_nobody_else_is_left() -> None:
     router = make_router("old", limits=RouterLimits(slow_start_s=10.0))
-    router.set_fleet([ReplicaSpec("old", "here"), ReplicaSpec("new", "here")], now=1.0)
-    router.on_probe("new", 0.5, now=1.0)  # farther by far
+    router.replicas.set_fleet([ReplicaSpec("old", "here"), ReplicaSpec("new", "here")], now=1.0)
+    router.replicas.on_probe("new", 0.5, now=1.0)  # farther by far
     for number in range(5):  # two are the bound of the new one
         first = dispatched(submitted(router, a_request(f"r{number}"), now=1.0))
         assert first.replica == "old"
@@ -280,12 +280,12 @@ def test_a_retry_goes_to_a_replica_on_its_ramp_when_nobody_else_is_left() -> Non
 def test_a_readmitted_replica_is_on_its_ramp_and_the_last_one_left_is_not() -> None:
     router = make_router("a", "b", limits=RouterLimits(slow_start_s=7.0))
     for now in (1.0, 2.0, 3.0):
-        router.on_probe("a", None, now=now)
+        router.replicas.on_probe("a", None, now=now)
     router.handle_timer(now=8.0)
-    router.on_probe("a", 0.001, now=8.0)
+    router.replicas.on_probe("a", 0.001, now=8.0)
     names = [dispatched(submitted(router, a_request(f"r{number}"), now=8.0)).replica for number in range(5)]
     assert names == ["a", "a", "b", "b", "b"]
-    router.drain("b", now=8.0)
+    router.replicas.drain("b", now=8.0)
     assert dispatched(submitted(router, a_request("last"), now=8.0)).replica == "a"
 
 

@@ -20,12 +20,12 @@ def router() -> Router:
     replicas = [ReplicaSpec("a", "near"), ReplicaSpec("b", "far"), ReplicaSpec("c", "far")]
     made = Router(replicas, make_policy("round-robin"), rng=np.random.default_rng(0), boot_id="b", limits=LIMITS)
     for name in "abc":
-        made.on_probe(name, 0.01, now=0.0)
+        made.replicas.on_probe(name, 0.01, now=0.0)
     return made
 
 
 def view(router: Router, name: str, now: float) -> ReplicaSnapshot:
-    return next(row for row in router.fleet_view(now=now) if row.name == name)
+    return next(row for row in router.view.snapshots(now=now) if row.name == name)
 
 
 def ask(router: Router, request_id: str, now: float) -> None:
@@ -41,43 +41,43 @@ def test_healthy_replica_has_been_so_since_it_joined(router: Router) -> None:
 
 def test_ejected_replica_says_what_ejected_it_and_since_when(router: Router) -> None:
     for second in (1.0, 2.0, 3.0):
-        router.on_probe("a", None, now=second)
+        router.replicas.on_probe("a", None, now=second)
     row = view(router, "a", 4.0)
     assert (row.state, row.ejected_by, row.in_state_for_s) == ("ejected", "probes", 1.0)
 
 
 def test_replica_whose_trial_fails_is_away_since_it_was_ejected_first(router: Router) -> None:
     for second in (1.0, 2.0, 3.0):
-        router.on_probe("a", None, now=second)
+        router.replicas.on_probe("a", None, now=second)
     router.handle_timer(now=8.0)
     assert view(router, "a", 8.5).state == "half_open"
-    router.on_probe("a", None, now=9.0)
+    router.replicas.on_probe("a", None, now=9.0)
     assert (view(router, "a", 10.0).state, view(router, "a", 10.0).in_state_for_s) == ("ejected", 7.0)
     router.handle_timer(now=19.0)
-    router.on_probe("a", 0.01, now=20.0)
+    router.replicas.on_probe("a", 0.01, now=20.0)
     assert (view(router, "a", 21.0).state, view(router, "a", 21.0).in_state_for_s) == ("healthy", 1.0)
 
 
 def test_region_that_is_cut_off_says_so_at_each_of_its_replicas(router: Router) -> None:
     for name in "bc":
-        router.on_probe(name, None, now=1.0)
+        router.replicas.on_probe(name, None, now=1.0)
     assert [view(router, name, 1.0).ejected_by for name in "bc"] == ["region", "region"]
-    router.on_probe("b", 0.2, now=2.0)
+    router.replicas.on_probe("b", 0.2, now=2.0)
     assert view(router, "c", 2.0).ejected_by == "region"  # on trial, and why is still of interest
     assert view(router, "b", 2.0).ejected_by in ("region", None)
 
 
 def test_draining_replica_says_since_when_however_often_it_is_told(router: Router) -> None:
-    router.drain("a", now=1.0)
-    router.drain("a", now=5.0)
+    router.replicas.drain("a", now=1.0)
+    router.replicas.drain("a", now=5.0)
     assert (view(router, "a", 6.0).state, view(router, "a", 6.0).in_state_for_s) == ("draining", 5.0)
-    router.drain("a", False, now=7.0)
+    router.replicas.drain("a", False, now=7.0)
     assert (view(router, "a", 8.0).state, view(router, "a", 8.0).in_state_for_s) == ("healthy", None)
 
 
 def test_replica_on_its_ramp_says_how_long_yet_and_how_many(router: Router) -> None:
     joined = [ReplicaSpec("a", "near"), ReplicaSpec("new", "near")]
-    router.set_fleet(joined, now=100.0)
+    router.replicas.set_fleet(joined, now=100.0)
     row = view(router, "new", 104.0)
     assert row.slow_start_for_s == pytest.approx(6.0)
     assert row.slow_start_in_flight == int(2 * 128**0.4)
@@ -94,17 +94,17 @@ def test_every_figure_of_a_row_is_as_worked_out_by_hand() -> None:
         "a", "near", ("m", "n"), prefill_base_s=0.0, prefill_tokens_per_s=1000.0, prefill_kappa_s=0.0, tls=True
     )
     router = Router([spec, ReplicaSpec("b", "far")], make_policy("gorgo-ms"), rng=np.random.default_rng(0), boot_id="b")
-    router.on_probe("a", 0.1, now=1.0)
+    router.replicas.on_probe("a", 0.1, now=1.0)
     blocks = b"".join(number.to_bytes(8, "little") for number in range(10))
     for request_id, tokens, now in (("r1", 640, 2.0), ("r2", 1000, 10.0)):
         request = RouteRequest(request_id, now, tokens, blocks, 64.0, 0, model="m", pinned_replica="a")
         router.submit(request, now=now)
-    router.on_engine_sample(
+    router.replicas.on_engine_sample(
         "a",
         EngineSample(5.0, 6.0, 7.0, 64_000.0, 9.0, prefill_tokens_total=1e4, prefill_busy_s_total=30.0),
         now=11.0,
     )
-    router.on_probe("a", None, now=12.0)
+    router.replicas.on_probe("a", None, now=12.0)
     row = view(router, "a", 12.5).as_dict()
     busy_s, told = row.pop("backlog_s"), row.pop("prefill_slowdown_reported")
     assert told == pytest.approx(3.0)
@@ -154,7 +154,7 @@ def test_a_rate_is_the_prior_s_by_what_was_learned() -> None:
     """A second of the prior took two: a factor of (2 + 5) / (1 + 5)."""
     spec = ReplicaSpec("a", "near", prefill_base_s=0.0, prefill_tokens_per_s=1000.0, prefill_kappa_s=0.0)
     router = Router([spec], make_policy("gorgo-ms"), rng=np.random.default_rng(0), boot_id="b")
-    router.on_probe("a", 0.0, now=0.0)
+    router.replicas.on_probe("a", 0.0, now=0.0)
     router.submit(RouteRequest("r", 0.0, 1000, b"", 64.0, 0), now=0.0)
     router.on_first_token("r/1", now=2.005)
     row = view(router, "a", 3.0)
@@ -164,7 +164,7 @@ def test_a_rate_is_the_prior_s_by_what_was_learned() -> None:
 
 def test_a_back_off_that_is_over_has_no_time_left(router: Router) -> None:
     for second in (1.0, 2.0, 3.0):
-        router.on_probe("a", None, now=second)
+        router.replicas.on_probe("a", None, now=second)
     assert [view(router, "a", now).ejected_for_s for now in (4.0, 8.0, 9.0)] == [4.0, 0.0, 0.0]
     assert view(router, "a", 4.0).failures_in_a_row == 0
 
@@ -172,13 +172,13 @@ def test_a_back_off_that_is_over_has_no_time_left(router: Router) -> None:
 def test_eligibility_in_a_row_is_for_a_model_that_the_replica_serves() -> None:
     replicas = [ReplicaSpec("a", "near", ("m",)), ReplicaSpec("b", "far", ("n",))]
     made = Router(replicas, make_policy("round-robin"), rng=np.random.default_rng(0), boot_id="b")
-    made.drain("b", now=0.0)
-    assert [row.eligible for row in made.fleet_view(now=0.0)] == [True, False]
+    made.replicas.drain("b", now=0.0)
+    assert [row.eligible for row in made.view.snapshots(now=0.0)] == [True, False]
 
 
 def test_newest_decisions_and_samples_come_newest_first_and_no_more_than_asked_for(router: Router) -> None:
     for number in range(5):
         ask(router, f"r{number}", now=float(number))
-    assert [decision.request_id for decision in router.newest_decisions(3)] == ["r4", "r3", "r2"]
+    assert [decision.request_id for decision in router.view.newest_decisions(3)] == ["r4", "r3", "r2"]
     assert [sample.request_id for sample in router.samples.newest(2)] == ["r4", "r3"]
-    assert len(router.newest_decisions(99)) == len(router.samples.newest(99)) == 5
+    assert len(router.view.newest_decisions(99)) == len(router.samples.newest(99)) == 5

@@ -88,7 +88,7 @@ def test_every_policy_has_an_outlook_whether_it_predicts_or_not(policy: str) -> 
 
 def test_network_is_unknown_without_a_round_trip_and_then_unexplained() -> None:
     router = make_router(replicas=[timed("a")])
-    router.on_probe("a", None, now=1000.0)
+    router.replicas.on_probe("a", None, now=1000.0)
     router.handle_timer(now=1000.0)
     dispatch = dispatched(submitted(router, a_request("r", prompt_tokens=100, received_s=1000.0), now=1000.0))
     assert dispatch.decision.estimate.network_s is None
@@ -139,7 +139,7 @@ def test_best_cached_is_of_the_candidates_alone(drained: str, best: int) -> None
     blocks = blocks_of(1, 2, 3, 4)
     router.index.confirm(blocks[:24], 1)
     router.index.confirm(blocks, 2)
-    router.drain(drained, now=0.0)
+    router.replicas.drain(drained, now=0.0)
     decision = dispatched(submitted(router, a_request("r", prompt_tokens=256, blocks=blocks), now=0.0)).decision
     assert (decision.replica, decision.estimated_cached_tokens, decision.best_cached_tokens) == ("a", 0, best)
 

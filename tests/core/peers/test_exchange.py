@@ -45,15 +45,15 @@ def group(*names: str, policy: str = "gorgo-ms", count: int = 2, limits: RouterL
             limits=limits or RouterLimits(),
         )
         for spec in replicas:
-            router.on_probe(spec.name, 0.01, now=0.0)
-        router.join_peers(f"router-{number}", key_id=KEY)
+            router.replicas.on_probe(spec.name, 0.01, now=0.0)
+        router.peers.join(f"router-{number}", key_id=KEY)
         routers.append(router)
     return routers
 
 
 def peers_of(router: Router) -> PeerExchange:
-    assert router.peers is not None
-    return router.peers
+    assert router.peers.exchange is not None
+    return router.peers.exchange
 
 
 def serve(router: Router, request_id: str, blocks: bytes = PROMPT, *, replica: str | None = None, now: float) -> str:
@@ -77,7 +77,7 @@ def test_a_report_has_the_load_of_each_replica() -> None:
     first, _ = group("a", "b")
     serve(first, "answered", replica="a", now=0.0)
     dispatched(submitted(first, a_request("waits", prompt_tokens=2000, pinned_replica="a"), now=0.3))
-    (load,) = first.report(now=1.3).loads
+    (load,) = first.peers.report(now=1.3).loads
     assert (load.replica, load.requests, load.prompt_tokens) == ("a", 2, 2256)
     assert (load.waiting_requests, load.waiting_tokens, load.uncached_tokens) == (1, 2000, 2000)
     assert load.prefill_s == pytest.approx(1.0, abs=0.02)
@@ -87,14 +87,14 @@ def test_a_report_has_the_load_of_each_replica() -> None:
 def test_a_request_goes_where_no_peer_has_work() -> None:
     first, second = group("a", "b")
     dispatched(submitted(first, a_request("long", prompt_tokens=5000, pinned_replica="a"), now=0.0))
-    second.on_peer(first.report(now=0.0), now=0.1)
+    second.peers.on_report(first.peers.report(now=0.0), now=0.1)
     assert chosen(second, now=0.1) == "b"
     second.check()
 
 
 def test_the_own_counts_stay_those_of_the_own_attempts() -> None:
     _, second = group("a", "b")
-    second.on_peer(load_report("other", ReplicaLoad("a", 9, 9000, 9, 9000, 9000, 9.0)), now=0.0)
+    second.peers.on_report(load_report("other", ReplicaLoad("a", 9, 9000, 9, 9000, 9000, 9.0)), now=0.0)
     chosen(second, now=0.1)
     assert load_of(second, "a") == (0, 0, 0)
     assert load_of(second, "b") == (1, 256, 256)
@@ -103,7 +103,7 @@ def test_the_own_counts_stay_those_of_the_own_attempts() -> None:
 
 def test_a_silent_peer_fades() -> None:
     _, second = group("a", "b")
-    second.on_peer(load_report("other", ReplicaLoad("b", 50, 50, 0, 0, 0)), now=0.0)
+    second.peers.on_report(load_report("other", ReplicaLoad("b", 50, 50, 0, 0, 0)), now=0.0)
     assert [chosen(second, f"r{n}", now=1.9) for n in range(3)] == ["a"] * 3
     assert [view.counts for view in peers_of(second).views(now=1.9)] == [True]
     assert chosen(second, "late", now=FADE_S) == "b"
@@ -113,8 +113,8 @@ def test_a_silent_peer_fades() -> None:
 
 def test_decisions_are_those_of_a_router_alone_once_its_peers_have_faded() -> None:
     alone, joined = make_router("a", "b", "c", policy="gorgo-ms"), make_router("a", "b", "c", policy="gorgo-ms")
-    joined.join_peers("router", key_id=KEY)
-    joined.on_peer(load_report("other", ReplicaLoad("a", 5, 5000, 5, 5000, 5000, 3.0)), now=0.0)
+    joined.peers.join("router", key_id=KEY)
+    joined.peers.on_report(load_report("other", ReplicaLoad("a", 5, 5000, 5, 5000, 5000, 3.0)), now=0.0)
     for n in range(50):
         request = a_request(f"r{n}", blocks=blocks_of(n % 7, n % 3, n), prompt_tokens=200 + 37 * n)
         decisions = [
@@ -126,15 +126,15 @@ def test_decisions_are_those_of_a_router_alone_once_its_peers_have_faded() -> No
 @pytest.mark.parametrize("seq", [1, 0])
 def test_a_report_that_is_not_newer_changes_nothing(seq: int) -> None:
     _, second = group("a", "b")
-    second.on_peer(load_report("other", ReplicaLoad("a", 9, 9, 9, 9, 9, 9.0)), now=0.0)
-    second.on_peer(load_report("other", ReplicaLoad("b", 9, 9, 9, 9, 9, 9.0), seq=seq), now=0.0)
+    second.peers.on_report(load_report("other", ReplicaLoad("a", 9, 9, 9, 9, 9, 9.0)), now=0.0)
+    second.peers.on_report(load_report("other", ReplicaLoad("b", 9, 9, 9, 9, 9, 9.0), seq=seq), now=0.0)
     assert chosen(second, now=0.0) == "b"
 
 
 def test_the_next_report_replaces_the_last_one() -> None:
     _, second = group("a", "b")
-    second.on_peer(load_report("other", ReplicaLoad("a", 9, 9, 9, 9, 9, 9.0)), now=0.0)
-    second.on_peer(load_report("other", ReplicaLoad("b", 9, 9, 9, 9, 9, 9.0), seq=2), now=0.1)
+    second.peers.on_report(load_report("other", ReplicaLoad("a", 9, 9, 9, 9, 9, 9.0)), now=0.0)
+    second.peers.on_report(load_report("other", ReplicaLoad("b", 9, 9, 9, 9, 9, 9.0), seq=2), now=0.1)
     second.check()
     assert chosen(second, now=0.1) == "a"
 
@@ -142,7 +142,7 @@ def test_the_next_report_replaces_the_last_one() -> None:
 def test_unknown_and_repeated_replicas_of_a_report_are_ignored() -> None:
     _, second = group("a", "b")
     loads = ReplicaLoad("gone", 5), ReplicaLoad("a", 1), ReplicaLoad("a", 2)
-    second.on_peer(load_report("other", *loads), now=0.0)
+    second.peers.on_report(load_report("other", *loads), now=0.0)
     second.check()
     assert peers_of(second).loads.requests(0) == 2.0
 
@@ -150,27 +150,27 @@ def test_unknown_and_repeated_replicas_of_a_report_are_ignored() -> None:
 def test_a_router_ignores_its_own_reports() -> None:
     first, _ = group("a", "b")
     serve(first, "mine", replica="a", now=0.0)
-    first.on_peer(first.report(now=0.5), now=0.5)
+    first.peers.on_report(first.peers.report(now=0.5), now=0.5)
     assert peers_of(first).views(now=0.5) == []
 
 
 def test_a_prefix_that_a_peer_confirmed_is_found_and_teaches_what_of_it_the_engine_had() -> None:
     first, second = group("a", "b")
     serve(first, "turn-1", replica="b", now=0.0)
-    second.on_peer(first.report(now=0.4), now=0.5)
+    second.peers.on_report(first.peers.report(now=0.4), now=0.5)
     dispatch = dispatched(submitted(second, a_request("turn-2", blocks=PROMPT + b"next one"), now=3.0))
     assert dispatch.replica == "b"
     assert dispatch.decision.estimated_cached_tokens == 256
     missing = Outcome(AttemptResult.COMPLETED, status=200, prompt_tokens=256, cached_tokens=0)
     second.on_finish(dispatch.attempt_id, missing, now=4.0)
-    assert second.report(now=4.0).cache_reports == (SharedCacheReport("b", None, 256.0, 0.0),)
+    assert second.peers.report(now=4.0).cache_reports == (SharedCacheReport("b", None, 256.0, 0.0),)
     second.check()
 
 
 def test_a_prefix_of_a_peer_is_remote_until_a_first_token_here_confirms_it() -> None:
     first, second = group("a", "b")
     serve(first, "turn-1", replica="b", now=0.0)
-    second.on_peer(first.report(now=0.4), now=0.5)
+    second.peers.on_report(first.peers.report(now=0.4), now=0.5)
     marks = peers_of(second).prefixes
     assert (marks.marks[Origin.REMOTE], marks.marks[Origin.LOCAL]) == (2, 0)
     assert second.index.resident_blocks(1) == 0, "the index has what this Router sent"
@@ -183,7 +183,7 @@ def test_a_prefix_of_a_peer_is_remote_until_a_first_token_here_confirms_it() -> 
 def test_a_prompt_that_waits_less_than_a_report_is_reported_with_its_first_token() -> None:
     first, _ = group("a")
     dispatched(submitted(first, a_request("r", blocks=PROMPT, prompt_tokens=128), now=0.0))
-    assert first.report(now=0.1).prefixes == ()
+    assert first.peers.report(now=0.1).prefixes == ()
 
 
 def test_a_prompt_that_waits_for_its_first_token_is_expected_where_it_was_sent() -> None:
@@ -191,7 +191,7 @@ def test_a_prompt_that_waits_for_its_first_token_is_expected_where_it_was_sent()
     long = blocks_of(*range(40))
     request = a_request("long", blocks=long, prompt_tokens=2560, pinned_replica="b")
     attempt_id = dispatched(submitted(first, request, now=0.0)).attempt_id
-    second.on_peer(first.report(now=0.1), now=0.1)
+    second.peers.on_report(first.peers.report(now=0.1), now=0.1)
     like = a_request("like", blocks=long, prompt_tokens=2560)
     dispatch = dispatched(submitted(second, like, now=0.2))
     assert (dispatch.replica, dispatch.decision.estimated_cached_tokens) == ("b", 2560)
@@ -199,10 +199,10 @@ def test_a_prompt_that_waits_for_its_first_token_is_expected_where_it_was_sent()
     second.on_first_token(dispatch.attempt_id, now=3.0)
     empty = Outcome(AttemptResult.COMPLETED, status=200, prompt_tokens=2560, cached_tokens=0)
     second.on_finish(dispatch.attempt_id, empty, now=4.0)
-    assert second.report(now=4.0).cache_reports == ()
+    assert second.peers.report(now=4.0).cache_reports == ()
     second.check()
     first.on_first_token(attempt_id, now=4.0)
-    assert [marks.kind for marks in first.report(now=4.1).prefixes] == ["confirmed"]
+    assert [marks.kind for marks in first.peers.report(now=4.1).prefixes] == ["confirmed"]
 
 
 def test_a_prompt_that_ends_before_its_first_token_is_expected_no_longer() -> None:
@@ -210,9 +210,9 @@ def test_a_prompt_that_ends_before_its_first_token_is_expected_no_longer() -> No
     serve(first, "short", PROMPT[:8], replica="b", now=0.0)
     request = a_request("long", blocks=PROMPT, prompt_tokens=2560, pinned_replica="b")
     attempt_id = dispatched(submitted(first, request, now=1.0)).attempt_id
-    second.on_peer(first.report(now=1.1), now=1.1)
+    second.peers.on_report(first.peers.report(now=1.1), now=1.1)
     first.on_finish(attempt_id, Outcome(AttemptResult.FAILED_BEFORE_CONTENT), now=1.2)
-    second.on_peer(first.report(now=1.3), now=1.3)
+    second.peers.on_report(first.peers.report(now=1.3), now=1.3)
     like = dispatched(submitted(second, a_request("like", blocks=PROMPT, pinned_replica="b"), now=2.0))
     assert like.decision.estimated_cached_tokens == 64, "the first block was confirmed before"
     second.check()
@@ -224,10 +224,10 @@ def test_marks_are_where_messages_end_and_every_512_tokens() -> None:
     for number, boundaries in enumerate(((), (200, 1000, 1280))):
         request = replace(a_request(f"r{number}", blocks=blocks, prompt_tokens=1280), boundaries=boundaries)
         first.on_first_token(dispatched(submitted(first, request, now=0.0)).attempt_id, now=1.0)
-    even, by_message = first.report(now=1.1).prefixes
+    even, by_message = first.peers.report(now=1.1).prefixes
     assert even.blocks == tuple(range(2, 21, 2))
     assert by_message.blocks == (3, 8, 15, 16, 20)
-    second.on_peer(PeerReport("router-0", 9, KEY, prefixes=(by_message,)), now=1.2)
+    second.peers.on_report(PeerReport("router-0", 9, KEY, prefixes=(by_message,)), now=1.2)
     branch = a_request("branch", blocks=blocks[: 8 * 15] + blocks_of(99, 98, 97), prompt_tokens=1150)
     dispatch = dispatched(submitted(second, branch, now=9.0))
     assert (dispatch.replica, dispatch.decision.estimated_cached_tokens) == (by_message.replica, 15 * 64)
@@ -236,8 +236,8 @@ def test_marks_are_where_messages_end_and_every_512_tokens() -> None:
 def test_what_was_reported_once_is_not_reported_again() -> None:
     first, _ = group("a")
     serve(first, "r", now=0.0)
-    assert len(first.report(now=0.4).prefixes) == 1
-    assert first.report(now=0.5).prefixes == ()
+    assert len(first.peers.report(now=0.4).prefixes) == 1
+    assert first.peers.report(now=0.5).prefixes == ()
 
 
 def test_prefills_of_peers_take_their_share_of_an_engines_time() -> None:
@@ -248,18 +248,18 @@ def test_prefills_of_peers_take_their_share_of_an_engines_time() -> None:
             done = dispatched(submitted(each, request, now=at_s))
             each.on_finish(done.attempt_id, Outcome(AttemptResult.COMPLETED, status=200), now=at_s + 0.05)
         for sender, receiver in ((first, second), (second, first)):
-            receiver.on_peer(sender.report(now=at_s + 0.1), now=at_s + 0.1)
+            receiver.peers.on_report(sender.peers.report(now=at_s + 0.1), now=at_s + 0.1)
     shares = [router._fleet.columns.prefill_share.tolist() for router in (alone, first, second)]
     assert shares[0][0] > 0.2
     for found in shares[1:]:
         assert found == pytest.approx(shares[0], rel=0.02), "as one router that has sent them all"
-    assert first.report(now=2.2).prefills == (), "what was reported once is not reported again"
+    assert first.peers.report(now=2.2).prefills == (), "what was reported once is not reported again"
 
 
 def test_prefills_of_a_report_that_comes_late_have_faded() -> None:
     _, second = group("a", "b")
     late = PeerReport("late", 1, KEY, prefills=(StartedPrefill("a", 3.0), StartedPrefill("gone", 3.0)))
-    second.on_peer(late, now=60.0, age_s=30.0)
+    second.peers.on_report(late, now=60.0, age_s=30.0)
     assert second._fleet.columns.prefill_share.tolist() == pytest.approx([0.1 * faded(1.0, 30.0), 0.0])
 
 
@@ -272,7 +272,7 @@ def test_the_next_turn_finds_the_answer_that_a_peer_has_passed() -> None:
         attempt_id = dispatched(submitted(first, turn, now=now)).attempt_id
         first.on_first_token(attempt_id, now=now + 0.3)
         first.on_finish(attempt_id, Outcome(AttemptResult.COMPLETED, status=200, output_tokens=128), now=now + 1.0)
-        second.on_peer(first.report(now=now + 1.0), now=now + 1.0)
+        second.peers.on_report(first.peers.report(now=now + 1.0), now=now + 1.0)
         longer = blocks + blocks_of(*range(100 * number + 50, 100 * number + 53))
         turn = a_request(f"next-{number}", blocks=longer, prompt_tokens=448, pinned_replica="b")
         dispatch = dispatched(submitted(second, replace(turn, boundaries=(256, 384, 448)), now=now + 2.0))
@@ -286,9 +286,9 @@ def test_the_next_turn_finds_the_answer_that_a_peer_has_passed() -> None:
 def test_hashes_under_another_key_are_ignored() -> None:
     first, _ = group("a", "b")
     other = make_router("a", "b", policy="gorgo-ms")
-    other.join_peers("other", key_id="another key")
+    other.peers.join("other", key_id="another key")
     serve(first, "turn-1", replica="b", now=0.0)
-    other.on_peer(first.report(now=0.4), now=0.5)
+    other.peers.on_report(first.peers.report(now=0.4), now=0.5)
     assert len(peers_of(other).prefixes) == 0
     assert [view.same_key for view in peers_of(other).views(now=0.5)] == [False]
 
@@ -300,19 +300,19 @@ def test_an_eviction_that_one_router_detects_is_one_for_all() -> None:
         attempt_id = serve(first, f"turn-{number}", blocks, replica="b", now=number)
         done = Outcome(AttemptResult.COMPLETED, status=200, prompt_tokens=256, cached_tokens=0)
         first.on_finish(attempt_id, done, now=number + 0.5)
-    second.on_peer(first.report(now=2.0), now=2.0)
+    second.peers.on_report(first.peers.report(now=2.0), now=2.0)
     assert second.peers is not None
-    known = len(second.peers.prefixes)
+    known = len(peers_of(second).prefixes)
     request = a_request("again", blocks=lost, prompt_tokens=2560, pinned_replica="b")
     attempt_id = dispatched(submitted(first, request, now=3.0)).attempt_id
     first.on_first_token(attempt_id, now=3.5)
     empty = Outcome(AttemptResult.COMPLETED, status=200, prompt_tokens=2560, cached_tokens=0)
     first.on_finish(attempt_id, empty, now=4.0)
-    report = first.report(now=4.0)
+    report = first.peers.report(now=4.0)
     assert [marks.kind for marks in report.prefixes] == ["confirmed", "evicted"]
-    second.on_peer(report, now=4.0)
+    second.peers.on_report(report, now=4.0)
     # What the engine evicted before the second prompt is not expected there; the prompt itself is there again.
-    assert len(second.peers.prefixes) == known / 2
+    assert len(peers_of(second).prefixes) == known / 2
     first.check()
     second.check()
 
@@ -320,12 +320,12 @@ def test_an_eviction_that_one_router_detects_is_one_for_all() -> None:
 def test_prompts_of_peers_leave_less_of_a_cache_to_the_own_ones() -> None:
     first, second = group("a", "b")
     for router in (first, second):
-        router.on_engine_sample("b", EngineSample(None, None, None, kv_capacity_tokens=640.0), now=0.0)
+        router.replicas.on_engine_sample("b", EngineSample(None, None, None, kv_capacity_tokens=640.0), now=0.0)
     serve(first, "older", blocks_of(1, 2, 3), replica="b", now=0.0)
     serve(first, "newer", blocks_of(4, 5, 6), replica="b", now=0.5)
     assert first.index.resident_blocks(1) == 6
     serve(second, "theirs", blocks_of(*range(10, 17)), replica="b", now=1.0)
-    first.on_peer(second.report(now=1.5), now=1.5)
+    first.peers.on_report(second.peers.report(now=1.5), now=1.5)
     assert first.index.resident_blocks(1) == 3
     first.check()
 
@@ -335,7 +335,7 @@ def test_what_an_engine_did_not_find_of_a_peers_prefix_is_not_expected_again() -
     old, wrong = blocks_of(*range(40)), blocks_of(*range(100, 140))
     serve(first, "old", old, replica="b", now=0.0)
     serve(first, "wrong", wrong, replica="b", now=1.0)
-    second.on_peer(first.report(now=2.0), now=2.0)
+    second.peers.on_report(first.peers.report(now=2.0), now=2.0)
     request = a_request("next", blocks=wrong, prompt_tokens=2560, pinned_replica="b")
     attempt_id = dispatched(submitted(second, request, now=3.0)).attempt_id
     second.on_first_token(attempt_id, now=3.5)
@@ -348,32 +348,31 @@ def test_what_an_engine_did_not_find_of_a_peers_prefix_is_not_expected_again() -
 
 def test_a_router_reports_what_is_new_and_else_twice_a_second() -> None:
     first, _ = group("a")
-    peers = first.peers
-    assert peers is not None
-    assert peers.has_news(now=0.0)
-    first.report(now=0.0)
-    assert not peers.has_news(now=0.3)
+    exchange = peers_of(first)
+    assert exchange.has_news(now=0.0)
+    first.peers.report(now=0.0)
+    assert not exchange.has_news(now=0.3)
     serve(first, "r", now=0.1)
-    assert peers.has_news(now=0.4)
-    first.report(now=0.4)
-    assert not peers.has_news(now=0.5)
-    assert peers.has_news(now=0.9)
+    assert exchange.has_news(now=0.4)
+    first.peers.report(now=0.4)
+    assert not exchange.has_news(now=0.5)
+    assert exchange.has_news(now=0.9)
 
 
 def test_a_restarted_engine_and_a_flush_remove_the_marks() -> None:
     first, second = group("a", "b")
     serve(first, "r", replica="b", now=0.0)
-    second.on_peer(first.report(now=0.4), now=0.5)
-    second.flush("a", now=0.5)
+    second.peers.on_report(first.peers.report(now=0.4), now=0.5)
+    second.caches.flush("a", now=0.5)
     assert len(peers_of(second).prefixes) == 2
-    second.flush("b", now=0.5)
+    second.caches.flush("b", now=0.5)
     assert len(peers_of(second).prefixes) == 0
 
 
 def test_an_old_report_is_a_source_of_prefixes_alone() -> None:
     first, second = group("a", "b")
     serve(first, "r", replica="b", now=0.0)
-    second.on_peer(first.report(now=0.4), now=60.0, age_s=59.6)
+    second.peers.on_report(first.peers.report(now=0.4), now=60.0, age_s=59.6)
     assert peers_of(second).loads.requests(1) == 0.0
     assert chosen(second, "turn-2", PROMPT, now=60.0) == "b"
 
@@ -383,34 +382,34 @@ def test_multi_depth_takes_in_the_routes_of_its_peers() -> None:
     home = chosen(first, "r", PROMPT, now=0.0)
     first.on_first_token("r/1", now=0.3)
     away = next(name for name in "abcd" if name != home)
-    report = first.report(now=0.4)
+    report = first.peers.report(now=0.4)
     moved = PeerReport(
         report.router, 1, KEY, prefixes=tuple(type(m)(away, m.model, m.blocks, m.hashes) for m in report.prefixes)
     )
-    second.on_peer(moved, now=0.5)
+    second.peers.on_report(moved, now=0.5)
     assert chosen(second, "turn-2", PROMPT, now=0.6) == away
 
 
 def test_evictions_are_counted_by_origin() -> None:
     first, second = group("a", "b", policy="multi-depth", limits=RouterLimits(max_index_blocks=4))
-    policy = second.policy
+    policy = second.settings.policy
     assert isinstance(policy, MultiDepth)
     policy.routes = RouteTable(max_routes=1)
     serve(first, "r", now=0.0)
-    report = first.report(now=0.4)
-    second.on_peer(report, now=0.5)
+    report = first.peers.report(now=0.4)
+    second.peers.on_report(report, now=0.5)
     marks = sum(len(each.blocks) for each in report.prefixes)
     assert marks > 1
-    assert second.evicted_prefixes() == {Origin.REMOTE: marks - 1, Origin.PUSH: 0}, "routes beyond the bound"
+    assert second.peers.evicted_prefixes() == {Origin.REMOTE: marks - 1, Origin.PUSH: 0}, "routes beyond the bound"
     attempt_id = serve(second, "own", blocks_of(*range(50, 60)), now=1.0)
     second.on_finish(attempt_id, Outcome(AttemptResult.COMPLETED, status=200), now=2.0)
-    learned = second.evicted_prefixes()
+    learned = second.peers.evicted_prefixes()
     assert learned[Origin.LOCAL] > 0
-    second.on_cache_snapshot("a", CacheSnapshot("m", 16, list(range(10))), now=3.0)
-    pushed = second.evicted_prefixes()[Origin.PUSH]
+    second.caches.on_snapshot("a", CacheSnapshot("m", 16, list(range(10))), now=3.0)
+    pushed = second.peers.evicted_prefixes()[Origin.PUSH]
     assert pushed > 0, "reported blocks beyond the bound"
-    second.set_fleet([timed("b")], now=4.0)
-    assert second.evicted_prefixes()[Origin.PUSH] == pushed, "those of a replica that has left still count"
+    second.replicas.set_fleet([timed("b")], now=4.0)
+    assert second.peers.evicted_prefixes()[Origin.PUSH] == pushed, "those of a replica that has left still count"
 
 
 LEAST = ("least-request", "least-load", "gorgo-ms", "gorgo")
@@ -421,12 +420,12 @@ def test_equal_replicas_are_different_ones_to_different_routers(policy: str) -> 
     names = [f"replica-{number}" for number in range(8)]
     routers = group(*names, policy=policy, count=8)
     for router in routers:
-        router.on_peer(load_report("quiet"), now=0.0)
+        router.peers.on_report(load_report("quiet"), now=0.0)
     firsts = [chosen(router, now=0.1) for router in routers]
     assert len(set(firsts)) >= 4
     again = group(*names, policy=policy, count=8)
     for router in again:
-        router.on_peer(load_report("quiet"), now=0.0)
+        router.peers.on_report(load_report("quiet"), now=0.0)
     assert [chosen(router, now=0.1) for router in again] == firsts, "by the router's name, not by chance"
     repeated = [chosen(routers[0], f"again-{n}", now=0.1) for n in range(7)]
     assert len({firsts[0], *repeated}) == 8, "an own request outweighs the tie-break"
@@ -445,7 +444,9 @@ def test_routers_do_not_all_choose_what_is_better_by_a_little(policy: str, nearl
     best = ReplicaLoad(names[0], 4, 4000, 4, 4000, 4000, 4.0)
     routers = group(*names, policy=policy, count=8)
     for router in routers:
-        router.on_peer(load_report("other", best, *(replace(nearly, replica=name) for name in names[1:])), now=0.0)
+        router.peers.on_report(
+            load_report("other", best, *(replace(nearly, replica=name) for name in names[1:])), now=0.0
+        )
     assert len({chosen(router, now=0.1) for router in routers}) >= 4
 
 
@@ -454,25 +455,25 @@ def test_a_request_of_a_peer_outweighs_the_tie_break(policy: str) -> None:
     names = [f"replica-{number}" for number in range(4)]
     for router in group(*names, policy=policy, count=8):
         busy = [ReplicaLoad(name, 1, 256, 1, 256, 256, 0.3) for name in names if name != "replica-2"]
-        router.on_peer(load_report("other", *busy), now=0.0)
+        router.peers.on_report(load_report("other", *busy), now=0.0)
         assert chosen(router, now=0.1) == "replica-2"
 
 
 def test_an_engine_has_no_place_for_this_router_when_peers_have_filled_it() -> None:
     limits = RouterLimits(overload=OverloadLimits(queue_enabled=True, max_concurrency_per_replica=4))
     _, second = group("a", limits=limits)
-    second.on_peer(load_report("other", ReplicaLoad("a", 4)), now=0.0)
+    second.peers.on_report(load_report("other", ReplicaLoad("a", 4)), now=0.0)
     (action,) = submitted(second, a_request("r"), now=0.1)
     assert isinstance(action, Hold)
-    (action,) = second.on_peer(load_report("other", seq=2), now=0.2)
+    (action,) = second.peers.on_report(load_report("other", seq=2), now=0.2)
     assert dispatched([action]).replica == "a"
 
 
 def test_a_router_starts_from_the_speeds_that_its_peers_have_learned() -> None:
     _, second = group("a", "b")
     report = PeerReport("other", 1, KEY, speeds=(LearnedSpeed("b", 60.0, 20.0), LearnedSpeed("gone", 1.0, 1.0)))
-    second.on_peer(report, now=0.0)
-    slowdown = {row.name: row.prefill_slowdown for row in second.fleet_view(now=0.0)}
+    second.peers.on_report(report, now=0.0)
+    slowdown = {row.name: row.prefill_slowdown for row in second.view.snapshots(now=0.0)}
     assert slowdown == {"a": 1.0, "b": pytest.approx(2.6)}
 
 
@@ -480,32 +481,32 @@ def test_a_request_behind_the_prefill_of_a_peer_is_neither_done_nor_late_and_tea
     """Two seconds of the first router on the engine, then half a second of the second one."""
     first, second = group("a")
     long = dispatched(submitted(first, a_request("long", blocks=b"", prompt_tokens=2000), now=0.0)).attempt_id
-    second.on_peer(first.report(now=0.0), now=0.0)
+    second.peers.on_report(first.peers.report(now=0.0), now=0.0)
     short = dispatched(submitted(second, a_request("short", blocks=b"", prompt_tokens=500), now=0.1)).attempt_id
-    (load,) = second.report(now=1.9).loads
+    (load,) = second.peers.report(now=1.9).loads
     assert load.prefill_s == pytest.approx(0.5)
     first.on_first_token(long, now=2.01)
-    second.on_peer(first.report(now=2.02), now=2.02)
+    second.peers.on_report(first.peers.report(now=2.02), now=2.02)
     (due_s,) = peers_of(second).loads.added_to_own(now=2.3).head_due_s
     assert due_s == pytest.approx(2.5, abs=0.02)
     second.on_first_token(short, now=2.6)
-    assert second.report(now=2.7).speeds == ()
+    assert second.peers.report(now=2.7).speeds == ()
     second.check()
 
 
 def test_samples_of_a_peer_count_once() -> None:
     _, second = group("a")
     for seq in range(1, 20):
-        second.on_peer(PeerReport("other", seq, KEY, speeds=(LearnedSpeed("a", 60.0, 20.0),)), now=seq / 10)
-    (row,) = second.fleet_view(now=2.0)
+        second.peers.on_report(PeerReport("other", seq, KEY, speeds=(LearnedSpeed("a", 60.0, 20.0),)), now=seq / 10)
+    (row,) = second.view.snapshots(now=2.0)
     assert row.prefill_slowdown == pytest.approx(2.6)
 
 
 def test_cache_reports_of_peers_teach_the_share_that_an_engine_finds() -> None:
     _, second = group("a")
     samples = tuple(SharedCacheReport("a", None, 4000.0, 2000.0) for _ in range(5))
-    second.on_peer(PeerReport("other", 1, KEY, cache_reports=samples), now=0.0)
-    (row,) = second.fleet_view(now=0.0)
+    second.peers.on_report(PeerReport("other", 1, KEY, cache_reports=samples), now=0.0)
+    (row,) = second.view.snapshots(now=0.0)
     assert row.found_share == pytest.approx(0.5)
 
 
@@ -518,9 +519,9 @@ def test_a_report_that_the_learned_share_explains_is_passed_on_too() -> None:
         first.on_first_token(attempt_id, now=number + 0.3)
         half = Outcome(AttemptResult.COMPLETED, status=200, prompt_tokens=2560, cached_tokens=1280)
         first.on_finish(attempt_id, half, now=number + 0.5)
-        report = first.report(now=number + 0.6)
+        report = first.peers.report(now=number + 0.6)
         shared += report.cache_reports
-        second.on_peer(report, now=number + 0.6)
+        second.peers.on_report(report, now=number + 0.6)
     assert shared == [SharedCacheReport("a", None, 2560.0, 1280.0)] * 3, "all but the first turn's, which had no prefix"
 
 
@@ -528,7 +529,7 @@ def test_a_replica_that_a_peer_has_ejected_is_probed_once() -> None:
     _, second = group("a", "b")
     status = PeerStatus(ejected=("b", "gone"))
     for seq in (1, 2):
-        second.on_peer(load_report("other", seq=seq, status=status), now=0.1 * seq)
+        second.peers.on_report(load_report("other", seq=seq, status=status), now=0.1 * seq)
     assert list(peers_of(second).probe_hints) == ["b"]
 
 
@@ -541,9 +542,9 @@ def test_a_long_prefill_is_reported_at_once() -> None:
 
 def test_the_status_has_what_operators_compare() -> None:
     first, second = group("a", "b")
-    first.drain("b", now=0.0)
-    first.frozen = True
-    second.on_peer(first.report(now=0.1), now=0.1)
+    first.replicas.drain("b", now=0.0)
+    first.settings.frozen = True
+    second.peers.on_report(first.peers.report(now=0.1), now=0.1)
     (view,) = peers_of(second).views(now=0.1)
     assert view.status == PeerStatus("gorgo-ms", 1, True, None, ("b",), ())
 
@@ -554,33 +555,33 @@ def test_routers_know_the_digests_of_their_peers_models() -> None:
         for _ in range(4)
     ]
     for number, router in enumerate(routers):
-        router.join_peers(f"router-{number}", key_id=KEY)
+        router.peers.join(f"router-{number}", key_id=KEY)
     first, second, third, fourth = routers
-    first.adopt(LinearModel(version=2))
-    second.adopt(LinearModel(version=2))
-    third.adopt(LinearModel((0.5, 0.5, 0.5), version=2))
-    assert first.model_digest == second.model_digest != third.model_digest
+    first.learning.adopt(LinearModel(version=2))
+    second.learning.adopt(LinearModel(version=2))
+    third.learning.adopt(LinearModel((0.5, 0.5, 0.5), version=2))
+    assert first.learning.model_digest == second.learning.model_digest != third.learning.model_digest
     for router in (third, first, second):
-        fourth.on_peer(router.report(now=0.0), now=0.0)
+        fourth.peers.on_report(router.peers.report(now=0.0), now=0.0)
     assert [view.status.model for view in peers_of(fourth).views(now=0.0)] == [
-        router.model_digest for router in (third, first, second)
+        router.learning.model_digest for router in (third, first, second)
     ]
-    assert fourth.model_digest is None
-    first.adopt(None)
-    assert first.report(now=0.1).status.model is None
+    assert fourth.learning.model_digest is None
+    first.learning.adopt(None)
+    assert first.peers.report(now=0.1).status.model is None
 
 
 def test_replicas_that_leave_take_the_load_of_peers_with_them() -> None:
     first, second = group("a", "b")
     serve(first, "r", replica="b", now=0.0)
-    second.on_peer(first.report(now=0.4), now=0.5)
-    second.set_fleet([timed("a"), timed("new")], now=0.6)
+    second.peers.on_report(first.peers.report(now=0.4), now=0.5)
+    second.replicas.set_fleet([timed("a"), timed("new")], now=0.6)
     second.check()
     assert len(peers_of(second).prefixes) == 0
-    second.on_probe("new", 0.01, now=0.6)
+    second.replicas.on_probe("new", 0.01, now=0.6)
     assert peers_of(second).loads.requests(1) == 0.0
-    first.set_fleet([timed("a"), timed("new"), timed("newer")], now=0.6)
-    second.on_peer(first.report(now=0.7), now=0.7)
+    first.replicas.set_fleet([timed("a"), timed("new"), timed("newer")], now=0.6)
+    second.peers.on_report(first.peers.report(now=0.7), now=0.7)
     second.check()
 
 
@@ -589,7 +590,7 @@ def test_a_first_token_sooner_than_a_round_trip_makes_no_report_that_is_refused(
     attempt_id = dispatched(submitted(first, a_request("r"), now=0.0)).attempt_id
     first.on_first_token(attempt_id, now=0.0)
     assert first.peers is not None
-    report = decode_report(encode_report(first.report(now=0.1)))
+    report = decode_report(encode_report(first.peers.report(now=0.1)))
     assert [speed.spent_s for speed in report.speeds] == [0.0]
-    second.on_peer(report, now=0.1)
+    second.peers.on_report(report, now=0.1)
     second.check()

@@ -17,7 +17,7 @@ def make(policy: str, shadow: str | None, *, seed: int = 0) -> Router:
         specs("a", "b", "c"), make_policy(policy), rng=np.random.default_rng(seed), boot_id="boot", shadow=shadowing
     )
     for rank, name in enumerate("abc"):
-        router.on_probe(name, 0.1 * (rank + 1), now=0.0)
+        router.replicas.on_probe(name, 0.1 * (rank + 1), now=0.0)
     return router
 
 
@@ -76,8 +76,8 @@ def test_a_sample_has_what_the_shadow_predicted_for_the_replica_that_was_chosen(
 
 def test_one_candidate_has_no_rank() -> None:
     router = make("random", "nearest")
-    router.drain("a", now=0.0)
-    router.drain("b", now=0.0)
+    router.replicas.drain("a", now=0.0)
+    router.replicas.drain("b", now=0.0)
     score = dispatched(submitted(router, asked(0), now=0.0)).decision.shadow
     assert score is not None
     assert score.rank is None
@@ -103,18 +103,18 @@ def test_two_policies_that_read_different_indexes_are_refused_and_nothing_change
     with pytest.raises(ConfigError):
         set_policy(router, "prefix-cache")
     with pytest.raises(ConfigError):
-        make("gorgo", None).set_shadow(make_policy("gorgo-ms"), now=0.0)
-    assert (router.policy.name, router.weights.version, router.index.bounded) == ("random", 1, True)
+        make("gorgo", None).settings.set_shadow(make_policy("gorgo-ms"), now=0.0)
+    assert (router.settings.policy.name, router.settings.weights.version, router.index.bounded) == ("random", 1, True)
 
 
 def test_a_shadow_can_be_set_and_taken_away_while_requests_come() -> None:
     router = make("random", None)
-    router.set_shadow(make_policy("gorgo-ms"), now=0.0)
+    router.settings.set_shadow(make_policy("gorgo-ms"), now=0.0)
     assert dispatched(submitted(router, asked(0), now=0.0)).decision.shadow is not None
-    assert (router.shadow and router.shadow.name, router.index.bounded) == ("gorgo-ms", True)
-    router.set_shadow(None, now=0.0)
+    assert (router.settings.shadow and router.settings.shadow.name, router.index.bounded) == ("gorgo-ms", True)
+    router.settings.set_shadow(None, now=0.0)
     assert dispatched(submitted(router, asked(1), now=0.0)).decision.shadow is None
-    assert (router.shadow, router.index.bounded) == (None, False)
+    assert (router.settings.shadow, router.index.bounded) == (None, False)
 
 
 def test_a_policy_that_reads_no_index_goes_with_any() -> None:

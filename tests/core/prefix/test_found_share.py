@@ -185,8 +185,8 @@ def test_an_engine_that_finds_part_of_every_prefix_evicts_nothing() -> None:
 
 def test_an_operator_reads_the_share_of_confirmed_tokens_that_was_found() -> None:
     router = make_router("a")
-    assert router.fleet_view(now=0.0)[0].found_share is None
-    assert partial_router().fleet_view(now=500.0)[0].found_share == pytest.approx(0.6)
+    assert router.view.snapshots(now=0.0)[0].found_share is None
+    assert partial_router().view.snapshots(now=500.0)[0].found_share == pytest.approx(0.6)
 
 
 def test_the_published_policy_is_priced_by_its_own_index() -> None:
@@ -220,7 +220,7 @@ def test_a_flush_of_an_engine_that_found_part_is_seen_within_ten_reports(share: 
 def test_shares_survive_a_restart_of_the_engine_that_empties_the_index() -> None:
     router = partial_router()
     for total in (100.0, 5.0):
-        router.on_engine_sample("a", EngineSample(prompt_tokens_total=total), now=500.0)
+        router.replicas.on_engine_sample("a", EngineSample(prompt_tokens_total=total), now=500.0)
     assert matched_blocks(router, 3) == [0]
     serve(router, 3, 0.0, now=600.0)
     assert serve(router, 3, 0.6, now=601.0) == int(0.6 * TOKENS)
@@ -228,6 +228,6 @@ def test_shares_survive_a_restart_of_the_engine_that_empties_the_index() -> None
 
 def test_shares_leave_with_their_replica() -> None:
     router = partial_router()
-    router.set_fleet([ReplicaSpec("b", "here", kv_capacity_tokens=10**6)], now=500.0)
+    router.replicas.set_fleet([ReplicaSpec("b", "here", kv_capacity_tokens=10**6)], now=500.0)
     serve(router, 3, 0.0, now=600.0)
     assert serve(router, 3, None, now=601.0) == TOKENS

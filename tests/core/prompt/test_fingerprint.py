@@ -140,7 +140,7 @@ def test_prompt_longer_than_the_bound_has_the_blocks_of_its_start_and_its_whole_
 @given(prompt=PROMPTS)
 def test_few_blocks_and_marks_are_hashed_as_many_are(prompt: Prompt) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gorgo.core.prompt.fingerprint._FEW", 0)
+        patch.setattr("gorgo.core.prompt.fingerprint.FEW", 0)
         as_many = FINGERPRINTER(prompt)
     assert FINGERPRINTER(prompt) == as_many
 

@@ -37,14 +37,14 @@ def make(
         limits=limits or RouterLimits(), shadow=shadow,
     )  # fmt: skip
     for rank, name in enumerate("ab"):
-        router.on_probe(name, 0.1 * (rank + 1), now=0.0)
+        router.replicas.on_probe(name, 0.1 * (rank + 1), now=0.0)
     return router
 
 
 def rows_of(router: Router) -> TrainingRows:
-    assert router.outcomes is not None
-    router.outcomes.check()
-    return router.outcomes.since(0)
+    assert router.learning.outcomes is not None
+    router.learning.outcomes.check()
+    return router.learning.outcomes.since(0)
 
 
 def test_an_answer_leaves_a_row_with_the_times_from_its_dispatch() -> None:
@@ -138,17 +138,17 @@ def test_a_policy_that_does_not_learn_leaves_nothing() -> None:
     router = make(make_policy("gorgo-ms"))
     dispatch = dispatched(submitted(router, a_request("r", prompt_tokens=10, received_s=0.0), now=0.0))
     finished(router, dispatch.attempt_id, ANSWERED, now=1.0)
-    assert router.outcomes is None
-    assert router.learner is None
+    assert router.learning.outcomes is None
+    assert router.learning.learner is None
     assert (dispatch.decision.features, dispatch.decision.feature_names) == (None, ())
     with pytest.raises(ConfigError, match="no policy here learns"):
-        router.adopt(LinearModel())
+        router.learning.adopt(LinearModel())
 
 
 def test_a_shadow_learns_from_the_decisions_of_the_policy() -> None:
     shadow = LeastPredicted()
     router = make(make_policy("round-robin"), shadow=shadow)
-    router.adopt(LinearModel())
+    router.learning.adopt(LinearModel())
     for number in range(4):
         request = a_request(f"r{number}", prompt_tokens=1000, received_s=float(number))
         dispatch = dispatched(submitted(router, request, now=float(number)))
@@ -164,10 +164,10 @@ def test_a_router_trains_one_model() -> None:
     with pytest.raises(ConfigError, match="both learn, and a router trains one model"):
         make(LeastPredicted(), shadow=LeastPredicted())
     router = make(make_policy("random"), shadow=LeastPredicted())
-    before = router.policy, router.outcomes
+    before = router.settings.policy, router.learning.outcomes
     with pytest.raises(ConfigError, match="both learn"):
-        router.set_policy(LeastPredicted(), Weights(), now=0.0)
-    assert (router.policy, router.outcomes) == before
+        router.settings.set_policy(LeastPredicted(), Weights(), now=0.0)
+    assert (router.settings.policy, router.learning.outcomes) == before
 
 
 def test_decisions_follow_the_model_from_the_next_one_on_and_say_its_version() -> None:
@@ -175,7 +175,7 @@ def test_decisions_follow_the_model_from_the_next_one_on_and_say_its_version() -
     assert isinstance(policy, Learner)
     router = make(policy)
     cold = dispatched(submitted(router, a_request("r0", prompt_tokens=10, received_s=0.0), now=0.0)).decision
-    router.adopt(LinearModel((0.0, -1.0, 0.0), version=7))
+    router.learning.adopt(LinearModel((0.0, -1.0, 0.0), version=7))
     learned = dispatched(submitted(router, a_request("r1", prompt_tokens=10, received_s=0.0), now=0.0)).decision
     assert (cold.model_version, cold.fallback) == (None, "cold_start")
     assert (learned.model_version, learned.replica, learned.fallback) == (7, "b", None)
@@ -183,24 +183,24 @@ def test_decisions_follow_the_model_from_the_next_one_on_and_say_its_version() -
     assert shown["model_version"] == 7
     features = shown["candidates"][1]["features"]
     assert (list(features), features["rtt_s"]) == (list(NAMES), pytest.approx(0.2))
-    router.adopt(None)
-    assert (router.model_version, policy.model) == (None, None)
+    router.learning.adopt(None)
+    assert (router.learning.model_version, policy.model) == (None, None)
 
 
 def test_a_model_of_other_features_is_refused_and_the_last_one_stays() -> None:
     router = make()
-    router.adopt(LinearModel(version=3))
+    router.learning.adopt(LinearModel(version=3))
     foreign = LinearModel((1.0, 1.0), names=("rtt_s", "kv_usage"), version=4)
     with pytest.raises(ConfigError, match=r"trained on rtt_s, kv_usage; .* expects: uncached_tokens, rtt_s, in_flight"):
-        router.adopt(foreign)
-    assert router.model_version == 3
+        router.learning.adopt(foreign)
+    assert router.learning.model_version == 3
 
 
 def test_an_attempt_of_an_earlier_policy_writes_nothing_for_the_next_one() -> None:
     router = make()
-    old = router.outcomes
+    old = router.learning.outcomes
     attempt_id = dispatched(submitted(router, a_request("r", prompt_tokens=10, received_s=0.0), now=0.0)).attempt_id
-    router.set_policy(LeastPredicted(), Weights(), now=0.5)
+    router.settings.set_policy(LeastPredicted(), Weights(), now=0.5)
     finished(router, attempt_id, GONE, now=1.0)
     assert old is not None
     assert (len(old), len(rows_of(router))) == (1, 0)
@@ -208,10 +208,10 @@ def test_an_attempt_of_an_earlier_policy_writes_nothing_for_the_next_one() -> No
 
 def test_a_shadow_that_learns_retains_its_rows_when_the_policy_changes() -> None:
     router = make(make_policy("round-robin"), shadow=LeastPredicted())
-    router.adopt(LinearModel(version=2))
-    rows = router.outcomes
-    router.set_policy(make_policy("random"), Weights(), now=0.0)
-    assert router.outcomes is rows
-    assert router.model_version == 2
-    router.set_shadow(None, now=0.0)
-    assert router.outcomes is None
+    router.learning.adopt(LinearModel(version=2))
+    rows = router.learning.outcomes
+    router.settings.set_policy(make_policy("random"), Weights(), now=0.0)
+    assert router.learning.outcomes is rows
+    assert router.learning.model_version == 2
+    router.settings.set_shadow(None, now=0.0)
+    assert router.learning.outcomes is None

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gorgo.learning.models.network import Floats, Perceptron, parameter_count
+from gorgo.learning.models.network import AnyFloats, Perceptron, parameter_count
 
 
 def network(sizes: tuple[int, ...], seed: int) -> Perceptron:
@@ -16,7 +16,7 @@ def network(sizes: tuple[int, ...], seed: int) -> Perceptron:
     return Perceptron(sizes, drawn.parameters.astype(np.float64))
 
 
-def plain_outputs(network: Perceptron, row: Floats) -> float:
+def plain_outputs(network: Perceptron, row: AnyFloats) -> float:
     """One row, one unit at a time."""
     values = row.tolist()
     for number, (weights, bias) in enumerate(network.layers):
@@ -29,7 +29,7 @@ def plain_outputs(network: Perceptron, row: Floats) -> float:
     return float(values[0])
 
 
-def masked_loss(network: Perceptron, table: Floats, target: Floats, masks: list[Floats | None]) -> float:
+def masked_loss(network: Perceptron, table: AnyFloats, target: AnyFloats, masks: list[AnyFloats | None]) -> float:
     hidden = table
     for number, (weights, bias) in enumerate(network.layers[:-1]):
         hidden = np.maximum(hidden @ weights + bias, 0.0)
@@ -45,7 +45,7 @@ def test_gradient_equals_finite_differences(seed: int, sizes: tuple[int, ...], d
     rng = np.random.default_rng(seed)
     subject = network(sizes, seed)
     table, target = rng.normal(size=(7, sizes[0])), rng.normal(size=7)
-    masks: list[Floats | None] = []
+    masks: list[AnyFloats | None] = []
     if dropout:
         masks = [(rng.random((7, width)) > 0.3) / 0.7 for width in sizes[1:3]]
     gradient = subject.gradient(table, lambda outputs: 2.0 * (outputs - target) / 7, masks)

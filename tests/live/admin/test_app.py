@@ -222,9 +222,9 @@ async def test_flush_forgets_what_is_cached(fleet: Running) -> None:
     long = chat(stream=True, messages=[{"role": "user", "content": "x" * 4096}])
     await fleet.client.post(CHAT, content=long)
     await fleet.idle()
-    assert sum(row.index_blocks for row in fleet.state.routing.router.fleet_view(now=0.0)) == 16
+    assert sum(row.index_blocks for row in fleet.state.routing.router.view.snapshots(now=0.0)) == 16
     assert (await fleet.admin.post("/admin/flush")).status_code == 200
-    assert sum(row.index_blocks for row in fleet.state.routing.router.fleet_view(now=0.0)) == 0
+    assert sum(row.index_blocks for row in fleet.state.routing.router.view.snapshots(now=0.0)) == 0
     checked(await fleet.admin.post("/admin/flush", json={"replica": "nobody"}), 404, "replica_not_found")
     checked(await fleet.admin.post("/admin/flush", json={"replica": 1}), 400, "invalid_request")
     assert (await fleet.admin.post("/admin/flush", json={"replica": "r1"})).status_code == 200
@@ -233,15 +233,15 @@ async def test_flush_forgets_what_is_cached(fleet: Running) -> None:
 async def test_a_flush_of_a_large_cache_leaves_the_event_loop_to_others(fleet: Running) -> None:
     router = fleet.state.routing.router
     for replica in ("r0", "r1"):
-        router.on_cache_snapshot(replica, CacheSnapshot(None, 16, list(range(20 * FLUSH_BLOCKS))), now=0.0)
+        router.caches.on_snapshot(replica, CacheSnapshot(None, 16, list(range(20 * FLUSH_BLOCKS))), now=0.0)
     flushing, turns = asyncio.create_task(fleet.state.flush(None)), 0
     while not flushing.done():
         await asyncio.sleep(0)
         turns += 1
     await flushing
     assert turns >= 40
-    assert sum(row.index_blocks for row in router.fleet_view(now=0.0)) == 0
-    assert router.pushed_feed("r0", None, 16) is None
+    assert sum(row.index_blocks for row in router.view.snapshots(now=0.0)) == 0
+    assert router.caches.pushed_feed("r0", None, 16) is None
 
 
 async def test_other_routes_and_methods_are_told_apart(fleet: Running) -> None:
@@ -263,7 +263,7 @@ async def test_body_that_is_not_json_or_too_large_is_refused(fleet: Running) -> 
 async def test_misspelt_key_of_a_drain_or_a_flush_is_refused_and_does_nothing(fleet: Running, path: str) -> None:
     error = checked(await fleet.admin.post(path, json={"draining": False, "replicas": "r1"}), 400, "invalid_request")
     assert "'draining': unknown key" in error["message"]
-    assert all(view.eligible for view in fleet.state.routing.router.fleet_view(now=fleet.state.routing.clock()))
+    assert all(view.eligible for view in fleet.state.routing.router.view.snapshots(now=fleet.state.routing.clock()))
 
 
 @pytest.mark.parametrize("digits", [309, 400, 640])
@@ -271,14 +271,14 @@ async def test_weight_of_more_digits_than_a_float_holds_is_refused(fleet: Runnin
     body = b'{"weights": {"w_rtt": %b}, "allow_out_of_range": true}' % (b"9" * digits)
     for method, path in (("PUT", "/admin/weights"), ("POST", "/admin/freeze")):
         checked(await fleet.admin.request(method, path, content=body), 400, "invalid_request")
-    assert fleet.state.routing.router.weights.version == 1
+    assert fleet.state.routing.router.settings.weights.version == 1
 
 
 async def test_words_with_half_a_surrogate_pair_are_refused_since_no_page_could_show_them(fleet: Running) -> None:
     for key in ("reason", "by"):
         body = b'{"weights": {"w_rtt": 1.0}, "%b": "\\ud800"}' % key.encode()
         checked(await fleet.admin.put("/admin/weights", content=body), 400, "invalid_request")
-    assert fleet.state.routing.router.weights.version == 1
+    assert fleet.state.routing.router.settings.weights.version == 1
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ class Fleet:
         body = {"model": "gorgo-sim", "prompt": prompt, "max_tokens": output}
         answer = await self.proxy.client.post("/v1/completions", json=body)
         assert answer.status_code == 200, answer.text
-        decisions = self.proxy.state.routing.router.decisions(answer.headers["x-request-id"])
+        decisions = self.proxy.state.routing.router.view.decisions(answer.headers["x-request-id"])
         details = answer.json()["usage"]["prompt_tokens_details"] or {}
         return Answer(
             decisions[-1].replica,
@@ -58,7 +58,7 @@ class Fleet:
         )
 
     def blocks(self, replica: str) -> int:
-        feed = self.proxy.state.routing.router.pushed_feed(replica, "gorgo-sim", 16)
+        feed = self.proxy.state.routing.router.caches.pushed_feed(replica, "gorgo-sim", 16)
         return 0 if feed is None else feed.reported_blocks
 
     def stats(self, replica: str) -> Any:
@@ -185,7 +185,7 @@ async def test_phantoms_of_lost_evictions_end_with_the_next_whole_push(
 async def test_router_that_forgot_knows_again_after_one_whole_push(fleet: Fleet) -> None:
     holder = (await fleet.ask(prompt(1))).replica
     await fleet.synced(holder)
-    fleet.proxy.state.routing.router.flush(now=fleet.proxy.state.routing.clock())
+    fleet.proxy.state.routing.router.caches.flush(now=fleet.proxy.state.routing.clock())
     assert fleet.blocks(holder) == 0
     await until(lambda: fleet.blocks(holder) >= PROMPT_TOKENS // 16)
     assert (await fleet.ask(prompt(1))).replica == holder
@@ -228,7 +228,7 @@ async def test_the_four_states_follow_one_another_on_one_fleet(fleet: Fleet, mon
     assert (recovered.estimated, recovered.reported) == (0, 0)
     assert fleet.stats(holder).lost > 0
 
-    fleet.proxy.state.routing.router.flush(now=fleet.proxy.state.routing.clock())
+    fleet.proxy.state.routing.router.caches.flush(now=fleet.proxy.state.routing.clock())
     await until(lambda: fleet.blocks(recovered.replica) >= PROMPT_TOKENS // 16)
     again = await fleet.ask(prompt(1))
     assert (again.replica, again.source) == (recovered.replica, "push")

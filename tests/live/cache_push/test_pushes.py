@@ -63,7 +63,7 @@ class Engine:
 
     def blocks(self) -> int | None:
         """Return the blocks that the Router counts of this engine's snapshot; `None` without one."""
-        feed = self.proxy.state.routing.router.pushed_feed(self.name, None, 16)
+        feed = self.proxy.state.routing.router.caches.pushed_feed(self.name, None, 16)
         return None if feed is None else feed.reported_blocks
 
 
@@ -87,7 +87,7 @@ async def test_snapshot_replaces_the_last_one(engine: Engine) -> None:
     assert engine.blocks() == 3
     await engine.sync([3, 4])
     assert engine.blocks() == 2
-    source = engine.proxy.state.routing.router.cache_sources(now=engine.proxy.state.routing.clock())["r0"]
+    source = engine.proxy.state.routing.router.caches.sources(now=engine.proxy.state.routing.clock())["r0"]
     assert (source.source, source.block_tokens, source.blocks) == ("push", 16, 2)
     engine.proxy.state.routing.router.check()
 
@@ -156,7 +156,7 @@ async def test_large_snapshots_are_compared_with_the_last_one(engine: Engine) ->
 
 async def test_snapshots_beyond_the_bound_are_compared_too_until_one_fits(engine: Engine) -> None:
     bound = 1000
-    engine.proxy.state.routing.router._parts.feeds.set_max_blocks(bound * len(engine.proxy.state.replicas.targets))
+    engine.proxy.state.routing.router._feeds.set_max_blocks(bound * len(engine.proxy.state.replicas.targets))
     for first in (0, 100):
         await engine.packed("sync", struct.pack(f"<{3 * bound}Q", *range(first, first + 3 * bound)))
         assert engine.blocks() == bound
@@ -167,7 +167,7 @@ async def test_snapshots_beyond_the_bound_are_compared_too_until_one_fits(engine
 
 async def test_snapshot_after_a_flush_is_applied_whole(engine: Engine) -> None:
     await engine.sync([1, 2, 3])
-    engine.proxy.state.routing.router.flush("r0", now=engine.proxy.state.routing.clock())
+    engine.proxy.state.routing.router.caches.flush("r0", now=engine.proxy.state.routing.clock())
     assert (await engine.evict([1])).json()["sync_needed"] is True
     await engine.sync([2, 3, 4])
     assert engine.blocks() == 3
@@ -175,9 +175,9 @@ async def test_snapshot_after_a_flush_is_applied_whole(engine: Engine) -> None:
 
 async def test_pushes_of_a_replica_with_events_are_refused(engine: Engine) -> None:
     router, now = engine.proxy.state.routing.router, engine.proxy.state.routing.clock()
-    router.on_kv_events("r0", KvEventBatch(None, 0, ()), model=None, block_tokens=16, complete=True, now=now)
+    router.caches.on_kv_events("r0", KvEventBatch(None, 0, ()), model=None, block_tokens=16, complete=True, now=now)
     checked(await engine.sync([1]), 409, "events_in_use")
-    router.on_kv_lost("r0", now=now)
+    router.caches.on_kv_lost("r0", now=now)
     assert (await engine.sync([1])).status_code == 200
 
 
@@ -192,7 +192,7 @@ async def test_silent_engine_returns_to_the_history(engine: Engine, monkeypatch:
     monkeypatch.setattr(state.replicas.pushes, "_clock", lambda: synced_s + SILENT_S)
     await state.replicas.pushes.expire(sources)
     assert engine.blocks() is None
-    assert state.routing.router.cache_sources(now=state.routing.clock())["r0"].source == "history"
+    assert state.routing.router.caches.sources(now=state.routing.clock())["r0"].source == "history"
 
 
 async def test_silence_is_noticed_while_the_proxy_runs(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

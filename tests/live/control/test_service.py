@@ -182,7 +182,7 @@ async def test_full_disk_refuses_the_change_and_routing_goes_on(start: Start, tm
         error = checked(await fleet.admin.request(method, path, json=body), 507, "state_not_written")
         assert "No space left on device; nothing changed, and routing continues" in error["message"]
     assert await shown(fleet) == before
-    assert {view.state for view in fleet.state.routing.router.fleet_view(now=0.0)} == {"healthy"}
+    assert {view.state for view in fleet.state.routing.router.view.snapshots(now=0.0)} == {"healthy"}
     assert (await fleet.client.post(CHAT, content=chat(stream=True))).status_code == 200
     assert (
         fleet.state.telemetry.metrics.registry.get_sample_value("gorgo_state_writes_total", {"result": "failed"}) == 4
@@ -227,7 +227,7 @@ async def test_caller_who_leaves_does_not_part_the_writing_from_the_doing(start:
     kept = disk.read()
     assert kept is not None
     assert kept.draining == {"r0"}
-    assert [view.state for view in fleet.state.routing.router.fleet_view(now=0.0)] == ["draining", "healthy"]
+    assert [view.state for view in fleet.state.routing.router.view.snapshots(now=0.0)] == ["draining", "healthy"]
 
 
 async def test_file_that_cannot_be_made_ends_the_start(start: Start, tmp_path: Path) -> None:
@@ -321,7 +321,7 @@ async def test_restart_goes_on_with_weights_policy_version_and_drain_marks(start
     after = await shown(second)
     for key in ("policy", "weights", "version", "frozen"):
         assert after[key] == before[key], key
-    assert [view.state for view in second.state.routing.router.fleet_view(now=0.0)] == ["draining", "healthy"]
+    assert [view.state for view in second.state.routing.router.view.snapshots(now=0.0)] == ["draining", "healthy"]
     assert (await second.admin.put(WEIGHTS, json={"weights": {"m_rtt": 1.0}})).json()["version"] == 4
 
 
@@ -364,7 +364,7 @@ async def test_a_second_policy_that_learns_is_refused_and_nothing_is_written(sta
     assert "a router trains one model" in refused.json()["error"]["message"]
     persisted = file.read()
     assert persisted is not None
-    assert (fleet.state.routing.router.policy.name, persisted.policy) == ("random", "random")
+    assert (fleet.state.routing.router.settings.policy.name, persisted.policy) == ("random", "random")
 
 
 async def test_a_change_of_weights_reads_drain_marks_without_a_view_of_the_whole_fleet(
@@ -373,10 +373,13 @@ async def test_a_change_of_weights_reads_drain_marks_without_a_view_of_the_whole
     """The view of 500 replicas takes milliseconds, in which no event of a stream passes."""
     disk = StateFile(tmp_path / "state")
     fleet = await proxy(start, disk)
-    fleet.state.routing.router.drain("r1", now=fleet.state.routing.clock())
-    monkeypatch.setattr(
-        type(fleet.state.routing.router), "fleet_view", lambda *_, **__: pytest.fail("the whole view was built")
-    )
+    router = fleet.state.routing.router
+    router.replicas.drain("r1", now=fleet.state.routing.clock())
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("the whole view was built")
+
+    monkeypatch.setattr(type(router.view), "snapshots", refuse)
     assert (await fleet.admin.put(WEIGHTS, json={"weights": {"w_rtt": 0.7}})).json()["version"] == 2
     assert (await fleet.admin.post("/admin/freeze", json={})).status_code == 200
     monkeypatch.undo()

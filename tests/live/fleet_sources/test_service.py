@@ -65,7 +65,7 @@ async def shown(followed: Followed) -> dict[str, Any]:
 
 def fleet(followed: Followed) -> dict[str, bool]:
     """Replicas in the fleet, with their drain mark."""
-    views = followed.state.routing.router.fleet_view(now=followed.state.routing.clock())
+    views = followed.state.routing.router.view.snapshots(now=followed.state.routing.clock())
     return {view.name: view.state == "draining" for view in views}
 
 

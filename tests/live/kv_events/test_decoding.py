@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 
 import pytest
@@ -54,15 +56,24 @@ async def test_a_large_message_that_is_none_is_refused_and_the_next_one_decoded(
     assert len(await decoded(decoder, MESSAGE)) == 4
 
 
-async def test_a_process_that_is_killed_fails_one_message(decoder: KvDecoder) -> None:
-    await decoded(decoder, MESSAGE)
-    process = decoder._process
-    assert process is not None
-    process.kill()
-    await process.wait()
-    with pytest.raises(ValueError, match="the process that decodes it failed"):
+async def test_a_message_is_decoded_whatever_kills_or_stops_the_process(
+    decoder: KvDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gorgo.live.helper_process.CHECK_S", 0.4)
+    for number in (signal.SIGKILL, signal.SIGSTOP):
         await decoded(decoder, MESSAGE)
-    assert len(await decoded(decoder, MESSAGE)) == 4
+        pid = decoder._helper.pid
+        assert pid is not None
+        os.kill(pid, number)
+        assert await decoded(decoder, MESSAGE) == list(pieces(decode_message(MESSAGE)))
+
+
+async def test_a_message_that_no_process_decodes_is_an_error(
+    decoder: KvDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    with pytest.raises(ValueError, match="the process that decodes it could not be started"):
+        await decoded(decoder, MESSAGE)
 
 
 async def test_messages_of_several_replicas_wait_for_each_other(decoder: KvDecoder) -> None:

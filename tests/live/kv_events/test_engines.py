@@ -74,7 +74,7 @@ class Fleet:
         body = {"model": "gorgo-sim", "prompt": prompt(number), "max_tokens": 1}
         answer = await self.proxy.client.post("/v1/completions", json=body)
         assert answer.status_code == 200, answer.text
-        decision = self.proxy.state.routing.router.decisions(answer.headers["x-request-id"])[-1]
+        decision = self.proxy.state.routing.router.view.decisions(answer.headers["x-request-id"])[-1]
         details = answer.json()["usage"]["prompt_tokens_details"] or {}
         cached = details.get("cached_tokens", 0)
         return Answer(decision.replica, decision.estimated_cached_tokens, cached, decision.cache_source)
@@ -86,7 +86,7 @@ class Fleet:
         return sum(stats.messages for stats in self.proxy.state.replicas.kv_feeds.stats.values())
 
     def blocks(self, replica: str) -> int:
-        return self.proxy.state.routing.router.cache_sources(now=self.proxy.state.routing.clock())[replica].blocks
+        return self.proxy.state.routing.router.caches.sources(now=self.proxy.state.routing.clock())[replica].blocks
 
     async def live(self) -> None:
         await until(lambda: [self.state(name) for name in ("r0", "r1")] == ["live", "live"])
@@ -168,7 +168,7 @@ async def test_after_a_flush_the_events_are_replayed_and_complete(start: Start) 
         answer = await fleet.ask(1)
         assert (answer.replica, answer.source) == (holder, "events")
         assert answer.estimated >= PROMPT_TOKENS - BLOCK_TOKENS
-        sources = fleet.proxy.state.routing.router.cache_sources(now=fleet.proxy.state.routing.clock())
+        sources = fleet.proxy.state.routing.router.caches.sources(now=fleet.proxy.state.routing.clock())
         assert sources[holder].complete
 
 

@@ -15,9 +15,8 @@ from typing import Any, cast
 import pytest
 from hypercorn.config import Config
 
-from gorgo.live.listener.connection.client_connection import ClientConnection
-from gorgo.live.listener.connection.linger import LINGER_S, LingerTimeout
-from gorgo.live.listener.connection.settings import ServerSettings
+from gorgo.live.listener.connection.client_connection import ClientConnection, ServerSettings
+from gorgo.live.listener.connection.transport import LINGER_S, LingerTimeout
 from gorgo.live.listener.heads import HeadLimits, PartialHeads
 from gorgo.live.listener.hypercorn_server import ServerConfig
 from gorgo.live.listener.listener import AcceptLimits, Connections, serve_app
@@ -90,7 +89,7 @@ class Taking(asyncio.WriteTransport):
 async def test_who_takes_some_of_what_is_left_is_waited_for_and_who_takes_none_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gorgo.live.listener.connection.linger.LINGER_S", 0.0)
+    monkeypatch.setattr("gorgo.live.listener.connection.transport.LINGER_S", 0.0)
     client = Taking(400, 300, 200, 100, 100, 0)
     LingerTimeout(asyncio.get_running_loop(), client)
     await until(lambda: client.aborted)
@@ -98,7 +97,7 @@ async def test_who_takes_some_of_what_is_left_is_waited_for_and_who_takes_none_i
 
 
 async def test_patience_that_is_over_cuts_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gorgo.live.listener.connection.linger.LINGER_S", 0.0)
+    monkeypatch.setattr("gorgo.live.listener.connection.transport.LINGER_S", 0.0)
     client = Taking(400, 400)
     LingerTimeout(asyncio.get_running_loop(), client).stop()
     for _ in range(5):
@@ -118,8 +117,8 @@ async def test_a_connection_whose_client_disconnected_in_its_handshake_ends_with
         async def handshake(self, connection: ClientConnection, client: socket.socket, tls: ssl.SSLContext) -> None:
             await super().handshake(connection, client, tls)
             connection.abort_transport()
-            await until(lambda: connection.is_lost)
-            LingerTimeout(asyncio.get_running_loop(), cast(Any, connection)._transport).stop()
+            await until(lambda: connection.transport.is_lost)
+            LingerTimeout(asyncio.get_running_loop(), cast(Any, connection.transport)._transport).stop()
             connection.stop()
             ended.set_result(connection)
 
@@ -129,7 +128,7 @@ async def test_a_connection_whose_client_disconnected_in_its_handshake_ends_with
         with suppress(OSError):
             _, client = await asyncio.open_connection(*listener.getsockname(), ssl=authority.trusting())
             client.close()
-        assert (await ended).is_closing
+        assert (await ended).transport.is_closing
         accepting.cancel()
 
 

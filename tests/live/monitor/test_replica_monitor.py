@@ -79,7 +79,7 @@ class Watch:
 
     @property
     def view(self) -> ReplicaSnapshot:
-        (found,) = self.state.routing.router.fleet_view(now=self.state.routing.clock())
+        (found,) = self.state.routing.router.view.snapshots(now=self.state.routing.clock())
         return found
 
     def counted(self, name: str) -> float:

@@ -73,7 +73,7 @@ def test_references_lead_somewhere_and_everything_is_named_once(document: dict[s
 
 def test_headers_that_answers_carry_and_requests_may_have_are_described() -> None:
     root = Path(__file__).parents[3] / "gorgo"
-    sent = set(re.findall(r'b"(x-[a-z-]+)"', (root / "proxy/exchange/relay_options.py").read_text()))
+    sent = set(re.findall(r'b"(x-[a-z-]+)"', (root / "proxy/exchange/response.py").read_text()))
     assert set(CLIENT["components"]["responses"]["Completed"]["headers"]) == sent
     read = set(re.findall(r'b"(x-[a-z-]+)"', (root / "live/request_options.py").read_text()))
     named = {parameter["name"] for parameter in CLIENT["components"]["parameters"].values()}
@@ -125,7 +125,7 @@ async def test_what_is_described_is_taken_and_what_is_answered_is_described(flee
         await fleet.client.post(path, json=body, headers={"x-gorgo-priority": "urgent"}),
     ]
     assert [response.status_code for response in wrong] == [400, 413, 415, 400]
-    fleet.state.routing.router.drain("r0", now=fleet.state.routing.clock())
+    fleet.state.routing.router.replicas.drain("r0", now=fleet.state.routing.clock())
     fleet.state.stopping = True
     for response in [given, *wrong, await fleet.client.post(path, json=body)]:
         check(CLIENT, response)

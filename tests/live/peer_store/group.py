@@ -29,7 +29,7 @@ class Member:
         replicas = [timed("a"), timed("b")]
         self.router = Router(replicas, make_policy(policy), rng=np.random.default_rng(0), boot_id=boot_id)
         for spec in replicas:
-            self.router.on_probe(spec.name, 0.01, now=clock())
+            self.router.replicas.on_probe(spec.name, 0.01, now=clock())
         self.gateway = RouterGateway(self.router, clock, lambda _: None)
         self.service = PeerStoreService.connecting(shared, {}, self.router, self.gateway, clock, key_id=key_id)
         self.probed: list[str] = []

@@ -106,8 +106,8 @@ def loaded_router() -> Router:
     """A router among peers, with own load on one of two replicas."""
     router = Router([timed("a"), timed("b")], make_policy("gorgo-ms"), rng=np.random.default_rng(0), boot_id="run")
     for name in ("a", "b"):
-        router.on_probe(name, 0.01, now=0.0)
-    router.join_peers("eu-1/run1", key_id="key")
+        router.replicas.on_probe(name, 0.01, now=0.0)
+    router.peers.join("eu-1/run1", key_id="key")
     for number in range(3):
         action = submitted(router, a_request(f"r{number}", prompt_tokens=2000, pinned_replica="a"), now=0.0)
         attempt_id = dispatched(action).attempt_id
@@ -118,7 +118,7 @@ def loaded_router() -> Router:
 
 async def apply(router: Router, entries: list[bytes], counts: PeerCounts) -> None:
     def apply_report(report: PeerReport, age_s: float) -> None:
-        router.on_peer(report, now=2.0, age_s=age_s)
+        router.peers.on_report(report, now=2.0, age_s=age_s)
 
     client = ListedEntries([(b"1700000000000-%d" % at, {b"report": text}) for at, text in enumerate(entries, 1)])
     reader = ReportReader(
@@ -133,16 +133,17 @@ async def apply(router: Router, entries: list[bytes], counts: PeerCounts) -> Non
 
 
 def assert_no_less_loaded(router: Router) -> None:
-    assert router.peers is not None
+    exchange = router.peers.exchange
+    assert exchange is not None
     router.check()
-    router.peers.check()
-    own, added = router.peers.loads.columns, router.peers.loads.added_to_own(now=2.0)
+    exchange.check()
+    own, added = exchange.loads.columns, exchange.loads.added_to_own(now=2.0)
     for name in ADDED:
         before, after = getattr(own, name), getattr(added, name)
         assert np.all((after >= before) | np.isnan(before)), name
     shares, alone = (
         shares_of_columns(each.prefill_share, each.prefill_share_s, 2.0)
-        for each in (own, loaded_router().peers.loads.columns)  # type: ignore[union-attr]
+        for each in (own, loaded_router().peers.exchange.loads.columns)  # type: ignore[union-attr]
     )
     assert np.all(shares >= alone), "peers only add prefills"
     assert own.in_flight_requests[0] == 3.0
@@ -181,5 +182,5 @@ async def test_a_peer_that_claims_speed_is_bounded_and_load_cannot_be_taken_back
     fast = PeerReport(PEER, 1, "key", loads=(ReplicaLoad("a", 5),), speeds=(LearnedSpeed("a", 0.0, 86_400.0),))
     await apply(router, [encode_report(fast), encode_report(PeerReport(PEER, 2, "key"))], counts)
     assert_no_less_loaded(router)
-    (a, _) = router.fleet_view(now=2.0)
+    (a, _) = router.view.snapshots(now=2.0)
     assert a.prefill_slowdown >= 0.1

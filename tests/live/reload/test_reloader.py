@@ -175,15 +175,15 @@ async def test_a_large_cache_of_a_replica_that_leaves_is_forgotten_in_steps(
     a, b = await start.replica(), await start.replica()
     followed = await follow(start, tmp_path, regions({"a": a, "b": b}), [a, b])
     router = followed.fleet.state.routing.router
-    router.on_cache_snapshot("b", CacheSnapshot(None, 16, list(range(20 * FLUSH_BLOCKS))), now=0.0)
+    router.caches.on_snapshot("b", CacheSnapshot(None, 16, list(range(20 * FLUSH_BLOCKS))), now=0.0)
     left: list[int] = []
-    set_fleet = router.set_fleet
+    replace_fleet = router.replicas.set_fleet
 
     def counted(specs: Sequence[ReplicaSpec], *, now: float) -> None:
-        left.extend(stats.blocks for name, stats in router.cache_sources(now=now).items() if name == "b")
-        set_fleet(specs, now=now)
+        left.extend(stats.blocks for name, stats in router.caches.sources(now=now).items() if name == "b")
+        replace_fleet(specs, now=now)
 
-    monkeypatch.setattr(router, "set_fleet", counted)
+    monkeypatch.setattr(router.replicas, "set_fleet", counted)
     await followed.rewrite(regions({"a": a}))
     assert left == [0]
 
@@ -257,18 +257,18 @@ async def test_live_weights_and_policy_outlive_an_edit_elsewhere(start: Start, t
     router = followed.state.routing.router
     await followed.fleet.admin.put("/admin/weights", json={"weights": {"w_rtt": 1.5}})
     await followed.rewrite(regions({"a": a, "b": b}, proxy=paper))
-    assert (router.weights["w_rtt"], router.weights.version) == (1.5, 2)
+    assert (router.settings.weights["w_rtt"], router.settings.weights.version) == (1.5, 2)
     await followed.rewrite(regions({"a": a, "b": b}, proxy=paper | {"weights": {"w_rtt": 0.7}}))
-    assert (router.weights["w_rtt"], router.weights.version) == (0.7, 3)
+    assert (router.settings.weights["w_rtt"], router.settings.weights.version) == (0.7, 3)
     await followed.rewrite(regions({"a": a, "b": b}, proxy={"policy": "gorgo"}))
-    assert router.weights["w_rtt"] == 0.5  # a weight taken out of the file is the policy's default again
+    assert router.settings.weights["w_rtt"] == 0.5  # a weight taken out of the file is the policy's default again
     await followed.fleet.admin.put("/admin/policy", json={"policy": "random"})
     await followed.rewrite(regions({"a": a}, proxy={"policy": "gorgo"}))
-    assert router.policy.name == "random"
+    assert router.settings.policy.name == "random"
     await followed.rewrite(regions({"a": a}, proxy=paper))
-    assert router.policy.name == "random"  # weights of another policy than the one in force
+    assert router.settings.policy.name == "random"  # weights of another policy than the one in force
     await followed.rewrite(regions({"a": a}, proxy={"policy": "nearest"}))
-    assert router.policy.name == "nearest"
+    assert router.settings.policy.name == "nearest"
 
 
 @pytest.mark.parametrize(
@@ -438,7 +438,7 @@ async def test_limits_and_intervals_hold_at_once(start: Start, tmp_path: Path) -
     await followed.rewrite(regions({"a": a}, proxy=proxy, limits=limits))
     too_large = await followed.fleet.client.post(CHAT, content=chat(user="x" * 100))
     assert too_large.status_code == 413
-    found = followed.state.routing.router.limits
+    found = followed.state.routing.router.settings.limits
     assert (found.max_attempts, found.max_index_blocks, found.stale_after_s) == (2, 10, 60.0)
     await until(lambda: a.pings > 10)
 
@@ -498,7 +498,11 @@ async def test_policy_and_its_shadow_can_change_in_one_edit(start: Start, tmp_pa
     await followed.rewrite(regions({"a": a}, proxy={"policy": "gorgo", "shadow_policy": "gorgo"}))
     router = followed.state.routing.router
     assert followed.count("applied") == 1
-    assert (router.policy.name, router.shadow and router.shadow.name, router.index.bounded) == ("gorgo", "gorgo", False)
+    assert (
+        router.settings.policy.name,
+        router.settings.shadow and router.settings.shadow.name,
+        router.index.bounded,
+    ) == ("gorgo", "gorgo", False)
 
 
 async def test_shadow_that_cannot_go_with_the_policy_is_a_refused_file(start: Start, tmp_path: Path) -> None:
@@ -506,7 +510,10 @@ async def test_shadow_that_cannot_go_with_the_policy_is_a_refused_file(start: St
     followed = await follow(start, tmp_path, regions({"a": a}), [a])
     await followed.rewrite(regions({"a": a}, proxy={"policy": "gorgo", "shadow_policy": "gorgo-ms"}))
     assert followed.count("refused") == 1
-    assert (followed.state.routing.router.policy.name, followed.state.routing.router.shadow) == ("round-robin", None)
+    assert (followed.state.routing.router.settings.policy.name, followed.state.routing.router.settings.shadow) == (
+        "round-robin",
+        None,
+    )
 
 
 async def test_shadow_that_cannot_go_with_a_policy_set_live_is_left_out_and_told(
@@ -518,4 +525,4 @@ async def test_shadow_that_cannot_go_with_a_policy_set_live_is_left_out_and_told
     with caplog.at_level(logging.INFO, logger="gorgo"):
         await followed.rewrite(regions({"a": a}, proxy={"shadow_policy": "gorgo-ms"}))
     assert [row["error"] for row in told(caplog, "shadow_not_set")] != []
-    assert followed.state.routing.router.shadow is None
+    assert followed.state.routing.router.settings.shadow is None

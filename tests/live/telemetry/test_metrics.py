@@ -174,6 +174,6 @@ def test_each_region_says_whether_it_is_cut_off() -> None:
 
     assert cut_off() == {"here": 0.0, "there": 0.0}
     for name in ("b", "c"):
-        router.on_probe(name, None, now=40.0)
-    assert router.unreachable_regions == {"there"}
+        router.replicas.on_probe(name, None, now=40.0)
+    assert router.view.unreachable_regions == {"there"}
     assert cut_off() == {"here": 0.0, "there": 1.0}

@@ -15,9 +15,14 @@ class Limits:
 
 
 @dataclass
+class Settings:
+    limits: Limits = field(default_factory=Limits)
+
+
+@dataclass
 class Load:
     in_flight: int = 0
-    limits: Limits = field(default_factory=Limits)
+    settings: Settings = field(default_factory=Settings)
 
 
 def saturation(load: Load, times: list[float]) -> Saturation:

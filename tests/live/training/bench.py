@@ -22,7 +22,6 @@ from gorgo.core.training.spec import TrainingSpec
 from gorgo.live.telemetry.counters import MetricStore
 from gorgo.live.telemetry.learning import LearningMetrics
 from gorgo.live.telemetry.metric_table import METRICS
-from gorgo.live.training import process as process_module
 from gorgo.live.training import service as service_module
 from gorgo.live.training.model_store import ModelStore
 from gorgo.live.training.service import TrainingService
@@ -63,13 +62,13 @@ class Bench:
     @property
     def file(self) -> Path:
         """The model file of the policy."""
-        path = self.store.path(self.router.policy.name)
+        path = self.store.path(self.router.settings.policy.name)
         assert path is not None
         return path
 
     def version(self) -> int | None:
         """Version of the model that the Router uses."""
-        return self.router.model_version
+        return self.router.learning.model_version
 
     def run(self, requests: int) -> None:
         """Serve so many requests, one after the other."""
@@ -118,6 +117,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
     Below other tests on the same processors, a start alone took 40 s.
     """
-    monkeypatch.setattr(process_module, "NICENESS", 0)
+    monkeypatch.setattr(service_module, "NICENESS", 0)
     monkeypatch.setattr(service_module, "INTERVAL_S", 0.01)
     monkeypatch.setattr(service_module, "FIRST_RETRY_S", 0.0)

@@ -17,7 +17,7 @@ from gorgo.config.model import LearningConfig
 from gorgo.core.policy.weights import Weights
 from gorgo.core.training.outcomes import OUTCOMES
 from gorgo.learning.model_file import load, save
-from gorgo.live.training.process import NICENESS
+from gorgo.live.training.service import NICENESS
 from gorgo.policies.registry import make_policy
 from tests.core.training.learners import LeastPredicted
 from tests.live.training.bench import LONG, SMALL, Bench, eventually, quick
@@ -44,7 +44,7 @@ async def test_outcomes_become_a_model_that_the_router_adopts_and_a_file(tmp_pat
     shown = bench.service.as_dict()
     assert (stored.version, shown["model"]["version"], shown["model"]["file"]) == (1, 1, str(bench.file))
     assert bench.file.stat().st_mode & 0o777 == 0o600
-    model = cast(LeastPredicted, bench.router.policy).model
+    model = cast(LeastPredicted, bench.router.settings.policy).model
     assert model is not None
     (predicted,) = model.ttft_s(np.array([[1000.0, 0.0, 0.0]], dtype=np.float32))
     assert predicted == pytest.approx(1.0, rel=0.2)
@@ -97,8 +97,8 @@ async def test_a_process_that_is_killed_in_a_round_is_replaced_and_routing_goes_
     bench.service.configure(LearningConfig(epochs=1))
     await bench.service.step()
     assert bench.version() == 1
-    assert bench.router.learner is not None
-    assert bench.router.learner.training.epochs == 1
+    assert bench.router.learning.learner is not None
+    assert bench.router.learning.learner.training.epochs == 1
     assert bench.pid != killed
     assert bench.service.as_dict()["training"]["failure"] is None
     await bench.service.aclose()
@@ -108,7 +108,7 @@ async def test_after_failures_the_next_process_waits_longer_each_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gorgo.live.training.service.FIRST_RETRY_S", 1.0)
-    monkeypatch.setattr("gorgo.live.training.process.start_helper", refused)
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
     bench = Bench(tmp_path)
     now = 100.0
     monkeypatch.setattr(bench.service, "_clock", lambda: now)
@@ -125,8 +125,16 @@ async def test_after_failures_the_next_process_waits_longer_each_time(
     assert waits.tolist() == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
 
 
-async def refused(module: str, *, niceness: int) -> None:
-    raise OSError("no process can be started")
+async def test_a_stopped_process_is_replaced_as_a_killed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gorgo.live.helper_process.CHECK_S", 0.4)
+    bench = Bench(tmp_path, LONG)
+    await bench.service.start()
+    bench.run(1500)
+    step = await bench.training()
+    os.kill(bench.pid, signal.SIGSTOP)
+    await step
+    assert bench.service.as_dict()["training"]["failure"] == "the training process used no processor time for 2 s"
+    await bench.service.aclose()
 
 
 async def test_a_freeze_stops_learning_and_the_model_stays(tmp_path: Path) -> None:
@@ -134,13 +142,13 @@ async def test_a_freeze_stops_learning_and_the_model_stays(tmp_path: Path) -> No
     await bench.service.start()
     bench.run(30)
     await bench.service.step()
-    bench.router.frozen = True
+    bench.router.settings.frozen = True
     bench.run(100)
     await bench.service.step()
     assert bench.version() == 1
     assert bench.service.as_dict()["training"]["state"] == "frozen"
     assert bench.service.as_dict()["training"]["pid"] is None
-    bench.router.frozen = False
+    bench.router.settings.frozen = False
     await bench.service.step()
     assert bench.version() == 2
     await bench.service.aclose()
@@ -152,7 +160,7 @@ async def test_a_freeze_in_a_round_ends_it_at_once(tmp_path: Path) -> None:
     bench.run(1500)
     step = await bench.training()
     pid = bench.pid
-    bench.router.frozen = True
+    bench.router.settings.frozen = True
     await step
     assert not Path(f"/proc/{pid}").exists()
     await bench.service.step()
@@ -166,14 +174,14 @@ async def test_another_policy_ends_the_round_of_the_one_before(tmp_path: Path) -
     bench.run(1500)
     step = await bench.training()
     other = LeastPredicted(SMALL)
-    bench.router.set_policy(other, Weights.of(()), now=1e6)
+    bench.router.settings.set_policy(other, Weights.of(()), now=1e6)
     await step
     bench.run(30)
     await bench.service.step()
-    assert bench.router.learner is other
+    assert bench.router.learning.learner is other
     assert (bench.version(), load(bench.file).kind) == (1, "linear")
     plain = make_policy("random")
-    bench.router.set_policy(plain, Weights.of(plain.weight_specs), now=1e6)
+    bench.router.settings.set_policy(plain, Weights.of(plain.weight_specs), now=1e6)
     await bench.service.step()
     shown = bench.service.as_dict()
     assert (shown["policy"], shown["is_shadow"], shown["model"]) == (None, False, None)
@@ -182,7 +190,7 @@ async def test_another_policy_ends_the_round_of_the_one_before(tmp_path: Path) -
 
 async def test_a_shadow_policy_learns_too(tmp_path: Path) -> None:
     bench = Bench(tmp_path, policy=make_policy("random"))
-    bench.router.set_shadow(LeastPredicted(SMALL), now=0.0)
+    bench.router.settings.set_shadow(LeastPredicted(SMALL), now=0.0)
     await bench.service.start()
     bench.run(30)
     await bench.service.step()
@@ -253,11 +261,11 @@ async def test_another_model_file_in_the_configuration_is_adopted_at_the_next_st
     await bench.service.step()
     given = tmp_path / "given.npz"
     save(replace(load(bench.file), version=40), given)  # type: ignore[type-var]
-    bench.router.frozen = True
+    bench.router.settings.frozen = True
     bench.service.configure(LearningConfig(model_file=str(given), online=False))
     await bench.service.step()
     assert bench.version() == 1
-    bench.router.frozen = False
+    bench.router.settings.frozen = False
     await bench.service.step()
     assert bench.version() == 40
     await bench.service.aclose()
@@ -324,7 +332,7 @@ async def test_outcomes_that_left_the_ring_during_a_round_are_counted(tmp_path: 
 async def test_the_process_runs_below_the_priority_of_the_proxy_and_ends_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gorgo.live.training.process.NICENESS", NICENESS)
+    monkeypatch.setattr("gorgo.live.training.service.NICENESS", NICENESS)
     bench = Bench(tmp_path)
     await bench.service.start()
     bench.run(1)

@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from gorgo.live.monitor.replica_monitor import ReplicaMonitor
+from gorgo.live.upstream.address import connect_cause
 from gorgo.live.upstream.client import UpstreamClient, UpstreamError
-from gorgo.live.upstream.connect_cause import connect_cause
 from tests.proxy.authority import Authority, engine, needs_openssl
 from tests.proxy.conftest import Start, config_for, system_tls, with_replica
 from tests.proxy.fakes import answer, chat

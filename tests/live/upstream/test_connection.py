@@ -12,7 +12,7 @@ import pytest
 from gorgo.live.upstream import connection, response
 from gorgo.live.upstream.client import UpstreamError
 from gorgo.live.upstream.connection import SLICE_BYTES, WRITE_BYTES, ReplicaConnection
-from gorgo.live.upstream.request_head import encode_head
+from gorgo.live.upstream.pool import encode_head
 from gorgo.live.upstream.response import HttpResponse
 from gorgo.live.upstream.response_parser import MAX_INTERIM
 from tests.live.upstream.engine import OK, engine, whole

@@ -154,12 +154,12 @@ async def test_the_router_prices_the_connection_that_the_next_request_gets(
     monkeypatch.setattr("gorgo.live.upstream.pool.idling_shrinks", lambda: False)
     monkeypatch.setattr("gorgo.live.upstream.pool.bbr_state", lambda _, **__: None)
     proxy = await start.fleet([stream(delta("a"), DONE)], proxy=replace(QUIET, policy="gorgo-ms"))
-    (before,) = proxy.state.routing.router.fleet_view(now=proxy.state.routing.clock())
+    (before,) = proxy.state.routing.router.view.snapshots(now=proxy.state.routing.clock())
     assert before.rtt_ms is not None
     trips = []
     for _ in range(3):
         answer = await proxy.client.post("/v1/chat/completions", json=ONE_HUNDRED_KB)
-        (decision,) = proxy.state.routing.router.decisions(answer.headers["x-request-id"])
+        (decision,) = proxy.state.routing.router.view.decisions(answer.headers["x-request-id"])
         trips.append(round(float(decision.terms["rtt"][0]) / before.rtt_ms, 6))
         await proxy.idle()
     assert trips == [3, 2, 1]
@@ -171,12 +171,12 @@ async def test_the_kernel_s_pace_is_priced_and_a_new_connection_paces_too(
     told = TcpWindows(200_000.0, 200_000.0), Pacing(100_000.0, 1_000.0)
     monkeypatch.setattr("gorgo.live.upstream.pool.bbr_state", lambda _, **__: told)
     proxy = await start.fleet([stream(delta("a"), DONE)], proxy=replace(QUIET, policy="gorgo-ms"))
-    (view,) = proxy.state.routing.router.fleet_view(now=proxy.state.routing.clock())
+    (view,) = proxy.state.routing.router.view.snapshots(now=proxy.state.routing.clock())
     assert view.rtt_ms is not None
     trips = []
     for _ in range(2):
         answer = await proxy.client.post("/v1/chat/completions", json=ONE_HUNDRED_KB)
-        (decision,) = proxy.state.routing.router.decisions(answer.headers["x-request-id"])
+        (decision,) = proxy.state.routing.router.view.decisions(answer.headers["x-request-id"])
         trips.append(float(decision.terms["rtt"][0]) / view.rtt_ms)
         await proxy.idle()
         for link in list(proxy.state.replicas.targets["r0"].upstream._pool.tracker._last_use):

@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 
 from gorgo.core.latency.tcp import PACING_GAIN, Pacing, TcpWindows
-from gorgo.live.upstream.tcp_info import bbr_state, read_tcp_info
+from gorgo.live.upstream.connection_state import bbr_state, read_tcp_info
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what Linux tells")
 

@@ -70,7 +70,7 @@ class Rig:
         """Wait until every exchange has ended and has its entry of the log, and check that nothing is reserved."""
         state = self.state
         await until(lambda: not (state.routing.router.in_flight or state.calls or len(state.open_exchanges)))
-        for view in self.state.routing.router.fleet_view(now=self.state.routing.clock()):
+        for view in self.state.routing.router.view.snapshots(now=self.state.routing.clock()):
             assert (view.in_flight_requests, view.in_flight_tokens, view.queued_prefill_tokens) == (0, 0, 0)
         self.state.routing.router.check()
 

@@ -198,13 +198,13 @@ async def test_quota_is_a_429_with_retry_after(running: Rig, front: str) -> None
 async def test_no_replica_is_a_503_with_retry_after(running: Rig, front: str) -> None:
     router, clock = running.state.routing.router, running.state.routing.clock
     for name in ("r0", "r1"):
-        router.drain(name, now=clock())
+        router.replicas.drain(name, now=clock())
     try:
         async with running.client(front) as client:
             refused = await client.post(CHAT, content=chat())
     finally:
         for name in ("r0", "r1"):
-            router.drain(name, False, now=clock())
+            router.replicas.drain(name, False, now=clock())
     assert refused.status_code == 503
     assert int(refused.headers["retry-after"]) >= 1
     await running.idle()
@@ -279,7 +279,7 @@ async def test_retry_of_envoy_is_credited_to_the_replica_that_served(running: Ri
 async def readmitted(running: Rig) -> None:
     """Let both replicas answer until neither is ejected, nor has a failure that counts."""
     running.script(stream(delta("a"), USAGE, DONE))
-    states = running.state.routing.router.health_states
+    states = running.state.routing.router.view.health_states
     async with running.client() as client, asyncio.timeout(20):
         while set(states().values()) != {"healthy"} or min(len(replica.seen) for replica in running.replicas) < 2:
             assert (await client.post(CHAT, content=chat(stream=True))).status_code == 200
@@ -297,7 +297,7 @@ async def test_a_request_that_every_replica_refuses_is_tried_at_each_and_blames_
     assert min(tries) >= 6
     assert sum(tries) <= 18, "the price of a wrong request: two tries more"
     await running.idle()
-    assert running.state.routing.router.health_states() == {"r0": "healthy", "r1": "healthy"}
+    assert running.state.routing.router.view.health_states() == {"r0": "healthy", "r1": "healthy"}
 
 
 async def test_a_replica_that_refuses_what_another_answers_is_ejected_and_costs_no_request(running: Rig) -> None:
@@ -307,7 +307,7 @@ async def test_a_replica_that_refuses_what_another_answers_is_ejected_and_costs_
     first.scripts = [answer(403)]
     async with running.client() as client:
         async with asyncio.timeout(20):
-            while running.state.routing.router.health_states()["r0"] != "ejected":
+            while running.state.routing.router.view.health_states()["r0"] != "ejected":
                 assert (await client.post(CHAT, content=chat(stream=True))).status_code == 200
                 await running.idle()
     assert len(first.seen) == 3

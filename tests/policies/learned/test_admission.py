@@ -29,11 +29,11 @@ def router_of(name: str, *, ttft_s: float | None, replicas: tuple[str, ...] = ("
     router = make_router(replicas=[timed(replica, max_running_requests=4) for replica in replicas], limits=LIMITS)
     policy = make_policy(name)
     certain = {weight: value for weight, value in CERTAIN.items() if weight in {s.name for s in policy.weight_specs}}
-    router.set_policy(policy, Weights.of(policy.weight_specs, certain), now=0.0)
+    router.settings.set_policy(policy, Weights.of(policy.weight_specs, certain), now=0.0)
     if ttft_s is not None:
-        learner = router.learner
+        learner = router.learning.learner
         assert isinstance(learner, Learner)
-        router.adopt(LinearFake(learner.feature_names, {}, constant=ttft_s))
+        router.learning.adopt(LinearFake(learner.feature_names, {}, constant=ttft_s))
     return router
 
 
@@ -89,8 +89,8 @@ def test_the_features_of_each_attempt_are_those_of_its_replica(name: str) -> Non
     action = dispatched(submitted(router, request(), now=0.0))
     router.on_first_token(action.attempt_id, now=0.1)
     router.on_finish(action.attempt_id, COMPLETED, now=0.5)
-    assert router.outcomes is not None
-    rows = router.outcomes.since(0)
+    assert router.learning.outcomes is not None
+    rows = router.learning.outcomes.since(0)
     assert len(rows) == 1
     assert rows.ttft_s.tolist() == pytest.approx([0.1])
     assert rows.features[0, rows.names.index("prompt_tokens")] == 100

@@ -336,8 +336,8 @@ def ended(router: Router, asked: RouteRequest, outcome: Outcome, *, now: float) 
 def test_routes_are_learned_from_completed_attempts_alone(outcome: Outcome, routes: int) -> None:
     router = make_router("a", policy="multi-depth")
     ended(router, prompt(1, 2, 3, 4), outcome, now=0.0)
-    assert isinstance(router.policy, MultiDepth)
-    assert len(router.policy.routes) == routes
+    assert isinstance(router.settings.policy, MultiDepth)
+    assert len(router.settings.policy.routes) == routes
 
 
 def test_a_retry_teaches_the_replica_that_answered() -> None:

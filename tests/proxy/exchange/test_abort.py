@@ -35,7 +35,7 @@ async def test_client_that_leaves_before_the_first_token_cancels_upstream(
     await fleet.idle()
     sample = next(iter(fleet.state.routing.router.samples))
     assert (sample.status, sample.ttft_ms) == (499, None)
-    view = fleet.state.routing.router.fleet_view(now=fleet.state.routing.clock())[0]
+    view = fleet.state.routing.router.view.snapshots(now=fleet.state.routing.clock())[0]
     assert (view.failures, view.index_blocks) == (0, 0)
 
 

@@ -50,7 +50,7 @@ def after(wait_s: float, script: Script) -> Script:
 
 def health(fleet: Running, replica: str = "r0") -> tuple[int, int]:
     """Failures in all, and those in a row that eject."""
-    views = {view.name: view for view in fleet.state.routing.router.fleet_view(now=fleet.state.routing.clock())}
+    views = {view.name: view for view in fleet.state.routing.router.view.snapshots(now=fleet.state.routing.clock())}
     return views[replica].failures, views[replica].failures_in_a_row
 
 
@@ -67,7 +67,7 @@ async def test_replica_that_takes_no_connection_is_passed_over_and_blamed(start:
         config = config_for([good, good], **LONG | {"connect_timeout_s": SHORT_S})
         fleet = await start.proxy(with_replica(config, 0, url=f"{scheme}://127.0.0.1:{port}"), [good])
         assert (await ask(fleet))[0] == 200
-        fleet.state.routing.router.drain("r1", now=fleet.state.routing.clock())
+        fleet.state.routing.router.replicas.drain("r1", now=fleet.state.routing.clock())
         assert (await ask(fleet))[:2] == (504, "upstream_timeout")
         assert health(fleet) == (2, 2)
         await fleet.idle()
@@ -85,7 +85,7 @@ async def test_stream_without_content_is_tried_elsewhere_and_its_replica_blamed(
     fleet = await start.fleet([script], [GOOD], **LONG | {"first_token_timeout_s": SHORT_S})
     assert (await ask(fleet))[2] == ROLE + delta("good") + DONE
     assert health(fleet) == (1, 1)
-    fleet.state.routing.router.drain("r1", now=fleet.state.routing.clock())
+    fleet.state.routing.router.replicas.drain("r1", now=fleet.state.routing.clock())
     assert (await ask(fleet))[:2] == (504, "upstream_timeout")
     assert health(fleet) == (2, 2)
     await until(fleet.replicas[0].dropped.is_set)

@@ -58,7 +58,7 @@ def stored(fleet: Running, text: str) -> None:
     )
     batch = KvEventBatch(sent_s=None, rank=0, events=(blocks,))
     state = fleet.state
-    state.routing.router.on_kv_events(
+    state.routing.router.caches.on_kv_events(
         "r0", batch, model=None, block_tokens=16, complete=True, now=state.routing.clock()
     )
 

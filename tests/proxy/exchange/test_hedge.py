@@ -38,14 +38,14 @@ async def hedging(start: Start, stuck: Script, *others: Script, **overload: Any)
     replicas = [await start.replica(words("warm")) for _ in (stuck, *others)]
     settings = {"queue_enabled": False, "hedge_budget_ratio": 0.5, **overload}
     proxy = await start.proxy(replace(config_for(replicas, PREDICTS), overload=OverloadConfig(**settings)), replicas)
-    limits = proxy.state.routing.router.limits
+    limits = proxy.state.routing.router.settings.limits
     hedging = replace(limits.hedging, delay_s=LATE_S)
-    proxy.state.routing.router.set_limits(replace(limits, hedging=hedging), now=proxy.state.routing.clock())
+    proxy.state.routing.router.settings.set_limits(replace(limits, hedging=hedging), now=proxy.state.routing.clock())
     for _ in range(4):  # the budget is of requests
         await proxy.client.post(CHAT, content=chat(stream=True))
     # The one with the prompt in its cache is the cheapest for the same prompt, if the tie-break left it any warmth.
     for number in range(1, len(replicas)):
-        proxy.state.routing.router.drain(f"r{number}", now=proxy.state.routing.clock())
+        proxy.state.routing.router.replicas.drain(f"r{number}", now=proxy.state.routing.clock())
     await proxy.client.post(CHAT, content=chat(stream=True))
     for replica, script in zip(replicas, (stuck, *others), strict=True):
         replica.scripts[:] = [script]
@@ -59,7 +59,7 @@ async def send_to_near(proxy: Running, **fields: Any) -> asyncio.Task[Any]:
     task = asyncio.create_task(proxy.client.post(CHAT, content=chat(stream=True, **fields)))
     await until(lambda: proxy.replicas[0].arrived.is_set())
     now = proxy.state.routing.clock()
-    proxy.state.routing.router.drain("r1", False, now=now)
+    proxy.state.routing.router.replicas.drain("r1", False, now=now)
     proxy.state.routing.gateway.apply(proxy.state.routing.router.handle_timer(now=now + 2 * LATE_S))
     return task
 
@@ -169,7 +169,7 @@ async def both_fail(
     request = await send_to_near(proxy)
     far = proxy.replicas[1]
     await until(lambda: far.arrived.is_set())
-    proxy.state.routing.router.drain("r2", False, now=proxy.state.routing.clock())
+    proxy.state.routing.router.replicas.drain("r2", False, now=proxy.state.routing.clock())
     near.release.set()
     await until(lambda: proxy.state.routing.router.in_flight == 1)
     finish = RouterGateway.finish
@@ -191,7 +191,7 @@ async def test_two_that_fail_are_followed_by_a_third_even_if_it_leaves_the_fleet
     def reload(proxy: Running) -> None:
         state = proxy.state
         rows = state.config.replicas[:2]
-        state.routing.router.set_fleet([replica_spec(row) for row in rows], now=state.routing.clock())
+        state.routing.router.replicas.set_fleet([replica_spec(row) for row in rows], now=state.routing.clock())
         state.replicas.draining_targets.add(state.replicas.targets["r2"])
         asyncio.get_running_loop().call_soon(leave, state)
 

@@ -12,14 +12,12 @@ import pytest
 from gorgo.core.buffer_budget import BufferBudget
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.live.http.headers import Header
-from gorgo.live.http.request_buffer import RequestBuffer
 from gorgo.live.http.timeout import ResettableTimeout
 from gorgo.live.upstream.client import UpstreamError
-from gorgo.proxy.exchange.passage import Passage
 from gorgo.proxy.exchange.relay import relay
-from gorgo.proxy.exchange.relay_options import RelayOptions
 from gorgo.proxy.http.response_writer import ResponseWriter
 from tests.proxy.fakes import DONE, ROLE, USAGE, delta
+from tests.proxy.passages import passage_to
 
 
 class PushedSource:
@@ -110,19 +108,11 @@ def begin(
     source: PushedSource, client: Client, *, strip: bool = False, on_content: Callable[[], None] = lambda: None
 ) -> asyncio.Task[Outcome]:
     """Relay `source` to `client` in a task."""
-    options = RelayOptions(
-        "/v1/chat/completions",
-        (),
-        60.0,
-        strip,
-        on_content=on_content,
-        on_commit=lambda: None,
-        buffer=RequestBuffer(BufferBudget(1 << 40), "a"),
-    )
 
     async def run() -> Outcome:
         with ResettableTimeout(60.0) as timeout:
-            return await relay(Passage(source, Writer(client), timeout, options))
+            passage = passage_to(Writer(client), timeout, chunk_limit_s=60.0, strip_usage=strip, on_content=on_content)
+            return await relay(passage, source)
 
     return asyncio.create_task(run())
 
@@ -202,19 +192,10 @@ async def test_a_client_that_stopped_reading_is_waited_for_as_its_own_stall() ->
     source, client = PushedSource(), Client(room=1)
     writer = Writer(client)
     budget = BufferBudget(1 << 40)
-    options = RelayOptions(
-        "/v1/chat/completions",
-        (),
-        0.05,
-        False,
-        on_content=lambda: None,
-        on_commit=lambda: None,
-        buffer=RequestBuffer(budget, "a"),
-    )
 
     async def run() -> None:
         with ResettableTimeout(60.0) as timeout:
-            await relay(Passage(source, writer, timeout, options))
+            await relay(passage_to(writer, timeout, chunk_limit_s=0.05, budget=budget), source)
 
     relaying = asyncio.create_task(run())
     await turns()

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from gorgo.proxy.exchange.lease import NextStep
-from gorgo.proxy.exchange.race import Race
+from gorgo.proxy.exchange.race import NextStep, Race
 
 ON_BOTH_LOOPS = True
 

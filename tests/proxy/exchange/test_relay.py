@@ -7,24 +7,19 @@ from typing import Any
 
 import pytest
 
-from gorgo.core.buffer_budget import BufferBudget
 from gorgo.live.http.headers import Header
-from gorgo.live.http.request_buffer import RequestBuffer
 from gorgo.live.http.timeout import ResettableTimeout
 from gorgo.live.request import gaps, parse
-from gorgo.proxy.exchange import passage, relay_options, response
-from gorgo.proxy.exchange.passage import Passage
+from gorgo.proxy.exchange import event_stream, response
+from gorgo.proxy.exchange import passage as passage_module
 from gorgo.proxy.exchange.relay import relay
-from gorgo.proxy.exchange.relay_options import RelayOptions
 from gorgo.proxy.http.response_writer import ResponseWriter
 from tests.proxy.fakes import DONE, ROLE, USAGE, delta, event
 from tests.proxy.iterated import IteratedSource
+from tests.proxy.passages import passage_to
 
 CHAT = "/v1/chat/completions"
 FINISH = event({"choices": [{"delta": {}, "finish_reason": "stop"}]})
-
-
-BUFFER = RequestBuffer(BufferBudget(1 << 40), "a")
 
 
 class PacedSource(IteratedSource):
@@ -48,9 +43,8 @@ async def p95_of(source: PacedSource, monkeypatch: pytest.MonkeyPatch, route: st
         return
 
     monkeypatch.setattr("gorgo.proxy.exchange.passage.monotonic", lambda: source.now_s)
-    plan = RelayOptions(route, (), 1000.0, False, on_content=lambda: None, on_commit=lambda: None, buffer=BUFFER)
     with ResettableTimeout(1000.0) as dog:
-        return (await relay(Passage(source, ResponseWriter(send), dog, plan))).itl_s_p95
+        return (await relay(passage_to(ResponseWriter(send), dog, route=route), source)).itl_s_p95
 
 
 def tokens(gaps_s: Sequence[float]) -> list[tuple[float, bytes]]:
@@ -120,15 +114,14 @@ async def test_the_first_byte_of_an_encoded_stream_is_not_buffered() -> None:
         if message.get("body"):
             bodies.append((source.now_s, message["body"]))
 
-    plan = RelayOptions(CHAT, (), 1000.0, False, on_content=lambda: None, on_commit=lambda: None, buffer=BUFFER)
     with ResettableTimeout(1000.0) as dog:
-        await relay(Passage(source, ResponseWriter(send), dog, plan))
+        await relay(passage_to(ResponseWriter(send), dog), source)
     assert bodies == [(101.0, b"z"), (106.0, b"rest")]
 
 
 def test_a_relay_holds_64_kibibytes_4096_gaps_and_the_last_four_events() -> None:
-    assert (relay_options.BUFFER_BYTES, gaps.MAX_GAPS, gaps.END_EVENTS) == (65_536, 4096, 4)
-    assert frozenset({"/v1/responses", "/v1/messages"}) == passage._NAMED_EVENTS
+    assert (event_stream.BUFFER_BYTES, gaps.MAX_GAPS, gaps.END_EVENTS) == (65_536, 4096, 4)
+    assert frozenset({"/v1/responses", "/v1/messages"}) == passage_module._NAMED_EVENTS
 
 
 def test_an_id_counts_as_four_bytes_and_an_error_event_has_five_seconds() -> None:

@@ -20,7 +20,7 @@ async def test_a_response_that_is_an_error_is_finished_and_nothing_follows_it() 
     rejected: list[str] = []
     state: Any = SimpleNamespace(
         telemetry=SimpleNamespace(metrics=SimpleNamespace(rejected=rejected.append)),
-        routing=SimpleNamespace(router=SimpleNamespace(policy=make_policy("nearest"))),
+        routing=SimpleNamespace(router=SimpleNamespace(settings=SimpleNamespace(policy=make_policy("nearest")))),
     )
     record = RequestRecord(state.routing, state.telemetry, 0.0)
     response = ClientResponse(state, send, "r", record)

@@ -123,7 +123,7 @@ async def test_nothing_is_sent_before_the_first_content(start: Start) -> None:
     await fleet.replicas[0].arrived.wait()
     await until(lambda: len(fleet.replicas[0].seen) == 1)
     assert not request.done()
-    assert fleet.state.routing.router.fleet_view(now=fleet.state.routing.clock())[0].queued_prefill_tokens > 0
+    assert fleet.state.routing.router.view.snapshots(now=fleet.state.routing.clock())[0].queued_prefill_tokens > 0
     fleet.replicas[0].release.set()
     response = await request
     assert response.content == b"".join(preamble) + delta("a") + DONE
@@ -149,7 +149,7 @@ async def test_more_than_64_kib_of_comments_is_let_go_and_the_first_content_stil
     async with fleet.client.stream("POST", "/v1/chat/completions", content=chat(stream=True)) as response:
         raw = response.aiter_raw()
         got = await anext(raw)
-        assert fleet.state.routing.router.fleet_view(now=fleet.state.routing.clock())[0].queued_prefill_tokens > 0
+        assert fleet.state.routing.router.view.snapshots(now=fleet.state.routing.clock())[0].queued_prefill_tokens > 0
         fleet.replicas[0].release.set()
         got += b"".join([chunk async for chunk in raw])
     assert digest(got) == digest(comments + ROLE + delta("a") + delta("b") + DONE)
@@ -216,7 +216,7 @@ async def test_learned_bytes_per_token_move_the_estimate(start: Start) -> None:
     fleet = await start.fleet([answer(200, json.dumps({"usage": usage}).encode())])
     body = chat(messages=[{"role": "user", "content": "x" * 40_000}])
     answers = [await fleet.client.post("/v1/chat/completions", content=body) for _ in range(2)]
-    decisions = [fleet.state.routing.router.decisions(answer.headers["x-request-id"]) for answer in answers]
+    decisions = [fleet.state.routing.router.view.decisions(answer.headers["x-request-id"]) for answer in answers]
     first, second = (decision.prompt_tokens for (decision,) in decisions)
     assert first == 10_000
     assert second > 18_000

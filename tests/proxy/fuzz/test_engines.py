@@ -15,30 +15,24 @@ import pytest
 
 from gorgo.apps.traces import load_trace
 from gorgo.config.model import Config, LimitsConfig, RegionConfig, ReplicaConfig
-from gorgo.core.buffer_budget import BufferBudget
 from gorgo.core.messages.request import AttemptResult
 from gorgo.errors import TraceError
 from gorgo.live.http.headers import Header
-from gorgo.live.http.request_buffer import RequestBuffer
 from gorgo.live.http.timeout import ResettableTimeout
 from gorgo.live.upstream.client import UpstreamError
-from gorgo.proxy.exchange.passage import Passage
 from gorgo.proxy.exchange.relay import relay
-from gorgo.proxy.exchange.relay_options import RelayOptions
 from gorgo.proxy.http.response_writer import ResponseWriter
 from tests.proxy.conftest import QUIET, Start
 from tests.proxy.fakes import DONE, ROLE, USAGE, chat, delta
 from tests.proxy.fuzz.mutate import EXAMPLES, mutated
 from tests.proxy.integrity.engines import lying, says
 from tests.proxy.iterated import IteratedSource
+from tests.proxy.passages import passage_to
 from tests.proxy.raw import connected
 
 CHAT = "/v1/chat/completions"
 STREAM = ROLE + b": ping\n\n" + delta("Hé") + delta("b") + USAGE + DONE
 WHOLE = b'{"choices": [], "usage": {"prompt_tokens": 3}}'
-
-
-BUFFER = RequestBuffer(BufferBudget(1 << 40), "a")
 
 
 def chunked(*parts: bytes) -> bytes:
@@ -104,10 +98,10 @@ async def relayed(
     async def send(message: Any) -> None:
         sent.append(message.get("body", b""))
 
-    plan = RelayOptions(CHAT, (), 1000.0, strip, on_content=lambda: None, on_commit=lambda: None, buffer=BUFFER)
     with ResettableTimeout(1000.0) as dog:
         try:
-            outcome = await relay(Passage(Pieces(parts, breaks=breaks), ResponseWriter(send), dog, plan))
+            passage = passage_to(ResponseWriter(send), dog, strip_usage=strip)
+            outcome = await relay(passage, Pieces(parts, breaks=breaks))
         except UpstreamError as failure:
             return b"".join(sent), failure.reason
     return b"".join(sent), outcome.result

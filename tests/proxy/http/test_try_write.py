@@ -16,6 +16,7 @@ from aiohttp import web
 from gorgo.live.http.errors import Message
 from gorgo.live.listener.connection.cycle import RequestCycle
 from gorgo.live.listener.connection.head import read_head
+from gorgo.live.listener.connection.transport import ClientTransport
 from gorgo.live.listener.heads import HeadLimits
 from gorgo.proxy.http.response_writer import TryWrite, direct_write, no_direct_write
 from tests.proxy.conftest import Start, until
@@ -44,7 +45,7 @@ class Watch:
 
     def __call__(self, scope: Message) -> TryWrite:
         push = direct_write(scope)
-        transport = cast(Any, push).__self__._client._transport
+        transport = cast(Any, push).__self__._transport._transport
 
         def watched(chunk: bytes) -> bool:
             over = transport.is_closing()
@@ -59,7 +60,7 @@ class Watch:
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     watching = Watch()
-    monkeypatch.setattr("gorgo.proxy.exchange.handler.direct_write", watching)
+    monkeypatch.setattr("gorgo.proxy.exchange.exchange.direct_write", watching)
     return watching
 
 
@@ -81,7 +82,7 @@ async def test_stream_takes_the_shortcut_after_its_first_content(start: Start, w
 async def test_head_and_bytes_are_the_same_without_it(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = await start.fleet([stream(ROLE, *EVENTS, DONE)])
     head, body = await whole_answer(fleet.addresses.data)
-    monkeypatch.setattr("gorgo.proxy.exchange.handler.direct_write", lambda _: no_direct_write)
+    monkeypatch.setattr("gorgo.proxy.exchange.exchange.direct_write", lambda _: no_direct_write)
     assert await whole_answer(fleet.addresses.data) == (head, body)
     assert body == ROLE + b"".join(EVENTS) + DONE
 
@@ -204,7 +205,7 @@ async def test_error_after_the_shortcut_is_a_whole_event_and_ends_the_body(start
 
 
 class FakeClient:
-    """A connection, as a request uses it."""
+    """A connection and its transport, as a request uses both."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -238,7 +239,7 @@ async def answering(
 ) -> RequestCycle:
     """A request in the middle of its answer; the head is not part of what was written."""
     head = read_head(b"%b / HTTP/%b\r\nhost: g\r\n\r\n" % (method, version), HeadLimits(1000, 1.0))
-    cycle = RequestCycle(client, head)
+    cycle = RequestCycle(client, cast(ClientTransport, client), head)
     pairs = [(name, b"3") for name in headers]
     await cycle.send_message({"type": "http.response.start", "status": 200, "headers": pairs})
     await asyncio.sleep(0)
@@ -263,12 +264,12 @@ async def test_chunks_are_framed_as_h11_would_frame_them() -> None:
 async def test_first_chunk_goes_with_the_head_and_a_head_alone_does_not_wait_for_it() -> None:
     client = FakeClient()
     head = read_head(b"GET / HTTP/1.1\r\nhost: g\r\n\r\n", HeadLimits(1000, 1.0))
-    cycle = RequestCycle(client, head)
+    cycle = RequestCycle(client, cast(ClientTransport, client), head)
     await cycle.send_message({"type": "http.response.start", "status": 200, "headers": []})
     assert cycle.try_write(b"a")
     assert [data.count(b"HTTP/1.1 200 OK") for data in client.written] == [1]
     assert client.written[0].endswith(b"\r\n\r\n1\r\na\r\n")
-    cycle = RequestCycle(client, head)
+    cycle = RequestCycle(client, cast(ClientTransport, client), head)
     await cycle.send_message({"type": "http.response.start", "status": 200, "headers": []})
     await asyncio.sleep(0)
     assert client.written[1].endswith(b"\r\n\r\n")
@@ -276,7 +277,8 @@ async def test_first_chunk_goes_with_the_head_and_a_head_alone_does_not_wait_for
 
 async def test_a_head_whose_body_follows_waits_for_it() -> None:
     client = FakeClient()
-    cycle = RequestCycle(client, read_head(b"GET / HTTP/1.1\r\nhost: g\r\n\r\n", HeadLimits(1000, 1.0)))
+    head = read_head(b"GET / HTTP/1.1\r\nhost: g\r\n\r\n", HeadLimits(1000, 1.0))
+    cycle = RequestCycle(client, cast(ClientTransport, client), head)
     start = {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1")]}
     await cycle.send_message({**start, "gorgo.body_follows": True})
     await asyncio.sleep(0)

@@ -396,7 +396,7 @@ async def test_head_of_an_engine_that_drips_is_given_up(fleet: Fleet) -> None:
 
 
 async def test_model_list_without_an_end_is_given_up(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gorgo.live.upstream.small_body.FETCH_LIMIT_BYTES", 100_000)
+    monkeypatch.setattr("gorgo.live.upstream.client.FETCH_LIMIT_BYTES", 100_000)
 
     async def serve(self: Liar, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

@@ -83,7 +83,7 @@ def test_what_a_run_without_reports_does_not_know_is_in_its_records() -> None:
 def test_the_source_of_each_replica_is_what_it_reports(reports: CacheReports) -> None:
     run = simulation(reports)
     run.run(FEED[:200])
-    assert {one.source for one in run.router.cache_sources(now=run.kernel.now).values()} == {reports}
+    assert {one.source for one in run.router.caches.sources(now=run.kernel.now).values()} == {reports}
     assert all(feed.path.totals.messages > 0 for feed in run.caches.feeds.values())
 
 

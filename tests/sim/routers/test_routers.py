@@ -35,7 +35,7 @@ def check(run: Simulation) -> None:
     for shell in run.shells:
         shell.router.check()
         assert shell.router.in_flight == 0
-        assert {row.in_flight_tokens for row in shell.router.fleet_view(now=0.0)} == {0}
+        assert {row.in_flight_tokens for row in shell.router.view.snapshots(now=0.0)} == {0}
 
 
 def test_routers_over_one_set_of_engines_serve_every_request_once() -> None:
@@ -44,7 +44,7 @@ def test_routers_over_one_set_of_engines_serve_every_request_once() -> None:
     check(run)
     assert [record.id for record in result.records] == [str(request.index) for request in FEED]
     assert {record.status for record in result.records} == {200}
-    served = [len(shell.router.newest_decisions(len(FEED))) for shell in run.shells]
+    served = [len(shell.router.view.newest_decisions(len(FEED))) for shell in run.shells]
     assert min(served) > 60
     assert sum(served) == len(FEED)
 
@@ -74,7 +74,7 @@ def test_a_run_with_a_store_is_the_same_every_time() -> None:
 def test_policies_with_a_state_are_one_per_router() -> None:
     run = simulation("multi-depth", sharing="store")
     run.run(FEED[:100])
-    assert len({id(shell.router.policy) for shell in run.shells}) == 4
+    assert len({id(shell.router.settings.policy) for shell in run.shells}) == 4
     check(run)
 
 
@@ -127,7 +127,7 @@ def test_a_new_router_knows_what_the_store_has(sharing: str) -> None:
 
     def replace() -> None:
         run.replace_router(0)
-        peers = run.router.peers
+        peers = run.router.peers.exchange
         known.append(0 if peers is None else len(peers.prefixes))
 
     run.kernel.at(FEED[200].arrival_s, replace)

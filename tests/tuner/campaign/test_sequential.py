@@ -5,14 +5,13 @@ from __future__ import annotations
 from math import log
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
+from gorgo.core.arrays import Floats
 from gorgo.errors import TunerError
 from tuner.campaign.sequential import SignFlipTest
 
 PAIRS, ALPHA = 20, 0.05
-Floats = npt.NDArray[np.float64]
 
 
 def gains(rng: np.random.Generator, *, effect: float, rho: float, kind: str) -> Floats:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from gorgo.core.lru import Lru
+
 #: Versions of one proxy whose samples may still come: a put a minute for an hour. Requests end sooner.
 MAX_VERSIONS = 64
 
@@ -39,7 +41,7 @@ class Agreement:
         self.reason = ""
         self.values: Mapping[str, float] | None = None
         self._reported: dict[str, Reported | None] = dict.fromkeys(self.names)
-        self._numbers: dict[str, dict[int, int]] = {name: {} for name in self.names}
+        self._numbers = {name: Lru[int, int](MAX_VERSIONS) for name in self.names}
 
     @property
     def in_step(self) -> bool:
@@ -111,7 +113,4 @@ class Agreement:
     def _count(self) -> None:
         for name, found in self._reported.items():
             assert found is not None, "all have reported"
-            versions = self._numbers[name]
-            versions[found.version] = self.number
-            while len(versions) > MAX_VERSIONS:
-                del versions[next(iter(versions))]
+            self._numbers[name].put(found.version, self.number)

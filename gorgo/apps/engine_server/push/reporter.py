@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gorgo.apps.engine_server.push.mirror import CacheMirror
+from gorgo.core.backoff import backoff_s
 
 #: Between two whole pushes, between two batches of evictions, and the least time between two whole pushes, s.
 SYNC_S = 5.0
@@ -71,7 +72,8 @@ class PushReporter:
         self._epoch = time_ns()
         self._sequence = 0
         self._failure: str | None = None
-        self._pause_s = RETRY_S
+        #: Whole pushes that failed in a row.
+        self._failures = 0
 
     async def run(self) -> None:
         """Push until cancelled."""
@@ -96,10 +98,9 @@ class PushReporter:
         self._mirror.was_cleared = False
         self._mirror.take_evicted()  # They are not in the cache.
         if await self._push(session, "sync", self._mirror.blocks()) is None:
-            pause_s = min(self._pause_s, self._sync_s)
-            self._pause_s = min(2 * pause_s, self._sync_s)
-            return pause_s
-        self._pause_s = RETRY_S
+            self._failures += 1
+            return backoff_s(self._failures, first_s=RETRY_S, longest_s=self._sync_s)
+        self._failures = 0
         return self._sync_s
 
     async def _push(self, session: aiohttp.ClientSession, route: str, hashes: NDArray[np.uint64]) -> str | None:

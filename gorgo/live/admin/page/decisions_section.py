@@ -116,7 +116,7 @@ def _candidate(decision: Decision, names: Sequence[str], place: int, most: float
     values = [float(decision.terms[name][place]) for name in names]
     cost = None if decision.cost is None else float(decision.cost[place])
     mark = tag("span", "chosen", class_="chip ready") if chosen else None
-    cells = [tag("td", _number(value)) for value in (*values, cost)]
+    cells = [tag("td", formatting.term(value)) for value in (*values, cost)]
     known = [0.0 if isnan(value) else value for value in values]
     name = tag("th", decision.candidates[place], " ", mark, scope="row", class_="name")
     return tag(
@@ -176,9 +176,3 @@ def _facts(row: DecisionStatus) -> Html:
         parts_text = ", ".join(f"{part} {formatting.ms(value)}" for part, value in made_of.items())
         parts.append(tag("p", f"The first token's time, in ms: {parts_text}.", class_="quiet"))
     return joined(parts)
-
-
-def _number(value: float | None) -> str:
-    if value is None or isnan(value):
-        return formatting.UNKNOWN
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.1f}"

@@ -7,9 +7,9 @@ included, without a way to sign out. The token is not the cookie: a session expi
 from __future__ import annotations
 
 import secrets
-from collections import OrderedDict
 from hashlib import sha256
 
+from gorgo.core.lru import Lru
 from gorgo.live.clock import Clock
 
 #: Length of a session: a shift.
@@ -30,7 +30,7 @@ class Sessions:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         #: End of each session by the hash of its key: the time of a lookup says nothing about a key.
-        self._ends: OrderedDict[bytes, float] = OrderedDict()
+        self._ends = Lru[bytes, float](SESSIONS)
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -38,9 +38,7 @@ class Sessions:
     def open(self) -> str:
         """Return the key of a new session, for a client that has shown the token."""
         key = secrets.token_urlsafe(32)
-        self._ends[_hash(key)] = self._clock() + SESSION_S
-        if len(self._ends) > SESSIONS:
-            self._ends.popitem(last=False)
+        self._ends.put(_hash(key), self._clock() + SESSION_S)
         return key
 
     def holds(self, key: str | None) -> bool:

@@ -158,10 +158,10 @@ class Snapshot:
 def take_snapshot(state: LiveState) -> Snapshot:
     """Return the status now. Bounded: it takes milliseconds of the event loop at most."""
     router, control, now = state.routing.router, state.routing.control, state.routing.clock()
-    views = router.fleet_view(now=now)
+    views = router.view.snapshots(now=now)
     samples = recent_stats(router.samples.newest(RECENT_SAMPLES), now=now)
     stats = RecentStats.of(samples)
-    specs = router.policy.weight_specs
+    specs = router.settings.policy.weight_specs
     differing, missing = differences(state), state.why_not_ready()
     store = None if state.routing.peer_store is None else state.routing.peer_store.as_dict()
     sources = state.replicas.found.as_rows(now)
@@ -176,11 +176,11 @@ def take_snapshot(state: LiveState) -> Snapshot:
         alerts=alerts(
             views,
             stats,
-            unreachable_regions=router.unreachable_regions,
+            unreachable_regions=router.view.unreachable_regions,
             queued=router.queued,
             stopping=state.stopping,
             config_refused=state.telemetry.metrics.config.refused,
-            out_of_range=router.weights.out_of_range(specs),
+            out_of_range=router.settings.weights.out_of_range(specs),
             replicas={replica.name: replica for replica in state.config.replicas},
             not_ready=None if missing is None else missing.message,
             waiting=[str(difference) for difference in differing if difference.waits],
@@ -192,17 +192,17 @@ def take_snapshot(state: LiveState) -> Snapshot:
         span_s=_span_s(samples, now=now, up_s=now - state.started_s),
         ttft_series=ttft_series(samples, now=now, up_s=now - state.started_s),
         regions=_regions(state, views, samples),
-        unreachable_regions=router.unreachable_regions,
-        policy=router.policy.name,
-        unit=router.policy.unit,
-        version=router.weights.version,
-        weights=dict(router.weights),
+        unreachable_regions=router.view.unreachable_regions,
+        policy=router.settings.policy.name,
+        unit=router.settings.policy.unit,
+        version=router.settings.weights.version,
+        weights=dict(router.settings.weights),
         bounds={spec.name: (spec.low, spec.high) for spec in specs},
         frozen=control.frozen,
         durable=control.durable,
         differences=differing,
         history=control.history,
-        decisions=decision_rows(router.newest_decisions(DECISIONS_SHOWN), samples, views),
+        decisions=decision_rows(router.view.newest_decisions(DECISIONS_SHOWN), samples, views),
         fleet_sources=sources,
         store=store,
         clients=() if state.routing.client_keys is None else state.telemetry.metrics.clients.last_minute(),

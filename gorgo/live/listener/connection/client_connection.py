@@ -1,7 +1,8 @@
 """One connection of a client: reads requests, runs the application, ends in time.
 
-Owns the turns of requests, deadlines, and refusals. Leaves the bytes of requests to `reader`, those of responses to
-`cycle`, the transport to its base class, and the number of connections to the listener.
+Owns the turns of requests, deadlines, refusals, and what the connections of one listener share. Leaves the bytes of
+requests to `reader`, those of responses to `cycle`, writes and ends to `transport`, and the number of connections to
+the listener. hypercorn's public `Config` gives timeouts, bounds, own headers and the log.
 
 Theory of operation. The transport calls `data_received`; a complete head starts the application in a task of its own,
 and everything else happens in callbacks. Two deadlines are possible: the end of a head, counted from its first byte (of
@@ -19,22 +20,72 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from math import inf
+from time import time
 from typing import Any
 
+from hypercorn.config import Config
+
+from gorgo.live.http.errors import error_json
 from gorgo.live.listener.connection.cycle import BODY_BYTES, RequestCycle
-from gorgo.live.listener.connection.deadline import Deadline
-from gorgo.live.listener.connection.head import Head
+from gorgo.live.listener.connection.head import Head, Refused
 from gorgo.live.listener.connection.reader import RequestReader
-from gorgo.live.listener.connection.refusal import Refused, refusal
-from gorgo.live.listener.connection.settings import ServerSettings
-from gorgo.live.listener.connection.transport import TransportOwner
-from gorgo.live.listener.heads import HeadLimits
+from gorgo.live.listener.connection.transport import ClientTransport
+from gorgo.live.listener.heads import HeadLimits, PartialHeads
 
 #: Time and bytes for a client that is still sending to read its response: a reset would take it from its buffer.
 _SENDING_S, _SENDING_BYTES = 1.0, 8 * 1024 * 1024
+#: Refusals of what a client sent: phrase, code and message, by status.
+_ERRORS = {
+    400: ("Bad Request", "invalid_http", "expected HTTP/1.1, and an unambiguous request"),
+    408: ("Request Timeout", "request_timeout", "expected the whole head of the request in time"),
+    431: ("Request Header Fields Too Large", "headers_too_large", "the request's head is too large"),
+    500: ("Internal Server Error", "internal_error", "internal error of the proxy"),
+    501: ("Not Implemented", "transfer_encoding", "expected chunked as the only transfer coding"),
+    503: ("Service Unavailable", "buffers_full", "too many heads are incomplete; expected the whole head at once"),
+    505: (
+        "HTTP Version Not Supported",
+        "http_version",
+        "expected HTTP/1.1; for HTTP/2, put a load balancer or Envoy in front",
+    ),
+}
 
 
-class ClientConnection(TransportOwner):
+class ServerSettings:
+    """What the connections of one listener share.
+
+    Parameters
+    ----------
+    app:
+        The ASGI application.
+    config:
+        Its timeouts, bounds, root path, log, and the headers that it adds to each response.
+    heads:
+        Bytes of incomplete heads, of all connections in sum.
+    """
+
+    def __init__(self, app: Any, config: Config, heads: PartialHeads) -> None:
+        self.app = app
+        self.heads = heads
+        self.keep_alive_s = float(config.keep_alive_timeout)
+        self.requests_per_connection: int = config.keep_alive_max_requests
+        self.root_path: str = config.root_path
+        self.log = config.log
+        self._config = config
+        self._own_headers = b""
+        self._made_s = -1
+
+    def own_headers(self) -> bytes:
+        """Return the lines of `date`, `server` and `alt-svc` as configured, made once per second."""
+        now_s = int(time())
+        if now_s != self._made_s:
+            pairs = self._config.response_headers("h11")
+            self._own_headers = b"".join(b"%b: %b\r\n" % pair for pair in pairs)
+            self._made_s = now_s
+        return self._own_headers
+
+
+class ClientConnection(asyncio.Protocol):
     """One connection.
 
     Parameters
@@ -57,8 +108,8 @@ class ClientConnection(TransportOwner):
         on_idle: Callable[[ClientConnection, bool], None],
         on_end: Callable[[ClientConnection], None],
     ) -> None:
-        super().__init__()
         self._settings = settings
+        self.transport = ClientTransport()
         self.limits = limits
         self._on_idle, self._on_end = on_idle, on_end
         self._reader = RequestReader(limits)
@@ -69,7 +120,7 @@ class ClientConnection(TransportOwner):
         self._calls: dict[RequestCycle, asyncio.Task[None]] = {}
         self._addresses: tuple[object, object] = (None, None)
         self._scheme = "http"
-        self._deadline = Deadline(self.loop, self._on_deadline)
+        self._deadline = Deadline(self.transport.loop, self._on_deadline)
         #: A head has begun and is incomplete.
         self._has_begun = False
         #: Bytes counted as those of an incomplete head, or behind a request.
@@ -77,12 +128,12 @@ class ClientConnection(TransportOwner):
         self._dropped_bytes = 0
         self._stopping = self._at_eof = False
         #: Set with the call of `on_end`.
-        self.ended: asyncio.Future[None] = self.loop.create_future()
+        self.ended: asyncio.Future[None] = self.transport.loop.create_future()
 
     # -- the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
+        self.transport.connection_made(transport)
         if transport.get_extra_info("ssl_object") is not None:
             self._scheme = "https"
         self._addresses = _address(transport, "peername"), _address(transport, "sockname")
@@ -92,7 +143,7 @@ class ClientConnection(TransportOwner):
             self.close()
 
     def data_received(self, data: bytes) -> None:
-        if self._has_ended_writing:
+        if self.transport.has_ended_writing:
             self._dropped_bytes += len(data)
             if self._dropped_bytes > _SENDING_BYTES:
                 self.close()
@@ -108,8 +159,14 @@ class ClientConnection(TransportOwner):
         self._cycle.disconnect()
         return self._scheme == "http"
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
+    def pause_writing(self) -> None:
+        self.transport.pause_writing()
+
+    def resume_writing(self) -> None:
+        self.transport.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
+        self.transport.connection_lost()
         self._end_reading()
         self._end_if_done()
 
@@ -141,11 +198,11 @@ class ClientConnection(TransportOwner):
         self._has_begun = False
         self._deadline.unset()
         self._requests += 1
-        self._cycle = cycle = RequestCycle(self, head)
+        self._cycle = cycle = RequestCycle(self, self.transport, head)
         cycle.feed(self._reader.read_body(), complete=self._reader.complete)
         self._on_idle(self, False)
         scope = cycle.scope(self._addresses, self._scheme, self._settings.root_path, {"abort": self.abort_transport})
-        self._calls[cycle] = self.loop.create_task(self._call(cycle, scope))
+        self._calls[cycle] = self.transport.loop.create_task(self._call(cycle, scope))
 
     async def _call(self, cycle: RequestCycle, scope: Any) -> None:
         failure: Exception | None = None
@@ -162,10 +219,11 @@ class ClientConnection(TransportOwner):
 
     def _end_call(self, cycle: RequestCycle) -> None:
         """End the connection if its application returned without a complete response."""
-        if cycle.ended or self.is_closing:
+        if cycle.ended or self.transport.is_closing:
             return
         if cycle.ends_with_connection:
-            self.reset()
+            self.transport.reset()
+            self._end_reading()
         elif cycle.started or cycle.disconnected:
             self.close()
         else:
@@ -179,7 +237,7 @@ class ClientConnection(TransportOwner):
             self._close_while_sent_to()
         elif not cycle.persistent or self._stopping or self._at_eof:
             self.close()
-        elif not self.is_closing:
+        elif not self.transport.is_closing:
             self._reader.start_next()
             self._deadline.set(self._settings.keep_alive_s)
             self._on_idle(self, True)
@@ -205,11 +263,11 @@ class ClientConnection(TransportOwner):
         """Pause reading while the application does not take a body, or the client is far ahead of its responses."""
         cycle = self._cycle
         if cycle is None:
-            self.pause_reading(False)
+            self.transport.pause_reading(False)
         elif cycle.complete:
-            self.pause_reading(self._reader.buffered_bytes > self.limits.size_bytes)
+            self.transport.pause_reading(self._reader.buffered_bytes > self.limits.size_bytes)
         else:
-            self.pause_reading(cycle.body_bytes > BODY_BYTES)
+            self.transport.pause_reading(cycle.body_bytes > BODY_BYTES)
 
     def _count_head(self) -> None:
         """Count the bytes that wait unread, and refuse an incomplete head if all of them are too many."""
@@ -239,17 +297,17 @@ class ClientConnection(TransportOwner):
             cycle.refuse()
         if silent:
             self.close()
-        elif not self.is_closing:
-            self.write(refusal(status, self.own_headers(), head_only=cycle is not None and cycle.is_head))
+        elif not self.transport.is_closing:
+            self.transport.write(refusal(status, self.own_headers(), head_only=cycle is not None and cycle.is_head))
             self._close_while_sent_to()
 
     def _close_while_sent_to(self) -> None:
         """Close the connection once the client has had time to read the response, though it may still be sending."""
-        if self._stopping or self._at_eof or self.is_closing:
+        if self._stopping or self._at_eof or self.transport.is_closing:
             self.close()
             return
-        self.pause_reading(False)
-        self.end_writing()
+        self.transport.pause_reading(False)
+        self.transport.end_writing()
         self._end_reading()
         self._has_begun = False
         self._deadline.set(_SENDING_S)
@@ -268,12 +326,14 @@ class ClientConnection(TransportOwner):
             call.cancel()
 
     def close(self) -> None:
-        super().close()
-        if self.is_closing:
+        """End the connection once what was written is sent."""
+        self.transport.close()
+        if self.transport.is_closing:
             self._end_reading()
 
     def abort_transport(self) -> None:
-        super().abort_transport()
+        """End the connection at once."""
+        self.transport.abort_transport()
         self._end_reading()
 
     def _end_reading(self) -> None:
@@ -288,9 +348,61 @@ class ClientConnection(TransportOwner):
         self._end_if_done()
 
     def _end_if_done(self) -> None:
-        if self.is_lost and not self._calls and not self.ended.done():
+        if self.transport.is_lost and not self._calls and not self.ended.done():
             self.ended.set_result(None)
             self._on_end(self)
+
+
+class Deadline:
+    """One timer for all deadlines of a connection: calls `expired` once the deadline has passed.
+
+    A later deadline is only a number, which the timer reads when it fires: a request sets and clears one without a
+    timer of its own.
+    """
+
+    __slots__ = ("_expired", "_loop", "_timer", "_when")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, expired: Callable[[], None]) -> None:
+        self._loop = loop
+        self._expired = expired
+        self._when = inf
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set(self, delay_s: float) -> None:
+        self._when = self._loop.time() + delay_s
+        if self._timer is None or self._timer.when() > self._when:
+            self._arm()
+
+    def unset(self) -> None:
+        self._when = inf
+
+    def cancel(self) -> None:
+        """End the timer too."""
+        self._when = inf
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(self._when, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self._loop.time() >= self._when:
+            self._when = inf
+            self._expired()
+        elif self._when < inf:
+            self._arm()
+
+
+def refusal(status: int, own_headers: bytes, *, head_only: bool = False) -> bytes:
+    """Return the last response of a connection; no text of it repeats what the client sent."""
+    phrase, code, message = _ERRORS[status]
+    body = b"" if head_only else error_json(status, code, message)
+    head = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\n" % (status, phrase.encode())
+    return head + own_headers + b"connection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
 
 
 def _address(transport: asyncio.BaseTransport, name: str) -> tuple[str, int] | None:

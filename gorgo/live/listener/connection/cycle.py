@@ -9,43 +9,35 @@ The scope has three extensions, for what would cost an event or a request a coro
 - `gorgo.on_disconnect`: registers a function that is called once the client disconnects before it has its response.
 
 A response's head is written with the first bytes of its body, or in the loop's next turn if these are not there yet.
-The key `gorgo.body_follows` of `http.response.start` says that they come in the same step: no turn is needed then.
+The key `gorgo.body_follows` of `http.response.start` says that they come in the same step: no turn is needed then. Its
+body is framed by a length, by chunks, or by the end of the connection.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from http import HTTPStatus
 from typing import Any, Protocol
 
 from gorgo.live.http.errors import Message
 from gorgo.live.http.headers import Header
 from gorgo.live.listener.connection.head import Head
-from gorgo.live.listener.connection.response_head import ResponseHead
+from gorgo.live.listener.connection.transport import ClientTransport
 
 #: Bytes of a request's body that wait for the application before reading is paused.
 BODY_BYTES = 256 * 1024
 
+_STATUS_LINES = {status.value: b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
+#: Statuses whose responses have no body, whatever the headers say.
+_WITHOUT_BODY = frozenset({204, 304})
+#: Headers that say how the response ends; the connection writes the last two itself.
+_FRAMING = frozenset({b"content-length", b"connection", b"transfer-encoding"})
 _ASGI = {"spec_version": "2.1", "version": "3.0"}
 
 
-class Client(Protocol):
-    """The connection, as a request uses it."""
-
-    loop: asyncio.AbstractEventLoop
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether bytes wait for the client to read, more than a buffer should have."""
-
-    @property
-    def is_closing(self) -> bool:
-        """Whether nothing can be written any more."""
-
-    def write(self, data: bytes) -> None: ...
-
-    async def drained(self) -> None:
-        """Wait until the client is no longer behind, or the connection has ended."""
+class RequestConnection(Protocol):
+    """The connection, as a request uses it beside its transport."""
 
     def own_headers(self) -> bytes:
         """Return the lines of the server's own headers."""
@@ -67,13 +59,14 @@ class RequestCycle:
 
     __slots__ = (
         "_chunked",
-        "_client",
+        "_connection",
         "_expects_continue",
         "_left",
         "_on_disconnect",
         "_parts",
         "_request",
         "_taken",
+        "_transport",
         "_unsent_head",
         "_waiters",
         "_writable",
@@ -85,8 +78,9 @@ class RequestCycle:
         "started",
     )
 
-    def __init__(self, client: Client, request: Head) -> None:
-        self._client = client
+    def __init__(self, connection: RequestConnection, transport: ClientTransport, request: Head) -> None:
+        self._connection = connection
+        self._transport = transport
         self._request = request
         self._expects_continue = request.expects_continue
         self.persistent = request.persistent
@@ -159,7 +153,7 @@ class RequestCycle:
     def on_disconnect(self, call: Callable[[], None]) -> None:
         """Register the function that a disconnect before the end of the response calls."""
         if self.disconnected:
-            self._client.loop.call_soon(call)
+            self._transport.loop.call_soon(call)
         elif not self.ended:
             self._on_disconnect = call
 
@@ -171,7 +165,7 @@ class RequestCycle:
         """Return the next part of the body, and after the last a disconnect as soon as there is one."""
         if self._expects_continue and not (self.complete or self._parts or self.started or self.disconnected):
             self._expects_continue = False
-            self._client.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         while not (self._parts or self.disconnected or self.ended or (self.complete and not self._taken)):
             await self._wait()
         if self._taken or self.ended or not (self._parts or self.complete):
@@ -181,11 +175,11 @@ class RequestCycle:
         self.body_bytes = 0
         self._taken = self.complete
         if not self._taken:
-            self._client.body_taken()
+            self._connection.body_taken()
         return {"type": "http.request", "body": body, "more_body": not self._taken}
 
     async def _wait(self) -> None:
-        waiter = self._client.loop.create_future()
+        waiter = self._transport.loop.create_future()
         self._waiters.append(waiter)
         try:
             await waiter
@@ -205,7 +199,7 @@ class RequestCycle:
         if kind == "http.response.start":
             self._start(message["status"], message.get("headers", ()))
             if "gorgo.body_follows" not in message:
-                self._client.loop.call_soon(self.flush_head)
+                self._transport.loop.call_soon(self.flush_head)
         elif kind == "http.response.body":
             await self._send_body(message.get("body", b""), more=message.get("more_body", False))
         else:
@@ -215,18 +209,18 @@ class RequestCycle:
         """Write a chunk of a body without a length; False if that is not possible now."""
         if not self._writable or self._left is not None or not chunk:
             return False
-        client = self._client
-        if client.is_behind or client.is_closing:
+        transport = self._transport
+        if transport.is_behind or transport.is_closing:
             return False
         if self._chunked:
             chunk = b"%x\r\n%b\r\n" % (len(chunk), chunk)
-        client.write(self._with_head(chunk) if self._unsent_head else chunk)
+        transport.write(self._with_head(chunk) if self._unsent_head else chunk)
         return True
 
     def flush_head(self) -> None:
         """Write a head whose body is yet to come."""
-        if self._unsent_head and not self._client.is_closing:
-            self._client.write(self._with_head(b""))
+        if self._unsent_head and not self._transport.is_closing:
+            self._transport.write(self._with_head(b""))
 
     def refuse(self) -> None:
         """End the response: the connection has written another."""
@@ -240,8 +234,8 @@ class RequestCycle:
             if self.ended:
                 return
             raise RuntimeError("the response has begun")
-        client = self._client
-        head = ResponseHead(status, headers, self._request, last=client.must_close(), own_headers=client.own_headers())
+        last, own_headers = self._connection.must_close(), self._connection.own_headers()
+        head = ResponseHead(status, headers, self._request, last=last, own_headers=own_headers)
         self.started = True
         self.persistent = head.persistent
         self._writable, self._chunked, self._left = head.has_body, head.chunked, head.length
@@ -253,19 +247,19 @@ class RequestCycle:
         if not self.started:
             raise RuntimeError("a body before its head")
         data = self._framed(body, more=more)
-        client = self._client
+        transport = self._transport
         if self._unsent_head:
             data = self._with_head(data)
-        if data and not client.is_closing:
-            client.write(data)
-        if client.is_behind:
-            await client.drained()
+        if data and not transport.is_closing:
+            transport.write(data)
+        if transport.is_behind:
+            await transport.drained()
         if not more and not self.ended:
             self.ended = True
             self._writable = False
             self._on_disconnect = None
             self._wake()
-            client.response_ended()
+            self._connection.response_ended()
 
     def _framed(self, body: bytes, *, more: bool) -> bytes:
         if not self._writable:
@@ -282,3 +276,47 @@ class RequestCycle:
     def _with_head(self, data: bytes) -> bytes:
         head, self._unsent_head = self._unsent_head, b""
         return head + data
+
+
+class ResponseHead:
+    """A head that can be written.
+
+    `length`: of the body, None if it is not declared. `chunked`: the body has chunks. `persistent`: another request may
+    follow. `has_body`: bytes of a body are written; for HEAD, 204 and 304 they are not.
+    """
+
+    __slots__ = ("chunked", "has_body", "length", "persistent", "text")
+
+    def __init__(
+        self, status: int, headers: Iterable[Header], request: Head, *, last: bool, own_headers: bytes
+    ) -> None:
+        closes = last or not request.persistent
+        self.length: int | None = None
+        parts: list[bytes] = []
+        for name, value in headers:
+            lower = name.lower()
+            if lower in _FRAMING:
+                if lower == b"content-length":
+                    self.length = int(value)
+                elif lower == b"connection":
+                    closes = closes or b"close" in value.lower()
+                    continue
+                else:
+                    continue
+            parts += (lower, b": ", value, b"\r\n")
+        fields, count = b"".join(parts), len(parts) // 4
+        if not fields.count(b"\r\n") == fields.count(b"\n") == fields.count(b"\r") == count or b"\0" in fields:
+            raise RuntimeError("a header with a line end or a NUL")
+        # Without a length, a client of HTTP/1.0 reads to the end of the connection, which is not persistent.
+        self.chunked = self.length is None and status not in _WITHOUT_BODY and request.version == "1.1"
+        self.has_body = status not in _WITHOUT_BODY and request.method != "HEAD"
+        self.persistent = not closes
+        self.text = b"".join(
+            (
+                _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status,
+                fields,
+                b"transfer-encoding: chunked\r\n" if self.chunked else b"",
+                own_headers,
+                b"connection: close\r\n\r\n" if closes else b"\r\n",
+            )
+        )

@@ -18,7 +18,6 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from gorgo.live.http.headers import CONTROLS, LENGTH, Header
 from gorgo.live.http.request_headers import RequestHeaders
-from gorgo.live.listener.connection.refusal import Refused
 from gorgo.live.listener.heads import HeadLimits
 
 #: Header lines of a request, or trailers; clients and load balancers send about 30.
@@ -33,10 +32,18 @@ _LENGTHS = re.compile(rb"\r\ncontent-length[ \t]*:", re.IGNORECASE)
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\n"
 
 
+class Refused(Exception):  # noqa: N818 - reads as the fact
+    """A request that is not read. After it the connection reads nothing: what follows is not a request."""
+
+    def __init__(self, why: str, status: int = 400) -> None:
+        super().__init__(why)
+        self.status = status
+
+
 class Head:
     """A head that was accepted.
 
-    `length` is the size of the body; None if it is chunked. Names of `headers` are in lower case; `Upgrade` is left
+    `length` is the size of the body; None if it is chunked. Names of `headers` are in lower case; Upgrade is left
     out, which a server may ignore. `persistent`: another request may follow. `expects_continue`: the client waits for
     an interim response before it sends the body. `raw_path`, `path` and `query` are the parts of `target`.
     """

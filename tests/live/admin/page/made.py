@@ -26,8 +26,8 @@ NOW = 1_000_000.0
 def view(name: str = "us-0", **changes: Any) -> ReplicaSnapshot:
     """A replica as the Router shows one that is well and has just joined."""
     router = Router([ReplicaSpec(name, "near")], make_policy("random"), rng=np.random.default_rng(0), boot_id="b")
-    router.on_probe(name, 0.01, now=0.0)
-    (made,) = router.fleet_view(now=0.0)
+    router.replicas.on_probe(name, 0.01, now=0.0)
+    (made,) = router.view.snapshots(now=0.0)
     fields = {field: getattr(made, field) for field in ReplicaSnapshot.__slots__}
     return ReplicaSnapshot(**{**fields, **changes})
 

@@ -14,8 +14,8 @@ import pytest
 from hypercorn.config import Config
 
 from gorgo.live.http.errors import Message
+from gorgo.live.listener.connection.client_connection import ServerSettings
 from gorgo.live.listener.connection.cycle import BODY_BYTES
-from gorgo.live.listener.connection.settings import ServerSettings
 from gorgo.live.listener.heads import HeadLimits, PartialHeads
 from gorgo.live.listener.hypercorn_server import ServerConfig
 from gorgo.live.listener.listener import AcceptLimits, Connections, serve_app
@@ -107,7 +107,7 @@ async def test_large_body_arrives_whole_and_one_that_waits_is_bounded() -> None:
         client.writer.write(b"x" * size)
         await until(lambda: server.open_connections)
         (connection,) = server.connections._open
-        await until(lambda: connection._is_paused)
+        await until(lambda: connection.transport._is_paused)
         assert connection._cycle is not None
         assert connection._cycle.body_bytes <= BODY_BYTES + 256 * 1024  # and the read that went beyond
         begin.set()

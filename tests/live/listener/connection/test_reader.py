@@ -5,10 +5,8 @@ from __future__ import annotations
 import h11
 import pytest
 
-from gorgo.live.listener.connection.chunks import MAX_LINE_BYTES, MEAN_CHUNK_BYTES, SMALL_CHUNKS
-from gorgo.live.listener.connection.head import Head
-from gorgo.live.listener.connection.reader import RequestReader
-from gorgo.live.listener.connection.refusal import Refused
+from gorgo.live.listener.connection.head import Head, Refused
+from gorgo.live.listener.connection.reader import MAX_LINE_BYTES, MEAN_CHUNK_BYTES, SMALL_CHUNKS, RequestReader
 from gorgo.live.listener.heads import HeadLimits
 
 #: Of 1,000 bytes.

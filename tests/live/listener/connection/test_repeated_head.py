@@ -6,9 +6,8 @@ from random import Random
 
 import pytest
 
-from gorgo.live.listener.connection.head import Head
+from gorgo.live.listener.connection.head import Head, Refused
 from gorgo.live.listener.connection.reader import RequestReader
-from gorgo.live.listener.connection.refusal import Refused
 from gorgo.live.listener.heads import HeadLimits
 
 LIMITS = HeadLimits(400, 10.0)

@@ -9,8 +9,8 @@ import pytest
 from hypercorn.config import Config
 
 import gorgo
-from gorgo.live.listener.connection import settings
-from gorgo.live.listener.connection.settings import ServerSettings
+from gorgo.live.listener.connection import client_connection
+from gorgo.live.listener.connection.client_connection import ServerSettings
 from gorgo.live.listener.heads import PartialHeads
 
 
@@ -29,7 +29,7 @@ def test_hypercorn_is_used_in_its_seam_and_elsewhere_its_configuration_alone() -
     root = Path(gorgo.__file__).parent
     files = {path.relative_to(root).as_posix(): imported(path) for path in root.rglob("*.py")}
     assert {name: found for name, found in files.items() if found} == {
-        "live/listener/connection/settings.py": {"hypercorn.config"},
+        "live/listener/connection/client_connection.py": {"hypercorn.config"},
         "live/listener/hypercorn_server.py": {"hypercorn.asyncio", "hypercorn.config"},
     }
 
@@ -44,7 +44,7 @@ def test_timeouts_and_bounds_are_those_of_the_configuration() -> None:
 
 def test_own_headers_are_made_once_per_second(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1_700_000_000.25]
-    monkeypatch.setattr(settings, "time", lambda: now[0])
+    monkeypatch.setattr(client_connection, "time", lambda: now[0])
     config = Config()
     made = ServerSettings(None, config, PartialHeads())
     first = made.own_headers()

@@ -1,0 +1,377 @@
+"""One request in progress: what belongs to it, its wait in the queue, and its attempts until a response is complete.
+
+Owns what is sent to a replica, and the result of its response, failure or silence. Guarantees that each dispatch of the
+Router is finished exactly once. Leaves the order of a request's steps to `handler`, the winner of two attempts to
+`race`, the bytes of a response to `relay`, and the next attempt to the Router.
+
+Theory of operation: each attempt has one `finally`. Until a result is known, its outcome is a disconnected client: the
+meaning of a cancellation at any point. An attempt claims the response before anything is sent to the client. From then
+on no other attempt is made, so the request's body is dropped: a stream may take minutes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from time import monotonic
+from typing import Any
+
+from gorgo.core.messages.actions import Action, Cancel, Dispatch, Hedge, Reject
+from gorgo.core.messages.request import AttemptResult, Outcome
+from gorgo.live.http.errors import HttpError, Message, Receive, Send
+from gorgo.live.http.headers import Header
+from gorgo.live.http.request_buffer import RequestBuffer, buffer_client
+from gorgo.live.http.request_headers import headers_for_replica, request_id_of
+from gorgo.live.http.timeout import ResettableTimeout
+from gorgo.live.logs import log_failure
+from gorgo.live.request.judgement import failure_of
+from gorgo.live.request.parse import ParsedRequest
+from gorgo.live.request.record import RequestRecord
+from gorgo.live.state import LiveState
+from gorgo.live.upstream.client import CONNECTION_LOST, POOL_EXHAUSTED, UpstreamError
+from gorgo.proxy.exchange.passage import Passage, Refusal
+from gorgo.proxy.exchange.race import Lease, NextStep, PendingDispatch, Race
+from gorgo.proxy.exchange.relay import relay
+from gorgo.proxy.exchange.response import ClientResponse, own_headers
+from gorgo.proxy.http.response_writer import direct_write
+
+
+class Exchange:
+    """One request and its response.
+
+    Parameters
+    ----------
+    state:
+        The running proxy.
+    route:
+        Path of the request.
+    scope, receive, send:
+        Of the ASGI call.
+    task:
+        Runs the exchange, and is cancelled when the client disconnects.
+    """
+
+    __slots__ = (
+        "_pending",
+        "_race",
+        "_refused",
+        "_task",
+        "buffer",
+        "client",
+        "extensions",
+        "headers",
+        "id",
+        "method",
+        "receive",
+        "received_s",
+        "record",
+        "request",
+        "response",
+        "route",
+        "router_id",
+        "state",
+    )
+    #: Set once it is parsed.
+    request: ParsedRequest
+
+    def __init__(
+        self,
+        state: LiveState,
+        route: str,
+        scope: Message,
+        receive: Receive,
+        send: Send,
+        task: asyncio.Task[Any],
+    ) -> None:
+        self.state = state
+        self.route = route
+        self.method: str = scope["method"]
+        #: The name of the client's key, where clients need one.
+        self.client: str | None = scope.get("gorgo.client")
+        #: As the client sent them.
+        self.headers: list[Header] = scope["headers"]
+        #: What the listener offers beside ASGI: the whole body, and a call when the client disconnects.
+        self.extensions: dict[str, Any] = scope.get("extensions") or {}
+        self.receive = receive
+        self.buffer = RequestBuffer(state.buffers, buffer_client(scope))
+        self.received_s = state.routing.clock()
+        self.id = request_id_of(self.headers)
+        #: The id of the request in the Router; None before and after.
+        self.router_id: str | None = None
+        self.record = RequestRecord(state.routing, state.telemetry, self.received_s, client=self.client)
+        self.response = ClientResponse(state, send, self.id, self.record, route, direct_write(scope))
+        if state.telemetry.tracing is not None:
+            self.record.trace = state.telemetry.tracing.start(
+                self.headers, route=route, request_id=self.id, received_s=self.received_s
+            )
+        self._task = task
+        self._race = Race()
+        #: The wait of a queued request.
+        self._pending: PendingDispatch | None = None
+        #: The last refusal, which the client has not been sent, and the time that the client may take to read it.
+        self._refused: tuple[Lease, Refusal, float] | None = None
+
+    def client_disconnected(self) -> None:
+        """Stop the request, unless the client has had its response."""
+        if not self.response.writer.finished:
+            self.response.disconnected = True
+            self._task.cancel()
+
+    # -- decisions of the Router
+
+    def lease(self, dispatch: Dispatch) -> Lease:
+        """Put the replica of a dispatch in use. Called in the step of the dispatch."""
+        target = self.state.replicas.targets[dispatch.replica]
+        target.acquire()
+        return Lease(dispatch, target)
+
+    def deliver(self, action: Action) -> None:
+        """Act on a decision of the Router that an event of another request, or of time, caused. Never waits."""
+        pending = self._pending
+        match action:
+            case Dispatch() if pending is not None:
+                lease = self.lease(action)
+                if not pending.resolve(lease):
+                    self._give_back(lease, AttemptResult.CLIENT_DISCONNECTED)
+            case Reject() if pending is not None:
+                pending.resolve(action)
+            case Hedge():
+                self._hedge(action.dispatch)
+            case Cancel():
+                # Another attempt has claimed the response.
+                self._race.cancel(action.attempt_id)
+            case _:
+                raise AssertionError(f"{type(action).__name__} for a request that is not queued")
+
+    async def wait_in_queue(self, request_id: str) -> NextStep:
+        """Wait until an event of another request, or of time, makes the Router decide. Raises `HttpError`: 504."""
+        limit_s = self.state.limits.request_timeout_s
+        try:
+            async with asyncio.timeout(limit_s - (self.state.routing.clock() - self.received_s)):
+                return await self._wait(request_id)
+        except TimeoutError:
+            message = f"no replica could take the request within its timeout of {limit_s:g} s"
+            raise HttpError(504, "total_timeout", message) from None
+
+    async def _wait(self, request_id: str) -> NextStep:
+        self._pending = pending = PendingDispatch(self.state.routing.clock())
+        try:
+            return await pending.wait()
+        except asyncio.CancelledError:
+            step = pending.unclaimed()
+            if step is None:
+                self.state.routing.gateway.abandon(request_id)
+            elif isinstance(step, Lease):
+                self._give_back(step, AttemptResult.CLIENT_DISCONNECTED)
+            raise
+        finally:
+            self._pending = None
+            self.record.queued_s = self.state.routing.clock() - pending.enqueued_s
+            self.state.telemetry.metrics.queued(self.record.queued_s)
+
+    # -- attempts, one after the other or two side by side
+
+    async def next(self, lease: Lease) -> NextStep | None:
+        """Run an attempt to its end. Return the request's next step, None if it has ended."""
+        step = await self._run(lease, self._task)
+        if step is None and self._race.hedge_task is not None:
+            # This attempt lost, or failed while the hedge was open: the hedge decides how the request ends.
+            return await self._race.join()
+        return step
+
+    async def forward(self) -> None:
+        """Send the client the last refusal. A client that does not read it is disconnected."""
+        assert self._refused is not None, "a replica has refused"
+        lease, refusal, limit_s = self._refused
+        self._commit(lease)
+        try:
+            async with asyncio.timeout(limit_s):
+                await refusal.send(self.response.writer)
+        except TimeoutError:
+            self.response.disconnected = True
+
+    @property
+    def has_hedge(self) -> bool:
+        """Whether a second attempt was started, and not joined."""
+        return self._race.hedge_task is not None
+
+    async def stop_hedge(self) -> None:
+        """Stop a second attempt at the end of the request."""
+        left = await self._race.end()
+        if isinstance(left, BaseException):
+            log_failure("internal_error", left, request_id=self.id)
+        elif isinstance(left, Lease):
+            self._give_back(left, AttemptResult.CLIENT_DISCONNECTED)
+
+    def _hedge(self, dispatch: Dispatch) -> None:
+        """Start a second attempt beside the first, in a task of its own, unless the response has begun."""
+        race = self._race
+        if race.winner is not None or self.response.writer.started or race.hedge_task is not None:
+            self.state.routing.gateway.finish(dispatch, Outcome(AttemptResult.SUPERSEDED))
+            return
+        self.record.hedged = True
+        self.state.telemetry.metrics.hedged(dispatch.replica, dispatch.region)
+        race.start_hedge(dispatch.attempt_id, self._run_hedge(self.lease(dispatch)))
+
+    async def _run_hedge(self, lease: Lease) -> NextStep | None:
+        """Run the second attempt, unless it was stopped before its task began."""
+        if lease.dispatch.attempt_id in self._race:
+            task = asyncio.current_task()
+            assert task is not None, "a hedge runs in a task of its own"
+            return await self._run(lease, task)
+        self._give_back(lease, AttemptResult.SUPERSEDED)
+        return None
+
+    def _give_back(self, lease: Lease, result: AttemptResult) -> None:
+        """Give back a dispatch of which nothing was sent."""
+        lease.target.release()
+        self.state.routing.gateway.finish(lease.dispatch, Outcome(result))
+
+    async def _run(self, lease: Lease, task: asyncio.Task[Any]) -> NextStep | None:
+        dispatch = lease.dispatch
+        outcome = Outcome(AttemptResult.CLIENT_DISCONNECTED)
+        try:
+            self._race.track(dispatch.attempt_id, task)
+            self.record.attempt_started(dispatch)
+            outcome = await self._try(lease, task)
+        except asyncio.CancelledError:
+            if dispatch.attempt_id in self._race or self.response.disconnected:
+                raise
+            task.uncancel()
+            outcome = Outcome(AttemptResult.SUPERSEDED)
+        finally:
+            # Reservations are released first, so that no failure in the records can keep them.
+            self._race.done(dispatch.attempt_id)
+            lease.target.release()
+            action = self.state.routing.gateway.finish(dispatch, outcome)
+            self._count(lease)
+            self.state.replicas.check_usage(dispatch, lease.target, outcome)
+            self.record.attempt_ended(dispatch, outcome)
+        if not isinstance(action, Dispatch):
+            return action
+        self.state.telemetry.metrics.retried(outcome.result.value)
+        return self.lease(action)
+
+    # -- one attempt at its replica
+
+    async def _try(self, lease: Lease, task: asyncio.Task[Any]) -> Outcome:
+        target = lease.target
+        limits, spent_s = target.deadlines, self.state.routing.clock() - self.received_s
+        first_s = limits.first_token_s if self.request.route.streamed else limits.response_s
+        timer = ResettableTimeout(first_s, last=monotonic() + limits.request_s - spent_s, task=task)
+        try:
+            with timer:
+                return await self._relay(lease, timer)
+        except UpstreamError as failure:
+            if failure.reason in CONNECTION_LOST:
+                target.connection_lost.set()
+            if failure.cause is not None:
+                self.record.cause = target.last_failure = failure.cause
+            return await self._upstream_failed(failure.reason)
+        except TimeoutError:
+            if timer.timed_out:
+                return await self._deadline_exceeded()
+            writer = self.response.writer
+            if writer.sending:
+                # The client has not read for as long as a replica may be silent: the response is cut.
+                self.response.disconnected = True
+                return Outcome(AttemptResult.CLIENT_DISCONNECTED, status=writer.status, error="client_stalled")
+            return await self._upstream_failed("timeout")
+
+    async def _relay(self, lease: Lease, timer: ResettableTimeout) -> Outcome:
+        dispatch, target = lease.dispatch, lease.target
+        headers = headers_for_replica(
+            self.headers,
+            request_id=self.id,
+            api_key=target.api_key,
+            passed=self.state.passed_headers,
+        )
+        if self.record.trace is not None:
+            headers = self.record.trace.carry(headers, dispatch.attempt_id)
+        model = self.request.route.model
+        name = None if model is None else self.state.routing.models.engine_name(dispatch.replica, model)
+        passage: Passage | None = None
+
+        def on_sent() -> None:
+            """Do what the replica does not wait for."""
+            nonlocal passage
+            self._count(lease)
+            passage = self._passage(lease, timer)
+
+        # Not in a variable, which would hold the body for as long as the response takes.
+        source = await target.upstream.open(
+            self.route, headers, self.request.body_for(name, with_usage=target.request_usage), on_sent=on_sent
+        )
+        try:
+            failure = failure_of(source.status, source.headers)
+            if failure is not None:
+                return failure
+            if passage is None:
+                passage = self._passage(lease, timer)
+            outcome = await relay(passage, source)
+            if passage.refusal is not None and (self._refused is None or self._refused[1].status >= 400):
+                # A short answer is not replaced: it is better than another replica's refusal.
+                self._refused = lease, passage.refusal, target.deadlines.stream_idle_s
+            return outcome
+        finally:
+            await source.aclose()
+
+    def _passage(self, lease: Lease, timer: ResettableTimeout) -> Passage:
+        dispatch, target = lease.dispatch, lease.target
+        state, request = self.state, self.request
+        client = request.route.client
+        estimates = state.routing.client_policies.may_see_estimates(client)
+        record_stored = partial(state.replicas.record_stored, dispatch, target, client=client)
+        return Passage(
+            self.response.writer,
+            timer,
+            self.buffer,
+            route=self.route,
+            own_headers=own_headers(self.id, dispatch, estimates=estimates),
+            chunk_limit_s=target.deadlines.stream_idle_s,
+            strip_usage=target.request_usage and request.adds_usage,
+            on_content=partial(self._first_content, lease),
+            on_commit=partial(self._commit, lease),
+            on_head=record_stored if self.route == "/v1/responses" else None,
+            withhold=dispatch.withhold,
+            may_be_short=request.may_be_short,
+            passed_headers=state.passed_headers,
+        )
+
+    def _commit(self, lease: Lease) -> None:
+        """Claim the response for an attempt, and stop any other one."""
+        dispatch, request = lease.dispatch, self.request
+        self._race.claim(dispatch.attempt_id)
+        self.record.replica = dispatch.replica
+        if request.body:
+            request.body = b""
+            self.buffer.release_body()
+
+    def _first_content(self, lease: Lease) -> None:
+        """Record the first token. The relay has claimed the response for it."""
+        now = self.state.routing.clock()
+        self.state.routing.gateway.first_token(lease.dispatch.attempt_id, now=now)
+        self.record.first_content(lease.dispatch, now=now)
+
+    def _count(self, lease: Lease) -> None:
+        """Count the attempt in the metrics, once."""
+        if not lease.counted:
+            lease.counted = True
+            dispatch = lease.dispatch
+            self.state.telemetry.metrics.dispatched(dispatch.replica, dispatch.region, dispatch.decision)
+
+    async def _upstream_failed(self, reason: str) -> Outcome:
+        """Return the outcome of a failed replica. If the response has begun, end it with an error."""
+        if not self.response.writer.started:
+            # Without a free connection the replica is busy, not broken.
+            result = AttemptResult.BUSY if reason == POOL_EXHAUSTED else AttemptResult.FAILED_BEFORE_CONTENT
+            return Outcome(result, error=reason)
+        await self.response.end_stream(502, "upstream_failed", "the replica failed in the middle of its response")
+        return Outcome(AttemptResult.FAILED_AFTER_CONTENT, status=self.response.writer.status, error=reason)
+
+    async def _deadline_exceeded(self) -> Outcome:
+        """Return the outcome of a request that reached its timeout, earlier attempts and waits included."""
+        if not self.response.writer.started:
+            return Outcome(AttemptResult.DEADLINE_EXCEEDED, error="total_timeout")
+        await self.response.end_stream(504, "total_timeout", "the request timeout ended the response")
+        return Outcome(AttemptResult.DEADLINE_EXCEEDED, status=self.response.writer.status, error="total_timeout")

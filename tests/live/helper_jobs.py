@@ -1,0 +1,38 @@
+"""A helper process for tests: what it does with a job is in the job's first frame."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gorgo.live.helper_worker import Work, run_worker
+
+#: Signals by which a job ends or stops its own process.
+SIGNALS = {b"killed": signal.SIGKILL, b"stopped": signal.SIGSTOP}
+
+
+def jobs(first: object) -> Work:
+    """Return what does a job: a word and the path of a file, which exists once a process has begun such a job."""
+
+    def work(word: bytes, path: bytes) -> Iterator[Any]:
+        yield first, os.getpid()
+        if word in SIGNALS and not Path(path.decode()).exists():
+            Path(path.decode()).touch()
+            os.kill(os.getpid(), SIGNALS[word])
+        elif word == b"always killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif word == b"computes":
+            end_s = time.process_time() + 60.0
+            while time.process_time() < end_s:
+                pass
+        yield word
+
+    return work
+
+
+if __name__ == "__main__":
+    run_worker(jobs, frames=2, max_memory_bytes=1 << 30)
