@@ -70,8 +70,7 @@ LIVE = (
     "gorgo/picker/transport/streams.py",
     "gorgo/proxy/exchange/*.py",
     "gorgo/proxy/http/response_writer.py",
-    "gorgo/proxy/state.py",
-    "gorgo/proxy/uploads.py",
+    "gorgo/live/uploads.py",
 )
 
 _AWAITS = "a coroutine waits where an exception is handled"

@@ -71,7 +71,7 @@ WRONG = (
     ("gorgo.apps.simulate.new", "gorgo.proxy"),
     ("gorgo.engines.new", "time"),
     ("gorgo.live.openapi.new", "tuner"),
-    ("gorgo.proxy.http.new", "gorgo.proxy.state"),
+    ("gorgo.proxy.http.new", "gorgo.proxy.model_routes"),
     ("gorgo.live.listener.new", "gorgo.live.process"),
     ("gorgo.live.monitor.new", "gorgo.proxy.exchange"),
     ("gorgo.live.http.new", "gorgo.live.state"),

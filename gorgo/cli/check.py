@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gorgo import formatting
 from gorgo.cli import options
 from gorgo.cli.errors import FAILED, fail
 from gorgo.cli.tables import table
-from gorgo.live.admin.page import formatting
 
 if TYPE_CHECKING:
     from gorgo.cli.connectivity import Reached

@@ -53,6 +53,10 @@ class RouterView:
         """Return `healthy`, `ejected` or `half_open` per replica; cheaper than the whole view."""
         return {name: replica.health.state.value for name, replica in self._fleet.replicas.items()}
 
+    def draining(self) -> frozenset[str]:
+        """Return the names of the draining replicas; cheaper than the whole view."""
+        return frozenset(name for name, replica in self._fleet.replicas.items() if replica.draining)
+
     @property
     def unreachable_regions(self) -> frozenset[str]:
         """Regions in which no replica answers a probe."""

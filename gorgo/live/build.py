@@ -14,7 +14,7 @@ from gorgo.config.deadlines import deadlines_by_region
 from gorgo.config.machine_memory import max_buffered_bytes
 from gorgo.config.model import Config
 from gorgo.config.registered import RegisteredReplicas
-from gorgo.config.router_settings import replica_specs, router_limits
+from gorgo.config.router_settings import replica_specs
 from gorgo.core.buffer_budget import BufferBudget
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.weights import Weights
@@ -39,10 +39,11 @@ from gorgo.live.replica_secrets import replica_secrets
 from gorgo.live.request_options import ClientPolicies
 from gorgo.live.router_gateway import RouterGateway
 from gorgo.live.served_models import ServedModels
-from gorgo.live.state import INTERNAL_VARIABLE, LiveState
+from gorgo.live.state import INTERNAL_VARIABLE, PROXY, FrontEndKind, LiveState, Replicas, Routing, Telemetry
 from gorgo.live.telemetry.health_log import HealthLog
 from gorgo.live.telemetry.metrics import Metrics
 from gorgo.live.telemetry.tracing import make_tracing
+from gorgo.live.uploads import UploadCounter
 from gorgo.live.upstream.target import make_target
 from gorgo.policies.registry import make_shadow
 
@@ -58,11 +59,13 @@ def build_live(
     state_file: StateFile | None = None,
     persisted: PersistedState | None = None,
     tls: ssl.SSLContext | None = None,
+    kind: FrontEndKind = PROXY,
 ) -> LiveState:
     """Wire what routes. Needs a running event loop, which owns the connection pools.
 
     `persisted` is the content of `state_file` and may override `policy` and `weights`. `tls` is for replicas without
-    own files; the default trusts the system's authorities, which take 30 ms to read.
+    own files; the default trusts the system's authorities, which take 30 ms to read. `kind` is the front
+    end's.
     """
     registered = _registered(persisted, config)
     file_config, config = config, registered.merged(config)
@@ -83,7 +86,7 @@ def build_live(
         rng=np.random.default_rng(seed),
         boot_id=uuid4().hex,
         weights=start.weights,
-        limits=router_limits(config),
+        limits=kind.router_limits(config),
         shadow=_shadow(config, policy, start.policy),
     )
     for name in sorted(start.draining):
@@ -107,15 +110,10 @@ def build_live(
             config.shared, environ, router, gateway, clock, key_id=fingerprinter.key_id
         )
         metrics.peers.read = peer_store.measures
-    return LiveState(
-        config=config,
-        file_config=file_config,
-        limits=config.limits,
+    routing = Routing(
         router=router,
         clock=clock,
-        metrics=metrics,
         gateway=gateway,
-        client_policies=ClientPolicies.for_client(config),
         control=ControlService(router, clock, metrics, start, state_file, registered),
         training=PolicyTraining(
             router,
@@ -125,21 +123,34 @@ def build_live(
             None if state_file is None else state_file.path,
             seed=seed % (1 << 32),
         ),
-        targets=targets,
-        tls=tls,
+        client_policies=ClientPolicies.for_client(config),
+        models=ServedModels(config),
         fingerprinter=fingerprinter,
         body_workers=BodyWorkers(fingerprinter),
         prompt_tokens=PromptTokens(tokens_of, router.caches.block_sizes, metrics.exact_prompt),
+        uploads=UploadCounter(router),
+        client_keys=client_keys,
+        peer_store=peer_store,
+    )
+    replicas = Replicas(
+        targets=targets,
+        tls=tls,
+        found=found,
+        pushes=PushService(router, gateway, clock),
+        model_lists=ModelLists(clock),
+    )
+    tracing = make_tracing(config.proxy.tracing, region=config.proxy.region, count=metrics.trace_spans)
+    return LiveState(
+        kind=kind,
+        routing=routing,
+        replicas=replicas,
+        telemetry=Telemetry(metrics=metrics, tracing=tracing),
+        config=config,
+        file_config=file_config,
+        limits=config.limits,
         buffers=buffers,
         started_s=clock(),
-        model_lists=ModelLists(clock),
-        found=found,
-        models=ServedModels(config),
-        pushes=PushService(router, gateway, clock),
-        peer_store=peer_store,
-        client_keys=client_keys,
         served_tls=served,
-        tracing=make_tracing(config.proxy.tracing, region=config.proxy.region, count=metrics.trace_spans),
         internal_routes=environ.get(INTERNAL_VARIABLE) == "1",
     )
 

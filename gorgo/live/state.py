@@ -1,10 +1,14 @@
-"""What routes in a live process, below its front end. A reload replaces some parts within one step of the loop."""
+"""What a live process has below its front end: routing, replicas, telemetry, and the settings in force.
+
+Owns the four records, and what needs several of them: a flush, the states of caches, readiness, and the end. `build`
+makes them; a front end has them. A reload replaces some parts within one step of the loop.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,6 +16,8 @@ from gorgo.config.model import Config, LimitsConfig
 from gorgo.config.router_settings import router_limits
 from gorgo.core.buffer_budget import BufferBudget
 from gorgo.core.limits import RouterLimits
+from gorgo.core.messages.actions import Dispatch
+from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.core.prompt.fingerprint import Fingerprinter
 from gorgo.core.router import Router
 from gorgo.fleet_sources.fleet import FoundFleet
@@ -23,6 +29,7 @@ from gorgo.live.control.service import ControlService
 from gorgo.live.http.client_auth import ClientKeys
 from gorgo.live.http.tls import ServedTls
 from gorgo.live.kv_feed_stats import KvFeedStats
+from gorgo.live.logs import log_missing
 from gorgo.live.model_lists import ModelLists
 from gorgo.live.parsing.workers import BodyWorkers
 from gorgo.live.policy_training import PolicyTraining
@@ -35,6 +42,7 @@ from gorgo.live.stored_responses import StoredResponses
 from gorgo.live.telemetry.line_log import LineLog
 from gorgo.live.telemetry.metrics import Metrics
 from gorgo.live.telemetry.probe_history import ProbeHistory
+from gorgo.live.uploads import UploadCounter
 from gorgo.live.upstream.target import Target
 
 if TYPE_CHECKING:
@@ -50,17 +58,11 @@ FLUSH_BLOCKS, FLUSH_STEPS = 1024, 8192
 
 
 @dataclass(slots=True, kw_only=True)
-class LiveState:
-    """The Router of a process with its replicas, clock, settings and reports."""
+class Routing:
+    """The Router of a process, what reads a request for it, and what changes its settings."""
 
-    #: In force: keys that need a restart are as at the start.
-    config: Config
-    #: As last read from regions.yaml, with the options of the command line.
-    file_config: Config
-    limits: LimitsConfig
     router: Router
     clock: Clock
-    metrics: Metrics
     #: The Router for exchanges.
     gateway: RouterGateway
     #: Changes by operators and tuners.
@@ -69,38 +71,65 @@ class LiveState:
     training: PolicyTraining
     #: Rules of clients and models; replaced by a reload.
     client_policies: ClientPolicies
-    #: Replaced as a whole by a reload, in the same step as the Router's fleet: both have the same replicas.
-    targets: Mapping[str, Target]
-    #: For all replicas, those of later reloads included.
-    tls: ssl.SSLContext
+    #: Aliases, and the models that replicas list.
+    models: ServedModels
     fingerprinter: Fingerprinter
     #: Read the bodies that would hold the event loop.
     body_workers: BodyWorkers
     #: Counts the tokens of models with a tokenizer.
     prompt_tokens: PromptTokens
-    #: Buffered bytes of requests and fetches.
-    buffers: BufferBudget
-    #: By `clock`.
-    started_s: float
-    #: Aliases, and the models that replicas list.
-    models: ServedModels
-    #: Answers of replicas to `GET /v1/models`.
-    model_lists: ModelLists
+    #: Bodies of requests that the Router does not know yet.
+    uploads: UploadCounter
+    #: `None` while clients need no key.
+    client_keys: ClientKeys | None = None
+    #: `None` for a router that reports to no other.
+    peer_store: PeerStoreService | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Replicas:
+    """The processes of the fleet as this one reaches them, and what they say of themselves."""
+
+    #: Replaced as a whole by a reload, in the same step as the Router's fleet: both have the same replicas.
+    targets: Mapping[str, Target]
+    #: For all replicas, those of later reloads included.
+    tls: ssl.SSLContext
     #: Replicas of fleet sources.
     found: FoundFleet
     #: What engines push of their caches.
     pushes: PushService
-    #: `None` for a router that reports to no other.
-    peer_store: PeerStoreService | None = None
-    #: `None` while clients need no key.
-    client_keys: ClientKeys | None = None
-    #: `None` without TLS on the data listener.
-    served_tls: ServedTls | None = None
+    #: Answers of replicas to `GET /v1/models`.
+    model_lists: ModelLists
     #: What the subscribers to KV events share; `None` until a replica has some.
     kv_feeds: KvSubscriptions | None = None
     #: Their states by replica.
     kv_feed_stats: dict[str, KvFeedStats] = field(default_factory=dict)
     stored_responses: StoredResponses = field(default_factory=StoredResponses)
+    #: Removed from the fleet, with streams in progress.
+    draining_targets: set[Target] = field(default_factory=set)
+
+    def push_sources(self) -> dict[str, PushSource]:
+        """Return the pushes of each replica."""
+        return {name: target.pushes for name, target in self.targets.items()}
+
+    def record_stored(self, dispatch: Dispatch, target: Target, head: bytes, *, client: str | None) -> None:
+        """Record which replica has a response that later requests may continue; `head` has its first bytes."""
+        if self.targets.get(dispatch.replica) is target:
+            self.stored_responses.record(head, dispatch.replica, client=client)
+
+    def check_usage(self, dispatch: Dispatch, target: Target, outcome: Outcome) -> None:
+        """Log once if the usage of a replica's answers lacks what its engine should report."""
+        if outcome.result is AttemptResult.COMPLETED and outcome.prompt_tokens is not None:
+            estimated = dispatch.decision.estimated_cached_tokens
+            missing = target.reports.on_answer(cached_tokens=outcome.cached_tokens, estimated_tokens=estimated)
+            log_missing(dispatch.replica, missing)
+
+
+@dataclass(slots=True, kw_only=True)
+class Telemetry:
+    """What a process says of its requests and replicas: metrics, logs and spans."""
+
+    metrics: Metrics
     #: The last probes of each replica, for the status page.
     probe_history: ProbeHistory = field(default_factory=ProbeHistory)
     #: `None` without a request log.
@@ -109,23 +138,72 @@ class LiveState:
     outcome_log: LineLog | None = None
     #: `None` unless requests are traced.
     tracing: Tracing | None = None
+
+    @property
+    def line_logs(self) -> list[LineLog]:
+        """Return the logs that are written."""
+        return [each for each in (self.request_log, self.outcome_log) if each is not None]
+
+    async def aclose(self) -> None:
+        for line_log in self.line_logs:
+            line_log.close()
+        if self.tracing is not None:
+            await self.tracing.export.aclose()
+
+
+@dataclass(frozen=True, slots=True)
+class FrontEndKind:
+    """What the parts below a front end have to know of its kind."""
+
+    #: As in messages to clients.
+    name: str
+    #: The Router's bounds under a configuration, as this kind can carry them out.
+    router_limits: Callable[[Config], RouterLimits] = router_limits
+
+
+PROXY = FrontEndKind("proxy")
+
+
+@dataclass(slots=True, kw_only=True)
+class LiveState:
+    """The three parts, with the settings in force and the open exchanges."""
+
+    kind: FrontEndKind
+    routing: Routing
+    replicas: Replicas
+    telemetry: Telemetry
+    #: In force: keys that need a restart are as at the start.
+    config: Config
+    #: As last read from regions.yaml, with the options of the command line.
+    file_config: Config
+    limits: LimitsConfig
+    #: Buffered bytes of requests and fetches.
+    buffers: BufferBudget
+    #: By the clock.
+    started_s: float
+    #: `None` without TLS on the data listener.
+    served_tls: ServedTls | None = None
     #: Whether `GET /admin/check` is on.
     internal_routes: bool = False
     #: Set at the first signal: new requests are rejected.
     stopping: bool = False
     #: Tasks of the open exchanges, for the end of the grace period.
     exchanges: set[asyncio.Task[object]] = field(default_factory=set)
-    #: Removed from the fleet, with streams in progress.
-    draining_targets: set[Target] = field(default_factory=set)
+    #: Called with each reloaded configuration, for what of it belongs to the front end alone.
+    on_config: Callable[[Config], None] | None = None
+    #: Headers that pass in both directions beside those that always do; replaced by a reload.
+    passed_headers: frozenset[bytes] = field(init=False)
 
     def __post_init__(self) -> None:
         # The metrics stand below the state, and a scrape reads what the state composes.
-        self.metrics.caches.read = self.cache_states
+        self.telemetry.metrics.caches.read = self.cache_states
+        self.apply_config(self.config)
 
-    @property
-    def line_logs(self) -> list[LineLog]:
-        """Return the logs that are written."""
-        return [each for each in (self.request_log, self.outcome_log) if each is not None]
+    def apply_config(self, config: Config) -> None:
+        """Apply what of a configuration does not concern the Router or its replicas."""
+        self.passed_headers = frozenset(name.encode() for name in config.proxy.pass_headers)
+        if self.on_config is not None:
+            self.on_config(config)
 
     async def flush(self, replica: str | None) -> None:
         """Forget what one replica or all have cached, in steps of about a millisecond. Raises `UnknownReplica`.
@@ -133,9 +211,11 @@ class LiveState:
         Their KV events are subscribed to anew, so that what their engines retain is replayed; without replays the feed
         is incomplete until the engine reports an empty cache. Pushed caches come back with the next whole push.
         """
-        await self.begin_flush(list(self.targets) if replica is None else (replica,))
-        self.router.caches.flush(replica, now=self.clock())
-        for target in self.targets.values() if replica is None else (self.targets[replica],):
+        routing, targets = self.routing, self.replicas.targets
+        await self.begin_flush(list(targets) if replica is None else (replica,))
+        routing.router.caches.flush(replica, now=routing.clock())
+        targets = self.replicas.targets
+        for target in targets.values() if replica is None else (targets[replica],):
             target.kv_events_changed.set()
 
     async def begin_flush(self, replicas: Iterable[str]) -> None:
@@ -143,54 +223,42 @@ class LiveState:
 
         At once it takes 0.6 us a block.
         """
+        routing = self.routing
         for name in replicas:
             for _ in range(FLUSH_STEPS):
-                if not self.router.caches.flush_some(name, blocks=FLUSH_BLOCKS, now=self.clock()):
+                if not routing.router.caches.flush_some(name, blocks=FLUSH_BLOCKS, now=routing.clock()):
                     break
                 await asyncio.sleep(0)
 
     def cache_states(self) -> dict[str, CacheState]:
         """Return what is known of each replica's cache, and by which reports."""
-        stats, feeds = self.router.caches.sources(now=self.clock()), self.kv_feed_stats
+        stats, feeds = self.routing.router.caches.sources(now=self.routing.clock()), self.replicas.kv_feed_stats
         return {
             name: CacheState(target.region, stats[name], target.pushes.stats, feeds.get(name) or KvFeedStats())
-            for name, target in self.targets.items()
+            for name, target in self.replicas.targets.items()
             if name in stats
         }
-
-    def push_sources(self) -> dict[str, PushSource]:
-        """Return the pushes of each replica."""
-        return {name: target.pushes for name, target in self.targets.items()}
 
     def why_not_ready(self, *, required: int = 1) -> NotReady | None:
         """Return why fewer than `required` replicas could serve a request now; `None` if so many could."""
         return why_not_ready(
-            self.router.view.snapshots(now=self.clock()),
-            self.client_policies.models,
+            self.routing.router.view.snapshots(now=self.routing.clock()),
+            self.routing.client_policies.models,
             required=required,
-            unreachable={name for name, target in self.targets.items() if target.unreachable},
+            unreachable={name for name, target in self.replicas.targets.items() if target.unreachable},
         )
 
-    def router_limits(self, config: Config) -> RouterLimits:
-        """Return the Router's bounds under `config`, as this front end can carry them out."""
-        return router_limits(config)
-
-    def apply_config(self, config: Config) -> None:
-        """Apply what of a reloaded configuration belongs to the front end alone."""
-
     async def aclose(self) -> None:
-        self.gateway.close()
-        if self.kv_feeds is not None:
-            await self.kv_feeds.aclose()
-        if self.peer_store is not None:
-            await self.peer_store.aclose()
-        await self.control.aclose()
-        await self.training.aclose()
-        await self.body_workers.aclose()
-        self.prompt_tokens.close()
-        for line_log in self.line_logs:
-            line_log.close()
-        if self.tracing is not None:
-            await self.tracing.export.aclose()
-        for target in (*self.targets.values(), *self.draining_targets):
+        routing, replicas = self.routing, self.replicas
+        routing.gateway.close()
+        if replicas.kv_feeds is not None:
+            await replicas.kv_feeds.aclose()
+        if routing.peer_store is not None:
+            await routing.peer_store.aclose()
+        await routing.control.aclose()
+        await routing.training.aclose()
+        await routing.body_workers.aclose()
+        routing.prompt_tokens.close()
+        await self.telemetry.aclose()
+        for target in (*replicas.targets.values(), *replicas.draining_targets):
             await target.upstream.aclose()

@@ -55,9 +55,9 @@ def take_access_log(state: PickerState, message: bytes) -> None:
         exchange = state.open_exchanges.get(entry.exchange_id)
         if isinstance(exchange, PickerExchange):
             exchange.complete(entry)
-            state.metrics.log_entry("matched")
+            state.telemetry.metrics.log_entry("matched")
         else:
-            state.metrics.log_entry("late" if state.open_exchanges.is_own(entry.exchange_id) else "unknown")
+            state.telemetry.metrics.log_entry("late" if state.open_exchanges.is_own(entry.exchange_id) else "unknown")
 
 
 def read_entries(batch: Any) -> Iterator[LogEntry]:

@@ -11,13 +11,11 @@ from contextlib import suppress
 from functools import partial
 
 from gorgo.config.model import Config
-from gorgo.live.listener.sockets import listening
 from gorgo.live.process.options import ProcessOptions
-from gorgo.live.process.run import Ready, read_state, run_process
+from gorgo.live.process.run import Ready, run_process
 from gorgo.picker.access_log import take_access_log
-from gorgo.picker.build import build_picker
 from gorgo.picker.call import PickerCall
-from gorgo.picker.state import PickerState
+from gorgo.picker.state import PICKER, PickerState
 from gorgo.picker.transport.health import Health
 from gorgo.picker.transport.http2.server import Http2Server
 from gorgo.picker.transport.limits import TransportLimits
@@ -37,31 +35,16 @@ async def serve(
     ready: Ready | None = None,
     shutdown: asyncio.Event | None = None,
 ) -> None:
-    """Run the picker until `shutdown` or a signal. `ready` and `shutdown` as in `run_process`.
-
-    Raises `ConfigError` if it cannot listen, or a resource that `config` names is missing.
-    """
-    persisted = read_state(options)
-    with listening(config.proxy.admin_bind, "proxy.admin_bind") as admin:
-        state = build_picker(
-            config,
-            policy=options.policy,
-            weights=options.weights,
-            environ=options.environ,
-            key=options.key,
-            seed=options.seed,
-            state_file=options.state_file,
-            persisted=persisted,
-            hold_s=config.picker.hold_s,
-        )
-        front_end = GrpcFrontEnd(state)
-        try:
-            front_end.bind()
-            await state.endpoints.resolve()
-        except BaseException:
-            await state.aclose()
-            raise
-        await run_process(front_end, admin, options, fresh=persisted is None, ready=ready, shutdown=shutdown)
+    """Run the picker until `shutdown` or a signal. Parameters and errors as of `run_process`."""
+    hold_s = config.picker.hold_s
+    await run_process(
+        config,
+        options,
+        lambda live: GrpcFrontEnd(PickerState(live, hold_s)),
+        kind=PICKER,
+        ready=ready,
+        shutdown=shutdown,
+    )
 
 
 class GrpcFrontEnd:
@@ -69,15 +52,16 @@ class GrpcFrontEnd:
 
     def __init__(self, state: PickerState) -> None:
         self.state = state
-        self._health = Health(partial(_is_ready, state), lambda: state.stopping)
+        self._health = Health(partial(_is_ready, state), lambda: state.live.stopping)
         self._services = services(partial(_open_call, state), partial(take_access_log, state), self._health)
-        self._server = Http2Server(self._services, TransportLimits.of(state.config.limits))
+        self._server = Http2Server(self._services, TransportLimits.of(state.live.config.limits))
         self.address = ("", 0)
 
-    def bind(self) -> None:
-        """Listen. Raises `ConfigError`."""
-        picker = self.state.config.picker
+    async def start(self) -> None:
+        """Listen, and resolve the names of replicas. Raises `ConfigError`."""
+        picker = self.state.live.config.picker
         self.address = self._server.bind(picker.bind, picker.tls)
+        await self.state.endpoints.resolve()
 
     async def serve_requests(self, closing: asyncio.Event) -> None:
         """Serve Envoy until `closing` is set."""
@@ -93,8 +77,8 @@ class GrpcFrontEnd:
         """Wait until no call is open, within the grace period; `serve` ends those that remain."""
         self._health.update()
         self._server.start_drain()
-        deadline_s = self.state.clock() + self.state.limits.shutdown_grace_s
-        while self.state.calls and not stop_now.is_set() and self.state.clock() < deadline_s:
+        deadline_s = self.state.routing.clock() + self.state.live.limits.shutdown_grace_s
+        while self.state.calls and not stop_now.is_set() and self.state.routing.clock() < deadline_s:
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop_now.wait(), _IDLE_CHECK_S)
 
@@ -105,9 +89,9 @@ def _open_call(state: PickerState, output: Output) -> CallHandlers:
 
 
 def _is_ready(state: PickerState) -> bool:
-    if state.stopping or state.found.pending(state.clock()):
+    if state.live.stopping or state.replicas.found.pending(state.routing.clock()):
         return False
-    return state.why_not_ready(required=state.config.proxy.min_ready_replicas) is None
+    return state.live.why_not_ready(required=state.live.config.proxy.min_ready_replicas) is None
 
 
 async def _resolve(state: PickerState) -> None:

@@ -17,27 +17,28 @@ from gorgo.live.http.body import draining
 from gorgo.live.http.errors import HttpError, Message, Receive, Send, send_error, send_json
 from gorgo.live.http.headers import has_body
 from gorgo.live.http.unknown_route import unknown_route
-from gorgo.live.logs import log
 from gorgo.live.openapi.documents import client_document
+from gorgo.live.request.own_answers import ALIVE, readiness
+from gorgo.live.request.refusals import record_early_refusal
 from gorgo.live.request.routes import INFERENCE_ROUTES
+from gorgo.live.state import LiveState
 from gorgo.proxy.exchange.handler import InferenceEndpoint
 from gorgo.proxy.http.cors import Cors
 from gorgo.proxy.model_routes import model, models
-from gorgo.proxy.state import RunningProxy
 
 #: For load balancers, Prometheus and generators of clients: no client's key is required.
 PUBLIC_ROUTES = ("/health", "/healthz", "/livez", "/ready", "/readyz", "/metrics", "/openapi.json")
 #: Names of models in the path, percent-encoded by some clients.
 _MODELS_PREFIX = b"/v1/models/"
 
-Responder = Callable[[RunningProxy, Message, Send], Awaitable[None]]
+Responder = Callable[[LiveState, Message, Send], Awaitable[None]]
 Endpoint = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
 class GetEndpoint:
     """An ASGI app for one GET response of the proxy's own. For HEAD the server drops the body."""
 
-    def __init__(self, state: RunningProxy, respond: Responder) -> None:
+    def __init__(self, state: LiveState, respond: Responder) -> None:
         self._state = state
         self._respond = respond
 
@@ -61,35 +62,27 @@ class GetEndpoint:
             await send_error(send, error)
 
 
-async def health(state: RunningProxy, scope: Message, send: Send) -> None:  # noqa: ARG001
+async def health(state: LiveState, scope: Message, send: Send) -> None:  # noqa: ARG001
     """Return 200 while the process is alive, whatever the state of replicas."""
-    await send_json(send, 200, b'{"status": "ok"}')
+    await send_json(send, 200, ALIVE)
 
 
-async def ready(state: RunningProxy, scope: Message, send: Send) -> None:  # noqa: ARG001
+async def ready(state: LiveState, scope: Message, send: Send) -> None:  # noqa: ARG001
     """Return 200 if a load balancer should send requests here."""
-    if state.stopping:
-        raise HttpError(503, "stopping", "this proxy is stopping")
-    pending = state.found.pending(state.clock())
-    if pending:
-        raise HttpError(503, "fleet_source_pending", f"no result yet of the fleet source {pending[0]}")
-    missing = state.why_not_ready(required=state.config.proxy.min_ready_replicas)
-    if missing is not None:
-        raise HttpError(503, missing.code, missing.message)
-    await send_json(send, 200, b'{"status": "ready"}')
+    await send_json(send, 200, readiness(state))
 
 
-async def metrics(state: RunningProxy, scope: Message, send: Send) -> None:  # noqa: ARG001
+async def metrics(state: LiveState, scope: Message, send: Send) -> None:  # noqa: ARG001
     """Return the metrics, unless the admin listener alone has them."""
     if state.config.proxy.metrics_listener != "data":
         raise HttpError(404, "not_found", "the admin listener has the metrics")
-    body = state.metrics.exposition()
+    body = state.telemetry.metrics.exposition()
     headers = [(b"content-type", CONTENT_TYPE_LATEST.encode()), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-async def description(state: RunningProxy, scope: Message, send: Send) -> None:  # noqa: ARG001
+async def description(state: LiveState, scope: Message, send: Send) -> None:  # noqa: ARG001
     """Return the OpenAPI document of this listener."""
     await send_json(send, 200, await asyncio.to_thread(client_document))
 
@@ -101,7 +94,7 @@ class DataRouter(Router):
     they are accepted in the name of a model alone.
     """
 
-    def __init__(self, state: RunningProxy, routes: list[Route], open_paths: Collection[str]) -> None:
+    def __init__(self, state: LiveState, routes: list[Route], open_paths: Collection[str]) -> None:
         super().__init__(routes, redirect_slashes=False, default=self._not_found)
         self._state = state
         self._open_paths = frozenset(open_paths)
@@ -122,8 +115,7 @@ class DataRouter(Router):
         try:
             self._admit(scope)
         except HttpError as error:
-            self._state.metrics.rejected(error.code)
-            log("request_refused", status=error.status, code=error.code)
+            record_early_refusal(self._state.telemetry, error)
             async with draining(receive):
                 await send_error(send, error, path=scope["path"])
             return
@@ -132,7 +124,7 @@ class DataRouter(Router):
     def _admit(self, scope: Message) -> None:
         if b"%" in scope["raw_path"] and not scope["raw_path"].startswith(_MODELS_PREFIX):
             raise HttpError(404, "not_found", "no such route; expected a path without percent signs")
-        keys = self._state.client_keys
+        keys = self._state.routing.client_keys
         if keys is not None and scope["path"] not in self._open_paths:
             # The key was for the proxy: it is removed from the headers.
             scope["gorgo.client"], scope["headers"] = keys.admit(scope["headers"])
@@ -151,7 +143,7 @@ class DataRouter(Router):
             await send_error(send, unknown_route(scope["path"], self.routes), path=scope["path"])
 
 
-def data_app(state: RunningProxy) -> Any:
+def data_app(state: LiveState) -> Any:
     """Return the ASGI app of the data listener."""
     routes = [Route(path, InferenceEndpoint(state, path)) for path in INFERENCE_ROUTES]
     small = {

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from math import ceil
 from typing import Any
 
 from gorgo.live.http.errors import HttpError, Message, Send, send_json
 from gorgo.live.http.headers import upstream_headers
-from gorgo.live.request.client_scope import unknown_model
+from gorgo.live.request.own_answers import count_own_answer, model_list, model_row
+from gorgo.live.state import LiveState
 from gorgo.live.upstream.client import UpstreamError
-from gorgo.proxy.state import RunningProxy
 
 #: After this the next replica is asked for its models.
 _MODELS_TIMEOUT_S = 5.0
@@ -20,25 +19,22 @@ MAX_LIST_BYTES = 1024 * 1024
 _NEGOTIATION = (b"accept", b"if-", b"range")
 
 
-async def models(state: RunningProxy, scope: Message, send: Send) -> None:
+async def models(state: LiveState, scope: Message, send: Send) -> None:
     """Return the models of regions.yaml and those that replicas list; a replica's own answer without any."""
-    _count(state, scope)
-    rows = state.models.rows()
+    count_own_answer(state.routing, state.telemetry, scope.get("gorgo.client"))
+    rows = state.routing.models.rows()
     if rows:
-        await send_json(send, 200, json.dumps({"object": "list", "data": rows}).encode())
+        await send_json(send, 200, model_list(rows))
         return
     await send_json(send, 200, await _list(state, scope))
 
 
-async def model(state: RunningProxy, scope: Message, send: Send) -> None:
+async def model(state: LiveState, scope: Message, send: Send) -> None:
     """Return one row of the list; its id may have slashes. Raises `HttpError` (404) with the models that there are."""
-    _count(state, scope)
+    count_own_answer(state.routing, state.telemetry, scope.get("gorgo.client"))
     name = scope["path_params"]["model"]
-    rows = state.models.rows() or _rows(await _list(state, scope))
-    row = next((row for row in rows if row.get("id") == name), None)
-    if row is None:
-        raise unknown_model(state, name=name, client=scope.get("gorgo.client"), listed=[row.get("id") for row in rows])
-    await send_json(send, 200, json.dumps(row).encode())
+    rows = state.routing.models.rows() or _rows(await _list(state, scope))
+    await send_json(send, 200, model_row(state.routing, rows, name, client=scope.get("gorgo.client")))
 
 
 def _rows(body: bytes) -> list[dict[str, Any]]:
@@ -50,23 +46,14 @@ def _rows(body: bytes) -> list[dict[str, Any]]:
     return [row for row in data if isinstance(row, dict)] if isinstance(data, list) else []
 
 
-def _count(state: RunningProxy, scope: Message) -> None:
-    """Count the request for its client. Raises `HttpError` (429)."""
-    exceeded = state.router.quotas.count(scope.get("gorgo.client"), now=state.clock())
-    if exceeded is not None:
-        state.metrics.rejected(exceeded.code)
-        retry = ((b"retry-after", b"%d" % ceil(exceeded.retry_after_s)),)
-        raise HttpError(429, exceeded.code, exceeded.message, headers=retry)
+async def _list(state: LiveState, scope: Message) -> bytes:
+    return await state.replicas.model_lists.get(scope["headers"], lambda: _fetch_models(state, scope))
 
 
-async def _list(state: RunningProxy, scope: Message) -> bytes:
-    return await state.model_lists.get(scope["headers"], lambda: _fetch_models(state, scope))
-
-
-async def _fetch_models(state: RunningProxy, scope: Message) -> bytes:
-    views = sorted(state.router.view.snapshots(now=state.clock()), key=lambda view: not view.eligible)
+async def _fetch_models(state: LiveState, scope: Message) -> bytes:
+    views = sorted(state.routing.router.view.snapshots(now=state.routing.clock()), key=lambda view: not view.eligible)
     for view in views:
-        target = state.targets.get(view.name)
+        target = state.replicas.targets.get(view.name)
         if target is None:
             continue  # removed while another replica was asked
         passed = upstream_headers(

@@ -101,7 +101,9 @@ class LiveProxy:
 
     def __init__(self, running: Running, engine: _Engine, found: LiveFound) -> None:
         self._running, self._engine, self.found = running, engine, found
-        self._monitors = {name: ReplicaMonitor(running.state, target) for name, target in running.state.targets.items()}
+        self._monitors = {
+            name: ReplicaMonitor(running.state, target) for name, target in running.state.replicas.targets.items()
+        }
 
     async def run(self, items: Sequence[LiveItem]) -> None:
         """Send a batch, and wait until nothing of it is left."""

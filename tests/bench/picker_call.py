@@ -16,13 +16,13 @@ from statistics import median
 from typing import Any
 
 from gorgo.config.model import Config, ProxyConfig, RegionConfig, ReplicaConfig
+from gorgo.live.build import build_live
 from gorgo.live.logs import set_up_logs
 from gorgo.picker.access_log import take_access_log
-from gorgo.picker.build import build_picker
 from gorgo.picker.call import PickerCall
 from gorgo.picker.exchange.reading import read_now
 from gorgo.picker.protocol.protos import ProcessingResponse, StreamAccessLogsMessage
-from gorgo.picker.state import PickerState
+from gorgo.picker.state import PICKER, PickerState
 from gorgo.policies.registry import make_policy
 from tests.picker.virtual import BUFFERED, DUPLEX, body_message, headers_message, log_message
 from tests.proxy.fakes import DONE, delta
@@ -91,8 +91,8 @@ def run() -> None:
 
 async def _measure() -> None:
     state = make_state()
-    timed = _DecisionTime(state.gateway)
-    state.gateway = timed  # type: ignore[assignment]
+    timed = _DecisionTime(state.routing.gateway)
+    state.routing.gateway = timed  # type: ignore[assignment]
     setattr(import_module("gorgo.picker.exchange.pending"), "read_now", timed.read_now)  # noqa: B010 - it is not the module's own
     rows: dict[str, list[tuple[float, float]]] = {}
     measures = {"BUFFERED": _buffered, "first token": _first_token, "access log": _access_log, "FULL_DUPLEX": _duplex}
@@ -108,7 +108,7 @@ async def _measure() -> None:
         rest = [whole - router for whole, router in found]
         print(f"{name:<12}  {_shown(decision):>15}  {_shown(rest):>15}")
     state.open_exchanges.aclose()
-    await state.aclose()
+    await state.live.aclose()
 
 
 def make_state() -> PickerState:
@@ -121,9 +121,10 @@ def make_state() -> PickerState:
         regions=tuple(RegionConfig(name=f"region-{n}") for n in range(8)),
         replicas=replicas,
     )
-    state = build_picker(config, policy=make_policy("gorgo-ms"), weights=None, environ={}, key=1, seed=1)
+    policy = make_policy("gorgo-ms")
+    state = PickerState(build_live(config, policy=policy, weights=None, environ={}, key=1, seed=1, kind=PICKER))
     for number, replica in enumerate(replicas):
-        state.router.replicas.on_probe(replica.name, 0.002 * (1 + number), now=state.clock())
+        state.routing.router.replicas.on_probe(replica.name, 0.002 * (1 + number), now=state.routing.clock())
     return state
 
 

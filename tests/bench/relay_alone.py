@@ -26,18 +26,18 @@ import uvloop
 from hypercorn.config import Config as ServerConfig
 
 from gorgo.config.load import parse_config
+from gorgo.live.build import build_live
 from gorgo.live.gc_tuning import freeze_startup_objects
 from gorgo.live.listener.connection.client_connection import ClientConnection, ServerSettings
 from gorgo.live.listener.heads import HeadLimits, PartialHeads
 from gorgo.live.logs import LOGGER, set_up_logs
 from gorgo.live.monitor.replica_monitor import ReplicaMonitor
 from gorgo.live.process.logs import open_request_log
+from gorgo.live.state import LiveState
 from gorgo.live.turn_writes import writes_of
 from gorgo.live.upstream.connection import ReplicaConnection
 from gorgo.policies.registry import make_policy
 from gorgo.proxy.app import data_app
-from gorgo.proxy.build import build_proxy
-from gorgo.proxy.state import RunningProxy
 from tests.bench.relay import engine
 from tests.bench.relay.scenarios import LARGE, SMALL
 from tests.bench.relay.wire import KEY, MODEL, NUMBER_BYTES, request
@@ -169,8 +169,8 @@ async def _measure(folder: Path) -> None:
     set_up_logs()
     with (folder / "log").open("w") as log:
         cast("logging.StreamHandler[TextIO]", LOGGER.handlers[0]).setStream(log)
-        assert state.request_log is not None, "it is on"
-        writing = asyncio.create_task(state.request_log.run())
+        assert state.telemetry.request_log is not None, "it is on"
+        writing = asyncio.create_task(state.telemetry.request_log.run())
         freeze_startup_objects()
         for name, size in (("request, 500 B", SMALL), ("request, 90 kB", LARGE)):
             clients.use(size, stream=False)
@@ -182,12 +182,12 @@ async def _measure(folder: Path) -> None:
         await asyncio.sleep(0.5)
         _print("event", [_event_cost(clients, replicas) for _ in range(_BLOCKS)])
         _print("task and coroutines", [await _task_cost() for _ in range(_BLOCKS)])
-        state.request_log.stop()
+        state.telemetry.request_log.stop()
         await writing
         await state.aclose()
 
 
-def _proxy(folder: Path) -> RunningProxy:
+def _proxy(folder: Path) -> LiveState:
     keys = folder / "clients.keys"
     keys.write_text(f"bench:{hashlib.sha256(KEY.encode()).hexdigest()}\n")
     keys.chmod(0o600)
@@ -199,16 +199,16 @@ def _proxy(folder: Path) -> RunningProxy:
     )
     text = f"proxy: {{region: here}}\nclients: {{keys_file: '{keys}'}}\nregions: [{{name: here}}]\nreplicas:\n{rows}"
     config = parse_config(text.encode())
-    state = build_proxy(config, policy=make_policy("gorgo-ms"), weights=None, environ={}, key=1, seed=1)
-    state.request_log = open_request_log(folder / "requests.jsonl", state)
-    for name in state.targets:
-        state.router.replicas.on_probe(name, 0.001, now=state.clock())
+    state = build_live(config, policy=make_policy("gorgo-ms"), weights=None, environ={}, key=1, seed=1)
+    state.telemetry.request_log = open_request_log(folder / "requests.jsonl", state.routing, state.telemetry)
+    for name in state.replicas.targets:
+        state.routing.router.replicas.on_probe(name, 0.001, now=state.routing.clock())
     return state
 
 
-def _connect_replicas(state: RunningProxy) -> Iterator[_Replica]:
+def _connect_replicas(state: LiveState) -> Iterator[_Replica]:
     """Put idle connections into the pools."""
-    for target in state.targets.values():
+    for target in state.replicas.targets.values():
         pool, cache = target.upstream._pool, engine.PrefixCache()
         pool._keep_alive_s = _ENDLESS_S
         monitor = ReplicaMonitor(state, target)

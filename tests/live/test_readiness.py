@@ -75,7 +75,7 @@ async def test_fleet_that_is_ejected_by_failed_requests_is_not_ready_until_a_tri
     assert refused.json()["error"]["message"].endswith("1 ejected after failed requests")
     alerts = [row["text"] for row in (await fleet.admin.get("/admin/status")).json()["alerts"]]
     assert "No replica can serve a request: 1 ejected after failed requests" in alerts
-    fleet.state.router.handle_timer(now=fleet.state.clock() + 60.0)
+    fleet.state.routing.router.handle_timer(now=fleet.state.routing.clock() + 60.0)
     assert (await fleet.client.get("/ready")).status_code == 200
 
 

@@ -90,7 +90,7 @@ async def test_a_model_loaded_since_is_found_by_the_first_request_for_it(start: 
 async def test_made_up_names_are_looked_for_once_and_not_often(start: Start) -> None:
     fleet = await fleet_of(start, listing("a"), models=(["a"],))
     asked = 0
-    read_all = fleet.state.models.read_all
+    read_all = fleet.state.routing.models.read_all
     assert read_all is not None
 
     async def counted() -> None:
@@ -98,7 +98,7 @@ async def test_made_up_names_are_looked_for_once_and_not_often(start: Start) -> 
         asked += 1
         await read_all()
 
-    fleet.state.models.read_all = counted
+    fleet.state.routing.models.read_all = counted
     for name in ("x", "x", "y", "z"):
         checked(await fleet.client.post(CHAT, content=chat(model=name)), 404, "model_not_found")
     assert asked == 1
@@ -111,7 +111,7 @@ async def test_a_list_is_read_again_at_the_interval_of_scrapes(start: Start, cap
     fleet = await start.proxy(config_for([replica], replace(QUIET, scrape_interval_s=0.05)), [replica])
     assert await ids(fleet) == ["a"]
     replica.models = listing("b")
-    await until(lambda: not fleet.state.router.view.lists("a"))
+    await until(lambda: not fleet.state.routing.router.view.lists("a"))
     assert await ids(fleet) == ["b"]
     said = [getattr(record, "fields", {}) for record in caplog.records if record.getMessage() == "models_found"]
     assert said[-1] == {"replica": "r0", "added": ["b"], "removed": ["a"]}
@@ -120,8 +120,8 @@ async def test_a_list_is_read_again_at_the_interval_of_scrapes(start: Start, cap
 async def test_an_engine_that_cannot_list_keeps_its_last_list(start: Start) -> None:
     fleet = await fleet_of(start, listing("a"))
     fleet.replicas[0].models = None
-    assert fleet.state.models.read_all is not None
-    await fleet.state.models.read_all()
+    assert fleet.state.routing.models.read_all is not None
+    await fleet.state.routing.models.read_all()
     assert await ids(fleet) == ["a"]
 
 
@@ -227,7 +227,7 @@ async def test_an_adapter_goes_where_it_is_loaded_under_the_name_that_the_engine
     fleet = await fleet_of(
         start, listing("base", sql="base"), listing("base", owner="sglang", sql="base"), listing("base")
     )
-    fleet.state.targets["r0"].dialect = fleet.state.targets["r1"].dialect.__class__()
+    fleet.state.replicas.targets["r0"].dialect = fleet.state.replicas.targets["r1"].dialect.__class__()
     assert await served_by(fleet, "base") == {"r0", "r1", "r2"}
     for replica in fleet.replicas:
         replica.seen.clear()
@@ -323,7 +323,7 @@ async def test_the_kind_of_engine_is_found_at_the_start(
     fleet = await auto(start, replica)
     found = await engine_of(fleet)
     assert (found["name"], found["version"], found["found"]) == (*engine, True)
-    assert fleet.state.targets["r0"].dialect.name == engine[0]
+    assert fleet.state.replicas.targets["r0"].dialect.name == engine[0]
     assert await ids(fleet) == ["m"]
 
 
@@ -333,7 +333,7 @@ async def test_an_engine_that_was_down_at_the_start_is_found_when_it_answers(sta
     assert await engine_of(fleet) == {"name": None, "version": None, "found": True}
     replica.scripts[:] = [by_path(version={"version": "0.33.0"})]
     replica.models = listing("m")
-    await until(lambda: fleet.state.targets["r0"].found_engine is not None)
+    await until(lambda: fleet.state.replicas.targets["r0"].found_engine is not None)
     assert (await engine_of(fleet))["name"] == "vllm"
 
 
@@ -342,10 +342,10 @@ async def test_an_engine_that_answers_after_silence_may_be_another_kind(start: S
     replica.models = listing("m")
     fleet = await auto(start, replica, replace(QUIET, probe_interval_s=0.05))
     replica.scripts[:] = [answer(500)]
-    await until(lambda: fleet.state.router.view.snapshots(now=fleet.state.clock())[0].failures_in_a_row)
+    await until(lambda: fleet.state.routing.router.view.snapshots(now=fleet.state.routing.clock())[0].failures_in_a_row)
     replica.scripts[:] = [by_path(server_info={"version": "0.5.9", "internal_states": []}, health={})]
     replica.models = listing("m", owner="sglang")
-    await until(lambda: fleet.state.targets["r0"].dialect.name == "sglang")
+    await until(lambda: fleet.state.replicas.targets["r0"].dialect.name == "sglang")
     assert (await engine_of(fleet))["version"] == "0.5.9"
 
 
@@ -356,7 +356,7 @@ async def test_another_kind_of_engine_in_its_place_is_found_without_a_silence(st
     assert (await engine_of(fleet))["name"] == "vllm"
     replica.scripts[:] = [by_path(server_info={"version": "0.5.9", "internal_states": []})]
     replica.models = listing("m", owner="sglang")
-    await until(lambda: fleet.state.targets["r0"].dialect.name == "sglang")
+    await until(lambda: fleet.state.replicas.targets["r0"].dialect.name == "sglang")
 
 
 async def test_an_engine_that_hangs_delays_the_start_for_a_time_only_and_serves_meanwhile(
@@ -370,5 +370,5 @@ async def test_an_engine_that_hangs_delays_the_start_for_a_time_only_and_serves_
     assert (await engine_of(fleet))["name"] is None
     assert await served_by(fleet, "anything") == {"r0"}
     replica.silent = None
-    await until(lambda: fleet.state.router.view.lists("m"))
+    await until(lambda: fleet.state.routing.router.view.lists("m"))
     assert (await engine_of(fleet))["name"] == "vllm"

@@ -9,9 +9,9 @@ import pytest
 
 from gorgo.config.model import Config, OverloadConfig, ProxyConfig, RegionConfig, ReplicaConfig
 from gorgo.config.router_settings import router_limits
+from gorgo.live.build import build_live
+from gorgo.live.state import LiveState
 from gorgo.policies.registry import make_policy
-from gorgo.proxy.build import build_proxy
-from gorgo.proxy.state import RunningProxy
 from tests.proxy.conftest import QUIET, system_tls
 
 CONFIG = Config(
@@ -21,8 +21,8 @@ CONFIG = Config(
 )
 
 
-async def built(config: Config = CONFIG, **options: Any) -> RunningProxy:
-    state = build_proxy(config, policy=make_policy("round-robin"), weights=None, environ={}, key=1, seed=1, **options)
+async def built(config: Config = CONFIG, **options: Any) -> LiveState:
+    state = build_live(config, policy=make_policy("round-robin"), weights=None, environ={}, key=1, seed=1, **options)
     await state.aclose()
     return state
 
@@ -32,17 +32,17 @@ async def test_replicas_must_show_a_certificate_of_the_system_s_authorities_by_d
 ) -> None:
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     monkeypatch.setattr(ssl, "create_default_context", lambda: made)
-    assert (await built()).tls is made
+    assert (await built()).replicas.tls is made
 
 
 async def test_a_context_that_is_given_is_the_one_of_replicas_without_files() -> None:
-    assert (await built(tls=system_tls())).tls is system_tls()
+    assert (await built(tls=system_tls())).replicas.tls is system_tls()
 
 
 @pytest.mark.parametrize(("variable", "internal"), [({}, False), ({"GORGO_INTERNAL_ROUTES": "1"}, True)])
 async def test_internal_routes_are_there_for_those_who_ask(variable: dict[str, str], internal: bool) -> None:
     policy = make_policy("round-robin")
-    state = build_proxy(CONFIG, policy=policy, weights=None, environ=variable, key=1, seed=1, tls=system_tls())
+    state = build_live(CONFIG, policy=policy, weights=None, environ=variable, key=1, seed=1, tls=system_tls())
     await state.aclose()
     assert state.internal_routes is internal
 

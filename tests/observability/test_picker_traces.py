@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from gorgo.config.model import OverloadConfig
+from gorgo.live.build import build_live
 from gorgo.picker.access_log import take_access_log
-from gorgo.picker.build import build_picker
-from gorgo.picker.state import PickerState
+from gorgo.picker.state import PICKER, PickerState
 from gorgo.policies.registry import make_policy
 from tests.observability.collector import Collector, Received, collecting
 from tests.observability.test_traces import NOT_SAMPLED, PARENT_ID, SAMPLED, TRACE_ID, traced
@@ -37,7 +37,7 @@ class Traced:
 
     async def spans(self) -> dict[str, list[Received]]:
         """Spans by name, once all are sent."""
-        await self.state.aclose()
+        await self.state.live.aclose()
         found: dict[str, list[Received]] = {}
         for span in sorted(self.collector.spans, key=lambda span: span.start_ns):
             found.setdefault(span.name, []).append(span)
@@ -53,9 +53,9 @@ async def tracing(ratio: float = 1.0) -> AsyncIterator[Traced]:
             overload=OverloadConfig(no_replica_wait_s=0.0),
         )
         wiring: dict[str, Any] = {"weights": None, "environ": {}, "key": 1, "seed": 1, "tls": system_tls()}
-        state = build_picker(config, policy=make_policy("round-robin"), **wiring)
-        for name in state.targets:
-            state.router.replicas.on_probe(name, 0.01, now=state.clock())
+        state = PickerState(build_live(config, policy=make_policy("round-robin"), kind=PICKER, **wiring))
+        for name in state.replicas.targets:
+            state.routing.router.replicas.on_probe(name, 0.01, now=state.routing.clock())
         yield Traced(state, collector)
 
 
@@ -131,7 +131,7 @@ async def test_a_retry_of_envoy_is_a_failed_attempt_and_another(running: Traced)
 
 async def test_a_refusal_is_a_span_with_its_code(running: Traced) -> None:
     for name in ("r0", "r1"):
-        running.state.router.replicas.drain(name, now=running.state.clock())
+        running.state.routing.router.replicas.drain(name, now=running.state.routing.clock())
     call, _ = running.picker.request()
     call.close()
     spans = await running.spans()

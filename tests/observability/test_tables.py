@@ -39,6 +39,7 @@ REFUSING_TOO = (
     "proxy/exchange/exchange.py",
     "live/request/parse.py",
     "live/request/client_scope.py",
+    "live/request/refusals.py",
 )
 
 

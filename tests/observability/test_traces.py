@@ -83,7 +83,7 @@ async def test_spans_say_what_was_decided_and_what_came_of_it(start: Start, coll
     fleet = await start.fleet([GOOD], proxy=traced(collector, policy="gorgo-ms"))
     await ask(fleet, **{"x-request-id": "r:1"})
     await fleet.idle()
-    (sample,) = fleet.state.router.samples
+    (sample,) = fleet.state.routing.router.samples
     spans = await sent(fleet, collector)
     decision, attempt = spans["decision"][0].attributes, spans["attempt"][0].attributes
     assert (decision["gorgo.policy"], decision["gorgo.replica"], decision["gorgo.candidates"]) == ("gorgo-ms", "r0", 1)
@@ -136,7 +136,7 @@ async def test_a_request_that_is_refused_is_a_span_with_its_code(start: Start, c
 
 async def test_clients_start_a_bounded_number_of_traces_a_second(start: Start, collector: Collector) -> None:
     fleet = await start.fleet([GOOD], proxy=traced(collector, ratio=0.0))
-    tracing = fleet.state.tracing
+    tracing = fleet.state.telemetry.tracing
     assert tracing is not None
 
     def started(at_s: float, value: str = SAMPLED) -> int:
@@ -182,7 +182,7 @@ async def test_nonsense_from_a_client_begins_a_new_trace(start: Start, collector
 
 async def test_without_tracing_the_headers_pass_as_they_are(start: Start) -> None:
     fleet = await start.fleet([GOOD])
-    assert fleet.state.tracing is None
+    assert fleet.state.telemetry.tracing is None
     await ask(fleet, traceparent="whatever the client sends", tracestate="vendor=1")
     assert header(fleet, "traceparent") == ["whatever the client sends"]
     assert header(fleet, "tracestate") == ["vendor=1"]

@@ -23,7 +23,7 @@ def test_the_end_of_a_call_releases_load_at_once_and_the_entry_completes_the_out
         picker.first_bytes(picked.exchange_id, delta("a")).close()
         await asyncio.sleep(2.0)
         call.close()
-        assert picker.state.router.in_flight == 0
+        assert picker.state.routing.router.in_flight == 0
         assert picker.attempts("completed") == 0
         await asyncio.sleep(0.05)
         picker.log(picked.exchange_id, usage=USAGE)
@@ -31,7 +31,7 @@ def test_the_end_of_a_call_releases_load_at_once_and_the_entry_completes_the_out
         assert picker.total("gorgo_output_tokens_total", replica="r0", region="here") == 5
         assert picker.total("gorgo_reported_cached_tokens_total", replica="r0", region="here") == 8
         assert picker.total("gorgo_e2e_seconds_sum", replica="r0", region="here") == pytest.approx(2.0)
-        (sample,) = picker.state.router.samples
+        (sample,) = picker.state.routing.router.samples
         assert (sample.input_tokens, sample.output_tokens, sample.status) == (12, 5, 200)
 
     in_virtual_time(test)
@@ -43,7 +43,7 @@ def test_an_entry_alone_releases_no_load() -> None:
         picker.log(picked.exchange_id, usage=USAGE)
         picker.log(picked.exchange_id, usage={"prompt_tokens": 1, "completion_tokens": 1})
         await asyncio.sleep(5.0)
-        assert picker.state.router.in_flight == 1
+        assert picker.state.routing.router.in_flight == 1
         call.close()
         assert picker.attempts("completed") == 1
         assert picker.total("gorgo_output_tokens_total", replica="r0", region="here") == 5
@@ -154,9 +154,9 @@ def test_three_answers_that_the_engine_broke_off_eject_it_and_none_is_dispatched
             call, picked = picker.request()
             call.close()
             picker.log(picked.exchange_id, status=503, flags=["upstream_connection_failure"])
-        assert picker.state.router.view.health_states() == {"r0": "ejected"}
+        assert picker.state.routing.router.view.health_states() == {"r0": "ejected"}
         assert picker.attempts("failed_before_content") == 3
-        assert picker.state.router.in_flight == 0
+        assert picker.state.routing.router.in_flight == 0
 
     in_virtual_time(test, config_of("10.0.0.1:8000"))
 
@@ -168,7 +168,7 @@ def test_answers_without_a_byte_are_failures_that_eject_their_replica() -> None:
             call.close()
             picker.log(picked.exchange_id)
         assert picker.attempts("failed_before_content") == 3
-        assert picker.state.router.view.health_states() == {"r0": "ejected"}
+        assert picker.state.routing.router.view.health_states() == {"r0": "ejected"}
 
     in_virtual_time(test, config_of("10.0.0.1:8000"))
 
@@ -189,9 +189,9 @@ def test_a_call_whose_end_never_comes_is_ended_by_its_time() -> None:
         call, picked = picker.request()
         picker.log(picked.exchange_id)
         await asyncio.sleep(3500.0)
-        assert picker.state.router.in_flight == 1
+        assert picker.state.routing.router.in_flight == 1
         await asyncio.sleep(110.0)
-        assert picker.state.router.in_flight == 0
+        assert picker.state.routing.router.in_flight == 0
         assert picker.attempts("deadline_exceeded") == 1
         call.close()
 
@@ -230,7 +230,7 @@ def test_a_usage_that_no_engine_can_mean_is_none(usage: dict[str, int]) -> None:
         call, picked = picker.request(JSON_BODY)
         call.close()
         take_access_log(picker.state, log_message(picked.exchange_id, usage=usage))
-        (sample,) = picker.state.router.samples
+        (sample,) = picker.state.routing.router.samples
         assert sample.output_tokens is None
 
     in_virtual_time(test)
@@ -244,8 +244,8 @@ def test_a_replica_that_served_after_a_retry_and_is_known_after_the_end_has_no_l
         message.metadata_context.filter_metadata[LB].update({SERVED: "10.0.0.2:8000"})
         first = picker.call()
         first.feed(message)
-        assert picker.state.router.in_flight == 0
-        assert [target.active for target in picker.state.targets.values()] == [0, 0]
+        assert picker.state.routing.router.in_flight == 0
+        assert [target.active for target in picker.state.replicas.targets.values()] == [0, 0]
         first.close()
         picker.log(picked.exchange_id, usage=USAGE)
         assert (picker.attempts("failed_before_content"), picker.attempts("completed", "r1")) == (1, 1)
@@ -256,7 +256,7 @@ def test_a_replica_that_served_after_a_retry_and_is_known_after_the_end_has_no_l
 async def answered(picker: VirtualPicker, *, rest_s: float, tokens: int | None) -> tuple[str, ...]:
     """Let `r0` end its streams so long after their first token; return the candidates of the last request."""
     for number in range(10):
-        picker.state.router.replicas.drain("r1", number < 3, now=picker.state.clock())
+        picker.state.routing.router.replicas.drain("r1", number < 3, now=picker.state.routing.clock())
         call, picked = picker.request()
         is_first = picked.addresses[0] == "10.0.0.1:8000"
         picker.first_bytes(picked.exchange_id, delta("a")).close()
@@ -264,7 +264,7 @@ async def answered(picker: VirtualPicker, *, rest_s: float, tokens: int | None) 
         call.close()
         usage = {"prompt_tokens": 9, "completion_tokens": tokens if is_first else 9} if tokens else None
         picker.log(picked.exchange_id, usage=usage)
-    (decision,) = picker.state.router.view.decisions(picked.headers["x-request-id"])
+    (decision,) = picker.state.routing.router.view.decisions(picked.headers["x-request-id"])
     return tuple(decision.candidates)
 
 
@@ -296,7 +296,7 @@ def test_the_beginning_of_a_stream_does_not_say_how_long_it_gets() -> None:
     async def test(picker: VirtualPicker) -> None:
         body = b'{"text": "hello", "stream": true, "sampling_params": {"max_new_tokens": 90}}'
         for number in range(5):
-            picker.state.router.replicas.drain("r1", number < 4, now=picker.state.clock())
+            picker.state.routing.router.replicas.drain("r1", number < 4, now=picker.state.routing.clock())
             call, picked = picker.request(body, path="/generate")
             event = (
                 b'data: {"text": "a", "meta_info": {"prompt_tokens": 9, "completion_tokens": 1, "cached_tokens": 4}}'
@@ -305,9 +305,9 @@ def test_the_beginning_of_a_stream_does_not_say_how_long_it_gets() -> None:
             await asyncio.sleep(0.5)
             call.close()
             picker.log(picked.exchange_id)
-        (decision,) = picker.state.router.view.decisions(picked.headers["x-request-id"])
+        (decision,) = picker.state.routing.router.view.decisions(picked.headers["x-request-id"])
         assert tuple(decision.candidates) == ("r0", "r1")
-        assert [sample.output_tokens for sample in picker.state.router.samples] == [None] * 5
+        assert [sample.output_tokens for sample in picker.state.routing.router.samples] == [None] * 5
         assert picker.total("gorgo_reported_cached_tokens_total", replica="r0", region="here") >= 16
 
     in_virtual_time(test)

@@ -12,6 +12,7 @@ from gorgo.config.model import LimitsConfig, ModelConfig, OverloadConfig
 from gorgo.picker.call import ProtocolError
 from tests.picker.virtual import (
     BODY,
+    CHAT,
     Picked,
     VirtualPicker,
     body_message,
@@ -36,9 +37,9 @@ def test_a_buffered_request_gets_a_replica_in_header_and_metadata_and_the_call_s
         assert picked.message.WhichOneof("response") == "request_body"
         assert picked.addresses[0] == "10.0.0.1:8000"
         assert not picked.common.HasField("body_mutation")
-        assert picker.state.router.in_flight == 1
+        assert picker.state.routing.router.in_flight == 1
         call.close()
-        assert picker.state.router.in_flight == 0
+        assert picker.state.routing.router.in_flight == 0
 
     in_virtual_time(test)
 
@@ -108,7 +109,7 @@ def test_a_body_that_is_no_json_is_refused_as_the_proxy_refuses_it() -> None:
 
 def test_without_a_replica_the_answer_is_503_with_retry_after() -> None:
     async def test(picker: VirtualPicker) -> None:
-        picker.state.router.replicas.drain("r0", now=picker.state.clock())
+        picker.state.routing.router.replicas.drain("r0", now=picker.state.routing.clock())
         call, _ = picker.request()
         status, code, headers = error_of(call.last)
         assert (status, code, headers["retry-after"]) == (503, "no_replica", "1")
@@ -129,13 +130,13 @@ def test_an_unknown_model_is_404() -> None:
 
 def test_a_request_that_is_queued_is_answered_once_a_replica_can_take_it() -> None:
     async def test(picker: VirtualPicker) -> None:
-        picker.state.router.replicas.drain("r0", now=picker.state.clock())
+        picker.state.routing.router.replicas.drain("r0", now=picker.state.routing.clock())
         call, _ = picker.request()
         assert len(call.output.sent) == 1, "nothing but the answer to the head"
-        assert picker.state.router.queued == 1
-        picker.state.router.replicas.drain("r0", draining=False, now=picker.state.clock())
+        assert picker.state.routing.router.queued == 1
+        picker.state.routing.router.replicas.drain("r0", draining=False, now=picker.state.routing.clock())
         await asyncio.sleep(0.5)
-        picker.state.gateway.run_timer()
+        picker.state.routing.gateway.run_timer()
         assert call.last.WhichOneof("response") == "request_body"
         assert picker.total("gorgo_queue_seconds_count") == 1
         call.close()
@@ -145,14 +146,14 @@ def test_a_request_that_is_queued_is_answered_once_a_replica_can_take_it() -> No
 
 def test_a_request_is_queued_for_no_longer_than_the_setting() -> None:
     async def test(picker: VirtualPicker) -> None:
-        picker.state.router.replicas.drain("r0", now=picker.state.clock())
+        picker.state.routing.router.replicas.drain("r0", now=picker.state.routing.clock())
         call, _ = picker.request()
         await asyncio.sleep(4.9)
         assert len(call.output.sent) == 1
         await asyncio.sleep(0.2)
         status, code, headers = error_of(call.last)
         assert (status, code, headers["retry-after"]) == (503, "no_replica", "1")
-        assert picker.state.router.queued == 0
+        assert picker.state.routing.router.queued == 0
         call.close()
 
     in_virtual_time(test, replace(ONE, overload=OverloadConfig(no_replica_wait_s=30.0)), hold_s=5.0)
@@ -161,15 +162,15 @@ def test_a_request_is_queued_for_no_longer_than_the_setting() -> None:
 def test_a_body_is_reserved_where_it_waits_and_refused_where_there_is_no_room() -> None:
     async def test(picker: VirtualPicker) -> None:
         state = picker.state
-        state.buffers.limit_bytes = 5 * len(BODY)
+        state.live.buffers.limit_bytes = 5 * len(BODY)
         at_once, _ = picker.request()
-        assert (state.router.in_flight, state.buffers.used_bytes) == (1, 0)
-        state.router.replicas.drain("r0", now=state.clock())
+        assert (state.routing.router.in_flight, state.live.buffers.used_bytes) == (1, 0)
+        state.routing.router.replicas.drain("r0", now=state.routing.clock())
         queued, _ = picker.request()
-        assert (state.router.queued, state.buffers.used_bytes) == (1, 2 * len(BODY))
+        assert (state.routing.router.queued, state.live.buffers.used_bytes) == (1, 2 * len(BODY))
         refused, _ = picker.request()
         assert error_of(refused.last)[:2] == (503, "buffers_full")
-        assert (state.router.queued, state.buffers.used_bytes) == (1, 2 * len(BODY))
+        assert (state.routing.router.queued, state.live.buffers.used_bytes) == (1, 2 * len(BODY))
         for call in (at_once, queued, refused):
             call.close()
 
@@ -178,10 +179,10 @@ def test_a_body_is_reserved_where_it_waits_and_refused_where_there_is_no_room() 
 
 def test_a_client_that_leaves_while_it_is_queued_leaves_the_queue() -> None:
     async def test(picker: VirtualPicker) -> None:
-        picker.state.router.replicas.drain("r0", now=picker.state.clock())
+        picker.state.routing.router.replicas.drain("r0", now=picker.state.routing.clock())
         call, _ = picker.request()
         call.close()
-        assert picker.state.router.queued == 0
+        assert picker.state.routing.router.queued == 0
         assert picker.total("gorgo_client_aborts_total") == 1
 
     in_virtual_time(test, replace(ONE, overload=OverloadConfig(no_replica_wait_s=30.0)))
@@ -231,7 +232,7 @@ def test_the_list_of_models_of_a_fleet_that_names_none_is_any_replica_s() -> Non
         call = picker.call()
         call.feed(headers_message("request_headers", method="GET", path="/v1/models", end=True))
         assert call.last.WhichOneof("response") == "request_headers"
-        assert picker.state.router.in_flight == 1
+        assert picker.state.routing.router.in_flight == 1
         call.close()
 
     in_virtual_time(test)
@@ -251,6 +252,39 @@ def test_what_breaks_the_protocol_says_what_was_expected_and_releases_what_was_r
         call, _ = picker.request()
         with pytest.raises(ProtocolError, match="expected one message with request_headers"):
             call.feed(headers_message("request_headers"))
-        assert picker.state.router.in_flight == 0
+        assert picker.state.routing.router.in_flight == 0
 
     in_virtual_time(test)
+
+
+def test_a_refusal_is_booked_once_though_its_call_ends_in_the_same_step() -> None:
+    async def test(picker: VirtualPicker) -> None:
+        call = picker.call()
+        call.feed(headers_message("request_headers"))
+        call.feed(body_message("request_body", b"{no JSON"))
+        assert error_of(call.last)[:2] == (400, "invalid_json")
+        books = {"route": CHAT, "policy": "round-robin"}
+        assert picker.total("gorgo_requests_total", status="4xx", **books) == 1
+        assert picker.total("gorgo_requests_total", status="499", **books) == 0
+        assert picker.total("gorgo_client_aborts_total") == 0
+
+    in_virtual_time(test)
+
+
+def test_a_reload_changes_the_addresses_that_are_chosen_and_the_headers_that_pass() -> None:
+    async def test(picker: VirtualPicker) -> None:
+        live = picker.state.live
+        assert picker.state.endpoints.address("r0") == "10.0.0.1:8000"
+        (row,) = live.config.replicas
+        moved = replace(
+            live.config,
+            replicas=(replace(row, url="http://10.0.0.9:8000"),),
+            proxy=replace(live.config.proxy, pass_headers=("x-tenant",)),
+        )
+        live.apply_config(moved)
+        call, picked = picker.request(BODY, ("x-tenant", "t"), ("x-other", "o"))
+        assert picked.addresses == ["10.0.0.9:8000"]
+        assert list(picked.common.header_mutation.remove_headers) == ["x-other"]
+        call.close()
+
+    in_virtual_time(test, ONE)

@@ -95,7 +95,7 @@ def test_a_streamed_answer_passes_byte_for_byte_and_its_first_token_and_usage_ar
             assert picker.total("gorgo_ttft_seconds_count", replica="r0", region="here") == 1
         (end,) = call.feed(body_message("response_body", b""))
         assert end.response_body.response.body_mutation.streamed_response.end_of_stream
-        assert picker.state.router.in_flight == 1
+        assert picker.state.routing.router.in_flight == 1
         call.close()
         assert picker.attempts("completed") == 1
         assert picker.total("gorgo_output_tokens_total", replica="r0", region="here") == 2
@@ -201,7 +201,7 @@ def test_a_retry_of_the_gateway_is_credited_to_who_served(by: str) -> None:
             head.metadata_context.filter_metadata[LB].update({SERVED: "10.0.0.2:8000"})
         call.feed(head)
         call.feed(body_message("response_body", delta("a") + DONE))
-        assert [target.active for target in picker.state.targets.values()] == [0, 1]
+        assert [target.active for target in picker.state.replicas.targets.values()] == [0, 1]
         call.close()
         assert (picker.attempts("failed_before_content"), picker.attempts("completed", "r1")) == (1, 1)
 
@@ -211,7 +211,7 @@ def test_a_retry_of_the_gateway_is_credited_to_who_served(by: str) -> None:
 def test_an_answer_of_the_address_that_was_chosen_or_of_an_unknown_one_moves_nothing() -> None:
     async def test(picker: VirtualPicker) -> None:
         for served in ("10.0.0.1:8000", "10.9.9.9:8000", "nonsense"):
-            picker.state.router.replicas.drain("r1", now=picker.state.clock())
+            picker.state.routing.router.replicas.drain("r1", now=picker.state.routing.clock())
             call = chosen(picker)
             call.feed(headers_message("response_headers", *EVENTS, (SERVED, served)))
             call.feed(body_message("response_body", delta("a") + DONE))
@@ -272,7 +272,7 @@ def test_more_of_a_body_than_its_end_breaks_the_protocol() -> None:
         call = chosen(picker)
         with pytest.raises(ProtocolError, match="no more of the request's body"):
             call.feed(body_message("request_body", b"more"))
-        assert picker.state.router.in_flight == 0
+        assert picker.state.routing.router.in_flight == 0
 
     in_virtual_time(test)
 

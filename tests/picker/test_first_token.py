@@ -31,7 +31,7 @@ def test_the_first_token_is_credited_at_its_time_and_the_call_ends() -> None:
         first.close()
         assert first_tokens(picker) == 1
         assert picker.total("gorgo_ttft_seconds_sum", replica="r0", region="here") == pytest.approx(0.25)
-        (view, _) = picker.state.router.view.snapshots(now=picker.state.clock())
+        (view, _) = picker.state.routing.router.view.snapshots(now=picker.state.routing.clock())
         assert (view.in_flight_requests, view.queued_prefill_tokens) == (1, 0)
         call.close()
 
@@ -144,14 +144,14 @@ def test_with_the_head_of_the_answer_its_kind_is_known() -> None:
 
 def served_by_r1(picker: VirtualPicker, status: float) -> None:
     """A request that Envoy sent to `r0` and then to `r1`, which answered so."""
-    picker.state.router.replicas.drain("r1", now=picker.state.clock())
+    picker.state.routing.router.replicas.drain("r1", now=picker.state.routing.clock())
     call, picked = picker.request()
     message = body_message("response_body", delta("a"), end=False, exchange_id=picked.exchange_id)
     served = {"upstream.address": "10.0.0.2:8000", "response.code": status}
     message.attributes["envoy.filters.http.ext_proc"].update(served)
     first = picker.call()
     first.feed(message)
-    assert [target.active for target in picker.state.targets.values()] == [0, 1]
+    assert [target.active for target in picker.state.replicas.targets.values()] == [0, 1]
     first.close()
     call.close()
     picker.log(picked.exchange_id, status=int(status), served="10.0.0.2:8000")
@@ -160,9 +160,9 @@ def served_by_r1(picker: VirtualPicker, status: float) -> None:
 def test_a_replica_whose_requests_another_one_answers_after_envoy_s_retry_is_ejected() -> None:
     async def test(picker: VirtualPicker) -> None:
         for _ in range(3):
-            assert picker.state.router.view.health_states() == {"r0": "healthy", "r1": "healthy"}
+            assert picker.state.routing.router.view.health_states() == {"r0": "healthy", "r1": "healthy"}
             served_by_r1(picker, 200)
-        assert picker.state.router.view.health_states() == {"r0": "ejected", "r1": "healthy"}
+        assert picker.state.routing.router.view.health_states() == {"r0": "ejected", "r1": "healthy"}
         assert first_tokens(picker) == 0, "it has not answered"
 
     in_virtual_time(test)
@@ -173,7 +173,7 @@ def test_requests_that_the_last_replica_refuses_too_blame_none(status: int) -> N
     async def test(picker: VirtualPicker) -> None:
         for _ in range(10):
             served_by_r1(picker, status)
-        assert picker.state.router.view.health_states() == {"r0": "healthy", "r1": "healthy"}
+        assert picker.state.routing.router.view.health_states() == {"r0": "healthy", "r1": "healthy"}
         assert (picker.attempts("upstream_4xx"), picker.attempts("upstream_4xx", "r1")) == (10, 10)
 
     in_virtual_time(test)

@@ -87,7 +87,7 @@ def test_shuffled_and_damaged_messages_crash_nothing() -> None:
         chance = Random(1)
         for _ in range(1500):
             feed(picker, [odd_message(chance) for _ in range(chance.randrange(6))])
-            picker.state.router.check()
+            picker.state.routing.router.check()
 
     in_virtual_time(test)
 

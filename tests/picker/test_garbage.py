@@ -92,9 +92,9 @@ def test_an_ended_request_is_freed_at_once(
 
 def test_a_queued_request_is_freed_at_its_end(garbage: Callable[[], set[str]]) -> None:
     async def test(picker: VirtualPicker) -> None:
-        picker.state.router.replicas.drain("r0", now=picker.state.clock())
+        picker.state.routing.router.replicas.drain("r0", now=picker.state.routing.clock())
         call, _ = picker.request()
-        assert picker.state.router.queued == 1
+        assert picker.state.routing.router.queued == 1
         call.close()
         del call, _
         await asyncio.sleep(0.0)  # a cancelled timer is let go

@@ -111,7 +111,7 @@ class Envoy:
         await getattr(self, move)()
         for each in self.driven:
             each.check()
-        self.picker.state.router.check()
+        self.picker.state.routing.router.check()
 
     def one(self, *, ended: bool = False) -> Driven | None:
         """One of the last exchanges: an open one, or where `ended` is set any."""
@@ -234,13 +234,15 @@ class Envoy:
 
     async def drain(self) -> None:
         state, draining = self.picker.state, self.chance.random() < 0.3
-        state.router.replicas.drain(self.chance.choice(("r0", "r1")), draining, now=state.clock())
-        state.gateway.run_timer()
+        state.routing.router.replicas.drain(self.chance.choice(("r0", "r1")), draining, now=state.routing.clock())
+        state.routing.gateway.run_timer()
 
     async def fail_probes(self) -> None:
         state = self.picker.state
         rtt_s = self.chance.choice((None, 0.01, 0.01))
-        state.gateway.apply(state.router.replicas.on_probe(self.chance.choice(("r0", "r1")), rtt_s, now=state.clock()))
+        state.routing.gateway.apply(
+            state.routing.router.replicas.on_probe(self.chance.choice(("r0", "r1")), rtt_s, now=state.routing.clock())
+        )
 
     async def end_all(self) -> None:
         for driven in self.driven:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,10 +15,10 @@ from typing import Any
 import pytest
 
 from gorgo.config.model import Config, RegionConfig, ReplicaConfig
+from gorgo.live.build import build_live
 from gorgo.live.router_gateway import RouterGateway
 from gorgo.live.telemetry.health_log import HealthLog
 from gorgo.picker.access_log import FIRST_BODY_TAG, take_access_log
-from gorgo.picker.build import build_picker
 from gorgo.picker.call import PickerCall
 from gorgo.picker.open_exchanges import OpenExchanges
 from gorgo.picker.protocol.messages import DESTINATION, LB, OWN, SERVED
@@ -28,7 +29,7 @@ from gorgo.picker.protocol.protos import (
     ProcessingResponse,
     StreamAccessLogsMessage,
 )
-from gorgo.picker.state import PickerState
+from gorgo.picker.state import HOLD_S, PICKER, PickerState
 from gorgo.policies.registry import make_policy
 from tests.proxy.conftest import QUIET, system_tls
 from tests.sim.live_shell import VirtualLoop
@@ -54,14 +55,23 @@ class Output:
 
     sent: list[Any] = field(default_factory=list)
     ends: int = 0
+    #: Set by each message, and by the end.
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    #: Of which it is: both transports close the call in the step that ends it. Weak, as a cycle would keep both.
+    call: weakref.ref[PickerCall] | None = None
 
     def send_message(self, message: bytes) -> None:
         assert not self.ends, "nothing is sent after the end"
         self.sent.append(ProcessingResponse.FromString(message))
+        self.changed.set()
 
     def end_call(self) -> None:
         self.ends += 1
+        self.changed.set()
         assert self.ends == 1, "a call ends once"
+        call = None if self.call is None else self.call()
+        if call is not None:
+            call.closed()
 
 
 def headers_message(
@@ -102,6 +112,7 @@ class Call:
     def __init__(self, state: PickerState) -> None:
         self.output = Output()
         self.call = PickerCall(state, self.output)
+        self.output.call = weakref.ref(self.call)
 
     def feed(self, message: Any) -> list[Any]:
         """Feed a message; return what was sent within this step."""
@@ -176,7 +187,7 @@ class VirtualPicker:
         take_access_log(self.state, message)
 
     def total(self, name: str, **labels: str) -> float:
-        return self.state.metrics.registry.get_sample_value(name, labels) or 0.0
+        return self.state.telemetry.metrics.registry.get_sample_value(name, labels) or 0.0
 
     def attempts(self, result: str, replica: str = "r0") -> float:
         return self.total("gorgo_attempts_total", replica=replica, region="here", result=result)
@@ -184,12 +195,12 @@ class VirtualPicker:
     def check(self) -> None:
         """Nothing is open, reserved or buffered."""
         state = self.state
-        assert (state.router.in_flight, state.router.queued) == (0, 0)
+        assert (state.routing.router.in_flight, state.routing.router.queued) == (0, 0)
         assert (len(state.open_exchanges), len(state.calls)) == (0, 0)
-        assert (state.buffers.used_bytes, len(state.buffers)) == (0, 0)
-        assert [target.active for target in state.targets.values()] == [0] * len(state.targets)
-        state.router.check()
-        for view in state.router.view.snapshots(now=state.clock()):
+        assert (state.live.buffers.used_bytes, len(state.live.buffers)) == (0, 0)
+        assert [target.active for target in state.replicas.targets.values()] == [0] * len(state.replicas.targets)
+        state.routing.router.check()
+        for view in state.routing.router.view.snapshots(now=state.routing.clock()):
             assert (view.in_flight_requests, view.in_flight_tokens, view.queued_prefill_tokens) == (0, 0, 0)
 
 
@@ -223,7 +234,11 @@ def log_message(
 
 
 def in_virtual_time(
-    test: Callable[[VirtualPicker], Awaitable[None]], config: Config | None = None, **options: Any
+    test: Callable[[VirtualPicker], Awaitable[None]],
+    config: Config | None = None,
+    *,
+    hold_s: float = HOLD_S,
+    **options: Any,
 ) -> None:
     """Run `test` with a picker of `config`, whose replicas are a round trip of 10 ms away; nothing may be left."""
     config = config or config_of("10.0.0.1:8000", "10.0.0.2:8000")
@@ -231,19 +246,20 @@ def in_virtual_time(
     async def run() -> None:
         now = asyncio.get_running_loop().time
         wiring = {"weights": None, "environ": {}, "key": 1, "seed": 1, "tls": system_tls(), **options}
-        state = build_picker(config, policy=make_policy(config.proxy.policy), **wiring)
-        await state.aclose()
-        state.clock = now
+        live = build_live(config, policy=make_policy(config.proxy.policy), kind=PICKER, **wiring)
+        await live.aclose()
+        state = PickerState(live, hold_s)
+        state.routing.clock = now
         state.open_exchanges = OpenExchanges(now, picker="pick")
-        state.gateway = RouterGateway(state.router, now, HealthLog(state.metrics))
-        for name in state.targets:
-            state.router.replicas.on_probe(name, 0.01, now=now())
+        state.routing.gateway = RouterGateway(state.routing.router, now, HealthLog(state.telemetry.metrics))
+        for name in state.replicas.targets:
+            state.routing.router.replicas.on_probe(name, 0.01, now=now())
         picker = VirtualPicker(state)
         await test(picker)
         await asyncio.sleep(1.1)  # longer than any entry of the access log is waited for
         picker.check()
         state.open_exchanges.aclose()
-        state.gateway.close()
+        state.routing.gateway.close()
 
     with pytest.MonkeyPatch.context() as patched, asyncio.Runner(loop_factory=VirtualLoop) as runner:
         patched.setattr("gorgo.live.http.request_buffer.monotonic", runner.get_loop().time)

@@ -16,14 +16,15 @@ import pytest
 import uvloop
 
 from gorgo.config.model import Config, LimitsConfig, ProxyConfig, RegionConfig, ReplicaConfig
+from gorgo.live.build import build_live
 from gorgo.live.control.state_file import StateFile
 from gorgo.live.listener.sockets import ServerAddresses
+from gorgo.live.process import run
 from gorgo.live.process.options import ProcessOptions
 from gorgo.live.reload.file_watch import ConfigFile
+from gorgo.live.state import LiveState
 from gorgo.policies.registry import make_policy
 from gorgo.proxy import server
-from gorgo.proxy.build import build_proxy
-from gorgo.proxy.state import RunningProxy
 from tests.proxy.fakes import FakeReplica, Script, running
 
 TOKEN = "let-me-in"
@@ -59,7 +60,7 @@ class Running:
     client: httpx.AsyncClient
     admin: httpx.AsyncClient
     replicas: list[FakeReplica]
-    state: RunningProxy
+    state: LiveState
     addresses: ServerAddresses
     shutdown: asyncio.Event
     task: asyncio.Task[None]
@@ -75,14 +76,14 @@ class Running:
         await asyncio.wait_for(asyncio.shield(self.task), 20)
 
     def check(self) -> None:
-        assert self.state.router.in_flight == 0
+        assert self.state.routing.router.in_flight == 0
         assert (self.state.buffers.used_bytes, len(self.state.buffers)) == (0, 0)
-        for view in self.state.router.view.snapshots(now=self.state.clock()):
+        for view in self.state.routing.router.view.snapshots(now=self.state.routing.clock()):
             assert (view.in_flight_requests, view.in_flight_tokens, view.queued_prefill_tokens) == (0, 0, 0)
         assert not self._open_sources()
 
     def _open_sources(self) -> int:
-        return sum(target.upstream.open_responses for target in self.state.targets.values())
+        return sum(target.upstream.open_responses for target in self.state.replicas.targets.values())
 
 
 async def until(condition: Callable[[], object], limit_s: float = 10.0) -> None:
@@ -120,13 +121,13 @@ async def proxy_for(
     """`serve` as a task; its state is caught on the way so that a test can look at the ledger."""
     loop = asyncio.get_running_loop()
     bound: asyncio.Future[ServerAddresses] = loop.create_future()
-    caught: list[RunningProxy] = []
+    caught: list[LiveState] = []
 
-    def catch(*args: Any, **kwargs: Any) -> RunningProxy:
-        caught.append(build_proxy(*args, tls=system_tls(), **kwargs))
+    def catch(*args: Any, **kwargs: Any) -> LiveState:
+        caught.append(build_live(*args, tls=system_tls(), **kwargs))
         return caught[-1]
 
-    monkeypatch.setattr(server, "build_proxy", catch)
+    monkeypatch.setattr(run, "build_live", catch)
     shutdown = asyncio.Event()
     task = asyncio.create_task(
         server.serve(

@@ -80,14 +80,16 @@ class Followed:
         await self.file.reloaded(before)
 
     def count(self, result: str) -> float:
-        value = self.state.metrics.registry.get_sample_value("gorgo_config_reloads_total", {"result": result})
+        value = self.state.telemetry.metrics.registry.get_sample_value("gorgo_config_reloads_total", {"result": result})
         return value or 0.0
 
     def gauge(self, name: str) -> float | None:
-        return self.state.metrics.registry.get_sample_value(name)
+        return self.state.telemetry.metrics.registry.get_sample_value(name)
 
     def view(self, name: str) -> Any:
-        (found,) = [row for row in self.state.router.view.snapshots(now=self.state.clock()) if row.name == name]
+        (found,) = [
+            row for row in self.state.routing.router.view.snapshots(now=self.state.routing.clock()) if row.name == name
+        ]
         return found
 
 

@@ -181,7 +181,7 @@ class Rig:
     @asynccontextmanager
     async def asking(self, user: str, **fields: Any) -> AsyncIterator[asyncio.Task[httpx.Response]]:
         """A request on its way, whose client leaves at the end of the block if it has no answer by then."""
-        held = self.state.router.queued
+        held = self.state.routing.router.queued
         request = asyncio.create_task(self.ask(user, **fields))
         try:
             yield request
@@ -189,7 +189,7 @@ class Rig:
             request.cancel()
             with suppress(asyncio.CancelledError):
                 await request
-            await until(lambda: self.state.router.queued <= held)
+            await until(lambda: self.state.routing.router.queued <= held)
 
     @property
     def seen(self) -> int:
@@ -265,7 +265,7 @@ def next_one(**fields: Any) -> Look:
     """What becomes of one more request: `goes` to a replica, `waits` at the proxy, or what it is told."""
 
     async def look(rig: Rig) -> str:
-        seen, router = rig.seen, rig.state.router
+        seen, router = rig.seen, rig.state.routing.router
         held = router.queued
         async with rig.asking("open", **fields) as request:
             await until(lambda: rig.seen > seen or router.queued > held or request.done())
@@ -279,7 +279,7 @@ def next_one(**fields: Any) -> Look:
 def beside_one_that_waits(look: Look) -> Look:
     async def beside_another(rig: Rig) -> object:
         async with rig.asking("open"):
-            await until(lambda: rig.state.router.queued == 1)
+            await until(lambda: rig.state.routing.router.queued == 1)
             return await look(rig)
 
     return beside_another
@@ -372,8 +372,8 @@ async def scraped(rig: Rig) -> bool:
 
 
 async def events_from(rig: Rig) -> str:
-    await until(lambda: any(feeds.endpoints for feeds in rig.state.kv_feed_stats.values()))
-    return rig.state.kv_feed_stats["a"].endpoints[0]
+    await until(lambda: any(feeds.endpoints for feeds in rig.state.replicas.kv_feed_stats.values()))
+    return rig.state.replicas.kv_feed_stats["a"].endpoints[0]
 
 
 async def region_of_the_proxy(rig: Rig) -> object:
@@ -384,7 +384,7 @@ async def counts_tokens(rig: Rig) -> bool:
     """Whether a prompt's tokens are counted, not estimated."""
     await rig.ask()
     name, counted = "gorgo_exact_prompts_total", {"result": "counted"}
-    return bool(rig.state.metrics.registry.get_sample_value(name, counted))
+    return bool(rig.state.telemetry.metrics.registry.get_sample_value(name, counted))
 
 
 async def prompt_tokens(rig: Rig) -> int:
@@ -400,7 +400,7 @@ async def models(rig: Rig) -> list[str]:
 
 async def cut_off_by_failures_a_minute_apart(rig: Rig) -> bool:
     """Whether the region is, of which both replicas failed a probe."""
-    router, now = rig.state.router, rig.state.clock()
+    router, now = rig.state.routing.router, rig.state.routing.clock()
     router.replicas.on_probe("a", None, now=now)
     router.replicas.on_probe("b", None, now=now + 60.0)
     found = router.view.unreachable_regions == {"here"}
@@ -414,7 +414,7 @@ def term(name: str) -> Look:
 
     async def look(rig: Rig) -> float:
         for _ in range(100):  # the smoothed value is then the newest to the last digit
-            rig.state.router.replicas.on_probe("a", 0.1, now=rig.state.clock())
+            rig.state.routing.router.replicas.on_probe("a", 0.1, now=rig.state.routing.clock())
         request_id = (await rig.ask()).headers["x-request-id"]
         found = (await rig.admin.get(f"/admin/decisions/{request_id}")).json()
         return float(round(found["decisions"][0]["candidates"][0]["terms"][name], 6))
@@ -462,9 +462,9 @@ async def order_of_two_who_wait(rig: Rig) -> list[str]:
     before = len(rig.ground.a.seen)
     async with asyncio.TaskGroup() as clients, rig.open(key=OTHER_KEY):
         clients.create_task(rig.ask("team", key=KEY))
-        await until(lambda: rig.state.router.queued == 1)
+        await until(lambda: rig.state.routing.router.queued == 1)
         clients.create_task(rig.ask("other", key=OTHER_KEY))
-        await until(lambda: rig.state.router.queued == 2)
+        await until(lambda: rig.state.routing.router.queued == 2)
     return [json.loads(request.body)["user"] for request in rig.ground.a.seen[before + 1 :]]
 
 
@@ -475,8 +475,8 @@ async def late_request(rig: Rig) -> str:
     before = rig.seen
     async with rig.asking(fresh("stuck")) as request:
         await until(lambda: rig.seen > before)
-        rig.state.gateway.apply(rig.state.router.handle_timer(now=rig.state.clock() + 10.0))
-        if rig.state.router.in_flight == 1:
+        rig.state.routing.gateway.apply(rig.state.routing.router.handle_timer(now=rig.state.routing.clock() + 10.0))
+        if rig.state.routing.router.in_flight == 1:
             return "once"
         assert said(await request) == "200"
         return "twice"

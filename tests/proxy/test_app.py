@@ -8,8 +8,8 @@ from typing import cast
 import pytest
 
 from gorgo.live.http.errors import Message
+from gorgo.live.state import LiveState
 from gorgo.proxy.app import GetEndpoint, health
-from gorgo.proxy.state import RunningProxy
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
@@ -31,6 +31,6 @@ async def test_another_method_is_refused_while_its_body_is_discarded(method: str
         sent.append(message)
 
     enough = asyncio.Event()
-    endpoint = GetEndpoint(cast(RunningProxy, None), health)
+    endpoint = GetEndpoint(cast(LiveState, None), health)
     await endpoint({"method": method}, receive, send)
     assert [sent[0]["status"], (b"allow", b"GET, HEAD") in sent[0]["headers"]] == [405, True]

@@ -68,7 +68,7 @@ async def test_proxy_that_stops_costs_no_request_and_its_streams_end_whole(start
         await until(lambda: stopping.state.stopping)
         answers = [await client.post(CHAT, content=chat(stream=True)) for _ in range(8)]
         assert {answer.status_code for answer in answers} == {200}
-        assert stopping.state.metrics.registry.get_sample_value("gorgo_rejects_total", {"reason": "stopping"})
+        assert stopping.state.telemetry.metrics.registry.get_sample_value("gorgo_rejects_total", {"reason": "stopping"})
         slow.release.set()
         quick.release.set()
         ended = await asyncio.gather(*streams)

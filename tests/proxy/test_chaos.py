@@ -74,9 +74,9 @@ async def test_every_answer_is_one_replicas_or_an_error(start: Start, seed: int)
             check(await client.rest())
 
     await asyncio.gather(*(one(number) for number in range(REQUESTS)))
-    await until(lambda: fleet.state.router.in_flight == 0)
+    await until(lambda: fleet.state.routing.router.in_flight == 0)
     await fleet.idle()
-    samples = list(fleet.state.router.samples)
+    samples = list(fleet.state.routing.router.samples)
     assert len({sample.request_id for sample in samples}) == len(samples)
 
 

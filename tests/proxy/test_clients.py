@@ -101,7 +101,7 @@ async def test_a_client_over_its_tokens_per_minute_gets_a_429_with_retry_after_a
     """120 tokens of the first answer against 10 at once: the allowance is back after 110 s at one a second."""
     fleet = await served(start, tmp_path, ClientRuleConfig(name="team-a", tokens_per_minute=60.0))
     assert (await post(fleet, "team-a", model="m")).status_code == 200
-    await until(lambda: fleet.state.router.in_flight == 0)
+    await until(lambda: fleet.state.routing.router.in_flight == 0)
     refused = await post(fleet, "team-a", model="m")
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "client_tokens")
     assert refused.json()["error"]["message"] == ("this key may use 60 tokens a minute, prompts and answers together")

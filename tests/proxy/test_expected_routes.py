@@ -78,7 +78,7 @@ async def test_probes_have_their_usual_names_and_need_no_key(start: Start, tmp_p
         assert (await fleet.client.get(path)).json() == {"status": "ok"}
     for path in ("/ready", "/readyz"):
         assert (await fleet.client.get(path)).json() == {"status": "ready"}
-    fleet.state.router.replicas.drain("r0", now=fleet.state.clock())
+    fleet.state.routing.router.replicas.drain("r0", now=fleet.state.routing.clock())
     for path in ("/ready", "/readyz"):
         checked(await fleet.client.get(path), 503, "no_replica")
     assert (await fleet.client.get("/v1/models/m")).status_code == 401

@@ -40,7 +40,7 @@ async def test_replicas_are_probed_and_scraped_before_it_is_ready(start: Start) 
     replica.metrics = METRICS
     replica.loads = {"loads": [{"max_total_num_tokens": 5000, "max_running_requests": 8, "num_running_reqs": 9}]}
     fleet = await start.proxy(config_for([replica]), [replica])
-    (view,) = fleet.state.router.view.snapshots(now=fleet.state.clock())
+    (view,) = fleet.state.routing.router.view.snapshots(now=fleet.state.routing.clock())
     assert replica.pings == 2
     assert view.rtt_ms is not None
     assert (view.running_requests, view.queued_requests, view.used_tokens) == (3, 2, 100)
@@ -53,7 +53,7 @@ async def test_dead_replica_does_not_keep_it_from_starting(start: Start) -> None
         unused.bind(("127.0.0.1", 0))
         config = with_replica(config_for([good, good]), 0, url=f"http://127.0.0.1:{unused.getsockname()[1]}")
         fleet = await start.proxy(config, [good])
-    views = fleet.state.router.view.snapshots(now=fleet.state.clock())
+    views = fleet.state.routing.router.view.snapshots(now=fleet.state.routing.clock())
     assert views[0].rtt_ms is None
     assert views[1].rtt_ms is not None
     text = (await fleet.client.get("/metrics")).text
@@ -70,7 +70,7 @@ async def test_silent_replica_does_not_keep_it_from_starting(
     replica.silent = silent
     async with asyncio.timeout(4.0):  # a ping may take 5 s, a scrape 10
         fleet = await start.proxy(config_for([replica]), [replica])
-    (view,) = fleet.state.router.view.snapshots(now=fleet.state.clock())
+    (view,) = fleet.state.routing.router.view.snapshots(now=fleet.state.routing.clock())
     assert (view.rtt_ms is None) == (silent == "/ping")
     told = [record.getMessage() for record in caplog.records]
     assert told.count("replica_does_not_answer") == (silent == "/ping")
@@ -90,7 +90,7 @@ async def test_loops_keep_asking_and_keep_connections_warm(start: Start, monkeyp
     monkeypatch.setattr("gorgo.live.monitor.replica_monitor.WARM_INTERVAL_S", 0.02)
     fleet = await start.fleet([answer(200)], proxy=replace(QUIET, probe_interval_s=0.02, scrape_interval_s=0.02))
     await until(lambda: fleet.replicas[0].pings > 20)
-    assert fleet.state.targets["r0"].upstream.connections >= WARM_CONNECTIONS
+    assert fleet.state.replicas.targets["r0"].upstream.connections >= WARM_CONNECTIONS
 
 
 async def test_what_a_replica_does_not_report_is_said_once_and_shown(
@@ -114,7 +114,7 @@ async def test_probe_failures_are_logged_once_and_the_return_too(
 ) -> None:
     caplog.set_level(logging.INFO, "gorgo")
     fleet = await start.fleet([answer(500)])
-    target = fleet.state.targets["r0"]
+    target = fleet.state.replicas.targets["r0"]
     monitor = ReplicaMonitor(fleet.state, replace(target, dialect=_Broken()), spread=lambda: 0.5)
     for _ in range(3):
         await monitor.probe()
@@ -129,11 +129,11 @@ async def test_a_replica_that_started_again_is_said_and_counted_and_believed_emp
 ) -> None:
     replica = await start.replica(stream(delta("a"), DONE))
     fleet = await start.proxy(config_for([replica]), [replica])
-    watcher = ReplicaMonitor(fleet.state, fleet.state.targets["r0"], spread=lambda: 0.5)
+    watcher = ReplicaMonitor(fleet.state, fleet.state.replicas.targets["r0"], spread=lambda: 0.5)
     await fleet.client.post(CHAT, content=chat(stream=True, messages=[{"role": "user", "content": "x" * 4096}]))
     counted = "sglang:prompt_tokens_total{} "
     for replica.metrics in (counted + "1030.0", counted + "1030.0", counted + "7.0", counted + "9.0"):
-        (row,) = fleet.state.router.view.snapshots(now=fleet.state.clock())
+        (row,) = fleet.state.routing.router.view.snapshots(now=fleet.state.routing.clock())
         assert (row.index_blocks > 0) == (replica.metrics != counted + "9.0")
         await watcher.scrape()
     assert [record.getMessage() for record in caplog.records].count("replica_restarted") == 1
@@ -151,11 +151,11 @@ async def test_a_broken_connection_has_the_figures_read_soon_and_not_at_the_next
     fleet = await start.proxy(config_for([replica]), [replica])
     long = chat(stream=True, messages=[{"role": "user", "content": "x" * 4096}])
     await fleet.client.post(CHAT, content=long)
-    assert fleet.state.router.view.snapshots(now=0.0)[0].restarts == 0
+    assert fleet.state.routing.router.view.snapshots(now=0.0)[0].restarts == 0
     replica.metrics = counted + "0"
     await fleet.client.post(CHAT, content=long)
-    await until(lambda: fleet.state.router.view.snapshots(now=0.0)[0].restarts == 1)
-    (row,) = fleet.state.router.view.snapshots(now=fleet.state.clock())
+    await until(lambda: fleet.state.routing.router.view.snapshots(now=0.0)[0].restarts == 1)
+    (row,) = fleet.state.routing.router.view.snapshots(now=fleet.state.routing.clock())
     assert row.index_blocks == 0
 
 
@@ -163,12 +163,12 @@ async def test_stats_of_a_replica_that_is_back_are_read_at_once(start: Start, mo
     replica = await start.replica(answer(200))
     replica.metrics = "sglang:num_running_reqs 3.0"
     fleet = await start.proxy(config_for([replica]), [replica])
-    target = fleet.state.targets["r0"]
+    target = fleet.state.replicas.targets["r0"]
     monitor = ReplicaMonitor(fleet.state, replace(target, dialect=_Broken()), spread=lambda: 0.5)
     await monitor.probe()
     monkeypatch.setattr(_Broken, "probe_path", target.dialect.probe_path)
     await monitor.probe()
-    (row,) = fleet.state.router.view.snapshots(now=fleet.state.clock())
+    (row,) = fleet.state.routing.router.view.snapshots(now=fleet.state.routing.clock())
     assert row.running_requests == 3.0
 
 

@@ -35,7 +35,7 @@ async def begun(proxy: Running) -> asyncio.Task[httpx.Response]:
 
 async def waiting(proxy: Running, count: int = 1, **headers: str) -> asyncio.Task[httpx.Response]:
     task = asyncio.create_task(proxy.client.post(CHAT, content=chat(stream=True), headers=headers))
-    await until(lambda: proxy.state.router.queued == count)
+    await until(lambda: proxy.state.routing.router.queued == count)
     return task
 
 
@@ -58,7 +58,7 @@ async def test_a_client_that_leaves_while_it_waits_is_never_sent(start: Start) -
     first = await begun(proxy)
     second = await waiting(proxy)
     second.cancel()
-    await until(lambda: proxy.state.router.queued == 0)
+    await until(lambda: proxy.state.routing.router.queued == 0)
     proxy.replicas[0].release.set()
     assert (await first).status_code == 200
     await proxy.idle()

@@ -110,7 +110,7 @@ def kept(followed: Followed) -> Kept:
     return Kept(
         tasks=len(asyncio.all_tasks()),
         descriptors=len(os.listdir("/proc/self/fd")),
-        old_series=len(replicas_with_series(followed) - followed.state.targets.keys()),
+        old_series=len(replicas_with_series(followed) - followed.state.replicas.targets.keys()),
         objects=Counter(
             type(found).__qualname__ for found in gc.get_objects() if f"{type(found).__module__}".startswith("gorgo.")
         ),
@@ -119,7 +119,7 @@ def kept(followed: Followed) -> Kept:
 
 
 def replicas_with_series(followed: Followed) -> set[str]:
-    families = followed.state.metrics.registry.collect()
+    families = followed.state.telemetry.metrics.registry.collect()
     return {sample.labels["replica"] for family in families for sample in family.samples if "replica" in sample.labels}
 
 
@@ -127,7 +127,7 @@ async def quiet(followed: Followed, first: bytes) -> Kept:
     """As it was at the start, with nothing open and no connection but those of the replicas in the fleet."""
     await followed.rewrite(first)
     await followed.fleet.idle()
-    await until(lambda: not followed.state.draining_targets)
+    await until(lambda: not followed.state.replicas.draining_targets)
     await until(lambda: all(view.slow_start_for_s is None for view in views(followed)))
     response = await followed.fleet.client.post(CHAT, content=chat(stream=True))  # at which ramps are forgotten
     assert response.status_code == 200
@@ -136,7 +136,7 @@ async def quiet(followed: Followed, first: bytes) -> Kept:
 
 
 def views(followed: Followed) -> list[ReplicaSnapshot]:
-    return followed.state.router.view.snapshots(now=followed.state.clock())
+    return followed.state.routing.router.view.snapshots(now=followed.state.routing.clock())
 
 
 async def reload_often(start: Start, folder: Path, *, warm_up: int, reloads: int) -> tuple[Kept, Kept]:
@@ -159,7 +159,7 @@ async def reload_often(start: Start, folder: Path, *, warm_up: int, reloads: int
     assert (followed.count("applied") + followed.count("refused")) == reloads + 2
     assert followed.count("refused") == reloads / len(edits)
     assert served > reloads, "the load was there"
-    followed.state.router.index.check()
+    followed.state.routing.router.index.check()
     warm, end = seen
     return warm, end
 

@@ -211,7 +211,7 @@ async def test_replica_key_replaces_the_clients_and_is_never_shown(
     seen = replica.seen[0]
     assert seen.header("authorization") == ["Bearer sk-upstream"]
     assert seen.header("x-api-key") == seen.header("api-key") == []
-    shown = f"{response.headers} {(await fleet.admin.get('/admin/fleet')).text} {fleet.state.targets['r0']!r}"
+    shown = f"{response.headers} {(await fleet.admin.get('/admin/fleet')).text} {fleet.state.replicas.targets['r0']!r}"
     assert "sk-upstream" not in shown + caplog.text
 
 
@@ -228,7 +228,7 @@ async def test_same_request_id_twice_at_once_is_served_twice(fleet: Running) -> 
     calls = [fleet.client.post(CHAT, content=chat(), headers={"x-request-id": "same"}) for _ in range(8)]
     assert {response.status_code for response in await asyncio.gather(*calls)} == {200}
     await fleet.idle()
-    assert len(fleet.state.router.samples) == 8
+    assert len(fleet.state.routing.router.samples) == 8
 
 
 async def test_answers_of_the_proxys_own_name_no_server_and_one_date(start: Start) -> None:
@@ -243,7 +243,7 @@ async def test_health_and_ready(start: Start) -> None:
     assert (await fleet.client.get("/health")).status_code == 200
     assert (await fleet.client.get("/ready")).status_code == 200
     assert (await fleet.client.head("/health")).status_code == 200
-    fleet.state.router.replicas.drain("r0", now=fleet.state.clock())
+    fleet.state.routing.router.replicas.drain("r0", now=fleet.state.routing.clock())
     checked(await fleet.client.get("/ready"), 503, "no_replica")
     assert (await fleet.client.get("/health")).status_code == 200
 
@@ -251,13 +251,13 @@ async def test_health_and_ready(start: Start) -> None:
 async def test_ready_waits_for_as_many_replicas_as_are_wanted(start: Start) -> None:
     fleet = await start.fleet([answer(200)], [answer(200)], proxy=replace(QUIET, min_ready_replicas=2))
     assert (await fleet.client.get("/ready")).status_code == 200
-    now = fleet.state.clock()
-    fleet.state.router.replicas.drain("r0", now=now)
+    now = fleet.state.routing.clock()
+    fleet.state.routing.router.replicas.drain("r0", now=now)
     checked(await fleet.client.get("/ready"), 503, "too_few_replicas")
-    fleet.state.router.replicas.drain("r0", False, now=now)
+    fleet.state.routing.router.replicas.drain("r0", False, now=now)
     assert (await fleet.client.get("/ready")).status_code == 200
     for _ in range(3):
-        fleet.state.router.replicas.on_probe("r1", None, now=now)
+        fleet.state.routing.router.replicas.on_probe("r1", None, now=now)
     checked(await fleet.client.get("/ready"), 503, "too_few_replicas")
     assert (await fleet.client.post(CHAT, content=chat())).status_code == 200
 
@@ -270,7 +270,7 @@ async def test_replica_that_has_never_answered_is_not_counted_as_ready(start: St
         config = with_replica(config, 0, url=f"http://127.0.0.1:{unused.getsockname()[1]}")
         fleet = await start.proxy(config, [good])
     checked(await fleet.client.get("/ready"), 503, "too_few_replicas")
-    fleet.state.router.replicas.on_probe("r0", 0.01, now=fleet.state.clock())
+    fleet.state.routing.router.replicas.on_probe("r0", 0.01, now=fleet.state.routing.clock())
     assert (await fleet.client.get("/ready")).status_code == 200
 
 
@@ -303,7 +303,7 @@ async def test_models_are_a_replicas_own_where_none_are_configured(start: Start)
     fleet = await start.fleet([answer(200, b'{"object":"list","data":[]}')])
     response = await fleet.client.get("/v1/models")
     assert response.content == b'{"object":"list","data":[]}'
-    assert [target.active for target in fleet.state.targets.values()] == [0]
+    assert [target.active for target in fleet.state.replicas.targets.values()] == [0]
 
 
 async def test_models_are_asked_for_whole_and_unpacked(start: Start) -> None:
@@ -355,7 +355,7 @@ async def test_fault_of_the_proxy_itself_is_a_500_without_the_text(
     def fail(*args: object, **kwargs: object) -> None:
         raise KeyError("my secret")
 
-    monkeypatch.setattr(fleet.state.router, "submit", fail)
+    monkeypatch.setattr(fleet.state.routing.router, "submit", fail)
     response = await fleet.client.post(CHAT, content=chat())
     checked(response, 500, "internal_error")
     (record,) = [record for record in caplog.records if record.getMessage() == "internal_error"]

@@ -28,7 +28,7 @@ async def test_slow_bodies_of_one_key_are_bounded_and_keep_nobody_else_out(start
         slow = [await stack.enter_async_context(connected(fleet.addresses.data)) for _ in range(2)]
         for client in slow:
             await client.post(CHAT, body[:5], A, length=len(body))
-        await until(lambda: len(fleet.state.uploads) == 2)
+        await until(lambda: len(fleet.state.routing.uploads) == 2)
         one_more = await stack.enter_async_context(connected(fleet.addresses.data))
         await one_more.post(CHAT, body[:5], A, length=len(body))
         assert b" 429 " in await one_more.head()
@@ -40,5 +40,5 @@ async def test_slow_bodies_of_one_key_are_bounded_and_keep_nobody_else_out(start
         slow[1].reset()
         await until(lambda: not fleet.state.exchanges)
         assert (await fleet.client.post(CHAT, content=body, headers={"x-api-key": "team-a"})).status_code == 200
-    assert len(fleet.state.uploads) == 0
+    assert len(fleet.state.routing.uploads) == 0
     await fleet.idle()

@@ -14,15 +14,15 @@ from typing import Any, cast
 import pytest
 
 from gorgo.config.model import Config
+from gorgo.live.build import build_live
 from gorgo.live.http.errors import Message
 from gorgo.live.http.headers import Header
 from gorgo.live.router_gateway import RouterGateway
+from gorgo.live.state import LiveState
 from gorgo.live.telemetry.health_log import HealthLog
 from gorgo.live.upstream.client import UpstreamClient, UpstreamError
 from gorgo.policies.registry import make_policy
 from gorgo.proxy.app import data_app
-from gorgo.proxy.build import build_proxy
-from gorgo.proxy.state import RunningProxy
 from tests.proxy.conftest import system_tls
 from tests.proxy.iterated import IteratedSource
 from tests.sim.live_shell import VirtualLoop
@@ -143,7 +143,7 @@ class Answered:
 class VirtualProxy:
     """The proxy and its replicas, by name."""
 
-    def __init__(self, state: RunningProxy, replicas: dict[str, ScriptedUpstream]) -> None:
+    def __init__(self, state: LiveState, replicas: dict[str, ScriptedUpstream]) -> None:
         self.state = state
         self.replicas = replicas
         self._app = data_app(state)
@@ -161,6 +161,7 @@ class VirtualProxy:
         reads: Callable[[bytes], Awaitable[None]] | None = None,
         method: str = "POST",
         extends: bool = False,
+        media_type: bytes = b"application/json",
     ) -> Answered:
         """One request, whose body comes in pieces. Its client leaves after so many seconds, if it does.
 
@@ -195,7 +196,7 @@ class VirtualProxy:
             "path": route,
             "raw_path": route.encode(),
             "query_string": b"",
-            "headers": [(b"content-type", b"application/json"), *headers],
+            "headers": [(b"content-type", media_type), *headers],
         }
         on_disconnect: list[Callable[[], None]] = []
         if extends:
@@ -213,7 +214,7 @@ class VirtualProxy:
         return answered
 
     def total(self, name: str, **labels: str) -> float:
-        return self.state.metrics.registry.get_sample_value(name, labels) or 0.0
+        return self.state.telemetry.metrics.registry.get_sample_value(name, labels) or 0.0
 
 
 def in_virtual_time(
@@ -225,19 +226,19 @@ def in_virtual_time(
         now = asyncio.get_running_loop().time
         policy = make_policy(config.proxy.policy)
         wiring = {"weights": None, "environ": {}, "key": 1, "seed": 1, "tls": system_tls(), **options}
-        state = build_proxy(config, policy=policy, **wiring)
+        state = build_live(config, policy=policy, **wiring)
         await state.aclose()
-        state.clock = now
-        state.gateway = RouterGateway(state.router, now, HealthLog(state.metrics))
+        state.routing.clock = now
+        state.routing.gateway = RouterGateway(state.routing.router, now, HealthLog(state.telemetry.metrics))
         replicas = {name: ScriptedUpstream(list(found)) for name, found in scripts.items()}
         for name, upstream in replicas.items():
-            state.targets[name].upstream = cast(UpstreamClient, upstream)
-            state.router.replicas.on_probe(name, 0.01, now=now())
+            state.replicas.targets[name].upstream = cast(UpstreamClient, upstream)
+            state.routing.router.replicas.on_probe(name, 0.01, now=now())
         await test(VirtualProxy(state, replicas))
         assert not state.exchanges
-        assert (state.router.in_flight, state.router.queued) == (0, 0)
+        assert (state.routing.router.in_flight, state.routing.router.queued) == (0, 0)
         assert not any(replica.open_responses for replica in replicas.values())
-        state.gateway.close()
+        state.routing.gateway.close()
 
     with pytest.MonkeyPatch.context() as patched, asyncio.Runner(loop_factory=VirtualLoop) as runner:
         now = runner.get_loop().time

@@ -17,9 +17,9 @@ from typing import Any
 from gorgo.config.constants import WARM_INTERVAL_S
 from gorgo.core.messages.request import AttemptResult, EngineSample, OpenConnection, Outcome
 from gorgo.live.http.headers import Header
+from gorgo.live.state import LiveState
 from gorgo.live.upstream.client import UpstreamError
 from gorgo.proxy.app import data_app
-from gorgo.proxy.state import RunningProxy
 from gorgo.sim.engine.driver import SimAttempt
 from gorgo.sim.engine.itl import ItlHistogram
 from gorgo.sim.event_queue import EventQueue, Handler
@@ -89,9 +89,7 @@ class LoopKernel(EventQueue):
 class LiveShell:
     """The proxy over simulated sites; what these tell goes where the proxy's own loops would send it."""
 
-    def __init__(
-        self, state: RunningProxy, fleet: SimFleet, feed: Sequence[SimRequest], *, seed: int, block_tokens: int
-    ):
+    def __init__(self, state: LiveState, fleet: SimFleet, feed: Sequence[SimRequest], *, seed: int, block_tokens: int):
         self.kernel = LoopKernel(asyncio.get_running_loop())
         self._state = state
         self._app = data_app(state)
@@ -162,13 +160,15 @@ class LiveShell:
     # -- what sites tell
 
     def on_connection(self, replica: str, connection: OpenConnection | None) -> None:
-        self._state.router.replicas.on_connection(replica, connection, now=self.kernel.now)
+        self._state.routing.router.replicas.on_connection(replica, connection, now=self.kernel.now)
 
     def on_probe(self, replica: str, rtt_s: float | None) -> None:
-        self._state.gateway.apply(self._state.router.replicas.on_probe(replica, rtt_s, now=self.kernel.now))
+        self._state.routing.gateway.apply(
+            self._state.routing.router.replicas.on_probe(replica, rtt_s, now=self.kernel.now)
+        )
 
     def on_sample(self, replica: str, sample: EngineSample | None) -> None:
-        self._state.router.replicas.on_engine_sample(replica, sample, now=self.kernel.now)
+        self._state.routing.router.replicas.on_engine_sample(replica, sample, now=self.kernel.now)
 
     def on_first_token(self, sending: SimAttempt) -> None:
         self._answers[sending].put_nowait(None)
@@ -262,9 +262,9 @@ def _usage(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def use(state: RunningProxy, shell: LiveShell) -> None:
+def use(state: LiveState, shell: LiveShell) -> None:
     """Let the proxy reach its replicas through `shell`. Its real connections, none of which is open, are dropped."""
-    for name, target in state.targets.items():
+    for name, target in state.replicas.targets.items():
         target.upstream = SiteUpstream(shell, name)  # type: ignore[assignment]
 
 

@@ -24,11 +24,11 @@ from gorgo.core.messages.decision import Decision
 from gorgo.core.router import Router
 from gorgo.core.training.outcomes import COLUMNS, TrainingRows
 from gorgo.core.training.spec import TrainingSpec
+from gorgo.live.build import build_live
 from gorgo.live.http import timeout
 from gorgo.live.router_gateway import RouterGateway
 from gorgo.live.telemetry.health_log import HealthLog
 from gorgo.policies.registry import make_policy
-from gorgo.proxy.build import build_proxy
 from gorgo.proxy.exchange import passage
 from gorgo.sim.engine.profiles import EngineProfile, as_vllm, find_profile
 from gorgo.sim.faults.injector import FaultInjector
@@ -133,15 +133,15 @@ def live(
         for module in (passage, timeout):
             monkeypatch.setattr(module, "monotonic", loop.time)
         started = make_policy(policy) if learns is None else LeastPredicted(SPEC)
-        state = build_proxy(found, policy=started, weights=None, environ={}, key=KEY, seed=SEED, tls=system_tls())
+        state = build_live(found, policy=started, weights=None, environ={}, key=KEY, seed=SEED, tls=system_tls())
         await state.aclose()
-        state.clock = loop.time
-        state.gateway = RouterGateway(state.router, loop.time, HealthLog(state.metrics))
+        state.routing.clock = loop.time
+        state.routing.gateway = RouterGateway(state.routing.router, loop.time, HealthLog(state.telemetry.metrics))
         shell = LiveShell(state, fleet_of(found, profile), FEED, seed=SEED, block_tokens=BLOCK_TOKENS)
         use(state, shell)
         shell.start(probe_interval_s=found.proxy.probe_interval_s, scrape_interval_s=found.proxy.scrape_interval_s)
         if learns is not None:
-            trains(shell, state.router, learns)
+            trains(shell, state.routing.router, learns)
         if dies:
             loop.call_at(KILLED_S, shell.engines[NEAR].kill)
             loop.call_at(REVIVED_S, shell.engines[NEAR].revive)
@@ -151,7 +151,7 @@ def live(
         bodies = {str(request.index): body_of(request, MODEL) for request in TRACE}
         answers = await shell.serve(bodies.__getitem__)
         assert dies or status == 400 or all(answer.endswith(b"data: [DONE]\n\n") for answer in answers.values())
-        return seen_of(state.router, FEED)
+        return seen_of(state.routing.router, FEED)
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(run())

@@ -19,9 +19,9 @@ from pathlib import Path
 from unittest.mock import patch
 
 from gorgo.cli import main
-from gorgo.proxy import server
-from gorgo.proxy.build import build_proxy
-from gorgo.proxy.state import RunningProxy
+from gorgo.live.build import build_live
+from gorgo.live.process import run
+from gorgo.live.state import LiveState
 from tests.bench.relay.measure import resident_bytes
 from tests.soak.ledgers import Ledgers
 
@@ -30,17 +30,17 @@ TRACE_VARIABLE = "GORGO_SOAK_TRACE"
 FRAMES, PLACES = 6, 12
 
 
-def look(state: RunningProxy, number: int) -> Ledgers:
+def look(state: LiveState, number: int) -> Ledgers:
     """Everything that is open in this process now. The Router's parts are read where they are."""
-    router = state.router
-    views = router.view.snapshots(now=state.clock())
-    targets = (*state.targets.values(), *state.draining_targets)
+    router = state.routing.router
+    views = router.view.snapshots(now=state.routing.clock())
+    targets = (*state.replicas.targets.values(), *state.replicas.draining_targets)
     return Ledgers(
         number=number,
         in_flight=router.in_flight,
         held=router.queued,
         exchanges=len(state.exchanges),
-        addressees=len(state.gateway._open),
+        addressees=len(state.routing.gateway._open),
         sources=sum(target.upstream.open_responses for target in targets),
         replica_requests=sum(view.in_flight_requests for view in views),
         replica_tokens=sum(view.in_flight_tokens for view in views),
@@ -74,15 +74,15 @@ class _Window:
         self._looks = 0
         self._before: tracemalloc.Snapshot | None = None
 
-    def open(self, *args: object, **kwargs: object) -> RunningProxy:
-        """In place of `build_proxy`: the same, and looked at from then on."""
-        state = build_proxy(*args, **kwargs)  # type: ignore[arg-type]  # handed on as they came
+    def open(self, *args: object, **kwargs: object) -> LiveState:
+        """In place of `build_live`: the same, and looked at from then on."""
+        state = build_live(*args, **kwargs)  # type: ignore[arg-type]  # handed on as they came
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._write, state)
         if os.environ.get(TRACE_VARIABLE):
             tracemalloc.start(FRAMES)
         return state
 
-    def _write(self, state: RunningProxy) -> None:
+    def _write(self, state: LiveState) -> None:
         self._looks += 1
         whole = self._file.with_suffix(".part")
         whole.write_text(look(state, self._looks).as_text())
@@ -100,5 +100,5 @@ class _Window:
 
 if __name__ == "__main__":
     window = _Window(Path(sys.argv.pop(1)))
-    with patch.object(server, "build_proxy", window.open):  # the name that `serve` calls
+    with patch.object(run, "build_live", window.open):  # the name that the process calls
         main()

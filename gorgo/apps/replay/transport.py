@@ -1,7 +1,7 @@
 """The proxy's HTTP client as a transport of httpx: `httpx.AsyncClient` over the pools of several origins.
 
 Owns the translation of httpx's requests and timeouts. Speaks HTTP/1.1 only; proxies and redirects are the caller's.
-The proxy itself calls a pool directly: httpx's objects cost a request tens of microseconds.
+The proxy calls a pool directly: httpx's objects cost a request tens of microseconds.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def explain(
 
 
 def _recent(shown: Row) -> Iterator[str]:
-    from gorgo.live.admin.page import formatting
+    from gorgo import formatting
 
     if not shown["decisions"]:
         yield "no request has been routed yet"

@@ -14,7 +14,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gorgo.live.admin.page import formatting
+from gorgo import formatting
 
 #: On narrower terminals columns are left out rather than cut.
 WIDE = 172

@@ -55,11 +55,11 @@ class Admin:
 
     def __init__(self, state: LiveState, changes: FleetChanges, token: str | None, closing: asyncio.Event) -> None:
         self._state = state
-        self._token = TokenCheck(token, lambda: state.clock(), lambda: state.metrics.admin_refused())
-        self._control = ControlRoutes(state)
-        self._decisions = DecisionRoutes(state)
+        self._token = TokenCheck(token, lambda: state.routing.clock(), lambda: state.telemetry.metrics.admin_refused())
+        self._control = ControlRoutes(state.routing)
+        self._decisions = DecisionRoutes(state.routing)
         self._fleet = FleetRoutes(state, changes)
-        self._pushes = PushRoutes(state, self._token)
+        self._pushes = PushRoutes(state.routing, state.replicas, self._token)
         self._page = Page(state, self._token, self._check, closing)
 
     def routes(self) -> list[Route]:
@@ -93,36 +93,38 @@ class Admin:
         return calls + pushes + self._page.routes()
 
     async def fleet(self, request: Request) -> Response:  # noqa: ARG002 - a handler's signature
-        views = self._state.router.view.snapshots(now=self._state.clock())
+        views = self._state.routing.router.view.snapshots(now=self._state.routing.clock())
         caches = {name: state.as_dict() for name, state in self._state.cache_states().items()}
         return json_response(
             {
-                "boot_id": self._state.router.boot_id,
+                "boot_id": self._state.routing.router.boot_id,
                 "region": self._state.config.proxy.region,
-                "in_flight": self._state.router.in_flight,
+                "in_flight": self._state.routing.router.in_flight,
                 "stopping": self._state.stopping,
                 "routing": self._control.in_force(),
-                "fleet_sources": self._state.found.as_rows(self._state.clock()),
+                "fleet_sources": self._state.replicas.found.as_rows(self._state.routing.clock()),
                 "replicas": [self._replica(view) | {"cache": caches.get(view.name)} for view in views],
             }
         )
 
     def _replica(self, view: ReplicaSnapshot) -> dict[str, Any]:
-        target = self._state.targets[view.name]
+        target = self._state.replicas.targets[view.name]
         more = {
-            "registered": view.name in self._state.control.registered,
-            "fleet_source": self._state.found.origin.get(view.name),
+            "registered": view.name in self._state.routing.control.registered,
+            "fleet_source": self._state.replicas.found.origin.get(view.name),
             "engine": target.engine,
         }
         return view.as_dict() | more | {"reports": target.reports.as_dict()}
 
     async def model(self, request: Request) -> Response:  # noqa: ARG002
-        return json_response(self._state.training.as_dict())
+        return json_response(self._state.routing.training.as_dict())
 
     async def samples(self, request: Request) -> Response:
         after = count_of(request, "after", 0)
         limit = min(count_of(request, "limit", MAX_SAMPLES), MAX_SAMPLES)
-        return json_response(self._state.router.samples.after(after, limit) | {"now_s": self._state.clock()})
+        return json_response(
+            self._state.routing.router.samples.after(after, limit) | {"now_s": self._state.routing.clock()}
+        )
 
     async def flush(self, request: Request) -> Response:
         body = await read_body(request)
@@ -138,7 +140,7 @@ class Admin:
         return json_response(self_check(self._state))
 
     async def metrics(self, request: Request) -> Response:  # noqa: ARG002
-        return Response(self._state.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+        return Response(self._state.telemetry.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
     async def description(self, request: Request) -> Response:  # noqa: ARG002
         return Response(await asyncio.to_thread(admin_document), media_type="application/json")

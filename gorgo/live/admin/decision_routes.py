@@ -12,7 +12,7 @@ from starlette.responses import Response
 from gorgo.live.admin.bodies import count_of, json_response
 from gorgo.live.admin.page.snapshot import DecisionStatus, decision_rows
 from gorgo.live.http.errors import HttpError
-from gorgo.live.state import LiveState
+from gorgo.live.state import Routing
 
 #: Rows of a list without `limit`.
 DEFAULT_ROWS = 100
@@ -21,14 +21,14 @@ DEFAULT_ROWS = 100
 class DecisionRoutes:
     """The handlers of one running proxy."""
 
-    def __init__(self, state: LiveState) -> None:
-        self._state = state
+    def __init__(self, routing: Routing) -> None:
+        self._routing = routing
 
     async def newest(self, request: Request) -> Response:
         """Return the last decisions, newest first, without the terms of their candidates."""
         limit = count_of(request, "limit", DEFAULT_ROWS)
         replica, policy = request.query_params.get("replica"), request.query_params.get("policy")
-        router, now = self._state.router, self._state.clock()
+        router, now = self._routing.router, self._routing.clock()
         stored = router.view.newest_decisions(router.settings.limits.max_decisions)
         rows = decision_rows(stored, router.samples.newest(len(router.samples)), router.view.snapshots(now=now))
         chosen = (
@@ -39,12 +39,12 @@ class DecisionRoutes:
     async def of_request(self, request: Request) -> Response:
         """Return every decision of a request, with the terms of each candidate, and its sample once it has ended."""
         request_id = request.path_params["request_id"]
-        found = self._state.router.view.decisions(request_id)
+        found = self._routing.router.view.decisions(request_id)
         if not found:
-            most = self._state.router.settings.limits.max_decisions
+            most = self._routing.router.settings.limits.max_decisions
             message = f"no stored decision has this request id; the last {most:,} decisions are stored"
             raise HttpError(404, "decision_not_found", message)
-        sample = self._state.router.samples.for_request(request_id)
+        sample = self._routing.router.samples.for_request(request_id)
         return json_response(
             {
                 "request_id": request_id,

@@ -41,7 +41,7 @@ def differences(state: LiveState) -> list[Difference]:
 
 
 def _routing(state: LiveState) -> Iterator[Difference]:
-    router, control, file = state.router, state.control, state.file_config.proxy
+    router, control, file = state.routing.router, state.routing.control, state.file_config.proxy
     waits = control.file.pending is not None
     why = "frozen; `gorgo unfreeze` applies the file" if waits else _LIVE if control.frozen is None else "frozen"
     if router.settings.policy.name != file.policy:
@@ -57,10 +57,10 @@ def _routing(state: LiveState) -> Iterator[Difference]:
 
 
 def _drain_marks(state: LiveState) -> Iterator[Difference]:
-    marked = {view.name: view.state == "draining" for view in state.router.view.snapshots(now=state.clock())}
+    marked = state.routing.router.view.draining()
     for replica in state.file_config.replicas:
-        draining = marked.get(replica.name, replica.draining)
-        if draining != replica.draining:
+        draining = replica.name in marked
+        if draining != replica.draining and replica.name in state.replicas.targets:
             yield Difference(f"replicas.{replica.name}.draining", replica.draining, draining, _LIVE)
 
 

@@ -26,7 +26,7 @@ class FleetRoutes:
         if self._state.stopping:
             raise HttpError(503, "stopping", "the proxy is stopping")
         done = await self._changes.register(body)
-        durable = self._state.control.durable
+        durable = self._state.routing.control.durable
         answer = {"replica": done.replica, "change": done.change, "warnings": done.warnings, "durable": durable}
         return json_response(answer, 201 if done.change == "added" else 200)
 
@@ -34,18 +34,20 @@ class FleetRoutes:
         parse_body(await read_body(request), {})
         name = request.path_params["name"]
         in_flight = await self._changes.remove(name)
-        return json_response({"replica": name, "in_flight": in_flight, "durable": self._state.control.durable}, 202)
+        return json_response(
+            {"replica": name, "in_flight": in_flight, "durable": self._state.routing.control.durable}, 202
+        )
 
     async def drain(self, request: Request) -> Response:
         name = request.path_params["name"]
         body = await read_body(request)
         parse_body(body, _DRAIN)
         draining = body.get("drain") is not False
-        await self._state.control.drain(name, draining)
-        views = self._state.router.view.snapshots(now=self._state.clock())
+        await self._state.routing.control.drain(name, draining)
+        views = self._state.routing.router.view.snapshots(now=self._state.routing.clock())
         view = next((row for row in views if row.name == name), None)
         in_flight = 0 if view is None else view.in_flight_requests
-        durable = self._state.control.durable
+        durable = self._state.routing.control.durable
         return json_response({"replica": name, "drain": draining, "in_flight": in_flight, "durable": durable})
 
     async def reload(self, request: Request) -> Response:

@@ -20,7 +20,7 @@ from gorgo.live.admin.token_check import CHALLENGE, TokenCheck, bearer
 from gorgo.live.cache_push.reports import HASH_BYTES, MAX_PACKED_BYTES, PACKED, from_json, from_query, unpacked
 from gorgo.live.cache_push.source import HASHES_PER_S, LEAST_HASHES, CachePush, PushSource
 from gorgo.live.http.errors import HttpError
-from gorgo.live.state import LiveState
+from gorgo.live.state import Replicas, Routing
 
 #: Packed bodies that are being read, in sum: eight of the largest.
 MAX_READ_BYTES = 8 * MAX_PACKED_BYTES
@@ -37,16 +37,17 @@ class PushRoutes:
         Delays and counts wrong tokens.
     """
 
-    def __init__(self, state: LiveState, wrong: TokenCheck) -> None:
-        self._state = state
+    def __init__(self, routing: Routing, replicas: Replicas, wrong: TokenCheck) -> None:
+        self._routing = routing
+        self._replicas = replicas
         self._wrong = wrong
         self._reading = 0
 
     async def sync(self, request: Request) -> Response:
-        return await self._answer(request, self._state.pushes.sync)
+        return await self._answer(request, self._replicas.pushes.sync)
 
     async def eviction(self, request: Request) -> Response:
-        return await self._answer(request, self._state.pushes.evict)
+        return await self._answer(request, self._replicas.pushes.evict)
 
     async def _answer(self, request: Request, apply: _Apply) -> Response:
         allowed = await self._replicas_of(request)
@@ -60,12 +61,12 @@ class PushRoutes:
             push = from_json(await read_body(request))
             source = self._source(push, allowed)
             self._admit(source, len(push.hashes))
-        await apply(source, replace(push, model=self._state.models.canonical(push.model)))
+        await apply(source, replace(push, model=self._routing.models.canonical(push.model)))
         return json_response({"worker_id": push.replica, "sync_needed": source.needs_snapshot})
 
     async def _replicas_of(self, request: Request) -> frozenset[str]:
         """Return the replicas that the token speaks for. Raises `HttpError` (401)."""
-        tokens = {name: target.secrets.push_token for name, target in self._state.targets.items()}
+        tokens = {name: target.secrets.push_token for name, target in self._replicas.targets.items()}
         if not any(tokens.values()):
             message = "pushes are off: no replica has a push_token_env"
             raise HttpError(401, "push_off", message, headers=CHALLENGE)
@@ -81,21 +82,21 @@ class PushRoutes:
 
     def _source(self, push: CachePush, allowed: frozenset[str]) -> PushSource:
         """Return what the replica of a push has pushed. Raises `HttpError` for another one than the token's."""
-        targets = self._state.targets
+        targets = self._replicas.targets
         if push.replica not in targets:
             hint = closest(push.replica, allowed)
             message = f"worker_id: no replica is named {push.replica[:60]!r}{hint}"
             raise HttpError(404, "replica_not_found", message)
         if push.replica not in allowed:
             raise HttpError(403, "other_replica", "worker_id: the token is that of another replica")
-        listed = self._state.models.listed(push.replica)
-        if push.model is not None and listed and self._state.models.canonical(push.model) not in listed:
+        listed = self._routing.models.listed(push.replica)
+        if push.model is not None and listed and self._routing.models.canonical(push.model) not in listed:
             raise HttpError(404, "model_not_found", f"model: the replica serves {', '.join(listed)}")
         return targets[push.replica].pushes
 
     def _admit(self, source: PushSource, hashes: int) -> None:
         """Charge a push. Raises `HttpError` (429) for one beyond the rate."""
-        wait_s = source.charge(hashes, now=self._state.clock())
+        wait_s = source.charge(hashes, now=self._routing.clock())
         if wait_s:
             bound = f"at most {HASHES_PER_S} hashes per second, where a push counts as {LEAST_HASHES} at least"
             headers = ((b"retry-after", b"%d" % ceil(wait_s)),)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def self_check(state: LiveState) -> dict[str, Any]:
     """Return open resources and the first violated invariant, `None` if all hold."""
-    router = state.router
+    router = state.routing.router
     return {
         "violation": _violation(router, state.buffers),
         "index": {"blocks": router.index.stored_blocks, "nodes": router.index.nodes},
@@ -27,10 +27,10 @@ def self_check(state: LiveState) -> dict[str, Any]:
         "exchanges": len(state.exchanges),
         "buffered_bytes": state.buffers.used_bytes,
         "buffers": len(state.buffers),
-        "draining": len(state.draining_targets),
-        "active": {name: target.active for name, target in state.targets.items()},
-        "open_responses": {name: target.upstream.open_responses for name, target in state.targets.items()},
-        "connections": {name: target.upstream.connections for name, target in state.targets.items()},
+        "draining": len(state.replicas.draining_targets),
+        "active": {name: target.active for name, target in state.replicas.targets.items()},
+        "open_responses": {name: target.upstream.open_responses for name, target in state.replicas.targets.items()},
+        "connections": {name: target.upstream.connections for name, target in state.replicas.targets.items()},
         "tasks": dict(Counter(_name(task) for task in asyncio.all_tasks())),
     }
 

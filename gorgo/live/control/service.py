@@ -284,13 +284,12 @@ class ControlService:
 
     def _in_force(self) -> PersistedState:
         policy, weights = self._active()
-        views = self._router.view.snapshots(now=self._clock())
         return PersistedState(
             policy=policy,
             weights=weights,
             version=self._router.settings.weights.version,
             frozen=self.frozen,
-            draining=frozenset(view.name for view in views if view.state == "draining"),
+            draining=self._router.view.draining(),
             configured=self.file.applied,
             registered=tuple(self.registered.entries.values()),
         )

@@ -12,10 +12,11 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from gorgo.config.fleet.source import FleetSourceConfig
 from gorgo.errors import ConfigError, GorgoError, MissingExtra
+from gorgo.fleet_sources.fleet import FoundFleet
+from gorgo.live.clock import Clock
 from gorgo.live.fleet_sources.dns import DnsSource
 from gorgo.live.fleet_sources.reports import Reports
 from gorgo.live.logs import log, log_failure
-from gorgo.live.state import LiveState
 
 #: A rollout changes several pods at once, and each change of the fleet is probed.
 COLLECT_S = 0.05
@@ -44,13 +45,21 @@ class FleetSources:
     Parameters
     ----------
     apply:
-        Brings the replicas of `state.found` into the fleet, and out of it. Raises `GorgoError`.
+        Brings the replicas of `found` into the fleet, and out of it. Raises `GorgoError`.
     environ:
         Of the process.
     """
 
-    def __init__(self, state: LiveState, apply: Callable[[], Awaitable[object]], *, environ: Mapping[str, str]) -> None:
-        self._state = state
+    def __init__(
+        self,
+        found: FoundFleet,
+        clock: Clock,
+        apply: Callable[[], Awaitable[object]],
+        *,
+        environ: Mapping[str, str],
+    ) -> None:
+        self._found = found
+        self._clock = clock
         self._apply = apply
         self._environ = environ
         self._changed = asyncio.Event()
@@ -58,7 +67,7 @@ class FleetSources:
 
     async def run(self) -> None:
         """Run until cancelled."""
-        self._state.found.on_change = self._changed.set
+        self._found.on_change = self._changed.set
         async with asyncio.TaskGroup() as tasks:
             while True:
                 self._reconcile(tasks)
@@ -69,7 +78,7 @@ class FleetSources:
 
     def _reconcile(self, tasks: asyncio.TaskGroup) -> None:
         """Start the sources that are new or changed, and stop the others."""
-        wanted = {name: source.config for name, source in self._state.found.sources.items()}
+        wanted = {name: source.config for name, source in self._found.sources.items()}
         for name, (config, task) in list(self._running.items()):
             if wanted.get(name) != config:
                 task.cancel()
@@ -80,7 +89,7 @@ class FleetSources:
 
     async def _follow(self, config: FleetSourceConfig) -> None:
         """Follow one source until cancelled. A fault of one source ends neither the others nor the proxy."""
-        reports = Reports(config.name, self._state.found, self._state.clock)
+        reports = Reports(config.name, self._found, self._clock)
         while True:
             try:
                 await follow_source(config, reports, self._environ)

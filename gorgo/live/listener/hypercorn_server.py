@@ -30,7 +30,6 @@ class ServerConfig(Config):
     `Config.graceful_timeout` bounds the whole stop.
     """
 
-
     serve_connection: Serve
 
 

@@ -20,7 +20,7 @@ from gorgo.engines.discovery import (
     recognise,
 )
 from gorgo.live.logs import log
-from gorgo.live.state import LiveState
+from gorgo.live.state import Replicas, Routing
 from gorgo.live.upstream.client import UpstreamError
 from gorgo.live.upstream.target import Target
 
@@ -73,8 +73,9 @@ class Discovery:
         Returns status and body of a GET within a time limit. Raises `UpstreamError`.
     """
 
-    def __init__(self, state: LiveState, target: Target, fetch: Fetch) -> None:
-        self._state = state
+    def __init__(self, routing: Routing, replicas: Replicas, target: Target, fetch: Fetch) -> None:
+        self._routing = routing
+        self._replicas = replicas
         self._target = target
         self._fetch = fetch
         self._identify = target.detects_engine
@@ -89,7 +90,7 @@ class Discovery:
 
     def publish(self, found: Discovered) -> bool:
         """Use what was found, unless another process has this name now. Return whether the kind of engine changed."""
-        if self._state.targets.get(self._target.name) is not self._target:
+        if self._replicas.targets.get(self._target.name) is not self._target:
             return False
         changed = self.apply_engine(found)
         if found.models is not None:
@@ -109,19 +110,19 @@ class Discovery:
         target.use_engine(engine)
         log("engine_found", replica=target.name, engine=engine.name, version=engine.version)
         if was is not None and was.name != engine.name:
-            self._state.router.caches.flush(target.name, now=self._state.clock())
+            self._routing.router.caches.flush(target.name, now=self._routing.clock())
         return was is None or was.name != engine.name
 
     def _use_models(self, found: tuple[ServedModel, ...]) -> None:
-        state, name = self._state, self._target.name
-        before = state.models.listed(name)
-        now_listed = state.models.set_list(name, found, engine=self._target.dialect.name)
+        routing, name = self._routing, self._target.name
+        before = routing.models.listed(name)
+        now_listed = routing.models.set_list(name, found, engine=self._target.dialect.name)
         if now_listed == before:
             return
         added = [model for model in now_listed if model not in before]
         removed = [model for model in before if model not in now_listed]
         log("models_found", replica=name, added=added[:NAMES_LOGGED], removed=removed[:NAMES_LOGGED])
-        state.gateway.apply(state.router.replicas.on_models(name, now_listed, now=state.clock()))
+        routing.gateway.apply(routing.router.replicas.on_models(name, now_listed, now=routing.clock()))
 
     async def answer(self, path: str) -> object:
         """Return the JSON of a route, `None` without one."""

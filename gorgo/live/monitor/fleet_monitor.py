@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from gorgo.live.monitor.discovery import DISCOVERY_TIMEOUT_S
 from gorgo.live.monitor.replica_monitor import ReplicaMonitor
-from gorgo.live.state import LiveState
+from gorgo.live.state import Routing
 
 
 class FleetMonitor:
@@ -64,10 +64,10 @@ async def probe_all(monitors: list[ReplicaMonitor]) -> None:
         monitor.publish(result)
 
 
-async def run_timers(state: LiveState) -> None:
+async def run_timers(routing: Routing) -> None:
     """Run the Router's timers when they are due, and each second: an event can move them earlier."""
     while True:
-        due = state.router.next_timer()
-        wait_s = 1.0 if due is None else min(1.0, max(0.0, due - state.clock()))
+        due = routing.router.next_timer()
+        wait_s = 1.0 if due is None else min(1.0, max(0.0, due - routing.clock()))
         await asyncio.sleep(max(wait_s, 0.01))
-        state.gateway.run_timer()
+        routing.gateway.run_timer()

@@ -73,10 +73,10 @@ class ReplicaMonitor:
         #: Status of 4xx of the last probe, `None` for any other end.
         self._refusal: int | None = None
         self._reports_metrics = True
-        self._discovery = Discovery(state, target, self._fetch)
-        self._scraper = Scraper(target, self._fetch, state.clock)
+        self._discovery = Discovery(state.routing, state.replicas, target, self._fetch)
+        self._scraper = Scraper(target, self._fetch, state.routing.clock)
         self._kv_events: KvSubscriber | None = None
-        target.upstream.on_connection_change(self._report_connection, state.gateway.stale_connections.append)
+        target.upstream.on_connection_change(self._report_connection, state.routing.gateway.stale_connections.append)
 
     @property
     def target(self) -> Target:
@@ -129,7 +129,7 @@ class ReplicaMonitor:
             rtt_s = await self._measure()
         except UpstreamError:
             return  # No free connection in this process: no fact about the replica.
-        self._probed(rtt_s, self._state.clock())
+        self._probed(rtt_s, self._state.routing.clock())
         if was_silent and rtt_s is not None:
             self._discovery.expect_another_process()
             await self.discover()
@@ -138,7 +138,7 @@ class ReplicaMonitor:
     async def scrape(self) -> None:
         """Read the engine's metrics and pass them to the Router."""
         if self._has_metrics:
-            self._sampled(await self._read_sample(), self._state.clock())
+            self._sampled(await self._read_sample(), self._state.routing.clock())
 
     async def discover(self) -> None:
         """Read the list of models, and find the kind of engine where it is not known."""
@@ -174,18 +174,20 @@ class ReplicaMonitor:
 
     def publish(self, result: ProbeResult) -> None:
         """Pass the first answers to the Router, after the replica has joined."""
-        now = self._state.clock()
+        now = self._state.routing.clock()
         self._discovery.publish(result.discovered)
         self._probed(result.rtt_s, now)
         self._sampled(result.sample, now)
 
     def _probed(self, rtt_s: float | None, now: float) -> None:
-        replicas = self._state.router.replicas
-        self._state.gateway.apply(replicas.on_probe(self._target.name, rtt_s, now=now, refusal=self._refusal))
-        self._state.probe_history.record(self._target.name, rtt_s, now=now)
+        replicas = self._state.routing.router.replicas
+        self._state.routing.gateway.apply(replicas.on_probe(self._target.name, rtt_s, now=now, refusal=self._refusal))
+        self._state.telemetry.probe_history.record(self._target.name, rtt_s, now=now)
 
     def _sampled(self, sample: EngineSample | None, now: float) -> None:
-        self._state.gateway.apply(self._state.router.replicas.on_engine_sample(self._target.name, sample, now=now))
+        self._state.routing.gateway.apply(
+            self._state.routing.router.replicas.on_engine_sample(self._target.name, sample, now=now)
+        )
 
     @property
     def _has_metrics(self) -> bool:
@@ -226,7 +228,7 @@ class ReplicaMonitor:
                 raise other if other.reason in _REFUSALS or other.reason == POOL_EXHAUSTED else failure from None
 
     def _unanswered(self, failure: UpstreamError) -> None:
-        self._state.metrics.probe_failed(self._target.name, self._target.region)
+        self._state.telemetry.metrics.probe_failed(self._target.name, self._target.region)
         self._target.last_failure = failure.cause or failure.reason
         self._changed(failure)
 
@@ -235,7 +237,7 @@ class ReplicaMonitor:
         target = self._target
         sample = await self._scraper.read()
         if sample is None:
-            self._state.metrics.scrape_failed(target.name, target.region)
+            self._state.telemetry.metrics.scrape_failed(target.name, target.region)
         if self._reports_metrics and sample is None:
             log("scrape_failed", level=logging.WARNING, replica=target.name)
         self._reports_metrics = sample is not None
@@ -243,11 +245,11 @@ class ReplicaMonitor:
 
     def _report_connection(self, found: NextConnectionState | None) -> None:
         """Report the next connection to the Router, unless another process has this name now."""
-        if self._state.targets.get(self._target.name) is not self._target:
+        if self._state.replicas.targets.get(self._target.name) is not self._target:
             return
-        now = self._state.clock()
+        now = self._state.routing.clock()
         connection = None if found is None else OpenConnection(found.windows, now - found.idle_s, found.pacing)
-        self._state.router.replicas.on_connection(self._target.name, connection, now=now)
+        self._state.routing.router.replicas.on_connection(self._target.name, connection, now=now)
 
     async def warm(self) -> None:
         """Ping on several connections at once, unless the replica is known to be silent."""
@@ -303,14 +305,14 @@ async def _subscriber(state: LiveState, target: Target, discovery: Discovery) ->
     from gorgo.live.kv_events.feeds import KvSubscriptions
     from gorgo.live.kv_events.subscriber import KvSubscriber
 
-    if state.kv_feeds is None:
-        state.kv_feeds = KvSubscriptions(state.kv_feed_stats)
+    if state.replicas.kv_feeds is None:
+        state.replicas.kv_feeds = KvSubscriptions(state.replicas.kv_feed_stats)
     return KvSubscriber(
-        state.kv_feeds,
+        state.replicas.kv_feeds,
         target,
-        state.router.caches,
-        state.clock,
+        state.routing.router.caches,
+        state.routing.clock,
         answer=discovery.answer,
-        is_current=lambda: state.targets.get(target.name) is target,
-        deliver=state.gateway.apply,
+        is_current=lambda: state.replicas.targets.get(target.name) is target,
+        deliver=state.routing.gateway.apply,
     )

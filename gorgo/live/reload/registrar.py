@@ -46,19 +46,19 @@ class Registrar:
         return await self._reloader.reload()
 
     async def register(self, entry: Mapping[str, Any]) -> Registration:
-        state, registered = self._state, self._state.control.registered
+        state, registered = self._state, self._state.routing.control.registered
         async with self._reloader.turn:
             replica = parse_entry(entry, state.config)
             replica_secrets(replica, self._environ)
             check_extras([replica])
-            await asyncio.to_thread(upstream_tls, replica, state.tls)
+            await asyncio.to_thread(upstream_tls, replica, state.replicas.tls)
             name = replica.name
-            if name in state.targets and name not in registered:
+            if name in state.replicas.targets and name not in registered:
                 raise ReplicaInFile(f"{self._owner(name)} names {name!r}: change it there")
             running = next((row for row in state.config.replicas if row.name == name), None)
             if registered.entries.get(name) == replica == running:
                 return Registration(name, "none", self._warnings(name))
-            await state.control.execute(partial(state.control.fleet.add, replica))
+            await state.routing.control.execute(partial(state.routing.control.fleet.add, replica))
             changes = await self._reloader.apply_fleet(self._reloader.current_config())
         warnings = self._warnings(name)
         for warning in warnings:
@@ -69,7 +69,7 @@ class Registrar:
         return Registration(name, "replaced" if replaced else "updated", warnings)
 
     def _owner(self, name: str) -> str:
-        source = self._state.found.origin.get(name)
+        source = self._state.replicas.found.origin.get(name)
         return "regions.yaml" if source is None else f"the fleet source {source}"
 
     def _warnings(self, name: str) -> tuple[str, ...]:
@@ -80,30 +80,30 @@ class Registrar:
         return tuple(warning.removeprefix(place) for warning in found)
 
     async def remove(self, name: str) -> int:
-        state, registered = self._state, self._state.control.registered
+        state, registered = self._state, self._state.routing.control.registered
         async with self._reloader.turn:
-            if name not in state.targets:
+            if name not in state.replicas.targets:
                 raise UnknownReplica(f"no replica named {name!r}{closest(name, registered.entries)}")
             if name not in registered:
                 raise ReplicaInFile(f"{self._owner(name)} names {name!r}: remove it there")
             if name in registered.entries:
-                await state.control.execute(partial(state.control.fleet.leave, name))
-                log("replica_leaving", replica=name, in_flight=state.targets[name].active)
+                await state.routing.control.execute(partial(state.routing.control.fleet.leave, name))
+                log("replica_leaving", replica=name, in_flight=state.replicas.targets[name].active)
             entry = registered.leaving[name]
             if self._removing.get(name) is not entry:
                 self._removing[name] = entry
                 self._reloader.spawn(self._remove(entry))
-            return state.targets[name].active
+            return state.replicas.targets[name].active
 
     async def _remove(self, entry: ReplicaConfig) -> None:
         """Remove a leaving replica when its requests have ended, at the latest after the grace period.
 
         Requests that are still open then end by themselves, outside the fleet.
         """
-        state, registered = self._state, self._state.control.registered
+        state, registered = self._state, self._state.routing.control.registered
         with suppress(TimeoutError):
             async with asyncio.timeout(state.limits.shutdown_grace_s):
-                await state.targets[entry.name].wait_drained()
+                await state.replicas.targets[entry.name].wait_drained()
         async with self._reloader.turn:
             if self._removing.get(entry.name) is entry:
                 del self._removing[entry.name]

@@ -129,16 +129,16 @@ class Reloader:
             return changes
         results = await self._probe_new(changes, config, secrets)
         await state.begin_flush(_leaving(changes))
-        async with state.control.exclusive():
-            policy, weights = state.router.settings.policy, state.router.settings.weights
+        async with state.routing.control.exclusive():
+            policy, weights = state.routing.router.settings.policy, state.routing.router.settings.weights
             left, changes = self._change(changes, config, secrets, policy, weights, None, results)
-        log("fleet_changed", replicas=len(state.targets), **changes.as_log())
+        log("fleet_changed", replicas=len(state.replicas.targets), **changes.as_log())
         self._drain(left)
         return changes
 
     def _whole(self, file: Config) -> Config:
         """Return the file's configuration with the registered replicas and those of fleet sources."""
-        return self._state.found.merged(self._state.control.registered.merged(file))
+        return self._state.replicas.found.merged(self._state.routing.control.registered.merged(file))
 
     async def _reload(self, file: ConfigFile, found: Found) -> AppliedReload | GorgoError:
         try:
@@ -151,33 +151,35 @@ class Reloader:
             changes = diff(self._state.config, config)
             client_keys = read_client_keys(config.clients)
             # Read before any change, because files can be wrong.
-            tls_of = await asyncio.to_thread(tls_contexts, config, self._state.tls)
-            tokenizers = await asyncio.to_thread(read_tokenizers, config.models, self._state.prompt_tokens.models)
+            tls_of = await asyncio.to_thread(tls_contexts, config, self._state.replicas.tls)
+            tokenizers = await asyncio.to_thread(
+                read_tokenizers, config.models, self._state.routing.prompt_tokens.models
+            )
             results = await self._probe_new(changes, config, secrets)
             if self._state.served_tls is not None:
                 self._state.served_tls.renew(config.proxy.tls)
         except GorgoError as refusal:
-            self._state.metrics.reload_refused()
+            self._state.telemetry.metrics.reload_refused()
             log("config_refused", level=logging.ERROR, error=str(refusal), in_force="the configuration as it was")
             return refusal
         except Exception as failure:  # noqa: BLE001 - nothing has changed yet, and a file must not end the process
-            self._state.metrics.reload_refused()
+            self._state.telemetry.metrics.reload_refused()
             log_failure("config_refused", failure)
             return ConfigError(f"the reload failed: {type(failure).__name__}; the log has the traceback")
         await self._state.begin_flush(_leaving(changes))
-        async with self._state.control.exclusive():
-            self._state.control.fleet.drop_named(from_file)
+        async with self._state.routing.control.exclusive():
+            self._state.routing.control.fleet.drop_named(from_file)
             left, changes = self._change(changes, config, secrets, policy, weights, shadow, results)
-            self._state.file_config, self._state.prompt_tokens.models = from_file, tokenizers
-            self._state.found.configure(from_file.fleet_sources, now=self._state.clock())
-            self._state.client_keys = client_keys
-            self._state.metrics.clients.retain(() if client_keys is None else client_keys.names)
+            self._state.file_config, self._state.routing.prompt_tokens.models = from_file, tokenizers
+            self._state.replicas.found.configure(from_file.fleet_sources, now=self._state.routing.clock())
+            self._state.routing.client_keys = client_keys
+            self._state.telemetry.metrics.clients.retain(() if client_keys is None else client_keys.names)
             file.watch_also(config.clients.keys_file)
             for name, tls in tls_of.items():
-                self._state.targets[name].upstream.set_tls(tls)
-        self._state.metrics.reload_applied(self._state.clock())
+                self._state.replicas.targets[name].upstream.set_tls(tls)
+        self._state.telemetry.metrics.reload_applied(self._state.routing.clock())
         level = logging.WARNING if changes.restart or changes.not_in_force else logging.INFO
-        log("config_reloaded", level=level, replicas=len(self._state.targets), **changes.as_log())
+        log("config_reloaded", level=level, replicas=len(self._state.replicas.targets), **changes.as_log())
         log_config_warnings(config)
         self._drain(left)
         return AppliedReload(len(config.replicas), changes.as_log())
@@ -190,7 +192,7 @@ class Reloader:
             monitors = []
             deadlines = deadlines_by_region(config)
             for replica in (*changes.added, *changes.replaced):
-                tls = upstream_tls(replica, self._state.tls)
+                tls = upstream_tls(replica, self._state.replicas.tls)
                 limits, buffers = config.limits, self._state.buffers
                 target = make_target(replica, limits, deadlines[replica.region], secrets[replica.name], tls, buffers)
                 undo.push_async_callback(target.upstream.aclose)
@@ -204,7 +206,7 @@ class Reloader:
         await asyncio.wait((monitor_task,))
         await target.wait_drained()
         await target.upstream.aclose()
-        self._state.draining_targets.discard(target)
+        self._state.replicas.draining_targets.discard(target)
         self._retain_series()
 
     # -- the one step
@@ -228,32 +230,38 @@ class Reloader:
         self._change_fleet(changes, config)
         if changes.shadow:
             # The old shadow policy may read another index than the new policy.
-            state.router.settings.set_shadow(None, now=state.clock())
-        waiting = state.control.apply_config(
+            state.routing.router.settings.set_shadow(None, now=state.routing.clock())
+        waiting = state.routing.control.apply_config(
             config, policy, weights, switched=changes.policy, edited=changes.policy or changes.weights
         )
         if changes.shadow:
             self._set_shadow(shadow)
-        removed = [state.targets[name] for name in _leaving(changes)]
-        state.targets = {row.name: joined.get(row.name) or state.targets[row.name] for row in config.replicas}
+        removed = [state.replicas.targets[name] for name in _leaving(changes)]
+        state.replicas.targets = {
+            row.name: joined.get(row.name) or state.replicas.targets[row.name] for row in config.replicas
+        }
         deadlines = deadlines_by_region(config)
         for row in config.replicas:
-            state.targets[row.name].update(row, config.limits, deadlines[row.region], secrets[row.name])
-        state.client_policies = ClientPolicies.for_client(config)
+            state.replicas.targets[row.name].update(row, config.limits, deadlines[row.region], secrets[row.name])
+        state.routing.client_policies = ClientPolicies.for_client(config)
         state.apply_config(config)
-        state.models.configure(config, restarted={target.name for target in removed})
-        for name in state.targets:
-            state.gateway.apply(state.router.replicas.on_models(name, state.models.listed(name), now=state.clock()))
+        state.routing.models.configure(config, restarted={target.name for target in removed})
+        for name in state.replicas.targets:
+            state.routing.gateway.apply(
+                state.routing.router.replicas.on_models(
+                    name, state.routing.models.listed(name), now=state.routing.clock()
+                )
+            )
         state.config, state.limits = keep_restart_only(state.config, config), config.limits
-        state.training.configure(config.proxy.learning)
+        state.routing.training.configure(config.proxy.learning)
         state.buffers.limit_bytes = max_buffered_bytes(config.limits)
-        state.draining_targets.update(removed)
+        state.replicas.draining_targets.update(removed)
         left = [(target, self._monitors.stop(target.name)) for target in removed]
         self._start_monitors(changes, results)
         for target in removed:
-            state.stored_responses.forget(target.name)
+            state.replicas.stored_responses.forget(target.name)
         if changes.fleet:
-            state.model_lists.clear()
+            state.replicas.model_lists.clear()
         self._retain_series()
         return left, replace(changes, not_in_force=waiting)
 
@@ -262,14 +270,14 @@ class Reloader:
             self.spawn(self._drain_removed(target, monitor_task))
 
     def _change_fleet(self, changes: ConfigDiff, config: Config) -> None:
-        router, now = self._state.router, self._state.clock()
-        limits = self._state.router_limits(config)
+        router, now = self._state.routing.router, self._state.routing.clock()
+        limits = self._state.kind.router_limits(config)
         if limits != router.settings.limits:
             router.settings.set_limits(limits, now=now)
         if changes.fleet or changes.models:
             replaced = {replica.name for replica in changes.replaced}
             # A drain mark belongs to the name: it outlives an exchange of the process.
-            marked = {view.name for view in router.view.snapshots(now=now) if view.state == "draining"} & replaced
+            marked = router.view.draining() & replaced
             # Leaving and joining resets load, health and prefix index in the Router.
             specs = replica_specs(config)
             router.replicas.set_fleet([spec for spec in specs if spec.name not in replaced], now=now)
@@ -281,7 +289,7 @@ class Reloader:
 
     def _set_shadow(self, shadow: Policy | None) -> None:
         try:
-            self._state.router.settings.set_shadow(shadow, now=self._state.clock())
+            self._state.routing.router.settings.set_shadow(shadow, now=self._state.routing.clock())
         except ConfigError as error:  # the live policy differs from the file's
             log("shadow_not_set", level=logging.WARNING, error=str(error))
 
@@ -293,8 +301,8 @@ class Reloader:
             self._monitors.start(monitor)
 
     def _retain_series(self) -> None:
-        targets = (*self._state.targets.values(), *self._state.draining_targets)
-        self._state.metrics.retain_replicas({(target.name, target.region) for target in targets})
+        targets = (*self._state.replicas.targets.values(), *self._state.replicas.draining_targets)
+        self._state.telemetry.metrics.retain_replicas({(target.name, target.region) for target in targets})
 
 
 def _leaving(changes: ConfigDiff) -> tuple[str, ...]:

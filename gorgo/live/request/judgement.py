@@ -5,19 +5,20 @@ Owns the rules; the judgement of bytes is `core.stream`'s.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping, Sequence
 from datetime import UTC
 from email.utils import parsedate_to_datetime
-from math import ceil
 from time import time
 from typing import Any
 
 from gorgo.core.messages.request import AttemptResult, Outcome
+from gorgo.core.stream import Usage, is_short
 from gorgo.live.http.headers import Header, find
 
 #: A request for fewer tokens can be answered with no more than one.
 LEAST_TOKENS = 2
+#: A longer stream is no short answer.
+SHORT_BYTES = 4 * 1024
 _MAX_TOKENS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "max_new_tokens")
 
 
@@ -42,6 +43,20 @@ def result_of_stream(error_status: int | None) -> AttemptResult:
 def failure_of_event(error_status: int | None) -> Outcome | None:
     """Return the outcome of an error event before any content; None for a 4xx."""
     return failure_of(500 if error_status is None else error_status)
+
+
+def is_short_stream(route: str, stream: bytes, usage: Usage | None, *, may_be_short: bool) -> bool | None:
+    """Return whether a stream is doubtfully short, as `Outcome.short`; `stream` has at least its last bytes."""
+    if len(stream) > SHORT_BYTES or not is_short(route, stream, usage):
+        return False
+    return True if may_be_short else None
+
+
+def is_short_usage(usage: Usage | None, *, may_be_short: bool) -> bool | None:
+    """Return whether an answer is doubtfully short by its usage alone, as `Outcome.short`; without one it is not."""
+    if usage is None or usage.output_tokens is None or usage.output_tokens > 1:
+        return False
+    return True if may_be_short else None
 
 
 def wants_more_than_one(parsed: Mapping[str, Any]) -> bool:
@@ -84,8 +99,3 @@ def _unix_s(date: bytes) -> float | None:
     except (ValueError, OverflowError):
         return None
     return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
-
-
-def p95(gaps: array[float]) -> float | None:
-    """Return the 95th percentile of the gaps."""
-    return sorted(gaps)[ceil(0.95 * len(gaps)) - 1] if gaps else None

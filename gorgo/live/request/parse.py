@@ -22,7 +22,9 @@ from gorgo.live.parsing.fields import BodyFields
 from gorgo.live.parsing.json_body import Spans, request_usage, with_model
 from gorgo.live.request.client_scope import refuse_engine_fields, require_known_model
 from gorgo.live.request.judgement import wants_more_than_one
-from gorgo.live.state import LiveState
+from gorgo.live.served_models import ServedModels
+from gorgo.live.state import Routing
+from gorgo.live.stored_responses import StoredResponses
 
 #: Routes on which the engines know `stream_options`.
 _USAGE_ROUTES = frozenset({"/v1/chat/completions", "/v1/completions"})
@@ -56,18 +58,19 @@ class ParsedRequest:
         return body if name is None or name == self.model else with_model(body, name, self.spans)
 
 
-async def count_tokens(state: LiveState, route: str, fields: BodyFields) -> ExactPrompt | None:
+async def count_tokens(routing: Routing, route: str, fields: BodyFields) -> ExactPrompt | None:
     """Return the exact tokens of a prompt whose model has a tokenizer, or that a client sent as ids."""
-    tokens = state.prompt_tokens
+    tokens = routing.prompt_tokens
     if not tokens.models and fields.token_ids is None:
         return None
-    model, adapter = _names(state, fields.values)
-    base = state.models.governing(model, tokens.models)
+    model, adapter = _names(routing.models, fields.values)
+    base = routing.models.governing(model, tokens.models)
     return await tokens.exact_prompt(route, fields, model=model, base=base, adapter=adapter)
 
 
 def parse_request(
-    state: LiveState,
+    routing: Routing,
+    stored_responses: StoredResponses,
     route: str,
     headers: Sequence[Header],
     body: bytes,
@@ -85,15 +88,15 @@ def parse_request(
     parsed, exact = fields.values, fields.exact
     tokens = fields.tokens if exact is None else exact.tokens
     named = _model(parsed)
-    model, adapter = _names(state, parsed)
-    policies = state.client_policies
-    refuse_engine_fields(state, client, parsed)
-    require_known_model(state, model)
-    governing = state.models.governing(model, policies.models)
+    model, adapter = _names(routing.models, parsed)
+    policies = routing.client_policies
+    refuse_engine_fields(policies, client, parsed)
+    require_known_model(routing, model)
+    governing = routing.models.governing(model, policies.models)
     options = policies.request_options(headers, client=client, model=governing)
     are_ids = fields.tokens is not None
-    ratio = _BYTES_PER_ID if are_ids else state.router.token_ratios.ratio(model)
-    fingerprint = state.fingerprinter.hash_sketch(fields.sketch, adapter=adapter)
+    ratio = _BYTES_PER_ID if are_ids else routing.router.token_ratios.ratio(model)
+    fingerprint = routing.fingerprinter.hash_sketch(fields.sketch, adapter=adapter)
     prompt_tokens = ceil(fingerprint.text_bytes / ratio) if tokens is None else tokens
     request = RouteRequest(
         request_id=request_id,
@@ -104,7 +107,7 @@ def parse_request(
         prefix_hash=fingerprint.prefix_hash,
         model=model,
         session_id=session_of(headers),
-        pinned_replica=_stored_on(state, client, parsed) if route == "/v1/responses" else None,
+        pinned_replica=_stored_on(stored_responses, client, parsed) if route == "/v1/responses" else None,
         streamed=parsed.get("stream") is True,
         body_bytes=len(body),
         slo_ttft_s=options.slo_ttft_s,
@@ -132,10 +135,10 @@ def _boundaries(fingerprint: Fingerprint, exact: ExactPrompt | None, tokens: int
     return token_boundaries(fingerprint.boundaries, size=fingerprint.text_bytes, tokens=tokens)
 
 
-def _names(state: LiveState, parsed: Mapping[str, Any]) -> tuple[str | None, str | None]:
+def _names(models: ServedModels, parsed: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """Return the model of a request in the Router, and the same if it is an adapter."""
-    model = state.models.canonical(_adapter(state, parsed) or _model(parsed))
-    return model, model if state.models.is_adapter(model) else None
+    model = models.canonical(_adapter(models, parsed) or _model(parsed))
+    return model, model if models.is_adapter(model) else None
 
 
 def _model(parsed: Mapping[str, Any]) -> str | None:
@@ -143,10 +146,10 @@ def _model(parsed: Mapping[str, Any]) -> str | None:
     return model if isinstance(model, str) and model else None
 
 
-def _adapter(state: LiveState, parsed: Mapping[str, Any]) -> str | None:
+def _adapter(models: ServedModels, parsed: Mapping[str, Any]) -> str | None:
     """Return the adapter that a body names by SGLang's own field; one that no replica lists is left to the engine."""
     name = parsed.get("lora_path")
-    return name if isinstance(name, str) and state.models.is_adapter(name) else None
+    return name if isinstance(name, str) and models.is_adapter(name) else None
 
 
 def _is_idempotent(route: str, parsed: Mapping[str, Any]) -> bool:
@@ -154,12 +157,12 @@ def _is_idempotent(route: str, parsed: Mapping[str, Any]) -> bool:
     return parsed.get("store") is False if route == "/v1/responses" else parsed.get("store") is not True
 
 
-def _stored_on(state: LiveState, client: str | None, parsed: Mapping[str, Any]) -> str | None:
+def _stored_on(stored_responses: StoredResponses, client: str | None, parsed: Mapping[str, Any]) -> str | None:
     """Return the replica that has the response which this request continues."""
     previous = parsed.get("previous_response_id")
     if previous is None:
         return None
-    replica = state.stored_responses.find(previous, client=client) if isinstance(previous, str) else None
+    replica = stored_responses.find(previous, client=client) if isinstance(previous, str) else None
     if replica is None:
         message = "previous_response_id: unknown to this proxy"
         raise HttpError(404, "previous_response_not_found", message)

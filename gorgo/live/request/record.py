@@ -10,7 +10,7 @@ from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.core.prompt.boundaries import token_boundaries
 from gorgo.live.logs import log_request
 from gorgo.live.request.parse import ParsedRequest
-from gorgo.live.state import LiveState
+from gorgo.live.state import Routing, Telemetry
 from gorgo.live.telemetry.request_log_file import Finished, logged_hashes
 
 if TYPE_CHECKING:
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 class RequestRecord:
     """One request, as the metrics and logs show it at the end."""
 
+    #: Of the process.
+    routing: Routing
+    telemetry: Telemetry
     received_s: float
     replica: str | None = None
     status: int = 0
@@ -42,10 +45,10 @@ class RequestRecord:
     #: When it ended, where that is known before its records are complete.
     ended_s: float | None = None
 
-    def body_read(self, state: LiveState) -> None:
+    def body_read(self) -> None:
         """Record that the whole body has been read."""
-        now = state.clock()
-        state.metrics.body_read(now - self.received_s)
+        now = self.routing.clock()
+        self.telemetry.metrics.body_read(now - self.received_s)
         if self.trace is not None:
             self.trace.body_read(now)
 
@@ -56,49 +59,49 @@ class RequestRecord:
         if self.trace is not None:
             self.trace.attempt_started(dispatch)
 
-    def first_content(self, state: LiveState, dispatch: Dispatch, *, now: float) -> None:
+    def first_content(self, dispatch: Dispatch, *, now: float) -> None:
         """Record the first token of the winning attempt."""
         self.ttft_s = ttft_s = now - self.received_s
         decision = dispatch.decision
         parts = decision.estimate.attribute(ttft_s)
-        state.metrics.first_content(
+        self.telemetry.metrics.first_content(
             dispatch.replica, dispatch.region, ttft_s, predicted_s=decision.predicted_ttft_s, parts=parts
         )
         if self.trace is not None:
             self.trace.first_content(dispatch, now=now, parts=parts)
 
-    def attempt_ended(self, state: LiveState, dispatch: Dispatch, outcome: Outcome) -> None:
+    def attempt_ended(self, dispatch: Dispatch, outcome: Outcome) -> None:
         """Record the end of an attempt."""
         if outcome.result is not AttemptResult.SUPERSEDED:
             self.outcome = outcome
         replica, region = dispatch.replica, dispatch.region
-        state.metrics.attempt_ended(replica, region, outcome.result.value)
+        self.telemetry.metrics.attempt_ended(replica, region, outcome.result.value)
         if self.trace is not None:
-            self.trace.attempt_ended(dispatch, outcome, now=self._end_s(state))
+            self.trace.attempt_ended(dispatch, outcome, now=self._end_s())
         if outcome.result is AttemptResult.COMPLETED:
             estimated = dispatch.decision.estimated_cached_tokens
-            e2e_s = self._end_s(state) - self.received_s
-            state.metrics.completed(replica, region, e2e_s, outcome, estimated_cached_tokens=estimated)
+            e2e_s = self._end_s() - self.received_s
+            self.telemetry.metrics.completed(replica, region, e2e_s, outcome, estimated_cached_tokens=estimated)
             exact = None if self.request is None else self.request.exact
             if exact is not None and outcome.prompt_tokens is not None:
-                state.prompt_tokens.compare_report(exact, outcome.prompt_tokens)
+                self.routing.prompt_tokens.compare_report(exact, outcome.prompt_tokens)
 
-    def close(self, state: LiveState, route: str, request_id: str, *, sent_status: int, disconnected: bool) -> None:
+    def close(self, route: str, request_id: str, *, sent_status: int, disconnected: bool) -> None:
         """Record the end of the request: one count, one line in each log. `sent_status` is 0 if nothing was sent."""
         if disconnected:
             self.status = 499
-            state.metrics.client_disconnected()
+            self.telemetry.metrics.client_disconnected()
         status = self.status or sent_status or 500
-        state.metrics.request(route, state.router.settings.policy.name, status)
-        now = self._end_s(state)
-        self._count_for_client(state, status, now)
-        if state.request_log is not None and self.request is not None:
-            self._write_request_log(state, self.request, status)
+        self.telemetry.metrics.request(route, self.routing.router.settings.policy.name, status)
+        now = self._end_s()
+        self._count_for_client(status, now)
+        if self.telemetry.request_log is not None and self.request is not None:
+            self._write_request_log(self.request, status)
         if self.trace is not None:
             self.trace.close(status=status, code=self.code, retries=self._retries, hedged=self.hedged, now=now)
         self._log(route, request_id, status, now)
 
-    def _count_for_client(self, state: LiveState, status: int, now: float) -> None:
+    def _count_for_client(self, status: int, now: float) -> None:
         """Count the request and the tokens of its answer for its client."""
         request, outcome = self.request, self.outcome
         model = None if request is None else request.route.model
@@ -106,12 +109,12 @@ class RequestRecord:
         if request is not None and outcome is not None:
             has_content = self.ttft_s is not None
             prompt_tokens, output_tokens = outcome.used_tokens(request.route.prompt_tokens, has_content=has_content)
-        state.metrics.clients.finished(
+        self.telemetry.metrics.clients.finished(
             self.client, model, status, now=now, prompt_tokens=prompt_tokens, output_tokens=output_tokens
         )
 
-    def _end_s(self, state: LiveState) -> float:
-        return state.clock() if self.ended_s is None else self.ended_s
+    def _end_s(self) -> float:
+        return self.routing.clock() if self.ended_s is None else self.ended_s
 
     @property
     def _retries(self) -> int:
@@ -144,13 +147,13 @@ class RequestRecord:
         fields["error"] = None if outcome is None else outcome.error
         log_request(fields)
 
-    def _write_request_log(self, state: LiveState, request: ParsedRequest, status: int) -> None:
+    def _write_request_log(self, request: ParsedRequest, status: int) -> None:
         """Write a line for a replay of this traffic, also for a request that failed."""
-        assert state.request_log is not None
+        assert self.telemetry.request_log is not None
         outcome = self.outcome or Outcome(AttemptResult.CLIENT_DISCONNECTED)
         route = request.route
         tokens = route.prompt_tokens if outcome.prompt_tokens is None else outcome.prompt_tokens
-        state.request_log.add(
+        self.telemetry.request_log.add(
             Finished(
                 received_s=self.received_s,
                 model=route.recorded_model,
@@ -166,7 +169,7 @@ class RequestRecord:
                 attempts=self.attempts,
                 queued_s=self.queued_s,
                 ttft_s=self.ttft_s,
-                e2e_s=self._end_s(state) - self.received_s,
+                e2e_s=self._end_s() - self.received_s,
                 boundaries=token_boundaries(route.boundaries, size=route.prompt_tokens, tokens=tokens),
             )
         )

@@ -5,13 +5,10 @@ A gateway has routes of its own: there each path goes to a replica.
 
 from __future__ import annotations
 
-import json
-from math import ceil
-
 from gorgo.core.record import record
 from gorgo.errors import closest
 from gorgo.live.http.errors import HttpError
-from gorgo.live.request.client_scope import unknown_model
+from gorgo.live.request.own_answers import ALIVE, count_own_answer, model_list, model_row, readiness
 from gorgo.live.request.routes import INFERENCE_ROUTES
 from gorgo.picker.protocol.heads import RequestHead
 from gorgo.picker.state import PickerState
@@ -35,18 +32,10 @@ def public_answer(state: PickerState, head: RequestHead) -> OwnAnswer | None:
     if head.method not in ("GET", "HEAD"):
         return None
     if head.path in _ALIVE:
-        return OwnAnswer(200, b'{"status": "ok"}')
+        return OwnAnswer(200, ALIVE)
     if head.path not in _READY:
         return None
-    if state.stopping:
-        raise HttpError(503, "stopping", "this picker is stopping")
-    pending = state.found.pending(state.clock())
-    if pending:
-        raise HttpError(503, "fleet_source_pending", f"no result yet of the fleet source {pending[0]}")
-    missing = state.why_not_ready(required=state.config.proxy.min_ready_replicas)
-    if missing is not None:
-        raise HttpError(503, missing.code, missing.message)
-    return OwnAnswer(200, b'{"status": "ready"}')
+    return OwnAnswer(200, readiness(state.live))
 
 
 def own_answer(state: PickerState, head: RequestHead, client: str | None) -> OwnAnswer | None:
@@ -56,8 +45,6 @@ def own_answer(state: PickerState, head: RequestHead, client: str | None) -> Own
     """
     path = head.path
     if path in _INFERENCE:
-        if head.method != "POST":
-            raise HttpError(405, "method_not_allowed", "expected POST", headers=((b"allow", b"POST"),))
         return None
     if path != _MODELS and not path.startswith(f"{_MODELS}/"):
         known = [*INFERENCE_ROUTES, _MODELS]
@@ -65,18 +52,10 @@ def own_answer(state: PickerState, head: RequestHead, client: str | None) -> Own
         raise HttpError(404, "not_found", message)
     if head.method not in ("GET", "HEAD"):
         raise HttpError(405, "method_not_allowed", "expected GET", headers=((b"allow", b"GET, HEAD"),))
-    rows = state.models.rows()
+    rows = state.routing.models.rows()
     if not rows:
         return None
-    exceeded = state.router.quotas.count(client, now=state.clock())
-    if exceeded is not None:
-        raise HttpError(
-            429, exceeded.code, exceeded.message, headers=((b"retry-after", b"%d" % ceil(exceeded.retry_after_s)),)
-        )
+    count_own_answer(state.routing, state.telemetry, client)
     if path == _MODELS:
-        return OwnAnswer(200, json.dumps({"object": "list", "data": rows}).encode())
-    name = path[len(_MODELS) + 1 :]
-    row = next((row for row in rows if row.get("id") == name), None)
-    if row is None:
-        raise unknown_model(state, name=name, client=client, listed=[row.get("id") for row in rows])
-    return OwnAnswer(200, json.dumps(row).encode())
+        return OwnAnswer(200, model_list(rows))
+    return OwnAnswer(200, model_row(state.routing, rows, path[len(_MODELS) + 1 :], client=client))

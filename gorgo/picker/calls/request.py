@@ -16,6 +16,7 @@ from gorgo.core.messages.actions import Dispatch
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.live.http.errors import HttpError, error_json
 from gorgo.live.http.headers import KEYS, Header
+from gorgo.live.request.refusals import record_early_refusal
 from gorgo.live.request.routes import INFERENCE_ROUTES
 from gorgo.picker.calls.carried_response import CarriedResponse
 from gorgo.picker.calls.own_routes import OwnAnswer, own_answer, public_answer
@@ -120,13 +121,9 @@ class RequestCall:
         try:
             answer = None if self._duplex else public_answer(state, head)
             if answer is None:
-                if state.client_keys is not None:
-                    # The key was for the picker: it is removed from the headers.
-                    client, head.headers = state.client_keys.admit(head.headers)
-                    head.removed = tuple(KEYS)
+                client = self._admit_client()
                 answer = None if self._duplex else own_answer(state, head, client)
         except HttpError as error:
-            state.metrics.rejected(error.code)
             body = error_json(error.status, error.code, error.message, error.details, path=head.path)
             self.refused(error.status, (_JSON, *error.headers), body, error.code)
             return
@@ -134,18 +131,35 @@ class RequestCall:
             self._answer(answer)
             return
         subset = self._subset
+        # A gateway sends whatever else it has on these paths to a replica.
+        has_prompt = head.path in _INFERENCE and (head.method == "POST" or not self._duplex)
         self._pending = PendingRequest(
             state,
             head,
             self,
             client=client,
-            has_prompt=head.path in _INFERENCE and head.method == "POST",
+            has_prompt=has_prompt,
             replicas=None if subset is None else state.endpoints.replicas(subset),
         )
+        if has_prompt and not self._pending.has_method():
+            return
         if head.ended:
             self._decide()
         elif not self._duplex:
             self._output.send_message(UNCHANGED["request_headers"])
+
+    def _admit_client(self) -> str | None:
+        """Return the name of the client's key, which was for the picker: it is removed. Raises `HttpError` (401)."""
+        head, keys = self._head, self._state.routing.client_keys
+        if keys is None:
+            return None
+        try:
+            client, head.headers = keys.admit(head.headers)
+        except HttpError as error:
+            record_early_refusal(self._state.telemetry, error)
+            raise
+        head.removed = tuple(KEYS)
+        return client
 
     def _take_body(self, body: bytes, *, end: bool) -> None:
         if self._parts is None:
@@ -182,7 +196,7 @@ class RequestCall:
         state, pending = self._state, self._pending
         assert pending is not None
         while state.endpoints.address(dispatch.replica) is None:
-            action = state.gateway.finish(dispatch, _NO_ADDRESS)
+            action = state.routing.gateway.finish(dispatch, _NO_ADDRESS)
             if not isinstance(action, Dispatch):
                 pending.fail(action)
                 return

@@ -6,17 +6,15 @@ the answer says of its attempt is `outcomes`'.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 
-from gorgo.core.stream import FirstTokenDetector, StreamState, Usage, UsageReader, read_usage
+from gorgo.core.stream import FirstTokenDetector, StreamState, Usage, UsageReader, error_of_body, read_usage
 from gorgo.live.http.headers import Header, is_encoded, is_event_stream
+from gorgo.live.request.gaps import Gaps, is_comment
 from gorgo.live.request.parse import ParsedRequest
 
 #: Bytes of an answer in one piece that are retained to be judged: a larger one is no error.
 BODY_BYTES = 64 * 1024
-#: Gaps recorded per answer for their p95.
-MAX_GAPS = 4096
 
 
 class ObservedAnswer:
@@ -34,7 +32,6 @@ class ObservedAnswer:
         "_body",
         "_detector",
         "_events",
-        "_last_s",
         "_tail",
         "chunks",
         "complete",
@@ -59,8 +56,7 @@ class ObservedAnswer:
         self._detector: FirstTokenDetector | None = None
         self._tail: UsageReader | None = None
         self._body = bytearray()
-        self._last_s = 0.0
-        self.gaps = array("d")
+        self.gaps = Gaps()
         self.size = self.chunks = 0
         #: The first token has come, and with the first bytes of the body.
         self.has_content = self.in_first_chunk = False
@@ -79,8 +75,11 @@ class ObservedAnswer:
 
     @property
     def error_status(self) -> int | None:
-        """Status of an error event before any content."""
-        return None if self._detector is None else self._detector.error_status
+        """Status of an error event before any content, or of an error that is the whole body."""
+        if self._detector is not None:
+            return self._detector.error_status
+        body = self.body
+        return None if body is None else error_of_body(body)
 
     @property
     def has_failed(self) -> bool:
@@ -90,7 +89,7 @@ class ObservedAnswer:
     @property
     def last_content_s(self) -> float | None:
         """When the last content came, `None` before any."""
-        return self._last_s if self.has_content else None
+        return self.gaps.last_s if self.has_content else None
 
     @property
     def tail(self) -> bytes:
@@ -137,15 +136,13 @@ class ObservedAnswer:
             self._tail, self._detector = UsageReader(), FirstTokenDetector(self.route)
         self._tail.feed(chunk)
         if self.has_content:
-            if chunk[:1] != b":" or b"data:" in chunk:
-                if len(self.gaps) < MAX_GAPS:
-                    self.gaps.append(now - self._last_s)
-                self._last_s = now
+            if not is_comment(chunk):
+                self.gaps.add(chunk, now)
             return False
         assert self._detector is not None
         if self._detector.feed(chunk) is not StreamState.CONTENT:
             return False
-        self._last_s = now
+        self.gaps.last_s = now
         self.has_content = True
         self.in_first_chunk = self.chunks == 1
         return True

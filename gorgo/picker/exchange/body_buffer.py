@@ -38,7 +38,7 @@ class BodyBuffer:
     def receive(self, count: int, *, end: bool) -> None:
         """Count bytes as they come, the last ones at the `end`. Raises `HttpError` (413, 503)."""
         self._size += count
-        limit = min(self._state.limits.max_body_bytes, self._state.buffers.size_limit // BODY_COPIES)
+        limit = min(self._state.live.limits.max_body_bytes, self._state.live.buffers.size_limit // BODY_COPIES)
         if self._size > limit:
             raise HttpError(413, "request_too_large", f"the body is larger than {limit} bytes")
         if not end or self._reserved is not None:
@@ -48,7 +48,7 @@ class BodyBuffer:
         """Reserve what has come, `count` bytes of it now. Raises `HttpError` (503)."""
         if self._reserved is None:
             client = self._client or buffer_client({"client": peer_of(self._head.varying)})
-            self._reserved = RequestBuffer(self._state.buffers, client)
+            self._reserved = RequestBuffer(self._state.live.buffers, client)
         self._reserved.received(count, self._size)
 
     def release(self) -> None:

@@ -25,7 +25,7 @@ def choose(state: PickerState, pending: PendingRequest, exchange: PickerExchange
     """Return the choice for a dispatched request."""
     target, dispatch, request = exchange.target, exchange.dispatch, pending.request
     model = None if request is None else request.route.model
-    name = None if model is None else state.models.engine_name(dispatch.replica, model)
+    name = None if model is None else state.routing.models.engine_name(dispatch.replica, model)
     same = (each for each in dispatch.fallbacks if _gets_the_same(state, target, each, name, model))
     destination = ",".join(filter(None, map(state.endpoints.address, (dispatch.replica, *same))))
     set_headers, removed = _headers(state, pending, exchange)
@@ -50,12 +50,12 @@ def labels_of(dispatch: Dispatch) -> Labels:
 
 def _gets_the_same(state: PickerState, target: Target, replica: str, name: str | None, model: str | None) -> bool:
     """Return whether Envoy may send to `replica` what it sends to `target`: one body, and one key."""
-    other = state.targets.get(replica)
+    other = state.replicas.targets.get(replica)
     return (
         other is not None
         and other.secrets.api_key == target.secrets.api_key
         and other.request_usage == target.request_usage
-        and (model is None or state.models.engine_name(replica, model) == name)
+        and (model is None or state.routing.models.engine_name(replica, model) == name)
     )
 
 
@@ -64,7 +64,7 @@ def _headers(
 ) -> tuple[list[Header], tuple[bytes, ...]]:
     """Return the headers to set, and the names of those to remove."""
     headers, api_key = pending.head.headers, exchange.target.api_key
-    removed = _withheld(headers, state.passed_headers, has_key=api_key is not None)
+    removed = _withheld(headers, state.live.passed_headers, has_key=api_key is not None)
     changed: list[Header] = []
     identity = (b"x-request-id", pending.request_id.encode("ascii"))
     if identity not in pending.head.varying:

@@ -15,7 +15,6 @@ from dataclasses import replace
 from gorgo.core.dispatch.outcomes import status_of
 from gorgo.core.messages.actions import Dispatch
 from gorgo.core.messages.request import AttemptResult, Outcome
-from gorgo.live.logs import log_missing
 from gorgo.live.upstream.target import Target
 from gorgo.picker.exchange.answer import ObservedAnswer
 from gorgo.picker.exchange.outcomes import LogEntry, outcome_of_answer, outcome_of_entry
@@ -82,16 +81,16 @@ class PickerExchange:
         """Read a part of the answer's body."""
         if self.closed:
             return
-        state, answer, now = self._state, self.answer, self._state.clock()
+        state, answer, now = self._state, self.answer, self._state.routing.clock()
         is_first = not answer.chunks
         if answer.feed(chunk, now=now, end=end):
             record = self._pending.record
             now = now if record.ended_s is None else min(now, record.ended_s)
-            state.gateway.first_token(self.dispatch.attempt_id, now=now)
+            state.routing.gateway.first_token(self.dispatch.attempt_id, now=now)
             if self._pending.has_prompt:
-                record.first_content(state, self.dispatch, now=now)
+                record.first_content(self.dispatch, now=now)
         if is_first and chunk and answer.route == "/v1/responses":
-            self._record_stored(chunk)
+            state.replicas.record_stored(self.dispatch, self._target, chunk, client=self._pending.client)
 
     def served_at(self, address: str, status: int) -> None:
         """Credit the replica that has answered with `status`, where the gateway has retried by itself."""
@@ -101,18 +100,18 @@ class PickerExchange:
 
     def _move(self, replica: str, *, refused: bool) -> None:
         state, record, first = self._state, self._pending.record, self.dispatch
-        second = state.gateway.served_elsewhere(first, replica, refused=refused)
+        second = state.routing.gateway.served_elsewhere(first, replica, refused=refused)
         if second is None:
             return
         if self._pending.has_prompt:
             outcome = _REFUSED if refused else _RETRIED
-            record.attempt_ended(state, first, outcome)
-            state.metrics.retried(outcome.result.value)
+            record.attempt_ended(first, outcome)
+            state.telemetry.metrics.retried(outcome.result.value)
         if not self.ended:
             self._target.release()
         self._use(second)
         if self.ended:
-            state.gateway.released(second)
+            state.routing.gateway.released(second)
             self._target.release()
 
     # -- its end
@@ -125,14 +124,14 @@ class PickerExchange:
         if self.ended:
             return
         self.ended = True
-        self._pending.record.ended_s = self._state.clock()
+        self._pending.record.ended_s = self._state.routing.clock()
         self._target.release()
         if outcome is not None:
             self._close(outcome)
         elif self._entry is not None:
             self._complete(self._entry)
         elif self._has_entry:
-            self._state.gateway.released(self.dispatch)
+            self._state.routing.gateway.released(self.dispatch)
             self._state.open_exchanges.await_entry(self)
         else:
             self.close()
@@ -166,17 +165,11 @@ class PickerExchange:
         """Put the replica of a dispatch in use."""
         state = self._state
         self.dispatch = dispatch
-        self._target = state.targets[dispatch.replica]
+        self._target = state.replicas.targets[dispatch.replica]
         self._target.acquire()
         self._pending.record.attempt_started(dispatch)
         if self._pending.has_prompt:
-            state.metrics.dispatched(dispatch.replica, dispatch.region, dispatch.decision)
-
-    def _record_stored(self, head: bytes) -> None:
-        """Record which replica has a response that later requests may continue."""
-        state, replica = self._state, self.dispatch.replica
-        if state.targets.get(replica) is self._target:
-            state.stored_responses.record(head, replica, client=self._pending.client)
+            state.telemetry.metrics.dispatched(dispatch.replica, dispatch.region, dispatch.decision)
 
     def _close(self, outcome: Outcome) -> None:
         if self.closed:
@@ -185,28 +178,24 @@ class PickerExchange:
         state, pending, dispatch = self._state, self._pending, self.dispatch
         if not outcome.sent:
             outcome = replace(outcome, sent=True)
-        state.gateway.finish(dispatch, outcome)
+        state.routing.gateway.finish(dispatch, outcome)
         state.open_exchanges.remove(self)
         if pending.has_prompt:
-            self._check_reports(outcome)
-            pending.record.attempt_ended(state, dispatch, outcome)
+            state.replicas.check_usage(dispatch, self._target, outcome)
+            pending.record.attempt_ended(dispatch, outcome)
         disconnected = outcome.result is AttemptResult.CLIENT_DISCONNECTED
         pending.close(self._sent_status(outcome), disconnected=disconnected)
 
     def _sent_status(self, outcome: Outcome) -> int:
         """Return the status of the request log: Envoy's, but the outcome's of an answer that has begun and broke off.
 
-        That is the proxy's, whose clients get such an answer as an error.
+        That is the proxy's, whose clients get such an answer as an error. A replica's own error in an answer of 200
+        changes no status.
         """
         entry = self._entry
+        if entry is None and (outcome.result is AttemptResult.UPSTREAM_4XX or outcome.error == "error_event"):
+            return self.answer.status or 200
         if entry is None or not entry.status or self.answer.has_content or (entry.failure and entry.status < 400):
             return status_of(outcome)
         left = outcome.result is AttemptResult.CLIENT_DISCONNECTED
         return status_of(outcome) if left and not (entry.is_local and entry.status >= 400) else entry.status
-
-    def _check_reports(self, outcome: Outcome) -> None:
-        """Log once if the usage of answers lacks what the engine should report."""
-        if outcome.result is AttemptResult.COMPLETED and outcome.prompt_tokens is not None:
-            estimated = self.dispatch.decision.estimated_cached_tokens
-            missing = self._target.reports.on_answer(cached_tokens=outcome.cached_tokens, estimated_tokens=estimated)
-            log_missing(self.dispatch.replica, missing)

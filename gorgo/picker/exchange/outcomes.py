@@ -9,13 +9,11 @@ from dataclasses import replace
 
 from gorgo.core.messages.request import COMPLETED, AttemptResult, Outcome
 from gorgo.core.record import record
-from gorgo.core.stream import StreamEnd, Usage, end_of_stream, error_of_body, filled, is_json, is_short
+from gorgo.core.stream import StreamEnd, Usage, end_of_stream, filled, is_json
 from gorgo.live.http.headers import Header
-from gorgo.live.request.judgement import failure_of, p95, result_of_stream
+from gorgo.live.request.judgement import failure_of, is_short_stream, is_short_usage, result_of_stream
 from gorgo.picker.exchange.answer import ObservedAnswer
 
-#: A longer stream is no short answer.
-SHORT_BYTES = 4 * 1024
 #: Longest time from the first token to the end of a stream that may have no second one: less than an engine's step, s.
 QUICK_S = 0.01
 _DISCONNECTED = Outcome(AttemptResult.CLIENT_DISCONNECTED, sent=True)
@@ -73,7 +71,7 @@ def outcome_of_entry(entry: LogEntry, answer: ObservedAnswer, *, ended_s: float 
     if answer.request is not None and not answer.chunks and entry.first_body_s is None and entry.usage is None:
         # Nobody has seen a byte of it. No prompt is answered by nothing.
         return Outcome(AttemptResult.FAILED_BEFORE_CONTENT, status=status, error="truncated", sent=True)
-    found = _outcome(_result(answer), answer, status, entry.usage)
+    found = _outcome(_result(answer, answer.error_status), answer, status, entry.usage)
     if found.short is False and found.result is COMPLETED and found.output_tokens is None:
         return replace(found, short=_is_quick(answer, ended_s))
     return found
@@ -89,13 +87,19 @@ def outcome_of_answer(answer: ObservedAnswer, *, carried: bool = False) -> Outco
             return failure
         if answer.status >= 400:
             return Outcome(AttemptResult.UPSTREAM_4XX, status=answer.status, sent=True)
-    result, error = _result(answer), None
+    error_status = answer.error_status
+    result, status, error = _result(answer, error_status), answer.status or 200, None
+    if result is AttemptResult.UPSTREAM_4XX:
+        status = error_status or status
     if carried and result is COMPLETED and answer.is_stream:
         end = end_of_stream(answer.route, answer.tail)
-        if end is not StreamEnd.COMPLETE:
+        if end is StreamEnd.MISSING:
+            return _failed("truncated", status, has_content=answer.has_content)
+        answer.gaps.drop_end(answer.route)
+        if end is StreamEnd.ERROR:
             result = AttemptResult.FAILED_AFTER_CONTENT if answer.has_content else AttemptResult.FAILED_BEFORE_CONTENT
-            error = "truncated" if end is StreamEnd.MISSING else "error_event"
-    return _outcome(result, answer, answer.status or 200, None, error=error)
+            error = "error_event"
+    return _outcome(result, answer, status, None, error=error)
 
 
 def _failed(reason: str, status: int | None, *, has_content: bool) -> Outcome:
@@ -110,12 +114,10 @@ def _failed(reason: str, status: int | None, *, has_content: bool) -> Outcome:
     return Outcome(result, status=status if has_content else None, error=reason, sent=True)
 
 
-def _result(answer: ObservedAnswer) -> AttemptResult:
+def _result(answer: ObservedAnswer, error_status: int | None) -> AttemptResult:
     """Return the result of an answer with a status below 400."""
     if answer.is_stream:
-        return result_of_stream(answer.error_status)
-    body = answer.body
-    error_status = None if body is None else error_of_body(body)
+        return result_of_stream(error_status)
     if error_status is None:
         return COMPLETED
     failure = failure_of(error_status)
@@ -133,7 +135,7 @@ def _outcome(
         prompt_tokens=None if usage is None else usage.prompt_tokens,
         cached_tokens=None if usage is None else usage.cached_tokens,
         output_tokens=None if usage is None else usage.output_tokens,
-        itl_s_p95=p95(answer.gaps),
+        itl_s_p95=answer.gaps.p95(),
         error=error,
         sent=True,
         short=_shortness(answer, usage) if result is COMPLETED else False,
@@ -163,12 +165,9 @@ def _shortness(answer: ObservedAnswer, usage: Usage | None) -> bool | None:
         return False
     if not answer.complete:
         # An own Envoy's picker reads the beginning alone: the access log has the usage.
-        found = usage is not None and usage.output_tokens is not None and usage.output_tokens <= 1
-    elif answer.is_stream:
-        stream = answer.tail
-        found = len(stream) <= SHORT_BYTES and is_short(answer.route, stream, usage)
-    elif body is not None and not is_json(body):
+        return is_short_usage(usage, may_be_short=request.may_be_short)
+    if answer.is_stream:
+        return is_short_stream(answer.route, answer.tail, usage, may_be_short=request.may_be_short)
+    if body is not None and not is_json(body):
         return True
-    else:
-        found = usage is not None and usage.output_tokens is not None and usage.output_tokens <= 1
-    return (True if request.may_be_short else None) if found else False
+    return is_short_usage(usage, may_be_short=request.may_be_short)

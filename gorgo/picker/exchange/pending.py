@@ -18,20 +18,28 @@ from typing import Protocol
 
 from gorgo.core.messages.actions import Action, AdmissionAction, Dispatch, Hold, Reject, RetryAction
 from gorgo.core.messages.request import AttemptResult, Outcome
-from gorgo.live.http.errors import HttpError, error_json, error_of
+from gorgo.live.http.errors import HttpError, error_json
 from gorgo.live.http.headers import Header, request_id
 from gorgo.live.logs import log_failure
 from gorgo.live.parsing.fields import BodyFields
 from gorgo.live.parsing.json_body import check_media_type
-from gorgo.live.request.client_scope import unknown_model
 from gorgo.live.request.parse import ParsedRequest, parse_request
 from gorgo.live.request.record import RequestRecord
+from gorgo.live.request.refusals import (
+    RETRY_SOON,
+    check_method,
+    check_open,
+    error_for,
+    internal_error,
+    record_refusal,
+    refusal_headers,
+)
 from gorgo.picker.exchange.body_buffer import BodyBuffer
 from gorgo.picker.exchange.reading import read_later, read_now, request_without_prompt
 from gorgo.picker.protocol.heads import RequestHead
 from gorgo.picker.state import PickerState
 
-_RETRY_SOON = ((b"retry-after", b"1"),)
+_JSON = (b"content-type", b"application/json")
 
 
 class Decided(Protocol):
@@ -83,12 +91,12 @@ class PendingRequest:
         self.router_id: str | None = None
         #: `None` before the body is parsed, and for a request without a prompt.
         self.request: ParsedRequest | None = None
-        received_s = state.clock()
-        self.record = RequestRecord(received_s, client=client)
+        received_s = state.routing.clock()
+        self.record = RequestRecord(state.routing, state.telemetry, received_s, client=client)
         #: Only requests with a prompt are counted, logged and traced.
         self.has_prompt = has_prompt
-        if has_prompt and state.tracing is not None:
-            self.record.trace = state.tracing.start(
+        if has_prompt and state.telemetry.tracing is not None:
+            self.record.trace = state.telemetry.tracing.start(
                 head.headers, route=head.path, request_id=self.request_id, received_s=received_s
             )
         self._buffer = BodyBuffer(state, head, client)
@@ -105,14 +113,17 @@ class PendingRequest:
         """Choose for a request with a prompt, now or once that can be done."""
         try:
             self._admit()
+            self.record.body_read()
             check_media_type(self.head.headers)
-            self.record.body_read(self._state)
             self._started = perf_counter()
             request, fields = read_now(self._state, self.head.path, body, self._parse)
             if request is None:
                 self._buffer.reserve()
         except HttpError as error:
             self.refuse(error)
+            return
+        except Exception as failure:  # noqa: BLE001 - the border of one request: its client is not the one that left
+            self._refuse_fault(failure)
             return
         if request is None:
             self._task = asyncio.ensure_future(self._decide_later(body, fields))
@@ -124,7 +135,7 @@ class PendingRequest:
         state, head = self._state, self.head
         try:
             self._admit()
-            options = state.client_policies.request_options(head.headers, client=self.client, model=None)
+            options = state.routing.client_policies.request_options(head.headers, client=self.client, model=None)
         except HttpError as error:
             self.refuse(error)
             return
@@ -132,7 +143,9 @@ class PendingRequest:
         request = request_without_prompt(
             self.router_id, head.path, options, client=self.client, received_s=self.record.received_s
         )
-        action = state.gateway.submit(request if self._replicas is None else replace(request, replicas=self._replicas))
+        action = state.routing.gateway.submit(
+            request if self._replicas is None else replace(request, replicas=self._replicas)
+        )
         self._act(action)
 
     def on_call_end(self) -> None:
@@ -141,26 +154,28 @@ class PendingRequest:
             return
         self._end_wait()
         if self._queued_s is not None and self.router_id is not None:
-            self._state.gateway.abandon(self.router_id)
+            self._state.routing.gateway.abandon(self.router_id)
         self.close(0, disconnected=True)
 
     def refuse(self, error: HttpError) -> None:
         """Answer with an error of the picker's own."""
-        state, record = self._state, self.record
         self._end_wait()
-        record.status, record.code = error.status, error.code
-        state.metrics.rejected(error.code)
-        if error.status == 429:
-            state.metrics.clients.rejected(self.client, error.code)
-        headers = (
-            (b"content-type", b"application/json"),
-            *error.headers,
-            (b"x-request-id", self.request_id.encode()),
-            (b"x-gorgo-policy", state.router.settings.policy.name.encode()),
-        )
+        # Before the answer: transports close the call in the step that sends it, and its client has not left.
+        self._done = True
+        record_refusal(self._state.telemetry, self.record, error)
+        headers = (_JSON, *error.headers, *refusal_headers(self._state.routing, self.request_id))
         body = error_json(error.status, error.code, error.message, error.details, path=self.head.path)
         self._call.refused(error.status, headers, body, error.code)
         self.close(error.status)
+
+    def has_method(self) -> bool:
+        """Refuse a request on a route of prompts that cannot have one, and return False for it."""
+        try:
+            check_method(self.head.method)
+        except HttpError as error:
+            self.refuse(error)
+            return False
+        return True
 
     def receive(self, count: int, *, end: bool) -> bool:
         """Count bytes of the body as they come; refuse the request and return False for a body that is too large."""
@@ -176,7 +191,7 @@ class PendingRequest:
         if isinstance(action, Reject):
             self._refuse_by(action)
         else:
-            self.refuse(HttpError(503, "no_replica", "no replica has an address yet", headers=_RETRY_SOON))
+            self.refuse(HttpError(503, "no_replica", "no replica has an address yet", headers=RETRY_SOON))
 
     def release_body(self) -> None:
         """Release the body, which has been sent."""
@@ -189,13 +204,8 @@ class PendingRequest:
     def _admit(self) -> None:
         """Check what does not depend on the body, and take an id of the Router."""
         state = self._state
-        if state.stopping:
-            raise HttpError(503, "stopping", "this picker is stopping", headers=_RETRY_SOON)
-        limit = state.limits.max_in_flight
-        if len(state.calls) > limit:
-            message = f"{limit} requests are in flight, the limit of this picker"
-            raise HttpError(429, "too_many_in_flight", message, headers=_RETRY_SOON)
-        self.router_id = state.gateway.register(self.request_id, self)
+        check_open(state.live, open_requests=len(state.calls))
+        self.router_id = state.routing.gateway.register(self.request_id, self)
 
     async def _decide_later(self, body: bytes, fields: BodyFields | None) -> None:
         """Choose after another process, a tokenizer or lists of models have been waited for."""
@@ -208,13 +218,17 @@ class PendingRequest:
             self.refuse(error)
         except Exception as failure:  # noqa: BLE001 - the border of one request: a fault in it must not end the others
             self._task = None
-            log_failure("internal_error", failure, request_id=self.request_id)
-            self.refuse(HttpError(500, "internal_error", "internal error of the picker; its log has this request id"))
+            self._refuse_fault(failure)
+
+    def _refuse_fault(self, failure: Exception) -> None:
+        log_failure("internal_error", failure, request_id=self.request_id)
+        self.refuse(internal_error(self._state.live))
 
     def _parse(self, body: bytes, fields: BodyFields) -> ParsedRequest:
         assert self.router_id is not None, "it is registered"
         return parse_request(
-            self._state,
+            self._state.routing,
+            self._state.replicas.stored_responses,
             self.head.path,
             self.head.headers,
             body,
@@ -228,8 +242,8 @@ class PendingRequest:
     def _submit(self, request: ParsedRequest) -> None:
         state = self._state
         self.request = self.record.request = request
-        action = state.gateway.submit(request.route)
-        state.metrics.decided(perf_counter() - self._started)
+        action = state.routing.gateway.submit(request.route)
+        state.telemetry.metrics.decided(perf_counter() - self._started)
         self._act(action)
 
     def _act(self, action: AdmissionAction) -> None:
@@ -242,12 +256,12 @@ class PendingRequest:
 
     def _hold(self) -> None:
         """Let the request wait in the queue."""
-        self._queued_s = self._state.clock()
+        self._queued_s = self._state.routing.clock()
         try:
             self._buffer.reserve()
         except HttpError as error:
             assert self.router_id is not None, "it is registered"
-            self._state.gateway.abandon(self.router_id)
+            self._state.routing.gateway.abandon(self.router_id)
             self.refuse(error)
             return
         hold_s = self._state.hold_s
@@ -261,7 +275,7 @@ class PendingRequest:
                 self._end_wait()
                 self._dispatched(action)
             case Dispatch():
-                self._state.gateway.finish(action, Outcome(AttemptResult.CLIENT_DISCONNECTED))
+                self._state.routing.gateway.finish(action, Outcome(AttemptResult.CLIENT_DISCONNECTED))
             case Reject() if is_queued:
                 self._refuse_by(action)
             case _:
@@ -270,20 +284,16 @@ class PendingRequest:
     def _hold_expired(self, hold_s: float) -> None:
         self._timer = None
         assert self.router_id is not None
-        self._state.gateway.abandon(self.router_id)
+        self._state.routing.gateway.abandon(self.router_id)
         message = f"no replica could take the request within {hold_s:g} s"
-        self.refuse(HttpError(503, "no_replica", message, headers=_RETRY_SOON))
+        self.refuse(HttpError(503, "no_replica", message, headers=RETRY_SOON))
 
     def _dispatched(self, dispatch: Dispatch) -> None:
         self._done = True
         self._call.dispatched(dispatch)
 
     def _refuse_by(self, reject: Reject) -> None:
-        request = self.request
-        if reject.code == "model_not_found" and request is not None:
-            self.refuse(unknown_model(self._state, name=request.route.model or "", client=self.client))
-        else:
-            self.refuse(error_of(reject))
+        self.refuse(error_for(self._state.routing, reject, self.request))
 
     def _end_wait(self) -> None:
         """Stop what the request waits for, and record its time in the queue."""
@@ -294,17 +304,15 @@ class PendingRequest:
             self._task.cancel()
             self._task = None
         if self._queued_s is not None and self.record.queued_s is None:
-            self.record.queued_s = self._state.clock() - self._queued_s
-            self._state.metrics.queued(self.record.queued_s)
+            self.record.queued_s = self._state.routing.clock() - self._queued_s
+            self._state.telemetry.metrics.queued(self.record.queued_s)
 
     def close(self, sent_status: int, *, disconnected: bool = False) -> None:
         """Release what the request has, and write its records; `sent_status` is 0 if nothing was sent."""
         self._done = True
         self._buffer.release()
         if self.router_id is not None:
-            self._state.gateway.unregister(self.router_id)
+            self._state.routing.gateway.unregister(self.router_id)
             self.router_id = None
         if self.has_prompt:
-            self.record.close(
-                self._state, self.head.path, self.request_id, sent_status=sent_status, disconnected=disconnected
-            )
+            self.record.close(self.head.path, self.request_id, sent_status=sent_status, disconnected=disconnected)

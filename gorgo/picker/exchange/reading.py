@@ -21,10 +21,10 @@ def read_now(
     state: PickerState, route: str, body: bytes, parse: Parse
 ) -> tuple[ParsedRequest | None, BodyFields | None]:
     """Return the request if nothing has to be waited for, and the fields if they are read. Raises `HttpError`."""
-    fields = read_quick_fields(route, body, state.fingerprinter)
+    fields = read_quick_fields(route, body, state.routing.fingerprinter)
     if fields is None:
         return None, None
-    if state.prompt_tokens.models or fields.token_ids is not None:
+    if state.routing.prompt_tokens.models or fields.token_ids is not None:
         return None, fields
     request = parse(body, fields)
     return (None if _is_missing(state, request) else request), fields
@@ -35,12 +35,16 @@ async def read_later(
 ) -> ParsedRequest:
     """Return the request after all that it waits for. Raises `HttpError`."""
     if fields is None:
-        fields = await state.body_workers.read(route, body)
-    fields.exact = await count_tokens(state, route, fields)
+        fields = await state.routing.body_workers.read(route, body)
+    fields.exact = await count_tokens(state.routing, route, fields)
     fields.prompt = None  # as large as the body, and needed no more
     request = parse(body, fields)
     model = request.route.model
-    if model is None or state.router.view.lists(model) or not await state.models.find_missing(model, now=state.clock()):
+    if (
+        model is None
+        or state.routing.router.view.lists(model)
+        or not await state.routing.models.find_missing(model, now=state.routing.clock())
+    ):
         return request
     return parse(body, fields)
 
@@ -68,4 +72,4 @@ def request_without_prompt(
 def _is_missing(state: PickerState, request: ParsedRequest) -> bool:
     """Return whether fresh lists of models could have the request's, which no replica is known to serve."""
     model = request.route.model
-    return model is not None and not state.router.view.lists(model) and state.models.may_find(model)
+    return model is not None and not state.routing.router.view.lists(model) and state.routing.models.may_find(model)

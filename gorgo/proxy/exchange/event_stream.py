@@ -17,10 +17,9 @@ from gorgo.core.stream import (
     UsageEventFilter,
     UsageReader,
     end_of_stream,
-    is_short,
 )
 from gorgo.live.http.request_buffer import RequestBuffer
-from gorgo.live.request.judgement import failure_of_event, result_of_stream
+from gorgo.live.request.judgement import failure_of_event, is_short_stream, result_of_stream
 from gorgo.live.upstream.client import ResponseSource, UpstreamError
 from gorgo.proxy.exchange.passage import Passage
 
@@ -28,8 +27,6 @@ from gorgo.proxy.exchange.passage import Passage
 BUFFER_BYTES = 64 * 1024
 #: Buffer of a withheld answer: forty tokens, so that no long answer waits for its end.
 WITHHELD_BYTES = 8 * 1024
-#: A longer stream is no short answer.
-SHORT_BYTES = 4 * 1024
 #: Bytes of a stream without a token after which other tasks run between chunks: events of ten bytes take a hundred
 #: times an ordinary one's time per byte, and a fast replica has the next chunk ready.
 YIELD_BYTES = 8 * 1024
@@ -41,7 +38,7 @@ async def relay_events(passage: Passage) -> Outcome:
     if outcome is not None:
         return outcome
     await passage.pass_rest()
-    passage.drop_end_gaps()
+    passage.gaps.drop_end(passage.route)
     if error_status is not None:
         await passage.end_body()
         return passage.outcome(result_of_stream(error_status), error_status)
@@ -170,9 +167,7 @@ async def _end(passage: Passage) -> Outcome:
 
 
 def _is_short(passage: Passage, stream: bytes, usage: Usage | None) -> bool | None:
-    if len(stream) > SHORT_BYTES or not is_short(passage.route, stream, usage):
-        return False
-    return True if passage.may_be_short else None
+    return is_short_stream(passage.route, stream, usage, may_be_short=passage.may_be_short)
 
 
 async def _next_chunk(source: ResponseSource) -> bytes | None:

@@ -23,17 +23,17 @@ from gorgo.live.http.headers import Header
 from gorgo.live.http.request_buffer import RequestBuffer, buffer_client
 from gorgo.live.http.request_headers import headers_for_replica, request_id_of
 from gorgo.live.http.timeout import ResettableTimeout
-from gorgo.live.logs import log_failure, log_missing
+from gorgo.live.logs import log_failure
 from gorgo.live.request.judgement import failure_of
 from gorgo.live.request.parse import ParsedRequest
 from gorgo.live.request.record import RequestRecord
+from gorgo.live.state import LiveState
 from gorgo.live.upstream.client import CONNECTION_LOST, POOL_EXHAUSTED, UpstreamError
 from gorgo.proxy.exchange.passage import Passage, Refusal
 from gorgo.proxy.exchange.race import Lease, NextStep, PendingDispatch, Race
 from gorgo.proxy.exchange.relay import relay
 from gorgo.proxy.exchange.response import ClientResponse, own_headers
 from gorgo.proxy.http.response_writer import direct_write
-from gorgo.proxy.state import RunningProxy
 
 
 class Exchange:
@@ -76,7 +76,7 @@ class Exchange:
 
     def __init__(
         self,
-        state: RunningProxy,
+        state: LiveState,
         route: str,
         scope: Message,
         receive: Receive,
@@ -94,14 +94,14 @@ class Exchange:
         self.extensions: dict[str, Any] = scope.get("extensions") or {}
         self.receive = receive
         self.buffer = RequestBuffer(state.buffers, buffer_client(scope))
-        self.received_s = state.clock()
+        self.received_s = state.routing.clock()
         self.id = request_id_of(self.headers)
         #: The id of the request in the Router; None before and after.
         self.router_id: str | None = None
-        self.record = RequestRecord(self.received_s, client=self.client)
+        self.record = RequestRecord(state.routing, state.telemetry, self.received_s, client=self.client)
         self.response = ClientResponse(state, send, self.id, self.record, route, direct_write(scope))
-        if state.tracing is not None:
-            self.record.trace = state.tracing.start(
+        if state.telemetry.tracing is not None:
+            self.record.trace = state.telemetry.tracing.start(
                 self.headers, route=route, request_id=self.id, received_s=self.received_s
             )
         self._task = task
@@ -121,7 +121,7 @@ class Exchange:
 
     def lease(self, dispatch: Dispatch) -> Lease:
         """Put the replica of a dispatch in use. Called in the step of the dispatch."""
-        target = self.state.targets[dispatch.replica]
+        target = self.state.replicas.targets[dispatch.replica]
         target.acquire()
         return Lease(dispatch, target)
 
@@ -147,27 +147,27 @@ class Exchange:
         """Wait until an event of another request, or of time, makes the Router decide. Raises `HttpError`: 504."""
         limit_s = self.state.limits.request_timeout_s
         try:
-            async with asyncio.timeout(limit_s - (self.state.clock() - self.received_s)):
+            async with asyncio.timeout(limit_s - (self.state.routing.clock() - self.received_s)):
                 return await self._wait(request_id)
         except TimeoutError:
             message = f"no replica could take the request within its timeout of {limit_s:g} s"
             raise HttpError(504, "total_timeout", message) from None
 
     async def _wait(self, request_id: str) -> NextStep:
-        self._pending = pending = PendingDispatch(self.state.clock())
+        self._pending = pending = PendingDispatch(self.state.routing.clock())
         try:
             return await pending.wait()
         except asyncio.CancelledError:
             step = pending.unclaimed()
             if step is None:
-                self.state.gateway.abandon(request_id)
+                self.state.routing.gateway.abandon(request_id)
             elif isinstance(step, Lease):
                 self._give_back(step, AttemptResult.CLIENT_DISCONNECTED)
             raise
         finally:
             self._pending = None
-            self.record.queued_s = self.state.clock() - pending.enqueued_s
-            self.state.metrics.queued(self.record.queued_s)
+            self.record.queued_s = self.state.routing.clock() - pending.enqueued_s
+            self.state.telemetry.metrics.queued(self.record.queued_s)
 
     # -- attempts, one after the other or two side by side
 
@@ -207,10 +207,10 @@ class Exchange:
         """Start a second attempt beside the first, in a task of its own, unless the response has begun."""
         race = self._race
         if race.winner is not None or self.response.writer.started or race.hedge_task is not None:
-            self.state.gateway.finish(dispatch, Outcome(AttemptResult.SUPERSEDED))
+            self.state.routing.gateway.finish(dispatch, Outcome(AttemptResult.SUPERSEDED))
             return
         self.record.hedged = True
-        self.state.metrics.hedged(dispatch.replica, dispatch.region)
+        self.state.telemetry.metrics.hedged(dispatch.replica, dispatch.region)
         race.start_hedge(dispatch.attempt_id, self._run_hedge(self.lease(dispatch)))
 
     async def _run_hedge(self, lease: Lease) -> NextStep | None:
@@ -225,7 +225,7 @@ class Exchange:
     def _give_back(self, lease: Lease, result: AttemptResult) -> None:
         """Give back a dispatch of which nothing was sent."""
         lease.target.release()
-        self.state.gateway.finish(lease.dispatch, Outcome(result))
+        self.state.routing.gateway.finish(lease.dispatch, Outcome(result))
 
     async def _run(self, lease: Lease, task: asyncio.Task[Any]) -> NextStep | None:
         dispatch = lease.dispatch
@@ -243,20 +243,20 @@ class Exchange:
             # Reservations are released first, so that no failure in the records can keep them.
             self._race.done(dispatch.attempt_id)
             lease.target.release()
-            action = self.state.gateway.finish(dispatch, outcome)
+            action = self.state.routing.gateway.finish(dispatch, outcome)
             self._count(lease)
-            self._check_reports(lease, outcome)
-            self.record.attempt_ended(self.state, dispatch, outcome)
+            self.state.replicas.check_usage(dispatch, lease.target, outcome)
+            self.record.attempt_ended(dispatch, outcome)
         if not isinstance(action, Dispatch):
             return action
-        self.state.metrics.retried(outcome.result.value)
+        self.state.telemetry.metrics.retried(outcome.result.value)
         return self.lease(action)
 
     # -- one attempt at its replica
 
     async def _try(self, lease: Lease, task: asyncio.Task[Any]) -> Outcome:
         target = lease.target
-        limits, spent_s = target.deadlines, self.state.clock() - self.received_s
+        limits, spent_s = target.deadlines, self.state.routing.clock() - self.received_s
         first_s = limits.first_token_s if self.request.route.streamed else limits.response_s
         timer = ResettableTimeout(first_s, last=monotonic() + limits.request_s - spent_s, task=task)
         try:
@@ -289,7 +289,7 @@ class Exchange:
         if self.record.trace is not None:
             headers = self.record.trace.carry(headers, dispatch.attempt_id)
         model = self.request.route.model
-        name = None if model is None else self.state.models.engine_name(dispatch.replica, model)
+        name = None if model is None else self.state.routing.models.engine_name(dispatch.replica, model)
         passage: Passage | None = None
 
         def on_sent() -> None:
@@ -319,7 +319,9 @@ class Exchange:
     def _passage(self, lease: Lease, timer: ResettableTimeout) -> Passage:
         dispatch, target = lease.dispatch, lease.target
         state, request = self.state, self.request
-        estimates = state.client_policies.may_see_estimates(request.route.client)
+        client = request.route.client
+        estimates = state.routing.client_policies.may_see_estimates(client)
+        record_stored = partial(state.replicas.record_stored, dispatch, target, client=client)
         return Passage(
             self.response.writer,
             timer,
@@ -330,7 +332,7 @@ class Exchange:
             strip_usage=target.request_usage and request.adds_usage,
             on_content=partial(self._first_content, lease),
             on_commit=partial(self._commit, lease),
-            on_head=partial(self._record_stored, lease) if self.route == "/v1/responses" else None,
+            on_head=record_stored if self.route == "/v1/responses" else None,
             withhold=dispatch.withhold,
             may_be_short=request.may_be_short,
             passed_headers=state.passed_headers,
@@ -347,29 +349,16 @@ class Exchange:
 
     def _first_content(self, lease: Lease) -> None:
         """Record the first token. The relay has claimed the response for it."""
-        now = self.state.clock()
-        self.state.gateway.first_token(lease.dispatch.attempt_id, now=now)
-        self.record.first_content(self.state, lease.dispatch, now=now)
-
-    def _record_stored(self, lease: Lease, head: bytes) -> None:
-        """Record which replica has a response that later requests may continue."""
-        replica = lease.dispatch.replica
-        if self.state.targets.get(replica) is lease.target:
-            self.state.stored_responses.record(head, replica, client=self.request.route.client)
-
-    def _check_reports(self, lease: Lease, outcome: Outcome) -> None:
-        """Log once if the usage of responses lacks what the engine should report."""
-        if outcome.result is AttemptResult.COMPLETED and outcome.prompt_tokens is not None:
-            estimated = lease.dispatch.decision.estimated_cached_tokens
-            missing = lease.target.reports.on_answer(cached_tokens=outcome.cached_tokens, estimated_tokens=estimated)
-            log_missing(lease.dispatch.replica, missing)
+        now = self.state.routing.clock()
+        self.state.routing.gateway.first_token(lease.dispatch.attempt_id, now=now)
+        self.record.first_content(lease.dispatch, now=now)
 
     def _count(self, lease: Lease) -> None:
         """Count the attempt in the metrics, once."""
         if not lease.counted:
             lease.counted = True
             dispatch = lease.dispatch
-            self.state.metrics.dispatched(dispatch.replica, dispatch.region, dispatch.decision)
+            self.state.telemetry.metrics.dispatched(dispatch.replica, dispatch.region, dispatch.decision)
 
     async def _upstream_failed(self, reason: str) -> Outcome:
         """Return the outcome of a failed replica. If the response has begun, end it with an error."""

@@ -14,23 +14,21 @@ from time import perf_counter
 
 from gorgo.core.messages.actions import Dispatch, Forward, Hold
 from gorgo.live.http.body import ClientDisconnected, draining, read_body, take_whole_body
-from gorgo.live.http.errors import HttpError, Message, Receive, Send, error_of
+from gorgo.live.http.errors import HttpError, Message, Receive, Send
 from gorgo.live.logs import log_failure
 from gorgo.live.parsing.fields import BodyFields, read_quick_fields
 from gorgo.live.parsing.json_body import check_media_type
-from gorgo.live.request.client_scope import unknown_model
 from gorgo.live.request.parse import ParsedRequest, count_tokens, parse_request
+from gorgo.live.request.refusals import check_method, check_open, error_for, internal_error
+from gorgo.live.state import LiveState
 from gorgo.proxy.exchange.exchange import Exchange
 from gorgo.proxy.exchange.race import Lease, NextStep
-from gorgo.proxy.state import RunningProxy
-
-_RETRY_SOON = ((b"retry-after", b"1"),)
 
 
 class InferenceEndpoint:
     """An ASGI app for one route: every POST is an exchange."""
 
-    def __init__(self, state: RunningProxy, route: str) -> None:
+    def __init__(self, state: LiveState, route: str) -> None:
         self._state = state
         self._route = route
         #: Looked up once: in Python 3.11 this is a system call.
@@ -80,18 +78,16 @@ async def _run(exchange: Exchange, task: asyncio.Task[None]) -> None:
         record.status, record.code = 500, "internal_error"
         log_failure("internal_error", failure, request_id=exchange.id)
         if not response.writer.started:
-            message = "internal error of the proxy; its log has this request id"
-            await response.send_error(HttpError(500, "internal_error", message))
+            await response.send_error(internal_error(state))
     finally:
         if disconnect is not None:
             disconnect.cancel()
         if exchange.has_hedge:
             await exchange.stop_hedge()
         if exchange.router_id is not None:
-            state.gateway.unregister(exchange.router_id)
+            state.routing.gateway.unregister(exchange.router_id)
         exchange.buffer.release()
         record.close(
-            state,
             exchange.route,
             exchange.id,
             sent_status=response.writer.status,
@@ -101,24 +97,17 @@ async def _run(exchange: Exchange, task: asyncio.Task[None]) -> None:
 
 async def _read(exchange: Exchange) -> ParsedRequest:
     state = exchange.state
-    if exchange.method != "POST":
-        raise HttpError(405, "method_not_allowed", "expected POST", headers=((b"allow", b"POST"),))
-    limit = state.limits.max_in_flight
-    if len(state.exchanges) > limit:
-        # Before the body is read: each body is held in memory.
-        message = f"{limit} requests are in flight, the limit of this proxy"
-        raise HttpError(429, "too_many_in_flight", message, headers=_RETRY_SOON)
-    if state.stopping:
-        raise HttpError(503, "stopping", "this proxy is stopping", headers=_RETRY_SOON)
+    check_method(exchange.method)
+    check_open(state, open_requests=len(state.exchanges))
     body = await _read_body(exchange)
-    exchange.record.body_read(state)
-    exchange.router_id = state.gateway.register(exchange.id, exchange)
+    exchange.record.body_read()
+    exchange.router_id = state.routing.gateway.register(exchange.id, exchange)
     exchange.request = exchange.record.request = request = await _parse(exchange, body)
     return request
 
 
 async def _read_body(exchange: Exchange) -> bytes:
-    limits, uploads, receive = exchange.state.limits, exchange.state.uploads, exchange.receive
+    limits, uploads, receive = exchange.state.limits, exchange.state.routing.uploads, exchange.receive
     if "gorgo.body" in exchange.extensions:
         uploads.check(exchange.client)
         # Taken out of the scope and the connection, which would hold it for as long as the response takes.
@@ -133,15 +122,19 @@ async def _parse(exchange: Exchange, body: bytes) -> ParsedRequest:
     state, route = exchange.state, exchange.route
     started = perf_counter()
     check_media_type(exchange.headers)
-    fields = read_quick_fields(route, body, state.fingerprinter)
+    fields = read_quick_fields(route, body, state.routing.fingerprinter)
     if fields is None:
-        fields = await state.body_workers.read(route, body)
-    fields.exact = await count_tokens(state, route, fields)
+        fields = await state.routing.body_workers.read(route, body)
+    fields.exact = await count_tokens(state.routing, route, fields)
     fields.prompt = None  # as large as the body, and needed no more
     exchange.record.decision_s = perf_counter() - started
     request = _parse_now(exchange, body, fields)
     model = request.route.model
-    if model is None or state.router.view.lists(model) or not await state.models.find_missing(model, now=state.clock()):
+    if (
+        model is None
+        or state.routing.router.view.lists(model)
+        or not await state.routing.models.find_missing(model, now=state.routing.clock())
+    ):
         return request
     return _parse_now(exchange, body, fields)
 
@@ -150,7 +143,8 @@ def _parse_now(exchange: Exchange, body: bytes, fields: BodyFields) -> ParsedReq
     assert exchange.router_id is not None
     started = perf_counter()
     request = parse_request(
-        exchange.state,
+        exchange.state.routing,
+        exchange.state.replicas.stored_responses,
         exchange.route,
         exchange.headers,
         body,
@@ -167,8 +161,8 @@ async def _serve(exchange: Exchange, request: ParsedRequest) -> None:
     """Have the Router decide, and run attempts until the request has ended. Raises `HttpError`."""
     state = exchange.state
     started = perf_counter()
-    action = state.gateway.submit(request.route)
-    state.metrics.decided(exchange.record.decision_s + perf_counter() - started)
+    action = state.routing.gateway.submit(request.route)
+    state.telemetry.metrics.decided(exchange.record.decision_s + perf_counter() - started)
     step: NextStep | None
     if isinstance(action, Hold):
         step = await exchange.wait_in_queue(request.route.request_id)
@@ -179,9 +173,7 @@ async def _serve(exchange: Exchange, request: ParsedRequest) -> None:
     if isinstance(step, Forward):
         await exchange.forward()
     elif step is not None:
-        if step.code == "model_not_found":
-            raise unknown_model(state, name=request.route.model or "", client=request.route.client)
-        raise error_of(step)
+        raise error_for(state.routing, step, request)
 
 
 async def _wait_for_disconnect(exchange: Exchange) -> None:

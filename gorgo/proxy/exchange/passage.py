@@ -11,26 +11,19 @@ for a client that does not read, to let others run between the parts of a chunk,
 from __future__ import annotations
 
 import asyncio
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from time import monotonic
 
 from gorgo.core.messages.request import AttemptResult, Outcome
-from gorgo.core.stream import FirstTokenDetector, StreamState, Usage, UsageEventFilter, UsageReader
+from gorgo.core.stream import Usage, UsageEventFilter, UsageReader
 from gorgo.live.http.headers import Header, downstream_headers
 from gorgo.live.http.request_buffer import RequestBuffer
 from gorgo.live.http.timeout import ResettableTimeout
-from gorgo.live.request.judgement import p95
+from gorgo.live.request.gaps import Gaps, is_comment
 from gorgo.live.upstream.client import ResponseSource
 from gorgo.proxy.http.response_writer import ResponseWriter
 
-#: Gaps recorded per response for its p95; the first 4,096 stand for longer responses.
-MAX_GAPS = 4096
-#: Events of a dialect's end that carry no token, at most: a finish reason, usage, `[DONE]` and the like.
-END_EVENTS = 4
-#: A longer chunk at the end counts as tokens.
-END_CHUNK_BYTES = 4 * 1024
 #: Routes on which each event of a stream has a name.
 _NAMED_EVENTS = frozenset({"/v1/responses", "/v1/messages"})
 
@@ -84,14 +77,12 @@ class Passage:
     """
 
     __slots__ = (
-        "_gaps",
-        "_last_s",
-        "_recent",
         "_try_write",
         "_unsent",
         "buffer",
         "chunk_limit_s",
         "filter",
+        "gaps",
         "may_be_short",
         "on_commit",
         "on_content",
@@ -144,10 +135,7 @@ class Passage:
         self.filter: UsageEventFilter | None = None
         #: A complete answer that has not been sent.
         self.refusal: Refusal | None = None
-        self._gaps = array("d")
-        #: The last chunks that have a gap: that of gap n at n modulo `END_EVENTS`.
-        self._recent = [b""] * END_EVENTS
-        self._last_s = 0.0
+        self.gaps = Gaps()
         self._try_write = writer.try_write
         #: A chunk for which the client's connection had no room.
         self._unsent = b""
@@ -186,7 +174,7 @@ class Passage:
     async def pass_rest(self) -> None:
         """Send the rest of the body as it comes."""
         self.timeout.extend(self.chunk_limit_s)
-        self._last_s = monotonic()
+        self.gaps.last_s = monotonic()
         while not await self.source.pipe(self._pass):
             unsent, self._unsent = self._unsent, b""
             if unsent:
@@ -200,16 +188,10 @@ class Passage:
 
     def _pass(self, chunk: bytes) -> bool:
         """Send a chunk, and count it; return whether the next one may come in the same step. The hot loop."""
-        if chunk[:1] != b":" or b"data:" in chunk:
+        if chunk[:1] != b":" or not is_comment(chunk):
             now = monotonic()
             self.timeout.deadline = now + self.chunk_limit_s
-            gaps = self._gaps
-            count = len(gaps)
-            if count < MAX_GAPS:
-                self._recent[count % END_EVENTS] = chunk
-                gaps.append(now - self._last_s)
-            self._last_s = now
-        # Else a comment, which keeps a connection alive and is no part of the response.
+            self.gaps.add(chunk, now)
         self.tail.feed(chunk)
         if self.filter is None:
             if self._try_write(chunk):
@@ -265,23 +247,6 @@ class Passage:
             prompt_tokens=None if usage is None else usage.prompt_tokens,
             cached_tokens=None if usage is None else usage.cached_tokens,
             output_tokens=None if usage is None else usage.output_tokens,
-            itl_s_p95=p95(self._gaps),
+            itl_s_p95=self.gaps.p95(),
             short=short,
         )
-
-    def drop_gaps(self) -> None:
-        """Remove all gaps: pieces of one body are not tokens."""
-        del self._gaps[:]
-
-    def drop_end_gaps(self) -> None:
-        """Remove the gaps of the last chunks without a token. Done once per stream, to keep the hot loop short."""
-        count = len(self._gaps)
-        if count == MAX_GAPS:
-            return
-        for place in range(count - 1, max(-1, count - 1 - END_EVENTS), -1):
-            chunk = self._recent[place % END_EVENTS]
-            if len(chunk) > END_CHUNK_BYTES:
-                return
-            if FirstTokenDetector(self.route).feed(chunk) is StreamState.CONTENT:
-                return
-            self._gaps.pop()

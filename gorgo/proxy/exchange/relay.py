@@ -18,7 +18,7 @@ from typing import Any
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.core.stream import error_of_body, is_json, read_usage
 from gorgo.live.http.headers import is_encoded, is_event_stream
-from gorgo.live.request.judgement import failure_of
+from gorgo.live.request.judgement import failure_of, is_short_usage
 from gorgo.live.upstream.client import ResponseSource
 from gorgo.proxy.exchange.event_stream import BUFFER_BYTES, relay_events
 from gorgo.proxy.exchange.passage import Passage
@@ -56,8 +56,7 @@ async def relay_body(passage: Passage, limit: int) -> Outcome:
         if error_status is not None:
             return failure_of(error_status) or passage.refused(body, error_status)
     usage = read_usage(body)
-    tokens = None if usage is None else usage.output_tokens
-    short = (True if passage.may_be_short else None) if tokens is not None and tokens <= 1 else False
+    short = is_short_usage(usage, may_be_short=passage.may_be_short)
     if short and passage.withhold:
         return passage.hold(body, usage=usage)
     await passage.send_head(head=body, has_events=False)
@@ -87,5 +86,5 @@ async def _send_as_it_comes(passage: Passage, head: bytes) -> Outcome:
     await passage.forward(head)
     await passage.pass_rest()
     await passage.end_body()
-    passage.drop_gaps()
+    passage.gaps.drop_all()
     return passage.outcome(AttemptResult.COMPLETED if passage.source.status < 400 else AttemptResult.UPSTREAM_4XX)

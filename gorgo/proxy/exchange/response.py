@@ -12,8 +12,9 @@ from gorgo.core.messages.actions import Dispatch
 from gorgo.live.http.errors import HttpError, Send, error_event, send_error
 from gorgo.live.http.headers import Header
 from gorgo.live.request.record import RequestRecord
+from gorgo.live.request.refusals import RETRY_SOON, record_refusal, refusal_headers
+from gorgo.live.state import LiveState
 from gorgo.proxy.http.response_writer import ResponseWriter, TryWrite, no_direct_write
-from gorgo.proxy.state import RunningProxy
 
 #: Headers made once: of a large fleet under a new version of the weights each minute, those of the last ones.
 MAX_FIXED = 1024
@@ -44,7 +45,7 @@ class ClientResponse:
 
     def __init__(
         self,
-        state: RunningProxy,
+        state: LiveState,
         send: Send,
         request_id: str,
         record: RequestRecord,
@@ -65,12 +66,8 @@ class ClientResponse:
         assert not self.writer.started, "a response has begun"
         # A client that disconnects from here on has had its response.
         self.writer.finished = True
-        self._record.status, self._record.code = error.status, error.code
-        self._state.metrics.rejected(error.code)
-        if error.status == 429:
-            self._state.metrics.clients.rejected(self._record.client, error.code)
-        policy = self._state.router.settings.policy.name.encode()
-        own = ((b"x-request-id", self.request_id.encode()), (b"x-gorgo-policy", policy))
+        record_refusal(self._state.telemetry, self._record, error)
+        own = refusal_headers(self._state.routing, self.request_id)
         await send_error(self._send, error, own, path=self._route)
 
     async def abort(self) -> None:
@@ -80,9 +77,7 @@ class ClientResponse:
         if self.writer.started:
             await self.end_stream(503, "stopping", "the proxy is stopping")
         else:
-            await self.send_error(
-                HttpError(503, "stopping", "the proxy is stopping", headers=((b"retry-after", b"1"),))
-            )
+            await self.send_error(HttpError(503, "stopping", "the proxy is stopping", headers=RETRY_SOON))
 
     async def end_stream(self, status: int, code: str, message: str) -> None:
         """Send the error as an event of the stream. A response without events is cut, which the client sees."""

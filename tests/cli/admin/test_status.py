@@ -16,8 +16,8 @@ from gorgo.cli import app
 from gorgo.cli.admin import status_watch
 from gorgo.cli.admin.call import CallError
 from gorgo.cli.admin.status_tables import CANDIDATES_SHOWN, FLEET, VERSIONS_SHOWN, WIDE, status_view
+from gorgo.formatting import ms
 from gorgo.live.admin.page.alerts import Alert
-from gorgo.live.admin.page.formatting import ms
 from gorgo.live.admin.page.recent_stats import RecentStats
 from gorgo.live.admin.page.snapshot import DecisionStatus
 from gorgo.live.control.state_file import Frozen

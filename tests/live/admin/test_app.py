@@ -66,7 +66,7 @@ async def test_fleet_has_a_row_per_replica(fleet: Running) -> None:
     shown = (await fleet.admin.get("/admin/fleet")).json()
     assert [row["name"] for row in shown["replicas"]] == ["r0", "r1"]
     assert all(row["rtt_ms"] > 0 and row["state"] == "healthy" for row in shown["replicas"])
-    assert shown["boot_id"] == fleet.state.router.boot_id
+    assert shown["boot_id"] == fleet.state.routing.router.boot_id
 
 
 async def test_weights_are_shown_set_and_used(fleet: Running) -> None:
@@ -93,7 +93,7 @@ async def test_weights_set_live_are_in_the_terms_of_the_next_decision(start: Sta
             await fleet.admin.put("/admin/weights", json={"weights": weights})
             request_id = f"m_rtt-{weights['m_rtt']}"
             await fleet.client.post(CHAT, content=chat(stream=True), headers={"x-request-id": request_id})
-            await until(lambda: fleet.state.router.in_flight == 1)
+            await until(lambda: fleet.state.routing.router.in_flight == 1)
             (decision,) = (await fleet.admin.get(f"/admin/decisions/{request_id}")).json()["decisions"]
             (row,), outlook = decision["candidates"], decision["predicted_parts_ms"]
             assert row["terms"] == {
@@ -222,16 +222,16 @@ async def test_flush_forgets_what_is_cached(fleet: Running) -> None:
     long = chat(stream=True, messages=[{"role": "user", "content": "x" * 4096}])
     await fleet.client.post(CHAT, content=long)
     await fleet.idle()
-    assert sum(row.index_blocks for row in fleet.state.router.view.snapshots(now=0.0)) == 16
+    assert sum(row.index_blocks for row in fleet.state.routing.router.view.snapshots(now=0.0)) == 16
     assert (await fleet.admin.post("/admin/flush")).status_code == 200
-    assert sum(row.index_blocks for row in fleet.state.router.view.snapshots(now=0.0)) == 0
+    assert sum(row.index_blocks for row in fleet.state.routing.router.view.snapshots(now=0.0)) == 0
     checked(await fleet.admin.post("/admin/flush", json={"replica": "nobody"}), 404, "replica_not_found")
     checked(await fleet.admin.post("/admin/flush", json={"replica": 1}), 400, "invalid_request")
     assert (await fleet.admin.post("/admin/flush", json={"replica": "r1"})).status_code == 200
 
 
 async def test_a_flush_of_a_large_cache_leaves_the_event_loop_to_others(fleet: Running) -> None:
-    router = fleet.state.router
+    router = fleet.state.routing.router
     for replica in ("r0", "r1"):
         router.caches.on_snapshot(replica, CacheSnapshot(None, 16, list(range(20 * FLUSH_BLOCKS))), now=0.0)
     flushing, turns = asyncio.create_task(fleet.state.flush(None)), 0
@@ -263,7 +263,7 @@ async def test_body_that_is_not_json_or_too_large_is_refused(fleet: Running) -> 
 async def test_misspelt_key_of_a_drain_or_a_flush_is_refused_and_does_nothing(fleet: Running, path: str) -> None:
     error = checked(await fleet.admin.post(path, json={"draining": False, "replicas": "r1"}), 400, "invalid_request")
     assert "'draining': unknown key" in error["message"]
-    assert all(view.eligible for view in fleet.state.router.view.snapshots(now=fleet.state.clock()))
+    assert all(view.eligible for view in fleet.state.routing.router.view.snapshots(now=fleet.state.routing.clock()))
 
 
 @pytest.mark.parametrize("digits", [309, 400, 640])
@@ -271,14 +271,14 @@ async def test_weight_of_more_digits_than_a_float_holds_is_refused(fleet: Runnin
     body = b'{"weights": {"w_rtt": %b}, "allow_out_of_range": true}' % (b"9" * digits)
     for method, path in (("PUT", "/admin/weights"), ("POST", "/admin/freeze")):
         checked(await fleet.admin.request(method, path, content=body), 400, "invalid_request")
-    assert fleet.state.router.settings.weights.version == 1
+    assert fleet.state.routing.router.settings.weights.version == 1
 
 
 async def test_words_with_half_a_surrogate_pair_are_refused_since_no_page_could_show_them(fleet: Running) -> None:
     for key in ("reason", "by"):
         body = b'{"weights": {"w_rtt": 1.0}, "%b": "\\ud800"}' % key.encode()
         checked(await fleet.admin.put("/admin/weights", content=body), 400, "invalid_request")
-    assert fleet.state.router.settings.weights.version == 1
+    assert fleet.state.routing.router.settings.weights.version == 1
 
 
 @pytest.mark.parametrize(
@@ -301,8 +301,8 @@ async def test_an_answer_has_at_most_a_thousand_samples(
         seen.append((after, limit))
         return {"samples": []}
 
-    monkeypatch.setattr(type(fleet.state.router.samples), "after", after)
+    monkeypatch.setattr(type(fleet.state.routing.router.samples), "after", after)
     answer = (await fleet.admin.get(f"/admin/samples{query}")).json()
-    assert answer.pop("now_s") <= fleet.state.clock()
+    assert answer.pop("now_s") <= fleet.state.routing.clock()
     assert answer == {"samples": []}
     assert seen == [asked]

@@ -39,7 +39,7 @@ async def test_an_idle_proxy_has_nothing_open_and_every_invariant_holds(fleet: R
 
 async def test_an_index_that_miscounts_is_named(fleet: Running) -> None:
     await fleet.client.post(COMPLETIONS, json=ASKED)
-    fleet.state.router.index.stored_blocks += 1
+    fleet.state.routing.router.index.stored_blocks += 1
     said = (await fleet.admin.get("/admin/check")).json()["violation"]
     assert "PrefixIndex.check, line" in said
 
@@ -51,7 +51,7 @@ async def test_buffered_bytes_without_a_request_are_named(fleet: Running) -> Non
 
 
 async def test_a_reservation_without_an_attempt_is_named(fleet: Running) -> None:
-    router = fleet.state.router
+    router = fleet.state.routing.router
     router._fleet.reserve(router._fleet.member("r1"), 7)
     said = (await fleet.admin.get("/admin/check")).json()["violation"]
     assert said.startswith("r1: ")

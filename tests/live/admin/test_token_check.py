@@ -77,4 +77,4 @@ async def test_guesses_of_both_kinds_are_counted_and_leave_the_operator_alone(
         assert (await fleet.admin.post("/admin/page/login", content=b"token=guess")).status_code == 403
     assert (await fleet.admin.get("/admin/fleet", headers={"authorization": ""})).status_code == 401  # no guess
     assert (await fleet.admin.get("/admin/fleet", headers={"authorization": f"Bearer {TOKEN}"})).status_code == 200
-    assert fleet.state.metrics.registry.get_sample_value("gorgo_admin_refused_total") == 2 * FREE
+    assert fleet.state.telemetry.metrics.registry.get_sample_value("gorgo_admin_refused_total") == 2 * FREE

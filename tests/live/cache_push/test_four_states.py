@@ -48,7 +48,7 @@ class Fleet:
         body = {"model": "gorgo-sim", "prompt": prompt, "max_tokens": output}
         answer = await self.proxy.client.post("/v1/completions", json=body)
         assert answer.status_code == 200, answer.text
-        decisions = self.proxy.state.router.view.decisions(answer.headers["x-request-id"])
+        decisions = self.proxy.state.routing.router.view.decisions(answer.headers["x-request-id"])
         details = answer.json()["usage"]["prompt_tokens_details"] or {}
         return Answer(
             decisions[-1].replica,
@@ -58,11 +58,11 @@ class Fleet:
         )
 
     def blocks(self, replica: str) -> int:
-        feed = self.proxy.state.router.caches.pushed_feed(replica, "gorgo-sim", 16)
+        feed = self.proxy.state.routing.router.caches.pushed_feed(replica, "gorgo-sim", 16)
         return 0 if feed is None else feed.reported_blocks
 
     def stats(self, replica: str) -> Any:
-        return self.proxy.state.targets[replica].pushes.stats
+        return self.proxy.state.replicas.targets[replica].pushes.stats
 
     async def synced(self, replica: str) -> None:
         """Wait for a whole push that began after now."""
@@ -147,7 +147,7 @@ async def test_holder_is_chosen_beside_a_less_loaded_replica(fleet: Fleet) -> No
     holder = (await fleet.ask(prompt(1))).replica
     await until(lambda: fleet.blocks(holder) >= PROMPT_TOKENS // 16)
     busy = [asyncio.create_task(fleet.ask(prompt(1), output=400)) for _ in range(3)]
-    await until(lambda: fleet.proxy.state.targets[holder].active == 3)
+    await until(lambda: fleet.proxy.state.replicas.targets[holder].active == 3)
     assert (await fleet.ask(prompt(1))).replica == holder
     assert {answer.replica for answer in await asyncio.gather(*busy)} == {holder}
 
@@ -185,11 +185,11 @@ async def test_phantoms_of_lost_evictions_end_with_the_next_whole_push(
 async def test_router_that_forgot_knows_again_after_one_whole_push(fleet: Fleet) -> None:
     holder = (await fleet.ask(prompt(1))).replica
     await fleet.synced(holder)
-    fleet.proxy.state.router.caches.flush(now=fleet.proxy.state.clock())
+    fleet.proxy.state.routing.router.caches.flush(now=fleet.proxy.state.routing.clock())
     assert fleet.blocks(holder) == 0
     await until(lambda: fleet.blocks(holder) >= PROMPT_TOKENS // 16)
     assert (await fleet.ask(prompt(1))).replica == holder
-    fleet.proxy.state.router.check()
+    fleet.proxy.state.routing.router.check()
 
 
 async def test_the_four_states_follow_one_another_on_one_fleet(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +200,7 @@ async def test_the_four_states_follow_one_another_on_one_fleet(fleet: Fleet, mon
     await until(lambda: fleet.blocks(holder) >= PROMPT_TOKENS // 16)
 
     busy = [asyncio.create_task(fleet.ask(prompt(1), output=400)) for _ in range(3)]
-    await until(lambda: fleet.proxy.state.targets[holder].active == 3)
+    await until(lambda: fleet.proxy.state.replicas.targets[holder].active == 3)
     sticky = await fleet.ask(prompt(1))
     for answer in (sticky, *await asyncio.gather(*busy)):
         assert (answer.replica, answer.source) == (holder, "push")
@@ -228,17 +228,17 @@ async def test_the_four_states_follow_one_another_on_one_fleet(fleet: Fleet, mon
     assert (recovered.estimated, recovered.reported) == (0, 0)
     assert fleet.stats(holder).lost > 0
 
-    fleet.proxy.state.router.caches.flush(now=fleet.proxy.state.clock())
+    fleet.proxy.state.routing.router.caches.flush(now=fleet.proxy.state.routing.clock())
     await until(lambda: fleet.blocks(recovered.replica) >= PROMPT_TOKENS // 16)
     again = await fleet.ask(prompt(1))
     assert (again.replica, again.source) == (recovered.replica, "push")
     assert 0 <= again.estimated - again.reported <= 16
-    fleet.proxy.state.router.check()
+    fleet.proxy.state.routing.router.check()
 
 
 async def fill(fleet: Fleet, replica: str, *, synced: bool = True) -> None:
     """Fill the cache of a replica with other prompts, until the first one is evicted there."""
-    target = fleet.proxy.state.targets[replica]
+    target = fleet.proxy.state.replicas.targets[replica]
     for number in range(2, 8):
         body = {"model": "gorgo-sim", "prompt": prompt(number), "max_tokens": 1}
         url = f"{target.upstream._base}/v1/completions"

@@ -63,7 +63,7 @@ class Engine:
 
     def blocks(self) -> int | None:
         """Return the blocks that the Router counts of this engine's snapshot; `None` without one."""
-        feed = self.proxy.state.router.caches.pushed_feed(self.name, None, 16)
+        feed = self.proxy.state.routing.router.caches.pushed_feed(self.name, None, 16)
         return None if feed is None else feed.reported_blocks
 
 
@@ -87,9 +87,9 @@ async def test_snapshot_replaces_the_last_one(engine: Engine) -> None:
     assert engine.blocks() == 3
     await engine.sync([3, 4])
     assert engine.blocks() == 2
-    source = engine.proxy.state.router.caches.sources(now=engine.proxy.state.clock())["r0"]
+    source = engine.proxy.state.routing.router.caches.sources(now=engine.proxy.state.routing.clock())["r0"]
     assert (source.source, source.block_tokens, source.blocks) == ("push", 16, 2)
-    engine.proxy.state.router.check()
+    engine.proxy.state.routing.router.check()
 
 
 async def test_evictions_remove_blocks_until_a_snapshot_has_them(engine: Engine) -> None:
@@ -109,7 +109,7 @@ async def test_lost_push_asks_for_a_snapshot(engine: Engine) -> None:
     await engine.sync([1, 2])
     engine.sequence += 1
     assert (await engine.evict([1])).json()["sync_needed"] is True
-    assert engine.proxy.state.targets["r0"].pushes.stats.lost == 1
+    assert engine.proxy.state.replicas.targets["r0"].pushes.stats.lost == 1
 
 
 @pytest.mark.parametrize("route", ["sync", "eviction"])
@@ -151,30 +151,30 @@ async def test_large_snapshots_are_compared_with_the_last_one(engine: Engine) ->
     assert engine.blocks() == count
     await engine.packed("sync", struct.pack("<2Q", 60, count + 49))
     assert engine.blocks() == 2
-    engine.proxy.state.router.check()
+    engine.proxy.state.routing.router.check()
 
 
 async def test_snapshots_beyond_the_bound_are_compared_too_until_one_fits(engine: Engine) -> None:
     bound = 1000
-    engine.proxy.state.router._feeds.set_max_blocks(bound * len(engine.proxy.state.targets))
+    engine.proxy.state.routing.router._feeds.set_max_blocks(bound * len(engine.proxy.state.replicas.targets))
     for first in (0, 100):
         await engine.packed("sync", struct.pack(f"<{3 * bound}Q", *range(first, first + 3 * bound)))
         assert engine.blocks() == bound
     await engine.packed("sync", struct.pack("<500Q", *range(2000, 2500)))
     assert engine.blocks() == 500, "those left out before too"
-    engine.proxy.state.router.check()
+    engine.proxy.state.routing.router.check()
 
 
 async def test_snapshot_after_a_flush_is_applied_whole(engine: Engine) -> None:
     await engine.sync([1, 2, 3])
-    engine.proxy.state.router.caches.flush("r0", now=engine.proxy.state.clock())
+    engine.proxy.state.routing.router.caches.flush("r0", now=engine.proxy.state.routing.clock())
     assert (await engine.evict([1])).json()["sync_needed"] is True
     await engine.sync([2, 3, 4])
     assert engine.blocks() == 3
 
 
 async def test_pushes_of_a_replica_with_events_are_refused(engine: Engine) -> None:
-    router, now = engine.proxy.state.router, engine.proxy.state.clock()
+    router, now = engine.proxy.state.routing.router, engine.proxy.state.routing.clock()
     router.caches.on_kv_events("r0", KvEventBatch(None, 0, ()), model=None, block_tokens=16, complete=True, now=now)
     checked(await engine.sync([1]), 409, "events_in_use")
     router.caches.on_kv_lost("r0", now=now)
@@ -184,15 +184,15 @@ async def test_pushes_of_a_replica_with_events_are_refused(engine: Engine) -> No
 async def test_silent_engine_returns_to_the_history(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     await engine.sync([1, 2])
     state = engine.proxy.state
-    sources = state.push_sources()
+    sources = state.replicas.push_sources()
     synced_s = sources["r0"].synced_s
-    monkeypatch.setattr(state.pushes, "_clock", lambda: synced_s + SILENT_S - 0.1)
-    await state.pushes.expire(sources)
+    monkeypatch.setattr(state.replicas.pushes, "_clock", lambda: synced_s + SILENT_S - 0.1)
+    await state.replicas.pushes.expire(sources)
     assert engine.blocks() == 2
-    monkeypatch.setattr(state.pushes, "_clock", lambda: synced_s + SILENT_S)
-    await state.pushes.expire(sources)
+    monkeypatch.setattr(state.replicas.pushes, "_clock", lambda: synced_s + SILENT_S)
+    await state.replicas.pushes.expire(sources)
     assert engine.blocks() is None
-    assert state.router.caches.sources(now=state.clock())["r0"].source == "history"
+    assert state.routing.router.caches.sources(now=state.routing.clock())["r0"].source == "history"
 
 
 async def test_silence_is_noticed_while_the_proxy_runs(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,12 +255,12 @@ async def test_pushes_are_off_without_a_token_in_the_configuration(start: Start)
 async def test_model_that_the_replica_does_not_serve_is_refused(engine: Engine) -> None:
     assert (await engine.sync([1], model="any")).status_code == 200, "nothing is known of its models"
     state = engine.proxy.state
-    listed = state.models.listed
+    listed = state.routing.models.listed
 
     def known(replica: str) -> tuple[str, ...]:
         return ("m",) if replica == "r0" else listed(replica)
 
-    state.models.listed = known  # type: ignore[method-assign]
+    state.routing.models.listed = known  # type: ignore[method-assign]
     checked(await engine.sync([1], model="n"), 404, "model_not_found")
     assert (await engine.sync([1], model="m")).status_code == 200
 
@@ -268,11 +268,11 @@ async def test_model_that_the_replica_does_not_serve_is_refused(engine: Engine) 
 async def test_engine_beyond_its_rate_has_to_wait(engine: Engine) -> None:
     empty = [await engine.evict([]) for _ in range(3)]
     assert all(answer.is_success for answer in empty)
-    engine.proxy.state.targets["r0"].pushes._allowance = 0.0
+    engine.proxy.state.replicas.targets["r0"].pushes._allowance = 0.0
     answer = await engine.packed("sync", b"\0" * MAX_PACKED_BYTES)
     checked(answer, 429, "push_rate")
     assert 1 <= int(answer.headers["retry-after"]) <= 5
-    assert engine.proxy.state.targets["r0"].pushes.stats.limited == 1
+    assert engine.proxy.state.replicas.targets["r0"].pushes.stats.limited == 1
 
 
 async def test_gigabytes_that_are_announced_are_refused_before_they_come(engine: Engine) -> None:

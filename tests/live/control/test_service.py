@@ -117,7 +117,7 @@ async def test_frozen_weights_are_changed_by_nobody_and_each_is_told_why(start: 
         assert error["frozen"] == frozen
         assert f"frozen since {frozen['since']} by me (held-out week)" in error["message"]
     assert (await shown(fleet))["version"] == 1
-    assert fleet.state.metrics.registry.get_sample_value("gorgo_weights_frozen") == 1
+    assert fleet.state.telemetry.metrics.registry.get_sample_value("gorgo_weights_frozen") == 1
     assert (await fleet.admin.get("/admin/fleet")).json()["routing"]["frozen"] == frozen
     # Routing, draining and all else go on.
     assert (await fleet.client.post(CHAT, content=chat(stream=True))).status_code == 200
@@ -131,7 +131,7 @@ async def test_frozen_weights_are_changed_by_nobody_and_each_is_told_why(start: 
     for _ in range(2):
         assert (await fleet.admin.post("/admin/unfreeze")).json()["frozen"] is None
     assert (await fleet.admin.put(WEIGHTS, json={"weights": {"w_rtt": 0.7}})).json()["version"] == 2
-    assert fleet.state.metrics.registry.get_sample_value("gorgo_weights_frozen") == 0
+    assert fleet.state.telemetry.metrics.registry.get_sample_value("gorgo_weights_frozen") == 0
 
 
 async def test_freeze_can_bring_its_own_weights_and_policy(start: Start) -> None:
@@ -182,9 +182,11 @@ async def test_full_disk_refuses_the_change_and_routing_goes_on(start: Start, tm
         error = checked(await fleet.admin.request(method, path, json=body), 507, "state_not_written")
         assert "No space left on device; nothing changed, and routing continues" in error["message"]
     assert await shown(fleet) == before
-    assert {view.state for view in fleet.state.router.view.snapshots(now=0.0)} == {"healthy"}
+    assert {view.state for view in fleet.state.routing.router.view.snapshots(now=0.0)} == {"healthy"}
     assert (await fleet.client.post(CHAT, content=chat(stream=True))).status_code == 200
-    assert fleet.state.metrics.registry.get_sample_value("gorgo_state_writes_total", {"result": "failed"}) == 4
+    assert (
+        fleet.state.telemetry.metrics.registry.get_sample_value("gorgo_state_writes_total", {"result": "failed"}) == 4
+    )
     disk.full = False
     assert (await fleet.admin.post("/admin/freeze")).json()["frozen"] is not None
     disk.full = True
@@ -200,7 +202,7 @@ async def test_nothing_is_in_force_or_answered_before_it_is_written_and_no_strea
     disk.slow.clear()
     freezing = asyncio.create_task(fleet.admin.post("/admin/freeze", json={"weights": {"w_rtt": 0.7}}))
     try:
-        await until(lambda: fleet.state.control.busy)
+        await until(lambda: fleet.state.routing.control.busy)
         assert (await fleet.client.post(CHAT, content=chat(stream=True))).status_code == 200
         assert (await shown(fleet))["version"] == 1
         assert not freezing.done()
@@ -213,19 +215,19 @@ async def test_caller_who_leaves_does_not_part_the_writing_from_the_doing(start:
     disk = Disk(tmp_path / "state")
     fleet = await proxy(start, disk)
     disk.slow.clear()
-    order = fleet.state.control.drain("r0", True)
+    order = fleet.state.routing.control.drain("r0", True)
     caller = asyncio.create_task(order)
     try:
-        await until(lambda: fleet.state.control.busy)
+        await until(lambda: fleet.state.routing.control.busy)
         caller.cancel()
         await asyncio.wait((caller,))
     finally:
         disk.slow.set()
-    await fleet.state.control.aclose()
+    await fleet.state.routing.control.aclose()
     kept = disk.read()
     assert kept is not None
     assert kept.draining == {"r0"}
-    assert [view.state for view in fleet.state.router.view.snapshots(now=0.0)] == ["draining", "healthy"]
+    assert [view.state for view in fleet.state.routing.router.view.snapshots(now=0.0)] == ["draining", "healthy"]
 
 
 async def test_file_that_cannot_be_made_ends_the_start(start: Start, tmp_path: Path) -> None:
@@ -319,13 +321,13 @@ async def test_restart_goes_on_with_weights_policy_version_and_drain_marks(start
     after = await shown(second)
     for key in ("policy", "weights", "version", "frozen"):
         assert after[key] == before[key], key
-    assert [view.state for view in second.state.router.view.snapshots(now=0.0)] == ["draining", "healthy"]
+    assert [view.state for view in second.state.routing.router.view.snapshots(now=0.0)] == ["draining", "healthy"]
     assert (await second.admin.put(WEIGHTS, json={"weights": {"m_rtt": 1.0}})).json()["version"] == 4
 
 
 async def test_the_last_hundred_versions_are_remembered_with_who_set_them(start: Start) -> None:
     fleet = await proxy(start)
-    control = fleet.state.control
+    control = fleet.state.routing.control
     (first,) = control.history
     assert (first.version, first.source, first.reason, first.by) == (1, "configuration", None, None)
     for number in range(100):
@@ -337,7 +339,7 @@ async def test_the_last_hundred_versions_are_remembered_with_who_set_them(start:
 
 
 async def test_weights_that_a_freeze_puts_in_force_are_its_own_in_the_history(start: Start) -> None:
-    control = (await proxy(start)).state.control
+    control = (await proxy(start)).state.routing.control
     await control.freeze({"w_rtt": 0.7}, ChangeRequest(reason="week", by="me"))
     assert [(row.version, row.source, row.reason, row.by) for row in control.history[1:]] == [
         (2, "freeze", "week", "me")
@@ -345,7 +347,7 @@ async def test_weights_that_a_freeze_puts_in_force_are_its_own_in_the_history(st
 
 
 async def test_another_policy_s_weights_are_within_its_box_unless_said(start: Start) -> None:
-    control = (await proxy(start)).state.control
+    control = (await proxy(start)).state.routing.control
     with pytest.raises(WeightsError):
         await control.set_policy("gorgo", {"w_queue": 0.0}, ChangeRequest())
     await control.set_policy("gorgo", {"w_queue": 0.0}, ChangeRequest(allow_out_of_range=True))
@@ -362,4 +364,25 @@ async def test_a_second_policy_that_learns_is_refused_and_nothing_is_written(sta
     assert "a router trains one model" in refused.json()["error"]["message"]
     persisted = file.read()
     assert persisted is not None
-    assert (fleet.state.router.settings.policy.name, persisted.policy) == ("random", "random")
+    assert (fleet.state.routing.router.settings.policy.name, persisted.policy) == ("random", "random")
+
+
+async def test_a_change_of_weights_reads_drain_marks_without_a_view_of_the_whole_fleet(
+    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The view of 500 replicas takes milliseconds, in which no event of a stream passes."""
+    disk = StateFile(tmp_path / "state")
+    fleet = await proxy(start, disk)
+    router = fleet.state.routing.router
+    router.replicas.drain("r1", now=fleet.state.routing.clock())
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("the whole view was built")
+
+    monkeypatch.setattr(type(router.view), "snapshots", refuse)
+    assert (await fleet.admin.put(WEIGHTS, json={"weights": {"w_rtt": 0.7}})).json()["version"] == 2
+    assert (await fleet.admin.post("/admin/freeze", json={})).status_code == 200
+    monkeypatch.undo()
+    written = disk.read()
+    assert written is not None
+    assert written.draining == {"r1"}

@@ -65,12 +65,12 @@ async def shown(followed: Followed) -> dict[str, Any]:
 
 def fleet(followed: Followed) -> dict[str, bool]:
     """Replicas in the fleet, with their drain mark."""
-    views = followed.state.router.view.snapshots(now=followed.state.clock())
+    views = followed.state.routing.router.view.snapshots(now=followed.state.routing.clock())
     return {view.name: view.state == "draining" for view in views}
 
 
 def gauge(followed: Followed, name: str) -> float | None:
-    return followed.state.metrics.registry.get_sample_value(f"gorgo_fleet_source_{name}", {"source": "pods"})
+    return followed.state.telemetry.metrics.registry.get_sample_value(f"gorgo_fleet_source_{name}", {"source": "pods"})
 
 
 async def test_proxy_without_replicas_of_its_own_routes_over_those_of_a_source(
@@ -176,7 +176,7 @@ async def test_reload_adds_changes_and_removes_sources_and_the_fleet_does_not_fl
     await followed.rewrite(regions({"c": c}, fleet_sources=[source(server)]))
     assert followed.count("refused") == 0
     await until(lambda: set(fleet(followed)) == {"a", "c"})
-    target = followed.state.targets["a"]
+    target = followed.state.replicas.targets["a"]
     await followed.rewrite(
         regions({"c": c}, fleet_sources=[source(server, replica={"region": "here", "models": ["m"]})])
     )

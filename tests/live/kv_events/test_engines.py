@@ -74,7 +74,7 @@ class Fleet:
         body = {"model": "gorgo-sim", "prompt": prompt(number), "max_tokens": 1}
         answer = await self.proxy.client.post("/v1/completions", json=body)
         assert answer.status_code == 200, answer.text
-        decision = self.proxy.state.router.view.decisions(answer.headers["x-request-id"])[-1]
+        decision = self.proxy.state.routing.router.view.decisions(answer.headers["x-request-id"])[-1]
         details = answer.json()["usage"]["prompt_tokens_details"] or {}
         cached = details.get("cached_tokens", 0)
         return Answer(decision.replica, decision.estimated_cached_tokens, cached, decision.cache_source)
@@ -85,10 +85,10 @@ class Fleet:
         return feed.state
 
     def messages(self) -> int:
-        return sum(stats.messages for stats in self.proxy.state.kv_feed_stats.values())
+        return sum(stats.messages for stats in self.proxy.state.replicas.kv_feed_stats.values())
 
     def blocks(self, replica: str) -> int:
-        return self.proxy.state.router.caches.sources(now=self.proxy.state.clock())[replica].blocks
+        return self.proxy.state.routing.router.caches.sources(now=self.proxy.state.routing.clock())[replica].blocks
 
     async def live(self) -> None:
         await until(lambda: [self.state(name) for name in ("r0", "r1")] == ["live", "live"])
@@ -131,7 +131,7 @@ async def test_a_decision_has_what_the_engine_reports_by_events(
         assert 0 <= again.estimated - again.reported <= BLOCK_TOKENS, "of a whole prompt the last block is computed"
         # Other prompts evict the first one, and the proxy knows it from the events.
         number = 1
-        while fleet.proxy.state.kv_feed_stats[first.replica].events < 40 and number < 40:
+        while fleet.proxy.state.replicas.kv_feed_stats[first.replica].events < 40 and number < 40:
             number += 1
             seen = fleet.messages()
             await fleet.ask(number)
@@ -141,7 +141,7 @@ async def test_a_decision_has_what_the_engine_reports_by_events(
             answer = await fleet.ask(old)
             assert answer.source == "events"
             assert abs(answer.estimated - answer.reported) <= BLOCK_TOKENS
-        fleet.proxy.state.router.check()
+        fleet.proxy.state.routing.router.check()
 
 
 async def test_a_proxy_that_starts_beside_warm_engines_knows_their_caches(start: Start) -> None:
@@ -161,14 +161,16 @@ async def test_after_a_flush_the_events_are_replayed_and_complete(start: Start) 
     async with fleet_of(start, SGLANG, "sglang") as fleet:
         holder = (await fleet.ask(1)).replica
         await until(lambda: fleet.blocks(holder) >= PROMPT_TOKENS // BLOCK_TOKENS)
-        blocks, former = fleet.blocks(holder), fleet.proxy.state.kv_feed_stats[holder]
+        blocks, former = fleet.blocks(holder), fleet.proxy.state.replicas.kv_feed_stats[holder]
         assert (await fleet.proxy.admin.post("/admin/flush", json={"replica": holder})).status_code == 200
-        await until(lambda: fleet.proxy.state.kv_feed_stats[holder] is not former and fleet.blocks(holder) == blocks)
+        await until(
+            lambda: fleet.proxy.state.replicas.kv_feed_stats[holder] is not former and fleet.blocks(holder) == blocks
+        )
         await fleet.live()
         answer = await fleet.ask(1)
         assert (answer.replica, answer.source) == (holder, "events")
         assert answer.estimated >= PROMPT_TOKENS - BLOCK_TOKENS
-        sources = fleet.proxy.state.router.caches.sources(now=fleet.proxy.state.clock())
+        sources = fleet.proxy.state.routing.router.caches.sources(now=fleet.proxy.state.routing.clock())
         assert sources[holder].complete
 
 

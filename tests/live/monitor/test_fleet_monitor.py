@@ -10,7 +10,7 @@ import pytest
 
 from gorgo.live.monitor.fleet_monitor import FleetMonitor, run_timers
 from gorgo.live.monitor.replica_monitor import ReplicaMonitor
-from gorgo.proxy.state import RunningProxy
+from gorgo.live.state import Routing
 from tests.sim.live_shell import VirtualLoop
 
 
@@ -26,7 +26,7 @@ def times_told(due_s: list[float | None], run_s: float) -> list[float]:
         router = SimpleNamespace(next_timer=next_timer)
         gateway = SimpleNamespace(run_timer=lambda: told.append(round(now(), 6)))
         timers = asyncio.create_task(
-            run_timers(cast(RunningProxy, SimpleNamespace(router=router, gateway=gateway, clock=now)))
+            run_timers(cast(Routing, SimpleNamespace(router=router, gateway=gateway, clock=now)))
         )
         await asyncio.sleep(run_s)
         timers.cancel()

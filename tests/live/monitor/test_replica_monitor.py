@@ -14,15 +14,15 @@ from gorgo.config.constants import REPLICA_KEEP_ALIVE_S, WARM_CONNECTIONS
 from gorgo.config.model import Config, LimitsConfig, ProxyConfig, RegionConfig, ReplicaConfig
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
 from gorgo.core.latency.tcp import TcpWindows
+from gorgo.live.build import build_live
 from gorgo.live.http.headers import Header
 from gorgo.live.monitor.replica_monitor import FIRST_PROBE_TIMEOUT_S, ReplicaMonitor
 from gorgo.live.router_gateway import RouterGateway
+from gorgo.live.state import LiveState
 from gorgo.live.telemetry.health_log import HealthLog
 from gorgo.live.upstream.client import POOL_EXHAUSTED, UpstreamClient, UpstreamError
 from gorgo.live.upstream.connection_state import ConnectionTracker, NextConnectionState, OnChange
 from gorgo.policies.registry import make_policy
-from gorgo.proxy.build import build_proxy
-from gorgo.proxy.state import RunningProxy
 from tests.proxy.conftest import system_tls
 from tests.sim.live_shell import VirtualLoop
 
@@ -73,17 +73,17 @@ class Engine:
 class Watch:
     """One replica, its watcher and the proxy that is told."""
 
-    state: RunningProxy
+    state: LiveState
     engine: Engine
     watcher: ReplicaMonitor
 
     @property
     def view(self) -> ReplicaSnapshot:
-        (found,) = self.state.router.view.snapshots(now=self.state.clock())
+        (found,) = self.state.routing.router.view.snapshots(now=self.state.routing.clock())
         return found
 
     def counted(self, name: str) -> float:
-        value = self.state.metrics.registry.get_sample_value(name, {"replica": "a", "region": "here"})
+        value = self.state.telemetry.metrics.registry.get_sample_value(name, {"replica": "a", "region": "here"})
         return value or 0.0
 
     async def run(self, seconds: float) -> None:
@@ -111,14 +111,14 @@ def watched(
         config = Config(proxy=proxy, regions=(RegionConfig(name="here"),), replicas=(row,), limits=LimitsConfig())
         policy = make_policy("round-robin")
         environ = {"REPLICA_KEY": "sk-replica"}
-        state = build_proxy(config, policy=policy, weights=None, environ=environ, key=1, seed=1, tls=system_tls())
+        state = build_live(config, policy=policy, weights=None, environ=environ, key=1, seed=1, tls=system_tls())
         await state.aclose()
-        state.clock = loop.time
-        state.gateway = RouterGateway(state.router, loop.time, HealthLog(state.metrics))
+        state.routing.clock = loop.time
+        state.routing.gateway = RouterGateway(state.routing.router, loop.time, HealthLog(state.telemetry.metrics))
         engine = Engine()
-        state.targets["a"].upstream = cast(UpstreamClient, engine)
-        await test(Watch(state, engine, ReplicaMonitor(state, state.targets["a"], lambda: spread)))
-        state.gateway.close()
+        state.replicas.targets["a"].upstream = cast(UpstreamClient, engine)
+        await test(Watch(state, engine, ReplicaMonitor(state, state.replicas.targets["a"], lambda: spread)))
+        state.routing.gateway.close()
 
     with pytest.MonkeyPatch.context() as patched, asyncio.Runner(loop_factory=VirtualLoop) as runner:
         patched.setattr("gorgo.live.monitor.replica_monitor.perf_counter", runner.get_loop().time)
@@ -177,7 +177,7 @@ def test_silent_replica_is_kept_warm_no_more_until_a_probe_finds_it_again() -> N
 
 def test_pings_that_find_no_connection_say_so_after_two_rounds_and_one_that_does_ends_it() -> None:
     async def test(watch: Watch) -> None:
-        (target,) = watch.state.targets.values()
+        (target,) = watch.state.replicas.targets.values()
         watch.engine.refused = {PING}
         for unreachable in (False, True):
             await watch.watcher.warm()
@@ -192,7 +192,7 @@ def test_pings_that_find_no_connection_say_so_after_two_rounds_and_one_that_does
 
 def test_replica_that_a_probe_finds_gone_first_is_pinged_until_that_is_certain() -> None:
     async def test(watch: Watch) -> None:
-        (target,) = watch.state.targets.values()
+        (target,) = watch.state.replicas.targets.values()
         watch.engine.refused = {PING}
         await watch.watcher.probe()
         await watch.run(19.0)
@@ -227,7 +227,7 @@ def test_round_trip_is_that_of_the_second_ping() -> None:
         watch.engine.fetch = slower_at_first  # type: ignore[method-assign]
         await watch.watcher.probe()
         assert watch.view.rtt_ms == pytest.approx(20.0)
-        ((at_s, rtt_s),) = watch.state.probe_history.for_replica("a")
+        ((at_s, rtt_s),) = watch.state.telemetry.probe_history.for_replica("a")
         assert (at_s, rtt_s or 0.0) == pytest.approx((0.52, 0.02))
 
     watched(test)
@@ -436,14 +436,14 @@ def test_figures_are_read_soon_after_a_break_and_ever_later_until_the_engine_tel
     async def test(watch: Watch) -> None:
         watch.engine.fails |= {METRICS: "connect_failed", LOADS: "connect_failed"}
         loops = asyncio.create_task(watch.watcher.run())
-        watch.state.targets["a"].connection_lost.set()
+        watch.state.replicas.targets["a"].connection_lost.set()
         await asyncio.sleep(4.0)
         watch.engine.fails.clear()
         await asyncio.sleep(20.0)
         # 0.5 s after it, 1 s after that, 2 s after that, and 4 s after that, when it answers.
         assert watch.engine.times(METRICS) == pytest.approx([0.5, 1.5, 3.5, 7.5])
-        assert not watch.state.targets["a"].connection_lost.is_set()
-        watch.state.targets["a"].connection_lost.set()
+        assert not watch.state.replicas.targets["a"].connection_lost.is_set()
+        watch.state.replicas.targets["a"].connection_lost.set()
         await asyncio.sleep(1.0)
         assert watch.engine.times(METRICS)[4:] == pytest.approx([24.5])
         loops.cancel()
@@ -455,7 +455,7 @@ def test_figures_are_read_soon_after_a_break_and_ever_later_until_the_engine_tel
 def test_looks_after_a_break_end_where_the_next_scrape_is_due_anyway() -> None:
     async def test(watch: Watch) -> None:
         watch.engine.fails |= {METRICS: "connect_failed", LOADS: "connect_failed"}
-        watch.state.targets["a"].connection_lost.set()
+        watch.state.replicas.targets["a"].connection_lost.set()
         await watch.run(3.0)
         assert watch.engine.times(METRICS) == pytest.approx([0.5, 1.5, 2.0])
 
@@ -465,7 +465,7 @@ def test_looks_after_a_break_end_where_the_next_scrape_is_due_anyway() -> None:
 @pytest.mark.timeout(10)
 def test_break_is_left_to_scrapes_that_come_sooner_than_a_look_after_it() -> None:
     async def test(watch: Watch) -> None:
-        watch.state.targets["a"].connection_lost.set()
+        watch.state.replicas.targets["a"].connection_lost.set()
         await watch.run(0.9)
         assert watch.engine.times(METRICS) == pytest.approx([0.25, 0.5, 0.75])
 
@@ -522,12 +522,12 @@ def test_first_look_ends_in_time_and_what_came_by_then_counts(silent: set[str], 
 
 def test_next_connection_is_told_to_the_router_unless_the_name_is_another_processs() -> None:
     async def test(watch: Watch) -> None:
-        report, columns = watch.engine.report, watch.state.router._fleet.columns
+        report, columns = watch.engine.report, watch.state.routing.router._fleet.columns
         assert report is not None
         await asyncio.sleep(10.0)
         report(NextConnectionState(TcpWindows(20_000, 30_000), 4.0))
         assert (columns.cwnd_bytes[0], columns.rwnd_bytes[0], columns.sent_s[0]) == (20_000, 30_000, 6.0)
-        watch.state.targets = {}
+        watch.state.replicas.targets = {}
         report(NextConnectionState(TcpWindows(1, 2), 0.0))
         assert columns.cwnd_bytes[0] == 20_000
 

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import httpx
@@ -45,7 +46,9 @@ def test_every_route_for_clients_is_described_and_nothing_else() -> None:
 
 
 def test_every_route_for_operators_is_described_and_nothing_else() -> None:
-    routes: list[Any] = admin_app(cast(Any, None), cast(Any, None), "token", asyncio.Event()).routes
+    routes: list[Any] = admin_app(
+        cast(Any, SimpleNamespace(routing=None, replicas=None)), cast(Any, None), "token", asyncio.Event()
+    ).routes
     found = {f"{method} {route.path}" for route in routes for method in route.methods - {"HEAD"}}
     assert described(ADMIN) == {route.replace(":path}", "}") for route in found}
 
@@ -122,7 +125,7 @@ async def test_what_is_described_is_taken_and_what_is_answered_is_described(flee
         await fleet.client.post(path, json=body, headers={"x-gorgo-priority": "urgent"}),
     ]
     assert [response.status_code for response in wrong] == [400, 413, 415, 400]
-    fleet.state.router.replicas.drain("r0", now=fleet.state.clock())
+    fleet.state.routing.router.replicas.drain("r0", now=fleet.state.routing.clock())
     fleet.state.stopping = True
     for response in [given, *wrong, await fleet.client.post(path, json=body)]:
         check(CLIENT, response)

@@ -66,7 +66,7 @@ async def test_same_entry_again_changes_nothing_and_another_one_replaces_it(star
     assert (await post(followed, "b", c.url)).json()["change"] == "replaced"
     await chosen(followed)
     assert (len(b.seen), len(c.seen) > 0) == (0, True)
-    assert list(followed.state.targets) == ["a", "b"]
+    assert list(followed.state.replicas.targets) == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -142,8 +142,8 @@ async def test_removed_replica_drains_and_leaves_after_its_last_request(start: S
         assert await chosen(followed) == {"a"}
         b.release.set()
         assert b"[DONE]" in b"".join([chunk async for chunk in streams["b"].aiter_bytes()])
-        await until(lambda: list(followed.state.targets) == ["a"])
-    await until(lambda: not followed.state.draining_targets)
+        await until(lambda: list(followed.state.replicas.targets) == ["a"])
+    await until(lambda: not followed.state.replicas.draining_targets)
     checked(await delete(followed, "b"), 404, "replica_not_found")
 
 
@@ -156,7 +156,7 @@ async def test_removal_ends_after_the_grace_period_and_its_stream_goes_on(start:
     async with followed.fleet.client.stream("POST", CHAT, content=chat(stream=True)) as found:
         await followed.fleet.admin.post("/admin/replicas/a/drain", json={"drain": False})
         await delete(followed, "b")
-        await until(lambda: list(followed.state.targets) == ["a"])
+        await until(lambda: list(followed.state.replicas.targets) == ["a"])
         b.release.set()
         assert b"[DONE]" in b"".join([chunk async for chunk in found.aiter_bytes()])
 

@@ -67,7 +67,7 @@ async def test_last_connection_to_a_replica_that_left_the_fleet_closes_with_its_
         await a.arrived.wait()
         await followed.rewrite(regions({"b": b}))
         client.reset()
-        await until(lambda: not followed.fleet.state.draining_targets)
+        await until(lambda: not followed.fleet.state.replicas.draining_targets)
     await asyncio.wait_for(a.dropped.wait(), 10)
 
 
@@ -84,26 +84,26 @@ async def test_added_replica_that_does_not_answer_joins_as_one_that_failed_a_pro
         assert followed.view("b").rtt_ms is None
         assert followed.view("b").failures_in_a_row == 1
         await followed.rewrite(regions({"a": a}))
-        await until(lambda: not followed.state.draining_targets)
+        await until(lambda: not followed.state.replicas.draining_targets)
 
 
 async def test_removed_replica_finishes_its_stream_and_then_closes(start: Start, tmp_path: Path) -> None:
     a = await start.replica(stream(delta("a"), DONE))
     b = await start.replica(hang(delta("b"), rest=[delta("c"), DONE]))
     followed = await follow(start, tmp_path, regions({"b": b}), [a, b])
-    target = followed.state.targets["b"]
+    target = followed.state.replicas.targets["b"]
     async with followed.fleet.client.stream("POST", CHAT, content=chat(stream=True)) as response:
         raw = response.aiter_raw()
         got = await anext(raw)
         await followed.rewrite(regions({"a": a}))
         assert (await ask(followed)).headers[FLEET_OF] == "a"
-        assert followed.state.draining_targets == {target}
+        assert followed.state.replicas.draining_targets == {target}
         assert target.upstream.connections > 0
         assert 'replica="b"' in (await followed.fleet.client.get("/metrics")).text
         b.release.set()
         got += b"".join([chunk async for chunk in raw])
     assert got == delta("b") + delta("c") + DONE
-    await until(lambda: not followed.state.draining_targets)
+    await until(lambda: not followed.state.replicas.draining_targets)
     assert (target.active, target.upstream.connections) == (0, 0)
     assert 'replica="b"' not in (await followed.fleet.client.get("/metrics")).text
     await followed.fleet.idle()
@@ -115,7 +115,7 @@ async def test_removed_replica_is_watched_no_more(start: Start, tmp_path: Path) 
     followed = await follow(start, tmp_path, regions({"a": a, "b": b}, proxy=often), [a, b])
     await until(lambda: a.pings > 10)
     await followed.rewrite(regions({"b": b}, proxy=often))
-    await until(lambda: not followed.state.draining_targets)
+    await until(lambda: not followed.state.replicas.draining_targets)
     before = a.pings, b.pings
     await until(lambda: b.pings > before[1] + 10)
     assert a.pings == before[0]
@@ -127,7 +127,7 @@ async def test_client_that_leaves_a_removed_replica_lets_it_close(start: Start, 
     async with followed.fleet.client.stream("POST", CHAT, content=chat(stream=True)) as response:
         await anext(response.aiter_raw())
         await followed.rewrite(regions({"a": a}))
-    await until(lambda: not followed.state.draining_targets)
+    await until(lambda: not followed.state.replicas.draining_targets)
     assert b.dropped.is_set()
     await followed.fleet.idle()
 
@@ -147,7 +147,7 @@ async def test_another_url_is_another_process_with_nothing_believed_of_it(start:
     old = await start.replica(hang(delta("old"), rest=[DONE]))
     new = await start.replica(stream(delta("new"), DONE))
     followed = await follow(start, tmp_path, regions({"a": old}), [old, new])
-    followed.state.stored_responses.record(b'{"id": "resp_1"}', "a", client=None)
+    followed.state.replicas.stored_responses.record(b'{"id": "resp_1"}', "a", client=None)
     long = chat(stream=True, messages=[{"role": "user", "content": "x" * 4096}])
     async with followed.fleet.client.stream("POST", CHAT, content=long) as response:
         raw = response.aiter_raw()
@@ -156,12 +156,12 @@ async def test_another_url_is_another_process_with_nothing_believed_of_it(start:
         await followed.rewrite(regions({"a": new}))
         view = followed.view("a")
         assert (view.index_blocks, view.in_flight_requests, view.attempts) == (0, 0, 0)
-        assert followed.state.stored_responses.find("resp_1", client=None) is None
+        assert followed.state.replicas.stored_responses.find("resp_1", client=None) is None
         assert delta("new") in (await ask(followed, long)).content
         old.release.set()
         got += b"".join([chunk async for chunk in raw])
     assert got == delta("old") + DONE
-    await until(lambda: not followed.state.draining_targets)
+    await until(lambda: not followed.state.replicas.draining_targets)
     await followed.fleet.idle()
     assert (
         'gorgo_attempts_total{region="here",replica="a",result="completed"} 2.0'
@@ -174,7 +174,7 @@ async def test_a_large_cache_of_a_replica_that_leaves_is_forgotten_in_steps(
 ) -> None:
     a, b = await start.replica(), await start.replica()
     followed = await follow(start, tmp_path, regions({"a": a, "b": b}), [a, b])
-    router = followed.fleet.state.router
+    router = followed.fleet.state.routing.router
     router.caches.on_snapshot("b", CacheSnapshot(None, 16, list(range(20 * FLUSH_BLOCKS))), now=0.0)
     left: list[int] = []
     replace_fleet = router.replicas.set_fleet
@@ -203,15 +203,15 @@ async def test_who_stays_keeps_what_is_believed_of_it(start: Start, tmp_path: Pa
     a, b = await start.replica(stream(delta("a"), DONE)), await start.replica(stream(delta("b"), DONE))
     followed = await follow(start, tmp_path, regions({"a": a}), [a, b])
     await ask(followed, chat(stream=True, messages=[{"role": "user", "content": "x" * 4096}]))
-    before, upstream = followed.view("a"), followed.state.targets["a"].upstream
+    before, upstream = followed.view("a"), followed.state.replicas.targets["a"].upstream
     assert before.index_blocks > 0
     changed = {"url": a.url, "models": ["m"], "capacity": {"max_running_requests": 3}, "request_usage": True}
     await followed.rewrite(regions({"b": b, "a": changed}))
     after = followed.view("a")
     assert (after.index_blocks, after.attempts, after.rtt_ms) == (before.index_blocks, 1, before.rtt_ms)
     assert (after.models, after.max_running_requests) == (("m",), 3)
-    assert followed.state.targets["a"].upstream is upstream
-    assert followed.state.targets["a"].request_usage
+    assert followed.state.replicas.targets["a"].upstream is upstream
+    assert followed.state.replicas.targets["a"].request_usage
     assert (await followed.fleet.client.get("/v1/models")).json()["data"][0]["id"] == "m"
 
 
@@ -254,7 +254,7 @@ async def test_live_weights_and_policy_outlive_an_edit_elsewhere(start: Start, t
     a, b = await start.replica(answer(200)), await start.replica(answer(200))
     paper = {"policy": "gorgo", "weights": {"w_rtt": 0.5}}
     followed = await follow(start, tmp_path, regions({"a": a}, proxy=paper), [a, b])
-    router = followed.state.router
+    router = followed.state.routing.router
     await followed.fleet.admin.put("/admin/weights", json={"weights": {"w_rtt": 1.5}})
     await followed.rewrite(regions({"a": a, "b": b}, proxy=paper))
     assert (router.settings.weights["w_rtt"], router.settings.weights.version) == (1.5, 2)
@@ -385,7 +385,7 @@ async def test_refused_file_is_told_once_however_often_it_is_looked_at(
         await until(lambda: followed.file._read_stamp == followed.file._polled)
     (tmp_path / "new").write_bytes(regions({"a": a, "b": b}))
     os.replace(tmp_path / "new", followed.path)  # as editors do, and nobody asks
-    await until(lambda: "b" in followed.state.targets)
+    await until(lambda: "b" in followed.state.replicas.targets)
     assert len(told(caplog, "config_refused")) == 1
 
 
@@ -401,11 +401,11 @@ async def test_fault_of_our_own_in_a_reload_is_a_refusal_too(
     with monkeypatch.context() as patched:
         patched.setattr("gorgo.live.monitor.replica_monitor.ReplicaMonitor._measure", fails)
         await followed.rewrite(regions({"a": a, "b": b}))
-    assert list(followed.state.targets) == ["a"]
+    assert list(followed.state.replicas.targets) == ["a"]
     assert told(caplog, "config_refused")[0]["error"] == "ExceptionGroup"
     await ask(followed)
     await followed.rewrite(regions({"a": a, "b": b}))
-    assert list(followed.state.targets) == ["a", "b"]
+    assert list(followed.state.replicas.targets) == ["a", "b"]
 
 
 async def test_addresses_need_a_new_start_and_the_log_says_so(
@@ -438,7 +438,7 @@ async def test_limits_and_intervals_hold_at_once(start: Start, tmp_path: Path) -
     await followed.rewrite(regions({"a": a}, proxy=proxy, limits=limits))
     too_large = await followed.fleet.client.post(CHAT, content=chat(user="x" * 100))
     assert too_large.status_code == 413
-    found = followed.state.router.settings.limits
+    found = followed.state.routing.router.settings.limits
     assert (found.max_attempts, found.max_index_blocks, found.stale_after_s) == (2, 10, 60.0)
     await until(lambda: a.pings > 10)
 
@@ -458,14 +458,14 @@ async def test_stopping_while_a_newcomer_is_probed_leaves_nothing_open(start: St
             probing.settimeout(10)
             while probing.recv(1 << 16):  # what it was asked, then the end
                 pass
-    assert list(followed.state.targets) == ["a"]
+    assert list(followed.state.replicas.targets) == ["a"]
 
 
 async def test_stopping_ends_streams_on_replicas_that_have_left(start: Start, tmp_path: Path) -> None:
     a, b = await start.replica(answer(200)), await start.replica(hang(delta("b")))
     text = regions({"b": b}, limits={"shutdown_grace_s": 0.1})
     followed = await follow(start, tmp_path, text, [a, b])
-    target = followed.state.targets["b"]
+    target = followed.state.replicas.targets["b"]
     async with followed.fleet.client.stream("POST", CHAT, content=chat(stream=True)) as response:
         raw = response.aiter_raw()
         await anext(raw)
@@ -486,7 +486,7 @@ async def test_shadow_policy_in_the_file_scores_from_the_next_decision_on(start:
     await followed.rewrite(regions(rows))
     await ask(followed)
     await followed.fleet.idle()
-    samples = list(followed.state.router.samples)
+    samples = list(followed.state.routing.router.samples)
     assert [sample.shadow_policy for sample in samples] == [None, "gorgo-ms", None]
     assert samples[1].shadow_rank in (1, 2)
 
@@ -496,7 +496,7 @@ async def test_policy_and_its_shadow_can_change_in_one_edit(start: Start, tmp_pa
     text = regions({"a": a}, proxy={"policy": "gorgo-ms", "shadow_policy": "gorgo-ms"})
     followed = await follow(start, tmp_path, text, [a])
     await followed.rewrite(regions({"a": a}, proxy={"policy": "gorgo", "shadow_policy": "gorgo"}))
-    router = followed.state.router
+    router = followed.state.routing.router
     assert followed.count("applied") == 1
     assert (
         router.settings.policy.name,
@@ -510,7 +510,10 @@ async def test_shadow_that_cannot_go_with_the_policy_is_a_refused_file(start: St
     followed = await follow(start, tmp_path, regions({"a": a}), [a])
     await followed.rewrite(regions({"a": a}, proxy={"policy": "gorgo", "shadow_policy": "gorgo-ms"}))
     assert followed.count("refused") == 1
-    assert (followed.state.router.settings.policy.name, followed.state.router.settings.shadow) == ("round-robin", None)
+    assert (followed.state.routing.router.settings.policy.name, followed.state.routing.router.settings.shadow) == (
+        "round-robin",
+        None,
+    )
 
 
 async def test_shadow_that_cannot_go_with_a_policy_set_live_is_left_out_and_told(
@@ -518,8 +521,8 @@ async def test_shadow_that_cannot_go_with_a_policy_set_live_is_left_out_and_told
 ) -> None:
     a = await start.replica(stream(delta("a"), DONE))
     followed = await follow(start, tmp_path, regions({"a": a}), [a])
-    set_policy(followed.state.router, "gorgo", now=followed.state.clock())
+    set_policy(followed.state.routing.router, "gorgo", now=followed.state.routing.clock())
     with caplog.at_level(logging.INFO, logger="gorgo"):
         await followed.rewrite(regions({"a": a}, proxy={"shadow_policy": "gorgo-ms"}))
     assert [row["error"] for row in told(caplog, "shadow_not_set")] != []
-    assert followed.state.router.settings.shadow is None
+    assert followed.state.routing.router.settings.shadow is None

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import fields
+from typing import cast
 
 from gorgo.live.request.record import RequestRecord
+from gorgo.live.state import Routing, Telemetry
 
 
 def test_a_new_record_knows_only_when_its_request_was_received() -> None:
-    assert asdict(RequestRecord(7.0)) == {
+    record = RequestRecord(cast(Routing, None), cast(Telemetry, None), 7.0)
+    found = {part.name: getattr(record, part.name) for part in fields(record)}
+    assert found == {
+        "routing": None,
+        "telemetry": None,
         "received_s": 7.0,
         "replica": None,
         "status": 0,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gorgo.core.messages.cache_source import CacheSourceStats, KvEventStats
-from gorgo.live.admin.page.formatting import cache_line, reports_cache
+from gorgo.formatting import cache_line, reports_cache
 from gorgo.live.cache_push.source import PushStats
 from gorgo.live.cache_states import CacheState
 from gorgo.live.kv_feed_stats import FeedState, KvFeedStats

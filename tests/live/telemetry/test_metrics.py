@@ -92,12 +92,12 @@ async def test_answer_that_is_not_a_stream_has_no_ttft(start: Start) -> None:
     samples = await scraped(fleet)
     assert "gorgo_ttft_seconds_count" not in samples
     assert list(samples["gorgo_e2e_seconds_count"].values()) == [1.0]
-    assert next(iter(fleet.state.router.samples)).ttft_ms is None
+    assert next(iter(fleet.state.routing.router.samples)).ttft_ms is None
 
 
 async def test_error_of_predictions_is_told_with_its_direction(start: Start) -> None:
     fleet = await start.fleet([stream(delta("a"), USAGE, DONE)])
-    metrics = fleet.state.metrics
+    metrics = fleet.state.telemetry.metrics
     parts = TtftParts(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     metrics.first_content("r0", "here", 1.0, predicted_s=1.5, parts=parts)
     metrics.first_content("r0", "here", 2.0, predicted_s=0.75, parts=parts)
@@ -126,14 +126,14 @@ async def test_parts_of_ttfts_add_up_to_what_was_measured(start: Start) -> None:
         assert sum(spent.values()) == pytest.approx(ttft_s)
     counts = {dict(labels)["part"]: value for labels, value in samples["gorgo_ttft_part_seconds_count"].items()}
     assert counts == dict.fromkeys(PARTS, 4.0)
-    for sample in fleet.state.router.samples:
+    for sample in fleet.state.routing.router.samples:
         assert sample.ttft_parts_ms is not None
         assert sum(sample.ttft_parts_ms.values()) == pytest.approx(sample.ttft_ms)
 
 
 async def test_belief_is_held_against_what_engines_report_of_the_same_answers(start: Start) -> None:
     fleet = await start.fleet([answer(200)])
-    metrics = fleet.state.metrics
+    metrics = fleet.state.telemetry.metrics
     for cached, believed in ((8, 64), (100, 40), (None, 999)):
         outcome = Outcome(AttemptResult.COMPLETED, 200, prompt_tokens=128, cached_tokens=cached)
         metrics.completed("r0", "here", 1.0, outcome, estimated_cached_tokens=believed)
@@ -149,7 +149,7 @@ async def test_belief_is_held_against_what_engines_report_of_the_same_answers(st
 
 async def test_series_of_a_replica_and_of_a_region_go_with_the_last_who_had_them(start: Start) -> None:
     fleet = await start.fleet([answer(200)])
-    metrics: Metrics = fleet.state.metrics
+    metrics: Metrics = fleet.state.telemetry.metrics
     parts = TtftParts(0.5, 0.0, 0.0, 0.0, 0.0, 0.5)
     for replica, region in (("r0", "here"), ("gone", "there")):
         metrics.first_content(replica, region, 1.0, predicted_s=None, parts=parts)

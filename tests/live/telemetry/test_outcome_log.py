@@ -38,7 +38,11 @@ async def test_every_ended_attempt_has_a_line_with_all_candidates_and_no_text(st
     text = path.read_text()
     assert secret not in text
     header, first, second = [json.loads(line) for line in text.splitlines()]
-    assert header == {"gorgo_outcome_log": 1, "boot_id": fleet.state.router.boot_id, "started_s": header["started_s"]}
+    assert header == {
+        "gorgo_outcome_log": 1,
+        "boot_id": fleet.state.routing.router.boot_id,
+        "started_s": header["started_s"],
+    }
     for line in (first, second):
         assert line["candidates"] == ["r0", "r1"]
         assert set(line["features"]) == {*FEATURES, "accelerator=H100", "prior_s"}
@@ -50,7 +54,9 @@ async def test_every_ended_attempt_has_a_line_with_all_candidates_and_no_text(st
     assert second["features"]["cached_tokens"][second["chosen"]] > 0
     assert first["group"] == second["group"] != 0
     assert path.stat().st_mode & 0o777 == 0o600
-    counted = fleet.state.metrics.registry.get_sample_value("gorgo_outcome_log_lines_total", {"result": "written"})
+    counted = fleet.state.telemetry.metrics.registry.get_sample_value(
+        "gorgo_outcome_log_lines_total", {"result": "written"}
+    )
     assert counted == 2
     rows = read_outcomes(path, ("prompt_tokens", "hit_share", "accelerator=H100", "prior_s")).rows
     assert rows.ttft_s.tolist() == pytest.approx([first["ttft_s"], second["ttft_s"]])
@@ -93,5 +99,7 @@ async def test_a_full_disk_is_logged_and_routing_goes_on(
     await fleet.stop()
     monkeypatch.undo()
     assert [record.getMessage() for record in caplog.records].count("outcome_log_failed") == 1
-    counted = fleet.state.metrics.registry.get_sample_value("gorgo_outcome_log_lines_total", {"result": "failed"})
+    counted = fleet.state.telemetry.metrics.registry.get_sample_value(
+        "gorgo_outcome_log_lines_total", {"result": "failed"}
+    )
     assert counted == 2

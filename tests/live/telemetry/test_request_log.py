@@ -110,14 +110,17 @@ async def test_proxy_writes_what_was_asked_and_it_reads_as_a_trace(start: Start,
     text = path.read_text()
     assert long[:20] not in text
     header, *lines = [json.loads(line) for line in text.splitlines()]
-    assert header["boot_id"] == fleet.state.router.boot_id
+    assert header["boot_id"] == fleet.state.routing.router.boot_id
     assert [line["status"] for line in lines] == [200, 200, 400, 200]
     assert [line["model"] for line in lines] == ["m", "m", "m", None]
     assert [len(line["block_hashes"]) for line in lines] == [2, 2, 0, 0]
     assert lines[0]["block_hashes"] == lines[1]["block_hashes"]
     assert (lines[0]["input_tokens"], lines[0]["output_tokens"]) == (12, 2)
     assert abs(lines[0]["received_s"] - header["started_s"]) < 60
-    assert fleet.state.metrics.registry.get_sample_value("gorgo_request_log_lines_total", {"result": "written"}) == 4
+    assert (
+        fleet.state.telemetry.metrics.registry.get_sample_value("gorgo_request_log_lines_total", {"result": "written"})
+        == 4
+    )
 
     trace = read_request_log(path)
     assert (len(trace.requests), trace.skipped, trace.boots) == (3, 1, 1)

@@ -104,7 +104,7 @@ async def test_cause_is_in_both_logs_and_in_the_status(start: Start, caplog: pyt
     config = with_replica(config_for([good]), 0, url=f"http://127.0.0.1:{closed_port()}")
     fleet = await start.proxy(config, [good])
     assert (await fleet.client.post("/v1/chat/completions", content=chat())).status_code == 503
-    await ReplicaMonitor(fleet.state, fleet.state.targets["r0"], spread=lambda: 0.5).probe()
+    await ReplicaMonitor(fleet.state, fleet.state.replicas.targets["r0"], spread=lambda: 0.5).probe()
     fields = {record.getMessage(): record.fields for record in caplog.records if hasattr(record, "fields")}
     assert (fields["request"]["error"], fields["request"]["cause"]) == ("connect_failed", "connection refused")
     assert fields["replica_does_not_answer"] == {

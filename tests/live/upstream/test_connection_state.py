@@ -135,13 +135,13 @@ def test_a_kernel_without_such_settings_counts_as_one_that_shrinks(tmp_path: Pat
 
 async def test_the_router_hears_when_a_replica_hangs_up(start: Start) -> None:
     proxy = await start.fleet([stream(delta("a"), DONE)])
-    columns = proxy.state.router._fleet.columns
+    columns = proxy.state.routing.router._fleet.columns
     await proxy.client.post("/v1/chat/completions", json=ONE_HUNDRED_KB)
-    gateway = proxy.state.gateway
+    gateway = proxy.state.routing.gateway
     await until(lambda: bool(gateway.stale_connections))
     gateway.refresh_connections()
     assert columns.cwnd_bytes[0] > 0.0
-    for link in list(proxy.state.targets["r0"].upstream._pool.tracker._last_use):
+    for link in list(proxy.state.replicas.targets["r0"].upstream._pool.tracker._last_use):
         cast(ReplicaConnection, link).close()
     await until(lambda: bool(gateway.stale_connections))
     gateway.refresh_connections()
@@ -154,12 +154,12 @@ async def test_the_router_prices_the_connection_that_the_next_request_gets(
     monkeypatch.setattr("gorgo.live.upstream.pool.idling_shrinks", lambda: False)
     monkeypatch.setattr("gorgo.live.upstream.pool.bbr_state", lambda _, **__: None)
     proxy = await start.fleet([stream(delta("a"), DONE)], proxy=replace(QUIET, policy="gorgo-ms"))
-    (before,) = proxy.state.router.view.snapshots(now=proxy.state.clock())
+    (before,) = proxy.state.routing.router.view.snapshots(now=proxy.state.routing.clock())
     assert before.rtt_ms is not None
     trips = []
     for _ in range(3):
         answer = await proxy.client.post("/v1/chat/completions", json=ONE_HUNDRED_KB)
-        (decision,) = proxy.state.router.view.decisions(answer.headers["x-request-id"])
+        (decision,) = proxy.state.routing.router.view.decisions(answer.headers["x-request-id"])
         trips.append(round(float(decision.terms["rtt"][0]) / before.rtt_ms, 6))
         await proxy.idle()
     assert trips == [3, 2, 1]
@@ -171,18 +171,18 @@ async def test_the_kernel_s_pace_is_priced_and_a_new_connection_paces_too(
     told = TcpWindows(200_000.0, 200_000.0), Pacing(100_000.0, 1_000.0)
     monkeypatch.setattr("gorgo.live.upstream.pool.bbr_state", lambda _, **__: told)
     proxy = await start.fleet([stream(delta("a"), DONE)], proxy=replace(QUIET, policy="gorgo-ms"))
-    (view,) = proxy.state.router.view.snapshots(now=proxy.state.clock())
+    (view,) = proxy.state.routing.router.view.snapshots(now=proxy.state.routing.clock())
     assert view.rtt_ms is not None
     trips = []
     for _ in range(2):
         answer = await proxy.client.post("/v1/chat/completions", json=ONE_HUNDRED_KB)
-        (decision,) = proxy.state.router.view.decisions(answer.headers["x-request-id"])
+        (decision,) = proxy.state.routing.router.view.decisions(answer.headers["x-request-id"])
         trips.append(float(decision.terms["rtt"][0]) / view.rtt_ms)
         await proxy.idle()
-        for link in list(proxy.state.targets["r0"].upstream._pool.tracker._last_use):
+        for link in list(proxy.state.replicas.targets["r0"].upstream._pool.tracker._last_use):
             cast(ReplicaConnection, link).close()
-        await until(lambda: bool(proxy.state.gateway.stale_connections))
-        proxy.state.gateway.refresh_connections()
-        assert proxy.state.router._fleet.columns.cwnd_bytes[0] == 0.0
+        await until(lambda: bool(proxy.state.routing.gateway.stale_connections))
+        proxy.state.routing.gateway.refresh_connections()
+        assert proxy.state.routing.router._fleet.columns.cwnd_bytes[0] == 0.0
     # After a ping, of which the kernel told as much as after a body; then on a new connection.
     assert trips == pytest.approx([2.0, 1.0 + paced_round_trips(100_000, TcpWindows(), Pacing())], abs=0.03)

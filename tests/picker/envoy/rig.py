@@ -23,10 +23,12 @@ from gorgo.config.model import (
     RegionConfig,
     ReplicaConfig,
 )
+from gorgo.live.build import build_live
 from gorgo.live.listener.sockets import ServerAddresses
+from gorgo.live.process import run
 from gorgo.live.process.options import ProcessOptions
+from gorgo.live.state import LiveState
 from gorgo.picker import server
-from gorgo.picker.build import build_picker
 from gorgo.picker.state import PickerState
 from gorgo.policies.registry import make_policy
 from tests.picker.envoy.envoy import Fronts, envoy, free_port
@@ -60,16 +62,16 @@ class Rig:
 
     @property
     def samples(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.state.router.samples.after(0, 10_000)["samples"]
+        found: list[dict[str, Any]] = self.state.routing.router.samples.after(0, 10_000)["samples"]
         return found
 
     async def idle(self) -> None:
         """Wait until every exchange has ended and has its entry of the log, and check that nothing is reserved."""
         state = self.state
-        await until(lambda: not (state.router.in_flight or state.calls or len(state.open_exchanges)))
-        for view in self.state.router.view.snapshots(now=self.state.clock()):
+        await until(lambda: not (state.routing.router.in_flight or state.calls or len(state.open_exchanges)))
+        for view in self.state.routing.router.view.snapshots(now=self.state.routing.clock()):
             assert (view.in_flight_requests, view.in_flight_tokens, view.queued_prefill_tokens) == (0, 0, 0)
-        self.state.router.check()
+        self.state.routing.router.check()
 
 
 def config_for(replicas: list[FakeReplica], keys_file: Path) -> Config:
@@ -96,8 +98,11 @@ async def rig(folder: Path) -> AsyncIterator[Rig]:
     states: list[PickerState] = []
     bound: asyncio.Future[ServerAddresses] = loop.create_future()
 
-    def build(*args: Any, **kwargs: Any) -> PickerState:
-        states.append(build_picker(*args, tls=system_tls(), **kwargs))
+    def build(*args: Any, **kwargs: Any) -> LiveState:
+        return build_live(*args, tls=system_tls(), **kwargs)
+
+    def catch(*args: Any) -> PickerState:
+        states.append(PickerState(*args))
         return states[-1]
 
     async with AsyncExitStack() as stack:
@@ -105,7 +110,8 @@ async def rig(folder: Path) -> AsyncIterator[Rig]:
         config = config_for(replicas, folder / "keys")
         options = ProcessOptions(policy=make_policy("round-robin"), environ={}, key=7, seed=7)
         shutdown = asyncio.Event()
-        stack.enter_context(patch.object(server, "build_picker", build))
+        stack.enter_context(patch.object(run, "build_live", build))
+        stack.enter_context(patch.object(server, "PickerState", catch))
         task = asyncio.create_task(server.serve(config, options, ready=bound.set_result, shutdown=shutdown))
         await asyncio.wait((task, bound), return_when=asyncio.FIRST_COMPLETED, timeout=20)
         if task.done():

@@ -53,7 +53,7 @@ async def test_request_is_served_and_its_usage_is_in_the_sample(running: Rig, fr
 async def test_usage_that_only_the_picker_requests_is_removed_by_a_gateway(
     running: Rig, monkeypatch: pytest.MonkeyPatch, front: str, kept: bytes
 ) -> None:
-    for target in running.state.targets.values():
+    for target in running.state.replicas.targets.values():
         monkeypatch.setattr(target, "request_usage", True)
     content = delta("hello") + USAGE + DONE
     running.script(stream(content[:200], content[200:], headers={"content-length": str(len(content))}))
@@ -150,7 +150,7 @@ async def abort_in_mid_stream(running: Rig, client: httpx.AsyncClient) -> float:
     """Leave an answer that has begun; return when."""
     async with client.stream("POST", CHAT, content=chat(stream=True)) as response:
         await anext(response.aiter_raw())
-        assert running.state.router.in_flight == 1
+        assert running.state.routing.router.in_flight == 1
         return time.monotonic()
 
 
@@ -172,7 +172,7 @@ async def test_abort_of_the_client_releases_the_load(
         for _ in range(5):
             running.script(hang(*content))
             left_s = await abort(running, client)
-            await until(lambda: not running.state.router.in_flight)
+            await until(lambda: not running.state.routing.router.in_flight)
             took_ms.append((time.monotonic() - left_s) * 1000)
             await running.idle()
     sys.stdout.write(f"{front}: load released after {statistics.median(took_ms):.1f} ms, {max(took_ms):.1f} at most\n")
@@ -194,7 +194,7 @@ async def test_quota_is_a_429_with_retry_after(running: Rig, front: str) -> None
 
 @pytest.mark.parametrize("front", FRONTS)
 async def test_no_replica_is_a_503_with_retry_after(running: Rig, front: str) -> None:
-    router, clock = running.state.router, running.state.clock
+    router, clock = running.state.routing.router, running.state.routing.clock
     for name in ("r0", "r1"):
         router.replicas.drain(name, now=clock())
     try:
@@ -277,7 +277,7 @@ async def test_retry_of_envoy_is_credited_to_the_replica_that_served(running: Ri
 async def readmitted(running: Rig) -> None:
     """Let both replicas answer until neither is ejected, nor has a failure that counts."""
     running.script(stream(delta("a"), USAGE, DONE))
-    states = running.state.router.view.health_states
+    states = running.state.routing.router.view.health_states
     async with running.client() as client, asyncio.timeout(20):
         while set(states().values()) != {"healthy"} or min(len(replica.seen) for replica in running.replicas) < 2:
             assert (await client.post(CHAT, content=chat(stream=True))).status_code == 200
@@ -295,7 +295,7 @@ async def test_a_request_that_every_replica_refuses_is_tried_at_each_and_blames_
     assert min(tries) >= 6
     assert sum(tries) <= 18, "the price of a wrong request: two tries more"
     await running.idle()
-    assert running.state.router.view.health_states() == {"r0": "healthy", "r1": "healthy"}
+    assert running.state.routing.router.view.health_states() == {"r0": "healthy", "r1": "healthy"}
 
 
 async def test_a_replica_that_refuses_what_another_answers_is_ejected_and_costs_no_request(running: Rig) -> None:
@@ -305,7 +305,7 @@ async def test_a_replica_that_refuses_what_another_answers_is_ejected_and_costs_
     first.scripts = [answer(403)]
     async with running.client() as client:
         async with asyncio.timeout(20):
-            while running.state.router.view.health_states()["r0"] != "ejected":
+            while running.state.routing.router.view.health_states()["r0"] != "ejected":
                 assert (await client.post(CHAT, content=chat(stream=True))).status_code == 200
                 await running.idle()
     assert len(first.seen) == 3

@@ -33,9 +33,9 @@ async def test_client_that_leaves_before_the_first_token_cancels_upstream(
         leave(client, polite)
         await until(fleet.replicas[0].dropped.is_set)
     await fleet.idle()
-    sample = next(iter(fleet.state.router.samples))
+    sample = next(iter(fleet.state.routing.router.samples))
     assert (sample.status, sample.ttft_ms) == (499, None)
-    view = fleet.state.router.view.snapshots(now=fleet.state.clock())[0]
+    view = fleet.state.routing.router.view.snapshots(now=fleet.state.routing.clock())[0]
     assert (view.failures, view.index_blocks) == (0, 0)
 
 
@@ -48,7 +48,7 @@ async def test_client_that_leaves_in_the_middle_cancels_upstream(start: Start, p
         leave(client, polite)
         await until(fleet.replicas[0].dropped.is_set)
     await fleet.idle()
-    assert next(iter(fleet.state.router.samples)).status == 499
+    assert next(iter(fleet.state.routing.router.samples)).status == 499
 
 
 @pytest.mark.parametrize("polite", [True, False])
@@ -102,7 +102,7 @@ async def test_client_that_leaves_during_a_retry_cancels_the_second_replica(star
         client.reset()
         await until(fleet.replicas[1].dropped.is_set)
     await fleet.idle()
-    assert next(iter(fleet.state.router.samples)).retries == 1
+    assert next(iter(fleet.state.routing.router.samples)).retries == 1
 
 
 async def test_client_that_leaves_in_the_middle_of_its_body_reserves_nothing(start: Start) -> None:
@@ -114,7 +114,7 @@ async def test_client_that_leaves_in_the_middle_of_its_body_reserves_nothing(sta
         await until(lambda: not fleet.state.exchanges)
     await fleet.idle()
     assert fleet.replicas[0].seen == []
-    assert len(fleet.state.router.samples) == 0
+    assert len(fleet.state.routing.router.samples) == 0
 
 
 async def test_client_that_does_not_read_is_cut(start: Start) -> None:
@@ -124,10 +124,10 @@ async def test_client_that_does_not_read_is_cut(start: Start) -> None:
         client.reader._transport.pause_reading()  # type: ignore[attr-defined]
         await client.post(CHAT, BODY)
         await until(fleet.replicas[0].dropped.is_set)
-        await until(lambda: fleet.state.router.in_flight == 0)
+        await until(lambda: fleet.state.routing.router.in_flight == 0)
         client.reset()
     await fleet.idle()
-    assert next(iter(fleet.state.router.samples)).status == 499
+    assert next(iter(fleet.state.routing.router.samples)).status == 499
 
 
 async def test_many_clients_that_leave_at_random_moments_leave_nothing_reserved(start: Start) -> None:
@@ -141,7 +141,7 @@ async def test_many_clients_that_leave_at_random_moments_leave_nothing_reserved(
             client.reset()
 
     await asyncio.gather(*(come_and_go(7 * n) for n in range(60)))
-    await until(lambda: fleet.state.router.in_flight == 0)
+    await until(lambda: fleet.state.routing.router.in_flight == 0)
     await fleet.idle()
 
 

@@ -50,7 +50,7 @@ def after(wait_s: float, script: Script) -> Script:
 
 def health(fleet: Running, replica: str = "r0") -> tuple[int, int]:
     """Failures in all, and those in a row that eject."""
-    views = {view.name: view for view in fleet.state.router.view.snapshots(now=fleet.state.clock())}
+    views = {view.name: view for view in fleet.state.routing.router.view.snapshots(now=fleet.state.routing.clock())}
     return views[replica].failures, views[replica].failures_in_a_row
 
 
@@ -67,7 +67,7 @@ async def test_replica_that_takes_no_connection_is_passed_over_and_blamed(start:
         config = config_for([good, good], **LONG | {"connect_timeout_s": SHORT_S})
         fleet = await start.proxy(with_replica(config, 0, url=f"{scheme}://127.0.0.1:{port}"), [good])
         assert (await ask(fleet))[0] == 200
-        fleet.state.router.replicas.drain("r1", now=fleet.state.clock())
+        fleet.state.routing.router.replicas.drain("r1", now=fleet.state.routing.clock())
         assert (await ask(fleet))[:2] == (504, "upstream_timeout")
         assert health(fleet) == (2, 2)
         await fleet.idle()
@@ -85,7 +85,7 @@ async def test_stream_without_content_is_tried_elsewhere_and_its_replica_blamed(
     fleet = await start.fleet([script], [GOOD], **LONG | {"first_token_timeout_s": SHORT_S})
     assert (await ask(fleet))[2] == ROLE + delta("good") + DONE
     assert health(fleet) == (1, 1)
-    fleet.state.router.replicas.drain("r1", now=fleet.state.clock())
+    fleet.state.routing.router.replicas.drain("r1", now=fleet.state.routing.clock())
     assert (await ask(fleet))[:2] == (504, "upstream_timeout")
     assert health(fleet) == (2, 2)
     await until(fleet.replicas[0].dropped.is_set)
@@ -96,7 +96,7 @@ async def test_answer_in_one_piece_has_a_deadline_of_its_own(start: Start) -> No
     whole = after(2 * SHORT_S, answer(200, b'{"choices": []}'))
     fleet = await start.fleet([whole, hang()], **LONG | {"first_token_timeout_s": SHORT_S})
     assert (await ask(fleet, stream=False))[::2] == (200, b'{"choices": []}')
-    target = fleet.state.targets["r0"]
+    target = fleet.state.replicas.targets["r0"]
     target.deadlines = replace(target.deadlines, response_s=SHORT_S)
     assert (await ask(fleet, stream=False))[:2] == (504, "upstream_timeout")
     assert health(fleet) == (1, 1)
@@ -133,7 +133,7 @@ async def test_stream_that_goes_on_for_too_long_is_ended_and_nobody_is_blamed(st
     await until(fleet.replicas[0].dropped.is_set)
     await fleet.idle()
     assert health(fleet) == (0, 0)
-    (sample,) = fleet.state.router.samples
+    (sample,) = fleet.state.routing.router.samples
     assert (sample.status, sample.ttft_ms is None) == (504, False)
 
 
@@ -183,7 +183,7 @@ async def test_wait_at_the_proxy_counts(start: Start) -> None:
         replica.release.set()
         await first.aread()
     await fleet.idle()
-    assert (len(replica.seen), fleet.state.router.queued) == (1, 0)
+    assert (len(replica.seen), fleet.state.routing.router.queued) == (1, 0)
 
 
 async def test_each_region_has_the_deadlines_that_it_sets(start: Start) -> None:
@@ -218,7 +218,7 @@ async def test_reload_changes_the_deadlines_of_attempts_from_then_on(start: Star
         b'{"name": "here"}', b'{"name": "here", "limits": {"first_token_timeout_s": 0.05}}'
     )
     await followed.rewrite(text)
-    assert followed.state.targets["a"].deadlines.first_token_s == 0.05
+    assert followed.state.replicas.targets["a"].deadlines.first_token_s == 0.05
     assert (await ask(followed.fleet))[:2] == (504, "upstream_timeout")
     replica.release.set()
     await running

@@ -58,11 +58,13 @@ def stored(fleet: Running, text: str) -> None:
     )
     batch = KvEventBatch(sent_s=None, rank=0, events=(blocks,))
     state = fleet.state
-    state.router.caches.on_kv_events("r0", batch, model=None, block_tokens=16, complete=True, now=state.clock())
+    state.routing.router.caches.on_kv_events(
+        "r0", batch, model=None, block_tokens=16, complete=True, now=state.routing.clock()
+    )
 
 
 def counted(fleet: Running, result: str) -> float:
-    value = fleet.state.metrics.registry.get_sample_value("gorgo_exact_prompts_total", {"result": result})
+    value = fleet.state.telemetry.metrics.registry.get_sample_value("gorgo_exact_prompts_total", {"result": result})
     assert value is not None
     return value
 
@@ -95,7 +97,7 @@ async def test_a_differing_report_is_logged_once_and_the_text_index_counts_again
 
 async def test_the_bytes_per_token_are_learned_beside_exact_tokens(start: Start) -> None:
     fleet = await served(start, reported=64)
-    ratios = fleet.state.router.token_ratios
+    ratios = fleet.state.routing.router.token_ratios
     ratios.learn("m", text_bytes=80_000, prompt_tokens=40_000)
     before = ratios.ratio("m")
     await post(fleet)
@@ -130,13 +132,13 @@ async def test_multi_depth_has_routes_of_16_tokens_where_tokens_are_exact(start:
 async def test_boundaries_of_messages_reach_the_router(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = await served(start, reported=30)
     asked: list[RouteRequest] = []
-    submit = fleet.state.router.submit
+    submit = fleet.state.routing.router.submit
 
     def recorded(request: RouteRequest, *, now: float) -> Any:
         asked.append(request)
         return submit(request, now=now)
 
-    monkeypatch.setattr(fleet.state.router, "submit", recorded)
+    monkeypatch.setattr(fleet.state.routing.router, "submit", recorded)
     messages = [{"role": role, "content": text} for role, text in (("system", "a" * 40), ("user", "b" * 80))]
     for model in ("m", "another"):
         body = json.dumps({"model": model, "messages": messages, "stream": True})

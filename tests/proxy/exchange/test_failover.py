@@ -56,7 +56,7 @@ async def test_failure_before_content_is_invisible(start: Start, script: Script)
     assert (response.status_code, response.content) == (200, GOOD_BYTES)
     assert response.headers["x-gorgo-replica"] == "r1"
     await fleet.idle()
-    sample = next(iter(fleet.state.router.samples))
+    sample = next(iter(fleet.state.routing.router.samples))
     assert (sample.replica, sample.retries) == ("r1", 1)
 
 
@@ -67,7 +67,7 @@ async def test_busy_replica_is_passed_over_and_not_blamed(start: Start, script: 
     fleet = await start.fleet([script], [GOOD])
     assert (await ask(fleet)).content == GOOD_BYTES
     await fleet.idle()
-    assert fleet.state.router.view.snapshots(now=fleet.state.clock())[0].failures == 0
+    assert fleet.state.routing.router.view.snapshots(now=fleet.state.routing.clock())[0].failures == 0
 
 
 async def refused_config(start: Start) -> tuple[Config, list]:  # type: ignore[type-arg]
@@ -146,7 +146,7 @@ async def test_other_4xx_passes_and_is_not_retried(start: Start, status: int) ->
     assert response.headers["x-model"] == "1"
     await fleet.idle()
     assert fleet.replicas[1].seen == []
-    assert fleet.state.router.view.snapshots(now=fleet.state.clock())[0].failures_in_a_row == 0
+    assert fleet.state.routing.router.view.snapshots(now=fleet.state.routing.clock())[0].failures_in_a_row == 0
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 405])
@@ -162,7 +162,7 @@ async def test_what_one_replica_refuses_and_another_answers_is_the_fault_of_the_
         assert (response.status_code, response.content) == (200, GOOD_BYTES)
     await fleet.idle()
     assert len(fleet.replicas[0].seen) == 3, "three such requests eject it"
-    (view, _) = fleet.state.router.view.snapshots(now=fleet.state.clock())
+    (view, _) = fleet.state.routing.router.view.snapshots(now=fleet.state.routing.clock())
     assert (view.state, view.ejected_by, view.refusal, view.failures) == ("ejected", "refusals", status, 3)
 
 
@@ -176,7 +176,7 @@ async def test_what_every_replica_refuses_is_the_client_s_fault_and_ejects_none(
         assert response.headers["x-model"] in ("1", "2")
     await fleet.idle()
     assert sum(len(replica.seen) for replica in fleet.replicas) <= 20, "once each"
-    views = fleet.state.router.view.snapshots(now=fleet.state.clock())
+    views = fleet.state.routing.router.view.snapshots(now=fleet.state.routing.clock())
     assert [(view.state, view.failures, view.refusal) for view in views] == [("healthy", 0, None)] * 2
 
 
@@ -188,7 +188,7 @@ async def test_a_busy_engine_never_costs_a_request_while_another_is_open(start: 
         assert (response.status_code, response.content) == (200, GOOD_BYTES)
     await fleet.idle()
     assert 1 <= len(fleet.replicas[0].seen) <= 8
-    assert fleet.state.router.view.snapshots(now=fleet.state.clock())[0].failures == 0
+    assert fleet.state.routing.router.view.snapshots(now=fleet.state.routing.clock())[0].failures == 0
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ async def test_a_replica_whose_answers_end_too_early_costs_three_requests_and_no
     assert 2 <= len(lost) <= 3
     assert all(b"long" in response.content for response in got[6:])
     await fleet.idle()
-    (view, _) = fleet.state.router.view.snapshots(now=fleet.state.clock())
+    (view, _) = fleet.state.routing.router.view.snapshots(now=fleet.state.routing.clock())
     assert (view.state, view.ejected_by) == ("ejected", "answers")
 
 
@@ -250,7 +250,7 @@ async def test_one_token_of_a_client_that_wants_no_more_is_a_good_answer(
     for _ in range(20):
         assert (await ask(fleet, **fields)).status_code == 200
     await fleet.idle()
-    views = fleet.state.router.view.snapshots(now=fleet.state.clock())
+    views = fleet.state.routing.router.view.snapshots(now=fleet.state.routing.clock())
     assert [(view.state, view.failures, view.attempts) for view in views] == [("healthy", 0, 10)] * 2
 
 
@@ -261,7 +261,9 @@ async def test_one_token_everywhere_is_forwarded_unchanged(start: Start) -> None
         assert (response.status_code, response.content) == (200, ROLE + delta("yes") + USAGE + DONE)
         assert response.headers["x-gorgo-replica"] in ("r0", "r1")
     await fleet.idle()
-    assert {view.state for view in fleet.state.router.view.snapshots(now=fleet.state.clock())} == {"healthy"}
+    assert {view.state for view in fleet.state.routing.router.view.snapshots(now=fleet.state.routing.clock())} == {
+        "healthy"
+    }
 
 
 async def test_error_event_that_blames_the_request_passes(start: Start) -> None:
@@ -281,7 +283,7 @@ async def test_failure_after_content_ends_the_stream_with_an_error_event(start: 
     assert last.startswith(b"data: ")
     await fleet.idle()
     assert fleet.replicas[1].seen == []
-    assert next(iter(fleet.state.router.samples)).status == 502
+    assert next(iter(fleet.state.routing.router.samples)).status == 502
 
 
 async def test_silence_after_content_ends_the_stream_with_an_error_event(start: Start) -> None:
@@ -357,8 +359,8 @@ async def test_connection_that_the_server_closed_between_requests_is_nobodys_fai
             response = await fleet.client.post("/v1/chat/completions", content=chat())
             assert (response.status_code, response.content) == (200, b"{}")
         await fleet.idle()
-        assert fleet.state.router.view.snapshots(now=fleet.state.clock())[0].failures == 0
-        assert all(sample.retries == 0 for sample in fleet.state.router.samples)
+        assert fleet.state.routing.router.view.snapshots(now=fleet.state.routing.clock())[0].failures == 0
+        assert all(sample.retries == 0 for sample in fleet.state.routing.router.samples)
         assert requests == 6
 
 
@@ -388,10 +390,10 @@ async def test_sockets_that_this_process_has_not_are_no_failure_of_a_replica(
         response = await ask(fleet)
         assert (response.status_code, response.json()["error"]["code"]) == (503, "replicas_busy")
         assert response.headers["retry-after"] == "1"
-    watcher = ReplicaMonitor(fleet.state, fleet.state.targets["r0"])
+    watcher = ReplicaMonitor(fleet.state, fleet.state.replicas.targets["r0"])
     for _ in range(5):
         await watcher.probe()
-    assert fleet.state.router.view.health_states() == {"r0": "healthy"}
+    assert fleet.state.routing.router.view.health_states() == {"r0": "healthy"}
     await fleet.idle()
 
 
@@ -423,4 +425,4 @@ async def test_error_event_too_late_to_be_hidden_is_still_the_replicas_failure(s
         fleet.replicas[0].release.set()
         assert (await response.aread()) == comments + said
     await fleet.idle()
-    assert fleet.state.router.view.snapshots(now=fleet.state.clock())[0].failures == 1
+    assert fleet.state.routing.router.view.snapshots(now=fleet.state.routing.clock())[0].failures == 1

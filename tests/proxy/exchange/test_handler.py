@@ -78,7 +78,7 @@ def test_times_of_a_stream_count_from_the_first_byte_of_its_request(caplog: pyte
         there = {"replica": "r0", "region": "here"}
         assert proxy.total("gorgo_ttft_seconds_sum", **there) == pytest.approx(1.0)
         assert proxy.total("gorgo_e2e_seconds_sum", **there) == pytest.approx(1.4)
-        sample = proxy.state.router.samples.after(0, 1)["samples"][0]
+        sample = proxy.state.routing.router.samples.after(0, 1)["samples"][0]
         assert (sample["ttft_ms"], sample["e2e_s"]) == (pytest.approx(1000.0), pytest.approx(1.4))
         # Gaps of 100, 200 and 0 ms; the end is none.
         assert sample["itl_ms_p95"] == pytest.approx(200.0)
@@ -127,7 +127,7 @@ def test_client_that_leaves_is_a_499_of_its_own_making(extends: bool, caplog: py
         assert proxy.now_s == pytest.approx(0.55)
         assert proxy.total("gorgo_client_aborts_total") == 1.0
         assert proxy.total("gorgo_requests_total", route="/v1/chat/completions", policy="round-robin", status="499")
-        (view, _) = proxy.state.router.view.snapshots(now=proxy.now_s)
+        (view, _) = proxy.state.routing.router.view.snapshots(now=proxy.now_s)
         assert (view.failures, view.failures_in_a_row) == (0, 0)
 
     virtually(test, [SPOKEN], [SPOKEN])
@@ -162,10 +162,10 @@ def test_second_attempt_of_a_late_request_is_no_retry(caplog: pytest.LogCaptureF
         caplog.clear()
         scripts = [Script([60.0])], [QUICK]
         first.scripts, second.scripts = (list(found) for found in scripts)
-        proxy.state.router.replicas.drain("r1", now=proxy.now_s)
+        proxy.state.routing.router.replicas.drain("r1", now=proxy.now_s)
         asking = asyncio.create_task(proxy.ask(STREAM))
         await asyncio.sleep(0.1)
-        proxy.state.router.replicas.drain("r1", False, now=proxy.now_s)
+        proxy.state.routing.router.replicas.drain("r1", False, now=proxy.now_s)
         answered = await asking
         assert b"quick" in answered.body
         assert (len(first.received), len(second.received)) == (before[0] + 1, before[1] + 1)
@@ -195,7 +195,7 @@ def test_attempt_without_an_answer_ends_at_its_deadline(body: bytes, script: Scr
     async def test(proxy: VirtualProxy) -> None:
         answered = await proxy.ask(body)
         assert (answered.status, answered.code, answered.at_s) == (504, code, at_s)
-        (view,) = proxy.state.router.view.snapshots(now=proxy.now_s)
+        (view,) = proxy.state.routing.router.view.snapshots(now=proxy.now_s)
         assert (view.failures, view.failures_in_a_row) == (1, 1)
 
     virtually(test, [script])
@@ -218,7 +218,7 @@ def test_request_ends_after_so_long_in_all_whatever_it_is_at() -> None:
         answered = await proxy.ask(STREAM[:5], 7.0, STREAM[5:])
         assert answered.at_s == 100.0
         assert b'"code": "total_timeout"' in answered.body
-        (view,) = proxy.state.router.view.snapshots(now=proxy.now_s)
+        (view,) = proxy.state.routing.router.view.snapshots(now=proxy.now_s)
         assert (view.failures, view.failures_in_a_row) == (0, 0)
 
     more: list[Step] = [30.0, delta("b")] * 10
@@ -237,7 +237,7 @@ def test_whole_time_counts_over_attempts() -> None:
 
 def test_who_waits_too_long_at_the_proxy_is_told_so() -> None:
     async def test(proxy: VirtualProxy) -> None:
-        proxy.state.router.replicas.drain("r0", now=proxy.now_s)
+        proxy.state.routing.router.replicas.drain("r0", now=proxy.now_s)
         answered = await proxy.ask(STREAM[:5], 7.0, STREAM[5:])
         assert (answered.status, answered.code, answered.at_s) == (504, "total_timeout", 100.0)
         assert proxy.replicas["r0"].received == []
@@ -247,7 +247,7 @@ def test_who_waits_too_long_at_the_proxy_is_told_so() -> None:
 
 def test_client_that_leaves_in_the_step_of_its_dispatch_leaves_no_load_behind() -> None:
     async def test(proxy: VirtualProxy) -> None:
-        proxy.state.router.replicas.drain("r0", now=proxy.now_s)
+        proxy.state.routing.router.replicas.drain("r0", now=proxy.now_s)
         messages: asyncio.Queue[Message] = asyncio.Queue()
         messages.put_nowait({"type": "http.request", "body": STREAM, "more_body": False})
         parts: list[Message] = []
@@ -259,13 +259,13 @@ def test_client_that_leaves_in_the_step_of_its_dispatch_leaves_no_load_behind() 
             InferenceEndpoint(proxy.state, CHAT)({"method": "POST", "headers": []}, messages.get, send)
         )
         await asyncio.sleep(1.0)
-        assert proxy.state.router.queued == 1
+        assert proxy.state.routing.router.queued == 1
         messages.put_nowait({"type": "http.disconnect"})
-        proxy.state.router.replicas.drain("r0", False, now=proxy.now_s)
-        proxy.state.gateway.run_timer()
-        assert (proxy.state.router.queued, proxy.state.router.in_flight) == (0, 1)
+        proxy.state.routing.router.replicas.drain("r0", False, now=proxy.now_s)
+        proxy.state.routing.gateway.run_timer()
+        assert (proxy.state.routing.router.queued, proxy.state.routing.router.in_flight) == (0, 1)
         await serving
-        assert (proxy.state.router.in_flight, proxy.state.targets["r0"].active) == (0, 0)
+        assert (proxy.state.routing.router.in_flight, proxy.state.replicas.targets["r0"].active) == (0, 0)
         assert (parts, proxy.replicas["r0"].received) == ([], [])
 
     virtually(test, [QUICK], found=config(overload=OverloadConfig(no_replica_wait_s=1000.0)))
@@ -281,7 +281,7 @@ def test_client_that_does_not_read_is_given_up_and_no_replica_is_blamed(caplog: 
     async def test(proxy: VirtualProxy) -> None:
         answered = await proxy.ask(STREAM, reads=never)
         assert not answered.complete
-        (view,) = proxy.state.router.view.snapshots(now=proxy.now_s)
+        (view,) = proxy.state.routing.router.view.snapshots(now=proxy.now_s)
         assert view.failures == 0
         assert proxy.replicas["r0"].received[0].closed_s == pytest.approx(20.0)
 
@@ -312,7 +312,7 @@ def test_failure_before_any_content_is_told_by_a_status(script: Script, status: 
     async def test(proxy: VirtualProxy) -> None:
         answered = await proxy.ask(STREAM)
         assert (answered.status, answered.code) == (status, code)
-        assert proxy.state.targets["r0"].connection_lost.is_set() is broke
+        assert proxy.state.replicas.targets["r0"].connection_lost.is_set() is broke
 
     virtually(test, [script])
 
@@ -328,7 +328,7 @@ def test_refusal_of_an_engine_is_the_answer(script: Script, body: bytes) -> None
     async def test(proxy: VirtualProxy) -> None:
         answered = await proxy.ask(STREAM)
         assert (answered.status, answered.body, answered.complete) == (script.status, body, True)
-        (view, _) = proxy.state.router.view.snapshots(now=proxy.now_s)
+        (view, _) = proxy.state.routing.router.view.snapshots(now=proxy.now_s)
         assert (view.failures, view.failures_in_a_row) == (0, 0)
         assert proxy.replicas["r1"].received == []
 
@@ -340,7 +340,7 @@ def test_stream_that_breaks_off_after_content_ends_with_an_error_event_and_is_no
         answered = await proxy.ask(STREAM)
         assert answered.body.startswith(delta("a") + b'\n\ndata: {"error": ')
         assert (answered.status, answered.complete) == (200, True)
-        (view, _) = proxy.state.router.view.snapshots(now=proxy.now_s)
+        (view, _) = proxy.state.routing.router.view.snapshots(now=proxy.now_s)
         assert (view.failures, view.failures_in_a_row) == (1, 0)
         assert proxy.replicas["r1"].received == []
 

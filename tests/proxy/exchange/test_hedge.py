@@ -15,8 +15,8 @@ from gorgo.config.router_settings import replica_spec
 from gorgo.core.messages.actions import Action, Dispatch
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.live.router_gateway import RouterGateway
+from gorgo.live.state import LiveState
 from gorgo.proxy.exchange.response import ClientResponse
-from gorgo.proxy.state import RunningProxy
 from tests.proxy.conftest import QUIET, Running, Start, config_for, until
 from tests.proxy.fakes import DONE, ROLE, FakeReplica, Script, answer, chat, delta, hang, stream
 
@@ -38,14 +38,14 @@ async def hedging(start: Start, stuck: Script, *others: Script, **overload: Any)
     replicas = [await start.replica(words("warm")) for _ in (stuck, *others)]
     settings = {"queue_enabled": False, "hedge_budget_ratio": 0.5, **overload}
     proxy = await start.proxy(replace(config_for(replicas, PREDICTS), overload=OverloadConfig(**settings)), replicas)
-    limits = proxy.state.router.settings.limits
+    limits = proxy.state.routing.router.settings.limits
     hedging = replace(limits.hedging, delay_s=LATE_S)
-    proxy.state.router.settings.set_limits(replace(limits, hedging=hedging), now=proxy.state.clock())
+    proxy.state.routing.router.settings.set_limits(replace(limits, hedging=hedging), now=proxy.state.routing.clock())
     for _ in range(4):  # the budget is of requests
         await proxy.client.post(CHAT, content=chat(stream=True))
     # The one with the prompt in its cache is the cheapest for the same prompt, if the tie-break left it any warmth.
     for number in range(1, len(replicas)):
-        proxy.state.router.replicas.drain(f"r{number}", now=proxy.state.clock())
+        proxy.state.routing.router.replicas.drain(f"r{number}", now=proxy.state.routing.clock())
     await proxy.client.post(CHAT, content=chat(stream=True))
     for replica, script in zip(replicas, (stuck, *others), strict=True):
         replica.scripts[:] = [script]
@@ -58,9 +58,9 @@ async def send_to_near(proxy: Running, **fields: Any) -> asyncio.Task[Any]:
     """The request goes to r0 and is late as soon as r1 may be asked: a request is evaluated once."""
     task = asyncio.create_task(proxy.client.post(CHAT, content=chat(stream=True, **fields)))
     await until(lambda: proxy.replicas[0].arrived.is_set())
-    now = proxy.state.clock()
-    proxy.state.router.replicas.drain("r1", False, now=now)
-    proxy.state.gateway.apply(proxy.state.router.handle_timer(now=now + 2 * LATE_S))
+    now = proxy.state.routing.clock()
+    proxy.state.routing.router.replicas.drain("r1", False, now=now)
+    proxy.state.routing.gateway.apply(proxy.state.routing.router.handle_timer(now=now + 2 * LATE_S))
     return task
 
 
@@ -73,7 +73,7 @@ async def test_a_silent_replica_loses_to_a_second_one(start: Start) -> None:
     await asyncio.wait_for(near.dropped.wait(), 10)
     assert not proxy.replicas[1].dropped.is_set()
     await proxy.idle()
-    *_, sample = proxy.state.router.samples
+    *_, sample = proxy.state.routing.router.samples
     assert (sample.hedged, sample.replica, sample.status, sample.retries) == (True, "r1", 200, 0)
     metrics = (await proxy.client.get("/metrics")).text
     assert 'gorgo_hedges_total{region="here",replica="r1"} 1.0' in metrics
@@ -109,7 +109,7 @@ async def test_a_failing_first_one_waits_for_the_second(start: Start) -> None:
     far = proxy.replicas[1]
     await until(lambda: far.arrived.is_set())
     near.release.set()  # it ends without any content
-    await until(lambda: proxy.state.router.in_flight == 1)
+    await until(lambda: proxy.state.routing.router.in_flight == 1)
     far.release.set()
     response = await request
     assert (response.status_code, "second" in response.text) == (200, True)
@@ -139,8 +139,10 @@ async def test_a_client_that_leaves_ends_both(start: Start) -> None:
 async def test_what_is_kept_at_the_replica_is_not_asked_twice(start: Start, fields: dict[str, Any]) -> None:
     proxy, near = await hedging(start, hang(rest=(ROLE, delta("first"), DONE)), words("second"))
     request = await send_to_near(proxy, **fields)
-    now = proxy.state.clock()
-    proxy.state.gateway.apply(proxy.state.router.handle_timer(now=now + 100.0))  # long past any evidence
+    now = proxy.state.routing.clock()
+    proxy.state.routing.gateway.apply(
+        proxy.state.routing.router.handle_timer(now=now + 100.0)
+    )  # long past any evidence
     near.release.set()
     assert "first" in (await request).text
     assert proxy.replicas[1].seen == []
@@ -167,9 +169,9 @@ async def both_fail(
     request = await send_to_near(proxy)
     far = proxy.replicas[1]
     await until(lambda: far.arrived.is_set())
-    proxy.state.router.replicas.drain("r2", False, now=proxy.state.clock())
+    proxy.state.routing.router.replicas.drain("r2", False, now=proxy.state.routing.clock())
     near.release.set()
-    await until(lambda: proxy.state.router.in_flight == 1)
+    await until(lambda: proxy.state.routing.router.in_flight == 1)
     finish = RouterGateway.finish
 
     def finished(desk: RouterGateway, dispatch: Dispatch, outcome: Outcome) -> Action | None:
@@ -189,12 +191,12 @@ async def test_two_that_fail_are_followed_by_a_third_even_if_it_leaves_the_fleet
     def reload(proxy: Running) -> None:
         state = proxy.state
         rows = state.config.replicas[:2]
-        state.router.replicas.set_fleet([replica_spec(row) for row in rows], now=state.clock())
-        state.draining_targets.add(state.targets["r2"])
+        state.routing.router.replicas.set_fleet([replica_spec(row) for row in rows], now=state.routing.clock())
+        state.replicas.draining_targets.add(state.replicas.targets["r2"])
         asyncio.get_running_loop().call_soon(leave, state)
 
-    def leave(state: RunningProxy) -> None:
-        state.targets = {name: target for name, target in state.targets.items() if name != "r2"}
+    def leave(state: LiveState) -> None:
+        state.replicas.targets = {name: target for name, target in state.replicas.targets.items() if name != "r2"}
 
     proxy, response = await both_fail(start, monkeypatch, reload)
     assert (response.status_code, response.headers["x-gorgo-replica"]) == (200, "r2")
@@ -221,7 +223,7 @@ async def test_nobody_speaks_beside_the_last_words(start: Start, monkeypatch: py
     cut_short = ClientResponse.abort
 
     async def watched(answer: ClientResponse) -> None:
-        open_attempts.append(proxy.state.router.in_flight)
+        open_attempts.append(proxy.state.routing.router.in_flight)
         await cut_short(answer)
 
     monkeypatch.setattr(ClientResponse, "abort", watched)

@@ -9,8 +9,9 @@ import pytest
 
 from gorgo.live.http.headers import Header
 from gorgo.live.http.timeout import ResettableTimeout
-from gorgo.live.request import parse
-from gorgo.proxy.exchange import event_stream, passage, response
+from gorgo.live.request import gaps, parse
+from gorgo.proxy.exchange import event_stream, response
+from gorgo.proxy.exchange import passage as passage_module
 from gorgo.proxy.exchange.relay import relay
 from gorgo.proxy.http.response_writer import ResponseWriter
 from tests.proxy.fakes import DONE, ROLE, USAGE, delta, event
@@ -94,7 +95,7 @@ async def test_token_that_comes_with_the_end_has_its_gap(monkeypatch: pytest.Mon
 
 
 async def test_answer_with_more_gaps_than_are_recorded_loses_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gorgo.proxy.exchange.passage.MAX_GAPS", 2)
+    monkeypatch.setattr("gorgo.live.request.gaps.MAX_GAPS", 2)
     source = PacedSource([*tokens([1.0, 3.0]), (5.0, DONE)])
     assert await p95_of(source, monkeypatch) == pytest.approx(3.0)
 
@@ -119,8 +120,8 @@ async def test_the_first_byte_of_an_encoded_stream_is_not_buffered() -> None:
 
 
 def test_a_relay_holds_64_kibibytes_4096_gaps_and_the_last_four_events() -> None:
-    assert (event_stream.BUFFER_BYTES, passage.MAX_GAPS, passage.END_EVENTS) == (65_536, 4096, 4)
-    assert frozenset({"/v1/responses", "/v1/messages"}) == passage._NAMED_EVENTS
+    assert (event_stream.BUFFER_BYTES, gaps.MAX_GAPS, gaps.END_EVENTS) == (65_536, 4096, 4)
+    assert frozenset({"/v1/responses", "/v1/messages"}) == passage_module._NAMED_EVENTS
 
 
 def test_an_id_counts_as_four_bytes_and_an_error_event_has_five_seconds() -> None:

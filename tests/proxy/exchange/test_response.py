@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import cast
+from typing import Any
 
 from gorgo.live.http.errors import HttpError, Message
 from gorgo.live.request.record import RequestRecord
 from gorgo.policies.registry import make_policy
 from gorgo.proxy.exchange.response import ClientResponse
-from gorgo.proxy.state import RunningProxy
 
 
 async def test_a_response_that_is_an_error_is_finished_and_nothing_follows_it() -> None:
@@ -19,12 +18,12 @@ async def test_a_response_that_is_an_error_is_finished_and_nothing_follows_it() 
         sent.append(message)
 
     rejected: list[str] = []
-    state = SimpleNamespace(
-        metrics=SimpleNamespace(rejected=rejected.append),
-        router=SimpleNamespace(settings=SimpleNamespace(policy=make_policy("nearest"))),
+    state: Any = SimpleNamespace(
+        telemetry=SimpleNamespace(metrics=SimpleNamespace(rejected=rejected.append)),
+        routing=SimpleNamespace(router=SimpleNamespace(settings=SimpleNamespace(policy=make_policy("nearest")))),
     )
-    record = RequestRecord(0.0)
-    response = ClientResponse(cast(RunningProxy, state), send, "r", record)
+    record = RequestRecord(state.routing, state.telemetry, 0.0)
+    response = ClientResponse(state, send, "r", record)
     await response.send_error(HttpError(503, "no_replica", "no replica is eligible"))
     assert response.writer.finished is True
     await response.abort()

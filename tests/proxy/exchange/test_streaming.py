@@ -54,7 +54,7 @@ async def test_stream_cut_anywhere_arrives_as_it_was(start: Start, seed: int) ->
     fleet = await start.fleet([stream(*pieces)])
     response = await fleet.client.post("/v1/chat/completions", content=chat(stream=True))
     assert digest(response.content) == digest(whole)
-    sample = next(iter(fleet.state.router.samples))
+    sample = next(iter(fleet.state.routing.router.samples))
     assert (sample.input_tokens, sample.cached_tokens, sample.output_tokens) == (12, 8, 2)
 
 
@@ -66,7 +66,7 @@ async def test_whole_answer_of_any_size_arrives_with_its_length(start: Start, si
     assert digest(response.content) == digest(body)
     assert response.headers["content-length"] == str(len(body))
     await fleet.idle()
-    assert next(iter(fleet.state.router.samples)).input_tokens == 3
+    assert next(iter(fleet.state.routing.router.samples)).input_tokens == 3
 
 
 async def test_body_with_tools_and_images_reaches_the_replica_byte_for_byte(start: Start) -> None:
@@ -123,7 +123,7 @@ async def test_nothing_is_sent_before_the_first_content(start: Start) -> None:
     await fleet.replicas[0].arrived.wait()
     await until(lambda: len(fleet.replicas[0].seen) == 1)
     assert not request.done()
-    assert fleet.state.router.view.snapshots(now=fleet.state.clock())[0].queued_prefill_tokens > 0
+    assert fleet.state.routing.router.view.snapshots(now=fleet.state.routing.clock())[0].queued_prefill_tokens > 0
     fleet.replicas[0].release.set()
     response = await request
     assert response.content == b"".join(preamble) + delta("a") + DONE
@@ -140,7 +140,7 @@ async def test_more_than_64_kib_without_content_is_let_go(start: Start) -> None:
         got += b"".join([chunk async for chunk in raw])
     assert digest(got) == digest(comments + delta("a") + DONE)
     await fleet.idle()
-    assert next(iter(fleet.state.router.samples)).ttft_ms is not None
+    assert next(iter(fleet.state.routing.router.samples)).ttft_ms is not None
 
 
 async def test_more_than_64_kib_of_comments_is_let_go_and_the_first_content_still_found(start: Start) -> None:
@@ -149,12 +149,12 @@ async def test_more_than_64_kib_of_comments_is_let_go_and_the_first_content_stil
     async with fleet.client.stream("POST", "/v1/chat/completions", content=chat(stream=True)) as response:
         raw = response.aiter_raw()
         got = await anext(raw)
-        assert fleet.state.router.view.snapshots(now=fleet.state.clock())[0].queued_prefill_tokens > 0
+        assert fleet.state.routing.router.view.snapshots(now=fleet.state.routing.clock())[0].queued_prefill_tokens > 0
         fleet.replicas[0].release.set()
         got += b"".join([chunk async for chunk in raw])
     assert digest(got) == digest(comments + ROLE + delta("a") + delta("b") + DONE)
     await fleet.idle()
-    assert next(iter(fleet.state.router.samples)).ttft_ms is not None
+    assert next(iter(fleet.state.routing.router.samples)).ttft_ms is not None
 
 
 async def test_stream_that_ends_without_content_is_complete(start: Start) -> None:
@@ -171,7 +171,7 @@ async def test_usage_is_asked_for_and_taken_out_again_where_the_replica_says_so(
         assert response.content == ROLE + delta("a") + DONE
         seen = json.loads(replica.seen[0].body)
         assert seen == {**json.loads(chat(stream=True)), "stream_options": {"include_usage": True}}
-        assert next(iter(fleet.state.router.samples)).cached_tokens == 8
+        assert next(iter(fleet.state.routing.router.samples)).cached_tokens == 8
 
 
 @pytest.mark.parametrize("fields", [{"stream": True, "stream_options": {"include_usage": True}}, {"stream": False}])
@@ -216,7 +216,7 @@ async def test_learned_bytes_per_token_move_the_estimate(start: Start) -> None:
     fleet = await start.fleet([answer(200, json.dumps({"usage": usage}).encode())])
     body = chat(messages=[{"role": "user", "content": "x" * 40_000}])
     answers = [await fleet.client.post("/v1/chat/completions", content=body) for _ in range(2)]
-    decisions = [fleet.state.router.view.decisions(answer.headers["x-request-id"]) for answer in answers]
+    decisions = [fleet.state.routing.router.view.decisions(answer.headers["x-request-id"]) for answer in answers]
     first, second = (decision.prompt_tokens for (decision,) in decisions)
     assert first == 10_000
     assert second > 18_000

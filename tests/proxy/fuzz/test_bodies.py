@@ -19,18 +19,17 @@ from gorgo.live.request.parse import ParsedRequest, parse_request
 from gorgo.live.request.routes import INFERENCE_ROUTES
 from gorgo.live.request_options import ClientPolicies
 from gorgo.live.served_models import ServedModels
+from gorgo.live.state import Routing
 from gorgo.live.stored_responses import StoredResponses
-from gorgo.proxy.state import RunningProxy
 from tests.proxy.conftest import config_for
 from tests.proxy.fuzz.mutate import EXAMPLES, KEYS
 
-STATE = cast(
-    RunningProxy,
+ROUTING = cast(
+    Routing,
     SimpleNamespace(
         client_policies=ClientPolicies.for_client(config_for([])),
         router=SimpleNamespace(token_ratios=BytesPerToken()),
         fingerprinter=Fingerprinter(key=7, block_bytes=BLOCK_BYTES),
-        stored_responses=StoredResponses(),
         models=ServedModels(config_for([])),
     ),
 )
@@ -55,8 +54,8 @@ def ask(route: str, body: bytes, headers: list[tuple[bytes, bytes]]) -> ParsedRe
     """What is read of it; nothing if it is refused, which it may be as the client's fault alone."""
     try:
         check_media_type(headers)
-        fields = read_fields(route, body, STATE.fingerprinter)
-        return parse_request(STATE, route, headers, body, fields, request_id="r", received_s=0.0)
+        fields = read_fields(route, body, ROUTING.fingerprinter)
+        return parse_request(ROUTING, StoredResponses(), route, headers, body, fields, request_id="r", received_s=0.0)
     except HttpError as refusal:
         refused = refusal
     assert refused.status in (400, 404, 415)

@@ -160,7 +160,7 @@ async def test_client_that_never_reads_is_cut_while_its_buffer_is_bounded(start:
         await until(fleet.replicas[0].dropped.is_set)
         client.reset()
     await fleet.idle()
-    assert next(iter(fleet.state.router.samples)).status == 499
+    assert next(iter(fleet.state.routing.router.samples)).status == 499
     assert max(watch.waiting) < HIGH_WATER_BYTES + CHUNK_BYTES_MAX
 
 
@@ -178,7 +178,7 @@ async def test_client_that_leaves_cancels_upstream(
         client.reset()
         await until(fleet.replicas[0].dropped.is_set)
     await fleet.idle()
-    assert next(iter(fleet.state.router.samples)).status == 499
+    assert next(iter(fleet.state.routing.router.samples)).status == 499
     assert [record for record in caplog.records if record.getMessage() == "internal_error"] == []
 
 

@@ -137,7 +137,7 @@ async def test_client_that_ends_its_side_behind_a_request_has_disconnected_and_t
         assert await client.rest() == b""
         await until(running.replicas[0].dropped.is_set)
     await running.idle()
-    assert next(iter(running.state.router.samples)).status == 499
+    assert next(iter(running.state.routing.router.samples)).status == 499
     async with connected(running.addresses.data) as client:
         client.writer.write(b"GET /health HTTP/1.1\r\nhost: g\r\n\r\n")
         client.writer.write_eof()

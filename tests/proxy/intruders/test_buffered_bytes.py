@@ -230,7 +230,7 @@ async def test_answer_that_is_not_read_makes_way_for_a_body(start: Start, monkey
 async def test_large_fetch_needs_memory_and_a_small_one_does_not(start: Start) -> None:
     replica = await start.replica(answer(200, b"x" * 300_000), answer(200, b"x" * 200_000), answer(200, b"x" * 300_000))
     fleet = await start.proxy(config_for([replica], max_buffered_bytes=1000), [replica])
-    upstream = fleet.state.targets["r0"].upstream
+    upstream = fleet.state.replicas.targets["r0"].upstream
     with pytest.raises(UpstreamError, match="answer_too_large"):
         await upstream.fetch("/large", timeout_s=5)
     assert len((await upstream.fetch("/small", timeout_s=5))[1]) == 200_000

@@ -100,13 +100,13 @@ async def test_name_of_the_client_reaches_the_router(
 ) -> None:
     fleet = await guarded(start, tmp_path)
     clients = []
-    submit = fleet.state.router.submit
+    submit = fleet.state.routing.router.submit
 
     def noted(request: Any, **options: Any) -> Any:
         clients.append(request.client)
         return submit(request, **options)
 
-    monkeypatch.setattr(fleet.state.router, "submit", noted)
+    monkeypatch.setattr(fleet.state.routing.router, "submit", noted)
     for key in (KEY, OTHER):
         await fleet.client.post(CHAT, content=chat(), headers={"authorization": f"Bearer {key}"})
     assert clients == ["team-a", "team-b"]

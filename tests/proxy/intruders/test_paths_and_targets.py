@@ -103,7 +103,7 @@ async def test_target_header_of_a_client_picks_nothing_and_goes_nowhere(start: S
 
 async def test_admin_without_its_token_tells_and_changes_nothing(start: Start) -> None:
     fleet = await start.fleet([answer(200)])
-    version = fleet.state.router.settings.weights.version
+    version = fleet.state.routing.router.settings.weights.version
     wanted = [
         ("GET", "/admin/fleet"),
         ("GET", "/admin/samples"),
@@ -118,7 +118,7 @@ async def test_admin_without_its_token_tells_and_changes_nothing(start: Start) -
             response = await fleet.admin.request(method, path, headers=headers, content=b"{}")
             assert response.status_code == 401, (method, path, given)
             assert response.json()["error"]["type"] == "authentication_error"
-    assert fleet.state.router.settings.weights.version == version
+    assert fleet.state.routing.router.settings.weights.version == version
     assert (await fleet.admin.post("/v1/chat/completions", content=chat())).status_code == 404
 
 

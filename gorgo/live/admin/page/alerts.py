@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
+from gorgo import formatting
 from gorgo.config.model import ReplicaConfig
 from gorgo.config.replica_advice import remedy, without_api_path
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
-from gorgo.live.admin.page import formatting
 from gorgo.live.admin.page.recent_stats import RecentStats
 
 #: Ratio of failed requests above which they are an alert.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-from gorgo.live.admin.page import formatting
+from gorgo import formatting
 from gorgo.live.admin.page.markup import Html, joined, tag
 from gorgo.live.admin.page.recent_stats import TimeBin
 from gorgo.live.telemetry.probe_history import ProbeTime

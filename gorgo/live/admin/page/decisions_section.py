@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import inf, isnan
 
+from gorgo import formatting
 from gorgo.core.messages.decision import Decision
-from gorgo.live.admin.page import formatting
 from gorgo.live.admin.page.charts import term_bar
 from gorgo.live.admin.page.markup import Html, joined, tag
 from gorgo.live.admin.page.snapshot import DecisionStatus, Snapshot

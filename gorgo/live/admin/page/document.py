@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 
-from gorgo.live.admin.page import formatting
+from gorgo import formatting
 from gorgo.live.admin.page.clients_section import clients_section
 from gorgo.live.admin.page.decisions_section import DecisionsSection
 from gorgo.live.admin.page.fleet_section import fleet_section, sources_section

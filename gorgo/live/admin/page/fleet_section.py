@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
+from gorgo import formatting
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
-from gorgo.live.admin.page import formatting
 from gorgo.live.admin.page.charts import probe_line
 from gorgo.live.admin.page.markup import Child, Html, joined, tag
 from gorgo.live.admin.page.snapshot import ReplicaStatus, Snapshot

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gorgo.live.admin.page import formatting
+from gorgo import formatting
 from gorgo.live.admin.page.markup import Html, tag
 from gorgo.live.admin.page.snapshot import Snapshot
 

@@ -15,8 +15,8 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
+from gorgo import formatting
 from gorgo.live.admin.bodies import count_of, json_response
-from gorgo.live.admin.page import formatting
 from gorgo.live.admin.page.document import ROOT, Writer, login_page, off_page, status_page
 from gorgo.live.admin.page.live import LiveUpdates, TakeSnapshot
 from gorgo.live.admin.page.sessions import SESSION_S, Sessions
@@ -75,7 +75,7 @@ class Page:
         self._state = state
         self._refuse = refuse
         self._token = token
-        self._sessions = None if token.token is None else Sessions(lambda: state.clock())
+        self._sessions = None if token.token is None else Sessions(lambda: state.routing.clock())
         self._writer = Writer()
         self.live = LiveUpdates(self._take_snapshot, closing)
 

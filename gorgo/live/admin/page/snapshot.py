@@ -157,14 +157,14 @@ class Snapshot:
 
 def take_snapshot(state: LiveState) -> Snapshot:
     """Return the status now. Bounded: it takes milliseconds of the event loop at most."""
-    router, control, now = state.router, state.control, state.clock()
+    router, control, now = state.routing.router, state.routing.control, state.routing.clock()
     views = router.view.snapshots(now=now)
     samples = recent_stats(router.samples.newest(RECENT_SAMPLES), now=now)
     stats = RecentStats.of(samples)
     specs = router.settings.policy.weight_specs
     differing, missing = differences(state), state.why_not_ready()
-    store = None if state.peer_store is None else state.peer_store.as_dict()
-    sources = state.found.as_rows(now)
+    store = None if state.routing.peer_store is None else state.routing.peer_store.as_dict()
+    sources = state.replicas.found.as_rows(now)
     return Snapshot(
         boot_id=router.boot_id,
         region=state.config.proxy.region,
@@ -179,12 +179,12 @@ def take_snapshot(state: LiveState) -> Snapshot:
             unreachable_regions=router.view.unreachable_regions,
             queued=router.queued,
             stopping=state.stopping,
-            config_refused=state.metrics.config.refused,
+            config_refused=state.telemetry.metrics.config.refused,
             out_of_range=router.settings.weights.out_of_range(specs),
             replicas={replica.name: replica for replica in state.config.replicas},
             not_ready=None if missing is None else missing.message,
             waiting=[str(difference) for difference in differing if difference.waits],
-            failures={name: target.last_failure for name, target in state.targets.items()},
+            failures={name: target.last_failure for name, target in state.replicas.targets.items()},
             store=store,
             sources=sources,
         ),
@@ -205,7 +205,7 @@ def take_snapshot(state: LiveState) -> Snapshot:
         decisions=decision_rows(router.view.newest_decisions(DECISIONS_SHOWN), samples, views),
         fleet_sources=sources,
         store=store,
-        clients=() if state.client_keys is None else state.metrics.clients.last_minute(),
+        clients=() if state.routing.client_keys is None else state.telemetry.metrics.clients.last_minute(),
     )
 
 
@@ -228,11 +228,11 @@ def _regions(
         stats = RecentStats.of(by_replica.get(view.name, ()))
         row = ReplicaStatus(
             view,
-            condition_of(view, state.targets[view.name].last_failure),
+            condition_of(view, state.replicas.targets[view.name].last_failure),
             stats,
-            state.probe_history.for_replica(view.name),
-            state.targets[view.name].engine,
-            view.name in state.control.registered,
+            state.telemetry.probe_history.for_replica(view.name),
+            state.replicas.targets[view.name].engine,
+            view.name in state.routing.control.registered,
             caches.get(view.name),
         )
         rows.setdefault(view.region, []).append(row)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from gorgo.live.admin.page import formatting
+from gorgo import formatting
 from gorgo.live.admin.page.charts import box_line
 from gorgo.live.admin.page.markup import Html, joined, tag
 from gorgo.live.admin.page.snapshot import Snapshot

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from gorgo.formatting import age, clock, count, moment, ms, number, share, signed_ms
 from gorgo.live.admin.page.charts import box_line, nice_top, probe_line, term_bar
-from gorgo.live.admin.page.formatting import age, clock, count, moment, ms, number, share, signed_ms
 
 
 @pytest.mark.parametrize(
