@@ -128,7 +128,7 @@ def _claims(system: str, one: Comparison, seeds: Sequence[int]) -> Iterator[Clai
         sides = (target.against, target.of) if one.inverted else (target.of, target.against)
         yield Claim(
             system=system,
-            on=one.title,
+            on=f"{one.title}, {one.base.traffic.requests:,} requests",
             figure=f"{target.figure}, {' / '.join(sides)}",
             published=target.published,
             tasks=[one.task(variant, seed) for seed in seeds for variant in sorted(of)],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, log, sqrt
+from math import inf, log
 from typing import Any, Literal
 
 from experiments.runner import Runs, Task
@@ -130,9 +130,9 @@ def verdict_on(published: Published, found: Ratio | None, *, is_ratio: bool = Tr
     low, high, value = published.low, published.high, found.value
     if low / WITHIN <= value <= high * WITHIN:
         return "reproduced"
-    if not is_ratio:
+    if not is_ratio or low == high == 1.0:
         return "larger" if value > high else "smaller"
-    printed = log(low) if high == inf else log(sqrt(low * high))
+    printed = log(low * high)  # infinite where any gain is "better"
     if printed * log(value) < 0:
         ends = (found.low, found.high) if found.low is not None and found.high is not None else None
         sure = abs(log(value)) > log(NO_EFFECT) if ends is None else all(log(end) * log(value) > 0 for end in ends)

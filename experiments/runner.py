@@ -12,7 +12,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from functools import cache, lru_cache
@@ -96,7 +96,7 @@ class Runner:
         key = task.key()
         if key not in self._runs and self._folder is not None and (path := self._folder / f"{key}.json").exists():
             try:
-                self._runs[key] = _adapter(task.kind).validate_python(json.loads(path.read_bytes()))
+                self._runs[key] = _adapter(cast(Hashable, task.kind)).validate_python(json.loads(path.read_bytes()))
             except (ValidationError, ValueError, RecursionError) as error:
                 raise ReportError(f"{path}: damaged; remove it, and the run is repeated ({error})") from error
         return self._runs.get(key)
@@ -171,8 +171,8 @@ def _keyed(item: tuple[str, Task]) -> tuple[str, Any]:
 
 
 @cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+def _adapter(kind: Hashable) -> TypeAdapter[Any]:
+    return TypeAdapter(cast("type[Any]", kind))
 
 
 def run_key(policy: str, traces: Sequence[str], settings: Sequence[object], *, code: Sequence[Path] = ()) -> str:

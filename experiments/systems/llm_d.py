@@ -211,7 +211,7 @@ def claims(grid: Grid) -> list[Claim]:
         *_errors([one for one in found if one.group in ("accuracy", "production")], grid),
         Claim(
             system=TITLE, on="1 to 1,000 requests a second, 100 pods", figure="prediction service, mean, ms",
-            published=Published.of("13-16", _source("table of the service's latency", "1-1000 QPS x 100 pods", "mean")),
+            published=Published.of("13-16", _source("table of service latency", "1-1000 QPS x 100 pods", "mean")),
             is_ratio=False, note="the trees are in the router's process: there is no call to a service",
         ),
     ]  # fmt: skip

@@ -22,7 +22,6 @@ from gorgo.cli.engine import engine
 from gorgo.cli.errors import FAILED, Commands
 from gorgo.cli.measure import datasets
 from gorgo.cli.measure.calibrate import calibrate
-from gorgo.cli.measure.claims import claims
 from gorgo.cli.measure.demo import demo
 from gorgo.cli.measure.overload import overload
 from gorgo.cli.measure.rank import rank
@@ -47,7 +46,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 for _command in (
-    *(serve, picker, engine, replay, simulate, overload, claims, demo, report),
+    *(serve, picker, engine, replay, simulate, overload, demo, report),
     *(tune, tune_offline, history, learn, status, explain, drain, set_weights, policy, freeze, unfreeze, reload, check),
     *(policies, scenarios, profiles, fleets, calibrate, rank),
 ):
