@@ -18,7 +18,7 @@ RUN    := $(BIN)/python
 SIM    := $(BIN)/python
 endif
 
-.PHONY: compiled wheel demo claims tuning-table fit-fleet paper-tables learned-routers cache-sources several-routers test coverage check lint types bench chaos chaos-short mutants soak overload-live test-system test-postgres terraform-check docs lock lock-docs clean help
+.PHONY: compiled wheel demo compare test coverage check lint types bench chaos chaos-short mutants soak overload-live test-system test-postgres terraform-check docs lock lock-docs clean help
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -26,26 +26,8 @@ help:            ## this list
 demo: $(READY)   ## three simulated regions, a proxy, a trace, several policies in turn: about three minutes
 	@$(BIN)/gorgo demo $(ARGS)
 
-claims: $(READY) $(COPY) ## every claim about the policies, simulated; minutes to an hour, resumes in runs/claims
-	@$(SIM) -m gorgo claims --out runs/claims $(ARGS)
-
-tuning-table: $(READY) $(COPY) ## every claim about the tuner, simulated; an hour and more, resumes in runs/tuning
-	@$(SIM) -m tuner.experiments --out runs/tuning $(ARGS)
-
-fit-fleet: $(READY) $(COPY) ## search for the simulated engine that fits the paper's table 2; half an hour, resumes in runs/fleet-fit
-	@$(SIM) -m gorgo.apps.fleet_fit fit $(ARGS)
-
-learned-routers: $(READY) $(COPY) ## learned routers beside their published figures; hours for all, resumes in runs/learned-routers
-	@$(SIM) -m gorgo.apps.learned_routers $(ARGS)
-
-cache-sources: $(READY) $(COPY) ## what a router knows of caches, source by source; 10 minutes, resumes in runs/cache-sources
-	@$(SIM) -m gorgo.apps.cache_sources $(ARGS)
-
-several-routers: $(READY) $(COPY) ## several routers over a fleet beside one; 15 minutes, resumes in runs/several-routers
-	@$(SIM) -m gorgo.apps.several_routers $(ARGS)
-
-paper-tables: $(READY) $(COPY) ## the paper's tables beside simulated ones; minutes, resumes in runs/fleet-fit
-	@$(SIM) -m gorgo.apps.fleet_fit tables $(ARGS)
+compare: $(READY) $(COPY) ## five published systems beside their simulation, figure by figure; ARGS=--quick takes minutes, resumes in runs/experiments
+	@$(SIM) -m experiments $(ARGS)
 
 test: check      ## style, types, layers, then every test that needs pip alone; says at its end what it skipped
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)

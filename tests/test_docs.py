@@ -264,7 +264,7 @@ def test_the_threat_model_names_tests_that_exist_and_the_attacks_in_order() -> N
 
 def test_map_names_every_package_of_the_code() -> None:
     mapped = {code(folder)[0] for folder, _ in items_after("## Packages")}
-    packages = {path.parent for top in ("gorgo", "tuner") for path in (ROOT / top).rglob("*.py")}
+    packages = {path.parent for top in ("gorgo", "tuner", "experiments") for path in (ROOT / top).rglob("*.py")}
     assert {f"{package.relative_to(ROOT)}/" for package in packages} <= mapped
 
 
@@ -291,7 +291,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def test_files_that_pages_name_exist() -> None:
-    pattern = re.compile(r"(gorgo|tuner|tests|docs|datasets|packaging|terraform)/[\w./-]+")
+    pattern = re.compile(r"(gorgo|tuner|experiments|tests|docs|datasets|packaging|terraform)/[\w./-]+")
     named = [(page.name, word) for page in DOCUMENTS for word in code(page.read_text()) if pattern.fullmatch(word)]
     assert [row for row in named if not (ROOT / row[1]).exists()] == []
     assert len(named) >= 50

@@ -26,7 +26,6 @@ _COMMANDS = {
     "replay": "measure.replay:replay",
     "simulate": "measure.simulate:simulate",
     "overload": "measure.overload:overload",
-    "claims": "measure.claims:claims",
     "demo": "measure.demo:demo",
     "report": "measure.report:report",
     "tune": "tune.tune:tune",

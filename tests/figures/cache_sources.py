@@ -10,13 +10,12 @@ from tests.documents import tables
 from tests.figures.marked import Cell, Table, View, numbers_of
 from tests.figures.wording import CACHE_SOURCES, in_words
 
-OUT = "runs/cache-sources"
-COMMANDS = [f"python -m gorgo.apps.cache_sources --only sources --seeds 10 --out {OUT}"]
+COMMANDS = ["python -m experiments --system push-map --only sources --seeds 10"]
 #: Groups stored by themselves: other code made them than the sources side by side.
-GROUPS = ("faults", "override", "replicas", "depths")
-SCENARIOS = [f"python -m gorgo.apps.cache_sources --only {name} --seeds 3 --out {OUT}" for name in GROUPS]
+GROUPS = {"faults": "push-map", "override": "ranvier", "replicas": "push-map", "depths": "ranvier"}
+SCENARIOS = [f"python -m experiments --system {system} --only {name} --seeds 3" for name, system in GROUPS.items()]
 #: Every shape with and without events, stored by itself: minutes.
-WORKLOADS = f"python -m gorgo.apps.cache_sources --only workloads --seeds 10 --out {OUT}"
+WORKLOADS = "python -m experiments --system push-map --only workloads --seeds 10"
 #: First columns of the page, and the figures that each cell of such a table has.
 SHOWN: Mapping[str, Sequence[str]] = {
     "p95 TTFT, ms / hit, %": ("p95", "hit, %"),

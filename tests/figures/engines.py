@@ -1,4 +1,4 @@
-"""The group `engines` of `gorgo claims`: a row per shape and kind of engine, a column per share of hits and measure."""
+"""The group `engines` of the claims about the policies: a row per shape and engine, a column per share of hits."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from gorgo.apps.claims.engine_targets import FILTERS
+from experiments.systems.policies import ENGINE_FILTERS as FILTERS
 from tests.documents import tables
 from tests.figures.marked import Cell, Table, View, numbers_of
 
 SEEDS = 5
-ENGINES = f"gorgo claims --only engines --seeds {SEEDS} --jobs 1 --out runs/engines"
+ENGINES = f"python -m experiments --system policies --only engines --seeds {SEEDS} --jobs 1"
 #: Fleets and shares of a prefix that engines find, as the page names them; `sglang` was named `paper` at d092f24.
 FLEETS = {"paper": "SGLang-like", "sglang": "SGLang-like", "vllm": "vLLM-like"}
 HITS = {"": "all hits", "partial-hits-60": "60 % of hits"}

@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from experiments.systems import llm_d, lodestar
 from tests.documents import tables
 from tests.figures.marked import Cell, Table, View, numbers_of
 from tests.figures.wording import LEARNED_ROUTERS, in_words
 
-OUT = "runs/learned-routers"
 #: Groups and their options.
 LODESTAR = {"lodestar": "--seeds 5"}
 GROUPS = {
@@ -40,7 +40,11 @@ MORE = {"lodestar-more": "--seeds 5"}
 
 def commands(groups: Mapping[str, str]) -> list[str]:
     """Return a command per group."""
-    return [f"python -m gorgo.apps.learned_routers --only {name} {words} --out {OUT}" for name, words in groups.items()]
+    return [f"python -m experiments --system {_system(name)} --only {name} {words}" for name, words in groups.items()]
+
+
+def _system(group: str) -> str:
+    return llm_d.NAME if group in llm_d.GROUPS else lodestar.NAME
 
 
 _MEANS = (

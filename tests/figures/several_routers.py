@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from gorgo.apps.several_routers.command import HIT_POINTS, RATIO, TARGETS_HEADER, WON_BACK
+from experiments.systems.several import HIT_POINTS, RATIO, TARGETS_HEADER, WON_BACK
 from tests.documents import tables
 from tests.figures.marked import Cell, Table, View, numbers_of
 from tests.figures.wording import SEVERAL_ROUTERS, in_words
@@ -21,9 +21,7 @@ _GROUPS: Sequence[tuple[str, str]] = (
     ("replaced", "--seeds 3"),
     ("delay", "--seeds 1"),
 )
-COMMANDS = [
-    f"python -m gorgo.apps.several_routers --only {name} {words} --out runs/several-routers" for name, words in _GROUPS
-]
+COMMANDS = [f"python -m experiments --system routers --only {name} {words}" for name, words in _GROUPS]
 _MISSES = ("hit", "TTFT", "E2E", "hit won back", "TTFT won back", "E2E won back")
 _SUMMARY = re.compile(r"All simulated; (\d+) runs, (\d+) s of processor time")
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from statistics import mean
 from typing import Any
 
-from gorgo.apps.claims.targets import PUBLISHED_RATIOS
+from experiments.systems.policies import PUBLISHED_RATIOS
 from gorgo.apps.demo.options import ALL_READINGS
 from tests.documents import tables
 from tests.figures.attacks import BEFORE as ATTACKS_BEFORE
@@ -173,14 +173,15 @@ def _capacity(trace: str, runs: Sequence[Any]) -> dict[str, float]:
     }
 
 
-# -- gorgo claims
+# -- claims about the policies
 
 #: Groups with a table of their own are left out.
 _CLAIM_GROUPS = ("baselines", "published", "oracle", "scenarios", "wildchat", "priors", "paper", "learned")
 _CHOSEN = " ".join(f"--only {group}" for group in _CLAIM_GROUPS)
-_CLAIMS = f"gorgo claims {_CHOSEN} --seeds 5 --out runs/claims --trace {CONVERSATION}"
-_PARTIAL_HITS = "gorgo claims --only partial-hits --only tail --jobs 1 --out runs/partial-hits"
-_RESIDUAL = f"gorgo claims --only residual --seeds 3 --jobs 1 --out runs/residual --trace {CONVERSATION}"
+_POLICIES = "python -m experiments --system policies"
+_CLAIMS = f"{_POLICIES} {_CHOSEN} --seeds 5 --trace {CONVERSATION}"
+_PARTIAL_HITS = f"{_POLICIES} --only partial-hits --only tail --seeds 3 --jobs 1"
+_RESIDUAL = f"{_POLICIES} --only residual --seeds 3 --jobs 1 --trace {CONVERSATION}"
 _COUNTS = re.compile(r"(\d+) of (\d+) targets met, all simulated; (\d+) runs, (\d+) s of processor time")
 
 
@@ -296,7 +297,7 @@ def _beside(means: Mapping[tuple[str, str], Sequence[float]]) -> dict[str, float
     return found
 
 
-# -- make paper-tables
+# -- the paper's tables
 
 
 def _fleet(results: Sequence[Any]) -> View:
@@ -338,7 +339,7 @@ def _fleet(results: Sequence[Any]) -> View:
     return in_words(shown, FLEET)
 
 
-# -- make tuning-table
+# -- claims about the tuner
 
 
 def _tuning(results: Sequence[Any]) -> View:
@@ -357,7 +358,7 @@ def _tuning(results: Sequence[Any]) -> View:
 #: The whole table has 10 seeds and more groups, and takes two cores for more than an hour.
 TUNING_SEEDS = 2
 _GROUPS = "--only protocol --only 'no harm' --only 'bad start'"
-_TUNING = f"python -m tuner.experiments --out runs/tuning --seeds {TUNING_SEEDS} {_GROUPS} --jobs 1"
+_TUNING = f"python -m experiments --system tuner {_GROUPS} --seeds {TUNING_SEEDS} --jobs 1 --json"
 
 
 # -- benches
@@ -496,12 +497,12 @@ FIGURES: Mapping[str, Figure] = {
     "overload": Figure(
         [f"gorgo overload {trace} --seed {seed} --json" for trace in _TRACES for seed in range(_SEEDS)], _overload
     ),
-    "claims": Figure([f"{_CLAIMS} > /dev/null; cat runs/claims/claims.md"], _claims),
-    "partial-hits": Figure([f"{_PARTIAL_HITS} > /dev/null; cat runs/partial-hits/claims.md"], _partial_hits),
-    "residual": Figure([f"{_RESIDUAL} > /dev/null; cat runs/residual/claims.md"], _residual),
-    "engines": Figure([f"{ENGINES} > /dev/null; cat runs/engines/claims.md"], engines),
-    "fleet": Figure(["python -m gorgo.apps.fleet_fit --jobs 1 tables --seeds 3 --json"], _fleet),
-    "tuning": Figure([f"{_TUNING} > /dev/null; cat runs/tuning/tuning-table.json"], _tuning),
+    "claims": Figure([_CLAIMS], _claims),
+    "partial-hits": Figure([_PARTIAL_HITS], _partial_hits),
+    "residual": Figure([_RESIDUAL], _residual),
+    "engines": Figure([ENGINES], engines),
+    "fleet": Figure(["python -m experiments --system gorgo --only tables --seeds 3 --jobs 1 --json"], _fleet),
+    "tuning": Figure([_TUNING], _tuning),
     "tuning-fleets": Figure([FLEETS_COMMAND], tuning_fleets),
     "tuning-fleets-more": Figure([FLEETS_MORE_COMMAND], tuning_fleets_more),
     "tuning-algorithms": Figure([ALGORITHMS_COMMAND], tuning_algorithms),
@@ -572,7 +573,7 @@ NOT_STORED: Mapping[str, NotStored] = {
     "whole-prompt": NotStored("a router that exists in no release, in a script", "255eb35"),
     "hacked": NotStored("rates that only a script sets", "255eb35, bb815b9"),
     "half-load": NotStored(
-        "one seed: three of `make paper-tables` take a core for a quarter of an hour", "24f9242, b781046, bb815b9"
+        "one seed: three of the paper's tables take a core for a quarter of an hour", "24f9242, b781046, bb815b9"
     ),
     "rank": NotStored("live processes in wall time: needs two cores to itself", "ee98e56"),
     "first-token-price": NotStored("weights set by hand, in a script", "49eab65, 3e785a0"),

@@ -1,4 +1,4 @@
-"""The view of `python -m tuner.experiments --only algorithms`: a row per algorithm on the same budget."""
+"""The view of `python -m experiments --system tuner --only algorithms`: a row per algorithm on the same budget."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ from typing import Any
 from tests.figures.marked import Cell, Table, View
 
 SEEDS = 10
-COMMAND = (
-    f"python -m tuner.experiments --out runs/algorithms --seeds {SEEDS} --only algorithms --jobs 1 > /dev/null; "
-    "cat runs/algorithms/tuning-table.json"
-)
+COMMAND = f"python -m experiments --system tuner --only algorithms --seeds {SEEDS} --jobs 1 --json"
 _STATEMENT = re.compile(r"(.*): (\S+) searched by (\S+), (\d+) candidates / start, p95 TTFT")
 _NOTE = re.compile(r"p95 E2E (\S+); moved in (\d+) of (\d+)")
 

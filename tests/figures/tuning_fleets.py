@@ -1,4 +1,4 @@
-"""The views of `python -m tuner.experiments --only fleets` and its two further groups: a row per fleet and policy."""
+"""The views of the group `fleets` of the claims about the tuner, and two further groups: a row per fleet and policy."""
 
 from __future__ import annotations
 
@@ -9,15 +9,12 @@ from typing import Any
 from tests.figures.marked import Cell, Table, View
 
 SEEDS = 2
-COMMAND = (
-    f"python -m tuner.experiments --out runs/fleets --seeds {SEEDS} --only fleets --jobs 1 > /dev/null; "
-    "cat runs/fleets/tuning-table.json"
-)
+COMMAND = f"python -m experiments --system tuner --only fleets --seeds {SEEDS} --jobs 1 --json"
 #: Other fleets, and searches on a twin: a seed is half an hour of processor time.
 MORE_SEEDS = 1
 MORE_COMMAND = (
-    f"python -m tuner.experiments --out runs/fleets-more --seeds {MORE_SEEDS} --only 'fleets by twin' "
-    "--only 'further fleets' --jobs 1 > /dev/null; cat runs/fleets-more/tuning-table.json"
+    "python -m experiments --system tuner --only 'fleets by twin' --only 'further fleets' "
+    f"--seeds {MORE_SEEDS} --jobs 1 --json"
 )
 #: Columns by the words of a statement.
 _SETS = {

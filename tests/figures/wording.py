@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from tests.figures.marked import Cell, Table, View
 
-#: Column of `gorgo claims` -> column of the page.
+#: Column of the claims -> column of the page.
 CLAIMS = {
     "on": "traffic and load",
     "of": "policy",

@@ -14,8 +14,6 @@ from tests.mutants.mutations import Mutant
 from tests.mutants.reach import TracedTest, function_lines, statement_at
 
 PACKAGES = ("gorgo/core", "gorgo/policies", "gorgo/sim", "tuner", "gorgo/live", "gorgo/proxy")
-#: Experiments of an hour, whose stored results are what is tested.
-LEFT_OUT = ("tuner/experiments",)
 #: Seconds of tests, as traced, in the first round and in the second. Most faults die in the first.
 FIRST_S, SECOND_S = 8.0, 45.0
 
@@ -26,7 +24,7 @@ def sources(root: Path, only: Iterable[str] = ()) -> list[str]:
     for package in PACKAGES:
         if not wanted or PurePosixPath(package).name in wanted:
             names += [path.relative_to(root).as_posix() for path in (root / package).rglob("*.py")]
-    return sorted(name for name in names if not name.startswith(LEFT_OUT) and not name.endswith("__main__.py"))
+    return sorted(name for name in names if not name.endswith("__main__.py"))
 
 
 def drawn(mutants: Iterable[Mutant], texts: Mapping[str, str], seed: int) -> Iterator[Mutant]:

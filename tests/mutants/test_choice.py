@@ -59,7 +59,7 @@ def test_a_sample_leaves_out_equivalents_and_goes_on_to_the_next(tmp_path: Path)
 
 
 def test_sources_are_of_the_packages_that_are_wanted(tmp_path: Path) -> None:
-    for name in ("gorgo/core/a.py", "gorgo/proxy/b.py", "gorgo/cli/c.py", "tuner/experiments/d.py", "tuner/e.py"):
+    for name in ("gorgo/core/a.py", "gorgo/proxy/b.py", "gorgo/cli/c.py", "experiments/d.py", "tuner/e.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     assert sources(tmp_path) == ["gorgo/core/a.py", "gorgo/proxy/b.py", "tuner/e.py"]

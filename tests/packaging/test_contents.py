@@ -80,7 +80,7 @@ def test_wheel_brings_one_command(built: Built) -> None:
 
 
 def test_sdist_has_all_that_its_own_makefile_and_tests_read(in_sdist: set[str]) -> None:
-    folders = tree("gorgo", "tuner", "datasets", "tests", "docs", "packaging")
+    folders = tree("gorgo", "tuner", "experiments", "datasets", "tests", "docs", "packaging")
     files = {"Makefile", "README.md", "DESIGN.md", "CHANGELOG.md", "LICENSE", "pyproject.toml"}
     assert folders | files | {"regions.yaml", "requirements.lock"} <= in_sdist
 

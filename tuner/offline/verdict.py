@@ -25,7 +25,7 @@ from tuner.offline.score import CandidateBatch, OnProgress, RunScore, scores_of
 from tuner.offline.search import HELD_OUT_SEED, ScoredWeights, SearchOptions, SearchResult, refused
 
 #: Share of p95 TTFT that another day's traffic may take from a gain. A find whose interval ended at -0.0 % met the next
-#: day at 1.013 [0.990, 1.037] of the defaults (`make tuning-table`, next window).
+#: day at 1.013 [0.990, 1.037] of the defaults (`python -m experiments --system tuner --only 'next window'`).
 ANOTHER_DAY = 0.02
 
 Figure = Callable[[RunScore], float | None]

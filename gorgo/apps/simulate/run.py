@@ -63,9 +63,11 @@ def run_many(jobs: Sequence[SimJob], *, n_jobs: int = -1) -> Iterator[SimulatedR
     yield from parallel(run_once, ordered, n_jobs=n_jobs)
 
 
-def parallel(function: Callable[[Item], Result], items: Iterable[Item], *, n_jobs: int = -1) -> Iterator[Result]:
-    """Yield `function` of each item as soon as it ends, in no order. -1 is all cores."""
-    with parallel_config(backend="loky", n_jobs=n_jobs):
+def parallel(
+    function: Callable[[Item], Result], items: Iterable[Item], *, n_jobs: int = -1, backend: str = "loky"
+) -> Iterator[Result]:
+    """Yield `function` of each item as soon as it ends, in no order. -1 is all cores; `backend` is joblib's."""
+    with parallel_config(backend=backend, n_jobs=n_jobs):
         run = Parallel(return_as="generator_unordered")
         with _out_of_reach():
             results = run(delayed(function)(item) for item in items)

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from gorgo.apps.claims import ClaimOptions, Findings, Workload
 from gorgo.apps.demo.options import DemoOptions
 from gorgo.apps.replay.options import ReplayOptions, ReplayReport
 from gorgo.apps.results import ResultRow
@@ -22,7 +21,6 @@ from gorgo.apps.traces import TraceFilters
 from gorgo.cli import app
 from gorgo.config.load import load_config
 from gorgo.policies.registry import make_policy
-from gorgo.sim.faults.scenarios import with_accurate_priors
 from tests.apps.test_results import row
 
 REGIONS = Path(__file__).parents[3] / "regions.yaml"
@@ -334,85 +332,6 @@ def test_a_policy_without_weights_cannot_be_tuned(monkeypatch: pytest.MonkeyPatc
     assert (result.exit_code, program.asked) == (2, [])
     assert "random has no weight that a tuner may move" in " ".join(result.stderr.replace("│", " ").split())
     assert run("demo", "--policy", "random").exit_code == 0
-
-
-# -- claims
-
-
-class FakeClaimCheck:
-    """Says what it was asked for, by failing with it."""
-
-    asked: ClaimOptions
-
-    def __init__(self, asked: ClaimOptions) -> None:
-        type(self).asked = asked
-        raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize(
-    ("words", "seeds", "requests"),
-    [
-        ([], 10, None),
-        (["--seeds", "3"], 3, None),
-        (["--quick"], 2, 2000),
-        (["--quick", "--seeds", "1"], 1, 2000),
-    ],
-)
-def test_claims_hands_on_every_option(
-    words: list[str], seeds: int, requests: int | None, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gorgo.apps.claims.ClaimCheck", FakeClaimCheck)
-    trace = tmp_path / "conversation.jsonl"
-    trace.touch()
-    given = ("--trace", trace, "--only", "published", "--only", "paper", "--jobs", "3", "--out", tmp_path)
-    monkeypatch.chdir(config.parent)
-    run("claims", *words, *given)
-    asked, loaded = FakeClaimCheck.asked, load_config(config)
-    assert (asked.seeds, asked.out, asked.n_jobs) == (range(seeds), tmp_path, 3)
-    assert {target.group for target in asked.targets} == {"published", "paper"}
-    assert str(trace) in {name for target in asked.targets for one in target.workloads for name in one.traces}
-    assert asked.conditions.fleet == with_accurate_priors(fleet_of(loaded, source=config))
-    assert asked.conditions.limits == limits_of(loaded)
-    assert (asked.conditions.probe_interval_s, asked.conditions.scrape_interval_s) == (7.0, 11.0)
-    assert asked.conditions.first_requests == requests
-
-
-@pytest.mark.parametrize(("policy", "code"), [("gorgo-ms", 1), ("simple-session-affinity", 0)])
-def test_claims_fails_only_where_a_policy_of_the_claims_does(
-    policy: str, code: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A baseline that breaks down is a result."""
-
-    class FinishedCheck:
-        tasks = missing = ()
-
-        def __init__(self, _asked: ClaimOptions) -> None: ...
-
-        def estimated_cpu_s(self) -> float:
-            return 0.0
-
-        def run(self) -> Findings:
-            on = Workload(name="w", traces=("t",))
-            rows = {(on, name): {0: row(name, errors=int(name == policy))} for name in ("gorgo-ms", policy)}
-            return Findings(verdicts=[], rows=rows, runs=1, made=1, cpu_s=0.0, wall_s=0.0)
-
-    monkeypatch.setattr("gorgo.apps.claims.ClaimCheck", FinishedCheck)
-    monkeypatch.chdir(REGIONS.parent)
-    result = run("claims", "--only", "engines")
-    assert result.exit_code == code, result.output
-    assert f"requests failed under {policy};" in result.stderr
-
-
-def test_claims_uses_all_cores_and_every_group_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gorgo.apps.claims.ClaimCheck", FakeClaimCheck)
-    monkeypatch.chdir(REGIONS.parent)
-    run("claims")
-    assert (FakeClaimCheck.asked.n_jobs, FakeClaimCheck.asked.out, FakeClaimCheck.asked.show_progress) == (
-        -1,
-        None,
-        True,
-    )
-    assert len({target.group for target in FakeClaimCheck.asked.targets}) == 12
 
 
 def test_a_replayed_request_that_is_not_complete_after_ten_minutes_is_an_error_unless_said() -> None:

@@ -10,8 +10,8 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from gorgo.apps.learned_routers.groups import comparisons
-from gorgo.apps.learned_routers.variants import find_variant
+from experiments.systems import llm_d, lodestar
+from experiments.variants import find_variant
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.policy.candidates import Candidates
 from gorgo.core.policy.weights import Weights
@@ -112,7 +112,11 @@ def test_a_guard_has_a_row_of_its_own_among_the_ablations_in_which_it_does_not_a
     if case.ablation is None:
         assert case.word == "no_model"
         return
-    assert any(case.ablation in one.variants for one in comparisons() if one.group in ("guards", "gates"))
+    assert any(
+        case.ablation in one.variants
+        for one in (*lodestar.comparisons(), *llm_d.comparisons())
+        if one.group in ("guards", "gates")
+    )
     variant = find_variant(case.ablation)
     if case.word == "cold_start":
         changed = variant.make()
@@ -146,7 +150,9 @@ def test_the_bounds_of_the_residual_have_rows_too_without_which_it_is_larger(lab
     bounded, free = residual_ms({}), residual_ms(dict(find_variant(label).weights))
     assert bounded == pytest.approx(0.0 if "range" in label else 10_000.0, abs=1.0)
     assert free > bounded
-    assert any(label in one.variants for one in comparisons() if one.group == "guards")
+    assert any(
+        label in one.variants for one in (*lodestar.comparisons(), *llm_d.comparisons()) if one.group == "guards"
+    )
 
 
 def test_the_other_variants_of_the_issue_can_be_run() -> None:

@@ -17,7 +17,7 @@ from tests.tuner.campaign.fleet import START, Effect, Proxy, Run, bowl, nothing
 from tuner.campaign.options import CampaignOptions, Mode
 from tuner.space import LogBox
 
-#: A look at each statement; the figures over 20 seeds and on simulated engines are `make tuning-table`'s.
+#: A look at each statement; the figures over 20 seeds and on simulated engines are those of `experiments`.
 SEEDS = range(8)
 HACK = LogBox((WeightSpec("w_rtt", 0.5, 0.05, 2.0, "per ms"), WeightSpec("w_queue", 0.1, 0.001, 0.5, "per token")))
 

@@ -6,20 +6,26 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from experiments.fleets import unknown_paper_fleet
 from gorgo.apps.datasets import load_requests
 from gorgo.apps.simulate import SimJob
 from gorgo.apps.simulate.feed import feed_of
 from gorgo.apps.traces import TraceFilters
 from gorgo.sim.engine.profiles import find_profile
 from gorgo.sim.fleet import SimFleet
+from gorgo.sim.named_fleets import QWEN_L40S
 from gorgo.sim.workload import SimRequest
-from tuner.experiments.windows import paper_fleet
+
+
+def fitted_fleet() -> SimFleet:
+    """The paper's fleet, of whose speed the Router is told nothing."""
+    return unknown_paper_fleet(find_profile(QWEN_L40S))
 
 
 def small_fleet() -> SimFleet:
     """The paper's regions with faster engines: the fitted ones are beyond capacity at the trace's rate."""
     faster = find_profile("2xL40S-Qwen3.5-35B-A3B-FP8-estimate")
-    return SimFleet(tuple(replace(one, profile=faster) for one in paper_fleet().replicas))
+    return SimFleet(tuple(replace(one, profile=faster) for one in fitted_fleet().replicas))
 
 
 @cache

@@ -9,7 +9,7 @@ import pytest
 
 from gorgo.errors import TunerError
 from gorgo.sim.engine.profiles import find_profile
-from tuner.experiments.windows import paper_fleet
+from tests.tuner.offline.small import fitted_fleet
 from tuner.offline import calibrated
 from tuner.offline.calibration import MAX_BYTES, read_fleet
 
@@ -18,7 +18,7 @@ PRIOR = find_profile("2xL40S-Qwen3.5-35B-A3B-FP8-estimate")
 
 
 def test_what_was_learned_replaces_the_profile_and_what_was_not_stays() -> None:
-    before = paper_fleet()
+    before = fitted_fleet()
     told = {
         "replicas": [
             {"name": "us-ashburn-0", "prefill_slowdown": 2.0, "rtt_ms": 5.0, "kv_capacity_tokens": 1000.0},
@@ -46,7 +46,7 @@ def test_what_was_learned_replaces_the_profile_and_what_was_not_stays() -> None:
 )
 def test_an_answer_of_something_else_is_named(told: dict[str, object], words: str) -> None:
     with pytest.raises(TunerError, match=words):
-        calibrated(paper_fleet(), told, source="fleet.json")
+        calibrated(fitted_fleet(), told, source="fleet.json")
 
 
 def test_a_saved_answer_is_read_and_anything_else_refused(tmp_path: Path) -> None:

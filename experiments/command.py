@@ -1,0 +1,170 @@
+"""`python -m experiments`: the comparison of the published systems, the tables of a group of runs, or the fit.
+
+OUT/runs/KEY.json     one run, see `runner`
+OUT/compare.html      the comparison as a page
+OUT/*.svg, *.png      pictures of the groups, with --pictures
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import ModuleType
+
+from experiments.fit import BASE, SEEDS, START, Values, fit_profile, with_values
+from experiments.grid import Grid, Report
+from experiments.page import page_of
+from experiments.pictures import write_pictures
+from experiments.published import WORDS, compared
+from experiments.runner import BACKENDS, Runner
+from experiments.systems import gorgo_paper, llm_d, lodestar, policies, push_map, ranvier, several, tuner_claims
+from experiments.tables import TableSection, as_markdown
+from gorgo.apps.report import require_extra
+from gorgo.config.atomic import PUBLIC, write_atomically
+from gorgo.errors import GorgoError
+from gorgo.sim.engine.fitted import FLAGS
+from gorgo.sim.engine.profiles import find_profile
+
+#: Systems with published figures, in the order of the comparison; and this project's own claims.
+PUBLISHED: Mapping[str, ModuleType] = {one.NAME: one for one in (gorgo_paper, lodestar, llm_d, push_map, ranvier)}
+SYSTEMS: Mapping[str, ModuleType] = {**PUBLISHED, **{one.NAME: one for one in (policies, several, tuner_claims)}}
+HEADER = ("on", "figure", "published", "reproduced here", "ours", "verdict")
+#: Of `--quick`: a preview that takes two idle cores less than 15 minutes. Whole windows are cut to so many requests.
+QUICK_SEEDS, QUICK_REQUESTS = 1, 2_000
+ALL = "all"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Return the exit code: 1 for an error that is the user's."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _fit(given[1:]) if given[:1] == ["fit"] else _run(given)
+    except GorgoError as error:
+        print(f"experiments: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+
+
+def _run(arguments: Sequence[str]) -> int:
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    chosen = [SYSTEMS[name] for name in options.system or (SYSTEMS if options.only else PUBLISHED)]
+    groups = {one.NAME: _groups(one, options.only or ()) for one in chosen}
+    if unknown := set(options.only or ()) - {ALL, *(name for one in chosen for name in one.GROUPS)}:
+        there = "; ".join(f"{one.NAME}: {', '.join(one.GROUPS)}" for one in chosen)
+        parser.error(f"--only {min(unknown)}: no such group; there are {there}")
+    if not options.only and (own := [one.NAME for one in chosen if one.NAME not in PUBLISHED]):
+        parser.error(f"--system {own[0]} has no published figures; choose its tables by --only {ALL} or a group")
+    if options.trace is not None and not options.trace.is_file():
+        parser.error(f"--trace {options.trace}: no such file")
+    if options.pictures:
+        require_extra("a picture")
+    grid = Grid(
+        seeds=range(min(options.seeds, QUICK_SEEDS) if options.quick else options.seeds),
+        scale=options.scale,
+        trace=None if options.trace is None else str(options.trace),
+        counts=options.count or Grid(seeds=()).counts,
+        first_requests=QUICK_REQUESTS if options.quick else None,
+        pictures=options.pictures is not None,
+    )
+    runner = Runner(options.out / "runs", n_jobs=options.jobs, backend=options.backend)
+    if options.only:
+        reports = {one.NAME: one.report(groups[one.NAME], grid, runner) for one in chosen if groups[one.NAME]}
+    else:
+        reports = {"": _comparison(chosen, grid, runner, options.out / "compare.html", quick=options.quick)}
+    if options.pictures:
+        pictures = [picture for report in reports.values() for picture in report.pictures]
+        write_pictures(options.out, pictures, suffix=options.pictures)
+    _print(reports, as_json=options.json)
+    return 0
+
+
+def _groups(system: ModuleType, only: Sequence[str]) -> list[str]:
+    return [name for name in system.GROUPS if name in only or ALL in only]
+
+
+def _print(reports: Mapping[str, Report], *, as_json: bool) -> None:
+    if as_json:
+        rows = {name: report.rows for name, report in reports.items()}
+        print(json.dumps(rows if len(rows) > 1 else next(iter(rows.values())), indent=2))  # noqa: T201
+        return
+    for report in reports.values():
+        print(as_markdown(report.sections, report.end), end="")  # noqa: T201
+
+
+def _comparison(chosen: Sequence[ModuleType], grid: Grid, runner: Runner, path: Path, *, quick: bool) -> Report:
+    """Run every published figure of the systems, write the page, and return the table."""
+    claims = [claim for system in chosen for claim in system.claims(grid)]
+    runs = runner.runs(list(dict.fromkeys(task for one in claims for task in one.tasks)), title="comparison")
+    rows = compared(claims, runs)
+    preview = "One seed and short windows: a preview, not a result. " if quick else ""
+    about = f"{preview}All is simulated, with {len(grid.seeds)} seeds of each run."
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, page_of(rows, about).encode(), mode=PUBLIC)
+    counts = ", ".join(f"{sum(row.word == word for row in rows)} {word}" for word in WORDS)
+    cpu_s = sum(run.cpu_s for run in runs.values())
+    return Report(
+        sections=[
+            TableSection(system.TITLE, HEADER, [row.cells() for row in rows if row.claim.system == system.TITLE])
+            for system in chosen
+        ],
+        end=f"{len(rows)} rows: {counts}. {about} {len(runs)} runs, {cpu_s:.0f} s of processor time. Page: {path}",
+        rows=[row.as_json() for row in rows],
+    )
+
+
+def _fit(arguments: Sequence[str]) -> int:
+    """Fit, with a line on stderr per evaluation, and print the result."""
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments fit",
+        description="Search for the engine constants that fit the GORGO paper's table 2.",
+    )
+    parser.add_argument("--evaluations", type=int, default=60, help="most profiles that are tried")
+    parser.add_argument("--seeds", type=int, default=len(SEEDS), help="runs of each kind")
+    _add_runner_options(parser)
+    options = parser.parse_args(arguments)
+
+    def shown(values: Values, loss: float) -> None:
+        print(f"{loss**0.5:.4f}  {dict(values)}", file=sys.stderr)  # noqa: T201
+
+    runner = Runner(options.out / "runs", n_jobs=options.jobs, backend=options.backend, show_progress=False)
+    base = with_values(find_profile(BASE), FLAGS)
+    fit = fit_profile(
+        base, START, runner, evaluations=options.evaluations, seeds=range(options.seeds), on_evaluation=shown
+    )
+    print(json.dumps(asdict(fit), indent=2))  # noqa: T201
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments",
+        description="Compare published routing systems with this project's simulation of them, figure by figure. With "
+        "--only print the tables of groups of runs. `python -m experiments fit` fits the simulated engine.",
+    )
+    parser.add_argument("--system", action="append", choices=list(SYSTEMS), help="this system alone; repeatable")
+    parser.add_argument("--only", action="append", metavar="GROUP", help=f"tables of this group, or {ALL}; repeatable")
+    parser.add_argument("--quick", action="store_true", help="one seed and short windows: a preview, not a result")
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each kind, each with its own seed")
+    parser.add_argument("--scale", type=float, default=1.0, help="multiple of the requests of each run")
+    parser.add_argument(
+        "--trace", type=Path, metavar="FILE", help="Mooncake's conversation trace; default: no rows of it"
+    )
+    parser.add_argument("--count", action="append", type=int, metavar="N", help="so many routers; repeatable")
+    parser.add_argument("--json", action="store_true", help="print rows as JSON")
+    parser.add_argument(
+        "--pictures", nargs="?", const="svg", choices=("svg", "png"), help="draw the groups, with the extra report"
+    )
+    _add_runner_options(parser)
+    return parser
+
+
+def _add_runner_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, default=Path("runs/experiments"), help="folder of runs, page and pictures")
+    parser.add_argument("--jobs", type=int, default=-1, help="runs at a time; -1 is one per core")
+    parser.add_argument(
+        "--backend", choices=BACKENDS, default="loky", help="joblib's: this machine, or a cluster that exists"
+    )

@@ -1,0 +1,96 @@
+"""Fleets of the runs: a named one, or so many equal replicas, with a part of their KV pools; and the paper's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import cycle, islice
+from typing import Any
+
+from gorgo.core.fleet.spec import ReplicaSpec
+from gorgo.sim.engine.profiles import EngineProfile, as_vllm, find_profile
+from gorgo.sim.faults.scenarios import with_accurate_priors
+from gorgo.sim.fleet import SimFleet, SimReplica
+from gorgo.sim.named_fleets import ONE_REGION, POOLED_RTT_S, THREE_REGIONS, find_fleet
+from gorgo.sim.network.links import Link
+
+#: Llama-2-13B on an A100 of 80 GB, derived as the estimates of `sim.engine.estimates` are: 162 TFLOPS of 25.4 GFLOP a
+#: token, 819 kFLOP a pair at 120 TFLOPS, 26 GB of weights at 1.63 TB/s, 819,200 bytes of KV a token.
+LLAMA_13B = EngineProfile(
+    name="1xA100-Llama-2-13B",
+    prefill_base_s=0.005,
+    prefill_tokens_per_s=6400.0,
+    prefill_kappa_s=6.8e-9,
+    chunk_tokens=4096,
+    decode_base_s=0.0159,
+    decode_per_request_s=4.4e-5,
+    decode_kv_s=5.0e-7,
+    kv_tokens=61_000,
+    max_running_requests=64,
+    source="Estimate, not measured. Data sheet: 312 TFLOPS, 2039 GB/s, 80 GiB; shares of Ada.",
+)
+_PARTS = {1.0: "", 0.25: ", 1/4 of each pool", 1 / 16: ", 1/16 of each pool"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """A fleet with accurate priors.
+
+    Parameters
+    ----------
+    profile:
+        Name of the engine profile of every replica; `None`: `name` is a named fleet.
+    replicas:
+        Their number; of a named fleet `0` is its own, and another number repeats its replicas in turn.
+    vllm:
+        Whether the engines are of vLLM's kind; those of a named fleet are as it has them.
+    pool_share:
+        Part of each KV pool that there is.
+    """
+
+    name: str
+    profile: str | None = None
+    replicas: int = 0
+    vllm: bool = False
+    pool_share: float = 1.0
+
+    @property
+    def title(self) -> str:
+        return self.name + _PARTS[self.pool_share]
+
+    def sim_fleet(self) -> SimFleet:
+        if self.profile is None:
+            replicas = list(find_fleet(self.name).replicas)
+        else:
+            profile = LLAMA_13B if self.profile == LLAMA_13B.name else find_profile(self.profile)
+            profile = as_vllm(profile) if self.vllm else profile
+            replicas = [
+                SimReplica(ReplicaSpec(f"replica-{number}", ONE_REGION), profile, Link(rtt_s=POOLED_RTT_S))
+                for number in range(self.replicas)
+            ]
+        if self.profile is None and self.replicas:
+            numbered = enumerate(islice(cycle(replicas), self.replicas))
+            replicas = [replace(one, spec=replace(one.spec, name=f"{one.region}-{n}")) for n, one in numbered]
+        cut = [replace(one, profile=self._cut(one.profile)) for one in replicas]
+        return with_accurate_priors(SimFleet(tuple(cut), self.name))
+
+    def _cut(self, profile: EngineProfile) -> EngineProfile:
+        return replace(profile, kv_tokens=int(profile.kv_tokens * self.pool_share))
+
+
+def paper_fleet(profile: EngineProfile) -> SimFleet:
+    """Return the GORGO paper's fleet: a replica of that profile in each region, with accurate priors."""
+    return with_accurate_priors(_three_regions(profile))
+
+
+def unknown_paper_fleet(profile: EngineProfile) -> SimFleet:
+    """Return the same; the Router knows pools and slots, and nothing of the engines' speed."""
+    return _three_regions(profile, kv_capacity_tokens=profile.kv_tokens, max_running_requests=64)
+
+
+def _three_regions(profile: EngineProfile, **spec: Any) -> SimFleet:
+    return SimFleet(
+        tuple(
+            SimReplica(ReplicaSpec(f"{region}-0", region, **spec), profile, Link(rtt_s=rtt_ms / 1e3))
+            for region, rtt_ms in THREE_REGIONS.items()
+        )
+    )

@@ -1,0 +1,196 @@
+"""What was published, with its place in the source, and the verdict on what the simulation gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, log
+from typing import Any, Literal
+
+from experiments.runner import Runs, Task
+from gorgo.apps.simulate.compare import Ratio
+
+Word = Literal["reproduced", "larger", "smaller", "reversed", "not tried"]
+WORDS: tuple[Word, ...] = ("reproduced", "larger", "smaller", "reversed", "not tried")
+#: A figure this near to the published one is reproduced: hosts of one kind differ by as much and more.
+WITHIN = 1.10
+#: A single seed has no interval; a ratio this near to 1 is no effect.
+NO_EFFECT = 1.02
+#: The published systems' documents, by the key of a source.
+DOCUMENTS: Mapping[str, str] = {
+    "gorgo": "GORGO paper",
+    "gorgo rerun": "GORGO authors' note of 27 July 2026, a rerun that is not in the paper",
+    "lodestar": "Lodestar paper",
+    "llm-d": "llm-d, post on predicted-latency scheduling",
+    "push map": "post on a push-based cache map",
+    "ranvier": "Ranvier, post on multi-depth routing",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a figure is printed: the document, its table, figure or section, and the row and column there."""
+
+    document: str
+    place: str
+    row: str
+    column: str
+
+    def __str__(self) -> str:
+        return f"{DOCUMENTS[self.document]}, {self.place}: {self.row}; {self.column}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """A published figure.
+
+    Parameters
+    ----------
+    text:
+        As printed, a range where several loads were measured.
+    low, high:
+        The same as numbers; of one figure they are equal, and `high` of "better" is infinite.
+    source:
+        Its place.
+    baseline:
+        The printed figures behind a ratio, or what it was measured against.
+    """
+
+    text: str
+    low: float
+    high: float
+    source: Source
+    baseline: str = ""
+
+    @classmethod
+    def of(cls, text: str, source: Source, baseline: str = "") -> Published:
+        """Return a figure that is printed as a number, or as a range `low-high`.
+
+        Example
+        -------
+        >>> found = Published.of("1.02-2.15", Source("lodestar", "section 5", "8xA30", "mean TTFT"))
+        >>> found.low, found.high
+        (1.02, 2.15)
+        """
+        low, _, high = text.partition("-")
+        return cls(text=text, low=float(low), high=float(high or low), source=source, baseline=baseline)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A published figure, and how the simulation gives the same.
+
+    Parameters
+    ----------
+    system, on, figure:
+        Of which system, on which fleet and traffic, and what is measured of what against what.
+    published:
+        The figure in the source.
+    tasks:
+        Runs that it needs.
+    reproduced, ours:
+        The figure of the published system and of this project's policy from the runs; None: not tried.
+    ours_name:
+        This project's policy.
+    target:
+        What this project's policy has to reach, as the figure is printed; None: nothing is claimed.
+    is_ratio:
+        Whether 1 is no effect.
+    note:
+        Why it is not tried, or what is different here.
+    """
+
+    system: str
+    on: str
+    figure: str
+    published: Published
+    tasks: Sequence[Task] = ()
+    reproduced: Callable[[Runs], Ratio | None] | None = None
+    ours: Callable[[Runs], Ratio | None] | None = None
+    ours_name: str = ""
+    target: str = ""
+    is_ratio: bool = True
+    note: str = ""
+
+
+def verdict_on(published: Published, found: Ratio | None, *, is_ratio: bool = True) -> Word:
+    """Return how a figure compares with the published one.
+
+    A figure within 10 % of the published one, or of its range, is reproduced. A ratio is reversed if it is surely on
+    the other side of 1, and else larger or smaller by its distance from 1.
+
+    Example
+    -------
+    >>> published = Published.of("1.41", Source("lodestar", "abstract", "overall", "mean TTFT"))
+    >>> [verdict_on(published, Ratio(value, None, None, 1)) for value in (1.4, 1.1, 1.9, 0.8, 0.99)]
+    ['reproduced', 'smaller', 'larger', 'reversed', 'smaller']
+    """
+    if found is None:
+        return "not tried"
+    low, high, value = published.low, published.high, found.value
+    if low / WITHIN <= value <= high * WITHIN:
+        return "reproduced"
+    if not is_ratio or low == high == 1.0:
+        return "larger" if value > high else "smaller"
+    printed = log(low * high)  # infinite where any gain is "better"
+    if printed * log(value) < 0:
+        ends = (found.low, found.high) if found.low is not None and found.high is not None else None
+        sure = abs(log(value)) > log(NO_EFFECT) if ends is None else all(log(end) * log(value) > 0 for end in ends)
+        return "reversed" if sure else "smaller"
+    effects = [abs(log(low)), abs(log(low if high == inf else high))]
+    return "larger" if abs(log(value)) > max(effects) else "smaller"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedClaim:
+    """A claim with what its runs gave."""
+
+    claim: Claim
+    reproduced: Ratio | None
+    ours: Ratio | None
+
+    @property
+    def word(self) -> Word:
+        return verdict_on(self.claim.published, self.reproduced, is_ratio=self.claim.is_ratio)
+
+    def cells(self) -> tuple[str, ...]:
+        """Return the row of the table."""
+        claim = self.claim
+        ours = "-" if self.ours is None else f"{shown(self.ours)} ({claim.ours_name})"
+        return (claim.on, claim.figure, claim.published.text, shown(self.reproduced), ours, self.word)
+
+    def as_json(self) -> dict[str, Any]:
+        published, ends = self.claim.published, {"reproduced": self.reproduced, "ours": self.ours}
+        return {
+            "system": self.claim.system,
+            "on": self.claim.on,
+            "figure": self.claim.figure,
+            "published": published.text,
+            "baseline": published.baseline,
+            "source": str(published.source),
+            **{name: None if one is None else [one.value, one.low, one.high] for name, one in ends.items()},
+            "ours is": self.claim.ours_name,
+            "target": self.claim.target,
+            "verdict": self.word,
+            "note": self.claim.note,
+        }
+
+
+def compared(claims: Sequence[Claim], runs: Runs) -> list[ComparedClaim]:
+    """Return each claim with its figures."""
+    return [
+        ComparedClaim(
+            claim=one,
+            reproduced=None if one.reproduced is None else one.reproduced(runs),
+            ours=None if one.ours is None else one.ours(runs),
+        )
+        for one in claims
+    ]
+
+
+def shown(ratio: Ratio | None) -> str:
+    """Return a figure with its interval as a cell."""
+    if ratio is None:
+        return "-"
+    ends = "" if ratio.low is None or ratio.high is None else f" [{ratio.low:.2f}-{ratio.high:.2f}]"
+    return f"{ratio.value:.2f}{ends}"

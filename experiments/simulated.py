@@ -1,0 +1,357 @@
+"""One simulated run of a variant on a fleet and traffic, and its figures.
+
+The first requests are not measured, for any policy: caches are cold, and what learns has no model yet.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import inf
+from pathlib import Path
+from time import thread_time
+from typing import Any, ClassVar, cast
+
+import numpy as np
+
+import gorgo.learning
+import gorgo.policies.learned
+from experiments import audit, fleets, forecasts, traffic, variants
+from experiments.audit import AuditedDecision, AuditedPolicy
+from experiments.fleets import Fleet
+from experiments.forecasts import Forecasts, RunTraining
+from experiments.runner import run_key
+from experiments.traffic import Traffic, feed_of_traffic
+from experiments.variants import SOURCES, Variant
+from gorgo.apps.rank import spearman
+from gorgo.apps.results import ResultRow
+from gorgo.apps.served import TTFT_MS
+from gorgo.apps.simulate import SimJob
+from gorgo.apps.simulate.collector import rare_collections
+from gorgo.apps.simulate.overload import with_queue
+from gorgo.apps.simulate.rows import simulated_run
+from gorgo.config.constants import STALE_INTERVALS
+from gorgo.core.limits import HedgeLimits, OverloadLimits, RouterLimits
+from gorgo.core.messages.decision import Decision
+from gorgo.core.policy.interface import Policy
+from gorgo.core.prefix.origin import Origin
+from gorgo.core.training.model import Model
+from gorgo.policies.sticky.multi_depth import MultiDepth
+from gorgo.sim.extensions import Startable
+from gorgo.sim.kv_events.reports import CacheReports
+from gorgo.sim.records import SimRecord
+from gorgo.sim.routers.group import ONE_ROUTER, RouterGroup
+from gorgo.sim.simulation import Simulation
+from gorgo.sim.workload import SimRequest
+
+#: The default of `overload.hedge_budget_ratio`.
+HEDGE_BUDGET = 0.03
+#: More than any run here has open: a run at saturation drops nothing.
+MAX_IN_FLIGHT = 100_000
+#: Slices of a run, and the length of one of an audited run, s.
+SLICES, AUDITED_SLICE_S = 24, 5.0
+#: Slices around the time at which a router is replaced, s.
+REPLACED_SLICES: Sequence[tuple[float, float]] = ((-60.0, 0.0), (0.0, 30.0), (30.0, 60.0), (60.0, 120.0))
+#: Bytes of a message, a hash and a token. Of events in msgpack: a token takes 3 or 5 bytes by its id, 4 on average. Of
+#: pushes in JSON.
+_EVENT_BYTES, _PUSH_BYTES = (60, 9, 4), (120, 21, 0)
+_CODE = (
+    *(Path(module.__file__ or "") for module in (audit, fleets, forecasts, traffic, variants)), Path(__file__),
+    Path(gorgo.learning.__file__ or "").parent, Path(gorgo.policies.learned.__file__ or "").parent,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Figures of a run.
+
+    `row` is of the measured requests. `values` are further figures by name, `lists` several of one kind, and `slices`
+    figures over time, each with `begins_s`: of all requests. `fallbacks` are the measured decisions by the guard or
+    rule that decided ("" is the policy's own).
+    """
+
+    row: ResultRow
+    cpu_s: float
+    values: Mapping[str, float | None] = field(default_factory=dict)
+    lists: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    slices: Sequence[Mapping[str, float | None]] = ()
+    fallbacks: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimTask:
+    """One variant on one fleet and traffic.
+
+    Parameters
+    ----------
+    warm_up:
+        Share of the requests that are not measured.
+    cache_reports:
+        What engines report of their caches, where the variant has no source of its own.
+    audited:
+        Every decision is compared with the engines' caches; figures over time are of that.
+    replaced_after, around_replacement:
+        Share of the requests after which the first router is killed and replaced; None: it is not. Whether there are
+        figures around that time, or around the middle.
+    queueing:
+        Whether routers queue and shed, with the deadlines of goodput.
+    """
+
+    variant: Variant
+    fleet: Fleet
+    traffic: Traffic
+    seed: int = 0
+    warm_up: float = 0.0
+    probe_s: float = 30.0
+    scrape_s: float = 30.0
+    cache_reports: CacheReports = "usage"
+    faults: tuple[Startable, ...] = ()
+    audited: bool = False
+    routers: RouterGroup = ONE_ROUTER
+    replaced_after: float | None = None
+    around_replacement: bool = False
+    queueing: bool = False
+    kind: ClassVar[type[Run]] = Run
+
+    def key(self) -> str:
+        """Return the key of the run."""
+        return run_key(self.variant.policy, self.traffic.traces, [self], code=_CODE)
+
+    def scaled(self, factor: float) -> SimTask:
+        """Return the same with so many times the requests."""
+        return replace(self, traffic=cast(Traffic, self.traffic.scaled(factor)))
+
+    def limits(self) -> RouterLimits:
+        """Return the Router's bounds; every decision of the run is retained."""
+        overload = OverloadLimits(queue_enabled=self.variant.queueing, queue_max_requests=MAX_IN_FLIGHT)
+        limits = RouterLimits(
+            block_tokens=float(self.traffic.block_tokens),
+            stale_after_s=STALE_INTERVALS * max(self.probe_s, self.scrape_s),
+            max_in_flight=MAX_IN_FLIGHT,
+            max_decisions=2 * self.traffic.requests,
+            max_samples=0,
+            overload=overload,
+            hedging=HedgeLimits(budget_ratio=HEDGE_BUDGET if self.variant.queueing else 0.0),
+        )
+        return with_queue(replace(limits, overload=OverloadLimits())) if self.queueing else limits
+
+    def run(self) -> Run:
+        """Run the task in this process."""
+        begun_s = thread_time()
+        with rare_collections():
+            run = _run(self)
+        return replace(run, cpu_s=thread_time() - begun_s)
+
+
+def _run(task: SimTask) -> Run:
+    feed = feed_of_traffic(task.traffic, task.seed)
+    training = _training(task, feed)
+    policy = task.variant.make()
+    audited = AuditedPolicy(policy) if task.audited else None
+    simulation = _simulation(task, policy if audited is None else cast(Policy, audited), training)
+    replaced_s = _replace_router(task, simulation, feed)
+    result = simulation.run(feed)
+    decisions = simulation.router.view.newest_decisions(2 * task.traffic.requests)
+    predicted = training.forecasts()
+    measured = result.records[int(len(result.records) * task.warm_up) :]
+    names = {record.id for record in measured}
+    job = SimJob(trace=task.traffic.label, policy=task.variant.policy, fleet=task.fleet.sim_fleet(), seed=task.seed)
+    simulated = simulated_run(job, {}, replace(result, records=measured))
+    phantom, missed, _ = cached_errors(measured)
+    begins_s = measured[0].scheduled_s if measured else inf
+    return Run(
+        row=simulated.row,
+        cpu_s=0.0,
+        values={
+            "rho": _rho(measured),
+            "phantom": phantom,
+            "missed": missed,
+            "good": None if simulated.goodput is None else simulated.goodput.good,
+            "lasted_s": simulation.kernel.now,
+            **predicted.between(begins_s, inf).errors(),
+            **_sent(task, simulation, len(feed)),
+        },
+        lists={
+            "adopted_s": training.adopted_s,
+            **_delays(simulation),
+            **({} if replaced_s is None else dict(_around(result.records, replaced_s))),
+        },
+        slices=(
+            _slices(result.records, {one.request_id: one for one in decisions}, predicted)
+            if audited is None
+            else _audited_slices(result.records, audited.decisions)
+        ),
+        fallbacks=dict(Counter(one.fallback or "" for one in decisions if one.request_id in names)),
+    )
+
+
+def _simulation(task: SimTask, policy: Policy, training: RunTraining) -> Simulation:
+    reports = task.cache_reports if task.variant.source is None else SOURCES[task.variant.source][1]
+    return Simulation(
+        task.fleet.sim_fleet(),
+        policy,
+        seed=task.seed,
+        weights=task.variant.weights_of(policy),
+        faults=task.faults,
+        limits=task.limits(),
+        block_tokens=task.traffic.block_tokens,
+        probe_interval_s=task.probe_s,
+        scrape_interval_s=task.scrape_s,
+        shadow=task.variant.make_shadow(),
+        controllers=[training.controller],
+        cache_reports=reports,
+        routers=task.routers,
+        slo_ttft_s=TTFT_MS / 1e3 if task.queueing else None,
+    )
+
+
+def _training(task: SimTask, feed: Sequence[SimRequest]) -> RunTraining:
+    """Return what trains the policy, if it learns."""
+    variant = task.variant
+    until_s = inf if variant.trains_until is None else feed[int(len(feed) * variant.trains_until)].arrival_s
+    model = None if variant.trained_on is None else _trained(task, variant.trained_on)
+    return RunTraining(seed=task.seed, model=model, until_s=until_s if model is None else 0.0)
+
+
+def _trained(task: SimTask, fleet: str) -> Model:
+    """Return the last model of a run on another fleet with the first phase of the traffic."""
+    assert isinstance(task.traffic, traffic.PhasedTraffic), "other traffic has no phases"
+    first = replace(task.traffic, phases=task.traffic.phases[:1])
+    task = replace(task, traffic=first, fleet=Fleet(name=fleet), variant=Variant(policy=task.variant.policy))
+    feed = feed_of_traffic(first, task.seed)
+    training = _training(task, feed)
+    _simulation(task, task.variant.make(), training).run(feed)
+    return training.controller.rounds[-1].model
+
+
+def _replace_router(task: SimTask, simulation: Simulation, feed: Sequence[SimRequest]) -> float | None:
+    """Plan the replacement of the first router; return its time, or that around which there are figures."""
+    if task.replaced_after is None and not task.around_replacement:
+        return None
+    at_s = feed[int(len(feed) * (task.replaced_after or 0.5))].arrival_s
+    if task.replaced_after is not None:
+        simulation.kernel.at(at_s, partial(simulation.replace_router, 0))
+    return at_s
+
+
+def _rho(records: Sequence[SimRecord]) -> float | None:
+    """Return Spearman's of the shadow policy's rank of the chosen replica and the TTFT; None without a shadow."""
+    ranked = [
+        (record.shadow.rank, record.ttft_ms)
+        for record in records
+        if record.shadow is not None and record.shadow.rank is not None and record.ttft_ms is not None
+    ]
+    ranks, ttft_ms = np.array(ranked, dtype=float).reshape(-1, 2).T
+    return spearman(ranks, ttft_ms)
+
+
+def cached_errors(records: Sequence[SimRecord]) -> tuple[float, float, float]:
+    """Return phantom, missed and found tokens of the last attempts as shares of the prompt tokens."""
+    known = [(one.estimated_cached_tokens or 0, one.cached_tokens, one.input_tokens) for one in records
+             if one.cached_tokens is not None]  # fmt: skip
+    whole = sum(tokens for _, _, tokens in known) or 1
+    phantom = sum(max(0, estimated - found) for estimated, found, _ in known)
+    missed = sum(max(0, found - estimated) for estimated, found, _ in known)
+    return phantom / whole, missed / whole, sum(found for _, found, _ in known) / whole
+
+
+def _sent(task: SimTask, simulation: Simulation, requests: int) -> dict[str, float | None]:
+    """Return what a request costs: bytes of cache reports, of routers' reports, and evicted routes of `multi-depth`."""
+    totals = [feed.path.totals for feed in simulation.caches.feeds.values()]
+    found: dict[str, float | None] = {}
+    if totals and task.variant.source != "exact":
+        message, per_hash, per_token = _PUSH_BYTES if task.variant.source == "push" else _EVENT_BYTES
+        sent = sum(one.messages * message + one.hashes * per_hash + one.tokens * per_token for one in totals)
+        found["bytes_per_request"] = sent / requests
+    if simulation.store is not None:
+        found["report_bytes"] = simulation.store.bytes / requests
+    policies = [shell.router.settings.policy for shell in simulation.shells]
+    for origin in (Origin.REMOTE, Origin.LOCAL):
+        evicted = sum(policy.routes.evicted[origin] for policy in policies if isinstance(policy, MultiDepth))
+        found[f"{origin.name.lower()} routes"] = evicted / requests
+    return found
+
+
+def _delays(simulation: Simulation) -> dict[str, list[float]]:
+    """Return p50, p95 and p99 of the time until an eviction is known, ms, by region."""
+    by_region: dict[str, list[float]] = {}
+    for name, feed in simulation.caches.feeds.items():
+        region = simulation.engines[name].replica.region
+        by_region.setdefault(region, []).extend(feed.path.totals.eviction_delays_s)
+    return {
+        f"delay {region}": [float(1e3 * one) for one in np.quantile(delays_s, (0.5, 0.95, 0.99))]
+        for region, delays_s in by_region.items()
+        if delays_s
+    }
+
+
+def _around(records: Sequence[SimRecord], replaced_s: float) -> Iterator[tuple[str, list[float]]]:
+    """Yield the hit share and p95 TTFT in ms of each of `REPLACED_SLICES`."""
+    for begin_s, end_s in REPLACED_SLICES:
+        part = [one for one in records
+                if begin_s <= one.scheduled_s - replaced_s < end_s and one.ttft_ms is not None]  # fmt: skip
+        hit = sum(one.cached_tokens or 0 for one in part) / (sum(one.input_tokens for one in part) or 1)
+        ttft_ms = float(np.quantile([one.ttft_ms or 0.0 for one in part], 0.95)) if part else 0.0
+        yield f"{begin_s:g} to {end_s:g} s", [hit, ttft_ms]
+
+
+def _slices(
+    records: Sequence[SimRecord], decisions: Mapping[str, Decision], predicted: Forecasts
+) -> list[dict[str, float | None]]:
+    """Return the slices of a run, of equal time."""
+    edges = np.linspace(0.0, max((one.scheduled_s for one in records), default=0.0) + 1e-9, SLICES + 1)
+    begins = np.searchsorted(np.array([one.scheduled_s for one in records]), edges)
+    return [
+        {
+            "begins_s": float(edge),
+            **_slice(records[begin:end], decisions),
+            **predicted.between(float(edge), float(end_s)).means_ms(),
+        }
+        for edge, end_s, begin, end in zip(edges[:-1], edges[1:], begins[:-1], begins[1:], strict=True)
+    ]
+
+
+def _slice(records: Sequence[SimRecord], decisions: Mapping[str, Decision]) -> dict[str, float | None]:
+    good = [one for one in records if one.error is None and one.ttft_ms is not None]
+    errors = [abs(one.predicted_ttft_ms - (one.ttft_ms or 0.0)) / (one.ttft_ms or 1.0) for one in good
+              if one.predicted_ttft_ms is not None]  # fmt: skip
+    chosen = [decisions[one.id] for one in records if one.id in decisions]
+    prompts = sum(one.prompt_tokens for one in chosen)
+    return {
+        "n": float(len(records)),
+        "ttft_ms_mean": _mean([one.ttft_ms or 0.0 for one in good]),
+        "error_ratio": _mean(errors),
+        "hit": sum(one.estimated_cached_tokens for one in chosen) / prompts if prompts else None,
+        "best_hit": sum(one.best_cached_tokens for one in chosen) / prompts if prompts else None,
+    }
+
+
+def _audited_slices(
+    records: Sequence[SimRecord], decisions: Sequence[AuditedDecision]
+) -> list[dict[str, float | None]]:
+    """Return slices: `phantom` as a share of all estimated tokens, `missed` of all cached ones, `hit` of prompts."""
+    by_slice: dict[int, tuple[list[SimRecord], list[AuditedDecision]]] = {}
+    for record in records:
+        by_slice.setdefault(int(record.scheduled_s / AUDITED_SLICE_S), ([], []))[0].append(record)
+    for decision in decisions:
+        by_slice.setdefault(int(decision.at_s / AUDITED_SLICE_S), ([], []))[1].append(decision)
+    found: list[dict[str, float | None]] = []
+    for number, (part, audited) in sorted(by_slice.items()):
+        if part:
+            whole: Any = {name: sum(getattr(one, f"{name}_tokens") for one in audited)
+                          for name in ("phantom", "missed", "cached", "estimated")}  # fmt: skip
+            found.append(
+                {
+                    "begins_s": number * AUDITED_SLICE_S,
+                    "phantom": whole["phantom"] / (whole["estimated"] or 1.0),
+                    "missed": whole["missed"] / (whole["cached"] or 1.0),
+                    "hit": cached_errors(part)[2],
+                }
+            )
+    return found
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if len(values) else None

@@ -1,0 +1,1 @@
+"""One module per published system, and those of this project's own claims: their rows."""

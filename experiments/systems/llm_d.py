@@ -1,0 +1,236 @@
+"""llm-d's predicted latency: boosted trees, on its scenarios and its production run.
+
+A scenario is `num_groups` system prompts with `num_prompts_per_group` users in endless conversations. Groups of this
+project are of unequal size (in proportion to 1/n), those of llm-d's generator of equal size. Rates are those of the
+simulated fleets: from a light load to shortly before queues grow without end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import inf
+
+from experiments.comparison import Comparison
+from experiments.grid import Grid, Report
+from experiments.learned import GORGO_MS, MEAN, P99, RESIDUAL, claims_of, report_of, routers
+from experiments.pictures import Pictured
+from experiments.published import Claim, Published, Source
+from experiments.runner import Runner
+from experiments.traffic import Phase, PhasedTraffic
+from gorgo.apps.datasets import GroupsShape
+from gorgo.sim.kv_events.reports import CacheReports
+
+NAME, TITLE = "llm-d", "llm-d predicted latency"
+PREDICTED = "predicted-latency"
+LOAD_PREFIX, TUNED_PREFIX = "load-prefix 1:1:1", "load-prefix 3:2:2"
+#: Requests of a run, whose answers are ten times as long as Lodestar's; its first model needs a hundred.
+CHATS = 2000
+PER_TOKEN = "mean E2E/token"
+#: Rate of each of llm-d's scenarios on the simulated fleet, 1/s, and of the ShareGPT-like traffic.
+RATES, SHAREGPT_RATE = {"A": 30.0, "B": 9.0, "C": 10.0, "D": 4.0}, 60.0
+#: Shares of these rates that the curves over the rate have beside the rates themselves.
+LADDER = (0.4, 0.7)
+_CHAT = GroupsShape(
+    seed=0,
+    duration_s=1.0,
+    rate_per_s=1.0,
+    groups=6,
+    users=6000,
+    system_median=1000,
+    system_sigma=0.0,
+    history_median=0,
+    history_sigma=0.0,
+    turns_mean=50.0,
+    turn_median=30,
+    turn_sigma=0.3,
+    think_s_min=2.0,
+    answer_token_s=0.06,
+    output_median=1000,
+    output_sigma=0.3,
+    output_max=4096,
+    input_max=28_000,
+    block_tokens=64,
+)
+_PRODUCTION = replace(
+    _CHAT,
+    groups=6,
+    users=300,
+    turn_median=729,
+    turn_sigma=1.6,
+    output_median=300,
+    output_sigma=1.3,
+    output_max=8192,
+    input_max=131_072,
+    turns_mean=12.0,
+)
+#: Scenarios: groups, users of each, tokens of a system prompt and of a question.
+SCENARIOS = {"A": (6, 1000, 1000, 30), "B": (6, 1000, 1000, 3000), "C": (150, 5, 6000, 1200), "D": (150, 5, 1000, 6200)}
+#: The production table's figures of the baselines and of predicted latency, as printed: ratios to weights of 3:2:2.
+PRODUCTION = {
+    "p50 E2E": ("1.48", "13.42 s", "9.06 s"),
+    "p95 E2E": ("1.18", "26.55 s", "22.57 s"),
+    "p50 TTFT": ("3.48", "3.38 s", "0.97 s"),
+    "p95 TTFT": ("1.48", "16.78 s", "11.34 s"),
+    "p50 TPOT": ("1.27", "28 ms", "22 ms"),
+    "p99 TPOT": ("1.19", "63 ms", "53 ms"),
+}
+_TABLE = "table of the production run, Qwen3-480B on 13 x 8xH200"
+
+
+def _source(place: str, row: str, column: str) -> Source:
+    return Source("llm-d", place, row, column)
+
+
+def scenario(name: str, *, requests: int, rates_per_s: tuple[float, ...]) -> PhasedTraffic:
+    """Return one of llm-d's scenarios, at one rate or in steps of equal time."""
+    groups, users, system, question = SCENARIOS[name]
+    shape = replace(_CHAT, groups=groups, users=groups * users, system_median=system, turn_median=question)
+    phase = Phase(streams=(shape,), requests=requests, rates_per_s=rates_per_s)
+    return PhasedTraffic(name=f"scenario {name}", phases=(phase,), max_input=28_000, with_outputs=True)
+
+
+def sharegpt(*, requests: int, rate_per_s: float) -> PhasedTraffic:
+    """Return short prompts without a common prefix, of about ShareGPT's lengths (220 and 200 tokens, assumed)."""
+    shape = replace(_CHAT, groups=6000, users=6000, system_median=1, turn_median=130, turn_sigma=1.1, turns_mean=1.5)
+    shape = replace(shape, output_median=150, output_sigma=0.9, output_max=1024)
+    phase = Phase(streams=(shape,), requests=requests, rates_per_s=(rate_per_s,))
+    return PhasedTraffic(name="ShareGPT-like", phases=(phase,))
+
+
+def production(name: str, shape: GroupsShape) -> PhasedTraffic:
+    """Return llm-d's production traffic: stages of 1 and 5 requests a second, long tails of prompts and answers."""
+    phase = Phase(streams=(shape,), requests=CHATS, rates_per_s=(1.0, 5.0) * 4)
+    return PhasedTraffic(name=name, phases=(phase,), max_input=131_072, with_outputs=True)
+
+
+#: Few long turns: baselines have first tokens after seconds, as in the published run. Lengths are chosen for that, and
+#: for the published end-to-end times of `load-prefix 3:2:2` over its time per token.
+LONG_TURNS = replace(
+    _PRODUCTION, system_median=4000, turn_median=4000, turn_sigma=1.2, turns_mean=1.3, output_median=330,
+    output_sigma=0.5,
+)  # fmt: skip
+
+
+def comparisons() -> list[Comparison]:
+    """Return every comparison."""
+    return [*_accuracy(), *_scenarios(), *_production(), _gates()]
+
+
+def _accuracy() -> Iterator[Comparison]:
+    """llm-d's ladder in scenario C; the MAPE of each is in the table of means, that of each step in the slices.
+
+    With KV events too: then the cached tokens of a prediction are those that the engine has. In the last step requests
+    wait for KV memory, for as long as answers to come take.
+    """
+    traffic = scenario("C", requests=CHATS, rates_per_s=(4.0, 6.0, 8.0, 10.0))
+    kinds: tuple[CacheReports, ...] = ("usage", "events")
+    for kind in kinds:
+        yield routers(
+            "accuracy", "10x2xH100", traffic, GORGO_MS, (PREDICTED, RESIDUAL), ("MAPE", MEAN), cache_reports=kind
+        )
+
+
+def _scenarios() -> Iterator[Comparison]:
+    variants = (PREDICTED, GORGO_MS, RESIDUAL, "round-robin")
+    for share in (1.0, *LADDER):
+        rates = {name: (rate * share,) for name, rate in RATES.items()}
+        traffics = [scenario(name, requests=CHATS, rates_per_s=rate) for name, rate in rates.items()]
+        traffics.append(sharegpt(requests=CHATS, rate_per_s=SHAREGPT_RATE * share))
+        for traffic in traffics:
+            group, fleet = "scenarios" if share == 1.0 else "qps", "10x2xH100"
+            if traffic.name.startswith("ShareGPT"):
+                fleet = "8x1xH100"
+            found = routers(
+                group, fleet, traffic, LOAD_PREFIX, variants, (PER_TOKEN, MEAN), _comparable(traffic, share)
+            )
+            bounded = [replace(one, at_least=1.0) if share == 1.0 and (one.of, one.figure) == (RESIDUAL, PER_TOKEN)
+                       else one for one in found.targets]  # fmt: skip
+            yield replace(found, targets=tuple(bounded), family=f"qps-{traffic.name}", x=traffic.rate_per_s)
+
+
+def _comparable(traffic: PhasedTraffic, share: float) -> dict[tuple[str, str], Published]:
+    """Return what the post says of a scenario at its full rate: better, but for C."""
+    if share != 1.0:
+        return {}
+    text, low, high = ("comparable", 1.0, 1.0) if "C" in traffic.name else ("better", 1.0, inf)
+    source = _source("figures of the scenarios", traffic.name, "E2E per output token over the rate")
+    return {(PREDICTED, PER_TOKEN): Published(text=text, low=low, high=high, source=source, baseline=LOAD_PREFIX)}
+
+
+def _production() -> Iterator[Comparison]:
+    """llm-d's table of four; its ratios are to 3:2:2 for E2E and TPOT."""
+    published = {
+        (PREDICTED, figure): Published.of(text, _source(_TABLE, "weights 3:2:2 over predicted latency", figure),
+                                          f"{theirs} over {own}")
+        for figure, (text, theirs, own) in PRODUCTION.items()
+    }  # fmt: skip
+    variants = (PREDICTED, GORGO_MS, RESIDUAL, LOAD_PREFIX, "round-robin", "oracle")
+    for name, shape in (("production", _PRODUCTION), ("production of long turns", LONG_TURNS)):
+        found = routers(
+            "production", "13x8xH200", production(name, shape), TUNED_PREFIX, variants, tuple(PRODUCTION), published
+        )
+        claimed = [replace(one, at_least=float(PRODUCTION[one.figure][0])) if one.of == RESIDUAL else one
+                   for one in found.targets]  # fmt: skip
+        yield replace(found, targets=tuple(claimed))
+
+
+def _gates() -> Comparison:
+    """Each guard of llm-d's left out, where its gates act on most requests."""
+    left_out = ("no affinity gates", "no load gate", "no exploration", "weighted pick", "model from 1,000 samples",
+                "round per 1,000", "logarithms", "linear")  # fmt: skip
+    variants = tuple(f"predicted-latency, {one}" for one in left_out)
+    traffic = scenario("C", requests=CHATS, rates_per_s=(RATES["C"],))
+    return routers("gates", "10x2xH100", traffic, PREDICTED, variants, (MEAN, P99, PER_TOKEN))
+
+
+GROUPS = tuple(dict.fromkeys(one.group for one in comparisons()))
+_LADDER = Pictured(
+    "lines",
+    {"mean E2E per output token, ms": PER_TOKEN, "output tokens/s": "output tokens/s"},
+    x_label="requests/s",
+)
+PICTURES = {
+    "gates": Pictured("bars", {f"{MEAN}, ms": MEAN, f"{P99}, ms": P99}),
+    "accuracy": Pictured("times", {"predicted TTFT, ms": "predicted_ttft_ms", "measured TTFT, ms": "modelled_ttft_ms"}),
+    "scenarios": _LADDER,
+    "qps": _LADDER,
+}
+
+
+def report(groups: Sequence[str], grid: Grid, runner: Runner) -> Report:
+    """Run the groups and return their tables."""
+    return report_of([one for one in comparisons() if one.group in groups], grid, runner, PICTURES)
+
+
+def claims(grid: Grid) -> list[Claim]:
+    """Return every published figure."""
+    found = comparisons()
+    return [
+        *claims_of(TITLE, found, grid, ("scenarios", "production")),
+        *_errors([one for one in found if one.group in ("accuracy", "production")], grid),
+        Claim(
+            system=TITLE, on="1 to 1,000 requests a second, 100 pods", figure="prediction service, mean, ms",
+            published=Published.of("13-16", _source("table of service latency", "1-1000 QPS x 100 pods", "mean")),
+            is_ratio=False, note="the trees are in the router's process: there is no call to a service",
+        ),
+    ]  # fmt: skip
+
+
+def _errors(some: Sequence[Comparison], grid: Grid) -> Iterator[Claim]:
+    """Yield the errors of predicted first tokens, %, beside the published 5 %."""
+    for one in (each.scaled(grid.scale) for each in some):
+        for name, column in (("ttft_mean", "TTFT"), ("tpot_mean", "TPOT")):
+            tasks = [one.task(variant, seed) for seed in grid.seeds for variant in (PREDICTED, RESIDUAL)]
+            yield Claim(
+                system=TITLE,
+                on=one.title,
+                figure=f"mean error of predicted {column}, %",
+                published=Published.of("5", _source("section on accuracy", "all scenarios", f"MAPE of {column}")),
+                tasks=tasks,
+                reproduced=one.mean_of(PREDICTED, name, grid.seeds, 100),
+                ours=one.mean_of(RESIDUAL, name, grid.seeds, 100),
+                ours_name=RESIDUAL,
+                is_ratio=False,
+                note="the post says about 5 %, and not on which requests",
+            )

@@ -1,0 +1,303 @@
+"""Lodestar: a network trained on the router's own traffic, on its fleets and kinds of traffic.
+
+Its synthetic traces share 10 to 80 % of each prompt and mix 1k to 8k tokens; its real ones are Mooncake's. Loads are
+those of the simulated fleets: medium load, and shortly before queues grow without end. The paper's rates are of engines
+with other costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from experiments.comparison import Comparison, Target
+from experiments.grid import Grid, Report
+from experiments.learned import GORGO_MS, MEAN, P99, RESIDUAL, claims_of, report_of, routers
+from experiments.pictures import Pictured
+from experiments.published import Claim, Published, Source
+from experiments.runner import Runner
+from experiments.traffic import Phase, PhasedTraffic
+from experiments.variants import QUEUEING, SHADOWS, TAUS
+from gorgo.apps.datasets import GroupsShape, SharingShape, read_shape, shapes
+from gorgo.apps.datasets.prefix_shapes import Quantiles
+
+NAME, TITLE = "lodestar", "Lodestar"
+HEURISTIC, LODESTAR = "prefix-cache-and-load", "lodestar"
+#: Requests of a run: a model is there before the measured half of them. Of a long run: half of Lodestar's shift.
+REQUESTS, LONG = 3000, 10_000
+#: Rate of Mooncake's conversation trace on 8 A30, 1/s: at three times that first tokens take minutes.
+CONVERSATIONS = 1.0
+#: The fleets of its evaluation, and the load of each kind of traffic in multiples of the first one's.
+EQUAL, WITHOUT_CACHE, TWO_KINDS = "8xA30", "7xA30-8xV100", "7xL20-8xA30"
+SCALES = {EQUAL: 1.0, WITHOUT_CACHE: 1.6, TWO_KINDS: 1.9}
+#: What this project's policy has to exceed: the summary's mean and p99.
+SUMMARY = {MEAN: 1.41, P99: 1.47}
+#: Prompt lengths of synthetic traffic: 1k to 8k tokens, evenly. Shares of a mixed workload.
+LENGTHS: Quantiles = ((0.0, 1000.0), (1.0, 8000.0))
+MIXED = (0.1, 0.3, 0.5, 0.7)
+_SHIFT_RATES = (3.0, 6.5)
+
+
+def _source(place: str, row: str, column: str) -> Source:
+    return Source("lodestar", place, row, column)
+
+
+# -- traffic
+
+
+def sharing_shape(share: float, lengths: Quantiles = LENGTHS) -> SharingShape:
+    """Return prompts of which `share` is a prefix that ten requests use, forty others apart."""
+    return SharingShape(
+        seed=0,
+        requests=1,
+        rate_per_s=1.0,
+        input_quantiles=lengths,
+        shared_share=share,
+        new_share=0.1,
+        reuse_distance=40,
+        shift_at=0,
+        output_median=90,
+        output_sigma=0.6,
+        output_max=512,
+        block_tokens=64,
+    )
+
+
+def one_phase(name: str, *streams: Any, requests: int, rate_per_s: float, **more: Any) -> PhasedTraffic:
+    """Return shapes or files side by side at one rate."""
+    phase = Phase(streams=streams, requests=requests, rates_per_s=(rate_per_s,))
+    return PhasedTraffic(name=name, phases=(phase,), **more)
+
+
+def sharing(share: float, *, requests: int, rate_per_s: float, output_tokens: int | None = None) -> PhasedTraffic:
+    """Return one level of sharing."""
+    name = f"{share:.0%} shared" + (", prefill only" if output_tokens == 1 else "")
+    shape = sharing_shape(share)
+    return one_phase(name, shape, requests=requests, rate_per_s=rate_per_s, output_tokens=output_tokens)
+
+
+def mixed(*, requests: int, rate_per_s: float) -> PhasedTraffic:
+    """Return four levels of sharing side by side."""
+    return one_phase("mixed", *map(sharing_shape, MIXED), requests=requests, rate_per_s=rate_per_s)
+
+
+def shipped(name: str, *, requests: int, rate_per_s: float) -> PhasedTraffic:
+    """Return a shipped shape of Mooncake's kind at another rate."""
+    shape = read_shape(shapes()[name])
+    assert isinstance(shape, SharingShape | GroupsShape)
+    title = name.removesuffix("-like")
+    return one_phase(title, shape, requests=requests, rate_per_s=rate_per_s, block_tokens=shape.block_tokens)
+
+
+def _fixed_length(tokens: int, share: float, rate_per_s: float) -> PhasedTraffic:
+    shape = sharing_shape(share, ((0.0, float(tokens)), (1.0, float(tokens))))
+    name = f"{tokens / 1000:g}k tokens, {share:.0%} shared"
+    return one_phase(name, shape, requests=REQUESTS, rate_per_s=rate_per_s)
+
+
+def shift(name: str, parts: Sequence[SharingShape], rates: Sequence[float], *, requests: int) -> PhasedTraffic:
+    """Return traffic that changes at half of its requests."""
+    phases = (
+        Phase(streams=(part,), requests=requests // 2, rates_per_s=(rate,))
+        for part, rate in zip(parts, rates, strict=True)
+    )
+    return PhasedTraffic(name=name, phases=tuple(phases))
+
+
+def more_sharing() -> PhasedTraffic:
+    """Return 5 % of sharing, then 50 % at another rate."""
+    parts = [sharing_shape(0.05), sharing_shape(0.5)]
+    return shift("5 to 50 % shared", parts, _SHIFT_RATES, requests=2 * REQUESTS)
+
+
+def longer_prompts() -> PhasedTraffic:
+    """Return prompts of 1k tokens, then of 8k."""
+    parts = [sharing_shape(0.5, ((0.0, tokens), (1.0, tokens))) for tokens in (1000.0, 8000.0)]
+    return shift("1k to 8k tokens", parts, (14.0, 3.0), requests=2 * REQUESTS)
+
+
+def _traffic(fleet: str, conversation: str | None) -> Iterator[PhasedTraffic]:
+    """Yield the traffic of a fleet, the most telling first."""
+    scale, requests = SCALES[fleet], REQUESTS
+    yield sharing(0.5, requests=requests, rate_per_s=6 * scale)
+    yield sharing(0.5, requests=requests, rate_per_s=4 * scale)
+    yield shipped("toolagent-like", requests=requests, rate_per_s=3 * scale)
+    yield sharing(0.5, requests=requests, rate_per_s=10 * scale, output_tokens=1)
+    yield sharing(0.1, requests=requests, rate_per_s=5 * scale)
+    yield sharing(0.3, requests=requests, rate_per_s=5.5 * scale)
+    yield sharing(0.7, requests=requests, rate_per_s=7 * scale)
+    yield mixed(requests=requests, rate_per_s=6 * scale)
+    yield shipped("synthetic-like", requests=requests, rate_per_s=2.5 * scale)
+    if conversation is not None:
+        yield one_phase("conversation", conversation, requests=requests, rate_per_s=CONVERSATIONS * scale)
+
+
+# -- comparisons
+
+
+def comparisons(conversation: str | None = None) -> list[Comparison]:
+    """Return every comparison; `conversation` is the file of Mooncake's conversation trace."""
+    return [
+        *_fleets(conversation), *_long(), *_motivation(), *_tau(conversation), _shift(), *_pools(), *_filter(),
+        _longer(), _share_of_pools(), *_shadows(), *_scrapes(),
+    ]  # fmt: skip
+
+
+def _over_heuristic(fleet: str, variants: Sequence[str]) -> Iterator[Target]:
+    """Yield mean and p99 of each variant, beside what was published of the fleet."""
+    texts = ("1.02-2.15", "1.07-1.86") if fleet == EQUAL else ("1.25-4.38", "1.32-4.42")
+    row = "8xA30, Llama3-8B" if fleet == EQUAL else "A30 and V100, mixed"
+    for figure, text in zip((MEAN, P99), texts, strict=True):
+        published = Published.of(text, _source("section Evaluation", row, f"{figure}, over {HEURISTIC}"), HEURISTIC)
+        for variant in variants:
+            yield Target(
+                of=variant,
+                against=HEURISTIC,
+                figure=figure,
+                at_least=SUMMARY[figure] if variant == RESIDUAL else None,
+                published=published if variant == LODESTAR else None,
+            )
+
+
+def _fleets(conversation: str | None) -> Iterator[Comparison]:
+    for fleet in SCALES:
+        for number, traffic in enumerate(_traffic(fleet, conversation)):
+            first = number == 0
+            variants = (LODESTAR, GORGO_MS, RESIDUAL, *([RESIDUAL + QUEUEING] if first else []))
+            yield replace(
+                routers("lodestar" if first else "lodestar-more", fleet, traffic, HEURISTIC, variants,
+                        also=("oracle",) if first else ()),
+                targets=tuple(_over_heuristic(fleet, variants)),
+            )  # fmt: skip
+
+
+def _long() -> Iterator[Comparison]:
+    """With ten models in a run, with the guards and as in its published benchmark, which is of prefills alone."""
+    variants = (LODESTAR, "lodestar, as in its benchmark", GORGO_MS, RESIDUAL)
+    for fleet, rate, output_tokens in ((EQUAL, 6.0, None), (TWO_KINDS, 11.4, None), (EQUAL, 10.0, 1)):
+        traffic = sharing(0.5, requests=LONG, rate_per_s=rate, output_tokens=output_tokens)
+        found = routers("lodestar-long", fleet, traffic, HEURISTIC, variants, also=("oracle",))
+        yield replace(found, targets=tuple(_over_heuristic(fleet, variants)))
+
+
+def _motivation() -> Iterator[Comparison]:
+    """One heuristic wins on long prompts and loses on short ones at twice the rate."""
+    for tokens, rate in ((4000, 5.0), (1000, 10.0)):
+        published = {} if tokens == 4000 else {
+            (HEURISTIC, MEAN): Published.of("0.41", _source("figure 1", "RPS 10, 1k prompts", "mean TTFT"),
+                                            "1409 ms over 3468 ms"),
+            (HEURISTIC, P99): Published.of("0.67", _source("figure 1", "RPS 10, 1k prompts", "p99 TTFT"),
+                                           "6000 ms over 9000 ms"),
+        }  # fmt: skip
+        traffic = _fixed_length(tokens, 0.8, rate)
+        yield routers("motivation", "7xL20", traffic, "least-request", (HEURISTIC, GORGO_MS), (MEAN, P99), published)
+
+
+def _tau(conversation: str | None) -> Iterator[Comparison]:
+    traffics = [shipped("toolagent-like", requests=REQUESTS, rate_per_s=3.0)]
+    if conversation is not None:
+        traffics.append(one_phase("conversation", conversation, requests=REQUESTS, rate_per_s=CONVERSATIONS))
+    for traffic in traffics:
+        variants = (*(f"tau {tau:g}" for tau in TAUS if tau != 0.5), GORGO_MS)
+        yield routers("tau", EQUAL, traffic, "tau 0.5", variants, (MEAN,), also=(LODESTAR,))
+
+
+def _shift() -> Comparison:
+    variants = (LODESTAR, "lodestar, offline", RESIDUAL, GORGO_MS, HEURISTIC)
+    return routers("shift", EQUAL, more_sharing(), "lodestar, frozen", variants, (MEAN, P99))
+
+
+def _pools() -> Iterator[Comparison]:
+    variants = (LODESTAR, "lodestar, random replay", "lodestar, linear")
+    rows = (("lodestar, new data only", "new data only", ("2.39", "2.50")),
+            ("lodestar, all data", "all data", ("1.21", "1.11")))  # fmt: skip
+    for against, row, texts in rows:
+        published = {
+            (LODESTAR, figure): Published.of(text, _source("section Ablation, replay", row, figure), row)
+            for figure, text in zip((MEAN, P99), texts, strict=True)
+        }
+        yield routers("pools", EQUAL, more_sharing(), against, variants, (MEAN, P99), published)
+
+
+def _filter() -> Iterator[Comparison]:
+    """The second rate is the most that is served without a queue that grows: there KV pools are full, as published."""
+    place = "section Ablation, K-filter"
+    published = {
+        (LODESTAR, MEAN): Published.of("1.72", _source(place, "ToolAgent, 12 RPS", MEAN), "3209 ms over 1865 ms"),
+        (LODESTAR, P99): Published.of("1.78", _source(place, "ToolAgent, 12 RPS", P99), "18686 ms over 10528 ms"),
+    }
+    for rate in (3.0, 3.3):
+        traffic = shipped("toolagent-like", requests=REQUESTS, rate_per_s=rate)
+        variants = (LODESTAR, RESIDUAL, GORGO_MS)
+        yield routers("k-filter", EQUAL, traffic, "lodestar, no K-filter", variants, (MEAN, P99), published)
+
+
+def _longer() -> Comparison:
+    """Prompts grow from 1k to 8k tokens: what learns is at most a tenth behind the heuristic; each guard left out."""
+    guards = ("model from 200 samples", "no range check", "no exploration", "no K-filter", "near best 0.1")
+    variants = (LODESTAR, RESIDUAL, GORGO_MS, *(f"lodestar, {guard}" for guard in guards),
+                *(f"gorgo-residual, {guard}" for guard in ("no range check", "no limit")))  # fmt: skip
+    found = routers("guards", EQUAL, longer_prompts(), HEURISTIC, variants, (P99, MEAN))
+    bounds: dict[tuple[str, str], Any] = {(RESIDUAL, P99): {"at_least": 1 / 1.10}, (LODESTAR, P99): {"note": ">= 0.91"}}
+    return replace(found, targets=tuple(replace(one, **bounds.get((one.of, one.figure), {})) for one in found.targets))
+
+
+def _share_of_pools() -> Comparison:
+    """The share of each pool, in the table of means, beside that of full knowledge."""
+    traffic = sharing(0.5, requests=REQUESTS, rate_per_s=11.4)
+    return routers("oracle", TWO_KINDS, traffic, "oracle", (LODESTAR, RESIDUAL, GORGO_MS, HEURISTIC), (MEAN,))
+
+
+def _shadows() -> Iterator[Comparison]:
+    """Order of replicas: Spearman's rho of each shadow under `random`, in the table of means."""
+    first, *others = (f"random, shadow {name}" for name in SHADOWS)
+    for fleet, rate in ((EQUAL, 3.0), (TWO_KINDS, 6.0)):
+        yield routers("shadows", fleet, sharing(0.5, requests=REQUESTS, rate_per_s=rate), first, others)
+
+
+def _scrapes() -> Iterator[Comparison]:
+    """Fresh and stale reports of engines over a long path."""
+    traffic, variants = sharing(0.5, requests=REQUESTS, rate_per_s=8.0), (LODESTAR, RESIDUAL, "load-prefix 1:1:1")
+    for interval_s in (0.1, 1.0, 30.0):
+        yield routers("scrapes", "vllm", traffic, GORGO_MS, variants, (MEAN, P99), scrape_s=interval_s)
+
+
+GROUPS = tuple(dict.fromkeys(one.group for one in comparisons()))
+_BARS = ("lodestar", "lodestar-more", "lodestar-long", "motivation", "pools", "guards")
+_OVER_TIME = {"error of predicted TTFT, %": "error_ratio", "mean TTFT, ms": "ttft_ms_mean",
+              "hit of the chosen replica, %": "hit", "hit of the replica with most, %": "best_hit"}  # fmt: skip
+PICTURES: dict[str, Pictured] = {
+    **dict.fromkeys(_BARS, Pictured("bars", {f"{MEAN}, ms": MEAN, f"{P99}, ms": P99})),
+    "shift": Pictured("times", _OVER_TIME),
+    "k-filter": Pictured("times", {f"{MEAN}, ms": "ttft_ms_mean"}),
+}
+
+
+def report(groups: Sequence[str], grid: Grid, runner: Runner) -> Report:
+    """Run the groups and return their tables."""
+    found = [one for one in comparisons(grid.trace) if one.group in groups]
+    return report_of(found, grid, runner, PICTURES)
+
+
+def claims(grid: Grid) -> list[Claim]:
+    """Return every published figure."""
+    rows = claims_of(
+        TITLE, comparisons(grid.trace), grid, ("lodestar", "lodestar-long", "motivation", "pools", "k-filter")
+    )
+    summary = [
+        Claim(system=TITLE, on="all", figure=f"{figure}, {HEURISTIC} / {LODESTAR}",
+              published=Published.of(f"{SUMMARY[figure]:g}", _source("abstract", "overall", figure), HEURISTIC),
+              note="the paper's mean over all of its runs; the fleets are compared one by one")
+        for figure in (MEAN, P99)
+    ]  # fmt: skip
+    untried = [
+        ("decision overhead, mean, ms", "3", "mean", "a network in process has no call to a service to measure"),
+        ("decision overhead, tail, ms", "4.5", "tail", "as above"),
+    ]
+    overhead = [
+        Claim(system=TITLE, on="10 to 80 requests a second", figure=figure, is_ratio=False, note=note,
+              published=Published.of(text, _source("section Overhead", "10-80 RPS", column)))
+        for figure, text, column, note in untried
+    ]  # fmt: skip
+    return [*rows, *summary, *overhead]

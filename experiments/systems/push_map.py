@@ -1,0 +1,186 @@
+"""A cache map that workers fill by pushes, beside every other source of what a router knows of caches.
+
+Loads are those of the simulated fleets: medium load, below the rate at which queues grow without end. The post has no
+measurements but one statement: of N workers round robin finds a prefix on one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+from experiments.caches import cached, report_of
+from experiments.comparison import Comparison, Target
+from experiments.fleets import Fleet
+from experiments.grid import Grid, Report
+from experiments.pictures import Pictured
+from experiments.published import Claim, Published, Source
+from experiments.runner import Runner, Runs
+from experiments.systems.policies import ENGINE_FILTERS, ENGINE_FLEETS, ENGINE_SHAPES
+from experiments.traffic import ChatTraffic, ContextTraffic, Traffic
+from gorgo.apps.datasets import own_block_tokens
+from gorgo.apps.simulate.compare import Ratio, mean_interval
+from gorgo.sim.faults.report_kinds import BadReports, RouterRestart
+from gorgo.sim.kv_events.path import PathFaults
+
+NAME, TITLE = "push-map", "push-based cache map"
+ROUND_ROBIN, STICKY, HISTORY, EVENTS, EXACT = (
+    "round-robin", "sticky-least-loaded", "history and cached_tokens", "events", "exact caches",
+)  # fmt: skip
+SOURCES = ("history, unbounded", "history, bounded", HISTORY, "push", EVENTS, EXACT)
+REPORTED = (HISTORY, "push", EVENTS)
+#: Parts of each KV pool, and replicas of the sweep.
+POOLS, REPLICAS = (1.0, 0.25, 1 / 16), (2, 4, 8, 16)
+_CHAT = ChatTraffic(name="ART-Chat-like", trace="art-chat-apr5", requests=2400)
+#: Questions on contexts of 10k tokens; one pool of an H100 has room for 45.
+_CONTEXTS = ContextTraffic(
+    name="RAG, 10k tokens", contexts=288, context_tokens=10_000, popularity=0.7, requests=2400, rate_per_s=8.0
+)
+_H100 = Fleet(name="8xH100", profile="1xH100-Llama-3.1-8B", replicas=8)
+#: Times of the faults, s: reports are lost, then the path is cut, then the router starts again.
+LOST_S, CUT_S, RESTART_S = (60.0, 80.0), (110.0, 130.0), 160.0
+
+
+def comparisons() -> list[Comparison]:
+    """Return every comparison."""
+    return [*_sources(), *_workloads(), _faults(), *_replicas()]
+
+
+def _sources() -> Iterator[Comparison]:
+    """Sources side by side: events within 2 % of exact caches, and never behind the history."""
+    # At their own load the chats would have queues without end on the smallest pools.
+    slower = replace(_CHAT, name=f"{_CHAT.name}, 0.4 of its load", load=0.4)
+    loads: tuple[tuple[Fleet, tuple[Traffic, ...]], ...] = (
+        (Fleet(name="sglang"), (_CHAT, _CHAT, slower)),
+        (_H100, (_CONTEXTS,) * len(POOLS)),
+    )
+    targets = (
+        Target(of=EVENTS, against=EXACT, figure="p95 TTFT", at_most=1.02),
+        Target(of=EVENTS, against=EXACT, figure="hit", at_least=0.98),
+        Target(of=EVENTS, against=HISTORY, figure="p95 TTFT", at_most=1.0),
+        Target(of=EVENTS, against=HISTORY, figure="mean TTFT", at_most=1.0),
+    )
+    for fleet, traffics in loads:
+        for share, traffic in zip(POOLS, traffics, strict=True):
+            yield cached("sources", replace(fleet, pool_share=share), traffic, SOURCES, targets=targets)
+
+
+def _workloads() -> Iterator[Comparison]:
+    """Every shape on engines of both kinds: with events never behind the history alone."""
+    targets = [Target(of=EVENTS, against=HISTORY, figure=one, at_most=1.0) for one in ("p95 TTFT", "p95 E2E")]
+    for fleet in ENGINE_FLEETS:
+        for trace, time_scale in ENGINE_SHAPES.items():
+            traffic = ChatTraffic(
+                name=f"{trace}, load {1 / time_scale:.2g}",
+                trace=trace,
+                requests=700,
+                load=1 / time_scale,
+                block_tokens=own_block_tokens(trace),
+                filters=ENGINE_FILTERS,
+            )
+            yield cached("workloads", Fleet(name=fleet), traffic, (HISTORY, EVENTS), targets=targets)
+
+
+def _faults() -> Comparison:
+    """Phantom and missed tokens over time, while reports fail and the router restarts."""
+    return cached(
+        "faults",
+        replace(_H100, pool_share=0.25),
+        replace(_CONTEXTS, requests=1760),
+        REPORTED,
+        faults=(
+            BadReports(None, PathFaults(lost=0.5, doubled=0.1, reordered=0.1), *LOST_S),
+            BadReports(None, PathFaults(cut=True), *CUT_S),
+            RouterRestart(RESTART_S),
+        ),
+        audited=True,
+        marks={LOST_S[0]: "half of the reports lost", CUT_S[0]: "reports cut", RESTART_S: "router restarts"},
+    )
+
+
+def _replicas() -> Iterator[Comparison]:
+    """As many contexts per replica at each size of the fleet: round robin finds fewer of them the larger it is."""
+    for count in REPLICAS:
+        traffic = ContextTraffic(
+            name=f"RAG, {16 * count} contexts",
+            contexts=16 * count,
+            context_tokens=10_000,
+            requests=200 * count,
+            rate_per_s=0.7 * count,
+        )
+        fleet = Fleet(name=f"{count}xL40S", profile="1xL40S-Llama-3.1-8B", replicas=count)
+        yield cached("replicas", fleet, traffic, (ROUND_ROBIN, *REPORTED), x=float(count))
+
+
+GROUPS = tuple(dict.fromkeys(one.group for one in comparisons()))
+PICTURES = {
+    "replicas": Pictured(
+        "lines",
+        {"hit": "hit", "p95 TTFT, ms": "p95 TTFT", "bytes of reports a request": "bytes_per_request"},
+        x_label="replicas",
+    ),
+    "faults": Pictured(
+        "times", {"phantom, of estimated": "phantom", "missed, of cached": "missed", "hit": "hit"}
+    ),
+}  # fmt: skip
+
+
+def report(groups: Sequence[str], grid: Grid, runner: Runner) -> Report:
+    """Run the groups and return their tables."""
+    return report_of([one for one in comparisons() if one.group in groups], grid, runner, PICTURES)
+
+
+def claims(grid: Grid) -> list[Claim]:
+    """Return what the post says, at each size of a fleet whose caches hold all contexts together and no one alone.
+
+    Round robin finds a prefix on one worker of N, so its share of hits falls to 1/N of the map's.
+    """
+    found = []
+    for one in (each.scaled(grid.scale) for each in _replicas()):
+        count, tasks = (
+            int(one.x),
+            [one.task(name, seed) for seed in grid.seeds for name in (ROUND_ROBIN, STICKY, EVENTS)],
+        )
+        found.append(
+            Claim(
+                system=TITLE,
+                on=one.title,
+                figure=f"hits, {ROUND_ROBIN} / {STICKY}",
+                published=Published.of(
+                    f"{1 / count:.4g}",
+                    Source("push map", "section The problem", f"{count} workers", "share of hits, 1/N"),
+                ),
+                tasks=tasks,
+                reproduced=partial(_hits, one, ROUND_ROBIN, STICKY, grid),
+                ours=partial(_hits, one, ROUND_ROBIN, EVENTS, grid),
+                ours_name="gorgo-ms, events",
+            )
+        )
+    nothing = Published.of(
+        "5", Source("push map", "section Synchronisation", "full snapshot", "phantoms live at most, s")
+    )
+    claim = Claim(
+        system=TITLE, on=_faults().title, figure="phantoms live at most, s", published=nothing, is_ratio=False,
+        tasks=[_faults().scaled(grid.scale).task("push", seed) for seed in grid.seeds],
+        reproduced=partial(_phantoms_s, grid) if grid.scale == 1 else None,
+        note="" if grid.scale == 1 else "with fewer requests the run ends before the faults do",
+    )  # fmt: skip
+    return [*found, claim]
+
+
+def _hits(one: Comparison, of: str, against: str, grid: Grid, runs: Runs) -> Ratio | None:
+    return one.ratio(Target(of=of, against=against, figure="hit"), of, runs, seeds=grid.seeds)
+
+
+def _phantoms_s(grid: Grid, runs: Runs) -> Ratio | None:
+    """Return after how many seconds with a whole path a push map has at most 5 % of phantoms; slices are 5 s."""
+    lasted = []
+    for run in _faults().runs_of("push", runs, grid.seeds):
+        late = [(one["begins_s"] or 0.0) + 5.0 for one in run.slices
+                if CUT_S[1] <= (one["begins_s"] or 0.0) < RESTART_S and (one["phantom"] or 0.0) > 0.05]  # fmt: skip
+        lasted.append(max(late, default=CUT_S[1]) - CUT_S[1])
+    if not lasted:
+        return None
+    value, low, high = (*mean_interval(lasted), None, None)[:3]
+    return Ratio(value or 0.0, low, high, len(lasted))

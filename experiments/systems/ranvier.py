@@ -1,0 +1,107 @@
+"""Ranvier: routes learned at every message boundary, on conversations of three kinds and behind one system prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from experiments.caches import cached, report_of
+from experiments.comparison import Comparison, Target
+from experiments.fleets import LLAMA_13B, Fleet
+from experiments.grid import Grid, Report
+from experiments.learned import claims_of
+from experiments.pictures import Pictured
+from experiments.published import Claim, Published, Source
+from experiments.runner import Runner
+from experiments.traffic import ContextTraffic, ConversationKind, ConversationTraffic
+
+NAME, TITLE = "ranvier", "Ranvier"
+ROUND_ROBIN, SINGLE, MULTI, OFF, ON, OURS = (
+    "round-robin", "multi-depth, single", "multi-depth", "override off", "override on", "gorgo-ms, events",
+)  # fmt: skip
+_A100 = Fleet(name="8xA100", profile=LLAMA_13B.name, replicas=8, vllm=True)
+#: Conversations that begin, 1/s.
+RATES: dict[ConversationKind, float] = {"branching": 0.4, "continued": 1.5, "resumed": 1.5}
+#: Published over round robin, as what is left of it: TTFT -33 to -44 %, P99 -60 to -85 %.
+OVER_ROUND_ROBIN = {
+    "mean TTFT": ("0.56-0.67", "TTFT, -33 to -44 %"),
+    "p99 TTFT": ("0.15-0.40", "P99, -60 to -85 %"),
+}
+
+
+def _published(text: str, row: str, column: str) -> Published:
+    return Published.of(text, Source("ranvier", "table of results, 8xA100, 13B", row, column), ROUND_ROBIN)
+
+
+def comparisons() -> list[Comparison]:
+    """Return every comparison."""
+    return [*_conversations(), _override()]
+
+
+def _conversations() -> Iterator[Comparison]:
+    """Routes by depth mode, on conversations of three kinds."""
+    targets = [
+        Target(
+            of=label, against=ROUND_ROBIN, figure=figure,
+            published=_published(text, "multi-depth", column) if label == MULTI else None,
+        )
+        for label in (SINGLE, MULTI, OURS)
+        for figure, (text, column) in OVER_ROUND_ROBIN.items()
+    ]  # fmt: skip
+    variants = (ROUND_ROBIN, SINGLE, MULTI, "longest prefix, exact caches", OURS)
+    for kind, starts_per_s in RATES.items():
+        traffic = ConversationTraffic(kind=kind, requests=2400, starts_per_s=starts_per_s)
+        yield cached("depths", _A100, traffic, variants, targets=targets, x=kind)
+
+
+def _override() -> Comparison:
+    """Most traffic behind one system prompt: the override trades hits for the tail."""
+    traffic = ContextTraffic(
+        name="80 % behind one system prompt",
+        contexts=40,
+        context_tokens=2000,
+        first_share=0.8,
+        question_tokens=300,
+        requests=2400,
+        rate_per_s=5.0,
+        block_tokens=16,
+    )
+    targets = [
+        Target(of=ON, against=OFF, figure="p99 TTFT", published=_published("0.55", "load override", "P99, -45 %")),
+        Target(
+            of=ON, against=OFF, figure="hit", published=_published("0.94", "load override", "hits, about -5 points")
+        ),
+    ]
+    return cached("override", _A100, traffic, (ROUND_ROBIN, OFF, ON, OURS), targets=targets)
+
+
+GROUPS = tuple(dict.fromkeys(one.group for one in comparisons()))
+PICTURES = {"depths": Pictured("bars", {"mean TTFT, ms": "mean TTFT", "hit": "hit"})}
+
+
+def report(groups: Sequence[str], grid: Grid, runner: Runner) -> Report:
+    """Run the groups and return their tables."""
+    return report_of([one for one in comparisons() if one.group in groups], grid, runner, PICTURES)
+
+
+def claims(grid: Grid) -> list[Claim]:
+    """Return every published figure."""
+    found = claims_of(TITLE, comparisons(), grid, GROUPS)
+    worse = Claim(
+        system=TITLE, on="one run of the post", figure="p99 TTFT, affinity without override / round-robin",
+        published=_published("1.846", "affinity, overloaded", "P99, +84.6 %"),
+        note="the post does not say on which traffic; override off behind one prompt is the nearest",
+    )  # fmt: skip
+    return [*found, worse, *_hits(grid)]
+
+
+def _hits(grid: Grid) -> Iterator[Claim]:
+    """Yield the hits of both, %, on continued conversations."""
+    one = next(each for each in _conversations() if each.x == "continued").scaled(grid.scale)
+    for label, text in ((ROUND_ROBIN, "12"), (MULTI, "58-98")):
+        yield Claim(
+            system=TITLE, on=one.title, figure=f"hits, %, {label}",
+            published=_published(text, label, "hit rate, %"),
+            tasks=[one.task(label, seed) for seed in grid.seeds],
+            reproduced=one.mean_of(label, "hit", grid.seeds, 100),
+            is_ratio=False,
+        )  # fmt: skip

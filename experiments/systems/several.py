@@ -1,0 +1,261 @@
+"""Several routers over one fleet: alone, with a store between them, and as one; replaced, overloaded, and many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import mean
+
+from experiments.fleets import Fleet
+from experiments.grid import Grid, Report
+from experiments.runner import Runner, Runs
+from experiments.simulated import REPLACED_SLICES, Run, SimTask
+from experiments.tables import TableSection
+from experiments.traffic import ChatTraffic
+from experiments.variants import Variant
+from gorgo.apps.traces import TraceFilters
+from gorgo.sim.named_fleets import find_fleet
+from gorgo.sim.routers.group import SHARINGS, RouterGroup, Sharing
+
+NAME, TITLE = "routers", "several routers"
+GROUPS = ("routers", "delay", "replaced", "overload", "large")
+#: The fleet of all runs: the paper's, of three regions.
+FLEET = "paper"
+#: Answers of 128 tokens at most, and prompts of 24,000, as in the tuner's windows.
+_FILTERS = TraceFilters(max_input=24_000, max_output=128)
+CHAT = ChatTraffic(name="ART-Chat-like", trace="art-chat-apr5", requests=2000, filters=_FILTERS)
+#: Its time stamps have whole seconds: requests of one are scattered.
+CONVERSATION = ChatTraffic(name="conversation", trace="", requests=1600, filters=replace(_FILTERS, spread_s=3.0))
+#: Loads of each, as multiples of its own.
+LOADS: Mapping[str, Sequence[float]] = {CHAT.name: (0.5, 1.0), CONVERSATION.name: (0.5, 0.8)}
+#: Rows of `multi-depth` with the number of routers, what they share, the bound of each route table (a small one is a
+#: tenth of what it would have), and the delay of reports, s.
+_ROUTES: Sequence[tuple[str, int, Sharing, int | None, float]] = (
+    ("one", 1, "all", None, 0.005),
+    ("alone", 4, "none", None, 0.005),
+    ("alone, 1,000 routes", 4, "none", 1000, 0.005),
+    ("0.005 s, 1,000 routes", 4, "store", 1000, 0.005),
+    *((f"{delay_s:g} s", 4, "store", None, delay_s) for delay_s in (0.005, 0.1, 1.0, 10.0)),
+)
+#: Capacity of the fleet for this traffic, in multiples of its own load, by `gorgo overload`; and the overload.
+CAPACITY, OVERLOAD = 1.04, 1.3
+#: Columns of n routers.
+_SHARED: Mapping[str, Sharing] = {"alone": "none", "store": "store"}
+#: Replicas and routers of a large group, and its traffic: as many requests a replica as at half of the load.
+LARGE, _LARGE_REQUESTS = (512, 100), 1500
+ROUTERS_HEADER = ("hit, % / p95 TTFT, ms / p95 E2E, s", "alone", "store", "one")
+#: How far a store is behind one router, with the least and most of the seeds, and the share of what routers alone lose
+#: that it wins back.
+TARGETS_HEADER = ("store against one", "hit, points", "p95 TTFT, %", "p95 E2E, %", "won back, %", "missed")
+DELAY_HEADER = (
+    "reports late by", "hit, %", "p95 TTFT, ms", "remote routes evicted", "local routes evicted", "bytes a request",
+)  # fmt: skip
+_SLICES = tuple(f"{begin:g} to {end:g} s" for begin, end in REPLACED_SLICES)
+OVERLOAD_HEADER = ("goodput, %", "one", "alone", "store")
+#: Targets: points of hits, ratios of latencies, share won back.
+HIT_POINTS, RATIO, WON_BACK = 1.0, 1.03, 0.5
+#: Figures of a cell, by row and column: a run per seed.
+Cells = Mapping[tuple[str, str], Sequence[Run]]
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """A run with the row and the column of its figures."""
+
+    group: str
+    row: str
+    column: str
+    task: SimTask
+
+
+def runs_of(groups: Sequence[str], grid: Grid) -> list[Labelled]:
+    """Return the runs of some groups; without the conversation trace where the grid has none."""
+    made = {
+        "routers": list(_routers(grid.trace, grid.counts)),
+        "delay": list(_delay()),
+        "replaced": list(_replaced()),
+        "overload": list(_overload()),
+        "large": list(_large()),
+    }
+    found = [each for group in groups for each in made[group]]
+    return [
+        replace(each, task=replace(each.task.scaled(grid.scale), seed=seed)) for seed in grid.seeds for each in found
+    ]
+
+
+def _routers(trace: str | None, counts: Sequence[int]) -> Iterator[Labelled]:
+    for traffic in [CHAT] if trace is None else [CHAT, replace(CONVERSATION, trace=trace)]:
+        for load in LOADS[traffic.name]:
+            chosen = traffic.at(load)
+            yield _labelled("routers", f"{chosen.name}/1", "one", chosen, 1, "all")
+            for count in counts:
+                for column, sharing in _SHARED.items():
+                    yield _labelled("routers", f"{chosen.name}/{count}", column, chosen, count, sharing)
+
+
+def _delay() -> Iterator[Labelled]:
+    for row, count, sharing, max_routes, delay_s in _ROUTES:
+        found = _labelled("delay", row, "figures", CHAT.at(0.5), count, sharing, delay_s=delay_s)
+        variant = Variant(policy="multi-depth", max_routes=max_routes)
+        yield replace(found, task=replace(found.task, variant=variant))
+
+
+def _replaced() -> Iterator[Labelled]:
+    rows: Sequence[tuple[str, Sharing, float | None]] = (
+        ("not replaced", "none", None), ("no store", "none", 0.5), ("store", "store", 0.5),
+    )  # fmt: skip
+    for row, sharing, share in rows:
+        one = _labelled("replaced", row, "one router", CHAT.at(0.5), 1, sharing)
+        yield replace(one, task=replace(one.task, replaced_after=share, around_replacement=True))
+
+
+def _overload() -> Iterator[Labelled]:
+    traffic = CHAT.at(round(CAPACITY * OVERLOAD, 3))
+    columns: Sequence[tuple[str, int, Sharing]] = (("one", 1, "all"), ("alone", 4, "none"), ("store", 4, "store"))
+    for column, count, sharing in columns:
+        one = _labelled("overload", f"{OVERLOAD} times capacity", column, traffic, count, sharing)
+        yield replace(one, task=replace(one.task, queueing=True))
+
+
+def _large() -> Iterator[Labelled]:
+    replicas, count = LARGE
+    own = len(find_fleet(FLEET).replicas)
+    traffic = replace(CHAT.at(round(0.5 * replicas / own, 1)), requests=_LARGE_REQUESTS)
+    for sharing in SHARINGS[:2]:
+        one = _labelled("large", sharing, "figures", traffic, count, sharing)
+        yield replace(one, task=replace(one.task, fleet=Fleet(name=FLEET, replicas=replicas)))
+
+
+def _labelled(
+    group: str, row: str, column: str, traffic: ChatTraffic, count: int, sharing: Sharing, *, delay_s: float = 0.005
+) -> Labelled:
+    routers = RouterGroup(count=count, sharing=sharing, delay_s=delay_s)
+    task = SimTask(variant=Variant(policy="gorgo-ms"), fleet=Fleet(name=FLEET), traffic=traffic, routers=routers)
+    return Labelled(group, row, column, task)
+
+
+def report(groups: Sequence[str], grid: Grid, runner: Runner) -> Report:
+    """Run the groups and return a table of each."""
+    labelled = runs_of(groups, grid)
+    runs = runner.runs([one.task for one in labelled], title=TITLE)
+    tables = [section for group in groups for section in _TABLES[group](_cells(labelled, runs, group))]
+    cpu_s = sum(run.cpu_s for run in runs.values())
+    return Report(sections=tables, end=f"All simulated; {len(runs)} runs, {cpu_s:.0f} s of processor time.")
+
+
+def _cells(labelled: Sequence[Labelled], runs: Runs, group: str) -> Cells:
+    cells: dict[tuple[str, str], list[Run]] = {}
+    for one in labelled:
+        if one.group == group:
+            cells.setdefault((one.row, one.column), []).append(runs[one.task])
+    return cells
+
+
+def _hit(runs: Sequence[Run]) -> float:
+    return 100 * mean(run.row.cache_hit or 0.0 for run in runs)
+
+
+def _ttft_ms(runs: Sequence[Run]) -> float:
+    return mean(run.row.ttft_ms.p95 or 0.0 for run in runs)
+
+
+def _e2e_s(runs: Sequence[Run]) -> float:
+    return mean(run.row.e2e_s.p95 or 0.0 for run in runs)
+
+
+def _value(runs: Sequence[Run], name: str) -> float:
+    return mean(run.values.get(name) or 0.0 for run in runs)
+
+
+def _bytes(runs: Sequence[Run]) -> str:
+    return f"{_value(runs, 'report_bytes'):.0f}" if any("report_bytes" in run.values for run in runs) else "-"
+
+
+def _against_each_other(cells: Cells) -> list[TableSection]:
+    rows, targets = [], []
+    for row, column in cells:
+        if column == "store":
+            one = cells[f"{row.rsplit('/', 1)[0]}/1", "one"]
+            alone, store = cells[row, "alone"], cells[row, "store"]
+            shown = [f"{_hit(runs):.1f} / {_ttft_ms(runs):.0f} / {_e2e_s(runs):.2f}" for runs in (alone, store, one)]
+            rows.append((row, *shown))
+            targets.append((row, *_against_one(alone, store, one)))
+    return [
+        TableSection("Routers alone, with a store, and one", ROUTERS_HEADER, rows),
+        TableSection("Targets", TARGETS_HEADER, targets),
+    ]
+
+
+def _against_one(alone: Sequence[Run], store: Sequence[Run], one: Sequence[Run]) -> tuple[str, ...]:
+    """Return how far the store is behind one router, what it wins back, and which targets are missed."""
+    behind: dict[str, Callable[[Sequence[Run], Sequence[Run]], float]] = {
+        "hit": lambda a, b: _hit(a) - _hit(b),
+        "TTFT": lambda a, b: 100 * (_ttft_ms(a) / _ttft_ms(b) - 1),
+        "E2E": lambda a, b: 100 * (_e2e_s(a) / _e2e_s(b) - 1),
+    }
+    points, ttft, e2e = (found(store, one) for found in behind.values())
+    won_back = {
+        "hit": _won_back(_hit(alone), _hit(store), _hit(one)),
+        "TTFT": _won_back(-_ttft_ms(alone), -_ttft_ms(store), -_ttft_ms(one)),
+        "E2E": _won_back(-_e2e_s(alone), -_e2e_s(store), -_e2e_s(one)),
+    }
+    ratios = _ttft_ms(store) / _ttft_ms(one), _e2e_s(store) / _e2e_s(one)
+    bad = {"hit": points < -HIT_POINTS, "TTFT": ratios[0] > RATIO, "E2E": ratios[1] > RATIO}
+    missed = [name for name, is_missed in bad.items() if is_missed]
+    missed += [f"{name} won back" for name, share in won_back.items() if share is not None and share < WON_BACK]
+    seeds = [([of_store], [of_one]) for of_store, of_one in zip(store, one, strict=True)]
+    shown = [
+        _with_range(value, [found(a, b) for a, b in seeds])
+        for value, found in zip((points, ttft, e2e), behind.values(), strict=True)
+    ]
+    shares = " / ".join("-" if share is None else f"{100 * share:.0f}" for share in won_back.values())
+    return (*shown, shares, ", ".join(missed) or "none")
+
+
+def _with_range(of_means: float, of_seeds: Sequence[float]) -> str:
+    return f"{of_means:+.1f} [{min(of_seeds):+.1f}, {max(of_seeds):+.1f}]"
+
+
+def _won_back(alone: float, store: float, one: float) -> float | None:
+    """Return the share of the loss of routers alone that a store wins back; `None` where they lose nothing."""
+    return (store - alone) / (one - alone) if one > alone else None
+
+
+def _late(cells: Cells) -> list[TableSection]:
+    rows = [
+        (row, f"{_hit(runs):.1f}", f"{_ttft_ms(runs):.0f}",
+         *(f"{_value(runs, f'{origin} routes'):.2f}" for origin in ("remote", "local")), _bytes(runs))
+        for (row, _), runs in cells.items()
+    ]  # fmt: skip
+    return [TableSection("`multi-depth`, four routers", DELAY_HEADER, rows)]
+
+
+def _around_replacement(cells: Cells) -> list[TableSection]:
+    rows = []
+    for (row, _), runs in cells.items():
+        parts = [[run.lists[name] for run in runs] for name in _SLICES]
+        shown = [f"{100 * mean(hit for hit, _ in each):.1f} / {mean(ms for _, ms in each):.0f}" for each in parts]
+        rows.append((row, *shown))
+    return [TableSection("A router is killed and replaced", ("hit, % / p95 TTFT, ms", *_SLICES), rows)]
+
+
+def _goodput(cells: Cells) -> list[TableSection]:
+    rows = [
+        (row, *(f"{100 * _value(cells[row, column], 'good'):.1f}" for column in OVERLOAD_HEADER[1:]))
+        for row in dict.fromkeys(row for row, _ in cells)
+    ]
+    return [TableSection("Goodput", OVERLOAD_HEADER, rows)]
+
+
+def _of_large(cells: Cells) -> list[TableSection]:
+    header = (f"{LARGE[0]} replicas, {LARGE[1]} routers", "requests", "virtual, s", "CPU, s", "bytes a request")
+    rows = [
+        (row, str(runs[0].row.n), f"{_value(runs, 'lasted_s'):.0f}",
+         f"{mean(run.cpu_s for run in runs):.0f}", _bytes(runs))
+        for (row, _), runs in cells.items()
+    ]  # fmt: skip
+    return [TableSection("A large group", header, rows)]
+
+
+_TABLES = {"routers": _against_each_other, "delay": _late, "replaced": _around_replacement, "overload": _goodput,
+           "large": _of_large}  # fmt: skip

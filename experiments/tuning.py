@@ -1,0 +1,280 @@
+"""A measurement of the tuner: a policy on ART-Chat-like windows, with fixed weights, a campaign, or a search.
+
+Theory of operation of the traffic: one window is half an hour, which holds seven pairs of a switchback's blocks at
+most. A longer run is several windows of the same shape, each drawn with its own seed; the hashes of each are its own,
+so that no prompt of one is found in a cache that another has filled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from time import thread_time
+from typing import Any, ClassVar
+
+import tuner.campaign
+import tuner.objective
+import tuner.offline
+import tuner.optimizers
+import tuner.space
+from experiments import fleets, traffic
+from experiments.fleets import unknown_paper_fleet
+from experiments.runner import run_key
+from experiments.traffic import marked
+from gorgo.apps.datasets import load_requests
+from gorgo.apps.simulate import SimJob, run_once
+from gorgo.apps.simulate.feed import feed_of
+from gorgo.apps.simulate.job import STEADY
+from gorgo.apps.traces import TraceFilters
+from gorgo.core.router import Router
+from gorgo.sim.engine.profiles import find_profile
+from gorgo.sim.named_fleets import QWEN_L40S, find_fleet
+from gorgo.sim.records import SimRecord
+from gorgo.sim.workload import SimRequest
+from tuner.campaign.options import CampaignOptions
+from tuner.offline.score import RunScore, score_of
+from tuner.offline.search import ScoredWeights, SearchOptions, search_weights
+from tuner.offline.simulated_campaign import simulate_campaign
+from tuner.offline.verdict import decide
+
+#: The paper drops longer prompts and caps answers; nearly all end at the cap.
+MAX_INPUT, MAX_OUTPUT = 24_000, 128
+#: Seeds of windows that follow one another in a run are this far apart: no two runs share one.
+STRIDE = 1000
+#: Between two windows, s: about the time between two requests.
+PAUSE_S = 0.5
+#: What a run's figures depend on beside the simulator.
+_CODE = (
+    *(Path(module.__file__ or "").parent for module in (tuner.campaign, tuner.offline, tuner.optimizers)),
+    *(Path(module.__file__ or "") for module in (tuner.objective, tuner.space, fleets, traffic)), Path(__file__),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Windows:
+    """Windows end to end.
+
+    Parameters
+    ----------
+    shapes:
+        By name, in their order.
+    draw:
+        Seed of the first; the next ones' follow from it.
+    time_scale:
+        2.0 is half the load.
+    limit:
+        The first so many requests of each; None: all.
+    """
+
+    shapes: tuple[str, ...]
+    draw: int
+    time_scale: float = 1.0
+    limit: int | None = None
+
+    def feed(self) -> Sequence[SimRequest]:
+        """Return the requests at time scale 1."""
+        return _feed(self.shapes, self.draw, self.limit)
+
+
+@lru_cache(maxsize=3)
+def _feed(shapes: tuple[str, ...], draw: int, limit: int | None) -> Sequence[SimRequest]:
+    filters = TraceFilters(max_input=MAX_INPUT, max_output=MAX_OUTPUT, min_output=MAX_OUTPUT, limit=limit)
+    feeds = [feed_of(load_requests(shape, filters, seed=draw + STRIDE * number)) for number, shape in enumerate(shapes)]
+    return tuple(_joined(feeds))
+
+
+def _joined(feeds: Sequence[Sequence[SimRequest]]) -> Iterator[SimRequest]:
+    """Yield the feeds one after the other; each has its own users and prompts."""
+    offset_s, index = 0.0, 0
+    for number, feed in enumerate(feeds):
+        salt = (number * 0x9E3779B97F4A7C15) % 2**64
+        for request in feed:
+            yield replace(
+                request,
+                index=index,
+                arrival_s=offset_s + request.arrival_s,
+                blocks=marked(request.blocks, salt),
+                prefix_hash=request.prefix_hash ^ salt,
+            )
+            index += 1
+        offset_s += feed[-1].arrival_s + PAUSE_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """Sizes of a search, as in `SearchOptions`."""
+
+    candidates: int
+    seeds: int
+    held_out_seeds: int
+    optimizer: str = SearchOptions().optimizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuningRun:
+    """Figures of all requests and of those from `TuningTask.after` on, and the tuner's doing.
+
+    `first_accepted_s` is when a campaign took its first weights, s of the run; None if it took none.
+    Of a search, `whole` are the start's held-out figures, and `tail` those of the weights that are taken.
+    """
+
+    whole: RunScore
+    tail: RunScore
+    weights: Mapping[str, float]
+    generations: int = 0
+    accepted: int = 0
+    rollbacks: int = 0
+    first_accepted_s: float | None = None
+    reasons: tuple[str, ...] = ()
+    cpu_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuningTask:
+    """What to run.
+
+    Parameters
+    ----------
+    windows:
+        Traffic.
+    policy, weights:
+        Start weights by name; empty is the policy's defaults.
+    fleet:
+        A named fleet, of which the Router knows the speed; None: the paper's, of which it does not.
+    scenario:
+        By name; changes the fleet or what the Router knows of it.
+    seed:
+        Of the network and of the tuner's chance. The same for runs that are compared.
+    campaign:
+        Options by name; None: the weights stay as they are.
+    search:
+        Search the windows offline instead of serving them.
+    tune_lambda, box:
+        As in `tuned_box`, the box as (name, low, high).
+    after:
+        Figures of `tail` are over requests from this one on.
+    later:
+        Weights that are set when this many requests have arrived; None: none.
+    """
+
+    windows: Windows
+    policy: str
+    fleet: str | None = None
+    scenario: str = STEADY
+    weights: tuple[tuple[str, float], ...] = ()
+    seed: int = 0
+    campaign: tuple[tuple[str, Any], ...] | None = None
+    search: Search | None = None
+    tune_lambda: bool = False
+    box: tuple[tuple[str, float, float], ...] = ()
+    after: int = 0
+    later: tuple[int, tuple[tuple[str, float], ...]] | None = None
+    kind: ClassVar[type[TuningRun]] = TuningRun
+
+    def key(self) -> str:
+        """Return the key of the run: of the task, its shapes and the code."""
+        return run_key(self.policy, self.windows.shapes, [self], code=_CODE)
+
+    @property
+    def bounds(self) -> dict[str, tuple[float, float]]:
+        return {name: (low, high) for name, low, high in self.box}
+
+    def run(self) -> TuningRun:
+        """Run the task in this process."""
+        started_s = thread_time()
+        paper = unknown_paper_fleet(find_profile(QWEN_L40S))
+        job = SimJob(
+            trace=" + ".join(self.windows.shapes),
+            feed=self.windows.feed(),
+            policy=self.policy,
+            weights=dict(self.weights) or None,
+            fleet=paper if self.fleet is None else find_fleet(self.fleet),
+            time_scale=self.windows.time_scale,
+            scenario=self.scenario,
+            seed=self.seed,
+            keep_requests=True,
+        )
+        if self.search is not None:
+            outcome = _searched(self, self.search, replace(job, seed=0, keep_requests=False))
+        elif self.campaign is not None:
+            outcome = _tuned(self, dict(self.campaign), job)
+        else:
+            run = run_once(job, controllers=_put_later(self))
+            whole, tail = _parts(run.requests or (), self.after)
+            outcome = TuningRun(whole=whole, tail=tail, weights=run.row.weights or {})
+        return replace(outcome, cpu_s=thread_time() - started_s)
+
+
+def _tuned(task: TuningTask, options: Mapping[str, Any], job: SimJob) -> TuningRun:
+    tuned = simulate_campaign(
+        job, CampaignOptions(**options), seed=task.seed, tune_lambda=task.tune_lambda, box=task.bounds
+    )
+    whole, tail = _parts(tuned.records, task.after)
+    return TuningRun(
+        whole=whole,
+        tail=tail,
+        weights=tuned.weights,
+        generations=len(tuned.generations),
+        accepted=sum(row.accepted for row in tuned.generations[1:]),
+        first_accepted_s=next((row.finished_s for row in tuned.generations[1:] if row.accepted), None),
+        rollbacks=tuned.rollbacks,
+        reasons=tuple(row.reason for row in tuned.generations),
+    )
+
+
+def _searched(task: TuningTask, sizes: Search, job: SimJob) -> TuningRun:
+    options = SearchOptions(**asdict(sizes), seed=task.seed, tune_lambda=task.tune_lambda, box=task.bounds)
+    search = search_weights(job, options)
+    result = decide(job, search, options)
+    return TuningRun(
+        whole=_held_out(result.before),
+        tail=_held_out(result.after),
+        weights=result.weights,
+        generations=len(search.rows),
+        accepted=int(result.moved),
+        reasons=(result.reason,),
+    )
+
+
+def _held_out(found: ScoredWeights) -> RunScore:
+    return RunScore(
+        n=sum(score.n for score in found.scores),
+        errors=found.errors,
+        ttft_ms_p95=found.ttft_ms,
+        e2e_s_p95=found.e2e_s,
+        max_share=found.max_share,
+    )
+
+
+class _PutOnce:
+    """A controller of a simulation that sets weights at one time."""
+
+    def __init__(self, at_s: float, weights: Mapping[str, float]) -> None:
+        self._next_s: float | None = at_s
+        self._weights = weights
+
+    @property
+    def next_s(self) -> float | None:
+        """Return that time; None once the weights are set."""
+        return self._next_s
+
+    def act(self, router: Router, now: float) -> None:
+        """Set the weights."""
+        specs = router.settings.policy.weight_specs
+        router.settings.set_weights(
+            router.settings.weights.changed(specs, self._weights, allow_out_of_range=True), now=now
+        )
+        self._next_s = None
+
+
+def _put_later(task: TuningTask) -> Sequence[_PutOnce]:
+    if task.later is None:
+        return ()
+    index, weights = task.later
+    return (_PutOnce(task.windows.feed()[index].arrival_s * task.windows.time_scale, dict(weights)),)
+
+
+def _parts(records: Sequence[SimRecord], after: int) -> tuple[RunScore, RunScore]:
+    return score_of(records), score_of(records[after:])

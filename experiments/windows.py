@@ -1,0 +1,245 @@
+"""Tasks on whole windows: a policy on a workload, run as `gorgo simulate` runs it, and targets on their figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import ClassVar
+
+from experiments.comparison import MEASURES
+from experiments.fleets import paper_fleet
+from experiments.runner import Runs, run_key
+from experiments.simulated import Run
+from experiments.tables import Verdict
+from gorgo.apps.demo.options import PAPER
+from gorgo.apps.results import ResultRow, load_text
+from gorgo.apps.simulate import SimJob, run_once
+from gorgo.apps.simulate.compare import Figure, best_of_rows, geometric_mean, ratio_of
+from gorgo.apps.simulate.fleet import fleet_of, limits_of
+from gorgo.apps.simulate.job import STEADY
+from gorgo.apps.traces import TraceFilters
+from gorgo.config.load import load_config
+from gorgo.core.limits import RouterLimits
+from gorgo.sim.engine.profiles import EngineProfile
+from gorgo.sim.faults.scenarios import with_accurate_priors
+from gorgo.sim.fleet import SimFleet
+from gorgo.sim.named_fleets import find_fleet
+
+#: Learned by the GORGO paper's authors on April 5 from (0.5, 0.1), and held fixed on the held-out windows.
+LEARNED_WEIGHTS: Mapping[str, float] = {"w_rtt": 0.276, "w_queue": 0.5}
+LEARNED = "gorgo (0.276, 0.5)"
+#: Policies with other weights than their defaults, by their name in the tables.
+WEIGHTED: Mapping[str, tuple[str, Mapping[str, float]]] = {
+    LEARNED: (PAPER, LEARNED_WEIGHTS),
+    "gorgo (0.23, 0)": (PAPER, {"w_rtt": 0.23, "w_queue": 0.0}),
+    "gorgo (2, 0.104)": (PAPER, {"w_rtt": 2.0, "w_queue": 0.104}),
+}
+REGIONS = Path(__file__).parents[1] / "regions.yaml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Requests at a load.
+
+    Parameters
+    ----------
+    name:
+        Shown in tables, without the load.
+    traces:
+        Files, or names of data sets or shapes. Seed s takes number s modulo their count; a shape is drawn with s.
+    filters:
+        Which of their requests run.
+    time_scale:
+        2.0 is half the load.
+    scenario:
+        Faults and other deviations.
+    fleet:
+        Name of a fleet; None: that of regions.yaml.
+    profile:
+        Engine of every replica of the GORGO paper's fleet, in place of `fleet`, with the Router's own limits.
+    client_concurrency:
+        As in `SimJob`.
+    seeds:
+        Of the seeds of a check only the first so many; None: all.
+
+    Example
+    -------
+    >>> window = Workload(name="windows", traces=("one", "two"), time_scale=2.0)
+    >>> window.label, PolicyTask(window, "random", 3).trace
+    ('windows, load 0.5', 'two')
+    """
+
+    name: str
+    traces: tuple[str, ...]
+    filters: TraceFilters = field(default_factory=TraceFilters)
+    time_scale: float = 1.0
+    scenario: str = STEADY
+    fleet: str | None = None
+    profile: EngineProfile | None = None
+    client_concurrency: int | None = None
+    seeds: int | None = None
+
+    @property
+    def label(self) -> str:
+        """Return the name with the load, the named fleet and, unless steady, the scenario."""
+        parts = [self.name, load_text(self.time_scale), *([] if self.fleet is None else [self.fleet])]
+        return ", ".join(parts if self.scenario == STEADY else [*parts, self.scenario])
+
+    def at(self, time_scale: float) -> Workload:
+        """Return the same at another load."""
+        return replace(self, time_scale=time_scale)
+
+    def under(self, scenario: str) -> Workload:
+        """Return the same under a scenario."""
+        return replace(self, scenario=scenario)
+
+    def on(self, fleet: str) -> Workload:
+        """Return the same on a named fleet."""
+        return replace(self, fleet=fleet)
+
+    def first(self, requests: int | None) -> Workload:
+        """Return the same with only so many requests; None: all."""
+        limits = [limit for limit in (self.filters.limit, requests) if limit is not None]
+        return replace(self, filters=replace(self.filters, limit=min(limits, default=None)))
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyTask:
+    """One policy on one workload; `policy` may be a key of `WEIGHTED`."""
+
+    workload: Workload
+    policy: str
+    seed: int
+    kind: ClassVar[type[Run]] = Run
+
+    @property
+    def trace(self) -> str:
+        return self.workload.traces[self.seed % len(self.workload.traces)]
+
+    def job(self) -> SimJob:
+        """Return the job of the run, the policy with its default weights or those of `WEIGHTED`."""
+        workload = self.workload
+        policy, weights = WEIGHTED.get(self.policy, (self.policy, None))
+        fleet, limits, (probe_s, scrape_s) = _regions()
+        if workload.profile is not None:
+            fleet, limits, (probe_s, scrape_s) = paper_fleet(workload.profile), None, (30.0, 30.0)
+        return SimJob(
+            trace=self.trace,
+            policy=policy,
+            weights=weights,
+            fleet=fleet if workload.fleet is None else find_fleet(workload.fleet),
+            filters=workload.filters,
+            time_scale=workload.time_scale,
+            seed=self.seed,
+            scenario=workload.scenario,
+            limits=limits,
+            probe_interval_s=probe_s,
+            scrape_interval_s=scrape_s,
+            client_concurrency=workload.client_concurrency,
+        )
+
+    def key(self) -> str:
+        """Return the key of the run; workloads of two names can be one run. Raises `UnknownPolicy`."""
+        job = self.job()
+        return run_key(job.policy, [job.trace], [replace(job, trace="")])
+
+    def run(self) -> Run:
+        """Run the task in this process."""
+        run = run_once(self.job())
+        return Run(row=run.row, cpu_s=run.cpu_s or 0.0)
+
+
+@lru_cache(maxsize=1)
+def _regions() -> tuple[SimFleet, RouterLimits | None, tuple[float, float]]:
+    """Return the fleet of regions.yaml with accurate priors of its engines, its limits and its intervals."""
+    loaded = load_config(REGIONS)
+    fleet = with_accurate_priors(fleet_of(loaded, source=REGIONS))
+    return fleet, limits_of(loaded), (loaded.proxy.probe_interval_s, loaded.proxy.scrape_interval_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RatioTarget:
+    """`figure` of `policy` is at most `at_most` times that of the best of `others`.
+
+    Several workloads of one target are a geometric mean over them within each seed, so that the interval counts seeds.
+
+    Parameters
+    ----------
+    group:
+        As in `Verdict`.
+    workloads:
+        One, or several for their geometric mean.
+    others:
+        The best has the lowest mean of the figure over seeds; chosen per workload.
+    others_on:
+        Workloads of the others, one per workload; None: the same.
+    figure:
+        A key of `MEASURES`.
+    """
+
+    group: str
+    policy: str
+    workloads: Sequence[Workload]
+    others: Sequence[str]
+    others_on: Sequence[Workload] | None = None
+    figure: str
+    at_most: float
+
+    def tasks(self, seeds: Sequence[int]) -> Iterator[PolicyTask]:
+        """Yield every run that the target needs."""
+        for workload, beside in self.pairs:
+            for on, policy in ((workload, self.policy), *((beside, other) for other in self.others)):
+                yield from (PolicyTask(on, policy, seed) for seed in seeds[: on.seeds])
+
+    def first(self, requests: int | None) -> RatioTarget:
+        """Return the same with only so many requests of each workload."""
+        others_on = None if self.others_on is None else [one.first(requests) for one in self.others_on]
+        return replace(self, workloads=[one.first(requests) for one in self.workloads], others_on=others_on)
+
+    @property
+    def pairs(self) -> Sequence[tuple[Workload, Workload]]:
+        return list(zip(self.workloads, self.others_on or self.workloads, strict=True))
+
+    def labels(self, best: Sequence[str]) -> tuple[str, str, str, str]:
+        """Return the first cells of the row; `best` has the best of the others on each workload."""
+        names = [workload.label for workload in self.workloads]
+        against = best[0] if len(best) == 1 else "the best"
+        if len(self.others) == 1:
+            against = "itself" if self.others[0] == self.policy else self.others[0]
+        return names[0] if len(names) == 1 else f"geometric mean of {len(names)}", self.policy, against, self.figure
+
+    def verdict(self, runs: Runs, seeds: Sequence[int]) -> Verdict:
+        """Return the verdict, from the seeds that all of its runs have."""
+        figure = MEASURES[self.figure]
+        by_seed: dict[int, list[tuple[float, float]]] = {}
+        best: list[str] = []
+        for workload, beside in self.pairs:
+            groups = {other: _rows(runs, beside, other, seeds) for other in self.others}
+            name = best_of_rows({other: list(rows.values()) for other, rows in groups.items()}, figure)
+            if name is None:
+                return Verdict.of_ratio(self.group, self.labels(()), None, at_most=self.at_most)
+            best.append(name)
+            for seed, pair in _pairs(_rows(runs, workload, self.policy, seeds), groups[name], figure):
+                by_seed.setdefault(seed, []).append(pair)
+        whole = [
+            (geometric_mean([one for one, _ in pairs]), geometric_mean([other for _, other in pairs]))
+            for pairs in by_seed.values()
+            if len(pairs) == len(self.workloads)
+        ]
+        return Verdict.of_ratio(self.group, self.labels(best), ratio_of(whole), at_most=self.at_most)
+
+
+def _rows(runs: Runs, workload: Workload, policy: str, seeds: Sequence[int]) -> dict[int, ResultRow]:
+    tasks = ((seed, PolicyTask(workload, policy, seed)) for seed in seeds)
+    return {seed: runs[task].row for seed, task in tasks if task in runs}
+
+
+def _pairs(
+    ours: Mapping[int, ResultRow], theirs: Mapping[int, ResultRow], figure: Figure
+) -> Iterator[tuple[int, tuple[float, float]]]:
+    for seed, row in ours.items():
+        one, other = figure(row), figure(theirs[seed]) if seed in theirs else None
+        if one and other:  # a zero has no logarithm, and no run takes no time
+            yield seed, (one, other)

@@ -1,1 +1,0 @@
-"""Learned routers beside their published figures: `python -m gorgo.apps.learned_routers`."""

@@ -1,0 +1,200 @@
+"""Runs of variants, comparisons of them, and what learns within a run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from experiments import variants
+from experiments.grid import Grid
+from experiments.learned import claims_of, routers
+from experiments.published import Published, Source
+from experiments.simulated import Run, SimTask
+from experiments.systems import llm_d, lodestar
+from experiments.systems.lodestar import sharing
+from experiments.variants import VARIANTS, Variant, find_variant
+from gorgo.apps.results import ResultRow
+from gorgo.errors import UnknownPolicy
+from gorgo.policies.learned.lodestar import Lodestar
+from gorgo.sim.named_fleets import FLEETS
+
+SMALL = routers(
+    "x",
+    "8xA30",
+    sharing(0.5, requests=120, rate_per_s=8.0),
+    "least-request",
+    ("gorgo-ms", "load-prefix 3:2:2"),
+    ("mean TTFT",),
+    {("gorgo-ms", "mean TTFT"): Published.of("1.41", Source("lodestar", "abstract", "overall", "mean TTFT"))},
+    scrape_s=1.0,
+)
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    return SMALL.task("gorgo-ms", 0).run()
+
+
+def test_a_run_measures_what_comes_after_the_warm_up(run: Run) -> None:
+    assert (run.row.n, run.row.errors, run.row.policy) == (60, 0, "gorgo-ms")
+    assert run.row.prediction_error_ratio is not None
+    assert sum(run.fallbacks.values()) == 60
+
+
+def test_slices_cover_the_whole_run(run: Run) -> None:
+    full = [one for one in run.slices if one["n"]]
+    assert sum(one["n"] or 0.0 for one in full) == 120
+    assert all((one["hit"] or 0.0) <= (one["best_hit"] or 0.0) for one in full)
+    begins_s = [one["begins_s"] or 0.0 for one in run.slices]
+    assert begins_s == sorted(begins_s)
+
+
+def test_the_same_task_is_the_same_run_whatever_ran_before(run: Run) -> None:
+    assert replace(SMALL.task("gorgo-ms", 0).run(), cpu_s=0.0) == replace(run, cpu_s=0.0)
+
+
+def test_a_ratio_is_baseline_over_variant_so_that_more_is_better(run: Run) -> None:
+    slower = replace(run.row.ttft_ms, mean=3 * (run.row.ttft_ms.mean or 0.0))
+    base = replace(run, row=replace(run.row, ttft_ms=slower))
+    runs = {SMALL.task("gorgo-ms", 0): run, SMALL.task("least-request", 0): base}
+    ours, other = SMALL.verdicts(runs, range(5), published=True)
+    assert ours.value == pytest.approx(3.0)
+    assert ours.labels == ("8xA30: 50% shared, 8/s, scrapes each 1 s", "gorgo-ms", "least-request", "mean TTFT", "1.41")
+    assert other.value is None, "without a run there is no ratio"
+
+
+def test_with_kv_events_a_run_is_another_one_and_a_prediction_counts_blocks_that_are_gone_no_more() -> None:
+    traffic = sharing(0.7, requests=400, rate_per_s=12.0)
+    kinds = [
+        routers("x", "8xA30", traffic, "gorgo-ms", (), scrape_s=1.0),
+        routers("x", "8xA30", traffic, "gorgo-ms", (), scrape_s=1.0, cache_reports="events"),
+    ]
+    assert kinds[1].title == "8xA30: 70% shared, 12/s, scrapes each 1 s, KV events"
+    tasks = [one.task("gorgo-ms", 0) for one in kinds]
+    assert tasks[0].key() != tasks[1].key()
+    usage, events = (task.run().row for task in tasks)
+
+    def off(row: ResultRow) -> float:
+        assert row.cache_hit is not None
+        assert row.cache_hit_estimated is not None
+        return abs(row.cache_hit_estimated - row.cache_hit)
+
+    assert off(events) < off(usage)
+
+
+def test_a_claim_is_made_for_this_project_s_learned_policy_alone() -> None:
+    (first, *_) = lodestar.comparisons()
+    bounds = {(row.labels[1], row.labels[3]): row.at_least for row in first.verdicts({}, ())}
+    assert {name for name, bound in bounds.items() if bound} == {
+        ("gorgo-residual", "mean TTFT"),
+        ("gorgo-residual", "p99 TTFT"),
+    }
+    assert bounds["gorgo-residual", "mean TTFT"] == 1.41
+
+
+def test_a_comparison_asks_for_each_run_once() -> None:
+    found = routers("x", "8xA30", sharing(0.5, requests=120, rate_per_s=8.0), "least-request",
+                    ("gorgo-ms", "load-prefix 3:2:2"), also=("gorgo-ms", "random"))  # fmt: skip
+    tasks = list(found.tasks(range(2)))
+    assert len(tasks) == len(set(tasks)) == 2 * 4
+    assert {task.seed for task in tasks} == {0, 1}
+
+
+def test_every_comparison_names_a_fleet_and_variants_that_there_are() -> None:
+    for one in (*lodestar.comparisons("trace.jsonl"), *llm_d.comparisons()):
+        assert one.base.fleet.name in FLEETS
+        assert {label for target in one.targets for label in (target.of, target.against)} <= set(one.variants)
+        for label in one.variants:
+            assert find_variant(label).make(), label
+
+
+def test_published_systems_neither_queue_nor_hedge_and_a_label_says_where_both_are_on() -> None:
+    published, ours = (SMALL.task(label, 0).limits() for label in ("gorgo-ms", "gorgo-ms with queueing"))
+    assert (published.overload.queue_enabled, published.hedging.budget_ratio) == (False, 0.0)
+    assert (ours.overload.queue_enabled, ours.hedging.budget_ratio) == (True, 0.03)
+
+
+def test_weights_of_a_variant_are_set() -> None:
+    variant = VARIANTS["load-prefix 3:2:2"]
+    assert dict(variant.weights_of(variant.make())) == {"prefix": 3.0, "queue": 2.0, "kv": 2.0}
+
+
+def test_an_unknown_variant_is_an_error_that_lists_them() -> None:
+    with pytest.raises(UnknownPolicy, match="no variant 'fastest'; there are load-prefix 1:1:1"):
+        find_variant("fastest")
+
+
+def test_the_key_of_a_run_changes_with_what_it_depends_on() -> None:
+    task = SMALL.task("gorgo-ms", 0)
+    others = [replace(task, seed=1), SMALL.task("gorgo-ms with queueing", 0), replace(task, scrape_s=2.0)]
+    assert len({task.key(), *(other.key() for other in others)}) == 4
+    assert task.key() == SMALL.task("gorgo-ms", 0).key()
+
+
+# -- what learns
+
+LEARNING = routers("x", "8xA30", sharing(0.5, requests=400, rate_per_s=8.0), "lodestar, small", ("lodestar, stops",))
+SETTINGS = (("first_samples", 80), ("round_samples", 100), ("epochs", 1), ("kind", "linear"))
+
+
+@pytest.fixture
+def small_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = {
+        "lodestar, small": Variant(policy="lodestar", training=SETTINGS),
+        "lodestar, stops": Variant(policy="lodestar", training=SETTINGS, trains_until=0.5),
+    }
+    monkeypatch.setattr(variants, "VARIANTS", {**VARIANTS, **made})
+
+
+@pytest.mark.usefixtures("small_rounds")
+def test_a_policy_that_learns_adopts_models_within_the_run_and_a_frozen_one_no_more_after_its_time() -> None:
+    online, frozen = (LEARNING.task(label, 0).run() for label in ("lodestar, small", "lodestar, stops"))
+    assert len(online.lists["adopted_s"]) > len(frozen.lists["adopted_s"]) > 0
+    assert max(frozen.lists["adopted_s"]) < 30.0 < max(online.lists["adopted_s"])
+    assert "cold_start" not in online.fallbacks, "a model is there before the requests that are measured"
+
+
+def test_a_model_from_another_fleet_decides_from_the_first_request_and_is_never_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The run on the other fleet has settings of the policy's own: a model of a thousand samples."""
+    small = Lodestar(replace(Lodestar().training, **dict(SETTINGS)))  # type: ignore[arg-type]
+    monkeypatch.setattr(variants, "policy_of", lambda _: Lodestar(small.training))
+    run = LEARNING.task("lodestar, offline", 0).run()
+    assert run.lists["adopted_s"] == []
+    assert sum(run.fallbacks.values()) == 200
+    assert "cold_start" not in run.fallbacks
+
+
+def test_a_shadow_s_order_is_compared_with_the_measured_one_and_the_shadow_learns() -> None:
+    by_priors, learned = (
+        LEARNING.task(f"random, shadow {name}", 0).run() for name in ("gorgo-ms", "predicted-latency")
+    )
+    assert learned.values["rho"] is not None
+    assert (by_priors.values["rho"] or 0.0) > 0.3
+    assert learned.lists["adopted_s"]
+
+
+def test_a_run_without_a_shadow_has_no_order(run: Run) -> None:
+    assert run.values["rho"] is None
+
+
+@pytest.mark.usefixtures("small_rounds")
+def test_a_run_has_the_errors_of_its_models_and_what_they_predict_over_time() -> None:
+    found = LEARNING.task("lodestar, small", 0).run()
+    assert 0.0 < (found.values["ttft_mean"] or 0.0) < 10.0
+    predicted = [one for one in found.slices if one["predicted_ttft_ms"] is not None]
+    assert 10 <= len(predicted) < len(found.slices), "there is no model at first"
+    assert all(one["modelled_ttft_ms"] is not None for one in predicted)
+
+
+def test_a_published_figure_becomes_a_claim_with_this_project_s_policy_beside_it(run: Run) -> None:
+    (claim,) = claims_of("system", [SMALL], Grid(seeds=range(1)), ["x"])
+    assert (claim.figure, claim.ours_name) == ("mean TTFT, least-request / gorgo-ms", "gorgo-ms")
+    assert claim.reproduced is not None
+    assert {task.variant.policy for task in claim.tasks if isinstance(task, SimTask)} == {"gorgo-ms", "least-request"}
+    slower = replace(run, row=replace(run.row, ttft_ms=replace(run.row.ttft_ms, mean=2 * (run.row.ttft_ms.mean or 0))))
+    found = claim.reproduced({SMALL.task("gorgo-ms", 0): run, SMALL.task("least-request", 0): slower})
+    assert found is not None
+    assert found.value == pytest.approx(2.0)

@@ -1,1 +1,0 @@
-"""Experiments with the tuner, and the verdicts on what it is said to show: `make tuning-table`."""
