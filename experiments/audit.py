@@ -13,9 +13,9 @@ from gorgo.core.policy.choice import Choice
 from gorgo.core.policy.interface import IndexKind, Policy
 from gorgo.core.policy.weights import Weights
 from gorgo.core.record import record
-from gorgo.sim.engine.kv_cache import KvCache
-from gorgo.sim.engine.vllm.block_pool import BlockPool
-from gorgo.sim.faults.api import EngineObserver, EngineView
+from gorgo.lab.sim.engine.kv_cache import KvCache
+from gorgo.lab.sim.engine.vllm.block_pool import BlockPool
+from gorgo.lab.sim.faults.injector import EngineObserver, EngineView
 
 
 class IndexedPolicy:

@@ -15,7 +15,7 @@ from experiments.simulated import Run, SimTask
 from experiments.tables import TableSection, number, sections
 from experiments.traffic import Traffic
 from experiments.variants import Variant, find_variant
-from gorgo.apps.simulate.compare import mean_row
+from gorgo.lab.simulate.compare import mean_row
 
 #: Share of the requests that are not measured.
 WARM_UP = 0.3

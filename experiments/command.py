@@ -23,11 +23,10 @@ from experiments.published import WORDS, compared
 from experiments.runner import BACKENDS, Runner
 from experiments.systems import gorgo_paper, llm_d, lodestar, policies, push_map, ranvier, several, tuner_claims
 from experiments.tables import TableSection, as_markdown
-from gorgo.apps.report import require_extra
 from gorgo.config.atomic import PUBLIC, write_atomically
 from gorgo.errors import GorgoError
-from gorgo.sim.engine.fitted import FLAGS
-from gorgo.sim.engine.profiles import find_profile
+from gorgo.lab.report import require_extra
+from gorgo.lab.sim.engine.profiles import FLAGS, find_profile
 
 #: Systems with published figures, in the order of the comparison; and this project's own claims.
 PUBLISHED: Mapping[str, ModuleType] = {one.NAME: one for one in (gorgo_paper, lodestar, llm_d, push_map, ranvier)}

@@ -14,8 +14,8 @@ from experiments.runner import Runs, Task
 from experiments.simulated import Run, SimTask
 from experiments.tables import Verdict
 from experiments.variants import find_variant
-from gorgo.apps.results import ResultRow
-from gorgo.apps.simulate.compare import Figure, Ratio, mean_interval, ratio_of
+from gorgo.lab.results import ResultRow
+from gorgo.lab.simulate.compare import Figure, Ratio, mean_interval, ratio_of
 
 _PARTS = ("mean", "p50", "p95", "p99")
 _SPREADS = {"TTFT": "ttft_ms", "E2E": "e2e_s", "ITL": "itl_ms", "TPOT": "tpot_ms", "E2E/token": "e2e_per_token_ms"}

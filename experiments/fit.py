@@ -30,8 +30,8 @@ from experiments.systems.gorgo_paper import (
     stats_of,
     task_of,
 )
-from gorgo.apps.rank import spearman
-from gorgo.sim.engine.profiles import EngineProfile
+from gorgo.lab.rank import spearman
+from gorgo.lab.sim.engine.profiles import EngineProfile
 
 #: A step that succeeds grows by this factor, two that fail shrink it. Steps below the least are within the difference
 #: of two hosts of one kind.

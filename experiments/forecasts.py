@@ -13,11 +13,10 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from gorgo.core.training.model import Model
+from gorgo.core.training.model import Model, TrainingSpec
 from gorgo.core.training.outcomes import TrainingRows
-from gorgo.core.training.spec import TrainingSpec
+from gorgo.lab.sim.training import TrainingController, TrainingRound
 from gorgo.learning.trainer import Trainer
-from gorgo.sim.training import TrainingController, TrainingRound
 
 Floats = NDArray[np.float64]
 

@@ -16,9 +16,9 @@ from experiments.simulated import Run, SimTask
 from experiments.tables import TableSection, number, sections, with_interval
 from experiments.traffic import PhasedTraffic
 from experiments.variants import Variant
-from gorgo.apps.results import ResultRow
-from gorgo.apps.simulate.compare import mean_row
-from gorgo.sim.kv_events.reports import CacheReports
+from gorgo.lab.results import ResultRow
+from gorgo.lab.sim.kv_events.reports import CacheReports
+from gorgo.lab.simulate.compare import mean_row
 
 GORGO_MS, RESIDUAL, EVENTS = "gorgo-ms", "gorgo-residual", "gorgo-ms, events"
 #: This project's policies; the first that a comparison has stands beside the published one.

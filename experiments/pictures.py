@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Literal
 from experiments.comparison import Comparison, value_of
 from experiments.runner import Runs
 from experiments.simulated import Run
-from gorgo.apps.report import require_extra
 from gorgo.config.atomic import PUBLIC, write_atomically
+from gorgo.lab.report import require_extra
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from gorgo.apps.report.style import LineStyle
+    from gorgo.lab.report.style import LineStyle
 
 Kind = Literal["bars", "lines", "times"]
 #: A PNG is a third of an SVG with hundreds of points.
@@ -128,7 +128,7 @@ def _points(one: Comparison, runs: Sequence[Run], kind: Kind, figure: str) -> It
 def write_pictures(folder: Path, pictures: Sequence[Picture], *, suffix: Suffix = "svg") -> list[Path]:
     """Write FOLDER/NAME.SUFFIX of each, and return the paths. Raises `MissingExtra` without the extra `report`."""
     require_extra("a picture")
-    from gorgo.apps.report.style import png_document, svg_document
+    from gorgo.lab.report.style import png_document, svg_document
 
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
@@ -143,7 +143,7 @@ def write_pictures(folder: Path, pictures: Sequence[Picture], *, suffix: Suffix 
 
 def draw(picture: Picture) -> Figure:
     """Return the figure of a picture."""
-    from gorgo.apps.report.style import BROAD, add_legend, line_styles, panels
+    from gorgo.lab.report.style import BROAD, add_legend, line_styles, panels
 
     styles = line_styles(list(dict.fromkeys(label for panel in picture.panels for label in panel.curves)))
     # `panels` shares one axis of x, which is right for one picture: its panels differ in y alone.
@@ -171,7 +171,7 @@ def _draw_lines(axis: Axes, panel: Panel, styles: Mapping[str, LineStyle]) -> No
 
 
 def _draw_bars(axis: Axes, panel: Panel, styles: Mapping[str, LineStyle]) -> None:
-    from gorgo.apps.report.style import short_name
+    from gorgo.lab.report.style import short_name
 
     groups = list(dict.fromkeys(point.x for points in panel.curves.values() for point in points))
     width = _GROUP_WIDTH / max(1, len(panel.curves))

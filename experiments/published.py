@@ -8,7 +8,7 @@ from math import inf, log
 from typing import Any, Literal
 
 from experiments.runner import Runs, Task
-from gorgo.apps.simulate.compare import Ratio
+from gorgo.lab.simulate.compare import Ratio
 
 Word = Literal["reproduced", "larger", "smaller", "reversed", "not tried"]
 WORDS: tuple[Word, ...] = ("reproduced", "larger", "smaller", "reversed", "not tried")

@@ -21,29 +21,29 @@ from typing import Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
 
-import gorgo.apps.datasets
-import gorgo.apps.replay
-import gorgo.apps.simulate
-import gorgo.apps.traces
 import gorgo.core
 import gorgo.engines
+import gorgo.lab.datasets
+import gorgo.lab.replay
+import gorgo.lab.sim
+import gorgo.lab.simulate
+import gorgo.lab.traces
 import gorgo.learning
 import gorgo.policies
-import gorgo.sim
 from experiments.tables import Verdict
-from gorgo.apps.progress import shown_progress
-from gorgo.apps.simulate import ORACLE
-from gorgo.apps.simulate.run import parallel, policy_of
 from gorgo.config.atomic import write_atomically
 from gorgo.errors import GorgoError, ReportError
+from gorgo.lab.progress import shown_progress
+from gorgo.lab.simulate import ORACLE
+from gorgo.lab.simulate.run import parallel, policy_of
 from gorgo.policies.registry import POLICIES
 
 Backend = Literal["loky", "dask", "ray"]
 BACKENDS: tuple[Backend, ...] = ("loky", "dask", "ray")
 #: Packages that every run's figures depend on; `_policy_files` adds the policies.
 _CODE = (
-    gorgo.core, gorgo.engines, gorgo.learning, gorgo.sim,
-    gorgo.apps.datasets, gorgo.apps.replay, gorgo.apps.simulate, gorgo.apps.traces,
+    gorgo.core, gorgo.engines, gorgo.learning, gorgo.lab.sim,
+    gorgo.lab.datasets, gorgo.lab.replay, gorgo.lab.simulate, gorgo.lab.traces,
 )  # fmt: skip
 _POLICIES = Path(gorgo.policies.__file__ or "").parent
 
@@ -199,7 +199,7 @@ def run_key(policy: str, traces: Sequence[str], settings: Sequence[object], *, c
 @lru_cache(maxsize=64)
 def _trace_digest(trace: str) -> str:
     """Of the file behind the name; an unknown name fails when the run loads it."""
-    known = gorgo.apps.datasets.shapes() | {one.name: one.path for one in gorgo.apps.datasets.datasets()}
+    known = gorgo.lab.datasets.shapes() | {one.name: one.path for one in gorgo.lab.datasets.datasets()}
     path = Path(trace) if Path(trace).exists() else known.get(trace)
     return "" if path is None else _digest([path])
 

@@ -25,26 +25,24 @@ from experiments.forecasts import Forecasts, RunTraining
 from experiments.runner import run_key
 from experiments.traffic import Traffic, feed_of_traffic
 from experiments.variants import SOURCES, Variant
-from gorgo.apps.rank import spearman
-from gorgo.apps.results import ResultRow
-from gorgo.apps.served import TTFT_MS
-from gorgo.apps.simulate import SimJob
-from gorgo.apps.simulate.collector import rare_collections
-from gorgo.apps.simulate.overload import with_queue
-from gorgo.apps.simulate.rows import simulated_run
-from gorgo.config.constants import STALE_INTERVALS
+from gorgo.config.values import STALE_INTERVALS
 from gorgo.core.limits import HedgeLimits, OverloadLimits, RouterLimits
 from gorgo.core.messages.decision import Decision
 from gorgo.core.policy.interface import Policy
-from gorgo.core.prefix.origin import Origin
+from gorgo.core.prefix.index import Origin
 from gorgo.core.training.model import Model
-from gorgo.policies.sticky.multi_depth import MultiDepth
-from gorgo.sim.extensions import Startable
-from gorgo.sim.kv_events.reports import CacheReports
-from gorgo.sim.records import SimRecord
-from gorgo.sim.routers.group import ONE_ROUTER, RouterGroup
-from gorgo.sim.simulation import Simulation
-from gorgo.sim.workload import SimRequest
+from gorgo.lab.rank import spearman
+from gorgo.lab.results import ResultRow
+from gorgo.lab.served import TTFT_MS
+from gorgo.lab.sim.kv_events.reports import CacheReports
+from gorgo.lab.sim.records import SimRecord
+from gorgo.lab.sim.routers.group import ONE_ROUTER, RouterGroup
+from gorgo.lab.sim.simulation import Simulation, Startable
+from gorgo.lab.sim.workload import SimRequest
+from gorgo.lab.simulate import SimJob
+from gorgo.lab.simulate.overload import with_queue
+from gorgo.lab.simulate.rows import rare_collections, simulated_run
+from gorgo.policies.multi_depth import MultiDepth
 
 #: The default of `overload.hedge_budget_ratio`.
 HEDGE_BUDGET = 0.03

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gorgo.apps.simulate.compare import Ratio, mean_interval
+from gorgo.lab.simulate.compare import Ratio, mean_interval
 
 #: Columns behind a verdict's labels.
 HEADER_END = ("target", "ratio [95 %]", "met")

@@ -16,14 +16,14 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from gorgo.apps.datasets import load_requests
-from gorgo.apps.datasets.catalogue import generate_requests
-from gorgo.apps.datasets.prefix_shapes import GroupsShape, SharingShape
-from gorgo.apps.simulate.feed import feed_of
-from gorgo.apps.traces import TraceFilters, load_trace
 from gorgo.core.prefix.residency import BLOCK_HASH_BYTES
 from gorgo.errors import TraceError
-from gorgo.sim.workload import BLOCK_TOKENS, SimRequest
+from gorgo.lab.datasets import load_requests
+from gorgo.lab.datasets.catalogue import generate_requests
+from gorgo.lab.datasets.prefix_shapes import GroupsShape, SharingShape
+from gorgo.lab.sim.workload import BLOCK_TOKENS, SimRequest
+from gorgo.lab.simulate.feed import feed_of
+from gorgo.lab.traces import TraceFilters, load_trace
 
 Stream: TypeAlias = SharingShape | GroupsShape | str
 ConversationKind = Literal["continued", "branching", "resumed"]

@@ -23,19 +23,18 @@ from experiments import fleets, traffic
 from experiments.fleets import unknown_paper_fleet
 from experiments.runner import run_key
 from experiments.traffic import marked
-from gorgo.apps.datasets import load_requests
-from gorgo.apps.simulate import SimJob, run_once
-from gorgo.apps.simulate.feed import feed_of
-from gorgo.apps.simulate.job import STEADY
-from gorgo.apps.traces import TraceFilters
 from gorgo.core.router import Router
-from gorgo.sim.engine.profiles import find_profile
-from gorgo.sim.named_fleets import QWEN_L40S, find_fleet
-from gorgo.sim.records import SimRecord
-from gorgo.sim.workload import SimRequest
+from gorgo.lab.datasets import load_requests
+from gorgo.lab.sim.engine.profiles import find_profile
+from gorgo.lab.sim.named_fleets import QWEN_L40S, find_fleet
+from gorgo.lab.sim.records import SimRecord
+from gorgo.lab.sim.workload import SimRequest
+from gorgo.lab.simulate import SimJob, run_once
+from gorgo.lab.simulate.feed import feed_of
+from gorgo.lab.simulate.job import STEADY
+from gorgo.lab.traces import TraceFilters
 from tuner.campaign.options import CampaignOptions
-from tuner.offline.score import RunScore, score_of
-from tuner.offline.search import ScoredWeights, SearchOptions, search_weights
+from tuner.offline.search import RunScore, ScoredWeights, SearchOptions, score_of, search_weights
 from tuner.offline.simulated_campaign import simulate_campaign
 from tuner.offline.verdict import decide
 

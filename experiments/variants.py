@@ -11,14 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from experiments.audit import IndexedPolicy
-from gorgo.apps.simulate.run import policy_of
 from gorgo.core.policy.interface import IndexKind, Policy
 from gorgo.core.policy.weights import Weights
 from gorgo.errors import UnknownPolicy
+from gorgo.lab.sim.kv_events.reports import CacheReports
+from gorgo.lab.simulate.run import policy_of
 from gorgo.policies.learned.base import LearnedPolicy
-from gorgo.policies.sticky.multi_depth import MultiDepth
-from gorgo.policies.sticky.routes import RouteTable
-from gorgo.sim.kv_events.reports import CacheReports
+from gorgo.policies.multi_depth import MultiDepth, RouteTable
 
 #: Added to a label.
 QUEUEING = " with queueing"

@@ -13,19 +13,19 @@ from experiments.fleets import paper_fleet
 from experiments.runner import Runs, run_key
 from experiments.simulated import Run
 from experiments.tables import Verdict
-from gorgo.apps.demo.options import PAPER
-from gorgo.apps.results import ResultRow, load_text
-from gorgo.apps.simulate import SimJob, run_once
-from gorgo.apps.simulate.compare import Figure, best_of_rows, geometric_mean, ratio_of
-from gorgo.apps.simulate.fleet import fleet_of, limits_of
-from gorgo.apps.simulate.job import STEADY
-from gorgo.apps.traces import TraceFilters
 from gorgo.config.load import load_config
 from gorgo.core.limits import RouterLimits
-from gorgo.sim.engine.profiles import EngineProfile
-from gorgo.sim.faults.scenarios import with_accurate_priors
-from gorgo.sim.fleet import SimFleet
-from gorgo.sim.named_fleets import find_fleet
+from gorgo.lab.demo.options import PAPER
+from gorgo.lab.results import ResultRow, load_text
+from gorgo.lab.sim.engine.profiles import EngineProfile
+from gorgo.lab.sim.faults.scenarios import with_accurate_priors
+from gorgo.lab.sim.fleet import SimFleet
+from gorgo.lab.sim.named_fleets import find_fleet
+from gorgo.lab.simulate import SimJob, run_once
+from gorgo.lab.simulate.compare import Figure, best_of_rows, geometric_mean, ratio_of
+from gorgo.lab.simulate.fleet import fleet_of, limits_of
+from gorgo.lab.simulate.job import STEADY
+from gorgo.lab.traces import TraceFilters
 
 #: Learned by the GORGO paper's authors on April 5 from (0.5, 0.1), and held fixed on the held-out windows.
 LEARNED_WEIGHTS: Mapping[str, float] = {"w_rtt": 0.276, "w_queue": 0.5}

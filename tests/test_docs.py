@@ -12,20 +12,20 @@ from typing import Any, cast, get_args, get_type_hints
 
 import typer.main
 
-from gorgo.apps.replay.records import ReplayRecord
-from gorgo.apps.results import ResultRow
 from gorgo.cli import app
-from gorgo.cli.tune.settings import TuneSettings
-from gorgo.config.fleet.source import FleetSourceConfig
+from gorgo.cli.tune.options import TuneSettings
+from gorgo.config.fleet import FleetSourceConfig
 from gorgo.config.model import Config
 from gorgo.config.weights_file import read_weights_file
 from gorgo.core.policy.weights import Weights
+from gorgo.lab.replay.summary import ReplayRecord
+from gorgo.lab.results import ResultRow
+from gorgo.lab.sim.faults.scenarios import SCENARIOS
 from gorgo.live.admin.app import Admin
-from gorgo.live.request.routes import INFERENCE_ROUTES
+from gorgo.live.request.parse import INFERENCE_ROUTES
 from gorgo.live.telemetry.metrics import METRICS
 from gorgo.policies.registry import POLICIES
-from gorgo.proxy.app import data_app
-from gorgo.sim.faults.scenarios import SCENARIOS
+from gorgo.proxy.server import data_app
 from tests.documents import check_gorgo_lines
 from tuner.sidecar.metrics import METRICS as TUNER_METRICS
 
@@ -197,7 +197,7 @@ def test_every_setting_of_the_tuner_has_a_row_with_its_default() -> None:
 
 
 def test_every_environment_variable_of_the_command_line_is_named() -> None:
-    """By its own name where commands share it; the others follow a rule (tests/cli/test_environment.py)."""
+    """By its own name where commands share it; the others follow a rule (tests/cli/test_errors.py)."""
     named = [p.envvar for _, command in commands() for p in command.params if p.envvar]
     found = {name for name in named if named.count(name) > 1}
     assert len(found) == 3
@@ -244,7 +244,7 @@ def test_every_route_of_the_admin_listener_has_a_row() -> None:
 
 
 def test_every_response_header_has_a_row() -> None:
-    source = (ROOT / "gorgo/proxy/exchange/response.py").read_text()
+    source = (ROOT / "gorgo/proxy/exchange/exchange.py").read_text()
     documented = [code(header)[0] for header, _ in items_after("Every response of a replica carries:")]
     assert set(documented) == set(re.findall(r'b"(x-[a-z-]+)"', source))
 

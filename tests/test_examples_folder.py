@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gorgo.cli.tune.settings import read_settings
+from gorgo.cli.tune.options import read_settings
 from gorgo.config.load import load_config
 from gorgo.policies.registry import POLICIES
 from tests.cli.test_processes import fleet, output

@@ -22,7 +22,7 @@ from tuner.history import DEFAULT_DATABASE, CampaignRow, EventRow, History
 
 if TYPE_CHECKING:  # the simulator is not loaded for a sidecar
     from gorgo.config.model import SharedConfig
-    from tuner.leader.lease import StoreLease
+    from tuner.leader import StoreLease
     from tuner.offline.command import OfflineOptions as OfflineOptions
 
 __all__ = [
@@ -58,7 +58,7 @@ async def tune_live(
     Raises as `tuner.sidecar.run_sidecar` and `gorgo.live.peer_store.connection.store_client` do.
     """
     from tuner.sidecar import Reporter, SidecarOptions, run_sidecar
-    from tuner.sidecar.line_printer import LinePrinter
+    from tuner.sidecar.progress import LinePrinter
 
     printer = LinePrinter(log_format, log_level)
     reporter = Reporter(printer.say, printer.complain, printer.terminal)
@@ -76,7 +76,7 @@ async def _lease(shared: SharedConfig | None) -> AsyncIterator[StoreLease | None
         yield None
         return
     from gorgo.live.peer_store.connection import store_client
-    from tuner.leader.lease import StoreLease
+    from tuner.leader import StoreLease
 
     client = store_client(shared, os.environ)
     try:
@@ -116,7 +116,7 @@ def search_offline(
     options: OfflineOptions, *, algorithm: str | None, tune_lambda: bool, n_jobs: int, **more: Any
 ) -> OfflineFound:
     """Search offline, with progress on stderr; raises as `tuner.offline.command.tune_offline` does."""
-    from gorgo.apps.progress import shown_progress
+    from gorgo.lab.progress import shown_progress
     from tuner.offline.command import tune_offline
     from tuner.offline.search import SearchOptions
 

@@ -23,14 +23,14 @@ from experiments.published import Claim, Published, Source
 from experiments.runner import Runner, Runs
 from experiments.tables import TableSection
 from experiments.windows import LEARNED, PolicyTask, Workload
-from gorgo.apps.demo.options import OURS, PAPER, RANDOM
-from gorgo.apps.rank import spearman
-from gorgo.apps.results import ResultRow
-from gorgo.apps.simulate.compare import Ratio
-from gorgo.apps.traces import TraceFilters
-from gorgo.sim.engine.profiles import EngineProfile, find_profile
-from gorgo.sim.faults.scenarios import OTHER_PROFILE
-from gorgo.sim.named_fleets import QWEN_L40S
+from gorgo.lab.demo.options import OURS, PAPER, RANDOM
+from gorgo.lab.rank import spearman
+from gorgo.lab.results import ResultRow
+from gorgo.lab.sim.engine.profiles import EngineProfile, find_profile
+from gorgo.lab.sim.faults.scenarios import OTHER_PROFILE
+from gorgo.lab.sim.named_fleets import QWEN_L40S
+from gorgo.lab.simulate.compare import Ratio
+from gorgo.lab.traces import TraceFilters
 
 NAME, TITLE = "gorgo", "GORGO"
 #: Most requests that the authors' load client has open over all replicas; the time that others wait is not measured.

@@ -18,8 +18,8 @@ from experiments.pictures import Pictured
 from experiments.published import Claim, Published, Source
 from experiments.runner import Runner
 from experiments.traffic import Phase, PhasedTraffic
-from gorgo.apps.datasets import GroupsShape
-from gorgo.sim.kv_events.reports import CacheReports
+from gorgo.lab.datasets import GroupsShape
+from gorgo.lab.sim.kv_events.reports import CacheReports
 
 NAME, TITLE = "llm-d", "llm-d predicted latency"
 PREDICTED = "predicted-latency"

@@ -19,8 +19,8 @@ from experiments.published import Claim, Published, Source
 from experiments.runner import Runner
 from experiments.traffic import Phase, PhasedTraffic
 from experiments.variants import QUEUEING, SHADOWS, TAUS
-from gorgo.apps.datasets import GroupsShape, SharingShape, read_shape, shapes
-from gorgo.apps.datasets.prefix_shapes import Quantiles
+from gorgo.lab.datasets import GroupsShape, SharingShape, read_shape, shapes
+from gorgo.lab.datasets.prefix_shapes import Quantiles
 
 NAME, TITLE = "lodestar", "Lodestar"
 HEURISTIC, LODESTAR = "prefix-cache-and-load", "lodestar"

@@ -19,12 +19,12 @@ from experiments.grid import Grid, Report
 from experiments.runner import Runner, Runs
 from experiments.tables import TableSection, number, sections
 from experiments.windows import LEARNED, PolicyTask, RatioTarget, Workload
-from gorgo.apps.demo.options import ALL_READINGS, BASELINES, OURS, PAPER, RANDOM
-from gorgo.apps.results import ResultRow
-from gorgo.apps.simulate import ORACLE
-from gorgo.apps.simulate.compare import mean_row
-from gorgo.apps.simulate.job import STEADY
-from gorgo.apps.traces import TraceFilters
+from gorgo.lab.demo.options import ALL_READINGS, BASELINES, OURS, PAPER, RANDOM
+from gorgo.lab.results import ResultRow
+from gorgo.lab.simulate import ORACLE
+from gorgo.lab.simulate.compare import mean_row
+from gorgo.lab.simulate.job import STEADY
+from gorgo.lab.traces import TraceFilters
 
 NAME, TITLE = "policies", "this project's claims about its policies"
 #: By group of targets.

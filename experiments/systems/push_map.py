@@ -19,10 +19,10 @@ from experiments.published import Claim, Published, Source
 from experiments.runner import Runner, Runs
 from experiments.systems.policies import ENGINE_FILTERS, ENGINE_FLEETS, ENGINE_SHAPES
 from experiments.traffic import ChatTraffic, ContextTraffic, Traffic
-from gorgo.apps.datasets import own_block_tokens
-from gorgo.apps.simulate.compare import Ratio, mean_interval
-from gorgo.sim.faults.report_kinds import BadReports, RouterRestart
-from gorgo.sim.kv_events.path import PathFaults
+from gorgo.lab.datasets import own_block_tokens
+from gorgo.lab.sim.faults.scenarios import BadReports, RouterRestart
+from gorgo.lab.sim.kv_events.path import PathFaults
+from gorgo.lab.simulate.compare import Ratio, mean_interval
 
 NAME, TITLE = "push-map", "push-based cache map"
 ROUND_ROBIN, STICKY, HISTORY, EVENTS, EXACT = (

@@ -13,9 +13,9 @@ from experiments.simulated import REPLACED_SLICES, Run, SimTask
 from experiments.tables import TableSection
 from experiments.traffic import ChatTraffic
 from experiments.variants import Variant
-from gorgo.apps.traces import TraceFilters
-from gorgo.sim.named_fleets import find_fleet
-from gorgo.sim.routers.group import SHARINGS, RouterGroup, Sharing
+from gorgo.lab.sim.named_fleets import find_fleet
+from gorgo.lab.sim.routers.group import SHARINGS, RouterGroup, Sharing
+from gorgo.lab.traces import TraceFilters
 
 NAME, TITLE = "routers", "several routers"
 GROUPS = ("routers", "delay", "replaced", "overload", "large")

@@ -16,11 +16,11 @@ from experiments.grid import Grid, Report
 from experiments.runner import Experiment, Runner, Runs
 from experiments.tables import HEADER_END, Verdict, sections
 from experiments.tuning import STRIDE, Search, TuningRun, TuningTask, Windows
-from gorgo.apps.demo.options import BASELINES
-from gorgo.apps.results import load_text
-from gorgo.apps.simulate.compare import Ratio, geometric_mean, ratio_of
-from gorgo.apps.simulate.job import STEADY
-from tuner.offline.score import RunScore
+from gorgo.lab.demo.options import BASELINES
+from gorgo.lab.results import load_text
+from gorgo.lab.simulate.compare import Ratio, geometric_mean, ratio_of
+from gorgo.lab.simulate.job import STEADY
+from tuner.offline.search import RunScore
 
 NAME, TITLE = "tuner", "this project's claims about its tuner"
 HEADER = ("statement", *HEADER_END, "note")

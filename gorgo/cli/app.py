@@ -14,8 +14,7 @@ import typer
 import typer.main
 
 from gorgo import __version__
-from gorgo.cli.environment import add_variables
-from gorgo.cli.errors import FAILED, Commands
+from gorgo.cli.errors import FAILED, Commands, add_variables
 
 #: Each command's function, or group of commands, below `gorgo.cli`; in the order of `gorgo --help`. One is imported
 #: when it is called, and all of them for the help.
@@ -25,7 +24,7 @@ _COMMANDS = {
     "engine": "engine:engine",
     "replay": "measure.replay:replay",
     "simulate": "measure.simulate:simulate",
-    "overload": "measure.overload:overload",
+    "overload": "measure.simulate:overload",
     "demo": "measure.demo:demo",
     "report": "measure.report:report",
     "tune": "tune.tune:tune",
@@ -34,17 +33,17 @@ _COMMANDS = {
     "learn": "tune.learn:learn",
     "status": "admin.status:status",
     "explain": "admin.explain:explain",
-    "drain": "admin.drain:drain",
+    "drain": "admin.routing:drain",
     "set": "admin.routing:set_weights",
     "policy": "admin.routing:policy",
     "freeze": "admin.freeze:freeze",
     "unfreeze": "admin.freeze:unfreeze",
-    "reload": "admin.reload:reload",
+    "reload": "admin.routing:reload",
     "check": "check:check",
     "policies": "policies:policies",
-    "scenarios": "measure.simulated:scenarios",
-    "profiles": "measure.simulated:profiles",
-    "fleets": "measure.simulated:fleets",
+    "scenarios": "measure.simulate:scenarios",
+    "profiles": "measure.simulate:profiles",
+    "fleets": "measure.simulate:fleets",
     "calibrate": "measure.calibrate:calibrate",
     "rank": "measure.rank:rank",
     "datasets": "measure.datasets:app",

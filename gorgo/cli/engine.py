@@ -10,9 +10,10 @@ import typer
 from gorgo.cli import options
 
 if TYPE_CHECKING:
-    from gorgo.apps.engine_server.push.reporter import PushTarget
-    from gorgo.config.model import Config, ReplicaConfig
-    from gorgo.sim.engine.profiles import EngineProfile
+    from gorgo.config.fleet import ReplicaConfig
+    from gorgo.config.model import Config
+    from gorgo.lab.engine_server.push import PushTarget
+    from gorgo.lab.sim.engine.profiles import EngineProfile
 
 
 def engine(
@@ -51,10 +52,10 @@ def engine(
     It answers over HTTP with the simulated RTT of its region, and needs no GPU. Further models of the replica are
     listed as LoRA adapters of the first.
     """
-    from gorgo.apps.engine_server import run_engine
-    from gorgo.apps.simulate.fleet import profile_of
     from gorgo.cli.signals import run_until_stopped
     from gorgo.config.load import load_config
+    from gorgo.lab.engine_server import run_engine
+    from gorgo.lab.simulate.fleet import profile_of
 
     loaded = load_config(config)
     spec = _replica(loaded, replica, source=config)
@@ -127,9 +128,9 @@ def _push_target(replica: ReplicaConfig, url: str, *, source: Path) -> PushTarge
     """Return where to push. No model is named beside adapters: their prompts differ by their tokens."""
     import os
 
-    from gorgo.apps.engine_server.push.reporter import PushTarget
     from gorgo.config.addresses import checked_url
     from gorgo.errors import ConfigError
+    from gorgo.lab.engine_server.push import PushTarget
     from gorgo.live.replica_secrets import push_token
 
     try:

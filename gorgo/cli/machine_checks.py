@@ -13,18 +13,10 @@ from dataclasses import replace
 from functools import partial
 
 from gorgo.config.addresses import checked_bind
-from gorgo.config.fleet.source import KubernetesApiConfig
+from gorgo.config.document import Document, Path, Problem
+from gorgo.config.fleet import KubernetesApiConfig, ReplicaConfig
 from gorgo.config.load import inside, items
-from gorgo.config.model import (
-    ClientsConfig,
-    ModelConfig,
-    PickerConfig,
-    ProxyConfig,
-    ReplicaConfig,
-    SharedConfig,
-    TlsConfig,
-)
-from gorgo.config.parsing.document import Document, Path, Problem
+from gorgo.config.model import ClientsConfig, ModelConfig, PickerConfig, ProxyConfig, SharedConfig, TlsConfig
 from gorgo.errors import ConfigError, InvalidValueError, MissingExtra
 from gorgo.live.extras import DNS, EVENTS, SHARED, Extra, is_installed
 from gorgo.live.http.client_auth import read_client_keys
@@ -32,7 +24,7 @@ from gorgo.live.http.tls import served_tls, upstream_tls
 from gorgo.live.listener.sockets import check_bind
 from gorgo.live.prompt_tokens import read_tokenizers
 from gorgo.live.replica_secrets import replica_secrets
-from gorgo.live.telemetry.tracing import require_extra
+from gorgo.live.telemetry.spans import require_extra
 
 #: As in the model: another value is an error already, and may be a key.
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 if TYPE_CHECKING:
-    from gorgo.apps.traces import TraceFilters
+    from gorgo.lab.traces import TraceFilters
 
 REGIONS_YAML = Path("regions.yaml")
 ADMIN_URL = "http://127.0.0.1:9090"
@@ -132,7 +132,7 @@ def trace_filters(
     seed: int = 0,
 ) -> TraceFilters:
     """Return the filters that the options name."""
-    from gorgo.apps.traces import TraceFilters, parse_window
+    from gorgo.lab.traces import TraceFilters, parse_window
 
     start_s, end_s, from_zero = parse_window(start, end)
     return TraceFilters(
@@ -181,7 +181,7 @@ def _word(key: str, place: str = "") -> str:
 
 def trace_path(trace: str) -> Path:
     """Return the path of the file or of the shipped trace of that name; the name of a shape is returned unchanged."""
-    from gorgo.apps.datasets import datasets
+    from gorgo.lab.datasets import datasets
 
     path = Path(trace)
     shipped = {one.name: one.path for one in datasets()}

@@ -49,8 +49,7 @@ def serve(
     Clients use the OpenAI or SGLang API; the proxy chooses a replica per request. SIGTERM lets running streams finish.
     """
     from gorgo.cli.validation import Overrides
-    from gorgo.config.from_urls import config_text
-    from gorgo.config.load import read_text
+    from gorgo.config.load import config_text, read_text
     from gorgo.proxy.server import serve as run_proxy
 
     overrides = Overrides(

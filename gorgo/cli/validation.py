@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gorgo.cli.machine_checks import machine_problems
-from gorgo.cli.policy_setup import compose_policy
-from gorgo.config.constants import MIN_TOKEN_CHARS
+from gorgo.cli.policies import compose_policy
+from gorgo.config.document import Document, Problem
+from gorgo.config.document import Path as Place
 from gorgo.config.load import check_text, inside, items, problems_error
 from gorgo.config.model import Config, ProxyConfig, SimulationConfig
-from gorgo.config.parsing.document import Document, Problem
-from gorgo.config.parsing.document import Path as Place
+from gorgo.config.values import MIN_TOKEN_CHARS
 from gorgo.core.numeric import is_number
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.weights import Weights
@@ -191,8 +191,8 @@ def _profile(document: Document) -> Iterator[Problem]:
     if not named:
         return
     # Of the laboratory, which a proxy without `simulation` does not load.
-    from gorgo.apps.profile_file import is_profile_file, read_profile
-    from gorgo.sim.engine.profiles import PROFILES
+    from gorgo.lab.profile_file import is_profile_file, read_profile
+    from gorgo.lab.sim.engine.profiles import PROFILES
 
     for path, name in named.items():
         if not isinstance(name, str) or name in PROFILES:

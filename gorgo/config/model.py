@@ -11,19 +11,14 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from gorgo.config.constants import CONNECTIONS_PER_REPLICA, FIRST_TOKEN_TIMEOUT_S, SIMULATED_TOKENIZER
-from gorgo.config.fleet.kv_events import KvEventsConfig as KvEventsConfig
-from gorgo.config.fleet.replica import CapacityConfig as CapacityConfig
-from gorgo.config.fleet.replica import ReplicaConfig as ReplicaConfig
-from gorgo.config.fleet.source import FleetSourceConfig, checked_source
-from gorgo.config.sections.picker import PickerConfig as PickerConfig
-from gorgo.config.sections.tls import TlsConfig as TlsConfig
-from gorgo.config.sections.tls import paired
-from gorgo.config.shared import SharedConfig as SharedConfig
-from gorgo.config.shared import checked_shared
+from gorgo.config.fleet import FleetSourceConfig, ReplicaConfig, checked_source
 from gorgo.config.values import (
+    CONNECTIONS_PER_REPLICA,
+    FIRST_TOKEN_TIMEOUT_S,
+    SIMULATED_TOKENIZER,
     Bind,
     Count,
+    EnvironmentName,
     FilePath,
     HeaderName,
     Name,
@@ -31,11 +26,79 @@ from gorgo.config.values import (
     Origin,
     Positive,
     Samples,
+    StoreUrl,
     Text,
     Url,
     some,
     strict,
 )
+
+# Certificates of a listener.
+
+
+@strict
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsConfig:
+    """PEM files for TLS of a listener; a reload reads them again."""
+
+    cert: FilePath | None = None
+    key: FilePath | None = None
+
+
+def paired(tls: TlsConfig) -> TlsConfig:
+    """Return `tls` if it has both files or none."""
+    if (tls.cert is None) != (tls.key is None):
+        raise ValueError("cert and key, both or neither")
+    return tls
+
+
+# `picker` in regions.yaml: the listener of `gorgo picker` for Envoy.
+
+
+@strict
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PickerConfig:
+    """The endpoint picker; `gorgo serve` reads none of it. A change needs a restart."""
+
+    bind: Bind = "127.0.0.1:9002"
+    tls: Annotated[TlsConfig, AfterValidator(paired)] = field(default_factory=TlsConfig)
+    #: Longest time in the queue. Envoy's `message_timeout` is ten seconds more, or Envoy would answer by itself.
+    hold_s: Positive = 20.0
+
+
+# `shared` in regions.yaml: the store in which several routers of one fleet report to each other.
+
+
+@strict
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedConfig:
+    """A Redis or Valkey server, and the group of routers that use it. A change needs a restart."""
+
+    #: `rediss` for TLS. A password would be in logs and process lists, so it is not accepted here.
+    url: StoreUrl
+    #: Routers of one group have one fleet and one fingerprint key; prefix of all their keys in the store.
+    group: Name
+    #: Variable with the group's fingerprint key: hashes of prompts mean the same to all its routers.
+    key_env: EnvironmentName
+    #: The server's default user without one.
+    username: Text | None = None
+    #: Variable with the password.
+    password_env: EnvironmentName | None = None
+    #: The only trusted authorities (PEM), with `rediss`.
+    ca_file: FilePath | None = None
+    #: Name of this router in the group; default: that of the host.
+    router: Name | None = None
+
+
+def checked_shared(shared: SharedConfig | None) -> SharedConfig | None:
+    """Return `shared` if its keys fit each other."""
+    if shared is None:
+        return None
+    if shared.ca_file is not None and not shared.url.startswith("rediss:"):
+        raise ValueError("a rediss:// url beside ca_file")
+    if shared.username is not None and shared.password_env is None:
+        raise ValueError("password_env beside username")
+    return shared
 
 
 @strict

@@ -14,9 +14,10 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from gorgo.config.document import Document, show_path
+from gorgo.config.fleet import ReplicaConfig
 from gorgo.config.load import check_document
-from gorgo.config.model import Config, ReplicaConfig
-from gorgo.config.parsing.document import Document, show_path
+from gorgo.config.model import Config
 from gorgo.errors import ConfigError
 
 #: Some hundred entries of a few hundred bytes fit the state file.

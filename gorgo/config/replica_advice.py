@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from urllib.parse import urlsplit
 
-from gorgo.config.model import ReplicaConfig
+from gorgo.config.fleet import ReplicaConfig
 
 _REFUSED, _NOT_FOUND = frozenset({401, 403}), frozenset({404, 405})
 _PORTS = {"http": 80, "https": 443}

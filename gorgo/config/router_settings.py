@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
 
-from gorgo.config.constants import STALE_INTERVALS
-from gorgo.config.model import Config, LearningConfig, OverloadConfig, ReplicaConfig
-from gorgo.core.fleet.spec import ReplicaSpec
+from gorgo.config.fleet import ReplicaConfig
+from gorgo.config.model import Config, LearningConfig, LimitsConfig, OverloadConfig
+from gorgo.config.values import STALE_INTERVALS
+from gorgo.core.fleet.replica import ReplicaSpec
 from gorgo.core.limits import ClientLimits, ClientRules, HedgeLimits, OverloadLimits, RouterLimits
-from gorgo.core.training.spec import TrainingSpec
+from gorgo.core.training.model import TrainingSpec
 
 
 def router_limits(config: Config) -> RouterLimits:
@@ -109,3 +113,109 @@ def client_rules(config: Config) -> ClientRules:
 
 def _per_s(per_minute: float | None) -> float | None:
     return None if per_minute is None else per_minute / 60.0
+
+
+# The deadlines of an attempt's phases, by the region of its replica.
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Deadlines of one region's attempts.
+
+    Parameters
+    ----------
+    connect_s:
+        To open a connection: name, TCP and TLS.
+    first_token_s:
+        Of a stream, from dispatch to its first token.
+    response_s:
+        Of a response that is no stream, from dispatch to its end: nothing of it is visible before.
+    stream_idle_s:
+        Longest silence after the first token.
+    request_s:
+        From the request's first byte at the proxy to the last of its response, waits and other attempts included.
+    """
+
+    connect_s: float
+    first_token_s: float
+    response_s: float
+    stream_idle_s: float
+    request_s: float
+
+
+def deadlines_by_region(config: Config) -> Mapping[str, Deadlines]:
+    """Return the deadlines of each region: those of `limits`, with the region's own time to a first token.
+
+    >>> from gorgo.config.load import parse_config
+    >>> regions = b"[{name: a, limits: {first_token_timeout_s: 9}}, {name: b}]"
+    >>> text = b"{proxy: {region: a}, regions: %b, replicas: [{name: r, region: a, url: 'http://127.0.0.1:1'}]}"
+    >>> found = deadlines_by_region(parse_config(text % regions))
+    >>> found["a"].first_token_s, found["b"].first_token_s
+    (9.0, 120.0)
+    """
+    limits = config.limits
+    common = Deadlines(
+        connect_s=limits.connect_timeout_s,
+        first_token_s=limits.first_token_timeout_s,
+        response_s=limits.response_timeout_s,
+        stream_idle_s=limits.stream_idle_timeout_s,
+        request_s=limits.request_timeout_s,
+    )
+    own = {region.name: region.limits.first_token_timeout_s for region in config.regions}
+    return {name: replace(common, first_token_s=value or common.first_token_s) for name, value in own.items()}
+
+
+# The memory that this process may use: the tightest limit of its control groups, else the machine's.
+#
+# The default of `limits.max_buffered_bytes` is a share of it.
+
+
+#: Share of the memory for buffered bytes. The rest: the process with a full prefix index, and other processes.
+BUFFER_SHARE = 0.25
+#: Where no limit can be read: a quarter of the smallest machine in use for a router, 2 GiB.
+UNKNOWN_MEMORY_BUFFER_BYTES = 512 * 1024 * 1024
+
+
+def max_buffered_bytes(limits: LimitsConfig) -> int:
+    """Return the limit of buffered bytes: that of the file, else a share of the memory."""
+    if limits.max_buffered_bytes is not None:
+        return limits.max_buffered_bytes
+    memory = memory_bytes()
+    return UNKNOWN_MEMORY_BUFFER_BYTES if memory is None else int(memory * BUFFER_SHARE)
+
+
+def memory_bytes(root: Path = Path("/")) -> int | None:
+    """Return the memory that this process may use, None if unknown. `root` has the files of Linux."""
+    found = [*_group_limits(root), *_physical(root)]
+    return min(found) if found else None
+
+
+def _group_limits(root: Path) -> Iterator[int]:
+    """Yield the memory limits of the control groups of both versions, from the process's own to the outermost."""
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if controllers not in ("", "memory") and "memory" not in controllers.split(","):
+            continue
+        mount = root / "sys/fs/cgroup"
+        mount, name = (mount / "memory", "memory.limit_in_bytes") if controllers else (mount, "memory.max")
+        group = PurePosixPath(path.lstrip("/"))
+        for folder in (group, *group.parents):
+            text = _read(mount / folder / name).strip()
+            if text.isdigit():
+                yield int(text)
+
+
+def _physical(root: Path) -> Iterator[int]:
+    """Yield the memory of the machine."""
+    words = _read(root / "proc/meminfo").split()
+    if words[:1] == ["MemTotal:"] and words[1].isdigit():
+        yield int(words[1]) * 1024
+    elif root == Path("/") and "SC_PHYS_PAGES" in os.sysconf_names:  # not Linux
+        yield os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from gorgo.config.atomic import write_atomically
-from gorgo.config.parsing.document import show_value
+from gorgo.config.document import show_value
 from gorgo.core.numeric import is_number
 from gorgo.errors import ConfigError
 

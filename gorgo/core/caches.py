@@ -6,11 +6,11 @@ ignored. None of them makes a request due.
 
 from __future__ import annotations
 
-from gorgo.core.dispatch.cache_accuracy import CacheAccuracy
 from gorgo.core.dispatch.dispatcher import Dispatcher
+from gorgo.core.dispatch.prefix_updates import CacheAccuracy
 from gorgo.core.fleet.fleet import Fleet
 from gorgo.core.messages.actions import Action
-from gorgo.core.messages.cache_source import CacheSourceStats
+from gorgo.core.messages.decision import CacheSourceStats
 from gorgo.core.messages.kv_events import CacheChanges, CacheEvictions, CacheSnapshot, KvEventBatch, PushedFeed
 from gorgo.core.peers.group import PeerGroup
 from gorgo.core.policy.interface import hashed_block_sizes

@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from math import isfinite, nan
 from typing import TypeGuard
 
+import numpy as np
+from numpy.typing import NDArray
+
 MAX_NUMBER = sys.float_info.max
 #: Of tokens, requests or microseconds: more than any engine has; sums and products of a few are still finite.
 MAX_AMOUNT = 2.0**53
@@ -75,3 +78,19 @@ def total(values: Sequence[object]) -> float | None:
     """
     amounts = [float(value) for value in values if is_nonnegative(value)]
     return sum(amounts, 0.0) if len(amounts) == len(values) else None
+
+
+# Types of arrays, one name per type of element, and the length up to which a list is faster.
+
+
+#: A number per replica, row or request; NaN is unknown.
+Floats = NDArray[np.float64]
+#: Factors of models, a row per outcome or candidate.
+Table = NDArray[np.float32]
+#: Rows of candidates, or slots of the columns.
+Rows = NDArray[np.intp]
+Mask = NDArray[np.bool_]
+
+#: Most elements for which a loop over Python numbers takes less time than numpy, whose calls cost the same for one as
+#: for fifty.
+FEW = 8

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from gorgo.core.admission.controller import AdmissionController
+from gorgo.core.admission import AdmissionController
 from gorgo.core.dispatch.in_flight import InFlightTable
 from gorgo.core.dispatch.prefix_updates import PrefixUpdater
+from gorgo.core.fleet.columns import record_connection
 from gorgo.core.fleet.fleet import Fleet
-from gorgo.core.fleet.network import record_connection
 from gorgo.core.fleet.region_outage import RegionOutages
+from gorgo.core.fleet.replica import ReplicaSpec
 from gorgo.core.fleet.request_filter import RequestFilter
-from gorgo.core.fleet.spec import ReplicaSpec
-from gorgo.core.messages.actions import Action
-from gorgo.core.messages.events import ReplicaRestarted
+from gorgo.core.messages.actions import Action, ReplicaRestarted
 from gorgo.core.messages.request import EngineSample, OpenConnection
 from gorgo.core.peers.group import PeerGroup
 from gorgo.core.prefix.index import PrefixIndex

@@ -7,18 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gorgo.core.admission.controller import AdmissionController
+from gorgo.core.admission import AdmissionController
 from gorgo.core.dispatch.dispatcher import Dispatcher
 from gorgo.core.dispatch.in_flight import InFlightTable
 from gorgo.core.limits import RouterLimits
-from gorgo.core.policy.interface import IndexKind, Policy
-from gorgo.core.policy.shadow import required_index, validate_shadow
+from gorgo.core.policy.interface import IndexKind, Policy, required_index, validate_shadow
 from gorgo.core.policy.weights import Weights
 from gorgo.core.prefix.index import PrefixIndex
 from gorgo.core.prefix.kv_feeds import KvFeeds
-from gorgo.core.training.learner import find_learner
-from gorgo.core.training.learning import Learning
-from gorgo.core.training.recorder import OutcomeRecorder
+from gorgo.core.training.learning import Learning, OutcomeRecorder, find_learner
 
 
 class RouterSettings:

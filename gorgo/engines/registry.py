@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from importlib.metadata import entry_points
 from types import MappingProxyType
 
-from gorgo.config.engine_names import AUTO, ENTRY_POINTS
+from gorgo.config.values import AUTO, ENTRY_POINTS
 from gorgo.engines.base import EngineDialect
 from gorgo.engines.llamacpp import LlamaCpp
 from gorgo.engines.openai import OpenAI

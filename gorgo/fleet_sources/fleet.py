@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gorgo.config.fleet.source import FleetSourceConfig
-from gorgo.config.model import Config, ReplicaConfig
-from gorgo.fleet_sources.found import MAX_REPLICAS, Found, merge, next_entries
+from gorgo.config.fleet import FleetSourceConfig, ReplicaConfig
+from gorgo.config.model import Config
+from gorgo.fleet_sources.entries import MAX_REPLICAS, Found, merge, next_entries
 
 #: From the start, `/ready` waits no longer for a source that does not answer: others may have replicas.
 FIRST_SYNC_S = 30.0

@@ -10,17 +10,208 @@ import io
 import json
 import zipfile
 import zlib
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gorgo.config.atomic import write_atomically
-from gorgo.core.training.model import Model
-from gorgo.errors import ModelFileError
-from gorgo.learning.model_parts import READERS, ModelParts
+from gorgo.core.numeric import is_number
+from gorgo.core.training.model import Model, TargetKind
+from gorgo.errors import MissingExtra, ModelFileError
+from gorgo.learning.models.base import Scaler
+from gorgo.learning.models.linear import LinearModel
+from gorgo.learning.models.network import MlpModel, Perceptron, parameter_count
+from gorgo.learning.models.residual import PRIOR, EngineWaits, ResidualModel
+from gorgo.learning.models.trees import BOOSTERS, SPLIT_BOOSTERS, Trees, TreesModel
+
+# Models out of the header and the arrays of a file: each value is checked, and the first wrong one is named.
+
+
+#: More features and wider layers than any policy has.
+_MOST_NAMES, _MOST_WIDTH, _MOST_LAYERS = 1000, 4096, 8
+
+
+class ModelParts:
+    """What a file has, read with checks. Each method raises `ModelFileError`.
+
+    Parameters
+    ----------
+    place:
+        The file, for errors.
+    header:
+        Its JSON.
+    arrays:
+        Its arrays by name.
+    """
+
+    def __init__(self, place: str, header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+        self._place = place
+        self._header = header
+        self._arrays = arrays
+        parts = header.get("parts")
+        self._parts: Mapping[str, Any] = parts if isinstance(parts, dict) else {}
+        self.kind = str(header.get("kind"))
+        self.names = self._names()
+
+    def facts(self) -> dict[str, Any]:
+        """Return the fields of `FittedModel`."""
+        width = len(self.names)
+        return {
+            "version": self._count(self._header, "version"),
+            "samples": self._count(self._header, "samples"),
+            "names": self.names,
+            "low": self.array("low", np.float32, width),
+            "high": self.array("high", np.float32, width),
+        }
+
+    def scaler(self) -> Scaler:
+        """Return the statistics of the features."""
+        width = len(self.names)
+        return Scaler(self.array("mean", np.float32, width), self.array("inverse", np.float32, width))
+
+    def network(self) -> Perceptron:
+        """Return the network of the features and the hidden widths."""
+        hidden = self._parts.get("hidden")
+        if not isinstance(hidden, list) or not 1 <= len(hidden) <= _MOST_LAYERS or not all(map(_is_width, hidden)):
+            raise self.error("hidden", repr(hidden), f"1 to {_MOST_LAYERS} widths from 1 to {_MOST_WIDTH}")
+        sizes = (len(self.names), *hidden)
+        return Perceptron(sizes, self.array("parameters", np.float32, parameter_count(sizes)))
+
+    def columns(self, name: str) -> tuple[int, ...]:
+        """Return a list of columns of the header."""
+        found = self._parts.get(name)
+        if not isinstance(found, list) or not all(type(each) is int and 0 <= each < len(self.names) for each in found):
+            raise self.error(name, repr(found), f"columns from 0 to {len(self.names) - 1}")
+        return tuple(found)
+
+    def number(self, name: str) -> float:
+        """Return a number of the header."""
+        found = self._parts.get(name)
+        if not is_number(found):
+            raise self.error(name, repr(found), "a number")
+        return float(found)
+
+    def target(self) -> TargetKind:
+        """Return the target of the training."""
+        found = self._parts.get("target")
+        if found not in get_args(TargetKind):
+            raise self.error("target", repr(found), " or ".join(get_args(TargetKind)))
+        return cast(TargetKind, found)
+
+    def strings(self, name: str) -> list[str]:
+        """Return a list of words of the header."""
+        found = self._parts.get(name)
+        if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+            raise self.error(name, repr(found), "a list of names")
+        return found
+
+    def has(self, name: str) -> bool:
+        """Return whether the file has an array."""
+        return name in self._arrays
+
+    def array(self, name: str, dtype: Any, length: int | None = None) -> NDArray[Any]:
+        """Return a vector of finite numbers of one type, and of one length if given."""
+        found = self._arrays.get(name)
+        expected = f"{np.dtype(dtype).name} numbers" if length is None else f"{length} {np.dtype(dtype).name} numbers"
+        if found is None:
+            raise self.error(name, "no such array", expected)
+        if found.ndim != 1 or found.dtype != dtype or (length is not None and len(found) != length):
+            raise self.error(name, f"{found.dtype.name} of shape {found.shape}", expected)
+        if not np.isfinite(found).all():
+            raise self.error(name, "a number that is not finite", expected)
+        return found
+
+    def error(self, name: str, found: str, expected: str) -> ModelFileError:
+        """Return the error of one part."""
+        return ModelFileError(f"{self._place}: {name}", found, expected)
+
+    def _names(self) -> tuple[str, ...]:
+        found = self._header.get("names")
+        if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+            raise self.error("names", repr(found)[:200], "a list of names of features")
+        if not 1 <= len(found) <= _MOST_NAMES or len(set(found)) < len(found):
+            raise self.error("names", repr(found)[:200], f"1 to {_MOST_NAMES} different names of features")
+        return tuple(found)
+
+    def _count(self, part: Mapping[str, Any], name: str) -> int:
+        found = part.get(name)
+        if type(found) is not int or found < 0:
+            raise self.error(name, repr(found), "a count from 0")
+        return found
+
+
+def _is_width(value: object) -> bool:
+    return type(value) is int and 1 <= value <= _MOST_WIDTH
+
+
+def _mlp(parts: ModelParts) -> Model:
+    return MlpModel(**parts.facts(), network=parts.network(), scaler=parts.scaler(), target=parts.target())
+
+
+def _residual(parts: ModelParts) -> Model:
+    if PRIOR not in parts.names:
+        raise parts.error("names", ", ".join(parts.names), f"{PRIOR} among them")
+    return ResidualModel(
+        **parts.facts(),
+        network=parts.network(),
+        scaler=parts.scaler(),
+        factor=parts.number("factor"),
+        least=parts.number("least"),
+        most=parts.number("most"),
+        prior_error=parts.number("prior_error"),
+        waits=EngineWaits(step_share=parts.number("step_share"), hold_s=parts.number("hold_s")),
+    )
+
+
+def _linear(parts: ModelParts) -> Model:
+    squares = parts.columns("squares")
+    count = 1 + len(parts.names) + len(squares)
+    return LinearModel(
+        **parts.facts(),
+        kind=parts.kind,
+        scaler=parts.scaler(),
+        squares=squares,
+        ttft_weights=parts.array("ttft_weights", np.float64, count),
+        tpot_weights=parts.array("tpot_weights", np.float64, count) if parts.has("tpot_weights") else None,
+    )
+
+
+def _trees(parts: ModelParts) -> Model:
+    names = parts.strings("boosters")
+    if tuple(names) not in BOOSTERS:
+        raise parts.error("boosters", ", ".join(names), " or ".join(", ".join(each) for each in BOOSTERS))
+    if tuple(names) == SPLIT_BOOSTERS and "queued_requests" not in parts.names:
+        raise parts.error("names", ", ".join(parts.names), "queued_requests among them")
+    return TreesModel(**parts.facts(), boosters={name: _booster(parts, name) for name in names}, target=parts.target())
+
+
+def _booster(parts: ModelParts, name: str) -> Trees:
+    columns = parts.array(f"{name}_columns", np.int64)
+    if not len(columns) or columns.min() < 0 or columns.max() >= len(parts.names):
+        raise parts.error(f"{name}_columns", repr(columns.tolist()), f"columns from 0 to {len(parts.names) - 1}")
+    text = parts.array(f"{name}_text", np.uint8).tobytes()
+    try:
+        trees = Trees(text.decode(), columns.astype(np.intp))
+    except MissingExtra as error:
+        raise parts.error("kind", "'trees'", str(error)) from error
+    except Exception as error:
+        raise parts.error(f"{name}_text", f"no model ({error})", "the text of a LightGBM model") from error
+    if trees.features != len(columns):
+        raise parts.error(f"{name}_text", f"trees of {trees.features} columns", f"trees of {len(columns)}")
+    return trees
+
+
+READERS: Mapping[str, Callable[[ModelParts], Model]] = {
+    "mlp": _mlp,
+    "linear": _linear,
+    "rls": _linear,
+    "residual": _residual,
+    "trees": _trees,
+}
+
 
 FORMAT = "gorgo-model"
 FORMAT_VERSION = 1

@@ -9,12 +9,10 @@ from uuid import uuid4
 
 import numpy as np
 
-from gorgo.config.constants import BLOCK_BYTES
-from gorgo.config.deadlines import deadlines_by_region
-from gorgo.config.machine_memory import max_buffered_bytes
 from gorgo.config.model import Config
 from gorgo.config.registered import RegisteredReplicas
-from gorgo.config.router_settings import replica_specs
+from gorgo.config.router_settings import deadlines_by_region, max_buffered_bytes, replica_specs
+from gorgo.config.values import BLOCK_BYTES
 from gorgo.core.buffer_budget import BufferBudget
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.weights import Weights
@@ -22,27 +20,25 @@ from gorgo.core.prompt.fingerprint import Fingerprinter
 from gorgo.core.router import Router
 from gorgo.errors import ConfigError
 from gorgo.fleet_sources.fleet import FoundFleet
-from gorgo.live.cache_push.service import PushService
+from gorgo.live.cache_push import PushService
 from gorgo.live.clock import epoch_clock
 from gorgo.live.control.service import ControlService
-from gorgo.live.control.startup import initial_state
-from gorgo.live.control.state_file import PersistedState, StateFile
+from gorgo.live.control.state_file import PersistedState, StateFile, initial_state
 from gorgo.live.extras import check_extras
 from gorgo.live.http.client_auth import read_client_keys
 from gorgo.live.http.tls import served_tls, upstream_tls
 from gorgo.live.logs import log
-from gorgo.live.model_lists import ModelLists
 from gorgo.live.parsing.workers import BodyWorkers
 from gorgo.live.policy_training import PolicyTraining
 from gorgo.live.prompt_tokens import PromptTokens, read_tokenizers
 from gorgo.live.replica_secrets import replica_secrets
 from gorgo.live.request_options import ClientPolicies
 from gorgo.live.router_gateway import RouterGateway
-from gorgo.live.served_models import ServedModels
+from gorgo.live.served_models import ModelLists, ServedModels
 from gorgo.live.state import INTERNAL_VARIABLE, PROXY, FrontEndKind, LiveState, Replicas, Routing, Telemetry
-from gorgo.live.telemetry.health_log import HealthLog
+from gorgo.live.telemetry.health import HealthLog
 from gorgo.live.telemetry.metrics import Metrics
-from gorgo.live.telemetry.tracing import make_tracing
+from gorgo.live.telemetry.spans import make_tracing
 from gorgo.live.uploads import UploadCounter
 from gorgo.live.upstream.target import make_target
 from gorgo.policies.registry import make_shadow

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from hashlib import sha256
 
-from gorgo.core.prefix.kv_chain import TOKEN_BYTES
+from gorgo.core.prefix.kv_source import TOKEN_BYTES
 from gorgo.core.record import record
 from gorgo.errors import GorgoError
 

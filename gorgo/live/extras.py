@@ -9,8 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from gorgo.config.fleet.source import FleetSourceConfig
-from gorgo.config.model import ReplicaConfig
+from gorgo.config.fleet import FleetSourceConfig, ReplicaConfig
 from gorgo.errors import InvalidValueError
 
 

@@ -23,7 +23,7 @@ import msgspec
 
 from gorgo.config.model import Config
 from gorgo.config.replica_advice import url_warnings
-from gorgo.engines.reports import MissingReport
+from gorgo.engines.base import MissingReport
 
 LOGGER = logging.getLogger("gorgo")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gorgo.config.model import LearningConfig
 from gorgo.core.router import Router
 from gorgo.live.clock import Clock
-from gorgo.live.telemetry.learning import LearningMetrics
+from gorgo.live.telemetry.counters import LearningMetrics
 from gorgo.live.training_status import TrainingState
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gorgo.config.constants import MIN_TOKEN_CHARS
-from gorgo.config.model import ReplicaConfig
+from gorgo.config.fleet import ReplicaConfig
+from gorgo.config.values import MIN_TOKEN_CHARS
 from gorgo.errors import InvalidValueError
 
 

@@ -13,8 +13,7 @@ from typing import NamedTuple
 from gorgo.config.model import ClientRuleConfig, Config
 from gorgo.core.record import record
 from gorgo.live.http.errors import HttpError
-from gorgo.live.http.headers import Header
-from gorgo.live.http.request_headers import RequestHeaders
+from gorgo.live.http.headers import Header, RequestHeaders
 
 #: Deadlines of the first token, ms; the first of them that is sent counts.
 SLO_HEADERS = (b"x-llm-d-slo-ttft-ms", b"x-slo-ttft-ms")

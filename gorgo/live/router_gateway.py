@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Protocol
 
-from gorgo.core.messages.actions import Action, AdmissionAction, Dispatch, Hedge, RetryAction
-from gorgo.core.messages.events import FleetEvent
+from gorgo.core.messages.actions import Action, AdmissionAction, Dispatch, FleetEvent, Hedge, RetryAction
 from gorgo.core.messages.request import AttemptResult, Outcome, RouteRequest
 from gorgo.core.router import Router
 from gorgo.live.clock import Clock

@@ -8,47 +8,147 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gorgo.config.model import Config, LimitsConfig
 from gorgo.config.router_settings import router_limits
 from gorgo.core.buffer_budget import BufferBudget
+from gorgo.core.fleet.snapshot import ReplicaSnapshot
 from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.actions import Dispatch
+from gorgo.core.messages.decision import CacheSourceStats
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.core.prompt.fingerprint import Fingerprinter
 from gorgo.core.router import Router
 from gorgo.fleet_sources.fleet import FoundFleet
-from gorgo.live.cache_push.service import PushService
-from gorgo.live.cache_push.source import PushSource
-from gorgo.live.cache_states import CacheState
+from gorgo.live.cache_push import PushService, PushSource, PushStats
 from gorgo.live.clock import Clock
 from gorgo.live.control.service import ControlService
 from gorgo.live.http.client_auth import ClientKeys
 from gorgo.live.http.tls import ServedTls
 from gorgo.live.kv_feed_stats import KvFeedStats
 from gorgo.live.logs import log_missing
-from gorgo.live.model_lists import ModelLists
 from gorgo.live.parsing.workers import BodyWorkers
 from gorgo.live.policy_training import PolicyTraining
 from gorgo.live.prompt_tokens import PromptTokens
-from gorgo.live.readiness import NotReady, why_not_ready
 from gorgo.live.request_options import ClientPolicies
 from gorgo.live.router_gateway import RouterGateway
-from gorgo.live.served_models import ServedModels
+from gorgo.live.served_models import ModelLists, ServedModels
 from gorgo.live.stored_responses import StoredResponses
+from gorgo.live.telemetry.health import ProbeHistory
 from gorgo.live.telemetry.line_log import LineLog
 from gorgo.live.telemetry.metrics import Metrics
-from gorgo.live.telemetry.probe_history import ProbeHistory
 from gorgo.live.uploads import UploadCounter
 from gorgo.live.upstream.target import Target
 
 if TYPE_CHECKING:
-    from gorgo.live.kv_events.feeds import KvSubscriptions
+    from gorgo.live.kv_events.applier import KvSubscriptions
     from gorgo.live.peer_store.service import PeerStoreService
     from gorgo.live.telemetry.spans import Tracing
+
+
+# Readiness: whether some replica could serve a request now, and the reason for each that could not. Pure.
+#
+# Owns the rule of `/ready` and of the status page's alert. In a panic the Router also tries ejected replicas; a load
+# balancer with another proxy to choose should not.
+
+
+#: Regions that may serve a model, for models with such a rule.
+AllowedRegions = Mapping[str, frozenset[str]]
+
+
+class NotReady(NamedTuple):
+    """Code and message of the error."""
+
+    code: str
+    message: str
+
+
+def why_not_ready(
+    views: Sequence[ReplicaSnapshot],
+    allowed: AllowedRegions,
+    *,
+    required: int = 1,
+    unreachable: Container[str] = (),
+) -> NotReady | None:
+    """Return the error if fewer than `required` replicas can serve a request.
+
+    `unreachable` has the replicas whose last pings found no connection. A load balancer that requires several replicas
+    counts those with a recent probe alone.
+    """
+    if not views:
+        return NotReady("no_replica", "no replica can serve a request: the fleet is empty")
+    obstacles = [_obstacle(view, allowed, view.name in unreachable) for view in views]
+    if all(obstacles):
+        # Without names: this route needs no key.
+        counts = Counter(obstacle for obstacle in obstacles if obstacle is not None)
+        reasons = ", ".join(f"{n} {reason}" for reason, n in counts.most_common())
+        return NotReady("no_replica", f"no replica can serve a request: {reasons}")
+    ready = sum(view.state == "healthy" and view.rtt_ms is not None for view in views)
+    # For 1, any replica that can serve counts: a single lost ping must not take the only one away.
+    if ready < required and required > 1:
+        return NotReady("too_few_replicas", f"{ready} replicas are ready; {required} are required")
+    return None
+
+
+def _obstacle(view: ReplicaSnapshot, allowed: AllowedRegions, unreachable: bool) -> str | None:
+    if view.state == "draining":
+        return "draining"
+    if view.models and all(view.region not in allowed.get(model, (view.region,)) for model in view.models):
+        return "without a model that its region may serve"
+    if unreachable:
+        return "without a connection"
+    if view.state == "ejected":
+        return "ejected after failed requests" if view.ejected_by == "attempts" else "without an answer to probes"
+    if view.state == "half_open":
+        # A back-off also ends for a replica that is still silent.
+        return None if view.answers else "without an answer to probes"
+    # One lost ping says little while the round trip before it is recent, or requests succeed.
+    alive = view.answers is not False or view.rtt_ms is not None or not view.failures_in_a_row
+    return None if alive else "without an answer to probes"
+
+
+# What the proxy knows of each replica's cache, how right it was, and by which reports: for metrics, status and page.
+#
+# Owns the composition. The Router has the source in use and its errors, `kv_events` the state of the feed of KV
+# events, `cache_push` the pushes.
+
+
+@dataclass(frozen=True, slots=True)
+class CacheState:
+    """The cache of one replica; `feed` is `None` where no KV events are configured."""
+
+    region: str
+    stats: CacheSourceStats
+    pushes: PushStats
+    feed: KvFeedStats | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        feed = None
+        if self.feed is not None:
+            feed = asdict(self.feed) | {"state": self.feed.state.value, "endpoints": list(self.feed.endpoints)}
+        return asdict(self.stats) | {"feed": feed, "pushes": asdict(self.pushes)}
+
+    def reports(self) -> Iterator[tuple[str, int]]:
+        """Yield the number of reports by what became of them."""
+        feed = self.feed or KvFeedStats()
+        yield "messages", feed.messages
+        yield "rejected", feed.rejected_messages + feed.rejected_events
+        yield "gaps", feed.gaps
+        yield "restarts", feed.restarts
+        yield "replays", feed.replays
+        yield "failed_replays", feed.failed_replays
+        pushes = self.pushes
+        yield "snapshots", pushes.snapshots
+        yield "evictions", pushes.evictions
+        yield "stale", pushes.stale
+        yield "lost", pushes.lost
+        yield "limited", pushes.limited
+        yield "silences", pushes.silences
+
 
 #: Set to 1, it turns on `GET /admin/check`.
 INTERNAL_VARIABLE = "GORGO_INTERNAL_ROUTES"

@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gorgo.core.training.model import Model
-from gorgo.core.training.spec import TrainingSpec
+from gorgo.core.training.model import Model, TrainingSpec
 
 
 @dataclass(frozen=True, slots=True)

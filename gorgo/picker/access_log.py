@@ -11,8 +11,7 @@ from typing import Any
 
 from gorgo.core.numeric import MAX_AMOUNT
 from gorgo.core.stream import Usage
-from gorgo.picker.exchange.lifetime import PickerExchange
-from gorgo.picker.exchange.outcomes import LogEntry
+from gorgo.picker.exchange.lifetime import LogEntry, PickerExchange
 from gorgo.picker.protocol.messages import LB, OWN, SERVED, ProtocolError, struct_text
 from gorgo.picker.protocol.protos import DecodeError, StreamAccessLogsMessage
 from gorgo.picker.state import PickerState

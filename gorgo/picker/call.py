@@ -5,14 +5,446 @@ Owns which of two roles a call has, by its first message, and that whatever ends
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
+from gorgo.core.messages.actions import Dispatch
+from gorgo.core.messages.request import AttemptResult, Outcome
+from gorgo.core.record import record
+from gorgo.core.stream import UsageEventFilter
+from gorgo.errors import closest
+from gorgo.live.http.errors import HttpError, error_json
+from gorgo.live.http.headers import KEYS, Header, find
 from gorgo.live.logs import log_failure
-from gorgo.picker.calls.first_token import FirstTokenCall
-from gorgo.picker.calls.request import RequestCall
-from gorgo.picker.protocol.messages import ProtocolError, read_message
-from gorgo.picker.protocol.output import CallOutput
+from gorgo.live.request.own_answers import ALIVE, count_own_answer, model_list, model_row, readiness
+from gorgo.live.request.parse import INFERENCE_ROUTES
+from gorgo.live.request.refusals import record_early_refusal
+from gorgo.picker.exchange.changes import choose, labels_of
+from gorgo.picker.exchange.lifetime import BODY_BYTES, PickerExchange, outcome_of_answer
+from gorgo.picker.exchange.pending import PendingRequest
+from gorgo.picker.protocol.answers import UNCHANGED, answered, chosen, refused, streamed
+from gorgo.picker.protocol.heads import RequestHead, RequestStart
+from gorgo.picker.protocol.messages import (
+    BUFFERED,
+    FULL_DUPLEX_STREAMED,
+    LB,
+    OWN,
+    SERVED,
+    CallOutput,
+    ProtocolError,
+    metadata_text,
+    read_headers,
+    read_message,
+    read_served,
+    read_status,
+)
+from gorgo.picker.protocol.protos import ProcessingMode
 from gorgo.picker.state import PickerState
+
+# What an own Envoy's picker answers itself, as the proxy does: health, readiness, known models; and the 404 and 405.
+#
+# A gateway has routes of its own: there each path goes to a replica.
+
+
+_ALIVE = frozenset({"/health", "/healthz", "/livez"})
+_READY = frozenset({"/ready", "/readyz"})
+_MODELS = "/v1/models"
+
+
+@record
+class OwnAnswer:
+    """A response of the picker's own, in JSON."""
+
+    status: int
+    body: bytes
+
+
+def public_answer(state: PickerState, head: RequestHead) -> OwnAnswer | None:
+    """Return the answer to a load balancer, which needs no key; `None` for any other request. Raises `HttpError`."""
+    if head.method not in ("GET", "HEAD"):
+        return None
+    if head.path in _ALIVE:
+        return OwnAnswer(200, ALIVE)
+    if head.path not in _READY:
+        return None
+    return OwnAnswer(200, readiness(state.live))
+
+
+def own_answer(state: PickerState, head: RequestHead, client: str | None) -> OwnAnswer | None:
+    """Return the answer to a request for models; `None` for a request for a replica.
+
+    Raises `HttpError`: 404 for a path without a route, which an engine could take for an order, and 405.
+    """
+    path = head.path
+    if path in _INFERENCE:
+        return None
+    if path != _MODELS and not path.startswith(f"{_MODELS}/"):
+        known = [*INFERENCE_ROUTES, _MODELS]
+        message = f"no such route{closest(path[:200], known)}; there are: {', '.join(known)}"
+        raise HttpError(404, "not_found", message)
+    if head.method not in ("GET", "HEAD"):
+        raise HttpError(405, "method_not_allowed", "expected GET", headers=((b"allow", b"GET, HEAD"),))
+    rows = state.routing.models.rows()
+    if not rows:
+        return None
+    count_own_answer(state.routing, state.telemetry, client)
+    if path == _MODELS:
+        return OwnAnswer(200, model_list(rows))
+    return OwnAnswer(200, model_row(state.routing, rows, path[len(_MODELS) + 1 :], client=client))
+
+
+# The response as it passes through the call of its request, where Envoy sends it there.
+#
+# Owns what goes back: each byte once, but for the event of usage that only the picker has requested. An own Envoy
+# sends none of it, and so its client gets that event too.
+
+
+class CarriedResponse:
+    """The response of one call.
+
+    Parameters
+    ----------
+    body_mode:
+        How Envoy sends the body of the response; nothing comes before the choice.
+    output:
+        The transport's end of the call.
+    """
+
+    __slots__ = ("_filter", "_is_returned", "_output", "has_body", "removes_usage")
+
+    def __init__(self, body_mode: int, output: CallOutput) -> None:
+        self._output = output
+        #: Whether the body passes through the call, and whether Envoy has only what is sent back of it.
+        self.has_body = body_mode in (ProcessingMode.STREAMED, ProcessingMode.FULL_DUPLEX_STREAMED)
+        self._is_returned = body_mode == ProcessingMode.FULL_DUPLEX_STREAMED
+        #: The client has not requested the usage that the replica was asked for.
+        self.removes_usage = False
+        self._filter: UsageEventFilter | None = None
+
+    def feed(self, exchange: PickerExchange, kind: str, message: Any) -> None:
+        """Take a part of the response, answer it, and then read it: the client waits for the answer alone."""
+        served = metadata_text(message, LB, SERVED)
+        if kind == "response_headers":
+            served = self._take_head(exchange, message.response_headers) or served
+        if served is not None:
+            exchange.served_at(served, exchange.answer.status)
+        if kind == "response_body":
+            body = message.response_body
+            self._send_body(body.body, end=body.end_of_stream)
+            exchange.feed(body.body, end=body.end_of_stream)
+        elif kind == "response_trailers":
+            self._end_body()
+            exchange.answer.complete = True
+            self._output.send_message(UNCHANGED[kind])
+        elif kind == "response_headers":
+            labels = labels_of(exchange.dispatch)
+            self._output.send_message(answered(labels, is_shortened=self._filter is not None))
+        else:
+            self._output.send_message(UNCHANGED[kind])
+
+    def _take_head(self, exchange: PickerExchange, message: Any) -> str | None:
+        """Read the head; return the address that has served, where a header says so."""
+        headers, answer = read_headers(message), exchange.answer
+        answer.read_head(read_status(headers), headers)
+        answer.complete = message.end_of_stream
+        if self.removes_usage and self._is_returned and answer.is_stream and not answer.complete:
+            self._filter = UsageEventFilter()
+        found = find(headers, SERVED.encode())
+        return None if found is None else found.decode("latin-1")
+
+    def _send_body(self, body: bytes, *, end: bool) -> None:
+        if not self._is_returned:
+            self._output.send_message(UNCHANGED["response_body"])
+            return
+        if self._filter is not None:
+            body = self._filter.feed(body)
+            if end:
+                body += self._filter.flush()
+            if not (body or end):
+                return  # its event is not whole yet, or is the one
+        for piece in streamed("response_body", body, end=end):
+            self._output.send_message(piece)
+
+    def _end_body(self) -> None:
+        """Send what is left of a body that trailers end."""
+        rest = b"" if self._filter is None else self._filter.flush()
+        if rest:
+            for piece in streamed("response_body", rest, end=False):
+                self._output.send_message(piece)
+
+
+# The call of one request: its decision, its end, and where the gateway sends them the bytes of both bodies.
+#
+# Owns the order of answers. Two modes, which the first message says: the body of an own Envoy comes whole (BUFFERED),
+# and Envoy has it; a gateway sends it in parts and has only what is sent back (FULL_DUPLEX_STREAMED).
+#
+# Theory of operation. In both modes a request is decided once all of it has come. In the second mode nothing has been
+# answered until then: the headers' answer with the choice is sent first, and the body after it, in pieces.
+
+
+_MODES = (BUFFERED, FULL_DUPLEX_STREAMED)
+_INFERENCE = frozenset(INFERENCE_ROUTES)
+#: The name in a replica's URL is not resolved: nothing was sent.
+_NO_ADDRESS = Outcome(AttemptResult.FAILED_BEFORE_CONTENT, error="connect_failed")
+_JSON = (b"content-type", b"application/json")
+
+
+class RequestCall:
+    """One request.
+
+    Parameters
+    ----------
+    state:
+        The running picker.
+    output:
+        The transport's end of the call.
+    start:
+        What begins the request. Raises `ProtocolError` for a mode that it cannot have.
+    """
+
+    __slots__ = (
+        "_body",
+        "_duplex",
+        "_exchange",
+        "_has_trailers",
+        "_head",
+        "_output",
+        "_parts",
+        "_pending",
+        "_refused",
+        "_response",
+        "_state",
+        "_subset",
+    )
+
+    def __init__(self, state: PickerState, output: CallOutput, start: RequestStart) -> None:
+        self._state = state
+        self._output = output
+        mode = start.mode.request_body
+        self._response = CarriedResponse(start.mode.response_body, self._output)
+        self._head: RequestHead = start.head
+        self._subset = start.mode.subset
+        if mode not in _MODES and not self._head.ended:
+            raise ProtocolError("expected request_body_mode BUFFERED or FULL_DUPLEX_STREAMED")
+        #: The request's body is sent back in pieces.
+        self._duplex = mode == FULL_DUPLEX_STREAMED
+        self._parts: list[bytes] | None = []
+        self._body = b""
+        self._has_trailers = False
+        self._refused = False
+        self._pending: PendingRequest | None = None
+        self._exchange: PickerExchange | None = None
+
+    # -- messages
+
+    def feed(self, kind: str, message: Any) -> None:
+        """Take a message after the first. Raises `ProtocolError` for one that cannot come now."""
+        if self._refused:
+            return
+        assert self._pending is not None, "it has begun"
+        if kind == "request_body":
+            self._take_body(message.request_body.body, end=message.request_body.end_of_stream or not self._duplex)
+        elif kind == "request_trailers":
+            self._take_trailers()
+        elif kind == "request_headers":
+            raise ProtocolError("expected one message with request_headers")
+        elif self._exchange is None:
+            raise ProtocolError(f"expected {kind} after the choice")
+        else:
+            self._response.feed(self._exchange, kind, message)
+
+    def closed(self) -> None:
+        """End the exchange."""
+        self._parts, self._body = None, b""
+        if self._exchange is not None:
+            outcome = outcome_of_answer(self._exchange.answer, carried=True) if self._response.has_body else None
+            self._exchange.on_call_end(outcome)
+        elif self._pending is not None:
+            self._pending.on_call_end()
+        # They refer to the call: without this only the collector would free all three.
+        self._exchange = self._pending = None
+
+    # -- the request
+
+    def begin(self) -> None:
+        """Take the head."""
+        head, state = self._head, self._state
+        client = None
+        try:
+            answer = None if self._duplex else public_answer(state, head)
+            if answer is None:
+                client = self._admit_client()
+                answer = None if self._duplex else own_answer(state, head, client)
+        except HttpError as error:
+            body = error_json(error.status, error.code, error.message, error.details, path=head.path)
+            self.refused(error.status, (_JSON, *error.headers), body, error.code)
+            return
+        if answer is not None:
+            self._answer(answer)
+            return
+        subset = self._subset
+        # A gateway sends whatever else it has on these paths to a replica.
+        has_prompt = head.path in _INFERENCE and (head.method == "POST" or not self._duplex)
+        self._pending = PendingRequest(
+            state,
+            head,
+            self,
+            client=client,
+            has_prompt=has_prompt,
+            replicas=None if subset is None else state.endpoints.replicas(subset),
+        )
+        if has_prompt and not self._pending.has_method():
+            return
+        if head.ended:
+            self._decide()
+        elif not self._duplex:
+            self._output.send_message(UNCHANGED["request_headers"])
+
+    def _admit_client(self) -> str | None:
+        """Return the name of the client's key, which was for the picker: it is removed. Raises `HttpError` (401)."""
+        head, keys = self._head, self._state.routing.client_keys
+        if keys is None:
+            return None
+        try:
+            client, head.headers = keys.admit(head.headers)
+        except HttpError as error:
+            record_early_refusal(self._state.telemetry, error)
+            raise
+        head.removed = tuple(KEYS)
+        return client
+
+    def _take_body(self, body: bytes, *, end: bool) -> None:
+        if self._parts is None:
+            raise ProtocolError("expected no more of the request's body")
+        assert self._pending is not None
+        self._parts.append(body)
+        if not self._pending.receive(len(body), end=end):
+            self._parts = None
+        elif end:
+            self._decide()
+
+    def _take_trailers(self) -> None:
+        if self._parts is None:
+            # An own Envoy sends trailers after the body's answer.
+            self._output.send_message(UNCHANGED["request_trailers"])
+            return
+        self._has_trailers = True
+        self._decide()
+
+    def _decide(self) -> None:
+        assert self._pending is not None
+        assert self._parts is not None
+        self._body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        self._parts = None
+        if self._pending.has_prompt:
+            self._pending.decide(self._body)
+        else:
+            self._pending.decide_any()
+
+    # -- the decision
+
+    def dispatched(self, dispatch: Dispatch) -> None:
+        """Answer with the choice, and in pieces with the body."""
+        state, pending = self._state, self._pending
+        assert pending is not None
+        while state.endpoints.address(dispatch.replica) is None:
+            action = state.routing.gateway.finish(dispatch, _NO_ADDRESS)
+            if not isinstance(action, Dispatch):
+                pending.fail(action)
+                return
+            dispatch = action
+        self._exchange = PickerExchange(state, pending, dispatch, has_entry=not self._response.has_body)
+        choice = choose(state, pending, self._exchange)
+        self._response.removes_usage = choice.adds_usage
+        if self._duplex:
+            self._output.send_message(chosen("request_headers", choice, with_body=False))
+            if not self._head.ended:
+                body = self._body if choice.body is None else choice.body
+                for piece in streamed("request_body", body, end=not self._has_trailers):
+                    self._output.send_message(piece)
+                if self._has_trailers:
+                    self._output.send_message(UNCHANGED["request_trailers"])
+        else:
+            kind = "request_headers" if self._head.ended else "request_body"
+            self._output.send_message(chosen(kind, choice, with_body=True))
+        self._body = b""
+        pending.release_body()
+
+    def refused(self, status: int, headers: Sequence[Header], body: bytes, code: str) -> None:
+        """Have Envoy answer the client with an error."""
+        self._refused = True
+        self._parts, self._body = None, b""
+        self._output.send_message(refused(status, headers, body, code=code))
+        self._output.end_call()
+
+    def _answer(self, answer: OwnAnswer) -> None:
+        """Have Envoy answer the client with something of the picker's own."""
+        self.refused(answer.status, (_JSON,), answer.body, "answered")
+
+
+# The call of the filter of first tokens: it has the beginning of an answer, and ends as soon as that says enough.
+#
+# In observability mode Envoy waits for nothing: the answer's bytes have passed already.
+
+
+_KINDS = frozenset({"response_headers", "response_body", "response_trailers"})
+
+
+class FirstTokenCall:
+    """One such call."""
+
+    __slots__ = ("_ended", "_exchange", "_output", "_state")
+
+    def __init__(self, state: PickerState, output: CallOutput) -> None:
+        self._state = state
+        self._output = output
+        self._exchange: PickerExchange | None = None
+        self._ended = False
+
+    def feed(self, kind: str, message: Any) -> None:
+        """Take a part of the answer. Raises `ProtocolError` for a part of a request."""
+        if kind not in _KINDS:
+            raise ProtocolError(f"expected a response of the filter of first tokens, and not {kind}")
+        if self._ended:
+            return
+        if self._exchange is None:
+            exchange_id = metadata_text(message, OWN, "id")
+            found = None if exchange_id is None else self._state.open_exchanges.get(exchange_id)
+            assert found is None or isinstance(found, PickerExchange), "calls add no other kind"
+            self._exchange = found
+        if not message.observability_mode:
+            self._output.send_message(UNCHANGED[kind])
+        if self._exchange is None or self._read(self._exchange, kind, message):
+            self._end()
+
+    def closed(self) -> None:
+        """Do nothing: the end of the exchange is another call's."""
+        self._ended = True
+
+    def _read(self, exchange: PickerExchange, kind: str, message: Any) -> bool:
+        """Read a part of the answer; return whether no more of it is needed."""
+        served, status = read_served(message)
+        if served is not None:
+            exchange.served_at(served, status)
+        answer = exchange.answer
+        if status and not answer.status:
+            answer.status = status
+        if kind == "response_headers":
+            headers = read_headers(message.response_headers)
+            answer.read_head(read_status(headers), headers)
+            return bool(message.response_headers.end_of_stream)
+        if kind == "response_trailers":
+            return True
+        body = message.response_body
+        exchange.feed(body.body, end=body.end_of_stream)
+        if answer.is_stream:
+            return not answer.is_waiting or answer.complete
+        return answer.complete or answer.size > BODY_BYTES or answer.request is None
+
+    def _end(self) -> None:
+        self._ended = True
+        self._output.end_call()
+
 
 __all__ = ["CallOutput", "PickerCall", "ProtocolError"]
 

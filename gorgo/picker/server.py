@@ -11,16 +11,13 @@ from contextlib import suppress
 from functools import partial
 
 from gorgo.config.model import Config
-from gorgo.live.process.options import ProcessOptions
-from gorgo.live.process.run import Ready, run_process
+from gorgo.live.process import ProcessOptions, Ready, run_process
 from gorgo.picker.access_log import take_access_log
 from gorgo.picker.call import PickerCall
 from gorgo.picker.state import PICKER, PickerState
-from gorgo.picker.transport.health import Health
 from gorgo.picker.transport.http2.server import Http2Server
-from gorgo.picker.transport.limits import TransportLimits
-from gorgo.picker.transport.services import services
-from gorgo.picker.transport.streams import CallHandlers, Output
+from gorgo.picker.transport.services import Health, services
+from gorgo.picker.transport.streams import CallHandlers, Output, TransportLimits
 
 #: Between two resolutions of the names in replicas' URLs, s: the usual time for which DNS answers may be cached.
 RESOLVE_S = 30.0

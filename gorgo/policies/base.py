@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from gorgo.core.arrays import Floats
+from gorgo.core.numeric import Floats
 from gorgo.core.policy.candidates import Candidates
 from gorgo.core.policy.choice import Choice, argmin_tiebreak
 

@@ -8,10 +8,8 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from gorgo.core.arrays import FEW, Floats
-from gorgo.core.latency.prefill import prefill_s
+from gorgo.core.latency.prefill import faded, mean_of_columns, mean_of_rows, prefill_s, shares_of_columns
 from gorgo.core.latency.prefill_queue import STUCK_AFTER_S
-from gorgo.core.latency.prefill_share import faded, mean_of_columns, mean_of_rows, shares_of_columns
 from gorgo.core.latency.tcp import (
     INITIAL_WINDOW_BYTES,
     SEGMENT_BYTES,
@@ -22,9 +20,9 @@ from gorgo.core.latency.tcp import (
     round_trips_after_idle,
 )
 from gorgo.core.messages.request import RouteRequest
+from gorgo.core.numeric import FEW, Floats
 from gorgo.core.policy.candidates import Candidates
-from gorgo.core.policy.choice import Choice, Prediction, least_of_rows
-from gorgo.core.policy.cost import choose_min_cost, fill_unknown
+from gorgo.core.policy.choice import Choice, Prediction, choose_min_cost, fill_unknown, least_of_rows
 from gorgo.core.policy.interface import IndexKind
 from gorgo.core.policy.weights import Weights, WeightSpec
 from gorgo.core.record import record

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.policy.candidates import Candidates
-from gorgo.core.policy.choice import Choice, argmin_tiebreak
-from gorgo.core.policy.cost import choose_min_cost, fill_unknown
+from gorgo.core.policy.choice import Choice, argmin_tiebreak, choose_min_cost, fill_unknown
 from gorgo.core.policy.interface import IndexKind
 from gorgo.core.policy.weights import Weights, WeightSpec
 
@@ -81,3 +80,95 @@ def _reported(candidates: Candidates) -> dict[str, NDArray[np.float64]]:
         "queued": fill_unknown(candidates.queued_requests).copy(),
         "used": fill_unknown(candidates.used_tokens).copy(),
     }
+
+
+# `least-request` as the authors of the GORGO paper released it, and by this proxy's own count alone.
+
+
+class LeastRequest:
+    """Fewest requests by the larger of two counts, the engine's running ones and this proxy's own; ties at random.
+
+    The report may be one scrape interval old. A missing one counts as the worst known; if none is known, the own count
+    decides.
+
+    References
+    ----------
+    GORGO paper, baselines; the authors' package gorgo-lb 0.2.0, `route_least_request`.
+    """
+
+    name: ClassVar[str] = "least-request"
+    summary: ClassVar[str] = (
+        "GORGO paper, as released: fewest requests, the larger of reported and own count, ties at random"
+    )
+    unit: ClassVar[str] = "requests"
+    index: ClassVar[IndexKind] = "any"
+    weight_specs: ClassVar[tuple[WeightSpec, ...]] = ()
+
+    def choose(
+        self,
+        request: RouteRequest,
+        candidates: Candidates,
+        weights: Weights,
+        rng: np.random.Generator,
+    ) -> Choice:
+        own = candidates.in_flight_requests.copy()
+        excess = np.maximum(fill_unknown(candidates.running_requests) - own, 0.0)
+        cost = own + excess
+        return Choice(argmin_tiebreak(cost, cost, rng), {"in_flight": own, "running_excess": excess}, cost)
+
+
+class LeastRequestInFlight:
+    """Fewest requests in flight, ties at random. It needs no signal of an engine, so other policies fall back to it.
+
+    Load balancers call it least outstanding requests.
+    """
+
+    name: ClassVar[str] = "least-request-in-flight"
+    summary: ClassVar[str] = "fewest requests in flight from this proxy (least outstanding requests), ties at random"
+    unit: ClassVar[str] = "requests"
+    index: ClassVar[IndexKind] = "any"
+    weight_specs: ClassVar[tuple[WeightSpec, ...]] = ()
+
+    def choose(
+        self,
+        request: RouteRequest,
+        candidates: Candidates,
+        weights: Weights,
+        rng: np.random.Generator,
+    ) -> Choice:
+        return choose_min_cost({"in_flight": candidates.in_flight_requests.copy()}, candidates, rng)
+
+
+# `power-of-two`: two at random, the less loaded of them.
+
+
+class PowerOfTwo:
+    """Power of two choices, by requests in flight: nearly as even as least-request, and it never herds.
+
+    References
+    ----------
+    Mitzenmacher, The power of two choices in randomized load balancing, 2001.
+    """
+
+    name: ClassVar[str] = "power-of-two"
+    summary: ClassVar[str] = "two replicas at random, the one with fewer requests in flight"
+    unit: ClassVar[str] = ""
+    index: ClassVar[IndexKind] = "any"
+    weight_specs: ClassVar[tuple[WeightSpec, ...]] = ()
+
+    def choose(
+        self,
+        request: RouteRequest,
+        candidates: Candidates,
+        weights: Weights,
+        rng: np.random.Generator,
+    ) -> Choice:
+        load = candidates.in_flight_requests
+        if len(candidates) == 1:
+            return Choice(0, {"in_flight": load.copy()})
+        first = int(rng.integers(len(candidates)))
+        # A second draw among the others, without building a permutation.
+        second = int(rng.integers(len(candidates) - 1))
+        second += second >= first
+        # On a tie the first drawn wins, which is fair: the order of the two is itself at random.
+        return Choice(second if load[second] < load[first] else first, {"in_flight": load.copy()})

@@ -7,12 +7,12 @@ from typing import ClassVar
 import numpy as np
 
 from gorgo.core.messages.request import RouteRequest
+from gorgo.core.numeric import Floats
 from gorgo.core.policy.candidates import Candidates
-from gorgo.core.policy.choice import Choice, argmin_tiebreak
-from gorgo.core.policy.cost import fill_unknown
+from gorgo.core.policy.choice import Choice, argmin_tiebreak, fill_unknown
 from gorgo.core.policy.interface import IndexKind
 from gorgo.core.policy.weights import Weights, WeightSpec
-from gorgo.policies.base import IMBALANCE, longest_prefix
+from gorgo.policies.base import IMBALANCE, evidence, least_loaded, longest_match, longest_prefix
 
 
 class PrefixCache:
@@ -86,3 +86,125 @@ class PrefixCacheInFlight:
         rng: np.random.Generator,
     ) -> Choice:
         return longest_prefix(candidates, rng, deviations=2)
+
+
+# `prefix-cache-and-load`: the heuristic that Lodestar falls back to and is compared with, its algorithm 1.
+
+
+class PrefixCacheAndLoad:
+    """As `prefix-cache-in-flight`, but a replica counts as overloaded above mean + 1 standard deviation.
+
+    References
+    ----------
+    Lodestar paper, algorithm 1; AIBrix, policy prefix-cache with its default factor.
+    """
+
+    name: ClassVar[str] = "prefix-cache-and-load"
+    summary: ClassVar[str] = (
+        "Lodestar Alg. 1: longest prefix unless overloaded (mean + 1 sd) or unbalanced (by more than 8)"
+    )
+    unit: ClassVar[str] = ""
+    index: ClassVar[IndexKind] = "published"
+    weight_specs: ClassVar[tuple[WeightSpec, ...]] = ()
+
+    def choose(
+        self,
+        request: RouteRequest,
+        candidates: Candidates,
+        weights: Weights,
+        rng: np.random.Generator,
+    ) -> Choice:
+        return longest_prefix(candidates, rng, deviations=1)
+
+
+# `prefix-threshold`: Lodestar's algorithm 2, the longest prefix if it is long enough.
+
+
+class PrefixThreshold:
+    """The best match when it covers more than a share tau of the prompt, else the least loaded.
+
+    The paper tunes tau per trace (0.2 to 0.6), so it is a weight here and starts in between. At 1 no match is ever long
+    enough.
+
+    References
+    ----------
+    Lodestar paper, algorithm 2.
+    """
+
+    name: ClassVar[str] = "prefix-threshold"
+    summary: ClassVar[str] = (
+        "Lodestar Alg. 2: longest prefix if it covers more than tau of the prompt, else fewest in flight"
+    )
+    unit: ClassVar[str] = ""
+    index: ClassVar[IndexKind] = "published"
+    weight_specs: ClassVar[tuple[WeightSpec, ...]] = (
+        WeightSpec("tau", 0.5, 0.05, 1.0, "share of the prompt that must be cached"),
+    )
+
+    def choose(
+        self,
+        request: RouteRequest,
+        candidates: Candidates,
+        weights: Weights,
+        rng: np.random.Generator,
+    ) -> Choice:
+        if candidates.cached_tokens.max() <= weights["tau"] * candidates.prompt_tokens:
+            return Choice(least_loaded(candidates, rng), evidence(candidates), fallback="below_threshold")
+        return Choice(longest_match(np.arange(len(candidates)), candidates, rng), evidence(candidates))
+
+
+# `load-prefix`: llm-d's default scorers, with which its predicted latency is compared.
+
+
+class LoadPrefix:
+    """cost = prefix * uncached share + queue * place of the engine's queue + kv * KV usage; ties at random.
+
+    The place of a queue is 0 for the shortest among the candidates and 1 for the longest, whatever the lengths. A
+    missing report counts as the worst known, which costs as much as a queue or a KV pool of that size. The blog's two
+    sets of weights are 1:1:1, the default here, and 3:2:2.
+
+    References
+    ----------
+    llm-d, `prefix-cache-scorer`, `queue-scorer` and `kv-cache-utilization-scorer` with its max-score picker.
+    """
+
+    name: ClassVar[str] = "load-prefix"
+    summary: ClassVar[str] = (
+        "llm-d's scorers: least uncached share + relative queue + KV usage, weighted, ties at random"
+    )
+    unit: ClassVar[str] = "share"
+    index: ClassVar[IndexKind] = "published"
+    weight_specs: ClassVar[tuple[WeightSpec, ...]] = (
+        WeightSpec("prefix", 1.0, 0.1, 10.0, "on the share of the prompt that is not cached"),
+        WeightSpec("queue", 1.0, 0.1, 10.0, "on the queue, 0 for the shortest and 1 for the longest"),
+        WeightSpec("kv", 1.0, 0.1, 10.0, "on the share of the KV pool in use"),
+    )
+
+    def choose(
+        self,
+        request: RouteRequest,
+        candidates: Candidates,
+        weights: Weights,
+        rng: np.random.Generator,
+    ) -> Choice:
+        terms = {
+            "prefix": weights["prefix"] * candidates.uncached_tokens / max(candidates.prompt_tokens, 1),
+            "queue": weights["queue"] * _relative(fill_unknown(candidates.queued_requests)),
+            "kv": weights["kv"] * fill_unknown(_usage(candidates)),
+        }
+        cost = terms["prefix"] + terms["queue"] + terms["kv"]
+        return Choice(argmin_tiebreak(cost, cost, rng), terms, cost)
+
+
+def _relative(queued: Floats) -> Floats:
+    """Return each queue's place between the shortest and the longest; 0 where all are as long."""
+    shortest = queued.min()
+    place: Floats = (queued - shortest) / max(float(queued.max() - shortest), np.finfo(np.float64).tiny)
+    return place
+
+
+def _usage(candidates: Candidates) -> Floats:
+    """Return the share of each KV pool in use, NaN where a figure is unknown; an engine may count more than fits."""
+    pool = np.where(candidates.kv_capacity_tokens > 0, candidates.kv_capacity_tokens, np.nan)
+    usage: Floats = np.clip(candidates.used_tokens / pool, 0.0, 1.0)
+    return usage

@@ -11,8 +11,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pkgutil import resolve_name
 from typing import get_args
 
-from gorgo.core.policy.interface import IndexKind, Policy
-from gorgo.core.policy.shadow import validate_shadow
+from gorgo.core.policy.interface import IndexKind, Policy, validate_shadow
 from gorgo.errors import UnknownPolicy, closest
 
 ENTRY_POINTS = "gorgo.policies"
@@ -22,24 +21,24 @@ _BUILT_IN = {
     "gorgo": "gorgo:Gorgo",
     "gorgo-ms": "gorgo_ms:GorgoMs",
     "least-load": "least_load:LeastLoad",
-    "least-request": "least_request:LeastRequest",
+    "least-request": "least_load:LeastRequest",
     "prefix-cache": "prefix_cache:PrefixCache",
-    "simple-session-affinity": "session_affinity:SimpleSessionAffinity",
-    "random": "random:Random",
-    "round-robin": "round_robin:RoundRobin",
-    "power-of-two": "power_of_two:PowerOfTwo",
-    "nearest": "nearest:Nearest",
-    "prefix-cache-and-load": "prefix_cache_and_load:PrefixCacheAndLoad",
-    "prefix-threshold": "prefix_threshold:PrefixThreshold",
-    "load-prefix": "load_prefix:LoadPrefix",
+    "simple-session-affinity": "baselines:SimpleSessionAffinity",
+    "random": "baselines:Random",
+    "round-robin": "baselines:RoundRobin",
+    "power-of-two": "least_load:PowerOfTwo",
+    "nearest": "baselines:Nearest",
+    "prefix-cache-and-load": "prefix_cache:PrefixCacheAndLoad",
+    "prefix-threshold": "prefix_cache:PrefixThreshold",
+    "load-prefix": "prefix_cache:LoadPrefix",
     "mooncake": "mooncake:Mooncake",
-    "sticky-least-loaded": "sticky.sticky_least_loaded:StickyLeastLoaded",
-    "multi-depth": "sticky.multi_depth:MultiDepth",
+    "sticky-least-loaded": "sticky_least_loaded:StickyLeastLoaded",
+    "multi-depth": "multi_depth:MultiDepth",
     "lodestar": "learned.lodestar:Lodestar",
     "predicted-latency": "learned.predicted_latency:PredictedLatency",
     "gorgo-residual": "learned.gorgo_residual:GorgoResidual",
     "least-load-first-token": "least_load:LeastLoadFirstToken",
-    "least-request-in-flight": "least_request:LeastRequestInFlight",
+    "least-request-in-flight": "least_load:LeastRequestInFlight",
     "prefix-cache-in-flight": "prefix_cache:PrefixCacheInFlight",
 }
 

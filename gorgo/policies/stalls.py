@@ -21,8 +21,7 @@ answers. Short ones keep the price as given: where the length is not known nothi
 
 from __future__ import annotations
 
-from gorgo.core.arrays import Floats
-from gorgo.core.numeric import clamp
+from gorgo.core.numeric import Floats, clamp
 
 #: Mean number in flight up to which differences count in full. Of 4, 6, 8 and 10 in simulation, 4 raises p95 E2E.
 WHOLE = 8.0

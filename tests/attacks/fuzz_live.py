@@ -18,7 +18,8 @@ from unittest.mock import patch
 
 import pytest
 
-from gorgo.config.model import Config, LimitsConfig, OverloadConfig, RegionConfig, ReplicaConfig
+from gorgo.config.fleet import ReplicaConfig
+from gorgo.config.model import Config, LimitsConfig, OverloadConfig, RegionConfig
 from gorgo.live.monitor.replica_monitor import ReplicaMonitor
 from tests.proxy.conftest import QUIET, Running, proxy_for, until
 from tests.proxy.fakes import chat

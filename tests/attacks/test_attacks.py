@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gorgo.core.json_cost import QUICK_BYTES, QUICK_OBJECTS, QUICK_VALUES, count_values, is_quick
+from gorgo.core.json_text import QUICK_BYTES, QUICK_OBJECTS, QUICK_VALUES, count_values, is_quick
 from gorgo.core.prompt.fingerprint import MAX_BLOCKS, Fingerprinter
 from gorgo.live.http.errors import HttpError
-from gorgo.live.parsing.fields import read_fields
+from gorgo.live.parsing.json_body import read_fields
 from gorgo.live.parsing.workers import BodyWorkers
 from tests.attacks.attacks import attacks
 from tests.attacks.bodies import MIB, SHOWN, hostile_bodies

@@ -15,12 +15,11 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from gorgo.core.fleet.spec import ReplicaSpec
+from gorgo.core.fleet.replica import ReplicaSpec
 from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.actions import Action
 from gorgo.core.router import Router
-from gorgo.live.cache_push.service import PushService
-from gorgo.live.cache_push.source import CachePush, PushSource
+from gorgo.live.cache_push import CachePush, PushService, PushSource
 from gorgo.live.router_gateway import RouterGateway
 from gorgo.policies.registry import make_policy
 

@@ -17,8 +17,8 @@ from typing import cast
 
 import uvloop
 
-from gorgo.apps.engine_server import run_engine
-from gorgo.sim.engine.profiles import EngineProfile
+from gorgo.lab.engine_server import run_engine
+from gorgo.lab.sim.engine.profiles import EngineProfile
 
 STREAMS = (64, 256)
 RTTS_MS = (0.0, 95.0)

@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 
-from gorgo.apps.simulate.compare import Ratio, ratio_of
+from gorgo.lab.simulate.compare import Ratio, ratio_of
 from tests.proxy.fakes import chat
 from tests.proxy.served import Served
 

@@ -13,8 +13,8 @@ import numpy as np
 from msgspec.msgpack import encode
 
 from gorgo.core.messages.kv_events import BlocksStored, KvEventBatch, KvTier
-from gorgo.core.prefix.kv_chain import chain_hashes, token_bytes
 from gorgo.core.prefix.kv_index import KvEventIndex
+from gorgo.core.prefix.kv_source import chain_hashes, token_bytes
 from gorgo.engines.kv_events import decode_message
 
 REPLICAS = 64

@@ -15,14 +15,14 @@ from typing import cast
 import numpy as np
 import uvloop
 
-from gorgo.config.model import KvEventsConfig
-from gorgo.core.fleet.spec import ReplicaSpec
+from gorgo.cli.launch import freeze_startup_objects
+from gorgo.config.fleet import KvEventsConfig
+from gorgo.core.fleet.replica import ReplicaSpec
 from gorgo.core.messages.actions import Action
 from gorgo.core.router import Router
 from gorgo.engines.registry import dialect
 from gorgo.live.extras import EVENTS, is_installed
-from gorgo.live.gc_tuning import freeze_startup_objects
-from gorgo.live.kv_events.feeds import KvSubscriptions
+from gorgo.live.kv_events.applier import KvSubscriptions
 from gorgo.live.kv_events.subscriber import KvSubscriber
 from gorgo.live.upstream.target import Target
 from gorgo.policies.registry import make_policy

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from gorgo.core.fleet.spec import ReplicaSpec
+from gorgo.core.fleet.replica import ReplicaSpec
 from gorgo.core.latency.tcp import TcpWindows
 from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.actions import Dispatch

@@ -19,7 +19,7 @@ from gorgo.core.messages.request import AttemptResult, EngineSample, Outcome, Ro
 from gorgo.core.policy.weights import Weights
 from gorgo.core.router import Router
 from gorgo.core.training.model import Model
-from gorgo.learning.fit import fit
+from gorgo.learning.trainer import fit
 from tests.bench.router_submit import BODY_BYTES, PROMPT_TOKENS, filled_router, hashed_requests
 
 POLICIES = ("gorgo-ms", "lodestar", "predicted-latency", "gorgo-residual")

@@ -17,13 +17,13 @@ from unittest.mock import patch
 
 from joblib import Parallel, delayed
 
-from gorgo.apps.simulate import SimJob, SimulatedRun, run_once
-from gorgo.apps.simulate.fleet import fleet_of, limits_of
-from gorgo.apps.traces import TraceFilters
 from gorgo.config.load import load_config
 from gorgo.core.fleet import saturation
 from gorgo.core.latency import prefill_queue, ttft
 from gorgo.core.limits import HedgeLimits
+from gorgo.lab.simulate import SimJob, SimulatedRun, run_once
+from gorgo.lab.simulate.fleet import fleet_of, limits_of
+from gorgo.lab.traces import TraceFilters
 from gorgo.policies import gorgo_ms
 
 CONFIG = Path(__file__).parents[2] / "regions.yaml"

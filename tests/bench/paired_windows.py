@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from gorgo.core.arrays import Floats
+from gorgo.core.numeric import Floats
 
 #: Times of a block by kind: those of its first and of its second window.
 Block = Mapping[str, tuple[Sequence[float], Sequence[float]]]

@@ -19,21 +19,21 @@ from pathlib import Path
 
 import numpy as np
 
-from gorgo.apps.datasets import load_requests
-from gorgo.apps.demo.fleet import MODEL, running_fleet
-from gorgo.apps.replay import ReplayOptions, replay
-from gorgo.apps.results import ResultRow
-from gorgo.apps.simulate.feed import fingerprinted
-from gorgo.apps.simulate.fleet import fleet_of
-from gorgo.apps.simulate.job import SimJob
-from gorgo.apps.simulate.rows import simulated_run
-from gorgo.apps.traces import TraceFilters, TraceRequest
-from gorgo.apps.traces.text import BYTES_PER_TOKEN
-from gorgo.config.constants import BLOCK_BYTES
 from gorgo.config.load import load_config
 from gorgo.config.router_settings import router_limits
+from gorgo.config.values import BLOCK_BYTES
+from gorgo.lab.datasets import load_requests
+from gorgo.lab.demo.run import MODEL, running_fleet
+from gorgo.lab.replay import ReplayOptions, replay
+from gorgo.lab.results import ResultRow
+from gorgo.lab.sim.simulation import Simulation
+from gorgo.lab.simulate.feed import fingerprinted
+from gorgo.lab.simulate.fleet import fleet_of
+from gorgo.lab.simulate.job import SimJob
+from gorgo.lab.simulate.rows import simulated_run
+from gorgo.lab.traces import TraceFilters, TraceRequest
+from gorgo.lab.traces.text import BYTES_PER_TOKEN
 from gorgo.policies.registry import make_policy
-from gorgo.sim.simulation import Simulation
 
 TRACE, REQUESTS, TIME_SCALE, POLICY = "art-chat-apr5", 600, 1.25, "gorgo-ms"
 #: Of the two to be called alike.

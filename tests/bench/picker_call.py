@@ -15,12 +15,13 @@ from importlib import import_module
 from statistics import median
 from typing import Any
 
-from gorgo.config.model import Config, ProxyConfig, RegionConfig, ReplicaConfig
+from gorgo.config.fleet import ReplicaConfig
+from gorgo.config.model import Config, ProxyConfig, RegionConfig
 from gorgo.live.build import build_live
 from gorgo.live.logs import set_up_logs
 from gorgo.picker.access_log import take_access_log
 from gorgo.picker.call import PickerCall
-from gorgo.picker.exchange.reading import read_now
+from gorgo.picker.exchange.pending import read_now
 from gorgo.picker.protocol.protos import ProcessingResponse, StreamAccessLogsMessage
 from gorgo.picker.state import PICKER, PickerState
 from gorgo.policies.registry import make_policy

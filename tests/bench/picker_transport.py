@@ -21,11 +21,9 @@ import uvloop
 from gorgo.config.model import TlsConfig
 from gorgo.live.logs import set_up_logs
 from gorgo.picker.call import PickerCall
-from gorgo.picker.transport.health import Health
 from gorgo.picker.transport.http2.server import Http2Server
-from gorgo.picker.transport.limits import TransportLimits
-from gorgo.picker.transport.services import Services, services
-from gorgo.picker.transport.streams import CallHandlers, Output, nothing_open
+from gorgo.picker.transport.services import Health, Services, services
+from gorgo.picker.transport.streams import CallHandlers, Output, TransportLimits, nothing_open
 from tests.bench import picker_call
 from tests.bench.picker_client import CallClient
 from tests.picker.virtual import BUFFERED, body_message, headers_message

@@ -25,19 +25,19 @@ from typing import TextIO, cast
 import uvloop
 from hypercorn.config import Config as ServerConfig
 
+from gorgo.cli.launch import freeze_startup_objects
 from gorgo.config.load import parse_config
 from gorgo.live.build import build_live
-from gorgo.live.gc_tuning import freeze_startup_objects
 from gorgo.live.listener.connection.client_connection import ClientConnection, ServerSettings
 from gorgo.live.listener.heads import HeadLimits, PartialHeads
 from gorgo.live.logs import LOGGER, set_up_logs
 from gorgo.live.monitor.replica_monitor import ReplicaMonitor
-from gorgo.live.process.logs import open_request_log
+from gorgo.live.process import open_request_log
 from gorgo.live.state import LiveState
 from gorgo.live.turn_writes import writes_of
 from gorgo.live.upstream.connection import ReplicaConnection
 from gorgo.policies.registry import make_policy
-from gorgo.proxy.app import data_app
+from gorgo.proxy.server import data_app
 from tests.bench.relay import engine
 from tests.bench.relay.scenarios import LARGE, SMALL
 from tests.bench.relay.wire import KEY, MODEL, NUMBER_BYTES, request

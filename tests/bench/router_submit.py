@@ -16,7 +16,7 @@ from itertools import islice, product
 
 import numpy as np
 
-from gorgo.core.fleet.spec import ReplicaSpec
+from gorgo.core.fleet.replica import ReplicaSpec
 from gorgo.core.latency.tcp import TcpWindows
 from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.actions import Dispatch

@@ -9,13 +9,13 @@ from __future__ import annotations
 from itertools import product
 from statistics import median
 
-from gorgo.apps.simulate.fleet import fleet_of, limits_of
-from gorgo.apps.simulate.job import SimJob
-from gorgo.apps.simulate.run import run_once
-from gorgo.apps.traces import TraceFilters
 from gorgo.cli.options import REGIONS_YAML
 from gorgo.config.load import load_config
-from gorgo.sim.faults.scenarios import with_accurate_priors
+from gorgo.lab.sim.faults.scenarios import with_accurate_priors
+from gorgo.lab.simulate.fleet import fleet_of, limits_of
+from gorgo.lab.simulate.job import SimJob
+from gorgo.lab.simulate.run import run_once
+from gorgo.lab.traces import TraceFilters
 
 TRACE = "art-chat-apr7"
 POLICIES = ("gorgo-ms", "gorgo", "random")

@@ -13,13 +13,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from gorgo.core.training.model import Model
+from gorgo.core.training.model import Model, TrainingSpec
 from gorgo.core.training.outcomes import COLUMNS, TrainingRows
-from gorgo.core.training.spec import TrainingSpec
-from gorgo.learning.buffers.strata import RING_ROWS, STRATA
-from gorgo.learning.fit import fit
+from gorgo.learning.buffers import RING_ROWS, STRATA
 from gorgo.learning.models import trees
-from gorgo.learning.trainer import Trainer
+from gorgo.learning.trainer import Trainer, fit
 from tests.learning.outcomes import training_rows
 
 #: As many features as Lodestar has.

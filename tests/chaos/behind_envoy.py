@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import yaml
 
-from gorgo.apps.demo.processes import Processes
 from gorgo.config.load import parse_config
+from gorgo.lab.demo.run import Processes
 from gorgo.picker.envoy.config import envoy_config
 from tests.chaos.fleet import SERVE, START_S, Fleet, free_ports
 from tests.chaos.gate import HOST

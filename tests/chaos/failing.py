@@ -14,7 +14,7 @@ from enum import Enum
 from http import HTTPStatus
 from typing import Any
 
-from gorgo.apps.engine_server.job import CHAT, COMPLETIONS, GENERATE
+from gorgo.lab.engine_server.job import CHAT, COMPLETIONS, GENERATE
 from tests.chaos.questions import MODEL, right_text
 
 

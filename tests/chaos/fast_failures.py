@@ -26,7 +26,7 @@ from time import monotonic
 
 import yaml
 
-from gorgo.apps.demo.processes import Processes
+from gorgo.lab.demo.run import Processes
 from tests.chaos.failing import FastFailure
 from tests.chaos.fleet import free_ports
 from tests.chaos.gate import HOST, Gate

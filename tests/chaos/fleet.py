@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from gorgo.apps.demo.processes import Processes
+from gorgo.lab.demo.run import Processes
 from gorgo.live.state import INTERNAL_VARIABLE
 from tests.chaos.gate import HOST, Gate
 from tests.chaos.questions import MODEL

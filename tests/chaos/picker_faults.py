@@ -29,8 +29,8 @@ from typing import Any
 import aiohttp
 import yaml
 
-from gorgo.apps.demo.processes import Processes
 from gorgo.config.load import parse_config
+from gorgo.lab.demo.run import Processes
 from gorgo.picker.envoy.config import envoy_config
 from tests.chaos.fleet import free_ports
 from tests.chaos.late_link import LateLink

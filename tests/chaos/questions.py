@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from gorgo.apps.datasets.catalogue import generate_requests
-from gorgo.apps.datasets.shape import UsersShape
-from gorgo.apps.engine_server.job import CHAT, COMPLETIONS, GENERATE
-from gorgo.apps.engine_server.text import Tape
-from gorgo.apps.traces import request_text
 from gorgo.core.prompt.parse import read_prompt
+from gorgo.lab.datasets.catalogue import generate_requests
+from gorgo.lab.datasets.shape import UsersShape
+from gorgo.lab.engine_server.job import CHAT, COMPLETIONS, GENERATE
+from gorgo.lab.engine_server.text import Tape
+from gorgo.lab.traces import request_text
 
 MODEL = "gorgo-sim"
 #: Route, streamed, share.

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from gorgo.apps.engine_server.job import CHAT, COMPLETIONS, GENERATE
+from gorgo.lab.engine_server.job import CHAT, COMPLETIONS, GENERATE
 from tests.chaos.questions import Ending, Question, draw_questions, judge
 from tests.proxy.fakes import DONE, event
 

@@ -266,7 +266,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(registry, "_third_party", lambda: {"broken": BrokenEntryPoint("no_such_module:Policy")})
     engines = [BrokenEntryPoint("no_such_module:Engine")]
     monkeypatch.setattr("gorgo.engines.registry.entry_points", lambda **_: engines)
-    monkeypatch.setattr("gorgo.config.engine_names.entry_points", lambda **_: engines)
+    monkeypatch.setattr("gorgo.config.values.entry_points", lambda **_: engines)
 
     async def listens(*_: object, **__: object) -> None:
         raise AssertionError("serve accepted the file")

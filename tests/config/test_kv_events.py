@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from gorgo.config.fleet import KvEventsConfig
 from gorgo.config.load import parse_config
-from gorgo.config.model import KvEventsConfig
 from gorgo.config.registered import entry_as_json, entry_from_json
 from gorgo.errors import ConfigError
 

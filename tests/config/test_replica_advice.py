@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gorgo.config.model import ReplicaConfig
+from gorgo.config.fleet import ReplicaConfig
 from gorgo.config.replica_advice import url_warnings, without_api_path
 
 

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gorgo.core.admission.controller import AdmissionController
-from gorgo.core.dispatch.cache_accuracy import CacheAccuracy
+from gorgo.core.admission import AdmissionController
 from gorgo.core.dispatch.dispatcher import Dispatcher
 from gorgo.core.dispatch.in_flight import Attempt, InFlightTable, RequestState
-from gorgo.core.dispatch.prefix_updates import PrefixUpdater
+from gorgo.core.dispatch.prefix_updates import CacheAccuracy, PrefixUpdater
 from gorgo.core.fleet.fleet import Fleet
 from gorgo.core.fleet.region_outage import RegionOutages
 from gorgo.core.fleet.request_filter import RequestFilter

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from gorgo.core.fleet.spec import ReplicaSpec
+from gorgo.core.fleet.replica import ReplicaSpec
 from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.actions import Action, Dispatch, Reject
 from gorgo.core.messages.request import AttemptResult, Outcome, RouteRequest

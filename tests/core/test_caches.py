@@ -15,7 +15,7 @@ from gorgo.core.messages.kv_events import (
     KvEventBatch,
     KvTier,
 )
-from gorgo.core.prefix.kv_chain import token_bytes
+from gorgo.core.prefix.kv_source import token_bytes
 from gorgo.errors import UnknownReplica
 from tests.core.parts import Parts, make_parts
 from tests.core.routers import PROMPT

@@ -5,11 +5,22 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gorgo.core.json_text import parse_json
+from gorgo.core.json_text import (
+    QUICK_BYTES,
+    QUICK_OBJECTS,
+    QUICK_VALUES,
+    TINY_BYTES,
+    count_values,
+    is_quick,
+    parse_json,
+)
 
 TEXTS = [
     *(b"-0", b"-0.0", b"1e5", b"1E400", b"-1e-400", b"4.35", b"01", b"1.", b".5", b"+1", b"1e", b"9007199254740993.0"),
@@ -117,3 +128,42 @@ def test_changed_texts_and_numbers_are_read_alike() -> None:
         number = f"{rng.choice(('', '-'))}{digits[0]}{rng.choice(('', '.' + digits[1]))}"
         found[compared(f"{number}{rng.choice(('', 'e', 'e+', 'e-'))}{digits[2]}".encode())] += 1
     assert min(found["value"], found["error"]) > 1000, "both happen"
+
+
+texts = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+def values_of(value: Any) -> int:
+    members = value if isinstance(value, list) else value.values() if isinstance(value, dict) else ()
+    return 1 + sum(map(values_of, members))
+
+
+@given(texts, st.sampled_from([None, 1]))
+def test_count_is_never_less_than_the_values(value: Any, indent: int | None) -> None:
+    assert count_values(json.dumps(value, indent=indent).encode()) + 1 >= values_of(value)
+    assert count_values(json.dumps(value, ensure_ascii=False).encode("utf-16")) + 1 >= values_of(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "quick"),
+    [
+        (b"0," * (TINY_BYTES // 2), True),
+        (b'"",' * QUICK_VALUES, True),
+        (b'"",' * (QUICK_VALUES + 1), False),
+        (b"{}," * (TINY_BYTES // 3), True),
+        (b"{}, " * QUICK_OBJECTS, True),
+        (b"{}, " * QUICK_OBJECTS + b"{}", False),
+        (b"0," * (QUICK_VALUES + 1), False),
+        (b"[" * (QUICK_VALUES + 1), False),
+        (b'"' + b"x" * (QUICK_BYTES - 2) + b'"', True),
+        (b'"' + b"x" * QUICK_BYTES + b'"', False),
+        (b"a, " * QUICK_VALUES + b"x" * TINY_BYTES, True),
+        (b"a, " * QUICK_VALUES + b"x" * TINY_BYTES + b",", False),
+    ],
+)
+def test_long_texts_of_many_values_are_not_quick(text: bytes, quick: bool) -> None:
+    assert is_quick(text) is quick

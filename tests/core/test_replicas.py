@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gorgo.core.latency.tcp import TcpWindows
-from gorgo.core.messages.events import ReplicaRestarted
+from gorgo.core.messages.actions import ReplicaRestarted
 from gorgo.core.messages.kv_events import CacheSnapshot
 from gorgo.core.messages.request import EngineSample, OpenConnection
 from gorgo.core.replicas import RouterReplicas

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gorgo.core.fleet.spec import ReplicaSpec
+from gorgo.core.fleet.replica import ReplicaSpec
 from gorgo.core.limits import OutlierLimits, OverloadLimits, RouterLimits
 from gorgo.core.messages.actions import Dispatch, Hold, Reject
 from gorgo.core.messages.request import AttemptResult, EngineSample, Outcome

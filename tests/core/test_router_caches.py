@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gorgo.core.fleet.spec import ReplicaSpec
+from gorgo.core.fleet.replica import ReplicaSpec
 from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.decision import Decision
 from gorgo.core.messages.kv_events import (
@@ -22,7 +22,7 @@ from gorgo.core.messages.kv_events import (
     PushedFeed,
 )
 from gorgo.core.messages.request import AttemptResult, EngineSample, Outcome, RouteRequest
-from gorgo.core.prefix.kv_chain import chain_hashes, token_bytes
+from gorgo.core.prefix.kv_source import chain_hashes, token_bytes
 from gorgo.core.router import Router
 from tests.core.routers import (
     COMPLETED,

@@ -31,7 +31,7 @@ from gorgo.core.messages.kv_events import (
     KvTier,
 )
 from gorgo.core.messages.request import AttemptResult, EngineSample, OpenConnection, Outcome
-from gorgo.core.prefix.kv_chain import chain_hashes, token_bytes
+from gorgo.core.prefix.kv_source import chain_hashes, token_bytes
 from gorgo.core.router import Router
 from gorgo.policies.registry import POLICIES, make_policy
 from tests.core.routers import a_request, blocks_of, finished, set_policy, specs, submitted

@@ -7,10 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gorgo.core.fleet.spec import ReplicaSpec
+from gorgo.core.fleet.replica import ReplicaSpec
 from gorgo.core.limits import OutlierLimits, OverloadLimits, RouterLimits
-from gorgo.core.messages.actions import Dispatch, Hold
-from gorgo.core.messages.events import ReplicaRestarted
+from gorgo.core.messages.actions import Dispatch, Hold, ReplicaRestarted
 from gorgo.core.messages.request import AttemptResult, EngineSample, Outcome
 from gorgo.core.policy.weights import Weights
 from gorgo.core.router import Router

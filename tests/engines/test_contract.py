@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from gorgo.config.engine_names import BUILT_IN, engine_names
+from gorgo.config.values import BUILT_IN, engine_names
 from gorgo.core.messages.request import EngineSample
-from gorgo.engines.base import EngineDialect, merged
+from gorgo.engines.base import EngineDialect, Report, merged
 from gorgo.engines.registry import DIALECTS, dialect
-from gorgo.engines.reports import Report
 from tests.engines.scrapes import METRICS
 
 #: Those that other packages offer as well, where they are installed.

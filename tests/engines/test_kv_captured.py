@@ -8,10 +8,10 @@ import pytest
 from msgspec import msgpack
 
 from gorgo.core.messages.kv_events import BlocksRemoved, BlocksStored, KvEventBatch
-from gorgo.core.prefix.kv_chain import chain_hashes, chain_root
 from gorgo.core.prefix.kv_index import KvEventIndex
+from gorgo.core.prefix.kv_source import chain_hashes, chain_root
 from gorgo.engines.kv_events import decode_each, decode_message
-from gorgo.live.kv_events.frames import read_message
+from gorgo.live.kv_events.subscription import read_message
 
 CAPTURED = Path(__file__).parent / "fixtures" / "vllm-0.32.0-kv-events.msgpack"
 BLOCK_TOKENS = 32

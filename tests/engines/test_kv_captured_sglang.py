@@ -8,10 +8,10 @@ import pytest
 from msgspec import msgpack
 
 from gorgo.core.messages.kv_events import BlocksRemoved, BlocksStored, CacheCleared
-from gorgo.core.prefix.kv_chain import TOKEN_BYTES, chain_hashes, chain_root
 from gorgo.core.prefix.kv_index import KvEventIndex
+from gorgo.core.prefix.kv_source import TOKEN_BYTES, chain_hashes, chain_root
 from gorgo.engines.kv_events import decode_each, decode_message
-from gorgo.live.kv_events.frames import read_message
+from gorgo.live.kv_events.subscription import read_message
 
 CAPTURED = Path(__file__).parent / "fixtures" / "sglang-0.5.23-kv-events.msgpack"
 PAGE_TOKENS = 16

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gorgo.engines.base import ReportWatch
 from gorgo.engines.openai import OpenAI
-from gorgo.engines.reports import ReportWatch
 
 
 def test_nothing_but_the_api_is_asked_for() -> None:

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from gorgo.apps.engine_server.stats import EngineStats
 from gorgo.engines.exposition import MAX_TEXT
 from gorgo.engines.sglang import SGLang
-from gorgo.sim.engine.model import EngineModel
-from gorgo.sim.engine.profiles import PROFILES
-from gorgo.sim.engine.request import EngineRequest
+from gorgo.lab.engine_server.stats import EngineStats
+from gorgo.lab.sim.engine.model import EngineModel
+from gorgo.lab.sim.engine.profiles import PROFILES
+from gorgo.lab.sim.engine.request import EngineRequest
 from tests.engines.scrapes import METRICS
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gorgo.apps.results import ResultRow, Spread
+from gorgo.lab.results import ResultRow, Spread
 
 
 def row(

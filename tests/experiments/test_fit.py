@@ -25,9 +25,8 @@ from experiments.runner import Runner
 from experiments.simulated import Run
 from experiments.systems.gorgo_paper import FITTED_ON, RHO_MIN, WINDOWS, Stats
 from experiments.windows import PolicyTask
-from gorgo.apps.results import Spread
-from gorgo.sim.engine.fitted import FLAGS
-from gorgo.sim.engine.profiles import find_profile
+from gorgo.lab.results import Spread
+from gorgo.lab.sim.engine.profiles import FLAGS, find_profile
 from tests.experiments.rows import row
 
 RATE, SHARE = (1.0, 1000.0, 0.15), (0.01, 1.0, 0.15)

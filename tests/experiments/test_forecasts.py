@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from experiments.forecasts import RecordedTrainer, forecasts
+from gorgo.core.training.model import TrainingSpec
 from gorgo.core.training.outcomes import TrainingRows
-from gorgo.core.training.spec import TrainingSpec
-from gorgo.sim.training import TrainingRound
+from gorgo.lab.sim.training import TrainingRound
 from tests.policies.learned.models import LinearFake
 
 NAMES = ("prompt_tokens",)

@@ -27,9 +27,9 @@ from experiments.systems.gorgo_paper import (
     workload_of,
 )
 from experiments.windows import PolicyTask
-from gorgo.apps.results import Spread
-from gorgo.sim.engine.profiles import find_profile
-from gorgo.sim.faults.scenarios import OTHER_PROFILE
+from gorgo.lab.results import Spread
+from gorgo.lab.sim.engine.profiles import find_profile
+from gorgo.lab.sim.faults.scenarios import OTHER_PROFILE
 from tests.experiments.rows import row
 
 PROFILE, H100 = find_profile(BASE), find_profile(OTHER_PROFILE)

@@ -15,8 +15,8 @@ from experiments.comparison import Comparison
 from experiments.pictures import Panel, Picture, draw, pictures_of, write_pictures
 from experiments.simulated import Run, SimTask
 from experiments.systems import llm_d, lodestar
-from gorgo.apps.results import Spread
 from gorgo.errors import MissingExtra
+from gorgo.lab.results import Spread
 from tests.experiments.rows import row
 
 SEEDS = range(2)

@@ -11,12 +11,12 @@ from experiments.runner import Runner
 from experiments.systems.policies import GROUPS, PUBLISHED_RATIOS, TITLES, all_targets, report_on
 from experiments.tables import Verdict, as_markdown
 from experiments.windows import WEIGHTED, RatioTarget, Workload
-from gorgo.apps.demo.options import ALL_READINGS, BASELINES
-from gorgo.apps.simulate.run import policy_of
-from gorgo.apps.traces import TraceFilters
 from gorgo.core.policy.weights import Weights
-from gorgo.sim.faults.scenarios import find_scenario
-from gorgo.sim.named_fleets import find_fleet
+from gorgo.lab.demo.options import ALL_READINGS, BASELINES
+from gorgo.lab.sim.faults.scenarios import find_scenario
+from gorgo.lab.sim.named_fleets import find_fleet
+from gorgo.lab.simulate.run import policy_of
+from gorgo.lab.traces import TraceFilters
 from tests.figures.wording import plain
 
 #: Groups whose rows have tables of their own, or none yet.

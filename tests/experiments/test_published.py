@@ -11,7 +11,7 @@ from experiments.command import PUBLISHED
 from experiments.grid import Grid
 from experiments.page import page_of
 from experiments.published import DOCUMENTS, WORDS, Claim, Published, Source, compared, verdict_on
-from gorgo.apps.simulate.compare import Ratio
+from gorgo.lab.simulate.compare import Ratio
 
 GRID = Grid(seeds=range(1))
 #: A place is named as the document names it; a post has no numbers.

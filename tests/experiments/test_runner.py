@@ -16,12 +16,12 @@ from experiments import runner
 from experiments.runner import Experiment, Runner, Runs, connect, run_key
 from experiments.tables import Verdict
 from experiments.tuning import TuningTask, Windows
-from gorgo.apps.simulate import SimJob
-from gorgo.apps.simulate.run import policy_of
-from gorgo.apps.traces import TraceFilters
 from gorgo.errors import GorgoError, ReportError, UnknownPolicy
-from gorgo.policies.nearest import Nearest
-from tests.sim.fleets import three_regions
+from gorgo.lab.simulate import SimJob
+from gorgo.lab.simulate.run import policy_of
+from gorgo.lab.traces import TraceFilters
+from gorgo.policies.baselines import Nearest
+from tests.lab.sim.fleets import three_regions
 
 
 def job_key(job: SimJob) -> str:

@@ -14,10 +14,10 @@ from experiments.simulated import Run, SimTask
 from experiments.systems import llm_d, lodestar
 from experiments.systems.lodestar import sharing
 from experiments.variants import VARIANTS, Variant, find_variant
-from gorgo.apps.results import ResultRow
 from gorgo.errors import UnknownPolicy
+from gorgo.lab.results import ResultRow
+from gorgo.lab.sim.named_fleets import FLEETS
 from gorgo.policies.learned.lodestar import Lodestar
-from gorgo.sim.named_fleets import FLEETS
 
 SMALL = routers(
     "x",

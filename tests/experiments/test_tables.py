@@ -8,7 +8,7 @@ from experiments.simulated import Run
 from experiments.systems.policies import HEADER, mean_cells
 from experiments.tables import UNSURE, TableSection, Verdict, as_markdown, sections, with_interval
 from experiments.windows import PolicyTask, Workload
-from gorgo.apps.results import Spread
+from gorgo.lab.results import Spread
 from tests.experiments.rows import row
 
 

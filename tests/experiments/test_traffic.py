@@ -22,7 +22,7 @@ from experiments.traffic import (
     feed_of_traffic,
 )
 from gorgo.errors import TraceError
-from gorgo.sim.workload import SimRequest
+from gorgo.lab.sim.workload import SimRequest
 
 
 def blocks_of(*requests: SimRequest) -> list[int]:

@@ -24,7 +24,7 @@ from experiments.systems.tuner_claims import (
 )
 from experiments.tables import Verdict
 from experiments.tuning import TuningRun, TuningTask, Windows
-from tuner.offline.score import RunScore
+from tuner.offline.search import RunScore
 
 #: What a tuner finds in these tests.
 FOUND = {"w_queue": 0.5, "w_rtt": 20.0}

@@ -11,11 +11,11 @@ from experiments.comparison import MEASURES
 from experiments.simulated import Run
 from experiments.tables import Verdict
 from experiments.windows import LEARNED, PolicyTask, RatioTarget, Workload
-from gorgo.apps.demo.options import BASELINES
-from gorgo.apps.results import ResultRow
-from gorgo.apps.traces import TraceFilters
-from gorgo.sim.engine.profiles import find_profile
-from gorgo.sim.named_fleets import QWEN_L40S, find_fleet
+from gorgo.lab.demo.options import BASELINES
+from gorgo.lab.results import ResultRow
+from gorgo.lab.sim.engine.profiles import find_profile
+from gorgo.lab.sim.named_fleets import QWEN_L40S, find_fleet
+from gorgo.lab.traces import TraceFilters
 from tests.experiments.rows import row
 
 HERE, THERE = Workload(name="here", traces=("t",)), Workload(name="there", traces=("t",))

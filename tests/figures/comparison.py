@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gorgo.apps.simulate.compare import Ratio, mean_interval, ratio_of
+from gorgo.lab.simulate.compare import Ratio, mean_interval, ratio_of
 from tests.documents import DOCS
 from tests.figures.marked import Cell, Table, View
 from tests.figures.stored import read_stored
@@ -120,7 +120,7 @@ def difference(ratio: Ratio, latency: Latency = FIRST_TOKEN) -> str:
 
 def draw(runs: Runs) -> Figure:
     """Return p95 TTFT by load, a line per policy with the interval of its mean, on a logarithmic axis."""
-    from gorgo.apps.report.style import Layout, add_legend, line_styles, panels, set_load_ticks, set_log_ticks
+    from gorgo.lab.report.style import Layout, add_legend, line_styles, panels, set_load_ticks, set_log_ticks
 
     figure, (axis,) = panels(1, Layout(6.4, 1), height=3.4)
     styles = line_styles(POLICIES)
@@ -147,7 +147,7 @@ def draw(runs: Runs) -> Figure:
 
 def picture() -> str:
     """Return the SVG file of the stored result; the same result gives the same bytes."""
-    from gorgo.apps.report.style import svg_document
+    from gorgo.lab.report.style import svg_document
 
     runs = runs_of(read_stored("comparison").results[0])
     return svg_document(lambda: draw(runs), key="comparison")

@@ -14,7 +14,7 @@ from statistics import mean
 from typing import Any
 
 from experiments.systems.policies import PUBLISHED_RATIOS
-from gorgo.apps.demo.options import ALL_READINGS
+from gorgo.lab.demo.options import ALL_READINGS
 from tests.documents import tables
 from tests.figures.attacks import BEFORE as ATTACKS_BEFORE
 from tests.figures.attacks import attacks

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gorgo.config.fleet.source import FleetSourceConfig
-from gorgo.config.model import Config, ProxyConfig, RegionConfig, ReplicaConfig
+from gorgo.config.fleet import FleetSourceConfig, ReplicaConfig
+from gorgo.config.model import Config, ProxyConfig, RegionConfig
+from gorgo.fleet_sources.entries import MAX_REPLICAS, Found, FoundReplica, ReplicaState
 from gorgo.fleet_sources.fleet import FIRST_SYNC_S, MAX_SHOWN, FoundFleet
-from gorgo.fleet_sources.found import MAX_REPLICAS, Found, FoundReplica, ReplicaState
 
 ONE = FleetSourceConfig(name="one", kind="dns", host="one.llm", port=1)
 TWO = replace(ONE, name="two")

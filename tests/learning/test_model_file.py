@@ -12,11 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gorgo.core.training.model import Model
-from gorgo.core.training.spec import ModelKind, TrainingSpec
+from gorgo.core.training.model import Model, ModelKind, TrainingSpec
 from gorgo.errors import ConfigError, ModelFileError
 from gorgo.learning import model_file
-from gorgo.learning.fit import fit
+from gorgo.learning.trainer import fit
 from tests.learning.extra import needs_lightgbm
 from tests.learning.outcomes import NAMES, training_rows
 

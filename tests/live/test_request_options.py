@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gorgo.config.model import (
-    ClientRuleConfig,
-    ClientsConfig,
-    Config,
-    ModelConfig,
-    ProxyConfig,
-    RegionConfig,
-    ReplicaConfig,
-)
+from gorgo.config.fleet import ReplicaConfig
+from gorgo.config.model import ClientRuleConfig, ClientsConfig, Config, ModelConfig, ProxyConfig, RegionConfig
 from gorgo.config.router_settings import client_rules
 from gorgo.core.limits import ClientLimits
 from gorgo.live.http.errors import HttpError

@@ -10,13 +10,22 @@ from typing import Any, cast
 
 import pytest
 
-from gorgo.core.messages.actions import Action, Cancel, Dispatch, Hedge, Hold, Reject
+from gorgo.core.messages.actions import (
+    Action,
+    Cancel,
+    Dispatch,
+    FleetEvent,
+    HealthChanged,
+    Hedge,
+    Hold,
+    RegionChanged,
+    Reject,
+)
 from gorgo.core.messages.decision import Decision
-from gorgo.core.messages.events import FleetEvent, HealthChanged, RegionChanged
 from gorgo.core.messages.request import AttemptResult, Outcome, RouteRequest
 from gorgo.core.router import Router
 from gorgo.live.router_gateway import RouterGateway
-from tests.sim.live_shell import VirtualLoop
+from tests.lab.sim.live_shell import VirtualLoop
 
 LEFT = Outcome(AttemptResult.CLIENT_DISCONNECTED)
 

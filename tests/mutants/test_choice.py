@@ -72,7 +72,7 @@ def test_sources_are_of_the_packages_that_are_wanted(tmp_path: Path) -> None:
         ("tests/core/latency/test_tcp.py", "gorgo/core/latency/tcp.py", True),
         ("tests/core/latency/test_tcp_properties.py", "gorgo/core/latency/tcp.py", True),
         ("tests/core/latency/test_tcps.py", "gorgo/core/latency/tcp.py", False),
-        ("tests/live/admin/page/test_live.py", "gorgo/live/admin/page.py", True),
+        ("tests/live/admin/page/test_routes.py", "gorgo/live/admin/page.py", True),
         ("tests/proxy/test_tcp.py", "gorgo/core/latency/tcp.py", False),
         ("tests/tuner/campaign/test_comparison.py", "tuner/campaign/comparison.py", True),
     ],

@@ -10,7 +10,7 @@ from gorgo.config.load import parse_config
 from gorgo.core.latency.ttft import PARTS
 from gorgo.core.metric_spec import label_of
 from gorgo.live.telemetry.metric_table import LABELS, METRICS
-from gorgo.live.telemetry.span_export import MAX_WAITING
+from gorgo.live.telemetry.spans import MAX_WAITING
 from tests.documents import DOCS, ROOT, blocks, code, rows_of
 from tests.observability.promql import alerts, panels
 from tuner.sidecar.metrics import METRICS as TUNER_METRICS

@@ -16,10 +16,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from gorgo.apps.datasets import load_requests
-from gorgo.apps.traces import TraceFilters, TraceRequest
 from gorgo.config.load import load_config
 from gorgo.config.model import Config
+from gorgo.lab.datasets import load_requests
+from gorgo.lab.traces import TraceFilters, TraceRequest
 from tests.bench.relay.measure import describe_machine
 from tests.overload.fleet import configuration, running, write_configuration
 from tests.overload.live import LiveRun, live

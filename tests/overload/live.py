@@ -10,12 +10,12 @@ from pathlib import Path
 
 import httpx
 
-from gorgo.apps.replay.bodies import BodiesAhead
-from gorgo.apps.replay.client import ReplayClient, open_http
-from gorgo.apps.replay.options import ReplayOptions
-from gorgo.apps.replay.records import ReplayRecord
-from gorgo.apps.served import E2E_S
-from gorgo.apps.traces import TraceRequest, scheduled_s
+from gorgo.lab.replay.bodies import BodiesAhead
+from gorgo.lab.replay.client import ReplayClient, open_http
+from gorgo.lab.replay.options import ReplayOptions
+from gorgo.lab.replay.summary import ReplayRecord
+from gorgo.lab.served import E2E_S
+from gorgo.lab.traces import TraceRequest, scheduled_s
 from tests.overload.fleet import Fleet
 from tests.overload.window import Offer, Served, served
 

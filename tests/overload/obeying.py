@@ -15,10 +15,10 @@ from pathlib import Path
 
 import httpx
 
-from gorgo.apps.replay.client import ReplayClient, open_http
-from gorgo.apps.replay.options import ReplayOptions
-from gorgo.apps.replay.records import ReplayRecord
-from gorgo.apps.traces import TraceRequest
+from gorgo.lab.replay.client import ReplayClient, open_http
+from gorgo.lab.replay.options import ReplayOptions
+from gorgo.lab.replay.summary import ReplayRecord
+from gorgo.lab.traces import TraceRequest
 from tests.overload.fleet import Fleet
 from tests.overload.live import LEAD_S, MAX_OPEN, MODEL, drive
 from tests.overload.window import Offer

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import sqrt
 
-from gorgo.apps.simulate import SimJob, run_once
-from gorgo.apps.simulate.feed import feed_of
-from gorgo.apps.simulate.fleet import fleet_of, limits_of
-from gorgo.apps.simulate.overload import AT_CAPACITY, EXACT, at_once
-from gorgo.apps.traces import TraceRequest
 from gorgo.config.model import Config
 from gorgo.errors import TraceError
+from gorgo.lab.simulate import SimJob, run_once
+from gorgo.lab.simulate.feed import feed_of
+from gorgo.lab.simulate.fleet import fleet_of, limits_of
+from gorgo.lab.simulate.overload import AT_CAPACITY, EXACT, at_once
+from gorgo.lab.traces import TraceRequest
 from tests.overload.fleet import ROOT_CONFIG
 from tests.overload.window import Offer, Served, cut, served
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from aiohttp import web
 
-from gorgo.apps.replay.client import ReplayClient, open_http
-from gorgo.apps.replay.options import ReplayOptions
-from gorgo.apps.traces import TraceRequest
+from gorgo.lab.replay.client import ReplayClient, open_http
+from gorgo.lab.replay.options import ReplayOptions
+from gorgo.lab.traces import TraceRequest
 from tests.overload.obeying import MAX_TRIES, ObeyingClient, Patient, TurnedAway, obedience, room_after
 
 

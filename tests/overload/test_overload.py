@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gorgo.apps.datasets import load_requests
-from gorgo.apps.replay.records import ReplayRecord
-from gorgo.apps.traces import TraceFilters, TraceRequest
 from gorgo.config.load import load_config
+from gorgo.lab.datasets import load_requests
+from gorgo.lab.replay.summary import ReplayRecord
+from gorgo.lab.traces import TraceFilters, TraceRequest
 from tests.overload.fleet import configuration, running, write_configuration
 from tests.overload.live import LiveRun, live
 from tests.overload.obeying import Patient, TurnedAway, obedience, obedient

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gorgo.apps.replay.records import ReplayRecord
-from gorgo.apps.served import E2E_S, TTFT_MS
-from gorgo.apps.traces import TraceRequest, scheduled_s
-from gorgo.sim.records import SimRecord
+from gorgo.lab.replay.summary import ReplayRecord
+from gorgo.lab.served import E2E_S, TTFT_MS
+from gorgo.lab.sim.records import SimRecord
+from gorgo.lab.traces import TraceRequest, scheduled_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

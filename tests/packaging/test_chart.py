@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gorgo.config.load import parse_config
-from gorgo.fleet_sources.inference_pool import read_pool
+from gorgo.fleet_sources.kubernetes import read_pool
 from tests.packaging.chart import (
     EXTENSIONS,
     MANIFESTS,

@@ -14,9 +14,9 @@ import yaml
 from gorgo import __version__
 from gorgo.config.load import parse_config
 from gorgo.config.model import Config, LimitsConfig
-from gorgo.live.process.apps import CLOSE_S
+from gorgo.live.process import CLOSE_S
 from gorgo.live.telemetry.metric_table import LABELS, METRICS
-from gorgo.proxy.app import PUBLIC_ROUTES
+from gorgo.proxy.server import PUBLIC_ROUTES
 from tests.packaging.chart import CHART, MANIFESTS, NO_DIGEST, documents
 from tests.packaging.commands import parsed
 from tests.packaging.conftest import ROOT

@@ -6,8 +6,8 @@ from typing import Any
 
 from gorgo.config.load import parse_config
 from gorgo.config.model import LimitsConfig
-from gorgo.fleet_sources.inference_pool import read_pool
-from gorgo.live.process.apps import CLOSE_S
+from gorgo.fleet_sources.kubernetes import read_pool
+from gorgo.live.process import CLOSE_S
 from tests.packaging.chart import MANIFESTS, documents
 from tests.packaging.commands import parsed
 

@@ -23,18 +23,18 @@ from statistics import mean
 import httpx
 import yaml
 
-from gorgo.apps.datasets import load_requests
-from gorgo.apps.replay.records import ReplayRecord
-from gorgo.apps.simulate import SimJob, run_once
-from gorgo.apps.simulate.feed import fingerprinted
-from gorgo.apps.simulate.fleet import fleet_of, limits_of
-from gorgo.apps.traces import TraceFilters, TraceRequest, scheduled_s
-from gorgo.apps.traces.text import BYTES_PER_TOKEN
-from gorgo.config.constants import BLOCK_BYTES
 from gorgo.config.load import load_config
-from gorgo.sim.records import SimRecord
-from gorgo.sim.routers.group import RouterGroup, Sharing
-from gorgo.sim.workload import SimRequest
+from gorgo.config.values import BLOCK_BYTES
+from gorgo.lab.datasets import load_requests
+from gorgo.lab.replay.summary import ReplayRecord
+from gorgo.lab.sim.records import SimRecord
+from gorgo.lab.sim.routers.group import RouterGroup, Sharing
+from gorgo.lab.sim.workload import SimRequest
+from gorgo.lab.simulate import SimJob, run_once
+from gorgo.lab.simulate.feed import fingerprinted
+from gorgo.lab.simulate.fleet import fleet_of, limits_of
+from gorgo.lab.traces import TraceFilters, TraceRequest, scheduled_s
+from gorgo.lab.traces.text import BYTES_PER_TOKEN
 from tests.bench.relay.measure import describe_machine
 from tests.live.peer_store import server
 from tests.peers_live.drive import MODEL, drive

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gorgo.apps.replay.bodies import BodiesAhead
-from gorgo.apps.replay.client import ReplayClient, open_http
-from gorgo.apps.replay.options import ReplayOptions
-from gorgo.apps.replay.records import ReplayRecord
-from gorgo.apps.traces import TraceRequest, scheduled_s
+from gorgo.lab.replay.bodies import BodiesAhead
+from gorgo.lab.replay.client import ReplayClient, open_http
+from gorgo.lab.replay.options import ReplayOptions
+from gorgo.lab.replay.summary import ReplayRecord
+from gorgo.lab.traces import TraceRequest, scheduled_s
 from tests.peers_live.fleet import Router
 
 MODEL = "gorgo-sim"

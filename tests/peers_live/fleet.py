@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import yaml
 
-from gorgo.apps.demo.processes import Processes
+from gorgo.lab.demo.run import Processes
 from gorgo.live.state import INTERNAL_VARIABLE
 from tests.live.peer_store.server import ENVIRON, KEY_VARIABLE
 from tests.overload.fleet import PROBE_INTERVAL_S, ROOT_CONFIG

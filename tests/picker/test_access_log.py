@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from gorgo.picker import open_exchanges
+from gorgo.picker import state
 from gorgo.picker.access_log import take_access_log
 from gorgo.picker.call import ProtocolError
 from gorgo.picker.protocol.messages import LB, SERVED
@@ -58,7 +58,7 @@ def test_without_its_entry_an_exchange_is_closed_by_what_was_seen() -> None:
         unseen, _ = picker.request()
         seen.close()
         unseen.close()
-        await asyncio.sleep(open_exchanges.ENTRY_S + 0.01)
+        await asyncio.sleep(state.ENTRY_S + 0.01)
         assert (picker.attempts("completed"), picker.attempts("client_disconnected", "r1")) == (1, 1)
         picker.log(picked.exchange_id)
         assert picker.total("gorgo_picker_log_entries_total", result="late") == 1
@@ -199,7 +199,7 @@ def test_a_call_whose_end_never_comes_is_ended_by_its_time() -> None:
 
 
 def test_no_more_exchanges_wait_for_entries_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_exchanges, "MAX_WAITING", 3)
+    monkeypatch.setattr(state, "MAX_WAITING", 3)
 
     async def test(picker: VirtualPicker) -> None:
         for _ in range(5):

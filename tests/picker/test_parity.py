@@ -20,15 +20,8 @@ from typing import Any, cast
 
 import pytest
 
-from gorgo.config.model import (
-    ClientRuleConfig,
-    ClientsConfig,
-    Config,
-    LimitsConfig,
-    OverloadConfig,
-    RegionConfig,
-    ReplicaConfig,
-)
+from gorgo.config.fleet import ReplicaConfig
+from gorgo.config.model import ClientRuleConfig, ClientsConfig, Config, LimitsConfig, OverloadConfig, RegionConfig
 from gorgo.live.state import LiveState
 from gorgo.live.telemetry.line_log import LineLog
 from gorgo.live.telemetry.request_log_file import Finished

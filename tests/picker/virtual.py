@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from gorgo.config.model import Config, RegionConfig, ReplicaConfig
+from gorgo.config.fleet import ReplicaConfig
+from gorgo.config.model import Config, RegionConfig
 from gorgo.live.build import build_live
 from gorgo.live.router_gateway import RouterGateway
-from gorgo.live.telemetry.health_log import HealthLog
+from gorgo.live.telemetry.health import HealthLog
 from gorgo.picker.access_log import FIRST_BODY_TAG, take_access_log
 from gorgo.picker.call import PickerCall
-from gorgo.picker.open_exchanges import OpenExchanges
 from gorgo.picker.protocol.messages import DESTINATION, LB, OWN, SERVED
 from gorgo.picker.protocol.protos import (
     HeaderValue,
@@ -29,10 +29,10 @@ from gorgo.picker.protocol.protos import (
     ProcessingResponse,
     StreamAccessLogsMessage,
 )
-from gorgo.picker.state import HOLD_S, PICKER, PickerState
+from gorgo.picker.state import HOLD_S, PICKER, OpenExchanges, PickerState
 from gorgo.policies.registry import make_policy
+from tests.lab.sim.live_shell import VirtualLoop
 from tests.proxy.conftest import QUIET, system_tls
-from tests.sim.live_shell import VirtualLoop
 
 CHAT = "/v1/chat/completions"
 BODY = b'{"model": "m", "messages": [{"role": "user", "content": "hello"}], "stream": true}'
@@ -262,7 +262,7 @@ def in_virtual_time(
         state.routing.gateway.close()
 
     with pytest.MonkeyPatch.context() as patched, asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        patched.setattr("gorgo.live.http.request_buffer.monotonic", runner.get_loop().time)
+        patched.setattr("gorgo.live.http.body.monotonic", runner.get_loop().time)
         runner.run(run())
 
 

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gorgo.core.policy.interface import Policy
-from gorgo.policies.prefix_cache import PrefixCacheInFlight
-from gorgo.policies.prefix_cache_and_load import PrefixCacheAndLoad
+from gorgo.policies.prefix_cache import PrefixCacheAndLoad, PrefixCacheInFlight
 from tests.policies.table import choose, rows_chosen, table
 
 both = pytest.mark.parametrize("policy", [PrefixCacheInFlight(), PrefixCacheAndLoad()], ids=lambda policy: policy.name)

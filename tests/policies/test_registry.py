@@ -8,7 +8,7 @@ import pytest
 import gorgo.policies
 from gorgo.errors import ConfigError, UnknownPolicy
 from gorgo.policies import registry
-from gorgo.policies.nearest import Nearest
+from gorgo.policies.baselines import Nearest
 from gorgo.policies.registry import POLICIES, make_policy, make_shadow, policy_names
 
 
@@ -85,7 +85,7 @@ OFFERED = {
     "other-name": f"{__name__}:Others",
     "no-module": "nowhere.at_all:Others",
     "no-class": f"{__name__}:Othrs",
-    "gorgo": "gorgo.policies.random:Random",
+    "gorgo": "gorgo.policies.baselines:Random",
 }
 
 

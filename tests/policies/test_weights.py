@@ -18,9 +18,9 @@ from gorgo.core.policy.weights import Weights
 from gorgo.policies.gorgo import Gorgo
 from gorgo.policies.gorgo_ms import GorgoMs
 from gorgo.policies.learned.base import LearnedPolicy
-from gorgo.policies.prefix_threshold import PrefixThreshold
+from gorgo.policies.multi_depth import MultiDepth
+from gorgo.policies.prefix_cache import PrefixThreshold
 from gorgo.policies.registry import make_policy, policy_names
-from gorgo.policies.sticky.multi_depth import MultiDepth
 from tests.policies.table import request, table
 
 NOW = 100.0

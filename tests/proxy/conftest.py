@@ -15,12 +15,13 @@ import httpx
 import pytest
 import uvloop
 
-from gorgo.config.model import Config, LimitsConfig, ProxyConfig, RegionConfig, ReplicaConfig
+from gorgo.config.fleet import ReplicaConfig
+from gorgo.config.model import Config, LimitsConfig, ProxyConfig, RegionConfig
+from gorgo.live import process
 from gorgo.live.build import build_live
 from gorgo.live.control.state_file import StateFile
 from gorgo.live.listener.sockets import ServerAddresses
-from gorgo.live.process import run
-from gorgo.live.process.options import ProcessOptions
+from gorgo.live.process import ProcessOptions
 from gorgo.live.reload.file_watch import ConfigFile
 from gorgo.live.state import LiveState
 from gorgo.policies.registry import make_policy
@@ -127,7 +128,7 @@ async def proxy_for(
         caught.append(build_live(*args, tls=system_tls(), **kwargs))
         return caught[-1]
 
-    monkeypatch.setattr(run, "build_live", catch)
+    monkeypatch.setattr(process, "build_live", catch)
     shutdown = asyncio.Event()
     task = asyncio.create_task(
         server.serve(

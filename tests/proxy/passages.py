@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gorgo.core.buffer_budget import BufferBudget
-from gorgo.live.http.request_buffer import RequestBuffer
-from gorgo.live.http.timeout import ResettableTimeout
+from gorgo.live.http.body import RequestBuffer, ResettableTimeout
 from gorgo.proxy.exchange.passage import Passage
-from gorgo.proxy.http.response_writer import ResponseWriter
+from gorgo.proxy.response_writer import ResponseWriter
 
 
 def passage_to(

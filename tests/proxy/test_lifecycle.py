@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from gorgo.config.constants import WARM_CONNECTIONS
+from gorgo.config.values import WARM_CONNECTIONS
 from gorgo.engines.sglang import SGLang
 from gorgo.errors import ConfigError
 from gorgo.live.monitor.replica_monitor import ReplicaMonitor
-from gorgo.live.process.options import ProcessOptions
+from gorgo.live.process import ProcessOptions
 from gorgo.policies.registry import make_policy
 from gorgo.proxy.server import serve
 from tests.proxy.conftest import QUIET, Start, config_for, until, with_replica
@@ -220,7 +220,7 @@ async def test_stream_that_outlives_the_grace_is_told_and_cut(start: Start) -> N
 async def test_client_that_does_not_read_does_not_keep_it_from_stopping(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gorgo.live.process.apps.CLOSE_S", 0.1)  # sooner than the last words to it are given up
+    monkeypatch.setattr("gorgo.live.process.CLOSE_S", 0.1)  # sooner than the last words to it are given up
     flood = tuple(delta("x" * 60_000) for _ in range(400))
     fleet = await start.fleet([hang(*flood)], shutdown_grace_s=0.1)
     async with connected(fleet.addresses.data) as client:
@@ -258,7 +258,7 @@ import asyncio, sys
 from gorgo.config.model import Config, LimitsConfig, ProxyConfig, RegionConfig, ReplicaConfig
 from gorgo.policies.registry import make_policy
 from gorgo.live.logs import set_up_logs
-from gorgo.live.process.options import ProcessOptions
+from gorgo.live.process import ProcessOptions
 from gorgo.proxy.server import serve
 config = Config(
     proxy=ProxyConfig(region="here", bind="127.0.0.1:0", admin_bind="127.0.0.1:0"),

@@ -19,13 +19,13 @@ from gorgo.live.http.errors import Message
 from gorgo.live.http.headers import Header
 from gorgo.live.router_gateway import RouterGateway
 from gorgo.live.state import LiveState
-from gorgo.live.telemetry.health_log import HealthLog
+from gorgo.live.telemetry.health import HealthLog
 from gorgo.live.upstream.client import UpstreamClient, UpstreamError
 from gorgo.policies.registry import make_policy
-from gorgo.proxy.app import data_app
+from gorgo.proxy.server import data_app
+from tests.lab.sim.live_shell import VirtualLoop
 from tests.proxy.conftest import system_tls
 from tests.proxy.iterated import IteratedSource
-from tests.sim.live_shell import VirtualLoop
 
 CHAT = "/v1/chat/completions"
 EVENTS = ((b"content-type", b"text/event-stream"),)

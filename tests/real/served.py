@@ -10,10 +10,11 @@ from typing import Any
 
 import httpx
 
-from gorgo.config.model import Config, LimitsConfig, ProxyConfig, RegionConfig, ReplicaConfig
+from gorgo.config.fleet import ReplicaConfig
+from gorgo.config.model import Config, LimitsConfig, ProxyConfig, RegionConfig
 from gorgo.config.values import EngineName
 from gorgo.live.listener.sockets import ServerAddresses
-from gorgo.live.process.options import ProcessOptions
+from gorgo.live.process import ProcessOptions
 from gorgo.policies.registry import make_policy
 from gorgo.proxy.server import serve
 

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from openai import AsyncOpenAI
 
-from gorgo.apps.traces.text import prompt_text
+from gorgo.lab.traces.text import prompt_text
 from tests.real.llama_server import LlamaServer, llama_server
 from tests.real.served import Served, eventually, served
 from tests.real.tap import Tap, TappedConnection, bodies_of, tapped

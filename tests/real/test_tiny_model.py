@@ -6,7 +6,7 @@ from pathlib import Path
 
 import httpx
 
-from gorgo.apps.traces.text import prompt_text
+from gorgo.lab.traces.text import prompt_text
 from tests.real.llama_server import LlamaServer
 from tests.real.tiny_model import make_tiny_model
 from tests.real.vocabulary import byte_letters, vocabulary

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import yaml
 
-from gorgo.apps.demo.processes import Processes
+from gorgo.lab.demo.run import Processes
 from tests.bench.relay.measure import cpu_times, resident_bytes
 from tests.bench.relay.wire import MODEL
 from tests.soak.ledgers import Ledgers

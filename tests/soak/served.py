@@ -19,8 +19,8 @@ from pathlib import Path
 from unittest.mock import patch
 
 from gorgo.cli import main
+from gorgo.live import process
 from gorgo.live.build import build_live
-from gorgo.live.process import run
 from gorgo.live.state import LiveState
 from tests.bench.relay.measure import resident_bytes
 from tests.soak.ledgers import Ledgers
@@ -100,5 +100,5 @@ class _Window:
 
 if __name__ == "__main__":
     window = _Window(Path(sys.argv.pop(1)))
-    with patch.object(run, "build_live", window.open):  # the name that the process calls
+    with patch.object(process, "build_live", window.open):  # the name that the process calls
         main()

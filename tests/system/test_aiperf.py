@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gorgo.apps.replay.options import ReplayOptions
-from gorgo.apps.replay.run import replay_command
-from gorgo.apps.traces.text import prompt_text
+from gorgo.lab.replay.options import ReplayOptions
+from gorgo.lab.replay.run import replay_command
+from gorgo.lab.traces.text import prompt_text
 from tests.system.environments import Environment
 from tests.system.router_process import RouterProcess, router_process
 from tests.system.tiny_checkpoint import HUB_NAME

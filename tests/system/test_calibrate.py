@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from gorgo.apps.profile_file import read_profile
-from gorgo.sim.engine.profiles import EngineProfile, find_profile
+from gorgo.lab.profile_file import read_profile
+from gorgo.lab.sim.engine.profiles import EngineProfile, find_profile
 from tests.real.llama_server import llama_server, missing_reason
 from tests.real.tiny_model import make_tiny_model
 from tests.system.conftest import SHAPE

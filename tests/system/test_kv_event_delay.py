@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gorgo.config.model import KvEventsConfig
+from gorgo.config.fleet import KvEventsConfig
 from gorgo.core.messages.actions import Action
 from gorgo.core.messages.kv_events import BlocksRemoved, KvEventBatch
 from gorgo.core.prefix.kv_index import KvEventIndex

@@ -24,7 +24,7 @@ import httpx
 import pytest
 from aiohappyeyeballs import start_connection
 
-from gorgo.apps.traces.text import prompt_text
+from gorgo.lab.traces.text import prompt_text
 from tests.real.llama_server import llama_server, missing_reason
 from tests.real.served import Served, served
 from tests.real.tap import Tap, TappedConnection, tapped

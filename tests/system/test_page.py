@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gorgo.apps.demo.fleet import REPLICAS, DemoFleet, running_fleet
+from gorgo.lab.demo.run import REPLICAS, DemoFleet, running_fleet
 from tests.system.webdriver import Browser, browser, missing_reason
 
 NASTY = "<img src=x onerror='window.hurt = 1'><script>window.hurt = 1</script>"

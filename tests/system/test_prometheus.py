@@ -22,8 +22,7 @@ import httpx
 import pytest
 import yaml
 
-from gorgo.apps.demo.fleet import MODEL, DemoFleet, running_fleet
-from gorgo.apps.demo.processes import Processes
+from gorgo.lab.demo.run import MODEL, DemoFleet, Processes, running_fleet
 from tests.observability.promql import FOLDER, INTERVAL, Target, alert_targets, alerts, dashboard_targets
 from tests.terraform.workspace import Workspace
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from gorgo.apps.traces.text import prompt_text
+from gorgo.lab.traces.text import prompt_text
 from tests.real.served import eventually, served
 from tests.system.environments import Environment
 from tests.system.router_process import RouterProcess, router_process

@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 from gorgo.engines.exposition import read_gauges
-from gorgo.sim.engine.request import EngineRequest
-from gorgo.sim.engine.vllm.model import VllmModel
-from tests.sim.profiles import round_profile
+from gorgo.lab.sim.engine.request import EngineRequest
+from gorgo.lab.sim.engine.vllm.model import VllmModel
+from tests.lab.sim.profiles import round_profile
 from tests.system.vllm_server import VllmServer
 
 _STEPS, _PREEMPTIONS = "vllm:iteration_tokens_total_count", "vllm:num_preemptions_total"

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gorgo.sim.engine.request import EngineRequest
-from gorgo.sim.engine.vllm.model import VllmModel
+from gorgo.lab.sim.engine.request import EngineRequest
+from gorgo.lab.sim.engine.vllm.model import VllmModel
+from tests.lab.sim.profiles import round_profile
 from tests.real.tiny_weights import Shape
-from tests.sim.profiles import round_profile
 from tests.system.environments import Environment
 from tests.system.tiny_checkpoint import make_tiny_checkpoint
 from tests.system.vllm_server import ENGINE_ENVIRONMENT

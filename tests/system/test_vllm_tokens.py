@@ -11,7 +11,7 @@ import pytest
 
 from gorgo.config.model import ModelConfig
 from gorgo.core.prompt.fingerprint import Fingerprinter
-from gorgo.live.parsing.fields import read_fields
+from gorgo.live.parsing.json_body import read_fields
 from gorgo.live.prompt_tokens import PromptTokens
 from gorgo.live.tokens.model_tokens import read_models
 from tests.live.tokens.files import conversation, needs_tokenizers

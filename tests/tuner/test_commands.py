@@ -8,7 +8,7 @@ import io
 import pytest
 from rich.console import Console
 
-from tuner.sidecar.line_printer import LinePrinter
+from tuner.sidecar.progress import LinePrinter
 
 
 class FullDisk(io.StringIO):

@@ -15,18 +15,254 @@ E2E is significantly worse than theirs, at half of alpha each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import exp, log, log1p, sqrt
+from math import exp, lgamma, log, log1p, sqrt
 from statistics import stdev
-from typing import Any
+from typing import Any, Literal, Protocol
 
-from tuner.campaign.guardrail import errors_rose, is_concentrated
+import numpy as np
+import numpy.typing as npt
+
+from gorgo.errors import TunerError
 from tuner.campaign.options import CampaignOptions
-from tuner.campaign.sequential import SignFlipTest
-from tuner.campaign.trial import Verdict
-from tuner.objective import WindowStats
+from tuner.objective import RollingWindow, TunerSample, WindowStats
 from tuner.saved_fields import SavedFields
+
+# A sequential test on pairs of blocks, with a known error rate for any noise.
+#
+# Theory of operation: two weight sets run in pairs of blocks, and a fair coin decides which comes first. If the
+# weights made no difference, each pair's difference could as well have had the other sign, whatever trend, burst or
+# autocorrelation the traffic has. The test compares the sum of the differences with the sums under `PATHS` random
+# choices of signs: no distribution is assumed, and nothing is estimated. It is evaluated after every pair; the error
+# rate is spent in proportion to the pairs. At each analysis the highest of the remaining sums are crossed out, as many
+# as the spent rate allows, and the gain is significant when the real sum is among them. Without an effect the real sum
+# is one of `PATHS` alike, and at most alpha of them are ever crossed out: so alpha bounds the error over all analyses.
+#
+# References
+# ----------
+# Bojinov, Simchi-Levi and Zhao, "Design and Analysis of Switchback Experiments", Management Science 69(7), 2023:
+# blocks
+# in random order and inference from that order alone. Plamadeala and Rosenberger, "Sequential monitoring with
+# conditional
+# randomization tests", Annals of Statistics 40(1), 2012: boundaries from re-randomised paths. Lan and DeMets,
+# "Discrete
+# sequential boundaries for clinical trials", Biometrika 70(3), 1983: spending the error rate. Kim and DeMets,
+# Biometrika
+# 74(1), 1987: as a power of the time.
+
+
+#: Random sign patterns, the real one included: alpha 0.05 is a hundred of them. Their number costs power a little, and
+#: never the error rate.
+PATHS = 2000
+
+
+class SignFlipTest:
+    """Whether gains are significantly above zero, evaluated after every pair.
+
+    Parameters
+    ----------
+    pairs:
+        At most; at the last one all of `alpha` is spent.
+    alpha:
+        Highest probability of a significant gain without an effect, over all analyses.
+    seed:
+        Of the sign patterns. The same seed and gains give the same answer, so that only the gains are saved.
+
+    Example
+    -------
+    >>> test = SignFlipTest(pairs=20, alpha=0.05, seed=0)
+    >>> test.is_significant([0.1] * 5), test.is_significant([0.1] * 8)
+    (False, True)
+    """
+
+    def __init__(self, *, pairs: int, alpha: float, seed: int) -> None:
+        if not 0 < alpha < 1 or pairs < 1:
+            raise TunerError(f"alpha is {alpha!r} and pairs {pairs!r}; expected 0 < alpha < 1 and 1 pair or more")
+        self.pairs, self.alpha = pairs, alpha
+        coins = np.random.default_rng(seed).integers(0, 2, (PATHS, pairs), dtype=np.int8)
+        self._signs: npt.NDArray[np.int8] = 2 * coins - 1
+        self._signs[0] = 1  # the real order
+
+    def is_significant(self, gains: Sequence[float]) -> bool:
+        """Return whether any analysis up to the last of `gains`, one per pair, was significant.
+
+        Gains after the last pair are ignored: a campaign may be resumed with fewer pairs than it has scored.
+        """
+        analysed = np.asarray(gains[: self.pairs], dtype=float)
+        sums = np.cumsum(self._signs[:, : len(analysed)] * analysed, axis=1)
+        crossed = np.zeros(PATHS, dtype=bool)
+        for analysis in range(1, len(analysed) + 1):
+            self._cross_out(sums[:, analysis - 1], analysis, crossed)
+            if crossed[0]:
+                return True
+        return False
+
+    def chance(self, gains: Sequence[float]) -> float:
+        """Return the share of sign patterns with a sum as high, at this analysis alone."""
+        analysed = np.asarray(gains[: self.pairs], dtype=float)
+        sums = self._signs[:, : len(analysed)] @ analysed
+        return float(np.mean(sums >= sums[0]))
+
+    def _cross_out(self, sums: npt.NDArray[np.float64], analysis: int, crossed: npt.NDArray[np.bool_]) -> None:
+        """Cross out the highest of the remaining sums, as many as alpha allows by now; never half of a tie."""
+        allowed = int(self.alpha * PATHS * analysis / self.pairs) - int(crossed.sum())
+        if allowed <= 0:
+            return
+        left = np.where(crossed, -np.inf, sums)
+        bar = np.partition(left, -(allowed + 1))[-(allowed + 1)]
+        crossed |= left > bar
+
+
+# Guardrails: a gain in TTFT is refused for slower answers, more errors, or concentration on one replica.
+#
+# Theory of operation: a router can make first tokens fast by sending all requests to the nearest replica; the answers
+# then slow down. So a gain counts only if other figures are not worse by more than a margin. Hard bounds on a running
+# window are checked besides: they are so wide that they need no test.
+
+
+def errors_rose(offspring: WindowStats, incumbent: WindowStats, alpha: float) -> str | None:
+    """Return a reason if there are more errors than chance explains under equal error rates.
+
+    Given the number of errors, each belongs to the offspring with the probability of its share of the requests: an
+    exact test (Przyborowski and Wilenski, Biometrika 31, 1940). Errors come in bursts, which makes it stricter still.
+    """
+    total, n = offspring.errors + incumbent.errors, offspring.n + incumbent.n
+    if not offspring.errors or not incumbent.n:
+        return None
+    if _binomial_tail(offspring.errors, total, offspring.n / n) > alpha:
+        return None
+    return f"errors rose: {offspring.errors} of {offspring.n} requests, {incumbent.errors} of {incumbent.n} before"
+
+
+def is_concentrated(offspring: WindowStats, incumbent: WindowStats, bound: float) -> str | None:
+    """Return a reason if one replica takes more than its bound, and more than under the incumbent.
+
+    Not if its answers end earlier than the incumbent's: then one replica is enough for the load.
+    """
+    ours, theirs = offspring.max_share or 0.0, incumbent.max_share or 0.0
+    if ours <= max(bound, theirs) or _ends_earlier(offspring.e2e_s_p95, incumbent.e2e_s_p95):
+        return None
+    return f"one replica takes {ours:.0%} of the requests; {theirs:.0%} before"
+
+
+def _ends_earlier(ours: float | None, theirs: float | None) -> bool:
+    return ours is not None and theirs is not None and ours < theirs
+
+
+class Guardrail:
+    """A running window of the candidate against hard bounds; counts the discarded start of a block too."""
+
+    def __init__(self, options: CampaignOptions, reference: WindowStats | None) -> None:
+        self._options = options
+        self.reference = reference
+        # Half a window is enough for bounds as wide as these.
+        self._window = RollingWindow(max(options.window // 2, 1), min(options.hop, max(options.window // 2, 1)))
+
+    def add(self, sample: TunerSample) -> str | None:
+        """Return a reason to roll back now, or None."""
+        return self._breach(self._window.stats()) if self._window.add(sample) else None
+
+    def clear(self) -> None:
+        self._window.clear()
+
+    def _breach(self, running: WindowStats) -> str | None:
+        options = self._options
+        if running.error_share > options.hard_errors and running.errors > 1:
+            before = self.reference
+            if before is None or running.error_share > 2 * before.error_share:
+                return f"{running.errors} of the last {running.n} requests failed"
+        e2e_s = running.e2e_s_p95
+        if e2e_s is None:
+            return None
+        if options.hard_e2e_s is not None and e2e_s > options.hard_e2e_s:
+            return f"running p95 E2E is {e2e_s:.2f} s, above the bound of {options.hard_e2e_s:g} s"
+        usual = self.reference.e2e_s_p95 if self.reference else None
+        if usual and e2e_s > options.hard_e2e_factor * usual:
+            return f"running p95 E2E is {e2e_s:.2f} s, {e2e_s / usual:.1f} times the usual {usual:.2f} s"
+        return None
+
+
+def _binomial_tail(least: int, total: int, p: float) -> float:
+    """Return the probability of `least` or more of `total`."""
+    return min(1.0, sum(exp(_log_binomial(k, total, p)) for k in range(least, total + 1)))
+
+
+def _log_binomial(k: int, total: int, p: float) -> float:
+    ways = lgamma(total + 1) - lgamma(k + 1) - lgamma(total - k + 1)
+    return ways + k * log(p) + ((total - k) * log1p(-p) if total > k else 0.0)
+
+
+# The interface of trials: one candidate against the incumbent, as two arms.
+#
+# Theory of operation: `arm` names the arm that should be in force, and `turn` counts the requests for a put. The
+# campaign puts weights when the count has changed, and calls `on_applied` once they are in force. The same arm is put
+# again too: every put has a new version of its own, which separates the samples of one block from those of the next.
+
+
+Arm = Literal["incumbent", "offspring"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The result of a trial.
+
+    `refused`: by the guard, whatever the objective. `breach`: the weights have to be rolled back at once. Objectives
+    are p95 TTFT in ms, `stats` the offspring's; None if not measured.
+    """
+
+    accepted: bool
+    reason: str
+    objective_ms: float | None = None
+    incumbent_objective_ms: float | None = None
+    stats: WindowStats | None = None
+    incumbent_stats: WindowStats | None = None
+    refused: bool = False
+    breach: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """A trial that cannot be finished now, without a result."""
+
+    reason: str
+
+
+Outcome = Verdict | Abandon | None
+
+
+class Trial(Protocol):
+    """Measures two arms and decides between them."""
+
+    turn: int
+    offspring_version: int | None
+
+    @property
+    def arm(self) -> Arm:
+        """Return the arm that should be in force."""
+        ...
+
+    def on_applied(self, version: int, *, now: float) -> None:
+        """Record that the weights of `arm` are in force under this version."""
+        ...
+
+    def on_samples(self, samples: Iterable[TunerSample], *, now: float) -> Outcome: ...
+
+    def on_time(self, *, now: float) -> Outcome: ...
+
+    def void(self) -> None:
+        """Drop the current measurement: samples were lost, or the proxy restarted."""
+        ...
+
+    def next_time(self) -> float | None:
+        """Return when `on_time` has something to do."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Return finished measurements as JSON."""
+        ...
+
+    def load(self, state: Mapping[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

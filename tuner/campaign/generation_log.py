@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import log
 
-from tuner.campaign.actions import RecordGeneration
-from tuner.campaign.generation import Generation
+from tuner.campaign.comparison import Verdict
+from tuner.campaign.generation import Generation, RecordGeneration
 from tuner.campaign.options import CampaignOptions
-from tuner.campaign.trial import Verdict
 from tuner.objective import WindowStats
 from tuner.optimizers.base import Optimizer
 

@@ -21,10 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from tuner.campaign.comparison import BlockPair, PairComparison, pooled
-from tuner.campaign.guardrail import Guardrail
+from tuner.campaign.comparison import Abandon, Arm, BlockPair, Guardrail, Outcome, PairComparison, Verdict, pooled
 from tuner.campaign.options import CampaignOptions
-from tuner.campaign.trial import Abandon, Arm, Outcome, Verdict
 from tuner.objective import TunerSample, WindowStats, window_stats
 from tuner.saved_fields import SavedFields
 

@@ -1,6 +1,5 @@
 """The history: every campaign, generation and event, in SQLite or PostgreSQL, append only."""
 
-from tuner.history.rows import CampaignRow, EventRow
-from tuner.history.store import DEFAULT_DATABASE, History
+from tuner.history.store import DEFAULT_DATABASE, CampaignRow, EventRow, History
 
 __all__ = ["DEFAULT_DATABASE", "CampaignRow", "EventRow", "History"]

@@ -7,19 +7,254 @@ before is lost then.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, TypeVar
 
-from sqlalchemy import Connection, delete, func, insert, select, update
+from alembic.config import Config
+from alembic.runtime.environment import EnvironmentContext
+from alembic.runtime.migration import MigrationContext, StampStep
+from alembic.script import ScriptDirectory
+from sqlalchemy import (
+    JSON,
+    Connection,
+    Float,
+    ForeignKey,
+    Integer,
+    MetaData,
+    RowMapping,
+    String,
+    Text,
+    UniqueConstraint,
+    delete,
+    func,
+    insert,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from gorgo.core.numeric import is_number
 from gorgo.errors import HistoryError, LeadershipLost
 from tuner.campaign.generation import Generation
 from tuner.history.database import open_engine, reading, shown, writing
-from tuner.history.models import WORD_CHARACTERS, CampaignTable, EventTable, StateTable
-from tuner.history.models import GenerationTable as GenerationTable
-from tuner.history.rows import CampaignRow, EventKind, EventRow, row_of, weights_in
-from tuner.history.schema import upgrade
+
+# What the history hands out: frozen rows, with times as seconds since 1970 (UTC) and latencies as measured.
+#
+# Owns the records but a generation's, which is the campaign's own, and that a row is one: SQLite holds anything in any
+# column, and a damaged file does. How rows are stored is `models` and `store`.
+
+
+EventKind = Literal["freeze", "unfreeze", "rollback", "foreign", "restart", "stop"]
+Row = TypeVar("Row")
+
+#: Seconds since 1970 at the end of the year 9999; nothing that counts time by calendars goes beyond.
+MAX_TIME_S = 253_402_300_799.0
+#: Of a text: ten times the longest reason that the proxy takes.
+MAX_CHARACTERS = 10_000
+_TIMES = ("started_s", "finished_s", "at_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CampaignRow:
+    """One run of the tuner from its start to its end; a restarted sidecar continues the same one.
+
+    `options` are those it was started with. `finished_s` and `outcome` are None while it runs.
+    """
+
+    id: int
+    started_s: float
+    finished_s: float | None
+    outcome: str | None
+    target: str
+    policy: str
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventRow:
+    """An event beside the generations: a freeze, unfreeze, roll-back, foreign weights, restart or stop."""
+
+    at_s: float
+    kind: EventKind
+    weights: Mapping[str, float] | None
+    reason: str
+
+
+def row_of(kind: type[Row], values: Mapping[str, Any] | RowMapping) -> Row:
+    """The record of a row. Raises `ValueError` for a value that its field cannot have."""
+    named = {column.name: str(column.type) for column in fields(kind)}  # type: ignore[arg-type]
+    for name, wanted in named.items():
+        value = values[name]
+        bare = wanted.removesuffix(" | None")
+        if not (_is(bare, value) or (value is None and bare != wanted)):
+            raise ValueError(f"{name} is {_short(value)}; expected {wanted}")
+        if name in _TIMES and value is not None and not 0 <= value <= MAX_TIME_S:
+            raise ValueError(f"{name} is {_short(value)}; expected seconds since 1970")
+    return kind(**{name: values[name] for name in named})
+
+
+def weights_in(value: object) -> dict[str, float]:
+    """Weights by name as a column holds them. Raises `ValueError` for anything else."""
+    if not _is("Mapping[str, float]", value):
+        raise ValueError(f"weights are {_short(value)}; expected numbers by name")
+    assert isinstance(value, Mapping)
+    return dict(value)
+
+
+def _is(wanted: str, value: object) -> bool:
+    match wanted:
+        case "float":
+            return is_number(value)
+        case "int":
+            return isinstance(value, int) and not isinstance(value, bool)
+        case "bool":
+            return isinstance(value, bool)
+        case "Mapping[str, float]":
+            # A name that cannot be printed is half a surrogate pair, or worse.
+            return isinstance(value, Mapping) and all(name.isprintable() and is_number(value[name]) for name in value)
+        case "Mapping[str, Any]":
+            json.dumps(value, allow_nan=False)  # numbers that JSON does not have are a ValueError
+            return isinstance(value, Mapping)
+        case _:
+            return isinstance(value, str) and len(value) <= MAX_CHARACTERS
+
+
+def _short(value: object) -> str:
+    text = ascii(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+# The tables, as SQLAlchemy 2 sees them. The migrations make them; a test compares the two.
+#
+# Numbers that are unknown are NULL. JSON columns hold small objects: weights by name, a campaign's options and state.
+
+
+#: Of words that a program chose: modes, kinds, names of policies and optimizers.
+WORD_CHARACTERS = 64
+
+
+class TableBase(DeclarativeBase):
+    """Constraints have names, so that later migrations can change them on every database."""
+
+    metadata = MetaData(
+        naming_convention={
+            "uq": "uq_%(table_name)s_%(column_0_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_name)s",
+            "pk": "pk_%(table_name)s",
+            "ix": "ix_%(table_name)s_%(column_0_name)s",
+        }
+    )
+
+
+class CampaignTable(TableBase):
+    __tablename__ = "campaign"
+
+    id: Mapped[int] = mapped_column(Integer, primary_key=True)
+    started_s: Mapped[float] = mapped_column(Float)
+    finished_s: Mapped[float | None] = mapped_column(Float)
+    outcome: Mapped[str | None] = mapped_column(Text)
+    target: Mapped[str] = mapped_column(Text)
+    policy: Mapped[str] = mapped_column(String(WORD_CHARACTERS))
+    options: Mapped[dict[str, Any]] = mapped_column(JSON)
+
+
+class GenerationTable(TableBase):
+    """A `campaign.generation.Generation` as a row: its columns, with the campaign that it belongs to."""
+
+    __tablename__ = "generation"
+    __table_args__ = (UniqueConstraint("campaign_id", "number"),)
+
+    id: Mapped[int] = mapped_column(Integer, primary_key=True)
+    campaign_id: Mapped[int] = mapped_column(ForeignKey("campaign.id"))
+    number: Mapped[int] = mapped_column(Integer)
+    started_s: Mapped[float] = mapped_column(Float)
+    finished_s: Mapped[float] = mapped_column(Float)
+    weights: Mapped[dict[str, float]] = mapped_column(JSON)
+    weights_version: Mapped[int | None] = mapped_column(Integer)
+    sigma: Mapped[float | None] = mapped_column(Float)
+    mode: Mapped[str] = mapped_column(String(WORD_CHARACTERS))
+    optimizer: Mapped[str] = mapped_column(String(WORD_CHARACTERS))
+    n: Mapped[int] = mapped_column(Integer)
+    objective_ms: Mapped[float | None] = mapped_column(Float)
+    incumbent_objective_ms: Mapped[float | None] = mapped_column(Float)
+    e2e_s_p95: Mapped[float | None] = mapped_column(Float)
+    itl_ms_p95: Mapped[float | None] = mapped_column(Float)
+    errors: Mapped[int] = mapped_column(Integer)
+    max_share: Mapped[float | None] = mapped_column(Float)
+    accepted: Mapped[bool] = mapped_column()
+    reason: Mapped[str] = mapped_column(Text)
+
+
+class EventTable(TableBase):
+    __tablename__ = "event"
+
+    id: Mapped[int] = mapped_column(Integer, primary_key=True)
+    campaign_id: Mapped[int | None] = mapped_column(ForeignKey("campaign.id"), index=True)
+    at_s: Mapped[float] = mapped_column(Float)
+    kind: Mapped[str] = mapped_column(String(WORD_CHARACTERS))
+    weights: Mapped[dict[str, float] | None] = mapped_column(JSON)
+    reason: Mapped[str] = mapped_column(Text)
+
+
+class StateTable(TableBase):
+    """Where a campaign is, so that a restarted sidecar continues: the one row that is overwritten."""
+
+    __tablename__ = "state"
+
+    campaign_id: Mapped[int] = mapped_column(ForeignKey("campaign.id"), primary_key=True)
+    saved_s: Mapped[float] = mapped_column(Float)
+    state: Mapped[dict[str, Any]] = mapped_column(JSON)
+
+
+# Bringing a database to the newest schema when it is opened, by Alembic's migrations.
+#
+# Owns which scripts there are and the lock under which they run: two processes that start together do not migrate
+# twice.
+
+
+#: Of PostgreSQL's advisory lock; any number that nobody else uses.
+_LOCK = 0x676F72676F
+
+
+def upgrade(connection: Connection, revision: str = "head") -> None:
+    """Apply what is missing, inside the connection's transaction.
+
+    Raises `HistoryError` for a database made by a newer version, which this one could only damage.
+    """
+    scripts = _scripts()
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+    present = current(connection)
+    known = {script.revision for script in scripts.walk_revisions()}
+    if present is not None and present not in known:
+        raise HistoryError(
+            f"the history has schema {present}, which a newer version of gorgo made; this one knows up to "
+            f"{scripts.get_current_head()}: use the newer version, or another --database"
+        )
+
+    def steps(at: tuple[str, ...], _context: MigrationContext) -> list[StampStep]:
+        # Alembic's own upgrade command does the same; its types say less than it returns.
+        return list(scripts._upgrade_revs(revision, at))  # type: ignore[arg-type]
+
+    with EnvironmentContext(Config(), scripts, fn=steps, destination_rev=revision) as environment:
+        # SQLite cannot alter a column in place: Alembic copies the table.
+        environment.configure(connection=connection, target_metadata=TableBase.metadata, render_as_batch=True)
+        environment.run_migrations()
+
+
+def current(connection: Connection) -> str | None:
+    """The schema's revision; None in an empty database."""
+    return MigrationContext.configure(connection).get_current_revision()
+
+
+def _scripts() -> ScriptDirectory:
+    config = Config()
+    config.set_main_option("script_location", "tuner.history:migrations")
+    return ScriptDirectory.from_config(config)
+
 
 DEFAULT_DATABASE = "sqlite:///gorgo-history.sqlite3"
 #: Rows that a listing gives unless told otherwise: a terminal's worth of scrolling.

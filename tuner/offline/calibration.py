@@ -17,7 +17,7 @@ from typing import Any
 
 from gorgo.core.latency.prefill import PrefillPrior
 from gorgo.errors import TunerError
-from gorgo.sim.fleet import SimFleet, SimReplica
+from gorgo.lab.sim.fleet import SimFleet, SimReplica
 
 #: A thousand replicas are 1 MB.
 MAX_BYTES = 16 << 20

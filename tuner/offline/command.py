@@ -11,15 +11,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gorgo.apps.datasets import load_requests, own_block_tokens
-from gorgo.apps.request_log import is_request_log, load_request_log
-from gorgo.apps.simulate import SimJob
-from gorgo.apps.simulate.feed import feed_of
-from gorgo.apps.traces import BLOCK_TOKENS, TraceFilters
 from gorgo.config.weights_file import WeightsFile, write_weights_file
 from gorgo.core.limits import RouterLimits
 from gorgo.errors import TunerError
-from gorgo.sim.fleet import SimFleet
+from gorgo.lab.datasets import load_requests, own_block_tokens
+from gorgo.lab.request_log import is_request_log, load_request_log
+from gorgo.lab.sim.fleet import SimFleet
+from gorgo.lab.simulate import SimJob
+from gorgo.lab.simulate.feed import feed_of
+from gorgo.lab.traces import BLOCK_TOKENS, TraceFilters
 from tuner.campaign.generation import Generation
 from tuner.campaign.options import CampaignOptions
 from tuner.history import History

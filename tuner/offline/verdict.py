@@ -16,13 +16,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gorgo.apps.simulate import SimJob
-from gorgo.apps.simulate.compare import Ratio, ratio_of
 from gorgo.config.weights_file import WeightsFile
 from gorgo.core.policy.weights import Weights
+from gorgo.lab.simulate import SimJob
+from gorgo.lab.simulate.compare import Ratio, ratio_of
 from gorgo.policies.registry import make_policy
-from tuner.offline.score import CandidateBatch, OnProgress, RunScore, scores_of
-from tuner.offline.search import HELD_OUT_SEED, ScoredWeights, SearchOptions, SearchResult, refused
+from tuner.offline.search import (
+    HELD_OUT_SEED,
+    CandidateBatch,
+    OnProgress,
+    RunScore,
+    ScoredWeights,
+    SearchOptions,
+    SearchResult,
+    refused,
+    scores_of,
+)
 
 #: Share of p95 TTFT that another day's traffic may take from a gain. A find whose interval ended at -0.0 % met the next
 #: day at 1.013 [0.990, 1.037] of the defaults (`python -m experiments --system tuner --only 'next window'`).

@@ -9,19 +9,44 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from gorgo.errors import TunerError
 from tuner.optimizers.base import BUDGET, BaseOptimizer, Optimizer
 from tuner.optimizers.cma_es import CmaEs
-from tuner.optimizers.es import OnePlusOneES
-from tuner.optimizers.es_probes import ProbingES
-from tuner.optimizers.es_released import ReleasedES
-from tuner.optimizers.fixed import Fixed
-from tuner.optimizers.random_search import RandomSearch
+from tuner.optimizers.es import OnePlusOneES, ProbingES, ReleasedES
 from tuner.space import LogBox
+
+# Never moves: what a campaign measures when nothing changes, its noise and its false alarms.
+
+
+class Fixed(BaseOptimizer):
+    """Proposes its start, always."""
+
+    name: ClassVar[str] = "fixed"
+
+    def _propose(self) -> tuple[float, ...]:
+        return self._parent
+
+
+# Random search: log-uniform in the whole box. The control that every other optimizer has to beat.
+
+
+class RandomSearch(BaseOptimizer):
+    """Every proposal is drawn anew, whatever was told; the best accepted one is the incumbent.
+
+    References
+    ----------
+    Bergstra and Bengio, "Random Search for Hyper-Parameter Optimization", JMLR 13, 2012.
+    """
+
+    name: ClassVar[str] = "random"
+
+    def _propose(self) -> tuple[float, ...]:
+        return tuple(self._rng.uniform(self.box.low, self.box.high).tolist())
+
 
 ENTRY_POINTS = "gorgo.optimizers"
 

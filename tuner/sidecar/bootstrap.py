@@ -9,34 +9,82 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from gorgo.core.backoff import backoff_s
 from gorgo.core.policy.weights import WeightSpec
-from gorgo.errors import ProxyRefused, ProxyUnreachable, TunerError, WeightsError
+from gorgo.errors import LeadershipLost, ProxyRefused, ProxyUnreachable, TunerError, WeightsError
 from gorgo.policies.registry import make_policy
-from tuner.campaign.machine import Campaign
-from tuner.campaign.saved import load_campaign
+from tuner.campaign.machine import Campaign, load_campaign
 from tuner.history import History
-from tuner.leader.candidate import Leadership
+from tuner.leader import Leadership
 from tuner.objective import SampleCursor
 from tuner.optimizers.base import BUDGET
 from tuner.optimizers.registry import make_optimizer
 from tuner.proxy_client import TIMEOUT_S, ProxyClient, ProxyWeights
 from tuner.sidecar.commands import CommandQueue
-from tuner.sidecar.group.proxies import ProxyGroup
+from tuner.sidecar.group import ProxyGroup
 from tuner.sidecar.history_buffer import CampaignStart, HistoryBuffer
-from tuner.sidecar.lead import lead
-from tuner.sidecar.loop import Sidecar, wait
+from tuner.sidecar.loop import Sidecar, always, wait
 from tuner.sidecar.metrics import TunerMetrics, listening
 from tuner.sidecar.observer import FIRST_BACK_OFF_S, MAX_BACK_OFF_S
 from tuner.sidecar.options import SidecarOptions, ended_campaigns, leadership_of, recorded_options
 from tuner.sidecar.progress import Reporter, shown
-from tuner.sidecar.weights_calls import always
 from tuner.space import LogBox, searched_box, tuned_box
+
+# Waiting for the leadership, and tuning while this process has it.
+#
+# Theory of operation: a candidate that does not lead is a standby and tries again each second. As the leader it opens
+# the campaign from the history, so it resumes what an earlier leader had written. Without the leadership it puts
+# nothing more, not even the incumbent: the next leader puts what the history says. A standby whose campaign ended
+# meanwhile ends.
+
+
+#: Between two attempts of a standby.
+RETRY_S = 1.0
+
+
+async def lead(
+    leadership: Leadership,
+    tune: Callable[[bool], Awaitable[bool]],
+    reporter: Reporter,
+    metrics: TunerMetrics,
+    stop: asyncio.Event,
+    *,
+    wait: Callable[[asyncio.Event, float], Awaitable[None]],
+) -> bool:
+    """Call `tune` with each leadership until it ends by itself or `stop` is set; return whether all is in order.
+
+    The argument of `tune` is whether another process may have led before. Raises `TunerError` at once where a second
+    candidate cannot wait.
+    """
+    waited, said = False, ""
+    while not stop.is_set():
+        reason = await leadership.try_to_lead()
+        if reason is not None:
+            if not leadership.has_standby:
+                raise TunerError(f"{reason}; a standby needs a history in PostgreSQL, or `shared` in --config")
+            if reason != said:
+                reporter.say(f"standby: {reason}")
+            waited, said = True, reason
+            await wait(stop, RETRY_S)
+            continue
+        if waited:
+            reporter.say("leader: takes over from the history")
+        metrics.leader(True)
+        try:
+            return await tune(waited)
+        except LeadershipLost as lost:
+            reporter.complain(f"standby: {lost}; puts nothing more")
+            waited, said = True, ""
+        finally:
+            metrics.leader(False)
+            await leadership.release()
+    return True
+
 
 #: Of HTTP: the proxy may be starting.
 SERVER_ERROR = 500

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Literal
 
-from tuner.campaign.actions import Freeze, PutWeights, RollBack, Stop
+from tuner.campaign.generation import Freeze, PutWeights, RollBack, Stop
 from tuner.proxy_client import ProxyWeights
 
 Command = PutWeights | RollBack | Freeze | Stop

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created
 
 from gorgo.core.metric_spec import LabelSpec, MetricSpec, label_of
 from tuner.campaign.generation import Generation
-from tuner.sidecar.group.proxies import ProxyGroup
+from tuner.sidecar.group import ProxyGroup
 from tuner.sidecar.progress import Progress
 
 METRICS: tuple[MetricSpec, ...] = (

@@ -15,10 +15,10 @@ from tuner.campaign.generation import Generation
 from tuner.campaign.machine import Campaign
 from tuner.campaign.switchback import Switchback
 from tuner.history import EventRow
-from tuner.history.rows import EventKind
+from tuner.history.store import EventKind
 from tuner.objective import RollingWindow
 from tuner.sidecar.commands import CommandQueue
-from tuner.sidecar.group.proxies import ProxyGroup
+from tuner.sidecar.group import ProxyGroup
 from tuner.sidecar.history_buffer import HistoryBuffer
 from tuner.sidecar.metrics import TunerMetrics
 from tuner.sidecar.progress import Progress, Reporter, verdict

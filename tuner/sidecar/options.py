@@ -11,10 +11,7 @@ from sqlalchemy.engine import make_url
 
 from tuner.campaign.options import CampaignOptions
 from tuner.history import History
-from tuner.leader.advisory_lock import AdvisoryLock
-from tuner.leader.candidate import Leadership
-from tuner.leader.file_lock import FileLock
-from tuner.leader.lease import StoreLease
+from tuner.leader import AdvisoryLock, FileLock, Leadership, StoreLease
 
 #: A proxy of thousands of replicas starts in seconds; after a minute the address is wrong or nothing starts it.
 PROXY_WAIT_S = 60.0

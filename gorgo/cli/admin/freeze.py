@@ -47,8 +47,7 @@ def freeze(
     The proxy rejects every other change of weights (409) until `gorgo unfreeze`. With a state file the weights stay
     frozen over restarts. Several --url get the same weights: those of --weights, or those in force at the first.
     """
-    from gorgo.cli.admin.call import as_expected
-    from gorgo.cli.admin.group import call_each, end_with, print_json, print_lines
+    from gorgo.cli.admin.call import as_expected, call_each, end_with, print_json, print_lines
 
     body: dict[str, Any] = {"reason": reason, "by": options.operator()}
     if weights is not None:
@@ -84,7 +83,7 @@ def unfreeze(
 
     The weights do not change until the next change of an operator or a tuner.
     """
-    from gorgo.cli.admin.group import call_each, end_with, print_json, print_lines
+    from gorgo.cli.admin.call import call_each, end_with, print_json, print_lines
 
     body = {"reason": reason, "by": options.operator()}
     answers, failures = call_each("POST", url, "/admin/unfreeze", options.admin_token(), lambda _before: body)

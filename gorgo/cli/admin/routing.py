@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 
@@ -79,3 +81,58 @@ def _values(words: Sequence[str]) -> dict[str, float]:
             raise typer.BadParameter(f"{name!r} is given twice")
         values[name] = value
     return values
+
+
+# `gorgo drain`: take a replica of a running proxy out of service for new requests.
+
+
+def drain(
+    name: Annotated[str, typer.Argument(help="Name of the replica, as in regions.yaml.")],
+    undo: Annotated[bool, typer.Option("--undo", help="End the drain: the replica gets new requests again.")] = False,
+    url: options.AdminUrl = options.ADMIN_URL,
+    as_json: options.Json = False,
+) -> None:
+    """Drain a replica: no new requests; open streams continue.
+
+    With a state file the drain holds over restarts, until --undo or an edit of `draining` in regions.yaml.
+    """
+    from gorgo.cli.admin.call import as_expected, call_admin
+
+    path = f"/admin/replicas/{quote(name, safe='')}/drain"
+    answer = call_admin("POST", url, path, options.admin_token(), {"drain": not undo})
+    with as_expected(url):
+        in_flight, durable = int(answer["in_flight"]), bool(answer["durable"])
+        if as_json:
+            options.print_json(answer)
+        elif undo:
+            typer.echo(f"{name} gets new requests again")
+        else:
+            typer.echo(f"{name} is draining: no new requests, {in_flight} in flight")
+    if not durable:
+        typer.echo("gorgo: the proxy runs without --state: the change ends with its process", err=True)
+
+
+# `gorgo reload`: let a running proxy read its regions.yaml now.
+
+
+def reload(url: options.AdminUrl = options.ADMIN_URL, as_json: options.Json = False) -> None:
+    """Let a running proxy read regions.yaml and its certificates and keys now, as SIGHUP does.
+
+    Prints what changed. A file that the proxy refuses changes nothing: exit code 1 with the errors.
+    """
+    from gorgo.cli.admin.call import as_expected, call_admin
+
+    answer = call_admin("POST", url, "/admin/reload", options.admin_token())
+    with as_expected(url):
+        if as_json:
+            options.print_json(answer)
+            return
+        count, changes = int(answer["replicas"]), answer["changes"]
+        unchanged = "" if changes else ", nothing changed"
+        typer.echo(f"applied: {'1 replica' if count == 1 else f'{count} replicas'}{unchanged}")
+        for kind, found in changes.items():
+            typer.echo(f"{kind}: {_text(found)}")
+
+
+def _text(found: object) -> str:
+    return ", ".join(map(str, found)) if isinstance(found, list) else json.dumps(found)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
 
 from gorgo.cli import options
+from gorgo.cli.admin.call import CallError, call_admin, request_admin
+from gorgo.cli.admin.status_tables import plain, status_view
 
 
 def status(
@@ -23,9 +31,9 @@ def status(
     model of a policy that learns. The status page shows the rest too. With --watch, --json prints a line per poll.
     Several --url are shown in turn; a last line compares their weights.
     """
-    from gorgo.cli.admin.call import as_expected
-    from gorgo.cli.admin.group import call_each, end_with, group_line, print_json
-    from gorgo.cli.admin.status_watch import STATUS_PATH, watch_status
+    from gorgo.cli.admin.call import as_expected, call_each, end_with, group_line, print_json
+
+    pass  # MERGED-IMPORT
 
     token = options.admin_token()
     if watch:
@@ -53,7 +61,8 @@ def _show(url: str, shown: Mapping[str, Any], token: str | None) -> None:
     """Print the status of one proxy and the line of a model."""
     from gorgo.cli.admin.call import CallError, request_admin
     from gorgo.cli.admin.status_tables import plain
-    from gorgo.cli.admin.status_watch import show_status
+
+    pass  # MERGED-IMPORT
     from gorgo.live.training_status import model_line
 
     show_status(shown)
@@ -61,3 +70,66 @@ def _show(url: str, shown: Mapping[str, Any], token: str | None) -> None:
         learned = model_line(request_admin("GET", url, "/admin/model", token))
         if learned is not None:
             typer.echo(plain(learned).plain)
+
+
+# The status of a proxy on the screen, once or every two seconds.
+#
+# Owns the console and the loop, which polls on while the proxy does not answer; `status_tables` has the tables.
+
+
+STATUS_PATH = "/admin/status"
+INTERVAL_S = 2.0
+#: Lines for a file or a pipe: every column, whatever the terminal.
+PIPE_WIDTH = 240
+
+
+def show_status(status: Mapping[str, Any]) -> None:
+    """Print the status once."""
+    console = _console()
+    console.print(status_view(status, width=console.width))
+
+
+def watch_status(url: str, token: str | None, *, as_json: bool) -> None:
+    """Show the status until Ctrl-C, which is no failure; exit code 1 only if the first call fails."""
+    polls = _polls(url, token)
+    try:
+        if as_json:
+            for status in polls:
+                typer.echo(json.dumps(status, allow_nan=False))
+        else:
+            _follow(polls)
+    except KeyboardInterrupt:
+        return
+
+
+def _follow(polls: Iterator[Mapping[str, Any]]) -> None:
+    console = _console()
+    if not console.is_terminal:
+        for status in polls:
+            console.print(_shown(status, console.width))
+        return
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        for status in polls:
+            live.update(_shown(status, console.width), refresh=True)
+
+
+def _shown(status: Mapping[str, Any], width: int) -> RenderableType:
+    failure = status.get("failure")
+    if failure is None:
+        return status_view(status, width=width)
+    return Group(Text("no answer; polling every two seconds", style="bold red"), plain(failure))
+
+
+def _polls(url: str, token: str | None) -> Iterator[Mapping[str, Any]]:
+    """Yield one status after another; `{"failure": TEXT}` without an answer."""
+    yield call_admin("GET", url, STATUS_PATH, token)
+    while True:
+        time.sleep(INTERVAL_S)
+        try:
+            yield request_admin("GET", url, STATUS_PATH, token)
+        except CallError as failure:
+            yield {"failure": str(failure)}
+
+
+def _console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)

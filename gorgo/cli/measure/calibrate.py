@@ -11,7 +11,7 @@ from gorgo.cli import options
 from gorgo.cli.tables import Cell, table
 
 if TYPE_CHECKING:
-    from gorgo.apps.calibrate import Calibration
+    from gorgo.lab.calibrate import Calibration
 
 
 def calibrate(
@@ -51,9 +51,9 @@ def calibrate(
     of `simulation.profile` in regions.yaml, and the keys of `capacity` are printed. With --request-log the costs are
     fitted to traffic, without a request.
     """
-    from gorgo.apps.calibrate import CalibrateOptions, calibrate_engine, calibrate_log
-    from gorgo.apps.calibrate.measure import Bounds
-    from gorgo.apps.progress import shown_progress
+    from gorgo.lab.calibrate import CalibrateOptions, calibrate_engine, calibrate_log
+    from gorgo.lab.calibrate.measure import Bounds
+    from gorgo.lab.progress import shown_progress
 
     if (url is None) == (request_log is None):
         raise typer.BadParameter("--url, --request-log: expected one of the two")

@@ -15,8 +15,8 @@ from gorgo.cli import options
 from gorgo.cli.tables import table
 
 if TYPE_CHECKING:
-    from gorgo.apps.datasets import TraceStats
-    from gorgo.apps.datasets.fetch import OnProgress
+    from gorgo.lab.datasets import TraceStats
+    from gorgo.lab.datasets.fetch import OnProgress
 
 app = typer.Typer(help="List, describe, generate and fetch traces.", no_args_is_help=True)
 
@@ -64,7 +64,7 @@ def describe(
 
     Requests, users, turns, lengths, and the ratio of blocks that an ideal cache reuses. Unknown is `-`.
     """
-    from gorgo.apps.datasets import describe_trace, load_requests, own_block_tokens
+    from gorgo.lab.datasets import describe_trace, load_requests, own_block_tokens
 
     filters = options.trace_filters(max_input=max_input, max_output=max_output, start=start, end=end)
     found = {
@@ -90,7 +90,7 @@ def generate(
 
     The same shape and seed give the same bytes on every machine.
     """
-    from gorgo.apps.datasets import read_shape, shapes, write_trace
+    from gorgo.lab.datasets import read_shape, shapes, write_trace
 
     wanted = read_shape(shapes().get(shape, Path(shape)))
     write_trace(wanted if seed is None else replace(wanted, seed=seed), out)
@@ -107,9 +107,9 @@ def fetch(
 
     The file appears when it is complete and its sha256, where known, is correct. An existing file is never overwritten.
     """
-    from gorgo.apps.datasets import remote_dataset
-    from gorgo.apps.datasets.fetch import fetch as fetch_dataset
-    from gorgo.apps.termination import termination_as_interrupt
+    from gorgo.lab.datasets import remote_dataset
+    from gorgo.lab.datasets.fetch import fetch as fetch_dataset
+    from gorgo.lab.termination import termination_as_interrupt
 
     wanted = remote_dataset(name)
     with termination_as_interrupt(), _progress(wanted.file) as on_progress:
@@ -122,7 +122,7 @@ def fetch(
 
 
 def _listed() -> Iterator[dict[str, str | None]]:
-    from gorgo.apps.datasets import datasets, remote_datasets, shapes
+    from gorgo.lab.datasets import datasets, remote_datasets, shapes
 
     shipped = {one.name: str(one.path) for one in datasets()}
     for name, shape in shapes().items():
@@ -177,7 +177,7 @@ def _progress(file: str) -> Iterator[OnProgress]:
     """Show a bar on stderr, if it is a terminal."""
     from rich.progress import BarColumn, DownloadColumn, TransferSpeedColumn
 
-    from gorgo.apps.progress import progress_display
+    from gorgo.lab.progress import progress_display
 
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with progress_display(file, None, *columns, transient=True) as display:

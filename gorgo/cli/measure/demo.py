@@ -40,11 +40,10 @@ def demo(
     Each policy runs in a real proxy before a fresh fleet of simulated engines; a table compares them. The command
     starts and stops its own processes and writes nothing but --out.
     """
-    from gorgo.apps.demo.options import DemoOptions
-    from gorgo.apps.demo.run import run_demo
-    from gorgo.apps.demo.show import show_demo
-    from gorgo.apps.results import rows_as_json
-    from gorgo.apps.traces import TraceFilters
+    from gorgo.lab.demo.options import DemoOptions
+    from gorgo.lab.demo.run import run_demo, show_demo
+    from gorgo.lab.results import rows_as_json
+    from gorgo.lab.traces import TraceFilters
     from gorgo.policies.registry import make_policy
 
     wanted = DemoOptions(

@@ -13,7 +13,7 @@ from gorgo.cli.errors import FAILED, fail
 from gorgo.cli.tables import Cell, table
 
 if TYPE_CHECKING:
-    from gorgo.apps.rank import RankTable
+    from gorgo.lab.rank import RankTable
 
 #: Most pages of samples read from a proxy: more than its ring buffer has.
 MAX_PAGES = 100
@@ -35,8 +35,8 @@ def rank(
     Route at random and set `proxy.shadow_policy`: under a shadow policy that orders replicas correctly, TTFT grows with
     the rank. The last line has Spearman's rho with its 95 % interval.
     """
-    from gorgo.apps.rank import rank_table, read_rows
     from gorgo.cli.admin.call import as_expected
+    from gorgo.lab.rank import rank_table, read_rows
 
     if file is None:
         with as_expected(url):

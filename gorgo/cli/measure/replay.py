@@ -40,11 +40,11 @@ def replay(
     Ctrl-C and SIGTERM end it early, with the table and the files of the requests that have ended. The exit code is 1 if
     any request failed, 130 after Ctrl-C, 143 after SIGTERM.
     """
-    from gorgo.apps.failures import failure_lines
-    from gorgo.apps.replay.options import ReplayOptions
-    from gorgo.apps.replay.run import replay_command
-    from gorgo.apps.result_table import results_table
-    from gorgo.apps.results import rows_as_json
+    from gorgo.lab.failures import failure_lines
+    from gorgo.lab.replay.options import ReplayOptions
+    from gorgo.lab.replay.run import replay_command
+    from gorgo.lab.result_table import results_table
+    from gorgo.lab.results import rows_as_json
 
     filters = options.trace_filters(
         limit=limit, max_input=max_input, max_output=max_output, spread=spread, start=start, end=end, seed=seed

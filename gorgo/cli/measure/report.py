@@ -27,7 +27,7 @@ def report(
     It has tables and plots of every results.json, requests.jsonl and history.json in DIR or below it. The page needs no
     network and no script. Needs the extra: pip install 'gorgo-router[report]'.
     """
-    from gorgo.apps.report import MAX_SLOS, SLOS_MS, write_report
+    from gorgo.lab.report import MAX_SLOS, SLOS_MS, write_report
 
     if slo_ttft_ms is not None and len(set(slo_ttft_ms)) > MAX_SLOS:
         raise typer.BadParameter(f"--slo-ttft-ms {len(slo_ttft_ms)} times: expected at most {MAX_SLOS}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -10,11 +11,13 @@ import typer
 
 from gorgo.cli import options
 from gorgo.cli.errors import FAILED
-from gorgo.cli.tables import wide_console
+from gorgo.cli.tables import Cell, table, wide_console
 
 if TYPE_CHECKING:
     from gorgo.config.model import Config
-    from gorgo.sim.routers.group import RouterGroup
+    from gorgo.lab.sim.routers.group import RouterGroup
+    from gorgo.lab.simulate.overload import OverloadRow
+
 
 Name = TypeVar("Name", bound=str)
 
@@ -95,9 +98,9 @@ def simulate(
     same jitter. Two more rows are no policies: `oracle` applies the rule of gorgo-ms with full knowledge of the engines
     and can lose; `floor` runs each request alone and is a lower bound. The exit code is 1 if any request failed.
     """
-    from gorgo.apps.simulate import DEFAULT_POLICIES, SimulateOptions, simulate_command
-    from gorgo.apps.simulate.fleet import chosen_fleet, limits_of
     from gorgo.config.load import load_config
+    from gorgo.lab.simulate import DEFAULT_POLICIES, SimulateOptions, simulate_command
+    from gorgo.lab.simulate.fleet import chosen_fleet, limits_of
 
     columns = _columns(column)
     loaded = load_config(config)
@@ -123,11 +126,11 @@ def simulate(
     )
     rows = simulate_command(wanted, warn=lambda text: typer.echo(f"gorgo: {text}", err=True))
     if as_json:
-        from gorgo.apps.results import rows_as_json
+        from gorgo.lab.results import rows_as_json
 
         typer.echo(rows_as_json(rows))
     else:
-        from gorgo.apps.simulate.show import show_rows
+        from gorgo.lab.simulate.simulate import show_rows
 
         show_rows(rows, wanted.names, wide_console(TABLE_WIDTH), columns=columns)
     raise typer.Exit(FAILED if any(row.errors for row in rows) else 0)
@@ -135,7 +138,7 @@ def simulate(
 
 def _group(count: int, split: str, sharing: str, *, delay_ms: float, loss: float) -> RouterGroup:
     """Return the routers, or raise a usage error for an unknown kind of split or sharing."""
-    from gorgo.sim.routers.group import SHARINGS, SPLITS, RouterGroup
+    from gorgo.lab.sim.routers.group import SHARINGS, SPLITS, RouterGroup
 
     return RouterGroup(
         count=count,
@@ -155,7 +158,7 @@ def _one_of(known: Sequence[Name], named: str, option: str) -> Name:
 
 def _columns(named: list[str] | None) -> Sequence[str]:
     """Return the columns of the table, or raise a usage error for an unknown one."""
-    from gorgo.apps.result_table import COLUMNS, DEFAULT
+    from gorgo.lab.result_table import COLUMNS, DEFAULT
 
     for name in named or ():
         if name not in COLUMNS:
@@ -170,7 +173,7 @@ def _weights(
 
     Raises `ConfigError` for a file whose policy is not simulated.
     """
-    from gorgo.cli.policy_setup import compose_policy
+    from gorgo.cli.policies import compose_policy
     from gorgo.errors import ConfigError
 
     own, values = compose_policy(config, source=source)
@@ -182,3 +185,122 @@ def _weights(
             raise ConfigError(f"{file}: weights are for the policy {named.name!r}; simulated are {wanted}")
         found[named.name] = dict(values)
     return found
+
+
+# `gorgo scenarios`, `gorgo profiles` and `gorgo fleets`: what simulations can run with.
+
+
+def scenarios(as_json: options.Json = False) -> None:
+    """List the scenarios of `gorgo simulate --scenario`."""
+    from gorgo.lab.sim.faults.scenarios import SCENARIOS
+
+    if as_json:
+        options.print_json([{"name": one.name, "description": one.description} for one in SCENARIOS.values()])
+        return
+    typer.echo(table(["scenario", "what happens"], [[one.name, one.description] for one in SCENARIOS.values()]))
+
+
+def fleets(as_json: options.Json = False) -> None:
+    """List the fleets of `--fleet`, the router told the truth about every engine."""
+    from gorgo.lab.sim.named_fleets import FLEETS
+
+    if as_json:
+        rows = [{"name": one.name, "description": one.description, **asdict(one.fleet())} for one in FLEETS.values()]
+        options.print_json(rows)
+        return
+    typer.echo(table(["fleet", "engines and links"], [[one.name, one.description] for one in FLEETS.values()]))
+
+
+def profiles(as_json: options.Json = False) -> None:
+    """List the engine profiles for `simulation.profile` of regions.yaml.
+
+    With --json, also the coefficients of each and their source.
+    """
+    from gorgo.lab.sim.engine.profiles import PROFILES
+
+    if as_json:
+        options.print_json([asdict(one) for one in PROFILES.values()])
+        return
+    header = ["profile", "estimate", "prefill tokens/s", "ms per token alone", "kv tokens", "batch", "context"]
+    rows: list[list[Cell]] = [
+        [
+            one.name,
+            "yes" if one.is_estimate else "",
+            round(one.prefill_tokens_per_s),
+            one.decode_s(1, 0) * 1e3,
+            one.kv_tokens,
+            one.max_running_requests,
+            one.context_tokens,
+        ]
+        for one in PROFILES.values()
+    ]
+    typer.echo(table(header, rows))
+
+
+# `gorgo overload`: capacity of a fleet, and goodput beyond it.
+
+
+def overload(
+    trace: options.Trace,
+    policy: Annotated[str, typer.Option(metavar="NAME", help="Routing policy; one that predicts TTFT.")] = "gorgo-ms",
+    load: Annotated[
+        list[float] | None,
+        typer.Option(
+            min=0.01,
+            callback=options.finite,
+            show_default=False,
+            help="Load as a multiple of capacity; repeatable. Default: 0.7, 1, 1.3, 3.",
+        ),
+    ] = None,
+    config: options.Config = options.REGIONS_YAML,
+    fleet: options.Fleet = None,
+    limit: options.Limit = None,
+    max_input: options.MaxInput = None,
+    max_output: options.MaxOutput = None,
+    spread: options.Spread = 0.0,
+    seed: options.Seed = 0,
+    as_json: options.Json = False,
+) -> None:
+    """Find the capacity of a fleet on a trace in virtual time, and its goodput beyond it.
+
+    Capacity is the highest load at which 95 % of requests get their first token within 2 s and their last within 10 s,
+    each dispatched at once. At each multiple of it there are two rows: without the queue of the proxy and with it.
+    Queued requests have these times as deadline and goal unless overload.slo_ttft_ms and slo_e2e_ms are configured.
+    """
+    from gorgo.config.load import load_config
+    from gorgo.lab.simulate import SimJob
+    from gorgo.lab.simulate.fleet import chosen_fleet, limits_of
+    from gorgo.lab.simulate.overload import LOADS, capacity_scale, overload_rows
+
+    loaded = load_config(config)
+    filters = options.trace_filters(limit=limit, max_input=max_input, max_output=max_output, spread=spread, seed=seed)
+    job = SimJob(
+        trace=str(options.trace_path(trace)),
+        policy=policy,
+        fleet=chosen_fleet(loaded, fleet, source=config),
+        filters=filters,
+        seed=seed,
+        limits=limits_of(loaded),
+        probe_interval_s=loaded.proxy.probe_interval_s,
+        scrape_interval_s=loaded.proxy.scrape_interval_s,
+    )
+    capacity = capacity_scale(job)
+    rows = overload_rows(job, capacity=capacity, loads=tuple(load or LOADS))
+    if as_json:
+        options.print_json([row.as_json() for row in rows])
+    else:
+        _show(rows, capacity)
+
+
+def _show(rows: Sequence[OverloadRow], capacity: float) -> None:
+    typer.echo(f"capacity of {rows[0].row.policy} on {rows[0].row.trace}: {1 / capacity:.3f} of the trace's own load")
+    typer.echo("load: a multiple of capacity")
+    typer.echo("  load  dispatch  good %  good/s  rejected %  queued %  hedged %  TTFT p95 ms  E2E p95 s")
+    for row in rows:
+        found, dispatch = row.goodput, "queued" if row.queueing else "at once"
+        ttft, e2e = row.row.ttft_ms.p95, row.row.e2e_s.p95
+        typer.echo(
+            f"{row.load:>6g}  {dispatch:<8}  {found.good * 100:>6.1f}  {found.per_s:>6.2f}"
+            f"  {found.rejected * 100:>10.1f}  {found.queued * 100:>8.1f}  {found.hedged * 100:>8.2f}"
+            f"  {'-' if ttft is None else f'{ttft:.0f}':>11}  {'-' if e2e is None else f'{e2e:.2f}':>9}"
+        )

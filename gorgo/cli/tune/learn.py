@@ -12,7 +12,7 @@ from gorgo.cli.errors import BAD_INPUT, fail
 from gorgo.cli.tables import Cell, counted, table
 
 if TYPE_CHECKING:
-    from gorgo.apps.learn.training import LearnedModel
+    from gorgo.lab.learn import LearnedModel
 
 
 def learn(
@@ -30,11 +30,10 @@ def learn(
     The log may be of another policy. The model is of all rows; errors are those of a model without the newest fifth, on
     that fifth, as shares of the measured time.
     """
-    from gorgo.apps.learn.outcomes import read_outcomes
-    from gorgo.apps.learn.training import learn as train
-    from gorgo.apps.learn.training import trainings
-    from gorgo.apps.progress import shown_progress
-    from gorgo.core.training.learner import Learner
+    from gorgo.core.training.learning import Learner
+    from gorgo.lab.learn import learn as train
+    from gorgo.lab.learn import read_outcomes, trainings
+    from gorgo.lab.progress import shown_progress
     from gorgo.learning.model_file import save
     from gorgo.policies.registry import POLICIES, make_policy
 

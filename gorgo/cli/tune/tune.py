@@ -63,7 +63,7 @@ def tune(
     Without a proxy the command gives up after a minute, or after the setting proxy_wait_s.
     """
     from gorgo.cli.signals import run_until_stopped
-    from gorgo.cli.tune.settings import campaign_options, read_settings
+    from gorgo.cli.tune.options import campaign_options, read_settings
     from gorgo.config.load import load_config
     from tuner.commands import tune_live
 

@@ -9,7 +9,7 @@ import typer
 
 from gorgo.cli import options
 from gorgo.cli.tune import options as tuning
-from gorgo.cli.tune.generations import generations_table, weights_in_words
+from gorgo.cli.tune.history import generations_table, weights_in_words
 
 
 def tune_offline(
@@ -63,11 +63,11 @@ def tune_offline(
     replaces the initial weights. No proxy is involved; `gorgo serve --weights` and `gorgo freeze --weights` take the
     file that --out names.
     """
-    from gorgo.apps.simulate.fleet import chosen_fleet, limits_of
-    from gorgo.cli.policy_setup import compose_policy
-    from gorgo.cli.tune.settings import campaign_options, read_settings
+    from gorgo.cli.policies import compose_policy
+    from gorgo.cli.tune.options import campaign_options, read_settings
     from gorgo.config.load import load_config
-    from gorgo.sim.named_fleets import FLEETS
+    from gorgo.lab.sim.named_fleets import FLEETS
+    from gorgo.lab.simulate.fleet import chosen_fleet, limits_of
     from tuner.commands import offline_options, rehearse_offline, search_offline
 
     named = fleet if fleet in FLEETS else None

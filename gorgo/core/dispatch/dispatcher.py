@@ -10,32 +10,178 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
+from math import inf
 
 import numpy as np
+from numpy.typing import NDArray
 
-from gorgo.core.arrays import Floats
-from gorgo.core.dispatch.candidate_sampler import LARGE, can_sample, sample_candidates
-from gorgo.core.dispatch.evaluation import Evaluation
 from gorgo.core.dispatch.in_flight import Attempt, InFlightTable, RequestState
-from gorgo.core.dispatch.network_estimate import NetworkEstimate
+from gorgo.core.fleet.columns import Columns, arrival_s, one_way_s
 from gorgo.core.fleet.eligibility import CandidateSet
 from gorgo.core.fleet.fleet import Fleet
 from gorgo.core.fleet.replica import Replica
 from gorgo.core.latency.ttft import TtftEstimate, expected_queue_s
 from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.actions import Dispatch
-from gorgo.core.messages.decision import Decision
+from gorgo.core.messages.decision import CacheSource, Decision, ShadowScore
 from gorgo.core.messages.request import RouteRequest
+from gorgo.core.numeric import Floats, Rows
 from gorgo.core.policy.candidates import Candidates
-from gorgo.core.policy.interface import Policy
-from gorgo.core.policy.shadow import Shadow
+from gorgo.core.policy.choice import Choice
+from gorgo.core.policy.interface import Policy, Shadow
 from gorgo.core.policy.weights import Weights
 from gorgo.core.prefix.answers import Answers, Behind
 from gorgo.core.prefix.found_share import FoundShares
 from gorgo.core.prefix.index import PrefixIndex
-from gorgo.core.prefix.kv_feeds import KvFeeds
-from gorgo.core.training.learning import Learning
-from gorgo.core.training.recorder import OutcomeRecorder
+from gorgo.core.prefix.kv_feeds import SOURCES, FeedMatch, KvFeeds
+from gorgo.core.record import record
+from gorgo.core.training.learning import Learning, OutcomeRecorder
+
+# Candidates of one decision in a large fleet: prefix owners, the least loaded, and others by chance.
+#
+# Theory of operation. A policy with a cost compares all candidates, which takes a time and a memory in proportion to
+# them. The best of many is nearly as good as the best of all if the sample has those that the cost favours: the
+# replicas with most of the prompt cached, which chance would miss, and those with the fewest requests in flight. The
+# rest are drawn, so that a replica which is good by another signal is compared too, and two routers rarely compare the
+# same. Of equal ones some are drawn, else all requests would meet at the first of them.
+#
+# A policy that does not read the prefix index has no owners in its sample, else a baseline would get hits by it. A
+# policy without a cost (by hash, by turn) needs all candidates, and so has one that says so (`compares_all`).
+
+
+#: Fleets of so many samples and less are compared as a whole: there a sample takes as long as it saves.
+LARGE = 16
+#: Prefix owners, and as many of the least loaded: a fourth of the sample each.
+_PARTS = 4
+#: Distinct values of a signal that are searched for the best; below come replicas that chance finds as well.
+_LEVELS = 3
+
+
+def can_sample(policy: Policy) -> bool:
+    """Return whether a policy finds its best in a sample."""
+    return bool(policy.unit) and not getattr(policy, "compares_all", False)
+
+
+def sample_candidates(
+    eligible: CandidateSet, columns: Columns, matched: Floats | None, *, most: int, rng: np.random.Generator
+) -> CandidateSet:
+    """Return at most `most` of the candidates. `columns` and `matched` have a cell per slot; no owners without it."""
+    load = columns.in_flight_requests
+    if not eligible.is_all:
+        load = load[eligible.slots]
+    owners = _owners(eligible, matched, most // _PARTS, rng)
+    least = _least(load, most // _PARTS, rng)
+    drawn = rng.integers(len(load), size=most - len(owners) - len(least))
+    chosen = np.zeros(len(load), dtype=np.bool_)
+    for rows in (owners, least, drawn):
+        chosen[rows] = True
+    return eligible.sampled(chosen.nonzero()[0])
+
+
+def _owners(eligible: CandidateSet, matched: Floats | None, count: int, rng: np.random.Generator) -> Rows:
+    """Return at most `count` rows with the longest matches."""
+    if matched is None:
+        return np.zeros(0, dtype=np.intp)
+    cached = matched if eligible.is_all else matched[eligible.slots]
+    owners = cached.nonzero()[0]
+    return owners if len(owners) <= count else _least(-cached, count, rng)
+
+
+def _least(column: Floats, count: int, rng: np.random.Generator) -> Rows:
+    """Return at most `count` rows of the least values; where more are equal, some of them by chance."""
+    found: list[Rows] = []
+    for _ in range(_LEVELS):
+        least = column[column.argmin()]
+        rows = (column == least).nonzero()[0]
+        if len(rows) >= count:
+            found.append(rows[rng.integers(len(rows), size=count)])
+            break
+        found.append(rows)
+        count -= len(rows)
+        column = np.where(column > least, column, inf)
+    return np.concatenate(found)
+
+
+# An evaluation: the policy's choice for a request, with what it was made from. Nothing is reserved by it.
+
+
+@record
+class Evaluation:
+    """The policy's choice for a request now. Nothing is reserved."""
+
+    eligible: CandidateSet
+    choice: Choice
+    #: Cached tokens by the best source, per slot; of a bounded history those that the engine is likely to find.
+    matched: NDArray[np.float64]
+    #: The longest match on any replica, a candidate or not.
+    most_matched: float
+    shadow: ShadowScore | None
+    #: The replica chosen.
+    replica: Replica
+    #: The learner's table of the candidates; `None` without a learner.
+    features: NDArray[np.float32] | None = None
+    #: The table of the log of outcomes; `None` without one.
+    recorded: NDArray[np.float32] | None = None
+    #: What feeds say of the prompt; `None` where the history counts for all.
+    reported: FeedMatch | None = None
+    #: Answers that may be cached behind the match, by slot.
+    behind: dict[int, Behind] | None = None
+
+    @property
+    def cache_source(self) -> CacheSource:
+        """Return the source of the cached tokens of the replica chosen."""
+        return "history" if self.reported is None else SOURCES[self.reported.sources.item(self.replica.slot)]
+
+    def next_best(self, count: int, in_flight: NDArray[np.float64]) -> tuple[str, ...]:
+        """Return at most `count` candidates behind the one chosen, least cost first; equal ones in slot order.
+
+        Where the policy has no cost, those with the fewest requests by `in_flight`, a column per slot, are first.
+        """
+        cost = self.choice.cost
+        left = in_flight[self.eligible.slots] if cost is None else cost.copy()
+        left[self.choice.row] = np.inf
+        names: list[str] = []
+        for _ in range(min(count, len(left) - 1)):
+            row = int(left.argmin())
+            names.append(self.eligible.names[row])
+            left[row] = np.inf
+        return tuple(names)
+
+    @property
+    def best_cached_tokens(self) -> int:
+        """Return the longest match on any candidate."""
+        if self.eligible.is_all:
+            return int(self.most_matched)
+        matched = self.matched[self.eligible.slots]
+        return int(matched.item(matched.argmax()))
+
+
+# What a dispatch takes on its way to a replica and in the engine, by the columns of the fleet and the prior.
+
+
+@record
+class NetworkEstimate:
+    """Of a request to the replica chosen: round trip (NaN if unknown), arrival, half a round trip (0 if unknown), and
+    prefill by the prior.
+    """
+
+    rtt_s: float
+    arrives_s: float
+    one_way_s: float
+    prior_s: float
+
+    @classmethod
+    def of(
+        cls, columns: Columns, request: RouteRequest, replica: Replica, cached_tokens: int, *, now: float
+    ) -> NetworkEstimate:
+        slot = replica.slot
+        return cls(
+            columns.rtt_s.item(slot),
+            arrival_s(columns, slot, request.body_bytes, now=now),
+            one_way_s(columns, slot),
+            replica.prior.seconds(request.prompt_tokens - cached_tokens, cached_tokens),
+        )
+
 
 #: A dispatched prompt counts on its replica without a report for so long, or so long after its predicted first token:
 #: reports come within a round trip and a batch of events.

@@ -10,25 +10,108 @@ slot is used again. Events write single cells; nothing is rebuilt for a request.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import InitVar, dataclass, field
 from functools import partial
+from heapq import heapify, heappop, heappush
 from math import inf, nan
 from typing import Protocol
 
 from gorgo.core.fleet.columns import Columns
 from gorgo.core.fleet.eligibility import EligibilityFilter
-from gorgo.core.fleet.estimators import ewma, is_stale
 from gorgo.core.fleet.outlier import HealthState
 from gorgo.core.fleet.peer_loads import PeerLoads
-from gorgo.core.fleet.replica import Replica
-from gorgo.core.fleet.spec import ReplicaSpec
-from gorgo.core.fleet.timers import FleetTimers
-from gorgo.core.latency.prefill_share import with_prefill
+from gorgo.core.fleet.replica import Replica, ReplicaSpec
+from gorgo.core.latency.prefill import with_prefill
 from gorgo.core.limits import OutlierLimits
-from gorgo.core.messages.events import FleetEvent, HealthChanged
+from gorgo.core.messages.actions import FleetEvent, HealthChanged
 from gorgo.core.messages.request import EngineSample
 from gorgo.errors import ConfigError, UnknownReplica
+
+# Timers of replicas: the earliest of all, found without a visit to each.
+
+
+class FleetTimers:
+    """One time per replica, which may be replaced.
+
+    `next_s` is the earliest. A heap has each time that was set; one that was replaced is dropped when it comes to the
+    front, or when more than half of the heap is obsolete.
+    """
+
+    __slots__ = ("_due", "_heap", "_number", "next_s")
+
+    def __init__(self) -> None:
+        self._due: dict[Replica, float] = {}
+        self._heap: list[tuple[float, int, Replica]] = []
+        self._number = 0
+        #: Read at each event of a request, and changed by probes and scrapes alone.
+        self.next_s: float | None = None
+
+    def set(self, replica: Replica, due_s: float | None) -> None:
+        """Replace a replica's time; `None` is none."""
+        if due_s == self._due.get(replica):
+            return
+        if due_s is None:
+            del self._due[replica]
+            self.next_s = self._earliest_s()
+            return
+        self._due[replica] = due_s
+        self._number += 1
+        heappush(self._heap, (due_s, self._number, replica))
+        if len(self._heap) > 64 + 2 * len(self._due):
+            self._heap = [entry for entry in self._heap if self._due.get(entry[2]) == entry[0]]
+            heapify(self._heap)
+        self.next_s = self._earliest_s()
+
+    def pop_due(self, *, now: float) -> Iterable[Replica]:
+        """Remove the times until `now`; return their replicas in the order of slots."""
+        due: list[Replica] = []
+        while self.next_s is not None and self.next_s <= now:
+            replica = heappop(self._heap)[2]
+            del self._due[replica]
+            due.append(replica)
+            self.next_s = self._earliest_s()
+        return sorted(due, key=lambda replica: replica.slot)
+
+    def _earliest_s(self) -> float | None:
+        heap = self._heap
+        while heap:
+            due_s, _, replica = heap[0]
+            if self._due.get(replica) == due_s:
+                return due_s
+            heappop(heap)
+        return None
+
+
+# What turns noisy figures into the ones that a policy sees: smoothing and age.
+#
+# Owns the two rules; the fleet owns the cells that they write. Unknown is NaN.
+
+
+def ewma(previous: float, sample: float, alpha: float) -> float:
+    """Exponentially weighted moving average; the first sample stands for itself.
+
+    Parameters
+    ----------
+    previous:
+        The average so far, NaN before the first sample.
+    alpha:
+        Weight of the new sample, in (0, 1]; 1 keeps no memory.
+
+    Example
+    -------
+    >>> ewma(float("nan"), 0.2, 0.3), round(ewma(0.1, 0.2, 0.3), 3)
+    (0.2, 0.13)
+    """
+    if previous != previous:  # NaN is the only number unequal to itself
+        return sample
+    return previous + alpha * (sample - previous)
+
+
+def is_stale(observed_s: float | None, *, now: float, after_s: float) -> bool:
+    """Return whether a signal observed at `observed_s` is too old to use. None is unknown, not stale."""
+    return observed_s is not None and now >= observed_s + after_s
+
 
 #: Events retained for a shell that takes none, as the simulation.
 MAX_EVENTS = 1000

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from gorgo.core.fleet.fleet import Fleet
 from gorgo.core.fleet.outlier import HealthState
 from gorgo.core.fleet.replica import Replica
-from gorgo.core.messages.events import RegionChanged
+from gorgo.core.messages.actions import RegionChanged
 
 
 class RegionOutages:

@@ -14,16 +14,89 @@ from math import nan
 
 from gorgo.core.fleet.columns import Columns, accelerator_code
 from gorgo.core.fleet.outlier import HealthState, OutlierDetector
-from gorgo.core.fleet.restart_detector import RestartDetector
-from gorgo.core.fleet.spec import ReplicaSpec
-from gorgo.core.latency.answer_length import AnswerLength
-from gorgo.core.latency.concurrency import ConcurrencyLimit
-from gorgo.core.latency.prefill import PrefillPrior
+from gorgo.core.latency.decode import AnswerLength, ConcurrencyLimit, TokenGap
+from gorgo.core.latency.prefill import PrefillPrior, ReportedSpeed
 from gorgo.core.latency.prefill_queue import PrefillQueue
-from gorgo.core.latency.reported_speed import ReportedSpeed
 from gorgo.core.latency.tcp import connect_round_trips
-from gorgo.core.latency.token_gap import TokenGap
 from gorgo.core.limits import OutlierLimits
+from gorgo.core.messages.request import EngineSample
+
+# Restarts of an engine, detected by its counters: its cache is then empty.
+#
+# Theory of operation. A restart between two probes leaves no other trace: probes succeed, broken connections are
+# retried, and the prefix index would be wrong for hours. Counters only grow while a process runs, so a counter that
+# went back is another process. A process that has served as much as its predecessor had at the last scrape is not
+# detected; the index had little of that one. A partition moves no counter, and the index stays.
+
+
+#: Counters since the engine's start; an engine reports some of them.
+_COUNTERS = ("prompt_tokens_total", "prefill_tokens_total")
+
+
+class RestartDetector:
+    """The counters of one engine as scraped last.
+
+    Example
+    -------
+    >>> restarts = RestartDetector()
+    >>> [restarts.observe(EngineSample(prompt_tokens_total=total)) for total in (900.0, 900.0, None, 20.0)]
+    [False, False, False, True]
+    >>> restarts.count
+    1
+    """
+
+    __slots__ = ("_last", "count")
+
+    def __init__(self) -> None:
+        #: Since the replica joined the fleet.
+        self.count = 0
+        self._last: dict[str, float] = {}
+
+    def observe(self, sample: EngineSample) -> bool:
+        """Return whether the process is another one than at the last scrape."""
+        reported = {name: value for name in _COUNTERS if (value := getattr(sample, name)) is not None}
+        restarted = any(value < self._last.get(name, 0.0) for name, value in reported.items())
+        self._last |= reported
+        self.count += restarted
+        return restarted
+
+
+# What the core knows of a replica: identity, what it serves, priors of its size. No URL, no key.
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSpec:
+    """One engine process, by name.
+
+    Parameters
+    ----------
+    name:
+        Unique in the fleet; identity is the name, never the URL.
+    region:
+        Where it is.
+    models:
+        Models that it serves; empty means any.
+    kv_capacity_tokens, max_running_requests:
+        Priors from regions.yaml; an engine's own report replaces them.
+    prefill_base_s, prefill_tokens_per_s, prefill_kappa_s:
+        Priors of the time of a prefill (`core.latency.prefill`); `None` is the default.
+    tls:
+        Whether connections to it are: a new one then takes a round trip more.
+    accelerator:
+        Name of its accelerator from regions.yaml; `None` is unknown.
+    """
+
+    name: str
+    region: str
+    models: tuple[str, ...] = ()
+    kv_capacity_tokens: int | None = None
+    max_running_requests: int | None = None
+    prefill_base_s: float | None = None
+    prefill_tokens_per_s: float | None = None
+    prefill_kappa_s: float | None = None
+    tls: bool = False
+    accelerator: str | None = None
+
 
 #: Priors from regions.yaml that an engine's report replaces.
 _CAPACITY_FIELDS = ("kv_capacity_tokens", "max_running_requests")

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from math import inf
 
+from gorgo.core.fleet.columns import one_way_s
 from gorgo.core.fleet.fleet import Fleet
-from gorgo.core.fleet.network import one_way_s
 from gorgo.core.fleet.replica import Replica
 from gorgo.core.latency.prefill_queue import STUCK_AFTER_S
 from gorgo.core.limits import OverloadLimits

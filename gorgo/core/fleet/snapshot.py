@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gorgo.core.fleet.columns import Columns
+from gorgo.core.fleet.columns import Columns, one_way_s
 from gorgo.core.fleet.fleet import Fleet
-from gorgo.core.fleet.network import one_way_s
 from gorgo.core.fleet.outlier import HealthState
 from gorgo.core.fleet.replica import Replica
 from gorgo.core.fleet.request_filter import SlowStart

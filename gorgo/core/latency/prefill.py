@@ -6,11 +6,15 @@ Owns the formula, the same for one replica and for columns of them, and the prio
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import exp, inf, isfinite
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from gorgo.core.numeric import Floats
 
 #: A number, or a column of them.
 Value = TypeVar("Value", float, NDArray[np.float64])
@@ -62,3 +66,276 @@ class PrefillPrior:
 def prefill_s(base_s: Value, token_s: Value, kappa_s: Value, new_tokens: Value, cached_tokens: Value) -> Value:
     """base + u / rate + kappa * u * (c + u / 2), with `token_s` = 1 / rate."""
     return base_s + new_tokens * (token_s + kappa_s * (cached_tokens + new_tokens / 2))
+
+
+# Share of an engine's time that its prefills take, from what was dispatched to it lately.
+#
+# Theory of operation. A prefill stalls all that decodes, so an engine that spends the share s of its time on prefills
+# decodes for 1 - s of it. Requests in flight say how full the batch is now; s says how often it will be stalled while
+# a new request decodes. Each dispatch adds its predicted prefill over `FADE_S`, and what was added fades with that
+# time: in a steady stream the sum is s. It may exceed 1 for a moment, after long prompts in a row.
+#
+# The fade is (1 + x / 4)^-4 for x = age / `FADE_S`, which is e^-x where dispatches are dense. Multiplication and
+# division give rows and columns the same bits; an exponential would not.
+
+
+#: Memory, s: many prompts, and no longer than load stays as it is.
+FADE_S = 30.0
+_RATE = 0.25 / FADE_S
+
+
+def faded(share: float, age_s: float) -> float:
+    """Return what is left of a share after some time.
+
+    Example
+    -------
+    >>> faded(0.5, 0.0), round(faded(0.5, 30.0), 3)
+    (0.5, 0.205)
+    """
+    left = 1.0 / (1.0 + age_s * _RATE)
+    left *= left
+    return share * (left * left)
+
+
+def with_prefill(share: float, age_s: float, prefill_s: float) -> float:
+    """Return the share after one more dispatch; what was before is `age_s` old."""
+    return faded(share, age_s) + prefill_s / FADE_S
+
+
+def shares_of_columns(shares: Floats, since_s: Floats, now: float) -> Floats:
+    """Return the present shares of all candidates, each the same to the last bit as `faded`."""
+    left: Floats = 1.0 / (1.0 + (now - since_s) * _RATE)
+    left *= left
+    return shares * (left * left)
+
+
+def mean_of_rows(shares: Sequence[float]) -> float:
+    """Return the mean of a few, the same to the last bit as `mean_of_columns`; `sum` rounds otherwise since 3.12."""
+    total = 0.0
+    for share in shares:
+        total += share
+    return total / len(shares)
+
+
+def mean_of_columns(shares: Floats) -> float:
+    """Return the mean, added in order; `numpy.sum` adds in pairs."""
+    return float(shares.cumsum()[-1] / len(shares))
+
+
+# The learned prefill factor of a replica: how much slower than its prior it is, by the times of its first tokens.
+#
+# A prior may be wrong by a constant factor, and a replica may be slow for a while (throttled, shared, failing). Both
+# show in the time from one first token to the next, or from an arrival to its first token.
+#
+# Theory of operation. All times are the engine's: measured here, less half a round trip. A request that arrived well
+# before the previous first token has had the engine since then, so the time between the two tokens is its prefill. A
+# later one had to wait for the step in progress (5 ms in the mean) and then had the engine. While an older request is
+# still queued, it is unknown how much of the time went to that one: both count together when the older one has its
+# token. Engines that end several prefills in one step have their tokens at one time and in any order, so a short
+# prompt passes a long one that is as good as done. Time is left out while a request of another router waits there.
+# Tokens that come together count, the later ones with nothing, because their prefill was in the first one's time. Sums
+# decay with the work done, not with time: an idle replica forgets nothing.
+#
+# There are two averages, because no single one is both steady and quick. The steady one leans on the prior and
+# remembers long: where the prior is about right, each change of the factor would move requests to and fro. But its
+# lean never fades, so that a replica three times slower would look 2.3 times slower for ever. The quick one leans on
+# the prior for a few requests only and remembers half as long; it counts where it is further from the prior than noise
+# takes it.
+#
+# Without a configured prior, learning starts from the speed that the engine reports (`core.latency.reported_speed`).
+# The reported speed has the weight of a prior. Samples stay in seconds of the default prior, so no sample counts twice
+# and no queued prefill changes its length.
+
+
+#: Prefill work after which a sample weighs 1 / e, and weight of "as fast as the prior says", both in s of work.
+STEADY_MEMORY_S, STEADY_TRUST_S = 10.0, 5.0
+QUICK_MEMORY_S, QUICK_TRUST_S = 5.0, 0.5
+#: A quick average beyond this, or below its inverse, is no noise.
+NOISE = 2.0
+#: Mean rest of the step in progress when a request arrives: half a decode iteration.
+STEP_IN_PROGRESS_S = 0.005
+#: Requests that may pass one: a stuck one is passed until it fails.
+MOST_PASSED = 64
+#: Clamp: beyond it the prior is for another engine.
+SLOWEST, FASTEST = 10.0, 0.1
+
+
+class PrefillSpeed:
+    """The factor s of one replica: its prefills take s times what the prior says.
+
+    Example
+    -------
+    >>> speed = PrefillSpeed()
+    >>> for second in range(1, 10):
+    ...     speed.on_first_token(engine_s=3.0 * second, arrived_s=0.0, prior_s=1.0, head=True)
+    >>> 2.5 < speed.factor < 3.0
+    True
+    """
+
+    __slots__ = ("_passed", "_quick", "_start", "_steady", "factor", "last_s")
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+        self._start = 1.0
+        #: When the engine produced the last first token that was counted.
+        self.last_s = -inf
+        #: Of the requests that have passed an older one since: first token, prior, end of others' work.
+        self._passed: list[tuple[float, float, float]] = []
+        self._steady = _Average(STEADY_MEMORY_S, STEADY_TRUST_S)
+        self._quick = _Average(QUICK_MEMORY_S, QUICK_TRUST_S)
+
+    def on_first_token(
+        self, *, engine_s: float, arrived_s: float, prior_s: float, head: bool, shared_until_s: float = -inf
+    ) -> None:
+        """The first token of a request that should take `prior_s`; `head` if no older one still waits for its own.
+
+        Until `shared_until_s` the engine had prefills of other routers.
+        """
+        if not head:
+            self._pass(engine_s, prior_s, shared_until_s)
+            return
+        begun_s = max(arrived_s, self.last_s)
+        spent_s = engine_s - begun_s
+        if arrived_s + STEP_IN_PROGRESS_S > self.last_s:
+            spent_s -= STEP_IN_PROGRESS_S
+        for passed_s, passed_prior_s, passed_shared_s in self._passed:
+            if passed_s > begun_s:
+                prior_s += passed_prior_s
+                shared_until_s = max(shared_until_s, passed_shared_s)
+        if shared_until_s <= begun_s:
+            self._learn(spent_s, prior_s)
+        self._begin(engine_s)
+
+    @property
+    def samples(self) -> tuple[float, float]:
+        """Time spent and time by the prior, s, both fading."""
+        return self._steady.sums
+
+    def set_prior(self, factor: float) -> None:
+        """The engine says that its prefills take `factor` times the prior."""
+        self._start = min(max(factor, FASTEST), SLOWEST)
+        self._weigh()
+
+    def _pass(self, engine_s: float, prior_s: float, shared_until_s: float) -> None:
+        """Retain a token that came before an older one's; of too many nothing is learned."""
+        self._passed.append((engine_s, prior_s, shared_until_s))
+        if len(self._passed) > MOST_PASSED:
+            self._begin(engine_s)
+
+    def _begin(self, engine_s: float) -> None:
+        self.last_s = engine_s
+        if self._passed:
+            self._passed = []
+
+    def _learn(self, spent_s: float, prior_s: float) -> None:
+        self._steady.learn(spent_s, prior_s)
+        self._quick.learn(spent_s, prior_s)
+        self._weigh()
+
+    def _weigh(self) -> None:
+        quick = self._quick.value(self._start)
+        clear = not 1.0 / NOISE < quick / self._start < NOISE
+        ratio = quick if clear else self._steady.value(self._start)
+        self.factor = min(max(ratio, FASTEST), SLOWEST)
+
+
+class _Average:
+    """Time spent per time of the prior, with a fading memory."""
+
+    __slots__ = ("_done_s", "_memory_s", "_spent_s", "_trust_s")
+
+    def __init__(self, memory_s: float, trust_s: float) -> None:
+        self._memory_s, self._trust_s = memory_s, trust_s
+        self._spent_s = 0.0
+        self._done_s = 0.0
+
+    def learn(self, spent_s: float, prior_s: float) -> None:
+        decay = exp(-prior_s / self._memory_s)
+        self._spent_s = self._spent_s * decay + spent_s
+        self._done_s = self._done_s * decay + prior_s
+
+    @property
+    def sums(self) -> tuple[float, float]:
+        return self._spent_s, self._done_s
+
+    def value(self, start: float) -> float:
+        """`start` as long as nothing was learned."""
+        return (self._spent_s + self._trust_s * start) / (self._done_s + self._trust_s)
+
+
+# The reported prefill factor of an engine: how much slower than its prior it is, by its own counters.
+#
+# Owns the record of one replica's counters. `core.latency.prefill_speed` starts its learning from the result.
+#
+# Theory of operation. The counters only grow, so two scrapes give the seconds per token in between; the first gives
+# those since the engine's start, and counters that went back are a restarted engine. Seconds per token are no rate of
+# a prior: they contain the constant and the attention part of all that was prefilled. So they are compared with the
+# prior's seconds per token of the requests that this proxy dispatched there. The quotient is a factor on the whole
+# prior: right for the present traffic, whatever its lengths. Until this proxy has dispatched enough, one usual request
+# stands for them. Both sides decay with the work done, so a throttled replica shows within some scrapes.
+#
+# Engines with data-parallel ranks report both counters as sums over ranks: the quotient is one rank's time per
+# request.
+
+
+#: Fewer tokens than this since the last scrape are left for the next one: half a second's work or less.
+MIN_TOKENS = 4096
+#: Tokens after which a report weighs 1 / e, and the most that one weighs: some minutes of a busy replica.
+MEMORY_TOKENS = 1_000_000.0
+#: The same for own requests, which decay sooner: the mix changes with the hour.
+MIX_MEMORY_TOKENS = 200_000.0
+#: Seconds per token that an engine could mean: 10 million tokens a second to 1.
+PLAUSIBLE_S = (1e-7, 1.0)
+#: New and cached tokens of a usual request (a turn of a conversation), and its weight beside those really sent.
+TYPICAL_NEW, TYPICAL_CACHED = 1500, 5500
+
+
+class ReportedSpeed:
+    """The factor by one engine's counters.
+
+    Parameters
+    ----------
+    prior:
+        Multiplied by the factor.
+
+    Example
+    -------
+    >>> speed = ReportedSpeed(PrefillPrior())
+    >>> speed.factor is None, speed.on_counters(1000, 0.1), speed.on_counters(100_000, 30.0)
+    (True, False, True)
+    >>> 2.5 < speed.factor < 3.5  # 300 us a token, where the prior says about 100
+    True
+    """
+
+    __slots__ = ("_base", "_mix_s", "_mix_tokens", "_spent_s", "_tokens", "factor")
+
+    def __init__(self, prior: PrefillPrior) -> None:
+        #: On the prior; `None` until the engine has reported enough.
+        self.factor: float | None = None
+        self._base = (0.0, 0.0)
+        self._tokens = self._spent_s = 0.0
+        self._mix_tokens, self._mix_s = float(TYPICAL_NEW), prior.seconds(TYPICAL_NEW, TYPICAL_CACHED)
+
+    def on_request(self, new_tokens: float, prior_s: float) -> None:
+        """Add a prefill of `new_tokens` that takes `prior_s` by the prior."""
+        decay = exp(-new_tokens / MIX_MEMORY_TOKENS)
+        self._mix_tokens = self._mix_tokens * decay + new_tokens
+        self._mix_s = self._mix_s * decay + prior_s
+
+    def on_counters(self, tokens_total: float | None, busy_s_total: float | None) -> bool:
+        """The counters as scraped; whether the factor changed."""
+        if tokens_total is None or busy_s_total is None or not isfinite(tokens_total + busy_s_total):
+            return False
+        if tokens_total < self._base[0] or busy_s_total < self._base[1]:
+            self._base = (0.0, 0.0)
+        tokens, spent_s = tokens_total - self._base[0], busy_s_total - self._base[1]
+        if tokens < MIN_TOKENS:
+            return False
+        self._base = (tokens_total, busy_s_total)
+        token_s = spent_s / tokens
+        if not PLAUSIBLE_S[0] <= token_s <= PLAUSIBLE_S[1]:
+            return False
+        decay, new = exp(-tokens / MEMORY_TOKENS), min(tokens, MEMORY_TOKENS)
+        self._tokens, self._spent_s = self._tokens * decay + new, self._spent_s * decay + new * token_s
+        self.factor = (self._spent_s / self._tokens) / (self._mix_s / self._mix_tokens)
+        return True

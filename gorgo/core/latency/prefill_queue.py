@@ -24,7 +24,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from math import inf
 
-from gorgo.core.latency.prefill_speed import PrefillSpeed
+from gorgo.core.latency.prefill import PrefillSpeed
 from gorgo.core.numeric import clamp
 from gorgo.core.record import mutable_record
 

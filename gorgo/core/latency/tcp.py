@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gorgo.core.arrays import FEW, Floats
+from gorgo.core.numeric import FEW, Floats
 
 #: Ten segments of an Ethernet path.
 INITIAL_WINDOW_BYTES = 14_600.0

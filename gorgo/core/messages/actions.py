@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 from gorgo.core.messages.decision import Decision
 from gorgo.core.record import record
 
@@ -73,3 +76,33 @@ Action = Dispatch | Reject | Forward | Hold | Hedge | Cancel
 #: For a request when it is submitted, and for one with a failed attempt.
 AdmissionAction = Dispatch | Hold | Reject
 RetryAction = Dispatch | Reject | Forward
+
+
+# Changes of the fleet for the operator: health, regions, restarts of engines.
+
+
+@dataclass(frozen=True, slots=True)
+class HealthChanged:
+    """Outlier detection ejected a replica, put it on probation (`half_open`) or readmitted it."""
+
+    replica: str
+    state: Literal["healthy", "ejected", "half_open"]
+
+
+@dataclass(frozen=True, slots=True)
+class RegionChanged:
+    """All replicas of a region fail their probes, or one answers again."""
+
+    region: str
+    reachable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaRestarted:
+    """An engine has started again: its counters went back, and its prefix index was emptied."""
+
+    replica: str
+    region: str
+
+
+FleetEvent = HealthChanged | RegionChanged | ReplicaRestarted

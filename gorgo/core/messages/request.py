@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from gorgo.core.latency.tcp import Pacing, TcpWindows
-from gorgo.core.prompt.token_ratio import MAX_NAME
+from gorgo.core.prompt.tokens import MAX_NAME
 from gorgo.core.record import record
 
 

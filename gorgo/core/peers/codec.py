@@ -8,23 +8,13 @@ so that a report can only add load.
 from __future__ import annotations
 
 import json
-from base64 import b64encode
+from base64 import b64decode, b64encode
+from binascii import Error as Base64Error
+from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 from gorgo.core.json_text import parse_json
-from gorgo.core.peers.fields import (
-    HASH_BYTES,
-    read_array,
-    read_count,
-    read_flag,
-    read_hashes,
-    read_name,
-    read_number,
-    read_optional_name,
-    read_records,
-    shown,
-)
 from gorgo.core.peers.records import (
     FORMAT,
     MARK_KINDS,
@@ -32,6 +22,7 @@ from gorgo.core.peers.records import (
     MAX_CACHE_REPORTS,
     MAX_COUNT,
     MAX_MARKS,
+    MAX_NAME_BYTES,
     MAX_PREFILL_S,
     MAX_PREFIXES,
     MAX_REPLICAS,
@@ -46,6 +37,74 @@ from gorgo.core.peers.records import (
     StartedPrefill,
 )
 from gorgo.errors import BadReport, OtherFormat
+
+# Values of a report's fields as they come in JSON: each is within its bounds, or `BadReport` says where it is not.
+
+
+#: Of one hash of a prefix.
+HASH_BYTES = 8
+_Record = TypeVar("_Record")
+
+
+def read_records(value: Any, most: int, place: str, decode: Callable[[Any, str], _Record]) -> tuple[_Record, ...]:
+    if not isinstance(value, list) or len(value) > most:
+        raise BadReport(f"{place} is no array of at most {most} entries")
+    return tuple([decode(each, f"{place}[{number}]") for number, each in enumerate(value)])
+
+
+def read_array(value: Any, length: int, place: str) -> list[Any]:
+    if not isinstance(value, list) or len(value) != length:
+        raise BadReport(f"{place} is no array of {length} values")
+    return value
+
+
+def read_hashes(value: Any, place: str) -> bytes:
+    try:
+        return b64decode(_text(value, place), validate=True)
+    except (Base64Error, ValueError):
+        raise BadReport(f"{place} has hashes that are no base64") from None
+
+
+def read_count(value: Any, place: str) -> int:
+    if type(value) is not int or not 0 <= value <= MAX_COUNT:
+        raise BadReport(f"{place} has {shown(value)}; expected a whole number from 0 to {MAX_COUNT}")
+    return value
+
+
+def read_number(value: Any, most: float, place: str) -> float:
+    # No comparison with NaN is true.
+    if type(value) not in (int, float) or not 0.0 <= value <= most:
+        raise BadReport(f"{place} has {shown(value)}; expected a number from 0 to {most:g}")
+    return float(value)
+
+
+def read_flag(value: Any, place: str) -> bool:
+    if type(value) is not bool:
+        raise BadReport(f"{place} has {shown(value)}; expected true or false")
+    return value
+
+
+def _text(value: Any, place: str) -> str:
+    if type(value) is not str:
+        raise BadReport(f"{place} has {shown(value)}; expected a text")
+    return value
+
+
+def read_name(value: Any, place: str) -> str:
+    text = _text(value, place)
+    if len(text.encode("utf-8", "surrogatepass")) > MAX_NAME_BYTES:
+        raise BadReport(f"{place} has a name longer than {MAX_NAME_BYTES} bytes")
+    return text
+
+
+def read_optional_name(value: Any, place: str) -> str | None:
+    return None if value is None else read_name(value, place)
+
+
+def shown(value: Any) -> str:
+    """Return a value for an error; of an array or an object its kind alone."""
+    return f"{value!r:.20}" if isinstance(value, int | float | str) else type(value).__name__
+
 
 #: Longest text that is parsed: a report at every bound at once is not written by a router.
 MAX_BYTES = 4 * 2**20

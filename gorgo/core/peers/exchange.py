@@ -7,32 +7,388 @@ that learn them here. Leaves prefixes to `shared_prefixes`. A shell carries the 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import inf
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from gorgo.core.dispatch.in_flight import InFlightTable
+from gorgo.core.dispatch.in_flight import Attempt, InFlightTable
 from gorgo.core.fleet.fleet import Fleet, FleetChange
 from gorgo.core.fleet.outlier import HealthState
 from gorgo.core.fleet.peer_loads import FADE_S, MAX_PEERS, PeerLoads
 from gorgo.core.fleet.replica import Replica
-from gorgo.core.latency.prefill_share import faded
+from gorgo.core.latency.prefill import STEADY_TRUST_S, faded
 from gorgo.core.lru import Lru
 from gorgo.core.messages.actions import Dispatch
-from gorgo.core.peers.marks import GroupPrefixes
-from gorgo.core.peers.outbox import URGENT_PREFILL_S, Outbox
-from gorgo.core.peers.own_loads import own_loads
-from gorgo.core.peers.records import MAX_PREFILL_S, PeerReport, PeerStatus, StartedPrefill
-from gorgo.core.peers.routes import PolicyRoutes
-from gorgo.core.peers.shared_prefixes import SharedPrefixes
-from gorgo.core.peers.speeds import PeerSpeeds
+from gorgo.core.messages.request import Outcome, RouteRequest
+from gorgo.core.peers.marks import GroupPrefixes, marks_of_prompt
+from gorgo.core.peers.records import (
+    MAX_ANSWERS,
+    MAX_CACHE_REPORTS,
+    MAX_MARKS,
+    MAX_PREFILL_S,
+    MAX_PREFIXES,
+    LearnedSpeed,
+    MarkKind,
+    PeerReport,
+    PeerStatus,
+    PrefixMarks,
+    ReplicaLoad,
+    SharedAnswer,
+    SharedCacheReport,
+    StartedPrefill,
+)
 from gorgo.core.policy.interface import Policy
 from gorgo.core.prefix.answers import Answers, GivenAnswer
-from gorgo.core.prefix.found_share import FoundShares
-from gorgo.core.prefix.index import PrefixIndex
-from gorgo.core.prefix.origin import Origin
+from gorgo.core.prefix.found_share import CacheReport, FoundShares
+from gorgo.core.prefix.index import Origin, PrefixIndex
+from gorgo.core.prefix.residency import BLOCK_HASH_BYTES
+from gorgo.core.prompt.fingerprint import marked_depths
+
+# The load of one Router's open attempts per replica, as its report has it.
+
+
+def own_loads(table: InFlightTable, *, now: float) -> Iterable[ReplicaLoad]:
+    """Yield the load of each replica with an open attempt."""
+    by_replica: dict[Replica, list[Attempt]] = {}
+    for attempt in table.attempts():
+        by_replica.setdefault(attempt.replica, []).append(attempt)
+    for replica, attempts in by_replica.items():
+        if replica.slot < 0:
+            continue
+        waiting = [each for each in attempts if each.first_token_s is None]
+        first_s = [each.first_token_s for each in attempts if each.first_token_s is not None]
+        yield ReplicaLoad(
+            replica.spec.name,
+            len(attempts),
+            sum(each.state.request.prompt_tokens for each in attempts),
+            len(waiting),
+            sum(each.state.request.prompt_tokens for each in waiting),
+            sum(each.uncached_tokens for each in waiting),
+            replica.prefill_queue.left_s(engine_s=now),
+            max(0.0, len(first_s) * now - sum(first_s)),
+        )
+
+
+# Learned prefill speeds of a group: which of the own to report, and priors from those of all peers.
+#
+# Owns the samples of each peer and their sums. A replica's own factor learns from its own samples (`core.latency`).
+
+
+#: Every so many reports have all learned speeds, the others those that changed.
+_ALL_SPEEDS = 50
+_US = 1e6
+
+
+@dataclass(slots=True)
+class PeerSpeeds:
+    """Samples of peers, in whole microseconds: sums stay exact."""
+
+    _reported: dict[str, tuple[float, float]] = field(default_factory=dict)
+    _samples: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
+    _sums: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def own(self, replicas: Mapping[str, Replica], *, seq: int) -> Iterable[LearnedSpeed]:
+        """Yield the own samples that changed since a report had them, or all in some reports."""
+        reported, all_of_them = self._reported, seq % _ALL_SPEEDS == 0
+        for name, replica in replicas.items():
+            samples = replica.prefill_queue.speed.samples
+            if samples[1] > 0.0 and (all_of_them or reported.get(name) != samples):
+                reported[name] = samples
+                # A first token may be sooner than a round trip; a report has no negative time.
+                yield LearnedSpeed(name, max(0.0, samples[0]), samples[1])
+
+    def take_samples(self, router: str, speeds: Iterable[LearnedSpeed], replicas: Mapping[str, Replica]) -> None:
+        """Start the learned factors from the samples of all peers, with their weight beside the prior's."""
+        samples = self._samples.setdefault(router, {})
+        for speed in speeds:
+            replica = replicas.get(speed.replica)
+            sample = round(speed.spent_s * _US), round(speed.prior_s * _US)
+            if replica is None or samples.get(speed.replica) == sample:
+                continue
+            self._add(speed.replica, sample, instead_of=samples.get(speed.replica, (0, 0)))
+            samples[speed.replica] = sample
+            spent_us, prior_us = self._sums[speed.replica]
+            reported = None if replica.prior.known else replica.reported_speed.factor
+            start = 1.0 if reported is None else reported
+            trusted = (spent_us / _US + STEADY_TRUST_S * start) / (prior_us / _US + STEADY_TRUST_S)
+            replica.prefill_queue.set_speed_prior(trusted)
+
+    def forget(self, router: str) -> None:
+        """Drop the samples of a router."""
+        for name, sample in self._samples.pop(router, {}).items():
+            self._add(name, (0, 0), instead_of=sample)
+
+    def _add(self, name: str, sample: tuple[int, int], *, instead_of: tuple[int, int]) -> None:
+        spent_us, prior_us = self._sums.get(name, (0, 0))
+        self._sums[name] = spent_us + sample[0] - instead_of[0], prior_us + sample[1] - instead_of[1]
+
+
+# What happened since the last report: prefixes confirmed and found evicted, reports of cached tokens, and answers.
+#
+# Owns which depths of a prompt are marked. Bounded: of a burst the oldest entries are dropped, and their number
+# counted.
+
+
+#: Marks near a prompt's beginning where it has more than `MAX_MARKS`; the others are its deepest.
+_SHALLOW_MARKS = MAX_MARKS // 3
+#: A dispatched prefill of so many seconds is reported at once: within 100 ms others would add theirs to it.
+URGENT_PREFILL_S = 0.2
+
+
+@dataclass(slots=True)
+class Outbox:
+    """Entries for the next report."""
+
+    dropped: int = 0
+    _prefixes: deque[PrefixMarks] = field(default_factory=lambda: deque(maxlen=MAX_PREFIXES))
+    #: Of prompts sent since the last report that still wait, by attempt.
+    _sent: Lru[str, PrefixMarks] = field(default_factory=lambda: Lru(MAX_PREFIXES))
+    _cache_reports: deque[SharedCacheReport] = field(default_factory=lambda: deque(maxlen=MAX_CACHE_REPORTS))
+    _answers: deque[SharedAnswer] = field(default_factory=lambda: deque(maxlen=MAX_ANSWERS))
+
+    def on_confirmed(self, attempt: Attempt) -> PrefixMarks | None:
+        """Add and return the prefixes of a prompt that a first token confirmed; `None` for one without a full block."""
+        self._sent.pop(attempt.attempt_id, None)
+        marks = _marks_of(attempt, "confirmed")
+        if marks is not None:
+            self._add(marks)
+        return marks
+
+    def on_sent(self, attempt: Attempt) -> None:
+        """Add the prefixes of a prompt that waits for its first token."""
+        marks = _marks_of(attempt, "sent")
+        if marks is not None:
+            attempt.prefix_reported = True
+            self.dropped += len(self._sent.put(attempt.attempt_id, marks))
+
+    def on_withdrawn(self, attempt: Attempt) -> None:
+        """Add that a prompt that was reported as sent will have no first token."""
+        if not attempt.prefix_reported or self._sent.pop(attempt.attempt_id, None) is not None:
+            return
+        marks = _marks_of(attempt, "withdrawn")
+        if marks is not None:
+            self._add(marks)
+
+    def on_evicted(self, replica: str, marks: Sequence[int]) -> None:
+        """Add marks that are no longer on a replica, oldest first: the newest of them say how old."""
+        if marks:
+            words = b"".join([mark.to_bytes(BLOCK_HASH_BYTES, "little") for mark in marks[-MAX_MARKS:]])
+            self._add(PrefixMarks(replica, None, (), words, "evicted"))
+
+    def on_cache_report(self, attempt: Attempt, report: CacheReport) -> None:
+        """Add an engine's report."""
+        shared = SharedCacheReport(
+            attempt.replica.spec.name,
+            attempt.state.request.recorded_model,
+            report.confirmed_tokens,
+            report.found_tokens,
+        )
+        self.dropped += len(self._cache_reports) == MAX_CACHE_REPORTS
+        self._cache_reports.append(shared)
+
+    def on_answered(self, attempt: Attempt, output_tokens: int) -> None:
+        """Add a whole answer of which a next turn may find the tokens cached."""
+        request = attempt.state.request
+        prompt = request.blocks[-BLOCK_HASH_BYTES:]
+        if prompt and request.boundaries and output_tokens > 0:
+            self.dropped += len(self._answers) == MAX_ANSWERS
+            answer = SharedAnswer(attempt.replica.spec.name, prompt, request.prompt_tokens, output_tokens)
+            self._answers.append(answer)
+
+    def __bool__(self) -> bool:
+        return bool(self._prefixes or self._sent or self._cache_reports or self._answers)
+
+    def take_entries(
+        self,
+    ) -> tuple[tuple[PrefixMarks, ...], tuple[SharedCacheReport, ...], tuple[SharedAnswer, ...]]:
+        """Return the entries since the last call."""
+        for sent in self._sent.values():
+            self._add(sent)
+        self._sent.clear()
+        taken = tuple(self._prefixes), tuple(self._cache_reports), tuple(self._answers)
+        for entries in (self._prefixes, self._cache_reports, self._answers):
+            entries.clear()
+        return taken
+
+    def _add(self, marks: PrefixMarks) -> None:
+        self.dropped += len(self._prefixes) == MAX_PREFIXES
+        self._prefixes.append(marks)
+
+
+def _marks_of(attempt: Attempt, kind: MarkKind) -> PrefixMarks | None:
+    """Return the marks of a prompt; `None` without a full block."""
+    request = attempt.state.request
+    depths = _marked_depths(request)
+    if not depths:
+        return None
+    hashes, shown = marks_of_prompt(request.blocks, depths), () if kind == "withdrawn" else tuple(depths)
+    return PrefixMarks(attempt.replica.spec.name, request.recorded_model, shown, hashes, kind)
+
+
+def _marked_depths(request: RouteRequest) -> list[int]:
+    """Return the depths of a prompt's marks, ascending: of too many the shallowest and the deepest."""
+    full_blocks = len(request.blocks) // BLOCK_HASH_BYTES
+    depths = marked_depths(full_blocks, request.block_tokens, request.boundaries)
+    return depths if len(depths) <= MAX_MARKS else depths[:_SHALLOW_MARKS] + depths[_SHALLOW_MARKS - MAX_MARKS :]
+
+
+# Routes of peers for a policy that has routes of its own beside the prefix index.
+
+
+@runtime_checkable
+class RoutePolicy(Protocol):
+    """A policy with routes of its own, which takes in those of peers."""
+
+    @property
+    def evicted_routes(self) -> Mapping[Origin, int]: ...
+
+    def add_remote_route(self, model: str | None, prefix: bytes, replica: str, *, now: float) -> None: ...
+
+
+class PolicyRoutes:
+    """The routes of the present policy, if it has any."""
+
+    def __init__(self, policy: Callable[[], Policy]) -> None:
+        self._policy = policy
+        self._checked: tuple[Policy, RoutePolicy | None] | None = None
+
+    def add(self, marks: PrefixMarks, *, now: float) -> None:
+        """Add a route per mark of a peer's prompt."""
+        policy = self._route_policy()
+        if policy is not None:
+            for at in range(0, len(marks.hashes), BLOCK_HASH_BYTES):
+                policy.add_remote_route(marks.model, marks.hashes[at : at + BLOCK_HASH_BYTES], marks.replica, now=now)
+
+    def evicted(self) -> Mapping[Origin, int]:
+        """Return the routes evicted so far, by origin."""
+        policy = self._route_policy()
+        return {} if policy is None else policy.evicted_routes
+
+    def _route_policy(self) -> RoutePolicy | None:
+        """Return the policy if it has routes; the check is slow, and policies change seldom."""
+        policy = self._policy()
+        if self._checked is None or self._checked[0] is not policy:
+            self._checked = policy, policy if isinstance(policy, RoutePolicy) else None
+        return self._checked[1]
+
+
+# Prefixes that the routers of a group confirmed: those of this Router's attempts, and those of its peers' reports.
+#
+# Owns what a result of an attempt or a record of a peer means for marks, for the next report, for the index and for a
+# policy with routes of its own.
+
+
+class SharedPrefixes:
+    """Observer of the Router's results.
+
+    Parameters
+    ----------
+    prefixes, outbox, routes:
+        The exchange's: marks, what the next report has, and routes of the policy.
+    fleet, found_shares, index, capacity_of:
+        As in `PeerExchange`.
+    """
+
+    def __init__(
+        self,
+        prefixes: GroupPrefixes,
+        outbox: Outbox,
+        routes: PolicyRoutes,
+        *,
+        fleet: Fleet,
+        found_shares: FoundShares,
+        index: PrefixIndex,
+        capacity_of: Callable[[Replica], int | None],
+    ) -> None:
+        self._prefixes, self._outbox, self._routes = prefixes, outbox, routes
+        self._fleet, self._found_shares, self._index, self._capacity_of = fleet, found_shares, index, capacity_of
+
+    def on_sent(self, attempt: Attempt) -> None:
+        """Report the prefixes of a prompt that waits so long that others may send its like before its first token."""
+        estimate = attempt.decision.estimate
+        if estimate is not None and estimate.queue_s + estimate.prefill_s >= URGENT_PREFILL_S:
+            self._outbox.on_sent(attempt)
+
+    def on_withdrawn(self, attempt: Attempt) -> None:
+        """Report that a prompt that was reported as sent has ended before its first token."""
+        self._outbox.on_withdrawn(attempt)
+
+    def on_confirmed(self, attempt: Attempt) -> None:
+        """Mark the prefixes of a prompt, here and in the next report."""
+        slot = attempt.replica.slot
+        blocks, dispatched_s = attempt.state.request.blocks, attempt.dispatched_s
+        attempt.group_prefix = self._prefixes.last_used(slot, blocks, before_s=dispatched_s)
+        marks = self._outbox.on_confirmed(attempt)
+        if marks is not None:
+            self._use_prefixes(attempt.replica, marks, Origin.LOCAL, now=attempt.first_token_s or inf)
+
+    def on_cache_report(self, attempt: Attempt, report: CacheReport, *, evicted: bool) -> None:
+        """Add an engine's report to the next one; the index evicts by it, and so do the marks."""
+        self._outbox.on_cache_report(attempt, report)
+        if evicted:
+            self._evict_marks(attempt.replica, attempt.longest_confirmed.tick)
+
+    def on_completed(self, attempt: Attempt, outcome: Outcome) -> None:
+        """Remove the marks that are older than one which the engine did not have."""
+        prefix, request, slot = attempt.group_prefix, attempt.state.request, attempt.replica.slot
+        report = CacheReport.of(request, prefix, outcome)
+        if report is not None and report.confirmed_tokens:
+            usual = self._found_shares.of(slot, request.recorded_model, report.confirmed_tokens)
+            if report.is_contradiction(usual):
+                self._evict_marks(attempt.replica, prefix.tick)
+
+    def on_answered(self, attempt: Attempt, output_tokens: int) -> None:
+        """Add a whole answer to the next report."""
+        self._outbox.on_answered(attempt, output_tokens)
+
+    def evicted(self) -> Counter[Origin]:
+        """Return the marks, and the routes of the policy, that were evicted so far, by origin."""
+        found: Counter[Origin] = Counter()
+        for (origin, _), count in self._prefixes.evicted.items():
+            found[origin] += count
+        found.update(self._routes.evicted())
+        return found
+
+    def take_prefixes(self, marks: PrefixMarks, *, now: float) -> None:
+        """Take in prefixes of a peer's report."""
+        replica = self._fleet.replicas.get(marks.replica)
+        if replica is None:
+            return
+        if marks.kind == "withdrawn":
+            self._prefixes.withdraw(replica.slot, marks.words)
+            return
+        if marks.kind == "evicted":
+            tick = self._prefixes.median_tick(replica.slot, marks.words) + 1
+            self._prefixes.evict_older(replica.slot, before=tick)
+            self._evict_older(replica.slot, tick)
+            return
+        self._index.tick += 2  # a use by another router
+        confirmed = marks.kind == "confirmed"
+        self._use_prefixes(replica, marks, Origin.REMOTE, now=now if confirmed else inf)
+        if confirmed:
+            self._routes.add(marks, now=now)
+
+    def _evict_marks(self, replica: Replica, tick: int) -> None:
+        """Evict the marks last used before `tick`, here and by the next report."""
+        marks = self._prefixes.evict_older(replica.slot, before=tick)
+        self._outbox.on_evicted(replica.spec.name, marks)
+
+    def _use_prefixes(self, replica: Replica, marks: PrefixMarks, origin: Origin, *, now: float) -> None:
+        """Mark prefixes as used now, and evict from the index what no longer fits beside those of all routers."""
+        bounded = self._index.bounded
+        capacity_blocks = self._capacity_of(replica) if bounded else None
+        oldest = self._prefixes.use(
+            replica.slot, marks, origin, tick=self._index.tick, now=now, capacity_blocks=capacity_blocks
+        )
+        self._evict_older(replica.slot, oldest)
+
+    def _evict_older(self, slot: int, tick: int) -> None:
+        if tick and self._index.bounded:
+            self._index.evict_older(slot, before=tick)
+
 
 #: Longest time between two reports, s: three of them fit into `FADE_S`.
 HEARTBEAT_S = 0.5

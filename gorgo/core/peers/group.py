@@ -17,9 +17,8 @@ from gorgo.core.messages.actions import Action
 from gorgo.core.peers.exchange import PeerExchange
 from gorgo.core.peers.records import PeerReport, PeerStatus
 from gorgo.core.prefix.found_share import FoundShares
-from gorgo.core.prefix.index import PrefixIndex
+from gorgo.core.prefix.index import Origin, PrefixIndex
 from gorgo.core.prefix.kv_feeds import KvFeeds
-from gorgo.core.prefix.origin import Origin
 
 
 class PeerGroup:

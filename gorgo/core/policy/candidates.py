@@ -15,9 +15,9 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from gorgo.core.arrays import Floats
 from gorgo.core.fleet.columns import Columns
-from gorgo.core.latency.token_gap import SHARE
+from gorgo.core.latency.decode import SHARE
+from gorgo.core.numeric import Floats
 from gorgo.core.record import mutable_record
 
 #: Shortest time per output token, s: less than any engine's.

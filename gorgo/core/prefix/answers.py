@@ -17,9 +17,9 @@ from collections import deque
 from statistics import median_low
 from typing import NamedTuple
 
-from gorgo.core.arrays import Floats
 from gorgo.core.lru import Lru
 from gorgo.core.messages.request import RouteRequest
+from gorgo.core.numeric import Floats
 from gorgo.core.prefix.residency import BLOCK_HASH_BYTES
 from gorgo.core.record import record
 

@@ -12,17 +12,55 @@ sum, and mixed again. All steps are numpy over the whole prompt: 100 kB take a f
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gorgo.core.arrays import FEW
-from gorgo.core.prompt.affinity import head_of, prefix_hash
-from gorgo.core.prompt.boundaries import Marks, message_ends
-from gorgo.core.prompt.parse import Prompt
+from gorgo.core.numeric import FEW
+from gorgo.core.prompt.parse import Mark, Marks, Prompt, message_ends
 from gorgo.core.record import mutable_record, record
+
+# The hash of a prompt's first 256 tokens, which stands for a session without an id.
+#
+# Its key is public and fixed: a restart moves no session, proxies agree, and a simulation has the same replicas. It
+# only chooses replicas; the hashes of cached blocks have a secret key (`fingerprint`). A client gains nothing by a
+# collision that it would not by a session id.
+
+
+#: Bytes of the prompt that count: 256 tokens of 4 bytes.
+HEAD_BYTES = 1024
+_KEY = b"gorgo session affinity"
+
+
+def head_of(prompt: Prompt) -> tuple[bytes, tuple[Mark, ...]]:
+    """Return the first bytes of a prompt and the marks in them."""
+    marks = Marks.of(prompt.message_starts)
+    count = bisect_left(marks.starts, HEAD_BYTES)
+    return prompt.text[:HEAD_BYTES], tuple(zip(marks.starts[:count], marks.roles[:count], strict=True))
+
+
+def prefix_hash(head: bytes, marks: Iterable[Mark], *, adapter: str | None = None) -> int:
+    """Return 64 bits for a prompt's beginning; one for an adapter differs from any other's.
+
+    Example
+    -------
+    >>> hex(prefix_hash(*head_of(Prompt(b"You are a helpful assistant.", ((0, "system"),)))))
+    '0x272b468adf3232ea'
+    """
+    person = b"" if adapter is None else blake2b(_text(adapter), digest_size=blake2b.PERSON_SIZE).digest()
+    digest = blake2b(head, key=_KEY, person=person, digest_size=8)
+    for offset, role in marks:
+        digest.update(b"%d %s\0" % (offset, _text(role)))
+    return int.from_bytes(digest.digest(), "little")
+
+
+def _text(name: str) -> bytes:
+    return name.encode("utf-8", "surrogatepass")
+
 
 Words = NDArray[np.uint64]
 
@@ -249,3 +287,61 @@ def _mix_one(value: int) -> int:
     value = ((value ^ (value >> first)) * _FACTORS[0]) & _MASK
     value = ((value ^ (value >> second)) * _FACTORS[1]) & _MASK
     return value ^ (value >> third)
+
+
+# Depths of a prompt in whole blocks: every 128 tokens for routes, ends of messages for marks.
+
+
+#: Tokens between two depths.
+STEP_TOKENS = 128
+#: Depths after which the distance doubles: a prompt of a million tokens has some hundred routes, not 8,000.
+_EVEN_DEPTHS = 64
+#: Routes' depths from one mark to the next within a message.
+_COARSE = 4
+#: Grids in memory: the tokens of a block differ by model and change a little with the learned ratio.
+_MAX_GRIDS = 16
+
+
+def depths_of(full_blocks: int, block_tokens: float) -> tuple[int, ...]:
+    """Return the depths of a prompt, ascending, in blocks.
+
+    They do not depend on the prompt's length, so a longer prompt with the same beginning has all of them.
+
+    Example
+    -------
+    >>> depths_of(9, block_tokens=64.0)
+    (2, 4, 6, 8)
+    """
+    grid = _grid(max(1, round(STEP_TOKENS / block_tokens)))
+    return grid[: bisect_right(grid, full_blocks)]
+
+
+def marked_depths(full_blocks: int, block_tokens: float, boundaries: Sequence[int]) -> list[int]:
+    """Return the depths that routers name to each other, ascending: ends of messages, every 512 tokens, the last block.
+
+    Prompts mostly share whole messages; those that share the beginning of a long one lose less than 512 tokens of it.
+    One without known messages has the depths of routes.
+
+    Example
+    -------
+    >>> marked_depths(20, block_tokens=64.0, boundaries=(200, 1000))
+    [3, 8, 15, 16, 20]
+    """
+    if boundaries:
+        depths = {int(end / block_tokens) for end in boundaries}
+        depths.update(_COARSE * depth for depth in depths_of(full_blocks // _COARSE, block_tokens))
+    else:
+        depths = set(depths_of(full_blocks, block_tokens))
+    depths.add(full_blocks)
+    return sorted(depth for depth in depths if 0 < depth <= full_blocks)
+
+
+@lru_cache(maxsize=_MAX_GRIDS)
+def _grid(step: int) -> tuple[int, ...]:
+    depths: list[int] = []
+    depth = 0
+    while (depth := depth + step) <= MAX_BLOCKS:
+        depths.append(depth)
+        if depth >= _EVEN_DEPTHS * step:
+            step *= 2
+    return tuple(depths)

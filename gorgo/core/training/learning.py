@@ -2,18 +2,106 @@
 
 from __future__ import annotations
 
+from typing import Protocol, runtime_checkable
+
 import numpy as np
 from numpy.typing import NDArray
 
-from gorgo.core.messages.request import RouteRequest
+from gorgo.core.messages.decision import Decision
+from gorgo.core.messages.request import AttemptResult, RouteRequest
 from gorgo.core.policy.candidates import Candidates
 from gorgo.core.policy.choice import Choice
 from gorgo.core.policy.interface import Policy
-from gorgo.core.training.learner import Learner, find_learner
-from gorgo.core.training.model import Model, model_digest
-from gorgo.core.training.outcomes import OutcomeRing
-from gorgo.core.training.recorder import OutcomeRecorder
+from gorgo.core.record import record
+from gorgo.core.training.model import Model, TrainingSpec, model_digest
+from gorgo.core.training.outcomes import OutcomeRing, OutcomeRow
 from gorgo.errors import ConfigError
+
+# The interface of a policy that learns: its features, its training, and the model that it uses.
+
+
+@runtime_checkable
+class Learner(Policy, Protocol):
+    """A policy with a model. Without one it chooses by a rule of its own."""
+
+    #: How its model is trained; a shell may replace it by one of the same kind and names.
+    training: TrainingSpec
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Names of the columns of `features`."""
+
+    def features(self, request: RouteRequest, candidates: Candidates) -> NDArray[np.float32]:
+        """Return a row per candidate."""
+
+    def adopt(self, model: Model | None) -> None:
+        """Choose by `model` from the next decision on, or without one."""
+
+
+@runtime_checkable
+class HasBase(Protocol):
+    """A model of a prediction by priors, whose correction has a part that holds out of the training's range too."""
+
+    @property
+    def prior_error(self) -> float:
+        """Return the mean error of the priors in the training, as a share of the measured times."""
+
+    def base_s(self, table: NDArray[np.float32]) -> NDArray[np.float64]:
+        """Return the time to first token of each row by priors and that part, s."""
+
+
+def find_base(model: Model | None) -> HasBase | None:
+    """Return the model if it corrects priors."""
+    return model if isinstance(model, HasBase) else None
+
+
+def find_learner(policy: Policy, shadow: Policy | None) -> Learner | None:
+    """Return which of the two learns, if any. Raise `ConfigError` if both do: a Router trains one model."""
+    learners = [each for each in (policy, shadow) if isinstance(each, Learner)]
+    if len(learners) > 1:
+        raise ConfigError(
+            f"policy {policy.name!r} and shadow policy {learners[1].name!r} both learn, and a router trains one model; "
+            "expected at most one of them that learns"
+        )
+    return learners[0] if learners else None
+
+
+# The interface of a log of outcomes: every ended attempt, with the features of all candidates at its decision.
+
+
+@record
+class RecordedOutcome:
+    """An ended attempt.
+
+    Parameters
+    ----------
+    decision:
+        With the candidates and the row chosen.
+    features:
+        The recorder's table of the candidates.
+    result:
+        How it ended.
+    e2e_s:
+        From its dispatch to its end.
+    row:
+        Its times for a training; `None` for an end that says nothing of the time to a first token.
+    """
+
+    decision: Decision
+    features: NDArray[np.float32]
+    result: AttemptResult
+    e2e_s: float
+    row: OutcomeRow | None
+
+
+class OutcomeRecorder(Protocol):
+    """Takes outcomes. Both calls are part of a decision or of an event, so they wait for nothing."""
+
+    def candidate_features(self, request: RouteRequest, candidates: Candidates) -> NDArray[np.float32]:
+        """Return a row per candidate."""
+
+    def record_outcome(self, outcome: RecordedOutcome) -> None:
+        """Take one ended attempt."""
 
 
 class Learning:

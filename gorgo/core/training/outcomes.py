@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gorgo.core.arrays import Floats
+from gorgo.core.numeric import Floats
 from gorgo.core.record import record
 
 #: Rows in a ring: as many as the largest training of Lodestar, which a reader every second can miss none of.

@@ -19,13 +19,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gorgo.core.arrays import Floats
+from gorgo.core.numeric import Floats
+from gorgo.core.training.model import TargetKind, TrainingSpec
 from gorgo.core.training.outcomes import TrainingRows
-from gorgo.core.training.spec import TargetKind, TrainingSpec
 from gorgo.errors import MissingExtra
-from gorgo.learning.models.base import FittedModel, facts
-from gorgo.learning.models.descent import one_sided
-from gorgo.learning.models.targets import LEAST_TPOT_ROWS, capped_ttft_s, decode, encode
+from gorgo.learning.models.base import LEAST_TPOT_ROWS, FittedModel, capped_ttft_s, decode, encode, facts
+from gorgo.learning.models.network import one_sided
 
 #: Predictions and data set -> first and second derivative of the loss by each prediction.
 Objective = Callable[[Floats, object], tuple[Floats, Floats]]

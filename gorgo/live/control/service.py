@@ -5,9 +5,11 @@ Each public method makes a plan. It is checked in full before anything is writte
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 
 from gorgo.config.model import Config
@@ -17,15 +19,49 @@ from gorgo.core.policy.weights import Weights
 from gorgo.core.router import Router
 from gorgo.errors import VersionConflict, WeightsFrozen
 from gorgo.live.clock import Clock
-from gorgo.live.control.file_routing import FileRouting, PendingEdit
-from gorgo.live.control.fleet_plans import FleetPlans
-from gorgo.live.control.history import WeightsHistory, now_text
-from gorgo.live.control.startup import InitialState
-from gorgo.live.control.state_file import ConfigSnapshot, Frozen, PersistedState, StateFile
-from gorgo.live.control.transactions import ChangeQueue, ChangeRequest, PlannedChange, WeightsChange
+from gorgo.live.control.state_file import (
+    ConfigSnapshot,
+    FileRouting,
+    Frozen,
+    InitialState,
+    PendingEdit,
+    PersistedState,
+    StateFile,
+)
+from gorgo.live.control.transactions import ChangeQueue, ChangeRequest, FleetPlans, PlannedChange, WeightsChange
 from gorgo.live.logs import log
 from gorgo.live.telemetry.metrics import Metrics
 from gorgo.policies.registry import make_policy, make_shadow
+
+# The last versions of the weights since the start, with the time and the requester of each.
+
+
+#: One day of a tuner with a proposal every 15 minutes.
+MAX_HISTORY = 100
+
+
+class WeightsHistory:
+    """The history of one Router, oldest first."""
+
+    def __init__(self, router: Router, clock: Clock) -> None:
+        self._router = router
+        self._clock = clock
+        self._rows: deque[WeightsChange] = deque(maxlen=MAX_HISTORY)
+
+    @property
+    def rows(self) -> list[WeightsChange]:
+        return list(self._rows)
+
+    def record(self, change: ChangeRequest) -> None:
+        """Record the version in force as the result of `change`."""
+        policy, weights = self._router.settings.policy.name, self._router.settings.weights
+        row = (weights.version, policy, dict(weights), now_text(self._clock), change.source, change.reason, change.by)
+        self._rows.append(WeightsChange(*row))
+
+
+def now_text(clock: Clock) -> str:
+    """Return the time now in ISO 8601, UTC."""
+    return datetime.fromtimestamp(clock(), UTC).isoformat(timespec="milliseconds")
 
 
 class ControlService:

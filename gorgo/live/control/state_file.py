@@ -9,15 +9,19 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from gorgo.config.atomic import write_atomically
-from gorgo.config.model import Config, ReplicaConfig
+from gorgo.config.fleet import ReplicaConfig
+from gorgo.config.model import Config
 from gorgo.config.registered import entry_as_json, entry_from_json
 from gorgo.core.numeric import is_number
-from gorgo.errors import ConfigError, StateError
+from gorgo.core.policy.interface import Policy
+from gorgo.core.policy.weights import Weights
+from gorgo.errors import ConfigError, StateError, UnknownPolicy, WeightsError
+from gorgo.policies.registry import make_policy
 
 SCHEMA = 1
 #: Ten times the file of 1,000 draining replicas.
@@ -239,3 +243,120 @@ def _nonblocking(path: str, flags: int) -> int:
 
 def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
+
+
+# Policy and weights of regions.yaml: those last applied, and an edit that waits for the end of a freeze. Pure.
+#
+# The state file has the applied ones. A start therefore finds a waiting edit by the difference from regions.yaml.
+
+
+@dataclass(frozen=True, slots=True)
+class PendingEdit:
+    """An edit of policy or weights, and the shadow policy that was checked with it."""
+
+    policy: Policy
+    weights: Weights
+    shadow: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FileRouting:
+    """The applied configuration, and the edit that is not."""
+
+    applied: ConfigSnapshot
+    pending: PendingEdit | None = None
+
+    def deferred(self, config: Config, policy: Policy, weights: Weights) -> FileRouting:
+        """Return this with the file's policy and weights as the waiting edit; without one if they are the applied."""
+        edited = ConfigSnapshot.by(config)
+        applied = replace(edited, policy=self.applied.policy, weights=self.applied.weights)
+        if same_routing(applied, edited, policy):
+            return FileRouting(applied)
+        return FileRouting(applied, PendingEdit(policy, weights, config.proxy.shadow_policy))
+
+    def unedited(self, config: Config) -> FileRouting:
+        """Return this after a reload that changed neither policy nor weights."""
+        applied = replace(ConfigSnapshot.by(config), policy=self.applied.policy, weights=self.applied.weights)
+        pending = self.pending and replace(self.pending, shadow=config.proxy.shadow_policy)
+        return FileRouting(applied, pending)
+
+    def released(self) -> FileRouting:
+        """Return this with the waiting edit applied."""
+        if self.pending is None:
+            return self
+        edit = self.pending
+        return FileRouting(replace(self.applied, policy=edit.policy.name, weights=dict(edit.weights)))
+
+
+def same_routing(before: ConfigSnapshot, now: ConfigSnapshot, policy: Policy) -> bool:
+    """Return whether two configurations have equal policies and weights; `policy` is that of `now`."""
+    if before.policy != now.policy:
+        return False
+    return _complete(before.weights, policy) == _complete(now.weights, policy)
+
+
+def _complete(values: Mapping[str, float], policy: Policy) -> dict[str, float]:
+    """Return `values` with defaults for missing weights: a weight that is new in the policy is not an edit."""
+    return {spec.name: spec.default for spec in policy.weight_specs} | dict(values)
+
+
+# The initial state of a proxy: state file, configuration, or parts of both. Pure.
+#
+# Frozen weights hold, whatever the configuration says; an edit waits for the end of the freeze. Live weights hold
+# until the configuration of policy or weights is edited: the edit is newer. Drain marks follow the same rule, per
+# replica. Versions never decrease.
+
+
+@dataclass(frozen=True, slots=True)
+class InitialState:
+    """Policy, weights, freeze and drain marks at the start. `source` is for the log and the history."""
+
+    policy: Policy
+    weights: Weights
+    frozen: Frozen | None
+    draining: frozenset[str]
+    source: str
+    file: FileRouting
+
+
+def initial_state(
+    persisted: PersistedState | None, config: Config, policy: Policy, weights: Weights | None, *, source: str = ""
+) -> InitialState:
+    """Choose between the state file and the configuration's `policy` and `weights` (its defaults if `None`).
+
+    Raises `ConfigError`, naming `source`, if the persisted policy is unknown or does not have those weights.
+    """
+    config_state = ConfigSnapshot.by(config)
+    if weights is None:
+        weights = Weights.of(policy.weight_specs, version=1)
+    if persisted is None:
+        return InitialState(policy, weights, None, config_state.draining, "configuration", FileRouting(config_state))
+    draining = _draining(persisted, config, config_state)
+    if persisted.frozen is not None or same_routing(persisted.configured, config_state, policy):
+        file = FileRouting(persisted.configured).deferred(config, policy, weights)
+        return InitialState(*_live(persisted, source), persisted.frozen, draining, "state", file)
+    same = (policy.name, dict(weights)) == (persisted.policy, dict(persisted.weights))
+    version = persisted.version if same else persisted.version + 1
+    return InitialState(
+        policy, Weights(dict(weights), version), None, draining, "configuration", FileRouting(config_state)
+    )
+
+
+def _live(persisted: PersistedState, source: str) -> tuple[Policy, Weights]:
+    try:
+        policy = make_policy(persisted.policy)
+        # Their range was checked when they were set.
+        return policy, Weights.of(
+            policy.weight_specs, persisted.weights, version=persisted.version, allow_out_of_range=True
+        )
+    except (UnknownPolicy, WeightsError) as error:
+        advice = "move the file away to start from the configuration"
+        raise ConfigError(f"{source}: its policy or weights are invalid: {error}; {advice}") from error
+
+
+def _draining(persisted: PersistedState, config: Config, config_state: ConfigSnapshot) -> frozenset[str]:
+    marked = set(config_state.draining)
+    for name in (replica.name for replica in config.replicas):
+        if (name in persisted.configured.draining) == (name in config_state.draining):
+            marked = marked | {name} if name in persisted.draining else marked - {name}
+    return frozenset(marked)

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import msgspec
 
-from gorgo.config.fleet.source import SERVICE_ACCOUNT, KubernetesApiConfig
+from gorgo.config.fleet import SERVICE_ACCOUNT, KubernetesApiConfig
 from gorgo.errors import ConfigError, GorgoError
 from gorgo.fleet_sources.documents import mapping, text
 from gorgo.fleet_sources.list_watch import WATCH_S

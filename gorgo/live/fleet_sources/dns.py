@@ -6,8 +6,8 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable
 
-from gorgo.config.fleet.source import FleetSourceConfig
-from gorgo.fleet_sources.dns import HostPort, Resolved, found_addresses
+from gorgo.config.fleet import FleetSourceConfig
+from gorgo.fleet_sources.entries import HostPort, Resolved, found_addresses
 from gorgo.live.fleet_sources.reports import Reports
 
 #: After it a look-up counts as failed. It is waited for all the same: its thread cannot be stopped.

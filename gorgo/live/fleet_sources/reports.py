@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from gorgo.fleet_sources.entries import Found
 from gorgo.fleet_sources.fleet import FoundFleet
-from gorgo.fleet_sources.found import Found
 from gorgo.live.clock import Clock
 from gorgo.live.logs import log
 

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 
-from gorgo.config.fleet.source import FleetSourceConfig
+from gorgo.config.fleet import FleetSourceConfig
 from gorgo.errors import ConfigError, GorgoError, MissingExtra
 from gorgo.fleet_sources.fleet import FoundFleet
 from gorgo.live.clock import Clock

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gorgo.errors import MissingExtra
-from gorgo.fleet_sources.dns import HostPort, Resolved
+from gorgo.fleet_sources.entries import HostPort, Resolved
 from gorgo.live.extras import DNS
 
 try:

@@ -6,17 +6,255 @@ Owns the statuses 408 and 413; 503 is `request_buffer`'s. See `gorgo.live.parsin
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager, suppress
+import ipaddress
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from io import BytesIO
+from math import inf
 from time import monotonic
+from types import TracebackType
+from typing import Any
 
 from gorgo.config.model import LimitsConfig
+from gorgo.core.buffer_budget import GRACE_S, BufferBudget
 from gorgo.live.http.errors import HttpError, Message, Receive
 from gorgo.live.http.headers import Header, find
-from gorgo.live.http.request_buffer import RequestBuffer
-from gorgo.live.http.timeout import ResettableTimeout
+
+# One timer per event loop for the timeouts of all requests, each extended by assigning a float.
+#
+# Theory of operation. Nearly no timeout expires, and a timer of its own costs a request as much as reading its head.
+# So one timer is set to the earliest deadline. When it fires, it reads all deadlines, of which most have moved or
+# ended, and is set to the earliest one: about once per deadline's length.
+
+
+class ResettableTimeout:
+    """Cancels a task's wait, the current one's by default, once `deadline` (monotonic s) has passed, and turns it into
+    `TimeoutError`.
+
+    Used as a context manager. A later `deadline` may just be assigned. `extend(limit_s)` may also move it nearer.
+    `last` (monotonic s) bounds every `deadline`.
+    """
+
+    __slots__ = ("_cancelling", "_task", "_timer", "deadline", "expired", "last")
+
+    def __init__(self, limit_s: float, *, last: float = inf, task: asyncio.Task[Any] | None = None) -> None:
+        self.deadline = monotonic() + limit_s
+        self.last = last
+        self.expired = False
+        self._task = task
+        self._timer: _SharedTimer | None = None
+        self._cancelling = 0
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether it expired because of `last`."""
+        return self.expired and monotonic() >= self.last
+
+    def extend(self, limit_s: float) -> None:
+        """Set the deadline to `limit_s` from now."""
+        self.deadline = deadline = monotonic() + limit_s
+        if self._timer is not None and deadline < self._timer.due_s:
+            self._timer.set(deadline)
+
+    def __enter__(self) -> ResettableTimeout:
+        if self._task is None:
+            self._task = asyncio.current_task()
+        assert self._task is not None, "a timeout belongs to a task"
+        self._cancelling = self._task.cancelling()
+        # The task knows its loop; the running one is looked up by a system call in Python 3.11.
+        self._timer = timer = _timer_of(self._task.get_loop())
+        timer.entered.add(self)
+        due_s = self.deadline if self.deadline < self.last else self.last
+        if due_s < timer.due_s:
+            timer.set(due_s)
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.entered.discard(self)
+            self._timer = None
+        if not self.expired or self._task is None:
+            return
+        # If the task was also cancelled by another (the client disconnected), that cancellation passes.
+        if self._task.uncancel() <= self._cancelling and exc_type is asyncio.CancelledError:
+            raise TimeoutError from exc
+
+    def expire(self) -> None:
+        """Cancel the task's wait."""
+        self.expired = True
+        assert self._task is not None, "it is entered"
+        self._task.cancel()
+
+
+class _SharedTimer:
+    """Expires the timeouts of one event loop that are entered; `due_s` is when it looks for them next."""
+
+    __slots__ = ("_handle", "due_s", "entered", "loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.entered: set[ResettableTimeout] = set()
+        self.due_s = inf
+        self._handle: asyncio.TimerHandle | None = None
+
+    def set(self, due_s: float) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+        self.due_s = due_s
+        self._handle = self.loop.call_later(max(0.0, due_s - monotonic()), self._fire)
+
+    def _fire(self) -> None:
+        self._handle, self.due_s = None, inf
+        now, next_s = monotonic(), inf
+        for timeout in tuple(self.entered):
+            due_s = min(timeout.deadline, timeout.last)
+            if due_s > now:
+                next_s = min(next_s, due_s)
+            else:
+                self.entered.discard(timeout)
+                timeout.expire()
+        if next_s < inf:
+            self.set(next_s)
+
+
+#: Of the loop that entered a timeout last; an entered timeout has a reference of its own. A process has one loop.
+_latest: _SharedTimer | None = None
+
+
+def _timer_of(loop: asyncio.AbstractEventLoop) -> _SharedTimer:
+    global _latest
+    timer = _latest
+    if timer is None or timer.loop is not loop:
+        timer = _latest = _SharedTimer(loop)
+    return timer
+
+
+# Reservations of buffered bytes by the shell: of a request from its head to its end, and of a fetch.
+#
+# Owns the errors of a refused or evicted upload, and what counts. Leaves who gets how much to `core.buffer_budget`.
+#
+# What counts. A body counts twice from its declaration, or as its chunks come, until the response begins: as it is
+# stored for retries, and as the joined or changed copy that is sent. The start of an answer counts while it is
+# buffered, a large fetch while it is read, and the buffers of both connections while a client does not read its
+# answer. Buffers of other connections do not count.
+
+
+#: Buffers of an answer that its client does not read, in both connections: measured 0.6 MB.
+STALLED_BYTES = 640 * 1024
+#: Times that a body counts.
+BODY_COPIES = 2
+#: Of a refused or evicted upload: by then slow ones can be evicted.
+_RETRY = ((b"retry-after", b"%d" % GRACE_S),)
+
+
+class RequestBuffer:
+    """The buffered bytes of one request.
+
+    Parameters
+    ----------
+    budget:
+        Of the proxy.
+    client:
+        Name of its key, or its address: each has a share.
+    """
+
+    __slots__ = ("_body", "_budget", "_buffer")
+
+    def __init__(self, budget: BufferBudget, client: str) -> None:
+        self._budget = budget
+        self._buffer = budget.new_buffer(client, now=monotonic())
+        self._body = 0
+
+    @property
+    def evicted(self) -> bool:
+        """Whether the upload was ended for the sake of others."""
+        return self._buffer.evicted
+
+    @property
+    def body_limit(self) -> int:
+        """The largest body that can ever be buffered."""
+        return self._budget.size_limit // BODY_COPIES
+
+    def begin_upload(self, on_evict: Callable[[], None]) -> None:
+        """Let the upload be evicted, by `on_evict`, until `end_upload`. It began with this object."""
+        self._buffer.on_evict = on_evict
+
+    def end_upload(self) -> None:
+        self._buffer.on_evict = None
+
+    def reserve_body(self, size: int) -> None:
+        """Reserve a body of `size` bytes in all. Raises `HttpError` (503) if refused."""
+        if size > self._body:
+            if not self._budget.reserve(self._buffer, size * BODY_COPIES, now=monotonic()):
+                message = "the proxy has no memory for this body now, or this client's share of it is used up"
+                raise HttpError(503, "buffers_full", message, headers=_RETRY)
+            self._body = size
+
+    def release_body(self) -> None:
+        """Release the body, which no attempt needs any more."""
+        self._budget.shrink(self._buffer, self._buffer.size - self._body * BODY_COPIES)
+        self._body = 0
+
+    def received(self, count: int, size: int) -> None:
+        """Count received bytes of the body, `size` with those before, and reserve them.
+
+        Raises `HttpError`: 408 if the upload was evicted, 503 if the reservation is refused.
+        """
+        if self._buffer.evicted:
+            raise self.eviction()
+        if count:
+            self._buffer.received(count, now=monotonic())
+        if size > self._body:
+            self.reserve_body(size)
+
+    def eviction(self) -> HttpError:
+        """Return the error of an evicted upload."""
+        message = "the upload was slow, and others needed its memory"
+        return HttpError(408, "upload_evicted", message, headers=_RETRY)
+
+    def grow(self, count: int) -> bool:
+        """Reserve `count` more bytes, of an answer. Return False if refused."""
+        return self._budget.reserve(self._buffer, self._buffer.size + count, now=monotonic())
+
+    @contextmanager
+    def stalled(self, timeout: ResettableTimeout) -> Iterator[None]:
+        """Count the buffers of both connections while the client does not read; `timeout` ends an evicted answer.
+
+        Without memory for them the client has the grace of an upload to read on.
+        """
+        size, now = self._buffer.size, monotonic()
+        if not self._budget.reserve(self._buffer, size + STALLED_BYTES, now=now):
+            timeout.extend(GRACE_S)
+        self._buffer.make_evictable(partial(timeout.extend, 0.0), now=now)
+        try:
+            yield
+        finally:
+            self._buffer.on_evict = None
+            self._budget.shrink(self._buffer, size)
+
+    def release(self) -> None:
+        """Release everything."""
+        self._budget.close(self._buffer)
+
+
+def buffer_client(scope: Message) -> str:
+    """Return the client that a request's bytes count for: its key's name, or where it has none its address.
+
+    An IPv6 host has a network of 64 bits, which counts as one client.
+    """
+    name: str | None = scope.get("gorgo.client")
+    if name is not None:
+        return name
+    peer = scope.get("client")
+    host: str = peer[0] if peer else ""
+    if ":" in host:
+        network = ipaddress.ip_network((host.split("%")[0], 64), strict=False)
+        return f"address {network.network_address}"
+    return f"address {host}"
+
 
 #: Longest pause between two pieces of a body: several retransmissions of a lossy path.
 IDLE_TIMEOUT_S = 15.0

@@ -20,8 +20,7 @@ from pathlib import Path
 from gorgo.config.model import ClientsConfig
 from gorgo.errors import InvalidValueError
 from gorgo.live.http.errors import HttpError
-from gorgo.live.http.headers import KEYS, Header
-from gorgo.live.http.request_headers import RequestHeaders
+from gorgo.live.http.headers import KEYS, Header, RequestHeaders
 
 #: Comparing all of them takes 0.25 ms; more need an identity provider in front.
 MAX_KEYS = 1024

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gorgo.config.model import ReplicaConfig, TlsConfig
+from gorgo.config.fleet import ReplicaConfig
+from gorgo.config.model import TlsConfig
 from gorgo.errors import InvalidValueError
 
 _NO_PASSWORD = "a private key without a passphrase"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
@@ -11,13 +12,81 @@ from gorgo.core.messages.actions import Action
 from gorgo.core.messages.kv_events import BlocksStored, CacheCleared, KvEventBatch, clears
 from gorgo.engines.kv_events import decode_message
 from gorgo.live.clock import Clock
-from gorgo.live.kv_events.actions import Apply
-from gorgo.live.kv_events.decoding import LOOP_BYTES
-from gorgo.live.kv_events.feeds import KvSubscriptions
+from gorgo.live.helper_process import HelperFailed, HelperProcess
+from gorgo.live.kv_events.feed import Apply
 from gorgo.live.kv_events.pieces import PIECE_BLOCKS, pieces, until_cleared
+from gorgo.live.kv_events.sockets import KvSockets, Turn, import_zmq
 from gorgo.live.kv_events.subscription import Subscription
 from gorgo.live.kv_feed_stats import KvFeedStats
 from gorgo.live.logs import log
+
+# Decoding of large messages, in a process beside the event loop.
+#
+# A thread would not do: decoding a field of a million tokens holds Python's lock for tens of milliseconds.
+
+
+#: Longest message that the event loop decodes itself, in about a millisecond: the events of a prompt of 10,000 tokens.
+LOOP_BYTES = 64 * 1024
+#: For one answer, a start of the process included; the largest message takes some tenths of a second.
+TIMEOUT_S = 30.0
+#: Added to the proxy's own: where processors are few, the event loop goes first.
+NICENESS = 10
+
+
+class KvDecoder:
+    """Decodes the large messages of all replicas; the process starts with the first one."""
+
+    def __init__(self) -> None:
+        self._helper = HelperProcess("gorgo.live.kv_events.worker", niceness=NICENESS, timeout_s=TIMEOUT_S)
+
+    async def decode(self, message: bytes) -> AsyncGenerator[KvEventBatch, None]:
+        """Yield the events of a message in pieces. Raises `ValueError`, also if two processes failed at it."""
+        refusal: str | None = None
+        try:
+            async with aclosing(self._helper.answers(message)) as answers:
+                async for answer in answers:
+                    if isinstance(answer, str):
+                        refusal = answer
+                    else:
+                        yield answer
+        except HelperFailed as failure:
+            raise ValueError(f"the process that decodes it {failure}") from None
+        if refusal is not None:
+            raise ValueError(refusal)
+
+    async def aclose(self) -> None:
+        """End the process."""
+        await self._helper.aclose()
+
+
+# What the subscribers of one proxy share.
+
+
+#: Replays of all replicas that run at once: after a restart of the proxy each replica has one.
+MAX_REPLAYS_AT_ONCE = 8
+
+
+class KvSubscriptions:
+    """Sockets, slots of replays, turns of the event loop, and the published states by replica."""
+
+    def __init__(self, stats: dict[str, KvFeedStats] | None = None) -> None:
+        self.stats: dict[str, KvFeedStats] = {} if stats is None else stats
+        self.replay_slots = asyncio.Semaphore(MAX_REPLAYS_AT_ONCE)
+        self.decoder = KvDecoder()
+        self.turn = Turn()
+        self._sockets: KvSockets | None = None
+
+    @property
+    def sockets(self) -> KvSockets:
+        """Return the sockets. Raises `MissingExtra`."""
+        if self._sockets is None:
+            self._sockets = KvSockets(import_zmq(), self.turn)
+        return self._sockets
+
+    async def aclose(self) -> None:
+        await self.decoder.aclose()
+        if self._sockets is not None:
+            self._sockets.close()
 
 
 class KvEventRouter(Protocol):

@@ -14,11 +14,250 @@ of all messages starts at 0. What was known is forgotten at its first message, s
 
 from __future__ import annotations
 
-from gorgo.live.kv_events.actions import FeedAction, Replay
-from gorgo.live.kv_events.knowledge import Knowledge
-from gorgo.live.kv_events.queue import MessageQueue
-from gorgo.live.kv_events.replay_limit import ReplayLimit, RunningReplay
+from collections import deque
+from dataclasses import dataclass
+from hashlib import blake2b
+
 from gorgo.live.kv_feed_stats import FeedState, KvFeedStats
+
+# What a feed wants done, in order.
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Decode a message and pass its events to the Router; `era` is for `Knowledge.emptied` and `spoiled`."""
+
+    payload: bytes
+    era: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Forget the blocks of this feed; `restarted`: the cache is empty, for it is that of a new process."""
+
+    restarted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Request the messages from number `start` on, instead of any replay that runs."""
+
+    start: int
+    generation: int
+
+
+FeedAction = Apply | Forget | Replay
+
+
+# Where a feed is among its publisher's messages.
+
+
+#: Longest message that is retained for a comparison: those of 1,000 replicas take 16 MB.
+COMPARED_BYTES = 16 * 1024
+
+
+class Position:
+    """The last message applied, and the highest live number of this process.
+
+    Example
+    -------
+    >>> position = Position()
+    >>> position.set(7, b"payload")
+    >>> position.is_next(8), position.has_content(b"other")
+    (True, False)
+    """
+
+    def __init__(self) -> None:
+        #: `None`: any message may be the next; -1: the first one is.
+        self.last: int | None = None
+        self.live: int | None = None
+        self._content = b""
+
+    def set(self, number: int, payload: bytes) -> None:
+        """Record the last message applied."""
+        self.last, self._content = number, _content(payload)
+
+    def is_next(self, number: int) -> bool:
+        return self.last is not None and number == self.last + 1
+
+    def has_content(self, payload: bytes) -> bool:
+        """Return whether the last message had this content."""
+        return _content(payload) == self._content
+
+    def goes_back(self, number: int) -> bool:
+        """Return whether a live message of this number is of another process."""
+        return self.live is not None and number <= self.live
+
+
+def _content(payload: bytes) -> bytes:
+    """Return what a message is compared by: itself, or a digest of a long one."""
+    return payload if len(payload) <= COMPARED_BYTES else blake2b(payload).digest()
+
+
+# What the messages applied so far tell of a publisher's cache.
+
+
+class Knowledge:
+    """How much of a publisher's cache is known, and from which message on.
+
+    Each time the blocks are forgotten an era ends; what a message of an earlier era told does not count any longer.
+
+    Example
+    -------
+    >>> knowledge = Knowledge()
+    >>> knowledge.advance(0, b"a")
+    Apply(payload=b'a', era=0)
+    >>> knowledge.end_era(), knowledge.end_era()
+    ([Forget(restarted=False)], [])
+    >>> knowledge.emptied(0), knowledge.complete
+    (None, False)
+    """
+
+    def __init__(self) -> None:
+        #: Whether the events describe the whole cache: from the first message on, or since the cache was empty.
+        self.complete = False
+        #: Whether a replay of all messages could tell more than is known.
+        self.lost = True
+        self.position = Position()
+        #: Whether nothing was applied since the blocks were forgotten, and how often they were.
+        self._is_empty = True
+        self._era = 0
+
+    def begin(self, *, complete: bool, lost: bool) -> None:
+        """Record how much is known from the next message on."""
+        self.complete, self.lost = complete, lost
+
+    def advance(self, number: int, payload: bytes) -> Apply:
+        """Record the next message, and return what to do with it."""
+        self.position.set(number, payload)
+        self._is_empty = False
+        return Apply(payload, self._era)
+
+    def end_era(self, *, restarted: bool = False) -> list[FeedAction]:
+        """Forget what is known; return what follows."""
+        self.complete, self.lost, self.position.last = False, True, None
+        if self._is_empty and not restarted:
+            return []
+        self._is_empty = True
+        self._era += 1
+        return [Forget(restarted)]
+
+    def emptied(self, era: int) -> None:
+        """Record that an applied message reported an empty cache: from there on everything is known."""
+        if era == self._era:
+            self.complete, self.lost = True, False
+
+    def spoiled(self, era: int) -> None:
+        """Record that part of an applied message could not be read."""
+        if era == self._era:
+            self.complete = False
+
+
+# Live messages that wait for a replay.
+
+
+#: As many as engines retain, and a minute of a busy engine's bytes. Beyond, the newest are dropped: a further replay
+#: has them.
+MAX_MESSAGES = 10_000
+MAX_BYTES = 64 * 1024 * 1024
+
+
+class MessageQueue:
+    """Numbered messages in their order, bounded in number and bytes.
+
+    Example
+    -------
+    >>> queue = MessageQueue()
+    >>> queue.add(7, b"first"), queue.pop(), bool(queue)
+    (None, (7, b'first'), False)
+    """
+
+    def __init__(self) -> None:
+        self._messages: deque[tuple[int, bytes]] = deque()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def add(self, number: int, payload: bytes) -> None:
+        """Append a message, unless the queue is full."""
+        if len(self._messages) < MAX_MESSAGES and self._bytes + len(payload) <= MAX_BYTES:
+            self._messages.append((number, payload))
+            self._bytes += len(payload)
+
+    def pop(self) -> tuple[int, bytes]:
+        """Remove and return the oldest message."""
+        number, payload = self._messages.popleft()
+        self._bytes -= len(payload)
+        return number, payload
+
+    def put_back(self, number: int, payload: bytes) -> None:
+        """Undo `pop`."""
+        self._messages.appendleft((number, payload))
+        self._bytes += len(payload)
+
+    def drop_all(self) -> None:
+        self._messages.clear()
+        self._bytes = 0
+
+
+# When a feed may request a replay, and how far the one that runs is.
+
+
+#: Time between a failed replay and the next one.
+COOL_DOWN_S = 30.0
+#: Replays in a row that each ended before a further hole: the publisher drops messages faster than it replays them.
+MAX_REPLAYS = 4
+
+
+@dataclass(slots=True)
+class RunningReplay:
+    """A replay that runs; `useless` are its further messages."""
+
+    state: FeedState
+    whole: bool
+    began: bool = False
+    useless: bool = False
+    other_process: bool = False
+
+
+class ReplayLimit:
+    """Bounds the replays of one publisher.
+
+    Example
+    -------
+    >>> limit = ReplayLimit(offered=True)
+    >>> limit.fail(now=5.0), limit.is_cool(now=5.0 + COOL_DOWN_S / 2), limit.is_cool(now=5.0 + COOL_DOWN_S)
+    (True, False, True)
+    """
+
+    def __init__(self, *, offered: bool) -> None:
+        self.offered = offered
+        self._in_a_row = 0
+        self._hot_until_s = float("-inf")
+
+    def is_cool(self, *, now: float) -> bool:
+        """Return whether the publisher offers replays, and no replay has failed lately."""
+        return self.offered and now >= self._hot_until_s
+
+    def may_replay(self, *, now: float) -> bool:
+        return self.is_cool(now=now) and self._in_a_row < MAX_REPLAYS
+
+    def count(self) -> None:
+        """Count a replay of a row."""
+        self._in_a_row += 1
+
+    def end_row(self) -> None:
+        self._in_a_row = 0
+
+    def fail(self, *, now: float) -> bool:
+        """End a row without success; return whether it is news."""
+        self._in_a_row = 0
+        was_cool = self.is_cool(now=now)
+        if was_cool:
+            self._hot_until_s = now + COOL_DOWN_S
+        return was_cool
+
 
 #: Time without a connection after which the blocks are forgotten; a replay repairs a shorter cut.
 MAX_CUT_S = 5.0

@@ -2,17 +2,267 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import perf_counter
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 from gorgo.engines.kv_events import MAX_MESSAGE_BYTES
 from gorgo.engines.kv_sources import KvEventSource
 from gorgo.errors import MissingExtra
 from gorgo.live.extras import EVENTS
-from gorgo.live.kv_events.receiver import MessageTaker, Receiver
-from gorgo.live.kv_events.turns import Arrivals, Turn
+
+# When subscriptions have the event loop: in turns without other work, and for a bounded part of each.
+#
+# Messages of many engines come one by one, and a wake of an idle process costs half as much as the events of one. So
+# the loop watches sockets that are quiet, up to a rate of wakes. It does not watch those in use: all of them are
+# looked at together after an interval.
+
+
+#: Time after which the next step waits for another turn of the event loop; most steps take as much, so that a turn has
+#: one. A request takes several turns, so more time in each of them delays its first byte by as much.
+TURN_S = 0.00005
+#: A turn of the event loop that took longer had other work: requests go first.
+OTHER_WORK_S = 0.00005
+#: Longest wait for a turn without other work. A loop that is busy all the time has a tenth for events.
+MAX_WAIT_S = 0.001
+#: Between two looks at the sockets in use: about a step of an engine, and more of many engines, whose looks cost more
+#: than the time is worth.
+MIN_GATHER_S, GATHER_S_PER_SOCKET, MAX_GATHER_S = 0.02, 0.006, 0.05
+#: Wakes of the loop a second, by all sockets that it watches, and at once. Between two engines of vLLM events are few,
+#: and each request asks for what the one before it evicted.
+WAKES_PER_S, MAX_WAKES = 100.0, 20.0
+
+
+class Turn:
+    """The share of the event loop that all subscriptions may use together."""
+
+    def __init__(self) -> None:
+        #: Steps in order; one of a coroutine is a future.
+        self._waiting: deque[Callable[[], bool] | asyncio.Future[None]] = deque()
+        self._is_due = False
+        #: End of the last step or look at the loop, and since when a step waits.
+        self._left_s = self._since_s = 0.0
+
+    def add(self, step: Callable[[], bool]) -> None:
+        """Call `step` in turns of the loop, until it returns false."""
+        self._waiting.append(step)
+        self._run_soon()
+
+    async def pause(self) -> None:
+        """Wait for a turn in which a step may begin; call it before each step."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
+        self._run_soon()
+        await waiter
+
+    def _run_soon(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            self._left_s = self._since_s = perf_counter()
+            asyncio.get_running_loop().call_soon(self._run)
+
+    def _run(self) -> None:
+        """Run steps, unless there was other work since the last call."""
+        now = perf_counter()
+        if now - self._left_s <= OTHER_WORK_S or now - self._since_s >= MAX_WAIT_S:
+            self._run_steps(now + TURN_S)
+            self._since_s = now = perf_counter()
+        self._left_s = now
+        self._is_due = bool(self._waiting)
+        if self._is_due:
+            asyncio.get_running_loop().call_soon(self._run)
+
+    def _run_steps(self, end_s: float) -> None:
+        while self._waiting:
+            step = self._waiting.popleft()
+            if isinstance(step, asyncio.Future):
+                if not step.done():
+                    step.set_result(None)
+                    return  # its step is behind this one
+            elif step():
+                self._waiting.append(step)
+            if perf_counter() >= end_s:
+                return
+
+
+class Arrivals:
+    """Looks at the sockets in use, all together; bounds the wakes by all others."""
+
+    def __init__(self) -> None:
+        self._polls: list[Callable[[], bool]] = []
+        self._is_due = False
+        self._wakes, self._counted_s = MAX_WAKES, perf_counter()
+
+    def may_wake(self) -> bool:
+        """Count a wake of the loop; return whether the rate allows it, and nothing else is looked at anyway."""
+        if self._polls:
+            return False
+        now = perf_counter()
+        self._wakes = min(self._wakes + (now - self._counted_s) * WAKES_PER_S, MAX_WAKES)
+        self._counted_s = now
+        if self._wakes < 1.0:
+            return False
+        self._wakes -= 1.0
+        return True
+
+    def add(self, poll: Callable[[], bool]) -> None:
+        """Call `poll` at an interval, until it returns false."""
+        self._polls.append(poll)
+        if not self._is_due:
+            self._is_due = True
+            self._poll_later(asyncio.get_running_loop())
+
+    def _poll_later(self, loop: asyncio.AbstractEventLoop) -> None:
+        gather_s = min(max(MIN_GATHER_S, GATHER_S_PER_SOCKET * len(self._polls)), MAX_GATHER_S)
+        loop.call_later(gather_s, self._poll_all, loop)
+
+    def _poll_all(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._polls = [poll for poll in self._polls if poll()]
+        self._is_due = bool(self._polls)
+        if self._is_due:
+            self._poll_later(loop)
+
+
+# The messages of one socket of ZeroMQ, for half the processor time of the package's own futures.
+
+
+#: Looks at a socket without a message until the loop watches it again.
+IDLE_POLLS = 5
+
+
+class MessageTaker(Protocol):
+    """Handles short messages at once, each in two steps of the event loop."""
+
+    def take_message(self, frames: list[bytes]) -> bool:
+        """Begin to handle a message; return false, without a change, for one that is not taken."""
+
+    def finish_message(self) -> bool:
+        """Handle the rest of the last message that was taken; return whether there was any."""
+
+
+class Receiver:
+    """The messages of one socket, read in turns of the event loop.
+
+    A socket that is quiet is watched by the loop; while many messages come, `Arrivals` looks at it instead.
+
+    Parameters
+    ----------
+    zmq:
+        The package.
+    socket:
+        Stays with the caller, who receives nothing from it.
+    arrivals:
+        Looks at all sockets in use.
+    turn:
+        In its steps messages are read.
+    taker:
+        Handles the messages that it takes; `next_message` returns the others.
+    """
+
+    def __init__(self, zmq: ModuleType, socket: Any, arrivals: Arrivals, turn: Turn, *, taker: MessageTaker) -> None:
+        self._socket = zmq.Socket.shadow(socket.underlying)
+        self._events, self._readable = zmq.EVENTS, zmq.POLLIN
+        self._nowait, self._none_yet, self._error = zmq.NOBLOCK, zmq.Again, zmq.ZMQError
+        self._descriptor: int = self._socket.FD
+        self._arrivals = arrivals
+        self._turn = turn
+        self._taker = taker
+        self._loop = asyncio.get_running_loop()
+        self._waiter: asyncio.Future[list[bytes]] | None = None
+        self._is_watched = self._is_polled = self._is_queued = self._is_closed = False
+        self._idle_polls = 0
+
+    async def next_message(self) -> list[bytes]:
+        """Return the frames of the next message that was not taken. Raises `zmq.ZMQError`."""
+        self._waiter = self._loop.create_future()
+        self._read_soon()
+        return await self._waiter
+
+    def close(self) -> None:
+        """Stop watching the socket."""
+        self._is_closed = True
+        self._unwatch()
+
+    def _read_soon(self) -> None:
+        if not self._is_queued:
+            self._is_queued = True
+            self._turn.add(self._read)
+
+    def _read(self) -> bool:
+        """Read a message, or handle the rest of the last one; return whether there may be another one."""
+        self._is_queued = False
+        if self._is_closed or self._waiter is None or self._waiter.done():
+            return False
+        try:
+            if self._taker.finish_message():
+                self._is_queued = True
+                return True
+            frames: list[bytes] = self._socket.recv_multipart(self._nowait)
+        except self._none_yet:
+            if not self._is_polled:
+                self._watch()
+            return False
+        except self._error as error:
+            self._waiter.set_exception(error)
+            return False
+        except Exception as error:  # noqa: BLE001 - the taker's
+            self._waiter.set_exception(error)
+            return False
+        try:
+            self._is_queued = self._taker.take_message(frames)
+        except Exception as error:  # noqa: BLE001 - likewise
+            self._waiter.set_exception(error)
+            return False
+        if not self._is_queued:
+            self._waiter.set_result(frames)
+        return self._is_queued
+
+    def _watch(self) -> None:
+        """Watch the descriptor. It reports the next change after an answer that there is no message."""
+        if not self._is_watched:
+            self._is_watched = True
+            self._loop.add_reader(self._descriptor, self._on_change)
+
+    def _unwatch(self) -> None:
+        if self._is_watched:
+            self._is_watched = False
+            self._loop.remove_reader(self._descriptor)
+
+    def _on_change(self) -> None:
+        # The question alone ends that the descriptor is readable, which would occupy the loop.
+        if not self._has_message():
+            return
+        if self._arrivals.may_wake():
+            self._read_soon()
+            return
+        self._unwatch()
+        self._is_polled, self._idle_polls = True, 0
+        self._arrivals.add(self._poll)
+
+    def _poll(self) -> bool:
+        """Read what has come; return whether to look again."""
+        if self._is_closed:
+            return False
+        if self._is_queued or self._waiter is None or self._waiter.done():
+            return True  # the last message is being handled
+        if self._has_message():
+            self._idle_polls = 0
+            self._read_soon()
+            return True
+        self._idle_polls += 1
+        if self._idle_polls < IDLE_POLLS:
+            return True
+        self._is_polled = False
+        self._read_soon()  # which watches it
+        return False
+
+    def _has_message(self) -> bool:
+        return bool(self._socket.getsockopt(self._events) & self._readable)
+
 
 #: Pause before a broken connection is tried again; it doubles up to the second one.
 RETRY_S = 1.0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
 
@@ -15,14 +15,72 @@ from gorgo.core.messages.kv_events import KvEventBatch, clears
 from gorgo.engines.kv_events import decode_message
 from gorgo.engines.kv_sources import KvEventSource
 from gorgo.live.clock import Clock
-from gorgo.live.kv_events.actions import Apply, FeedAction, Forget, Replay
-from gorgo.live.kv_events.feed import PublisherFeed
-from gorgo.live.kv_events.frames import read_message
-from gorgo.live.kv_events.receiver import Receiver
-from gorgo.live.kv_events.replay import replay
-from gorgo.live.kv_events.sockets import KvSockets
+from gorgo.live.kv_events.feed import Apply, FeedAction, Forget, PublisherFeed, Replay
+from gorgo.live.kv_events.sockets import KvSockets, Receiver
 from gorgo.live.kv_feed_stats import FeedState, KvFeedStats
 from gorgo.live.logs import log
+
+# The frames of a publisher's messages, of a request for a replay and of its answers.
+#
+# A message has a topic, a number and a payload. An answer begins with an empty frame, and older engines leave its
+# topic out: the frames are counted from the end.
+
+
+_NUMBER_BYTES = 8
+#: Number of the answer that ends a replay: -1.
+END = (1 << 64) - 1
+
+
+def read_message(frames: Sequence[bytes]) -> tuple[int, bytes] | None:
+    """Return number and payload; `None` for frames of another form.
+
+    >>> read_message([b"topic", b"\\0" * 7 + b"\\5", b"payload"])
+    (5, b'payload')
+    """
+    if not 2 <= len(frames) <= 4 or len(frames[-2]) != _NUMBER_BYTES:
+        return None
+    return int.from_bytes(frames[-2], "big"), frames[-1]
+
+
+def replay_request(start: int) -> list[bytes]:
+    """Return the frames that request the messages from number `start` on."""
+    return [b"", start.to_bytes(_NUMBER_BYTES, "big")]
+
+
+def is_end(frames: Sequence[bytes]) -> bool:
+    """Return whether an answer ends a replay; the first vLLM releases with replays end with empty frames."""
+    message = read_message(frames)
+    return not any(frames) if message is None else message[0] == END
+
+
+# One replay: the messages that a publisher retains, from a number on.
+
+
+#: Longest replay, and the longest pause in one: 10,000 messages take seconds.
+REPLAY_TIMEOUT_S = 120.0
+IDLE_TIMEOUT_S = 2.0
+
+
+async def replay(sockets: KvSockets, endpoint: str, start: int) -> AsyncGenerator[tuple[int, bytes], None]:
+    """Yield the messages from number `start` on. Raises `TimeoutError`, and `zmq.ZMQError` for a bad address."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + REPLAY_TIMEOUT_S
+    socket = sockets.request(endpoint)
+    try:
+        # The request waits in the socket for the connection; without an end where ZeroMQ gave the connection up before.
+        async with asyncio.timeout(IDLE_TIMEOUT_S):
+            await socket.send_multipart(replay_request(start))
+        while True:
+            async with asyncio.timeout_at(min(deadline, loop.time() + IDLE_TIMEOUT_S)):
+                frames = await socket.recv_multipart()
+            if is_end(frames):
+                return
+            message = read_message(frames)
+            if message is not None:
+                yield message
+    finally:
+        socket.close(linger=0)
+
 
 #: Between two attempts to open a socket; interval of the feed's timer.
 REOPEN_S = 5.0

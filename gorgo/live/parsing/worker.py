@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from gorgo.core.prompt.fingerprint import Fingerprinter
 from gorgo.live.helper_worker import Work, run_worker
 from gorgo.live.http.errors import HttpError
-from gorgo.live.parsing.fields import BodyFields, read_large_body
-from gorgo.live.parsing.json_body import limit_digits
+from gorgo.live.parsing.json_body import BodyFields, limit_digits, read_large_body
 
 #: Frames of a job.
 FRAMES = 2

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 
-from gorgo.core.json_cost import count_values
+from gorgo.core.json_text import count_values
 from gorgo.core.prompt.fingerprint import Fingerprinter
 from gorgo.live.helper_process import HelperFailed, HelperProcess
 from gorgo.live.http.errors import HttpError
-from gorgo.live.parsing.fields import BodyFields
-from gorgo.live.parsing.json_body import MAX_VALUES, too_many_values
+from gorgo.live.parsing.json_body import MAX_VALUES, BodyFields, too_many_values
 from gorgo.live.parsing.worker import Refused
 
 #: Values of a body in the lane of texts: some tenths of a second.

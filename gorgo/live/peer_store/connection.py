@@ -9,16 +9,20 @@ import re
 import socket
 import ssl
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from gorgo.config.model import SharedConfig
+from gorgo.core.peers.records import MAX_NAME_BYTES
 from gorgo.errors import InvalidValueError, MissingExtra
 from gorgo.live.extras import SHARED
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
+    from redis.asyncio.client import Pipeline
+
 
 KEY_EXPECTED = "it to hold 32 to 128 hexadecimal digits; openssl rand -hex 32 makes a key"
 
@@ -116,3 +120,63 @@ def group_key(shared: SharedConfig, environ: Mapping[str, str]) -> int:
 def router_name(shared: SharedConfig) -> str:
     """Return the router's name in its group."""
     return shared.router or _NOT_IN_NAMES.sub("-", socket.gethostname()).strip("-._")[:63] or "router"
+
+
+# Names in the store: one stream of reports per run of a router, and the group's members with their last time.
+#
+# A member is `ROUTER/RUN`: a router that starts anew is another member, so that its reports are numbered from one
+# again.
+
+
+#: Digits of the run that are enough to tell runs of one router apart.
+_RUN_DIGITS = 8
+#: The field of an entry.
+FIELD = b"report"
+#: After so long without a report a router is no member, and its stream is gone, s: a router that takes its place has
+#: its history until then.
+RETAIN_S = 600.0
+#: Between two looks at the members, s.
+MEMBERS_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class StoreNames:
+    """Keys of one group.
+
+    >>> StoreNames("qwen").stream("eu-1/0123abcd")
+    'gorgo:qwen:reports:eu-1/0123abcd'
+    """
+
+    group: str
+
+    @property
+    def members(self) -> str:
+        """Return the sorted set of members, by the time of the store at which each last said that it is there."""
+        return f"gorgo:{self.group}:members"
+
+    def stream(self, member: str) -> str:
+        """Return the stream of a member, which it alone writes."""
+        return f"gorgo:{self.group}:reports:{member}"
+
+
+def member_name(router: str, boot_id: str) -> str:
+    """Return the member of a run of a router."""
+    return f"{router}/{boot_id[:_RUN_DIGITS]}"
+
+
+def read_member(name: bytes) -> str | None:
+    """Return a member as the store names it; `None` for what no router has written."""
+    text = name.decode("utf-8", "replace")
+    return text if text.isprintable() and 0 < len(name) <= MAX_NAME_BYTES else None
+
+
+# Several commands in one round trip.
+
+
+async def execute(pipeline: Pipeline) -> list[Any]:
+    """Return the answers. Raises the first error as the store has it; the client's own would quote the command."""
+    answers: list[Any] = await pipeline.execute(raise_on_error=False)
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
+    return answers

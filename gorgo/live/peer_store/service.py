@@ -8,28 +8,188 @@ has why streams are read and nothing is published.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 from gorgo.config.model import SharedConfig
-from gorgo.core.peers.records import PeerReport
+from gorgo.core.backoff import backoff_s
+from gorgo.core.peers.exchange import PeerExchange
+from gorgo.core.peers.records import PeerReport, PeerStatus
 from gorgo.core.router import Router
 from gorgo.live.clock import Clock
-from gorgo.live.logs import log_failure
-from gorgo.live.peer_store.connection import router_name, store_client
-from gorgo.live.peer_store.link import Direction, StoreLink
-from gorgo.live.peer_store.names import StoreNames, member_name
-from gorgo.live.peer_store.peer_rows import PeerRow, peer_rows
+from gorgo.live.logs import log, log_failure
+from gorgo.live.peer_store.connection import StoreNames, member_name, router_name, store_client
 from gorgo.live.peer_store.reader import ReportReader
 from gorgo.live.peer_store.writer import ReportWriter
 from gorgo.live.router_gateway import RouterGateway
-from gorgo.live.telemetry.peer_table import Subject
-from gorgo.live.telemetry.peers import PeerCounts, PeerMeasures
+from gorgo.live.telemetry.peers import PeerCounts, PeerMeasures, StoreFault, Subject
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
+
+
+# The other routers as an operator reads them, and where each differs from this one.
+
+
+#: A router that was silent for longer is left out, s: it has been stopped.
+SHOWN_S = 60.0
+#: Names of drained or ejected replicas in a row.
+_NAMES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class PeerRow:
+    """One peer."""
+
+    router: str
+    #: Since its last report, s.
+    age_s: float
+    #: Whether its load counts.
+    counts: bool
+    policy: str = ""
+    weights_version: int = 0
+    frozen: bool = False
+    model: str | None = None
+    draining: tuple[str, ...] = ()
+    ejected: tuple[str, ...] = ()
+    #: What is different here, with words for an operator.
+    differences: Mapping[Subject, str] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"draining": self.draining[:_NAMES], "ejected": self.ejected[:_NAMES]}
+
+
+def peer_rows(peers: PeerExchange, unreadable: Mapping[str, float], *, now: float) -> list[PeerRow]:
+    """Return a row per peer, the last one heard of first; `unreadable` has times of reports of another version."""
+    rows = []
+    for view in peers.views(now=now):
+        age_s = now - view.received_s
+        status = view.status
+        rows.append(
+            PeerRow(
+                view.router,
+                age_s,
+                view.counts,
+                status.policy,
+                status.weights_version,
+                status.frozen,
+                status.model,
+                status.draining,
+                status.ejected,
+                _differences(status, peers.status(), same_key=view.same_key),
+            )
+        )
+    for router, at_s in unreadable.items():
+        rows.append(
+            PeerRow(router, now - at_s, False, differences={"format": "its reports have records of another version"})
+        )
+    return sorted((row for row in rows if row.age_s < SHOWN_S), key=lambda row: row.age_s)
+
+
+def _differences(theirs: PeerStatus, own: PeerStatus, *, same_key: bool) -> dict[Subject, str]:
+    found: dict[Subject, str] = {}
+    if theirs.policy != own.policy:
+        found["policy"] = f"policy {theirs.policy}, here {own.policy}"
+    elif theirs.weights_version != own.weights_version:
+        found["weights"] = f"weights version {theirs.weights_version}, here {own.weights_version}"
+    if theirs.frozen != own.frozen:
+        found["freeze"] = "frozen, not here" if theirs.frozen else "not frozen, here frozen"
+    if theirs.model != own.model:
+        found["model"] = f"model {theirs.model or 'none'}, here {own.model or 'none'}"
+    if not same_key:
+        found["key"] = "another fingerprint key: its prefixes are ignored"
+    return found
+
+
+# What a failed command says about the store, in one of a few words.
+
+
+def fault_of(error: Exception) -> StoreFault:
+    """Return the kind of a failure."""
+    from redis import exceptions
+
+    # Before `ConnectionError`, of which some of them are.
+    if isinstance(error, exceptions.OutOfMemoryError) or str(error).startswith("MISCONF"):
+        return "full"
+    refusals = exceptions.AuthenticationError, exceptions.AuthorizationError, exceptions.NoPermissionError
+    if isinstance(error, (*refusals, exceptions.AuthenticationWrongNumberOfArgsError)):
+        return "refused"
+    if isinstance(error, exceptions.BusyLoadingError | exceptions.ReadOnlyError | exceptions.ClusterDownError):
+        return "not_ready"
+    if isinstance(error, exceptions.TimeoutError | TimeoutError):
+        return "slow"
+    if isinstance(error, exceptions.ConnectionError | OSError):
+        return "unreachable"
+    return "error"
+
+
+# The state of a router's link to its store: joined or alone, and why; one log line per change.
+
+
+#: Between a failure and the next try: short, because knowledge is to be back soon; longer while the store is gone.
+FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.1, 2.0
+
+Direction = Literal["write", "read"]
+
+
+class StoreLink:
+    """Whether reports are written and read.
+
+    Parameters
+    ----------
+    url:
+        The store's, for the log.
+    """
+
+    def __init__(self, url: str, counts: PeerCounts, clock: Clock) -> None:
+        self._url = url
+        self._counts = counts
+        self._clock = clock
+        self._faults: dict[Direction, StoreFault] = {}
+        #: Directions without a command that has succeeded yet.
+        self._untried: set[Direction] = {"write", "read"}
+        self._failures: dict[Direction, int] = {"write": 0, "read": 0}
+        #: Text of the last failure.
+        self.error: str | None = None
+        self.since_s = clock()
+
+    @property
+    def joined(self) -> bool:
+        return not self._faults and not self._untried
+
+    @property
+    def fault(self) -> StoreFault | None:
+        """Return why the router is alone; `None` if it is not, or has not tried yet."""
+        return next(iter(self._faults.values()), None)
+
+    def fails(self, direction: Direction) -> bool:
+        return direction in self._faults
+
+    def on_success(self, direction: Direction) -> None:
+        before = self.joined
+        self._faults.pop(direction, None)
+        self._untried.discard(direction)
+        self._failures[direction] = 0
+        if self.joined and not before:
+            log("peer_store_joined", store=self._url, after_s=round(self._clock() - self.since_s, 1))
+            self.since_s, self.error = self._clock(), None
+
+    def on_failure(self, direction: Direction, error: Exception, *, chance: float) -> float:
+        """Return after how many seconds to try again; `chance` is in [0, 1)."""
+        fault, alone = fault_of(error), bool(self._faults)
+        if self.joined:
+            self.since_s = self._clock()
+        self._counts.failures[fault] += 1
+        self._faults[direction], self.error = fault, f"{type(error).__name__}: {error}"[:300]
+        if not alone:
+            log("peer_store_lost", level=logging.WARNING, store=self._url, reason=fault, error=self.error)
+        self._failures[direction] += 1
+        return backoff_s(self._failures[direction], first_s=FIRST_BACKOFF_S, longest_s=MAX_BACKOFF_S, chance=chance)
+
 
 #: A start waits so long for the history of the others, s: caches of replicas are known with the first request.
 JOIN_S = 1.0

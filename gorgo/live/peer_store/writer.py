@@ -7,21 +7,79 @@ present ones, and the prefixes since (`outgoing`).
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
 
 from gorgo.core.messages.actions import Dispatch
 from gorgo.core.peers.codec import encode_report
 from gorgo.core.peers.exchange import PeerExchange, is_urgent
+from gorgo.core.peers.records import (
+    MAX_ANSWERS,
+    MAX_CACHE_REPORTS,
+    MAX_PREFILL_S,
+    MAX_PREFIXES,
+    PeerReport,
+    StartedPrefill,
+)
 from gorgo.live.clock import Clock
-from gorgo.live.peer_store.incoming import read_id
-from gorgo.live.peer_store.names import FIELD, MEMBERS_S, RETAIN_S, StoreNames
-from gorgo.live.peer_store.outgoing import Outgoing
-from gorgo.live.peer_store.pipeline import execute
+from gorgo.live.peer_store.connection import FIELD, MEMBERS_S, RETAIN_S, StoreNames, execute
+from gorgo.live.peer_store.reader import read_id
 from gorgo.live.telemetry.peers import PeerCounts
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
+
+
+# The report on its way into the store: what a failed write had is part of the next one.
+#
+# Owns nothing that grows: loads are whole states, so only the newest counts; prefixes, cache reports and answers are
+# appended up to the bounds of a report, oldest dropped first, and prefills of a replica are added up.
+
+
+_Entry = TypeVar("_Entry")
+
+
+class Outgoing:
+    """Reports that are not known to be written."""
+
+    def __init__(self) -> None:
+        self._unwritten: PeerReport | None = None
+        #: Prefixes, cache reports and answers that were dropped at a bound.
+        self.dropped = 0
+
+    def __bool__(self) -> bool:
+        return self._unwritten is not None
+
+    def add(self, report: PeerReport) -> PeerReport:
+        """Return the report to write: `report` with what those before it could not write."""
+        before = self._unwritten
+        if before is not None:
+            prefills: dict[str, float] = {}
+            for prefill in (*before.prefills, *report.prefills):
+                prefills[prefill.replica] = prefills.get(prefill.replica, 0.0) + prefill.prefill_s
+            speeds = {speed.replica: speed for speed in (*before.speeds, *report.speeds)}
+            report = replace(
+                report,
+                prefixes=self._newest(before.prefixes, report.prefixes, MAX_PREFIXES),
+                cache_reports=self._newest(before.cache_reports, report.cache_reports, MAX_CACHE_REPORTS),
+                answers=self._newest(before.answers, report.answers, MAX_ANSWERS),
+                prefills=tuple(StartedPrefill(name, min(each, MAX_PREFILL_S)) for name, each in prefills.items()),
+                speeds=tuple(speeds.values()),
+            )
+        self._unwritten = report
+        return report
+
+    def _newest(self, before: Sequence[_Entry], after: Sequence[_Entry], most: int) -> tuple[_Entry, ...]:
+        entries = (*before, *after)
+        self.dropped += max(0, len(entries) - most)
+        return entries[-most:]
+
+    def on_written(self) -> None:
+        """Forget the last report: the store has it."""
+        self._unwritten = None
+
 
 #: Between two reports, s, if there is news.
 INTERVAL_S = 0.1

@@ -13,11 +13,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from gorgo.config.model import ReplicaConfig
+from gorgo.config.fleet import ReplicaConfig
 from gorgo.config.registered import parse_entry
 from gorgo.config.replica_advice import url_warnings
 from gorgo.errors import GorgoError, ReplicaInFile, UnknownReplica, closest
-from gorgo.live.control.fleet_changes import AppliedReload, Registration
+from gorgo.live.control.transactions import AppliedReload, Registration
 from gorgo.live.extras import check_extras
 from gorgo.live.http.tls import upstream_tls
 from gorgo.live.logs import log

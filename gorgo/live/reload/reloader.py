@@ -11,34 +11,205 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
+import ssl
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gorgo.config.deadlines import deadlines_by_region
-from gorgo.config.machine_memory import max_buffered_bytes
-from gorgo.config.model import Config
-from gorgo.config.router_settings import replica_specs
+from gorgo.config.fleet import ReplicaConfig
+from gorgo.config.model import ClientRuleConfig, Config
+from gorgo.config.router_settings import deadlines_by_region, max_buffered_bytes, replica_specs
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.weights import Weights
 from gorgo.errors import ConfigError, GorgoError, NoConfigFile
-from gorgo.live.control.fleet_changes import AppliedReload
+from gorgo.live.control.transactions import AppliedReload
 from gorgo.live.http.client_auth import read_client_keys
 from gorgo.live.http.tls import upstream_tls
 from gorgo.live.logs import log, log_config_warnings, log_failure
 from gorgo.live.monitor.fleet_monitor import FleetMonitor
 from gorgo.live.monitor.replica_monitor import ProbeResult, ReplicaMonitor
 from gorgo.live.prompt_tokens import read_tokenizers
-from gorgo.live.reload.config_diff import ConfigDiff, diff, keep_restart_only
 from gorgo.live.reload.file_watch import ConfigFile, Found
-from gorgo.live.reload.prepare import file_policy, tls_contexts
-from gorgo.live.reload.protection import refuse_loss
 from gorgo.live.replica_secrets import ReplicaSecrets, replica_secrets
 from gorgo.live.request_options import ClientPolicies
 from gorgo.live.state import LiveState
 from gorgo.live.upstream.target import Target, make_target
-from gorgo.policies.registry import make_shadow
+from gorgo.policies.registry import make_policy, make_shadow
+
+# The difference of two configurations, by the changes it needs in a running proxy. Pure.
+#
+# Only keys that differ between the two files count. Live changes of weights, policy and drain marks therefore hold
+# until the file itself changes them.
+
+
+#: Sockets and the exporter are made once. So is the store's client: another group has another fingerprint key.
+_BOUND = ("bind", "admin_bind", "tracing")
+#: Sections that are read once.
+_RESTART = ("shared", "picker")
+_INTERVALS = ("probe_interval_s", "scrape_interval_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigDiff:
+    """The difference, by kind of change."""
+
+    added: tuple[ReplicaConfig, ...] = ()
+    #: The same name with another URL, engine or TLS file: another process, with new state.
+    replaced: tuple[ReplicaConfig, ...] = ()
+    #: The same process with other models, region, key, capacity or usage.
+    updated: tuple[ReplicaConfig, ...] = ()
+    removed: tuple[str, ...] = ()
+    #: Drain marks to set or remove.
+    drains: Mapping[str, bool] = field(default_factory=dict)
+    policy: bool = False
+    weights: bool = False
+    shadow: bool = False
+    #: Aliases or regions of models.
+    models: bool = False
+    intervals: bool = False
+    #: Other changed keys; in force at once.
+    settings: tuple[str, ...] = ()
+    #: Changed keys that need a restart.
+    restart: tuple[str, ...] = ()
+    #: Changed keys that the proxy does not follow now, with the reason.
+    not_in_force: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def fleet(self) -> bool:
+        return bool(self.added or self.replaced or self.updated or self.removed)
+
+    def as_log(self) -> dict[str, Any]:
+        """Return the fields of the log event, empty ones left out."""
+        fields: dict[str, Any] = {
+            kind: [replica.name for replica in getattr(self, kind)] for kind in ("added", "replaced", "updated")
+        }
+        fields |= {"removed": list(self.removed), "drains": dict(self.drains)}
+        # Other weights come with another policy.
+        routed = {"proxy.policy", "proxy.weights"} if self.not_in_force else set()
+        fields |= {"settings": [key for key in self.settings if key not in routed]}
+        fields |= {"not_in_force": dict(self.not_in_force), "restart_needed": list(self.restart)}
+        return {key: value for key, value in fields.items() if value}
+
+
+def diff(old: Config, new: Config) -> ConfigDiff:
+    """Return the changes from the running `old` to `new`."""
+    before = {replica.name: replica for replica in old.replicas}
+    after = {replica.name: replica for replica in new.replicas}
+    stay = [(before[name], replica) for name, replica in after.items() if name in before]
+    sections = ("proxy", "clients", "limits", "overload")
+    settings = [key for name in sections for key in _differ(getattr(old, name), getattr(new, name), name)]
+    settings += [key for key in ("regions", "models", "fleet_sources") if getattr(old, key) != getattr(new, key)]
+    settings += [key for key in _RESTART if getattr(old, key) != getattr(new, key)]
+    restart = (*(f"proxy.{key}" for key in (*_BOUND, *_tls_toggled(old, new))), *_RESTART)
+    return ConfigDiff(
+        added=tuple(replica for name, replica in after.items() if name not in before),
+        replaced=tuple(now for was, now in stay if _process(was) != _process(now)),
+        updated=tuple(
+            now for was, now in stay if _process(was) == _process(now) and _without_drain(was) != _without_drain(now)
+        ),
+        removed=tuple(name for name in before if name not in after),
+        drains=_drains(before, after),
+        policy=old.proxy.policy != new.proxy.policy,
+        weights=dict(old.proxy.weights) != dict(new.proxy.weights),
+        models=old.models != new.models,
+        shadow=old.proxy.shadow_policy != new.proxy.shadow_policy,
+        intervals=any(getattr(old.proxy, key) != getattr(new.proxy, key) for key in _INTERVALS),
+        settings=tuple(key for key in settings if key not in restart),
+        restart=tuple(key for key in settings if key in restart),
+    )
+
+
+def keep_restart_only(running: Config, new: Config) -> Config:
+    """Return `new` with the restart-only keys of `running`, so that the next diff names them again."""
+    retained = (*_BOUND, *_tls_toggled(running, new))
+    proxy = replace(new.proxy, **{key: getattr(running.proxy, key) for key in retained})
+    return replace(new, proxy=proxy, **{key: getattr(running, key) for key in _RESTART})
+
+
+def _tls_toggled(old: Config, new: Config) -> tuple[str, ...]:
+    """Return `tls` if TLS for clients is turned on or off; another certificate needs no restart."""
+    return ("tls",) if (old.proxy.tls.cert is None) != (new.proxy.tls.cert is None) else ()
+
+
+def _process(replica: ReplicaConfig) -> tuple[str | None, ...]:
+    # Open connections use the old files.
+    return replica.url.rstrip("/"), replica.engine, replica.ca_file, replica.client_cert, replica.client_key
+
+
+def _without_drain(replica: ReplicaConfig) -> ReplicaConfig:
+    """Return the entry without its drain mark, which is compared apart."""
+    return replace(replica, draining=False)
+
+
+def _drains(before: Mapping[str, ReplicaConfig], after: Mapping[str, ReplicaConfig]) -> dict[str, bool]:
+    marked = {name: before[name].draining if name in before else False for name in after}
+    return {name: replica.draining for name, replica in after.items() if replica.draining != marked[name]}
+
+
+def _differ(old: Any, new: Any, section: str) -> list[str]:
+    return [f"{section}.{key}" for key in new.__dataclass_fields__ if getattr(old, key) != getattr(new, key)]
+
+
+# Parts of a new configuration that are made before it is applied; each may fail.
+
+
+def tls_contexts(config: Config, shared: ssl.SSLContext) -> dict[str, ssl.SSLContext]:
+    """Return the TLS context per replica. Reading authorities takes the time of a hundred stream events."""
+    return {row.name: upstream_tls(row, shared) for row in config.replicas}
+
+
+def file_policy(config: Config, running: Config) -> tuple[Policy, Weights]:
+    """Return policy and complete weights of the file. Raises `UnknownPolicy` or `WeightsError`."""
+    policy = make_policy(config.proxy.policy)
+    # Weights of the start may come from a weights file with values out of range.
+    known = (config.proxy.policy, config.proxy.weights) == (running.proxy.policy, running.proxy.weights)
+    return policy, Weights.of(policy.weight_specs, config.proxy.weights, allow_out_of_range=known)
+
+
+# Protection that a new configuration would take away: keys, rules and regions of clients and models. Pure.
+#
+# A file that was cut while it was written is a valid file with fewer sections. So a reload that protects less is
+# refused unless the file says `clients: {open: true}`.
+
+
+_QUOTAS = ("max_in_flight", "requests_per_minute", "tokens_per_minute")
+
+
+def refuse_loss(old: Config, new: Config) -> None:
+    """Raise `ConfigError` if `new` protects less than the running `old` and does not say that it may."""
+    lost = list(_lost(old, new))
+    if lost and not new.clients.open:
+        raise ConfigError(
+            f"the file has less protection than the running configuration: without {', '.join(lost)}; "
+            "if that is intended, add `open: true` to `clients`"
+        )
+
+
+def _lost(old: Config, new: Config) -> Iterator[str]:
+    """Yield the keys of the configuration that protect in `old` and not in `new`."""
+    if old.clients.keys_file is not None and new.clients.keys_file is None:
+        yield "clients.keys_file"
+    for quota in _QUOTAS:
+        if getattr(old.clients, quota) and not getattr(new.clients, quota):
+            yield f"clients.{quota}"
+    rules = {rule.name: rule for rule in new.clients.rules}
+    for rule in old.clients.rules:
+        yield from _lost_of_rule(rule, rules.get(rule.name))
+    regions = {model.name: model.allowed_regions for model in new.models}
+    for model in old.models:
+        if model.allowed_regions and not regions.get(model.name):
+            yield f"allowed_regions of model {model.name!r}"
+
+
+def _lost_of_rule(rule: ClientRuleConfig, now: ClientRuleConfig | None) -> Iterator[str]:
+    if now is None:
+        yield f"the rule of client {rule.name!r}"
+        return
+    for key in (*_QUOTAS, "allowed_regions"):
+        if getattr(rule, key) and not getattr(now, key):
+            yield f"{key} of client {rule.name!r}"
+
 
 RELOAD_S = 8.0  # probes take 5 s at most; operators' tools give up after ten
 
@@ -308,3 +479,23 @@ class Reloader:
 def _leaving(changes: ConfigDiff) -> tuple[str, ...]:
     """Return the names of the replicas that leave the fleet, some for another process of that name."""
     return (*changes.removed, *(replica.name for replica in changes.replaced))
+
+
+# Replicas of fleet sources that join, drain and leave while requests run.
+
+
+async def apply_found(state: LiveState, reloader: Reloader) -> None:
+    """Bring the replicas of fleet sources into the fleet, and out of it.
+
+    Those that leave or drain do so first: the probes of new ones may take seconds. Raises `ConfigError` for a missing
+    key or file of a new one.
+    """
+    async with reloader.turn:
+        config = reloader.current_config()
+        changes = diff(state.config, config)
+        new = {row.name for row in (*changes.added, *changes.replaced)}
+        if new and (changes.removed or changes.updated or changes.drains):
+            running = {row.name: row for row in state.config.replicas}
+            rows = [running.get(row.name) if row.name in new else row for row in config.replicas]
+            await reloader.apply_fleet(replace(config, replicas=tuple(row for row in rows if row is not None)))
+        await reloader.apply_fleet(config)

@@ -11,7 +11,7 @@ from math import ceil
 from typing import Any
 
 from gorgo.live.http.errors import HttpError
-from gorgo.live.request.client_scope import unknown_model
+from gorgo.live.request.parse import unknown_model
 from gorgo.live.state import LiveState, Routing, Telemetry
 
 ALIVE = b'{"status": "ok"}'

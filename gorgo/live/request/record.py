@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gorgo.core.messages.actions import Dispatch
 from gorgo.core.messages.request import AttemptResult, Outcome
-from gorgo.core.prompt.boundaries import token_boundaries
+from gorgo.core.prompt.parse import token_boundaries
 from gorgo.live.logs import log_request
 from gorgo.live.request.parse import ParsedRequest
 from gorgo.live.state import Routing, Telemetry

@@ -9,8 +9,7 @@ from gorgo.core.messages.actions import Reject
 from gorgo.live.http.errors import HttpError, error_of
 from gorgo.live.http.headers import Header
 from gorgo.live.logs import log
-from gorgo.live.request.client_scope import unknown_model
-from gorgo.live.request.parse import ParsedRequest
+from gorgo.live.request.parse import ParsedRequest, unknown_model
 from gorgo.live.request.record import RequestRecord
 from gorgo.live.state import LiveState, Routing, Telemetry
 

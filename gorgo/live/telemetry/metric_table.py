@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from gorgo.core.latency.ttft import PARTS
 from gorgo.core.messages.request import AttemptResult
 from gorgo.core.metric_spec import LabelSpec, MetricSpec
-from gorgo.live.telemetry.peer_table import PEER_LABELS, PEER_METRICS
+from gorgo.live.telemetry.peers import PEER_LABELS, PEER_METRICS
 
 _REPLICA = ("replica", "region")
 

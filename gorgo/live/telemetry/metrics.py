@@ -5,31 +5,127 @@ Labels are bounded as `metric_table` says. The series of a replica end when it l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from time import monotonic, process_time
+from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from gorgo import __version__
 from gorgo.core.buffer_budget import BufferBudget
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
 from gorgo.core.latency.ttft import PARTS, TtftParts
-from gorgo.core.messages.decision import Decision
+from gorgo.core.messages.decision import CacheSourceStats, Decision
 from gorgo.core.messages.request import Outcome
 from gorgo.core.metric_spec import MetricSpec
 from gorgo.core.router import Router
 from gorgo.fleet_sources.fleet import FoundFleet
-from gorgo.live.telemetry.caches import CacheMetrics
 from gorgo.live.telemetry.client_usage import ClientUsage
-from gorgo.live.telemetry.counters import Counter, Histogram, Key, MetricStore, status_class
-from gorgo.live.telemetry.learning import LearningMetrics
+from gorgo.live.telemetry.counters import Counter, Histogram, Key, LearningMetrics, MetricStore, status_class
 from gorgo.live.telemetry.metric_table import CACHE_METRICS, METRICS
-from gorgo.live.telemetry.peer_table import PEER_METRICS
-from gorgo.live.telemetry.peers import PeerMetrics
-from gorgo.live.telemetry.saturation import Saturation
+from gorgo.live.telemetry.peers import PEER_METRICS, PeerMetrics
+
+# Metrics of replicas' caches, read at a scrape: source, age, errors, and reports by what became of them.
+
+
+class MeasuredCache(Protocol):
+    """The cache of one replica (`cache_states`)."""
+
+    @property
+    def region(self) -> str: ...
+
+    @property
+    def stats(self) -> CacheSourceStats: ...
+
+    def reports(self) -> Iterator[tuple[str, int]]:
+        """Yield the number of reports by what became of them."""
+
+
+class CacheMetrics(Collector):
+    """Metrics of all replicas' caches, read at a scrape. `read` is set once the proxy is built."""
+
+    def __init__(self) -> None:
+        self.read: Callable[[], Mapping[str, MeasuredCache]] = dict
+
+    def describe(self) -> Iterable[Metric]:
+        return _families().values()
+
+    def collect(self) -> Iterable[Metric]:
+        families = _families()
+        for replica, state in self.read().items():
+            labels, stats = (replica, state.region), state.stats
+            families["gorgo_cache_source"].add_metric((*labels, stats.source), 1.0)
+            families["gorgo_cache_reported_blocks"].add_metric(labels, stats.blocks)
+            if stats.age_s is not None:
+                families["gorgo_cache_report_age_seconds"].add_metric(labels, stats.age_s)
+            families["gorgo_cache_phantom_tokens_total"].add_metric(labels, stats.phantom_tokens)
+            families["gorgo_cache_missed_tokens_total"].add_metric(labels, stats.missed_tokens)
+            for result, count in state.reports():
+                families["gorgo_cache_reports_total"].add_metric((*labels, result), count)
+        return families.values()
+
+
+def _families() -> dict[str, Any]:
+    return {spec.name: _family(spec) for spec in METRICS if spec.name in CACHE_METRICS}
+
+
+def _family(spec: MetricSpec) -> GaugeMetricFamily | CounterMetricFamily:
+    kind = GaugeMetricFamily if spec.kind == "gauge" else CounterMetricFamily
+    return kind(spec.name, spec.description, labels=spec.labels)
+
+
+# How much of what one process can do is in use, by resource: what an autoscaler of proxies reads.
+#
+# The fleet behind the proxy is no part of it: more proxies do not make engines faster.
+
+
+#: Shortest window of the processor's share: two servers may scrape a moment apart.
+MIN_WINDOW_S = 5.0
+
+
+class Saturation:
+    """The shares of one process, from 0 to 1.
+
+    Parameters
+    ----------
+    wall, processor:
+        Clocks; the second one counts the time of this process on a processor. It has one event loop, so 1 is the most
+        that it gets done.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        buffers: BufferBudget,
+        *,
+        wall: Callable[[], float] = monotonic,
+        processor: Callable[[], float] = process_time,
+    ) -> None:
+        self._router = router
+        self._buffers = buffers
+        self._wall = wall
+        self._processor = processor
+        self._from = wall(), processor()
+        self._share = 0.0
+
+    def shares(self) -> Iterator[tuple[str, float]]:
+        """Yield resource and share."""
+        yield "requests", min(1.0, self._router.in_flight / self._router.settings.limits.max_in_flight)
+        yield "buffers", min(1.0, self._buffers.used_bytes / self._buffers.limit_bytes)
+        yield "processor", self._processor_share()
+
+    def _processor_share(self) -> float:
+        """Return the share since the last window's end, or that of the window before while a new one is short."""
+        wall_s, processor_s = self._wall(), self._processor()
+        before_wall_s, before_processor_s = self._from
+        if wall_s - before_wall_s >= MIN_WINDOW_S:
+            self._share = min(1.0, max(0.0, (processor_s - before_processor_s) / (wall_s - before_wall_s)))
+            self._from = wall_s, processor_s
+        return self._share
+
 
 __all__ = ["METRICS", "ActiveConfig", "Metrics"]
 

@@ -1,6 +1,6 @@
 """The request log on disk: one JSON line per finished request, in a bounded set of files. No prompt, no key.
 
-`line_file` owns the writing and the rotation; `gorgo.apps.request_log` reads the files.
+`line_file` owns the writing and the rotation; `gorgo.lab.request_log` reads the files.
 
 Theory of operation: `received_s` is wall-clock time, so lines of several files and runs are in one order. Block hashes
 are every eighth of the prefix index; each covers the whole prefix up to its end. The fingerprint's key is drawn per
@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from gorgo.core.record import record
-from gorgo.live.telemetry.line_file import LineFile
+from gorgo.live.telemetry.line_log import LineFile
 
 SCHEMA = 1
 #: Blocks of the prefix index per hash in the log: 512 tokens of 4 bytes, as in Mooncake's traces.

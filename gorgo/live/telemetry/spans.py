@@ -11,18 +11,91 @@ name, which is client input.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from opentelemetry.context import Context
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.trace import Span, SpanContext, SpanKind, StatusCode, Tracer, get_current_span, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from gorgo import __version__
+from gorgo.config.model import TracingConfig as TracingConfig
 from gorgo.core.latency.ttft import TtftParts
 from gorgo.core.messages.actions import Dispatch
 from gorgo.core.messages.request import AttemptResult, Outcome
+from gorgo.errors import MissingExtra
 from gorgo.live.http.headers import Header
-from gorgo.live.telemetry.span_export import SpanExport
+from gorgo.live.logs import log
+
+# The export of spans: OpenTelemetry's batch processor with the proxy's bounds.
+#
+# A failing collector is counted and logged once, and cannot delay the end of the process beyond `EXPORT_S` per batch.
+
+
+#: Queued spans: some 500 requests, a few MB. Beyond it the oldest is dropped.
+MAX_WAITING = 2048
+#: Sent at once: half a megabyte.
+BATCH = 512
+#: Between two sends, s; a full batch does not wait.
+FLUSH_S = 2.0
+#: Deadline of one batch with all retries, s. A stopping proxy waits for two of them if the collector fails.
+EXPORT_S = 3.0
+
+#: `exported` or `failed`, and how many.
+Count = Callable[[str, int], None]
+
+
+class SpanExport(BatchSpanProcessor):
+    """The SDK's batch processor over `exporter`, which has `EXPORT_S` for a batch."""
+
+    def __init__(self, exporter: SpanExporter, count: Count) -> None:
+        self._watched = _WatchedExporter(exporter, count)
+        super().__init__(
+            self._watched,
+            max_queue_size=MAX_WAITING,
+            schedule_delay_millis=FLUSH_S * 1e3,
+            max_export_batch_size=BATCH,
+        )
+
+    async def aclose(self) -> None:
+        """Send queued spans, up to the first batch that fails."""
+        self._watched.closing = True
+        await asyncio.to_thread(self.shutdown)
+
+
+class _WatchedExporter(SpanExporter):
+    """Count exported and failed spans; log the first failure and the first success after it.
+
+    Called by the processor's thread alone, which is the only writer of the two counters.
+    """
+
+    def __init__(self, exporter: SpanExporter, count: Count) -> None:
+        self.closing = False
+        self._exporter = exporter
+        self._count = count
+        self._failing = self._given_up = False
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        result = SpanExportResult.FAILURE if self._given_up else self._exporter.export(spans)
+        succeeded = result is SpanExportResult.SUCCESS
+        self._given_up = self.closing and not succeeded
+        self._count("exported" if succeeded else "failed", len(spans))
+        if succeeded and self._failing:
+            log("trace_export_resumed")
+        elif not succeeded and not self._failing:
+            reason = "the collector refused them or did not answer"
+            log("trace_export_failed", level=logging.WARNING, spans=len(spans), reason=reason)
+        self._failing = not succeeded
+        return result
+
+    def shutdown(self) -> None:
+        self._exporter.shutdown()
+
 
 TRACEPARENT, TRACESTATE = b"traceparent", b"tracestate"
 #: Traces that clients may start in a second: some 400 spans, beside which those of other requests fit into the queue.
@@ -203,3 +276,48 @@ def _mark_failed(span: Span) -> None:
 def _ns(seconds: float) -> int:
     """Return nanoseconds, as OpenTelemetry counts."""
     return int(seconds * 1e9)
+
+
+# The start of tracing: extra `otel`, imported only if `proxy.tracing` names a collector.
+
+
+if TYPE_CHECKING:
+    pass  # MERGED-IMPORT
+    pass  # MERGED-IMPORT
+
+
+def require_extra() -> None:
+    """Raise `MissingExtra` without the extra `otel`."""
+    try:
+        import opentelemetry.exporter.otlp.proto.http.trace_exporter
+        import opentelemetry.sdk.trace  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise MissingExtra(
+            f"proxy.tracing needs {error.name}, which is not installed: pip install 'gorgo-router[otel]'"
+        ) from error
+
+
+def make_tracing(config: TracingConfig, *, region: str, count: Count) -> Tracing | None:
+    """Return the tracing of the configuration, `None` without an endpoint.
+
+    Raises `MissingExtra` without the extra `otel`.
+
+    Headers for the collector come from `OTEL_EXPORTER_OTLP_HEADERS`, never from the file.
+    """
+    if config.endpoint is None:
+        return None
+    require_extra()
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+
+    pass  # MERGED-IMPORT
+    pass  # MERGED-IMPORT
+
+    # `SpanExport` logs a failing collector once, in the proxy's own form.
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+    export = SpanExport(OTLPSpanExporter(endpoint=config.endpoint, timeout=EXPORT_S), count)
+    resource = Resource.create({"service.name": "gorgo", "service.version": __version__, "cloud.region": region})
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    provider.add_span_processor(export)
+    return Tracing(provider.get_tracer("gorgo", __version__), export, config.sample_ratio)

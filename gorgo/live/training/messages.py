@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gorgo.core.record import record
-from gorgo.core.training.spec import TrainingSpec
+from gorgo.core.training.model import TrainingSpec
 
 
 @record

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gorgo.config.atomic import write_atomically
-from gorgo.core.training.learner import Learner
+from gorgo.core.training.learning import Learner
 from gorgo.core.training.model import Model
 from gorgo.errors import GorgoError
 from gorgo.learning.model_file import load

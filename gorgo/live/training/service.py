@@ -17,24 +17,42 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from gorgo.config.model import LearningConfig
 from gorgo.config.router_settings import training_spec
 from gorgo.core.backoff import backoff_s
+from gorgo.core.numeric import Floats
 from gorgo.core.router import Router
-from gorgo.core.training.learner import Learner
+from gorgo.core.training.learning import Learner
+from gorgo.core.training.model import Model, TrainingSpec
 from gorgo.core.training.outcomes import TrainingRows
-from gorgo.core.training.spec import TrainingSpec
 from gorgo.errors import GorgoError
 from gorgo.learning.model_file import loads
 from gorgo.live.clock import Clock
 from gorgo.live.helper_process import HelperFailed, HelperProcess
 from gorgo.live.helper_worker import pickled
 from gorgo.live.logs import log
-from gorgo.live.telemetry.learning import LearningMetrics, ModelGauges
-from gorgo.live.training.errors import error_shares
+from gorgo.live.telemetry.counters import LearningMetrics, ModelGauges
 from gorgo.live.training.messages import Reply, Settings
 from gorgo.live.training.model_store import ModelStore
 from gorgo.live.training_status import ModelInUse, TrainingState
+
+# Errors of a model's predictions against outcomes that it was not trained on.
+
+
+def error_shares(model: Model, rows: TrainingRows) -> tuple[Floats, Floats]:
+    """Return the absolute errors of time to first token and time per output token, as shares of the measured time.
+
+    Rows without a measured time have none; nor has a model that does not predict it.
+    """
+    ended = ~rows.censored & (rows.ttft_s > 0.0)
+    timed = rows.tpot_s > 0.0
+    ttft_s = model.ttft_s(rows.features[ended]) if ended.any() else np.empty(0)
+    tpot_s = model.tpot_s(rows.features[timed]) if timed.any() else None
+    gaps = np.empty(0) if tpot_s is None else np.abs(tpot_s - rows.tpot_s[timed]) / rows.tpot_s[timed]
+    return np.abs(ttft_s - rows.ttft_s[ended]) / rows.ttft_s[ended], gaps
+
 
 #: Between two messages to the process, and between two looks at a round in progress.
 INTERVAL_S = 1.0

@@ -23,7 +23,7 @@ from pathlib import Path
 from time import monotonic
 from typing import NamedTuple, Protocol
 
-from gorgo.config.constants import ASSUMED_RTT_S
+from gorgo.config.values import ASSUMED_RTT_S
 from gorgo.core.latency.tcp import INITIAL_WINDOW_BYTES, SEGMENT_BYTES, Pacing, TcpWindows, windows_after_request
 
 #: Of linux/tcp.h, where fields are only ever added at the end: snd_mss, rtt (us), snd_cwnd (segments), pacing_rate

@@ -21,10 +21,9 @@ from typing import cast
 
 import httpx
 
-from gorgo.config.constants import REPLICA_KEEP_ALIVE_S
+from gorgo.config.values import REPLICA_KEEP_ALIVE_S
 from gorgo.core.latency.tcp import Pacing, TcpWindows
-from gorgo.live.http.headers import Header, encode_lines
-from gorgo.live.http.request_headers import UpstreamHeaders
+from gorgo.live.http.headers import Header, UpstreamHeaders, encode_lines
 from gorgo.live.upstream.address import Address
 from gorgo.live.upstream.connection import ReplicaConnection
 from gorgo.live.upstream.connection_state import ConnectionTracker, PooledConnection, bbr_state, idling_shrinks

@@ -10,16 +10,15 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gorgo.config.constants import WARM_CONNECTIONS
-from gorgo.config.deadlines import Deadlines
-from gorgo.config.engine_names import AUTO
-from gorgo.config.model import KvEventsConfig, LimitsConfig, ReplicaConfig
+from gorgo.config.fleet import KvEventsConfig, ReplicaConfig
+from gorgo.config.model import LimitsConfig
+from gorgo.config.router_settings import Deadlines
+from gorgo.config.values import AUTO, WARM_CONNECTIONS
 from gorgo.core.buffer_budget import BufferBudget
-from gorgo.engines.base import EngineDialect
+from gorgo.engines.base import EngineDialect, ReportWatch
 from gorgo.engines.discovery import FoundEngine
 from gorgo.engines.registry import dialect
-from gorgo.engines.reports import ReportWatch
-from gorgo.live.cache_push.source import PushSource
+from gorgo.live.cache_push import PushSource
 from gorgo.live.replica_secrets import ReplicaSecrets
 from gorgo.live.upstream.client import UpstreamClient
 

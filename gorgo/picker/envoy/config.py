@@ -5,14 +5,357 @@ Envoy listens where `gorgo serve` would: `proxy.bind`, with `proxy.tls`. Its bou
 
 from __future__ import annotations
 
+from ipaddress import ip_address
+from typing import Any
+from urllib.parse import urlsplit
+
 import yaml
 
-from gorgo.config.model import Config
+from gorgo.config.addresses import split_bind
+from gorgo.config.fleet import ReplicaConfig
+from gorgo.config.model import Config, TlsConfig
+from gorgo.config.values import REPLICA_KEEP_ALIVE_S
 from gorgo.core.messages.request import REFUSALS
-from gorgo.picker.envoy.clusters import LABELS, REPLICAS, picker_cluster, replicas_cluster
-from gorgo.picker.envoy.filters import OWN, access_log, picker_filters
-from gorgo.picker.envoy.types import Json, listener_address, seconds, server_tls, typed
-from gorgo.picker.protocol.messages import DESTINATION
+from gorgo.picker.protocol.messages import DESTINATION, SERVED_BY, STATUS
+
+# Shapes that recur in Envoy's configuration.
+
+
+Json = dict[str, Any]
+
+_EXTENSIONS = "type.googleapis.com/envoy.extensions."
+
+
+def typed(kind: str, **fields: Any) -> Json:
+    """Return a message of Envoy's extensions, by the rest of its type's name."""
+    return {"@type": _EXTENSIONS + kind, **fields}
+
+
+def seconds(value: float) -> str:
+    """Return a duration."""
+    return f"{value:g}s"
+
+
+def address(host: str, port: int) -> Json:
+    """Return a socket's address."""
+    return {"socket_address": {"address": host, "port_value": port}}
+
+
+def listener_address(bind: str) -> Json:
+    """Return the address to listen on."""
+    return address(*split_bind(bind))
+
+
+def server_tls(files: TlsConfig, *alpn: str) -> Json:
+    """Return TLS of a listener."""
+    certificate = {"certificate_chain": {"filename": files.cert}, "private_key": {"filename": files.key}}
+    common = {"alpn_protocols": list(alpn), "tls_certificates": [certificate]}
+    context = typed("transport_sockets.tls.v3.DownstreamTlsContext", common_tls_context=common)
+    return {"name": "envoy.transport_sockets.tls", "typed_config": context}
+
+
+def client_tls(*, sni: str | None, ca_file: str, alpn: tuple[str, ...] = ()) -> Json:
+    """Return TLS to a server that an authority of `ca_file` has certified."""
+    common: Json = {"validation_context": {"trusted_ca": {"filename": ca_file}}}
+    if alpn:
+        common["alpn_protocols"] = list(alpn)
+    if sni is not None:
+        match = {"san_type": "DNS", "matcher": {"exact": sni}}
+        common["validation_context"]["match_typed_subject_alt_names"] = [match]
+    fields: Json = {"common_tls_context": common} | ({} if sni is None else {"sni": sni})
+    context = typed("transport_sockets.tls.v3.UpstreamTlsContext", **fields)
+    return {"name": "envoy.transport_sockets.tls", "typed_config": context}
+
+
+# Envoy's filter that reads the engine's counts of tokens: a Lua script over the end of each answer.
+#
+# It is called with each chunk and does nothing but to retain the last ones; once an answer has ended, the last object
+# under a key of counts is searched for them. Envoy's own `sse_to_metadata` parses the JSON of each event instead, and
+# takes longer. Little is retained: more would cost each event a part of the collector's work.
+
+
+#: Namespace of the counts in Envoy's dynamic metadata: the access log has it.
+USAGE = "usage"
+#: Bytes of one chunk's end that are retained, more than any event with counts; and least bytes of a retained part.
+_CHUNK_BYTES, _PART_BYTES = 8192, 256
+_SCRIPT = """\
+function envoy_on_response(handle)
+  local headers = handle:headers()
+  local kind, coding = headers:get("content-type") or "", headers:get("content-encoding")
+  local is_stream = kind:find("^text/event%%-stream")
+  if coding or not (is_stream or kind:find("^application/json")) then return end
+  -- The last four parts: a short one is joined with the next.
+  local first, second, third, last = "", "", "", ""
+  for chunk in handle:bodyChunks() do
+    local length = chunk:length()
+    if length > 0 then
+      local from = length > %(chunk)d and length - %(chunk)d or 0
+      local part = chunk:getBytes(from, length - from)
+      -- A batch, whose counts the picker sums.
+      if not is_stream and last == "" and part:find("^%%s*%%[") then return end
+      if #last < %(part)d then last = last .. part else first, second, third, last = second, third, last, part end
+    end
+  end
+  local text = first .. second .. third .. last
+  -- A quote within a text of JSON is escaped: no text looks like a key. Without `^` each place would be searched from.
+  local usage = text:match('^.*()"usage"%%s*:%%s*{') or 0
+  local start = math.max(usage, text:match('^.*()"meta_info"%%s*:%%s*{') or 0)
+  if start == 0 then return end
+  local found = text:sub(start)
+  local function read(name) return tonumber(found:match('"' .. name .. '"%%s*:%%s*(%%d+)')) end
+  local prompt = read("prompt_tokens") or read("input_tokens")
+  local cached = read("cached_tokens")
+  local from_cache = read("cache_read_input_tokens")
+  if from_cache then
+    -- Anthropic's: beside the input.
+    cached = from_cache
+    if prompt then prompt = prompt + from_cache + (read("cache_creation_input_tokens") or 0) end
+  end
+  local metadata = handle:streamInfo():dynamicMetadata()
+  local function set(name, value) if value then metadata:set("%(usage)s", name, value) end end
+  set("prompt_tokens", prompt)
+  set("cached_tokens", cached)
+  set("completion_tokens", read("completion_tokens") or read("output_tokens"))
+end
+"""
+
+
+def usage_filter() -> Json:
+    """Return the filter."""
+    script = _SCRIPT % {"chunk": _CHUNK_BYTES, "part": _PART_BYTES, "usage": USAGE}
+    config = typed("filters.http.lua.v3.Lua", default_source_code={"inline_string": script})
+    return {"name": "envoy.filters.http.lua", "typed_config": config}
+
+
+# Envoy's HTTP filters before a picker, and its access log.
+#
+# 1. `envoy.filters.http.ext_proc`: the decision. Envoy buffers the request's body, and the call stays open until the
+#    exchange ends: its end releases the replica's load. A picker that dies cuts no reply.
+# 2. `first`: one message to the picker at the first chunk of each reply, for which no chunk waits.
+# 3. `envoy.filters.http.lua`: the engine's count of tokens, for the access log (`usage`).
+# 4. The access log: reason, durations and usage, batched.
+
+
+#: Cluster of the picker.
+PICKER = "picker"
+#: Namespaces of Envoy's dynamic metadata: the choice; the picker's own.
+LB, OWN = "envoy.lb", "epp"
+#: Of entries of the access log.
+LOG_NAME, FIRST_BODY_TAG = "epp", "first_body_us"
+_FIRST_BODY = "%COMMON_DURATION(DS_RX_BEG:US_RX_BODY_BEG:us)%"
+#: Delay of an entry, s. One message has all entries of it.
+_FLUSH_S = 0.05
+
+
+def picker_filters(message_timeout_s: float) -> list[Json]:
+    """Return the filters before the router's."""
+    return [_decision(message_timeout_s), _first_token(message_timeout_s), usage_filter()]
+
+
+def access_log() -> Json:
+    """Return the access log by gRPC."""
+    common = {
+        "log_name": LOG_NAME,
+        "transport_api_version": "V3",
+        "buffer_flush_interval": seconds(_FLUSH_S),
+        "grpc_service": _service(),
+        "custom_tags": [{"tag": FIRST_BODY_TAG, "value": _FIRST_BODY}],
+    }
+    kind = "access_loggers.grpc.v3.HttpGrpcAccessLogConfig"
+    return {"name": "envoy.access_loggers.http_grpc", "typed_config": typed(kind, common_config=common)}
+
+
+def _service() -> Json:
+    # A call lasts as long as its exchange.
+    return {"envoy_grpc": {"cluster_name": PICKER}, "timeout": "0s"}
+
+
+def _decision(message_timeout_s: float) -> Json:
+    mode = {
+        "request_header_mode": "SEND",
+        "request_body_mode": "BUFFERED",
+        "request_trailer_mode": "SKIP",
+        "response_header_mode": "SKIP",
+        "response_body_mode": "NONE",
+        "response_trailer_mode": "SKIP",
+    }
+    config = typed(
+        "filters.http.ext_proc.v3.ExternalProcessor",
+        grpc_service=_service(),
+        processing_mode=mode,
+        message_timeout=seconds(message_timeout_s),
+        # Replies in flight survive the picker. A request without a choice is the cluster's to answer.
+        failure_mode_allow=True,
+        metadata_options={"receiving_namespaces": {"untyped": [LB, OWN]}},
+    )
+    return {"name": "envoy.filters.http.ext_proc", "typed_config": config}
+
+
+def _first_token(message_timeout_s: float) -> Json:
+    mode = {
+        "request_header_mode": "SKIP",
+        "request_body_mode": "NONE",
+        "request_trailer_mode": "SKIP",
+        "response_header_mode": "SKIP",
+        "response_body_mode": "STREAMED",
+        "response_trailer_mode": "SKIP",
+    }
+    config = typed(
+        "filters.http.ext_proc.v3.ExternalProcessor",
+        grpc_service=_service(),
+        processing_mode=mode,
+        message_timeout=seconds(message_timeout_s),
+        # Without it a picker that is down would cut the reply, though no chunk waits for it.
+        failure_mode_allow=True,
+        observability_mode=True,
+        # After a retry of Envoy another replica has answered than the one that was chosen.
+        response_attributes=[SERVED_BY, STATUS],
+        metadata_options={"forwarding_namespaces": {"untyped": [OWN]}},
+    )
+    return {"name": "first", "typed_config": config}
+
+
+# Envoy's clusters: the replicas, and the picker.
+#
+# Replicas that are all in regions.yaml are a list that Envoy has too: it retries down the picker's fallbacks by
+# itself, and goes on by its own policy while no picker answers. Those of fleet sources come and go: Envoy connects to
+# whichever address the picker names, and has no other.
+
+
+#: Cluster of the replicas.
+REPLICAS = "replicas"
+#: Namespace of a replica's names in Envoy's metadata of endpoints.
+LABELS = "gorgo"
+#: Authorities of the machine, where a replica has none of its own.
+SYSTEM_CA = "/etc/ssl/certs/ca-certificates.crt"
+#: Between two checks of the picker's health, s: a stopping one is left within two of them.
+_HEALTH_S = 1.0
+#: Bound of a check, s. Two without an answer are a stalled picker; one may be a busy machine.
+_HEALTH_ANSWER_S = 2.0
+#: Between two pings on a connection to it, and their bound, s: calls of a stalled picker are given up by then. Every
+#: 5 s is as often as the picker's gRPC library allows.
+_KEEPALIVE_S, _KEEPALIVE_ANSWER_S = 6.0, 3.0
+#: Retries under way at once: half of the requests, as where one of two replicas is lost. Envoy's default is 3.
+_RETRIES: Json = {"budget_percent": {"value": 50.0}, "min_retry_concurrency": 16}
+_HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+_WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+def replicas_cluster(config: Config) -> Json:
+    """Return the cluster of the replicas."""
+    limits = config.limits
+    cluster = {
+        "name": REPLICAS,
+        "connect_timeout": seconds(limits.connect_timeout_s),
+        "circuit_breakers": _bounds(limits.max_connections, retry_budget=_RETRIES),
+        "per_connection_buffer_limit_bytes": limits.max_body_bytes,
+        "typed_extension_protocol_options": {
+            _HTTP_OPTIONS: typed(
+                "upstreams.http.v3.HttpProtocolOptions",
+                common_http_protocol_options={"idle_timeout": seconds(REPLICA_KEEP_ALIVE_S)},
+                explicit_http_config={"http_protocol_options": {}},
+            )
+        },
+    }
+    return cluster | (_by_address() if config.fleet_sources else _by_list(config))
+
+
+def picker_cluster(config: Config) -> Json:
+    """Return the cluster of the picker."""
+    host, port = split_bind(config.picker.bind)
+    keepalive = {"interval": seconds(_KEEPALIVE_S), "timeout": seconds(_KEEPALIVE_ANSWER_S)}
+    options = typed(
+        "upstreams.http.v3.HttpProtocolOptions",
+        explicit_http_config={"http2_protocol_options": {"connection_keepalive": keepalive}},
+    )
+    check = {
+        "timeout": seconds(_HEALTH_ANSWER_S),
+        "interval": seconds(_HEALTH_S),
+        # Else the second check comes a minute after the first, which no traffic has preceded.
+        "no_traffic_interval": seconds(_HEALTH_S),
+        "unhealthy_threshold": 2,
+        "healthy_threshold": 1,
+        "grpc_health_check": {"service_name": "deciding"},
+    }
+    endpoint = {"endpoint": {"address": address(_WILDCARDS.get(host, host), port)}}
+    cluster: Json = {
+        "name": PICKER,
+        "type": "STRICT_DNS",
+        "connect_timeout": "1s",
+        # An unhealthy picker is not called, though there be no other: each call would wait for `message_timeout`.
+        "common_lb_config": {"healthy_panic_threshold": {"value": 0.0}},
+        "circuit_breakers": _bounds(2 * config.limits.max_connections),
+        "typed_extension_protocol_options": {_HTTP_OPTIONS: options},
+        "health_checks": [check],
+        "load_assignment": {"cluster_name": PICKER, "endpoints": [{"lb_endpoints": [endpoint]}]},
+    }
+    cert = config.picker.tls.cert
+    if cert is not None:
+        cluster["transport_socket"] = client_tls(sni=None, ca_file=cert, alpn=("h2",))
+    return cluster
+
+
+def _bounds(most: int, **more: Json) -> Json:
+    return {"thresholds": [{"max_connections": most, "max_pending_requests": most, "max_requests": most, **more}]}
+
+
+def _by_address() -> Json:
+    # Of metadata, which no client can set.
+    key = {"key": OWN, "path": [{"key": "destination"}]}
+    return {"type": "ORIGINAL_DST", "lb_policy": "CLUSTER_PROVIDED", "original_dst_lb_config": {"metadata_key": key}}
+
+
+def _by_list(config: Config) -> Json:
+    key = {"key": LB, "path": [{"key": "x-gateway-destination-endpoint"}]}
+    own = {"name": "envoy.load_balancing_policies.least_request"}
+    own["typed_config"] = typed("load_balancing_policies.least_request.v3.LeastRequest")  # type: ignore[assignment]
+    override = typed(
+        "load_balancing_policies.override_host.v3.OverrideHost",
+        override_host_sources=[{"metadata": key}],
+        fallback_policy={"policies": [{"typed_extension_config": own}]},
+    )
+    policy = {"name": "envoy.load_balancing_policies.override_host", "typed_config": override}
+    places = {_place(replica): replica for replica in reversed(config.replicas)}
+    cluster: Json = {
+        "type": "STRICT_DNS",
+        "load_balancing_policy": {"policies": [{"typed_extension_config": policy}]},
+        "load_assignment": {
+            "cluster_name": REPLICAS,
+            "endpoints": [{"lb_endpoints": [_endpoint(*place, places[place]) for place in reversed(places)]}],
+        },
+    }
+    secured = {place: replica for place, replica in places.items() if place[2]}
+    if secured:
+        cluster["transport_socket_matches"] = [_socket(place, replica) for place, replica in secured.items()]
+    return cluster
+
+
+def _place(replica: ReplicaConfig) -> tuple[str, int, bool]:
+    parts = urlsplit(replica.url)
+    secure = parts.scheme == "https"
+    return parts.hostname or "", parts.port or (443 if secure else 80), secure
+
+
+def _endpoint(host: str, port: int, secure: bool, replica: ReplicaConfig) -> Json:
+    metadata: Json = {LABELS: {"replica": replica.name, "region": replica.region}}
+    if secure:
+        metadata["envoy.transport_socket_match"] = {"tls": f"{host}:{port}"}
+    return {"endpoint": {"address": address(host, port)}, "metadata": {"filter_metadata": metadata}}
+
+
+def _socket(place: tuple[str, int, bool], replica: ReplicaConfig) -> Json:
+    host, port, _ = place
+    tls = client_tls(sni=None if _is_address(host) else host, ca_file=replica.ca_file or SYSTEM_CA)
+    return {"name": f"{host}:{port}", "match": {"tls": f"{host}:{port}"}, "transport_socket": tls}
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
 
 #: Beyond `picker.hold_s`: the way to the picker and back, and the decision.
 MESSAGE_MARGIN_S = 10.0

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gorgo.core.messages.actions import Dispatch
-from gorgo.live.http.headers import Header, find, upstream_headers
-from gorgo.live.http.request_headers import RequestHeaders
+from gorgo.live.http.headers import Header, RequestHeaders, find, upstream_headers
 from gorgo.live.upstream.target import Target
 from gorgo.picker.exchange.lifetime import PickerExchange
 from gorgo.picker.exchange.pending import PendingRequest

@@ -11,19 +11,19 @@ for `deliver`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import Protocol
 
 from gorgo.core.messages.actions import Action, AdmissionAction, Dispatch, Hold, Reject, RetryAction
-from gorgo.core.messages.request import AttemptResult, Outcome
+from gorgo.core.messages.request import AttemptResult, Outcome, RouteRequest
+from gorgo.live.http.body import BODY_COPIES, RequestBuffer, buffer_client
 from gorgo.live.http.errors import HttpError, error_json
 from gorgo.live.http.headers import Header, request_id
 from gorgo.live.logs import log_failure
-from gorgo.live.parsing.fields import BodyFields
-from gorgo.live.parsing.json_body import check_media_type
-from gorgo.live.request.parse import ParsedRequest, parse_request
+from gorgo.live.parsing.json_body import BodyFields, check_media_type, read_quick_fields
+from gorgo.live.request.parse import ParsedRequest, count_tokens, parse_request
 from gorgo.live.request.record import RequestRecord
 from gorgo.live.request.refusals import (
     RETRY_SOON,
@@ -34,10 +34,127 @@ from gorgo.live.request.refusals import (
     record_refusal,
     refusal_headers,
 )
-from gorgo.picker.exchange.body_buffer import BodyBuffer
-from gorgo.picker.exchange.reading import read_later, read_now, request_without_prompt
+from gorgo.live.request_options import RequestOptions
 from gorgo.picker.protocol.heads import RequestHead
+from gorgo.picker.protocol.messages import peer_of
 from gorgo.picker.state import PickerState
+
+# A body as a request for the Router: at once where it is quick to read, else in another process.
+#
+# Owns what has to be waited for: a long body, exact tokens, and a model that no replica is known to serve.
+
+
+#: Parses a body with its fields. Raises `HttpError`.
+Parse = Callable[[bytes, BodyFields], ParsedRequest]
+
+
+def read_now(
+    state: PickerState, route: str, body: bytes, parse: Parse
+) -> tuple[ParsedRequest | None, BodyFields | None]:
+    """Return the request if nothing has to be waited for, and the fields if they are read. Raises `HttpError`."""
+    fields = read_quick_fields(route, body, state.routing.fingerprinter)
+    if fields is None:
+        return None, None
+    if state.routing.prompt_tokens.models or fields.token_ids is not None:
+        return None, fields
+    request = parse(body, fields)
+    return (None if _is_missing(state, request) else request), fields
+
+
+async def read_later(
+    state: PickerState, route: str, body: bytes, fields: BodyFields | None, parse: Parse
+) -> ParsedRequest:
+    """Return the request after all that it waits for. Raises `HttpError`."""
+    if fields is None:
+        fields = await state.routing.body_workers.read(route, body)
+    fields.exact = await count_tokens(state.routing, route, fields)
+    fields.prompt = None  # as large as the body, and needed no more
+    request = parse(body, fields)
+    model = request.route.model
+    if (
+        model is None
+        or state.routing.router.view.lists(model)
+        or not await state.routing.models.find_missing(model, now=state.routing.clock())
+    ):
+        return request
+    return parse(body, fields)
+
+
+def request_without_prompt(
+    request_id: str, route: str, options: RequestOptions, *, client: str | None, received_s: float
+) -> RouteRequest:
+    """Return a request that any replica may answer: it counts as load, and has no prompt."""
+    return RouteRequest(
+        request_id,
+        received_s,
+        prompt_tokens=1,
+        blocks=b"",
+        block_tokens=1.0,
+        prefix_hash=0,
+        streamed=False,
+        client=client,
+        regions=options.regions,
+        priority=options.priority,
+        idempotent=False,
+        route=route,
+    )
+
+
+def _is_missing(state: PickerState, request: ParsedRequest) -> bool:
+    """Return whether fresh lists of models could have the request's, which no replica is known to serve."""
+    model = request.route.model
+    return model is not None and not state.routing.router.view.lists(model) and state.routing.models.may_find(model)
+
+
+# The bytes of a request's body while a picker has them: their bound, and what they reserve.
+#
+# Owns when a body is reserved: one that comes in parts from its first on, and one that has come whole, as an own Envoy
+# sends it, only where it has to wait. Most are decided within the step in which they came.
+
+
+class BodyBuffer:
+    """The body of one request.
+
+    Parameters
+    ----------
+    state:
+        The running picker.
+    head:
+        Of the request.
+    client:
+        Name of its key, for whom the bytes count; `None`: they count for its address.
+    """
+
+    __slots__ = ("_client", "_head", "_reserved", "_size", "_state")
+
+    def __init__(self, state: PickerState, head: RequestHead, client: str | None) -> None:
+        self._state = state
+        self._head = head
+        self._client = client
+        self._reserved: RequestBuffer | None = None
+        self._size = 0
+
+    def receive(self, count: int, *, end: bool) -> None:
+        """Count bytes as they come, the last ones at the `end`. Raises `HttpError` (413, 503)."""
+        self._size += count
+        limit = min(self._state.live.limits.max_body_bytes, self._state.live.buffers.size_limit // BODY_COPIES)
+        if self._size > limit:
+            raise HttpError(413, "request_too_large", f"the body is larger than {limit} bytes")
+        if not end or self._reserved is not None:
+            self.reserve(count)
+
+    def reserve(self, count: int = 0) -> None:
+        """Reserve what has come, `count` bytes of it now. Raises `HttpError` (503)."""
+        if self._reserved is None:
+            client = self._client or buffer_client({"client": peer_of(self._head.varying)})
+            self._reserved = RequestBuffer(self._state.live.buffers, client)
+        self._reserved.received(count, self._size)
+
+    def release(self) -> None:
+        """Release everything. Idempotent."""
+        if self._reserved is not None:
+            self._reserved.release()
+
 
 _JSON = (b"content-type", b"application/json")
 

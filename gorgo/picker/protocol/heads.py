@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from gorgo.core.record import record
-from gorgo.live.http.headers import Header
-from gorgo.live.http.request_headers import HeaderFindings, RequestHeaders
+from gorgo.live.http.headers import Header, HeaderFindings, RequestHeaders
 from gorgo.picker.protocol.messages import BUFFERED, ProtocolError, read_subset
 from gorgo.picker.protocol.protos import DecodeError, HeaderValue, ProcessingRequest
 from gorgo.picker.protocol.wire import length_at

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
-from typing import Any
+from typing import Any, Protocol
 
 from gorgo.live.http.headers import Header
 from gorgo.picker.protocol.protos import DecodeError, ProcessingMode, ProcessingRequest
@@ -99,3 +99,18 @@ def peer_of(headers: Iterable[Header]) -> tuple[str, int] | None:
         return str(ip_address(forwarded[-1].rsplit(b",", 1)[-1].strip().decode("latin-1"))), 0
     except ValueError:
         return None
+
+
+# What a call needs of its transport.
+
+
+class CallOutput(Protocol):
+    """The transport's end of one call."""
+
+    def send_message(self, message: bytes) -> None:
+        """Send one serialized `ProcessingResponse`. Never waits."""
+        ...
+
+    def end_call(self) -> None:
+        """End the call with status OK."""
+        ...

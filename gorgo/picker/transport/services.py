@@ -2,10 +2,122 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 
-from gorgo.picker.transport.health import Health
-from gorgo.picker.transport.streams import CallHandlers, Opener, Output, ServedCall, nothing_open
+from gorgo.picker.protocol.messages import ProtocolError
+from gorgo.picker.protocol.protos import DecodeError, HealthCheckRequest, HealthCheckResponse, ServingStatus
+from gorgo.picker.transport.streams import CallHandlers, Opener, Output, ServedCall, Status, nothing_open
+
+# gRPC health: whether the process is alive, whether it may be asked, and whether it can decide.
+#
+# `liveness` is SERVING for as long as the process answers, `deciding` until it stops: an own Envoy goes on without a
+# picker that is not, and one without a replica has an answer, 503 with `Retry-After`. `readiness`, the name of the
+# ext_proc service and the empty name are what `/ready` is: not while the process stops, no replica can serve, or a
+# fleet source has no result yet.
+
+
+LIVENESS, DECIDING = "liveness", "deciding"
+#: Names of the one status that can change.
+READINESS = ("readiness", "envoy.service.ext_proc.v3.ExternalProcessor", "")
+#: Between two looks at the state, s: below the second of Envoy's shortest usual interval of health checks.
+INTERVAL_S = 0.25
+
+_SERVING: bytes = HealthCheckResponse(status=ServingStatus.SERVING).SerializeToString()
+_NOT_SERVING: bytes = HealthCheckResponse(status=ServingStatus.NOT_SERVING).SerializeToString()
+_UNKNOWN: bytes = HealthCheckResponse(status=ServingStatus.SERVICE_UNKNOWN).SerializeToString()
+
+
+class Health:
+    """The statuses, and the calls that watch them.
+
+    `is_ready` returns whether the process can decide, `is_stopping` whether it refuses new requests.
+    """
+
+    def __init__(self, is_ready: Callable[[], bool], is_stopping: Callable[[], bool] = lambda: False) -> None:
+        self._is_ready = is_ready
+        self._is_stopping = is_stopping
+        self._subscribers: set[WatchCall] = set()
+
+    async def run(self) -> None:
+        """Send changes to those who watch, until cancelled."""
+        while True:
+            self.update()
+            await asyncio.sleep(INTERVAL_S)
+
+    def update(self) -> None:
+        """Send the status to each watching call that has another one."""
+        for subscriber in tuple(self._subscribers):
+            subscriber.send_status()
+
+    def answer(self, service: str) -> bytes | None:
+        """Return the serialized answer for a service; `None` for an unknown one."""
+        if service == LIVENESS:
+            return _SERVING
+        if service == DECIDING:
+            return _NOT_SERVING if self._is_stopping() else _SERVING
+        if service in READINESS:
+            return _SERVING if self._is_ready() else _NOT_SERVING
+        return None
+
+    def check(self, output: Output) -> CallHandlers:
+        """Open a call of `Check`: a request, and its answer."""
+
+        def take_message(message: bytes) -> None:
+            answer = self.answer(_service(message))
+            if answer is None:
+                output.fail_call(Status.NOT_FOUND, f"unknown service; expected {LIVENESS} or {READINESS[0]}")
+                return
+            output.send_message(answer)
+            output.end_call()
+
+        return CallHandlers(take_message, nothing_open)
+
+    def watch(self, output: Output) -> CallHandlers:
+        """Open a call of `Watch`: the status now, and each other one from then on."""
+        call = WatchCall(self, output, self._subscribers)
+        return CallHandlers(call.subscribe, call.unsubscribe)
+
+
+class WatchCall:
+    """One call of `Watch`."""
+
+    __slots__ = ("_health", "_last", "_output", "_service", "_subscribers")
+
+    def __init__(self, health: Health, output: Output, subscribers: set[WatchCall]) -> None:
+        self._health = health
+        self._output = output
+        self._subscribers = subscribers
+        self._service: str | None = None
+        self._last = b""
+
+    def subscribe(self, message: bytes) -> None:
+        """Take the request."""
+        if self._service is not None:
+            raise ProtocolError("expected one HealthCheckRequest")
+        self._service = _service(message)
+        self._subscribers.add(self)
+        self.send_status()
+
+    def send_status(self) -> None:
+        """Send the status if it is another than the last one."""
+        assert self._service is not None, "subscribers have a service"
+        answer = self._health.answer(self._service) or _UNKNOWN
+        if answer != self._last:
+            self._last = answer
+            self._output.send_message(answer)
+
+    def unsubscribe(self) -> None:
+        """Send no more."""
+        self._subscribers.discard(self)
+
+
+def _service(message: bytes) -> str:
+    try:
+        return str(HealthCheckRequest.FromString(message).service)
+    except DecodeError:
+        raise ProtocolError("expected a serialized HealthCheckRequest") from None
+
 
 PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 ACCESS_LOGS = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs"

@@ -6,21 +6,18 @@ from typing import ClassVar
 
 import numpy as np
 
-from gorgo.core.arrays import Floats, Table
 from gorgo.core.messages.request import RouteRequest
+from gorgo.core.numeric import Floats, Table
 from gorgo.core.policy.candidates import Candidates
 from gorgo.core.policy.choice import Choice, Prediction, argmin_tiebreak
 from gorgo.core.policy.interface import IndexKind
 from gorgo.core.policy.weights import Weights, WeightSpec
 from gorgo.core.training.features import feature_table
-from gorgo.core.training.learner import HasBase, find_base
-from gorgo.core.training.model import Model
-from gorgo.core.training.spec import TrainingSpec
+from gorgo.core.training.learning import HasBase, find_base
+from gorgo.core.training.model import Model, TrainingSpec
 from gorgo.errors import ConfigError
 from gorgo.policies.gorgo_ms import GorgoMs, predict_times
-from gorgo.policies.learned.base import LearnedPolicy
-from gorgo.policies.learned.forecast import Forecast
-from gorgo.policies.learned.guards import predict_ttft_s, rows_in_range
+from gorgo.policies.learned.base import Forecast, LearnedPolicy, predict_ttft_s, rows_in_range
 
 #: The feature that is the prediction by priors, from dispatch to first token, s. It is the last column.
 PRIOR = "prior_s"

@@ -2,23 +2,175 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import ClassVar, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from gorgo.core.arrays import Floats, Rows
 from gorgo.core.messages.request import RouteRequest
+from gorgo.core.numeric import Floats, Mask, Rows
 from gorgo.core.policy.candidates import Candidates
 from gorgo.core.policy.choice import Choice, argmin_tiebreak
 from gorgo.core.policy.interface import IndexKind
 from gorgo.core.policy.weights import Weights, WeightSpec
-from gorgo.core.training.spec import TrainingSpec
-from gorgo.policies.learned.affinity import Gated, cached_shares, gate
-from gorgo.policies.learned.base import LearnedPolicy
-from gorgo.policies.learned.forecast import Forecast
-from gorgo.policies.learned.guards import Guard, predict_both
-from gorgo.policies.learned.headroom import MOST, Headroom, headroom_of, scores, tier
-from gorgo.policies.load_prefix import LoadPrefix
+from gorgo.core.training.model import TrainingSpec
+from gorgo.policies.learned.base import Forecast, Guard, LearnedPolicy, predict_both
+from gorgo.policies.prefix_cache import LoadPrefix
+
+# The affinity gate: keep to replicas that have the prompt cached, unless they are much later than the others.
+#
+# References
+# ----------
+# llm-d-router, `prefix-cache-affinity-filter`.
+
+
+_HASH_BYTES = 8
+
+
+class Gated(NamedTuple):
+    """The rows that pass, and why they are all or not."""
+
+    rows: Rows
+    guard: Guard | None
+
+
+def cached_shares(request: RouteRequest, candidates: Candidates) -> Floats:
+    """Return the share of the prompt's full blocks that each candidate has; 0 without a full block."""
+    full_tokens = len(request.blocks) // _HASH_BYTES * request.block_tokens
+    if full_tokens <= 0.0:
+        return np.zeros(len(candidates))
+    return np.minimum(candidates.cached_tokens / full_tokens, 1.0)
+
+
+def gate(rows: Rows, shares: Floats, ttft_s: Floats, *, share: float, max_penalty_s: float, explores: bool) -> Gated:
+    """Return those of `rows` with at least `share` of the prompt cached, or all of them.
+
+    All pass where none or each has that share; if `explores`; and where the best of those that have it is later than
+    the best of the others by more than `max_penalty_s`.
+
+    Parameters
+    ----------
+    rows:
+        Candidates still in question.
+    shares, ttft_s:
+        Cached share and predicted time to first token of every candidate.
+    share:
+        0 is no gate.
+    max_penalty_s:
+        0 is no limit.
+    """
+    cached = shares[rows] >= share
+    if len(rows) <= 1 or share <= 0.0 or not cached.any() or cached.all():
+        return Gated(rows, None)
+    if explores:
+        return Gated(rows, "explore")
+    penalty_s = float(ttft_s[rows[cached]].min() - ttft_s[rows[~cached]].min())
+    if penalty_s > (max_penalty_s or inf):
+        return Gated(rows, "affinity_left")
+    return Gated(rows[cached], "affinity_kept")
+
+
+# Headroom: the time left to the objectives of a request, and scores by it.
+#
+# Theory of operation. Headroom is objective minus prediction, for the first token and per output token. Of the
+# replicas that meet both objectives the one with the least headroom wins: idle ones stay free for requests that need
+# them. Where none meets both, the one that misses by the least wins. An objective that is not set is 0, so that the
+# least predicted times win.
+#
+# References
+# ----------
+# llm-d-router, `slo-headroom-tier-filter` and the latency scorer with the strategy `least`.
+
+
+#: Score of the best; one out of the scored group has 0.
+MOST = 101
+#: A range of headroom below this is none, s.
+_NO_RANGE_S = 1e-9
+
+
+class Headroom(NamedTuple):
+    """Of every candidate, s."""
+
+    ttft_s: Floats
+    tpot_s: Floats
+
+    @property
+    def is_met(self) -> Mask:
+        """Which candidates meet both objectives."""
+        met: Mask = (self.ttft_s >= 0.0) & (self.tpot_s >= 0.0)
+        return met
+
+
+class Tier(NamedTuple):
+    """Rows of one tier, and whether chance chose the worse one."""
+
+    rows: Rows
+    is_explored: bool
+
+
+def headroom_of(
+    ttft_s: Floats, tpot_s: Floats | None, *, slo_ttft_s: float | None, slo_tpot_s: float | None, strictest_s: Floats
+) -> Headroom:
+    """Return the headroom of each candidate.
+
+    Parameters
+    ----------
+    ttft_s, tpot_s:
+        Predictions. Without one of the time per token that objective counts as met by all, with nothing to spare.
+    slo_ttft_s, slo_tpot_s:
+        Objectives of the request.
+    strictest_s:
+        The strictest objective per output token of the requests in flight on each candidate, NaN without one: a new
+        request slows theirs.
+    """
+    first_s = (slo_ttft_s or 0.0) - ttft_s
+    if tpot_s is None:
+        return Headroom(first_s, np.zeros(len(ttft_s)))
+    return Headroom(first_s, np.fmin(slo_tpot_s or 0.0, strictest_s) - tpot_s)
+
+
+def tier(rows: Rows, headroom: Headroom, *, explores: bool) -> Tier:
+    """Return the rows that meet both objectives, all if none or each does; if `explores`, the others."""
+    met = headroom.is_met[rows]
+    if met.all() or not met.any():
+        return Tier(rows, False)
+    return Tier(rows[~met if explores else met], explores)
+
+
+def scores(rows: Rows, headroom: Headroom, in_flight: Floats, *, ttft_share: float) -> NDArray[np.int64]:
+    """Return the score of each of `rows`, 1 to 101 in the group that is compared and 0 out of it.
+
+    The group is the rows that meet both objectives; else the idle ones; else the first of these with a row: those that
+    miss only the objective per token, those that miss only that of the first token, those that miss both.
+    """
+    first, token = headroom.ttft_s[rows], headroom.tpot_s[rows]
+    group = _group(first < 0.0, token < 0.0, in_flight[rows] == 0.0)
+    distance = _distance(np.abs(first[group]), np.abs(token[group]), ttft_share)
+    found = np.zeros(len(rows), dtype=np.int64)
+    found[group] = ((1.0 - distance) * (MOST - 1) + 1e-9).astype(np.int64) + 1
+    return found
+
+
+def _group(late: Mask, slow: Mask, idle: Mask) -> Rows:
+    groups = [~late & ~slow, idle, ~late & slow, late & ~slow, late & slow]
+    return next(np.flatnonzero(group) for group in groups if group.any())
+
+
+def _distance(first: Floats, token: Floats, ttft_share: float) -> Floats:
+    """Return the weighted mean of both headrooms, each as 0 (least of the group) to 1 (most)."""
+    first_range, token_range = np.ptp(first), np.ptp(token)
+    if first_range <= _NO_RANGE_S and token_range <= _NO_RANGE_S:
+        return np.full(len(first), 0.5)
+    # A headroom that is the same everywhere leaves its weight to the other.
+    share = 0.0 if first_range <= _NO_RANGE_S else 1.0 if token_range <= _NO_RANGE_S else ttft_share
+    total = np.zeros(len(first))
+    if share > 0.0:
+        total += share * (first - first.min()) / first_range
+    if share < 1.0:
+        total += (1.0 - share) * (token - token.min()) / token_range
+    return total
+
 
 #: Those of llm-d for text: its count of running requests is the router's own.
 FEATURES = (

@@ -16,8 +16,7 @@ from gorgo.core.messages.actions import Dispatch, Forward, Hold
 from gorgo.live.http.body import ClientDisconnected, draining, read_body, take_whole_body
 from gorgo.live.http.errors import HttpError, Message, Receive, Send
 from gorgo.live.logs import log_failure
-from gorgo.live.parsing.fields import BodyFields, read_quick_fields
-from gorgo.live.parsing.json_body import check_media_type
+from gorgo.live.parsing.json_body import BodyFields, check_media_type, read_quick_fields
 from gorgo.live.request.parse import ParsedRequest, count_tokens, parse_request
 from gorgo.live.request.refusals import check_method, check_open, error_for, internal_error
 from gorgo.live.state import LiveState

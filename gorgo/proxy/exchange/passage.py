@@ -17,12 +17,11 @@ from time import monotonic
 
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.core.stream import Usage, UsageEventFilter, UsageReader
+from gorgo.live.http.body import RequestBuffer, ResettableTimeout
 from gorgo.live.http.headers import Header, downstream_headers
-from gorgo.live.http.request_buffer import RequestBuffer
-from gorgo.live.http.timeout import ResettableTimeout
 from gorgo.live.request.gaps import Gaps, is_comment
 from gorgo.live.upstream.client import ResponseSource
-from gorgo.proxy.http.response_writer import ResponseWriter
+from gorgo.proxy.response_writer import ResponseWriter
 
 #: Routes on which each event of a stream has a name.
 _NAMED_EVENTS = frozenset({"/v1/responses", "/v1/messages"})

@@ -12,16 +12,192 @@ short stream is treated like a 4xx, and one that breaks off like any failure.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any
 
 from gorgo.core.messages.request import AttemptResult, Outcome
-from gorgo.core.stream import error_of_body, is_json, read_usage
+from gorgo.core.stream import (
+    FirstTokenDetector,
+    StreamEnd,
+    StreamState,
+    Usage,
+    UsageEventFilter,
+    UsageReader,
+    end_of_stream,
+    error_of_body,
+    is_json,
+    read_usage,
+)
+from gorgo.live.http.body import RequestBuffer
 from gorgo.live.http.headers import is_encoded, is_event_stream
-from gorgo.live.request.judgement import failure_of, is_short_usage
-from gorgo.live.upstream.client import ResponseSource
-from gorgo.proxy.exchange.event_stream import BUFFER_BYTES, relay_events
+from gorgo.live.request.judgement import failure_of, failure_of_event, is_short_stream, is_short_usage, result_of_stream
+from gorgo.live.upstream.client import ResponseSource, UpstreamError
 from gorgo.proxy.exchange.passage import Passage
+
+# The relay of an event stream: buffered up to its first token, then passed on chunk by chunk.
+#
+# Owns when a stream is sent, withheld or retained, and how it ended. Bytes, gaps and usage are `passage`'s.
+
+
+#: Buffer of one response: above any preamble of an engine, small enough for thousands of responses at once.
+BUFFER_BYTES = 64 * 1024
+#: Buffer of a withheld answer: forty tokens, so that no long answer waits for its end.
+WITHHELD_BYTES = 8 * 1024
+#: Bytes of a stream without a token after which other tasks run between chunks: events of ten bytes take a hundred
+#: times an ordinary one's time per byte, and a fast replica has the next chunk ready.
+YIELD_BYTES = 8 * 1024
+
+
+async def relay_events(passage: Passage) -> Outcome:
+    """Relay an event stream. Raises `UpstreamError` for one that breaks off, or has no end."""
+    error_status, outcome = await _begin(passage)
+    if outcome is not None:
+        return outcome
+    await passage.pass_rest()
+    passage.gaps.drop_end(passage.route)
+    if error_status is not None:
+        await passage.end_body()
+        return passage.outcome(result_of_stream(error_status), error_status)
+    return await _end(passage)
+
+
+class _Beginning:
+    """The beginning of a stream: buffered, and searched for its first token as it comes."""
+
+    __slots__ = ("_buffer", "chunks", "full", "scan", "scanner", "size")
+
+    def __init__(self, route: str, buffer: RequestBuffer) -> None:
+        self.scanner = FirstTokenDetector(route)
+        self.scan = StreamState.WAITING
+        self.chunks: list[bytes] = []
+        self.size = 0
+        #: There is no memory for more of it.
+        self.full = False
+        self._buffer = buffer
+
+    async def read(self, source: ResponseSource) -> None:
+        """Read up to the first token or error, to the bound of the buffer, or to the end."""
+        while True:
+            ended = await source.pipe(self._take)
+            if ended or self.full or self.scan is not StreamState.WAITING:
+                return
+            await asyncio.sleep(0)
+
+    def add(self, chunk: bytes, limit: int) -> bool:
+        """Buffer a chunk; return whether there is memory for another."""
+        self.chunks.append(chunk)
+        self.size += len(chunk)
+        return self.size <= limit and self._buffer.grow(len(chunk))
+
+    def _take(self, chunk: bytes) -> bool:
+        self.scan = self.scanner.feed(chunk)
+        if self.scan is not StreamState.WAITING:
+            self.chunks.append(chunk)
+            self.size += len(chunk)
+            return False
+        self.full = not self.add(chunk, BUFFER_BYTES)
+        return not self.full and self.size <= YIELD_BYTES
+
+
+async def _begin(passage: Passage) -> tuple[int | None, Outcome | None]:
+    """Buffer and send the beginning; return the status of an error in it, and the outcome if nothing was sent."""
+    source = passage.source
+    begun = _Beginning(passage.route, passage.buffer)
+    await begun.read(source)
+    scan, error_status = begun.scan, begun.scanner.error_status
+    if scan is StreamState.ERROR:
+        if (failure := failure_of_event(error_status)) is not None:
+            return None, failure
+        while (chunk := await _next_chunk(source)) is not None:
+            if not begun.add(chunk, BUFFER_BYTES):
+                break
+        else:
+            return None, passage.refused(b"".join(begun.chunks), error_status)
+    if scan is StreamState.WAITING and not begun.full and not begun.scanner.ended:
+        raise UpstreamError("no_content")
+    if passage.withhold and scan is not StreamState.ERROR:
+        withheld = await _withhold(passage, begun)
+        if withheld is not None:
+            return None, withheld
+    await _commit(passage, b"".join(begun.chunks), has_content=scan is StreamState.CONTENT)
+    if scan is StreamState.WAITING:
+        error_status = await _send_to_first_token(passage, begun.scanner)
+    return error_status, None
+
+
+async def _withhold(passage: Passage, begun: _Beginning) -> Outcome | None:
+    """Buffer an answer to its end; return the outcome of a short or failed one, `None` for one to send."""
+    while (chunk := await _next_chunk(passage.source)) is not None:
+        passage.timeout.extend(passage.chunk_limit_s)
+        if not begun.add(chunk, WITHHELD_BYTES):
+            return None
+    stream = b"".join(begun.chunks)
+    end = end_of_stream(passage.route, stream)
+    if end is not StreamEnd.COMPLETE:
+        raise UpstreamError("truncated" if end is StreamEnd.MISSING else "error_event")
+    tail = UsageReader()
+    tail.feed(stream)
+    if not _is_short(passage, stream, tail.usage()):
+        return None
+    passage.tail = tail
+    if passage.strip_usage:
+        passage.filter = UsageEventFilter()
+        stream = passage.filter.feed(stream) + passage.filter.flush()
+    return passage.hold(stream)
+
+
+async def _commit(passage: Passage, head: bytes, *, has_content: bool) -> None:
+    """Send the buffer, and then record a first token in it: the client does not wait for the records.
+
+    Called for readable events only, of which a usage event can be removed.
+    """
+    strip_usage = passage.strip_usage
+    if strip_usage:
+        passage.filter = UsageEventFilter()
+    await passage.send_head(with_length=not strip_usage, head=head)
+    await passage.forward(head, record=passage.on_content if has_content else None)
+
+
+async def _send_to_first_token(passage: Passage, scanner: FirstTokenDetector) -> int | None:
+    """Relay a stream that outgrew the buffer before its first token, and detect that token or an error's status."""
+    while (chunk := await _next_chunk(passage.source)) is not None:
+        scan = scanner.feed(chunk)
+        await passage.forward(chunk, record=passage.on_content if scan is StreamState.CONTENT else None)
+        if scan is not StreamState.WAITING:
+            break
+        await asyncio.sleep(0)
+    return scanner.error_status
+
+
+async def _end(passage: Passage) -> Outcome:
+    """End a stream that began without an error; raise `UpstreamError` for one that has no end."""
+    tail = passage.tail.tail
+    end = end_of_stream(passage.route, tail)
+    if end is StreamEnd.MISSING:
+        raise UpstreamError("truncated")
+    await passage.end_body()
+    if end is StreamEnd.ERROR:
+        return replace(passage.outcome(AttemptResult.FAILED_AFTER_CONTENT), error="error_event")
+    usage = passage.tail.usage()
+    return passage.outcome(AttemptResult.COMPLETED, usage=usage, short=_is_short(passage, tail, usage))
+
+
+def _is_short(passage: Passage, stream: bytes, usage: Usage | None) -> bool | None:
+    return is_short_stream(passage.route, stream, usage, may_be_short=passage.may_be_short)
+
+
+async def _next_chunk(source: ResponseSource) -> bytes | None:
+    """Return one chunk, `None` at the end; for parts of a stream that are rare."""
+    taken: list[bytes] = []
+
+    def take(chunk: bytes) -> bool:
+        taken.append(chunk)
+        return False
+
+    await source.pipe(take)
+    return taken[0] if taken else None
 
 
 def relay(passage: Passage, source: ResponseSource) -> Coroutine[Any, Any, Outcome]:

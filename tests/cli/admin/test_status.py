@@ -13,13 +13,12 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from gorgo.cli import app
-from gorgo.cli.admin import status_watch
+from gorgo.cli.admin import status as status_watch
 from gorgo.cli.admin.call import CallError
 from gorgo.cli.admin.status_tables import CANDIDATES_SHOWN, FLEET, VERSIONS_SHOWN, WIDE, status_view
 from gorgo.formatting import ms
-from gorgo.live.admin.page.alerts import Alert
 from gorgo.live.admin.page.recent_stats import RecentStats
-from gorgo.live.admin.page.snapshot import DecisionStatus
+from gorgo.live.admin.page.snapshot import Alert, DecisionStatus
 from gorgo.live.control.state_file import Frozen
 from gorgo.live.telemetry.client_usage import ClientRow
 from tests.live.admin.page.made import change, decision, peer, row, sample, source, status, store, view

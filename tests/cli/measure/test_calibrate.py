@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from gorgo.apps.profile_file import read_profile
-from gorgo.apps.simulate.fleet import fleet_of
 from gorgo.cli import app
 from gorgo.config.load import load_config
 from gorgo.errors import ConfigError
-from gorgo.sim.engine.profiles import EngineProfile, find_profile
-from tests.apps.calibrate.test_traffic import served, written
+from gorgo.lab.profile_file import read_profile
+from gorgo.lab.sim.engine.profiles import EngineProfile, find_profile
+from gorgo.lab.simulate.fleet import fleet_of
+from tests.lab.calibrate.test_run import served, written
 
 REGIONS = Path(__file__).parents[3] / "regions.yaml"
 LLAMA = find_profile("1xH100-Llama-3.1-8B")

@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from gorgo.apps.demo.options import DemoOptions
-from gorgo.apps.replay.options import ReplayOptions, ReplayReport
-from gorgo.apps.results import ResultRow
-from gorgo.apps.simulate import SimJob, SimulatedRun, SimulateOptions
-from gorgo.apps.simulate.fleet import fleet_of, limits_of
-from gorgo.apps.simulate.goodput import Goodput
-from gorgo.apps.traces import TraceFilters
 from gorgo.cli import app
 from gorgo.config.load import load_config
+from gorgo.lab.demo.options import DemoOptions
+from gorgo.lab.replay.options import ReplayOptions, ReplayReport
+from gorgo.lab.results import ResultRow
+from gorgo.lab.simulate import SimJob, SimulatedRun, SimulateOptions
+from gorgo.lab.simulate.fleet import fleet_of, limits_of
+from gorgo.lab.simulate.job import Goodput
+from gorgo.lab.traces import TraceFilters
 from gorgo.policies.registry import make_policy
-from tests.apps.test_results import row
+from tests.lab.test_results import row
 
 REGIONS = Path(__file__).parents[3] / "regions.yaml"
 #: Every filter, and what it stands for.
@@ -81,7 +81,7 @@ class Program:
 
 def simulated(monkeypatch: pytest.MonkeyPatch, *rows: ResultRow) -> Program:
     program = Program(list(rows or [row("gorgo-ms")]))
-    monkeypatch.setattr("gorgo.apps.simulate.simulate_command", program)
+    monkeypatch.setattr("gorgo.lab.simulate.simulate_command", program)
     return program
 
 
@@ -170,7 +170,7 @@ def overloaded(monkeypatch: pytest.MonkeyPatch) -> list[SimJob]:
             good = 1.0 if job.time_scale >= 1.0 else 0.5
             yield SimulatedRun(job, row(job.policy), goodput=Goodput(1, good, good, 0.0, 0.0, 0.0))
 
-    monkeypatch.setattr("gorgo.apps.simulate.overload.run_many", runs)
+    monkeypatch.setattr("gorgo.lab.simulate.overload.run_many", runs)
     return searched
 
 
@@ -232,7 +232,7 @@ def test_overload_hands_on_every_option(config: Path, monkeypatch: pytest.Monkey
 def replayed(monkeypatch: pytest.MonkeyPatch, warning: str | None = None, **errors: int) -> Program:
     answer = ReplayReport(row=row(errors=sum(errors.values()), failures=errors), wall_s=1.0, warning=warning)
     program = Program(answer)
-    monkeypatch.setattr("gorgo.apps.replay.run.replay_command", program)
+    monkeypatch.setattr("gorgo.lab.replay.run.replay_command", program)
     return program
 
 
@@ -283,7 +283,7 @@ def test_replay_prints_the_row_and_why_requests_failed(monkeypatch: pytest.Monke
 def test_a_pipe_gets_all_shares_of_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
     shares = dict.fromkeys((f"replica-{number}" for number in range(8)), 1 / 8)
     answer = ReplayReport(row=row("simple-session-affinity", share=shares), wall_s=1.0)
-    monkeypatch.setattr("gorgo.apps.replay.run.replay_command", Program(answer))
+    monkeypatch.setattr("gorgo.lab.replay.run.replay_command", Program(answer))
     assert "12/12/12/12/12/12/12/12" in run("replay", "my-trace").stdout
 
 
@@ -292,7 +292,7 @@ def test_a_pipe_gets_all_shares_of_a_replay(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_demo_hands_on_every_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = Program([row("random"), row("gorgo", errors=1)])
-    monkeypatch.setattr("gorgo.apps.demo.run.run_demo", program)
+    monkeypatch.setattr("gorgo.lab.demo.run.run_demo", program)
     (tmp_path / "mine").touch()
     result = run(
         *(
@@ -327,7 +327,7 @@ def test_demo_hands_on_every_option(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_policy_without_weights_cannot_be_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
     program = Program([])
-    monkeypatch.setattr("gorgo.apps.demo.run.run_demo", program)
+    monkeypatch.setattr("gorgo.lab.demo.run.run_demo", program)
     result = run("demo", "--tune", "--policy", "random")
     assert (result.exit_code, program.asked) == (2, [])
     assert "random has no weight that a tuner may move" in " ".join(result.stderr.replace("│", " ").split())

@@ -15,9 +15,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from gorgo.cli import app
-from gorgo.cli.admin import group
+from gorgo.cli.admin import call as group
 from gorgo.cli.tune import options
-from gorgo.cli.tune.settings import TuneSettings
+from gorgo.cli.tune.options import TuneSettings
 from gorgo.cli.tune.tune import tune
 from tuner.campaign.options import CampaignOptions
 from tuner.offline.search import SearchOptions

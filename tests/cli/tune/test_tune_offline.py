@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from gorgo.cli import app
-from gorgo.cli.policy_setup import compose_policy
+from gorgo.cli.policies import compose_policy
 from gorgo.config.load import load_config
 from tuner.history import History
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gorgo.config.parsing.document import MAX_NODES, read_document
-from gorgo.config.parsing.excerpt import MAX_LINE, excerpt
+from gorgo.config.document import MAX_LINE, MAX_NODES, excerpt, read_document
 
 
 def test_keys_and_values_are_counted_before_they_are_read() -> None:

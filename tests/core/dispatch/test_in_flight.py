@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
-from gorgo.core.latency.prefill_share import FADE_S, faded
-from gorgo.core.latency.token_gap import SHARE
+from gorgo.core.latency.decode import SHARE
+from gorgo.core.latency.prefill import FADE_S, faded
 from gorgo.core.messages.request import EngineSample
 from gorgo.core.policy.candidates import Candidates
 from gorgo.core.router import Router

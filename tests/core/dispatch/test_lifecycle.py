@@ -6,18 +6,23 @@ from dataclasses import replace
 
 import pytest
 
+from gorgo.core.dispatch.lifecycle import TRUSTED_ANSWERS
 from gorgo.core.limits import ClientLimits, ClientRules, HedgeLimits, OverloadLimits, RouterLimits
-from gorgo.core.messages.actions import Cancel, Hedge, Hold
+from gorgo.core.messages.actions import Cancel, Dispatch, Forward, Hedge, Hold
 from gorgo.core.messages.request import AttemptResult, Outcome
+from gorgo.core.router import Router
 from tests.core.routers import (
     COMPLETED,
+    FAILED,
     PROMPT,
     a_request,
     believed,
     dispatched,
+    finished,
     load_of,
     make_router,
     rejected,
+    specs,
     submitted,
     timed,
 )
@@ -138,3 +143,247 @@ def test_a_queued_request_gets_the_slot_that_a_moved_attempt_frees() -> None:
     moved, others = router.on_served_elsewhere(first.attempt_id, "b", now=0.4)
     assert moved is not None
     assert dispatched(others).replica == "a"
+
+
+def refusal(status: int) -> Outcome:
+    return Outcome(AttemptResult.UPSTREAM_4XX, status=status, unsent=True)
+
+
+def serve(router: Router, number: int, ends: dict[str, Outcome], *, now: float) -> tuple[list[str], object]:
+    """Serve a request; return the replicas that had it, and the last action."""
+    action: object = dispatched(submitted(router, a_request(f"r{number}", received_s=now), now=now))
+    names = []
+    while isinstance(action, Dispatch):
+        names.append(action.replica)
+        action = next(iter(finished(router, action.attempt_id, ends.get(action.replica, COMPLETED), now=now)), None)
+    return names, action
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 405])
+def test_no_request_is_lost_to_a_replica_that_refuses_what_another_answers(status: int) -> None:
+    router = make_router("a", "b")
+    served = [serve(router, number, {"a": refusal(status)}, now=1.0 + number / 10) for number in range(40)]
+    assert all(names[-1] == "b" and end is None for names, end in served)
+    assert [names for names, _ in served].count(["a", "b"]) == 3
+    (view, _) = router.view.snapshots(now=5.0)
+    assert (view.state, view.ejected_by, view.refusal, view.failures) == ("ejected", "refusals", status, 3)
+    assert [sample.status for sample in router.samples] == [200] * 40
+
+
+def test_three_that_refuse_do_not_hide_the_fourth_which_answers() -> None:
+    router = make_router(*"abcd")
+    ends = {name: refusal(401) for name in "abc"}
+    for number in range(20):
+        assert serve(router, number, ends, now=1.0 + number)[0][-1] == "d"
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 405])
+def test_what_every_replica_refuses_is_forwarded_and_ejects_none_however_often(status: int) -> None:
+    router = make_router("a", "b")
+    ends = {name: refusal(status) for name in "ab"}
+    for number in range(500):
+        names, end = serve(router, number, ends, now=1.0 + number / 100)
+        assert end == Forward(f"r{number}")
+        assert len(names) == len(set(names))
+    assert set(router.view.health_states().values()) == {"healthy"}
+    assert all((view.failures, view.refusal) == (0, None) for view in router.view.snapshots(now=9.0))
+    assert {sample.status for sample in router.samples} == {status}
+
+
+def test_refused_requests_have_a_retry_budget_of_their_own() -> None:
+    limits = RouterLimits(retry_budget_ratio=0.0, retry_budget_minimum=5)
+    router = make_router("a", "b", limits=limits)
+    ends = {name: refusal(404) for name in "ab"}
+    tried = sum(len(serve(router, number, ends, now=1.0)[0]) for number in range(50))
+    assert tried == 55, "five retries"
+    failing = [serve(router, number, {"a": FAILED}, now=1.0) for number in range(3)]
+    assert all(end is None for _, end in failing), "failed requests have theirs"
+
+
+def test_a_proven_refusal_makes_the_next_retries_free() -> None:
+    router = make_router("a", "b", limits=RouterLimits(retry_budget_ratio=0.0, retry_budget_minimum=1))
+    sent = [dispatched(submitted(router, a_request(f"r{n}"), now=1.0)) for n in range(30)]
+    again = dispatched(finished(router, sent[0].attempt_id, refusal(401), now=1.1))
+    finished(router, again.attempt_id, COMPLETED, now=1.2)
+    for attempt in sent[1:]:
+        assert dispatched(finished(router, attempt.attempt_id, refusal(401), now=1.3)).replica == "b"
+
+
+def test_an_answer_of_its_own_clears_a_replica() -> None:
+    router = make_router("a", "b")
+    for number in range(30):
+        serve(router, 2 * number, {"a": refusal(404)}, now=1.0 + number)
+        assert serve(router, 2 * number + 1, {}, now=1.5 + number)[0] == ["a"]
+    assert router.view.health_states()["a"] == "healthy"
+    assert router.view.snapshots(now=40.0)[0].refusal is None
+
+
+def test_any_other_4xx_is_the_client_s_until_a_replica_answers_nothing_else() -> None:
+    router = make_router("a", "b")
+    served = [serve(router, number, {"a": refusal(400)}, now=1.0 + number / 10) for number in range(20)]
+    assert [names for names, _ in served[:3]] == [["a"]] * 3
+    assert all(end == Forward(f"r{number}") for number, (_, end) in enumerate(served[:3]))
+    assert all(end is None for _, end in served[3:]), "lost to the first three only"
+    assert router.view.snapshots(now=3.0)[0].ejected_by == "refusals"
+
+
+def test_an_answer_to_an_earlier_request_says_nothing_of_a_replica_that_began_to_refuse() -> None:
+    router = make_router("a", "b")
+    earlier = [dispatched(submitted(router, a_request(f"e{number}"), now=0.5)) for number in range(10)]
+    for number in range(3):
+        assert serve(router, number, {"a": refusal(400)}, now=1.0 + number)[0] == ["a"]
+        router.on_first_token(earlier[number].attempt_id, now=1.5 + number)
+    assert serve(router, 3, {"a": refusal(400)}, now=5.0)[0] == ["a", "b"]
+
+
+def test_a_bad_request_among_good_ones_is_forwarded_at_once() -> None:
+    router = make_router("a", "b")
+    for number in range(30):
+        names, end = serve(router, 2 * number, {"a": refusal(400)}, now=1.0 + number)
+        assert (names, end) == (["a"], Forward(f"r{2 * number}"))
+        serve(router, 2 * number + 1, {}, now=1.5 + number)
+
+
+def test_a_refusal_that_has_been_sent_ends_the_request() -> None:
+    router = make_router("a", "b")
+    sent = dispatched(submitted(router, a_request(), now=1.0))
+    assert finished(router, sent.attempt_id, Outcome(AttemptResult.UPSTREAM_4XX, status=404), now=1.0) == []
+    assert [sample.status for sample in router.samples] == [404]
+
+
+def test_a_replica_without_a_route_gets_none_of_its_requests_and_all_others() -> None:
+    """Its failures are never three in a row, and retries of so many requests would be over any budget."""
+    limits = RouterLimits(retry_budget_ratio=0.0, retry_budget_minimum=3)
+    router = make_router("a", "b", limits=limits)
+    for number in range(200):
+        now = 1.0 + number / 100
+        request = replace(a_request(f"m{number}", received_s=now), route="/v1/messages")
+        action: object = dispatched(submitted(router, request, now=now))
+        names = []
+        while isinstance(action, Dispatch):
+            names.append(action.replica)
+            end = refusal(404) if action.replica == "a" else COMPLETED
+            action = next(iter(finished(router, action.attempt_id, end, now=now)), None)
+        assert names == (["a", "b"] if number < 3 else ["b"])
+        assert serve(router, number, {}, now=now)[0] == ["a"], "other routes go there as before"
+    assert router.view.health_states()["a"] == "healthy"
+    later = replace(a_request("later", received_s=20.0), route="/v1/messages")
+    assert dispatched(submitted(router, later, now=20.0)).replica == "a", "tried again after a while"
+
+
+def test_a_replica_that_refuses_a_kind_is_tried_again_when_it_is_alone_or_has_joined_anew() -> None:
+    router = make_router("a", "b")
+    for number in range(3):
+        serve(router, 2 * number, {"a": refusal(404)}, now=1.0)
+        other = replace(a_request(f"other{number}"), route="/generate")
+        finished(router, dispatched(submitted(router, other, now=1.0)).attempt_id, COMPLETED, now=1.0)
+    assert serve(router, 10, {}, now=2.0)[0] == ["b"]
+    router.replicas.drain("b", now=2.0)
+    assert serve(router, 11, {"a": refusal(404)}, now=2.0)[0] == ["a"]
+    router.replicas.drain("b", False, now=2.0)
+    router.replicas.set_fleet(specs("b"), now=3.0)
+    router.replicas.set_fleet(specs("a", "b"), now=3.0)
+    router.replicas.on_probe("a", 0.001, now=3.0)
+    assert serve(router, 12, {}, now=3.0)[0] == ["a"]
+
+
+def test_a_pinned_request_is_refused_by_its_only_replica() -> None:
+    router = make_router("a", "b")
+    for number in range(9):
+        sent = dispatched(submitted(router, a_request(f"r{number}", pinned_replica="a"), now=1.0))
+        assert finished(router, sent.attempt_id, refusal(404), now=1.0) == [Forward(f"r{number}")]
+    assert router.view.health_states()["a"] == "healthy"
+
+
+# -- short answers
+
+
+def serve_short(router: Router, number: int, short: str, *, now: float) -> tuple[list[str], object]:
+    """Serve a request; the replicas named in `short` answer with one token, withheld where the Router says so."""
+    action: object = dispatched(submitted(router, a_request(f"r{number}", received_s=now), now=now))
+    names = []
+    while isinstance(action, Dispatch):
+        names.append(action.replica)
+        end = Outcome(AttemptResult.COMPLETED, status=200)
+        if action.replica in short:
+            end = Outcome(AttemptResult.COMPLETED, status=200, short=True, unsent=action.withhold)
+        if not (end.short and end.unsent):
+            router.on_first_token(action.attempt_id, now=now)
+        action = next(iter(finished(router, action.attempt_id, end, now=now)), None)
+    return names, action
+
+
+def test_a_replica_of_short_answers_loses_three_requests_and_is_ejected_for_what_others_answer() -> None:
+    router = make_router("a", "b")
+    served = [serve_short(router, number, "a", now=1.0 + number / 10) for number in range(40)]
+    assert [names for names, _ in served[:7]] == [["a"]] * 3 + [["a", "b"]] * 3 + [["b"]]
+    assert all(names[-1] == "b" for names, _ in served[3:])
+    (view, _) = router.view.snapshots(now=4.0)
+    assert (view.state, view.ejected_by, view.refusal) == ("ejected", "answers", None)
+
+
+def test_an_answer_of_one_token_to_a_request_for_no_more_says_nothing_of_the_replica() -> None:
+    router = make_router("a", "b")
+    for number in range(3):
+        serve_short(router, number, "a", now=1.0)
+    first = dispatched(submitted(router, a_request("r-wanted"), now=1.5))
+    assert (first.replica, first.withhold) == ("a", True)
+    router.on_first_token(first.attempt_id, now=1.6)
+    router.on_finish(first.attempt_id, Outcome(AttemptResult.COMPLETED, status=200, short=None), now=1.7)
+    assert dispatched(submitted(router, a_request("r-next"), now=1.8)).withhold, "and it is suspect as before"
+
+
+def test_answers_as_short_everywhere_are_the_client_s_wish_and_eject_none() -> None:
+    router = make_router("a", "b")
+    served = [serve_short(router, number, "ab", now=1.0 + number) for number in range(200)]
+    assert set(router.view.health_states().values()) == {"healthy"}
+    assert all(view.failures == 0 for view in router.view.snapshots(now=300.0))
+    twice = sum(len(names) > 1 for names, _ in served)
+    assert 1 <= twice <= 200 // TRUSTED_ANSWERS
+
+
+def test_a_short_answer_is_better_than_the_failure_of_another_replica() -> None:
+    router = make_router("a", "b")
+    for number in range(3):
+        serve_short(router, number, "a", now=1.0)
+    first = dispatched(submitted(router, a_request("r9", received_s=2.0), now=2.0))
+    assert first.withhold
+    short = Outcome(AttemptResult.COMPLETED, status=200, short=True, unsent=True)
+    second = dispatched(finished(router, first.attempt_id, short, now=2.0))
+    assert finished(router, second.attempt_id, FAILED, now=2.0) == [Forward("r9")]
+    assert [sample.status for sample in router.samples][-1] == 200
+
+
+def test_a_long_answer_ends_the_doubt() -> None:
+    router = make_router("a", "b")
+    for number in range(30):
+        short = "" if number % 3 == 2 else "a"
+        assert serve_short(router, number, short, now=1.0 + number)[0] == ["a"]
+
+
+def test_a_replica_that_breaks_answers_off_is_withheld_after_the_second() -> None:
+    router = make_router("a", "b")
+    broken = Outcome(AttemptResult.FAILED_AFTER_CONTENT, status=200, error="truncated")
+    for number in range(2):
+        sent = dispatched(submitted(router, a_request(f"r{number}"), now=1.0 + number))
+        assert not sent.withhold
+        router.on_first_token(sent.attempt_id, now=1.0 + number)
+        assert finished(router, sent.attempt_id, broken, now=1.0 + number) == []
+    for number in range(2, 5):
+        sent = dispatched(submitted(router, a_request(f"r{number}"), now=1.0 + number))
+        assert (sent.replica, sent.withhold) == ("a", True)
+        again = Outcome(AttemptResult.FAILED_BEFORE_CONTENT, status=200, error="truncated")
+        sent = dispatched(finished(router, sent.attempt_id, again, now=1.0 + number))
+        assert (sent.replica, sent.withhold) == ("b", False)
+        finished(router, sent.attempt_id, COMPLETED, now=1.0 + number)
+    assert router.view.snapshots(now=6.0)[0].ejected_by == "answers"
+
+
+def test_a_stalled_stream_is_no_broken_answer() -> None:
+    router = make_router("a", "b")
+    stalled = Outcome(AttemptResult.FAILED_AFTER_CONTENT, status=200, error="timeout")
+    for number in range(9):
+        sent = dispatched(submitted(router, a_request(f"r{number}"), now=1.0 + number))
+        assert sent.replica == "a"
+        router.on_first_token(sent.attempt_id, now=1.0 + number)
+        finished(router, sent.attempt_id, stalled, now=1.0 + number)

@@ -1,16 +1,19 @@
+""""""
+
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf
+from math import inf, nan
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gorgo.core.fleet.columns import accelerator_code
-from gorgo.core.fleet.fleet import Fleet
-from gorgo.core.fleet.network import arrival_s, record_connection
+from gorgo.core.fleet.columns import Columns, accelerator_code, arrival_s, record_connection
+from gorgo.core.fleet.fleet import Fleet, FleetTimers, ewma, is_stale
 from gorgo.core.fleet.outlier import PANIC_BACK_OFF_S
-from gorgo.core.fleet.spec import ReplicaSpec
+from gorgo.core.fleet.replica import Replica, ReplicaSpec
 from gorgo.core.latency.prefill import PrefillPrior
 from gorgo.core.latency.tcp import Pacing, TcpWindows, paced_round_trips
 from gorgo.core.limits import OutlierLimits
@@ -399,3 +402,56 @@ def test_an_accelerator_is_known_by_its_code_and_can_be_changed(fleet: Fleet) ->
     codes = [fleet.columns.accelerator[fleet.member(name).slot] for name in kinds]
     assert codes == pytest.approx([accelerator_code("A30"), accelerator_code("V100"), np.nan], nan_ok=True)
     assert accelerator_code("A30") == int(accelerator_code("A30")) < 2**48
+
+
+def test_first_sample_stands_for_itself() -> None:
+    assert ewma(nan, 0.2, 0.3) == 0.2
+
+
+def test_new_sample_counts_with_its_weight() -> None:
+    assert ewma(0.1, 0.2, 0.3) == pytest.approx(0.13)
+    assert ewma(0.1, 0.2, 1.0) == pytest.approx(0.2)
+
+
+def test_a_figure_is_stale_at_its_age_limit_and_never_before_it_was_seen() -> None:
+    assert not is_stale(10.0, now=99.9, after_s=90.0)
+    assert is_stale(10.0, now=100.0, after_s=90.0)
+    assert not is_stale(None, now=1e9, after_s=90.0)
+
+
+COUNT = 5
+
+
+def replicas() -> list[Replica]:
+    columns = Columns.empty()
+    columns.grow(COUNT)
+    return [Replica.create(ReplicaSpec(f"r{slot}", "here"), slot, columns, OutlierLimits()) for slot in range(COUNT)]
+
+
+moves = st.tuples(st.integers(0, COUNT - 1), st.none() | st.integers(0, 9).map(float)) | st.integers(0, 9).map(float)
+
+
+@given(st.lists(moves, max_size=200))
+def test_the_earliest_is_that_of_a_naive_twin(steps: list[tuple[int, float | None] | float]) -> None:
+    fleet, timers = replicas(), FleetTimers()
+    twin: dict[int, float] = {}
+    for step in steps:
+        if isinstance(step, tuple):
+            slot, due_s = step
+            timers.set(fleet[slot], due_s)
+            twin.pop(slot, None)
+            if due_s is not None:
+                twin[slot] = due_s
+        else:
+            due = sorted(slot for slot, due_s in twin.items() if due_s <= step)
+            assert [replica.slot for replica in timers.pop_due(now=step)] == due
+            twin = {slot: due_s for slot, due_s in twin.items() if slot not in due}
+        assert timers.next_s == min(twin.values(), default=None)
+
+
+def test_times_that_were_replaced_take_no_memory() -> None:
+    fleet, timers = replicas(), FleetTimers()
+    for number in range(10_000):
+        timers.set(fleet[number % COUNT], float(number))
+    assert len(timers._heap) <= 64 + 2 * COUNT + 1
+    assert timers.next_s == 9_995.0

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gorgo.core.arrays import Floats
 from gorgo.core.fleet.columns import Columns
 from gorgo.core.fleet.peer_loads import CELLS, FADE_S, MAX_PEERS, PeerLoads
+from gorgo.core.numeric import Floats
 
 
 def columns_of(slots: int) -> Columns:

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from gorgo.core.fleet.spec import ReplicaSpec
+from gorgo.core.fleet.replica import ReplicaSpec
 from gorgo.core.limits import OutlierLimits, OverloadLimits, RouterLimits
-from gorgo.core.messages.actions import Dispatch, Hold
-from gorgo.core.messages.events import HealthChanged, RegionChanged
+from gorgo.core.messages.actions import Dispatch, HealthChanged, Hold, RegionChanged
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.core.router import Router
 from tests.core.routers import (

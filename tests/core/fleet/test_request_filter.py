@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gorgo.core.fleet.fleet import Fleet
+from gorgo.core.fleet.replica import ReplicaSpec
 from gorgo.core.fleet.request_filter import (
     FIRST_PAUSE_S,
     FIRST_TRIAL_S,
@@ -20,7 +21,6 @@ from gorgo.core.fleet.request_filter import (
     WITHOUT_KIND_S,
     RequestFilter,
 )
-from gorgo.core.fleet.spec import ReplicaSpec
 from gorgo.core.limits import OutlierLimits, RouterLimits
 from gorgo.core.messages.actions import Dispatch, Reject
 from gorgo.core.messages.request import AttemptResult, Outcome, RouteRequest

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from gorgo.core.fleet.replica import ReplicaSpec
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
-from gorgo.core.fleet.spec import ReplicaSpec
 from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.request import AttemptResult, EngineSample, Outcome, RouteRequest
 from gorgo.core.router import Router

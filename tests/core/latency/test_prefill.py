@@ -1,9 +1,30 @@
+""""""
+
 from __future__ import annotations
+
+from math import exp, inf, nan
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gorgo.core.latency.prefill import PrefillPrior, prefill_s
+from gorgo.core.latency.prefill import (
+    FADE_S,
+    MEMORY_TOKENS,
+    MIN_TOKENS,
+    MOST_PASSED,
+    SLOWEST,
+    PrefillPrior,
+    PrefillSpeed,
+    ReportedSpeed,
+    faded,
+    mean_of_columns,
+    mean_of_rows,
+    prefill_s,
+    shares_of_columns,
+    with_prefill,
+)
 
 
 def test_time_of_a_prefill_is_constant_linear_and_quadratic() -> None:
@@ -28,3 +49,280 @@ def test_a_prior_counts_as_known_by_its_rate() -> None:
     given = PrefillPrior.of(None, 20_000.0, None)
     assert given.known
     assert (given.base_s, given.kappa_s) == (PrefillPrior().base_s, PrefillPrior().kappa_s)
+
+
+cells = st.lists(st.floats(0.0, 3.0), min_size=1, max_size=12)
+
+
+@pytest.mark.parametrize(("every_s", "prefill_s"), [(0.1, 0.05), (0.5, 0.4), (2.0, 0.5)])
+def test_in_a_steady_stream_it_is_the_share_of_the_time(every_s: float, prefill_s: float) -> None:
+    share = 0.0
+    for _ in range(round(10 * FADE_S / every_s)):
+        share = with_prefill(share, every_s, prefill_s)
+    assert share == pytest.approx(prefill_s / every_s, rel=0.05)
+
+
+def test_an_empty_cell_of_any_age_has_no_share() -> None:
+    assert with_prefill(0.0, 1.8e9, 3.0) == 3.0 / FADE_S
+
+
+@given(cells, st.floats(0.0, 1e9))
+def test_rows_have_the_very_numbers_of_columns(shares: list[float], now: float) -> None:
+    since_s = [now / (1 + place) for place in range(len(shares))]
+    assert [faded(share, now - at_s) for share, at_s in zip(shares, since_s, strict=True)] == shares_of_columns(
+        np.array(shares), np.array(since_s), now
+    ).tolist()
+
+
+@given(st.floats(0.0, 3.0), st.floats(0.0, 1e9), st.floats(0.0, 1e9))
+def test_it_only_fades(share: float, age_s: float, more_s: float) -> None:
+    assert 0.0 <= faded(share, age_s + more_s) <= faded(share, age_s) <= share
+
+
+@given(cells)
+def test_the_mean_of_rows_is_the_very_number_of_columns(shares: list[float]) -> None:
+    assert mean_of_rows(shares) == mean_of_columns(np.array(shares))
+
+
+def learned(*tokens: tuple[float, float, float, bool]) -> PrefillSpeed:
+    """Of tokens (engine time, arrival, prior, head of the line)."""
+    speed = PrefillSpeed()
+    for engine_s, arrived_s, prior_s, head in tokens:
+        speed.on_first_token(engine_s=engine_s, arrived_s=arrived_s, prior_s=prior_s, head=head)
+    return speed
+
+
+def test_a_replica_is_as_fast_as_its_prior_until_it_shows_otherwise() -> None:
+    assert learned().factor == 1.0
+
+
+def test_the_first_token_of_an_idle_replica_counts_from_the_arrival_less_half_a_step() -> None:
+    assert learned((12.005, 10.0, 1.0, True)).factor == pytest.approx((2.0 + 5.0) / (1.0 + 5.0))
+
+
+def test_a_request_that_was_there_before_the_last_first_token_counts_from_that() -> None:
+    speed = learned((11.005, 10.0, 1.0, True), (14.005, 10.5, 1.0, True))
+    kept = exp(-0.1)
+    assert speed.factor == pytest.approx((1.0 * kept + 3.0 + 5.0) / (1.0 * kept + 1.0 + 5.0))
+
+
+def test_a_request_that_came_within_half_a_step_of_the_last_first_token_counts_from_its_arrival() -> None:
+    speed = learned((11.005, 10.0, 1.0, True), (13.009, 11.004, 1.0, True))
+    kept = exp(-0.1)
+    assert speed.factor == pytest.approx((1.0 * kept + 1.999 + 5.0) / (1.0 * kept + 1.0 + 5.0))
+
+
+def test_tokens_that_come_together_count_with_nothing_for_the_later_ones() -> None:
+    speed = learned((12.005, 10.0, 1.0, True), (12.005, 10.0, 1.0, True))
+    kept = exp(-0.1)
+    assert speed.factor == pytest.approx((2.0 * kept + 0.0 + 5.0) / (1.0 * kept + 1.0 + 5.0))
+
+
+def test_nothing_is_learned_while_an_older_request_has_the_engine() -> None:
+    assert learned((12.0, 10.0, 1.0, False)).factor == 1.0
+
+
+def test_a_short_prompt_that_ends_in_the_last_step_of_a_long_one_hides_no_time() -> None:
+    """An engine ends both in one step, and the token of the later one may be read first."""
+    speed = learned((40.005, 35.0, 0.1, False), (40.005, 20.0, 20.0, True))
+    assert speed.factor == pytest.approx((20.0 + 5.0) / (20.1 + 5.0))
+
+
+def test_what_passed_an_older_request_counts_with_it() -> None:
+    passed = learned((11.0, 10.0, 1.0, True), (13.0, 10.6, 1.0, False), (14.0, 10.5, 2.0, True))
+    kept = exp(-0.3)
+    assert passed.factor == pytest.approx((0.995 * kept + 3.0 + 5.0) / (1.0 * kept + 3.0 + 5.0))
+
+
+def test_what_passed_a_request_that_failed_counts_for_no_later_one() -> None:
+    speed = learned((12.0, 11.0, 1.0, False), (22.005, 20.0, 2.0, True))
+    assert speed.factor == pytest.approx((2.0 + 5.0) / (2.0 + 5.0))
+
+
+def test_a_stuck_request_may_be_passed_by_so_many() -> None:
+    speed = learned(*((10.0 + number, 10.0, 0.5, False) for number in range(MOST_PASSED + 1)))
+    assert speed.last_s == 10.0 + MOST_PASSED
+    speed.on_first_token(engine_s=100.0, arrived_s=5.0, prior_s=26.0, head=True)
+    assert speed.factor == pytest.approx((26.0 + 5.0) / (26.0 + 5.0), rel=1e-3)
+
+
+def test_work_of_others_before_a_token_that_passed_leaves_the_time_out() -> None:
+    speed = PrefillSpeed()
+    speed.on_first_token(engine_s=12.0, arrived_s=10.5, prior_s=0.5, head=False, shared_until_s=11.0)
+    speed.on_first_token(engine_s=13.0, arrived_s=10.0, prior_s=0.5, head=True)
+    assert speed.factor == 1.0
+
+
+def test_the_factor_stays_within_its_bounds() -> None:
+    assert learned((1e6, 10.0, 1.0, True)).factor == 10.0
+    assert learned((10.0, 20.0, 100.0, True)).factor == 0.1
+
+
+def test_a_replica_three_times_slower_is_known_after_some_seconds_of_work_and_forgiven_as_fast() -> None:
+    speed, now = PrefillSpeed(), 0.0
+    for slowdown, wanted in ((3.0, pytest.approx(2.82, abs=0.02)), (1.0, pytest.approx(1.17, abs=0.02))):
+        for _ in range(40):
+            arrived_s, now = now, now + 0.5 * slowdown
+            speed.on_first_token(engine_s=now + 0.005, arrived_s=arrived_s, prior_s=0.5, head=True)
+        assert speed.factor == wanted
+
+
+@pytest.mark.parametrize(("slowdown", "steady"), [(1.7, True), (2.5, False), (0.6, True), (0.3, False)])
+def test_the_quick_average_is_believed_where_noise_does_not_reach(slowdown: float, steady: bool) -> None:
+    speed = learned(*((slowdown * second, 0.0, 1.0, True) for second in range(1, 100)))
+    halfway = (1.0 + slowdown) / 2
+    leans = abs(speed.factor - slowdown) > 0.2 * abs(1.0 - slowdown)
+    assert leans == steady
+    assert (speed.factor - halfway) * (slowdown - halfway) > 0  # nearer to the truth than to the prior, in both
+
+
+def test_what_the_engine_tells_is_where_learning_starts_from_and_weighs_as_a_given_prior() -> None:
+    speed = learned()
+    speed.set_prior(3.0)
+    assert speed.factor == 3.0
+    speed.on_first_token(engine_s=12.005, arrived_s=10.0, prior_s=1.0, head=True)
+    assert speed.factor == pytest.approx((2.0 + 5.0 * 3.0) / (1.0 + 5.0))
+
+
+@pytest.mark.parametrize(("told", "start"), [(50.0, 10.0), (0.01, 0.1)])
+def test_a_reported_speed_is_a_start_within_the_bounds(told: float, start: float) -> None:
+    """Then a second of the prior takes a second: the quick average of (1 + 0.5 x start) / 1.5 is far from the start."""
+    speed = learned()
+    speed.set_prior(told)
+    assert speed.factor == start
+    speed.on_first_token(engine_s=11.005, arrived_s=10.0, prior_s=1.0, head=True)
+    assert speed.factor == pytest.approx((1.0 + 0.5 * start) / 1.5)
+
+
+@pytest.mark.parametrize(
+    ("spent_s", "factor"),
+    [
+        (5.5, (5.5 + 0.5) / (2.0 + 0.5)),  # quick: 2.4: counts
+        (4.45, (4.45 + 5.0) / (2.0 + 5.0)),  # quick: 1.98: the steady one
+        (0.76, (0.76 + 5.0) / (2.0 + 5.0)),  # quick: 0.504
+        (0.74, (0.74 + 0.5) / (2.0 + 0.5)),  # quick: 0.496: counts
+        (4.55, (4.55 + 0.5) / (2.0 + 0.5)),  # quick: 2.02: counts
+    ],
+)
+def test_the_quick_average_counts_beyond_twice_and_below_half_of_the_start(spent_s: float, factor: float) -> None:
+    assert learned((10.005 + spent_s, 10.0, 2.0, True)).factor == pytest.approx(factor)
+
+
+def test_the_quick_average_forgets_twice_as_fast() -> None:
+    """Two seconds of the prior each: one that took 10 s, one that took 10 s again."""
+    speed = learned((20.005, 10.0, 2.0, True), (30.005, 10.5, 2.0, True))
+    kept = exp(-2.0 / 5.0)
+    assert speed.factor == pytest.approx((10.0 * kept + 10.0 + 0.5) / (2.0 * kept + 2.0 + 0.5))
+
+
+def test_telling_does_not_count_again_what_was_learned() -> None:
+    speed = learned(*((3.0 * second, 0.0, 1.0, True) for second in range(1, 400)))
+    before = speed.factor
+    speed.set_prior(3.0)
+    assert speed.factor == pytest.approx(before, rel=0.07)
+    speed.set_prior(1e6)
+    assert speed.factor <= SLOWEST
+
+
+PRIOR = PrefillPrior(base_s=0.0, tokens_per_s=10_000.0, kappa_s=0.0)
+
+
+def test_nothing_is_told_by_too_few_tokens_and_they_count_later() -> None:
+    told = ReportedSpeed(PRIOR)
+    assert not told.on_counters(MIN_TOKENS - 1, 1.0)
+    assert told.factor is None
+    assert told.on_counters(2 * MIN_TOKENS, 2 * MIN_TOKENS / 5_000.0)
+    assert told.factor == pytest.approx(2.0)
+
+
+def test_the_first_look_counts_from_the_start_of_the_engine() -> None:
+    told = ReportedSpeed(PRIOR)
+    told.on_counters(1e9, 3e5)
+    assert told.factor == pytest.approx(3.0)
+
+
+def test_a_replica_that_becomes_slow_shows_within_some_scrapes_however_long_it_was_fast() -> None:
+    told, tokens, spent_s = ReportedSpeed(PRIOR), 1e9, 1e5
+    told.on_counters(tokens, spent_s)
+    for _ in range(20):
+        tokens, spent_s = tokens + MEMORY_TOKENS / 10, spent_s + 3 * MEMORY_TOKENS / 10 / 10_000
+        told.on_counters(tokens, spent_s)
+    assert told.factor is not None
+    assert 2.6 < told.factor < 3.0
+
+
+def test_counters_that_went_back_are_an_engine_that_started_again() -> None:
+    told = ReportedSpeed(PRIOR)
+    told.on_counters(1e9, 1e5)
+    assert told.on_counters(100_000, 20.0)
+    assert told.factor is not None
+    assert 1.0 < told.factor < 1.2
+
+
+@pytest.mark.parametrize(("token_s", "plausible"), [(1.1e-7, True), (0.9e-7, False), (0.99, True), (1.01, False)])
+def test_an_engine_prefills_ten_million_tokens_a_second_at_most_and_one_at_least(
+    token_s: float, plausible: bool
+) -> None:
+    told = ReportedSpeed(PRIOR)
+    assert told.on_counters(1e6, 1e6 * token_s) is plausible
+    assert told.factor == (pytest.approx(token_s * 10_000) if plausible else None)
+    assert told.on_counters(2e6, 1e6 * token_s + 100.0), "the next look counts from this one, whatever it was"
+    assert told.factor is not None
+    assert plausible or told.factor == pytest.approx(1.0)
+
+
+def test_a_scrape_weighs_as_many_tokens_as_are_remembered_at_most_and_fades_with_later_ones() -> None:
+    """4 and 3 times slower than the prior: 1e6 tokens faded by half of the memory, and half as many new ones."""
+    told = ReportedSpeed(PRIOR)
+    told.on_counters(5e6, 5e6 * 4e-4)
+    told.on_counters(5e6 + 5e5, 5e6 * 4e-4 + 5e5 * 3e-4)
+    kept = exp(-0.5)
+    assert told.factor == pytest.approx((1e6 * kept * 4.0 + 5e5 * 3.0) / (1e6 * kept + 5e5))
+
+
+@pytest.mark.parametrize("back", ["tokens", "seconds"])
+def test_either_counter_that_went_back_is_an_engine_that_started_again(back: str) -> None:
+    """10,000 tokens at twice the prior since its start; the difference to the last look would be something else."""
+    told = ReportedSpeed(PRIOR)
+    told.on_counters(*((1e6, 1.5) if back == "tokens" else (5e3, 100.0)))
+    assert told.on_counters(10_000, 2.0)
+    before, kept = ((1e6, 1e6 * 1.5e-6) if back == "tokens" else (5e3, 100.0)), exp(-10_000 / 1e6)
+    spent_s = before[1] * kept + 2.0
+    assert told.factor == pytest.approx(spent_s / (before[0] * kept + 10_000) * 10_000)
+
+
+def test_the_mix_of_requests_is_of_those_dispatched_and_fades_with_them() -> None:
+    """A usual request of 1,500 tokens, at 1 s and 0.1 ms a token, then one of 200,000 tokens in 60 s."""
+    prior = PrefillPrior(base_s=1.0, tokens_per_s=10_000.0, kappa_s=0.0)
+    told = ReportedSpeed(prior)
+    told.on_request(200_000, 60.0)
+    told.on_counters(1e6, 400.0)
+    kept = exp(-1.0)
+    assert told.factor == pytest.approx(4e-4 / ((1.15 * kept + 60.0) / (1500 * kept + 200_000)))
+
+
+def test_a_usual_request_has_5500_cached_tokens_before_1500_new_ones() -> None:
+    prior = PrefillPrior(base_s=0.0, tokens_per_s=1e9, kappa_s=1e-6)
+    told = ReportedSpeed(prior)
+    told.on_counters(1e6, 6250.0)
+    assert told.factor == pytest.approx(6250e-6 / (1e-9 + 1e-6 * (5500 + 750)), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "spent_s"), [(None, 1.0), (1e6, None), (1e6, 0.0), (1e6, 1e9), (nan, 1.0), (1e6, nan), (1e6, inf)]
+)
+def test_what_cannot_be_meant_changes_nothing(tokens: float | None, spent_s: float | None) -> None:
+    told = ReportedSpeed(PRIOR)
+    assert not told.on_counters(tokens, spent_s)
+    assert told.factor is None
+
+
+def test_the_same_engine_is_as_fast_whatever_the_lengths_of_its_prompts() -> None:
+    """An engine that is exactly its prior, under short prompts whose constant part is most of them."""
+    prior, told = PrefillPrior(), ReportedSpeed(PrefillPrior())
+    tokens = spent_s = 0.0
+    for _ in range(10_000):
+        tokens, spent_s = tokens + 60, spent_s + prior.seconds(60, 4000)
+        told.on_request(60, prior.seconds(60, 4000))
+    told.on_counters(tokens, spent_s)
+    assert told.factor == pytest.approx(1.0, rel=0.02)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gorgo.core.fleet.peer_loads import FADE_S
-from gorgo.core.latency.prefill_share import faded
+from gorgo.core.latency.prefill import faded
 from gorgo.core.limits import OverloadLimits, RouterLimits
 from gorgo.core.messages.actions import Hold
 from gorgo.core.messages.kv_events import CacheSnapshot
@@ -21,11 +21,10 @@ from gorgo.core.peers.records import (
     SharedCacheReport,
     StartedPrefill,
 )
-from gorgo.core.prefix.origin import Origin
+from gorgo.core.prefix.index import Origin
 from gorgo.core.router import Router
+from gorgo.policies.multi_depth import MultiDepth, RouteTable
 from gorgo.policies.registry import make_policy
-from gorgo.policies.sticky.multi_depth import MultiDepth
-from gorgo.policies.sticky.routes import RouteTable
 from tests.core.routers import PROMPT, a_request, blocks_of, dispatched, load_of, make_router, submitted, timed
 from tests.core.training.learners import LeastPredicted, LinearModel
 

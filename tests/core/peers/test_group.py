@@ -6,7 +6,7 @@ import pytest
 
 from gorgo.core.messages.kv_events import CacheSnapshot
 from gorgo.core.peers.records import PeerReport, ReplicaLoad
-from gorgo.core.prefix.origin import Origin
+from gorgo.core.prefix.index import Origin
 from tests.core.parts import STATUS, make_parts
 from tests.core.routers import a_request
 

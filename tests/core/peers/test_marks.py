@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from gorgo.core.peers.marks import GroupPrefixes, marks_of_prompt
 from gorgo.core.peers.records import PrefixMarks
-from gorgo.core.prefix.origin import Origin
+from gorgo.core.prefix.index import Origin
 from gorgo.core.prefix.residency import NO_PREFIX
 from tests.core.routers import a_request, blocks_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gorgo.core.messages.cache_source import CacheSource
+from gorgo.core.messages.decision import CacheSource
 
 #: Slot, model, tokens per block.
 Place = tuple[int, str | None, int]

@@ -19,9 +19,8 @@ from gorgo.core.messages.kv_events import (
     KvTier,
 )
 from gorgo.core.messages.request import RouteRequest
-from gorgo.core.prefix.kv_chain import chain_hashes, token_bytes
-from gorgo.core.prefix.kv_feed import SOURCES
-from gorgo.core.prefix.kv_feeds import SNAPSHOT_AGE_S, KvFeeds
+from gorgo.core.prefix.kv_feeds import SNAPSHOT_AGE_S, SOURCES, KvFeeds
+from gorgo.core.prefix.kv_source import chain_hashes, token_bytes
 from gorgo.core.prefix.kv_speculation import Speculation
 from tests.core.prefix.feeds_twin import Claim, FeedsTwin, TwinFeed
 

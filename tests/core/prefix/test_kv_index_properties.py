@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from gorgo.core.messages.kv_events import BlocksRemoved, BlocksStored, CacheCleared, KvEvent, KvEventBatch, KvTier
-from gorgo.core.prefix.kv_chain import chain_hashes, token_bytes
 from gorgo.core.prefix.kv_index import KvEventIndex
+from gorgo.core.prefix.kv_source import chain_hashes, token_bytes
 from tests.core.prefix.kv_twin import KvTwin
 
 SLOTS = st.integers(0, 2)

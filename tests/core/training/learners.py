@@ -10,14 +10,12 @@ from numpy.typing import NDArray
 
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.policy.candidates import Candidates
-from gorgo.core.policy.choice import Choice, argmin_tiebreak
-from gorgo.core.policy.cost import choose_min_cost
+from gorgo.core.policy.choice import Choice, argmin_tiebreak, choose_min_cost
 from gorgo.core.policy.interface import IndexKind
 from gorgo.core.policy.weights import Weights, WeightSpec
 from gorgo.core.training.features import feature_table
-from gorgo.core.training.model import Model
+from gorgo.core.training.model import Model, TrainingSpec
 from gorgo.core.training.outcomes import TrainingRows
-from gorgo.core.training.spec import TrainingSpec
 
 NAMES = ("uncached_tokens", "rtt_s", "in_flight_requests")
 

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from gorgo.core.fleet.spec import ReplicaSpec
+from gorgo.core.fleet.replica import ReplicaSpec
 from gorgo.core.limits import HedgeLimits, RouterLimits
 from gorgo.core.messages.actions import Hedge
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.weights import Weights
 from gorgo.core.router import Router
-from gorgo.core.training.learner import Learner
+from gorgo.core.training.learning import Learner
 from gorgo.core.training.outcomes import TrainingRows
 from gorgo.errors import ConfigError
 from gorgo.policies.registry import make_policy

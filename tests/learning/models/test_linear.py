@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gorgo.core.training.spec import TrainingSpec
-from gorgo.learning.models.linear import fit_linear
-from gorgo.learning.models.rls import RecursiveLeastSquares, fit_rls
+from gorgo.core.training.model import TrainingSpec
+from gorgo.learning.models.linear import RecursiveLeastSquares, fit_linear, fit_rls
 from tests.learning.outcomes import NAMES, STEP_S, training_rows, with_censoring
 
 SPEC = TrainingSpec("linear", NAMES)

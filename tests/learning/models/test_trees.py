@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gorgo.core.training.spec import TrainingSpec
+from gorgo.core.training.model import TrainingSpec
 from gorgo.errors import MissingExtra
-from gorgo.learning.fit import fit
 from gorgo.learning.models.trees import TreesModel, fit_trees, import_lightgbm
+from gorgo.learning.trainer import fit
 from tests.learning.extra import needs_lightgbm
 from tests.learning.outcomes import NAMES, training_rows, with_censoring
 

@@ -12,7 +12,7 @@ import pytest
 from gorgo.core.messages.kv_events import CacheSnapshot
 from gorgo.live.state import FLUSH_BLOCKS
 from tests.proxy.conftest import QUIET, Running, Start, config_for, system_tls, until
-from tests.proxy.fakes import DONE, USAGE, answer, chat, delta, hang, stream
+from tests.proxy.fakes import DONE, USAGE, answer, chat, delta, event, hang, stream
 from tests.proxy.test_requests import checked
 
 CHAT = "/v1/chat/completions"
@@ -306,3 +306,53 @@ async def test_an_answer_has_at_most_a_thousand_samples(
     assert answer.pop("now_s") <= fleet.state.routing.clock()
     assert answer == {"samples": []}
     assert seen == [asked]
+
+
+COMPLETIONS = "/v1/completions"
+#: Two blocks of the prefix index.
+ASKED = {"prompt": "long " * 120, "stream": True}
+
+
+@pytest.fixture
+async def fleet_self_check(start: Start) -> Running:
+    replicas = [await start.replica(stream(event({"choices": [{"text": "a"}]}), DONE)) for _ in range(2)]
+    return await start.proxy(config_for(replicas), replicas, environ={"GORGO_INTERNAL_ROUTES": "1"})
+
+
+async def test_it_is_off_by_default(start: Start) -> None:
+    fleet = await start.fleet([stream(DONE)])
+    checked(await fleet.admin.get("/admin/check"), 404, "not_found")
+
+
+async def test_an_idle_proxy_has_nothing_open_and_every_invariant_holds(fleet_self_check: Running) -> None:
+    assert (await fleet_self_check.client.post(COMPLETIONS, json=ASKED)).status_code == 200
+    await fleet_self_check.idle()
+    inside = (await fleet_self_check.admin.get("/admin/check")).json()
+    assert inside["violation"] is None
+    assert (inside["in_flight"], inside["queued"], inside["exchanges"], inside["draining"]) == (0, 0, 0, 0)
+    assert (inside["buffered_bytes"], inside["buffers"]) == (0, 0)
+    assert set(inside["active"].values()) == set(inside["open_responses"].values()) == {0}
+    assert inside["index"].keys() == {"blocks", "nodes"}
+    assert min(inside["index"].values()) > 0
+    assert inside["tasks"]["ReplicaMonitor.run"] == 2
+
+
+async def test_an_index_that_miscounts_is_named(fleet_self_check: Running) -> None:
+    await fleet_self_check.client.post(COMPLETIONS, json=ASKED)
+    fleet_self_check.state.routing.router.index.stored_blocks += 1
+    said = (await fleet_self_check.admin.get("/admin/check")).json()["violation"]
+    assert "PrefixIndex.check, line" in said
+
+
+async def test_buffered_bytes_without_a_request_are_named(fleet_self_check: Running) -> None:
+    fleet_self_check.state.buffers.used_bytes += 1
+    assert (await fleet_self_check.admin.get("/admin/check")).json()["violation"] == "buffered bytes in sum"
+    fleet_self_check.state.buffers.used_bytes -= 1
+
+
+async def test_a_reservation_without_an_attempt_is_named(fleet_self_check: Running) -> None:
+    router = fleet_self_check.state.routing.router
+    router._fleet.reserve(router._fleet.member("r1"), 7)
+    said = (await fleet_self_check.admin.get("/admin/check")).json()["violation"]
+    assert said.startswith("r1: ")
+    assert "reserved for 0 open attempts" in said

@@ -24,7 +24,7 @@ from gorgo.live.admin.bodies import (
     read_body,
 )
 from gorgo.live.http.errors import HttpError, Message
-from tests.sim.live_shell import VirtualLoop
+from tests.lab.sim.live_shell import VirtualLoop
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import httpx
 
-from gorgo.config.fleet.source import FleetSourceConfig
+from gorgo.config.fleet import FleetSourceConfig
 from gorgo.fleet_sources.fleet import FoundFleet
 from gorgo.live.admin.app import Admin
 from tests.documents import DOCS, code, rows_of, section

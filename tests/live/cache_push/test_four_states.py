@@ -16,11 +16,12 @@ from typing import Any
 
 import pytest
 
-from gorgo.apps.engine_server import run_engine, server
-from gorgo.apps.engine_server.push import reporter
-from gorgo.apps.engine_server.push.reporter import PushReporter, PushTarget
-from gorgo.config.model import Config, ModelConfig, RegionConfig, ReplicaConfig
-from tests.apps.engine_server.conftest import QUICK
+from gorgo.config.fleet import ReplicaConfig
+from gorgo.config.model import Config, ModelConfig, RegionConfig
+from gorgo.lab.engine_server import push as reporter
+from gorgo.lab.engine_server import run_engine, server
+from gorgo.lab.engine_server.push import PushReporter, PushTarget
+from tests.lab.engine_server.conftest import QUICK
 from tests.proxy.conftest import QUIET, Running, Start, until
 
 TOKENS = {"PUSH_0": "token-of-replica-0", "PUSH_1": "token-of-replica-1"}

@@ -13,9 +13,7 @@ import httpx
 import pytest
 
 from gorgo.core.messages.kv_events import KvEventBatch
-from gorgo.live.cache_push.reports import MAX_PACKED_BYTES, PACKED
-from gorgo.live.cache_push.service import INLINE
-from gorgo.live.cache_push.source import SILENT_S
+from gorgo.live.cache_push import INLINE, MAX_PACKED_BYTES, PACKED, SILENT_S
 from tests.proxy.conftest import TOKEN, Running, Start, config_for, until, with_replica
 from tests.proxy.fakes import DONE, delta, stream
 from tests.proxy.test_requests import checked
@@ -196,7 +194,7 @@ async def test_silent_engine_returns_to_the_history(engine: Engine, monkeypatch:
 
 
 async def test_silence_is_noticed_while_the_proxy_runs(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gorgo.live.cache_push.source.SILENT_S", 0.01)
+    monkeypatch.setattr("gorgo.live.cache_push.SILENT_S", 0.01)
     await engine.sync([1, 2])
     await until(lambda: engine.blocks() is None)
 
@@ -298,9 +296,9 @@ async def test_json_push_has_the_bound_of_an_admin_body(engine: Engine) -> None:
 
 
 async def test_bodies_that_are_read_at_once_are_bounded(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gorgo.live.admin.push_routes.MAX_READ_BYTES", 7)
+    monkeypatch.setattr("gorgo.live.admin.routes.MAX_READ_BYTES", 7)
     checked(await engine.packed("sync", b"\0" * 8), 503, "buffers_full")
-    monkeypatch.setattr("gorgo.live.admin.push_routes.MAX_READ_BYTES", 8)
+    monkeypatch.setattr("gorgo.live.admin.routes.MAX_READ_BYTES", 8)
     assert (await engine.packed("sync", b"\0" * 8)).status_code == 200
     assert (await engine.packed("sync", b"\0" * 8)).status_code == 200, "the first one has been released"
 

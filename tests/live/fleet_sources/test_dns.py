@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from gorgo.config.fleet.source import FleetSourceConfig, SourceReplicaConfig
-from gorgo.fleet_sources.dns import HostPort, Resolved
+from gorgo.config.fleet import FleetSourceConfig, SourceReplicaConfig
+from gorgo.fleet_sources.entries import HostPort, Resolved
 from gorgo.fleet_sources.fleet import FoundFleet, SourceState
 from gorgo.live.fleet_sources import dns
 from gorgo.live.fleet_sources.dns import DnsSource, Lookup, resolve_addresses

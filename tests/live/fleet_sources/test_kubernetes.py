@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from gorgo.config.fleet.source import FleetSourceConfig, KubernetesApiConfig, SourceReplicaConfig
+from gorgo.config.fleet import FleetSourceConfig, KubernetesApiConfig, SourceReplicaConfig
 from gorgo.errors import ConfigError
 from gorgo.fleet_sources import list_watch
-from gorgo.fleet_sources.endpoint_slices import SERVICE_LABEL
 from gorgo.fleet_sources.fleet import FoundFleet, SourceState
+from gorgo.fleet_sources.kubernetes import SERVICE_LABEL
 from gorgo.live.fleet_sources import api_client
 from gorgo.live.fleet_sources.kubernetes import KubernetesSource
 from gorgo.live.fleet_sources.reports import Reports

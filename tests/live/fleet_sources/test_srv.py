@@ -12,9 +12,9 @@ import pytest
 from dns.asyncresolver import Resolver
 from dns.name import from_text
 
-from gorgo.config.fleet.source import FleetSourceConfig, SourceReplicaConfig
+from gorgo.config.fleet import FleetSourceConfig, SourceReplicaConfig
 from gorgo.errors import InvalidValueError, MissingExtra
-from gorgo.fleet_sources.dns import HostPort
+from gorgo.fleet_sources.entries import HostPort
 from gorgo.fleet_sources.fleet import FoundFleet
 from gorgo.live import extras
 from gorgo.live.fleet_sources import srv as lookups

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from gorgo.config.model import ReplicaConfig, TlsConfig
+from gorgo.config.fleet import ReplicaConfig
+from gorgo.config.model import TlsConfig
 from gorgo.errors import ConfigError
 from gorgo.live.http.tls import served_tls, upstream_tls
 

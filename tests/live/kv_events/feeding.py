@@ -11,14 +11,14 @@ from time import monotonic
 from types import SimpleNamespace
 from typing import Any, cast
 
-from gorgo.apps.engine_server.kv_events import BUFFERED, TOPIC, KvEventLog, KvEventPublisher
-from gorgo.config.model import KvEventsConfig
+from gorgo.config.fleet import KvEventsConfig
 from gorgo.core.messages.actions import Action
 from gorgo.core.messages.kv_events import KvEventBatch
-from gorgo.core.prefix.kv_chain import chain_hashes, token_bytes
 from gorgo.core.prefix.kv_index import KvEventIndex
+from gorgo.core.prefix.kv_source import chain_hashes, token_bytes
 from gorgo.engines.registry import dialect
-from gorgo.live.kv_events.feeds import KvSubscriptions
+from gorgo.lab.engine_server.kv_events import BUFFERED, TOPIC, KvEventLog, KvEventPublisher
+from gorgo.live.kv_events.applier import KvSubscriptions
 from gorgo.live.kv_events.sockets import import_zmq
 from gorgo.live.kv_events.subscriber import KvSubscriber
 from gorgo.live.kv_feed_stats import KvFeedStats

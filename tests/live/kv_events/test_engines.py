@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from gorgo.apps.engine_server import run_engine
-from gorgo.config.model import Config, KvEventsConfig, ModelConfig, RegionConfig, ReplicaConfig
-from gorgo.sim.engine.profiles import EngineProfile
-from tests.apps.engine_server.conftest import QUICK
+from gorgo.config.fleet import KvEventsConfig, ReplicaConfig
+from gorgo.config.model import Config, ModelConfig, RegionConfig
+from gorgo.lab.engine_server import run_engine
+from gorgo.lab.sim.engine.profiles import EngineProfile
+from tests.lab.engine_server.conftest import QUICK
 from tests.live.kv_events.extra import needs_zmq
 from tests.live.kv_events.feeding import free_port
 from tests.proxy.conftest import QUIET, Running, Start, until

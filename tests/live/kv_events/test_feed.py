@@ -6,10 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gorgo.live.kv_events import queue
-from gorgo.live.kv_events.actions import Apply, FeedAction, Forget, Replay
-from gorgo.live.kv_events.feed import MAX_CUT_S, PublisherFeed
-from gorgo.live.kv_events.replay_limit import COOL_DOWN_S, MAX_REPLAYS
+from gorgo.live.kv_events import feed as queue
+from gorgo.live.kv_events.feed import (
+    COOL_DOWN_S,
+    MAX_CUT_S,
+    MAX_REPLAYS,
+    Apply,
+    FeedAction,
+    Forget,
+    PublisherFeed,
+    Replay,
+)
 from gorgo.live.kv_feed_stats import FeedState, KvFeedStats
 
 

@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from gorgo.config.model import KvEventsConfig, ReplicaConfig
+from gorgo.config.fleet import KvEventsConfig, ReplicaConfig
 from gorgo.core.messages.kv_events import BlocksRemoved, BlocksStored, CacheCleared, KvEvent, KvEventBatch, KvTier
-from gorgo.core.prefix.kv_chain import token_bytes
 from gorgo.core.prefix.kv_index import KvEventIndex
+from gorgo.core.prefix.kv_source import token_bytes
 from gorgo.errors import InvalidValueError, MissingExtra
 from gorgo.live import extras
-from gorgo.live.kv_events.frames import is_end, read_message, replay_request
 from gorgo.live.kv_events.pieces import PIECE_BLOCKS, pieces
 from gorgo.live.kv_events.sockets import import_zmq
+from gorgo.live.kv_events.subscription import is_end, read_message, replay_request
 from gorgo.live.kv_feed_stats import FeedState, worst
 
 NUMBER = (7).to_bytes(8, "big")

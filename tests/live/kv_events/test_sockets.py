@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-from gorgo.live.kv_events import turns
-from gorgo.live.kv_events.receiver import Receiver
-from gorgo.live.kv_events.sockets import import_zmq
-from gorgo.live.kv_events.turns import Arrivals, Turn
+from gorgo.live.kv_events import sockets
+from gorgo.live.kv_events.sockets import Arrivals, Receiver, Turn, import_zmq
 from tests.live.kv_events.extra import needs_zmq
 from tests.live.kv_events.feeding import until
 
@@ -120,7 +118,7 @@ async def test_a_message_that_waits_while_another_is_handled_does_not_occupy_the
 async def test_a_socket_with_many_messages_is_looked_at_and_a_quiet_one_is_watched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(turns, "MIN_GATHER_S", 0.001)
+    monkeypatch.setattr(sockets, "MIN_GATHER_S", 0.001)
     taken: list[list[bytes]] = []
     with pair(taken=taken) as (sender, receiver), counted(receiver, "_poll") as looks:
         waiting = asyncio.create_task(receiver.next_message())

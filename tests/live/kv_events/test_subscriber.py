@@ -7,9 +7,9 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from gorgo.config.model import KvEventsConfig
+from gorgo.config.fleet import KvEventsConfig
 from gorgo.engines.kv_sources import VLLM_FLAG, VLLM_PATH
-from gorgo.live.kv_events import feed, replay, subscriber
+from gorgo.live.kv_events import feed, subscriber, subscription
 from gorgo.live.kv_events.pieces import PIECE_BLOCKS
 from gorgo.live.kv_events.sockets import KvSockets
 from tests.live.kv_events.extra import needs_zmq
@@ -115,7 +115,7 @@ async def test_blocks_are_forgotten_after_a_long_cut(monkeypatch: pytest.MonkeyP
 
 
 async def test_a_replay_without_an_end_fails_and_live_messages_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay, "IDLE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(subscription, "IDLE_TIMEOUT_S", 0.2)
     async with publishing() as engine, publishing() as other:
         # An address that takes requests and never answers.
         silent = KvEventsConfig(endpoint=engine.publisher.endpoint, replay=other.publisher.endpoint)
@@ -128,7 +128,7 @@ async def test_a_replay_without_an_end_fails_and_live_messages_go_on(monkeypatch
 async def test_a_replay_fails_where_the_connection_is_refused_before_its_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(replay, "IDLE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(subscription, "IDLE_TIMEOUT_S", 0.2)
     # ZeroMQ takes the queue of a peer of the wrong kind away, and a request then waits for a place in one.
     monkeypatch.setattr(KvSockets, "request", lambda sockets, _endpoint: sockets._socket(sockets.zmq.DEALER))
     async with publishing() as engine, subscribed(engine.config) as feeding:

@@ -11,7 +11,7 @@ from msgspec.msgpack import encode
 
 from gorgo.core.messages.kv_events import BlocksRemoved, KvEventBatch
 from gorgo.engines.kv_sources import KvEventSource
-from gorgo.live.kv_events.actions import Apply
+from gorgo.live.kv_events.feed import Apply
 from gorgo.live.kv_events.subscription import Subscription
 from gorgo.live.kv_feed_stats import FeedState, KvFeedStats
 

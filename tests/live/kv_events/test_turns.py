@@ -10,8 +10,8 @@ from typing import cast
 
 import pytest
 
-from gorgo.live.kv_events import turns
-from gorgo.live.kv_events.turns import Arrivals, Turn
+from gorgo.live.kv_events import sockets as turns
+from gorgo.live.kv_events.sockets import Arrivals, Turn
 
 
 class Now:

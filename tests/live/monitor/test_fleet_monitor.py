@@ -11,7 +11,7 @@ import pytest
 from gorgo.live.monitor.fleet_monitor import FleetMonitor, run_timers
 from gorgo.live.monitor.replica_monitor import ReplicaMonitor
 from gorgo.live.state import Routing
-from tests.sim.live_shell import VirtualLoop
+from tests.lab.sim.live_shell import VirtualLoop
 
 
 def times_told(due_s: list[float | None], run_s: float) -> list[float]:

@@ -16,8 +16,8 @@ import pytest
 from gorgo import __version__
 from gorgo.live.admin.app import admin_app
 from gorgo.live.openapi.documents import admin_document, client_document
-from gorgo.live.request.routes import INFERENCE_ROUTES
-from gorgo.proxy.app import PUBLIC_ROUTES, data_app
+from gorgo.live.request.parse import INFERENCE_ROUTES
+from gorgo.proxy.server import PUBLIC_ROUTES, data_app
 from tests.live.openapi.check import faults, resolve
 from tests.proxy.conftest import Running, Start
 from tests.proxy.fakes import DONE, answer, chat, delta, stream
@@ -73,7 +73,7 @@ def test_references_lead_somewhere_and_everything_is_named_once(document: dict[s
 
 def test_headers_that_answers_carry_and_requests_may_have_are_described() -> None:
     root = Path(__file__).parents[3] / "gorgo"
-    sent = set(re.findall(r'b"(x-[a-z-]+)"', (root / "proxy/exchange/response.py").read_text()))
+    sent = set(re.findall(r'b"(x-[a-z-]+)"', (root / "proxy/exchange/exchange.py").read_text()))
     assert set(CLIENT["components"]["responses"]["Completed"]["headers"]) == sent
     read = set(re.findall(r'b"(x-[a-z-]+)"', (root / "live/request_options.py").read_text()))
     named = {parameter["name"] for parameter in CLIENT["components"]["parameters"].values()}

@@ -17,8 +17,7 @@ import pytest
 from gorgo.core.prompt.fingerprint import MAX_BLOCKS, Fingerprinter
 from gorgo.live.http.errors import HttpError
 from gorgo.live.parsing import workers as workers_module
-from gorgo.live.parsing.fields import MAX_TEXT, BodyFields, read_fields
-from gorgo.live.parsing.json_body import MAX_VALUES
+from gorgo.live.parsing.json_body import MAX_TEXT, MAX_VALUES, BodyFields, read_fields
 from gorgo.live.parsing.worker import MAX_MEMORY_BYTES, reader
 from gorgo.live.parsing.workers import JOB_TIMEOUT_S, BodyWorkers
 from gorgo.live.request.judgement import wants_more_than_one

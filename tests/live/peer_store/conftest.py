@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gorgo.live.peer_store import connection, link, reader, writer
+from gorgo.live.peer_store import connection, reader, service, writer
 from tests.live.peer_store.server import BINARY, RedisServer, running
 
 
@@ -33,6 +33,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         (reader, "BLOCK_S", 0.05),
         (connection, "COMMAND_S", 0.15),
         (connection, "CONNECT_S", 0.15),
-        (link, "MAX_BACKOFF_S", 0.2),
+        (service, "MAX_BACKOFF_S", 0.2),
     ):
         monkeypatch.setattr(module, name, value)

@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 
 from gorgo.config.model import SharedConfig
-from gorgo.live.telemetry.peer_table import StoreFault
+from gorgo.live.telemetry.peers import StoreFault
 from tests.core.routers import blocks_of
 from tests.live.peer_store.group import Member, member, until
 from tests.live.peer_store.relay import relay
@@ -158,7 +158,7 @@ async def test_a_restarted_store_whose_clock_is_behind_is_read_from_its_start(re
 async def test_what_a_failed_write_had_is_in_the_next_report_within_its_bounds(
     store: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gorgo.live.peer_store.outgoing.MAX_PREFIXES", 3)
+    monkeypatch.setattr("gorgo.live.peer_store.writer.MAX_PREFIXES", 3)
     async with two(store.shared()) as (first, second):
         store.kill()
         await until(lambda: alone(first, "unreachable"))

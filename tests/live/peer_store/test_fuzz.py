@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 
-from gorgo.core.latency.prefill_share import shares_of_columns
+from gorgo.core.latency.prefill import shares_of_columns
 from gorgo.core.peers.codec import encode_report
 from gorgo.core.peers.records import (
     LearnedSpeed,
@@ -27,7 +27,7 @@ from gorgo.core.peers.records import (
     StartedPrefill,
 )
 from gorgo.core.router import Router
-from gorgo.live.peer_store.names import StoreNames
+from gorgo.live.peer_store.connection import StoreNames
 from gorgo.live.peer_store.reader import ReportReader
 from gorgo.live.telemetry.peers import PeerCounts
 from gorgo.policies.registry import make_policy

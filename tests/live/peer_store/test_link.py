@@ -7,10 +7,8 @@ import logging
 import pytest
 from redis import exceptions
 
-from gorgo.live.peer_store.faults import fault_of
-from gorgo.live.peer_store.link import FIRST_BACKOFF_S, MAX_BACKOFF_S, StoreLink
-from gorgo.live.telemetry.peer_table import StoreFault
-from gorgo.live.telemetry.peers import PeerCounts
+from gorgo.live.peer_store.service import FIRST_BACKOFF_S, MAX_BACKOFF_S, StoreLink, fault_of
+from gorgo.live.telemetry.peers import PeerCounts, StoreFault
 
 BROKEN = exceptions.ConnectionError("Connection refused")
 

@@ -9,8 +9,8 @@ import pytest
 
 from gorgo.config.model import ClientRuleConfig, ClientsConfig, Config, ModelConfig
 from gorgo.errors import ConfigError
-from gorgo.live.reload.protection import refuse_loss
-from tests.live.reload.test_config_diff import OLD
+from gorgo.live.reload.reloader import refuse_loss
+from tests.live.reload.test_reloader import OLD
 
 RULE = ClientRuleConfig(
     name="team", max_in_flight=2, requests_per_minute=60.0, tokens_per_minute=600.0, allowed_regions=("here",)

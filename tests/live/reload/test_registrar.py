@@ -117,7 +117,7 @@ async def test_replica_of_the_file_is_neither_registered_nor_removed(start: Star
 
 
 async def test_only_so_many_register(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gorgo.live.control.fleet_plans.MAX_REGISTERED", 1)
+    monkeypatch.setattr("gorgo.live.control.transactions.MAX_REGISTERED", 1)
     a = await start.replica(QUICK)
     followed = await follow(start, tmp_path, regions({"a": a}), [a])
     await post(followed, "b", a.url)

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from typing import Any, cast
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gorgo.core.buffer_budget import BufferBudget
 from gorgo.core.latency.ttft import PARTS, TtftParts
+from gorgo.core.messages.decision import CacheSourceStats, KvEventStats
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.core.metric_spec import label_of
-from gorgo.live.telemetry.metric_table import LABELS
-from gorgo.live.telemetry.metrics import METRICS, Metrics
+from gorgo.formatting import cache_line, reports_cache
+from gorgo.live.cache_push import PushStats
+from gorgo.live.kv_feed_stats import FeedState, KvFeedStats
+from gorgo.live.state import CacheState
+from gorgo.live.telemetry.metric_table import CACHE_METRICS, CACHE_REPORTS, LABELS
+from gorgo.live.telemetry.metrics import METRICS, MIN_WINDOW_S, CacheMetrics, Metrics, Saturation
 from tests.core.routers import make_router, timed
-from tests.proxy.conftest import Running, Start
+from tests.live.cache_push.test_pushes import TOKENS, Engine
+from tests.proxy.conftest import Running, Start, config_for, with_replica
 from tests.proxy.fakes import DONE, USAGE, answer, chat, delta, stream
 
 CHAT = "/v1/chat/completions"
@@ -177,3 +186,145 @@ def test_each_region_says_whether_it_is_cut_off() -> None:
         router.replicas.on_probe(name, None, now=40.0)
     assert router.view.unreachable_regions == {"there"}
     assert cut_off() == {"here": 0.0, "there": 1.0}
+
+
+def state(feed: KvFeedStats | None = None, pushes: PushStats | None = None, **changes: Any) -> CacheState:
+    fields: dict[str, Any] = {
+        "source": "push",
+        "complete": True,
+        "block_tokens": 16,
+        "blocks": 70,
+        "speculated_blocks": 0,
+        "age_s": 1.5,
+        "requests": 2,
+        "estimated_tokens": 90,
+        "reported_tokens": 100,
+        "phantom_tokens": 4,
+        "missed_tokens": 14,
+        "events": KvEventStats(),
+    }
+    return CacheState("here", CacheSourceStats(**{**fields, **changes}), pushes or PushStats(), feed)
+
+
+def samples(found: CacheState) -> dict[tuple[str, ...], float]:
+    metrics = CacheMetrics()
+    metrics.read = lambda: {"r0": found}
+    return {
+        (
+            sample.name,
+            *(value for name, value in sample.labels.items() if name not in ("replica", "region")),
+        ): sample.value
+        for family in metrics.collect()
+        for sample in family.samples
+    }
+
+
+def test_metrics_have_the_source_its_age_and_its_errors() -> None:
+    found = samples(state())
+    assert found["gorgo_cache_source", "push"] == 1
+    assert found["gorgo_cache_reported_blocks",] == 70
+    assert found["gorgo_cache_report_age_seconds",] == 1.5
+    assert (found["gorgo_cache_phantom_tokens_total",], found["gorgo_cache_missed_tokens_total",]) == (4, 14)
+    assert {name for name, *_ in found} == CACHE_METRICS
+
+
+def test_age_of_a_source_without_reports_is_absent() -> None:
+    assert ("gorgo_cache_report_age_seconds",) not in samples(state(source="history", age_s=None))
+
+
+def test_every_count_of_feeds_and_pushes_has_its_result() -> None:
+    feed = KvFeedStats(
+        messages=1, rejected_messages=2, rejected_events=3, gaps=4, restarts=5, replays=6, failed_replays=7
+    )
+    pushes = PushStats(snapshots=8, evictions=9, stale=10, lost=11, limited=12, silences=13)
+    found = samples(state(feed, pushes))
+    reports = {result: found["gorgo_cache_reports_total", result] for result in CACHE_REPORTS}
+    assert list(reports.values()) == [1, 5, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13]
+
+
+@pytest.mark.parametrize(
+    ("found", "shown"),
+    [
+        (state(source="history", age_s=None), False),
+        (state(), True),
+        (state(source="events"), True),
+        (state(KvFeedStats(state=FeedState.SILENT), source="history"), True),
+        (state(pushes=PushStats(silences=1), source="history"), True),
+    ],
+)
+def test_terminal_shows_caches_with_reports_or_with_lost_ones(found: CacheState, shown: bool) -> None:
+    assert reports_cache(found.as_dict()) is shown
+
+
+def test_line_names_the_state_and_faults_of_a_feed() -> None:
+    feed = KvFeedStats(state=FeedState.GAP, gaps=2, replays=3, failed_replays=1)
+    line = cache_line(state(feed, source="events", complete=False, requests=0).as_dict())
+    assert line == "events, incomplete, 70 blocks, newest 2 s ago, feed gap, gaps 2, replays 3, failed replays 1"
+
+
+async def test_pushes_are_seen_in_metrics_fleet_status_and_page(start: Start) -> None:
+    replicas = [await start.replica(stream(delta("a"), DONE))]
+    config = with_replica(config_for(replicas), 0, push_token_env="PUSH_0")
+    proxy = await start.proxy(config, replicas, environ=TOKENS)
+    engine = Engine(proxy)
+    await engine.sync([1, 2, 3])
+    engine.sequence += 2
+    await engine.evict([1])
+    metrics = (await proxy.admin.get("/metrics")).text
+    assert 'gorgo_cache_source{cache_source="push",region="here",replica="r0"} 1.0' in metrics
+    assert 'gorgo_cache_reported_blocks{region="here",replica="r0"} 2.0' in metrics
+    assert 'gorgo_cache_reports_total{region="here",replica="r0",result="lost"} 2.0' in metrics
+    (row,) = (await proxy.admin.get("/admin/fleet")).json()["replicas"]
+    assert (row["cache"]["source"], row["cache"]["blocks"], row["cache"]["pushes"]["lost"]) == ("push", 2, 2)
+    (shown,) = (await proxy.admin.get("/admin/status")).json()["replicas"]
+    assert shown["cache"]["source"] == "push"
+
+
+@dataclass
+class Limits:
+    max_in_flight: int = 200
+
+
+@dataclass
+class Settings:
+    limits: Limits = field(default_factory=Limits)
+
+
+@dataclass
+class Load:
+    in_flight: int = 0
+    settings: Settings = field(default_factory=Settings)
+
+
+def saturation(load: Load, times: list[float]) -> Saturation:
+    """One whose clocks are the two numbers of `times`."""
+    return Saturation(cast(Any, load), BufferBudget(1000), wall=lambda: times[0], processor=lambda: times[1])
+
+
+def test_requests_are_a_share_of_the_limit() -> None:
+    load = Load()
+    found = saturation(load, [0.0, 0.0])
+    assert dict(found.shares())["requests"] == 0.0
+    load.in_flight = 50
+    assert dict(found.shares())["requests"] == 0.25
+    load.in_flight = 500
+    assert dict(found.shares())["requests"] == 1.0
+
+
+def test_processor_is_the_share_of_the_last_window() -> None:
+    times = [0.0, 0.0]
+    found = saturation(Load(), times)
+    assert dict(found.shares())["processor"] == 0.0
+    times[:] = [2 * MIN_WINDOW_S, 1.5 * MIN_WINDOW_S]
+    assert dict(found.shares())["processor"] == 0.75
+    times[:] = [2 * MIN_WINDOW_S + 0.1, 1.5 * MIN_WINDOW_S]
+    assert dict(found.shares())["processor"] == 0.75, "a second server scrapes a moment later"
+    times[:] = [4 * MIN_WINDOW_S, 1.5 * MIN_WINDOW_S]
+    assert dict(found.shares())["processor"] == 0.0
+
+
+def test_threads_do_not_make_more_than_all_of_it() -> None:
+    times = [0.0, 0.0]
+    found = saturation(Load(), times)
+    times[:] = [10.0, 30.0]
+    assert dict(found.shares())["processor"] == 1.0

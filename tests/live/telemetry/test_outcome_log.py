@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gorgo.apps.learn.outcomes import read_outcomes
 from gorgo.core.training.features import FEATURES
 from gorgo.errors import ConfigError
+from gorgo.lab.learn import read_outcomes
 from gorgo.live.telemetry import line_log
 from gorgo.live.telemetry.outcome_log import open_outcome_log
 from tests.proxy.conftest import QUIET, Running, Start, config_for, with_replica
@@ -93,7 +93,7 @@ async def test_a_full_disk_is_logged_and_routing_goes_on(
     def fail(descriptor: int, data: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("gorgo.live.telemetry.line_file.os.write", fail)
+    monkeypatch.setattr("gorgo.live.telemetry.line_log.os.write", fail)
     for _ in range(2):
         assert (await fleet.client.post(CHAT, content=chat(stream=True))).status_code == 200
     await fleet.stop()

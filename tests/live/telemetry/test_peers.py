@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from gorgo.core.prefix.origin import Origin
+from gorgo.core.prefix.index import Origin
 from gorgo.live.telemetry.peers import PeerCounts, PeerMeasures, PeerMetrics
 
 

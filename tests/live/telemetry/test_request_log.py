@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gorgo.apps.request_log import read_request_log
 from gorgo.config.model import Config
+from gorgo.lab.request_log import read_request_log
 from gorgo.live.telemetry import line_log
 from gorgo.live.telemetry.line_log import LineLog
 from gorgo.live.telemetry.request_log_file import Finished, RequestLogFile, logged_hashes

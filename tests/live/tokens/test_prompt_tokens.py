@@ -15,18 +15,16 @@ from hypothesis import strategies as st
 
 from gorgo.config.model import ModelConfig
 from gorgo.core.messages.kv_events import BlocksStored, KvEventBatch, KvTier
-from gorgo.core.prefix.kv_chain import chain_hashes, chain_root, token_bytes
 from gorgo.core.prefix.kv_index import KvEventIndex
-from gorgo.core.prompt.exact import ExactPrompt
+from gorgo.core.prefix.kv_source import chain_hashes, chain_root, token_bytes
 from gorgo.core.prompt.fingerprint import Fingerprinter
-from gorgo.core.prompt.simulated_tokens import simulated_tokens
+from gorgo.core.prompt.tokens import ExactPrompt, simulated_tokens
 from gorgo.errors import InvalidValueError
 from gorgo.live import prompt_tokens
 from gorgo.live.http.errors import HttpError
-from gorgo.live.parsing.fields import BodyFields, read_fields, read_large_body
+from gorgo.live.parsing.json_body import BodyFields, read_fields, read_large_body
 from gorgo.live.prompt_tokens import MAX_WAITING, QUICK_CHARS, PromptTokens
-from gorgo.live.tokens.chat_template import ChatTemplate
-from gorgo.live.tokens.model_tokens import ModelTokens, read_models
+from gorgo.live.tokens.model_tokens import ChatTemplate, ModelTokens, read_models
 from tests.live.tokens.files import (
     LLAMA3,
     NO_SYSTEM,

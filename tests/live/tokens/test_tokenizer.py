@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gorgo.core.prefix.kv_chain import token_bytes
+from gorgo.core.prefix.kv_source import token_bytes
 from gorgo.errors import InvalidValueError, MissingExtra
-from gorgo.live.tokens.segments import SegmentCache
-from gorgo.live.tokens.tokenizer import FileTokenizer, read_tokenizer, require_extra
+from gorgo.live.tokens.tokenizer import FileTokenizer, SegmentCache, read_tokenizer, require_extra
 from tests.live.tokens.files import SPECIAL, model_folder, needs_tokenizers, reference_ids, tokenizer_json
 
 PIECES = st.one_of(st.sampled_from(SPECIAL), st.text(max_size=12), st.sampled_from([" ", "\n\n", "<|im_", "start|>"]))

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from time import process_time
 
-from gorgo.core.training.spec import TrainingSpec
+from gorgo.core.training.model import TrainingSpec
 from gorgo.live.helper_worker import frame, pickled
 from gorgo.live.training.messages import Settings
 from gorgo.live.training.worker import PAUSE_S, SLICE_S, pace

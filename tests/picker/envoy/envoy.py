@@ -17,10 +17,9 @@ import httpx
 import pytest
 import yaml
 
-from gorgo.config.fleet.source import FleetSourceConfig
+from gorgo.config.fleet import FleetSourceConfig
 from gorgo.config.model import Config
-from gorgo.picker.envoy.clusters import replicas_cluster
-from gorgo.picker.envoy.config import envoy_config
+from gorgo.picker.envoy.config import envoy_config, replicas_cluster
 from tests.proxy.conftest import until
 
 _SPEC = importlib.util.find_spec("envoy")

@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 import httpx
 
+from gorgo.config.fleet import ReplicaConfig
 from gorgo.config.model import (
     ClientRuleConfig,
     ClientsConfig,
@@ -21,12 +22,11 @@ from gorgo.config.model import (
     OverloadConfig,
     PickerConfig,
     RegionConfig,
-    ReplicaConfig,
 )
+from gorgo.live import process
 from gorgo.live.build import build_live
 from gorgo.live.listener.sockets import ServerAddresses
-from gorgo.live.process import run
-from gorgo.live.process.options import ProcessOptions
+from gorgo.live.process import ProcessOptions
 from gorgo.live.state import LiveState
 from gorgo.picker import server
 from gorgo.picker.state import PickerState
@@ -110,7 +110,7 @@ async def rig(folder: Path) -> AsyncIterator[Rig]:
         config = config_for(replicas, folder / "keys")
         options = ProcessOptions(policy=make_policy("round-robin"), environ={}, key=7, seed=7)
         shutdown = asyncio.Event()
-        stack.enter_context(patch.object(run, "build_live", build))
+        stack.enter_context(patch.object(process, "build_live", build))
         stack.enter_context(patch.object(server, "PickerState", catch))
         task = asyncio.create_task(server.serve(config, options, ready=bound.set_result, shutdown=shutdown))
         await asyncio.wait((task, bound), return_when=asyncio.FIRST_COMPLETED, timeout=20)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gorgo.config.fleet.source import FleetSourceConfig
-from gorgo.config.model import Config, PickerConfig, ProxyConfig, RegionConfig, ReplicaConfig, TlsConfig
+from gorgo.config.fleet import FleetSourceConfig, ReplicaConfig
+from gorgo.config.model import Config, PickerConfig, ProxyConfig, RegionConfig, TlsConfig
 from gorgo.picker.envoy.config import RETRIES, envoy_config, envoy_yaml
-from gorgo.picker.transport.health import DECIDING
+from gorgo.picker.transport.services import DECIDING
 from tests.picker.envoy.envoy import PROGRAM, needs_envoy
 from tests.proxy.authority import Authority, needs_openssl
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gorgo.live.http.headers import Header
-from gorgo.live.http.request_headers import RequestHeaders
+from gorgo.live.http.headers import Header, RequestHeaders
 from gorgo.picker.protocol import heads
 from gorgo.picker.protocol.heads import VARYING, HeadReader
 from gorgo.picker.protocol.messages import ProtocolError, read_message, read_subset

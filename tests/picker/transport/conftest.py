@@ -12,11 +12,9 @@ import grpc
 import pytest
 
 from gorgo.config.model import TlsConfig
-from gorgo.picker.transport.health import Health
 from gorgo.picker.transport.http2.server import Http2Server
-from gorgo.picker.transport.limits import TransportLimits
-from gorgo.picker.transport.services import PROCESS, Services, services
-from gorgo.picker.transport.streams import CallHandlers, Output
+from gorgo.picker.transport.services import PROCESS, Health, Services, services
+from gorgo.picker.transport.streams import CallHandlers, Output, TransportLimits
 from tests.picker.transport.calls import EchoCall
 
 MESSAGE_BYTES = 1_000_000

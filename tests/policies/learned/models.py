@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gorgo.core.arrays import Floats
+from gorgo.core.numeric import Floats
 
 
 class LinearFake:

@@ -11,7 +11,7 @@ from gorgo.core.messages.actions import Dispatch, Hedge, Hold, Reject
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.policy.weights import Weights
 from gorgo.core.router import Router
-from gorgo.core.training.learner import Learner
+from gorgo.core.training.learning import Learner
 from gorgo.policies.registry import make_policy
 from tests.core.routers import COMPLETED, a_request, dispatched, make_router, submitted, timed
 from tests.policies.learned.models import LinearFake

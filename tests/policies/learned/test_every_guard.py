@@ -15,9 +15,9 @@ from experiments.variants import find_variant
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.policy.candidates import Candidates
 from gorgo.core.policy.weights import Weights
-from gorgo.core.training.learner import Learner
+from gorgo.core.training.learning import Learner
+from gorgo.policies.learned.base import Guard
 from gorgo.policies.learned.gorgo_residual import GorgoResidual
-from gorgo.policies.learned.guards import Guard
 from gorgo.policies.learned.lodestar import Lodestar
 from gorgo.policies.learned.predicted_latency import PredictedLatency
 from tests.policies.learned.models import BrokenFake, LinearFake

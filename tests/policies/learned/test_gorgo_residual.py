@@ -10,8 +10,8 @@ import pytest
 
 from gorgo.core.policy.candidates import Candidates
 from gorgo.core.policy.choice import Choice, Prediction
-from gorgo.core.training.learner import Learner
-from gorgo.core.training.spec import TrainingSpec
+from gorgo.core.training.learning import Learner
+from gorgo.core.training.model import TrainingSpec
 from gorgo.errors import ConfigError
 from gorgo.policies.gorgo_ms import GorgoMs
 from gorgo.policies.learned.gorgo_residual import FEATURES, PRIOR, GorgoResidual, clipped

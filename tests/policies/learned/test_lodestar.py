@@ -12,10 +12,10 @@ import pytest
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.policy.candidates import Candidates
 from gorgo.core.policy.choice import Choice
-from gorgo.core.training.learner import Learner
+from gorgo.core.training.learning import Learner
 from gorgo.errors import ConfigError
-from gorgo.policies.learned.lodestar import FEATURES, Lodestar
-from gorgo.policies.prefix_cache_and_load import PrefixCacheAndLoad
+from gorgo.policies.learned.lodestar import FEATURES, Lodestar, is_saturated, replicas_of_group
+from gorgo.policies.prefix_cache import PrefixCacheAndLoad
 from tests.policies.learned.models import BrokenFake, LinearFake
 from tests.policies.table import choose, request, rows_chosen, table
 
@@ -203,3 +203,41 @@ def test_a_prediction_is_divided_by_the_priors_into_idle_time_and_backlog() -> N
     np.testing.assert_allclose(parts(choice), [[1.1, 0.5], [1.9, 0.0], [1.0, 0.5]])
     cold = choose(Lodestar(), waiting(3000, 500, **known))
     np.testing.assert_allclose(parts(cold), [[1.1, 1.1], [0.0, 0.0], [1.0, 1.0]])
+
+
+SALTS = np.random.default_rng(0).integers(0, 2**63, 8).astype(np.uint64)
+
+
+def saturated(usage: list[float], cached: list[float]) -> bool:
+    return is_saturated(np.array(usage), np.array(cached), saturation=0.8, min_hit_tokens=100)
+
+
+def test_pools_are_full_by_their_mean_and_a_short_match_is_not_worth_the_filter() -> None:
+    assert saturated([0.9, 0.8], [0, 101])
+    assert not saturated([0.9, 0.7], [0, 101])
+    assert not saturated([0.9, 0.8], [0, 100])
+
+
+def test_an_unknown_usage_counts_as_the_worst_known_and_as_none_if_none_is_known() -> None:
+    assert saturated([0.9, np.nan], [0, 200])
+    assert not saturated([np.nan, np.nan], [0, 200])
+
+
+def test_a_group_has_k_replicas_and_always_the_same() -> None:
+    rows = replicas_of_group(SALTS, 77, 2)
+    assert len(set(rows.tolist())) == 2
+    assert rows.tolist() == replicas_of_group(SALTS, 77, 2).tolist()
+    assert replicas_of_group(SALTS, 77, 8).tolist() == list(range(8))
+
+
+def test_groups_spread_over_the_fleet() -> None:
+    counts = np.bincount(np.concatenate([replicas_of_group(SALTS, group, 2) for group in range(-400, 400)]))
+    assert counts.min() > 150
+
+
+def test_when_a_replica_leaves_only_its_groups_change_and_keep_their_other_replica() -> None:
+    remaining = np.delete(np.arange(8), 3)
+    for group in range(200):
+        before = set(replicas_of_group(SALTS, group, 2).tolist())
+        after = {int(remaining[row]) for row in replicas_of_group(SALTS[remaining], group, 2)}
+        assert before - {3} <= after

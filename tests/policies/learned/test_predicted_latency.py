@@ -11,11 +11,20 @@ import pytest
 
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.policy.candidates import Candidates
-from gorgo.core.training.learner import Learner
+from gorgo.core.training.learning import Learner
 from gorgo.core.training.outcomes import TrainingRows
 from gorgo.learning.trainer import Trainer
-from gorgo.policies.learned.predicted_latency import FEATURES, PredictedLatency
-from gorgo.policies.load_prefix import LoadPrefix
+from gorgo.policies.learned.predicted_latency import (
+    FEATURES,
+    Headroom,
+    PredictedLatency,
+    cached_shares,
+    gate,
+    headroom_of,
+    scores,
+    tier,
+)
+from gorgo.policies.prefix_cache import LoadPrefix
 from tests.policies.learned.models import BrokenFake, LinearFake
 from tests.policies.table import choose, request, table
 
@@ -187,3 +196,127 @@ def test_the_candidates_of_a_request_are_predicted_in_one_call_per_time() -> Non
 
     choose(policy_of(Counting(FEATURES, TTFT)), busy(1, 2, 3), asked=asked())
     assert calls == [3]
+
+
+SHARES, TTFT_S = np.array([1.0, 0.85, 0.2]), np.array([4.0, 3.0, 1.0])
+
+
+def gated(
+    share: float, *, rows: tuple[int, ...] = (0, 1, 2), max_penalty_s: float = 5.0, explores: bool = False
+) -> tuple[list[int], str | None]:
+    found = gate(np.array(rows), SHARES, TTFT_S, share=share, max_penalty_s=max_penalty_s, explores=explores)
+    return found.rows.tolist(), found.guard
+
+
+def test_candidates_with_the_share_pass_alone() -> None:
+    assert gated(0.99) == ([0], "affinity_kept")
+    assert gated(0.8) == ([0, 1], "affinity_kept")
+
+
+@pytest.mark.parametrize(
+    ("share", "rows"),
+    [(0.0, (0, 1, 2)), (0.99, (1, 2)), (0.1, (0, 1, 2)), (0.99, (0,))],
+    ids=["no gate", "no candidate has it", "each has it", "one candidate"],
+)
+def test_all_pass_where_there_is_nothing_to_prefer(share: float, rows: tuple[int, ...]) -> None:
+    assert gated(share, rows=rows) == (list(rows), None)
+
+
+def test_the_gate_opens_where_the_cached_ones_are_later_by_more_than_the_penalty() -> None:
+    assert gated(0.99, max_penalty_s=2.0) == ([0, 1, 2], "affinity_left")
+    assert gated(0.99, max_penalty_s=3.0) == ([0], "affinity_kept")
+    assert gated(0.99, max_penalty_s=0.0) == ([0], "affinity_kept")  # no limit
+
+
+def test_the_penalty_is_between_the_best_of_both_sides() -> None:
+    assert gated(0.8, max_penalty_s=1.9) == ([0, 1, 2], "affinity_left")
+    assert gated(0.8, max_penalty_s=2.1) == ([0, 1], "affinity_kept")
+
+
+def test_exploration_opens_the_gate() -> None:
+    assert gated(0.8, explores=True) == ([0, 1, 2], "explore")
+    assert gated(0.1, explores=True) == ([0, 1, 2], None)
+
+
+def test_shares_are_of_full_blocks() -> None:
+    asked = replace(request(prompt_tokens=1000), blocks=bytes(8 * 15))
+    assert cached_shares(asked, table(3, cached=[960, 480, 1000])).tolist() == [1.0, 0.5, 1.0]
+    assert cached_shares(request(prompt_tokens=10), table(2, cached=[10, 0], prompt_tokens=10)).tolist() == [0.0, 0.0]
+
+
+ALL = np.arange(3)
+BUSY = np.ones(3)
+
+
+def headroom(ttft_s: list[float], tpot_s: list[float]) -> Headroom:
+    return Headroom(np.array(ttft_s), np.array(tpot_s))
+
+
+def scored(given: Headroom, *, in_flight: np.ndarray = BUSY, rows: np.ndarray = ALL, share: float = 0.8) -> list[int]:
+    return [int(score) for score in scores(rows, given, in_flight, ttft_share=share)]
+
+
+def test_headroom_is_the_objective_minus_the_prediction() -> None:
+    found = headroom_of(
+        np.array([0.2, 0.6]),
+        np.array([0.02, 0.06]),
+        slo_ttft_s=0.5,
+        slo_tpot_s=0.05,
+        strictest_s=np.array([np.nan, 0.03]),
+    )
+    np.testing.assert_allclose(found.ttft_s, [0.3, -0.1])
+    np.testing.assert_allclose(found.tpot_s, [0.03, -0.03])
+    assert found.is_met.tolist() == [True, False]
+
+
+def test_without_an_objective_headroom_is_minus_the_prediction() -> None:
+    found = headroom_of(
+        np.array([0.2]), np.array([0.02]), slo_ttft_s=None, slo_tpot_s=None, strictest_s=np.array([0.01])
+    )
+    assert (found.ttft_s.tolist(), found.tpot_s.tolist()) == ([-0.2], [-0.02])
+
+
+def test_without_a_prediction_per_token_that_objective_is_met() -> None:
+    found = headroom_of(np.array([0.2]), None, slo_ttft_s=1.0, slo_tpot_s=0.01, strictest_s=np.array([np.nan]))
+    assert found.is_met.tolist() == [True]
+
+
+def test_rows_that_meet_both_objectives_are_a_tier_of_their_own() -> None:
+    mixed = headroom([0.1, 0.1, -0.1], [0.1, -0.1, 0.1])
+    kept, explored = tier(ALL, mixed, explores=False), tier(ALL, mixed, explores=True)
+    assert (kept.rows.tolist(), kept.is_explored) == ([0], False)
+    assert (explored.rows.tolist(), explored.is_explored) == ([1, 2], True)
+
+
+def test_a_tier_alone_is_never_left() -> None:
+    for given in (headroom([1, 1, 1], [1, 1, 1]), headroom([-1, -1, -1], [1, 1, 1])):
+        assert [tier(ALL, given, explores=explores).rows.tolist() for explores in (False, True)] == [[0, 1, 2]] * 2
+
+
+def test_of_those_that_meet_both_the_least_headroom_has_the_highest_score() -> None:
+    assert scored(headroom([0.1, 0.2, 0.3], [0.1, 0.1, 0.1])) == [101, 51, 1]
+    assert scored(headroom([0.1, 0.2, -0.3], [0.1, 0.1, 0.1])) == [101, 1, 0]
+
+
+def test_the_first_token_weighs_80_and_the_others_20() -> None:
+    assert scored(headroom([0.0, 1.0, 1.0], [1.0, 0.0, 1.0])) == [81, 21, 1]
+
+
+def test_a_dimension_without_a_range_leaves_its_weight_to_the_other() -> None:
+    assert scored(headroom([1.0, 1.0, 1.0], [0.0, 0.5, 1.0])) == [101, 51, 1]
+    assert scored(headroom([1.0, 1.0, 1.0], [1.0, 1.0, 1.0])) == [51, 51, 51]
+
+
+def test_where_none_meets_both_an_idle_one_is_taken() -> None:
+    given = headroom([-1.0, -3.0, -2.0], [-1.0, -1.0, -1.0])
+    assert scored(given, in_flight=np.array([1.0, 0.0, 0.0])) == [0, 1, 101]
+
+
+def test_else_the_group_that_misses_least() -> None:
+    assert scored(headroom([1.0, -1.0, -1.0], [-5.0, 1.0, -1.0])) == [51, 0, 0]
+    assert scored(headroom([-9.0, -1.0, -1.0], [1.0, -1.0, -1.0])) == [51, 0, 0]
+    assert scored(headroom([-1.0, -2.0, -3.0], [-1.0, -1.0, -1.0])) == [101, 51, 1]
+
+
+def test_scores_are_of_the_rows_given() -> None:
+    assert scored(headroom([0.1, 0.2, 0.3], [0.1, 0.1, 0.1]), rows=np.array([2, 1])) == [1, 101]

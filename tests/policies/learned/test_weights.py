@@ -10,7 +10,7 @@ import pytest
 
 from gorgo.core.policy.candidates import Candidates
 from gorgo.core.policy.weights import Weights
-from gorgo.core.training.learner import Learner
+from gorgo.core.training.learning import Learner
 from gorgo.policies.learned.gorgo_residual import GorgoResidual
 from gorgo.policies.learned.lodestar import Lodestar
 from gorgo.policies.learned.predicted_latency import PredictedLatency

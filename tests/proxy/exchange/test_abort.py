@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from gorgo.config.model import Config, RegionConfig, ReplicaConfig
+from gorgo.config.fleet import ReplicaConfig
+from gorgo.config.model import Config, RegionConfig
 from gorgo.live.listener.connection.client_connection import ClientConnection
 from gorgo.live.listener.connection.head import Head
 from tests.proxy.conftest import QUIET, Start, until

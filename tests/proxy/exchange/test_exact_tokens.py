@@ -11,10 +11,10 @@ from typing import Any
 import httpx
 import pytest
 
-from gorgo.apps.request_log import read_logged_requests
 from gorgo.config.model import ModelConfig
 from gorgo.core.messages.kv_events import BlocksStored, KvEventBatch, KvTier
 from gorgo.core.messages.request import RouteRequest
+from gorgo.lab.request_log import read_logged_requests
 from tests.proxy.conftest import QUIET, Running, Start, config_for, until
 from tests.proxy.fakes import DONE, chat, delta, event, stream
 

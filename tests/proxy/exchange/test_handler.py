@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from gorgo.config.model import Config, LimitsConfig, OverloadConfig, ProxyConfig, RegionConfig, ReplicaConfig
+from gorgo.config.fleet import ReplicaConfig
+from gorgo.config.model import Config, LimitsConfig, OverloadConfig, ProxyConfig, RegionConfig
 from gorgo.live.http.errors import Message
 from gorgo.live.upstream.client import POOL_EXHAUSTED, UpstreamError
 from gorgo.proxy.exchange.handler import InferenceEndpoint

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
+from gorgo.live.http.body import ResettableTimeout
 from gorgo.live.http.headers import Header
-from gorgo.live.http.timeout import ResettableTimeout
 from gorgo.live.request import gaps, parse
-from gorgo.proxy.exchange import event_stream, response
+from gorgo.proxy.exchange import exchange
 from gorgo.proxy.exchange import passage as passage_module
+from gorgo.proxy.exchange import relay as event_stream
 from gorgo.proxy.exchange.relay import relay
-from gorgo.proxy.http.response_writer import ResponseWriter
+from gorgo.proxy.response_writer import ResponseWriter
 from tests.proxy.fakes import DONE, ROLE, USAGE, delta, event
 from tests.proxy.iterated import IteratedSource
 from tests.proxy.passages import passage_to
@@ -125,5 +126,5 @@ def test_a_relay_holds_64_kibibytes_4096_gaps_and_the_last_four_events() -> None
 
 
 def test_an_id_counts_as_four_bytes_and_an_error_event_has_five_seconds() -> None:
-    assert (parse._BYTES_PER_ID, response._ERROR_EVENT_TIMEOUT_S) == (4.0, 5.0)
+    assert (parse._BYTES_PER_ID, exchange._ERROR_EVENT_TIMEOUT_S) == (4.0, 5.0)
     assert frozenset({"/v1/chat/completions", "/v1/completions"}) == parse._USAGE_ROUTES

@@ -9,14 +9,12 @@ from typing import Any, cast
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gorgo.config.constants import BLOCK_BYTES
+from gorgo.config.values import BLOCK_BYTES
 from gorgo.core.prompt.fingerprint import Fingerprinter
-from gorgo.core.prompt.token_ratio import BytesPerToken
+from gorgo.core.prompt.tokens import BytesPerToken
 from gorgo.live.http.errors import HttpError
-from gorgo.live.parsing.fields import read_fields
-from gorgo.live.parsing.json_body import check_media_type
-from gorgo.live.request.parse import ParsedRequest, parse_request
-from gorgo.live.request.routes import INFERENCE_ROUTES
+from gorgo.live.parsing.json_body import check_media_type, read_fields
+from gorgo.live.request.parse import INFERENCE_ROUTES, ParsedRequest, parse_request
 from gorgo.live.request_options import ClientPolicies
 from gorgo.live.served_models import ServedModels
 from gorgo.live.state import Routing

@@ -13,15 +13,16 @@ from typing import Any
 
 import pytest
 
-from gorgo.apps.traces import load_trace
-from gorgo.config.model import Config, LimitsConfig, RegionConfig, ReplicaConfig
+from gorgo.config.fleet import ReplicaConfig
+from gorgo.config.model import Config, LimitsConfig, RegionConfig
 from gorgo.core.messages.request import AttemptResult
 from gorgo.errors import TraceError
+from gorgo.lab.traces import load_trace
+from gorgo.live.http.body import ResettableTimeout
 from gorgo.live.http.headers import Header
-from gorgo.live.http.timeout import ResettableTimeout
 from gorgo.live.upstream.client import UpstreamError
 from gorgo.proxy.exchange.relay import relay
-from gorgo.proxy.http.response_writer import ResponseWriter
+from gorgo.proxy.response_writer import ResponseWriter
 from tests.proxy.conftest import QUIET, Start
 from tests.proxy.fakes import DONE, ROLE, USAGE, chat, delta
 from tests.proxy.fuzz.mutate import EXAMPLES, mutated

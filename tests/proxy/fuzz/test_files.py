@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from gorgo.apps.traces.rows import read_row
 from gorgo.config.load import parse_config
 from gorgo.config.model import ClientsConfig
 from gorgo.config.weights_file import parse_weights_file
 from gorgo.errors import GorgoError
+from gorgo.lab.traces.rows import read_row
 from gorgo.live.control.state_file import parse_state
 from gorgo.live.http.client_auth import read_client_keys
 from tests.proxy.fuzz.mutate import EXAMPLES, mutated, odd_value

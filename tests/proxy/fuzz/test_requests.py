@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from gorgo.live.request.routes import INFERENCE_ROUTES
+from gorgo.live.request.parse import INFERENCE_ROUTES
 from tests.proxy.conftest import Start
 from tests.proxy.fakes import answer, chat
 from tests.proxy.fuzz.mutate import EXAMPLES, SPLINTERS, mutated, odd_body, odd_value

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from gorgo.config.model import Config, LimitsConfig, RegionConfig, ReplicaConfig
+from gorgo.config.fleet import ReplicaConfig
+from gorgo.config.model import Config, LimitsConfig, RegionConfig
 from tests.proxy.conftest import QUIET, Start
 from tests.proxy.fakes import chat
 from tests.proxy.integrity.engines import Speaker, lying, says

@@ -18,7 +18,7 @@ from gorgo.live.listener.connection.cycle import RequestCycle
 from gorgo.live.listener.connection.head import read_head
 from gorgo.live.listener.connection.transport import ClientTransport
 from gorgo.live.listener.heads import HeadLimits
-from gorgo.proxy.http.response_writer import TryWrite, direct_write, no_direct_write
+from gorgo.proxy.response_writer import TryWrite, direct_write, no_direct_write
 from tests.proxy.conftest import Start, until
 from tests.proxy.fakes import DONE, REPLICA, ROLE, Script, answer, chat, delta, hang, stream
 from tests.proxy.raw import RawClient, connected

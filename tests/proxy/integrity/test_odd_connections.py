@@ -11,7 +11,8 @@ from logging import ERROR
 
 import pytest
 
-from gorgo.config.model import Config, LimitsConfig, RegionConfig, ReplicaConfig
+from gorgo.config.fleet import ReplicaConfig
+from gorgo.config.model import Config, LimitsConfig, RegionConfig
 from tests.proxy.conftest import QUIET, Running, Start, until
 from tests.proxy.fakes import DONE, ROLE, answer, chat, delta, hang, stream
 from tests.proxy.integrity.engines import Liar, Speaker, forever, lying, says

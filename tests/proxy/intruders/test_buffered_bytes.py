@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gorgo.live.http.request_buffer import STALLED_BYTES
+from gorgo.live.http.body import STALLED_BYTES
 from gorgo.live.upstream.client import UpstreamError
 from tests.proxy.conftest import Start, config_for, until
 from tests.proxy.fakes import DONE, ROLE, answer, chat, delta, hang, stream
@@ -210,7 +210,7 @@ async def test_clients_that_do_not_read_are_bounded_in_sum(
 
 
 async def test_answer_that_is_not_read_makes_way_for_a_body(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("gorgo.core.buffer_budget", "gorgo.live.http.request_buffer"):
+    for module in ("gorgo.core.buffer_budget", "gorgo.live.http.body"):
         monkeypatch.setattr(f"{module}.GRACE_S", 0.05)
     flood = tuple(delta("x" * 60_000) for _ in range(200))
     fleet = await start.fleet([hang(*flood, rest=(DONE,)), answer(200)], max_buffered_bytes=4 * MIB)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gorgo.apps.datasets import read_shape
 from gorgo.config.load import parse_config
 from gorgo.errors import ConfigError, TraceError
+from gorgo.lab.datasets import read_shape
 from gorgo.live.logs import FORMATS
 from tests.proxy.conftest import TOKEN, Start
 from tests.proxy.fakes import DONE, delta, stream

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from gorgo.config.model import ClientRuleConfig, ClientsConfig, ModelConfig, RegionConfig
-from gorgo.live.parsing.fields import ENGINE_FIELDS
+from gorgo.live.parsing.json_body import ENGINE_FIELDS
 from tests.proxy.conftest import Running, Start, config_for
 from tests.proxy.fakes import answer, chat
 from tests.proxy.intruders.test_client_keys import CHAT, KEY, OTHER, entry

@@ -6,8 +6,8 @@ import pytest
 
 from gorgo.config.load import parse_config
 from gorgo.errors import ConfigError
-from gorgo.live.request.routes import INFERENCE_ROUTES
-from gorgo.proxy.app import PUBLIC_ROUTES
+from gorgo.live.request.parse import INFERENCE_ROUTES
+from gorgo.proxy.server import PUBLIC_ROUTES
 from tests.proxy.conftest import Start
 from tests.proxy.fakes import answer, chat
 from tests.proxy.raw import connected

@@ -247,7 +247,7 @@ async def test_body_of_countless_pieces_is_a_400_at_once(start: Start) -> None:
 async def test_bodies_that_the_admin_listener_does_not_read_leave_nothing_behind(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gorgo.live.process.run.ADMIN_CONNECTIONS", 4)
+    monkeypatch.setattr("gorgo.live.process.ADMIN_CONNECTIONS", 4)
     fleet = await start.fleet([answer(200)])
     pieces = b"transfer-encoding: chunked\r\n\r\n" + (b"20\r\n%b\r\n" % (b"x" * 32)) * 300
     for path in (b"/admin/flush", b"/admin/page/login", b"/nowhere"):

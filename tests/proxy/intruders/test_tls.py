@@ -14,8 +14,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from gorgo.config.fleet import ReplicaConfig
 from gorgo.config.load import parse_config
-from gorgo.config.model import ReplicaConfig, TlsConfig
+from gorgo.config.model import TlsConfig
 from gorgo.errors import ConfigError
 from gorgo.live.http.tls import served_tls, upstream_tls
 from tests.proxy.authority import OPENSSL, Authority, engine, needs_openssl

@@ -10,7 +10,7 @@ import pytest
 
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.policy.weights import Weights
-from gorgo.core.prompt.affinity import head_of, prefix_hash
+from gorgo.core.prompt.fingerprint import head_of, prefix_hash
 from gorgo.core.prompt.parse import Prompt
 from gorgo.policies.registry import make_policy
 from tests.policies.table import choose, request, table

@@ -12,11 +12,10 @@ from gorgo.policies.gorgo import Gorgo
 from tests.system.released.differences import TUNER
 from tests.system.released.process import Released
 from tests.tuner.campaign.driven import START, driven, sample
-from tuner.campaign.windows import compared
+from tuner.campaign.machine import compared
 from tuner.objective import HOP, WINDOW, WindowStats, window_stats
 from tuner.optimizers.base import BaseOptimizer
-from tuner.optimizers.es import OnePlusOneES
-from tuner.optimizers.es_released import MAX_STEPS, ReleasedES
+from tuner.optimizers.es import MAX_STEPS, OnePlusOneES, ReleasedES
 from tuner.space import LogBox
 
 RUNS = 2400

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gorgo.policies.gorgo import Gorgo
-from tuner.campaign.actions import PutWeights, RecordGeneration, Stop
-from tuner.campaign.generation import Generation
+from tuner.campaign.generation import Generation, PutWeights, RecordGeneration, Stop
 from tuner.campaign.machine import Campaign
 from tuner.campaign.options import CampaignOptions
 from tuner.objective import TunerSample

@@ -15,8 +15,7 @@ from math import exp, log
 import numpy as np
 
 from gorgo.core.policy.weights import WeightSpec
-from tuner.campaign.actions import Action, Freeze, PutWeights, RecordGeneration, RollBack, Stop
-from tuner.campaign.generation import Generation
+from tuner.campaign.generation import Action, Freeze, Generation, PutWeights, RecordGeneration, RollBack, Stop
 from tuner.campaign.machine import Campaign
 from tuner.campaign.options import CampaignOptions
 from tuner.objective import TunerSample

@@ -12,12 +12,27 @@ from dataclasses import asdict, replace
 from math import log
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tuner.campaign.comparison import BlockPair, PairComparison, change, mean, noise, pooled, ratios
+from gorgo.core.numeric import Floats
+from gorgo.errors import TunerError
+from tuner.campaign.comparison import (
+    BlockPair,
+    Guardrail,
+    PairComparison,
+    SignFlipTest,
+    Verdict,
+    change,
+    errors_rose,
+    is_concentrated,
+    mean,
+    noise,
+    pooled,
+    ratios,
+)
 from tuner.campaign.options import CampaignOptions
-from tuner.campaign.trial import Verdict
-from tuner.objective import WindowStats
+from tuner.objective import TunerSample, WindowStats
 from tuner.saved_fields import SavedFields
 
 EARLY, LATE = 14, 1
@@ -312,3 +327,256 @@ def test_noise_of_a_mean_falls_with_the_pairs_and_one_pair_shows_none() -> None:
     assert noise([0.2, 0.3, 0.4]) == pytest.approx(1.061 * 0.1 / 3**0.5)
     many = [0.2, 0.4] * 50
     assert noise(many) == pytest.approx(0.879 * 0.1 / 99**0.5)
+
+
+USUAL = WindowStats(128, 400.0, 4.0, 12.0, 0, 0.4)
+SAMPLE = TunerSample(1, 0.0, "a", 1, 300.0, 2.0, 12.0, 200)
+OPTIONS = CampaignOptions()
+
+
+def test_more_errors_than_chance_explains_and_a_crowd_are_refused_with_their_figures() -> None:
+    said = errors_rose(replace(USUAL, errors=6), USUAL, 0.05)
+    assert said == "errors rose: 6 of 128 requests, 0 of 128 before"
+    said = is_concentrated(replace(USUAL, max_share=0.95), USUAL, 0.8)
+    assert said == "one replica takes 95% of the requests; 40% before"
+    assert is_concentrated(replace(USUAL, max_share=0.7), USUAL, 0.8) is None
+    assert is_concentrated(replace(USUAL, max_share=None), USUAL, 0.8) is None
+
+
+def test_errors_are_weighed_by_the_requests_of_each_window() -> None:
+    # Three errors, all under the offspring, which had a quarter of the requests: (1/4)^3 = 0.0156.
+    offspring, incumbent = replace(USUAL, n=100, errors=3), replace(USUAL, n=300)
+    assert errors_rose(offspring, incumbent, 0.0157) == "errors rose: 3 of 100 requests, 0 of 300 before"
+    assert errors_rose(offspring, incumbent, 0.0156) is None
+    # Two or more of three: 3 (1/4)^2 (3/4) + (1/4)^3 = 10/64.
+    offspring, incumbent = replace(offspring, errors=2), replace(incumbent, errors=1)
+    assert errors_rose(offspring, incumbent, 0.157) is not None
+    assert errors_rose(offspring, incumbent, 0.156) is None
+
+
+def test_errors_as_likely_as_alpha_have_risen() -> None:
+    assert errors_rose(replace(USUAL, errors=1), USUAL, 0.5) is not None  # 1 in 2
+
+
+def test_no_errors_or_nothing_to_compare_with_is_no_rise() -> None:
+    assert errors_rose(USUAL, replace(USUAL, errors=9), 1.0) is None
+    assert errors_rose(replace(USUAL, errors=9), replace(USUAL, n=0), 1.0) is None
+
+
+def test_errors_that_chance_explains_are_not_held_against_anybody() -> None:
+    assert errors_rose(replace(USUAL, errors=4), replace(USUAL, errors=3), 0.05) is None
+    assert errors_rose(replace(USUAL, errors=4), USUAL, 0.05) is None  # 1 in 16
+    assert errors_rose(replace(USUAL, errors=5), USUAL, 0.05) is not None  # 1 in 32
+    assert errors_rose(replace(USUAL, n=20_000, errors=900), replace(USUAL, n=20_000, errors=600), 0.001) is not None
+
+
+def test_a_crowd_that_was_there_before_is_nobody_s_fault() -> None:
+    assert is_concentrated(replace(USUAL, max_share=1.0), replace(USUAL, max_share=1.0), 0.8) is None
+    assert is_concentrated(replace(USUAL, max_share=0.95), replace(USUAL, max_share=0.9), 0.8) is not None
+    assert is_concentrated(replace(USUAL, max_share=0.95), replace(USUAL, max_share=None), 0.8) is not None
+    assert is_concentrated(replace(USUAL, max_share=None), replace(USUAL, max_share=None), 0.8) is None
+
+
+def seen(watch: Guardrail, sample: TunerSample, count: int = 64) -> str | None:
+    return next((reason for reason in [watch.add(sample) for _ in range(count)] if reason), None)
+
+
+def test_a_running_window_several_times_slower_is_a_breach_within_64_samples() -> None:
+    assert seen(Guardrail(OPTIONS, USUAL), replace(SAMPLE, e2e_s=13.0)) == (
+        "running p95 E2E is 13.00 s, 3.2 times the usual 4.00 s"
+    )
+    assert seen(Guardrail(OPTIONS, USUAL), replace(SAMPLE, e2e_s=11.0)) is None
+
+
+def test_a_bound_in_seconds_needs_no_reference() -> None:
+    watch = Guardrail(CampaignOptions(hard_e2e_s=5.0), None)
+    assert seen(watch, replace(SAMPLE, e2e_s=6.0)) == "running p95 E2E is 6.00 s, above the bound of 5 s"
+
+
+def test_failures_of_one_in_twenty_are_a_breach_unless_that_is_how_it_was() -> None:
+    failed = replace(SAMPLE, status=502)
+    assert seen(Guardrail(OPTIONS, USUAL), failed) == "64 of the last 64 requests failed"
+    assert seen(Guardrail(OPTIONS, replace(USUAL, errors=100)), failed) is None
+
+
+def test_a_cleared_watch_forgets() -> None:
+    watch = Guardrail(OPTIONS, USUAL)
+    seen(watch, replace(SAMPLE, e2e_s=99.0), 63)
+    watch.clear()
+    assert seen(watch, SAMPLE, 63) is None
+
+
+def with_errors(errors: int, count: int = 64, **changes: Any) -> list[TunerSample]:
+    return [replace(SAMPLE, status=500 if i < errors else 200, **changes) for i in range(count)]
+
+
+def breach(options: CampaignOptions, reference: WindowStats | None, samples: list[TunerSample]) -> str | None:
+    watch = Guardrail(options, reference)
+    return next((reason for reason in map(watch.add, samples) if reason), None)
+
+
+@pytest.mark.parametrize(
+    ("samples", "reference", "options", "broken"),
+    [
+        # More than the share of errors; a single one is chance.
+        (with_errors(3), USUAL, {}, False),
+        (with_errors(4), USUAL, {}, True),
+        (with_errors(4), None, {}, True),
+        (with_errors(16), None, {"hard_errors": 0.25}, False),
+        (with_errors(17), None, {"hard_errors": 0.25}, True),
+        (with_errors(1, 8), None, {"window": 16, "hop": 8}, False),
+        (with_errors(2, 8), None, {"window": 16, "hop": 8}, True),
+        # More than twice as many as were usual: an eighth, then a quarter of the requests.
+        (with_errors(16), replace(USUAL, errors=16), {}, False),
+        (with_errors(17), replace(USUAL, errors=16), {}, True),
+        # E2E above its factor, or above its bound in seconds.
+        (with_errors(0, e2e_s=12.0), USUAL, {}, False),
+        (with_errors(0, e2e_s=12.1), USUAL, {}, True),
+        (with_errors(0, e2e_s=12.1), None, {}, False),
+        (with_errors(0, e2e_s=8.0), USUAL, {"hard_e2e_factor": 2.0}, False),
+        (with_errors(0, e2e_s=8.1), USUAL, {"hard_e2e_factor": 2.0}, True),
+        (with_errors(0, e2e_s=5.0), USUAL, {"hard_e2e_s": 5.0}, False),
+        (with_errors(0, e2e_s=5.1), USUAL, {"hard_e2e_s": 5.0}, True),
+        (with_errors(0, e2e_s=99.0), replace(USUAL, e2e_s_p95=None), {}, False),
+        # Where all have failed there is no E2E, and that they failed is how it was.
+        (with_errors(64, e2e_s=99.0), replace(USUAL, errors=128), {"hard_e2e_s": 5.0}, False),
+    ],
+)
+def test_hard_bounds_are_broken_only_beyond_them(
+    samples: list[TunerSample], reference: WindowStats | None, options: dict[str, Any], broken: bool
+) -> None:
+    assert (breach(CampaignOptions(**options), reference, samples) is not None) == broken
+
+
+@pytest.mark.parametrize(
+    ("options", "first", "then"),
+    [({}, 64, 32), ({"window": 9, "hop": 9}, 4, 4), ({"window": 1, "hop": 1}, 1, 1), ({"window": 16, "hop": 2}, 8, 2)],
+)
+def test_the_watch_looks_at_half_a_window_every_hop(options: dict[str, Any], first: int, then: int) -> None:
+    watch = Guardrail(CampaignOptions(hard_e2e_s=5.0, **options), None)
+    found = [watch.add(replace(SAMPLE, e2e_s=6.0)) is not None for _ in range(first + then)]
+    assert found == [False] * (first - 1) + [True] + [False] * (then - 1) + [True]
+
+
+PAIRS, ALPHA = 20, 0.05
+
+
+def gains(rng: np.random.Generator, *, effect: float, rho: float, kind: str) -> Floats:
+    """Differences of a whole switchback whose block noise has sd 0.12 and autocorrelation `rho` from block to block."""
+    noise = rng.standard_normal(2 * PAIRS) * 0.12 * (1 - rho**2) ** 0.5
+    for i in range(1, 2 * PAIRS):
+        noise[i] += rho * noise[i - 1]
+    if kind == "bursts":
+        noise += rng.random(2 * PAIRS) < 0.05
+    if kind == "trend":
+        noise += np.linspace(0, 1, 2 * PAIRS)
+    blocks, first = noise.reshape(-1, 2), rng.random(PAIRS) < 0.5
+    return np.asarray(np.where(first, 1, -1) * (blocks[:, 0] - blocks[:, 1]) + effect)
+
+
+def is_significant(count: int, *, effect: float, rho: float, kind: str = "") -> float:
+    """Share of switchbacks that show a gain at any of their twenty looks."""
+    found = 0
+    for seed in range(count):
+        rng = np.random.default_rng([seed, 77])
+        test = SignFlipTest(pairs=PAIRS, alpha=ALPHA, seed=int(rng.integers(2**31)))
+        found += test.is_significant(gains(rng, effect=effect, rho=rho, kind=kind).tolist())
+    return found / count
+
+
+@pytest.mark.parametrize(("rho", "kind"), [(0.0, ""), (0.9, ""), (0.5, "bursts"), (0.5, "trend")])
+def test_where_there_is_no_gain_one_is_shown_as_rarely_as_stated(rho: float, kind: str) -> None:
+    # Three standard errors of 600 draws. Of 10,000 it was 4.65 % (rho 0) and 5.17 % (bursts), give or take 0.2 %.
+    assert is_significant(600, effect=0.0, rho=rho, kind=kind) < ALPHA + 0.027
+
+
+def test_a_tenth_is_found_more_often_than_not() -> None:
+    assert is_significant(100, effect=-log(0.9), rho=0.0) > 0.65
+    assert is_significant(100, effect=-log(0.9), rho=0.5) > 0.85
+
+
+def test_a_loss_is_hardly_ever_taken_for_a_gain() -> None:
+    assert is_significant(300, effect=-0.05, rho=0.0) < 0.01
+
+
+def test_what_is_clear_is_shown_after_seven_pairs_and_never_before_chance_allows() -> None:
+    test = SignFlipTest(pairs=PAIRS, alpha=ALPHA, seed=1)
+    first = next(n for n in range(1, PAIRS + 1) if test.is_significant([1.0 + 0.01 * i for i in range(n)]))
+    assert first in (6, 7, 8)  # 2^-7 is below 7/20 of alpha
+
+
+@pytest.mark.parametrize(("pairs", "alpha"), [(20, 0.05), (12, 0.1), (1, 0.6)])
+def test_gains_that_are_alike_are_shown_when_few_enough_patterns_reach_them(pairs: int, alpha: float) -> None:
+    # Of 2,000 patterns alpha * 2,000 * k / pairs may be crossed out by look k, and all that tie with the real one go
+    # together. `chance` says how many tie: those whose first k signs are all plus.
+    for seed in range(40):
+        test = SignFlipTest(pairs=pairs, alpha=alpha, seed=seed)
+        for looks in range(1, pairs + 1):
+            few = [round(test.chance([1.0] * k) * 2000) <= int(alpha * 2000 * k / pairs) for k in range(1, looks + 1)]
+            assert test.is_significant([1.0] * looks) == any(few), (seed, looks)
+            if any(few):
+                break
+
+
+def test_gains_after_the_last_pair_are_not_looked_at() -> None:
+    test = SignFlipTest(pairs=8, alpha=ALPHA, seed=2)
+    losses, gained = [-0.1] * 8, [0.1] * 8
+    assert not test.is_significant([*losses, *[9.0] * 30])
+    assert test.is_significant([*gained, *[-9.0] * 30])
+    assert test.chance([*gained, -9.0]) == test.chance(gained)
+
+
+def test_a_look_sees_what_every_look_before_it_has_seen() -> None:
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        values = rng.normal(0.1, 0.1, PAIRS).tolist()
+        test = SignFlipTest(pairs=PAIRS, alpha=ALPHA, seed=seed)
+        found = [test.is_significant(values[:looks]) for looks in range(PAIRS + 1)]
+        assert found == sorted(found), "once shown, always shown"
+
+
+@pytest.mark.parametrize(
+    ("gains", "expected"),
+    [
+        # Of two signs four ways: the real sum is reached by those that equal it too.
+        ([1.0, -1.0], 3 / 4),
+        ([1.0, 1.0], 1 / 4),
+        ([-1.0, -1.0], 1.0),
+        ([0.0, 0.0], 1.0),
+        ([2.0, -1.0], 1 / 2),
+        ([1.0, 1.0, -1.0], 1 / 2),
+    ],
+)
+def test_chance_counts_the_patterns_that_tie_with_what_happened(gains: list[float], expected: float) -> None:
+    assert SignFlipTest(pairs=PAIRS, alpha=ALPHA, seed=0).chance(gains) == pytest.approx(expected, abs=0.035)
+
+
+def test_what_was_shown_stays_shown() -> None:
+    test = SignFlipTest(pairs=PAIRS, alpha=ALPHA, seed=1)
+    assert test.is_significant([1.0] * 8 + [-5.0] * 8)
+
+
+def test_the_same_seed_gives_the_same_answer() -> None:
+    values = np.random.default_rng(0).normal(0.05, 0.1, PAIRS).tolist()
+    answers = {SignFlipTest(pairs=PAIRS, alpha=ALPHA, seed=4).chance(values) for _ in range(3)}
+    assert len(answers) == 1
+
+
+def test_chance_of_all_of_ten_pairs_on_one_side_is_one_in_a_thousand() -> None:
+    assert SignFlipTest(pairs=10, alpha=ALPHA, seed=0).chance([0.1] * 10) == pytest.approx(2**-10, abs=0.002)
+
+
+def test_nothing_shows_nothing() -> None:
+    test = SignFlipTest(pairs=PAIRS, alpha=ALPHA, seed=0)
+    assert not test.is_significant([])
+    assert not test.is_significant([0.0] * PAIRS)  # ties are never crossed out in part
+
+
+@pytest.mark.parametrize(("alpha", "pairs"), [(0.0, 20), (1.0, 20), (0.05, 0)])
+def test_an_error_rate_that_is_none_is_refused(alpha: float, pairs: int) -> None:
+    with pytest.raises(TunerError, match="expected 0 < alpha < 1"):
+        SignFlipTest(pairs=pairs, alpha=alpha, seed=0)
+
+
+def test_a_verdict_without_measurements_has_none_and_is_no_refusal() -> None:
+    assert Verdict(False, "no proxy") == Verdict(False, "no proxy", None, None, None, None, False, False)

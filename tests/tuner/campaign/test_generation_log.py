@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from gorgo.core.policy.weights import WeightSpec
+from tuner.campaign.comparison import Verdict
 from tuner.campaign.generation_log import GenerationLog
 from tuner.campaign.options import CampaignOptions
-from tuner.campaign.trial import Verdict
 from tuner.objective import WindowStats
-from tuner.optimizers.fixed import Fixed
+from tuner.optimizers.registry import Fixed
 from tuner.space import LogBox
 
 BOX = LogBox((WeightSpec("w", 1.0, 0.1, 10.0, "any"),))

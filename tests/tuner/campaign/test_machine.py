@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +11,11 @@ import pytest
 
 from gorgo.errors import TunerError, WeightsError
 from tests.tuner.campaign.fleet import BOX, START, Effect, Proxy, Run, bowl, nothing, sentence
-from tuner.campaign.actions import Action, Freeze, PutWeights, RollBack, Stop
+from tuner.campaign.comparison import Outcome, Verdict
+from tuner.campaign.generation import Action, Freeze, PutWeights, RollBack, Stop
+from tuner.campaign.machine import AppliedWeights, Paper, campaign_state, compared, load_campaign
 from tuner.campaign.options import CampaignOptions
-from tuner.campaign.saved import campaign_state, load_campaign
+from tuner.objective import RollingWindow, TunerSample, WindowStats
 
 #: Pairs follow one another without a rest.
 QUICK = CampaignOptions(max_generations=2, rest_blocks=0.0)
@@ -368,3 +370,205 @@ def test_a_start_outside_the_box_is_refused() -> None:
 def test_options_that_cannot_be_are_refused_by_name(options: dict[str, Any], message: str) -> None:
     with pytest.raises(TunerError, match=message):
         CampaignOptions(**options)
+
+
+SAMPLE = TunerSample(1, 0.0, "a", 5, 400.0, 2.0, 12.0, 200)
+
+
+def footing(*, version: int | None = 5, **options: float) -> AppliedWeights:
+    """Windows of four samples; `version` came into force at 100 s."""
+    made = AppliedWeights(CampaignOptions(window=4, hop=2, **options))  # type: ignore[arg-type]
+    made.requested()
+    if version is not None:
+        made.on_applied(version, now=100.0)
+    return made
+
+
+def of(*versions: int) -> list[TunerSample]:
+    return [replace(SAMPLE, weights_version=version) for version in versions]
+
+
+def test_every_order_has_a_ticket_of_its_own_and_leaves_what_is_in_force_unknown() -> None:
+    made = footing()
+    assert (made.ticket, made.version) == (1, 5)
+    assert made.requested() == made.ticket == 2
+    assert made.version is None
+    made.warm(of(5, 5, 5, 5))
+    assert not made.ready(now=1e9)
+
+
+def test_samples_count_from_the_first_version_that_was_put() -> None:
+    assert not footing(version=None).known
+    assert footing(version=None).counted(of(5, 6)) == []
+    made = footing()
+    made.requested()
+    assert made.known, "what was put before is in force still"
+    made.on_applied(8, now=200.0)
+    assert made.counted(of(4, 5, 6, 8)) == of(5, 6, 8)
+
+
+def test_only_what_is_in_force_is_warmed_by() -> None:
+    made = footing()
+    made.warm(of(4, 5, 5, 6))
+    assert len(made.recent) == 2
+
+
+def test_another_run_of_the_proxy_leaves_nothing_known() -> None:
+    made = footing()
+    made.warm(of(5, 5))
+    made.restarted()
+    assert (made.known, len(made.recent), made.counted(of(5))) == (False, 0, [])
+    made.requested()
+    made.on_applied(2, now=300.0)
+    assert made.counted(of(1, 2, 3)) == of(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("samples", "now", "ready", "ready_s"),
+    [(4, 159.9, False, 160.0), (4, 160.0, True, 160.0), (3, 160.0, False, None), (5, 170.0, True, 160.0)],
+)
+def test_it_is_ready_after_the_warm_up_with_a_full_window(
+    samples: int, now: float, ready: bool, ready_s: float | None
+) -> None:
+    made = footing(warm_up_s=60.0)
+    made.warm(of(*[5] * samples))
+    assert (made.ready(now), made.ready_s()) == (ready, ready_s)
+
+
+def test_nothing_is_ready_while_an_answer_is_awaited() -> None:
+    made = footing()
+    made.warm(of(5, 5, 5, 5))
+    made.requested()
+    assert (made.ready(now=1e9), made.ready_s()) == (False, None)
+
+
+@pytest.mark.parametrize(
+    ("ttft_ms", "saturated"),
+    [
+        ([100.0, 100.0, 100.0, 5001.0], False),  # a quarter is not more than a quarter
+        ([100.0, 100.0, 5001.0, 5001.0], True),
+        ([100.0, 100.0, 5000.0, 5000.0], False),
+        ([100.0, 100.0, None, None], True),
+        ([5001.0, 5001.0, 5001.0], False),  # a window that is not full says nothing
+    ],
+)
+def test_a_fleet_is_saturated_when_too_many_first_tokens_take_too_long(
+    ttft_ms: list[float | None], saturated: bool
+) -> None:
+    made = footing()
+    made.warm(replace(SAMPLE, ttft_ms=one) for one in ttft_ms)
+    assert made.saturated() == saturated
+
+
+USUAL = WindowStats(4, 400.0, 4.0, 12.0, 0, 0.5)
+BASE = TunerSample(1, 0.0, "a", 1, 400.0, 4.0, 12.0, 200)
+
+
+def window(version: int, *, began_s: float = 0.0, count: int = 4, **changes: Any) -> list[TunerSample]:
+    """A request a second, on two replicas in turn."""
+    alike = [replace(BASE, weights_version=version, arrived_s=began_s + i, replica="ab"[i % 2]) for i in range(count)]
+    return [replace(sample, **changes) for sample in alike]
+
+
+def verdict_of(outcome: Outcome) -> Verdict:
+    assert isinstance(outcome, Verdict)
+    return outcome
+
+
+def test_nothing_of_a_window_outlives_the_process() -> None:
+    assert paper([])[0].state() == {}
+
+
+# -- paper
+
+
+def paper(
+    before: Sequence[TunerSample], *, reference: WindowStats = USUAL, **options: Any
+) -> tuple[Paper, RollingWindow]:
+    """A window of four that was filled with `before`, scored every two samples."""
+    published: dict[str, Any] = {"mode": "paper", "window": 4, "hop": 2}
+    given = CampaignOptions(**published | options)
+    shared = RollingWindow(given.window, given.hop)
+    for sample in before:
+        shared.add(sample)
+    return Paper(given, shared, reference), shared
+
+
+def routed(trial: Paper, shared: RollingWindow, samples: Sequence[TunerSample]) -> Outcome:
+    """As the campaign does: into the window first."""
+    for sample in samples:
+        shared.add(sample)
+    return trial.on_samples(samples, now=0.0)
+
+
+def test_a_full_window_is_compared_after_a_hop_whatever_it_was_routed_under() -> None:
+    trial, shared = paper(window(5), reference=replace(USUAL, ttft_ms_p95=500.0))
+    assert (trial.arm, trial.turn, trial.next_time()) == ("offspring", 1, None)
+    assert routed(trial, shared, window(6, count=2)) is None, "nothing is in force yet"
+    trial.on_applied(6, now=0.0)
+    assert trial.offspring_version == 6
+    assert routed(trial, shared, window(6, count=1, ttft_ms=200.0)) is None
+    verdict = verdict_of(routed(trial, shared, window(5, count=1, ttft_ms=380.0)))
+    assert verdict.accepted
+    assert verdict.objective_ms == pytest.approx(400.0), "two of the window are of before"
+    assert trial.on_time(now=9999.0) is None
+
+
+@pytest.mark.parametrize("before", [0, 1, 3])
+def test_a_window_that_is_not_full_is_not_judged(before: int) -> None:
+    # After a restart the proxy's samples of before are not there.
+    trial, shared = paper(window(5, count=before))
+    trial.on_applied(6, now=0.0)
+    verdicts = [routed(trial, shared, window(6, count=1)) for _ in range(4)]
+    needed = max(2, 4 - before)
+    assert [verdict is not None for verdict in verdicts[:needed]] == [False] * (needed - 1) + [True]
+
+
+def test_a_hop_begins_with_the_weights() -> None:
+    trial, shared = paper(window(5))
+    trial.on_applied(6, now=0.0)
+    routed(trial, shared, window(6, count=1))
+    trial.void()
+    assert (trial.turn, trial.offspring_version) == (2, None)
+    assert routed(trial, shared, window(6, count=9)) is None
+    trial.on_applied(7, now=0.0)
+    assert routed(trial, shared, window(7, count=1)) is None
+    assert isinstance(routed(trial, shared, window(7, count=1)), Verdict)
+
+
+@pytest.mark.parametrize(("ttft_ms", "accepted"), [(399.0, True), (400.0, False), (300.0, True)])
+def test_the_published_protocol_evaluates_ttft_alone(ttft_ms: float, accepted: bool) -> None:
+    trial, shared = paper([])
+    trial.on_applied(6, now=0.0)
+    verdict = verdict_of(routed(trial, shared, window(6, ttft_ms=ttft_ms, e2e_s=9.0)))
+    assert (verdict.accepted, verdict.refused) == (accepted, False)
+    assert (verdict.objective_ms, verdict.incumbent_objective_ms) == (ttft_ms, 400.0)
+    assert (verdict.stats, verdict.incumbent_stats) == (shared.stats(), USUAL)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "expected"),
+    [
+        (300.0, 400.0, (True, "p95 TTFT 25.0% lower in one window")),
+        (400.0, 400.0, (False, "p95 TTFT 0.0% higher in one window")),
+        (500.0, 400.0, (False, "p95 TTFT 25.0% higher in one window")),
+        (None, 400.0, (False, "no first tokens in a window")),
+        (400.0, None, (False, "no first tokens in a window")),
+    ],
+)
+def test_a_lower_p95_wins(ours: float | None, theirs: float | None, expected: tuple[bool, str]) -> None:
+    assert compared(replace(USUAL, ttft_ms_p95=ours), replace(USUAL, ttft_ms_p95=theirs)) == expected
+
+
+@pytest.mark.parametrize(("ours", "accepted"), [(400.0, True), (401.9, True), (402.0, False)])
+def test_a_tolerance_accepts_equal_and_slightly_worse_candidates_as_released(ours: float, accepted: bool) -> None:
+    """The reference is 400 ms."""
+    assert compared(replace(USUAL, ttft_ms_p95=ours), USUAL, tolerance=0.005)[0] == accepted
+    assert not compared(replace(USUAL, ttft_ms_p95=ours), USUAL)[0]
+
+
+def test_a_trial_has_the_tolerance_that_it_is_given() -> None:
+    shared = RollingWindow(4, 2)
+    trial = Paper(CampaignOptions(mode="paper", window=4, hop=2), shared, USUAL, tolerance=0.005)
+    trial.on_applied(6, now=0.0)
+    assert verdict_of(routed(trial, shared, window(6, ttft_ms=401.0))).accepted

@@ -11,11 +11,9 @@ import pytest
 
 from gorgo.errors import WeightsError
 from tests.tuner.campaign.fleet import BOX, START, sentence
-from tuner.campaign.actions import Action, Freeze, PutWeights, RecordGeneration, RollBack, Stop, Wait
-from tuner.campaign.generation import Generation
-from tuner.campaign.machine import Campaign
+from tuner.campaign.generation import Action, Freeze, Generation, PutWeights, RecordGeneration, RollBack, Stop, Wait
+from tuner.campaign.machine import Campaign, campaign_state, load_campaign
 from tuner.campaign.options import CampaignOptions
-from tuner.campaign.saved import campaign_state, load_campaign
 from tuner.objective import TunerSample
 from tuner.optimizers.es import OnePlusOneES
 

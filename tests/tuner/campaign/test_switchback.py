@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from gorgo.errors import TunerError
+from tuner.campaign.comparison import Abandon, Arm, Outcome, Verdict
 from tuner.campaign.options import CampaignOptions
 from tuner.campaign.switchback import MAX_BLOCK_SAMPLES, Block, Switchback
-from tuner.campaign.trial import Abandon, Arm, Outcome, Verdict
 from tuner.objective import TunerSample, WindowStats
 
 #: Blocks of ten seconds of which three are discarded, one pair after the other, and no verdict for a while.

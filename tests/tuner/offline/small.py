@@ -7,14 +7,14 @@ from functools import cache
 from typing import Any
 
 from experiments.fleets import unknown_paper_fleet
-from gorgo.apps.datasets import load_requests
-from gorgo.apps.simulate import SimJob
-from gorgo.apps.simulate.feed import feed_of
-from gorgo.apps.traces import TraceFilters
-from gorgo.sim.engine.profiles import find_profile
-from gorgo.sim.fleet import SimFleet
-from gorgo.sim.named_fleets import QWEN_L40S
-from gorgo.sim.workload import SimRequest
+from gorgo.lab.datasets import load_requests
+from gorgo.lab.sim.engine.profiles import find_profile
+from gorgo.lab.sim.fleet import SimFleet
+from gorgo.lab.sim.named_fleets import QWEN_L40S
+from gorgo.lab.sim.workload import SimRequest
+from gorgo.lab.simulate import SimJob
+from gorgo.lab.simulate.feed import feed_of
+from gorgo.lab.traces import TraceFilters
 
 
 def fitted_fleet() -> SimFleet:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gorgo.errors import TunerError
-from gorgo.sim.engine.profiles import find_profile
+from gorgo.lab.sim.engine.profiles import find_profile
 from tests.tuner.offline.small import fitted_fleet
 from tuner.offline import calibrated
 from tuner.offline.calibration import MAX_BYTES, read_fleet

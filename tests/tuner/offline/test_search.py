@@ -10,19 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gorgo.apps.request_log import load_request_log
-from gorgo.apps.simulate import SimJob
-from gorgo.apps.simulate.feed import feed_of
 from gorgo.config.weights_file import read_weights_file, write_weights_file
 from gorgo.core.policy.weights import Weights
 from gorgo.errors import TunerError
+from gorgo.lab.request_log import load_request_log
+from gorgo.lab.simulate import SimJob
+from gorgo.lab.simulate.feed import feed_of
 from gorgo.live.telemetry.request_log_file import Finished, RequestLogFile
 from gorgo.policies.registry import make_policy
 from tests.tuner.offline.small import small_job
 from tuner.campaign.options import CampaignOptions
 from tuner.offline import SearchOptions, SearchResult, decide, search_weights, weights_file
-from tuner.offline.score import CandidateBatch, RunScore, scores_of
-from tuner.offline.search import ScoredWeights, refused
+from tuner.offline.search import CandidateBatch, RunScore, ScoredWeights, refused, scores_of
 from tuner.offline.verdict import not_shown, start_is_worse
 
 FEW = SearchOptions(candidates=3, seeds=2, held_out_seeds=2)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from gorgo.apps.simulate.compare import Ratio
 from gorgo.config.weights_file import WeightsFile
+from gorgo.lab.simulate.compare import Ratio
 from tests.tuner.offline.small import small_job
 from tuner.offline import weights_file
-from tuner.offline.score import RunScore
-from tuner.offline.search import HELD_OUT, HELD_OUT_SEED, MODE, ScoredWeights
+from tuner.offline.search import HELD_OUT, HELD_OUT_SEED, MODE, RunScore, ScoredWeights
 from tuner.offline.verdict import ANOTHER_DAY, SearchVerdict
 
 BEFORE = ScoredWeights({"w_rtt": 0.5}, [RunScore(40, 0, 400.0, 4.0, 0.5)] * 3)

@@ -14,8 +14,7 @@ from gorgo.core.policy.weights import WeightSpec
 from gorgo.errors import TunerError, WeightsError
 from tuner.optimizers import registry
 from tuner.optimizers.base import Optimizer, generator_of, generator_state
-from tuner.optimizers.random_search import RandomSearch
-from tuner.optimizers.registry import OPTIMIZERS, load_optimizer, make_optimizer, optimizer_names
+from tuner.optimizers.registry import OPTIMIZERS, RandomSearch, load_optimizer, make_optimizer, optimizer_names
 from tuner.space import LogBox
 
 BOX = LogBox((WeightSpec("w_rtt", 0.5, 0.05, 2.0, "per ms"), WeightSpec("w_queue", 0.1, 0.05, 0.5, "per token")))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from math import exp, log
+from typing import Any
 
 import numpy as np
 import pytest
 
 from gorgo.core.policy.weights import WeightSpec
 from gorgo.errors import TunerError
-from tuner.optimizers.es import OnePlusOneES
+from tuner.optimizers.es import SIGMA0, OnePlusOneES, ProbingES, ReleasedES
+from tuner.optimizers.registry import load_optimizer
 from tuner.space import LogBox
 
 WIDE = LogBox(tuple(WeightSpec(name, 1.0, 1e-9, 1e9, "any") for name in ("a", "b")))
@@ -140,3 +142,117 @@ def test_a_proposal_that_stays_its_parent_is_given_after_twenty_draws() -> None:
     corner, rng = LogBox((WeightSpec("a", 2.0, 1.0, 2.0, "any"),)), Upwards()
     assert OnePlusOneES(corner, {}, rng).ask() == pytest.approx({"a": 2.0})  # type: ignore[arg-type]
     assert rng.draws == 20
+
+
+#: A quarter of the box is a factor of 10 of a, and of 2 of b; an eighth is that of their roots.
+BOX = LogBox((WeightSpec("a", 1.0, 1e-2, 1e2, "any"), WeightSpec("b", 1.0, 0.25, 4.0, "any")))
+
+
+def probing(box: LogBox = BOX, start: dict[str, float] | None = None) -> ProbingES:
+    return ProbingES(box, start or {}, np.random.default_rng(0))
+
+
+def tell(optimizer: ProbingES, *accepted: bool) -> list[tuple[float, ...]]:
+    found = []
+    for verdict in accepted:
+        weights = optimizer.ask()
+        found.append(tuple(round(value, 9) for value in weights.values()))
+        optimizer.tell(weights, 1.0, accepted=verdict)
+    return found
+
+
+def test_each_weight_moves_alone_by_a_quarter_of_its_box_up_and_then_down_and_then_by_an_eighth() -> None:
+    a, b = round(10**0.5, 9), round(2**0.5, 9)
+    assert tell(probing(), *[False] * 8) == [
+        *((10.0, 1.0), (1.0, 2.0), (0.1, 1.0), (1.0, 0.5)),
+        *((a, 1.0), (1.0, b), (round(1 / a, 9), 1.0), (1.0, round(1 / b, 9))),
+    ]
+
+
+def test_a_direction_is_repeated_while_it_succeeds_and_its_way_back_is_left_out() -> None:
+    found = tell(probing(), True, True, False, True, False)
+    # At the upper corner of a no room is left; down from there is where it came from.
+    assert found[:3] == [(10.0, 1.0), (100.0, 1.0), (100.0, 2.0)]
+    assert found[3] == (100.0, 0.5)
+    assert found[4] == (100.0, 0.25)
+
+
+def test_after_the_probes_the_es_takes_its_first_steps_from_the_best() -> None:
+    optimizer = probing()
+    tell(optimizer, False, True, *[False] * 6)
+    assert (optimizer.sigma, optimizer.failures) == (SIGMA0, 0)
+    assert optimizer.incumbent == {"a": 1.0, "b": 2.0}
+    assert tell(optimizer, False) != tell(optimizer, False)
+    assert optimizer.sigma < SIGMA0
+
+
+def test_a_probe_that_the_box_cuts_to_less_than_a_tenth_is_left_out() -> None:
+    near, far = {"a": 90.0, "b": 1.0}, {"a": 30.0, "b": 1.0}
+    assert tell(probing(start=near), False)[0] == (90.0, 2.0)
+    assert tell(probing(start=far), False)[0] == (100.0, 1.0)
+
+
+def test_other_start_weights_are_probed_anew() -> None:
+    optimizer = probing()
+    tell(optimizer, *[False] * 9)
+    optimizer.recentre({"a": 1.0, "b": 2.0})
+    assert tell(optimizer, False) == [(10.0, 2.0)]
+
+
+def test_it_finds_weights_that_are_wrong_by_a_factor_of_thirty_in_fewer_candidates_than_the_es() -> None:
+    box = LogBox((WeightSpec("a", 0.5, 0.05, 200.0, "any"), WeightSpec("b", 0.1, 0.02, 5.0, "any")))
+
+    def needed(kind: type[OnePlusOneES], seed: int) -> int:
+        optimizer, best = kind(box, {}, np.random.default_rng(seed)), 1.0
+        while best > 0.75:
+            weights = optimizer.ask()
+            value = 1 - 0.4 / (1 + log(weights["a"] / 15) ** 2)
+            accepted = value < 0.95 * best  # a smaller gain is not shown
+            optimizer.tell(weights, value, accepted=accepted)
+            best = value if accepted else best
+            if optimizer.stop():
+                return 100
+        return optimizer.observed
+
+    assert max(needed(ProbingES, seed) for seed in range(10)) == 2
+    assert np.median([needed(OnePlusOneES, seed) for seed in range(10)]) > 3
+
+
+@pytest.mark.parametrize("directions", [None, [[0, 2, 4]], [[2, 1, 4]], [0], [[0, 1, 4]] * 9, [[0, 1, 3]], [[0, 1]]])
+def test_an_edited_list_of_directions_is_refused(directions: Any) -> None:
+    state = probing().state()
+    with pytest.raises(TunerError, match=r"directions is .*; expected"):
+        load_optimizer(BOX, state | {"directions": directions})
+
+
+LOG_BOX = LogBox((WeightSpec("w_rtt", 0.5, 0.05, 2.0, "per ms"), WeightSpec("w_queue", 0.1, 0.05, 0.5, "per token")))
+
+
+def judged(*accepted: bool) -> ReleasedES:
+    optimizer = ReleasedES(LOG_BOX, {}, np.random.default_rng(0))
+    for one in accepted:
+        optimizer.tell(optimizer.ask(), 1.0, accepted=one)
+    return optimizer
+
+
+@pytest.mark.parametrize(
+    ("accepted", "sigma"),
+    [
+        ([True] * 7, 0.5),
+        ([True] * 2 + [False] * 6, 0.5 / 0.817),
+        ([True] + [False] * 7, 0.5 * 0.817),
+        ([True] * 2 + [False] * 7, 0.5 / 0.817 * 0.817),
+        ([True] * 2 + [False] * 8, 0.5 / 0.817 * 0.817 * 0.817),
+    ],
+)
+def test_sigma_goes_by_the_success_rate_of_the_last_eight(accepted: list[bool], sigma: float) -> None:
+    assert judged(*accepted).sigma == sigma
+
+
+def test_ends_after_16_candidates_and_begins_again_from_other_weights() -> None:
+    optimizer = judged(*[False] * 15)
+    assert optimizer.stop() is None
+    optimizer = judged(*[False] * 16)
+    assert optimizer.stop() == "16 candidates, as released"
+    optimizer.recentre({"w_rtt": 1.0, "w_queue": 0.2})
+    assert (optimizer.stop(), optimizer.sigma) == (None, 0.5)

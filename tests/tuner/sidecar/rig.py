@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import yaml
 
-from gorgo.apps.demo.processes import Processes
+from gorgo.lab.demo.run import Processes
 
 TOKEN = "token-of-the-tests"
 REPLICAS = {"near": 1, "far": 15}

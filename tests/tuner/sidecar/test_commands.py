@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tuner.campaign.actions import Freeze, PutWeights, RollBack, Stop
+from tuner.campaign.generation import Freeze, PutWeights, RollBack, Stop
 from tuner.proxy_client import ProxyWeights
 from tuner.sidecar import commands
 from tuner.sidecar.commands import CommandQueue

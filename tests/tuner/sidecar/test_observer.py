@@ -12,7 +12,7 @@ from tests.tuner.campaign.fleet import START, Proxy, Run
 from tests.tuner.history.examples import generation
 from tuner.campaign.options import CampaignOptions
 from tuner.history import EventRow
-from tuner.history.rows import EventKind
+from tuner.history.store import EventKind
 from tuner.objective import TunerSample
 from tuner.proxy_client import ProxyWeights
 from tuner.sidecar import observer

@@ -6,17 +6,241 @@ It works without scripts: a snapshot with a link that reloads it. `page.js` repl
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from gorgo import formatting
-from gorgo.live.admin.page.clients_section import clients_section
-from gorgo.live.admin.page.decisions_section import DecisionsSection
-from gorgo.live.admin.page.fleet_section import fleet_section, sources_section
-from gorgo.live.admin.page.markup import Child, Html, joined, tag, void
-from gorgo.live.admin.page.peers_section import peers_section
+from gorgo.live.admin.page.charts import Child, Html, box_line, joined, tag, ttft_chart, void
+from gorgo.live.admin.page.sections import DecisionsSection, fleet_section, sources_section
 from gorgo.live.admin.page.snapshot import Snapshot
-from gorgo.live.admin.page.summary_section import alerts_section, chart_section, stats_section
-from gorgo.live.admin.page.weights_section import WeightsSection
+from gorgo.live.control.transactions import WeightsChange
+
+# The top of the page: alerts and statistics of recent requests.
+
+
+def alerts_section(status: Snapshot) -> Iterator[Html]:
+    """Yield the alerts."""
+    lines = [tag("li", alert.text, class_=alert.level) for alert in status.alerts]
+    many = f"({len(lines)}) " if lines else ""
+    yield tag("ul", *(lines or [_all_ready(status)]), data_title=f"{many}GORGO {status.region}")
+
+
+def stats_section(status: Snapshot) -> Iterator[Html]:
+    """Yield the tiles and the window that they cover."""
+    stats = status.stats
+    failed = f"{stats.failed} failed" if stats.failed else "none failed"
+    rate = formatting.UNKNOWN if status.per_s is None else f"{status.per_s:.1f}"
+    estimated = f"estimated {formatting.share(stats.estimated_share)}"
+    tiles = (
+        ("TTFT, median", formatting.ms(stats.ttft_ms_p50), "ms", None),
+        ("TTFT, p95", formatting.ms(stats.ttft_ms_p95), "ms", None),
+        ("requests", rate, "/s", failed),
+        ("in flight", formatting.count(status.in_flight), "", f"{status.queued} queued"),
+        ("prompt in cache", formatting.share(stats.cached_share), "", estimated),
+        ("prediction error", formatting.ms(stats.error_ms_p50), "ms", "median"),
+    )
+    requests = "request" if stats.n == 1 else "requests"
+    covered = f"{stats.n:,} {requests} that finished in the last {formatting.age(status.span_s)}"
+    up = f"up for {formatting.age(status.up_s)}"
+    yield joined(
+        [tag("div", *(_tile(*one) for one in tiles), class_="tiles"), tag("p", f"{covered}; {up}.", class_="quiet")]
+    )
+
+
+def chart_section(status: Snapshot) -> Iterator[Html]:
+    """Yield the chart of TTFT. Its labels are HTML, so they do not stretch with it."""
+    chart, top = ttft_chart(status.ttft_series)
+    scale = tag(
+        "div",
+        tag("span", f"{formatting.ms(top)} ms"),
+        tag("span", formatting.ms(top / 2)),
+        tag("span", "0"),
+        class_="scale",
+    )
+    axis = tag(
+        "div",
+        tag("span", f"{formatting.age(sum(one.length_s for one in status.ttft_series))} ago"),
+        tag("span", "now"),
+        class_="axis",
+    )
+    legend = joined([tag("i", class_="p50"), "median ", tag("i", class_="p95"), "p95"])
+    caption = tag("figcaption", tag("b", "Time to first token"), tag("span", legend, class_="legend"))
+    yield tag("figure", caption, tag("div", scale, chart, class_="plot"), axis)
+
+
+def _all_ready(status: Snapshot) -> Html:
+    n = sum(len(rows) for rows in status.regions.values())
+    return tag("li", "The one replica is ready" if n == 1 else f"All {n} replicas are ready", class_="good")
+
+
+def _tile(name: str, value: str, unit: str, note: str | None) -> Html:
+    shown = tag("b", value, tag("small", unit) if unit else None)
+    return tag("div", tag("span", name), shown, tag("small", note) if note else None, class_="tile")
+
+
+# Weights in force, freeze, and the history of versions.
+
+
+#: Older ones are in a closed `details`.
+VERSIONS_SHOWN = 6
+
+
+class WeightsSection:
+    """Weights in force and versions, newest first. Rendered again only after a change."""
+
+    def __init__(self) -> None:
+        self._written: tuple[object, Html] | None = None
+
+    def __call__(self, status: Snapshot) -> Iterator[Html]:
+        key = (status.policy, status.version, status.frozen, status.durable, *status.differences, *status.history[-1:])
+        if self._written is None or self._written[0] != key:
+            html = joined([_freeze_line(status), _in_force(status), _differences(status), _history(status.history)])
+            self._written = key, html
+        yield self._written[1]
+
+
+def _freeze_line(status: Snapshot) -> Html:
+    what = f"{status.policy}, version {status.version}"
+    if status.frozen is None:
+        free = tag("span", "not frozen", class_="chip plain")
+        return tag("p", tag("b", what), " ", free, " operators and the tuner may change them")
+    frozen = status.frozen
+    by = "" if frozen.by is None else f" by {frozen.by}"
+    reason = "" if frozen.reason is None else f": {frozen.reason}"
+    chip = tag("span", "frozen", class_="chip frozen")
+    lasting = "" if status.durable else " (no state file: the freeze ends with this process)"
+    return tag("p", tag("b", what), " ", chip, f" since {formatting.moment(frozen.since)}{by}{reason}{lasting}")
+
+
+def _in_force(status: Snapshot) -> Html | None:
+    if not status.weights:
+        return tag("p", f"{status.policy} has no weights.", class_="quiet")
+    cells = []
+    for name, value in status.weights.items():
+        low, high = status.bounds.get(name, (value, value))
+        box = tag("small", f"{low:g} … {high:g}")
+        cells.append(tag("div", tag("span", name), tag("b", formatting.number(value)), box_line(value, low, high), box))
+    return tag("div", *cells, class_="weights")
+
+
+def _differences(status: Snapshot) -> Html | None:
+    """What was set at run time; edits that wait are alerts."""
+    lines = [tag("li", str(difference)) for difference in status.differences if not difference.waits]
+    return tag("ul", *lines, class_="quiet") if lines else None
+
+
+def _history(history: Sequence[WeightsChange]) -> Html:
+    rows = [
+        _version(change, before)
+        for change, before in zip(reversed(history), [*reversed(history[:-1]), None], strict=True)
+    ]
+    shown, older = rows[:VERSIONS_SHOWN], rows[VERSIONS_SHOWN:]
+    parts = [_table(shown)]
+    if older:
+        parts.append(
+            tag("details", tag("summary", f"{len(older)} older versions"), _table(older), id="older", class_="older")
+        )
+    return joined(parts)
+
+
+def _table(rows: Sequence[Html]) -> Html:
+    heads = [
+        tag("th", name, scope="col") for name in ("version", "since, UTC", "policy", "weights", "set by", "reason")
+    ]
+    return tag(
+        "div", tag("table", tag("thead", tag("tr", *heads)), tag("tbody", *rows), class_="versions"), class_="wide"
+    )
+
+
+def _version(change: WeightsChange, before: WeightsChange | None) -> Html:
+    by = change.source if change.by is None else f"{change.by} ({change.source})"
+    same = before is not None and before.policy == change.policy
+    return tag(
+        "tr",
+        tag("td", change.version),
+        tag("td", formatting.moment(change.at)),
+        tag("td", change.policy),
+        tag("td", _values(change.weights, before.weights if same and before is not None else change.weights)),
+        tag("td", by),
+        tag("td", change.reason, class_="reason"),
+    )
+
+
+def _values(weights: Mapping[str, float], before: Mapping[str, float]) -> Html:
+    """What this version changed stands out."""
+    shown = []
+    for name, value in weights.items():
+        text = f"{name} {formatting.number(value)}"
+        shown.append(text if before.get(name) == value else tag("b", text))
+    return joined(part for at, text in enumerate(shown) for part in ((", " if at else None), text))
+
+
+# The last minute of each client: requests, tokens, 429s. Nothing while clients need no key.
+
+
+#: Clients shown, by tokens; metrics have all.
+CLIENTS_SHOWN = 24
+
+_HEADS = ("client", "requests/min", "tokens/min", "429/min")
+
+
+def clients_section(status: Snapshot) -> Iterator[Html]:
+    """Yield the table."""
+    if not status.clients:
+        return
+    heads = [tag("th", name, scope="col", class_="name" if place == 0 else None) for place, name in enumerate(_HEADS)]
+    rows = [
+        tag(
+            "tr",
+            tag("th", row.name, scope="row", class_="name"),
+            tag("td", formatting.count(row.requests)),
+            tag("td", formatting.count(row.tokens)),
+            tag("td", formatting.count(row.rejected), class_="bad" if row.rejected else None),
+        )
+        for row in status.clients[:CLIENTS_SHOWN]
+    ]
+    table = tag("table", tag("thead", tag("tr", *heads)), tag("tbody", *rows), class_="clients")
+    yield tag("section", tag("h2", "Clients"), tag("div", table, class_="wide"))
+
+
+# The other routers of the group: last report, policy, weights, drains, and what differs; nothing without a store.
+
+
+#: Rows; `/admin/status` has all.
+PEERS_SHOWN = 32
+
+_COLUMNS = ("router", "last report", "policy", "weights", "frozen", "draining", "ejected", "differs")
+
+
+def peers_section(status: Snapshot) -> Iterator[Html]:
+    """Yield the state of the link, and a row per router."""
+    store = status.store
+    if store is None:
+        return
+    line = tag("p", formatting.store_line(store), class_="quiet" if store["joined"] else "bad")
+    heads = [tag("th", name, scope="col", class_="name" if place == 0 else None) for place, name in enumerate(_COLUMNS)]
+    rows = [_row(row) for row in store["peers"][:PEERS_SHOWN]]
+    table = tag("table", tag("thead", tag("tr", *heads)), tag("tbody", *rows), class_="clients") if rows else None
+    yield tag("section", tag("h2", "Routers"), line, tag("div", table, class_="wide") if table else None)
+
+
+def _row(row: Mapping[str, Any]) -> Html:
+    known = "format" not in row["differences"]
+    cells = (
+        row["policy"],
+        row["weights_version"],
+        "yes" if row["frozen"] else "no",
+        len(row["draining"]),
+        len(row["ejected"]),
+    )
+    return tag(
+        "tr",
+        tag("th", row["router"], scope="row", class_="name"),
+        tag("td", formatting.age(row["age_s"]), class_=None if row["counts"] else "bad"),
+        *(tag("td", cell if known else formatting.UNKNOWN) for cell in cells),
+        tag("td", "; ".join(row["differences"].values()), class_="bad" if row["differences"] else None),
+    )
+
 
 #: Path of the page and of its cookie.
 ROOT = "/admin/page"

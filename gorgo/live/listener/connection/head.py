@@ -16,8 +16,7 @@ from urllib.parse import unquote
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
-from gorgo.live.http.headers import CONTROLS, LENGTH, Header
-from gorgo.live.http.request_headers import RequestHeaders
+from gorgo.live.http.headers import CONTROLS, LENGTH, Header, RequestHeaders
 from gorgo.live.listener.heads import HeadLimits
 
 #: Header lines of a request, or trailers; clients and load balancers send about 30.

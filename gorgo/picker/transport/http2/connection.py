@@ -11,16 +11,231 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gorgo.picker.transport.http2 import frames
-from gorgo.picker.transport.http2.blocks import BlockReader, HeaderBlock
-from gorgo.picker.transport.http2.budget import FrameBudget
-from gorgo.picker.transport.http2.frames import Code, Http2Error
-from gorgo.picker.transport.http2.headers import MAX_LIST_BYTES, HeadDecoder, refusal
-from gorgo.picker.transport.http2.messages import MessageError
-from gorgo.picker.transport.http2.stream import CallStream
-from gorgo.picker.transport.http2.writer import FrameWriter, checked_window
-from gorgo.picker.transport.limits import TransportLimits
+from gorgo.picker.transport.http2.frames import (
+    MAX_LIST_BYTES,
+    RESPONSE,
+    BlockReader,
+    Code,
+    HeadDecoder,
+    HeaderBlock,
+    Http2Error,
+    refusal,
+    trailers,
+)
+from gorgo.picker.transport.http2.stream import CallStream, MessageError
 from gorgo.picker.transport.services import Services
-from gorgo.picker.transport.streams import Status
+from gorgo.picker.transport.streams import Status, TransportLimits
+
+# What the client allows: the window of a new stream, and the size of a frame.
+
+
+class ClientSettings:
+    """The settings of one client; `is_known` once it has sent any."""
+
+    __slots__ = ("frame_bytes", "is_known", "stream_window")
+
+    def __init__(self) -> None:
+        self.is_known = False
+        self.stream_window = frames.FIRST_WINDOW
+        self.frame_bytes = frames.FRAME_BYTES
+
+    def read_frame(self, payload: bytes) -> int:
+        """Apply a SETTINGS frame; return the change of each open stream's window. Raises `Http2Error`."""
+        before = self.stream_window
+        for key, value in frames.read_settings(payload):
+            if key == frames.INITIAL_WINDOW_SIZE:
+                if value > frames.LARGEST_WINDOW:
+                    raise Http2Error(Code.FLOW_CONTROL_ERROR, "expected a window of at most 2^31 - 1")
+                self.stream_window = value
+            elif key == frames.MAX_FRAME_SIZE:
+                if not frames.FRAME_BYTES <= value <= frames.LARGEST_FRAME_BYTES:
+                    raise Http2Error(Code.PROTOCOL_ERROR, "expected frames of 2^14 to 2^24 - 1 bytes")
+                self.frame_bytes = value
+            elif key == frames.ENABLE_PUSH and value > 1:
+                raise Http2Error(Code.PROTOCOL_ERROR, "expected ENABLE_PUSH of 0 or 1")
+        self.is_known = True
+        return self.stream_window - before
+
+
+# How many frames a client may send that carry no part of a message: a flood of them is cheap to send alone.
+#
+# Owns the count. Rapid resets, pings, settings, windows, priorities, unknown frames and empty ones all draw on it.
+
+
+#: Such frames without any message, until the next renewal: an Envoy of thousands of streams that all end at once.
+FREE_FRAMES = 10_000
+#: Allowed by each message received, and each DATA frame sent: a reset, and windows of stream and connection.
+FRAMES_PER_MESSAGE = 4
+
+
+class FrameBudget:
+    """The budget of one connection."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self) -> None:
+        self._left = FREE_FRAMES
+
+    def renew(self) -> None:
+        """Allow all of `FREE_FRAMES` again: called with each look at a connection's signs of life."""
+        self._left = FREE_FRAMES
+
+    def earn(self) -> None:
+        """Allow some more: a message has come or gone."""
+        if self._left < FREE_FRAMES:
+            self._left += FRAMES_PER_MESSAGE
+
+    def spend(self) -> None:
+        """Count a frame. Raises `Http2Error` for one too many."""
+        self._left -= 1
+        if self._left < 0:
+            raise Http2Error(Code.ENHANCE_YOUR_CALM, f"expected messages: {FREE_FRAMES} frames had no part of one")
+
+
+# What a connection sends: frames in order, DATA within the client's windows and while the transport takes any.
+
+
+class FrameWriter:
+    """Gathers output.
+
+    Parameters
+    ----------
+    wake:
+        Called when output gathers while `is_receiving` is false.
+    ended:
+        Called with each stream whose last frame is in the output.
+    drained:
+        Called with each stream of which nothing waits any more.
+    budget:
+        DATA allows the client frames of its own.
+    """
+
+    def __init__(
+        self,
+        wake: Callable[[], None],
+        ended: Callable[[CallStream], None],
+        drained: Callable[[CallStream], None],
+        budget: FrameBudget,
+    ) -> None:
+        self.client = ClientSettings()
+        #: Output is taken by the caller of `Connection.receive`.
+        self.is_receiving = False
+        self._wake = wake
+        self._ended = ended
+        self._drained = drained
+        self._budget = budget
+        self._output: list[bytes] = []
+        #: Bytes that the client takes on the connection.
+        self._window = frames.FIRST_WINDOW
+        self._is_full = False
+        #: Streams whose DATA waits, in order.
+        self._waiting: dict[int, CallStream] = {}
+
+    def take_output(self) -> bytes:
+        """Return what has to be sent."""
+        if not self._output:
+            return b""
+        output = self._output[0] if len(self._output) == 1 else b"".join(self._output)
+        self._output.clear()
+        return output
+
+    def add(self, frame: bytes) -> None:
+        """Send a frame other than DATA."""
+        self._output.append(frame)
+        if not self.is_receiving:
+            self._wake()
+
+    def set_full(self, is_full: bool) -> None:
+        """The transport takes no DATA for now, or does again."""
+        self._is_full = is_full
+        self.write_waiting()
+
+    def add_window(self, size: int) -> None:
+        """The client takes more on the connection. Raises `Http2Error`."""
+        self._window = checked_window(self._window + size)
+        self.write_waiting()
+
+    def write_waiting(self) -> None:
+        """Send what has waited."""
+        for stream in tuple(self._waiting.values()):
+            if self._window <= 0 or self._is_full:
+                break
+            self.write(stream)
+
+    def write_message(self, stream: CallStream, message: bytes) -> None:
+        """Send a message, in one frame if nothing is in its way, or let it wait."""
+        size = len(message) + frames.PREFIX_BYTES
+        most = min(self.client.frame_bytes, self._window, stream.window)
+        if stream.unsent or self._is_full or size > most:
+            stream.unsent.append(b"\0" + len(message).to_bytes(4, "big") + message)
+            stream.unsent_bytes += size
+            self.write(stream)
+            return
+        if not stream.is_head_sent:
+            self._send_head(stream)
+        self._output.append(frames.message_frame(stream.stream_id, message))
+        self._budget.earn()
+        self._window -= size
+        stream.window -= size
+        self._drained(stream)
+        if not self.is_receiving:
+            self._wake()
+
+    def _send_head(self, stream: CallStream) -> None:
+        stream.is_head_sent = True
+        self._output.append(frames.frame(frames.HEADERS, frames.END_HEADERS, stream.stream_id, RESPONSE))
+
+    def write(self, stream: CallStream) -> None:
+        """Send what of a stream can be sent."""
+        stream_id, unsent, output = stream.stream_id, stream.unsent, self._output
+        if unsent and not stream.is_head_sent:
+            self._send_head(stream)
+        while unsent and not self._is_full:
+            data = unsent[0]
+            size = min(len(data), self.client.frame_bytes, self._window, stream.window)
+            if size <= 0:
+                break
+            unsent.popleft()
+            if size < len(data):
+                unsent.appendleft(data[size:])
+                data = data[:size]
+            output.append(frames.frame(frames.DATA, 0, stream_id, data))
+            self._budget.earn()
+            self._window -= size
+            stream.window -= size
+            stream.unsent_bytes -= size
+        if unsent:
+            self._waiting[stream_id] = stream
+        else:
+            self._waiting.pop(stream_id, None)
+            if stream.end_status is None:
+                self._drained(stream)
+            else:
+                self._end(stream)
+        if not self.is_receiving:
+            self._wake()
+
+    def drop_stream(self, stream: CallStream) -> None:
+        """Drop what waits of a stream."""
+        self._waiting.pop(stream.stream_id, None)
+
+    def _end(self, stream: CallStream) -> None:
+        assert stream.end_status is not None, "the caller has looked"
+        block = trailers(stream.end_status, stream.end_text, with_head=not stream.is_head_sent)
+        flags = frames.END_HEADERS | frames.END_STREAM
+        self._output.append(frames.frame(frames.HEADERS, flags, stream.stream_id, block))
+        if not stream.input_ended:
+            # The client need not send the rest.
+            self._output.append(frames.reset(stream.stream_id, Code.NO_ERROR))
+        self._ended(stream)
+
+
+def checked_window(window: int) -> int:
+    """Return a window. Raises `Http2Error` for one that is too large."""
+    if window > frames.LARGEST_WINDOW:
+        raise Http2Error(Code.FLOW_CONTROL_ERROR, "expected a window of at most 2^31 - 1")
+    return window
+
 
 #: Window of each stream: a body in buffered mode comes in one message of about this size, without a pause.
 STREAM_WINDOW = 1024 * 1024
@@ -352,4 +567,5 @@ class Connection:
     def _on_goaway(self, stream_id: int, flags: int, payload: bytes) -> None:  # noqa: ARG002
         if stream_id:
             raise Http2Error(Code.PROTOCOL_ERROR, "expected GOAWAY of the connection")
+
         # The client opens no more streams, and ends the connection after the last one.

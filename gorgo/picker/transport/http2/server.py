@@ -6,15 +6,17 @@ import asyncio
 import socket
 import ssl
 from contextlib import ExitStack
+from pathlib import Path
 from typing import cast
 
 from gorgo.config.model import TlsConfig
-from gorgo.live.http.tls import ServedTls
+from gorgo.live.http.tls import ServedTls, served_tls
 from gorgo.live.listener.sockets import BACKLOG, address_of, listening
 from gorgo.live.logs import log
 from gorgo.picker.transport.http2.connection import Connection
 from gorgo.picker.transport.http2.frames import Code, Http2Error
-from gorgo.picker.transport.limits import (
+from gorgo.picker.transport.services import Services
+from gorgo.picker.transport.streams import (
     CLOSE_S,
     HANDSHAKE_S,
     KEEPALIVE_ANSWER_S,
@@ -22,8 +24,47 @@ from gorgo.picker.transport.limits import (
     MAX_CONNECTIONS,
     TransportLimits,
 )
-from gorgo.picker.transport.services import Services
-from gorgo.picker.transport.tls import PemFiles, picker_tls
+
+# TLS of the picker's listener, and whether its files have changed.
+
+
+#: Place of the files in errors.
+PLACE = "picker.tls"
+#: HTTP/2 alone: gRPC has no other form.
+ALPN = ("h2",)
+
+
+def picker_tls(files: TlsConfig) -> ServedTls | None:
+    """Return TLS of the listener, `None` without a certificate. Raises `ConfigError`."""
+    return served_tls(files, place=PLACE, alpn=ALPN)
+
+
+class PemFiles:
+    """Certificate and key on disk, and whether they have changed since they were last in use."""
+
+    def __init__(self, files: TlsConfig) -> None:
+        assert files.cert is not None, "checked before"
+        assert files.key is not None, "checked before"
+        self._paths = (Path(files.key), Path(files.cert))
+        self._stamps = self._read_stamps()
+
+    def have_changed(self) -> bool:
+        """Return whether the files are another valid pair than before. A wrong pair is looked at again at each call."""
+        try:
+            stamps = self._read_stamps()
+            if stamps == self._stamps:
+                return False
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(self._paths[1], self._paths[0], password=b"")
+        except (OSError, ValueError):  # half-written, or gone: the old pair stays
+            return False
+        self._stamps = stamps
+        return True
+
+    def _read_stamps(self) -> tuple[tuple[int, int], ...]:
+        found = (path.stat() for path in self._paths)
+        return tuple((each.st_mtime_ns, each.st_ino) for each in found)
+
 
 #: Bytes in the transport that stop further DATA, and other frames beyond them that end a connection: its client sends
 #: and reads nothing.

@@ -6,18 +6,17 @@ from typing import Any
 
 import numpy as np
 
+from gorgo.core.fleet.replica import ReplicaSpec
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
-from gorgo.core.fleet.spec import ReplicaSpec
 from gorgo.core.latency.ttft import TtftEstimate
 from gorgo.core.messages.decision import Decision
 from gorgo.core.messages.samples import Sample
 from gorgo.core.router import Router
-from gorgo.live.admin.page.alerts import condition_of
 from gorgo.live.admin.page.recent_stats import RecentStats, ttft_series
-from gorgo.live.admin.page.snapshot import DecisionStatus, ReplicaStatus, Snapshot
+from gorgo.live.admin.page.snapshot import DecisionStatus, ReplicaStatus, Snapshot, condition_of
 from gorgo.live.control.transactions import WeightsChange
-from gorgo.live.peer_store.peer_rows import PeerRow
-from gorgo.live.telemetry.probe_history import ProbeTime
+from gorgo.live.peer_store.service import PeerRow
+from gorgo.live.telemetry.health import ProbeTime
 from gorgo.policies.registry import make_policy
 
 NOW = 1_000_000.0

@@ -11,14 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gorgo.live.admin.page.alerts import Alert
-from gorgo.live.admin.page.charts import probe_line, term_bar, ttft_chart
-from gorgo.live.admin.page.decisions_section import CANDIDATES_SHOWN, DecisionsSection
-from gorgo.live.admin.page.document import Writer, login_page, off_page, status_page
-from gorgo.live.admin.page.markup import Html, joined
+from gorgo.live.admin.page.charts import Html, joined, probe_line, term_bar, ttft_chart
+from gorgo.live.admin.page.document import (
+    CLIENTS_SHOWN,
+    VERSIONS_SHOWN,
+    Writer,
+    clients_section,
+    login_page,
+    off_page,
+    status_page,
+)
 from gorgo.live.admin.page.recent_stats import BINS, ttft_series
-from gorgo.live.admin.page.snapshot import DecisionStatus, Snapshot
-from gorgo.live.admin.page.weights_section import VERSIONS_SHOWN
+from gorgo.live.admin.page.sections import CANDIDATES_SHOWN, DecisionsSection
+from gorgo.live.admin.page.snapshot import Alert, DecisionStatus, Snapshot
 from gorgo.live.control.state_file import Frozen
 from gorgo.live.telemetry.client_usage import ClientRow
 from tests.live.admin.page.made import NOW, change, decision, peer, row, sample, source, status, store, view
@@ -330,3 +335,21 @@ def test_every_class_of_the_page_has_a_style_and_every_style_its_class() -> None
     styled = set(re.findall(r"\.([a-z][\w-]*)", re.sub(r"/\*.*?\*/", "", css, flags=re.DOTALL)))
     assert used - styled == UNSTYLED
     assert styled - used == ELSEWHERE
+
+
+def test_without_keys_there_is_no_table() -> None:
+    assert "".join(clients_section(status())) == ""
+
+
+def test_each_client_is_a_row_and_429s_stand_out() -> None:
+    clients = [ClientRow("<b>", 12, 45_678, 0), ClientRow("team-b", 3, 90, 2)]
+    (html,) = clients_section(status(clients=clients))
+    assert "<h2>Clients</h2>" in html
+    assert "&lt;b&gt;" in html
+    assert "<td>45.7k</td><td>0</td>" in html
+    assert '<td class="bad">2</td>' in html
+
+
+def test_only_so_many_clients_are_shown() -> None:
+    (html,) = clients_section(status(clients=[ClientRow(f"c{n}", 1, 1, 0) for n in range(CLIENTS_SHOWN + 5)]))
+    assert html.count('scope="row"') == CLIENTS_SHOWN

@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
-from gorgo.live.admin.page.alerts import Alert
+from gorgo.live.admin.page.charts import joined
 from gorgo.live.admin.page.document import Writer, login_page, off_page, status_page
-from gorgo.live.admin.page.markup import joined
 from gorgo.live.admin.page.recent_stats import RecentStats, ttft_series
-from gorgo.live.admin.page.snapshot import DecisionStatus, Snapshot
+from gorgo.live.admin.page.snapshot import Alert, DecisionStatus, Snapshot
 from gorgo.live.control.state_file import Frozen
 from tests.live.admin.page.made import NOW, change, decision, peer, row, sample, source, status, store, view
 

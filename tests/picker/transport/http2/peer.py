@@ -9,9 +9,8 @@ from hpack import Decoder, Encoder
 
 from gorgo.picker.transport.http2 import frames
 from gorgo.picker.transport.http2.connection import Connection
-from gorgo.picker.transport.limits import TransportLimits
 from gorgo.picker.transport.services import PROCESS, Services
-from gorgo.picker.transport.streams import CallHandlers, Output
+from gorgo.picker.transport.streams import CallHandlers, Output, TransportLimits
 from tests.picker.transport.calls import EchoCall
 
 MESSAGE_BYTES = 200_000

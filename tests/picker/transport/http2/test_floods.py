@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from gorgo.picker.transport.http2 import budget, frames
-from gorgo.picker.transport.http2.blocks import BLOCK_BYTES, MAX_CONTINUATIONS
-from gorgo.picker.transport.http2.frames import Code, Http2Error
+from gorgo.picker.transport.http2 import connection, frames
+from gorgo.picker.transport.http2.frames import BLOCK_BYTES, MAX_CONTINUATIONS, Code, Http2Error
 from tests.picker.transport.http2.peer import BLOCK, Peer, block, data, greeted, headers, message
 
 FREE = 300
@@ -16,7 +15,7 @@ FREE = 300
 
 @pytest.fixture(autouse=True)
 def few_free_frames(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budget, "FREE_FRAMES", FREE)
+    monkeypatch.setattr(connection, "FREE_FRAMES", FREE)
 
 
 FLOODS: dict[str, Callable[[int], bytes]] = {

@@ -10,10 +10,10 @@ import httpx
 from tests.tuner.sidecar.fake_proxy import PAPER, FakeProxy
 from tuner.campaign.options import CampaignOptions
 from tuner.history import History
-from tuner.leader.candidate import Leadership
+from tuner.leader import Leadership
 from tuner.proxy_client import ProxyClient
 from tuner.sidecar.bootstrap import Bootstrap
-from tuner.sidecar.group.proxies import ProxyGroup
+from tuner.sidecar.group import ProxyGroup
 from tuner.sidecar.loop import Sidecar
 from tuner.sidecar.metrics import TunerMetrics
 from tuner.sidecar.options import SidecarOptions

@@ -14,7 +14,7 @@ from types import TracebackType
 import httpx
 import yaml
 
-from gorgo.apps.demo.processes import Processes
+from gorgo.lab.demo.run import Processes
 from tests.live.peer_store.server import ENVIRON, RedisServer
 from tests.tuner.sidecar.relay import Relay
 from tests.tuner.sidecar.rig import ENDLESS, TOKEN, Rig, until, write_config

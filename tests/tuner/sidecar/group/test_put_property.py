@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.sidecar.group.agreement import Agreement, Reported
-from tuner.sidecar.group.put import GroupPut, PutCall
+from tuner.sidecar.group import Agreement, GroupPut, PutCall, Reported
 
 NAMES = ("a", "b", "c")
 START = {"w": 0.0}

@@ -1,6 +1,0 @@
-"""`gorgo calibrate`: the constants of an engine, measured over HTTP or fitted to a request log."""
-
-from gorgo.apps.calibrate.calibration import Calibration
-from gorgo.apps.calibrate.run import CalibrateOptions, calibrate_engine, calibrate_log
-
-__all__ = ["CalibrateOptions", "Calibration", "calibrate_engine", "calibrate_log"]

@@ -1,7 +1,0 @@
-"""`gorgo engine`: the engine model of `gorgo.sim` over HTTP, as an SGLang or vLLM replica at a distance."""
-
-from __future__ import annotations
-
-from gorgo.apps.engine_server.server import run_engine
-
-__all__ = ["run_engine"]

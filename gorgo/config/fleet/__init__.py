@@ -1,1 +1,0 @@
-"""The replicas of regions.yaml, and the sources of others."""

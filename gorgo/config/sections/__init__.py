@@ -1,1 +1,0 @@
-"""Sections of `regions.yaml` with a module of their own."""

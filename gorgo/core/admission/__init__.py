@@ -1,1 +1,0 @@
-"""Admission: dispatch, queue or reject a new request, before any replica has it."""

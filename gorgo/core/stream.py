@@ -1,0 +1,653 @@
+"""What the relay reads of a response as it passes, behind one import: pure, incremental, blind to how bytes are split.
+
+`core.stream.first_token` finds the first token, `core.stream.usage` the token counts, and `core.stream.whole` judges
+what has ended, on the framing of `core.stream.sse`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import field
+from enum import Enum
+from itertools import islice
+from typing import Any
+
+from gorgo.core.json_text import parse_json
+from gorgo.core.numeric import MAX_AMOUNT
+from gorgo.core.record import mutable_record, record
+
+# Server-sent events out of bytes split anywhere.
+#
+# Owns the framing of a stream of events (WHATWG HTML, "Server-sent events": lines end in LF, CR or CR LF, a blank line
+# ends an event, a line that starts with a colon is a comment). What an event means is for `first_token` and `usage`.
+
+
+#: A longer event is passed on undecoded: the proxy buffers no more than that before it lets bytes through.
+MAX_EVENT_BYTES = 64 * 1024
+#: Lines that are read of one stream. Before its first token an engine sends a few, and a comment every some seconds; a
+#: hostile one could send thousands in each chunk, and each takes ten microseconds.
+MAX_LINES = 1024
+
+_BOM = b"\xef\xbb\xbf"
+#: The end of a line. A CR that is the last byte so far may be half of a CR LF, so it ends nothing yet.
+_EOL = re.compile(rb"\r\n|\n|\r(?=[^\n])")
+
+
+@record
+class SseEvent:
+    """One event: its name (empty unless the stream gives one) and its data lines joined by LF."""
+
+    name: str
+    data: bytes
+
+
+class SseReader:
+    """Turns chunks into events; comments and events without data are left out.
+
+    Example
+    -------
+    >>> reader = SseReader()
+    >>> reader.feed(b"data: 1\\n\\nda"), reader.feed(b"ta: 2\\n\\n")
+    ([SseEvent(name='', data=b'1')], [SseEvent(name='', data=b'2')])
+    """
+
+    def __init__(self) -> None:
+        #: A bound was exceeded: bytes of a line or an event, or lines in all. Nothing is read after it.
+        self.overflowed = False
+        self._pending = b""
+        self._searched = 0
+        self._started = False
+        self._name = ""
+        self._data: list[bytes] = []
+        self._data_bytes = 0
+        self._lines = 0
+
+    def feed(self, chunk: bytes) -> list[SseEvent]:
+        """Events that end in `chunk`."""
+        events: list[SseEvent] = []
+        if self.overflowed:
+            return events
+        self._pending += chunk
+        if not self._started and not self._skip_bom():
+            return events
+        start = 0
+        for end in _EOL.finditer(self._pending, self._searched):
+            self._lines += 1
+            if self._lines > MAX_LINES or not self._line(self._pending[start : end.start()], events):
+                self.overflowed = True
+                return events
+            start = end.end()
+        self._pending = self._pending[start:]
+        # The last byte may be a CR that only the next one can judge; it is not counted as the line's either.
+        self._searched = max(0, len(self._pending) - 1)
+        self.overflowed = len(self._pending) > MAX_EVENT_BYTES + 1
+        return events
+
+    def _skip_bom(self) -> bool:
+        """Whether enough has come to know that there is no byte order mark (any more)."""
+        if len(self._pending) < len(_BOM) and _BOM.startswith(self._pending):
+            return False
+        self._pending = self._pending.removeprefix(_BOM)
+        self._started = True
+        return True
+
+    def _line(self, line: bytes, events: list[SseEvent]) -> bool:
+        """Take in one line; False when the event has grown too long."""
+        if len(line) + self._data_bytes > MAX_EVENT_BYTES:
+            return False
+        if not line:
+            self._dispatch(events)
+            return True
+        field, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if field == b"data":
+            self._data.append(value)
+            self._data_bytes += len(line)
+        elif field == b"event":
+            self._name = value.decode("utf-8", "replace")
+        return True
+
+    def _dispatch(self, events: list[SseEvent]) -> None:
+        if self._data:
+            events.append(SseEvent(self._name, b"\n".join(self._data)))
+        self._name = ""
+        self._data = []
+        self._data_bytes = 0
+
+
+# When a stream has begun to answer: its first content, or the error that came instead.
+#
+# Owns what counts as content on each route: non-empty text, reasoning, a tool call or an audio delta; not the headers,
+# a role, a comment, an empty delta or `usage`. From the first content on nothing can be retried, and TTFT is measured
+# there.
+
+
+Json = Mapping[str, Any]
+
+
+class StreamState(Enum):
+    """State of the stream so far."""
+
+    WAITING = "waiting"
+    CONTENT = "content"
+    ERROR = "error"
+
+
+class FirstTokenDetector:
+    """Reads a stream of events up to its first content or error, and nothing after it.
+
+    An event too long to buffer counts as content, and so do more lines than any stream has before its first.
+
+    Example
+    -------
+    >>> detector = FirstTokenDetector("/v1/completions")
+    >>> detector.feed(b'data: {"choices": [{"text": ""}]}\\n\\n')
+    <StreamState.WAITING: 'waiting'>
+    >>> detector.feed(b'data: {"choices": [{"text": "a"}]}\\n\\n')
+    <StreamState.CONTENT: 'content'>
+    """
+
+    def __init__(self, route: str) -> None:
+        #: Status of the error event that came before any content.
+        self.error_status: int | None = None
+        #: The stream said that it is done before any content.
+        self.ended = False
+        self._state = StreamState.WAITING
+        self._reader = SseReader()
+        self._has_content, self._is_end = content_rule(route), end_rule(route)
+
+    def feed(self, chunk: bytes) -> StreamState:
+        if self._state is not StreamState.WAITING:
+            return self._state
+        for event in self._reader.feed(chunk):
+            self._state = self._judge(event)
+            if self._state is not StreamState.WAITING:
+                return self._state
+        if self._reader.overflowed:
+            self._state = StreamState.CONTENT
+        return self._state
+
+    def _judge(self, event: SseEvent) -> StreamState:
+        data = parse_event(event.data)
+        self.error_status = error_status(event.name, data)
+        if self.error_status is not None:
+            return StreamState.ERROR
+        if self._has_content(data):
+            return StreamState.CONTENT
+        self.ended = self.ended or event.data.strip() == b"[DONE]" or self._is_end(data)
+        return StreamState.WAITING
+
+
+def _chat_content(data: Json) -> bool:
+    for delta in _each(data.get("choices"), "delta"):
+        for name in _DELTA_FIELDS:
+            if delta.get(name):
+                return True
+    return False
+
+
+_DELTA_FIELDS = ("content", "reasoning_content", "reasoning", "refusal", "tool_calls", "function_call", "audio")
+
+
+def _completion_content(data: Json) -> bool:
+    return any(choice.get("text") for choice in _each(data.get("choices")))
+
+
+def _choice_end(data: Json) -> bool:
+    return any(choice.get("finish_reason") for choice in _each(data.get("choices")))
+
+
+def _generate_content(data: Json) -> bool:
+    return bool(data.get("text") or data.get("output_ids"))
+
+
+def _generate_end(data: Json) -> bool:
+    return bool(_mapping(data.get("meta_info")).get("finish_reason"))
+
+
+def _responses_content(data: Json) -> bool:
+    kind = _text(data.get("type"))
+    if kind.endswith(".delta"):
+        return bool(data.get("delta"))
+    if kind == "response.output_item.added":
+        return _text(_mapping(data.get("item")).get("type")).endswith("_call")
+    return kind.endswith(".done") and any(data.get(name) for name in ("text", "refusal", "arguments"))
+
+
+def _responses_end(data: Json) -> bool:
+    return data.get("type") in ("response.completed", "response.incomplete")
+
+
+def _messages_content(data: Json) -> bool:
+    if data.get("type") == "content_block_start":
+        block = _mapping(data.get("content_block"))
+        return bool(block.get("text") or block.get("thinking")) or _text(block.get("type")).endswith("tool_use")
+    delta = _mapping(data.get("delta"))
+    return data.get("type") == "content_block_delta" and any(
+        delta.get(name) for name in ("text", "thinking", "partial_json")
+    )
+
+
+def _messages_end(data: Json) -> bool:
+    return data.get("type") == "message_stop" or bool(_mapping(data.get("delta")).get("stop_reason"))
+
+
+_Rule = Callable[[Json], bool]
+_ROUTES: dict[str, tuple[_Rule, _Rule]] = {
+    "/v1/chat/completions": (_chat_content, _choice_end),
+    "/v1/completions": (_completion_content, _choice_end),
+    "/generate": (_generate_content, _generate_end),
+    "/v1/responses": (_responses_content, _responses_end),
+    "/v1/messages": (_messages_content, _messages_end),
+}
+
+
+def content_rule(route: str) -> _Rule:
+    """Return the rule for an event with content on a route."""
+    return _ROUTES.get(route, (_chat_content, _choice_end))[0]
+
+
+def end_rule(route: str) -> _Rule:
+    """Return the rule for the event that ends an answer on a route."""
+    return _ROUTES.get(route, (_chat_content, _choice_end))[1]
+
+
+def error_status(name: str, data: Json) -> int | None:
+    """Status that an error event stands for; `None` for any other event."""
+    if "meta_info" in data:
+        finish = _mapping(_mapping(data["meta_info"]).get("finish_reason"))
+        if finish.get("type") == "abort":
+            return _status_of(finish)
+    error = data.get("error")
+    if not error and "response" in data:
+        error = _mapping(data["response"]).get("error")
+    if isinstance(error, dict):
+        return _status_of(error)
+    if error or name == "error" or data.get("type") in ("error", "response.failed") or data.get("object") == "error":
+        return _status_of(data)
+    return None
+
+
+def _status_of(error: Json) -> int:
+    for name in ("code", "status_code", "status"):
+        status = error.get(name)
+        if isinstance(status, str) and status.isascii() and status.isdigit() and len(status) == 3:
+            status = int(status)
+        if isinstance(status, int) and 400 <= status < 600:
+            return status
+    words = (error.get("type"), error.get("code"))
+    return next((_STATUS_OF_WORD[word] for word in words if isinstance(word, str) and word in _STATUS_OF_WORD), 500)
+
+
+#: Words that the dialects use instead of a number. Any other is the replica's fault: 500.
+_STATUS_OF_WORD = {
+    "invalid_request_error": 400,
+    "BadRequestError": 400,
+    "invalid_prompt": 400,
+    "authentication_error": 401,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "NotFoundError": 404,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "rate_limit_exceeded": 429,
+    "api_error": 500,
+    "server_error": 500,
+    "timeout_error": 504,
+    "overloaded_error": 503,
+}
+
+
+def parse_event(data: bytes) -> Json:
+    """An event's JSON object; empty for anything else, which is then neither content nor error."""
+    try:
+        return _mapping(parse_json(data))
+    except (ValueError, RecursionError):
+        return {}
+
+
+def _each(values: Any, name: str | None = None) -> list[Json]:
+    """The objects in a list, or their member `name`; empty where the shape is another."""
+    objects: list[Json] = [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
+    return objects if name is None else [_mapping(value.get(name)) for value in objects]
+
+
+def _mapping(value: Any) -> Json:
+    return value if isinstance(value, dict) else {}  # the decoder's kind: no look-up of an abstract class
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+# Token counts that a response reports: `usage` in the OpenAI and Anthropic dialects, `meta_info` in SGLang's.
+#
+# Owns finding them without parsing the response (a batch aside): the last object under such a key in the bytes. Within
+# a JSON string a quote is escaped, so generated text cannot be mistaken for one.
+
+
+#: Bytes retained of a stream's end: more than any usage object with its tail, little enough for thousands of streams.
+TAIL_BYTES = 16 * 1024
+#: Bytes beyond that before it is cut again, so that the copy costs little per chunk.
+SLACK_BYTES = 2 * 1024
+#: Bytes retained of a stream's start, where Anthropic's dialect reports the prompt's length.
+HEAD_BYTES = 2 * 1024
+#: Objects of that name that are searched for a usage: a dialect puts one or two behind it, and a reply of nothing else
+#: would delay all other streams for a second.
+MAX_CANDIDATES = 8
+
+_USAGE, _META_INFO = b'"usage"', b'"meta_info"'
+_KEY = re.compile(rb'"(?:usage|meta_info)"\s*:\s*(?=\{)')
+#: What `json.JSONDecoder.raw_decode` calls: it raises `StopIteration` where there is no value.
+_SCAN: Callable[[str, int], tuple[object, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
+
+
+@record
+class Usage:
+    """Token counts; `None` where the response reports none. `cached_tokens` of the prompt came from the cache."""
+
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    output_tokens: int | None
+
+
+_COUNTS = ("prompt_tokens", "cached_tokens", "output_tokens")
+
+
+@mutable_record
+class UsageReader:
+    """Retains both ends of a stream, and reads its usage on demand.
+
+    Example
+    -------
+    >>> tail = UsageReader()
+    >>> tail.feed(b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":2}}\\n\\n')
+    >>> tail.usage()
+    Usage(prompt_tokens=9, cached_tokens=None, output_tokens=2)
+    """
+
+    #: Empty while the tail has it.
+    _head: bytes = b""
+    _tail: bytearray = field(default_factory=bytearray)
+
+    def feed(self, chunk: bytes) -> None:
+        tail = self._tail
+        tail += chunk
+        if len(tail) > TAIL_BYTES + SLACK_BYTES:
+            if not self._head:
+                self._head = bytes(tail[:HEAD_BYTES])
+            del tail[:-TAIL_BYTES]
+
+    @property
+    def tail(self) -> bytes:
+        """The last bytes: all of a short stream."""
+        return bytes(self._tail[-TAIL_BYTES:])
+
+    def usage(self) -> Usage | None:
+        last = _last_usage(self.tail)
+        if last is not None and None not in (last.prompt_tokens, last.cached_tokens, last.output_tokens):
+            return last
+        head = self._head or bytes(self._tail[:HEAD_BYTES])
+        return filled(last, _first_usage(head))
+
+
+def read_usage(body: bytes) -> Usage | None:
+    """Usage of a whole JSON body. A batch of `/generate` is a list with one `meta_info` each: their sum."""
+    if body.lstrip()[:1] != b"[":
+        return _last_usage(body)
+    usages = [usage for usage in map(_usage, _meta_infos(body)) if usage is not None]
+    if not usages:
+        return None
+    return Usage(*(_sum([getattr(usage, name) for usage in usages]) for name in _COUNTS))
+
+
+def _meta_infos(body: bytes) -> list[object]:
+    """Those of a batch, each of its answer. Parsed: there may be hundreds, and it is small, being withheld."""
+    try:
+        answers = json.loads(body)
+    except (ValueError, RecursionError):
+        return []
+    return [answer.get("meta_info") for answer in answers if isinstance(answer, Mapping)]
+
+
+def filled(usage: Usage | None, other: Usage | None) -> Usage | None:
+    """Return `usage` with unknown counts taken from `other`."""
+    if usage is None or other is None:
+        return usage or other
+    mine = ((getattr(usage, name), getattr(other, name)) for name in _COUNTS)
+    return Usage(*(second if first is None else first for first, second in mine))
+
+
+class UsageEventFilter:
+    """Removes the usage-only event from a stream whose client did not request it; all else passes byte for byte.
+
+    Engines end a chat or completion stream with one event of empty `choices` when `stream_options.include_usage` is
+    set. An event is buffered until its end; one longer than `MAX_EVENT_BYTES` is let through as it comes.
+    """
+
+    def __init__(self) -> None:
+        self.usage: Usage | None = None
+        self._pending = b""
+        self._searched = 0
+        self._passing = False
+
+    def feed(self, chunk: bytes) -> bytes:
+        """What may go downstream now."""
+        if not self._pending and chunk.endswith(b"\n\n") and b'"usage"' not in chunk:
+            # Whole events, as nearly always: nothing to buffer.
+            return chunk
+        self._pending += chunk
+        out: list[bytes] = []
+        start = 0
+        for end in _EVENT_END.finditer(self._pending, self._searched):
+            event = self._pending[start : end.end()]
+            start = end.end()
+            usage_only = not self._passing and self._is_usage_only(event)
+            # Blank lines before it are not the event's.
+            out.append(event[: len(event) - len(event.lstrip(b"\r\n"))] if usage_only else event)
+            self._passing = False
+        self._pending = self._pending[start:]
+        # An end is four bytes at most, and the last byte may be half of a CR LF.
+        self._searched = max(0, len(self._pending) - 4)
+        if self._passing or len(self._pending) > MAX_EVENT_BYTES:
+            out.append(self._release())
+        return b"".join(out)
+
+    def flush(self) -> bytes:
+        """Return the rest of a stream that ends without the end of its last event."""
+        rest, self._pending, self._searched = self._pending, b"", 0
+        return rest
+
+    def _release(self) -> bytes:
+        """Let the rest of a long event through, but for the bytes that may belong to its end."""
+        self._passing = True
+        rest, self._pending = self._pending[:-4], self._pending[-4:]
+        self._searched = 0
+        return rest
+
+    def _is_usage_only(self, event: bytes) -> bool:
+        if not _KEY.search(event):
+            return False
+        lines = event.removeprefix(b"\xef\xbb\xbf").splitlines()
+        data = b"\n".join(line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:"))
+        try:
+            body = json.loads(data)
+        except (ValueError, RecursionError):
+            return False
+        if not isinstance(body, dict) or body.get("choices") != [] or not isinstance(body.get("usage"), dict):
+            return False
+        self.usage = _usage(body["usage"]) or self.usage
+        return True
+
+
+#: A blank line: two line ends in a row. A CR that an LF follows, or that is last so far, is no end of its own.
+_EVENT_END = re.compile(rb"(?:\r\n|\n|\r(?=[^\n]))(?:\r\n|\n|\r(?=[^\n]))")
+
+
+def _last_usage(data: bytes) -> Usage | None:
+    """Return the last usage object in `data`, of the last `MAX_CANDIDATES` that may be one. Most is not searched."""
+    usage, meta = data.rfind(_USAGE), data.rfind(_META_INFO)
+    reads = 0
+    while (place := usage if usage > meta else meta) >= 0 and reads < MAX_CANDIDATES:
+        key = _KEY.match(data, place)
+        if key is not None:
+            reads += 1
+            found = _usage(_object_at(data, key.end()))
+            if found is not None:
+                return found
+        if place == usage:
+            usage = data.rfind(_USAGE, 0, place)
+        else:
+            meta = data.rfind(_META_INFO, 0, place)
+    return None
+
+
+def _first_usage(data: bytes) -> Usage | None:
+    """Return the first usage object in `data`, of the first `MAX_CANDIDATES` that may be one."""
+    for key in islice(_KEY.finditer(data), MAX_CANDIDATES):
+        found = _usage(_object_at(data, key.end()))
+        if found is not None:
+            return found
+    return None
+
+
+def _object_at(data: bytes, start: int) -> object:
+    """The JSON object that starts at `start`; `None` if it is cut off or broken."""
+    try:
+        found: object = _SCAN(data[start : start + TAIL_BYTES].decode("utf-8", "replace"), 0)[0]
+    except (StopIteration, ValueError, RecursionError):
+        return None
+    return found
+
+
+def _usage(fields: object) -> Usage | None:
+    """Counts of a usage object in any dialect; `None` if it has none."""
+    if not isinstance(fields, dict):
+        return None
+    prompt = _count(fields, "prompt_tokens", "input_tokens")
+    details = fields.get("prompt_tokens_details") or fields.get("input_tokens_details")
+    cached = _count(details, "cached_tokens") if isinstance(details, dict) else None
+    if cached is None:
+        cached = _count(fields, "cached_tokens")
+    if "cache_read_input_tokens" in fields:
+        # Anthropic's dialect counts what was read from the cache, and what was written to it, beside the input.
+        cached = _count(fields, "cache_read_input_tokens")
+        written = _count(fields, "cache_creation_input_tokens")
+        prompt = None if prompt is None else prompt + (cached or 0) + (written or 0)
+    output = _count(fields, "completion_tokens", "output_tokens")
+    return None if prompt is None and output is None else Usage(prompt, cached, output)
+
+
+def _count(fields: Mapping[str, Any], *names: str) -> int | None:
+    for name in names:
+        value = fields.get(name)
+        if type(value) is int and 0 <= value <= MAX_AMOUNT:
+            return value
+    return None
+
+
+def _sum(counts: list[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
+
+
+# Whole responses: whether a stream has its end, whether a body is an error, and whether an answer is doubtfully short.
+#
+# Owns the judgement of bytes that have all come; `first_token` has that of a beginning. A faulty engine can end a
+# stream without an end, answer 200 with an error, or with one token, and is faster than its peers each time.
+
+
+#: Lines read from the end of a stream: the dialects put a handful of events behind the last token.
+_LAST_LINES = 128
+#: A longer event may carry more than one token, where the engine reports no usage.
+_TOKEN_EVENT_BYTES = 512
+_DONE = b"[DONE]"
+
+
+class StreamEnd(Enum):
+    """How a stream ended."""
+
+    COMPLETE = "complete"
+    #: An error event after the content.
+    ERROR = "error"
+    #: Neither a finish reason nor `[DONE]`.
+    MISSING = "missing"
+
+
+def end_of_stream(route: str, tail: bytes) -> StreamEnd:
+    """Return how a stream ended, by its last bytes. An event that is longer than these counts as a complete end.
+
+    >>> end_of_stream("/v1/completions", b'data: {"choices": [{"text": "a"}]}\\n\\n')
+    <StreamEnd.MISSING: 'missing'>
+    >>> end_of_stream("/v1/completions", b'data: {"choices": [{"text": "a"}]}\\n\\ndata: [DONE]\\n\\n')
+    <StreamEnd.COMPLETE: 'complete'>
+    """
+    if b'"error"' not in tail and tail.rstrip().endswith(_DONE):
+        return StreamEnd.COMPLETE
+    is_end, found, done = end_rule(route), False, False
+    for data in _last_data(tail):
+        found = True
+        if data == _DONE:
+            done = True
+            continue
+        event = parse_event(data)
+        if is_end(event):
+            return StreamEnd.COMPLETE
+        if (error_status("", event) or 0) >= 500:
+            return StreamEnd.ERROR
+    return StreamEnd.COMPLETE if done or not found else StreamEnd.MISSING
+
+
+def error_of_body(body: bytes) -> int | None:
+    """Return the status of the error that a JSON body is; `None` for an answer.
+
+    >>> error_of_body(b'{"error": {"message": "out of memory"}}'), error_of_body(b'{"choices": [], "error": null}')
+    (500, None)
+    """
+    if b'"error"' not in body and b'"abort"' not in body:
+        return None
+    try:
+        data = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    return error_status("", data) if isinstance(data, Mapping) else None
+
+
+def is_json(body: bytes) -> bool:
+    """Return whether a body looks like a whole JSON object or list."""
+    text = body.strip()
+    return (text[:1], text[-1:]) in ((b"{", b"}"), (b"[", b"]"))
+
+
+def is_short(route: str, stream: bytes, usage: Usage | None) -> bool:
+    """Return whether a whole stream has one token or none, by its usage or by its events."""
+    if usage is not None and usage.output_tokens is not None:
+        return usage.output_tokens <= 1
+    has_content = content_rule(route)
+    sizes = [len(data) for data in _last_data(stream) if data != _DONE and has_content(parse_event(data))]
+    return len(sizes) <= 1 and sum(sizes) <= _TOKEN_EVENT_BYTES
+
+
+def _last_data(stream: bytes) -> Iterator[bytes]:
+    """Yield the data of the last events, last one first. A part of a line does not begin with `data:`."""
+    for line in reversed(stream.splitlines()[-_LAST_LINES:]):
+        if line.startswith(b"data:"):
+            yield line[5:].strip()
+
+
+__all__ = [
+    "FirstTokenDetector",
+    "StreamEnd",
+    "StreamState",
+    "Usage",
+    "UsageEventFilter",
+    "UsageReader",
+    "end_of_stream",
+    "error_of_body",
+    "filled",
+    "is_json",
+    "is_short",
+    "read_usage",
+]

@@ -1,0 +1,45 @@
+"""Shipped traces, the generators of their shapes, and loading any trace by file or name."""
+
+from gorgo.lab.datasets.catalogue import (
+    DEMO_TRACE,
+    Dataset,
+    TraceStats,
+    datasets,
+    describe_trace,
+    generate_requests,
+    generate_trace,
+    load_requests,
+    own_block_tokens,
+    shapes,
+    shipped_path,
+    write_trace,
+)
+from gorgo.lab.datasets.fetch import RemoteDataset, remote_dataset, remote_datasets
+from gorgo.lab.datasets.prefix_shapes import GroupsShape, RagShape, SharingShape
+from gorgo.lab.datasets.shape import PoissonShape, Shape, UsersShape, WorkloadShape, read_shape
+
+__all__ = [
+    "DEMO_TRACE",
+    "Dataset",
+    "GroupsShape",
+    "PoissonShape",
+    "RagShape",
+    "RemoteDataset",
+    "Shape",
+    "SharingShape",
+    "TraceStats",
+    "UsersShape",
+    "WorkloadShape",
+    "datasets",
+    "describe_trace",
+    "generate_requests",
+    "generate_trace",
+    "load_requests",
+    "own_block_tokens",
+    "read_shape",
+    "remote_dataset",
+    "remote_datasets",
+    "shapes",
+    "shipped_path",
+    "write_trace",
+]

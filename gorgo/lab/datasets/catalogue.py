@@ -1,0 +1,227 @@
+"""Shipped traces and shapes by name, traces made from shapes, and the requests of any of them.
+
+A shape gives the same requests on every machine, in memory and through a file.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+import gorgo
+from gorgo.config.atomic import PUBLIC, write_atomically
+from gorgo.errors import TraceError
+from gorgo.lab.datasets.prefix_shapes import GroupsShape, RagShape, SharingShape
+from gorgo.lab.datasets.shape import PoissonShape, Shape, UsersShape, read_shape
+from gorgo.lab.datasets.synthetic import MadeRow, as_lines, as_requests, conversation_rows, poisson_rows
+from gorgo.lab.datasets.users import group_rows, rag_rows, sharing_rows, user_rows
+from gorgo.lab.traces import BLOCK_TOKENS, TraceFilters, TraceRequest, load_trace
+
+#: Trace of `gorgo demo`.
+DEMO_TRACE = "chat-small"
+#: Suffix of files with a shape.
+SHAPE_SUFFIX = ".toml"
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """A shipped trace; `shape` is the file with its generator's parameters."""
+
+    name: str
+    path: Path
+    shape: Path
+
+
+def shapes() -> dict[str, Path]:
+    """Return the files of all shipped shapes by name, including those whose trace is not shipped."""
+    return {path.stem: path for path in sorted(_folder().glob(f"*{SHAPE_SUFFIX}"))}
+
+
+def datasets() -> list[Dataset]:
+    """Return all shipped traces, in the order of their names."""
+    found = (Dataset(name, shape.with_name(f"{name}.jsonl.gz"), shape) for name, shape in shapes().items())
+    return sorted((one for one in found if one.path.exists()), key=lambda dataset: dataset.name)
+
+
+def shipped_path(name: str) -> Path:
+    """Return the path of the shipped trace of that name; raises `TraceError` with the names there are."""
+    found = {dataset.name: dataset.path for dataset in datasets()}
+    if name not in found:
+        raise TraceError(f"no data set {name!r} comes with gorgo; there are: {', '.join(found) or 'none'}")
+    return found[name]
+
+
+def generate_requests(shape: Shape, *, block_tokens: int = BLOCK_TOKENS) -> list[TraceRequest]:
+    """Return the requests of a shape: those of the file that `write_trace` writes, or the same in other blocks."""
+    return as_requests(_rows(shape), block_tokens=block_tokens)
+
+
+def generate_trace(shape: Shape) -> bytes:
+    """Return the trace of a shape as JSON lines, in the order of time."""
+    return as_lines(_rows(shape))
+
+
+def write_trace(shape: Shape, path: Path) -> None:
+    """Write the trace of a shape, compressed where the name ends in .gz; the file has no time stamp and no name."""
+    text = generate_trace(shape)
+    write_atomically(path, gzip.compress(text, mtime=0) if path.suffix == ".gz" else text, mode=PUBLIC)
+
+
+def load_requests(
+    trace: str | Path,
+    filters: TraceFilters | None = None,
+    *,
+    seed: int | None = None,
+    block_tokens: int = BLOCK_TOKENS,
+) -> list[TraceRequest]:
+    """Return the requests that pass `filters`, in the order of time, the first at 0.
+
+    `trace` is the path of a trace or a shape, else the name of a shipped one. `seed` replaces the seed of a shape and
+    so selects another window; it is drawn in blocks of `block_tokens`. Raises `TraceError` as `load_trace` does, for an
+    unknown name, and for a file in other blocks than its own.
+
+    Example
+    -------
+    >>> len(load_requests("art-chat-apr5", TraceFilters(limit=60), seed=3))
+    60
+    """
+    shape = _shape_of(trace)
+    if shape is not None:
+        return _generated(shape, filters or TraceFilters(), seed, block_tokens)
+    shipped = {one.name: one.path for one in datasets()}
+    path = Path(trace) if Path(trace).exists() else shipped.get(str(trace))
+    if path is None:
+        names = ", ".join(sorted({*shipped, *shapes()}))
+        raise TraceError(f"{trace}: No such file, and no data set of that name; there are: {names}")
+    if block_tokens != BLOCK_TOKENS:
+        raise TraceError(f"{path}: blocks of {block_tokens} tokens; expected {BLOCK_TOKENS}: only shapes have others")
+    return load_trace(path, filters)
+
+
+def own_block_tokens(trace: str | Path) -> int:
+    """Return the tokens of a block in which a shape's prefixes are drawn for a simulation; 512 for a file."""
+    shape = _shape_of(trace)
+    return BLOCK_TOKENS if shape is None else read_shape(shape).block_tokens
+
+
+def _shape_of(trace: str | Path) -> Path | None:
+    """Return the file of the shape that `trace` names, if it names one."""
+    path = Path(trace)
+    if path.suffix == SHAPE_SUFFIX:
+        return path
+    shipped = {one.name for one in datasets()}
+    return None if path.exists() or str(trace) in shipped else shapes().get(str(trace))
+
+
+def _generated(path: Path, filters: TraceFilters, seed: int | None, block_tokens: int) -> list[TraceRequest]:
+    shape = read_shape(path)
+    drawn = shape if seed is None else replace(shape, seed=seed)
+    requests = filters.apply(generate_requests(drawn, block_tokens=block_tokens))
+    if not requests:
+        raise TraceError(f"{path}: no request is left after the filters")
+    return requests
+
+
+def _rows(shape: Shape) -> Iterator[MadeRow]:
+    match shape:
+        case UsersShape():
+            return user_rows(shape)
+        case PoissonShape():
+            return poisson_rows(shape)
+        case GroupsShape():
+            return group_rows(shape)
+        case SharingShape():
+            return sharing_rows(shape)
+        case RagShape():
+            return rag_rows(shape)
+        case _:
+            return conversation_rows(shape)
+
+
+def _folder() -> Path:
+    """Return the folder of shipped traces: inside an installed package, or beside it in a clone."""
+    package = Path(gorgo.__file__).parent
+    installed = package / "data"
+    return installed if installed.is_dir() else package.parent / "datasets"
+
+
+# Statistics of a trace: those of tables 1 and 4 of the GORGO paper.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceStats:
+    """Statistics of a trace. Lengths are in tokens; None is unknown.
+
+    Parameters
+    ----------
+    users, requests_per_user:
+        None unless every request has its user.
+    turns_mean:
+        Questions in a prompt, the new one and those of its history, on average over multi-turn requests.
+    multi_turn_share:
+        Ratio of requests with more than one question in the prompt. Both are None unless every request has its turns.
+    block_reuse, user_block_reuse:
+        Share of all 512-token blocks that an earlier request of the trace had too, and that an earlier request of the
+        same user had. Requests before the trace do not count: the first request of each user is cold.
+    """
+
+    requests: int
+    duration_s: float
+    requests_per_s: float
+    users: int | None
+    requests_per_user: float | None
+    turns_mean: float | None
+    multi_turn_share: float | None
+    input_p50: float
+    input_mean: float
+    input_p95: float
+    output_mean: float
+    block_reuse: float | None
+    user_block_reuse: float | None
+
+
+def describe_trace(requests: Sequence[TraceRequest]) -> TraceStats:
+    """Figures of a loaded trace with at least one request, which are in the order of time."""
+    inputs = np.array([request.input_tokens for request in requests], dtype=float)
+    duration_s = requests[-1].timestamp_s - requests[0].timestamp_s
+    users = None if any(request.user is None for request in requests) else len({r.user for r in requests})
+    turns_mean, multi_turn_share = _turns(requests)
+    return TraceStats(
+        requests=len(requests),
+        duration_s=duration_s,
+        requests_per_s=len(requests) / duration_s if duration_s else float("nan"),
+        users=users,
+        requests_per_user=len(requests) / users if users else None,
+        turns_mean=turns_mean,
+        multi_turn_share=multi_turn_share,
+        input_p50=float(np.median(inputs)),
+        input_mean=float(inputs.mean()),
+        input_p95=float(np.quantile(inputs, 0.95)),
+        output_mean=float(np.mean([request.output_tokens for request in requests])),
+        block_reuse=_block_reuse(requests),
+        user_block_reuse=_block_reuse(requests, by_user=True) if users else None,
+    )
+
+
+def _turns(requests: Sequence[TraceRequest]) -> tuple[float | None, float | None]:
+    turns = [request.turns for request in requests if request.turns is not None]
+    if len(turns) < len(requests):
+        return None, None
+    several = [count for count in turns if count > 1]
+    return (float(np.mean(several)) if several else None), len(several) / len(turns)
+
+
+def _block_reuse(requests: Sequence[TraceRequest], *, by_user: bool = False) -> float | None:
+    """None where a trace has texts but no ids of blocks."""
+    stored_by_user: dict[str | None, set[int]] = {}
+    reused = total = 0
+    for request in requests:
+        stored = stored_by_user.setdefault(request.user if by_user else None, set())
+        reused += sum(hash_id in stored for hash_id in request.hash_ids)
+        total += len(request.hash_ids)
+        stored.update(request.hash_ids)
+    return reused / total if total else None

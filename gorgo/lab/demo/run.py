@@ -1,0 +1,400 @@
+"""The demo: each policy on a fresh fleet, the same requests through a real proxy; with `tune` a tuner beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+import yaml
+from rich.console import Console
+
+from gorgo.config.atomic import create_file, write_atomically
+from gorgo.errors import FleetError
+from gorgo.lab.datasets import DEMO_TRACE, load_requests, shipped_path
+from gorgo.lab.demo.options import DemoOptions
+from gorgo.lab.replay import ReplayOptions, replay
+from gorgo.lab.result_table import results_table
+from gorgo.lab.results import ResultRow, load_text, write_results
+from gorgo.lab.termination import termination_as_interrupt
+from gorgo.lab.traces import TraceRequest
+from gorgo.live.training_status import model_line
+
+# Child processes: started, watched until they are ready, and always stopped.
+#
+# Their output goes to files, never to pipes that could fill. They are stopped by SIGTERM, a bounded wait and SIGKILL,
+# also after Ctrl-C during the stop. `gorgo` processes end by themselves if this one is killed (`gorgo.lab.child`).
+
+
+#: Four interpreters that start at once on two slow cores.
+READY_TIMEOUT_S = 30.0
+#: Nothing is in flight when a fleet is stopped, so a process that needs longer hangs.
+STOP_TIMEOUT_S = 5.0
+#: For one that has something to put in order first, and a disk to wait for.
+FINISH_TIMEOUT_S = 20.0
+POLL_S = 0.02
+#: Of a process's output in an error.
+LAST_LINES = 8
+
+
+class Processes:
+    """`python -m gorgo ...` processes of one fleet.
+
+    Parameters
+    ----------
+    logs:
+        Folder for one log file per process.
+    environ:
+        Their environment.
+    stop_timeout_s:
+        Between SIGTERM and SIGKILL.
+    """
+
+    def __init__(self, logs: Path, environ: Mapping[str, str], *, stop_timeout_s: float = STOP_TIMEOUT_S) -> None:
+        self._logs = logs
+        self._environ = dict(environ)
+        self._stop_timeout_s = stop_timeout_s
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        #: Ends of the pipe by which children notice that this process has ended; not inherited but as their stdin.
+        self._alive: tuple[int, int] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    def start(self, name: str, arguments: Sequence[str]) -> None:
+        """Start `gorgo` with `arguments`, without waiting."""
+        self._alive = self._alive or os.pipe()
+        self._start(name, [sys.executable, "-m", "gorgo.lab.child", *arguments], stdin=self._alive[0])
+
+    def start_command(self, name: str, command: Sequence[str]) -> None:
+        """Start any command under `name`."""
+        self._start(name, command, stdin=subprocess.DEVNULL)
+
+    def _start(self, name: str, command: Sequence[str], *, stdin: int) -> None:
+        with create_file(self._log(name)) as log:
+            self._running[name] = subprocess.Popen(
+                list(command), stdin=stdin, stdout=log, stderr=subprocess.STDOUT, env=self._environ
+            )
+
+    def wait_for_line(self, name: str, pattern: str, *, timeout_s: float = READY_TIMEOUT_S) -> re.Match[str]:
+        """Return the first match in the process's output; raises `FleetError` if it ends or prints no match."""
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            ended = self._running[name].poll() is not None
+            if found := re.search(pattern, self._said(name), re.MULTILINE):
+                return found
+            if ended or time.monotonic() > deadline_s:
+                raise FleetError(f"{name} {self._state(name)} before it was ready{self._last_words(name)}")
+            time.sleep(POLL_S)
+
+    def check_alive(self) -> None:
+        """Raise `FleetError` if a process has ended by itself."""
+        for name, process in self._running.items():
+            if process.poll() is not None:
+                raise FleetError(f"{name} {self._state(name)}{self._last_words(name)}")
+
+    def finish(self, name: str, *, timeout_s: float = FINISH_TIMEOUT_S) -> str:
+        """Stop one process with SIGTERM and return its output.
+
+        Raises `FleetError` if it does not end, or fails.
+        """
+        self._running[name].terminate()
+        return self.wait(name, timeout_s=timeout_s)
+
+    def wait(self, name: str, *, timeout_s: float = FINISH_TIMEOUT_S) -> str:
+        """Wait for a process that ends by itself, and return its output."""
+        process = self._running[name]
+        _wait(process, time.monotonic() + timeout_s)
+        if process.poll() != 0:
+            raise FleetError(f"{name} {self._state(name)}{self._last_words(name)}")
+        del self._running[name]
+        return self._said(name)
+
+    def stop(self) -> None:
+        """Stop all running processes."""
+        try:
+            for process in self._running.values():
+                process.terminate()
+            deadline_s = time.monotonic() + self._stop_timeout_s
+            for process in self._running.values():
+                _wait(process, deadline_s)
+        finally:
+            for process in self._running.values():
+                process.kill()  # does nothing to one that has ended
+                process.wait()
+            self._running.clear()
+            for end in self._alive or ():
+                os.close(end)
+            self._alive = None
+
+    def _state(self, name: str) -> str:
+        code = self._running[name].poll()
+        return "said nothing of the kind" if code is None else f"ended with exit code {code}"
+
+    def _log(self, name: str) -> Path:
+        return self._logs / f"{name}.log"
+
+    def _said(self, name: str) -> str:
+        return self._log(name).read_text(encoding="utf-8", errors="replace")
+
+    def _last_words(self, name: str) -> str:
+        lines = self._said(name).splitlines()[-LAST_LINES:]
+        return ":\n" + "\n".join(f"  {line}" for line in lines) if lines else ""
+
+
+def _wait(process: subprocess.Popen[bytes], deadline_s: float) -> None:
+    try:
+        process.wait(timeout=max(0.0, deadline_s - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return
+
+
+# A fresh fleet for one policy: three simulated engines and the proxy in front of them, each its own process.
+
+
+#: The fleet that is fitted to the paper is beyond its capacity at the nine requests a second of the demo.
+PROFILE = "2xL40S-Qwen3.5-35B-A3B-FP8-estimate"
+#: Region of each replica and its mean round trip from the proxy, which is in the first.
+ROUND_TRIP_MS = {"us-ashburn": 2, "eu-frankfurt": 95, "ap-seoul": 180}
+REPLICAS = {"ashburn-0": "us-ashburn", "frankfurt-0": "eu-frankfurt", "seoul-0": "ap-seoul"}
+MODEL = "gorgo-sim"
+#: The paper probes and scrapes every 30 s; a run here is shorter than that.
+PROBE_INTERVAL_S = 2.0
+#: For policies that learn: models of some tens of requests, since a run has about two hundred. Short of a finding.
+LEARNING = {"first_samples": 40, "round_samples": 40, "epochs": 300}
+#: For the first probe of each replica to come back.
+PROBED_TIMEOUT_S = 20.0
+#: Replaced as soon as the engines say where they listen.
+UNKNOWN_URL = "http://127.0.0.1:1"
+
+
+@dataclass(frozen=True, slots=True)
+class DemoFleet:
+    """A running fleet: addresses of its proxy, and its processes."""
+
+    url: str
+    admin_url: str
+    token: str
+    processes: Processes
+
+    def weights(self) -> dict[str, float]:
+        """Return the weights in force."""
+        weights = self._admin("/admin/weights")["weights"]
+        return {name: float(value) for name, value in weights.items()}
+
+    def learned(self) -> str | None:
+        """Return what the policy has learned, in words; `None` for one that does not learn."""
+        return model_line(self._admin("/admin/model"))
+
+    def wait_until_probed(self) -> None:
+        """Wait until the proxy knows the round trip to every replica; raises `FleetError` after a timeout."""
+        deadline_s = time.monotonic() + PROBED_TIMEOUT_S
+        while any(replica["rtt_ms"] is None for replica in self._admin("/admin/fleet")["replicas"]):
+            self.processes.check_alive()
+            if time.monotonic() > deadline_s:
+                raise FleetError(f"the proxy did not reach every replica within {PROBED_TIMEOUT_S:g} s")
+            time.sleep(POLL_S)
+
+    def _admin(self, path: str) -> dict[str, Any]:
+        headers = {"authorization": f"Bearer {self.token}"}
+        try:
+            response = httpx.get(self.admin_url + path, headers=headers, timeout=5.0, trust_env=False)
+            answer: dict[str, Any] = response.raise_for_status().json()
+        except (httpx.HTTPError, json.JSONDecodeError) as error:
+            raise FleetError(f"GET {path} of the proxy: {error}") from None
+        return answer
+
+
+@contextmanager
+def running_fleet(policy: str, *, folder: Path, seed: int) -> Iterator[DemoFleet]:
+    """Start all processes, wait until they are ready, and stop them in any case."""
+    token = secrets.token_urlsafe(24)
+    environ = {**os.environ, "GORGO_ADMIN_TOKEN": token, "PYTHONUNBUFFERED": "1"}
+    config = folder / "regions.yaml"
+    _write_config(config, policy, seed, dict.fromkeys(REPLICAS, UNKNOWN_URL))
+    with Processes(folder, environ) as processes:
+        for name in REPLICAS:
+            processes.start(name, ["engine", "--replica", name, "--config", str(config), "--port", "0"])
+        urls = {name: _url_of(processes, name) for name in REPLICAS}
+        _write_config(config, policy, seed, urls)
+        processes.start("serve", ["serve", "--config", str(config), "--seed", str(seed)])
+        ready = processes.wait_for_line("serve", r"listening on (http://\S+) \(admin (http://[^\s)]+)\)")
+        fleet = DemoFleet(ready[1], ready[2], token, processes)
+        fleet.wait_until_probed()
+        yield fleet
+
+
+def _url_of(processes: Processes, name: str) -> str:
+    return processes.wait_for_line(name, r"listening on (http://\S+)")[1]
+
+
+def _write_config(path: Path, policy: str, seed: int, urls: Mapping[str, str]) -> None:
+    config = {
+        "proxy": {
+            "region": "us-ashburn",
+            "policy": policy,
+            "bind": "127.0.0.1:0",
+            "admin_bind": "127.0.0.1:0",
+            "probe_interval_s": PROBE_INTERVAL_S,
+            "scrape_interval_s": PROBE_INTERVAL_S,
+            "learning": LEARNING,
+        },
+        "regions": [{"name": region} for region in ROUND_TRIP_MS],
+        "replicas": [
+            {"name": name, "region": region, "url": urls[name], "models": [MODEL]} for name, region in REPLICAS.items()
+        ],
+        "simulation": {"rtt_ms": ROUND_TRIP_MS, "seed": seed, "profile": PROFILE},
+    }
+    write_atomically(path, yaml.safe_dump(config, sort_keys=False).encode())
+
+
+#: A quarter of the paper's window and hop: a generation every second or two of the demo's trace. Short of a finding.
+SETTINGS = "{window: 32, hop: 8, warm_up_s: 1, poll_s: 0.5}\n"
+TUNER = "tune"
+
+
+def run_demo(options: DemoOptions, *, on_words: Callable[[str], None] | None = None) -> list[ResultRow]:
+    """Run each policy and return its row. Stops every process that it started; only `out` is left.
+
+    `on_words` is called with what each policy has learned, and with `options.tune` its tuning history as a table.
+
+    Raises `TraceError` for the trace and `FleetError` if a process does not start or ends by itself.
+    """
+    trace = options.trace or shipped_path(DEMO_TRACE)
+    requests = load_requests(trace, options.filters, seed=options.seed)
+    rows: list[ResultRow] = []
+    with termination_as_interrupt(), _folder(options.out) as folder:
+        for place, policy in enumerate(options.chosen, start=1):
+            label = f"{policy} ({place}/{len(options.chosen)})"
+            row, words = _one_policy(policy, requests, replace(options, trace=trace), folder / policy, label)
+            rows.append(row)
+            if on_words is not None:
+                for text in words:
+                    on_words(text)
+            if options.out is not None:
+                write_results(options.out, rows)
+    return rows
+
+
+def _one_policy(
+    policy: str, requests: Sequence[TraceRequest], options: DemoOptions, folder: Path, label: str
+) -> tuple[ResultRow, list[str]]:
+    folder.mkdir(parents=True, exist_ok=True)
+    assert options.trace is not None
+    with running_fleet(policy, folder=folder, seed=options.seed) as fleet:
+        if options.tune:
+            _start_tuner(fleet, folder, seed=options.seed)
+        wanted = ReplayOptions(
+            trace=options.trace,
+            url=fleet.url,
+            filters=options.filters,
+            time_scale=options.time_scale,
+            out=folder,
+            model=MODEL,
+            policy=policy,
+            weights=None if options.tune else fleet.weights(),  # the tuner changes them
+            show_progress=options.show_progress,
+            label=label,
+        )
+        report = asyncio.run(replay(requests, wanted))
+        words = [_stop_tuner(fleet, folder)] if options.tune else []
+        learned = fleet.learned()
+        words += [] if learned is None else [learned]
+        fleet.processes.check_alive()
+    return report.row, words
+
+
+@contextmanager
+def _folder(out: Path | None) -> Iterator[Path]:
+    """Yield `out`, or a temporary folder."""
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        yield out
+        return
+    with tempfile.TemporaryDirectory(prefix="gorgo-demo-") as folder:
+        yield Path(folder)
+
+
+def _start_tuner(fleet: DemoFleet, folder: Path, *, seed: int) -> None:
+    """Start `gorgo tune`, and wait until its campaign has begun; the processes' environment has the token."""
+    settings = folder / "tune.yaml"
+    write_atomically(settings, SETTINGS.encode())
+    words = ["tune", "--url", fleet.admin_url, "--mode", "paper", "--settings", str(settings), "--seed", str(seed)]
+    fleet.processes.start(TUNER, [*words, "--database", _database(folder)])
+    fleet.processes.wait_for_line(TUNER, r"^campaign \d+ on ")
+
+
+def _stop_tuner(fleet: DemoFleet, folder: Path) -> str:
+    """Stop the tuner and return its history as a table; `history.json` stays in the folder."""
+    fleet.processes.finish(TUNER)
+    fleet.processes.start("history", ["history", "--database", _database(folder), "--out", str(folder)])
+    return fleet.processes.wait("history")
+
+
+def _database(folder: Path) -> str:
+    return f"sqlite:///{folder.resolve()}/history.sqlite3"
+
+
+# The end of the demo: table, notes and next steps.
+
+
+#: Where the table would be cut otherwise: no terminal, no width.
+MIN_WIDTH = 80
+
+
+def show_demo(rows: Sequence[ResultRow], console: Console, *, out: Path | None = None) -> None:
+    """Print the table, notes on it, and next steps."""
+    if not console.is_terminal:
+        console = Console(file=console.file, width=max(MIN_WIDTH, console.width))
+    console.print(results_table(rows))
+    console.print()
+    for line in _notes(rows) if rows else []:
+        console.print(line, highlight=False)
+    console.print("\nWhere to look next", style="bold")
+    for line in _next_steps(out):
+        console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _notes(rows: Sequence[ResultRow]) -> list[str]:
+    trips = ", ".join(f"{name} {ROUND_TRIP_MS[region]} ms" for name, region in REPLICAS.items())
+    requests = f"{rows[0].n} requests of {rows[0].trace} at {load_text(rows[0].time_scale)}"
+    return [
+        f"{requests}, each policy on a fresh fleet.",
+        f"The proxy is real; engines and round trips are [bold]simulated[/bold] ({trips}).",
+        f"Probes and scrapes every {PROBE_INTERVAL_S:g} s. One short run: small differences are noise.",
+    ]
+
+
+def _next_steps(out: Path | None) -> list[str]:
+    files = (
+        [
+            f"{out}: results.json, and per policy requests.jsonl, regions.yaml and logs",
+            f"{f'gorgo report {out}':<51}tables and plots as one page",
+        ]
+        if out is not None
+        else []
+    )
+    return [
+        *files,
+        "gorgo demo --policy gorgo --policy power-of-two    other policies; gorgo policies lists them",
+        "gorgo demo --trace TRACE.jsonl.gz --load 0.5       your own trace, at half its load",
+        "gorgo demo --tune                                  the tuner at work beside the proxy",
+        "gorgo demo --out DIR                               keeps every request's record",
+        "gorgo serve --config regions.yaml                  the proxy in front of your replicas (README.md)",
+    ]

@@ -1,0 +1,291 @@
+"""Training from an outcome log: a model of all rows, its error on later rows, and what each feature adds.
+
+Theory of operation. The newest fifth is held out: a model in use predicts what comes after its training. A feature adds
+what the error grows by when its column is constant, in the training and in the test.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import isfinite, nan
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from gorgo.core.record import record
+from gorgo.core.training.features import ACCELERATOR
+from gorgo.core.training.model import Model, TrainingSpec
+from gorgo.core.training.outcomes import TrainingRows
+from gorgo.errors import TraceError
+from gorgo.lab.request_log import json_object, read_lines, rotated_files
+from gorgo.learning.models.residual import PRIOR
+from gorgo.learning.trainer import errors, fit
+from gorgo.live.telemetry.outcome_log import SCHEMA
+
+#: Share of the rows that is held out.
+HELD_OUT = 0.2
+#: Fewer rows fit by chance alone.
+LEAST_ROWS = 50
+#: Newest rows of a training without one feature: as many as a round of Lodestar has.
+ABLATION_ROWS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureShare:
+    """A feature, and the held-out errors of a model without it."""
+
+    name: str
+    ttft_error: float | None
+    tpot_error: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedModel:
+    """A model of all rows, and errors of one without the newest fifth on that fifth.
+
+    Errors are means of absolute errors as shares of the measured time; `None` without a measured or predicted one.
+    """
+
+    model: Model
+    trained: int
+    tested: int
+    ttft_error: float | None
+    tpot_error: float | None
+    #: The same with the newest `ABLATION_ROWS` alone, beside which `features` stand.
+    ablation_ttft_error: float | None
+    ablation_tpot_error: float | None
+    features: tuple[FeatureShare, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON."""
+        return {
+            "kind": self.model.kind,
+            "samples": self.model.samples,
+            "trained": self.trained,
+            "tested": self.tested,
+            "error_ttft": self.ttft_error,
+            "error_tpot": self.tpot_error,
+            "ablation": {
+                "all": {"error_ttft": self.ablation_ttft_error, "error_tpot": self.ablation_tpot_error},
+                "without": {
+                    one.name: {"error_ttft": one.ttft_error, "error_tpot": one.tpot_error} for one in self.features
+                },
+            },
+        }
+
+
+def learn(
+    rows: TrainingRows,
+    spec: TrainingSpec,
+    *,
+    seed: int,
+    ablation: bool = True,
+    trained: Callable[[], None] | None = None,
+) -> LearnedModel:
+    """Train on `rows`, oldest first; `trained` is called after each of `trainings` rounds.
+
+    Raises `TraceError` for too few rows.
+    """
+    if len(rows) < LEAST_ROWS:
+        raise TraceError(f"the log has {len(rows)} outcomes of streams; expected {LEAST_ROWS} at least")
+
+    def train(part: TrainingRows) -> Model:
+        model = fit(part, spec, seed, 1)
+        if trained is not None:
+            trained()
+        return model
+
+    split = len(rows) - int(HELD_OUT * len(rows))
+    before, after = rows.select(slice(0, split)), rows.select(slice(split, len(rows)))
+    ttft, tpot = errors(train(before), after)
+    recent = before.select(slice(max(0, split - ABLATION_ROWS), split))
+    own: tuple[float | None, float | None] = (ttft, tpot)
+    if ablation and len(recent) < len(before):
+        own = errors(train(recent), after)
+    shares = []
+    for name in _ablated(spec) if ablation else ():
+        column = spec.names.index(name)
+        mean = float(np.mean(recent.features[:, column]))
+        found = errors(train(_constant(recent, column, mean)), _constant(after, column, mean))
+        shares.append(FeatureShare(name, *found))
+    shares.sort(key=lambda one: -(one.ttft_error or 0.0))
+    return LearnedModel(train(rows), len(before), len(after), ttft, tpot, *own, tuple(shares))
+
+
+def trainings(spec: TrainingSpec, rows: int, *, ablation: bool) -> int:
+    """Return how many rounds `learn` trains."""
+    return 2 + (len(_ablated(spec)) + (rows - int(HELD_OUT * rows) > ABLATION_ROWS) if ablation else 0)
+
+
+def _ablated(spec: TrainingSpec) -> tuple[str, ...]:
+    """Return all features but the prediction that a residual is added to."""
+    return tuple(name for name in spec.names if name != PRIOR)
+
+
+def _constant(rows: TrainingRows, column: int, value: float) -> TrainingRows:
+    """Return the rows with one feature that says nothing."""
+    features = rows.features.copy()
+    features[:, column] = value
+    return replace(rows, features=features)
+
+
+# The proxy's outcome log as rows for a training: the form of `gorgo.live.telemetry.outcome_log`.
+
+
+#: Newest rows that are read: ten rounds of the largest buffers of Lodestar.
+MAX_ROWS = 100_000
+
+
+@record
+class _Row:
+    features: tuple[float, ...]
+    dispatched_s: float
+    ttft_s: float
+    tpot_s: float
+    e2e_s: float
+    output_tokens: float
+    cached_tokens: float
+    prompt_tokens: float
+    censored: bool
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedOutcomes:
+    """The contents of a log.
+
+    Parameters
+    ----------
+    rows:
+        Outcomes that a training can use, oldest first, at most `MAX_ROWS`.
+    left_out:
+        Attempts whose end says nothing of the time to a first token, and older ones beyond the bound.
+    cut_lines:
+        Lines that a killed process or a full disk left unfinished.
+    """
+
+    rows: TrainingRows
+    left_out: int
+    cut_lines: int
+
+
+def read_outcomes(path: Path, names: tuple[str, ...]) -> LoggedOutcomes:
+    """Return the outcomes of `path` and of the files that it was rotated to, with the features `names`.
+
+    Raises `TraceError`, which names file and line, for lines that are not the proxy's, and for a log without a row.
+    """
+    reader = _Reader(names)
+    rows: deque[_Row] = deque(maxlen=MAX_ROWS)
+    count = 0
+    for file in rotated_files(path):
+        for row in reader.read(file):
+            rows.append(row)
+            count += 1
+    if not rows:
+        raise TraceError(f"{path}: the outcome log has no streamed attempt with a first token or a failure")
+    return LoggedOutcomes(_columns(names, list(rows)), reader.left_out + count - len(rows), reader.cut_lines)
+
+
+class _Reader:
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._names = names
+        self._has_header = False
+        self.left_out = 0
+        self.cut_lines = 0
+
+    def read(self, path: Path) -> Iterator[_Row]:
+        unfinished: str | None = None
+        for number, line in enumerate(read_lines(path, "an outcome log"), start=1):
+            where = f"{path}, line {number}"
+            entry = json_object(line)
+            if entry is not None and "gorgo_outcome_log" in entry:
+                if entry["gorgo_outcome_log"] != SCHEMA:
+                    _fail(where, "gorgo_outcome_log", entry["gorgo_outcome_log"], f"{SCHEMA}, which this GORGO reads")
+                self._has_header = True
+                self.cut_lines += unfinished is not None
+                unfinished = None
+                continue
+            # Only a header, or nothing, follows a line that was cut.
+            if unfinished is not None or not self._has_header:
+                raise TraceError(unfinished or f"{where}: expected the header of an outcome log, gorgo_outcome_log")
+            if entry is None:
+                unfinished = f"{where}: no JSON object; expected a line of an outcome log"
+                continue
+            row = self._row(entry, where)
+            if row is None:
+                self.left_out += 1
+            else:
+                yield row
+        self.cut_lines += unfinished is not None
+
+    def _row(self, entry: Mapping[str, Any], where: str) -> _Row | None:
+        if entry.get("ttft_s") is None:
+            return None
+        censored, group, chosen = entry.get("censored"), entry.get("group"), entry.get("chosen")
+        if not isinstance(censored, bool):
+            _fail(where, "censored", censored, "true or false")
+        if not isinstance(group, int) or not -(2**63) <= group < 2**63:
+            _fail(where, "group", group, "a whole number of 64 bits")
+        if not isinstance(chosen, int) or isinstance(chosen, bool) or chosen < 0:
+            _fail(where, "chosen", chosen, "the place of the chosen candidate")
+        return _Row(
+            features=tuple(_feature(entry.get("features"), name, chosen, where) for name in self._names),
+            dispatched_s=_number(entry, "dispatched_s", where),
+            ttft_s=_number(entry, "ttft_s", where),
+            tpot_s=_number_or_nan(entry, "tpot_s", where),
+            e2e_s=_number(entry, "e2e_s", where),
+            output_tokens=_number_or_nan(entry, "output_tokens", where),
+            cached_tokens=_number_or_nan(entry, "cached_tokens", where),
+            prompt_tokens=_number(entry, "prompt_tokens", where),
+            censored=censored,
+            group=group,
+        )
+
+
+def _columns(names: tuple[str, ...], rows: list[_Row]) -> TrainingRows:
+    def column(name: str) -> Any:
+        return np.array([getattr(row, name) for row in rows], dtype=np.float64)
+
+    return TrainingRows(
+        names,
+        np.array([row.features for row in rows], dtype=np.float32).reshape(len(rows), len(names)),
+        column("dispatched_s"),
+        column("ttft_s"),
+        column("tpot_s"),
+        column("e2e_s"),
+        column("output_tokens"),
+        column("cached_tokens"),
+        column("prompt_tokens"),
+        censored=np.array([row.censored for row in rows], dtype=np.bool_),
+        slots=np.zeros(len(rows), dtype=np.intp),
+        groups=np.array([row.group for row in rows], dtype=np.int64),
+    )
+
+
+def _feature(features: object, name: str, chosen: int, where: str) -> float:
+    cells = features.get(name) if isinstance(features, dict) else None
+    if cells is None and name.startswith(ACCELERATOR):
+        return 0.0  # no replica of the log's fleet has it
+    value = cells[chosen] if isinstance(cells, list) and chosen < len(cells) else cells
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        _fail(where, f"features.{name}", value, "a number, or one per candidate")
+    return float(value)
+
+
+def _number(entry: Mapping[str, Any], key: str, where: str) -> float:
+    value = entry.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e12:
+        _fail(where, key, value, "a number of at least 0")
+    return float(value)
+
+
+def _number_or_nan(entry: Mapping[str, Any], key: str, where: str) -> float:
+    return nan if entry.get(key) is None else _number(entry, key, where)
+
+
+def _fail(where: str, key: str, value: object, expected: str) -> NoReturn:
+    raise TraceError(f"{where}: {key} is {json.dumps(value, default=str)[:60]}; expected {expected}")

@@ -1,0 +1,109 @@
+"""The open requests of a run: the Router's request for each, and its record.
+
+Owns the updates of a record: at arrival, dispatch, first token, rejection and end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from gorgo.core.messages.actions import Dispatch, Reject
+from gorgo.core.messages.request import Outcome, RouteRequest
+from gorgo.lab.sim.records import SimRecord
+from gorgo.lab.sim.remote_replica import RemoteReplica
+from gorgo.lab.sim.workload import SimRequest
+
+
+class OpenRequests:
+    """Open requests by id; times are those of the run, s.
+
+    Parameters
+    ----------
+    block_tokens, slo_ttft_s:
+        As in `Simulation`.
+    kv_hashes:
+        Returns the own hashes of a prompt's blocks for the Router.
+    """
+
+    def __init__(
+        self,
+        *,
+        block_tokens: float,
+        slo_ttft_s: float | None,
+        kv_hashes: Callable[[bytes], Mapping[int, Sequence[int]]] = lambda _: {},
+    ) -> None:
+        self._block_tokens = block_tokens
+        self._kv_hashes = kv_hashes
+        self._slo_ttft_s = slo_ttft_s
+        #: Of every request that has come, in order.
+        self.records: list[SimRecord] = []
+        self._open: dict[str, tuple[SimRequest, SimRecord]] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def received(self, request: SimRequest, *, now: float) -> RouteRequest:
+        """Record an arrival; return the request for the Router."""
+        request_id = str(request.index)
+        assert request_id not in self._open, "an index names one request"
+        record = SimRecord(id=request_id, scheduled_s=now, sent_s=now, input_tokens=request.prompt_tokens)
+        self.records.append(record)
+        self._open[request_id] = request, record
+        return RouteRequest(
+            request_id,
+            now,
+            prompt_tokens=request.prompt_tokens,
+            blocks=request.blocks,
+            block_tokens=self._block_tokens,
+            prefix_hash=request.prefix_hash,
+            session_id=request.session_id,
+            body_bytes=request.body_bytes,
+            slo_ttft_s=self._slo_ttft_s,
+            kv_hashes=self._kv_hashes(request.blocks),
+            boundaries=request.boundaries,
+        )
+
+    def dispatched(self, dispatch: Dispatch, *, now: float) -> SimRequest:
+        """Record a dispatch, which may be a retry; return the request for the engine."""
+        request, record = self._open[dispatch.request_id]
+        decision = dispatch.decision
+        record.replica, record.region = dispatch.replica, dispatch.region
+        if not record.attempts:
+            record.queued_s = now - record.scheduled_s
+        record.attempts = dispatch.attempt
+        record.weights_version = decision.weights_version
+        record.estimated_cached_tokens = decision.estimated_cached_tokens
+        record.shadow = decision.shadow
+        predicted_s = decision.predicted_ttft_s
+        record.predicted_ttft_ms = None if predicted_s is None else predicted_s * 1e3
+        return request
+
+    def hedged(self, request_id: str) -> None:
+        """It goes to a second replica while the first has not answered."""
+        self._open[request_id][1].hedged = True
+
+    def first_token(self, request_id: str, site: RemoteReplica, *, now: float) -> None:
+        """`site` answers it."""
+        record = self._open[request_id][1]
+        record.ttft_ms = (now - record.scheduled_s) * 1e3
+        record.replica, record.region = site.name, site.replica.region
+
+    def rejected(self, reject: Reject, *, now: float) -> None:
+        """The Router has turned it away."""
+        record = self._close(reject.request_id, now)
+        record.status, record.error = reject.status, reject.code
+
+    def on_result(self, request_id: str, outcome: Outcome, *, now: float) -> None:
+        """It has ended with its attempt."""
+        record = self._close(request_id, now)
+        record.status, record.error = outcome.status, outcome.error
+        record.cached_tokens, record.output_tokens = outcome.cached_tokens, outcome.output_tokens
+
+    def broken(self, request_id: str, error: str, *, now: float) -> None:
+        """Its router has died."""
+        self._close(request_id, now).error = error
+
+    def _close(self, request_id: str, now: float) -> SimRecord:
+        record = self._open.pop(request_id)[1]
+        record.e2e_s = now - record.scheduled_s
+        return record

@@ -1,0 +1,134 @@
+"""The oracle: the rule of `gorgo-ms` with full knowledge, the true state of every engine. It is no optimum.
+
+Owns its cost. `engine.prediction` predicts an engine; the form of the cost is that of `gorgo-ms`, so that the
+difference is due to knowledge alone.
+
+It sees: each engine's line, batch, cache and step under way, requests in transit, its present speed, the present
+mean round trip, and dead replicas. It does not see: what will arrive later, how long its own request's output is, the
+jitter of a trip, and when a fault begins or ends. It is greedy like every policy, so it is a baseline and no bound: a
+router that knew the next arrivals could do a few per cent better. A far replica is priced by the requests under way to
+it, which a proxy with full information could know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+
+from gorgo.core.latency.prefill import mean_of_columns, shares_of_columns
+from gorgo.core.latency.tcp import exchange_round_trips
+from gorgo.core.messages.request import RouteRequest
+from gorgo.core.numeric import Floats
+from gorgo.core.policy.candidates import Candidates
+from gorgo.core.policy.choice import Choice, choose_min_cost
+from gorgo.core.policy.interface import IndexKind
+from gorgo.core.policy.weights import Weights, WeightSpec
+from gorgo.lab.sim.engine.engines import predict_first_token
+from gorgo.lab.sim.engine.prediction import ArrivingRequest, idle_ttft_s
+from gorgo.lab.sim.faults.injector import EngineView
+from gorgo.policies.gorgo_ms import GorgoMs
+from gorgo.policies.stalls import counted, excess, longer, stall_ms
+
+#: Cost of a dead replica, ms: more than any queue, and finite, so that sums of terms stay numbers.
+DEAD_MS = 3.6e6
+
+
+class Oracle:
+    """cost = N + W + P + lambda * P * m + delta * n + eta * s, in ms, every term true.
+
+    N is the network's time (mean round trip, as often as this body takes), W + P the time in the engine until the first
+    token without later arrivals, P this request's own prefill alone on that engine, n the requests there and on the way
+    there, at most its running batch, m the same with damped differences, s the share of its time that it prefills, by
+    what was sent there: its future is as unknown as to the router. The first three are the predicted time to first
+    token.
+
+    `observe` gives it the engines, once, before the first choice.
+
+    References
+    ----------
+    DESIGN.md, "The oracle knows engine state, not the future"; the weights are those of `gorgo-ms`.
+    """
+
+    name: ClassVar[str] = "oracle"
+    summary: ClassVar[str] = "the cost of `gorgo-ms` with every term true, read from the simulated engines"
+    unit: ClassVar[str] = "ms"
+    index: ClassVar[IndexKind] = "events"
+    weight_specs: ClassVar[tuple[WeightSpec, ...]] = tuple(
+        spec for spec in GorgoMs.weight_specs if spec.name in ("lambda", "delta", "eta")
+    )
+
+    def __init__(self) -> None:
+        self._engines: Mapping[str, EngineView] = {}
+
+    def observe(self, engines: Mapping[str, EngineView]) -> None:
+        """See these engines, by replica, from now on: views of the living thing, not copies."""
+        self._engines = engines
+
+    def choose(
+        self,
+        request: RouteRequest,
+        candidates: Candidates,
+        weights: Weights,
+        rng: np.random.Generator,
+    ) -> Choice:
+        views = [self._engines[name] for name in candidates.names]
+        rtt_s = np.array([view.rtt_s for view in views])
+        trips = _trips(request, candidates, rtt_s)
+        arrives_s = candidates.now + rtt_s * (trips - 0.5)
+        there = zip(views, arrives_s.tolist(), strict=True)
+        engine_ms, prefill_ms = np.array([_engine_ms(view, request, at_s, candidates.now) for view, at_s in there]).T
+        in_flight = _stalled(views)
+        shares = shares_of_columns(candidates.prefill_share, candidates.prefill_share_s, candidates.now)
+        mean = float(in_flight.mean())
+        rise = excess(mean, mean_of_columns(shares))
+        delta_ms = weights["delta"] * longer(mean_of_columns(candidates.answer_tokens)) / rise
+        decoding_ms = delta_ms * in_flight + stall_ms(weights["eta"], mean) * shares
+        terms = {
+            "rtt": rtt_s * trips * 1e3,
+            "queue": engine_ms - prefill_ms,
+            "prefill": prefill_ms,
+            "externality": weights["lambda"] * rise * prefill_ms * counted(in_flight) + decoding_ms,
+        }
+        predicted_s = (candidates.now - request.received_s) + (terms["rtt"] + engine_ms) / 1e3
+        return choose_min_cost(terms, candidates, rng, predicted_ttft_s=predicted_s)
+
+
+def make_oracle() -> Oracle:
+    """Return a new oracle for one simulation, which gives it its engines."""
+    return Oracle()
+
+
+def _trips(request: RouteRequest, candidates: Candidates, rtt_s: Floats) -> Floats:
+    return exchange_round_trips(
+        request.body_bytes,
+        congestion=candidates.cwnd_bytes,
+        receive=candidates.rwnd_bytes,
+        idle_s=candidates.now - candidates.sent_s,
+        rtt_s=rtt_s,
+        connect=candidates.connect_round_trips,
+    )
+
+
+def _engine_ms(view: EngineView, request: RouteRequest, arrives_s: float, now: float) -> tuple[float, float]:
+    """Return the time from arrival to first token, and the part of the request's own prefill."""
+    if not view.alive:
+        return DEAD_MS, 0.0
+    model = view.model
+    arrival = ArrivingRequest(request.blocks, request.prompt_tokens, arrives_s)
+    predicted = predict_first_token(model, view.in_transit, arrival, now=now)
+    new_tokens = request.prompt_tokens - predicted.cached_tokens
+    prefill_s = idle_ttft_s(model.profile, new_tokens, predicted.cached_tokens) * model.slowdown
+    return (predicted.first_token_s - arrives_s) * 1e3, prefill_s * 1e3
+
+
+def _stalled(views: list[EngineView]) -> Floats:
+    """Return the requests that a prefill there stalls."""
+    return np.array(
+        [min(_in_flight(view), view.model.profile.max_running_requests) for view in views], dtype=np.float64
+    )
+
+
+def _in_flight(view: EngineView) -> int:
+    return view.model.running + view.model.queued + len(view.in_transit)

@@ -1,0 +1,297 @@
+"""One replica of a run as the proxy sees it: network, connections and engine.
+
+Owns the times of requests on the network. A request leaves on a pooled connection, takes the round trips of its body,
+and its first and last tokens arrive a trip after they leave the engine. A dying replica resets open connections, which
+the proxy learns a trip later; later requests are refused. `monitor` has probes and scrapes on the same connections.
+
+Simplified: a partition resets connections like a death (in a real one they hang until a time-out), and gaps
+between tokens are the engine's own, without the jitter of each one's trip.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from gorgo.config.values import CONNECTIONS_PER_REPLICA
+from gorgo.core.messages.request import AttemptResult, Outcome
+from gorgo.errors import BadRequest
+from gorgo.lab.sim.engine.driver import EngineDriver, SimAttempt
+from gorgo.lab.sim.engine.engines import CacheReporter, Engine, make_engine
+from gorgo.lab.sim.engine.itl import ItlHistogram, p95_s
+from gorgo.lab.sim.engine.request import EngineRequest, Stage
+from gorgo.lab.sim.event_queue import EventQueue
+from gorgo.lab.sim.fleet import SimReplica
+from gorgo.lab.sim.network import Link, RandomTable, TripDelays, error_outcome
+from gorgo.lab.sim.port import Callbacks, ReplicaPort, background_trips, completed_outcome, out_s
+
+
+class RemoteReplica:
+    """One replica.
+
+    Parameters
+    ----------
+    kernel, shell:
+        The event queue, and the receiver of events.
+    replica, number:
+        Its spec, profile and link; its place in the fleet.
+    draws:
+        Random numbers of the run.
+    block_tokens:
+        Tokens of one item of a request's key.
+    gaps:
+        Histogram of the gaps between tokens of completed requests.
+    has_samples:
+        Whether the Router retains samples, which alone have the gaps of one request.
+    ahead:
+        As in `EngineDriver`.
+    """
+
+    def __init__(
+        self,
+        kernel: EventQueue,
+        shell: Callbacks,
+        replica: SimReplica,
+        *,
+        number: int,
+        draws: RandomTable,
+        block_tokens: int,
+        gaps: ItlHistogram,
+        has_samples: bool = True,
+        ahead: bool = True,
+    ) -> None:
+        self._kernel = kernel
+        self.replica = replica
+        self.name = replica.name
+        self._block_tokens = block_tokens
+        self._gaps, self._has_samples, self._ahead = gaps, has_samples, ahead
+        self._slowdown = 1.0
+        self._reporter: CacheReporter | None = None
+        self._engine = self._new_engine()
+        #: Preemptions of engines that died.
+        self._preempted_before = 0
+        #: The ways of routers to it; the first is that of `shell`.
+        self.ports = [ReplicaPort(kernel, self, shell, replica.link, background_trips(draws, number))]
+        self._open: dict[SimAttempt, None] = {}
+        self._in_transit: dict[SimAttempt, None] = {}
+        self._dead = self._unreachable = False
+        self._delay = (0.0, 0.0, 0.0)
+        #: Status of each answer while the engine fails at once.
+        self._failing: int | None = None
+
+    # -- for observers
+
+    @property
+    def model(self) -> Engine[SimAttempt]:
+        """The engine as it is now; another one after a death."""
+        return self._engine.model
+
+    @property
+    def in_transit(self) -> list[tuple[float, EngineRequest]]:
+        """Requests sent and not there yet, with the times at which they will arrive."""
+        return [(sending.arrives_s, sending) for sending in self._in_transit]
+
+    @property
+    def link(self) -> Link:
+        """Present link of the first router."""
+        return self.ports[0].link
+
+    @property
+    def rtt_s(self) -> float:
+        """Present mean round trip of the first router."""
+        return self.ports[0].rtt_s
+
+    @property
+    def preemptions(self) -> int:
+        """Preemptions of all engines that were here."""
+        return self._preempted_before + self._engine.model.totals.preemptions
+
+    @property
+    def alive(self) -> bool:
+        return not (self._dead or self._unreachable)
+
+    def probe_first(self) -> None:
+        """Run the probes of all routers before the start."""
+        for port in self.ports:
+            port.probe_first()
+
+    def add_port(self, shell: Callbacks, link: Link, trips: TripDelays) -> ReplicaPort:
+        """Add the way of one more router."""
+        port = ReplicaPort(self._kernel, self, shell, link, trips)
+        self.ports.append(port)
+        return port
+
+    def report_to(self, reporter: CacheReporter) -> None:
+        """Report the cache of the engine, and of each that follows it."""
+        self._reporter = reporter
+        reporter.attach(self._engine.model)
+
+    # -- requests
+
+    def send(self, sending: SimAttempt, port: ReplicaPort | None = None) -> None:
+        """A request leaves for the engine now, by default from the first router."""
+        now = self._kernel.now
+        sending.port = port = self.ports[0] if port is None else port
+        self._open[sending] = None
+        port.open_attempts += 1
+        if port.open_attempts > CONNECTIONS_PER_REPLICA:
+            outcome = Outcome(AttemptResult.BUSY, error="connections_exhausted")
+            self._kernel.at(now, partial(self._end, sending, outcome))
+            return
+        sending.pooled, waits = port.pool.acquire(sending.body_bytes, now=now)
+        if not self.alive:
+            refused_s = now + sending.trips.round_trip_s(port.link)
+            self._kernel.at(refused_s, partial(self._fail, sending, "connect_failed"))
+            return
+        sending.arrives_s = now + out_s(sending.trips, port.link, waits) + self._delayed_s(sending.trips)
+        self._in_transit[sending] = None
+        self._kernel.at(sending.arrives_s, partial(self._arrive, sending))
+
+    def time_out(self, sending: SimAttempt) -> None:
+        """The proxy waits no longer."""
+        self._cancel(sending, Outcome(AttemptResult.FAILED_BEFORE_CONTENT, error="timeout"))
+
+    def cancel(self, sending: SimAttempt) -> None:
+        """Another attempt has answered."""
+        self._cancel(sending, Outcome(AttemptResult.SUPERSEDED))
+
+    def _cancel(self, sending: SimAttempt, outcome: Outcome) -> None:
+        """The proxy closes the connection, and the engine drops the request when it hears so."""
+        if sending.done:
+            return
+        if sending.pooled is not None:
+            sending.port.pool.close(sending.pooled)
+        heard_s = self._kernel.now + sending.trips.one_way_s(sending.port.link)
+        self._kernel.at(heard_s, partial(self._drop, self._engine, sending))
+        self._end(sending, outcome)
+
+    # -- faults
+
+    def set_slowdown(self, factor: float) -> None:
+        self._slowdown = factor
+        self._engine.set_slowdown(factor)
+
+    def set_rtt(self, rtt_s: float) -> None:
+        """Replace the round trip of the first router; those of others change alike."""
+        factor = rtt_s / self.rtt_s if self.rtt_s else 1.0
+        for port in self.ports[1:]:
+            port.link = replace(port.link, rtt_s=port.link.rtt_s * factor)
+        self.ports[0].link = replace(self.ports[0].link, rtt_s=rtt_s)
+
+    def set_path_delay(self, share: float, low_s: float, high_s: float) -> None:
+        self._delay = (share, low_s, high_s)
+
+    def set_failing(self, status: int | None) -> None:
+        """Answer each request that arrives with an error status; `None` ends it."""
+        self._failing = status
+
+    def set_reachable(self, reachable: bool) -> None:
+        """Cut the network: the cache stays, running requests are lost."""
+        self._unreachable = not reachable
+        if not reachable:
+            self._lose_open()
+
+    def kill(self) -> None:
+        self._dead = True
+        self._lose_open()
+        self._engine.stop()
+        self._preempted_before += self._engine.model.totals.preemptions
+        self._engine = self._new_engine()
+        if self._reporter is not None:
+            self._reporter.attach(self._engine.model)
+
+    def revive(self) -> None:
+        self._dead = False
+        if self._reporter is not None:
+            self._reporter.started()
+
+    # -- helpers
+
+    def _new_engine(self) -> EngineDriver:
+        model: Engine[SimAttempt] = make_engine(self.replica.profile, item_bytes=8, item_tokens=self._block_tokens)
+        model.slowdown = self._slowdown
+        return EngineDriver(
+            self._kernel, model, first_token=self._first_token, finished=self._finished, ahead=self._ahead
+        )
+
+    def _delayed_s(self, trips: TripDelays) -> float:
+        share, low_s, high_s = self._delay
+        if not share or trips.uniform() >= share:
+            return 0.0
+        return low_s + (high_s - low_s) * trips.uniform()
+
+    def _arrive(self, sending: SimAttempt) -> None:
+        if self._in_transit.pop(sending, True) is not None:
+            return  # Lost on the way.
+        if self._failing is not None:
+            self._refuse(sending, error_outcome(self._failing))
+            return
+        try:
+            self._engine.submit(sending)
+        except BadRequest as refusal:
+            self._refuse(sending, Outcome(AttemptResult.UPSTREAM_4XX, status=400, error=str(refusal), unsent=True))
+
+    def _refuse(self, sending: SimAttempt, outcome: Outcome) -> None:
+        self._kernel.at(
+            self._kernel.now + sending.trips.one_way_s(sending.port.link), partial(self._end, sending, outcome)
+        )
+
+    def _first_token(self, sending: SimAttempt, at_s: float) -> None:
+        sending.first_token_arrival_s = at_s + sending.trips.one_way_s(sending.port.link)
+        self._kernel.at(sending.first_token_arrival_s, partial(self._receive_first_token, sending))
+
+    def _receive_first_token(self, sending: SimAttempt) -> None:
+        if not sending.done:
+            sending.has_first_token = True
+            sending.port.shell.on_first_token(sending)
+
+    def _finished(self, sending: SimAttempt, at_s: float) -> None:
+        assert sending.first_token_arrival_s is not None, "the first token comes first"
+        pairs = self._engine.gaps(sending)
+        self._gaps.add(pairs)
+        outcome = completed_outcome(sending, itl_s_p95=p95_s(pairs) if self._has_samples else None)
+        end_arrival_s = max(sending.first_token_arrival_s, at_s + sending.trips.one_way_s(sending.port.link))
+        self._kernel.at(end_arrival_s, partial(self._end, sending, outcome))
+
+    def _end(self, sending: SimAttempt, outcome: Outcome) -> None:
+        if sending.done:
+            return
+        sending.done = True
+        del self._open[sending]
+        sending.port.open_attempts -= 1
+        # Before the report, as in the proxy: a queued request may take the connection.
+        if sending.pooled is not None:
+            sending.port.pool.release(sending.pooled, now=self._kernel.now)
+        sending.port.shell.on_end(sending, outcome)
+
+    def _fail(self, sending: SimAttempt, reason: str) -> None:
+        if sending.pooled is not None:
+            sending.port.pool.close(sending.pooled)
+        if sending.has_first_token:
+            self._end(sending, Outcome(AttemptResult.FAILED_AFTER_CONTENT, status=200, error=reason))
+        else:
+            self._end(sending, Outcome(AttemptResult.FAILED_BEFORE_CONTENT, error=reason))
+
+    def _drop(self, engine: EngineDriver, sending: SimAttempt) -> None:
+        """Abort a request on the engine after its client disconnected."""
+        self._in_transit.pop(sending, None)
+        if engine is self._engine:
+            engine.abort(sending)
+
+    def _lose_open(self) -> None:
+        """Reset every connection: tokens that left the engine still arrive."""
+        now = self._kernel.now
+        self._in_transit.clear()
+        for sending in self._open:
+            if sending.stage is Stage.FINISHED or sending.done:
+                continue
+            self._engine.abort(sending)
+            heard_s = max(sending.first_token_arrival_s or 0.0, now + sending.trips.one_way_s(sending.port.link))
+            reason = "disconnected"
+            if sending.first_token_arrival_s is None and sending.pooled is not None and sending.pooled.used:
+                # A pooled connection that breaks before any answer is no failure: retried on a new one, and refused.
+                heard_s += sending.trips.round_trip_s(sending.port.link)
+                reason = "connect_failed"
+            self._kernel.at(heard_s, partial(self._fail, sending, reason))
+        for port in self.ports:
+            port.pool.lose_all()

@@ -1,0 +1,270 @@
+"""The shell around one Router of a run: carries out the Router's actions and reports events to it, as the proxy does.
+
+Owns the Router's attempts, its timers and its ports to the replicas. The simulation has the feed and the records.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from gorgo.config.values import FIRST_TOKEN_TIMEOUT_S
+from gorgo.core.messages.actions import Action, Cancel, Dispatch, Forward, Hedge, Reject
+from gorgo.core.messages.request import EngineSample, OpenConnection, Outcome
+from gorgo.core.peers.exchange import is_urgent
+from gorgo.core.peers.records import PeerReport
+from gorgo.core.router import Router
+from gorgo.lab.sim.engine.driver import SimAttempt
+from gorgo.lab.sim.event_queue import EventQueue
+from gorgo.lab.sim.network import RandomTable, TripDelays
+from gorgo.lab.sim.open_requests import OpenRequests
+from gorgo.lab.sim.port import ReplicaPort
+from gorgo.lab.sim.remote_replica import RemoteReplica
+from gorgo.lab.sim.workload import SimRequest
+
+# Times at which the proxy acts by itself: the Router's own, and time-outs of attempts without content.
+#
+# Owns their events. One is for all time-outs: attempts wait equally long, so the one sent first is due first.
+
+
+class FirstTokenTimeouts:
+    """Time-outs of attempts without a first token."""
+
+    def __init__(self, kernel: EventQueue) -> None:
+        self._kernel = kernel
+        #: In the order of their times; those that have ended go when they are first, so it holds what was sent in the
+        #: last two minutes at most.
+        self._waiting: deque[tuple[float, SimAttempt, RemoteReplica]] = deque()
+
+    def watch(self, sending: SimAttempt, site: RemoteReplica) -> None:
+        """An attempt is sent to `site` now."""
+        due_s = self._kernel.now + FIRST_TOKEN_TIMEOUT_S
+        self._waiting.append((due_s, sending, site))
+        if len(self._waiting) == 1:
+            self._kernel.at(due_s, self._check)
+
+    def _check(self) -> None:
+        waiting, now = self._waiting, self._kernel.now
+        late: list[tuple[SimAttempt, RemoteReplica]] = []
+        while waiting and (_is_settled(waiting[0][1]) or waiting[0][0] <= now):
+            _, sending, site = waiting.popleft()
+            if not _is_settled(sending):
+                late.append((sending, site))
+        if waiting:
+            self._kernel.at(waiting[0][0], self._check)
+        for sending, site in late:
+            site.time_out(sending)
+
+
+def _is_settled(sending: SimAttempt) -> bool:
+    return sending.done or sending.has_first_token
+
+
+class RouterTimer:
+    """Wakes the Router at its next time.
+
+    Parameters
+    ----------
+    kernel:
+        The event queue.
+    next_s:
+        Returns when it is to be woken, `None`: not at all. Any event can change it.
+    wake:
+        Called then.
+    """
+
+    def __init__(self, kernel: EventQueue, next_s: Callable[[], float | None], wake: Callable[[], None]) -> None:
+        self._kernel = kernel
+        self._next_s = next_s
+        self._wake = wake
+        self._due_s: float | None = None
+
+    def arm(self) -> None:
+        """Schedule the next time; called after every event that can bring it forward."""
+        due_s = self._next_s()
+        if due_s is not None and (self._due_s is None or due_s < self._due_s):
+            self._due_s = due_s
+            self._kernel.at(max(due_s, self._kernel.now), partial(self._expire, due_s))
+
+    def _expire(self, due_s: float) -> None:
+        if due_s == self._due_s:  # Else it was to be woken earlier, and was.
+            self._due_s = None
+            self._wake()
+
+
+#: Keys of trips per request: more than the attempts that any limit allows in practice.
+KEYS_PER_REQUEST = 8
+
+
+@dataclass(frozen=True, slots=True)
+class RunParts:
+    """What the shells of a run share."""
+
+    kernel: EventQueue
+    draws: RandomTable
+    served: OpenRequests
+    #: Called after a request has ended.
+    on_request_end: Callable[[], None]
+    #: Returns an outcome as Routers receive it.
+    reported: Callable[[Outcome], Outcome]
+
+
+class RouterShell:
+    """One Router in virtual time.
+
+    Parameters
+    ----------
+    router:
+        May be replaced (`replace_router`).
+    run:
+        Parts of the run.
+    publish:
+        Carries a report to the other routers now; `None` without a store.
+    """
+
+    def __init__(self, router: Router, run: RunParts, *, publish: Callable[[RouterShell], None] | None = None) -> None:
+        self.router = router
+        self._run = run
+        self._kernel = run.kernel
+        self._publish = publish
+        #: By replica.
+        self.ports: dict[str, tuple[RemoteReplica, ReplicaPort]] = {}
+        #: Attempts that have not ended, by id.
+        self._attempts: dict[str, tuple[SimAttempt, RemoteReplica]] = {}
+        #: Requests that have not ended.
+        self._requests: dict[str, None] = {}
+        self._deadlines = FirstTokenTimeouts(self._kernel)
+        self._timer = RouterTimer(self._kernel, lambda: self.router.next_timer(), self._wake)
+        #: The next connections as of the Router's next event.
+        self._connections: dict[str, OpenConnection | None] = {}
+
+    # -- events of replicas
+
+    def on_connection(self, replica: str, connection: OpenConnection | None) -> None:
+        self._connections[replica] = connection
+
+    def on_probe(self, replica: str, rtt_s: float | None) -> None:
+        self.carry_out(self.informed().replicas.on_probe(replica, rtt_s, now=self._kernel.now))
+
+    def on_sample(self, replica: str, sample: EngineSample | None) -> None:
+        self.carry_out(self.router.replicas.on_engine_sample(replica, sample, now=self._kernel.now))
+
+    def on_first_token(self, sending: SimAttempt) -> None:
+        now = self._kernel.now
+        self._run.served.first_token(sending.request_id, self._attempts[sending.attempt_id][1], now=now)
+        self.carry_out(self.informed().on_first_token(sending.attempt_id, now=now))
+
+    def on_end(self, sending: SimAttempt, outcome: Outcome) -> None:
+        if self._attempts.pop(sending.attempt_id, None) is None:
+            return  # Of a Router that was replaced.
+        own, others = self.informed().on_finish(sending.attempt_id, self._run.reported(outcome), now=self._kernel.now)
+        # A refusal ends its request if the Router forwards it.
+        if isinstance(own, Forward) if outcome.unsent else outcome.result.final:
+            self._run.served.on_result(sending.request_id, outcome, now=self._kernel.now)
+            self._end_request(sending.request_id)
+        self.carry_out(others if own is None or isinstance(own, Forward) else [own, *others])
+
+    # -- events of the run
+
+    def submit(self, request: SimRequest) -> None:
+        """A request is here now."""
+        now = self._kernel.now
+        route_request = self._run.served.received(request, now=now)
+        self._requests[route_request.request_id] = None
+        own, others = self.informed().submit(route_request, now=now)
+        self.carry_out([*others, own])
+
+    def informed(self) -> Router:
+        """Return the Router for its next event, with the connections of now."""
+        if self._connections:
+            for replica, connection in self._connections.items():
+                self.router.replicas.on_connection(replica, connection, now=self._kernel.now)
+            self._connections.clear()
+        return self.router
+
+    def carry_out(self, actions: Sequence[Action]) -> None:
+        """Do what the Router wants."""
+        for action in actions:
+            match action:
+                case Dispatch():
+                    self._dispatch(action)
+                case Hedge():
+                    self._run.served.hedged(action.request_id)
+                    self._dispatch(action.dispatch)
+                case Cancel():
+                    sending, site = self._attempts[action.attempt_id]
+                    site.cancel(sending)
+                case Reject():
+                    self._run.served.rejected(action, now=self._kernel.now)
+                    self._end_request(action.request_id)
+        self.arm()
+
+    def arm(self) -> None:
+        """Schedule the Router's next timer, which any event can bring forward."""
+        self._timer.arm()
+
+    # -- peers
+
+    def has_news(self) -> bool:
+        exchange = self.router.peers.exchange
+        return exchange is not None and exchange.has_news(now=self._kernel.now)
+
+    def write_report(self) -> PeerReport:
+        return self.router.peers.report(now=self._kernel.now)
+
+    def on_peer(self, report: PeerReport, *, age_s: float) -> None:
+        router = self.informed() if self.router.queued else self.router
+        actions = router.peers.on_report(report, now=self._kernel.now, age_s=age_s)
+        if actions or router.queued:
+            self.carry_out(actions)
+        exchange = self.router.peers.exchange
+        assert exchange is not None, "it has joined"
+        hints = exchange.probe_hints
+        while hints:
+            self.ports[hints.popleft()][1].background.probe()
+
+    def replace_router(self, router: Router) -> None:
+        """Kill the process: its connections break and its requests fail. `router`, a new one, takes its place."""
+        now = self._kernel.now
+        killed, self._attempts = self._attempts, {}
+        for request_id in list(self._requests):
+            self._run.served.broken(request_id, "router_killed", now=now)
+        self._requests.clear()
+        for sending, site in killed.values():
+            site.cancel(sending)
+        self.router = router
+        self._connections.clear()
+        for _, port in self.ports.values():
+            port.pool.lose_all()
+            port.probe_first()
+        self._run.on_request_end()
+
+    # -- helpers
+
+    def _dispatch(self, dispatch: Dispatch) -> None:
+        request = self._run.served.dispatched(dispatch, now=self._kernel.now)
+        sending = SimAttempt(
+            dispatch.request_id,
+            dispatch.attempt_id,
+            request.blocks,
+            prompt_tokens=request.prompt_tokens,
+            output_tokens=request.output_tokens,
+            body_bytes=request.body_bytes,
+            output_key=request.output_blocks,
+            trips=TripDelays(self._run.draws, request.index * KEYS_PER_REQUEST + dispatch.attempt),
+        )
+        site, port = self.ports[dispatch.replica]
+        self._attempts[dispatch.attempt_id] = sending, site
+        self._deadlines.watch(sending, site)
+        site.send(sending, port)
+        if self._publish is not None and is_urgent(dispatch):
+            self._publish(self)
+
+    def _end_request(self, request_id: str) -> None:
+        self._requests.pop(request_id, None)
+        self._run.on_request_end()
+
+    def _wake(self) -> None:
+        self.carry_out(self.informed().handle_timer(now=self._kernel.now))

@@ -1,0 +1,138 @@
+"""One simulated run and its result, as records that can be sent to another process.
+
+Owns the records and the names of the two baselines; `run` runs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from gorgo.core.limits import RouterLimits
+from gorgo.lab.results import ResultRow
+from gorgo.lab.served import is_good
+from gorgo.lab.sim.fleet import SimFleet
+from gorgo.lab.sim.records import SimRecord
+from gorgo.lab.sim.routers.group import ONE_ROUTER, RouterGroup
+from gorgo.lab.sim.workload import SimRequest
+from gorgo.lab.traces import TraceFilters
+
+# Goodput: the share of offered requests that were served well, and their rate.
+#
+# Owns the arithmetic; the bounds are `apps.served`. A rejected or failed request was offered and not served well.
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """Goodput of one run; ratios are of all requests offered.
+
+    `good` is the ratio with a first token within 2 s and a last one within 10 s, `per_s` their rate over the workload.
+    `rejected` were rejected or failed, `queued` waited at the proxy, `hedged` had a second attempt.
+    """
+
+    offered: int
+    good: float
+    per_s: float
+    rejected: float
+    queued: float
+    hedged: float
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def goodput_of(records: Sequence[SimRecord]) -> Goodput | None:
+    """Return the goodput; None for a run without a request."""
+    if not records:
+        return None
+    n = len(records)
+    good = sum(map(is_good, records))
+    lasted_s = records[-1].scheduled_s - records[0].scheduled_s
+    return Goodput(
+        offered=n,
+        good=good / n,
+        per_s=good / lasted_s if lasted_s > 0 else float(good),
+        rejected=sum(record.error is not None for record in records) / n,
+        queued=sum(record.queued_s > 0.0 for record in records) / n,
+        hedged=sum(record.hedged for record in records) / n,
+    )
+
+
+#: Rows of every comparison that no proxy can run: the rule of `gorgo-ms` with full knowledge, and a lower bound.
+ORACLE, FLOOR = "oracle", "floor"
+BASELINES = (ORACLE, FLOOR)
+#: The scenario in which nothing happens.
+STEADY = "steady"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimJob:
+    """One policy on one feed.
+
+    Parameters
+    ----------
+    trace:
+        A file, or the name of a data set or a shape (which is drawn anew for each seed); in the result row.
+    feed:
+        The requests themselves, at time scale 1; then `trace` is a mere name and `filters` do nothing.
+    policy:
+        By name; `oracle` and `floor` are such names here.
+    weights:
+        The policy's defaults where None. Whether they lie in their box was minded by whoever made them.
+    fleet:
+        Before the scenario changes it.
+    seed:
+        Of the network's jitter, the Router's ties, the scatter of equal time stamps and the window of a shape: the same
+        for every policy.
+    limits:
+        The Router's bounds; None: those of the proxy.
+    client_concurrency:
+        As in `Simulation`.
+    slo_ttft_ms:
+        Deadline that every request brings; None: that of `limits`, if it has one.
+    keep_requests:
+        Send a record per request back.
+    shadow:
+        A policy that scores each decision without a say; its rank of the replica chosen is in the requests.
+    block_tokens:
+        Tokens per block of a prompt's prefix; None: those of the shape, and 512 for files and feeds.
+    routers:
+        As in `Simulation`.
+    """
+
+    trace: str
+    policy: str
+    fleet: SimFleet
+    filters: TraceFilters = field(default_factory=TraceFilters)
+    feed: Sequence[SimRequest] | None = None
+    time_scale: float = 1.0
+    weights: Mapping[str, float] | None = None
+    seed: int = 0
+    scenario: str = STEADY
+    limits: RouterLimits | None = None
+    probe_interval_s: float = 30.0
+    scrape_interval_s: float = 30.0
+    client_concurrency: int | None = None
+    slo_ttft_ms: float | None = None
+    keep_requests: bool = False
+    shadow: str | None = None
+    block_tokens: int | None = None
+    routers: RouterGroup = ONE_ROUTER
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedRun:
+    """A finished run. `job` has no feed any more; `requests` is None unless `keep_requests` was set.
+
+    `cpu_s` is the processor time of the run in its process, with reading the feed unless already loaded. `goodput` is
+    None without a request. `key_share` is the share of requests with the most common key, under a policy that is keyed
+    by session.
+    """
+
+    job: SimJob
+    row: ResultRow
+    requests: Sequence[SimRecord] | None = None
+    cpu_s: float | None = None
+    goodput: Goodput | None = None
+    key_share: float | None = None

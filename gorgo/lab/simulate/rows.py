@@ -1,0 +1,154 @@
+"""From a run's records to its result row.
+
+Owns the arithmetic; the row's shape is `apps.results`. The row of the floor has latencies and nothing else.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gorgo.lab.failures import count_cause
+from gorgo.lab.results import ResultRow, Spread
+from gorgo.lab.served import ServedTally
+from gorgo.lab.sim.engine.itl import ItlHistogram
+from gorgo.lab.sim.lower_bound import LowerBound
+from gorgo.lab.sim.records import SimRecord, SimResult
+from gorgo.lab.sim.workload import SimRequest
+from gorgo.lab.simulate.job import STEADY, SimJob, SimulatedRun, goodput_of
+
+
+def simulated_run(job: SimJob, weights: Mapping[str, float], result: SimResult) -> SimulatedRun:
+    """Return the run with the row of its result."""
+    row = _row(job, weights, result.records, _spread_of(result.gaps), preemptions=result.preemptions)
+    retained = result.records if job.keep_requests else None
+    return SimulatedRun(_without_feed(job), row, retained, goodput=goodput_of(result.records))
+
+
+def floor_run(job: SimJob, feed: Sequence[SimRequest], floor: LowerBound) -> SimulatedRun:
+    """The same shape for the floor: no replica, no cache, nothing that failed."""
+    records = [
+        SimRecord(
+            id=str(request.index),
+            scheduled_s=request.arrival_s,
+            sent_s=request.arrival_s,
+            input_tokens=request.prompt_tokens,
+            output_tokens=request.output_tokens,
+            ttft_ms=ttft_s * 1e3,
+            e2e_s=e2e_s,
+            status=200,
+        )
+        for request, ttft_s, e2e_s in zip(feed, floor.ttft_s.tolist(), floor.e2e_s.tolist(), strict=True)
+    ]
+    row = _row(job, None, records, Spread())
+    retained = records if job.keep_requests else None
+    return SimulatedRun(_without_feed(job), row, retained, goodput=goodput_of(records))
+
+
+def trace_name(job: SimJob) -> str:
+    """The trace's, with a named fleet and a scenario other than the steady one: rows of different ones are apart."""
+    name = Path(job.trace).name
+    unlike = [*filter(None, [job.fleet.name]), *([] if job.scenario == STEADY else [job.scenario])]
+    return f"{name} ({', '.join(unlike)})" if unlike else name
+
+
+def _row(
+    job: SimJob,
+    weights: Mapping[str, float] | None,
+    records: Sequence[SimRecord],
+    itl: Spread,
+    *,
+    preemptions: int | None = None,
+) -> ResultRow:
+    good = [record for record in records if record.error is None]
+    tally = ServedTally()
+    for record in records:
+        tally.add(record)
+    return ResultRow(
+        trace=trace_name(job),
+        time_scale=job.time_scale,
+        policy=job.policy,
+        weights=weights,
+        seed=job.seed,
+        source="simulated",
+        n=len(records),
+        errors=len(records) - len(good),
+        ttft_ms=Spread.of([record.ttft_ms for record in good if record.ttft_ms is not None]),
+        e2e_s=Spread.of([record.e2e_s for record in good if record.e2e_s is not None]),
+        itl_ms=itl,
+        cache_hit=_share(good, lambda record: record.cached_tokens),
+        cache_hit_estimated=_share(good, lambda record: record.estimated_cached_tokens),
+        share=_shares(good),
+        prediction_error_ms=Spread.of(
+            [
+                abs(record.predicted_ttft_ms - record.ttft_ms)
+                for record in good
+                if record.predicted_ttft_ms is not None and record.ttft_ms is not None
+            ]
+        ),
+        slip_ms_p95=0.0 if records else None,
+        planned=len(records),
+        failures=_failures(records),
+        preemptions=preemptions,
+        **tally.fields(),
+    )
+
+
+def _failures(records: Sequence[SimRecord]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for record in records:
+        if record.error is not None:
+            count_cause(counts, record.error)
+    return counts
+
+
+def _shares(records: Sequence[SimRecord]) -> dict[str, float]:
+    served = Counter(record.replica for record in records if record.replica is not None)
+    return {name: count / served.total() for name, count in sorted(served.items())}
+
+
+def _share(records: Sequence[SimRecord], part: Any) -> float | None:
+    """Of prompt tokens, over the requests for which it is known."""
+    known = [(tokens, record.input_tokens) for record in records if (tokens := part(record)) is not None]
+    whole = sum([tokens for _, tokens in known])
+    return sum([tokens for tokens, _ in known]) / whole if whole else None
+
+
+def _spread_of(gaps: ItlHistogram) -> Spread:
+    if not gaps.count:
+        return Spread()
+    return Spread(gaps.mean_s * 1e3, *(gaps.quantile_s(share) * 1e3 for share in (0.5, 0.95, 0.99)))
+
+
+def _without_feed(job: SimJob) -> SimJob:
+    return replace(job, feed=None)
+
+
+# Python's garbage collector during a simulated run.
+#
+# A run frees what it drops by reference counts. It leaves a few hundred objects in cycles, and three per decision of
+# the oracle. By default the collector visits all living objects again and again, for a sixth of the run's processor
+# time.
+
+
+#: New objects before a collection. A run of 7,000 requests makes fewer; a longer one has at most 200 MB in cycles.
+NEW_OBJECTS = 1_000_000
+
+
+@contextmanager
+def rare_collections() -> Iterator[None]:
+    """Collect after `NEW_OBJECTS` meanwhile; the setting is the process's, and is restored."""
+    before = gc.get_threshold()
+    if not 0 < before[0] < NEW_OBJECTS:  # switched off, or another thread's run has set it
+        yield
+        return
+    gc.set_threshold(NEW_OBJECTS, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)

@@ -1,0 +1,182 @@
+"""Runs: one in this process, or many on all cores or a cluster.
+
+Owns how a job becomes a run and where runs happen. Each process keeps the feed that it used last, because runs that
+differ only in policy share it; jobs are handed out in such an order.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import lru_cache
+from threading import current_thread, main_thread
+from time import thread_time
+from typing import Any, TypeVar
+
+import numpy as np
+from joblib import Parallel, delayed, parallel_config
+
+from gorgo.core.limits import RouterLimits
+from gorgo.core.policy.interface import Policy
+from gorgo.core.policy.weights import Weights
+from gorgo.core.training.learning import find_learner
+from gorgo.errors import ConfigError, TraceError
+from gorgo.lab.datasets import load_requests, own_block_tokens
+from gorgo.lab.results import load_text
+from gorgo.lab.sim.faults.scenarios import find_scenario
+from gorgo.lab.sim.lower_bound import lower_bound
+from gorgo.lab.sim.oracle import make_oracle
+from gorgo.lab.sim.simulation import Controller, Simulation
+from gorgo.lab.sim.training import TrainingController
+from gorgo.lab.sim.workload import BLOCK_TOKENS, SimRequest, scaled
+from gorgo.lab.simulate.feed import feed_of
+from gorgo.lab.simulate.job import FLOOR, ORACLE, SimJob, SimulatedRun
+from gorgo.lab.simulate.rows import floor_run, rare_collections, simulated_run
+from gorgo.lab.traces import TraceFilters
+from gorgo.lab.traces.load import SPAN_S_MAX
+from gorgo.lab.traces.text import is_keyed, largest_share
+from gorgo.learning.trainer import Trainer
+from gorgo.policies.registry import make_policy, make_shadow
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def run_once(job: SimJob, *, controllers: Sequence[Controller] = ()) -> SimulatedRun:
+    """One run, here and now. `controllers` act on its Router, as in `Simulation`.
+
+    Raises `TraceError`, `UnknownPolicy`, `UnknownScenario` and the like for a wrong job.
+    """
+    begun_s = thread_time()
+    with rare_collections():
+        run = _run(job, controllers)
+    return replace(run, cpu_s=thread_time() - begun_s)
+
+
+def run_many(jobs: Sequence[SimJob], *, n_jobs: int = -1) -> Iterator[SimulatedRun]:
+    """Yield the run of each job as soon as it ends, in no order; as `parallel` does."""
+    ordered = sorted(jobs, key=lambda job: (job.trace, job.seed, job.time_scale))
+    yield from parallel(run_once, ordered, n_jobs=n_jobs)
+
+
+def parallel(
+    function: Callable[[Item], Result], items: Iterable[Item], *, n_jobs: int = -1, backend: str = "loky"
+) -> Iterator[Result]:
+    """Yield `function` of each item as soon as it ends, in no order. -1 is all cores; `backend` is joblib's."""
+    with parallel_config(backend=backend, n_jobs=n_jobs):
+        run = Parallel(return_as="generator_unordered")
+        with _out_of_reach():
+            results = run(delayed(function)(item) for item in items)
+        yield from results
+
+
+@contextmanager
+def _out_of_reach() -> Iterator[None]:
+    """Processes that are started meanwhile are spared Ctrl-C: this one ends them, without a traceback of each."""
+    if current_thread() is not main_thread():  # only the main thread may set signal handlers
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def policy_of(name: str) -> Policy:
+    """A policy of the registry, or the oracle."""
+    return make_oracle() if name == ORACLE else make_policy(name)
+
+
+def _run(job: SimJob, controllers: Sequence[Controller]) -> SimulatedRun:
+    scenario = find_scenario(job.scenario)
+    fleet = scenario.fleet(job.fleet)
+    block_tokens = _block_tokens(job)
+    feed = _reshaped(_feed(job), scenario.reshape)
+    if job.policy == FLOOR:
+        return floor_run(job, feed, lower_bound(feed, fleet, block_tokens=block_tokens))
+    policy = policy_of(job.policy)
+    shadow = make_shadow(job.shadow, policy)
+    weights = (
+        None
+        if job.weights is None
+        else Weights.of(policy.weight_specs, job.weights, version=1, allow_out_of_range=True)
+    )
+    if job.routers.shells > 1 and find_learner(policy, shadow) is not None:
+        raise ConfigError(f"{job.routers.shells} routers with a policy that learns; expected one router, or all in one")
+    simulation = Simulation(
+        fleet,
+        policy,
+        seed=job.seed,
+        weights=weights,
+        faults=scenario.faults(fleet, feed[-1].arrival_s if feed else 0.0),
+        limits=_limits(job, block_tokens, samples=bool(controllers)),
+        block_tokens=block_tokens,
+        probe_interval_s=job.probe_interval_s,
+        scrape_interval_s=job.scrape_interval_s,
+        client_concurrency=job.client_concurrency,
+        slo_ttft_s=None if job.slo_ttft_ms is None else job.slo_ttft_ms / 1e3,
+        shadow=shadow,
+        routers=job.routers,
+        controllers=[*controllers, *_training(policy, shadow, job.seed)],
+    )
+    result = simulation.run(feed)
+    share = largest_share(one.session_id or one.prefix_hash for one in feed) if is_keyed(policy) else None
+    return replace(simulated_run(job, dict(simulation.router.settings.weights), result), key_share=share)
+
+
+def _training(policy: Policy, shadow: Policy | None, seed: int) -> Iterator[Controller]:
+    """Yield what trains the policy or the shadow policy, if one of them learns."""
+    if find_learner(policy, shadow) is not None:
+        yield TrainingController(lambda spec, seed, version: Trainer(spec, seed, version=version), seed=seed)
+
+
+def _limits(job: SimJob, block_tokens: int, *, samples: bool) -> RouterLimits | None:
+    """Return the Router's bounds. Samples are for controllers: the run has records of its own."""
+    if job.limits is None:
+        return None
+    limits = replace(job.limits, block_tokens=float(block_tokens))
+    return limits if samples else replace(limits, max_samples=0)
+
+
+def _feed(job: SimJob) -> Sequence[SimRequest]:
+    if job.feed is not None:
+        return _scaled(job.feed, job.trace, job.time_scale)
+    return _scaled_trace(job.trace, replace(job.filters, seed=job.seed), job.seed, _block_tokens(job), job.time_scale)
+
+
+def _block_tokens(job: SimJob) -> int:
+    if job.block_tokens is not None:
+        return job.block_tokens
+    return BLOCK_TOKENS if job.feed is not None else own_block_tokens(job.trace)
+
+
+def _scaled(feed: Sequence[SimRequest], trace: str, time_scale: float) -> Sequence[SimRequest]:
+    span_s = (feed[-1].arrival_s if feed else 0.0) * time_scale
+    if span_s > SPAN_S_MAX:  # probes and scrapes alone would keep the run busy for ever
+        raise TraceError(f"{trace} takes {span_s:.3g} s at {load_text(time_scale)}; expected a year at most")
+    return scaled(feed, time_scale)
+
+
+@lru_cache(maxsize=2)
+def _scaled_trace(
+    trace: str, filters: TraceFilters, seed: int, block_tokens: int, time_scale: float
+) -> Sequence[SimRequest]:
+    return _scaled(_loaded(trace, filters, seed, block_tokens), trace, time_scale)
+
+
+@lru_cache(maxsize=2)
+def _loaded(trace: str, filters: TraceFilters, seed: int, block_tokens: int) -> Sequence[SimRequest]:
+    requests = load_requests(trace, filters, seed=seed, block_tokens=block_tokens)
+    return tuple(feed_of(requests, block_tokens=block_tokens))
+
+
+def _reshaped(feed: Sequence[SimRequest], reshape: Callable[[Any], Any]) -> Sequence[SimRequest]:
+    before = np.array([request.arrival_s for request in feed])
+    after = reshape(before)
+    if after is before:
+        return feed
+    moved = zip(feed, after.tolist(), strict=True)
+    return tuple(replace(request, arrival_s=arrival_s) for request, arrival_s in moved)

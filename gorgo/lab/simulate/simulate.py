@@ -1,0 +1,237 @@
+"""`gorgo simulate`: every policy at every load and seed, and the files that it leaves.
+
+Owns the list of runs and the folder:
+
+    OUT/results.json                         a row per run
+    OUT/POLICY/xSCALE-seedSEED/              one run: its row in results.json, its requests in requests.jsonl
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from gorgo.config.atomic import create_text_file
+from gorgo.core.limits import RouterLimits
+from gorgo.core.policy.weights import Weights
+from gorgo.lab.demo.options import PUBLISHED
+from gorgo.lab.failures import failure_lines
+from gorgo.lab.progress import shown_progress
+from gorgo.lab.result_table import DEFAULT, results_table
+from gorgo.lab.results import ResultRow, load_text, write_results
+from gorgo.lab.sim.faults.scenarios import find_scenario
+from gorgo.lab.sim.fleet import SimFleet
+from gorgo.lab.sim.routers.group import ONE_ROUTER, RouterGroup
+from gorgo.lab.simulate.compare import Figure, Ratio, e2e_s_p95, mean_row, ratio_of_rows, ttft_ms_p95
+from gorgo.lab.simulate.job import BASELINES, FLOOR, ORACLE, STEADY, SimJob, SimulatedRun
+from gorgo.lab.simulate.run import policy_of, run_many
+from gorgo.lab.traces import TraceFilters
+from gorgo.lab.traces.text import warning
+from gorgo.policies.registry import make_shadow
+
+#: This project's, the published one, the paper's four baselines, and chance.
+DEFAULT_POLICIES = ("gorgo-ms", *PUBLISHED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulateOptions:
+    """Options of a comparison: of a grid of `SimJob`, one per policy, load and seed.
+
+    Parameters
+    ----------
+    trace, filters, fleet, limits, scenario, probe_interval_s, scrape_interval_s, shadow, routers:
+        As in `SimJob`.
+    policies:
+        In the order of the table; oracle and floor come behind them.
+    weights:
+        Per policy; others run with their defaults.
+    time_scales, seeds:
+        Each policy runs at each of them.
+    out:
+        Folder for the files; None: nothing is written.
+    n_jobs:
+        As in `run_many`.
+    show_progress:
+        Progress on stderr.
+    """
+
+    trace: str
+    fleet: SimFleet
+    filters: TraceFilters = field(default_factory=TraceFilters)
+    policies: Sequence[str] = DEFAULT_POLICIES
+    weights: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    time_scales: Sequence[float] = (1.0,)
+    seeds: Sequence[int] = (0,)
+    scenario: str = STEADY
+    limits: RouterLimits | None = None
+    probe_interval_s: float = 30.0
+    scrape_interval_s: float = 30.0
+    shadow: str | None = None
+    routers: RouterGroup = ONE_ROUTER
+    out: Path | None = None
+    n_jobs: int = -1
+    show_progress: bool = True
+
+    @property
+    def names(self) -> Sequence[str]:
+        """All rows of a block, each once."""
+        return tuple(dict.fromkeys((*self.policies, ORACLE, FLOOR)))
+
+
+def simulate_command(options: SimulateOptions, *, warn: Callable[[str], None]) -> list[ResultRow]:
+    """Run all jobs and write the files of `out`; return a row per run, in the order of scale, policy and seed.
+
+    `warn` gets sentences about the trace.
+
+    Raises `UnknownPolicy`, `UnknownScenario`, `WeightsError` or `TraceError`, if possible before the first run.
+    """
+    _check(options)
+    jobs = jobs_of(options)
+    rows: dict[tuple[float, str, int], ResultRow] = {}
+    warned: dict[str, str | None] = {}
+    shown = shown_progress("simulate", len(jobs)) if options.show_progress else nullcontext(None)
+    with shown as advance:
+        for run in run_many(jobs, n_jobs=options.n_jobs):
+            rows[_place(run.job)] = run.row
+            warned.setdefault(run.job.policy, warning(run.job.policy, run.key_share))
+            if advance is not None:
+                advance(f"{run.job.policy}, {load_text(run.job.time_scale)}, seed {run.job.seed}")
+            if options.out is not None:
+                _write_run(options.out, run)
+    for text in filter(None, warned.values()):
+        warn(text)
+    ordered = [rows[_place(job)] for job in jobs]
+    if options.out is not None:
+        write_results(options.out, ordered)
+    return ordered
+
+
+def jobs_of(options: SimulateOptions) -> list[SimJob]:
+    """A job per row."""
+    return list(_jobs(options))
+
+
+def _jobs(options: SimulateOptions) -> Iterator[SimJob]:
+    for time_scale in dict.fromkeys(options.time_scales):
+        for policy in options.names:
+            for seed in options.seeds:
+                yield SimJob(
+                    trace=options.trace,
+                    policy=policy,
+                    fleet=options.fleet,
+                    filters=options.filters,
+                    time_scale=time_scale,
+                    weights=options.weights.get(policy),
+                    seed=seed,
+                    scenario=options.scenario,
+                    limits=options.limits,
+                    probe_interval_s=options.probe_interval_s,
+                    scrape_interval_s=options.scrape_interval_s,
+                    routers=options.routers,
+                    shadow=None if policy in BASELINES else options.shadow,
+                    keep_requests=options.out is not None,
+                )
+
+
+def _check(options: SimulateOptions) -> None:
+    """Raise for a wrong name or weight before the first run."""
+    find_scenario(options.scenario).fleet(options.fleet)
+    for name in options.names:
+        if name != FLOOR:
+            Weights.of(policy_of(name).weight_specs, options.weights.get(name), version=1, allow_out_of_range=True)
+    for name in options.policies:
+        if name not in BASELINES:
+            make_shadow(options.shadow, policy_of(name))
+
+
+def _place(job: SimJob) -> tuple[float, str, int]:
+    return job.time_scale, job.policy, job.seed
+
+
+def _write_run(out: Path, run: SimulatedRun) -> None:
+    """One run's own folder, in the form of a live replay's."""
+    folder = out / run.job.policy / f"load-{1 / run.job.time_scale:g}-seed-{run.job.seed}"
+    write_results(folder, [run.row])
+    with create_text_file(folder / "requests.jsonl") as file:
+        for record in run.requests or ():
+            print(json.dumps(record.as_json()), file=file)
+
+
+# The tables of `gorgo simulate`: a block per load, policies as rows, and ratios to the first policy.
+#
+# Owns text and tables; `compare` has the statistics.
+
+
+_SEEDS = "mean [95 % interval] over {} seeds, paired"
+_RATIOS: tuple[tuple[str, Figure], ...] = (("p95 TTFT", ttft_ms_p95), ("p95 E2E", e2e_s_p95))
+
+
+def show_rows(
+    rows: Sequence[ResultRow], policies: Sequence[str], console: Console, *, columns: Sequence[str] = DEFAULT
+) -> None:
+    """Every comparison in the rows, `policies` in their order, and of its table these `columns`."""
+    for trace, time_scale in dict.fromkeys((row.trace, row.time_scale) for row in rows):
+        block = [row for row in rows if (row.trace, row.time_scale) == (trace, time_scale)]
+        groups = [[row for row in block if row.policy == policy] for policy in policies]
+        groups = [group for group in groups if group]
+        seeds = len({row.seed for row in block})
+        console.print(f"{_title(block, seeds)}\n", style="bold", highlight=False)
+        console.print(results_table([mean_row(group) for group in groups], baselines=BASELINES, columns=columns))
+        if seeds > 1 and len(groups) > 1:
+            console.print()
+            console.print(_ratios(groups))
+            divided = f"{groups[0][0].policy}'s figure / the row's, below 1 is better"
+            console.print(f"{divided}: {_SEEDS.format(seeds)}", style="dim", soft_wrap=True)
+        for line in _failures([mean_row(group) for group in groups]):
+            console.print(line, style="yellow", highlight=False, soft_wrap=True, markup=False)
+        console.print()
+    console.print("Engines and network are simulated, in virtual time; the Router is the one that `gorgo serve` runs.")
+    console.print("oracle: the rule of gorgo-ms with full knowledge of the engines; not the optimum, it can lose.")
+    console.print("floor: each request alone on the nearest idle replica, all seen so far cached; a lower bound.")
+
+
+def _failures(rows: Sequence[ResultRow]) -> Iterator[str]:
+    """Yield why requests failed, policies that failed alike in one line."""
+    policies: dict[str, list[str]] = {}
+    for row in rows:
+        for line in failure_lines(row.failures, row.n):
+            policies.setdefault(line, []).append(row.policy or "-")
+    for line, names in policies.items():
+        yield f"failed, {', '.join(names)}: {line}"
+
+
+def _title(block: Sequence[ResultRow], seeds: int) -> str:
+    row = block[0]
+    many = f", means of {seeds} seeds" if seeds > 1 else f", seed {row.seed}"
+    return f"{row.trace} at {load_text(row.time_scale)}: {row.n} requests{many}"
+
+
+def _ratios(groups: Sequence[Sequence[ResultRow]]) -> Table:
+    first = groups[0]
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column(f"{first[0].policy} / ...", no_wrap=True)
+    for name, _ in _RATIOS:
+        table.add_column(f"ratio of {name}", justify="right", no_wrap=True)
+    for group in groups[1:]:
+        table.add_row(group[0].policy or "-", *_cells(first, group))
+    return table
+
+
+def _cells(first: Sequence[ResultRow], group: Sequence[ResultRow]) -> Iterator[str]:
+    for _, figure in _RATIOS:
+        yield _words(ratio_of_rows(first, group, figure))
+
+
+def _words(ratio: Ratio | None) -> str:
+    if ratio is None:
+        return "-"
+    if ratio.low is None:
+        return f"{ratio.value:.3f}"
+    return f"{ratio.value:.3f} \\[{ratio.low:.3f}, {ratio.high:.3f}]"

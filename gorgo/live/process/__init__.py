@@ -1,1 +1,0 @@
-"""A process with a Router: what every front end runs beside its own listener, from start to stop."""

@@ -1,1 +1,0 @@
-"""Policies that send a prompt where its beginning was served before."""

@@ -1,1 +1,0 @@
-"""HTTP: CORS, and the responses of the data listener."""

@@ -1,1 +1,0 @@
-"""Network: links and connections in virtual time."""

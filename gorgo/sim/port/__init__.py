@@ -1,1 +1,0 @@
-"""The way of one router to one replica: connections, probes and scrapes."""

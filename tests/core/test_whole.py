@@ -1,0 +1,84 @@
+"""What has ended: a stream with or without its end, an error in disguise, an answer of one token."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gorgo.core.stream import StreamEnd, Usage, end_of_stream, error_of_body, is_json, is_short
+from tests.proxy.fakes import DONE, ROLE, USAGE, delta, event
+
+CHAT = "/v1/chat/completions"
+STOP = event({"choices": [{"delta": {}, "finish_reason": "stop"}]})
+ERROR = event({"error": {"message": "out of memory", "code": 500}})
+TEXT = event({"type": "content_block_delta", "delta": {"type": "text_delta", "text": "a"}})
+
+
+@pytest.mark.parametrize(
+    ("route", "stream", "end"),
+    [
+        (CHAT, ROLE + delta("a") + DONE, StreamEnd.COMPLETE),
+        (CHAT, delta("a") + STOP, StreamEnd.COMPLETE),
+        (CHAT, delta("a") + STOP + USAGE, StreamEnd.COMPLETE),
+        (CHAT, delta("a") + STOP + DONE + b": ping\n\n", StreamEnd.COMPLETE),
+        (CHAT, delta("a"), StreamEnd.MISSING),
+        (CHAT, delta("a") + b'data: {"choices": [{"del', StreamEnd.MISSING),
+        (CHAT, delta("[DONE]"), StreamEnd.MISSING),
+        (CHAT, delta("a") + ERROR, StreamEnd.ERROR),
+        (CHAT, delta("a") + ERROR + DONE, StreamEnd.ERROR),
+        (CHAT, delta("a") + event({"error": {"message": "too long", "code": 400}}) + DONE, StreamEnd.COMPLETE),
+        (CHAT, delta('say "error"') + STOP + DONE, StreamEnd.COMPLETE),
+        (CHAT, b"e of an event that is longer than the tail" + b"x" * 9000, StreamEnd.COMPLETE),
+        ("/v1/messages", TEXT + event({"type": "message_stop"}), StreamEnd.COMPLETE),
+        ("/v1/messages", TEXT, StreamEnd.MISSING),
+        ("/v1/responses", event({"type": "response.completed", "response": {"error": None}}), StreamEnd.COMPLETE),
+        ("/v1/responses", event({"type": "response.output_text.delta", "delta": "a"}), StreamEnd.MISSING),
+        ("/generate", event({"text": "a", "meta_info": {"finish_reason": {"type": "stop"}}}), StreamEnd.COMPLETE),
+        ("/generate", event({"text": "a", "meta_info": {"finish_reason": None}}), StreamEnd.MISSING),
+    ],
+)
+def test_a_stream_has_its_end_or_not(route: str, stream: bytes, end: StreamEnd) -> None:
+    assert end_of_stream(route, stream) is end
+    assert end_of_stream(route, stream.replace(b"\n", b"\r\n")) is end
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"error": {"message": "no", "code": 503}}, 503),
+        ({"error": {"message": "no", "type": "invalid_request_error"}}, 400),
+        ({"object": "error", "message": "no", "code": 404}, 404),
+        ({"meta_info": {"finish_reason": {"type": "abort", "status_code": 500}}}, 500),
+        ({"choices": [{"message": {"content": 'an "error" and "abort"'}}]}, None),
+        ({"output": [], "error": None}, None),
+        ([{"error": "of a batch"}], None),
+    ],
+)
+def test_a_body_is_an_error_or_an_answer(body: Any, status: int | None) -> None:
+    assert error_of_body(json.dumps(body).encode()) == status
+    assert error_of_body(json.dumps(body).encode()[:-1] + b"error") is None
+
+
+@pytest.mark.parametrize(
+    ("body", "found"), [(b" {} \n", True), (b"[]", True), (b'{"a": 1', False), (b"<html></html>", False), (b"", False)]
+)
+def test_json_begins_and_ends_with_a_bracket(body: bytes, found: bool) -> None:
+    assert is_json(body) is found
+
+
+@pytest.mark.parametrize(
+    ("stream", "usage", "found"),
+    [
+        (ROLE + delta("a") + STOP + DONE, None, True),
+        (ROLE + STOP + DONE, None, True),
+        (ROLE + delta("a") + delta("b") + DONE, None, False),
+        (delta("a" * 600) + DONE, None, False),
+        (delta("a") + DONE, Usage(9, None, 40), False),
+        (delta("a") + delta("") + DONE, Usage(9, None, 1), True),
+        (delta("a") + DONE, Usage(9, None, None), True),
+    ],
+)
+def test_an_answer_of_one_token_or_none_is_short(stream: bytes, usage: Usage | None, found: bool) -> None:
+    assert is_short(CHAT, stream, usage) is found

@@ -1,0 +1,330 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from gorgo.errors import ReplayError
+from gorgo.lab.replay import ReplayOptions, ReplayReport, replay
+from gorgo.lab.replay.run import LEAD_S
+from gorgo.lab.traces import TraceFilters, TraceRequest, prompt_text
+from tests.lab.replay.fake_router import DONE, HEADERS, ROLE, FakeRouter, event, never, token
+
+
+def trace(count: int, *, every_s: float = 0.0, tokens: int = 1000, output: int = 3) -> list[TraceRequest]:
+    return [TraceRequest(n, n * every_s, tokens, output, (7, 100 + n)) for n in range(count)]
+
+
+def options(router: FakeRouter, **changes: Any) -> ReplayOptions:
+    return ReplayOptions(**{"trace": Path("t.jsonl"), "url": router.url, "show_progress": False, **changes})
+
+
+async def replayed(router: FakeRouter, requests: list[TraceRequest], **changes: Any) -> ReplayReport:
+    async with router.running():
+        return await replay(requests, options(router, **changes))
+
+
+async def test_each_request_asks_for_its_tokens_its_text_and_its_usage() -> None:
+    router = FakeRouter()
+    await replayed(router, trace(2, every_s=0.05), api_key="k")
+    first, second = router.bodies
+    assert first["model"] == "fake-model"
+    assert first["messages"] == [{"role": "user", "content": prompt_text([7, 100], 1000).decode()}]
+    assert first["messages"][0]["content"][:2048] == second["messages"][0]["content"][:2048]
+    assert (first["max_tokens"], first["ignore_eos"], first["stream"]) == (3, True, True)
+    assert first["stream_options"] == {"include_usage": True}
+    assert router.request_headers[0]["authorization"] == "Bearer k"
+    assert router.request_headers[0]["x-request-id"] != router.request_headers[1]["x-request-id"]
+
+
+async def test_a_body_of_the_trace_is_sent_with_the_length_of_the_trace() -> None:
+    body = {"messages": [{"role": "user", "content": "hello you"}], "temperature": 0.3, "max_completion_tokens": 9000}
+    router = FakeRouter()
+    await replayed(router, [TraceRequest(0, 0.0, 2, 4, (), body)], model="m")
+    sent = router.bodies[0]
+    assert (sent["messages"], sent["temperature"], sent["max_tokens"]) == (body["messages"], 0.3, 4)
+    assert sent["model"] == "m"
+    assert "max_completion_tokens" not in sent
+
+
+async def test_the_row_sums_up_what_engines_and_router_said(tmp_path: Path) -> None:
+    report = await replayed(FakeRouter(), trace(4), out=tmp_path, time_scale=0.5, weights={"w": 1.0})
+    row = report.row.as_json()
+    assert (row["trace"], row["time_scale"], row["policy"], row["weights"]) == ("t.jsonl", 0.5, "gorgo", {"w": 1.0})
+    assert (row["n"], row["errors"], row["source"], row["share"]) == (4, 0, "live", {"seoul-0": 1.0})
+    assert row["cache_hit"] == 0.5
+    assert row["cache_hit_estimated"] == 0.512
+    assert row["ttft_ms"]["p50"] > 0
+    assert set(row["prediction_error_ms"]) == {"mean", "p50", "p95"}
+    assert report.exit_code == 0
+    assert json.loads((tmp_path / "results.json").read_text()) == [row]
+
+
+async def test_requests_jsonl_has_exactly_the_keys_of_the_contract(tmp_path: Path) -> None:
+    await replayed(FakeRouter(), trace(3), out=tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
+    assert len(rows) == 3
+    keys = (
+        "id scheduled_s sent_s replica region input_tokens cached_tokens output_tokens ttft_ms e2e_s status error "
+        "weights_version predicted_ttft_ms"
+    )
+    assert all(list(row) == keys.split() for row in rows)
+    row = rows[0]
+    assert (row["replica"], row["region"], row["weights_version"]) == ("seoul-0", "ap-seoul", 3)
+    assert (row["input_tokens"], row["cached_tokens"], row["output_tokens"]) == (1000, 500, 3)
+    assert (row["status"], row["error"], row["predicted_ttft_ms"]) == (200, None, 12.5)
+
+
+async def test_what_another_router_does_not_say_is_null(tmp_path: Path) -> None:
+    async def plain(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        return await router.stream(request, token(), DONE, headers={})
+
+    router = FakeRouter(plain)
+    report = await replayed(router, trace(1), out=tmp_path)
+    row = json.loads((tmp_path / "requests.jsonl").read_text())
+    assert [row[key] for key in ("replica", "region", "cached_tokens", "output_tokens", "predicted_ttft_ms")] == [
+        None
+    ] * 5
+    assert row["input_tokens"] == 1000
+    assert report.row.errors == 0
+    assert (report.row.policy, report.row.cache_hit, report.row.cache_hit_estimated) == (None, None, None)
+    assert report.row.share == {}
+
+
+async def test_a_slow_answer_holds_no_later_request_back() -> None:
+    arrived = asyncio.Event()
+
+    async def waits_for_all(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if len(router.bodies) == 120:  # more than a pool of connections has by default
+            arrived.set()
+        await arrived.wait()
+        return await router.whole(request, body)
+
+    router = FakeRouter(waits_for_all)
+    report = await replayed(router, trace(120, every_s=0.0001, tokens=10), request_timeout_s=20.0)
+    assert report.row.errors == 0
+
+
+class Clock:
+    """Stands still unless a test moves it. The replay starts as soon as the clock has been read once."""
+
+    def __init__(self) -> None:
+        self.now_s = 50.0
+        self._read = False
+
+    def __call__(self) -> float:
+        if not self._read:
+            self._read = True
+            return self.now_s - LEAD_S
+        return self.now_s
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "requests.jsonl").read_text().splitlines()]
+
+
+async def test_latency_counts_from_the_scheduled_time_when_the_client_falls_behind(tmp_path: Path) -> None:
+    """One at a time, two seconds each: request n is sent 2 n seconds late, and TTFT, E2E and slip all show it."""
+    clock = Clock()
+
+    async def slow(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        clock.now_s += 2.0
+        return await router.whole(request, body)
+
+    router = FakeRouter(slow)
+    async with router.running():
+        report = await replay(trace(3), options(router, max_in_flight=1, out=tmp_path), clock=clock)
+    rows = rows_of(tmp_path)
+    assert [(row["scheduled_s"], row["sent_s"]) for row in rows] == [(0.0, 0.0), (0.0, 2.0), (0.0, 4.0)]
+    assert [(row["ttft_ms"], row["e2e_s"]) for row in rows] == [(2000.0, 2.0), (4000.0, 4.0), (6000.0, 6.0)]
+    assert report.row.ttft_ms.p50 == pytest.approx(4000.0)
+    assert report.row.e2e_s.p50 == pytest.approx(4.0)
+    # Of 0, 2000 and 4000 ms: 95 % of the way from the first to the last.
+    assert report.row.slip_ms_p95 == pytest.approx(3800.0)
+    assert report.wall_s == pytest.approx(6.0)
+
+
+async def test_no_more_requests_than_the_bound_are_in_flight(tmp_path: Path) -> None:
+    """All are due at once and answers come in pairs, a second each: every other pair is sent a second later."""
+    clock, arrived = Clock(), asyncio.Condition()
+
+    async def in_pairs(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        mine = len(router.bodies)
+        async with arrived:
+            if mine % 2 == 0:
+                clock.now_s += 1.0
+            arrived.notify_all()
+            await arrived.wait_for(lambda: len(router.bodies) >= mine + mine % 2)
+        return await router.whole(request, body)
+
+    router = FakeRouter(in_pairs)
+    async with router.running():
+        wanted = options(router, max_in_flight=2, out=tmp_path, request_timeout_s=5.0)
+        report = await replay(trace(6), wanted, clock=clock)
+    assert report.row.errors == 0
+    assert sorted(row["sent_s"] for row in rows_of(tmp_path)) == [0.0, 0.0, 1.0, 1.0, 2.0, 2.0]
+
+
+async def test_the_time_scale_stretches_the_time_between_requests(tmp_path: Path) -> None:
+    await replayed(FakeRouter(), trace(3, every_s=0.02), out=tmp_path, time_scale=2.0)
+    rows = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
+    assert sorted(row["scheduled_s"] for row in rows) == [0.0, 0.04, 0.08]
+    assert all(row["sent_s"] >= row["scheduled_s"] - 0.002 for row in rows)
+
+
+async def refuses(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    return web.json_response({"error": {"message": "full", "type": "busy", "code": 503}}, status=503)
+
+
+async def no_content(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    return await FakeRouter().stream(request, ROLE, DONE)
+
+
+async def truncated(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    return await FakeRouter().stream(request, token(), token())
+
+
+async def error_after_content(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    return await FakeRouter().stream(request, token(), event({"error": {"message": "gone", "code": 502}}))
+
+
+async def error_before_content(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    return await FakeRouter().stream(request, event({"error": {"message": "gone", "code": 502}}))
+
+
+async def drops(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+    await response.prepare(request)
+    await response.write(token())
+    assert request.transport is not None
+    request.transport.abort()
+    return response
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (refuses, "HTTP 503"),
+        (no_content, "no content"),
+        (truncated, "truncated"),
+        (error_after_content, "stream error"),
+        (error_before_content, "stream error 502"),
+        (never, "no answer in time"),
+    ],
+)
+async def test_a_failure_is_recorded_by_kind_and_never_raised(answer: Any, kind: str) -> None:
+    report = await replayed(FakeRouter(answer), trace(2), request_timeout_s=0.3)
+    assert report.row.failures == {kind: 2}
+    assert report.row.errors == report.row.n == 2
+    assert report.row.ttft_ms.p50 is None
+    assert report.exit_code == 1
+
+
+async def test_a_trace_that_begins_alike_is_warned_of_under_a_policy_keyed_by_session() -> None:
+    async def keyed(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        return await router.stream(request, token(), DONE, headers={**HEADERS, "x-gorgo-policy": names[-1]})
+
+    router, names = FakeRouter(keyed), [""]
+    for policy, expected in (("simple-session-affinity", "100% begin with the same tokens"), ("gorgo", ""), ("?", "")):
+        names.append(policy)
+        report = await replayed(router, trace(3))
+        assert (report.warning is None) == (expected == "")
+        assert expected in (report.warning or "")
+
+
+async def test_of_what_a_refusal_says_200_characters_are_kept(tmp_path: Path) -> None:
+    async def refused(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        return web.Response(status=429, text="é" * 201, headers=HEADERS)
+
+    router = FakeRouter(refused)
+    async with router.running():
+        await replay(trace(1), options(router, url=f"{router.url}/", out=tmp_path))
+    (row,) = rows_of(tmp_path)
+    assert row["error"] == f"http 429: {'é' * 200}"
+    assert (row["status"], row["replica"], row["region"]) == (429, "seoul-0", "ap-seoul")
+    assert (row["ttft_ms"], row["e2e_s"], row["output_tokens"]) == (None, None, None)
+
+
+@pytest.mark.parametrize("value", ["soon", "nan", "inf", ""])
+async def test_a_header_that_is_no_number_is_unknown(value: str, tmp_path: Path) -> None:
+    async def odd(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        numbers = dict.fromkeys(("x-gorgo-weights-version", "x-gorgo-predicted-ttft-ms"), value)
+        return await router.stream(request, token(), DONE, headers={**HEADERS, **numbers})
+
+    router = FakeRouter(odd)
+    await replayed(router, trace(1), out=tmp_path)
+    (row,) = rows_of(tmp_path)
+    assert (row["weights_version"], row["predicted_ttft_ms"], row["replica"]) == (None, None, "seoul-0")
+
+
+async def test_progress_tells_how_many_of_all_are_done(capsys: pytest.CaptureFixture[str]) -> None:
+    await replayed(FakeRouter(), trace(3), show_progress=True, label="mine")
+    assert capsys.readouterr().err.startswith("mine: 3/3 done, 0 in flight, 0 errors, TTFT p95 ")
+
+
+async def test_a_connection_that_breaks_in_the_middle_is_an_error_with_what_came_before(tmp_path: Path) -> None:
+    report = await replayed(FakeRouter(drops), trace(1), out=tmp_path)
+    row = json.loads((tmp_path / "requests.jsonl").read_text())
+    assert row["ttft_ms"] is not None
+    assert row["e2e_s"] is None
+    assert report.row.errors == 1
+
+
+@pytest.mark.parametrize("model", [None, "m"])
+async def test_a_router_that_does_not_listen_is_an_error_after_the_wait(model: str | None) -> None:
+    router = FakeRouter()
+    async with router.running():
+        pass
+    with pytest.raises(ReplayError, match=r"127\.0\.0\.1:\d+: no connection within 0\.2 s .*is the router up"):
+        await replay(trace(2), options(router, model=model, port_wait_s=0.2))
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8080", "ftp://a:1", "http://", "http://a:b", ""])
+async def test_an_address_that_is_none_is_refused_at_once(url: str) -> None:
+    with pytest.raises(ReplayError, match="expected http://HOST:PORT"):
+        await replay(trace(1), ReplayOptions(trace=Path("t"), url=url))
+
+
+async def test_a_router_that_listens_later_is_waited_for() -> None:
+    router = FakeRouter()
+    async with router.running():
+        pass
+    task = asyncio.create_task(replay(trace(2), options(router, port_wait_s=20.0)))
+    async with router.running(port=router.port):
+        report = await task
+    assert (report.row.n, report.row.errors) == (2, 0)
+
+
+async def test_a_router_that_names_no_model_is_told_so() -> None:
+    router = FakeRouter()
+    router.models = {"data": []}
+    with pytest.raises(ReplayError, match="names no model"):
+        await replayed(router, trace(1))
+
+
+async def test_an_interrupted_replay_leaves_the_records_it_has(tmp_path: Path) -> None:
+    second_came = asyncio.Event()
+
+    async def then_hangs(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if len(router.bodies) == 1:
+            return await router.whole(request, body)
+        second_came.set()
+        return await never(request, body)
+
+    router = FakeRouter(then_hangs)
+    async with router.running():
+        task = asyncio.create_task(replay(trace(2), options(router, out=tmp_path, max_in_flight=1)))
+        await second_came.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert len((tmp_path / "requests.jsonl").read_text().splitlines()) == 1
+
+
+def test_usage_of_the_filters_seed_is_in_the_row() -> None:
+    report = asyncio.run(replayed(FakeRouter(), trace(1), filters=TraceFilters(seed=5)))
+    assert report.row.seed == 5

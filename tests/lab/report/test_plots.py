@@ -1,0 +1,174 @@
+"""Plots of latencies show the figures of the runs: points, bars and ticks worked out by hand."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from gorgo.lab.report import plots
+from gorgo.lab.report.plots import drawn_labels, drawn_loads, load_plot, tail_plot
+from gorgo.lab.report.runs import E2E_P95, TTFT_P95
+from gorgo.lab.report.series import load_series, tail_series
+from gorgo.lab.report.style import (
+    NARROW,
+    add_legend,
+    line_styles,
+    panels,
+    set_load_ticks,
+    set_log_ticks,
+    svg_document,
+    svg_element,
+)
+from tests.lab.report.builders import comparison, p95_cell, saved_cell
+
+
+def points(panel: Axes) -> list[list[tuple[float, float]]]:
+    return [[(float(x), float(y)) for x, y in np.asarray(line.get_xydata())] for line in panel.lines]
+
+
+def titles(axes: list[Axes]) -> list[str]:
+    return [panel.get_title(loc="left") or panel.get_title() for panel in axes]
+
+
+def test_a_curve_is_the_fraction_of_requests_slower_than_a_ttft() -> None:
+    slow, fast = saved_cell("gorgo", [400.0, 100.0], [200.0, 200.0]), saved_cell("random", [30.0, 0.0, 10.0])
+    loads = {2.0: [slow, p95_cell("nearest", 1.0), saved_cell("floor", [5.0])], 1.0: [fast]}
+    series = tail_series(comparison(loads), [2.0, 1.0])
+    figure = tail_plot(comparison(loads), series)
+    half, whole = figure.axes
+    assert titles(figure.axes) == ["load 0.5", "load 1"]
+    # The first line of each panel marks 5 %.
+    assert [y for _, y in points(half)[0]] == [0.05, 0.05]
+    curve = {y: x for x, y in points(half)[1]}
+    # The mean of the two runs' quantiles, as in the tables: medians 250 and 200, minima 100 and 200.
+    assert [curve[0.5], curve[1.0]] == pytest.approx([225.0, 150.0])
+    assert min(curve) == 0.5  # one of the two requests of a run
+    assert points(half)[2] == [(5.0, 1.0)]
+    # A logarithmic axis has no 0: it is drawn at the least positive value.
+    assert points(whole)[1][0] == pytest.approx((2.0, 1.0))
+    assert [(panel.get_xscale(), panel.get_yscale()) for panel in figure.axes] == [("log", "log")] * 2
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["gorgo", "random", "floor"]
+
+
+def test_loads_beyond_the_panels_are_spread_evenly_with_both_ends() -> None:
+    few, many = (comparison({float(n): [p95_cell("gorgo", 1.0)] for n in range(count, 0, -1)}) for count in (4, 10))
+    assert drawn_loads(few) == [4.0, 3.0, 2.0, 1.0]
+    assert drawn_loads(many) == [10.0, 7.0, 4.0, 1.0]
+
+
+def test_loads_and_policies_beyond_the_bounds_are_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plots, "MAX_PANELS", 2)
+    monkeypatch.setattr(plots, "MAX_CURVES", 3)
+    found = comparison({n: [saved_cell(f"p{m}", [1.0]) for m in range(4)] for n in (3.0, 2.0, 1.0)})
+    figure = tail_plot(found, tail_series(found, drawn_loads(found)))
+    assert titles(figure.axes) == ["load 0.333", "load 1"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["p0", "p1", "p2"]
+
+
+def test_references_are_drawn_when_policies_are_cut() -> None:
+    names = [f"p{number:02}" for number in range(15)]
+    cells = [p95_cell(name, 1.0) for name in (*names, "oracle", "floor")]
+    assert drawn_labels(comparison({1.0: cells})) == [*names[:14], "oracle", "floor"]
+
+
+def test_a_tail_against_the_load_has_means_and_the_range_of_its_seeds() -> None:
+    loads = {
+        4.0: [p95_cell("gorgo", 100.0, 200.0, 300.0), p95_cell("random", 1000.0), p95_cell("nearest", None)],
+        1.0: [p95_cell("gorgo", 500.0, None, 1500.0)],
+    }
+    found = comparison(loads)
+    figure = load_plot(found, load_series(found, (TTFT_P95, E2E_P95)))
+    ttft, _ = figure.axes
+    assert titles(figure.axes) == ["p95 TTFT, ms (log scale)", "p95 E2E, s (log scale)"]
+    assert (ttft.get_yscale(), ttft.get_xticks().tolist()) == ("log", [0.25, 1.0])
+    containers: Any = ttft.containers
+    drawn = [
+        (line.get_xydata().tolist(), [segment.tolist() for bar in bars for segment in bar.get_segments()])
+        for line, _, bars in (container.lines for container in containers)
+    ]
+    assert drawn == [
+        ([[0.25, 200.0], [1.0, 1000.0]], [[[0.25, 100.0], [0.25, 300.0]], [[1.0, 500.0], [1.0, 1500.0]]]),
+        ([[0.25, 1000.0]], [[[0.25, 1000.0], [0.25, 1000.0]]]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [
+        (1.0, 9999.0, [1, 10, 100, 1000]),
+        (1.0, 999.0, [1, 3, 10, 30, 100, 300]),
+        (1.0, 30.0, [1, 2, 5, 10, 20]),
+        (100.0, 500.0, [100, 200, 300, 400, 500]),
+    ],
+)
+def test_ticks_of_a_logarithmic_axis_are_round_numbers(low: float, high: float, ticks: list[float]) -> None:
+    _, (panel,) = panels(1)
+    panel.set_xlim(low, high)
+    set_log_ticks(panel, "x")
+    assert [tick for tick in panel.get_xticks() if low <= tick <= high] == pytest.approx(ticks)
+    assert list(panel.get_xticks(minor=True)) == []
+    formatted = [panel.xaxis.get_major_formatter()(value) for value in (1000.0, 10.0, 9.5, 0.25)]
+    assert formatted == ["1,000", "10", "9.5", "0.25"]
+
+
+@pytest.mark.parametrize(("low", "high"), [(9.8, 11.2), (103.2, 104.1), (0.9994, 1.0003), (1999.2, 2001.4)])
+def test_no_two_ticks_of_a_logarithmic_axis_read_the_same(low: float, high: float) -> None:
+    figure, (panel,) = panels(1)
+    panel.plot([1, 2], [low, high])
+    set_log_ticks(panel, "y")
+    figure.draw_without_rendering()
+    labels = [label.get_text() for label in panel.get_yticklabels()]
+    assert len(labels) >= 3
+    assert len(set(labels)) == len(labels)
+
+
+def test_no_two_ticks_of_a_load_axis_read_the_same_or_overlap() -> None:
+    _, (panel,) = panels(1)
+    set_load_ticks(panel, [1 / 1.0, 1 / 0.99, 1 / 0.9899, 1 / 0.5, 1 / 0.49, 1 / 4])
+    labels = [label.get_text() for label in panel.get_xticklabels()]
+    assert labels == ["0.25", "1", "2"]
+    set_load_ticks(panel, [1.0])
+    assert panel.get_xticks().tolist() == [1.0]
+
+
+def test_a_narrow_figure_has_its_panels_below_each_other() -> None:
+    loads = {n: [saved_cell("gorgo", [10.0 * n, 20.0])] for n in (2.0, 1.0)}
+    found = comparison(loads)
+    figure = tail_plot(found, tail_series(found, [2.0, 1.0]), NARROW)
+    figure.draw_without_rendering()
+    first, second = (panel.get_position() for panel in figure.axes)
+    assert first.y0 > second.y1
+    assert first.x0 == pytest.approx(second.x0)
+    assert figure.get_figwidth() < 4.1
+
+
+def test_the_same_plot_is_the_same_svg_with_ids_of_its_key() -> None:
+    def draw() -> Figure:
+        figure, (panel,) = panels(1)
+        panel.plot([1, 2], marker="o")
+        return figure
+
+    first, again, other = (
+        svg_element(svg_document(draw, key=key), key=key, title="<p95>") for key in ("c0", "c0", "c1")
+    )
+    assert first == again
+    assert "&lt;p95&gt;</title>" in first
+    ids, others = (set(re.findall(r' id="([^"]*)"', text)) for text in (first, other))
+    assert len(ids) == 5  # the title, the markers of the line and of ticks on two axes, the clip path
+    assert not ids & others
+
+
+def test_every_policy_has_a_style_and_a_legend_entry_of_its_own() -> None:
+    labels = ["oracle", "_hidden", "x" * 50, *(f"p{number}" for number in range(14)), "floor"]
+    styles = line_styles(labels, ["oracle", "floor"])
+    assert len(set(styles.values())) == len(labels)
+    assert [styles[name].colour for name in ("oracle", "floor")] == ["#767676"] * 2
+    figure, _ = panels(1)
+    add_legend(figure, [styles[label].line(label) for label in labels[:3]])
+    shown = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert shown == ["oracle", " _hidden", "x" * 43 + "…"]

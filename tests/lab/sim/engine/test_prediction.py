@@ -1,0 +1,241 @@
+"""What the oracle foresees against what the engine then does."""
+
+from __future__ import annotations
+
+from math import inf
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gorgo.lab.sim.engine.model import EngineModel
+from gorgo.lab.sim.engine.prediction import ArrivingRequest, PredictedFirstToken, PrefixSet, idle_ttft_s, predict
+from gorgo.lab.sim.engine.profiles import EngineProfile
+from gorgo.lab.sim.engine.request import EngineRequest
+from tests.lab.sim.profiles import round_profile
+
+Arrival = tuple[float, EngineRequest]
+
+
+class Driven:
+    """An engine in virtual time with a list of arrivals: steps one by one, or runs of them that arrivals interrupt."""
+
+    def __init__(self, profile: EngineProfile, arrivals: list[Arrival], *, ahead: bool, slowdown: float) -> None:
+        self.model: EngineModel[EngineRequest] = EngineModel(profile, item_bytes=1)
+        self.model.slowdown = slowdown
+        self.arrivals = sorted(arrivals, key=lambda arrival: arrival[0])
+        self.ahead = ahead
+
+    def run(self, until_s: float) -> None:
+        """Everything that happens before `until_s`."""
+        while True:
+            arrival_s = self.arrivals[0][0] if self.arrivals else inf
+            step_s = self.model.step.ends_s if self.model.step else inf
+            if min(arrival_s, step_s) >= until_s:
+                return
+            if arrival_s <= step_s:
+                self._arrive(*self.arrivals.pop(0))
+            else:
+                assert self.model.step is not None
+                self.model.finish_step(self.model.step)
+                self.model.start_step(now=step_s, ahead=self.ahead)
+                self.model.check()
+
+    def add(self, at_s: float, request: EngineRequest) -> None:
+        self.arrivals = sorted([*self.arrivals, (at_s, request)], key=lambda arrival: arrival[0])
+
+    def _arrive(self, at_s: float, request: EngineRequest) -> None:
+        self.model.split_run(now=at_s)
+        self.model.submit(request, now=at_s)
+        if self.model.step is None:
+            self.model.start_step(now=at_s, ahead=self.ahead)
+
+
+def a_request(prompt: str, output_tokens: int) -> EngineRequest:
+    """What is generated is cached in the end, and is what a later prompt may go on with."""
+    output = b"ab" * (output_tokens // 2)
+    return EngineRequest(prompt.encode(), prompt_tokens=len(prompt), output_tokens=output_tokens, output_key=output)
+
+
+#: Few letters, so that prompts share prefixes; long and short ones, so that chunks are cut and shared.
+prompts = st.builds(
+    lambda head, middle, tail: "s" * head + middle * 30 + tail * 7,
+    st.sampled_from([0, 40, 90]),
+    st.text("ab", max_size=4),
+    st.text("abcd", min_size=1, max_size=6),
+)
+arrivals = st.lists(st.tuples(st.floats(0.0, 2.0), prompts, st.integers(1, 40)), max_size=14)
+
+
+def predicted_and_real(
+    profile: EngineProfile,
+    drawn: list[tuple[float, str, int]],
+    prompt: str,
+    *,
+    now: float,
+    away_s: float,
+    ahead: bool,
+    slowdown: float = 1.0,
+) -> tuple[PredictedFirstToken, EngineRequest]:
+    """At `now` the engine has what arrived before; the others are on the way, the newcomer `away_s` away."""
+    requests = [(at_s, a_request(each, output)) for at_s, each, output in drawn]
+    driven = Driven(profile, requests, ahead=ahead, slowdown=slowdown)
+    driven.run(now)
+    predicted = predict(
+        driven.model, driven.arrivals, ArrivingRequest(prompt.encode(), len(prompt), now + away_s), now=now
+    )
+    arrival = a_request(prompt, 1)
+    driven.add(now + away_s, arrival)
+    driven.run(inf)
+    return predicted, arrival
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    arrivals,
+    prompts,
+    st.floats(0.001, 2.5),
+    st.floats(0.0, 0.5),
+    st.booleans(),
+    st.sampled_from([1.0, 3.0]),
+    st.sampled_from([2, 8]),
+    st.sampled_from([(1.0, 1), (0.6, 1), (1.0, 32)]),
+    st.sampled_from([None, 3]),
+    st.booleans(),
+)
+def test_first_token_comes_when_it_was_foreseen(
+    drawn: list[tuple[float, str, int]],
+    prompt: str,
+    now: float,
+    away_s: float,
+    ahead: bool,
+    slowdown: float,
+    max_running: int,
+    found: tuple[float, int],
+    graph: int | None,
+    caches_output: bool,
+) -> None:
+    profile = round_profile(
+        max_running_requests=max_running,
+        prefill_kappa_s=1e-5,
+        decode_kv_s=1e-6,
+        hit_share=found[0],
+        checkpoint_tokens=found[1],
+        cuda_graph_max_batch=graph,
+        decode_eager_s=0.030,
+        caches_output=caches_output,
+    )
+    predicted, arrival = predicted_and_real(
+        profile, drawn, prompt, now=now, away_s=away_s, ahead=ahead, slowdown=slowdown
+    )
+    assert predicted.first_token_s == pytest.approx(arrival.first_token_s, abs=1e-6)
+    assert predicted.cached_tokens == arrival.cached_tokens
+
+
+@settings(max_examples=150, deadline=None)
+@given(arrivals, prompts, st.floats(0.001, 2.5))
+def test_a_full_pool_is_foreseen_roughly(drawn: list[tuple[float, str, int]], prompt: str, now: float) -> None:
+    """The pool holds two or three requests: each wait for room is off by a few endings at most, never by a line."""
+    profile = round_profile(kv_tokens=700)
+    predicted, arrival = predicted_and_real(profile, drawn, prompt, now=now, away_s=0.01, ahead=True)
+    assert arrival.first_token_s is not None
+    real_s = arrival.first_token_s - now
+    assert 0.3 * real_s - 0.5 <= predicted.first_token_s - now <= 3 * real_s + 0.5
+
+
+def test_a_sibling_before_it_in_line_has_its_prefix_cached_by_then() -> None:
+    profile = round_profile(chunk_tokens=90)
+    predicted, _ = predicted_and_real(
+        profile, [(0.0, "x" * 90, 1), (0.05, "s" * 90, 1)], "s" * 90 + "a" * 10, now=0.06, away_s=0.01, ahead=False
+    )
+    assert predicted.cached_tokens == 90
+    # 100 ms for the first, 100 for its sibling, which fills a chunk, 20 for its own ten tokens.
+    assert predicted.first_token_s == pytest.approx(0.220)
+
+
+def test_attention_is_foreseen_as_the_engine_pays_it() -> None:
+    """60 tokens, then 40 behind them, at 10 us a pair; meanwhile one decodes that reads 10 us a token of KV.
+
+    The newcomer arrives at 0.2 s, within the iterations of one that has 20 tokens of prompt: first token at 32 ms, then
+    21 ms and 10 us for each token of its context. The eighth iteration ends at 0.0320 + 8 x 0.0210 + (21 + ... + 28) x
+    10 us = 0.20196 s.
+    """
+    profile = round_profile(chunk_tokens=60, prefill_kappa_s=1e-5, decode_kv_s=1e-5)
+    predicted, arrival = predicted_and_real(profile, [(0.0, "d" * 20, 40)], "n" * 100, now=0.1, away_s=0.1, ahead=True)
+    prefill_s = (0.010 + 0.060 + 60 * 30e-5) + (0.010 + 0.040 + 40 * 80e-5)
+    assert predicted.first_token_s == pytest.approx(0.032 + 8 * 0.021 + 196e-5 + prefill_s)
+    assert arrival.first_token_s == pytest.approx(predicted.first_token_s)
+    assert idle_ttft_s(profile, 100, 0) == pytest.approx(0.020 + 0.100 + 100 * 50e-5)
+    assert idle_ttft_s(profile, 40, 60) == pytest.approx(0.010 + 0.040 + 40 * 80e-5)
+
+
+@pytest.mark.parametrize(("tokens", "first_s"), [(19, 0.060 + 0.029), (20, 0.060 + 29 * 0.021 + 0.030)])
+def test_a_pool_without_room_is_waited_for(tokens: int, first_s: float) -> None:
+    """80 of 100 tokens are set aside for one that runs: 19 and an output fit beside it, 20 do when it has ended."""
+    profile = round_profile(kv_tokens=100)
+    predicted, arrival = predicted_and_real(
+        profile, [(0.0, "r" * 50, 30)], "n" * tokens, now=0.01, away_s=0.01, ahead=True
+    )
+    assert predicted.first_token_s == pytest.approx(first_s)
+    assert arrival.first_token_s == pytest.approx(first_s)
+
+
+def test_a_cached_prefix_takes_no_room_twice_while_it_is_in_use() -> None:
+    """60 of 130 tokens are in use and 10 more are its answer's: 60 are left, of which a sibling needs 40 and 1."""
+    profile = round_profile(kv_tokens=130)
+    predicted, arrival = predicted_and_real(
+        profile, [(0.0, "s" * 60, 10)], "s" * 60 + "n" * 40, now=0.1, away_s=0.0, ahead=True
+    )
+    assert predicted.cached_tokens == arrival.cached_tokens == 60
+    assert predicted.first_token_s == pytest.approx(arrival.first_token_s)
+
+
+def test_looking_changes_nothing() -> None:
+    requests: list[Arrival] = [(0.1 * n, a_request("s" * 50 + "ab"[n % 2] * 60, 20)) for n in range(8)]
+    driven = Driven(round_profile(), requests, ahead=True, slowdown=1.0)
+    driven.run(0.55)
+    model = driven.model
+    before = model.step, list(model.waiting), model.batch.context_tokens, len(driven.arrivals)
+    arrival = ArrivingRequest(b"s" * 80, 80, 0.6)
+    first = predict(model, driven.arrivals, arrival, now=0.55)
+    assert predict(model, driven.arrivals, arrival, now=0.55) == first
+    assert before == (model.step, list(model.waiting), model.batch.context_tokens, len(driven.arrivals))
+    model.check()
+
+
+def test_a_prefill_alone_takes_what_the_engine_takes() -> None:
+    profile = round_profile(chunk_tokens=64)
+    rng = np.random.default_rng(5)
+    for tokens in rng.integers(1, 500, 20).tolist():
+        predicted = predict(
+            EngineModel(profile, item_bytes=1), [], ArrivingRequest(b"x" * tokens, tokens, 1.0), now=0.0
+        )
+        assert predicted.first_token_s - 1.0 == pytest.approx(idle_ttft_s(profile, tokens, 0))
+
+
+def test_an_answer_that_ends_before_it_is_let_in_is_cached_by_then() -> None:
+    """One place in the batch: ten tokens at 21 ms each after a first one at 60 ms, nine of them hittable."""
+    profile = round_profile(max_running_requests=1)
+    predicted, arrival = predicted_and_real(
+        profile, [(0.0, "s" * 50, 10)], "s" * 50 + "ab" * 10, now=0.07, away_s=0.01, ahead=True
+    )
+    assert predicted.cached_tokens == arrival.cached_tokens == 59
+    assert predicted.first_token_s == pytest.approx(0.060 + 9 * 0.021 + 0.010 + 0.011)
+
+
+WORDS = st.lists(st.text("ab", min_size=1, max_size=6), max_size=10)
+
+
+def spell(word: str) -> bytes:
+    """Each letter is an item of two bytes."""
+    return b"".join(b"-" + letter.encode() for letter in word)
+
+
+@given(words=WORDS, asked=st.text("ab", max_size=8))
+def test_as_many_leading_items_are_seen_as_the_longest_prefix_of_any_key_has(words: list[str], asked: str) -> None:
+    seen, twin = PrefixSet(item_bytes=2), {""}
+    for word in words:
+        seen.add(spell(word))
+        twin |= {word[:end] for end in range(len(word) + 1)}
+    assert seen.items(spell(asked)) == max(end for end in range(len(asked) + 1) if asked[:end] in twin)

@@ -1,0 +1,169 @@
+"""Several routers of one fleet in virtual time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gorgo.errors import ConfigError
+from gorgo.lab.sim.oracle import make_oracle
+from gorgo.lab.sim.records import SimResult
+from gorgo.lab.sim.routers.group import RouterGroup
+from gorgo.lab.sim.simulation import Simulation
+from gorgo.lab.sim.workload import SimRequest
+from gorgo.policies.registry import make_policy
+from tests.lab.sim.feeds import conversations
+from tests.lab.sim.fleets import three_regions
+
+FEED = conversations(400, every_s=0.12, users=40)
+
+
+def simulation(policy: str = "gorgo-ms", *, near: bool = False, **changes: Any) -> Simulation:
+    fleet = three_regions(a=0.002, b=0.002, c=0.002) if near else three_regions()
+    group = RouterGroup(**{"count": 4, **changes})
+    return Simulation(fleet, make_oracle() if policy == "oracle" else make_policy(policy), seed=0, routers=group)
+
+
+def hit(result: SimResult) -> float:
+    cached = [record.cached_tokens or 0 for record in result.records]
+    return sum(cached) / sum(record.input_tokens for record in result.records)
+
+
+def check(run: Simulation) -> None:
+    for shell in run.shells:
+        shell.router.check()
+        assert shell.router.in_flight == 0
+        assert {row.in_flight_tokens for row in shell.router.view.snapshots(now=0.0)} == {0}
+
+
+def test_routers_over_one_set_of_engines_serve_every_request_once() -> None:
+    run = simulation(sharing="store", loss=0.2)
+    result = run.run(FEED)
+    check(run)
+    assert [record.id for record in result.records] == [str(request.index) for request in FEED]
+    assert {record.status for record in result.records} == {200}
+    served = [len(shell.router.view.newest_decisions(len(FEED))) for shell in run.shells]
+    assert min(served) > 60
+    assert sum(served) == len(FEED)
+
+
+def test_a_store_gives_routers_the_hit_of_one_that_sees_all() -> None:
+    """Of three feeds: one decision that differs moves the hits of one feed by up to a point either way."""
+    feeds = [conversations(400, every_s=0.12, users=40, seed=seed) for seed in range(3)]
+    alone, store, one = (
+        np.mean([hit(simulation(near=True, sharing=sharing).run(feed)) for feed in feeds])
+        for sharing in ("none", "store", "all")
+    )
+    assert alone < one - 0.1
+    assert store > one - 0.01
+
+
+def test_one_router_that_sees_all_decides_as_a_router_without_a_group() -> None:
+    single = Simulation(three_regions(), make_policy("gorgo-ms"), seed=0).run(FEED)
+    grouped = simulation(count=8, sharing="all").run(FEED)
+    assert [record.as_json() for record in grouped.records] == [record.as_json() for record in single.records]
+
+
+def test_a_run_with_a_store_is_the_same_every_time() -> None:
+    runs = [simulation(sharing="store", loss=0.3).run(FEED[:200]) for _ in range(2)]
+    assert [record.as_json() for record in runs[0].records] == [record.as_json() for record in runs[1].records]
+
+
+def test_policies_with_a_state_are_one_per_router() -> None:
+    run = simulation("multi-depth", sharing="store")
+    run.run(FEED[:100])
+    assert len({id(shell.router.settings.policy) for shell in run.shells}) == 4
+    check(run)
+
+
+def test_the_oracle_of_each_router_sees_the_engines_from_there() -> None:
+    result = simulation("oracle", split="region", count=3).run(FEED[:60])
+    assert {record.status for record in result.records} == {200}
+    assert {record.region for record in result.records} == {"us-ashburn", "eu-frankfurt", "ap-seoul"}
+
+
+def test_routers_of_three_regions_serve_their_own_region_first() -> None:
+    idle = conversations(60, every_s=2.0, users=40)
+    run = simulation(split="region", count=3)
+    result = run.run(idle)
+    homes = {"us-ashburn": 0, "eu-frankfurt": 1, "ap-seoul": 2}
+    group = RouterGroup(count=3, split="region")
+    served_at_home = [
+        homes[record.region or ""] == group.router_of(request, seed=0)
+        for request, record in zip(idle, result.records, strict=True)
+    ]
+    assert np.mean(served_at_home) > 0.8
+
+
+def test_the_store_counts_reports_and_their_bytes() -> None:
+    run = simulation(sharing="store")
+    result = run.run(FEED[:100])
+    assert run.store is not None
+    # Twice a second if nothing has changed, at most ten times and once per long prefill.
+    assert 2 * 4 * (result.ended_s - 1.0) < run.store.reports < 10 * 4 * result.ended_s + 100
+    assert run.store.bytes > 50 * run.store.reports
+
+
+def test_a_router_that_is_killed_fails_its_requests_and_releases_its_engines() -> None:
+    run = simulation(sharing="store", count=2)
+    killed_s = FEED[200].arrival_s + 0.01
+    run.kernel.at(killed_s, lambda: run.replace_router(0))
+    result = run.run(FEED)
+    check(run)
+    broken = [record for record in result.records if record.error == "router_killed"]
+    assert broken
+    assert all(record.scheduled_s <= killed_s <= record.scheduled_s + (record.e2e_s or 0.0) for record in broken)
+    others = [record for record in result.records if record.error is None]
+    assert {record.status for record in others} == {200}
+    assert all(site.model.running == site.model.queued == 0 for site in run.engines.values())
+
+
+@pytest.mark.parametrize("sharing", ["none", "store"])
+def test_a_new_router_knows_what_the_store_has(sharing: str) -> None:
+    run = simulation(sharing=sharing, count=1)
+    known: list[int] = []
+
+    def replace() -> None:
+        run.replace_router(0)
+        peers = run.router.peers.exchange
+        known.append(0 if peers is None else len(peers.prefixes))
+
+    run.kernel.at(FEED[200].arrival_s, replace)
+    run.run(FEED)
+    check(run)
+    assert (known[0] > 100) == (sharing == "store")
+
+
+def test_a_replica_that_one_router_ejects_is_probed_by_the_others() -> None:
+    run = simulation(sharing="store", count=2)
+    probed: list[float] = []
+    port = run.shells[1].ports["ap-seoul-0"][1]
+    probe = port.background.probe
+
+    def record() -> None:
+        probed.append(run.kernel.now)
+        probe()
+
+    port.background.probe = record  # type: ignore[method-assign]
+
+    def eject() -> None:
+        for _ in range(3):
+            run.shells[0].on_probe("ap-seoul-0", None)
+
+    run.kernel.at(5.0, eject)
+    run.run(FEED)
+    assert [at for at in probed if 5.0 < at < 5.2]
+
+
+def test_reports_of_caches_are_for_one_router() -> None:
+    with pytest.raises(ConfigError, match="expected none or usage"):
+        Simulation(
+            three_regions(), make_policy("gorgo-ms"), seed=0, cache_reports="events", routers=RouterGroup(count=2)
+        )
+
+
+def test_an_empty_feed_ends_at_once() -> None:
+    feed: list[SimRequest] = []
+    assert simulation(sharing="store").run(feed).records == []

@@ -1,0 +1,213 @@
+"""Scenarios, oracle and floor where they belong: in real simulations, of a small made-up window."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gorgo.core.policy.interface import Policy
+from gorgo.lab.sim.faults.scenarios import (
+    SCENARIOS,
+    Fault,
+    Partition,
+    PeriodicStall,
+    Scenario,
+    draw_faults,
+    find_scenario,
+)
+from gorgo.lab.sim.lower_bound import lower_bound
+from gorgo.lab.sim.oracle import Oracle
+from gorgo.lab.sim.records import SimRecord, SimResult
+from gorgo.lab.sim.simulation import Simulation
+from gorgo.lab.sim.workload import SimRequest
+from gorgo.policies.registry import POLICIES, make_policy
+from tests.lab.sim.fleets import three_regions
+
+
+def conversations(requests: int = 150, *, every_s: float = 0.8, seed: int = 0) -> list[SimRequest]:
+    """Users who come back with all that was said and a little more, in random order."""
+    rng = np.random.default_rng(seed)
+    said = [b"" for _ in range(20)]
+    arrivals_s = np.cumsum(rng.exponential(every_s, requests))
+    feed = []
+    for index, arrival_s in enumerate(arrivals_s.tolist()):
+        user = int(rng.integers(len(said)))
+        more = b"".join(rng.bytes(8) for _ in range(int(rng.integers(1, 9))))
+        said[user] = said[user] + more if len(said[user]) < 8 * 30 else more
+        prompt_tokens = len(said[user]) // 8 * 512 + int(rng.integers(1, 512))
+        feed.append(
+            SimRequest(
+                index=index,
+                arrival_s=arrival_s,
+                prompt_tokens=prompt_tokens,
+                output_tokens=int(rng.integers(1, 60)),
+                blocks=said[user],
+                prefix_hash=user,
+                body_bytes=4 * prompt_tokens,
+            )
+        )
+    return feed
+
+
+FEED = conversations()
+#: Long enough for staleness to set in and for freezes to come.
+DURATION_S = FEED[-1].arrival_s
+
+
+def run(
+    scenario: Scenario | str, policy: Policy, feed: Sequence[SimRequest] = FEED, faults: Sequence[Fault] | None = None
+) -> SimResult:
+    found = find_scenario(scenario) if isinstance(scenario, str) else scenario
+    fleet = found.fleet(three_regions())
+    arrivals_s = found.reshape(np.array([request.arrival_s for request in feed]))
+    feed = [replace(request, arrival_s=at_s) for request, at_s in zip(feed, arrivals_s.tolist(), strict=True)]
+    faults = found.faults(fleet, feed[-1].arrival_s) if faults is None else faults
+    return Simulation(fleet, policy, seed=0, faults=faults).run(feed)
+
+
+def between(result: SimResult, start: float, end: float) -> list[SimRecord]:
+    """Records that came in this part of the run."""
+    return [record for record in result.records if start * DURATION_S <= record.scheduled_s < end * DURATION_S]
+
+
+def share(records: Sequence[SimRecord], replica: str) -> float:
+    return Counter(record.replica for record in records)[replica] / len(records)
+
+
+def ttft_ms(records: Sequence[SimRecord]) -> list[float]:
+    return [record.ttft_ms for record in records if record.ttft_ms is not None]
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("policy", ["gorgo-ms", "oracle"])
+def test_every_request_of_every_scenario_is_served_and_none_faster_than_the_floor(name: str, policy: str) -> None:
+    result = run(name, Oracle() if policy == "oracle" else make_policy(policy))
+    broken = [record for record in result.records if record.error is not None]
+    assert len(broken) <= (3 if name == "killed" else 0), "only what had content when its replica died"
+    assert_above_the_floor(name, result)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_no_policy_is_below_the_floor(policy: str) -> None:
+    assert_above_the_floor("steady", run("steady", make_policy(policy)))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_drawn_faults_lose_nothing_that_had_no_content_yet_and_never_beat_the_floor(seed: int) -> None:
+    faults = draw_faults(np.random.default_rng(seed), three_regions(), DURATION_S, every_s=25.0, lasts_s=8.0)
+    assert faults
+    result = run("steady", make_policy("gorgo-ms"), faults=faults)
+    assert all(record.ttft_ms is not None for record in result.records)
+    assert_above_the_floor("steady", result)
+
+
+def assert_above_the_floor(name: str, result: SimResult) -> None:
+    floor = lower_bound(FEED, find_scenario(name).fleet(three_regions()))
+    for record, ttft_s, e2e_s in zip(result.records, floor.ttft_s, floor.e2e_s, strict=True):
+        assert record.ttft_ms is None or record.ttft_ms >= ttft_s * 1e3 - 1e-6
+        assert record.error is not None or (record.e2e_s is not None and record.e2e_s >= e2e_s - 1e-9)
+
+
+def test_the_oracle_foresees_first_tokens_but_for_jitter_and_later_arrivals() -> None:
+    result = run("steady", Oracle())
+    errors_ms = [abs((record.predicted_ttft_ms or 0.0) - (record.ttft_ms or 0.0)) for record in result.records]
+    assert np.median(errors_ms) < 3.0
+    believed = run("steady", make_policy("gorgo-ms"))
+    theirs_ms = [abs((record.predicted_ttft_ms or 0.0) - (record.ttft_ms or 0.0)) for record in believed.records]
+    assert np.mean(errors_ms) < np.mean(theirs_ms)
+
+
+def test_a_run_with_the_oracle_is_the_same_again() -> None:
+    assert run("bursts", Oracle()).records == run("bursts", Oracle()).records
+
+
+def test_a_slow_replica_is_avoided_while_it_is_slow() -> None:
+    result = run("slow-replica", Oracle())
+    shares = [share(between(result, third / 3, (third + 1) / 3), "us-ashburn-0") for third in range(3)]
+    assert shares[1] < 0.6 * min(shares[0], shares[2])
+
+
+def test_a_shifted_region_is_used_less_from_then_on() -> None:
+    shifted: list[SimRecord] = []
+    steady: list[SimRecord] = []
+    for seed in range(4):  # Of one feed of 150 requests the share varies threefold.
+        feed = conversations(seed=seed)
+        runs = run("rtt-shift", Oracle(), feed).records, run("steady", Oracle(), feed).records
+        at_s = feed[-1].arrival_s
+        for all_records, late in zip(runs, (shifted, steady), strict=True):
+            late += [record for record in all_records if record.scheduled_s >= 0.5 * at_s]
+        first_half = [[one.ttft_ms for one in records if one.scheduled_s < 0.45 * at_s] for records in runs]
+        assert first_half[0] == first_half[1]
+    assert share(shifted, "eu-frankfurt-0") < 0.5 * share(steady, "eu-frankfurt-0")
+
+
+def test_a_killed_replica_serves_nobody_and_comes_back_cold() -> None:
+    result = run("killed", Oracle())
+    assert not share(between(result, 1 / 3, 1 / 2), "us-ashburn-0")
+    later = [record for record in between(result, 1 / 2, 1.0) if record.replica == "us-ashburn-0"]
+    assert later
+    assert later[0].cached_tokens == 0
+
+
+def test_stale_figures_are_unknown_to_the_policies_that_read_them() -> None:
+    long = conversations(400, every_s=1.2)  # the middle third is longer than it takes to go stale
+    fresh, stale = (run(name, make_policy("gorgo-ms"), long) for name in ("steady", "stale-metrics"))
+    assert all(record.predicted_ttft_ms is not None for record in fresh.records)
+    assert any(record.predicted_ttft_ms is None for record in stale.records), "no prediction without a round trip"
+
+
+def test_bursts_and_freezes_and_late_paths_make_the_tail_longer() -> None:
+    def p95_ms(result: SimResult) -> float:
+        return float(np.quantile(ttft_ms(result.records), 0.95))
+
+    policy = make_policy("round-robin")
+    steady_ms = p95_ms(run("steady", policy))
+    assert p95_ms(run("bursts", make_policy("round-robin"))) > 1.5 * steady_ms
+    freezing: Fault = PeriodicStall("us-ashburn-0", end_s=DURATION_S, every_s=20.0)
+    assert p95_ms(run("steady", make_policy("round-robin"), faults=[freezing])) > 1.5 * steady_ms
+    late = [
+        one
+        for one, other in zip(
+            run("late-path", make_policy("round-robin")).records,
+            run("steady", make_policy("round-robin")).records,
+            strict=True,
+        )
+        if one.ttft_ms is not None and other.ttft_ms is not None and one.ttft_ms > other.ttft_ms + 900.0
+    ]
+    assert 1 <= len(late) <= 12
+
+
+def test_a_partition_keeps_the_cache_of_who_is_cut_off() -> None:
+    cut = Partition("us-ashburn", DURATION_S / 3, DURATION_S / 2)
+    result = run("steady", Oracle(), faults=[cut])
+    assert not share(between(result, 1 / 3, 1 / 2), "us-ashburn-0")
+    later = [record for record in between(result, 1 / 2, 1.0) if record.replica == "us-ashburn-0"]
+    assert any(record.cached_tokens for record in later[:5])
+
+
+def test_engines_find_their_part_of_what_is_cached() -> None:
+    """Placement under `session-affinity` does not depend on reports, so that each request meets the same cache."""
+
+    def cached(name: str) -> int:
+        return sum(record.cached_tokens or 0 for record in run(name, make_policy("simple-session-affinity")).records)
+
+    whole = cached("steady")
+    assert 0.25 * whole <= cached("partial-hits-30") <= 0.3 * whole
+    assert 0.5 * whole <= cached("partial-hits-60") <= 0.6 * whole
+    assert 0.8 * whole <= cached("checkpoints-1024") < whole
+
+
+def test_wrong_priors_are_believed_at_first() -> None:
+    def first_error_ms(name: str) -> float:
+        record = run(name, make_policy("gorgo-ms")).records[0]
+        assert record.predicted_ttft_ms is not None
+        assert record.ttft_ms is not None
+        return record.predicted_ttft_ms - record.ttft_ms
+
+    fast, right, slow = (first_error_ms(name) for name in ("priors-fast", "steady", "priors-slow"))
+    # A step per chunk of a long prompt is nobody's prior: 12 ms each.
+    assert fast < -50.0 < -25.0 < right < 25.0 < 50.0 < slow

@@ -1,0 +1,403 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from gorgo.config.values import FIRST_TOKEN_TIMEOUT_S
+from gorgo.core.limits import OverloadLimits, RouterLimits
+from gorgo.core.router import Router
+from gorgo.errors import UnknownReplica
+from gorgo.lab.sim.faults.injector import FaultInjector
+from gorgo.lab.sim.fleet import SimFleet
+from gorgo.lab.sim.simulation import Simulation
+from gorgo.lab.sim.workload import SimRequest, scaled
+from gorgo.policies.registry import POLICIES, make_policy
+from tests.lab.sim.feeds import conversations
+from tests.lab.sim.fleets import three_regions
+
+NEAR, MIDDLE, FAR = "us-ashburn-0", "eu-frankfurt-0", "ap-seoul-0"
+
+
+def simulation(policy: str = "gorgo-ms", fleet: SimFleet | None = None, **options: object) -> Simulation:
+    return Simulation(fleet or three_regions(), make_policy(policy), **{"seed": 0, **options})  # type: ignore[arg-type]
+
+
+def killing(name: str) -> Callable[[FaultInjector], None]:
+    return lambda world: world.kill(name)
+
+
+def reachable(name: str, back: bool) -> Callable[[FaultInjector], None]:
+    return lambda world: world.set_reachable(name, back)
+
+
+def slowed(name: str, factor: float) -> Callable[[FaultInjector], None]:
+    return lambda world: world.set_slowdown(name, factor)
+
+
+@dataclass
+class At:
+    """A fault: something done at a time."""
+
+    at_s: float
+    act: Callable[[FaultInjector], None]
+
+    def start(self, world: FaultInjector) -> None:
+        world.kernel.at(self.at_s, lambda: self.act(world))
+
+
+def one(prompt_tokens: int = 1000, output_tokens: int = 10, *, at_s: float = 0.0, index: int = 0) -> SimRequest:
+    return SimRequest(
+        index=index,
+        arrival_s=at_s,
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        blocks=index.to_bytes(8, "little") * (prompt_tokens // 512),
+        prefix_hash=index,
+        body_bytes=4 * prompt_tokens,
+    )
+
+
+@pytest.mark.parametrize(("caches_output", "cached"), [(True, 1024), (False, 512)])
+def test_a_next_turn_hits_the_answer_before_it_if_its_engine_caches_output(caches_output: bool, cached: int) -> None:
+    near = replace(three_regions(**{"us-ashburn": 0.002}).replicas[0])
+    fleet = SimFleet((replace(near, profile=replace(near.profile, caches_output=caches_output)),))
+    first, second = b"prompt..", b"prompt..answer..turn...."
+    feed = [
+        replace(one(600, 500), blocks=first, output_blocks=b"answer.."),
+        replace(one(1600, at_s=60.0, index=1), blocks=second),
+    ]
+    assert [record.cached_tokens for record in simulation(fleet=fleet).run(feed).records] == [0, cached]
+
+
+def test_a_client_with_one_slot_sends_each_request_when_the_one_before_has_ended() -> None:
+    feed = [one(at_s=0.1 * index, index=index) for index in range(3)] + [one(at_s=60.0, index=3)]
+    alone = simulation(client_concurrency=1).run(feed).records
+    assert all(record.error is None and record.e2e_s is not None for record in alone)
+    ends = [record.sent_s + (record.e2e_s or 0.0) for record in alone]
+    assert [record.sent_s for record in alone[1:3]] == pytest.approx(ends[:2]), "the wait is not measured"
+    assert (alone[0].sent_s, alone[3].sent_s) == (0.0, 60.0)
+    together = simulation(client_concurrency=3).run(feed).records
+    assert [record.sent_s for record in together] == [request.arrival_s for request in feed]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_request_ends_and_leaves_nothing_reserved(policy: str) -> None:
+    feed = conversations(120, every_s=0.3)
+    simulated = simulation(policy)
+    result = simulated.run(feed)
+    assert [record.id for record in result.records] == [str(request.index) for request in feed]
+    assert all(record.status == 200 and record.error is None for record in result.records)
+    assert all(
+        record.output_tokens == request.output_tokens for record, request in zip(result.records, feed, strict=True)
+    )
+    assert all(record.ttft_ms is not None and record.e2e_s is not None for record in result.records)
+    assert simulated.router.in_flight == 0
+    for view in simulated.router.view.snapshots(now=result.ended_s):
+        assert (view.in_flight_requests, view.in_flight_tokens, view.queued_prefill_tokens) == (0, 0, 0)
+    for site in simulated.engines.values():
+        site.model.check()
+        assert site.model.idle
+    assert len(simulated.router.samples) == len(feed)
+    assert result.gaps.count == sum(request.output_tokens - 1 for request in feed)
+
+
+@pytest.mark.parametrize("policy", ["gorgo-ms", "random"])
+def test_a_seed_gives_one_run_and_another_seed_another(policy: str) -> None:
+    feed = conversations(80, every_s=0.3)
+    runs = [simulation(policy, seed=seed).run(feed).records for seed in (5, 5, 6)]
+    assert runs[0] == runs[1]
+    assert runs[0] != runs[2]
+
+
+def test_running_ahead_changes_no_record() -> None:
+    feed = conversations(150, every_s=0.15)
+    ahead, single = (simulation(ahead=ahead).run(feed) for ahead in (True, False))
+    assert ahead.events < single.events / 2
+    for mine, theirs in zip(ahead.records, single.records, strict=True):
+        assert mine.replica == theirs.replica
+        assert mine.cached_tokens == theirs.cached_tokens
+        assert mine.ttft_ms == pytest.approx(theirs.ttft_ms, abs=1e-5)
+        assert mine.e2e_s == pytest.approx(theirs.e2e_s, abs=1e-8)
+
+
+def test_jitter_of_a_request_does_not_depend_on_what_was_sent_where_before_it() -> None:
+    alone = simulation("nearest").run([one(index=3, at_s=50.0)])
+    others = [one(index=index, at_s=10.0 * index, prompt_tokens=100) for index in range(3)]
+    after = simulation("nearest").run([*others, one(index=3, at_s=50.0)])
+    assert after.records[-1].ttft_ms == alone.records[0].ttft_ms
+    assert simulation("nearest").run([one(index=4, at_s=50.0)]).records[0].ttft_ms != alone.records[0].ttft_ms
+
+
+def test_half_the_load_is_served_sooner() -> None:
+    feed = conversations(200, every_s=0.12)
+    waits = [sum(record.ttft_ms or 0.0 for record in simulation().run(scaled(feed, scale)).records) for scale in (1, 4)]
+    assert waits[1] < 0.6 * waits[0]
+
+
+# -- replicas that die
+
+
+def test_a_killed_replica_loses_nothing_that_could_be_retried() -> None:
+    feed = conversations(200, every_s=0.1)
+    killed = At(6.0, lambda world: world.kill(NEAR))
+    simulated = simulation(faults=[killed, At(12.0, lambda world: world.revive(NEAR))])
+    result = simulated.run(feed)
+    assert simulated.router.in_flight == 0
+    failed = [record for record in result.records if record.error is not None]
+    assert failed, "somebody was in the middle of an answer"
+    assert all(record.ttft_ms is not None for record in failed), "whoever had no content went elsewhere"
+    assert all(record.replica == NEAR and record.scheduled_s < 6.0 for record in failed)
+    assert any(record.attempts > 1 and record.error is None for record in result.records)
+    for site in simulated.engines.values():
+        site.model.check()
+        assert site.model.idle
+
+
+def test_a_revived_replica_is_cold() -> None:
+    feed = [one(index=7, at_s=at_s) for at_s in (0.0, 5.0, 20.0)]
+    feed = [replace(request, index=index) for index, request in enumerate(feed)]
+    faults = [At(8.0, lambda world: world.kill(NEAR)), At(9.0, lambda world: world.revive(NEAR))]
+    fleet = SimFleet(three_regions().replicas[:1])
+    records = simulation(fleet=fleet, faults=faults).run(feed).records
+    assert [record.cached_tokens for record in records] == [0, 512, 0]
+
+
+def test_a_replica_that_was_cut_off_still_holds_its_cache() -> None:
+    feed = [replace(one(index=7, at_s=at_s), index=index) for index, at_s in enumerate((0.0, 5.0, 20.0))]
+    faults = [At(8.0, reachable(NEAR, False)), At(9.0, reachable(NEAR, True))]
+    fleet = SimFleet(three_regions().replicas[:1])
+    records = simulation(fleet=fleet, faults=faults).run(feed).records
+    assert [record.cached_tokens for record in records] == [0, 512, 512]
+
+
+def test_when_all_are_dead_a_request_is_refused_after_as_many_tries_as_the_proxy_makes() -> None:
+    dead = [At(0.5, killing(name)) for name in (NEAR, MIDDLE, FAR)]
+    simulated = simulation(faults=dead)
+    (record,) = simulated.run([one(at_s=1.0)]).records
+    assert (record.status, record.error, record.attempts, record.ttft_ms) == (503, "no_replica", 3, None)
+    assert simulated.router.in_flight == 0
+
+
+def test_an_attempt_without_content_is_given_up_and_goes_elsewhere() -> None:
+    frozen = At(0.0, lambda world: world.set_slowdown(NEAR, 1e4))
+    simulated = simulation("nearest", faults=[frozen])
+    (record,) = simulated.run([one()]).records
+    assert (record.replica, record.attempts, record.error) == (MIDDLE, 2, None)
+    assert record.ttft_ms == pytest.approx(FIRST_TOKEN_TIMEOUT_S * 1e3 + 200, rel=0.01)
+    assert simulated.engines[NEAR].model.totals.aborted == 1
+
+
+def test_a_prompt_that_no_engine_takes_is_refused_as_the_engine_says() -> None:
+    (record,) = simulation().run([one(prompt_tokens=40_000)]).records
+    assert record.status == 400
+    assert record.error is not None
+    assert "context length" in record.error
+
+
+# -- other faults
+
+
+def test_a_slow_replica_takes_so_many_times_as_long_and_recovers() -> None:
+    fleet = SimFleet(three_regions().replicas[:1])
+    slow = [At(5.0, slowed(NEAR, 3.0)), At(15.0, slowed(NEAR, 1.0))]
+    feed = [one(4000, 20, at_s=10.0 * index, index=index) for index in range(3)]
+    ttft = [record.ttft_ms or 0.0 for record in simulation(fleet=fleet, faults=slow).run(feed).records]
+    assert ttft[1] == pytest.approx(3 * ttft[0], rel=0.05)
+    assert ttft[2] == pytest.approx(ttft[0], rel=0.05)
+
+
+def test_a_longer_way_is_measured_by_the_next_probes() -> None:
+    seen: list[float | None] = []
+    shift = At(10.0, lambda world: world.set_rtt("eu-frankfurt", 0.320))
+    simulated = simulation(faults=[shift])
+
+    def look() -> None:
+        views = simulated.router.view.snapshots(now=simulated.kernel.now)
+        seen.append(next(view.rtt_ms for view in views if view.name == MIDDLE))
+
+    simulated.kernel.every(35.0, look)
+    simulated.run([one(at_s=0.0), one(at_s=150.0, index=1)])
+    assert seen[0] == pytest.approx(0.3 * 320 + 0.7 * 95, rel=0.1)
+    assert seen[3] is not None
+    assert seen[3] > 250
+
+
+def test_figures_that_are_not_told_go_stale_and_come_back() -> None:
+    seen: dict[float, float | None] = {}
+    faults = [
+        At(1.0, lambda world: world.set_metrics(NEAR, False)),
+        At(200.0, lambda world: world.set_metrics(NEAR, True)),
+    ]
+    simulated = simulation(faults=faults)
+
+    def look() -> None:
+        now = simulated.kernel.now
+        seen[now] = simulated.router.view.snapshots(now=now)[0].running_requests
+
+    simulated.kernel.every(40.0, look)
+    simulated.run([one(at_s=0.0), one(at_s=250.0, index=1)])
+    assert [seen[at_s] for at_s in (40.0, 80.0, 120.0, 160.0, 240.0)] == [0.0, 0.0, None, None, 0.0]
+
+
+def test_a_replica_that_answers_no_pings_is_left_out() -> None:
+    simulated = simulation("nearest", faults=[At(1.0, lambda world: world.set_probes(NEAR, False))])
+    records = simulated.run([one(at_s=0.0), one(at_s=100.0, index=1)]).records
+    assert [record.replica for record in records] == [NEAR, MIDDLE]
+
+
+def test_a_share_of_requests_is_late_on_the_way() -> None:
+    fleet = SimFleet(three_regions().replicas[:1])
+    late = At(0.0, lambda world: world.set_path_delay("us-ashburn", 0.25, 1.0, 3.0))
+    feed = [one(100, 1, at_s=0.5 * index, index=index) for index in range(400)]
+    records = simulation(fleet=fleet, faults=[late]).run(feed).records
+    delayed = [record.ttft_ms for record in records if record.ttft_ms is not None and record.ttft_ms > 900]
+    assert 60 < len(delayed) < 140
+    assert all(1000 < ttft_ms < 3200 for ttft_ms in delayed)
+
+
+def test_an_unknown_replica_is_named() -> None:
+    with pytest.raises(UnknownReplica, match="nobody"):
+        simulation().injector.kill("nobody")
+
+
+# -- who acts in a run
+
+
+@dataclass
+class Tuner:
+    """Sets a weight at two times."""
+
+    times: list[float]
+    acted: list[float] = field(default_factory=list)
+
+    @property
+    def next_s(self) -> float | None:
+        return self.times[len(self.acted)] if len(self.acted) < len(self.times) else None
+
+    def act(self, router: Router, now: float) -> None:
+        self.acted.append(now)
+        values = {"m_rtt": 1.0 + len(self.acted) / 10}
+        router.settings.set_weights(
+            router.settings.weights.changed(router.settings.policy.weight_specs, values), now=now
+        )
+
+
+def test_a_controller_acts_when_it_says_and_records_tell_under_which_weights() -> None:
+    tuner = Tuner([5.0, 10.0])
+    feed = [one(at_s=at_s, index=index) for index, at_s in enumerate((0.0, 7.0, 12.0))]
+    records = simulation(controllers=[tuner]).run(feed).records
+    assert tuner.acted == [5.0, 10.0]
+    versions = [record.weights_version or 0 for record in records]
+    assert [version - versions[0] for version in versions] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("intervals", "stale_after_s"), [({}, 90.0), ({"probe_interval_s": 10.0, "scrape_interval_s": 20.0}, 60.0)]
+)
+def test_figures_are_stale_after_three_of_the_longer_interval(intervals: dict[str, Any], stale_after_s: float) -> None:
+    limits = simulation(**intervals).router.settings.limits
+    assert (limits.stale_after_s, limits.block_tokens) == (stale_after_s, 512.0)
+    assert simulation(block_tokens=64).router.settings.limits.block_tokens == 64.0
+
+
+def test_a_controller_whose_time_is_past_acts_at_once() -> None:
+    tuner = Tuner([-5.0])
+    simulation(controllers=[tuner]).run([one(at_s=1.0)])
+    assert tuner.acted == [0.0]
+
+
+def test_probes_and_scrapes_come_at_their_own_intervals() -> None:
+    simulated = simulation(probe_interval_s=10.0, scrape_interval_s=25.0, fleet=SimFleet(three_regions().replicas[:1]))
+    ages: list[tuple[float, float]] = []
+
+    def look() -> None:
+        (view,) = simulated.router.view.snapshots(now=simulated.kernel.now)
+        ages.append((round(view.probe_age_s or 0.0), round(view.scrape_age_s or 0.0)))
+
+    for at_s in (9.0, 19.0, 24.0, 29.0, 49.0, 54.0):
+        simulated.kernel.at(at_s, look)
+    simulated.run([one(at_s=60.0)])
+    assert ages == [(9, 9), (9, 19), (4, 24), (9, 4), (9, 24), (4, 4)]
+
+
+def test_a_deadline_of_a_run_is_that_of_each_request() -> None:
+    limits = RouterLimits(overload=OverloadLimits(queue_enabled=True), block_tokens=512.0)
+    fleet = SimFleet(three_regions().replicas[:1])
+    feed = [one(8000, 5, at_s=0.001 * index, index=index) for index in range(12)]
+    statuses = [
+        [record.status for record in simulation(fleet=fleet, limits=limits, slo_ttft_s=slo_s).run(feed).records]
+        for slo_s in (None, 3.0)
+    ]
+    assert set(statuses[0]) == {200}
+    assert 3 <= statuses[1].count(200) <= 4, "0.8 s each"
+    assert statuses[1].count(429) == 12 - statuses[1].count(200)
+
+
+def test_each_attempt_of_each_request_has_a_chance_of_its_own() -> None:
+    """The same request to the same replica, as the first and as the second attempt, and as another request."""
+    fleet = SimFleet(three_regions().replicas[1:2])
+    ttfts = {
+        simulation("nearest", fleet=fleet).run([one(at_s=50.0, index=index)]).records[0].ttft_ms for index in range(5)
+    }
+    assert len(ttfts) == 5
+
+
+def test_a_run_ends_with_its_last_request_whatever_else_is_in_the_heap() -> None:
+    result = simulation().run([one()])
+    assert result.ended_s < 1.0
+    assert simulation().run([]).records == []
+
+
+# -- what the Router is told of connections
+
+
+def test_an_idle_fleet_keeps_connections_warm_so_that_a_request_pays_no_handshake() -> None:
+    fleet = SimFleet([three_regions().replicas[2]])
+    (record,) = simulation(fleet=fleet).run([one(100, 1, at_s=60.0)]).records
+    assert record.ttft_ms == pytest.approx(180 + 12 + 9, rel=0.08)
+
+
+def test_a_large_body_pays_for_its_flights_and_the_prediction_knows_it() -> None:
+    fleet = SimFleet([three_regions().replicas[2]])
+    (record,) = simulation(fleet=fleet).run([one(20_000, 1, at_s=60.0)]).records
+    alone_ms = fleet.replicas[0].profile.prefill_s(20_000, 2e8) * 1e3
+    assert record.ttft_ms is not None
+    assert record.ttft_ms > alone_ms + 3 * 180
+    assert record.predicted_ttft_ms == pytest.approx(record.ttft_ms, rel=0.1)
+
+
+def test_what_is_sent_takes_memory_of_what_is_open_only() -> None:
+    feed = conversations(400, every_s=0.5)
+    simulated = simulation()
+    most = 0
+
+    def look() -> None:
+        nonlocal most
+        most = max(most, len(simulated.kernel))
+
+    simulated.kernel.every(1.0, look)
+    simulated.run(feed)
+    assert most < 120, "events of what is in flight, of the background, and of runs that were left"
+
+
+class Undrains:
+    """An operator who takes the mark off again."""
+
+    def __init__(self, at_s: float) -> None:
+        self.next_s: float | None = at_s
+
+    def act(self, router: Router, now: float) -> None:
+        router.replicas.drain(NEAR, False, now=now)
+        self.next_s = None
+
+
+def test_who_waits_goes_as_soon_as_an_operator_has_made_room() -> None:
+    limits = RouterLimits(overload=OverloadLimits(no_replica_wait_s=30.0))
+    near = SimFleet([replica for replica in three_regions().replicas if replica.name == NEAR])
+    simulated = simulation(fleet=near, limits=limits, controllers=[Undrains(2.5)])
+    simulated.router.replicas.drain(NEAR, now=0.0)
+    (record,) = simulated.run([one(at_s=1.0)]).records
+    assert (record.status, record.queued_s) == (200, 1.5)

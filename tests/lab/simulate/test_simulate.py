@@ -1,0 +1,376 @@
+""""""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from gorgo.cli import app
+from gorgo.config.load import load_config
+from gorgo.core.limits import RouterLimits
+from gorgo.errors import ConfigError, UnknownPolicy
+from gorgo.lab.replay.summary import ReplayRecord
+from gorgo.lab.results import ResultRow, Spread
+from gorgo.lab.sim.routers.group import RouterGroup
+from gorgo.lab.simulate import SimJob, SimulateOptions, jobs_of, simulate_command
+from gorgo.lab.simulate.fleet import fleet_of, limits_of
+from gorgo.lab.simulate.simulate import show_rows
+from gorgo.lab.traces import TraceFilters
+from tests.lab.sim.fleets import three_regions
+from tests.lab.test_results import row
+
+REGIONS = Path(__file__).parents[3] / "regions.yaml"
+
+
+def no_warning(text: str) -> None:
+    raise AssertionError(text)
+
+
+def asked(**options: Any) -> SimulateOptions:
+    defaults: dict[str, Any] = {
+        "trace": "chat-small",
+        "fleet": three_regions(),
+        "filters": TraceFilters(limit=40),
+        "policies": ("gorgo-ms", "random"),
+        "n_jobs": 1,
+        "show_progress": False,
+    }
+    return SimulateOptions(**{**defaults, **options})
+
+
+def test_a_row_for_each_scale_policy_and_seed_with_oracle_and_floor_behind() -> None:
+    rows = simulate_command(asked(time_scales=(2.0, 1.0), seeds=(3, 4)), warn=no_warning)
+    assert [(row.time_scale, row.policy, row.seed) for row in rows] == [
+        (scale, policy, seed)
+        for scale in (2.0, 1.0)
+        for policy in ("gorgo-ms", "random", "oracle", "floor")
+        for seed in (3, 4)
+    ]
+
+
+def test_files_are_those_of_a_live_replay_one_folder_per_run(tmp_path: Path) -> None:
+    rows = simulate_command(asked(out=tmp_path, time_scales=(1.5,)), warn=no_warning)
+    assert json.loads((tmp_path / "results.json").read_text()) == [row.as_json() for row in rows]
+    folder = tmp_path / "gorgo-ms" / "load-0.666667-seed-0"
+    assert json.loads((folder / "results.json").read_text()) == [rows[0].as_json()]
+    lines = [json.loads(line) for line in (folder / "requests.jsonl").read_text().splitlines()]
+    assert len(lines) == 40
+    assert (
+        lines[0].keys() - {"estimated_cached_tokens"}
+        == ReplayRecord(id="", scheduled_s=0, sent_s=0, input_tokens=1).as_json().keys()
+    )
+    assert lines[0]["predicted_ttft_ms"] is not None
+    assert (tmp_path / "floor" / "load-0.666667-seed-0" / "requests.jsonl").exists()
+
+
+def test_misspelt_policies_are_told_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(UnknownPolicy):
+        simulate_command(asked(policies=("gorgo-ms", "gorgo-mss"), out=tmp_path / "out"), warn=no_warning)
+    assert not (tmp_path / "out").exists()
+
+
+def test_every_option_reaches_every_job_and_oracle_and_floor_have_no_shadow() -> None:
+    limits = RouterLimits(max_attempts=2)
+    options = asked(
+        policies=("gorgo-ms", "oracle", "random"),
+        weights={"random": {}, "gorgo-ms": {"lambda": 0.3}},
+        time_scales=(2.0, 1.0, 2.0),
+        seeds=(3, 4),
+        scenario="bursts",
+        limits=limits,
+        probe_interval_s=7.0,
+        scrape_interval_s=11.0,
+        shadow="gorgo-ms",
+        out=Path("somewhere"),
+    )
+    weights = {"gorgo-ms": {"lambda": 0.3}, "random": {}}
+    shadows = {"gorgo-ms": "gorgo-ms", "random": "gorgo-ms"}
+    assert jobs_of(options) == [
+        SimJob(
+            trace="chat-small",
+            policy=policy,
+            fleet=three_regions(),
+            filters=TraceFilters(limit=40),
+            time_scale=time_scale,
+            weights=weights.get(policy),
+            seed=seed,
+            scenario="bursts",
+            limits=limits,
+            probe_interval_s=7.0,
+            scrape_interval_s=11.0,
+            shadow=shadows.get(policy),
+            keep_requests=True,
+        )
+        for time_scale in (2.0, 1.0)
+        for policy in ("gorgo-ms", "oracle", "random", "floor")
+        for seed in (3, 4)
+    ]
+    assert not any(job.keep_requests for job in jobs_of(asked()))
+
+
+def test_the_router_is_told_of_the_fleet_what_serve_tells_it() -> None:
+    config = load_config(REGIONS)
+    fleet = fleet_of(config, source=REGIONS)
+    assert [(replica.name, replica.link.rtt_s) for replica in fleet.replicas] == [
+        ("us-ashburn-0", 0.002),
+        ("eu-frankfurt-0", 0.095),
+        ("ap-seoul-0", 0.180),
+    ]
+    assert fleet.replicas[0].spec.kv_capacity_tokens == 983_549
+    assert fleet.replicas[0].spec.prefill_tokens_per_s is None
+    assert limits_of(config).stale_after_s == 90.0
+    assert limits_of(config).block_tokens == 512.0
+
+
+def test_a_replica_s_own_profile_goes_before_that_of_all() -> None:
+    config = load_config(REGIONS)
+    fast = "1xH100-Qwen3.5-35B-A3B-FP8"
+    simulation = replace(config.simulation, profiles={"ap-seoul-0": fast})
+    fleet = fleet_of(replace(config, simulation=simulation), source=REGIONS)
+    common = config.simulation.profile
+    assert [replica.profile.name for replica in fleet.replicas] == [common, common, fast]
+
+
+def test_a_region_without_a_round_trip_is_named(tmp_path: Path) -> None:
+    text = REGIONS.read_text().replace("ap-seoul: 180", "ap-tokyo: 180")
+    (tmp_path / "regions.yaml").write_text(
+        text.replace("  - name: ap-seoul\n", "  - name: ap-seoul\n  - name: ap-tokyo\n")
+    )
+    config = load_config(tmp_path / "regions.yaml")
+    with pytest.raises(ConfigError, match=r"simulation\.rtt_ms\.ap-seoul"):
+        fleet_of(config, source=tmp_path / "regions.yaml")
+
+
+# -- the command line
+
+RUN = ["simulate", "chat-small", "--limit", "25", "--jobs", "1", "--config", str(REGIONS)]
+
+
+def test_rows_of_a_named_fleet_say_so() -> None:
+    result = CliRunner().invoke(app, [*RUN, "--policy", "gorgo", "--fleet", "h100", "--scenario", "bursts", "--json"])
+    assert result.exit_code == 0, result.stderr
+    assert {row["trace"] for row in json.loads(result.stdout)} == {"chat-small.jsonl.gz (h100, bursts)"}
+    unknown = CliRunner().invoke(app, [*RUN, "--fleet", "h1000"])
+    assert (unknown.exit_code, "there are: paper, h100," in unknown.stderr) == (2, True)
+
+
+def test_the_command_shows_the_columns_that_are_named() -> None:
+    result = CliRunner().invoke(app, [*RUN, "--policy", "gorgo", "--column", "goodput", "--column", "tpot-mean"])
+    assert result.exit_code == 0, result.stderr
+    assert "TPOT" in result.stdout
+    assert "E2E" not in result.stdout.partition("Engines and network")[0]
+    unknown = CliRunner().invoke(app, [*RUN, "--column", "speed"])
+    assert unknown.exit_code == 2
+    assert "ttft-mean, ttft-p50," in " ".join(unknown.output.split())
+
+
+def test_the_command_prints_rows_as_json() -> None:
+    result = CliRunner().invoke(app, [*RUN, "--policy", "gorgo", "--policy", "random", "--seeds", "2", "--json"])
+    assert result.exit_code == 0, result.stderr
+    rows = json.loads(result.stdout)
+    assert [row["policy"] for row in rows] == ["gorgo"] * 2 + ["random"] * 2 + ["oracle"] * 2 + ["floor"] * 2
+    assert rows[0]["weights"] == {"w_rtt": 0.5, "w_queue": 0.1}
+
+
+def test_the_command_takes_weights_for_the_policy_that_they_name(tmp_path: Path) -> None:
+    file = tmp_path / "weights.json"
+    file.write_text('{"policy": "gorgo-ms", "weights": {"lambda": 0.5}}')
+    result = CliRunner().invoke(app, [*RUN, "--policy", "gorgo-ms", "--weights", str(file), "--json"])
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)[0]["weights"]["lambda"] == 0.5
+    result = CliRunner().invoke(app, [*RUN, "--policy", "random", "--weights", str(file)])
+    assert result.exit_code == 2
+    assert "weights are for the policy 'gorgo-ms'" in result.stderr
+
+
+def write_trace(path: Path, lengths: list[int], first_block: int | None = None) -> Path:
+    """A request per second; each has blocks of its own behind the first."""
+    with path.open("w") as file:
+        for number, length in enumerate(lengths, start=1):
+            own = range(1000 * number, 1000 * number + -(-length // 512) - 1)
+            ids = [number if first_block is None else first_block, *own]
+            row = {"timestamp": 1000 * number, "input_length": length, "output_length": 4, "hash_ids": ids}
+            print(json.dumps(row), file=file)
+    return path
+
+
+def test_the_command_says_why_requests_failed_and_how_to_leave_them_out(tmp_path: Path) -> None:
+    trace = str(write_trace(tmp_path / "long.jsonl", [1000] * 6 + [40_000, 50_000]))
+    words = ["simulate", trace, "--jobs", "1", "--config", str(REGIONS), "--policy", "gorgo-ms", "--policy", "random"]
+    result = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "out")])
+    assert result.exit_code == 1
+    line = "2 of 8: prompt over the engine's 32,768 tokens; --max-input leaves them out"
+    assert f"failed, gorgo-ms, random, oracle: {line}\n" in result.stdout
+    rows = json.loads((tmp_path / "out/results.json").read_text())
+    assert [row["failures"] for row in rows] == [{"prompt over the engine's 32,768 tokens": 2}] * 3 + [{}]
+    result = CliRunner().invoke(app, [*words, "--max-input", "32000"])
+    assert result.exit_code == 0
+    assert "failed, " not in result.stdout
+
+
+def test_a_policy_keyed_by_session_is_warned_of_a_trace_that_begins_alike(tmp_path: Path) -> None:
+    alike = str(write_trace(tmp_path / "alike.jsonl", [1000] * 6, first_block=77))
+    words = ["--jobs", "1", "--config", str(REGIONS), "--seeds", "2", "--json"]
+    keyed = ["--policy", "simple-session-affinity", "--policy", "random"]
+    result = CliRunner().invoke(app, ["simulate", alike, *words, *keyed])
+    assert result.exit_code == 0, result.stderr
+    share = "gorgo: simple-session-affinity: no request has a session id and 100% begin with the same tokens"
+    assert result.stderr.count(share) == 1
+    assert list(json.loads(result.stdout)[0]["share"].values()) == [1.0]
+    assert "session id" not in CliRunner().invoke(app, ["simulate", alike, *words, "--policy", "random"]).stderr
+    spread = str(write_trace(tmp_path / "spread.jsonl", [1000] * 6))
+    assert "session id" not in CliRunner().invoke(app, ["simulate", spread, *words, *keyed]).stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--policy", "best"], "best"),
+        (["--scenario", "doom"], "doom"),
+        (["--time-scale", "0"], "--time-scale"),
+    ],
+)
+def test_what_is_misspelt_is_bad_usage(words: list[str], said: str) -> None:
+    result = CliRunner().invoke(app, [*RUN, *words])
+    assert result.exit_code == 2
+    assert said in result.stderr
+
+
+def test_routers_and_what_they_share_reach_every_job() -> None:
+    group = RouterGroup(count=4, sharing="store")
+    assert {each.routers for each in jobs_of(asked(routers=group))} == {group}
+
+
+def test_the_command_runs_several_routers(tmp_path: Path) -> None:
+    words = ["simulate", "chat-small", "--limit", "20", "--policy", "random", "--jobs", "1", "--config", str(REGIONS)]
+    shared = CliRunner().invoke(app, [*words, "--routers", "2", "--sharing", "store", "--json"])
+    assert shared.exit_code == 0, shared.output
+
+
+def test_the_options_of_routers_are_those_of_their_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[RouterGroup] = []
+
+    def simulated(options: SimulateOptions, **_: object) -> list[ResultRow]:
+        seen.append(options.routers)
+        return []
+
+    monkeypatch.setattr("gorgo.lab.simulate.simulate_command", simulated)
+    words = ["--routers", "3", "--split", "session", "--sharing", "store", "--peer-delay", "250", "--peer-loss", "0.1"]
+    done = CliRunner().invoke(app, [*RUN, *words, "--json"])
+    assert done.exit_code == 0, done.output
+    assert seen == [RouterGroup(count=3, split="session", sharing="store", delay_s=0.25, loss=0.1)]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--sharing", "gossip"], "none, store, all"),
+        (["--split", "hash"], "random, session, region"),
+        (["--peer-loss", "1.5"], "--peer-loss"),
+        (["--peer-delay", "-1"], "--peer-delay"),
+        (["--split", "region", "--sharing", "all"], "is in one region"),
+    ],
+)
+def test_a_wrong_option_of_routers_is_bad_usage(words: list[str], said: str) -> None:
+    wrong = CliRunner().invoke(app, [*RUN, "--routers", "2", *words])
+    assert wrong.exit_code == 2
+    assert said in wrong.output
+
+
+POLICIES = ("gorgo", "random", "oracle")
+
+
+def one(policy: str, seed: int, p95_ms: float | None, *, time_scale: float = 1.0, trace: str = "t") -> ResultRow:
+    ttft_ms = Spread() if p95_ms is None else Spread(1.0, p95_ms / 2, p95_ms, p95_ms)
+    e2e_s = Spread() if p95_ms is None else Spread(1.0, 1.0, p95_ms / 50, 1.0)
+    return row(policy, seed=seed, time_scale=time_scale, trace=trace, ttft_ms=ttft_ms, e2e_s=e2e_s)
+
+
+def shown(*rows: ResultRow, styled: bool = False) -> str:
+    out = StringIO()
+    show_rows(rows, POLICIES, Console(file=out, width=120, force_terminal=styled))
+    return out.getvalue()
+
+
+def cells(text: str, policy: str) -> list[list[str]]:
+    """Of every line that begins with the policy."""
+    return [line.split() for line in text.splitlines() if line.startswith(f"{policy} ") and " / ... " not in line]
+
+
+def test_each_load_has_a_block_with_means_over_its_seeds() -> None:
+    text = shown(
+        one("random", 0, 200.0),
+        one("gorgo", 0, 100.0),
+        one("gorgo", 1, 300.0),
+        one("random", 1, 600.0),
+        one("gorgo", 4, 80.0, time_scale=2.0),
+        one("gorgo", 0, 60.0, trace="u"),
+    )
+    titles = [line for line in text.splitlines() if " at load " in line]
+    assert titles == [
+        "t at load 1: 300 requests, means of 2 seeds",
+        "t at load 0.5: 300 requests, seed 4",
+        "u at load 1: 300 requests, seed 0",
+    ]
+    # Errors, then p50 and p95 of TTFT: means of 50 and 150, and of 100 and 300 ms.
+    assert [line[1:4] for line in cells(text, "gorgo")] == [["0", "100", "200"], ["0", "40", "80"], ["0", "30", "60"]]
+    assert [line[1:4] for line in cells(text, "random")][:1] == [["0", "200", "400"]]
+    assert text.index("\ngorgo ") < text.index("\nrandom ")
+
+
+def test_ratios_are_of_the_first_policy_to_each_other_seed_by_seed() -> None:
+    """Halves and eighths: their geometric mean is a quarter. Equal ratios have an interval of no width."""
+    text = shown(
+        *(one("gorgo", seed, 100.0) for seed in (0, 1)),
+        *(one("random", seed, p95_ms) for seed, p95_ms in ((0, 200.0), (1, 800.0))),
+        *(one("oracle", seed, 50.0) for seed in (0, 1)),
+    )
+    heads = next(line for line in text.splitlines() if line.startswith("gorgo / ..."))
+    assert heads.split("  ")[-1].strip() == "ratio of p95 E2E"
+    assert "ratio of p95 TTFT" in heads
+    # Half the width is 12.706 standard errors of ln 2, which is the distance of either from their mean.
+    low, high = 0.25 * 2.0**-12.706, 0.25 * 2.0**12.706
+    assert re.findall(r"random +(\S+) \[(\S+), (\S+)\] +(\S+) \[", text) == [
+        ("0.250", f"{low:.3f}", f"{high:.3f}", "0.250")
+    ]
+    assert "2.000 [2.000, 2.000]" in text
+    assert "gorgo's figure / the row's, below 1 is better: mean [95 % interval] over 2 seeds, paired" in text
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [one("gorgo", 0, 100.0), one("random", 0, 200.0)],
+        [one("gorgo", 0, 100.0), one("gorgo", 1, 100.0)],
+    ],
+    ids=["one seed", "one policy"],
+)
+def test_one_seed_or_one_policy_has_no_ratios(rows: list[ResultRow]) -> None:
+    assert "gorgo / ..." not in shown(*rows)
+
+
+def test_a_ratio_that_nobody_knows_is_a_dash_and_one_of_a_single_pair_has_no_interval() -> None:
+    text = shown(
+        *(one("gorgo", seed, 100.0) for seed in (0, 1)),
+        one("random", 0, 200.0),
+        one("random", 1, None),
+        *(one("oracle", seed, None) for seed in (0, 1)),
+    )
+    ratios = text[text.index("gorgo / ...") :]
+    assert cells(ratios, "random") == [["random", "0.500", "0.500"]]
+    assert cells(ratios, "oracle") == [["oracle", "-", "-"]]
+
+
+def test_oracle_and_floor_do_not_compete_for_the_best() -> None:
+    lines = shown(one("gorgo", 0, 100.0), one("random", 0, 200.0), one("oracle", 0, 50.0), styled=True).splitlines()
+    bold = {line.split()[0]: "\x1b[1m" in line for line in lines if line.startswith(POLICIES)}
+    assert bold["gorgo"]
+    assert not any("\x1b[1m" in line for line in lines if line.startswith("oracle "))

@@ -1,0 +1,149 @@
+"""Leadership in a real PostgreSQL: one holder, lost with its connection."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gorgo.errors import HistoryError, LeadershipLost
+from tests.tuner.history.postgres_server import PostgresServer
+from tuner import leader
+from tuner.leader import AdvisoryLock, FileLock, lock_key
+
+
+@pytest.fixture
+def database(postgres: PostgresServer) -> str:
+    return postgres.new_database()
+
+
+async def test_of_two_candidates_one_leads_and_the_other_after_it(database: str) -> None:
+    first, second = (AdvisoryLock(database, ["http://a", "http://b"]) for _ in range(2))
+    assert await first.try_to_lead() is None
+    assert await second.try_to_lead() == "another process leads"
+    await first.confirm_leadership()
+    await first.release()
+    assert await second.try_to_lead() is None
+    with pytest.raises(LeadershipLost):
+        await first.confirm_leadership()
+    await second.release()
+
+
+async def test_a_group_that_shares_a_proxy_does_not_lead_beside_it_and_locks_nothing(database: str) -> None:
+    first, overlapping, other = (
+        AdvisoryLock(database, urls) for urls in (["http://b"], ["http://a", "http://b"], ["http://a"])
+    )
+    assert await first.try_to_lead() is None
+    assert await overlapping.try_to_lead() == "another process leads"
+    assert await other.try_to_lead() is None
+    for lock in (first, overlapping, other):
+        await lock.release()
+
+
+async def test_a_lost_connection_is_a_lost_leadership(database: str) -> None:
+    import psycopg
+
+    lock, standby = (AdvisoryLock(database, ["http://a"]) for _ in range(2))
+    assert await lock.try_to_lead() is None
+    with psycopg.connect(database, autocommit=True) as operator:
+        operator.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+    assert await standby.try_to_lead() is None
+    with pytest.raises(LeadershipLost, match="connection with the advisory lock is lost"):
+        await lock.confirm_leadership()
+    await standby.release()
+
+
+async def test_a_server_that_says_nothing_is_a_lost_leadership_and_hangs_no_thread(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leader, "QUERY_S", 0.3)
+    lock = AdvisoryLock(database, ["http://a"])
+    assert await lock.try_to_lead() is None
+    assert lock._connection is not None
+    blocked = asyncio.create_task(asyncio.to_thread(leader._query, lock._connection, "SELECT pg_sleep(60)"))
+    await asyncio.sleep(0.1)
+    with pytest.raises(LeadershipLost):
+        await lock.confirm_leadership()
+    async with asyncio.timeout(10):
+        await asyncio.gather(blocked, return_exceptions=True)
+    assert blocked.exception() is not None
+
+
+async def test_a_database_without_an_answer_is_a_reason_and_no_error() -> None:
+    lock = AdvisoryLock("postgresql://gorgo@127.0.0.1:1/history", ["http://a"])
+    assert await lock.try_to_lead() == "postgresql+psycopg://gorgo@127.0.0.1:1/history gives no lock: OperationalError"
+    with pytest.raises(LeadershipLost):
+        await lock.confirm_leadership()
+
+
+def test_keys_are_numbers_of_the_address_that_postgresql_takes() -> None:
+    keys = [lock_key(f"http://{name}") for name in "abcdefgh"]
+    assert len(set(keys)) == len(keys)
+    assert all(-(2**63) <= key < 2**63 for key in keys)
+
+
+HOLDER = """
+import asyncio, sys
+from pathlib import Path
+from tuner.leader import FileLock
+assert asyncio.run(FileLock(Path(sys.argv[1]), ["http://a"]).try_to_lead()) is None
+print("leads", flush=True)
+sys.stdin.read()
+"""
+
+
+async def test_second_candidate_is_refused_with_the_process_that_leads(tmp_path: Path) -> None:
+    first, second = (FileLock(tmp_path / "h", ["http://a"]) for _ in range(2))
+    assert await first.try_to_lead() is None
+    assert await second.try_to_lead() == f"process {os.getpid()} tunes http://a with this history"
+    await first.release()
+    assert await second.try_to_lead() is None
+    await second.release()
+
+
+async def test_groups_that_share_a_proxy_exclude_each_other_and_others_do_not(tmp_path: Path) -> None:
+    first, overlapping, other = (
+        FileLock(tmp_path / "h", urls) for urls in (["http://a", "http://b"], ["http://b", "http://c"], ["http://c"])
+    )
+    assert await first.try_to_lead() is None
+    assert await overlapping.try_to_lead() == f"process {os.getpid()} tunes http://b with this history"
+    assert await other.try_to_lead() is None, "a refused candidate locks nothing"
+    await first.release()
+    await other.release()
+
+
+async def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLDER, str(tmp_path / "h")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "leads\n"
+        lock = FileLock(tmp_path / "h", ["http://a"])
+        assert await lock.try_to_lead() == f"process {holder.pid} tunes http://a with this history"
+        holder.kill()
+        holder.wait()
+    assert await lock.try_to_lead() is None
+    await lock.confirm_leadership()
+    await lock.release()
+
+
+async def test_a_folder_that_is_missing_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    with pytest.raises(HistoryError, match=r"nowhere/h\.[0-9a-f]{12}\.lock: No such file"):
+        await FileLock(tmp_path / "nowhere" / "h", ["http://a"]).try_to_lead()
+
+
+async def test_a_lock_leaves_no_file_open_for_writing(tmp_path: Path) -> None:
+    """A disk with one cannot be made read-only."""
+    lock = FileLock(tmp_path / "history.sqlite3", ["http://a", "http://b"])
+    assert await lock.try_to_lead() is None
+    modes = [fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE for file in lock._open]
+    assert modes == [os.O_RDONLY] * 2
+    assert [path.read_text() for path in sorted(tmp_path.glob("*.lock"))] == [f"{os.getpid()}\n"] * 2
+    await lock.release()

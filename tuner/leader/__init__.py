@@ -1,1 +1,0 @@
-"""Which of several tuner processes changes weights: one leads, the others wait."""

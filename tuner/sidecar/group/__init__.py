@@ -1,1 +1,0 @@
-"""Several proxies as one: their samples merged, weights put to all or to none."""
