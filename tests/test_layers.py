@@ -34,7 +34,7 @@ def layers() -> Iterator[str]:
 def twin(root: Path, *, extra: str, text: str = '"""New."""\n') -> Path:
     """A tree of the layers, empty, with one module more."""
     (root / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
-    for path in sorted({"gorgo/apps/simulate", *layers()}):
+    for path in sorted({"gorgo/lab/sim", "gorgo/lab/simulate", *layers()}):
         (root / path).mkdir(parents=True, exist_ok=True)
         for package in (root / path, *(root / path).parents):
             if package.is_relative_to(root) and package != root:
@@ -71,7 +71,7 @@ WRONG = (
     ("gorgo.lab.simulate.new", "gorgo.proxy"),
     ("gorgo.engines.new", "time"),
     ("gorgo.live.openapi.new", "tuner"),
-    ("gorgo.proxy.http.new", "gorgo.proxy.server"),
+    ("gorgo.proxy.exchange.new", "gorgo.proxy.server"),
     ("gorgo.live.listener.new", "gorgo.live.process"),
     ("gorgo.live.monitor.new", "gorgo.proxy.exchange"),
     ("gorgo.live.http.new", "gorgo.live.state"),
@@ -89,7 +89,7 @@ def test_imports_that_point_up_or_outside_fail(tmp_path: Path) -> None:
 
 
 #: What tunes in virtual time drives the simulator, and composes programs as the command line does.
-VIRTUAL_TIME = {"offline", "experiments", "commands.py"}
+VIRTUAL_TIME = {"offline", "commands.py"}
 
 
 def test_tuner_beside_a_proxy_knows_of_gorgo_only_policies_weights_metrics_errors_and_plain_helpers() -> None:
