@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean
 from typing import Any
 
-from experiments.comparison import MEASURES, Comparison, rows_of
-from experiments.fleets import Fleet
-from experiments.grid import Grid, Report
+from experiments.comparison import MEASURES, VariantComparison, rows_of
+from experiments.fleets import ExperimentFleet
+from experiments.grid import Grid, SystemReport
 from experiments.pictures import Panel, Picture, Pictured, Point, pictures_of
 from experiments.runner import Runner, Runs
-from experiments.simulated import Run, SimTask
+from experiments.simulated import SimTask, TaskRun
 from experiments.tables import TableSection, number, sections
 from experiments.traffic import Traffic
 from experiments.variants import Variant, find_variant
@@ -30,15 +30,21 @@ DELAYS_HEADER = ("evictions on", "with", "region", "p50, ms", "p95, ms", "p99, m
 _QUANTILES = ("p50", "p95", "p99")
 
 
-def cached(group: str, fleet: Fleet, traffic: Traffic, variants: Sequence[str], **more: Any) -> Comparison:
+def cached(
+    group: str, fleet: ExperimentFleet, traffic: Traffic, variants: Sequence[str], **more: Any
+) -> VariantComparison:
     """Return variants on one fleet and traffic; `faults` and `audited` are of the task, the rest of the comparison."""
     task = {name: more.pop(name) for name in ("faults", "audited") if name in more}
     base = SimTask(variant=Variant(policy="gorgo-ms"), fleet=fleet, traffic=traffic, warm_up=WARM_UP, **task)
     more = {"family": group} | more
-    return Comparison(group=group, title=f"{fleet.title}: {traffic.label}", base=base, variants=tuple(variants), **more)
+    return VariantComparison(
+        group=group, title=f"{fleet.title}: {traffic.label}", base=base, variants=tuple(variants), **more
+    )
 
 
-def report_of(found: Sequence[Comparison], grid: Grid, runner: Runner, pictured: Mapping[str, Pictured]) -> Report:
+def report_of(
+    found: Sequence[VariantComparison], grid: Grid, runner: Runner, pictured: Mapping[str, Pictured]
+) -> SystemReport:
     """Run comparisons and return targets by group, means, delays of evictions, and figures over time."""
     found, seeds = [one.scaled(grid.scale) for one in found], grid.seeds
     tasks = list(dict.fromkeys(task for one in found for task in one.tasks(seeds)))
@@ -57,7 +63,7 @@ def report_of(found: Sequence[Comparison], grid: Grid, runner: Runner, pictured:
         pictures = pictures_of(found, runs, seeds, pictured)
         if panels := [panel for one in found for panel in _delay_panel(one, runs, seeds)]:
             pictures.append(Picture("delays", panels))
-    return Report(
+    return SystemReport(
         sections=tables,
         end=f"All simulated; {len(runs)} runs, {sum(run.cpu_s for run in runs.values()):.0f} s of processor time.",
         pictures=pictures,
@@ -65,7 +71,7 @@ def report_of(found: Sequence[Comparison], grid: Grid, runner: Runner, pictured:
     )
 
 
-def _means(one: Comparison, runs: Runs, seeds: Sequence[int]) -> Iterator[tuple[str, ...]]:
+def _means(one: VariantComparison, runs: Runs, seeds: Sequence[int]) -> Iterator[tuple[str, ...]]:
     for variant in one.variants:
         found = one.runs_of(variant, runs, seeds)
         row = mean_row(rows_of(found))
@@ -82,7 +88,7 @@ def _means(one: Comparison, runs: Runs, seeds: Sequence[int]) -> Iterator[tuple[
         )
 
 
-def _times(one: Comparison, runs: Runs, seeds: Sequence[int]) -> Iterator[tuple[str, ...]]:
+def _times(one: VariantComparison, runs: Runs, seeds: Sequence[int]) -> Iterator[tuple[str, ...]]:
     """Yield a row per slice that every run has, as means over seeds."""
     by_variant = [one.runs_of(variant, runs, seeds) for variant in one.variants]
     for slices in zip(*(run.slices for found in by_variant for run in found), strict=False):
@@ -94,21 +100,23 @@ def _times(one: Comparison, runs: Runs, seeds: Sequence[int]) -> Iterator[tuple[
         yield f"{begins_s:.0f}", one.marks.get(begins_s, ""), *cells
 
 
-def _delayed(one: Comparison, runs: Runs, seeds: Sequence[int]) -> Iterator[tuple[str, str, list[Sequence[float]]]]:
+def _delayed(
+    one: VariantComparison, runs: Runs, seeds: Sequence[int]
+) -> Iterator[tuple[str, str, list[Sequence[float]]]]:
     """Yield variant, region and the quantiles of each seed, ms, of what is reported after a delay."""
     for variant in one.variants:
         if find_variant(variant).source in ("push", "events") and not one.base.audited:
-            found: list[Run] = one.runs_of(variant, runs, seeds)
+            found: list[TaskRun] = one.runs_of(variant, runs, seeds)
             for name in dict.fromkeys(name for run in found for name in run.lists if name.startswith("delay ")):
                 yield variant, name.removeprefix("delay "), [run.lists[name] for run in found if name in run.lists]
 
 
-def _delays(one: Comparison, runs: Runs, seeds: Sequence[int]) -> Iterator[tuple[str, ...]]:
+def _delays(one: VariantComparison, runs: Runs, seeds: Sequence[int]) -> Iterator[tuple[str, ...]]:
     for variant, region, by_seed in _delayed(one, runs, seeds):
         yield one.title, variant, region, *(f"{mean(values):.1f}" for values in zip(*by_seed, strict=True))
 
 
-def _delay_panel(one: Comparison, runs: Runs, seeds: Sequence[int]) -> Iterator[Panel]:
+def _delay_panel(one: VariantComparison, runs: Runs, seeds: Sequence[int]) -> Iterator[Panel]:
     """Yield a panel of the quantiles of the time until an eviction is known, of sources side by side."""
     curves = {
         f"{variant}, {region}": [

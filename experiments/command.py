@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 
 from experiments.fit import BASE, SEEDS, START, Values, fit_profile, with_values
-from experiments.grid import Grid, Report
+from experiments.grid import Grid, SystemReport
 from experiments.page import page_of
 from experiments.pictures import write_pictures
 from experiments.published import WORDS, compared
@@ -85,7 +85,7 @@ def _groups(system: ModuleType, only: Sequence[str]) -> list[str]:
     return [name for name in system.GROUPS if name in only or ALL in only]
 
 
-def _print(reports: Mapping[str, Report], *, as_json: bool) -> None:
+def _print(reports: Mapping[str, SystemReport], *, as_json: bool) -> None:
     if as_json:
         rows = {name: report.rows for name, report in reports.items()}
         print(json.dumps(rows if len(rows) > 1 else next(iter(rows.values())), indent=2))  # noqa: T201
@@ -94,18 +94,18 @@ def _print(reports: Mapping[str, Report], *, as_json: bool) -> None:
         print(as_markdown(report.sections, report.end), end="")  # noqa: T201
 
 
-def _comparison(chosen: Sequence[ModuleType], grid: Grid, runner: Runner, path: Path, *, quick: bool) -> Report:
+def _comparison(chosen: Sequence[ModuleType], grid: Grid, runner: Runner, path: Path, *, quick: bool) -> SystemReport:
     """Run every published figure of the systems, write the page, and return the table."""
     claims = [claim for system in chosen for claim in system.claims(grid)]
     runs = runner.runs(list(dict.fromkeys(task for one in claims for task in one.tasks)), title="comparison")
     rows = compared(claims, runs)
     preview = "One seed and short windows: a preview, not a result. " if quick else ""
-    about = f"{preview}All is simulated, with {len(grid.seeds)} seeds of each run."
+    about = f"{preview}All is simulated; seeds of each run: {len(grid.seeds)}."
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, page_of(rows, about).encode(), mode=PUBLIC)
     counts = ", ".join(f"{sum(row.word == word for row in rows)} {word}" for word in WORDS)
     cpu_s = sum(run.cpu_s for run in runs.values())
-    return Report(
+    return SystemReport(
         sections=[
             TableSection(system.TITLE, HEADER, [row.cells() for row in rows if row.claim.system == system.TITLE])
             for system in chosen

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 
 from experiments.published import Published
 from experiments.runner import Runs, Task
-from experiments.simulated import Run, SimTask
-from experiments.tables import Verdict
+from experiments.simulated import SimTask, TaskRun
+from experiments.tables import ClaimVerdict
 from experiments.variants import find_variant
 from gorgo.lab.results import ResultRow
 from gorgo.lab.simulate.compare import Figure, Ratio, mean_interval, ratio_of
@@ -35,7 +35,7 @@ MEASURES: Mapping[str, Figure] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class ComparisonTarget:
     """A ratio that is shown: `figure` of the variant `of` and of `against`, by label.
 
     Parameters
@@ -58,13 +58,13 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class VariantComparison:
     """Variants on one fleet and traffic.
 
     Parameters
     ----------
     group:
-        As in `Verdict`; `--only` names it.
+        As in `ClaimVerdict`; `--only` names it.
     title:
         In the first column of the tables.
     base:
@@ -85,7 +85,7 @@ class Comparison:
     title: str
     base: SimTask
     variants: Sequence[str]
-    targets: Sequence[Target] = ()
+    targets: Sequence[ComparisonTarget] = ()
     inverted: bool = False
     family: str = ""
     x: str | float = ""
@@ -94,7 +94,7 @@ class Comparison:
     def task(self, variant: str, seed: int) -> SimTask:
         return replace(self.base, variant=find_variant(variant), seed=seed)
 
-    def scaled(self, factor: float) -> Comparison:
+    def scaled(self, factor: float) -> VariantComparison:
         """Return the same with so many times the requests."""
         return replace(self, base=self.base.scaled(factor))
 
@@ -103,11 +103,11 @@ class Comparison:
         for seed in seeds:
             yield from (self.task(variant, seed) for variant in self.variants)
 
-    def runs_of(self, variant: str, runs: Runs, seeds: Sequence[int]) -> list[Run]:
+    def runs_of(self, variant: str, runs: Runs, seeds: Sequence[int]) -> list[TaskRun]:
         """Return the runs of a variant that there are."""
         return [runs[task] for seed in seeds if (task := self.task(variant, seed)) in runs]
 
-    def ratio(self, target: Target, of: str, runs: Runs, *, seeds: Sequence[int]) -> Ratio | None:
+    def ratio(self, target: ComparisonTarget, of: str, runs: Runs, *, seeds: Sequence[int]) -> Ratio | None:
         """Return a target's ratio for the variant `of`, as the system prints it."""
         return ratio_between(
             [self.task(of, seed) for seed in seeds],
@@ -132,11 +132,11 @@ class Comparison:
 
         return found
 
-    def verdicts(self, runs: Runs, seeds: Sequence[int], *, published: bool = False) -> Iterator[Verdict]:
+    def verdicts(self, runs: Runs, seeds: Sequence[int], *, published: bool = False) -> Iterator[ClaimVerdict]:
         """Yield a verdict per target; with `published` its label ends with the published figure."""
         for target in self.targets:
             text = () if not published else (target.note if target.published is None else target.published.text,)
-            yield Verdict.of_ratio(
+            yield ClaimVerdict.of_ratio(
                 self.group,
                 (self.title, target.of, target.against, target.figure, *text),
                 self.ratio(target, target.of, runs, seeds=seeds),
@@ -158,11 +158,11 @@ def ratio_between(
     return ratio_of([(other, one) for one, other in known] if inverted else known)
 
 
-def value_of(run: Run, figure: str) -> float | None:
+def value_of(run: TaskRun, figure: str) -> float | None:
     """Return a figure of a run by name, None if it has none."""
     return MEASURES[figure](run.row) if figure in MEASURES else run.values.get(figure)
 
 
-def rows_of(runs: Sequence[Run]) -> list[ResultRow]:
+def rows_of(runs: Sequence[TaskRun]) -> list[ResultRow]:
     """Return the result rows of runs."""
     return [run.row for run in runs]

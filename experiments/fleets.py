@@ -32,7 +32,7 @@ _PARTS = {1.0: "", 0.25: ", 1/4 of each pool", 1 / 16: ", 1/16 of each pool"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
+class ExperimentFleet:
     """A fleet with accurate priors.
 
     Parameters

@@ -43,7 +43,7 @@ class Grid:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class SystemReport:
     """Tables of a system, their last line, the pictures, and the rows for `--json`."""
 
     sections: Sequence[TableSection]

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from statistics import mean
 
-from experiments.comparison import MEASURES, Comparison, Target, rows_of
-from experiments.fleets import Fleet
-from experiments.grid import Grid, Report
+from experiments.comparison import MEASURES, ComparisonTarget, VariantComparison, rows_of
+from experiments.fleets import ExperimentFleet
+from experiments.grid import Grid, SystemReport
 from experiments.pictures import Pictured, pictures_of
 from experiments.published import Claim, Published
 from experiments.runner import Runner
-from experiments.simulated import Run, SimTask
+from experiments.simulated import SimTask, TaskRun
 from experiments.tables import TableSection, number, sections, with_interval
 from experiments.traffic import PhasedTraffic
 from experiments.variants import Variant
@@ -41,18 +41,18 @@ def routers(
     traffic: PhasedTraffic,
     against: str,
     variants: Sequence[str],
-    figures: Sequence[str] = (),
+    stats: Sequence[str] = (),
     published: Mapping[tuple[str, str], Published] | None = None,
     *,
     also: Sequence[str] = (),
     scrape_s: float = USUAL_SCRAPES_S,
     cache_reports: CacheReports = "usage",
-) -> Comparison:
+) -> VariantComparison:
     """Return variants against a baseline on one fleet and traffic.
 
     Parameters
     ----------
-    figures:
+    stats:
         Keys of `MEASURES`; each is a row per variant.
     published:
         What was published, by variant and figure.
@@ -61,12 +61,12 @@ def routers(
     """
     scrapes = "" if scrape_s == USUAL_SCRAPES_S else f", scrapes each {scrape_s:g} s"
     reports = "" if cache_reports == "usage" else f", KV {cache_reports}"
-    return Comparison(
+    return VariantComparison(
         group=group,
         title=f"{fleet}: {traffic.label}{scrapes}{reports}",
         base=SimTask(
             variant=Variant(policy=GORGO_MS),
-            fleet=Fleet(name=fleet),
+            fleet=ExperimentFleet(name=fleet),
             traffic=traffic,
             warm_up=WARM_UP,
             probe_s=PROBE_S,
@@ -75,8 +75,8 @@ def routers(
         ),
         variants=tuple(dict.fromkeys((against, *variants, *also))),
         targets=tuple(
-            Target(of=one, against=against, figure=figure, published=(published or {}).get((one, figure)))
-            for figure in figures
+            ComparisonTarget(of=one, against=against, figure=figure, published=(published or {}).get((one, figure)))
+            for figure in stats
             for one in variants
         ),
         inverted=True,
@@ -85,7 +85,9 @@ def routers(
     )
 
 
-def report_of(found: Sequence[Comparison], grid: Grid, runner: Runner, pictured: Mapping[str, Pictured]) -> Report:
+def report_of(
+    found: Sequence[VariantComparison], grid: Grid, runner: Runner, pictured: Mapping[str, Pictured]
+) -> SystemReport:
     """Run comparisons and return ratios by group, then means of every variant."""
     found = [one.scaled(grid.scale) for one in found]
     tasks = list(dict.fromkeys(task for one in found for task in one.tasks(grid.seeds)))
@@ -100,7 +102,7 @@ def report_of(found: Sequence[Comparison], grid: Grid, runner: Runner, pictured:
     claimed = [verdict for verdict in verdicts if verdict.met is not None]
     cpu_s = sum(run.cpu_s for run in runs.values())
     requests = mean(run.row.n for run in runs.values()) if runs else 0
-    return Report(
+    return SystemReport(
         sections=[*sections(verdicts, HEADER), TableSection("Means over seeds", MEANS_HEADER, means)],
         end=(
             f"{sum(bool(one.met) for one in claimed)} of {len(claimed)} claims met, all simulated; {len(runs)} runs of "
@@ -111,14 +113,14 @@ def report_of(found: Sequence[Comparison], grid: Grid, runner: Runner, pictured:
     )
 
 
-def claims_of(system: str, found: Sequence[Comparison], grid: Grid, groups: Sequence[str]) -> list[Claim]:
+def claims_of(system: str, found: Sequence[VariantComparison], grid: Grid, groups: Sequence[str]) -> list[Claim]:
     """Return the published figures of some groups, with this project's first policy of each comparison."""
     return [
         claim for one in found if one.group in groups for claim in _claims(system, one.scaled(grid.scale), grid.seeds)
     ]
 
 
-def _claims(system: str, one: Comparison, seeds: Sequence[int]) -> Iterator[Claim]:
+def _claims(system: str, one: VariantComparison, seeds: Sequence[int]) -> Iterator[Claim]:
     ours = next((name for name in OURS if name in one.variants), None)
     bounds = {target.figure: target.at_least for target in one.targets if target.at_least is not None}
     for target in one.targets:
@@ -139,7 +141,7 @@ def _claims(system: str, one: Comparison, seeds: Sequence[int]) -> Iterator[Clai
         )
 
 
-def _means(one: Comparison, variant: str, found: Sequence[Run]) -> Iterator[tuple[str, ...]]:
+def _means(one: VariantComparison, variant: str, found: Sequence[TaskRun]) -> Iterator[tuple[str, ...]]:
     if not found:
         return
     row = mean_row(rows_of(found))
@@ -178,7 +180,7 @@ def _pools(row: ResultRow) -> str:
     return "/".join(f"{pool} {100 * share:.0f}" for pool, share in shares.items())
 
 
-def _fallbacks(runs: Sequence[Run]) -> str:
+def _fallbacks(runs: Sequence[TaskRun]) -> str:
     """Return the share of the decisions by each guard, % of all, the most common first."""
     counts: dict[str, int] = {}
     for run in runs:
@@ -189,7 +191,7 @@ def _fallbacks(runs: Sequence[Run]) -> str:
     return ", ".join(f"{word or 'policy'} {100 * count / whole:.1f}" for word, count in ordered)
 
 
-def _error(runs: Sequence[Run], name: str) -> str:
+def _error(runs: Sequence[TaskRun], name: str) -> str:
     """Return a model's error, %: the mean over runs of the mean or median over requests."""
     known = [error for run in runs if (error := run.values.get(name)) is not None]
     return f"{100 * mean(known):.1f}" if known else "-"

@@ -13,9 +13,9 @@ from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Literal
 
-from experiments.comparison import Comparison, value_of
+from experiments.comparison import VariantComparison, value_of
 from experiments.runner import Runs
-from experiments.simulated import Run
+from experiments.simulated import TaskRun
 from gorgo.config.atomic import PUBLIC, write_atomically
 from gorgo.lab.report import require_extra
 
@@ -40,14 +40,14 @@ class Pictured:
     ----------
     kind:
         `bars` and `lines` have a point per comparison, `times` one per slice of the runs of one comparison.
-    figures:
+    stats:
         Title of each panel -> its figure: a key of `MEASURES` or of the values of a run; of a slice for `times`.
     x_label:
         Of lines.
     """
 
     kind: Kind
-    figures: Mapping[str, str]
+    stats: Mapping[str, str]
     x_label: str = ""
 
 
@@ -85,22 +85,22 @@ class Picture:
 
 
 def pictures_of(
-    found: Sequence[Comparison], runs: Runs, seeds: Sequence[int], pictured: Mapping[str, Pictured]
+    found: Sequence[VariantComparison], runs: Runs, seeds: Sequence[int], pictured: Mapping[str, Pictured]
 ) -> list[Picture]:
     """Return a picture per family of the comparisons whose group has one."""
-    families: dict[tuple[str, str], list[Comparison]] = {}
+    families: dict[tuple[str, str], list[VariantComparison]] = {}
     for one in found:
         if one.group in pictured:
             families.setdefault((one.group, one.family), []).append(one)
     return [
-        Picture(family, [_panel(some, runs, seeds, spec, *figure) for figure in spec.figures.items()])
+        Picture(family, [_panel(some, runs, seeds, spec, *figure) for figure in spec.stats.items()])
         for (group, family), some in families.items()
         for spec in [pictured[group]]
     ]
 
 
 def _panel(
-    some: Sequence[Comparison], runs: Runs, seeds: Sequence[int], spec: Pictured, title: str, figure: str
+    some: Sequence[VariantComparison], runs: Runs, seeds: Sequence[int], spec: Pictured, title: str, figure: str
 ) -> Panel:
     curves: dict[str, list[Point]] = {}
     ordered = sorted(some, key=lambda one: float(one.x)) if spec.kind == "lines" else some
@@ -113,7 +113,7 @@ def _panel(
     return Panel(title, x_label, spec.kind, shown, some[0].marks)
 
 
-def _points(one: Comparison, runs: Sequence[Run], kind: Kind, figure: str) -> Iterator[Point]:
+def _points(one: VariantComparison, runs: Sequence[TaskRun], kind: Kind, figure: str) -> Iterator[Point]:
     if kind != "times":
         known = [value for run in runs if (value := value_of(run, figure)) is not None]
         if known:

@@ -29,7 +29,10 @@ DOCUMENTS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a figure is printed: the document, its table, figure or section, and the row and column there."""
+    """Where a figure is printed: the document, its table or figure, and the row and column there.
+
+    A place without a number is described: posts number nothing.
+    """
 
     document: str
     place: str
@@ -68,7 +71,7 @@ class Published:
 
         Example
         -------
-        >>> found = Published.of("1.02-2.15", Source("lodestar", "section 5", "8xA30", "mean TTFT"))
+        >>> found = Published.of("1.02-2.15", Source("lodestar", "evaluation", "8xA30", "mean TTFT"))
         >>> found.low, found.high
         (1.02, 2.15)
         """
@@ -121,7 +124,7 @@ def verdict_on(published: Published, found: Ratio | None, *, is_ratio: bool = Tr
 
     Example
     -------
-    >>> published = Published.of("1.41", Source("lodestar", "abstract", "overall", "mean TTFT"))
+    >>> published = Published.of("1.41", Source("lodestar", "summary", "overall", "mean TTFT"))
     >>> [verdict_on(published, Ratio(value, None, None, 1)) for value in (1.4, 1.1, 1.9, 0.8, 0.99)]
     ['reproduced', 'smaller', 'larger', 'reversed', 'smaller']
     """

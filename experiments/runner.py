@@ -30,7 +30,7 @@ import gorgo.lab.simulate
 import gorgo.lab.traces
 import gorgo.learning
 import gorgo.policies
-from experiments.tables import Verdict
+from experiments.tables import ClaimVerdict
 from gorgo.config.atomic import write_atomically
 from gorgo.errors import GorgoError, ReportError
 from gorgo.lab.progress import shown_progress
@@ -64,7 +64,7 @@ class Task(Protocol):
 #: The run of each task.
 Runs: TypeAlias = Mapping[Any, Any]
 #: Yields tasks, receives the runs of all tasks so far, may ask for more that depend on them, and returns its verdicts.
-Experiment: TypeAlias = Generator[Sequence[Task], Runs, list[Verdict]]
+Experiment: TypeAlias = Generator[Sequence[Task], Runs, list[ClaimVerdict]]
 OneTask = TypeVar("OneTask", bound=Task)
 
 
@@ -119,7 +119,7 @@ class Runner:
                     advance()
         return {task: self.find(task) for task in tasks}
 
-    def verdicts(self, experiment: Experiment, *, title: str) -> list[Verdict]:
+    def verdicts(self, experiment: Experiment, *, title: str) -> list[ClaimVerdict]:
         """Return an experiment's verdicts, having run what it asks for."""
         runs: dict[Any, Any] = {}
         try:
@@ -128,7 +128,7 @@ class Runner:
                 runs |= self.runs(tasks, title=title)
                 tasks = experiment.send(runs)
         except StopIteration as end:
-            return cast("list[Verdict]", end.value)
+            return cast("list[ClaimVerdict]", end.value)
 
     def _made(self, missing: Sequence[tuple[str, Task]]) -> Iterator[tuple[str, Any]]:
         if missing:

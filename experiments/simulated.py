@@ -20,7 +20,7 @@ import gorgo.learning
 import gorgo.policies.learned
 from experiments import audit, fleets, forecasts, traffic, variants
 from experiments.audit import AuditedDecision, AuditedPolicy
-from experiments.fleets import Fleet
+from experiments.fleets import ExperimentFleet
 from experiments.forecasts import Forecasts, RunTraining
 from experiments.runner import run_key
 from experiments.traffic import Traffic, feed_of_traffic
@@ -62,7 +62,7 @@ _CODE = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class TaskRun:
     """Figures of a run.
 
     `row` is of the measured requests. `values` are further figures by name, `lists` several of one kind, and `slices`
@@ -98,7 +98,7 @@ class SimTask:
     """
 
     variant: Variant
-    fleet: Fleet
+    fleet: ExperimentFleet
     traffic: Traffic
     seed: int = 0
     warm_up: float = 0.0
@@ -111,7 +111,7 @@ class SimTask:
     replaced_after: float | None = None
     around_replacement: bool = False
     queueing: bool = False
-    kind: ClassVar[type[Run]] = Run
+    kind: ClassVar[type[TaskRun]] = TaskRun
 
     def key(self) -> str:
         """Return the key of the run."""
@@ -135,7 +135,7 @@ class SimTask:
         )
         return with_queue(replace(limits, overload=OverloadLimits())) if self.queueing else limits
 
-    def run(self) -> Run:
+    def run(self) -> TaskRun:
         """Run the task in this process."""
         begun_s = thread_time()
         with rare_collections():
@@ -143,7 +143,7 @@ class SimTask:
         return replace(run, cpu_s=thread_time() - begun_s)
 
 
-def _run(task: SimTask) -> Run:
+def _run(task: SimTask) -> TaskRun:
     feed = feed_of_traffic(task.traffic, task.seed)
     training = _training(task, feed)
     policy = task.variant.make()
@@ -159,7 +159,7 @@ def _run(task: SimTask) -> Run:
     simulated = simulated_run(job, {}, replace(result, records=measured))
     phantom, missed, _ = cached_errors(measured)
     begins_s = measured[0].scheduled_s if measured else inf
-    return Run(
+    return TaskRun(
         row=simulated.row,
         cpu_s=0.0,
         values={
@@ -217,7 +217,7 @@ def _trained(task: SimTask, fleet: str) -> Model:
     """Return the last model of a run on another fleet with the first phase of the traffic."""
     assert isinstance(task.traffic, traffic.PhasedTraffic), "other traffic has no phases"
     first = replace(task.traffic, phases=task.traffic.phases[:1])
-    task = replace(task, traffic=first, fleet=Fleet(name=fleet), variant=Variant(policy=task.variant.policy))
+    task = replace(task, traffic=first, fleet=ExperimentFleet(name=fleet), variant=Variant(policy=task.variant.policy))
     feed = feed_of_traffic(first, task.seed)
     training = _training(task, feed)
     _simulation(task, task.variant.make(), training).run(feed)

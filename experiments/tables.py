@@ -15,7 +15,7 @@ UNSURE = "`~`: the interval contains the target; more seeds could turn the verdi
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class ClaimVerdict:
     """A figure with its interval, the bound on it, and whether the bound is met.
 
     Parameters
@@ -42,7 +42,7 @@ class Verdict:
     note: str = ""
 
     @classmethod
-    def of_ratio(cls, group: str, labels: tuple[str, ...], ratio: Ratio | None, **more: Any) -> Verdict:
+    def of_ratio(cls, group: str, labels: tuple[str, ...], ratio: Ratio | None, **more: Any) -> ClaimVerdict:
         """Return the verdict on a ratio; `value=` shows another figure with the ratio's interval."""
         if ratio is None:
             return cls(group=group, labels=labels, **more | {"value": None})
@@ -94,7 +94,7 @@ class TableSection:
 
 
 def sections(
-    verdicts: Sequence[Verdict], header: Sequence[str], titles: Mapping[str, str] | None = None
+    verdicts: Sequence[ClaimVerdict], header: Sequence[str], titles: Mapping[str, str] | None = None
 ) -> list[TableSection]:
     """Return a section per group, in the order of the verdicts."""
     return [

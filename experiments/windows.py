@@ -11,8 +11,8 @@ from typing import ClassVar
 from experiments.comparison import MEASURES
 from experiments.fleets import paper_fleet
 from experiments.runner import Runs, run_key
-from experiments.simulated import Run
-from experiments.tables import Verdict
+from experiments.simulated import TaskRun
+from experiments.tables import ClaimVerdict
 from gorgo.config.load import load_config
 from gorgo.core.limits import RouterLimits
 from gorgo.lab.demo.options import PAPER
@@ -112,7 +112,7 @@ class PolicyTask:
     workload: Workload
     policy: str
     seed: int
-    kind: ClassVar[type[Run]] = Run
+    kind: ClassVar[type[TaskRun]] = TaskRun
 
     @property
     def trace(self) -> str:
@@ -145,10 +145,10 @@ class PolicyTask:
         job = self.job()
         return run_key(job.policy, [job.trace], [replace(job, trace="")])
 
-    def run(self) -> Run:
+    def run(self) -> TaskRun:
         """Run the task in this process."""
         run = run_once(self.job())
-        return Run(row=run.row, cpu_s=run.cpu_s or 0.0)
+        return TaskRun(row=run.row, cpu_s=run.cpu_s or 0.0)
 
 
 @lru_cache(maxsize=1)
@@ -168,7 +168,7 @@ class RatioTarget:
     Parameters
     ----------
     group:
-        As in `Verdict`.
+        As in `ClaimVerdict`.
     workloads:
         One, or several for their geometric mean.
     others:
@@ -210,7 +210,7 @@ class RatioTarget:
             against = "itself" if self.others[0] == self.policy else self.others[0]
         return names[0] if len(names) == 1 else f"geometric mean of {len(names)}", self.policy, against, self.figure
 
-    def verdict(self, runs: Runs, seeds: Sequence[int]) -> Verdict:
+    def verdict(self, runs: Runs, seeds: Sequence[int]) -> ClaimVerdict:
         """Return the verdict, from the seeds that all of its runs have."""
         figure = MEASURES[self.figure]
         by_seed: dict[int, list[tuple[float, float]]] = {}
@@ -219,7 +219,7 @@ class RatioTarget:
             groups = {other: _rows(runs, beside, other, seeds) for other in self.others}
             name = best_of_rows({other: list(rows.values()) for other, rows in groups.items()}, figure)
             if name is None:
-                return Verdict.of_ratio(self.group, self.labels(()), None, at_most=self.at_most)
+                return ClaimVerdict.of_ratio(self.group, self.labels(()), None, at_most=self.at_most)
             best.append(name)
             for seed, pair in _pairs(_rows(runs, workload, self.policy, seeds), groups[name], figure):
                 by_seed.setdefault(seed, []).append(pair)
@@ -228,7 +228,7 @@ class RatioTarget:
             for pairs in by_seed.values()
             if len(pairs) == len(self.workloads)
         ]
-        return Verdict.of_ratio(self.group, self.labels(best), ratio_of(whole), at_most=self.at_most)
+        return ClaimVerdict.of_ratio(self.group, self.labels(best), ratio_of(whole), at_most=self.at_most)
 
 
 def _rows(runs: Runs, workload: Workload, policy: str, seeds: Sequence[int]) -> dict[int, ResultRow]:

@@ -1,8 +1,8 @@
 """Names of the code: the field's words, one name per class, and no method name with ten meanings.
 
-Reads the syntax trees of `gorgo` and `tuner`. A word is refused wherever it is a part of a name: of a module, class,
-function, parameter, attribute or variable, and of a key, option, metric or log event, which are string constants of
-the sources.
+Reads the syntax trees of `gorgo`, `tuner` and `experiments`. A word is refused wherever it is a part of a name: of a
+module, class, function, parameter, attribute or variable, and of a key, option, metric or log event, which are string
+constants of the sources.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class Name(NamedTuple):
 @cache
 def sources() -> dict[str, ast.Module]:
     """Syntax tree of each module, by path."""
-    paths = sorted(path for top in ("gorgo", "tuner") for path in (ROOT / top).rglob("*.py"))
+    paths = sorted(path for top in ("gorgo", "tuner", "experiments") for path in (ROOT / top).rglob("*.py"))
     assert len(paths) > 200
     return {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in paths}
 

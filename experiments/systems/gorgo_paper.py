@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from experiments.comparison import MEASURES, ratio_between
-from experiments.grid import Grid, Report
+from experiments.grid import Grid, SystemReport
 from experiments.published import Claim, Published, Source
 from experiments.runner import Runner, Runs
 from experiments.tables import TableSection
@@ -247,7 +247,7 @@ class FigureRow:
         return 1 / WITHIN <= self.ratio <= WITHIN
 
 
-def report(groups: Sequence[str], grid: Grid, runner: Runner, profile: str = QWEN_L40S) -> Report:
+def report(groups: Sequence[str], grid: Grid, runner: Runner, profile: str = QWEN_L40S) -> SystemReport:
     """Run the paper's tables and return them beside the measured ones: medians over seeds."""
     del groups
     engine, h100 = find_profile(profile), find_profile(OTHER_PROFILE)
@@ -287,7 +287,7 @@ def report(groups: Sequence[str], grid: Grid, runner: Runner, profile: str = QWE
         f"{engine.name}, {len(by_seed)} seeds, simulated: {met} of {len(stats)} figures within 30 %, order of policies "
         f"as measured in {ordered} of {len(WINDOWS)} windows"
     )
-    return Report(sections=list(_sections(rows, stats, found)), end=end, rows=rows)
+    return SystemReport(sections=list(_sections(rows, stats, found)), end=end, rows=rows)
 
 
 def _stats_rows(on: str, table: PublishedTable, found: Mapping[RunName, Stats]) -> Iterator[FigureRow]:
@@ -463,13 +463,13 @@ def _claims(table: PublishedTable, workload: Workload, grid: Grid, note: str = "
                 figure=f"{MEASURED[place]}, {PAPER} / {against}",
                 published=Published.of(f"{theirs / baseline:.3f}", source, text),
                 tasks=[PolicyTask(workload, policy, seed) for seed in grid.seeds for policy in policies],
-                reproduced=partial(_over, workload, table.policy, against, MEASURED[place], grid),
-                ours=partial(_over, workload, OURS, against, MEASURED[place], grid),
+                reproduced=partial(_ratio_of, workload, table.policy, against, MEASURED[place], grid),
+                ours=partial(_ratio_of, workload, OURS, against, MEASURED[place], grid),
                 ours_name=OURS,
                 note=note,
             )
 
 
-def _over(workload: Workload, of: str, against: str, figure: str, grid: Grid, runs: Runs) -> Ratio | None:
+def _ratio_of(workload: Workload, of: str, against: str, figure: str, grid: Grid, runs: Runs) -> Ratio | None:
     tasks, others = ([PolicyTask(workload, name, seed) for seed in grid.seeds] for name in (of, against))
     return ratio_between(tasks, others, MEASURES[figure], runs)

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import inf
 
-from experiments.comparison import Comparison
-from experiments.grid import Grid, Report
+from experiments.comparison import VariantComparison
+from experiments.grid import Grid, SystemReport
 from experiments.learned import GORGO_MS, MEAN, P99, RESIDUAL, claims_of, report_of, routers
 from experiments.pictures import Pictured
 from experiments.published import Claim, Published, Source
@@ -112,12 +112,12 @@ LONG_TURNS = replace(
 )  # fmt: skip
 
 
-def comparisons() -> list[Comparison]:
+def comparisons() -> list[VariantComparison]:
     """Return every comparison."""
     return [*_accuracy(), *_scenarios(), *_production(), _gates()]
 
 
-def _accuracy() -> Iterator[Comparison]:
+def _accuracy() -> Iterator[VariantComparison]:
     """llm-d's ladder in scenario C; the MAPE of each is in the table of means, that of each step in the slices.
 
     With KV events too: then the cached tokens of a prediction are those that the engine has. In the last step requests
@@ -131,7 +131,7 @@ def _accuracy() -> Iterator[Comparison]:
         )
 
 
-def _scenarios() -> Iterator[Comparison]:
+def _scenarios() -> Iterator[VariantComparison]:
     variants = (PREDICTED, GORGO_MS, RESIDUAL, "round-robin")
     for share in (1.0, *LADDER):
         rates = {name: (rate * share,) for name, rate in RATES.items()}
@@ -158,7 +158,7 @@ def _comparable(traffic: PhasedTraffic, share: float) -> dict[tuple[str, str], P
     return {(PREDICTED, PER_TOKEN): Published(text=text, low=low, high=high, source=source, baseline=LOAD_PREFIX)}
 
 
-def _production() -> Iterator[Comparison]:
+def _production() -> Iterator[VariantComparison]:
     """llm-d's table of four; its ratios are to 3:2:2 for E2E and TPOT."""
     published = {
         (PREDICTED, figure): Published.of(text, _source(_TABLE, "weights 3:2:2 over predicted latency", figure),
@@ -175,7 +175,7 @@ def _production() -> Iterator[Comparison]:
         yield replace(found, targets=tuple(claimed))
 
 
-def _gates() -> Comparison:
+def _gates() -> VariantComparison:
     """Each guard of llm-d's left out, where its gates act on most requests."""
     left_out = ("no affinity gates", "no load gate", "no exploration", "weighted pick", "model from 1,000 samples",
                 "round per 1,000", "logarithms", "linear")  # fmt: skip
@@ -198,7 +198,7 @@ PICTURES = {
 }
 
 
-def report(groups: Sequence[str], grid: Grid, runner: Runner) -> Report:
+def report(groups: Sequence[str], grid: Grid, runner: Runner) -> SystemReport:
     """Run the groups and return their tables."""
     return report_of([one for one in comparisons() if one.group in groups], grid, runner, PICTURES)
 
@@ -211,13 +211,13 @@ def claims(grid: Grid) -> list[Claim]:
         *_errors([one for one in found if one.group in ("accuracy", "production")], grid),
         Claim(
             system=TITLE, on="1 to 1,000 requests a second, 100 pods", figure="prediction service, mean, ms",
-            published=Published.of("13-16", _source("table of service latency", "1-1000 QPS x 100 pods", "mean")),
+            published=Published.of("13-16", _source("text on the prediction service", "1-1000 QPS x 100 pods", "mean")),
             is_ratio=False, note="the trees are in the router's process: there is no call to a service",
         ),
     ]  # fmt: skip
 
 
-def _errors(some: Sequence[Comparison], grid: Grid) -> Iterator[Claim]:
+def _errors(some: Sequence[VariantComparison], grid: Grid) -> Iterator[Claim]:
     """Yield the errors of predicted first tokens, %, beside the published 5 %."""
     for one in (each.scaled(grid.scale) for each in some):
         for name, column in (("ttft_mean", "TTFT"), ("tpot_mean", "TPOT")):
@@ -226,7 +226,7 @@ def _errors(some: Sequence[Comparison], grid: Grid) -> Iterator[Claim]:
                 system=TITLE,
                 on=one.title,
                 figure=f"mean error of predicted {column}, %",
-                published=Published.of("5", _source("section on accuracy", "all scenarios", f"MAPE of {column}")),
+                published=Published.of("5", _source("text on accuracy", "all scenarios", f"MAPE of {column}")),
                 tasks=tasks,
                 reproduced=one.mean_of(PREDICTED, name, grid.seeds, 100),
                 ours=one.mean_of(RESIDUAL, name, grid.seeds, 100),

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from experiments.comparison import Comparison, Target
-from experiments.grid import Grid, Report
+from experiments.comparison import ComparisonTarget, VariantComparison
+from experiments.grid import Grid, SystemReport
 from experiments.learned import GORGO_MS, MEAN, P99, RESIDUAL, claims_of, report_of, routers
 from experiments.pictures import Pictured
 from experiments.published import Claim, Published, Source
@@ -136,7 +136,7 @@ def _traffic(fleet: str, conversation: str | None) -> Iterator[PhasedTraffic]:
 # -- comparisons
 
 
-def comparisons(conversation: str | None = None) -> list[Comparison]:
+def comparisons(conversation: str | None = None) -> list[VariantComparison]:
     """Return every comparison; `conversation` is the file of Mooncake's conversation trace."""
     return [
         *_fleets(conversation), *_long(), *_motivation(), *_tau(conversation), _shift(), *_pools(), *_filter(),
@@ -144,14 +144,14 @@ def comparisons(conversation: str | None = None) -> list[Comparison]:
     ]  # fmt: skip
 
 
-def _over_heuristic(fleet: str, variants: Sequence[str]) -> Iterator[Target]:
+def _against_heuristic(fleet: str, variants: Sequence[str]) -> Iterator[ComparisonTarget]:
     """Yield mean and p99 of each variant, beside what was published of the fleet."""
     texts = ("1.02-2.15", "1.07-1.86") if fleet == EQUAL else ("1.25-4.38", "1.32-4.42")
     row = "8xA30, Llama3-8B" if fleet == EQUAL else "A30 and V100, mixed"
     for figure, text in zip((MEAN, P99), texts, strict=True):
-        published = Published.of(text, _source("section Evaluation", row, f"{figure}, over {HEURISTIC}"), HEURISTIC)
+        published = Published.of(text, _source("evaluation", row, f"{figure}, over {HEURISTIC}"), HEURISTIC)
         for variant in variants:
-            yield Target(
+            yield ComparisonTarget(
                 of=variant,
                 against=HEURISTIC,
                 figure=figure,
@@ -160,7 +160,7 @@ def _over_heuristic(fleet: str, variants: Sequence[str]) -> Iterator[Target]:
             )
 
 
-def _fleets(conversation: str | None) -> Iterator[Comparison]:
+def _fleets(conversation: str | None) -> Iterator[VariantComparison]:
     for fleet in SCALES:
         for number, traffic in enumerate(_traffic(fleet, conversation)):
             first = number == 0
@@ -168,20 +168,20 @@ def _fleets(conversation: str | None) -> Iterator[Comparison]:
             yield replace(
                 routers("lodestar" if first else "lodestar-more", fleet, traffic, HEURISTIC, variants,
                         also=("oracle",) if first else ()),
-                targets=tuple(_over_heuristic(fleet, variants)),
+                targets=tuple(_against_heuristic(fleet, variants)),
             )  # fmt: skip
 
 
-def _long() -> Iterator[Comparison]:
+def _long() -> Iterator[VariantComparison]:
     """With ten models in a run, with the guards and as in its published benchmark, which is of prefills alone."""
     variants = (LODESTAR, "lodestar, as in its benchmark", GORGO_MS, RESIDUAL)
     for fleet, rate, output_tokens in ((EQUAL, 6.0, None), (TWO_KINDS, 11.4, None), (EQUAL, 10.0, 1)):
         traffic = sharing(0.5, requests=LONG, rate_per_s=rate, output_tokens=output_tokens)
         found = routers("lodestar-long", fleet, traffic, HEURISTIC, variants, also=("oracle",))
-        yield replace(found, targets=tuple(_over_heuristic(fleet, variants)))
+        yield replace(found, targets=tuple(_against_heuristic(fleet, variants)))
 
 
-def _motivation() -> Iterator[Comparison]:
+def _motivation() -> Iterator[VariantComparison]:
     """One heuristic wins on long prompts and loses on short ones at twice the rate."""
     for tokens, rate in ((4000, 5.0), (1000, 10.0)):
         published = {} if tokens == 4000 else {
@@ -194,7 +194,7 @@ def _motivation() -> Iterator[Comparison]:
         yield routers("motivation", "7xL20", traffic, "least-request", (HEURISTIC, GORGO_MS), (MEAN, P99), published)
 
 
-def _tau(conversation: str | None) -> Iterator[Comparison]:
+def _tau(conversation: str | None) -> Iterator[VariantComparison]:
     traffics = [shipped("toolagent-like", requests=REQUESTS, rate_per_s=3.0)]
     if conversation is not None:
         traffics.append(one_phase("conversation", conversation, requests=REQUESTS, rate_per_s=CONVERSATIONS))
@@ -203,26 +203,26 @@ def _tau(conversation: str | None) -> Iterator[Comparison]:
         yield routers("tau", EQUAL, traffic, "tau 0.5", variants, (MEAN,), also=(LODESTAR,))
 
 
-def _shift() -> Comparison:
+def _shift() -> VariantComparison:
     variants = (LODESTAR, "lodestar, offline", RESIDUAL, GORGO_MS, HEURISTIC)
     return routers("shift", EQUAL, more_sharing(), "lodestar, frozen", variants, (MEAN, P99))
 
 
-def _pools() -> Iterator[Comparison]:
+def _pools() -> Iterator[VariantComparison]:
     variants = (LODESTAR, "lodestar, random replay", "lodestar, linear")
     rows = (("lodestar, new data only", "new data only", ("2.39", "2.50")),
             ("lodestar, all data", "all data", ("1.21", "1.11")))  # fmt: skip
     for against, row, texts in rows:
         published = {
-            (LODESTAR, figure): Published.of(text, _source("section Ablation, replay", row, figure), row)
+            (LODESTAR, figure): Published.of(text, _source("ablation of the replay", row, figure), row)
             for figure, text in zip((MEAN, P99), texts, strict=True)
         }
         yield routers("pools", EQUAL, more_sharing(), against, variants, (MEAN, P99), published)
 
 
-def _filter() -> Iterator[Comparison]:
+def _filter() -> Iterator[VariantComparison]:
     """The second rate is the most that is served without a queue that grows: there KV pools are full, as published."""
-    place = "section Ablation, K-filter"
+    place = "ablation of the K-filter"
     published = {
         (LODESTAR, MEAN): Published.of("1.72", _source(place, "ToolAgent, 12 RPS", MEAN), "3209 ms over 1865 ms"),
         (LODESTAR, P99): Published.of("1.78", _source(place, "ToolAgent, 12 RPS", P99), "18686 ms over 10528 ms"),
@@ -233,7 +233,7 @@ def _filter() -> Iterator[Comparison]:
         yield routers("k-filter", EQUAL, traffic, "lodestar, no K-filter", variants, (MEAN, P99), published)
 
 
-def _longer() -> Comparison:
+def _longer() -> VariantComparison:
     """Prompts grow from 1k to 8k tokens: what learns is at most a tenth behind the heuristic; each guard left out."""
     guards = ("model from 200 samples", "no range check", "no exploration", "no K-filter", "near best 0.1")
     variants = (LODESTAR, RESIDUAL, GORGO_MS, *(f"lodestar, {guard}" for guard in guards),
@@ -243,20 +243,20 @@ def _longer() -> Comparison:
     return replace(found, targets=tuple(replace(one, **bounds.get((one.of, one.figure), {})) for one in found.targets))
 
 
-def _share_of_pools() -> Comparison:
+def _share_of_pools() -> VariantComparison:
     """The share of each pool, in the table of means, beside that of full knowledge."""
     traffic = sharing(0.5, requests=REQUESTS, rate_per_s=11.4)
     return routers("oracle", TWO_KINDS, traffic, "oracle", (LODESTAR, RESIDUAL, GORGO_MS, HEURISTIC), (MEAN,))
 
 
-def _shadows() -> Iterator[Comparison]:
+def _shadows() -> Iterator[VariantComparison]:
     """Order of replicas: Spearman's rho of each shadow under `random`, in the table of means."""
     first, *others = (f"random, shadow {name}" for name in SHADOWS)
     for fleet, rate in ((EQUAL, 3.0), (TWO_KINDS, 6.0)):
         yield routers("shadows", fleet, sharing(0.5, requests=REQUESTS, rate_per_s=rate), first, others)
 
 
-def _scrapes() -> Iterator[Comparison]:
+def _scrapes() -> Iterator[VariantComparison]:
     """Fresh and stale reports of engines over a long path."""
     traffic, variants = sharing(0.5, requests=REQUESTS, rate_per_s=8.0), (LODESTAR, RESIDUAL, "load-prefix 1:1:1")
     for interval_s in (0.1, 1.0, 30.0):
@@ -265,16 +265,16 @@ def _scrapes() -> Iterator[Comparison]:
 
 GROUPS = tuple(dict.fromkeys(one.group for one in comparisons()))
 _BARS = ("lodestar", "lodestar-more", "lodestar-long", "motivation", "pools", "guards")
-_OVER_TIME = {"error of predicted TTFT, %": "error_ratio", "mean TTFT, ms": "ttft_ms_mean",
+_TIMELINES = {"error of predicted TTFT, %": "error_ratio", "mean TTFT, ms": "ttft_ms_mean",
               "hit of the chosen replica, %": "hit", "hit of the replica with most, %": "best_hit"}  # fmt: skip
 PICTURES: dict[str, Pictured] = {
     **dict.fromkeys(_BARS, Pictured("bars", {f"{MEAN}, ms": MEAN, f"{P99}, ms": P99})),
-    "shift": Pictured("times", _OVER_TIME),
+    "shift": Pictured("times", _TIMELINES),
     "k-filter": Pictured("times", {f"{MEAN}, ms": "ttft_ms_mean"}),
 }
 
 
-def report(groups: Sequence[str], grid: Grid, runner: Runner) -> Report:
+def report(groups: Sequence[str], grid: Grid, runner: Runner) -> SystemReport:
     """Run the groups and return their tables."""
     found = [one for one in comparisons(grid.trace) if one.group in groups]
     return report_of(found, grid, runner, PICTURES)
@@ -287,7 +287,7 @@ def claims(grid: Grid) -> list[Claim]:
     )
     summary = [
         Claim(system=TITLE, on="all", figure=f"{figure}, {HEURISTIC} / {LODESTAR}",
-              published=Published.of(f"{SUMMARY[figure]:g}", _source("abstract", "overall", figure), HEURISTIC),
+              published=Published.of(f"{SUMMARY[figure]:g}", _source("summary", "overall", figure), HEURISTIC),
               note="the paper's mean over all of its runs; the fleets are compared one by one")
         for figure in (MEAN, P99)
     ]  # fmt: skip
@@ -297,7 +297,7 @@ def claims(grid: Grid) -> list[Claim]:
     ]
     overhead = [
         Claim(system=TITLE, on="10 to 80 requests a second", figure=figure, is_ratio=False, note=note,
-              published=Published.of(text, _source("section Overhead", "10-80 RPS", column)))
+              published=Published.of(text, _source("overhead", "10-80 RPS", column)))
         for figure, text, column, note in untried
     ]  # fmt: skip
     return [*rows, *summary, *overhead]

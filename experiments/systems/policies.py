@@ -15,7 +15,7 @@ from dataclasses import replace
 from time import monotonic
 
 from experiments.comparison import MEASURES
-from experiments.grid import Grid, Report
+from experiments.grid import Grid, SystemReport
 from experiments.runner import Runner, Runs
 from experiments.tables import TableSection, number, sections
 from experiments.windows import LEARNED, PolicyTask, RatioTarget, Workload
@@ -199,13 +199,13 @@ def _residual(workloads: Sequence[Workload]) -> Iterator[RatioTarget]:
         yield from _each("residual", few, (OURS,), *bounds, policy=RESIDUAL)
 
 
-def report(groups: Sequence[str], grid: Grid, runner: Runner) -> Report:
+def report(groups: Sequence[str], grid: Grid, runner: Runner) -> SystemReport:
     """Run what the targets of the groups need, and return them by group, then means of every policy."""
     targets = [one.first(grid.first_requests) for one in all_targets(grid.trace) if one.group in groups]
     return report_on(targets, grid.seeds, runner)
 
 
-def report_on(targets: Sequence[RatioTarget], seeds: Sequence[int], runner: Runner) -> Report:
+def report_on(targets: Sequence[RatioTarget], seeds: Sequence[int], runner: Runner) -> SystemReport:
     """Run what targets need and return their tables."""
     begun_s, made = monotonic(), runner.made
     tasks = list(dict.fromkeys(task for target in targets for task in target.tasks(seeds)))
@@ -219,7 +219,7 @@ def report_on(targets: Sequence[RatioTarget], seeds: Sequence[int], runner: Runn
         f"{met} of {len(verdicts)} targets met, all simulated; {len(unique)} runs, {cpu_s:.0f} s of processor time; "
         f"{runner.made - made} of them were made now, in {monotonic() - begun_s:.0f} s."
     )
-    return Report(
+    return SystemReport(
         sections=[*sections(verdicts, HEADER, TITLES), TableSection("", MEANS_HEADER, mean_cells(tasks, runs))],
         end=end + (f" Requests failed under {', '.join(failing)}." if failing else ""),
         rows=[verdict.as_json() for verdict in verdicts],

@@ -11,9 +11,9 @@ from dataclasses import replace
 from functools import partial
 
 from experiments.caches import cached, report_of
-from experiments.comparison import Comparison, Target
-from experiments.fleets import Fleet
-from experiments.grid import Grid, Report
+from experiments.comparison import ComparisonTarget, VariantComparison
+from experiments.fleets import ExperimentFleet
+from experiments.grid import Grid, SystemReport
 from experiments.pictures import Pictured
 from experiments.published import Claim, Published, Source
 from experiments.runner import Runner, Runs
@@ -37,38 +37,38 @@ _CHAT = ChatTraffic(name="ART-Chat-like", trace="art-chat-apr5", requests=2400)
 _CONTEXTS = ContextTraffic(
     name="RAG, 10k tokens", contexts=288, context_tokens=10_000, popularity=0.7, requests=2400, rate_per_s=8.0
 )
-_H100 = Fleet(name="8xH100", profile="1xH100-Llama-3.1-8B", replicas=8)
+_H100 = ExperimentFleet(name="8xH100", profile="1xH100-Llama-3.1-8B", replicas=8)
 #: Times of the faults, s: reports are lost, then the path is cut, then the router starts again.
 LOST_S, CUT_S, RESTART_S = (60.0, 80.0), (110.0, 130.0), 160.0
 
 
-def comparisons() -> list[Comparison]:
+def comparisons() -> list[VariantComparison]:
     """Return every comparison."""
     return [*_sources(), *_workloads(), _faults(), *_replicas()]
 
 
-def _sources() -> Iterator[Comparison]:
+def _sources() -> Iterator[VariantComparison]:
     """Sources side by side: events within 2 % of exact caches, and never behind the history."""
     # At their own load the chats would have queues without end on the smallest pools.
     slower = replace(_CHAT, name=f"{_CHAT.name}, 0.4 of its load", load=0.4)
-    loads: tuple[tuple[Fleet, tuple[Traffic, ...]], ...] = (
-        (Fleet(name="sglang"), (_CHAT, _CHAT, slower)),
+    loads: tuple[tuple[ExperimentFleet, tuple[Traffic, ...]], ...] = (
+        (ExperimentFleet(name="sglang"), (_CHAT, _CHAT, slower)),
         (_H100, (_CONTEXTS,) * len(POOLS)),
     )
     targets = (
-        Target(of=EVENTS, against=EXACT, figure="p95 TTFT", at_most=1.02),
-        Target(of=EVENTS, against=EXACT, figure="hit", at_least=0.98),
-        Target(of=EVENTS, against=HISTORY, figure="p95 TTFT", at_most=1.0),
-        Target(of=EVENTS, against=HISTORY, figure="mean TTFT", at_most=1.0),
+        ComparisonTarget(of=EVENTS, against=EXACT, figure="p95 TTFT", at_most=1.02),
+        ComparisonTarget(of=EVENTS, against=EXACT, figure="hit", at_least=0.98),
+        ComparisonTarget(of=EVENTS, against=HISTORY, figure="p95 TTFT", at_most=1.0),
+        ComparisonTarget(of=EVENTS, against=HISTORY, figure="mean TTFT", at_most=1.0),
     )
     for fleet, traffics in loads:
         for share, traffic in zip(POOLS, traffics, strict=True):
             yield cached("sources", replace(fleet, pool_share=share), traffic, SOURCES, targets=targets)
 
 
-def _workloads() -> Iterator[Comparison]:
+def _workloads() -> Iterator[VariantComparison]:
     """Every shape on engines of both kinds: with events never behind the history alone."""
-    targets = [Target(of=EVENTS, against=HISTORY, figure=one, at_most=1.0) for one in ("p95 TTFT", "p95 E2E")]
+    targets = [ComparisonTarget(of=EVENTS, against=HISTORY, figure=one, at_most=1.0) for one in ("p95 TTFT", "p95 E2E")]
     for fleet in ENGINE_FLEETS:
         for trace, time_scale in ENGINE_SHAPES.items():
             traffic = ChatTraffic(
@@ -79,10 +79,10 @@ def _workloads() -> Iterator[Comparison]:
                 block_tokens=own_block_tokens(trace),
                 filters=ENGINE_FILTERS,
             )
-            yield cached("workloads", Fleet(name=fleet), traffic, (HISTORY, EVENTS), targets=targets)
+            yield cached("workloads", ExperimentFleet(name=fleet), traffic, (HISTORY, EVENTS), targets=targets)
 
 
-def _faults() -> Comparison:
+def _faults() -> VariantComparison:
     """Phantom and missed tokens over time, while reports fail and the router restarts."""
     return cached(
         "faults",
@@ -99,7 +99,7 @@ def _faults() -> Comparison:
     )
 
 
-def _replicas() -> Iterator[Comparison]:
+def _replicas() -> Iterator[VariantComparison]:
     """As many contexts per replica at each size of the fleet: round robin finds fewer of them the larger it is."""
     for count in REPLICAS:
         traffic = ContextTraffic(
@@ -109,7 +109,7 @@ def _replicas() -> Iterator[Comparison]:
             requests=200 * count,
             rate_per_s=0.7 * count,
         )
-        fleet = Fleet(name=f"{count}xL40S", profile="1xL40S-Llama-3.1-8B", replicas=count)
+        fleet = ExperimentFleet(name=f"{count}xL40S", profile="1xL40S-Llama-3.1-8B", replicas=count)
         yield cached("replicas", fleet, traffic, (ROUND_ROBIN, *REPORTED), x=float(count))
 
 
@@ -126,7 +126,7 @@ PICTURES = {
 }  # fmt: skip
 
 
-def report(groups: Sequence[str], grid: Grid, runner: Runner) -> Report:
+def report(groups: Sequence[str], grid: Grid, runner: Runner) -> SystemReport:
     """Run the groups and return their tables."""
     return report_of([one for one in comparisons() if one.group in groups], grid, runner, PICTURES)
 
@@ -149,7 +149,7 @@ def claims(grid: Grid) -> list[Claim]:
                 figure=f"hits, {ROUND_ROBIN} / {STICKY}",
                 published=Published.of(
                     f"{1 / count:.4g}",
-                    Source("push map", "section The problem", f"{count} workers", "share of hits, 1/N"),
+                    Source("push map", "text", f"round robin over {count} workers", "share of hits, 1/N"),
                 ),
                 tasks=tasks,
                 reproduced=partial(_hits, one, ROUND_ROBIN, STICKY, grid),
@@ -158,7 +158,7 @@ def claims(grid: Grid) -> list[Claim]:
             )
         )
     nothing = Published.of(
-        "5", Source("push map", "section Synchronisation", "full snapshot", "phantoms live at most, s")
+        "5", Source("push map", "text on synchronisation", "full set each 5 s", "phantoms live at most, s")
     )
     claim = Claim(
         system=TITLE, on=_faults().title, figure="phantoms live at most, s", published=nothing, is_ratio=False,
@@ -169,8 +169,8 @@ def claims(grid: Grid) -> list[Claim]:
     return [*found, claim]
 
 
-def _hits(one: Comparison, of: str, against: str, grid: Grid, runs: Runs) -> Ratio | None:
-    return one.ratio(Target(of=of, against=against, figure="hit"), of, runs, seeds=grid.seeds)
+def _hits(one: VariantComparison, of: str, against: str, grid: Grid, runs: Runs) -> Ratio | None:
+    return one.ratio(ComparisonTarget(of=of, against=against, figure="hit"), of, runs, seeds=grid.seeds)
 
 
 def _phantoms_s(grid: Grid, runs: Runs) -> Ratio | None:

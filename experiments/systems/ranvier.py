@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from experiments.caches import cached, report_of
-from experiments.comparison import Comparison, Target
-from experiments.fleets import LLAMA_13B, Fleet
-from experiments.grid import Grid, Report
+from experiments.comparison import ComparisonTarget, VariantComparison
+from experiments.fleets import LLAMA_13B, ExperimentFleet
+from experiments.grid import Grid, SystemReport
 from experiments.learned import claims_of
 from experiments.pictures import Pictured
 from experiments.published import Claim, Published, Source
@@ -18,34 +18,34 @@ NAME, TITLE = "ranvier", "Ranvier"
 ROUND_ROBIN, SINGLE, MULTI, OFF, ON, OURS = (
     "round-robin", "multi-depth, single", "multi-depth", "override off", "override on", "gorgo-ms, events",
 )  # fmt: skip
-_A100 = Fleet(name="8xA100", profile=LLAMA_13B.name, replicas=8, vllm=True)
+_A100 = ExperimentFleet(name="8xA100", profile=LLAMA_13B.name, replicas=8, vllm=True)
 #: Conversations that begin, 1/s.
 RATES: dict[ConversationKind, float] = {"branching": 0.4, "continued": 1.5, "resumed": 1.5}
 #: Published over round robin, as what is left of it: TTFT -33 to -44 %, P99 -60 to -85 %.
-OVER_ROUND_ROBIN = {
+AGAINST_ROUND_ROBIN = {
     "mean TTFT": ("0.56-0.67", "TTFT, -33 to -44 %"),
     "p99 TTFT": ("0.15-0.40", "P99, -60 to -85 %"),
 }
 
 
 def _published(text: str, row: str, column: str) -> Published:
-    return Published.of(text, Source("ranvier", "table of results, 8xA100, 13B", row, column), ROUND_ROBIN)
+    return Published.of(text, Source("ranvier", "results, 8xA100, 13B", row, column), ROUND_ROBIN)
 
 
-def comparisons() -> list[Comparison]:
+def comparisons() -> list[VariantComparison]:
     """Return every comparison."""
     return [*_conversations(), _override()]
 
 
-def _conversations() -> Iterator[Comparison]:
+def _conversations() -> Iterator[VariantComparison]:
     """Routes by depth mode, on conversations of three kinds."""
     targets = [
-        Target(
+        ComparisonTarget(
             of=label, against=ROUND_ROBIN, figure=figure,
             published=_published(text, "multi-depth", column) if label == MULTI else None,
         )
         for label in (SINGLE, MULTI, OURS)
-        for figure, (text, column) in OVER_ROUND_ROBIN.items()
+        for figure, (text, column) in AGAINST_ROUND_ROBIN.items()
     ]  # fmt: skip
     variants = (ROUND_ROBIN, SINGLE, MULTI, "longest prefix, exact caches", OURS)
     for kind, starts_per_s in RATES.items():
@@ -53,7 +53,7 @@ def _conversations() -> Iterator[Comparison]:
         yield cached("depths", _A100, traffic, variants, targets=targets, x=kind)
 
 
-def _override() -> Comparison:
+def _override() -> VariantComparison:
     """Most traffic behind one system prompt: the override trades hits for the tail."""
     traffic = ContextTraffic(
         name="80 % behind one system prompt",
@@ -66,8 +66,10 @@ def _override() -> Comparison:
         block_tokens=16,
     )
     targets = [
-        Target(of=ON, against=OFF, figure="p99 TTFT", published=_published("0.55", "load override", "P99, -45 %")),
-        Target(
+        ComparisonTarget(
+            of=ON, against=OFF, figure="p99 TTFT", published=_published("0.55", "load override", "P99, -45 %")
+        ),
+        ComparisonTarget(
             of=ON, against=OFF, figure="hit", published=_published("0.94", "load override", "hits, about -5 points")
         ),
     ]
@@ -78,7 +80,7 @@ GROUPS = tuple(dict.fromkeys(one.group for one in comparisons()))
 PICTURES = {"depths": Pictured("bars", {"mean TTFT, ms": "mean TTFT", "hit": "hit"})}
 
 
-def report(groups: Sequence[str], grid: Grid, runner: Runner) -> Report:
+def report(groups: Sequence[str], grid: Grid, runner: Runner) -> SystemReport:
     """Run the groups and return their tables."""
     return report_of([one for one in comparisons() if one.group in groups], grid, runner, PICTURES)
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
 
-from experiments.fleets import Fleet
-from experiments.grid import Grid, Report
+from experiments.fleets import ExperimentFleet
+from experiments.grid import Grid, SystemReport
 from experiments.runner import Runner, Runs
-from experiments.simulated import REPLACED_SLICES, Run, SimTask
+from experiments.simulated import REPLACED_SLICES, SimTask, TaskRun
 from experiments.tables import TableSection
 from experiments.traffic import ChatTraffic
 from experiments.variants import Variant
@@ -55,7 +55,7 @@ OVERLOAD_HEADER = ("goodput, %", "one", "alone", "store")
 #: Targets: points of hits, ratios of latencies, share won back.
 HIT_POINTS, RATIO, WON_BACK = 1.0, 1.03, 0.5
 #: Figures of a cell, by row and column: a run per seed.
-Cells = Mapping[tuple[str, str], Sequence[Run]]
+Cells = Mapping[tuple[str, str], Sequence[TaskRun]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,51 +123,53 @@ def _large() -> Iterator[Labelled]:
     traffic = replace(CHAT.at(round(0.5 * replicas / own, 1)), requests=_LARGE_REQUESTS)
     for sharing in SHARINGS[:2]:
         one = _labelled("large", sharing, "figures", traffic, count, sharing)
-        yield replace(one, task=replace(one.task, fleet=Fleet(name=FLEET, replicas=replicas)))
+        yield replace(one, task=replace(one.task, fleet=ExperimentFleet(name=FLEET, replicas=replicas)))
 
 
 def _labelled(
     group: str, row: str, column: str, traffic: ChatTraffic, count: int, sharing: Sharing, *, delay_s: float = 0.005
 ) -> Labelled:
     routers = RouterGroup(count=count, sharing=sharing, delay_s=delay_s)
-    task = SimTask(variant=Variant(policy="gorgo-ms"), fleet=Fleet(name=FLEET), traffic=traffic, routers=routers)
+    task = SimTask(
+        variant=Variant(policy="gorgo-ms"), fleet=ExperimentFleet(name=FLEET), traffic=traffic, routers=routers
+    )
     return Labelled(group, row, column, task)
 
 
-def report(groups: Sequence[str], grid: Grid, runner: Runner) -> Report:
+def report(groups: Sequence[str], grid: Grid, runner: Runner) -> SystemReport:
     """Run the groups and return a table of each."""
     labelled = runs_of(groups, grid)
     runs = runner.runs([one.task for one in labelled], title=TITLE)
     tables = [section for group in groups for section in _TABLES[group](_cells(labelled, runs, group))]
     cpu_s = sum(run.cpu_s for run in runs.values())
-    return Report(sections=tables, end=f"All simulated; {len(runs)} runs, {cpu_s:.0f} s of processor time.")
+    return SystemReport(sections=tables, end=f"All simulated; {len(runs)} runs, {cpu_s:.0f} s of processor time.")
 
 
 def _cells(labelled: Sequence[Labelled], runs: Runs, group: str) -> Cells:
-    cells: dict[tuple[str, str], list[Run]] = {}
+    cells: dict[tuple[str, str], list[TaskRun]] = {}
     for one in labelled:
         if one.group == group:
             cells.setdefault((one.row, one.column), []).append(runs[one.task])
     return cells
 
 
-def _hit(runs: Sequence[Run]) -> float:
+def _hit(runs: Sequence[TaskRun]) -> float:
     return 100 * mean(run.row.cache_hit or 0.0 for run in runs)
 
 
-def _ttft_ms(runs: Sequence[Run]) -> float:
+def _ttft_ms(runs: Sequence[TaskRun]) -> float:
     return mean(run.row.ttft_ms.p95 or 0.0 for run in runs)
 
 
-def _e2e_s(runs: Sequence[Run]) -> float:
+def _e2e_s(runs: Sequence[TaskRun]) -> float:
     return mean(run.row.e2e_s.p95 or 0.0 for run in runs)
 
 
-def _value(runs: Sequence[Run], name: str) -> float:
+def _value(runs: Sequence[TaskRun], name: str) -> float:
     return mean(run.values.get(name) or 0.0 for run in runs)
 
 
-def _bytes(runs: Sequence[Run]) -> str:
+def _bytes(runs: Sequence[TaskRun]) -> str:
     return f"{_value(runs, 'report_bytes'):.0f}" if any("report_bytes" in run.values for run in runs) else "-"
 
 
@@ -186,9 +188,9 @@ def _against_each_other(cells: Cells) -> list[TableSection]:
     ]
 
 
-def _against_one(alone: Sequence[Run], store: Sequence[Run], one: Sequence[Run]) -> tuple[str, ...]:
+def _against_one(alone: Sequence[TaskRun], store: Sequence[TaskRun], one: Sequence[TaskRun]) -> tuple[str, ...]:
     """Return how far the store is behind one router, what it wins back, and which targets are missed."""
-    behind: dict[str, Callable[[Sequence[Run], Sequence[Run]], float]] = {
+    behind: dict[str, Callable[[Sequence[TaskRun], Sequence[TaskRun]], float]] = {
         "hit": lambda a, b: _hit(a) - _hit(b),
         "TTFT": lambda a, b: 100 * (_ttft_ms(a) / _ttft_ms(b) - 1),
         "E2E": lambda a, b: 100 * (_e2e_s(a) / _e2e_s(b) - 1),

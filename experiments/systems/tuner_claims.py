@@ -12,9 +12,9 @@ from math import nan
 from statistics import fmean, median
 from typing import Any, NamedTuple, TypeAlias
 
-from experiments.grid import Grid, Report
+from experiments.grid import Grid, SystemReport
 from experiments.runner import Experiment, Runner, Runs
-from experiments.tables import HEADER_END, Verdict, sections
+from experiments.tables import HEADER_END, ClaimVerdict, sections
 from experiments.tuning import STRIDE, Search, TuningRun, TuningTask, Windows
 from gorgo.lab.demo.options import BASELINES
 from gorgo.lab.results import load_text
@@ -135,7 +135,7 @@ def _freeze(
             summary = f"p95 E2E {whole.value:.3f}; p95 TTFT to own defaults {defaults.value:.3f}; "
         accepted = sum(runs[task].accepted for task in tuned[policy, words])
         verdicts.append(
-            Verdict.of_ratio(
+            ClaimVerdict.of_ratio(
                 group,
                 (f"{on[0]}, {load_text(on[1])}: {policy} {words}, frozen / {best}, median p95 TTFT",),
                 part_ratio(pairs, ttft),
@@ -178,7 +178,7 @@ def no_harm(seeds: Sequence[int]) -> Experiment:
             text = f"{policy}, {dict(options)['mode']}: the whole run / fixed defaults, {name}"
             note = f"{accepted} accepted in {len(LOADS) * len(seeds)} runs"
             ratio = ratio_of(list(zip(*means, strict=True)))
-            verdicts.append(Verdict.of_ratio("no harm", (text,), ratio, at_most=bound, note=note))
+            verdicts.append(ClaimVerdict.of_ratio("no harm", (text,), ratio, at_most=bound, note=note))
     return verdicts
 
 
@@ -268,10 +268,10 @@ def _bad_tuned(policy: str, seed: int) -> TuningTask:
 def _bad_start_verdict(
     group: str, policy: str, words: str, seeds: Sequence[int], runs: Runs, found: Sequence[TuningRun],
     bound: float | None, note: str,
-) -> Verdict:  # fmt: skip
+) -> ClaimVerdict:  # fmt: skip
     pairs = [(one.tail, runs[_defaults(policy, seed)].tail) for one, seed in zip(found, seeds, strict=True)]
     first_tokens = part_ratio(pairs, ttft)
-    return Verdict.of_ratio(
+    return ClaimVerdict.of_ratio(
         group,
         (f"{policy} from {BAD_STARTS[policy]}, {words} / defaults, p95 E2E after {LEFT_AFTER:,} requests",),
         part_ratio(pairs, e2e),
@@ -317,10 +317,10 @@ def next_window(seeds: Sequence[int]) -> Experiment:
         note = f"moved in {sum(search.accepted for search in found)} of {len(few)}: {reasons}"
         text = f"{policy}, twin on one window: the next day's, found / defaults"
         verdicts += [
-            Verdict.of_ratio(
+            ClaimVerdict.of_ratio(
                 "next window", (f"{text}, p95 TTFT",), part_ratio(pairs, ttft), at_most=1.0, note=note
             ),
-            Verdict.of_ratio("next window", (f"{text}, p95 E2E",), part_ratio(pairs, e2e)),
+            ClaimVerdict.of_ratio("next window", (f"{text}, p95 E2E",), part_ratio(pairs, e2e)),
         ]  # fmt: skip
     return verdicts
 
@@ -360,10 +360,10 @@ def reward_hacking(seeds: Sequence[int]) -> Experiment:
     return verdicts
 
 
-def _hacked(name: str, what: str, of: str, values: Sequence[float], at_least: float, at_most: float) -> Verdict:
+def _hacked(name: str, what: str, of: str, values: Sequence[float], at_least: float, at_most: float) -> ClaimVerdict:
     """The median has a lower bound without the guard; the highest has an upper bound with it."""
     unguarded = name == "guard off"
-    return Verdict(
+    return ClaimVerdict(
         group="reward hacking",
         labels=(f"{name}: {what}, {'median' if unguarded else 'highest'}{of}",),
         value=median(values) if unguarded else max(values),
@@ -383,7 +383,7 @@ GRID: Mapping[str, Mapping[str, Sequence[float]]] = {
 }
 LIVE_SEEDS = 3
 #: Draws of the held-out windows are far from those of the recorded ones.
-HELD_OUT_DRAWS = 500_000
+LATER_DRAWS = 500_000
 #: Requests of a held-out or recorded window, and those before its figures begin.
 REQUESTS, WARM_UP = 3_000, 500
 
@@ -433,7 +433,7 @@ class Setting:
 
     def held_out(self, seed: int, weights: Weights) -> TuningTask:
         """Return a window drawn anew, served with these weights."""
-        draw = HELD_OUT_DRAWS + STRIDE * seed
+        draw = LATER_DRAWS + STRIDE * seed
         windows = Windows(shapes=(self.shape,), draw=draw, time_scale=self.time_scale, limit=REQUESTS)
         return frozen(self.task(windows, seed, after=WARM_UP), weights)
 
@@ -478,7 +478,7 @@ def _live(group: str, settings: Sequence[Setting], few: Sequence[int]) -> Experi
     runs = yield [one.live(seed, tuned=tuned) for one in settings for seed in few for tuned in (False, True)]
     found = {(one, seed): runs[one.live(seed, tuned=True)].weights for one in settings for seed in few}
     runs = yield [one.held_out(seed, each) for (one, seed), weights in found.items() for each in (_NO_WEIGHTS, weights)]
-    verdicts: list[Verdict] = []
+    verdicts: list[ClaimVerdict] = []
     for one in settings:
         sets = [found[one, seed] for seed in few]
         verdicts += _fleet_verdicts(group, one, few, runs, sets, "tuned live", "; ".join(map(_shown, sets)))
@@ -488,7 +488,7 @@ def _live(group: str, settings: Sequence[Setting], few: Sequence[int]) -> Experi
         note = f"first accepted after {', '.join(accepted) or 'never'}"
         for name, figure in P95:
             text = f"{one.label}, while it was tuned / defaults, {name}"
-            verdicts.append(Verdict.of_ratio(group, (text,), part_ratio(pairs, figure), note=note))
+            verdicts.append(ClaimVerdict.of_ratio(group, (text,), part_ratio(pairs, figure), note=note))
     return verdicts
 
 
@@ -501,7 +501,7 @@ def fleets_by_twin(seeds: Sequence[int]) -> Experiment:
     ]
     found = {one: [runs[one.search(seed)].weights for seed in few] for one in SETTINGS}
     runs = yield [one.held_out(*pair) for one, sets in found.items() for pair in zip(few, sets, strict=True)]
-    verdicts: list[Verdict] = []
+    verdicts: list[ClaimVerdict] = []
     for one, sets in found.items():
         tails = {_key(each): [runs[one.held_out(seed, each)].tail for seed in few] for each in (*grid(one.policy), {})}
         best = best_of_grid(one.policy, tails)
@@ -540,7 +540,7 @@ def best_of_grid(
 def _fleet_verdicts(
     group: str, one: Setting, seeds: Sequence[int], runs: Runs, found: Sequence[Weights], words: str, note: str, *,
     bounded: bool = True,
-) -> Iterator[Verdict]:  # fmt: skip
+) -> Iterator[ClaimVerdict]:  # fmt: skip
     """Yield p95 TTFT and p95 E2E of frozen weights over those of the defaults."""
     pairs = [
         (runs[one.held_out(seed, weights)].tail, runs[one.held_out(seed, {})].tail)
@@ -548,7 +548,7 @@ def _fleet_verdicts(
     ]
     for (name, figure), bound in zip(P95, (NO_WORSE if one.gain is None else one.gain, NO_WORSE), strict=True):
         text = f"{one.label}, {words} / defaults, {name}"
-        yield Verdict.of_ratio(
+        yield ClaimVerdict.of_ratio(
             group, (text,), part_ratio(pairs, figure), at_most=bound if bounded else None, note=note
         )  # fmt: skip
 
@@ -602,7 +602,7 @@ def algorithms(seeds: Sequence[int]) -> Experiment:
         ends = part_ratio(pairs, e2e)
         note = f"p95 E2E {ends.value:.3f}; moved in {moved} of {len(seeds)}" if ends else ""
         text = f"{FLEET}, {SHAPE}: {PAPER} searched by {name}, {BUDGET.candidates} candidates / start, p95 TTFT"
-        verdicts.append(Verdict.of_ratio("algorithms", (text,), part_ratio(pairs, ttft), note=note))
+        verdicts.append(ClaimVerdict.of_ratio("algorithms", (text,), part_ratio(pairs, ttft), note=note))
     return verdicts
 
 
@@ -623,7 +623,7 @@ EXPERIMENTS: dict[str, Callable[[Sequence[int]], Experiment]] = {
 GROUPS = tuple(EXPERIMENTS)
 
 
-def report(groups: Sequence[str], grid: Grid, runner: Runner) -> Report:
+def report(groups: Sequence[str], grid: Grid, runner: Runner) -> SystemReport:
     """Run the experiments and return their verdicts."""
     verdicts = [
         verdict
@@ -631,7 +631,7 @@ def report(groups: Sequence[str], grid: Grid, runner: Runner) -> Report:
         if group in groups
         for verdict in runner.verdicts(experiment(grid.seeds), title=group)
     ]
-    return Report(
+    return SystemReport(
         sections=sections(verdicts, HEADER),
         end=f"{len(grid.seeds)} seeds, all simulated.",
         rows=[verdict.as_json() for verdict in verdicts],

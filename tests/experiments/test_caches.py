@@ -7,21 +7,21 @@ from dataclasses import replace
 import pytest
 
 from experiments.caches import WARM_UP, report_of
-from experiments.fleets import Fleet
-from experiments.grid import Grid, Report
+from experiments.fleets import ExperimentFleet
+from experiments.grid import Grid, SystemReport
 from experiments.runner import Runner
 from experiments.simulated import SimTask
 from experiments.systems import push_map, ranvier
 from experiments.traffic import ContextTraffic
 from experiments.variants import SOURCES, Source, Variant, find_variant
 
-FLEET = Fleet(name="3xL40S", profile="1xL40S-Llama-3.1-8B", replicas=3)
+FLEET = ExperimentFleet(name="3xL40S", profile="1xL40S-Llama-3.1-8B", replicas=3)
 TRAFFIC = ContextTraffic(
     name="contexts", contexts=24, context_tokens=5000, requests=300, rate_per_s=3.0, block_tokens=128
 )
 
 
-def task(source: Source, *, fleet: Fleet = FLEET, contexts: int = 24, audited: bool = False) -> SimTask:
+def task(source: Source, *, fleet: ExperimentFleet = FLEET, contexts: int = 24, audited: bool = False) -> SimTask:
     variant = Variant(policy="gorgo-ms", source=source)
     traffic = replace(TRAFFIC, contexts=contexts)
     return SimTask(variant=variant, fleet=fleet, traffic=traffic, warm_up=WARM_UP, audited=audited)
@@ -78,7 +78,7 @@ def test_every_target_names_variants_of_its_comparison() -> None:
 # -- tables and pictures
 
 
-def small_report(groups: tuple[str, ...], *, scale: float, seeds: int = 1) -> Report:
+def small_report(groups: tuple[str, ...], *, scale: float, seeds: int = 1) -> SystemReport:
     found = [one for one in (*push_map.comparisons(), *ranvier.comparisons()) if one.group in groups]
     found = [one for one in found if one.group != "replicas" or one.base.fleet.replicas <= 4]
     grid = Grid(seeds=range(seeds), scale=scale, pictures=True)

@@ -11,7 +11,7 @@ import pytest
 from experiments import command
 from experiments.command import PUBLISHED, SYSTEMS, main
 from experiments.published import WORDS
-from experiments.simulated import Run, SimTask
+from experiments.simulated import SimTask, TaskRun
 from experiments.windows import PolicyTask
 from tests.documents import ROOT, tables
 from tests.experiments.rows import row
@@ -52,9 +52,9 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> list[SimTask | PolicyTask]:
     """Every run has the same figures; the tasks that were run."""
     ran: list[SimTask | PolicyTask] = []
 
-    def run(task: SimTask | PolicyTask) -> Run:
+    def run(task: SimTask | PolicyTask) -> TaskRun:
         ran.append(task)
-        return Run(row=row(seed=task.seed), cpu_s=1.0, values={"ttft_mean": 0.05, "tpot_mean": 0.2})
+        return TaskRun(row=row(seed=task.seed), cpu_s=1.0, values={"ttft_mean": 0.05, "tpot_mean": 0.2})
 
     monkeypatch.setattr(SimTask, "run", run)
     monkeypatch.setattr(PolicyTask, "run", run)

@@ -22,7 +22,7 @@ from experiments.fit import (
     with_values,
 )
 from experiments.runner import Runner
-from experiments.simulated import Run
+from experiments.simulated import TaskRun
 from experiments.systems.gorgo_paper import FITTED_ON, RHO_MIN, WINDOWS, Stats
 from experiments.windows import PolicyTask
 from gorgo.lab.results import Spread
@@ -33,14 +33,14 @@ RATE, SHARE = (1.0, 1000.0, 0.15), (0.01, 1.0, 0.15)
 START_AT = {"rate": 10.0, "share": 0.8}
 
 
-def as_fast_as_its_prefill(task: PolicyTask) -> Run:
+def as_fast_as_its_prefill(task: PolicyTask) -> TaskRun:
     """Exactly the measured figures at 16,000 tokens/s, but twice those of April 6."""
     assert task.workload.profile is not None
     window = next(one for one in WINDOWS if one.trace == task.trace)
     slow = 16_000 / task.workload.profile.prefill_tokens_per_s * (2.0 if window.on == "April 6" else 1.0)
     values = [slow * value for value in window.stats[task.job().policy]]
     ttft, e2e = Spread(1.0, *values[:3]), Spread(1.0, *values[3:6])
-    return Run(row=replace(row(), ttft_ms=ttft, e2e_s=e2e, tpot_ms=Spread(p50=values[6])), cpu_s=0.0)
+    return TaskRun(row=replace(row(), ttft_ms=ttft, e2e_s=e2e, tpot_ms=Spread(p50=values[6])), cpu_s=0.0)
 
 
 @pytest.fixture

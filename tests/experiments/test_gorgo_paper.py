@@ -14,7 +14,7 @@ from experiments import command
 from experiments.fit import BASE
 from experiments.grid import Grid
 from experiments.runner import Runner
-from experiments.simulated import Run
+from experiments.simulated import TaskRun
 from experiments.systems.gorgo_paper import (
     FIGURE_NAMES,
     LOAD_SWEEP,
@@ -38,7 +38,7 @@ PROFILE, H100 = find_profile(BASE), find_profile(OTHER_PROFILE)
 RUNS = 15 + (3 + 5) + (3 + 5 + 5) + 2 + len(RERUN.stats)
 
 
-def as_measured(task: PolicyTask) -> Run:
+def as_measured(task: PolicyTask) -> TaskRun:
     """The measured figures where there are any; ten times as much for seed 2, and twice the E2E of `prefix-cache`."""
     workload, policy = task.workload, task.job().policy
     window = next((one for one in WINDOWS if workload_of(one, PROFILE).traces == workload.traces
@@ -55,7 +55,7 @@ def as_measured(task: PolicyTask) -> Run:
         tpot_ms=Spread(p50=factor * values[6]),
         cache_hit=0.25,
     )
-    return Run(row=figures, cpu_s=0.0)
+    return TaskRun(row=figures, cpu_s=0.0)
 
 
 @pytest.fixture

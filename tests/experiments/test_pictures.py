@@ -11,9 +11,9 @@ from xml.etree import ElementTree
 import pytest
 
 from experiments import command
-from experiments.comparison import Comparison
+from experiments.comparison import VariantComparison
 from experiments.pictures import Panel, Picture, draw, pictures_of, write_pictures
-from experiments.simulated import Run, SimTask
+from experiments.simulated import SimTask, TaskRun
 from experiments.systems import llm_d, lodestar
 from gorgo.errors import MissingExtra
 from gorgo.lab.results import Spread
@@ -23,7 +23,7 @@ SEEDS = range(2)
 PICTURES = {**lodestar.PICTURES, **llm_d.PICTURES}
 
 
-def made_up(task: SimTask) -> Run:
+def made_up(task: SimTask) -> TaskRun:
     """Mean TTFT of 1,000 ms for seed 0 and 1,100 for seed 1."""
     ms = 1000.0 + 100.0 * task.seed
     learns = task.variant.policy in ("lodestar", "predicted-latency", "gorgo-residual")
@@ -43,14 +43,14 @@ def made_up(task: SimTask) -> Run:
         for number in range(3)
     ]
     changed = {"ttft_ms": spread, "e2e_per_token_ms": per_token, "tokens_per_s": 500.0}
-    return Run(row=type(figures)(**{**_fields(figures), **changed}), cpu_s=1.0, slices=slices)
+    return TaskRun(row=type(figures)(**{**_fields(figures), **changed}), cpu_s=1.0, slices=slices)
 
 
 def _fields(of: Any) -> dict[str, Any]:
     return {name: getattr(of, name) for name in of.__slots__}
 
 
-def chosen(*groups: str) -> list[Comparison]:
+def chosen(*groups: str) -> list[VariantComparison]:
     return [one for one in (*lodestar.comparisons(), *llm_d.comparisons()) if one.group in groups]
 
 

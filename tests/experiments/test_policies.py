@@ -9,7 +9,7 @@ import pytest
 from experiments.comparison import MEASURES
 from experiments.runner import Runner
 from experiments.systems.policies import GROUPS, PUBLISHED_RATIOS, TITLES, all_targets, report_on
-from experiments.tables import Verdict, as_markdown
+from experiments.tables import ClaimVerdict, as_markdown
 from experiments.windows import WEIGHTED, RatioTarget, Workload
 from gorgo.core.policy.weights import Weights
 from gorgo.lab.demo.options import ALL_READINGS, BASELINES
@@ -72,7 +72,7 @@ def published() -> list[list[tuple[str, ...]]]:
 def test_targets_are_those_of_the_published_table() -> None:
     def row(target: RatioTarget) -> tuple[str, ...]:
         labels = target.labels((BEST,) * len(target.workloads))
-        shown = Verdict(group=target.group, labels=labels, at_most=target.at_most).cells()[:5]
+        shown = ClaimVerdict(group=target.group, labels=labels, at_most=target.at_most).cells()[:5]
         on, of, against, figure, bound = map(plain, shown)
         level = f"at most {target.at_most}" if target.at_most in PUBLISHED_RATIOS.values() else bound
         return on, of, against, figure, level

@@ -14,7 +14,7 @@ import pytest
 
 from experiments import runner
 from experiments.runner import Experiment, Runner, Runs, connect, run_key
-from experiments.tables import Verdict
+from experiments.tables import ClaimVerdict
 from experiments.tuning import TuningTask, Windows
 from gorgo.errors import GorgoError, ReportError, UnknownPolicy
 from gorgo.lab.simulate import SimJob
@@ -157,7 +157,7 @@ def an_experiment(seeds: Sequence[int]) -> Experiment:
     second = replace(first, after=int(runs[first].whole.n) // 2)
     runs = yield [second]
     counts = [float(part.n) for part in (runs[first].whole, runs[second].tail)]
-    return [Verdict(group="g", labels=("requests",), value=value, at_least=40.0) for value in counts]
+    return [ClaimVerdict(group="g", labels=("requests",), value=value, at_least=40.0) for value in counts]
 
 
 def test_an_experiment_asks_for_runs_that_depend_on_earlier_ones() -> None:

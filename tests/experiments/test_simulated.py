@@ -10,7 +10,7 @@ from experiments import variants
 from experiments.grid import Grid
 from experiments.learned import claims_of, routers
 from experiments.published import Published, Source
-from experiments.simulated import Run, SimTask
+from experiments.simulated import SimTask, TaskRun
 from experiments.systems import llm_d, lodestar
 from experiments.systems.lodestar import sharing
 from experiments.variants import VARIANTS, Variant, find_variant
@@ -26,23 +26,23 @@ SMALL = routers(
     "least-request",
     ("gorgo-ms", "load-prefix 3:2:2"),
     ("mean TTFT",),
-    {("gorgo-ms", "mean TTFT"): Published.of("1.41", Source("lodestar", "abstract", "overall", "mean TTFT"))},
+    {("gorgo-ms", "mean TTFT"): Published.of("1.41", Source("lodestar", "summary", "overall", "mean TTFT"))},
     scrape_s=1.0,
 )
 
 
 @pytest.fixture(scope="module")
-def run() -> Run:
+def run() -> TaskRun:
     return SMALL.task("gorgo-ms", 0).run()
 
 
-def test_a_run_measures_what_comes_after_the_warm_up(run: Run) -> None:
+def test_a_run_measures_what_comes_after_the_warm_up(run: TaskRun) -> None:
     assert (run.row.n, run.row.errors, run.row.policy) == (60, 0, "gorgo-ms")
     assert run.row.prediction_error_ratio is not None
     assert sum(run.fallbacks.values()) == 60
 
 
-def test_slices_cover_the_whole_run(run: Run) -> None:
+def test_slices_cover_the_whole_run(run: TaskRun) -> None:
     full = [one for one in run.slices if one["n"]]
     assert sum(one["n"] or 0.0 for one in full) == 120
     assert all((one["hit"] or 0.0) <= (one["best_hit"] or 0.0) for one in full)
@@ -50,11 +50,11 @@ def test_slices_cover_the_whole_run(run: Run) -> None:
     assert begins_s == sorted(begins_s)
 
 
-def test_the_same_task_is_the_same_run_whatever_ran_before(run: Run) -> None:
+def test_the_same_task_is_the_same_run_whatever_ran_before(run: TaskRun) -> None:
     assert replace(SMALL.task("gorgo-ms", 0).run(), cpu_s=0.0) == replace(run, cpu_s=0.0)
 
 
-def test_a_ratio_is_baseline_over_variant_so_that_more_is_better(run: Run) -> None:
+def test_a_ratio_is_baseline_over_variant_so_that_more_is_better(run: TaskRun) -> None:
     slower = replace(run.row.ttft_ms, mean=3 * (run.row.ttft_ms.mean or 0.0))
     base = replace(run, row=replace(run.row, ttft_ms=slower))
     runs = {SMALL.task("gorgo-ms", 0): run, SMALL.task("least-request", 0): base}
@@ -176,7 +176,7 @@ def test_a_shadow_s_order_is_compared_with_the_measured_one_and_the_shadow_learn
     assert learned.lists["adopted_s"]
 
 
-def test_a_run_without_a_shadow_has_no_order(run: Run) -> None:
+def test_a_run_without_a_shadow_has_no_order(run: TaskRun) -> None:
     assert run.values["rho"] is None
 
 
@@ -189,7 +189,7 @@ def test_a_run_has_the_errors_of_its_models_and_what_they_predict_over_time() ->
     assert all(one["modelled_ttft_ms"] is not None for one in predicted)
 
 
-def test_a_published_figure_becomes_a_claim_with_this_project_s_policy_beside_it(run: Run) -> None:
+def test_a_published_figure_becomes_a_claim_with_this_project_s_policy_beside_it(run: TaskRun) -> None:
     (claim,) = claims_of("system", [SMALL], Grid(seeds=range(1)), ["x"])
     assert (claim.figure, claim.ours_name) == ("mean TTFT, least-request / gorgo-ms", "gorgo-ms")
     assert claim.reproduced is not None

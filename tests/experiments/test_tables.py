@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.simulated import Run
+from experiments.simulated import TaskRun
 from experiments.systems.policies import HEADER, mean_cells
-from experiments.tables import UNSURE, TableSection, Verdict, as_markdown, sections, with_interval
+from experiments.tables import UNSURE, ClaimVerdict, TableSection, as_markdown, sections, with_interval
 from experiments.windows import PolicyTask, Workload
 from gorgo.lab.results import Spread
 from tests.experiments.rows import row
 
 
-def verdict(value: float | None, **bounds: Any) -> Verdict:
-    return Verdict(group="g", labels=("t",), value=value, **bounds)
+def verdict(value: float | None, **bounds: Any) -> ClaimVerdict:
+    return ClaimVerdict(group="g", labels=("t",), value=value, **bounds)
 
 
 def test_a_verdict_is_met_only_within_its_bounds() -> None:
@@ -37,8 +37,8 @@ def test_a_verdict_is_sure_where_the_whole_interval_is_on_its_side() -> None:
 
 
 def test_markdown_has_a_table_per_group_and_explains_the_mark_below_those_that_have_it() -> None:
-    sure = Verdict(group="a", labels=("w",), value=1.0, low=0.9, high=1.1, at_most=2.0)
-    unsure = Verdict(group="b", labels=("w",), value=1.0, low=0.9, high=1.1, at_most=1.05)
+    sure = ClaimVerdict(group="a", labels=("w",), value=1.0, low=0.9, high=1.1, at_most=2.0)
+    unsure = ClaimVerdict(group="b", labels=("w",), value=1.0, low=0.9, high=1.1, at_most=1.05)
     text = as_markdown(sections([sure, unsure], HEADER, {"a": "First"}), "the end")
     assert text.splitlines()[:3] == [
         "**First**",
@@ -52,7 +52,7 @@ def test_markdown_has_a_table_per_group_and_explains_the_mark_below_those_that_h
 
 
 def test_a_row_as_json_has_its_words_and_whether_it_is_met() -> None:
-    found = Verdict(group="g", labels=("a", "b"), value=2.0, at_most=1.0).as_json()
+    found = ClaimVerdict(group="g", labels=("a", "b"), value=2.0, at_most=1.0).as_json()
     assert (found["group"], found["text"], found["met"]) == ("g", "a, b", False)
 
 
@@ -63,9 +63,9 @@ def test_an_interval_is_shown_of_several_seeds_alone() -> None:
 def test_figures_are_means_over_seeds_workload_by_workload() -> None:
     here, there = (Workload(name=name, traces=("t",), time_scale=2.0) for name in ("here", "there"))
     runs = {
-        PolicyTask(there, "gorgo-ms", 0): Run(row=row(ttft_ms=200.0, e2e_s=2.0), cpu_s=0.0),
-        PolicyTask(there, "gorgo-ms", 1): Run(row=row(seed=1, ttft_ms=600.0, e2e_s=4.0), cpu_s=0.0),
-        PolicyTask(here, "random", 0): Run(row=row(ttft_ms=20.8, e2e_s=None), cpu_s=0.0),
+        PolicyTask(there, "gorgo-ms", 0): TaskRun(row=row(ttft_ms=200.0, e2e_s=2.0), cpu_s=0.0),
+        PolicyTask(there, "gorgo-ms", 1): TaskRun(row=row(seed=1, ttft_ms=600.0, e2e_s=4.0), cpu_s=0.0),
+        PolicyTask(here, "random", 0): TaskRun(row=row(ttft_ms=20.8, e2e_s=None), cpu_s=0.0),
     }
     assert Spread() == row(ttft_ms=None).ttft_ms
     assert mean_cells(list(runs), runs) == [

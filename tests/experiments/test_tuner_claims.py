@@ -22,7 +22,7 @@ from experiments.systems.tuner_claims import (
     half,
     twice,
 )
-from experiments.tables import Verdict
+from experiments.tables import ClaimVerdict
 from experiments.tuning import TuningRun, TuningTask, Windows
 from tuner.offline.search import RunScore
 
@@ -50,7 +50,7 @@ def run_of(task: TuningTask) -> TuningRun:
     )
 
 
-def verdicts_of(experiment: Experiment) -> list[Verdict]:
+def verdicts_of(experiment: Experiment) -> list[ClaimVerdict]:
     runs: dict[object, TuningRun] = {}
     tasks = next(experiment)
     while True:
@@ -58,7 +58,7 @@ def verdicts_of(experiment: Experiment) -> list[Verdict]:
         try:
             tasks = experiment.send(runs)
         except StopIteration as end:
-            verdicts: list[Verdict] = end.value
+            verdicts: list[ClaimVerdict] = end.value
             return verdicts
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from experiments.comparison import MEASURES
-from experiments.simulated import Run
-from experiments.tables import Verdict
+from experiments.simulated import TaskRun
+from experiments.tables import ClaimVerdict
 from experiments.windows import LEARNED, PolicyTask, RatioTarget, Workload
 from gorgo.lab.demo.options import BASELINES
 from gorgo.lab.results import ResultRow
@@ -30,9 +30,9 @@ def rows(policy: str, *ttft_ms: float | None) -> dict[int, ResultRow]:
     return {seed: row(policy, seed=seed, ttft_ms=value) for seed, value in enumerate(ttft_ms)}
 
 
-def judge(target: RatioTarget, found: dict[tuple[Workload, str], dict[int, ResultRow]]) -> Verdict:
+def judge(target: RatioTarget, found: dict[tuple[Workload, str], dict[int, ResultRow]]) -> ClaimVerdict:
     runs = {
-        PolicyTask(workload, policy, seed): Run(row=each, cpu_s=0.0)
+        PolicyTask(workload, policy, seed): TaskRun(row=each, cpu_s=0.0)
         for (workload, policy), by_seed in found.items()
         for seed, each in by_seed.items()
     }

@@ -14,7 +14,7 @@ from gorgo import __version__
 from tests.packaging.conftest import ROOT, Built
 
 #: Folders and files whose texts a user reads or runs.
-SHIPPED = ("gorgo", "tuner", "docs", "datasets", "packaging", "terraform", "tests")
+SHIPPED = ("gorgo", "tuner", "experiments", "docs", "datasets", "packaging", "terraform", "tests")
 FILES = ("Makefile", "README.md", "DESIGN.md", "CHANGELOG.md", "regions.yaml", "requirements.lock", "pyproject.toml")
 SUFFIXES = {".md", ".py", ".toml", ".yaml", ".yml", ".html", ".tf", ".hcl", ".tftpl", ".service", ".lock", ""}
 #: The name alone, with an extra or a version, after an installer; a path, `.` and `gorgo-router` are none of these.

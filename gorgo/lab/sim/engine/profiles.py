@@ -240,11 +240,11 @@ FITTED: Mapping[str, Any] = {
     "prefill_base_s": 0.008044,
 }
 SOURCE = (
-    "Prefill rate, base and attention, decode base, experts, the step without a CUDA graph and the share of a "
-    "prefix that is found: fitted to whole windows of table 2 of the GORGO paper (April 5 and 7; April 6 is held "
-    "out) by python -m experiments fit. They make up for each other in part: a faster prefill with fewer hits "
-    "fits nearly as well. Largest graph: the authors' flag. KV pool: measured on the paper's fleet. The rest is "
-    "estimated as for the profile of that name."
+    "Prefill rate, base and attention, decode base, experts, the step without a CUDA graph and the share of a prefix "
+    "that is found: fitted to whole windows of table 2 of the GORGO paper (April 5 and 7; April 6 is held out) by "
+    "`python -m experiments fit`. They make up for each other in part: a faster prefill with fewer hits fits nearly as "
+    "well. Largest graph: the authors' flag. KV pool: measured on the paper's fleet. The rest is estimated as for the "
+    "profile of that name."
 )
 
 
