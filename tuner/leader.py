@@ -1,4 +1,8 @@
-"""The interface of leadership: how a process becomes the leader, and how it finds that it is none any more.
+"""Leadership: how a process becomes the leader, and how it finds that it is none any more.
+
+Owns the interface, and three ways to hold it: a lease in the store of several routers (`StoreLease`), a lock file on
+one host (`FileLock`), and advisory locks of PostgreSQL (`AdvisoryLock`). Leaves to `tuner.sidecar.bootstrap` what a
+candidate does with it.
 
 Theory of operation: one process of those that tune the same proxies leads; it confirms that before each change. A
 process that was paused may be replaced without a notice. What it still sends is refused: puts carry the versions that

@@ -2,8 +2,8 @@
 
 One module per command: `serve`, `picker`, `engine`, `check` and `policies` here, those that call the admin listener in
 `admin`, those that measure in `measure`, those that tune and train in `tune`. `app` joins them, `errors` turns errors
-into exit codes, `options` has the options that several commands share, `policy_setup` makes a policy with its weights
-from configuration and options. Heavy imports are inside the commands, so that `gorgo --help` is quick.
+into exit codes, `options` has the options that several commands share, `policies` makes a policy with its weights from
+configuration and options. Heavy imports are inside the commands, so that `gorgo --help` is quick.
 """
 
 from gorgo.cli.app import app, main

@@ -1,4 +1,8 @@
-"""`gorgo check`: whether regions.yaml is valid, and its replicas and fleet sources answer."""
+"""`gorgo check`: whether regions.yaml is valid, and its replicas and fleet sources answer.
+
+Owns what is printed, and the calls of `--live`: one cheap request to every replica, with its key, and the first result
+of every fleet source. Leaves the rules of regions.yaml to `gorgo.config`.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +34,6 @@ from gorgo.live.fleet_sources.service import follow_source
 from gorgo.live.monitor.discovery import discover
 from gorgo.live.replica_secrets import api_key
 from gorgo.live.upstream.address import connect_cause
-
-# `gorgo check --live`: one cheap request to every replica, with its key; the first result of every fleet source.
-
 
 #: Until the first result or failure of a source; a look-up and a page of a list have shorter limits each.
 FIRST_RESULT_S = 15.0

@@ -1,6 +1,7 @@
-"""Errors as exit codes: 2 for bad usage or input, 1 for failures; the message on stderr, never a traceback.
+"""Errors of the command line as exit codes, and its options as environment variables.
 
-Any error but `GorgoError` and `OSError` is a fault of GORGO and keeps its traceback.
+An exit code is 2 for bad usage or input and 1 for failures; the message is on stderr, never a traceback. Any error but
+`GorgoError` and `OSError` is a fault of GORGO and keeps its traceback.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Start of a process with a Router: what `gorgo serve` and `gorgo picker` share."""
+"""Start of a process with a Router: what `gorgo serve` and `gorgo picker` share.
+
+Owns the way from the text of regions.yaml and the options to a running front end, and the settings of the garbage
+collector that such a process has. Leaves the process itself to `gorgo.live.process`.
+"""
 
 from __future__ import annotations
 
@@ -121,14 +125,14 @@ class Launch:
         uvloop.run(front_end(started.config, options, ready=ready))
 
 
-# Freezes start-up objects and runs the garbage collector less often.
+# The garbage collector: objects of the start are frozen, and collections are rare.
 #
 # The setting is the process's, so only the command line calls `freeze_startup_objects`. A full collection takes 10 to
 # 20 ms, in which no stream proceeds.
 #
-# Why it is safe: nothing large depends on the collector. Bodies and chunks are freed by their last reference, however
-# a request ends (tests/cli/test_launch.py). Closed connections are cycles of about 30 objects each. A frozen
-# object in a cycle is never freed, as of a replica that a reload removes; there are only as many as at the start.
+# Why it is safe: nothing large depends on the collector. Bodies and chunks are freed by their last reference, however a
+# request ends (tests/cli/test_launch.py). Closed connections are cycles of about 30 objects each. A frozen object in a
+# cycle is never freed, as of a replica that a reload removes; there are only as many as at the start.
 
 
 #: New objects before a collection of the youngest generation; 700 by default.

@@ -1,4 +1,8 @@
-"""`gorgo policies`: the routing policies and their weights."""
+"""`gorgo policies`, and the policy with its weights that a command runs with.
+
+Owns the list of policies as text, and which of regions.yaml, the options and a weights file a policy and its weights
+are taken from (`compose_policy`).
+"""
 
 from __future__ import annotations
 
@@ -50,8 +54,6 @@ def _weights(policy: Any) -> str | None:
     return ", ".join(words) or None
 
 
-# A policy with its weights, from regions.yaml, the options and a weights file.
-#
 # Precedence: `--policy`, the weights file, regions.yaml. Weights belong to one policy: those of regions.yaml apply to
 # its own policy only, and a weights file for another policy than `--policy` is an error.
 

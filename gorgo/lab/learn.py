@@ -1,5 +1,7 @@
 """Training from an outcome log: a model of all rows, its error on later rows, and what each feature adds.
 
+Owns the evaluation, and the reading of the proxy's outcome log as rows. Leaves models and training to `gorgo.learning`.
+
 Theory of operation. The newest fifth is held out: a model in use predicts what comes after its training. A feature adds
 what the error grows by when its column is constant, in the training and in the test.
 """

@@ -1,7 +1,7 @@
 """Rank validation: does a policy order replicas as their first tokens do? Read from a decision log, live or simulated.
 
 Owns the table and its statistics. Choices and shadow scores come from samples or from a simulation's requests
-(`core.policy.shadow`).
+(`core.policy.interface`).
 
 Theory of operation. Each row is a request that a policy without an opinion (`random`) sent somewhere, with the rank
 that the shadow policy gives that replica. If the shadow orders replicas rightly, time to first token grows with the

@@ -1,6 +1,7 @@
 """The proxy's request log as a trace, for `gorgo tune-offline`.
 
-Owns the reading and the step from bytes to blocks. The form is `gorgo.live.telemetry.request_log_file`'s.
+Owns the reading of log files and their rotated predecessors, the check of each line (`LoggedRequest`), and the step
+from bytes to blocks. The form is `gorgo.live.telemetry.request_log_file`'s.
 
 Theory of operation. A hash in the log ends at a multiple of 2,048 bytes of text, an id in a trace at a multiple of 512
 tokens, and a model's tokens are of any length. So the bytes per token of each model are taken over the whole log, and
@@ -56,9 +57,6 @@ def json_object(line: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return entry if isinstance(entry, dict) else None
-
-
-# Lines of the proxy's request log, checked: the form of `gorgo.live.telemetry.request_log_file`.
 
 
 _HASH = re.compile(r"[0-9a-f]{16}")

@@ -1,6 +1,6 @@
 """Result rows as a table: named columns, of which the default ones fit a terminal.
 
-Owns the columns and their formats; the rows are `apps.results`.
+Owns the columns and their formats; the rows are `gorgo.lab.results`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,14 @@
 """One call of Envoy: serialized messages in, serialized messages out, without any transport.
 
 Owns which of two roles a call has, by its first message, and that whatever ends a call ends its part of an exchange.
+Leaves the decision and what follows it to `gorgo.picker.exchange`, and the form of messages to `gorgo.picker.protocol`.
+Its parts, in the order of the file:
+
+- `public_answer` and `own_answer`: what the picker answers itself;
+- `CarriedResponse`: a response that passes through the call of its request;
+- `RequestCall`: the call of one request;
+- `FirstTokenCall`: the call of the filter that detects first tokens;
+- `PickerCall`: either of the two roles.
 """
 
 from __future__ import annotations
@@ -41,9 +49,8 @@ from gorgo.picker.protocol.messages import (
 from gorgo.picker.protocol.protos import ProcessingMode
 from gorgo.picker.state import PickerState
 
-# What an own Envoy's picker answers itself, as the proxy does: health, readiness, known models; and the 404 and 405.
-#
-# A gateway has routes of its own: there each path goes to a replica.
+# What the picker of an own Envoy answers itself, as the proxy does: health, readiness and known models, and the errors
+# 404 and 405. A gateway has routes of its own: there each path goes to a replica.
 
 
 _ALIVE = frozenset({"/health", "/healthz", "/livez"})

@@ -1,4 +1,8 @@
-"""What decides for Envoy in a running picker, above what routes."""
+"""What decides for Envoy in a running picker, above what routes.
+
+Owns `PickerState`, the addresses of replicas as Envoy knows them (`Endpoints`), and the open exchanges with those that
+wait for their entry of the access log (`OpenExchanges`). Leaves the Router and what it needs to `gorgo.live.state`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`round-robin`: one after another, by name."""
+"""Policies that use neither load nor caches: `round-robin`, `random`, `nearest` and `simple-session-affinity`.
+
+They are the controls of a comparison: each shows what one simple rule does alone.
+"""
 
 from __future__ import annotations
 
@@ -44,9 +47,6 @@ class RoundRobin:
         return Choice(names.index(self._last))
 
 
-# `random`: any candidate, each as likely as the others.
-
-
 class Random:
     """The control of every comparison."""
 
@@ -64,9 +64,6 @@ class Random:
         rng: np.random.Generator,
     ) -> Choice:
         return Choice(int(rng.integers(len(candidates))))
-
-
-# `nearest`: the least round trip.
 
 
 class Nearest:
@@ -87,9 +84,6 @@ class Nearest:
         rng: np.random.Generator,
     ) -> Choice:
         return choose_min_cost({"rtt": fill_unknown(candidates.rtt_s) * 1e3}, candidates, rng)
-
-
-# `simple-session-affinity`: the same session to the same replica, by rendezvous hashing.
 
 
 class SimpleSessionAffinity:

@@ -72,7 +72,7 @@ class GorgoMs:
     preference for end-to-end times over first tokens. delta is the same price for decoding: of every request in flight
     there, how much its tokens and this request's come later for there being one more; it grows with the mean length of
     answers (`longer`). eta prices the prefills that will stall this request: s is the share of its time that the
-    replica prefills (`core.latency.prefill_share`), and it counts for less where many are in flight. Where prefills
+    replica prefills (`core.latency.prefill`), and it counts for less where many are in flight. Where prefills
     stall many at any time, lambda rises and delta falls (`excess`). Of more requests than its running batch an engine
     stalls that batch alone: the others wait in any case.
     An unknown round trip counts as the worst known one. The first three terms without their factors are the predicted

@@ -1,7 +1,8 @@
-"""`least-load` as the authors of the GORGO paper released it, and a reading that counts prompts before the first token.
+"""Policies that choose by load alone: `least-load`, `least-request` and `power-of-two`.
 
-Both add this proxy's counts to the engines' reports. A missing or stale report counts as the worst known value among
-the candidates. If none is known, the counts of the proxy decide.
+Owns two readings of each of the first two: as the authors of the GORGO paper released it, and by counts that this proxy
+has itself. The released ones add the engines' reports to the proxy's counts. A missing or stale report counts as the
+worst known value among the candidates. If none is known, the counts of the proxy decide.
 """
 
 from __future__ import annotations
@@ -82,9 +83,6 @@ def _reported(candidates: Candidates) -> dict[str, NDArray[np.float64]]:
     }
 
 
-# `least-request` as the authors of the GORGO paper released it, and by this proxy's own count alone.
-
-
 class LeastRequest:
     """Fewest requests by the larger of two counts, the engine's running ones and this proxy's own; ties at random.
 
@@ -137,9 +135,6 @@ class LeastRequestInFlight:
         rng: np.random.Generator,
     ) -> Choice:
         return choose_min_cost({"in_flight": candidates.in_flight_requests.copy()}, candidates, rng)
-
-
-# `power-of-two`: two at random, the less loaded of them.
 
 
 class PowerOfTwo:

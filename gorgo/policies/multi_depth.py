@@ -1,4 +1,12 @@
-"""`multi-depth`: the replica that served the longest part of a prompt, learned at several depths from answers."""
+"""`multi-depth`: the replica that served the longest part of a prompt, learned at several depths from answers.
+
+Owns the policy and its state. Its parts, in the order of the file:
+
+- placement of a prompt without a route;
+- `RouteTable`, the replica of each prefix;
+- the prefixes of a prompt under which routes are stored and found;
+- `MultiDepth`, which joins them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""`prefix-cache` as the authors of the GORGO paper released it, and AIBrix's rule by requests in flight."""
+"""Policies that follow the longest cached prefix: the baselines of three papers and of llm-d.
+
+Owns five rules: `prefix-cache` as the authors of the GORGO paper released it, AIBrix's rule by requests in flight,
+Lodestar's algorithms 1 and 2 (`prefix-cache-and-load`, `prefix-threshold`) and llm-d's default scorers (`load-prefix`).
+Leaves to `gorgo.policies.base` what several of them share, and the match itself to the prefix index.
+"""
 
 from __future__ import annotations
 
@@ -88,9 +93,6 @@ class PrefixCacheInFlight:
         return longest_prefix(candidates, rng, deviations=2)
 
 
-# `prefix-cache-and-load`: the heuristic that Lodestar falls back to and is compared with, its algorithm 1.
-
-
 class PrefixCacheAndLoad:
     """As `prefix-cache-in-flight`, but a replica counts as overloaded above mean + 1 standard deviation.
 
@@ -115,9 +117,6 @@ class PrefixCacheAndLoad:
         rng: np.random.Generator,
     ) -> Choice:
         return longest_prefix(candidates, rng, deviations=1)
-
-
-# `prefix-threshold`: Lodestar's algorithm 2, the longest prefix if it is long enough.
 
 
 class PrefixThreshold:
@@ -151,9 +150,6 @@ class PrefixThreshold:
         if candidates.cached_tokens.max() <= weights["tau"] * candidates.prompt_tokens:
             return Choice(least_loaded(candidates, rng), evidence(candidates), fallback="below_threshold")
         return Choice(longest_match(np.arange(len(candidates)), candidates, rng), evidence(candidates))
-
-
-# `load-prefix`: llm-d's default scorers, with which its predicted latency is compared.
 
 
 class LoadPrefix:

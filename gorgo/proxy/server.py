@@ -1,5 +1,8 @@
 """The regional proxy as a process: its data listener serves clients.
 
+Owns the listener's table of routes, the small GET responses, the lists of models, and CORS. Leaves requests for a
+replica to `gorgo.proxy.exchange`, and the life of the process to `gorgo.live.process`.
+
 At the first signal new requests are rejected; open ones may finish within the grace period, then they end with an
 error.
 """
@@ -162,9 +165,7 @@ class Cors:
         return CorsSend(send, headers)
 
 
-# The routes of the data listener: Starlette's router without middleware, which would cost every event.
-#
-# Owns the table of routes and the small GET responses.
+# The routes of the data listener are Starlette's router without middleware, which would cost every event.
 
 
 #: For load balancers, Prometheus and generators of clients: no client's key is required.

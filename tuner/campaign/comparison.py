@@ -1,6 +1,12 @@
 """From pairs of blocks to a verdict: accept a significant gain, refuse a significant loss, otherwise measure on.
 
-Owns the decision of the switchback; `sequential` owns the test of significance.
+Owns the comparison of two weight sets. Leaves the blocks and their order to `tuner.campaign.switchback`. Its parts, in
+the order of the file:
+
+- `SignFlipTest`: the test of significance;
+- `Guardrail`: figures that a gain in TTFT must not cost;
+- `Trial`: the interface of a trial, and its results;
+- `PairComparison`: the decision on the pairs measured so far.
 
 Theory of operation: each pair gives one difference of logarithms per figure, so that a tenth is a tenth at any load. A
 candidate is accepted when its p95 TTFT is significantly lower, no guarded figure seems worse by more than the margin,
@@ -42,14 +48,10 @@ from tuner.saved_fields import SavedFields
 # References
 # ----------
 # Bojinov, Simchi-Levi and Zhao, "Design and Analysis of Switchback Experiments", Management Science 69(7), 2023:
-# blocks
-# in random order and inference from that order alone. Plamadeala and Rosenberger, "Sequential monitoring with
-# conditional
-# randomization tests", Annals of Statistics 40(1), 2012: boundaries from re-randomised paths. Lan and DeMets,
-# "Discrete
-# sequential boundaries for clinical trials", Biometrika 70(3), 1983: spending the error rate. Kim and DeMets,
-# Biometrika
-# 74(1), 1987: as a power of the time.
+# blocks in random order and inference from that order alone. Plamadeala and Rosenberger, "Sequential monitoring with
+# conditional randomization tests", Annals of Statistics 40(1), 2012: boundaries from re-randomised paths. Lan and
+# DeMets, "Discrete sequential boundaries for clinical trials", Biometrika 70(3), 1983: spending the error rate. Kim
+# and DeMets, Biometrika 74(1), 1987: as a power of the time.
 
 
 #: Random sign patterns, the real one included: alpha 0.05 is a hundred of them. Their number costs power a little, and

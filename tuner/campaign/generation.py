@@ -1,4 +1,7 @@
-"""The record of one generation, for the campaign, the history and the report."""
+"""The record of one generation, for the campaign, the history and the report, and the actions of a campaign.
+
+Owns the records alone. Leaves to the campaign when an action is due, and to its shell how it is executed.
+"""
 
 from __future__ import annotations
 

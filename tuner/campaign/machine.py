@@ -1,8 +1,10 @@
 """The campaign: one long experiment on a running proxy, as a state machine without input and output.
 
-Owns the order of events: warm up, measure, propose, compare, decide, record, stop. `applied_weights` knows the weights
-in force, a trial (`switchback`, `windows`) compares, an optimizer proposes, the guardrail refuses. The shell passes
-events with `now`, and executes the returned actions in their order.
+Owns the order of events (warm up, measure, propose, compare, decide, record, stop), the weights in force
+(`AppliedWeights`), the published protocol of comparison (`Paper`), and the state that a restarted process needs
+(`CampaignState`). Leaves the switchback to `tuner.campaign.switchback`, its verdict and the guardrail to
+`tuner.campaign.comparison`, and proposals to an optimizer. The shell passes events with `now`, and executes the
+returned actions in their order.
 
 Theory of operation.
 
@@ -12,8 +14,8 @@ Theory of operation.
 - `frozen`: the weights are pinned; nothing is put until they are unfrozen.
 - `stopped`: the incumbent is in force.
 
-Each sample counts once. `saved` has the decisions and, of a switchback, the scored pairs; a measurement that the end
-of the process interrupted is repeated.
+Each sample counts once. The saved state has the decisions and, of a switchback, the scored pairs; a measurement that
+the end of the process interrupted is repeated.
 
 `now` is Unix time: a resumed campaign continues with the same clock.
 """
@@ -39,9 +41,8 @@ from tuner.optimizers.registry import load_optimizer
 from tuner.saved_fields import MAX_TIME_S, SavedFields
 from tuner.space import LogBox
 
-# The weights that a campaign has requested, the version under which they are in force, and the samples since.
-#
-# Owns which samples count, and when enough is known of the weights in force.
+# The weights that a campaign has requested, the version under which they are in force, and the samples since. Here it
+# is decided which samples count, and when enough is known of the weights in force.
 
 
 class AppliedWeights:

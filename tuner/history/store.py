@@ -1,8 +1,8 @@
 """The history: campaigns with their generations and events, append only, and where each campaign is.
 
-Owns what is written and read; tables are `models`, the database itself `database`. Every method is one transaction, so
-that what it returned from is on disk. All raise `HistoryError` when the database cannot do it; nothing that was written
-before is lost then.
+Owns what is written and read, the rows that are handed out, the tables, and bringing a database to the newest schema.
+Leaves the connection to `tuner.history.database`. Every method is one transaction, so that what it returned from is on
+disk. All raise `HistoryError` when the database cannot do it; nothing that was written before is lost then.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from tuner.history.database import open_engine, reading, shown, writing
 
 # What the history hands out: frozen rows, with times as seconds since 1970 (UTC) and latencies as measured.
 #
-# Owns the records but a generation's, which is the campaign's own, and that a row is one: SQLite holds anything in any
-# column, and a damaged file does. How rows are stored is `models` and `store`.
+# A generation's record is the campaign's own. Each row is checked as it is read: SQLite holds anything in any column,
+# and a damaged file does.
 
 
 EventKind = Literal["freeze", "unfreeze", "rollback", "foreign", "restart", "stop"]
@@ -209,10 +209,8 @@ class StateTable(TableBase):
     state: Mapped[dict[str, Any]] = mapped_column(JSON)
 
 
-# Bringing a database to the newest schema when it is opened, by Alembic's migrations.
-#
-# Owns which scripts there are and the lock under which they run: two processes that start together do not migrate
-# twice.
+# Bringing a database to the newest schema when it is opened, by Alembic's migrations, under a lock: two processes that
+# start together do not migrate twice.
 
 
 #: Of PostgreSQL's advisory lock; any number that nobody else uses.

@@ -1,6 +1,6 @@
 """The search of a recorded window in virtual time; weights move only if held-out requests confirm it.
 
-Runs are in `score`, the decision in `verdict`.
+Owns the search and the scores of weight sets. Leaves the runs to `gorgo.lab.simulate` and the decision to `verdict`.
 
 Theory of operation. The window is cut in time: candidates run on its first part, and the best one on the whole. Only
 the last part decides, under seeds that the search has not used. Every candidate has the same seeds. The objective is

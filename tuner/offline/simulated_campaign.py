@@ -1,4 +1,8 @@
-"""The live campaign along a window in virtual time. The campaign is the sidecar's; half an hour takes seconds."""
+"""The live campaign along a window in virtual time. The campaign is the sidecar's; half an hour takes seconds.
+
+Owns the shell of a campaign in virtual time (`CampaignDriver`) and the run around it. Leaves the campaign to
+`tuner.campaign`, and the simulation to `gorgo.lab.sim`.
+"""
 
 from __future__ import annotations
 

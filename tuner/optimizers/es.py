@@ -1,10 +1,12 @@
-"""(1+1)-ES in log space with Rechenberg's 1/5 rule: one parent, one offspring, one step size.
+"""(1+1)-ES in log space: one parent, one offspring, one step size.
 
-Owns the step and its size. Clipping is `tuner.space`'s; whether an offspring is better may be decided by a test.
+Owns three of them: with Rechenberg's 1/5 rule (`OnePlusOneES`), the same after probes of each weight alone
+(`ProbingES`), and as the authors of the GORGO paper released it (`ReleasedES`). Clipping is `tuner.space`'s; whether an
+offspring is better may be decided by a test.
 
-Theory of operation: a step is a factor per weight, drawn around the parent. If more than one offspring in five is
-better, the parent is far from the optimum and steps can be longer; if fewer, they overshoot. A success multiplies sigma
-by exp(1/d), a failure by exp(-1/(4d)): at a success rate of 1/5 the two cancel.
+Theory of operation of the 1/5 rule: a step is a factor per weight, drawn around the parent. If more than one offspring
+in five is better, the parent is far from the optimum and steps can be longer; if fewer, they overshoot. A success
+multiplies sigma by exp(1/d), a failure by exp(-1/(4d)): at a success rate of 1/5 the two cancel.
 """
 
 from __future__ import annotations
@@ -213,7 +215,7 @@ def _all_directions(weights: int) -> list[Direction]:
 
 # The (1+1)-ES as the authors of the GORGO paper released it: sigma by the success rate of the last eight candidates.
 #
-# For reproduction, in mode `paper`. `es` has the same steps and a rule that uses every candidate.
+# For reproduction, in mode `paper`. `OnePlusOneES` has the same steps and a rule that uses every candidate.
 
 
 #: Candidates whose success rate decides on sigma, the rate above which it grows, and its factor.

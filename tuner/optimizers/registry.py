@@ -1,5 +1,7 @@
 """Optimizers by name, as `gorgo tune --algorithm` knows them: the ones here, and those that other packages offer.
 
+Owns the names, and the two optimizers that are controls: `Fixed`, which never moves, and `RandomSearch`.
+
 A new optimizer is a file, a line below, and its name in `cli.tune.options`. Another package adds one by an entry point
 in the group `gorgo.optimizers`: its name is the optimizer's, its object a class made as `BaseOptimizer` is. It cannot
 replace a built-in name.
@@ -19,7 +21,7 @@ from tuner.optimizers.cma_es import CmaEs
 from tuner.optimizers.es import OnePlusOneES, ProbingES, ReleasedES
 from tuner.space import LogBox
 
-# Never moves: what a campaign measures when nothing changes, its noise and its false alarms.
+# A campaign with it shows what is measured when nothing changes: its noise and its false alarms.
 
 
 class Fixed(BaseOptimizer):
@@ -31,7 +33,7 @@ class Fixed(BaseOptimizer):
         return self._parent
 
 
-# Random search: log-uniform in the whole box. The control that every other optimizer has to beat.
+# Random search is the control that every other optimizer has to beat.
 
 
 class RandomSearch(BaseOptimizer):

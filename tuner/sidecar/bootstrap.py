@@ -1,6 +1,8 @@
 """From options to a running sidecar: connect to the proxy, open the history, start or resume a campaign.
 
-Errors that another command line avoids end the program here; later ones do not.
+Owns the start, and the wait for the leadership around it (`lead`). Leaves the ways to become the leader to
+`tuner.leader`, and a running campaign to `tuner.sidecar.loop`. Errors that another command line avoids end the program
+here; later ones do not.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """The group: the admin APIs of several proxies as one proxy's, for the sidecar.
 
-Owns the calls, all proxies at a time; `agreement` and `put` decide. Weights are put to all or to none. Without one of
-the proxies nothing is read or put, so the campaign waits for it; a roll-back goes to those that can be reached.
+Owns the calls, all proxies at a time, and what is decided between them without input and output: which weights a group
+has agreed on (`Agreement`), one put at all proxies or at none (`GroupPut`), and the order of the samples
+(`MergedSamples`). Without one of the proxies nothing is read or put, so the campaign waits for it; a roll-back goes to
+those that can be reached.
 """
 
 from __future__ import annotations
@@ -219,8 +221,8 @@ class GroupPut:
 
 # Samples of several proxies as one sequence: each once, by the tuner's clock, under the group's number.
 #
-# Owns the cursors, by boot id and number of each proxy. Clocks of hosts differ by seconds: every proxy says its own
-# time with its samples, and arrivals are converted by the difference.
+# A cursor is the boot id and the number of each proxy. Clocks of hosts differ by seconds: every proxy says its own time
+# with its samples, and arrivals are converted by the difference.
 
 
 @dataclass(frozen=True, slots=True)

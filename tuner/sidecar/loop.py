@@ -1,5 +1,8 @@
 """The loop: polls the proxy, feeds the campaign, executes its actions.
 
+Owns the order of a step, and which call of a proxy or a group a command becomes (`WeightsCalls`). Leaves decisions to
+the campaign, and the start to `tuner.sidecar.bootstrap`.
+
 Theory of operation of one step: read all new samples first, so that no decision rests on half of them; then read the
 weights in force, so that a freeze or a foreign change is found before anything is put; then advance the campaign's
 time; then execute. A failed call ends the reading, keeps the command, and lengthens the wait; the proxy routes on.
@@ -29,7 +32,7 @@ from tuner.sidecar.reader import SampleBatchResult, read_new
 
 # The calls of the sidecar that read and change weights, at one proxy or at a group.
 #
-# Owns the choice of the call for a command, and that nothing is read or changed by a process that is not the leader.
+# Nothing is read or changed by a process that is not the leader.
 
 
 async def always() -> None:

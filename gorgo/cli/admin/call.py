@@ -1,4 +1,8 @@
-"""One call of the admin listener of a running proxy, with its errors as text."""
+"""Calls of the admin listener of a running proxy, or of several that are operated as one, with errors as text.
+
+Owns how a call is made and what ends the program. Of several proxies it owns the order, what is printed of several
+answers, and the exit code: one proxy without an answer does not keep the others from theirs.
+"""
 
 from __future__ import annotations
 
@@ -71,10 +75,7 @@ def _why(response: httpx.Response) -> str:
         return "; is it the admin address?"
 
 
-# One call of the admin listeners of several proxies that are operated as one.
-#
-# Owns the order, what is printed of several answers, and the exit code: one proxy without an answer does not keep the
-# others from theirs.
+# Calls of several proxies.
 
 
 Answers = dict[str, dict[str, Any]]

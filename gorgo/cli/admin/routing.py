@@ -1,4 +1,7 @@
-"""`gorgo set` and `gorgo policy`: weights and policy of a running proxy."""
+"""Commands that change how a running proxy routes: `gorgo set`, `gorgo policy`, `gorgo drain` and `gorgo reload`.
+
+Owns their arguments and what they print. Leaves the calls to `gorgo.cli.admin.call`.
+"""
 
 from __future__ import annotations
 
@@ -83,9 +86,6 @@ def _values(words: Sequence[str]) -> dict[str, float]:
     return values
 
 
-# `gorgo drain`: take a replica of a running proxy out of service for new requests.
-
-
 def drain(
     name: Annotated[str, typer.Argument(help="Name of the replica, as in regions.yaml.")],
     undo: Annotated[bool, typer.Option("--undo", help="End the drain: the replica gets new requests again.")] = False,
@@ -110,9 +110,6 @@ def drain(
             typer.echo(f"{name} is draining: no new requests, {in_flight} in flight")
     if not durable:
         typer.echo("gorgo: the proxy runs without --state: the change ends with its process", err=True)
-
-
-# `gorgo reload`: let a running proxy read its regions.yaml now.
 
 
 def reload(url: options.AdminUrl = options.ADMIN_URL, as_json: options.Json = False) -> None:

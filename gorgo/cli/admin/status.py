@@ -1,4 +1,8 @@
-"""`gorgo status`: the fleet as the proxy sees it, or as several do."""
+"""`gorgo status`: the fleet as the proxy sees it, or as several do, once or every two seconds.
+
+Owns the command, the console and the loop, which polls on while the proxy does not answer. Leaves the tables to
+`gorgo.cli.admin.status_tables`.
+"""
 
 from __future__ import annotations
 
@@ -70,11 +74,6 @@ def _show(url: str, shown: Mapping[str, Any], token: str | None) -> None:
         learned = model_line(request_admin("GET", url, "/admin/model", token))
         if learned is not None:
             typer.echo(plain(learned).plain)
-
-
-# The status of a proxy on the screen, once or every two seconds.
-#
-# Owns the console and the loop, which polls on while the proxy does not answer; `status_tables` has the tables.
 
 
 STATUS_PATH = "/admin/status"

@@ -1,4 +1,7 @@
-"""`gorgo simulate`: policies compared in virtual time."""
+"""Commands in virtual time: `gorgo simulate`, `gorgo overload`, and the lists of what simulations can run with.
+
+Owns their arguments, which are checked here, and what they print. Leaves the runs to `gorgo.lab.simulate`.
+"""
 
 from __future__ import annotations
 
@@ -187,9 +190,6 @@ def _weights(
     return found
 
 
-# `gorgo scenarios`, `gorgo profiles` and `gorgo fleets`: what simulations can run with.
-
-
 def scenarios(as_json: options.Json = False) -> None:
     """List the scenarios of `gorgo simulate --scenario`."""
     from gorgo.lab.sim.faults.scenarios import SCENARIOS
@@ -235,9 +235,6 @@ def profiles(as_json: options.Json = False) -> None:
         for one in PROFILES.values()
     ]
     typer.echo(table(header, rows))
-
-
-# `gorgo overload`: capacity of a fleet, and goodput beyond it.
 
 
 def overload(

@@ -1,4 +1,8 @@
-"""`gorgo history`: the weights that the tuner tried."""
+"""`gorgo history`: the weights that the tuner tried, as text and as a table.
+
+Owns the command and the words for a campaign and its generations, which `gorgo tune-offline` prints too. Leaves the
+database to `tuner.history`.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +20,6 @@ from gorgo.cli.tune import options as tuning
 
 if TYPE_CHECKING:
     from tuner.commands import CampaignRow, EventRow, Generation
-
-
-# The generations of a campaign as text and as a table.
 
 
 #: Characters of a text in a table: a reason of the tuner has some 100.

@@ -1,4 +1,8 @@
-"""Options that `gorgo tune`, `gorgo tune-offline` and `gorgo history` share."""
+"""Options that `gorgo tune`, `gorgo tune-offline` and `gorgo history` share, and the file of rarely changed settings.
+
+Both tuning commands take the same file with `--settings`, so that a campaign can be rehearsed with the settings that
+will run live. Leaves the checks of a campaign's values to `CampaignOptions`.
+"""
 
 from __future__ import annotations
 
@@ -55,11 +59,6 @@ def checked_algorithm(name: str | None) -> str | None:
     if name not in known:
         raise typer.BadParameter(f"--algorithm {name}: expected one of {', '.join(known)}")
     return name
-
-
-# Rarely changed settings of `gorgo tune` and `gorgo tune-offline`: the keys of the file that `--settings` names.
-#
-# Both commands take the same file, so that a campaign can be rehearsed with the settings that will run live.
 
 
 @strict

@@ -1,6 +1,7 @@
 """Constants of an engine from measured times: prefill by new and cached tokens, decode by batch and context.
 
-Owns which terms are fitted. The formulas are those of `gorgo.lab.sim.engine.profiles`; times are in seconds.
+Owns which terms are fitted, and the least squares that fit them. The formulas are those of
+`gorgo.lab.sim.engine.profiles`; times are in seconds.
 
     first token   overhead + chunks * base + new / rate + kappa * new * (cached + new / 2)
     decode step   base + moe * (1 - (1 - k/E)^B) + per_request * B + kv * context_tokens (+ eager above a graph)
@@ -27,8 +28,8 @@ from gorgo.errors import CalibrationError
 
 # Least squares with coefficients of at least 0, by relative error.
 #
-# Owns the arithmetic of `fit`. A cost of an engine is a sum of terms that are never negative, and an error of 5 ms
-# matters for a time of 20 ms and not for one of 2 s.
+# A cost of an engine is a sum of terms that are never negative, and an error of 5 ms matters for a time of 20 ms and
+# not for one of 2 s.
 #
 # Theory of operation: every subset of the few terms is solved without a constraint. The best solution without a
 # negative coefficient is the constrained one, because the optimum is interior to the face that its zeros span (Lawson

@@ -1,6 +1,9 @@
 """Measurement of an engine: which requests are sent, and which points and sizes follow from the answers.
 
-Owns the plan. The engine serves no other load, so that every time is that of the request alone. Load is bounded: one
+Owns the plan, and what the answers tell: gaps between tokens, sizes of a KV pool, shares of a cached beginning. Leaves
+the calls to `MeasuredEngine` and the fit to `gorgo.lab.calibrate.fit`.
+
+The engine serves no other load, so that every time is that of the request alone. Load is bounded: one
 request at a time, but for decode batches of at most `max_batch`, and no phase starts after its share of the time.
 
 - Prefill: new prompts of growing length, then prompts behind a cached beginning; the median of some repetitions.

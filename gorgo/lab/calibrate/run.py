@@ -1,4 +1,13 @@
-"""`gorgo calibrate`: an engine over HTTP, or a request log, to a `Calibration`."""
+"""`gorgo calibrate`: an engine over HTTP, or a request log, to a `Calibration`.
+
+Owns where measurements are from. Leaves the plan to `gorgo.lab.calibrate.measure` and the fit to
+`gorgo.lab.calibrate.fit`. Its parts, in the order of the file:
+
+- `read_report`: what an engine reports about itself;
+- `HttpEngine` and `identify`: an engine over HTTP;
+- `traffic_points`: the points of a request log;
+- `calibrate_engine` and `calibrate_log`: the two ways to a result.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +41,7 @@ from gorgo.live.monitor.discovery import discover
 
 # What an engine reports about itself: whose scheduler it has, its chunk, its longest context.
 #
-# Owns which keys of which answers are read. A value of another type than expected is no report.
+# A value of another type than expected is no report.
 
 
 #: SGLang's settings; the second route is that of older versions.
@@ -105,9 +114,6 @@ def _object(value: object) -> Mapping[str, object]:
 
 def _count(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= 1 << 40 else None
-
-
-# An engine over HTTP, as `measure` calls it.
 
 
 #: An empty request is repeated so often; the median is its round trip.
@@ -286,7 +292,7 @@ def _line(text: str) -> str:
 
 # Points of prefill and decode from the traffic of one replica, as the request log has it.
 #
-# Owns the choice of requests. Requests in a log influence each other, and a point must be of the engine alone:
+# Requests in a log influence each other, and a point must be of the engine alone:
 #
 # - prefill: a request that no other prefill overlapped, in one attempt, with a report of cached tokens;
 # - decode: the time from the first to the last token by the number of output tokens, without the time in which other

@@ -1,6 +1,7 @@
-"""Shipped traces and shapes by name, traces made from shapes, and the requests of any of them.
+"""Shipped traces and shapes by name, traces made from shapes, the requests of any of them, and their statistics.
 
-A shape gives the same requests on every machine, in memory and through a file.
+Owns the names and what they stand for. Leaves the rows to the generators and files to `gorgo.lab.traces`. A shape gives
+the same requests on every machine, in memory and through a file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Fetching a published data set: streamed to a temporary file, checked, then renamed.
 
-A file under the final name is always complete and, where its sha256 is known, correct. An existing file is never
-overwritten: a correct one is used, another one is an error.
+Owns the list of data sets that others publish (where they are, under which licence, and how to know that one arrived
+whole) and their download. A file under the final name is always complete and, where its sha256 is known, correct. An
+existing file is never overwritten: a correct one is used, another one is an error.
 """
 
 from __future__ import annotations
@@ -20,9 +21,6 @@ import httpx
 
 from gorgo.config.atomic import create_file
 from gorgo.errors import FetchError, TraceError
-
-# Data sets that others publish: where they are, under which licence, and how to know that one arrived whole.
-
 
 MOONCAKE_URL = "https://raw.githubusercontent.com/kvcache-ai/Mooncake/main/FAST25-release/traces/"
 ART_CHAT_URL = "https://huggingface.co/datasets/alessiotoniolo/ART-Chat-2.5M/resolve/main/jsonl/"

@@ -1,8 +1,11 @@
 """What a made trace looks like: the parameters of the generators, and reading them from TOML.
 
+Owns the shapes of three generators, the reading of all shapes, and the random distributions that generators draw from
+(`RandomDraws`). Leaves the shapes by what prompts share to `prefix_shapes`, and the requests to the generators.
+
 The key `kind` says which generator a file is for: `conversations` (also where it is missing), `users` or `poisson`, or
-one of those in `prefix_shapes`: `groups`, `sharing` or `rag`.
-The optional key `block_tokens` of every kind is the size of a prompt's blocks in simulations; files have 512.
+one of those in `prefix_shapes`: `groups`, `sharing` or `rag`. The optional key `block_tokens` of every kind is the size
+of a prompt's blocks in simulations; files have 512.
 """
 
 from __future__ import annotations

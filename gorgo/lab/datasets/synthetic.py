@@ -1,4 +1,7 @@
-"""Rows as the generators make them: numbering their blocks, and writing them in Mooncake's form.
+"""Rows as the generators make them, and the two simple generators: Poisson arrivals, and short chat traces.
+
+Owns the numbering of a row's blocks and their form as Mooncake writes them. Leaves lasting users and shared prefixes to
+`gorgo.lab.datasets.users`.
 
 A made row has the identity of the text that its prompt begins with and of the text that follows. The rows of a user
 also have `user_id` and `turn`, which other readers ignore.

@@ -1,7 +1,11 @@
-"""The generator of windows of users: half an hour out of a service that was there before and goes on afterwards.
+"""The generators of users and of shared prefixes.
 
-Theory of operation. What a window's table says of all its requests must come out the same for every seed, though a few
-users send much of the traffic. So totals are not left to chance, only who has which part of them:
+Owns the rows of windows of users, of reused prefixes, of groups behind shared system prompts, and of retrieved
+documents. Leaves their parameters to the shapes.
+
+Theory of operation of a window of users: half an hour out of a service that was there before and goes on afterwards.
+What a window's table says of all its requests must come out the same for every seed, though a few users send much of
+the traffic. So totals are not left to chance, only who has which part of them:
 
 - How many requests a user sends are the quantiles of a log-normal distribution, dealt to the users in any order.
 - Some users ask unrelated questions behind one long prompt of their own, the others hold conversations, one after the

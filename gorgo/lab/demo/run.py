@@ -1,4 +1,8 @@
-"""The demo: each policy on a fresh fleet, the same requests through a real proxy; with `tune` a tuner beside it."""
+"""The demo: each policy on a fresh fleet, the same requests through a real proxy; with `tune` a tuner beside it.
+
+Owns the order of the policies, the child processes and the fleet that they form, and what is printed at the end. Leaves
+the requests to `gorgo.lab.replay`.
+"""
 
 from __future__ import annotations
 

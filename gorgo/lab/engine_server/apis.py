@@ -1,4 +1,8 @@
-"""Chat and text completions: choices, tool calls, usage."""
+"""Responses of the simulated engine in the forms of the APIs that it speaks.
+
+Owns the bodies and events of OpenAI's chat and text completions, of Anthropic's messages, of OpenAI's responses, of
+SGLang's `/generate`, and of embeddings. Leaves the request side to `gorgo.lab.engine_server.job`.
+"""
 
 from __future__ import annotations
 

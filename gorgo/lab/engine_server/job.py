@@ -1,7 +1,8 @@
 """Request bodies of the engine, read leniently as SGLang does: unknown fields are ignored.
 
-Owns the request side of the wire: the generating routes, and the fields of prompt, length and options of each.
-Raises `BadRequest` with a message that is safe to send back.
+Owns the request side of the wire: the generating routes, the fields of prompt, length and options of each, what a body
+requests of the answer (`RequestedOutput`), and a value that a JSON schema accepts (`value_of`). Raises `BadRequest`
+with a message that is safe to send back.
 """
 
 from __future__ import annotations
@@ -17,8 +18,7 @@ from gorgo.errors import BadRequest
 
 # A value that a JSON schema accepts, for tool calls and structured answers.
 #
-# Owns the choice of the value: the same schema has the same one. A keyword whose values cannot be constructed is
-# refused.
+# The same schema has the same value. A keyword whose values cannot be constructed is refused.
 
 
 #: Depth at which a schema that refers to itself is refused; optional properties end at half of it.
@@ -232,7 +232,7 @@ def _count(schema: Mapping[str, Any], name: str, place: str, *, default: int) ->
 
 # What a body requests of the answer: words, JSON of a format, or a call of a tool.
 #
-# Owns `tools`, `tool_choice` and the formats of all routes, and refuses by name what is not simulated.
+# `tools`, `tool_choice` and the formats of all routes are read here, and what is not simulated is refused by name.
 
 
 #: Tools of one request, as in OpenAI's API.

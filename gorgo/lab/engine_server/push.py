@@ -1,7 +1,8 @@
 """The reporter of one engine: pushes its cache whole each few seconds, and evictions in batches in between.
 
-Owns the order of pushes, retries and back-off. Evictions are not repeated: the next whole push makes up for a lost one.
-Nothing waits in a queue, so a proxy that is away costs no memory.
+Owns the order of pushes, retries and back-off, and the blocks of the cache by own hashes (`CacheMirror`). Evictions are
+not repeated: the next whole push makes up for a lost one. Nothing waits in a queue, so a proxy that is away costs no
+memory.
 """
 
 from __future__ import annotations
@@ -19,9 +20,8 @@ from gorgo.core.backoff import backoff_s
 from gorgo.core.prefix.kv_source import chain_hashes
 from gorgo.lab.sim.engine.kv_observer import KvObserver
 
-# The blocks of an engine's cache by own hashes, and those that it has evicted since the last push.
-#
-# Owns the translation of the engine's hashes. See `reporter` for the pushes.
+# The blocks of an engine's cache by own hashes, into which the engine's hashes are translated, and those that it has
+# evicted since the last push.
 
 
 class CacheMirror(KvObserver):

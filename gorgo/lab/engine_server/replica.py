@@ -1,6 +1,7 @@
 """The state behind the routes of one simulated replica: engine, RTT, faults and open requests.
 
-Owns the path of a request into the engine and of its response back. The routes read bodies and write answers.
+Owns the path of a request into the engine and of its response back, and the engine model in wall time (`StepLoop`,
+`Deliveries`). The routes read bodies and write answers.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from gorgo.lab.sim.network import Link, Path, SimConnection
 
 # The engine model in wall time: the step loop, and the delivery of its tokens after their trip.
 #
-# Owns timing. `StepLoop` calls the model at the scheduled ends of its steps; `Deliveries` hands each piece of a
-# response to its stream when it would have arrived. The streams decide the contents.
+# `StepLoop` calls the model at the scheduled ends of its steps; `Deliveries` hands each piece of a response to its
+# stream when it would have arrived. The streams decide the contents.
 #
 # Neither drifts: step k + 1 of a busy engine starts at the *scheduled* end of step k, however late the timer was, and
 # a trip is counted from there. Timers of the event loop have about 1 ms of resolution, so that is the precision of a

@@ -1,6 +1,8 @@
-"""`run_engine`: one simulated replica on a port.
+"""`run_engine`: one simulated replica on a port, with its routes.
 
-Owns wiring and lifetime; `replica` has the state, `generation` and `information` the routes.
+Owns wiring and lifetime, the routes that generate, and those that answer probes, metrics, information and
+administration. Leaves the state to `gorgo.lab.engine_server.replica`, bodies of requests to
+`gorgo.lab.engine_server.job` and the form of responses to `gorgo.lab.engine_server.apis`.
 """
 
 from __future__ import annotations
@@ -37,8 +39,6 @@ from gorgo.lab.sim.engine.profiles import EngineProfile
 from gorgo.lab.sim.network import JITTER
 
 # The routes that generate: chat, completions, responses, messages, `/generate`, embeddings.
-#
-# Owns a request's way from body to response. Everything between is `replica`, `streams`, `apis` and the engine model.
 
 
 _STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
@@ -181,9 +181,7 @@ def _reset(request: web.Request) -> web.Response:
     return web.Response(status=503)
 
 
-# The routes that do not generate: probes, metrics, information and administration.
-#
-# Owns their answers. Each takes the round trip of its region.
+# The routes that do not generate. Each takes the round trip of its region.
 
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

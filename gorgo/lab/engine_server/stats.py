@@ -1,6 +1,6 @@
 """Reports of a simulated engine: `/metrics`, `/v1/loads`, `/server_info` and others.
 
-Owns the names and shapes that SGLang uses; the statistics are the engine model's.
+Owns the names, labels, units and shapes that SGLang and vLLM use; the statistics are the engine model's.
 """
 
 from __future__ import annotations
@@ -149,11 +149,6 @@ def family(name: str, kind: str, help_text: str) -> list[str]:
 
 def _share(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
-
-
-# Reports of a simulated vLLM: its names in `/metrics`.
-#
-# Owns the names, labels and units of vLLM; the statistics are the engine model's.
 
 
 #: Version in the answers; names of metrics and routes are those of this version.

@@ -1,4 +1,8 @@
-"""One request over HTTP, from its scheduled time to its record. Never raises for errors of the server."""
+"""One request over HTTP, from its scheduled time to its record. Never raises for errors of the server.
+
+Owns the client of a replay, the parser of one streamed answer (`StreamReader`), and the proxy's HTTP client as a
+transport of httpx (`PoolTransport`). Leaves the schedule to `gorgo.lab.replay.run`.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +23,6 @@ from gorgo.lab.traces import TraceRequest
 from gorgo.live.http.headers import Header
 from gorgo.live.upstream.pool import UpstreamPool, encode_head, request_line
 from gorgo.live.upstream.response import HttpResponse
-
-# Parser of one streamed answer: times of content, usage, result. Pure: bytes and times in, values out.
-
 
 #: The end of a stream is looked for in its last bytes only; an error event or `[DONE]` is far shorter.
 TAIL_BYTES = 4096
@@ -79,8 +80,8 @@ class StreamReader:
 
 # The proxy's HTTP client as a transport of httpx: `httpx.AsyncClient` over the pools of several origins.
 #
-# Owns the translation of httpx's requests and timeouts. Speaks HTTP/1.1 only; proxies and redirects are the caller's.
-# The proxy calls a pool directly: httpx's objects cost a request tens of microseconds.
+# It speaks HTTP/1.1 only; proxies and redirects are the caller's. The proxy calls a pool directly: httpx's objects cost
+# a request tens of microseconds.
 
 
 #: A request's body is collected before it is sent, because a repeated request needs it. Above any prompt.

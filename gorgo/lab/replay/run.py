@@ -1,6 +1,8 @@
 """The open loop of a replay: each request is sent at its time in the trace, whether or not earlier ones have ended.
 
-Bodies are built while nothing is due. Latency counts from the scheduled time; lateness is measured as slip, not hidden.
+Owns the loop and its progress on stderr. Leaves one request to `gorgo.lab.replay.client`, and the result row to
+`gorgo.lab.replay.summary`. Bodies are built while nothing is due. Latency counts from the scheduled time; lateness is
+measured as slip, not hidden.
 """
 
 from __future__ import annotations
@@ -31,9 +33,6 @@ from gorgo.lab.termination import stop_signals
 from gorgo.lab.traces import TraceRequest, scheduled_s
 from gorgo.lab.traces.text import beginning, is_keyed, largest_share, warning
 from gorgo.policies.registry import make_policy, policy_names
-
-# Progress of a replay on stderr, read from its tally.
-
 
 #: So that the longest policy's name, the bar and the status fit 80 characters.
 BAR_WIDTH = 8

@@ -1,4 +1,7 @@
-"""Summing records up while they come, in bounded memory per request."""
+"""The record of one request of a replay, and the sums over records while they come, in bounded memory.
+
+Owns what the result row needs. Leaves the table of rows to `gorgo.lab.result_table`.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,6 @@ from gorgo.lab.replay.options import ReplayOptions
 from gorgo.lab.results import ResultRow, Spread
 from gorgo.lab.served import ServedTally
 from gorgo.lab.sim.records import ClientRecord
-
-# The record of one request of a replay.
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,6 +1,8 @@
 """The page: sections of tables and plots in the template, all text escaped except our own SVG.
 
-Each plot is drawn twice, for a broad and for a narrow screen. The broad one and its points are files beside the page.
+Owns the sections and the tables (policies per load, shares, errors by kind, the acceptance log), whose rows are
+bounded. Leaves the drawings to `gorgo.lab.report.plots`. Each plot is drawn twice, for a broad and for a narrow screen.
+The broad one and its points are files beside the page.
 """
 
 from __future__ import annotations
@@ -36,9 +38,6 @@ from gorgo.lab.report.runs import (
 from gorgo.lab.report.series import csv_text, load_number
 from gorgo.lab.report.style import BROAD, NARROW, svg_document, svg_element
 from gorgo.lab.results import load_text
-
-# Tables of the page: policies per load, shares, errors by kind, the acceptance log. Rows are bounded.
-
 
 #: Rows of one table; results.json has the others.
 MAX_ROWS = 200

@@ -1,6 +1,7 @@
 """The page of results and the plot of a tuning history on disk.
 
-Owns the check that the extra `report` is installed: matplotlib and jinja2 are imported only after it.
+Owns the result files that are found and checked, what is written, and the check that the extra `report` is installed:
+matplotlib and jinja2 are imported only after it. Leaves the page to `gorgo.lab.report.page`.
 """
 
 from __future__ import annotations

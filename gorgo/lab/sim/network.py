@@ -1,12 +1,13 @@
-"""Round trips between regions: mean, exponential jitter, rare spikes, all from one seed.
+"""The network of a simulation: round trips between regions, and the proxy's connections to a replica.
 
-Owns one-way delays and the order of what travels on one stream. The simulated engine adds delays in wall time, the
-simulator in virtual time.
+Owns one-way delays, the order of what travels on one stream, and the pool of connections in virtual time. The simulated
+engine adds delays in wall time, the simulator in virtual time. All delays are from one seed.
 
-A one-way trip takes half of the mean RTT, plus an exponential with mean `jitter` x RTT, plus, once in
-`1 / spike_probability` trips, a whole RTT more: a lost segment that the ones behind it make the sender repeat. Setting
-up a connection costs one round trip (`connect_s`) before the first request on it can leave. A body larger than the
-connection's window leaves in flights a round trip apart (`core.latency.tcp`); a `Connection` remembers its windows.
+Theory of operation. A one-way trip takes half of the mean RTT, plus an exponential with mean `jitter` x RTT, plus, once
+in `1 / spike_probability` trips, a whole RTT more: a lost segment that the ones behind it make the sender repeat.
+Setting up a connection costs one round trip (`connect_s`) before the first request on it can leave. A body larger than
+the connection's window leaves in flights a round trip apart (`core.latency.tcp`); a `SimConnection` remembers its
+windows.
 """
 
 from __future__ import annotations
@@ -215,9 +216,6 @@ class Network:
         raise KeyError(f"no link between {one!r} and {other!r}")
 
 
-# Outcomes of answers by their status, as the proxy judges them.
-
-
 def error_outcome(status: int) -> Outcome:
     """Return the outcome of an error status, as the proxy judges it."""
     error = f"status_{status}"
@@ -230,9 +228,9 @@ def error_outcome(status: int) -> Outcome:
 
 # The proxy's connections to one replica in virtual time: which one the next request takes, and what it can carry.
 #
-# Owns the twin of `live.upstream.connection_state` and of the pool behind it. The last used connection is taken first;
-# an idle one stays for `REPLICA_KEEP_ALIVE_S`; `on_connection` of the Router gets each change. `links.SimConnection`
-# is the real state of a connection; the proxy's estimate follows the rule of the proxy.
+# It is the twin of `live.upstream.connection_state` and of the pool behind it. The last used connection is taken first;
+# an idle one stays for `REPLICA_KEEP_ALIVE_S`; `on_connection` of the Router gets each change. `SimConnection` is the
+# real state of a connection; the proxy's estimate follows the rule of the proxy.
 
 
 OnChange = Callable[[OpenConnection | None], None]

@@ -1,6 +1,7 @@
 """One router's way to one replica: its link, its connections, and what it asks beside requests.
 
-Owns them. The replica is shared: `sim.remote_replica` has its engine, its faults and the times of requests.
+Owns the port, and the probes, scrapes and keep-warm pings of a replica (`Monitor`). The replica is shared:
+`gorgo.lab.sim.remote_replica` has its engine, its faults and the times of requests.
 """
 
 from __future__ import annotations
@@ -18,10 +19,8 @@ from gorgo.lab.sim.engine.request import EngineRequest
 from gorgo.lab.sim.event_queue import EventQueue
 from gorgo.lab.sim.network import ConnectionPool, Link, PooledSimConnection, RandomTable, TripDelays
 
-# Probes, scrapes and keep-warm pings of one replica.
-#
-# Owns the times and values of the answers. They use the connections of requests, and a scrape has the values of the
-# time at which its first request reaches the engine. The simulation decides when to poll.
+# Probes, scrapes and keep-warm pings use the connections of requests, and a scrape has the values of the time at which
+# its first request reaches the engine. The simulation decides when to poll.
 
 
 #: First row of the random table for probes and scrapes.

@@ -2,7 +2,7 @@
 
 Owns the times of requests on the network. A request leaves on a pooled connection, takes the round trips of its body,
 and its first and last tokens arrive a trip after they leave the engine. A dying replica resets open connections, which
-the proxy learns a trip later; later requests are refused. `monitor` has probes and scrapes on the same connections.
+the proxy learns a trip later; later requests are refused. `port` has probes and scrapes on the same connections.
 
 Simplified: a partition resets connections like a death (in a real one they hang until a time-out), and gaps
 between tokens are the engine's own, without the jitter of each one's trip.

@@ -1,8 +1,9 @@
 """One run in virtual time: the proxy's own Router and policy, simulated replicas, one workload of requests.
 
-Owns how a run is made of its parts, the feed, and events beside those of requests. `routers.shell` is the shell around
-a Router. Engines and network are in `remote_replica`, faults act through `faults.injector`, `open_requests` records
-each request and `event_queue` orders events.
+Owns how a run is made of its parts, the feed, events beside those of requests, and the interfaces of what a run takes
+beside its fleet and its requests (`Startable`, `Controller`). `routers.shell` is the shell around a Router. Engines and
+network are in `remote_replica`, faults act through `faults.injector`, `open_requests` records each request and
+`event_queue` orders events.
 
 Theory of operation. A run begins with a probe of every replica; requests follow. Probes, scrapes,
 pings that keep connections warm, faults and controllers are events beside those of requests. The run ends when the
@@ -42,10 +43,6 @@ from gorgo.lab.sim.remote_replica import RemoteReplica
 from gorgo.lab.sim.routers.group import ONE_ROUTER, PeerStore, RouterGroup
 from gorgo.lab.sim.routers.shell import RouterShell, RunParts
 from gorgo.lab.sim.workload import BLOCK_TOKENS, SimRequest
-
-# What a run takes beside its fleet and its requests: faults, and controllers such as a tuner.
-#
-# Owns the two interfaces.
 
 
 class Startable(Protocol):

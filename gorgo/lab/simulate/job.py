@@ -1,6 +1,6 @@
 """One simulated run and its result, as records that can be sent to another process.
 
-Owns the records and the names of the two baselines; `run` runs them.
+Owns the records, the names of the two baselines, and goodput; `gorgo.lab.simulate.run` runs them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ from gorgo.lab.sim.routers.group import ONE_ROUTER, RouterGroup
 from gorgo.lab.sim.workload import SimRequest
 from gorgo.lab.traces import TraceFilters
 
-# Goodput: the share of offered requests that were served well, and their rate.
-#
-# Owns the arithmetic; the bounds are `apps.served`. A rejected or failed request was offered and not served well.
+# The bounds of goodput are those of `gorgo.lab.served`. A rejected or failed request was offered and not served well.
 
 
 @dataclass(frozen=True, slots=True)

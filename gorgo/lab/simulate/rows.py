@@ -1,6 +1,7 @@
 """From a run's records to its result row.
 
-Owns the arithmetic; the row's shape is `apps.results`. The row of the floor has latencies and nothing else.
+Owns the arithmetic, and the setting of the garbage collector during a run; the row's shape is `gorgo.lab.results`. The
+row of the floor has latencies and nothing else.
 """
 
 from __future__ import annotations

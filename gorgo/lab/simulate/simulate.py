@@ -1,6 +1,7 @@
 """`gorgo simulate`: every policy at every load and seed, and the files that it leaves.
 
-Owns the list of runs and the folder:
+Owns the list of runs, the tables that are printed (a block per load, policies as rows, and ratios to the first policy)
+and the folder. Leaves a run to `gorgo.lab.simulate.run` and the statistics to `gorgo.lab.simulate.compare`. The folder:
 
     OUT/results.json                         a row per run
     OUT/POLICY/xSCALE-seedSEED/              one run: its row in results.json, its requests in requests.jsonl
@@ -162,11 +163,6 @@ def _write_run(out: Path, run: SimulatedRun) -> None:
     with create_text_file(folder / "requests.jsonl") as file:
         for record in run.requests or ():
             print(json.dumps(record.as_json()), file=file)
-
-
-# The tables of `gorgo simulate`: a block per load, policies as rows, and ratios to the first policy.
-#
-# Owns text and tables; `compare` has the statistics.
 
 
 _SEEDS = "mean [95 % interval] over {} seeds, paired"

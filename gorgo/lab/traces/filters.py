@@ -1,6 +1,7 @@
 """Filters of a trace: the replayed requests and their times.
 
-Owns the filters and the order in which they act; reading a line is `rows`. The order, always the same:
+Owns the filters, the order in which they act, and the window, which is given as offsets or as dates and times
+(`parse_window`). Leaves reading a line to `rows`. The order, always the same:
 
 1. `start` and `end` keep a window, counted from the file's first request, or from time stamp 0 (`from_zero`) where
    the stamps of several files count from one instant,

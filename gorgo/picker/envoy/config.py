@@ -1,6 +1,8 @@
 """The whole configuration of one Envoy before a picker.
 
-Envoy listens where `gorgo serve` would: `proxy.bind`, with `proxy.tls`. Its bounds are those of `limits`.
+Envoy listens where `gorgo serve` would: `proxy.bind`, with `proxy.tls`. Its bounds are those of `limits`. The parts of
+the configuration, in the order of the file: shapes that recur, the filter that reads the engine's counts of tokens, the
+filters that call the picker with the access log, the clusters, and the listener that joins them.
 """
 
 from __future__ import annotations
@@ -17,9 +19,6 @@ from gorgo.config.model import Config, TlsConfig
 from gorgo.config.values import REPLICA_KEEP_ALIVE_S
 from gorgo.core.messages.request import REFUSALS
 from gorgo.picker.protocol.messages import DESTINATION, SERVED_BY, STATUS
-
-# Shapes that recur in Envoy's configuration.
-
 
 Json = dict[str, Any]
 
@@ -132,7 +131,7 @@ def usage_filter() -> Json:
 # 1. `envoy.filters.http.ext_proc`: the decision. Envoy buffers the request's body, and the call stays open until the
 #    exchange ends: its end releases the replica's load. A picker that dies cuts no reply.
 # 2. `first`: one message to the picker at the first chunk of each reply, for which no chunk waits.
-# 3. `envoy.filters.http.lua`: the engine's count of tokens, for the access log (`usage`).
+# 3. `envoy.filters.http.lua`: the engine's count of tokens, for the access log (`usage_filter`).
 # 4. The access log: reason, durations and usage, batched.
 
 

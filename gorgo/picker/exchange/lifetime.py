@@ -1,11 +1,12 @@
 """One exchange from its dispatch to its outcome.
 
-Owns the replica in use, and that each dispatch of the Router ends exactly once. What of an answer is seen, and by which
-message, is the calls' and the access log's.
+Owns the replica in use, that each dispatch of the Router ends exactly once, what is read from the answer as it passes
+(`ObservedAnswer`), and the rules that make an outcome of it. Leaves to the calls and the access log what of an answer
+is seen, and by which message.
 
 Theory of operation. Load is released when the call ends, by whatever means, or when the exchange has outlived its time.
-Of an own Envoy the call carries no answer: its outcome is completed by the entry of the access log, which comes some
-ms later or never. Without it the outcome is what is known.
+Of an own Envoy the call carries no answer: its outcome is completed by the entry of the access log, which comes some ms
+later or never. Without it the outcome is what is known.
 """
 
 from __future__ import annotations
@@ -37,10 +38,8 @@ from gorgo.live.upstream.target import Target
 from gorgo.picker.exchange.pending import PendingRequest
 from gorgo.picker.state import PickerState
 
-# What is seen of one replica's answer as it passes: its first token, an error instead of it, its usage, its end.
-#
-# Owns the reading, by the rules of the core. Bytes are not changed, and only both ends of an answer are retained. What
-# the answer says of its attempt is `outcomes`'.
+# What is seen of one replica's answer as it passes: its first token, an error instead of it, its usage, its end. It is
+# read by the rules of the core. Bytes are not changed, and only both ends of an answer are retained.
 
 
 #: Bytes of an answer in one piece that are retained to be judged: a larger one is no error.

@@ -1,7 +1,7 @@
 """One request until its decision: read, admitted or queued, and chosen for, or refused.
 
-Owns the order of these steps, as the proxy has them. Leaves what is sent to Envoy to the call, and what follows a
-dispatch to `exchange`.
+Owns the order of these steps, as the proxy has them, the bytes of the body meanwhile (`BodyBuffer`) and what has to be
+waited for. Leaves what is sent to Envoy to the call, and what follows a dispatch to `gorgo.picker.exchange.lifetime`.
 
 Theory of operation: nearly every request is decided within the step in which its body came. A task is made for a body
 that another process reads, for exact tokens and for a model that no replica is known to serve. A queued request waits

@@ -1,6 +1,7 @@
 """Messages of a call as they come: bytes to a message, its headers to the project's list, its metadata to names.
 
-Owns what breaks the protocol. Leaves answers to `answers` and the order of messages to the calls.
+Owns what breaks the protocol, and `CallOutput`, what a call needs of its transport. Leaves answers to
+`gorgo.picker.protocol.answers` and the order of messages to the calls.
 """
 
 from __future__ import annotations
@@ -99,9 +100,6 @@ def peer_of(headers: Iterable[Header]) -> tuple[str, int] | None:
         return str(ip_address(forwarded[-1].rsplit(b",", 1)[-1].strip().decode("latin-1"))), 0
     except ValueError:
         return None
-
-
-# What a call needs of its transport.
 
 
 class CallOutput(Protocol):

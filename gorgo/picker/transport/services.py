@@ -1,4 +1,8 @@
-"""The methods that the picker serves on one port, by their full names."""
+"""The methods that the picker serves on one port, by their full names.
+
+Owns the table of the methods, the end of open calls before a stop, and the status of gRPC health. Leaves the calls of
+ext_proc to `gorgo.picker.call`, and connections to `gorgo.picker.transport.http2`.
+"""
 
 from __future__ import annotations
 

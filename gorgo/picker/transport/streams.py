@@ -1,5 +1,7 @@
 """One call as a transport and a service see it: serialized messages in both directions, and an end with a status.
 
+Owns the seam between a transport and a service, and the bounds of connections, which every transport observes.
+
 Theory of operation. A transport calls `ServedCall.feed` with each message and `ServedCall.close` at the end of its
 input, whatever the reason. A service answers by `Output`, at once or later. No method waits.
 """

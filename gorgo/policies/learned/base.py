@@ -1,4 +1,8 @@
-"""The part that all learned policies share: the settings of their training, and the model in use."""
+"""The part that all learned policies share: the settings of their training, their model, and the guards around it.
+
+Owns `LearnedPolicy`, the guards that decide instead of a model, and `Forecast`, the predicted times that queueing,
+deadlines and hedging use. Leaves the features and the choice to each policy, and training to `gorgo.learning`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""`lodestar`: the least TTFT by a network that is trained on the router's own traffic, with the paper's guards."""
+"""`lodestar`: the least TTFT by a network that is trained on the router's own traffic, with the paper's guards.
+
+Owns the order of the guards and the K-filter. The guards that other learned policies have too are in
+`gorgo.policies.learned.base`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""`predicted-latency`: headroom against both latency objectives by trained predictions, behind an affinity gate."""
+"""`predicted-latency`: headroom against both latency objectives by trained predictions, behind an affinity gate.
+
+Owns the gate, the headroom with its tiers and scores, and the order in which llm-d's filters act. Leaves the
+predictions to the model of `LearnedPolicy`.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """One request in progress: what belongs to it, its wait in the queue, and its attempts until a response is complete.
 
-Owns what is sent to a replica, and the result of its response, failure or silence. Guarantees that each dispatch of the
-Router is finished exactly once. Leaves the order of a request's steps to `handler`, the winner of two attempts to
-`race`, the bytes of a response to `relay`, and the next attempt to the Router.
+Owns what is sent to a replica, the result of its response, failure or silence, and what the proxy itself says to the
+client (`ClientResponse`). Guarantees that each dispatch of the Router is finished exactly once. Leaves the order of a
+request's steps to `gorgo.proxy.exchange.handler`, the winner of two attempts to `gorgo.proxy.exchange.race`, the bytes
+of a response to `gorgo.proxy.exchange.relay`, and the next attempt to the Router.
 
 Theory of operation: each attempt has one `finally`. Until a result is known, its outcome is a disconnected client: the
 meaning of a cancellation at any point. An attempt claims the response before anything is sent to the client. From then
@@ -34,8 +35,7 @@ from gorgo.proxy.exchange.relay import relay
 from gorgo.proxy.response_writer import ResponseWriter, TryWrite, direct_write, no_direct_write
 
 # What the proxy itself says to one client: an error, the reason for the end of a stream, its headers of a response.
-#
-# Owns whether the client is connected. The bytes of a replica's response are `relay`'s.
+# Here it is known whether the client is still connected.
 
 
 #: Headers made once: of a large fleet under a new version of the weights each minute, those of the last ones.

@@ -1,7 +1,7 @@
 """A request from its first byte to its last: read, route, attempt until a response is complete, record.
 
 Owns the order of these steps. Leaves the choice to the Router, a request's parts and its attempts to `exchange`, and
-responses of the proxy's own to `response`.
+responses of the proxy's own to `ClientResponse`.
 
 Theory of operation: one task per exchange, the server's own. A second, small one waits for the client to disconnect and
 cancels the first, where the listener does not call at a disconnect.

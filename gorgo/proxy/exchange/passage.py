@@ -1,7 +1,7 @@
 """The client's end of one relay: head, chunks and end, and what is measured on their way.
 
 Owns the hot loop, the gaps between chunks, the usage at the end, and an answer that is retained instead of sent. When
-what is sent is decided by `event_stream` and `relay`.
+what is sent is decided by `relay`.
 
 Theory of operation: after the first token each read of the replica's connection calls `_pass`, which counts the chunk
 and writes it to the client's connection in the same step. The task of the request sleeps meanwhile. It wakes to wait

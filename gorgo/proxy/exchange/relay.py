@@ -1,12 +1,12 @@
 """One response from its source to the client: buffered up to the first token, then passed on chunk by chunk.
 
-Owns which of two kinds a response is, and the relay of anything but readable events. Leaves those to `event_stream`,
-bytes and usage to `passage`, retries and records to the exchange. Bytes are never decoded, split or joined, except that
-the buffer is sent in one piece.
+Owns which of two kinds a response is, an event stream or any other body; when it is sent, withheld or retained; and how
+it ended. Leaves bytes, gaps and usage to `gorgo.proxy.exchange.passage`, retries and records to the exchange. Bytes are
+never decoded, split or joined, except that the buffer is sent in one piece.
 
 Theory of operation: up to the first token (of an event stream) or the end (of any other body) nothing has been sent. A
 response that fails before can be replaced by another replica's without the client's notice. A 4xx is not sent at all:
-`passage` keeps it for the Router's decision. Beyond `BUFFER_BYTES` the response is sent as it is. With `withhold` a
+the passage keeps it for the Router's decision. Beyond `BUFFER_BYTES` the response is sent as it is. With `withhold` a
 short stream is treated like a 4xx, and one that breaks off like any failure.
 """
 
@@ -35,11 +35,6 @@ from gorgo.live.http.headers import is_encoded, is_event_stream
 from gorgo.live.request.judgement import failure_of, failure_of_event, is_short_stream, is_short_usage, result_of_stream
 from gorgo.live.upstream.client import ResponseSource, UpstreamError
 from gorgo.proxy.exchange.passage import Passage
-
-# The relay of an event stream: buffered up to its first token, then passed on chunk by chunk.
-#
-# Owns when a stream is sent, withheld or retained, and how it ended. Bytes, gaps and usage are `passage`'s.
-
 
 #: Buffer of one response: above any preamble of an engine, small enough for thousands of responses at once.
 BUFFER_BYTES = 64 * 1024

@@ -1,8 +1,9 @@
 r"""One SGLang-like replica as a sans-IO step model: requests in with `now`, one token per request and step out.
 
-Owns the scheduler: the queue, admission, and the contents of each step. `batch` has the running requests, `kv_cache`
-the pool, `profiles` the costs of steps. Time is an argument and nothing is random: the same requests at the same times
-always give the same steps: in wall time behind HTTP, and in virtual time on an event heap.
+Owns the scheduler (the queue, admission, and the contents of each step) and the running requests with their share of
+the pool (`Batch`). Leaves the pool to `kv_cache`, the costs of steps to `profiles`, and the records of requests and
+steps to `gorgo.lab.sim.engine.request`. Time is an argument and nothing is random: the same requests at the same times
+always give the same steps, in wall time behind HTTP and in virtual time on an event heap.
 
 Theory of operation. The caller owns the clock and drives one loop:
 
@@ -12,7 +13,7 @@ Theory of operation. The caller owns the clock and drives one loop:
     for request in model.finish_step(step): it has one token more; `request.finished` says whether that was the last
 
 A step is a prefill batch alone whenever one can be formed (what decodes stalls meanwhile), else one decode iteration,
-or, for a caller in virtual time who asks for it, all up to the next at which something changes (`steps`):
+or, for a caller in virtual time who asks for it, all up to the next at which something changes:
 
     waiting --admission, FCFS--> prefilling --last chunk: first token--> decoding --last token--> finished
         \__________________________________\____ abort ____________________\--> gone, everything freed
@@ -36,14 +37,9 @@ from gorgo.lab.sim.engine.profiles import EngineProfile
 from gorgo.lab.sim.engine.request import DECODING, FINISHED, PREFILLING, EngineRequest, RequestT, Step, run_duration_s
 from gorgo.lab.sim.engine.scheduler import Scheduler
 
-# The running requests of a simulated engine, and their share of its KV pool.
-#
-# Owns the transitions from admission to the end and their accounting: a running request has locked its cached prefix,
-# has private tokens, and a reservation for the rest. `model` decides admission and steps; `kv_cache` is the pool.
-#
-# Theory of operation. Prompt KV can be hit by others only after the whole prefill, generated tokens only when the
-# request has ended (the last one, which no step has read, never). What goes into the tree is no longer the request's
-# own, and its lock moves to the end of it. An end of any kind gives back lock, own tokens and promise.
+# The transitions of a running request from admission to its end, and their accounting. It has locked its cached prefix,
+# and it has private tokens and a reservation for the rest. What goes into the tree is no longer the request's own, and
+# its lock moves to the end of it. An end of any kind gives back the lock, its own tokens and what was promised to it.
 
 
 class Batch(Generic[RequestT]):

@@ -1,6 +1,7 @@
 """Prediction of an engine: when an arriving request gets its first token if no later one arrives.
 
-Owns the look-ahead of the oracle. It reads the engine model and changes nothing in it.
+Owns the look-ahead of the oracle, and `PrefixSet`, the prefixes that queued requests will add to a cache. It reads the
+engine model and changes nothing in it.
 
 Theory of operation. The engine is deterministic, so its next steps are played on a light copy: requests in line with
 their lengths, the decoding ones as a heap of the iteration at which each ends, and the prefixes that have been put into
@@ -28,10 +29,7 @@ from gorgo.lab.sim.engine.model import EngineModel
 from gorgo.lab.sim.engine.profiles import EngineProfile
 from gorgo.lab.sim.engine.request import EngineRequest, Step, run_duration_s
 
-# An unbounded set of prefixes, without eviction.
-#
-# Owns the match of a key with earlier ones. `lower_bound` uses it for the trace so far, `engine.prediction` for the
-# prefixes that queued requests will add to a cache.
+# Prefixes without eviction. `lower_bound` uses the same set for the trace so far.
 
 
 class PrefixSet:

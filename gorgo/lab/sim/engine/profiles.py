@@ -1,7 +1,7 @@
 """Cost of one engine step on a given GPU and model: a small table of constants, each with its source.
 
-Owns the formulas and the table. `model` decides the contents of a step, this module its
-duration. All constants are in seconds and tokens.
+Owns the formulas, the table, and the estimates from data sheets for engines that nobody has measured. Leaves the
+contents of a step to the engine models. All constants are in seconds and tokens.
 
     prefill step      base + n / rate + kappa * sum(new * (context + new / 2))
     decode iteration  base + moe * (1 - (1 - k/E)^B) + per_request * B + kv * context_tokens (+ eager above a graph)
@@ -22,8 +22,6 @@ from typing import Any, Literal
 from gorgo.errors import BadRequest, UnknownProfile
 
 # Constants of engines that no table covers: estimates from data sheets of the GPU and the size of the model.
-#
-# Owns data sheets, model sizes and the derivation. `profiles` makes profiles of them.
 #
 # Theory of operation. The operator tables of one model, Llama-3.1-8B in BF16, give the share of its data sheet that a
 # GPU reaches, on H100 and on L40S. Other GPUs are taken to reach the share of the kin that has a table:
@@ -224,7 +222,7 @@ ESTIMATES = tuple(
 
 # Constants of the engine that fits the GORGO paper's table 2, as `python -m experiments fit` found them.
 #
-# Owns the numbers. The other constants of that profile are the estimates for the same GPUs and model.
+# The other constants of that profile are the estimates for the same GPUs and model.
 
 
 #: What the authors set: their largest CUDA graph. Answers of a replay are not those of its trace, so none is hit.
@@ -266,7 +264,7 @@ class EngineProfile:
     prefix_cache:
         Whether prompts are cached for later requests.
     slot_cache:
-        With vLLM's scheduler: prompts are cached as llama.cpp does (`vllm.slots`), in slots and host memory, together
+        With vLLM's scheduler: prompts are cached as llama.cpp does (`SlotPool`), in slots and host memory, together
         `kv_tokens`.
     decode_base_s, decode_moe_s, decode_per_request_s, decode_kv_s:
         Constant part, all routed experts read once, per running request, and per token of context read.

@@ -1,6 +1,7 @@
-"""One request inside the engine model: its lengths, progress and tokens.
+"""The records of the engine models: a request with its lengths, progress and tokens, and the scheduler's iterations.
 
-Owns the record; `model` moves it through its stages.
+Owns the records and the arithmetic of runs of decode iterations. Leaves to the models when a request moves from one
+stage to the next.
 """
 
 from __future__ import annotations
@@ -88,9 +89,8 @@ class EngineRequest:
 
 # The scheduler's iterations as records: one step, or many decode iterations at once, and where a run of them is cut.
 #
-# Owns the arithmetic of runs. Without an arrival, an end or an abort each decode iteration has the same batch and
-# attends to one token more per request, so the j-th one takes `first + (j - 1) * growth` seconds and the first j
-# together
+# Theory of operation. Without an arrival, an end or an abort each decode iteration has the same batch and attends to
+# one token more per request, so the j-th one takes `first + (j - 1) * growth` seconds and the first j together
 #
 #     j * first + growth * j * (j - 1) / 2
 #

@@ -1,7 +1,8 @@
-"""The `FaultApi` of a simulated fleet.
+"""The `FaultApi` of a simulated fleet, and the interfaces between a run, its faults and its observers.
 
-Owns the lookup of replicas by name or region. `kinds` has the times, `sim.remote_replica` the effect on one
-replica.
+Owns the lookup of replicas by name or region, and what observers (the oracle, policies that read engines) and faults
+may see and do. Leaves the times of faults to `gorgo.lab.sim.faults.scenarios`, and their effect on one replica to
+`gorgo.lab.sim.remote_replica`.
 """
 
 from __future__ import annotations
@@ -99,9 +100,6 @@ class FaultInjector:
 
 
 # The interfaces of a running simulation for observers and faults: engines, clock, and actions.
-#
-# Owns the seam between a run and its observers (`oracle`, policies that read engines) and faults. `injector` and
-# `sim.remote_replica` implement it.
 
 
 class EngineView(Protocol):

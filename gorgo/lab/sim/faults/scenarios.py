@@ -1,8 +1,9 @@
-"""Named scenarios: what fleet, what goes wrong, how requests arrive.
+"""Faults of a simulation, and named scenarios of them: what fleet, what goes wrong, how requests arrive.
 
-Owns the table. A scenario changes a base fleet (three regions as regions.yaml has them), adds faults over the length of
-the run, and may move arrivals; policies, trace and load stay the caller's. `nearest` in a description is the replica
-with the shortest mean round trip.
+Owns the kinds of fault, the table of scenarios, and random schedules of faults. Leaves to
+`gorgo.lab.sim.faults.injector` the interface that a fault acts on. A scenario changes a base fleet (three regions as
+regions.yaml has them), adds faults over the length of the run, and may move arrivals; policies, trace and load stay the
+caller's. `nearest` in a description is the replica with the shortest mean round trip.
 """
 
 from __future__ import annotations
@@ -25,9 +26,6 @@ from gorgo.lab.sim.fleet import SimFleet, SimReplica
 from gorgo.lab.sim.kv_events.path import PathFaults
 
 # Kinds of fault of a simulation: each is a record that schedules itself.
-#
-# Owns the faults. `api` has the interface that they act on, `scenarios` named sets of them, `random_faults` random
-# schedules.
 #
 # Theory of operation. `start` runs before the first event and only puts handlers into the kernel's heap. A fault sets
 # a state and sets it back when it ends; two of one kind that overlap on one replica are not added up, the later
@@ -450,7 +448,7 @@ SCENARIOS: Mapping[str, Scenario] = MappingProxyType({scenario.name: scenario fo
 
 # Kinds of fault of what a router knows of caches: reports that fare badly, and a router that starts again.
 #
-# Owns these faults; requests are served through all of them. `kinds` has the others.
+# Requests are served through all of them.
 
 
 _NONE = PathFaults()
@@ -487,11 +485,6 @@ def _reporting(world: FaultApi) -> ReportingCaches:
     if not isinstance(world, ReportingCaches):
         raise ScenarioError("expected a simulation whose engines report their caches")
     return world
-
-
-# Random schedules of faults.
-#
-# Owns frequency and duration; `kinds` has the faults.
 
 
 def draw_faults(

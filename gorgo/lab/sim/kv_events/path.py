@@ -1,6 +1,6 @@
 """The way of reports from one replica to the router: one trip each, in order, and what can go wrong.
 
-Owns delivery times and faults of the way. `events` and `push` have the messages.
+Owns delivery times and faults of the way. `reports` has the messages.
 """
 
 from __future__ import annotations

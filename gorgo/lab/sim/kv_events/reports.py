@@ -1,6 +1,12 @@
 """What the engines of a run report of their caches to the Router, by the kind chosen.
 
-Owns the feeds of all replicas and the own hashes of requests. `events` and `push` have one replica's feed.
+Owns the feeds of all replicas, and the own hashes of requests. Leaves the way of a report to
+`gorgo.lab.sim.kv_events.path`. Its parts, in the order of the file:
+
+- `BlockTokens`: token ids and own hashes of simulated prompts;
+- `PushFeed`: pushes of one replica's cache;
+- `Publisher` and `EventFeed`: KV events of one replica, and the router's subscriber to them;
+- `CacheReporting`: the feeds of a run.
 """
 
 from __future__ import annotations
@@ -34,8 +40,8 @@ from gorgo.lab.sim.remote_replica import RemoteReplica
 
 # Token ids and own hashes of simulated prompts, whose cache items stand for many tokens.
 #
-# Owns the expansion of an item to tokens. Requests and events use the same one, so their own hashes are equal where
-# their items are, as those of a served engine are where tokens are equal.
+# Requests and events expand an item to the same tokens, so their own hashes are equal where their items are, as those
+# of a served engine are where tokens are equal.
 
 
 #: Hashes in memory, about 200 bytes each: more than the distinct blocks of a run.
@@ -98,8 +104,7 @@ class BlockTokens:
 
 # Pushes of one replica's cache: its full set of blocks each five seconds, and evictions in batches of 100 ms.
 #
-# Owns the reporter beside the engine. Nothing is numbered and nothing is repeated: what a lost push said is known with
-# the next full set.
+# Nothing is numbered and nothing is repeated: what a lost push said is known with the next full set.
 
 
 #: Between two full sets, and between the first eviction of a batch and its push, s.
@@ -198,10 +203,8 @@ class PushFeed(CacheReporter, KvObserver):
         self.path.totals.hashes += hashes
 
 
-# The publisher of one engine's KV events: a numbered batch per moment, and the newest batches for replays.
-#
-# Owns the events between an engine's cache and the way to the router. An engine that starts has a new publisher, whose
-# numbers begin at 0.
+# The publisher of one engine's KV events: a numbered batch per moment, and the newest batches for replays. An engine
+# that starts has a new publisher, whose numbers begin at 0.
 
 
 #: Batches that an engine can replay: vLLM's and SGLang's default.
@@ -270,8 +273,6 @@ class Publisher(KvObserver):
 
 
 # The events of one replica's cache from its publisher to the Router, with the subscriber's order and replays.
-#
-# Owns the subscriber: what it does with gaps, doubles and restarts. `publisher` has the batches, `path` the way.
 #
 # Theory of operation. Batches have numbers, so the subscriber drops doubles and sees gaps. In a gap it asks the engine
 # for a replay and queues what arrives meanwhile. If the engine has the missing batches no longer, or does not answer

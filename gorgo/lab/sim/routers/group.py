@@ -1,4 +1,8 @@
-"""The routers of a run: how many, which requests go to which, and what they know of each other."""
+"""The routers of a run: how many, which requests go to which, and what they know of each other.
+
+Owns the settings of a group, and the store that carries their reports (`PeerStore`). Leaves what a report says to
+`gorgo.core.peers`.
+"""
 
 from __future__ import annotations
 
@@ -103,10 +107,8 @@ class RouterGroup:
 ONE_ROUTER = RouterGroup()
 
 
-# The store of a run: it carries the reports of routers to the others, and has a history for one that joins.
-#
-# Owns delay, loss and the history. Each report takes its wire form on the way, so that a run has what a store would
-# have.
+# The store of a run carries the reports of routers to the others, with delay and loss, and has a history for one that
+# joins. Each report takes its wire form on the way, so that a run has what a store would have.
 
 
 #: Reports in the history: some minutes of a group, as a trimmed stream has.

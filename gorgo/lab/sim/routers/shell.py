@@ -1,6 +1,7 @@
 """The shell around one Router of a run: carries out the Router's actions and reports events to it, as the proxy does.
 
-Owns the Router's attempts, its timers and its ports to the replicas. The simulation has the feed and the records.
+Owns the Router's attempts, its timer, the time-outs of attempts without content, and its ports to the replicas. The
+simulation has the feed and the records.
 """
 
 from __future__ import annotations
@@ -24,9 +25,8 @@ from gorgo.lab.sim.port import ReplicaPort
 from gorgo.lab.sim.remote_replica import RemoteReplica
 from gorgo.lab.sim.workload import SimRequest
 
-# Times at which the proxy acts by itself: the Router's own, and time-outs of attempts without content.
-#
-# Owns their events. One is for all time-outs: attempts wait equally long, so the one sent first is due first.
+# Times at which the proxy acts by itself. One event is for all time-outs: attempts wait equally long, so the one sent
+# first is due first.
 
 
 class FirstTokenTimeouts:

@@ -1,5 +1,13 @@
 """One connection of HTTP/2 as a server of gRPC, sans-IO: bytes in, bytes out, calls opened and ended.
 
+Owns the state of the connection. Leaves single frames to `gorgo.picker.transport.http2.frames`, one stream to
+`gorgo.picker.transport.http2.stream`, and sockets to the server. Its parts, in the order of the file:
+
+- `ClientSettings`: what the client allows;
+- `FrameBudget`: how many frames without a message a client may send;
+- `FrameWriter`: what is sent, in order and within the client's windows;
+- `Connection`: what each received frame does.
+
 Theory of operation. `receive` acts on each frame at once; what has to be sent gathers in `take_output`. The client's
 window of a stream is renewed while few answers wait in it, so that a client that reads nothing sends nothing either.
 
@@ -25,8 +33,6 @@ from gorgo.picker.transport.http2.frames import (
 from gorgo.picker.transport.http2.stream import CallStream, MessageError
 from gorgo.picker.transport.services import Services
 from gorgo.picker.transport.streams import Status, TransportLimits
-
-# What the client allows: the window of a new stream, and the size of a frame.
 
 
 class ClientSettings:
@@ -57,9 +63,8 @@ class ClientSettings:
         return self.stream_window - before
 
 
-# How many frames a client may send that carry no part of a message: a flood of them is cheap to send alone.
-#
-# Owns the count. Rapid resets, pings, settings, windows, priorities, unknown frames and empty ones all draw on it.
+# A flood of frames that carry no part of a message is cheap to send. Rapid resets, pings, settings, windows,
+# priorities, unknown frames and empty ones all draw on one budget.
 
 
 #: Such frames without any message, until the next renewal: an Envoy of thousands of streams that all end at once.
@@ -90,9 +95,6 @@ class FrameBudget:
         self._left -= 1
         if self._left < 0:
             raise Http2Error(Code.ENHANCE_YOUR_CALM, f"expected messages: {FREE_FRAMES} frames had no part of one")
-
-
-# What a connection sends: frames in order, DATA within the client's windows and while the transport takes any.
 
 
 class FrameWriter:

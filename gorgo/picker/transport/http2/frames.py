@@ -1,4 +1,8 @@
-"""Frames of HTTP/2 (RFC 9113): their numbers, their bytes, and the errors that end a connection."""
+"""Frames and header blocks of HTTP/2 (RFC 9113): their numbers, their bytes, and the errors that end a connection.
+
+Owns the encoding and decoding of single frames, the heads of gRPC in header blocks (`HeadDecoder`, `trailers`,
+`refusal`), and the joining of CONTINUATION frames (`BlockReader`). Leaves what a frame does to the connection.
+"""
 
 from __future__ import annotations
 
@@ -221,9 +225,6 @@ def trailers(status: Status, text: str, *, with_head: bool) -> bytes:
 def refusal(status: int) -> bytes:
     """Return the block of a response without a body."""
     return _block((b":status", b"%d" % status))
-
-
-# Header blocks in HEADERS and CONTINUATION frames.
 
 
 #: A block, with all its CONTINUATION frames.

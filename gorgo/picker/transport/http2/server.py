@@ -1,4 +1,8 @@
-"""The picker's services on an HTTP/2 of the project's own, on asyncio's protocols."""
+"""The picker's services on an HTTP/2 of the project's own, on asyncio's protocols.
+
+Owns the listening port, its TLS with the reload of changed files, and the protocol that moves bytes between a socket
+and a `Connection`. Leaves what the bytes mean to `gorgo.picker.transport.http2.connection`.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +28,6 @@ from gorgo.picker.transport.streams import (
     MAX_CONNECTIONS,
     TransportLimits,
 )
-
-# TLS of the picker's listener, and whether its files have changed.
-
 
 #: Place of the files in errors.
 PLACE = "picker.tls"

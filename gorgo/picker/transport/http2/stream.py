@@ -1,4 +1,8 @@
-"""One stream: the `Output` of its call, what waits for the client's window, and what of its own window is used."""
+"""One stream: its messages of gRPC in both directions, and the windows of both ends.
+
+Owns the `Output` of a call, what waits for the client's window, what of its own window is used, and the joining of
+pieces of DATA to messages (`MessageReader`). Leaves sending to the connection's writer.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
 """One vLLM-like replica as a sans-IO step model, with the interface of SGLang's `EngineModel`.
 
-Owns the scheduler: the queue, the running list and the contents of each step. `block_pool` has the blocks, `profiles`
-the costs. As there, time is an argument and the same requests at the same times always give the same steps.
+Owns the scheduler (the queue and the contents of each step) and the slots of a llama.cpp-like engine, which this
+scheduler has instead of blocks (`SlotPool`, `SlotList`). Leaves the blocks to `block_pool`, the running requests to
+`running_list`, and the costs to `profiles`. As there, time is an argument and the same requests at the same times
+always give the same steps.
 
 Theory of operation. A step has a budget of tokens (`chunk_tokens`, vLLM's `max_num_batched_tokens`). It is shared
 
@@ -33,8 +35,6 @@ from gorgo.lab.sim.engine.vllm.block_pool import BlockPool, CachedUnit
 from gorgo.lab.sim.engine.vllm.running_list import Running, RunningList
 
 # The prompt cache of a llama.cpp-like engine: a slot for each place of the batch, and prompts stored in host memory.
-#
-# Owns which slot a request takes and what is stored. `model` and `running_list` form the steps.
 #
 # Theory of operation. A slot keeps the tokens of its last request, and only a request that takes the slot finds them.
 # So an idle slot is taken whose tokens begin as the prompt does, the longest beginning of more than a tenth of the
