@@ -264,6 +264,8 @@ class OverloadConfig:
     max_backlog_ms: Positive = 200.0
     max_concurrency_per_replica: Count | None = None
     slo_ttft_ms: Positive | None = None
+    #: Under a policy that takes objectives, shed by the header as by a deadline.
+    shed_on_objective: bool = False
     slo_e2e_ms: Positive | None = None
     no_replica_wait_s: NotNegative = 2.0
     hedge_budget_ratio: Annotated[float, Field(ge=0, le=0.5)] = 0.03

@@ -58,6 +58,7 @@ def _overload_limits(overload: OverloadConfig) -> OverloadLimits:
         max_backlog_s=overload.max_backlog_ms / 1e3,
         max_concurrency_per_replica=overload.max_concurrency_per_replica,
         slo_ttft_s=None if overload.slo_ttft_ms is None else overload.slo_ttft_ms / 1e3,
+        shed_on_objective=overload.shed_on_objective,
         slo_e2e_s=None if overload.slo_e2e_ms is None else overload.slo_e2e_ms / 1e3,
         no_replica_wait_s=overload.no_replica_wait_s,
     )

@@ -29,6 +29,7 @@ from gorgo.core.dispatch.outcomes import (
     deadline_exceeded,
     model_not_found,
     no_replica,
+    poison_prompt,
     queue_full,
     quota_exceeded,
     region_not_allowed,
@@ -36,6 +37,7 @@ from gorgo.core.dispatch.outcomes import (
     subset_unknown,
     too_many_in_flight,
 )
+from gorgo.core.dispatch.poison import PoisonPrompts
 from gorgo.core.fleet.fleet import Fleet
 from gorgo.core.fleet.request_filter import RequestFilter
 from gorgo.core.fleet.saturation import SaturationDetector
@@ -43,6 +45,7 @@ from gorgo.core.limits import OverloadLimits
 from gorgo.core.messages.actions import AdmissionAction, Dispatch, Hold, Reject
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.policy.choice import Choice, Prediction
+from gorgo.core.policy.interface import takes_objectives
 from gorgo.core.quotas import ClientQuotas
 
 # Whether a request can still meet its deadline: the rules of shedding, as plain functions.
@@ -587,7 +590,17 @@ class AdmissionController:
         }
 
     def _deadline_s(self, request: RouteRequest) -> float | None:
-        return self._limits.slo_ttft_s if request.slo_ttft_s is None else request.slo_ttft_s
+        """Return by when a request has to have its first token, s from its arrival; `None`: it is not shed.
+
+        Under a policy that takes objectives its own time steers it; it sheds a request of negative priority, as in
+        llm-d, or all by `shed_on_objective`.
+        """
+        own_s = request.slo_ttft_s
+        if own_s is None:
+            return self._limits.slo_ttft_s
+        if request.priority < 0 or self._limits.shed_on_objective or not takes_objectives(self._dispatcher.policy):
+            return own_s
+        return self._limits.slo_ttft_s
 
     def _retry_after_s(self, now: float) -> float:
         """Return the Retry-After of a request rejected now: the queued and the dispatched prefill come before it."""
@@ -611,16 +624,19 @@ class Preconditions:
 
     Parameters
     ----------
-    fleet, request_filter, quotas:
+    fleet, request_filter, quotas, poison:
         The Router's.
     """
 
-    __slots__ = ("_filter", "_fleet", "_quotas")
+    __slots__ = ("_filter", "_fleet", "_poison", "_quotas")
 
-    def __init__(self, fleet: Fleet, request_filter: RequestFilter, quotas: ClientQuotas) -> None:
+    def __init__(
+        self, fleet: Fleet, request_filter: RequestFilter, quotas: ClientQuotas, poison: PoisonPrompts
+    ) -> None:
         self._fleet = fleet
         self._filter = request_filter
         self._quotas = quotas
+        self._poison = poison
 
     def refuse(self, request: RouteRequest, *, unfinished: int, most: int, now: float) -> Reject | None:
         """Reject a request that no replica can serve or that is over a limit; else count it for its client.
@@ -637,5 +653,8 @@ class Preconditions:
             return region_not_allowed(request)
         if request.replicas is not None and not self._filter.has_replica_of_subset(request):
             return subset_unknown(request)
+        poison = self._poison.known(request, now=now)
+        if poison is not None:
+            return poison_prompt(request, poison)
         exceeded = self._quotas.acquire(request.client, now=now, tokens=request.prompt_tokens)
         return None if exceeded is None else quota_exceeded(request, exceeded)

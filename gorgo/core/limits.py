@@ -42,6 +42,8 @@ class OverloadLimits:
         A replica with so many requests in flight is saturated; `None`: its `max_running_requests`.
     slo_ttft_s:
         Deadline of requests that bring none, s; `None`: none.
+    shed_on_objective:
+        Under a policy that takes objectives, a request's own first-token objective is its deadline too.
     slo_e2e_s:
         Target for the last token, s: a replica with slow answers is saturated at a lower concurrency. Sheds no request.
         `None`: no target.
@@ -56,6 +58,7 @@ class OverloadLimits:
     max_backlog_s: float = 0.2
     max_concurrency_per_replica: int | None = None
     slo_ttft_s: float | None = None
+    shed_on_objective: bool = False
     slo_e2e_s: float | None = None
     infeasible_max_wait_s: float = 0.3
     no_replica_wait_s: float = 0.0

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from gorgo.core.admission import AdmissionController
 from gorgo.core.dispatch.in_flight import InFlightTable
+from gorgo.core.dispatch.poison import PoisonPrompts
 from gorgo.core.dispatch.prefix_updates import PrefixUpdater
 from gorgo.core.fleet.columns import record_connection
 from gorgo.core.fleet.fleet import Fleet
@@ -31,6 +32,8 @@ class RouterReplicas:
         The Router's.
     index, feeds, prefix_updater:
         What is known of the replicas' caches: a replica that has restarted has none of it.
+    poison:
+        Takes replicas that were found down.
     drain_queue:
         Dispatches or rejects queued requests, for which a replica may have capacity now, and returns the actions.
     """
@@ -47,6 +50,7 @@ class RouterReplicas:
         index: PrefixIndex,
         feeds: KvFeeds,
         prefix_updater: PrefixUpdater,
+        poison: PoisonPrompts,
         drain_queue: Callable[[float], list[Action]],
     ) -> None:
         self._fleet = fleet
@@ -58,6 +62,7 @@ class RouterReplicas:
         self._index = index
         self._feeds = feeds
         self._prefix_updater = prefix_updater
+        self._poison = poison
         self._drain_queue = drain_queue
 
     # -- the fleet
@@ -73,6 +78,7 @@ class RouterReplicas:
         self._table.on_fleet_change(change)
         self._peers.on_fleet_change(change)
         self._regions.on_fleet_change()
+        self._poison.forget_left()
         self._filter.on_fleet_change(() if was_empty else change.joined, now=now)
         self._admission.needs_drain = True
 
@@ -90,6 +96,8 @@ class RouterReplicas:
             member.probe_refusal = refusal
             self._fleet.probed(member, rtt_s, now=now)
             if rtt_s is None:
+                if refusal is None:
+                    self._poison.on_down(member, now=now)
                 self._regions.probe_failed(member, now=now)
             else:
                 self._regions.probe_succeeded(member, now=now)
@@ -111,6 +119,7 @@ class RouterReplicas:
         if member is not None and sample is not None:
             self._fleet.scraped(member, sample, now=now)
             if member.restarts.observe(sample):
+                self._poison.on_down(member, now=now)
                 self._index.flush(member.slot)
                 self._peers.flush(member.slot)
                 self._feeds.restarted(member.slot)

@@ -25,6 +25,7 @@ from gorgo.core.dispatch.dispatcher import Dispatcher
 from gorgo.core.dispatch.hedging import Hedger
 from gorgo.core.dispatch.in_flight import InFlightTable, RequestState
 from gorgo.core.dispatch.lifecycle import RequestLifecycle
+from gorgo.core.dispatch.poison import PoisonPrompts
 from gorgo.core.dispatch.prefix_updates import CacheAccuracy, PrefixUpdater
 from gorgo.core.fleet.fleet import Fleet
 from gorgo.core.fleet.outlier import HealthState
@@ -155,13 +156,16 @@ class Router:
             learning=self.learning,
             limits=limits,
         )
-        self._refuse = Preconditions(fleet, request_filter, self.quotas).refuse
+        poison = PoisonPrompts()
+        self._refuse = Preconditions(fleet, request_filter, self.quotas, poison).refuse
         self._admission = admission = AdmissionController(fleet, dispatcher, request_filter, limits.overload)
         self._queued = admission.queue.requests
         self._hedger = Hedger(
             dispatcher, admission.saturation, request_filter, limits.hedging, max_attempts=limits.max_attempts
         )
-        self._lifecycle = RequestLifecycle(dispatcher, updater, self.quotas, self.samples, request_filter, limits)
+        self._lifecycle = RequestLifecycle(
+            dispatcher, updater, self.quotas, self.samples, request_filter, poison, limits
+        )
 
         # The replicas join before the settings begin to count what they prefill and decode.
         updater.on_fleet_change(fleet.replace(replicas))
@@ -177,7 +181,9 @@ class Router:
             limits=limits,
             apply_limits=self._apply_limits,
         )
-        self.view = RouterView(fleet, request_filter.slow_start, regions, index, found_shares, updater, dispatcher)
+        self.view = RouterView(
+            fleet, request_filter.slow_start, regions, index, found_shares, updater, dispatcher, poison
+        )
         self.peers = PeerGroup(
             fleet,
             table,
@@ -201,6 +207,7 @@ class Router:
             index=index,
             feeds=feeds,
             prefix_updater=updater,
+            poison=poison,
             drain_queue=self._drain_queue,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gorgo.core.dispatch.dispatcher import Dispatcher
+from gorgo.core.dispatch.poison import PoisonPrompt, PoisonPrompts
 from gorgo.core.dispatch.prefix_updates import PrefixUpdater
 from gorgo.core.fleet.fleet import Fleet
 from gorgo.core.fleet.region_outage import RegionOutages
@@ -25,6 +26,8 @@ class RouterView:
         What is known of their caches.
     dispatcher:
         Has the retained decisions.
+    poison:
+        Has the prompts that replicas went down under.
     """
 
     def __init__(
@@ -36,6 +39,7 @@ class RouterView:
         found_shares: FoundShares,
         prefix_updater: PrefixUpdater,
         dispatcher: Dispatcher,
+        poison: PoisonPrompts,
     ) -> None:
         self._fleet = fleet
         self._slow_start = slow_start
@@ -44,6 +48,7 @@ class RouterView:
         self._found_shares = found_shares
         self._prefix_updater = prefix_updater
         self._dispatcher = dispatcher
+        self._poison = poison
 
     def snapshots(self, *, now: float) -> list[ReplicaSnapshot]:
         """Return a row per replica, in the order in which they joined."""
@@ -69,6 +74,10 @@ class RouterView:
     def models(self) -> dict[str, frozenset[str]]:
         """Return the models that replicas list, and the regions in which each is served."""
         return self._fleet.eligibility.regions_of_models()
+
+    def poison_prompts(self, *, now: float) -> list[PoisonPrompt]:
+        """Return the prompts that no replica is sent, because replicas went down under them."""
+        return self._poison.all(now=now)
 
     def decisions(self, request_id: str) -> list[Decision]:
         """Return the retained decisions for a request, first attempt first."""

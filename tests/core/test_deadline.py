@@ -30,10 +30,10 @@ FORECAST = Prediction(idle_s=np.array([1.0, 2.5]), backlog_s=np.array([2.0, 0.0]
 HOLDING = RouterLimits(overload=OverloadLimits(queue_enabled=True, no_replica_wait_s=2.0))
 
 
-def holding(*names: str, **overload: object) -> Router:
+def holding(*names: str, policy: str = "gorgo-ms", **overload: object) -> Router:
     limits = replace(HOLDING, overload=replace(HOLDING.overload, **overload))  # type: ignore[arg-type]
     replicas = [timed(name, max_running_requests=4) for name in names]
-    router = make_router(policy="gorgo-ms", replicas=replicas, limits=limits)
+    router = make_router(policy=policy, replicas=replicas, limits=limits)
     for name in names:
         router.replicas.on_probe(name, 0.0, now=0.0)
         router.replicas.on_probe(name, 0.0, now=0.0)
@@ -288,6 +288,29 @@ def test_deadlines_come_from_the_limits_where_a_request_has_none() -> None:
     dispatched(submitted(router, asked("r0", 900), now=0.0))
     assert rejected(submitted(router, asked("r1", 500), now=0.0)).code == "deadline_unreachable"
     assert held(submitted(router, asked("r2", 500, slo_s=5.0), now=0.0))
+
+
+@pytest.mark.parametrize(
+    ("policy", "overload", "priority", "sheds"),
+    [
+        ("gorgo-ms", {}, 0, True),
+        ("predicted-latency", {}, 0, False),
+        ("predicted-latency", {}, -1, True),
+        ("predicted-latency", {"shed_on_objective": True}, 0, True),
+        ("predicted-latency", {"slo_ttft_s": 1.0}, 0, True),
+    ],
+)
+def test_an_objective_steers_and_a_deadline_sheds(
+    policy: str, overload: dict[str, object], priority: int, sheds: bool
+) -> None:
+    router = holding("a", policy=policy, **overload)
+    dispatched(submitted(router, asked("r0", 900), now=0.0))
+    actions = submitted(router, asked("r1", 500, slo_s=1.0, priority=priority), now=0.0)
+    if sheds:
+        assert rejected(actions).code == "deadline_unreachable"
+    else:
+        assert held(actions)
+        assert not [action for _, action in until(router, 20.0) if isinstance(action, Reject)]
 
 
 def test_who_left_while_waiting_is_never_sent() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gorgo.core.dispatch.poison import PoisonPrompts
 from gorgo.core.latency.tcp import TcpWindows
 from gorgo.core.messages.actions import ReplicaRestarted
 from gorgo.core.messages.kv_events import CacheSnapshot
@@ -30,6 +31,7 @@ def replicas_of(parts: Parts) -> RouterReplicas:
         index=parts.index,
         feeds=parts.feeds,
         prefix_updater=parts.prefix_updater,
+        poison=PoisonPrompts(),
         drain_queue=parts.drain_queue,
     )
 

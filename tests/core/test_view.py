@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gorgo.core.dispatch.poison import PoisonPrompts
 from gorgo.core.messages.request import EngineSample
 from gorgo.core.view import RouterView
 from tests.core.parts import Parts, make_parts
@@ -17,6 +18,7 @@ def view_of(parts: Parts) -> RouterView:
         parts.found_shares,
         parts.prefix_updater,
         parts.dispatcher,
+        PoisonPrompts(),
     )
 
 

@@ -120,6 +120,8 @@ class RequestState:
     tried_replicas: set[str] = field(default_factory=set)
     #: Attempts that ended with a 4xx which may be the replica's fault, with its status.
     refused: list[tuple[Attempt, int | None]] = field(default_factory=list)
+    #: Attempts that failed as the request might make every replica fail, with the status or the word of the failure.
+    failed: list[tuple[Attempt, int | str]] = field(default_factory=list)
     #: Attempts that have not ended, first one first.
     open_attempts: list[Attempt] = field(default_factory=list)
     #: A second attempt was dispatched before the first had a first token.

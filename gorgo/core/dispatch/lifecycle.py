@@ -3,8 +3,9 @@
 Theory of operation. A request ends with its last attempt or with its answer, and then leaves one sample. While two
 attempts are open, a result without an answer leaves the request to the other. Retries are within a budget. A retry is
 free where no replica worked in vain: no connection was made, or it broke while other replicas are healthy, as when a
-replica dies. Where no replica is healthy, a broken connection costs like any failure. An engine that is busy refuses at
-once: the request goes to one that is not, as often as there is one, free of charge. See `refusals` for a 4xx.
+replica dies. Where no replica is healthy, a broken connection costs like any failure, and `poison` ends the retries of
+a prompt that replicas go down under. An engine that is busy refuses at once: the request goes to one that is not, as
+often as there is one, free of charge. See `refusals` for a 4xx.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from math import nan
 from gorgo.core.dispatch.dispatcher import Dispatcher
 from gorgo.core.dispatch.hedging import RatioBudget
 from gorgo.core.dispatch.in_flight import Attempt, RequestState
-from gorgo.core.dispatch.outcomes import RETRY_AFTER_S, no_replica, status_of, to_sample, upstream_error
+from gorgo.core.dispatch.outcomes import RETRY_AFTER_S, no_replica, poison_prompt, status_of, to_sample, upstream_error
+from gorgo.core.dispatch.poison import PoisonPrompts
 from gorgo.core.dispatch.prefix_updates import PrefixUpdater
 from gorgo.core.fleet.eligibility import CandidateSet
 from gorgo.core.fleet.outlier import HealthState
@@ -29,13 +31,18 @@ from gorgo.core.training.features import prefix_group
 from gorgo.core.training.learning import OutcomeRecorder, RecordedOutcome
 from gorgo.core.training.outcomes import OutcomeRow
 
-# Doubtful results: whether a 4xx or a short answer is the client's fault or the replica's.
+# Doubtful results: whether a 4xx, a 5xx, a timeout or a short answer is the client's fault or the replica's.
 #
 # Theory of operation. A wrong key, path or model name of the replica is a 401, 403, 404 or 405 to every client, at
 # once, and a replica that fails fast looks free. The same statuses can be the client's own fault, and then every
 # replica refuses alike. So such a request is tried elsewhere, and the verdict is by the same request: if another
-# replica answers it, the ones that refused it have failed. If all refuse, the client gets the last refusal, and no
-# replica is to blame.
+# replica answers it, the ones that refused it do not serve such requests. That is a failure of a replica which has
+# answered nothing else of late; any other one gets no such request for a while (`RefusedKinds`). If all refuse, the
+# client gets the last refusal, and no replica is to blame.
+#
+# A 5xx or a timeout before any content is judged at the end of its request: it is the replica's failure, unless
+# several replicas failed the request alike. Then it is the request that is at fault, and no replica is to blame. Until
+# that end `request_filter.OpenFailures` has the failure. A 501 is a refusal.
 #
 # Any other 4xx is the client's fault until a replica has answered with nothing else `SUSPECT_AFTER` times in a row.
 # Answers of one token or none are judged alike: after so many in a row they are withheld, and tried elsewhere. A
@@ -43,6 +50,8 @@ from gorgo.core.training.outcomes import OutcomeRow
 # `core.fleet.request_filter.ShortAnswers` has those of a gateway, whose client has the answer.
 
 
+#: The failure of a request without an answer in time.
+TIMEOUT = "timeout"
 #: Bounds the retries of clients that want one token to one in thirty of their requests.
 TRUSTED_ANSWERS = 30
 
@@ -59,10 +68,11 @@ class Refusals:
         Has the kinds of requests that replicas refuse, and the replicas whose short answers cannot be withheld.
     """
 
-    __slots__ = ("_budget", "_kinds", "_short_answers")
+    __slots__ = ("_budget", "_kinds", "_open_failures", "_short_answers")
 
     def __init__(self, limits: RouterLimits, request_filter: RequestFilter) -> None:
         self._kinds, self._short_answers = request_filter.refused_kinds, request_filter.short_answers
+        self._open_failures = request_filter.open_failures
         self.set_limits(limits)
 
     def set_limits(self, limits: RouterLimits) -> None:
@@ -105,9 +115,11 @@ class Refusals:
         """Blame the replicas that refused a request which `attempt` answers."""
         if attempt.dispatched_s >= attempt.replica.client_errors_s:
             attempt.replica.client_errors, attempt.replica.refusal = 0, None
-        self._kinds.on_answer(attempt.replica, attempt.state.request)
+        self._kinds.on_answer(attempt.replica, attempt.state.request, now=now)
         if attempt.state.refused:
             attempt.state.refused = self._blame(attempt.state, now, short=False)
+        if attempt.state.failed:
+            self.judge_failures(attempt.state, now=now, answered=True)
 
     def on_answer(self, attempt: Attempt, *, short: bool | None, now: float) -> None:
         """Blame the replicas that refused what `attempt` answers; trust those whose short answers it repeats."""
@@ -129,6 +141,30 @@ class Refusals:
         if len(short) > 1:
             _trust(*short)
 
+    def on_failure(self, attempt: Attempt, outcome: Outcome) -> bool:
+        """Leave a failure to the end of its request. Return False for one that no request can cause by itself."""
+        kind = outcome.status if outcome.status is not None else outcome.error
+        if kind is None or (isinstance(kind, str) and kind != TIMEOUT):
+            return False
+        attempt.state.failed.append((attempt, kind))
+        self._open_failures.add(attempt.replica)
+        return True
+
+    def is_request_at_fault(self, state: RequestState, outcome: Outcome) -> bool:
+        """Return whether several replicas failed the request like this."""
+        return len({attempt.replica for attempt, kind in state.failed if kind in (outcome.status, outcome.error)}) > 1
+
+    def judge_failures(self, state: RequestState, *, now: float, answered: bool, refused: bool = False) -> None:
+        """Blame the replicas of failures: all if one `answered`; else those that failed alone, none if `refused`."""
+        failed, state.failed = state.failed, []
+        for attempt, kind in failed:
+            self._open_failures.remove(attempt.replica)
+            others = {other.replica for other, same in failed if same == kind} - {attempt.replica}
+            if answered or not (others or refused):
+                health = attempt.replica.health
+                by = "answers" if health.breaks_answers else "attempts"
+                health.attempt_failed(dispatched_s=attempt.dispatched_s, now=now, by=by)
+
     def _blame(self, state: RequestState, now: float, *, short: bool) -> list[tuple[Attempt, int | None]]:
         """Blame the replicas of refusals, or of all results; return the others."""
         left: list[tuple[Attempt, int | None]] = []
@@ -141,7 +177,8 @@ class Refusals:
             replica.failures += 1
             if status is not None:
                 replica.refusal = status
-                self._kinds.on_proven(replica, state.request, now=now)
+                if not self._kinds.on_proven(replica, state.request, status, now=now):
+                    continue
             by = "answers" if status is None else "refusals"
             replica.health.attempt_failed(dispatched_s=refused.dispatched_s, now=now, by=by)
         return left
@@ -212,7 +249,6 @@ def _known(value: int | None) -> float:
 _REFUSED = "connect_failed"
 _NEVER_SENT = frozenset({_REFUSED, "connect_timeout", "connections_exhausted"})
 _FAILED = "disconnected"
-_STALLED = "timeout"
 #: End of an attempt whose gateway went on to another replica; it does not say why.
 _SERVED_ELSEWHERE = Outcome(AttemptResult.FAILED_BEFORE_CONTENT, error="served_elsewhere")
 #: The same where the last replica refused too: the client may be in the wrong.
@@ -228,6 +264,8 @@ class RequestLifecycle:
         The Router's.
     request_filter:
         The candidates of a retry; results of attempts begin and end its pauses.
+    poison:
+        Takes broken connections, and ends the retries of a prompt that replicas go down under.
     limits:
         May be replaced by `set_limits`.
     """
@@ -239,6 +277,7 @@ class RequestLifecycle:
         quotas: ClientQuotas,
         samples: SampleRing,
         request_filter: RequestFilter,
+        poison: PoisonPrompts,
         limits: RouterLimits,
     ) -> None:
         self._dispatcher = dispatcher
@@ -246,6 +285,7 @@ class RequestLifecycle:
         self._quotas = quotas
         self._samples = samples
         self._filter = request_filter
+        self._poison = poison
         self._busy = request_filter.busy
         self._refusals = Refusals(limits, request_filter)
         self.set_limits(limits)
@@ -304,6 +344,8 @@ class RequestLifecycle:
             # A short answer is better than none.
             action = Forward(state.request.request_id)
             outcome = Outcome(COMPLETED, status=200)
+        elif isinstance(action, Reject) and outcome.unsent and self._refusals.is_request_at_fault(state, outcome):
+            action = Forward(state.request.request_id)
         if not isinstance(action, Dispatch):
             self._close(attempt, outcome, action.status if isinstance(action, Reject) else status_of(outcome), now)
         return action, []
@@ -368,16 +410,25 @@ class RequestLifecycle:
         elif _is_engine_busy(outcome):
             self._busy.on_busy(replica, dispatched_s=attempt.dispatched_s, retry_after_s=outcome.retry_after_s, now=now)
         elif outcome.result is AttemptResult.FAILED_BEFORE_CONTENT:
-            by = "answers" if replica.health.breaks_answers else "attempts"
-            replica.health.attempt_failed(dispatched_s=attempt.dispatched_s, now=now, by=by)
-        elif outcome.result is AttemptResult.FAILED_AFTER_CONTENT and outcome.error != _STALLED:
+            if not self._refusals.on_failure(attempt, outcome):
+                by = "answers" if replica.health.breaks_answers else "attempts"
+                replica.health.attempt_failed(dispatched_s=attempt.dispatched_s, now=now, by=by)
+        elif outcome.result is AttemptResult.FAILED_AFTER_CONTENT and outcome.error != TIMEOUT:
             replica.health.answer_broken(dispatched_s=attempt.dispatched_s, now=now)
+        if outcome.error == _FAILED:
+            self._poison.on_broken(attempt.state.request, replica, dispatched_s=attempt.dispatched_s, now=now)
+        elif outcome.error == _REFUSED:
+            self._poison.on_down(replica, now=now)
+        elif outcome.result is COMPLETED:
+            self._poison.on_answered(attempt.state.request, now=now)
         replica.failures += outcome.result.failed
         self._prefix_updater.on_result(attempt, outcome, now=now)
 
     def _retry(self, attempt: Attempt, outcome: Outcome, now: float) -> Dispatch | Reject:
         """Return the Dispatch to the next best replica, or the Reject for the client."""
         state = attempt.state
+        if outcome.error == _FAILED and self._poison.stops(state.request, attempt.replica, now=now):
+            return poison_prompt(state.request, self._poison.known(state.request, now=now))
         left = self._filter.untried(state.request, state.tried_replicas, now)
         if _is_engine_busy(outcome) and any(self._busy.is_open(replica, now=now) for replica in left.replicas):
             return self._dispatch(state, left, now)
@@ -409,7 +460,11 @@ class RequestLifecycle:
         return max(RETRY_AFTER_S, min(pauses_s, default=0.0))
 
     def _close(self, attempt: Attempt, outcome: Outcome, status: int, now: float) -> None:
-        attempt.state.closed = True
+        state = attempt.state
+        state.closed = True
+        if state.failed:
+            refused = outcome.result is AttemptResult.UPSTREAM_4XX
+            self._refusals.judge_failures(state, now=now, answered=False, refused=refused)
         if attempt.state.has_quota:
             request = attempt.state.request
             used = outcome.used_tokens(request.prompt_tokens, has_content=attempt.first_token_s is not None)

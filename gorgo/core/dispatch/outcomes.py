@@ -6,6 +6,7 @@ Owns status codes and their short stable `code`s; the Router decides when each a
 from __future__ import annotations
 
 from gorgo.core.dispatch.in_flight import Attempt, RequestState
+from gorgo.core.dispatch.poison import PoisonPrompt
 from gorgo.core.messages.actions import Reject
 from gorgo.core.messages.request import COMPLETED, AttemptResult, Outcome, RouteRequest
 from gorgo.core.messages.samples import Sample
@@ -38,6 +39,15 @@ def region_not_allowed(request: RouteRequest) -> Reject:
     reason = "no replica there serves it" if request.pinned_replica is None else "its stored response is elsewhere"
     message = f"this request may be served in {regions or 'no region'} only, and {reason}"
     return Reject(request.request_id, 403, "region_not_allowed", message)
+
+
+def poison_prompt(request: RouteRequest, poison: PoisonPrompt | None) -> Reject:
+    """Return the reject of a prompt that replicas went down under; `poison` is `None` where one is not proven yet."""
+    if poison is None:
+        message = "the replicas that this prompt was sent to went down, so it is sent to no other one"
+    else:
+        message = f"{len(poison.replicas)} replicas went down under this prompt, so it is sent to no other one for now"
+    return Reject(request.request_id, 502, "poison_prompt", message)
 
 
 def no_replica(request: RouteRequest, retry_after_s: float) -> Reject:

@@ -1,4 +1,4 @@
-"""Which replicas may serve a request now: the one rule of eligibility, by model, place, pin, health and four pauses.
+"""Which replicas may serve a request now: the one rule of eligibility, by model, place, pin, health and five pauses.
 
 `eligibility` has what depends on the replicas alone: model, region, subset, drain mark, ejection and the panic
 threshold. This module adds what depends on time and on the request. `RequestFilter.eligible` is the whole rule.
@@ -8,6 +8,7 @@ not count. The pauses apply in this order, each to what the one before it has le
 
 - `RefusedKinds`: the replica refuses requests of this route and model, and others answer them.
 - `ShortAnswers`: its answers are short in a row, and those of others are not.
+- `OpenFailures`: it has failed several requests of which another replica's result is awaited.
 - `BusyPauses`: its engine has answered 429 or 503.
 - `SlowStart`: it has joined or was readmitted, and is at its concurrency limit. This one is last: a replica at its
   limit is excluded beside others that can serve, not beside those that the request has tried.
@@ -15,7 +16,7 @@ not count. The pauses apply in this order, each to what the one before it has le
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from math import inf
 
@@ -45,12 +46,19 @@ INITIAL = 2.0
 #: Last limit of a slow start: any engine's running batch.
 FINAL = 256.0
 
-#: Route and model.
-Kind = tuple[str, str | None]
+#: Kinds that are remembered of the answers of one replica, and for how long, s.
+MAX_ANSWERED, ANSWERED_S = 8, 300.0
+
+#: Route, model and credential, which is `_ANY` for a refusal that says nothing of it.
+Kind = tuple[str, str | None, int | None]
+#: No hash of Python's is -1.
+_ANY = -1
+#: Refusals of a credential.
+_OF_CREDENTIALS = frozenset({401, 403})
 
 
 class RequestFilter:
-    """Applies the fleet's eligibility and the four pauses to a request.
+    """Applies the fleet's eligibility and the five pauses to a request.
 
     Parameters
     ----------
@@ -60,12 +68,13 @@ class RequestFilter:
         Duration of a slow start, s; 0 is none. May be replaced: `slow_start.ramp_s`.
     """
 
-    __slots__ = ("_fleet", "busy", "refused_kinds", "short_answers", "slow_start")
+    __slots__ = ("_fleet", "busy", "open_failures", "refused_kinds", "short_answers", "slow_start")
 
     def __init__(self, fleet: Fleet, *, slow_start_s: float) -> None:
         self._fleet = fleet
         self.refused_kinds = RefusedKinds()
         self.short_answers = ShortAnswers()
+        self.open_failures = OpenFailures()
         self.busy = BusyPauses()
         self.slow_start = SlowStart(fleet, ramp_s=slow_start_s)
 
@@ -105,6 +114,7 @@ class RequestFilter:
         """Forget replicas that left, and start the ramp of those that `joined` a fleet at work."""
         self.refused_kinds.forget_left()
         self.short_answers.forget_left()
+        self.open_failures.forget_left()
         self.busy.forget_left()
         for replica in joined:
             self.slow_start.begin(replica, now=now)
@@ -117,6 +127,8 @@ class RequestFilter:
             eligible = _excluding(eligible, refusing, "refuses")
         if short := self.short_answers.paused(eligible, now=now):
             eligible = _excluding(eligible, short, "answers shortly")
+        if failing := self.open_failures.paused(eligible):
+            eligible = _excluding(eligible, failing, "failing")
         if busy := self.busy.paused(eligible, now=now):
             eligible = _excluding(eligible, busy, "busy")
         if full := self.slow_start.full(eligible, now=now):
@@ -134,44 +146,64 @@ class RefusedKinds:
 
     A replica may lack a route or a model name and be well for all others. Its failures are then never three in a row,
     so outlier detection does not eject it, and each such request would be tried there first. A kind is a route and a
-    model; only kinds that another replica has answered are recorded, so that clients cannot fill the table with names.
+    model, and for a 401 or 403 the client's key too; only kinds that another replica has answered are recorded, so that
+    clients cannot fill the table with names. Such refusals are failures of a replica only if it answers nothing else.
     """
 
-    __slots__ = ("_kinds",)
+    __slots__ = ("_answered", "_kinds")
 
     def __init__(self) -> None:
         #: Count and time of the last one.
         self._kinds = Lru[Kind, dict[Replica, tuple[int, float]]](MAX_KINDS)
+        #: The last answer of each kind, by replica.
+        self._answered: dict[Replica, Lru[Kind, float]] = {}
 
-    def on_proven(self, replica: Replica, request: RouteRequest, *, now: float) -> None:
-        """Record that another replica has answered a request that `replica` refused."""
-        kind = _kind(request)
+    def on_proven(self, replica: Replica, request: RouteRequest, status: int, *, now: float) -> bool:
+        """Record that another replica has answered a request that `replica` refused.
+
+        Return whether that is a failure of the replica: it has answered no other kind of late.
+        """
+        kind = (request.route, request.model, request.credential if status in _OF_CREDENTIALS else _ANY)
         found = self._kinds.get(kind)
         if found is None:
             found = {}
             self._kinds.put(kind, found)
         found[replica] = found.get(replica, (0, now))[0] + 1, now
+        answered = self._answered.get(replica)
+        if answered is None:
+            return True
+        for other in [other for other in answered if other[:2] == kind[:2] and kind[2] in (_ANY, other[2])]:
+            del answered[other]
+        return not any(now - at_s < ANSWERED_S for at_s in answered.values())
 
-    def on_answer(self, replica: Replica, request: RouteRequest) -> None:
+    def on_answer(self, replica: Replica, request: RouteRequest, *, now: float) -> None:
         """Forget the refusals of a kind that `replica` answers."""
-        if self._kinds and (found := self._kinds.get(_kind(request))) is not None:
-            found.pop(replica, None)
-            if not found:
-                del self._kinds[_kind(request)]
+        answered = self._answered.get(replica)
+        if answered is None:
+            if replica.slot < 0:
+                return
+            answered = self._answered[replica] = Lru(MAX_ANSWERED)
+        answered.put((request.route, request.model, request.credential), now)
+        for kind in _kinds(request) if self._kinds else ():
+            if (found := self._kinds.get(kind)) is not None:
+                found.pop(replica, None)
+                if not found:
+                    del self._kinds[kind]
 
     def refusing(self, eligible: CandidateSet, request: RouteRequest, *, now: float) -> Sequence[Replica]:
         """Return the candidates that refuse the request's kind."""
         if not self._kinds:
             return ()
-        found: Mapping[Replica, tuple[int, float]] = self._kinds.get(_kind(request), {})
-        return [
-            replica
-            for replica, (count, last_s) in found.items()
-            if count >= REFUSALS_OF_A_KIND and now < last_s + WITHOUT_KIND_S and replica in eligible
-        ]
+        refusing: dict[Replica, None] = {}
+        for kind in _kinds(request):
+            for replica, (count, last_s) in self._kinds.get(kind, {}).items():
+                if count >= REFUSALS_OF_A_KIND and now < last_s + WITHOUT_KIND_S and replica in eligible:
+                    refusing[replica] = None
+        return list(refusing)
 
     def forget_left(self) -> None:
         """Forget replicas that left."""
+        self._answered = {replica: kinds for replica, kinds in self._answered.items() if replica.slot >= 0}
         for kind, found in list(self._kinds.items()):
             left = {replica: counted for replica, counted in found.items() if replica.slot >= 0}
             if left:
@@ -223,6 +255,42 @@ class ShortAnswers:
         """Forget replicas that left."""
         self._short = {replica for replica in self._short if replica.slot >= 0}
         self._paused = {replica: pause for replica, pause in self._paused.items() if replica.slot >= 0}
+
+
+class OpenFailures:
+    """Replicas with several failures of requests that have not ended: they pause until that is known.
+
+    Whether a 5xx or a timeout is the replica's failure is decided at the end of its request (`core.dispatch.refusals`).
+    A replica that fails at once looks free, and would have every request until then.
+    """
+
+    __slots__ = ("_counts",)
+
+    def __init__(self) -> None:
+        self._counts: dict[Replica, int] = {}
+
+    def add(self, replica: Replica) -> None:
+        """Count a failure of a request that has not ended."""
+        if replica.slot >= 0:
+            self._counts[replica] = self._counts.get(replica, 0) + 1
+
+    def remove(self, replica: Replica) -> None:
+        """Count the end of that request."""
+        left = self._counts.pop(replica, 0) - 1
+        if left > 0:
+            self._counts[replica] = left
+
+    def paused(self, eligible: CandidateSet) -> Sequence[Replica]:
+        """Return the candidates that pause."""
+        if not self._counts:
+            return ()
+        return [
+            replica for replica, failures in self._counts.items() if failures >= SUSPECT_AFTER and replica in eligible
+        ]
+
+    def forget_left(self) -> None:
+        """Forget replicas that left."""
+        self._counts = {replica: failures for replica, failures in self._counts.items() if replica.slot >= 0}
 
 
 @dataclass(slots=True)
@@ -343,5 +411,7 @@ class SlowStart:
         ]
 
 
-def _kind(request: RouteRequest) -> Kind:
-    return request.route, request.model
+def _kinds(request: RouteRequest) -> tuple[Kind, Kind]:
+    """Return the kinds of a request: with any credential, and with its own."""
+    route, model = request.route, request.model
+    return (route, model, _ANY), (route, model, request.credential)

@@ -45,7 +45,8 @@ class RouteRequest:
     body_bytes:
         Size of the body: one larger than a connection's window takes more than one round trip.
     slo_ttft_s:
-        Its deadline for the first token, s from `received_s`; `None`: that of the configuration, or none.
+        Its deadline for the first token, s from `received_s`, or its objective under a policy that takes objectives;
+        `None`: the deadline of the configuration, or none.
     priority:
         The highest priority leaves the queue first.
     client:
@@ -69,6 +70,8 @@ class RouteRequest:
         Prompt tokens up to the end of each message, ascending, exact or estimated.
     prefix_len:
         First tokens by which `sticky-least-loaded` knows a holder; `None`: its weight.
+    credential:
+        Hash of the key that the client sent for the engine, which may refuse one and not others; `None` without one.
     """
 
     request_id: str
@@ -94,6 +97,7 @@ class RouteRequest:
     boundaries: Sequence[int] = field(default=(), hash=False)
     replicas: frozenset[str] | None = None
     prefix_len: int | None = None
+    credential: int | None = None
 
     @property
     def recorded_model(self) -> str | None:
@@ -134,7 +138,7 @@ class AttemptResult(Enum):
     BUSY = "busy"
     #: Broke after content was sent to the client: not retryable.
     FAILED_AFTER_CONTENT = "failed_after_content"
-    #: Another 4xx: the request's fault, unless another replica answers it.
+    #: Another 4xx, or 501: the request's fault, unless another replica answers it.
     UPSTREAM_4XX = "upstream_4xx"
     #: Cancelled, because another attempt of the same request answered first.
     SUPERSEDED = "superseded"
@@ -151,8 +155,9 @@ class AttemptResult(Enum):
 #: How nearly every attempt ends. In Python 3.11 a member of an Enum takes eight times as long to read as a name.
 COMPLETED = AttemptResult.COMPLETED
 
-#: Statuses by which an engine refuses a key, a path or a model: the client's fault or the replica's.
-REFUSALS = frozenset({401, 403, 404, 405})
+#: Statuses by which an engine refuses a key, a path, a model or a function: the client's fault or the replica's. A 501
+#: is no failure: the engine was not built for such requests.
+REFUSALS = frozenset({401, 403, 404, 405, 501})
 
 
 @record

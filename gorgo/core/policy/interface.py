@@ -48,6 +48,11 @@ class HashesBlocks(Protocol):
     hashed_block_tokens: ClassVar[int]
 
 
+def takes_objectives(policy: object) -> bool:
+    """Return whether a policy steers by `RouteRequest.slo_ttft_s`, which is then an objective and no deadline."""
+    return getattr(policy, "takes_objectives", False) is True
+
+
 def hashed_block_sizes(*policies: object) -> frozenset[int]:
     """Return the block sizes that policies read."""
     return frozenset(policy.hashed_block_tokens for policy in policies if isinstance(policy, HashesBlocks))

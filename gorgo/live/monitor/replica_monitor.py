@@ -182,11 +182,12 @@ class ReplicaMonitor:
         await self._kv_events.run()
 
     async def _probe_after_breaks(self) -> None:
-        """Scrape after a broken connection: the engine may have restarted with an empty cache."""
+        """Probe and scrape after a broken connection: the engine is down, or has restarted with an empty cache."""
         while True:
             await self._target.connection_lost.wait()
             # Cleared here too: with a short scrape interval the loop below does not run.
             self._target.connection_lost.clear()
+            await self.probe()
             for scrapes in count(1):
                 wait_s = backoff_s(scrapes, first_s=AFTER_BREAK_S, longest_s=inf)
                 if wait_s >= self._state.config.proxy.scrape_interval_s:  # the periodic scrape is due by then

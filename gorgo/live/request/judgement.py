@@ -11,7 +11,7 @@ from email.utils import parsedate_to_datetime
 from time import time
 from typing import Any
 
-from gorgo.core.messages.request import AttemptResult, Outcome
+from gorgo.core.messages.request import REFUSALS, AttemptResult, Outcome
 from gorgo.core.stream import Usage, is_short
 from gorgo.live.http.headers import Header, find
 
@@ -27,7 +27,7 @@ def failure_of(status: int, headers: Sequence[Header] = ()) -> Outcome | None:
     if status in (429, 503):
         retry_after_s = _retry_after_s(headers)
         return Outcome(AttemptResult.BUSY, status=status, error=f"status_{status}", retry_after_s=retry_after_s)
-    if not 200 <= status < 300 and not 400 <= status < 500:
+    if not 200 <= status < 300 and not 400 <= status < 500 and status not in REFUSALS:
         # Redirects too: they are not followed.
         return Outcome(AttemptResult.FAILED_BEFORE_CONTENT, status=status, error=f"status_{status}")
     return None

@@ -17,7 +17,7 @@ from gorgo.core.prompt.tokens import ExactPrompt
 from gorgo.core.record import mutable_record
 from gorgo.errors import closest
 from gorgo.live.http.errors import HttpError
-from gorgo.live.http.headers import Header, session_of
+from gorgo.live.http.headers import KEYS, Header, session_of
 from gorgo.live.parsing.json_body import ENGINE_FIELDS, BodyFields, Spans, request_usage, with_model
 from gorgo.live.request.judgement import wants_more_than_one
 from gorgo.live.request_options import ClientPolicies
@@ -183,10 +183,19 @@ def parse_request(
         boundaries=_boundaries(fingerprint, exact, prompt_tokens),
         replicas=replicas,
         prefix_len=options.prefix_len,
+        credential=_credential(headers) if client is None else None,
     )
     may_be_short = route != "/v1/embeddings" and request.idempotent and wants_more_than_one(parsed)
     adds_usage = _adds_usage(route, body, parsed)
     return ParsedRequest(body, fingerprint.text_bytes, request, adds_usage, named, may_be_short, fields.spans, exact)
+
+
+def _credential(headers: Sequence[Header]) -> int | None:
+    """Return the hash of the key that a client sends to the engine, which is not kept."""
+    for name, value in headers:
+        if name in KEYS:
+            return hash(value)
+    return None
 
 
 def _boundaries(fingerprint: Fingerprint, exact: ExactPrompt | None, tokens: int) -> Sequence[int]:

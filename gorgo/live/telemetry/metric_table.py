@@ -204,6 +204,7 @@ REJECT_CODES = (
     "model_not_found",
     "no_replica",
     "not_found",
+    "poison_prompt",
     "previous_response_not_found",
     "queue_full",
     "region_not_allowed",

@@ -5,7 +5,8 @@ response to `response`, the number of requests to `client`.
 
 Theory of operation. The connection used last is taken first: few connections then carry all, with open windows. A kept
 connection that the server has closed fails at once, without a byte of a response. That is no failure of the replica, so
-the request is sent once more, on a new connection. After a later failure the replica may have had the request, so it is
+the request is sent once more, on a new connection. If that one is refused, the replica may have died of the request, so
+the failure is that of the first connection. After a later failure the replica may have had the request, so it is
 not repeated.
 """
 
@@ -81,6 +82,7 @@ class UpstreamPool:
         `head_only` is for HEAD, whose response has no body. `on_sent` is called when the request is written, before
         the wait for its response; again for a repeated request.
         """
+        stale: httpx.NetworkError | None = None
         connection = self._take_idle()
         if connection is not None:
             loop = connection.loop
@@ -88,10 +90,16 @@ class UpstreamPool:
             response = HttpResponse(connection, head_only=head_only)
             try:
                 return await self._exchange(connection, response, head, body, on_sent)
-            except httpx.NetworkError:
+            except httpx.NetworkError as failure:
                 if response.received or loop.time() - begun_s >= STALE_S:
                     raise
-        connection = await self._connect(connect_timeout_s)
+                stale = failure
+        try:
+            connection = await self._connect(connect_timeout_s)
+        except httpx.ConnectError:
+            if stale is None:
+                raise
+            raise stale.with_traceback(None) from None
         return await self._exchange(connection, HttpResponse(connection, head_only=head_only), head, body, on_sent)
 
     async def aclose(self) -> None:

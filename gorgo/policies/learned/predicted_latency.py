@@ -223,6 +223,8 @@ class PredictedLatency(LearnedPolicy):
     )
     unit: ClassVar[str] = "%"
     index: ClassVar[IndexKind] = "published"
+    #: An objective of a request steers it and sheds it not (`core.policy.interface.takes_objectives`).
+    takes_objectives: ClassVar[bool] = True
     weight_specs: ClassVar[tuple[WeightSpec, ...]] = (
         WeightSpec("affinity_first", 0.99, 0.0, 1.0, "cached share of the first gate; 0: no gate", "no"),
         WeightSpec("affinity", 0.8, 0.0, 1.0, "cached share of the second gate; 0: no gate", "no"),

@@ -31,7 +31,7 @@ from gorgo.live.state import LiveState
 from gorgo.live.upstream.client import CONNECTION_LOST, POOL_EXHAUSTED, UpstreamError
 from gorgo.proxy.exchange.passage import Passage, Refusal
 from gorgo.proxy.exchange.race import Lease, NextStep, PendingDispatch, Race
-from gorgo.proxy.exchange.relay import relay
+from gorgo.proxy.exchange.relay import relay, retain_failure
 from gorgo.proxy.response_writer import ResponseWriter, TryWrite, direct_write, no_direct_write
 
 # What the proxy itself says to one client: an error, the reason for the end of a stream, its headers of a response.
@@ -406,11 +406,14 @@ class Exchange:
         )
         try:
             failure = failure_of(source.status, source.headers)
-            if failure is not None:
+            if failure is not None and (source.status < 500 or failure.result is AttemptResult.BUSY):
                 return failure
             if passage is None:
                 passage = self._passage(lease, timer)
-            outcome = await relay(passage, source)
+            if failure is None:
+                outcome = await relay(passage, source)
+            else:
+                outcome = await retain_failure(passage, source, failure)
             if passage.refusal is not None and (self._refused is None or self._refused[1].status >= 400):
                 # A short answer is not replaced: it is better than another replica's refusal.
                 self._refused = lease, passage.refusal, target.deadlines.stream_idle_s

@@ -228,6 +228,11 @@ class Passage:
         self.retain(body)
         return Outcome(AttemptResult.UPSTREAM_4XX, status=status or self.source.status, unsent=True)
 
+    def failed(self, body: bytes, failure: Outcome) -> Outcome:
+        """Retain the answer of a failure; return its outcome. The client gets it if other replicas fail alike."""
+        self.retain(body)
+        return replace(failure, unsent=True)
+
     # -- what is measured
 
     def outcome(

@@ -195,6 +195,10 @@ async def _next_chunk(source: ResponseSource) -> bytes | None:
     return taken[0] if taken else None
 
 
+#: For the body of a 5xx, s: it comes with its head, and the retry waits for it.
+FAILURE_BODY_S = 1.0
+
+
 def relay(passage: Passage, source: ResponseSource) -> Coroutine[Any, Any, Outcome]:
     """Relay a response; return its outcome. A failure of the source is raised through it."""
     passage.source = source
@@ -204,6 +208,21 @@ def relay(passage: Passage, source: ResponseSource) -> Coroutine[Any, Any, Outco
         # Unreadable, and its client waits for events: not buffered.
         return relay_body(passage, 0)
     return relay_events(passage)
+
+
+async def retain_failure(passage: Passage, source: ResponseSource, failure: Outcome) -> Outcome:
+    """Retain a small 5xx answer for the Router's decision; return `failure`, which says so."""
+    passage.source = source
+    try:
+        async with asyncio.timeout(FAILURE_BODY_S):
+            body = source.take_whole(BUFFER_BYTES)
+            if body is None:
+                body, complete = await _read(passage, BUFFER_BYTES)
+                if not complete:
+                    return failure
+    except (UpstreamError, TimeoutError):
+        return failure
+    return passage.failed(body, failure)
 
 
 async def relay_body(passage: Passage, limit: int) -> Outcome:
@@ -225,7 +244,8 @@ async def relay_body(passage: Passage, limit: int) -> Outcome:
             return passage.hold(body)
         error_status = error_of_body(body)
         if error_status is not None:
-            return failure_of(error_status) or passage.refused(body, error_status)
+            failure = failure_of(error_status)
+            return passage.refused(body, error_status) if failure is None else passage.failed(body, failure)
     usage = read_usage(body)
     short = is_short_usage(usage, may_be_short=passage.may_be_short)
     if short and passage.withhold:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -175,6 +176,48 @@ def test_three_that_refuse_do_not_hide_the_fourth_which_answers() -> None:
     ends = {name: refusal(401) for name in "abc"}
     for number in range(20):
         assert serve(router, number, ends, now=1.0 + number)[0][-1] == "d"
+
+
+KINDS: dict[str, tuple[dict[str, Any], int]] = {
+    "name": ({"model": "other"}, 404),
+    "route": ({"route": "/v1/responses"}, 405),
+    "key": ({"credential": 7}, 401),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_replica_that_refuses_one_kind_of_requests_serves_all_others(kind: str) -> None:
+    router = make_router("a", "b")
+    fields, status = KINDS[kind]
+    usual = replace(a_request("u"), route="/v1/chat/completions", model="base", credential=1)
+    odd: list[str] = []
+    for number in range(60):
+        now = 1.0 + number / 10
+        attempt = dispatched(submitted(router, replace(usual, request_id=f"u{number}"), now=now))
+        assert attempt.replica == "a", "the nearest"
+        router.on_finish(attempt.attempt_id, COMPLETED, now=now)
+        for burst in range(4):
+            first = dispatched(submitted(router, replace(usual, request_id=f"o{number}-{burst}", **fields), now=now))
+            odd.append(first.replica)
+            if first.replica == "a":
+                first = dispatched(finished(router, first.attempt_id, refusal(status), now=now))
+            router.on_finish(first.attempt_id, COMPLETED, now=now)
+    assert set(router.view.health_states().values()) == {"healthy"}
+    assert odd.count("a") == 3, "it is spared such requests for a while"
+
+
+def test_a_replica_that_refuses_what_it_answered_before_is_ejected() -> None:
+    router = make_router("a", "b")
+    for number, key in enumerate([1, 2]):
+        attempt = dispatched(submitted(router, replace(a_request(f"w{number}"), credential=key), now=0.5))
+        router.on_finish(attempt.attempt_id, COMPLETED, now=0.6)
+    for number in range(8):
+        request = replace(a_request(f"r{number}"), credential=1 + number % 2)
+        attempt = dispatched(submitted(router, request, now=1.0 + number))
+        if attempt.replica == "a":
+            attempt = dispatched(finished(router, attempt.attempt_id, refusal(401), now=1.0 + number))
+        router.on_finish(attempt.attempt_id, COMPLETED, now=1.0 + number)
+    assert router.view.health_states()["a"] == "ejected"
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 405])

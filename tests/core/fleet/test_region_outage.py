@@ -269,7 +269,14 @@ def test_a_retry_goes_to_a_replica_on_its_ramp_when_nobody_else_is_left() -> Non
     for number in range(5):  # two are the bound of the new one
         first = dispatched(submitted(router, a_request(f"r{number}"), now=1.0))
         assert first.replica == "old"
-        assert dispatched(finished(router, first.attempt_id, FAILED, now=1.0)).replica == "new"
+        assert (
+            dispatched(
+                finished(
+                    router, first.attempt_id, Outcome(AttemptResult.FAILED_BEFORE_CONTENT, error="no_content"), now=1.0
+                )
+            ).replica
+            == "new"
+        )
         # In good standing, so that it is the bound of the new one that matters.
         finished(
             router, dispatched(submitted(router, a_request(f"well-{number}"), now=1.0)).attempt_id, COMPLETED, now=1.0

@@ -42,7 +42,7 @@ def names_of(request_filter: RequestFilter, request: RouteRequest, now: float) -
 
 def refuse(request_filter: RequestFilter, fleet: Fleet, name: str, request: RouteRequest, *, now: float = 0.0) -> None:
     for _ in range(REFUSALS_OF_A_KIND):
-        request_filter.refused_kinds.on_proven(fleet.member(name), request, now=now)
+        request_filter.refused_kinds.on_proven(fleet.member(name), request, 404, now=now)
 
 
 def busy(request_filter: RequestFilter, fleet: Fleet, name: str, *, now: float = 0.0) -> None:
@@ -136,7 +136,7 @@ def test_a_replica_gets_no_request_of_a_kind_after_three_proven_refusals_for_ten
     kind, other = a_request(model="m"), a_request(model="n")
     for count in range(REFUSALS_OF_A_KIND):
         assert names_of(request_filter, kind, 1.0) == "ab", f"after {count}"
-        request_filter.refused_kinds.on_proven(fleet.member("a"), kind, now=1.0)
+        request_filter.refused_kinds.on_proven(fleet.member("a"), kind, 404, now=1.0)
     assert (names_of(request_filter, kind, 1.0), names_of(request_filter, other, 1.0)) == ("b", "ab")
     assert names_of(request_filter, kind, 1.0 + WITHOUT_KIND_S) == "ab"
 
@@ -145,9 +145,9 @@ def test_an_answer_of_its_kind_ends_a_refusal_at_once() -> None:
     fleet, request_filter = filter_of("a", "b")
     kind = a_request(model="m")
     refuse(request_filter, fleet, "a", kind)
-    request_filter.refused_kinds.on_answer(fleet.member("a"), a_request(model="n"))
+    request_filter.refused_kinds.on_answer(fleet.member("a"), a_request(model="n"), now=0.0)
     assert names_of(request_filter, kind, 0.0) == "b"
-    request_filter.refused_kinds.on_answer(fleet.member("a"), kind)
+    request_filter.refused_kinds.on_answer(fleet.member("a"), kind, now=0.0)
     assert names_of(request_filter, kind, 0.0) == "ab"
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 from math import inf, isnan
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -281,7 +282,7 @@ def fifth_waits(router: Router, *, now: float) -> bool:
     return any(held(submitted(router, asked(f"one-of-five-{n}", now=now), now=now)) for n in range(5))
 
 
-def after_answers(outcome: Outcome, **limits: object) -> Router:
+def after_answers(outcome: Outcome, **limits: Any) -> Router:
     """One replica on which prefills take a second, after two seconds each for enough requests."""
     router = holding("a", max_concurrency_per_replica=9, max_backlog_s=1e9, **limits)
     for n in range(FULL_TRUST):

@@ -433,6 +433,23 @@ def test_engine_that_started_again_is_logged_and_counted(caplog: pytest.LogCaptu
 # -- after a broken connection
 
 
+def test_a_break_is_followed_by_a_probe_at_once_because_the_engine_may_have_died() -> None:
+    async def test(watch: Watch) -> None:
+        loops = asyncio.create_task(watch.watcher.run())
+        await asyncio.sleep(5.0)
+        assert 5.0 not in watch.engine.times(PING)
+        watch.engine.fails[PING] = "connect_failed"
+        watch.state.replicas.targets["a"].connection_lost.set()
+        await asyncio.sleep(0.1)
+        assert watch.engine.times(PING)[-1] == pytest.approx(5.0)
+        (view,) = watch.state.routing.router.view.snapshots(now=watch.state.routing.clock())
+        assert view.answers is False
+        loops.cancel()
+        await asyncio.wait((loops,))
+
+    watched(test, probe_interval_s=1000.0, scrape_interval_s=1000.0)
+
+
 def test_figures_are_read_soon_after_a_break_and_ever_later_until_the_engine_tells() -> None:
     async def test(watch: Watch) -> None:
         watch.engine.fails |= {METRICS: "connect_failed", LOADS: "connect_failed"}

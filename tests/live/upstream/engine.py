@@ -17,6 +17,8 @@ Speak = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 class Engine:
     """What was received, by connection, up to each answer."""
 
+    server: asyncio.Server
+
     def __init__(self, speak: Speak) -> None:
         self._speak = speak
         self.connections = 0
@@ -38,7 +40,7 @@ class Engine:
 async def listening(speak: Speak) -> AsyncIterator[tuple[str, Engine]]:
     """An engine that speaks so on each connection, and its URL."""
     found = Engine(speak)
-    server = await asyncio.start_server(found.met, "127.0.0.1", 0)
+    found.server = server = await asyncio.start_server(found.met, "127.0.0.1", 0)
     try:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", found
     finally:

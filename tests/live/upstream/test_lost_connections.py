@@ -125,6 +125,20 @@ async def test_a_request_on_a_connection_closed_meanwhile_is_sent_once_more_on_a
         assert upstream.connections == 1
 
 
+async def test_a_replica_that_refuses_the_repeated_request_has_broken_the_connection_of_the_first() -> None:
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(OK)
+        await reader.readuntil(b"\r\n\r\n")
+        found.server.close()
+
+    async with engine(speak) as (upstream, found):
+        assert await whole(await upstream.open("/v1", [], b"")) == b"ok"
+        with pytest.raises(UpstreamError, match="disconnected"):
+            await upstream.open("/v1", [], b"")
+        assert (upstream.open_responses, upstream.connections) == (0, 0)
+
+
 async def test_what_follows_a_request_is_done_after_each_write_and_before_the_response() -> None:
     async with engine(closing_at_second(b"")) as (upstream, found):
         order: list[str] = []

@@ -17,7 +17,8 @@ from tests.core.routers import COMPLETED, a_request, dispatched, make_router, su
 from tests.policies.learned.models import LinearFake
 
 LIMITS = RouterLimits(
-    overload=OverloadLimits(queue_enabled=True), hedging=HedgeLimits(budget_ratio=0.5, window_s=1000.0)
+    overload=OverloadLimits(queue_enabled=True, shed_on_objective=True),
+    hedging=HedgeLimits(budget_ratio=0.5, window_s=1000.0),
 )
 LEARNED = ("lodestar", "predicted-latency", "gorgo-residual")
 #: No decision by chance.

@@ -200,7 +200,7 @@ async def test_each_region_has_the_deadlines_that_it_sets(start: Start) -> None:
     asked = asyncio.create_task(ask(fleet))
     # Given up in the region with the short one, and waited for in the other.
     await until(replicas[1].arrived.is_set)
-    assert health(fleet) == (1, 1)
+    assert health(fleet) == (1, 0), "whose fault it is depends on the other one"
     assert not asked.done()
     replicas[1].release.set()
     await asked

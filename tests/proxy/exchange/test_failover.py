@@ -107,7 +107,6 @@ async def test_whole_answer_that_breaks_off_is_replaced(start: Start) -> None:
 @pytest.mark.parametrize(
     ("script", "status", "code"),
     [
-        (answer(500), 502, "upstream_failed"),
         (answer(503), 503, "replicas_busy"),
         (answer(429), 429, "replicas_busy"),
         (reset_after(), 502, "upstream_failed"),
@@ -125,6 +124,34 @@ async def test_last_failure_is_an_openai_shaped_error(start: Start, script: Scri
     await fleet.idle()
 
 
+async def test_the_failure_of_the_only_replica_is_an_error_of_the_proxy(start: Start) -> None:
+    fleet = await start.fleet([answer(500)])
+    response = await ask(fleet)
+    assert (response.status_code, response.json()["error"]["code"]) == (502, "upstream_failed")
+    await fleet.idle()
+
+
+@pytest.mark.parametrize("status", [500, 501, 502])
+async def test_what_several_replicas_answer_alike_is_the_request_s_fault_and_passes_as_the_engine_wrote_it(
+    start: Start, status: int
+) -> None:
+    body = b'{"error":{"message":"this server does not support embeddings"}}'
+    fleet = await start.fleet(*[[answer(status, body, {"content-type": "application/json"})] for _ in range(2)])
+    for _ in range(5):
+        response = await ask(fleet)
+        assert (response.status_code, response.content) == (status, body)
+    await fleet.idle()
+    assert set(fleet.state.routing.router.view.health_states().values()) == {"healthy"}
+
+
+async def test_an_error_object_of_several_replicas_passes_too(start: Start) -> None:
+    body = b'{"error": {"message": "out of memory"}}'
+    fleet = await start.fleet([answer(200, body)], [answer(200, body)])
+    response = await ask(fleet)
+    assert response.content == body
+    await fleet.idle()
+
+
 async def test_timeout_everywhere_is_a_504(start: Start) -> None:
     fleet = await start.fleet([hang()], first_token_timeout_s=0.1)
     assert (await ask(fleet)).status_code == 504
@@ -133,7 +160,7 @@ async def test_timeout_everywhere_is_a_504(start: Start) -> None:
 
 async def test_no_more_replicas_are_asked_than_allowed(start: Start) -> None:
     fleet = await start.fleet(*[[answer(500)] for _ in range(5)], max_attempts=3)
-    assert (await ask(fleet)).status_code == 502
+    assert (await ask(fleet)).status_code == 500
     assert sum(len(replica.seen) for replica in fleet.replicas) == 3
 
 

@@ -13,6 +13,7 @@ from gorgo import formatting
 from gorgo.config.fleet import ReplicaConfig
 from gorgo.config.model import SharedConfig
 from gorgo.config.replica_advice import remedy, without_api_path
+from gorgo.core.dispatch.poison import PoisonPrompt
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
 from gorgo.core.messages.decision import Decision
 from gorgo.core.messages.samples import Sample
@@ -130,6 +131,9 @@ _EJECTED = {
 }
 
 
+#: Poison prompts with a line of their own; a client can make many of them.
+MOST_POISON = 3
+
 #: States that are a warning, as they follow the replica's name.
 _WARNINGS = {"draining": " is draining", "failing": "", "slow start": " is warming up"}
 
@@ -184,17 +188,21 @@ def alerts(
     failures: Mapping[str, str | None] | None = None,
     sources: Iterable[Mapping[str, Any]] = (),
     store: Mapping[str, Any] | None = None,
+    poison: Sequence[PoisonPrompt] = (),
+    now: float = 0.0,
 ) -> list[Alert]:
     """Return all alerts, worst first.
 
     `failures` has the cause of a replica's last failure, `not_ready` why no request could be served, `sources` the rows
-    of fleet sources, `store` the link to the store of several routers.
+    of fleet sources, `store` the link to the store of several routers, `poison` the prompts that replicas went down
+    under, as of `now`.
     """
     failures = failures or {}
     found = [
         *_of_refusals(views, replicas),
         *_of_proxy(stopping=stopping, config_refused=config_refused),
         *_of_fleet(views, unreachable_regions, not_ready),
+        *_of_poison(poison, now),
         *_of_traffic(stats, queued),
         *(alert for view in views for alert in _of_replica(view, unreachable_regions, failures.get(view.name))),
     ]
@@ -240,6 +248,18 @@ def _of_fleet(
         )
     for region in sorted(unreachable_regions):
         yield Alert("bad", f"Region {region} is unreachable: no replica there answers a probe")
+
+
+def _of_poison(poison: Sequence[PoisonPrompt], now: float) -> Iterator[Alert]:
+    for one in poison[:MOST_POISON]:
+        sender = "" if one.client is None else f" of client {one.client}"
+        yield Alert(
+            "bad",
+            f"{' and '.join(one.replicas)} went down under the prompt of request {one.request_id}{sender}: "
+            f"it is answered 502 for another {ceil(one.until_s - now)} s",
+        )
+    if len(poison) > MOST_POISON:
+        yield Alert("bad", f"{_many(len(poison) - MOST_POISON, 'more prompt')} under which replicas went down")
 
 
 def _of_traffic(stats: RecentStats, queued: int) -> Iterator[Alert]:
@@ -446,6 +466,8 @@ def take_snapshot(state: LiveState) -> Snapshot:
             failures={name: target.last_failure for name, target in state.replicas.targets.items()},
             store=store,
             sources=sources,
+            poison=router.view.poison_prompts(now=now),
+            now=now,
         ),
         stats=stats,
         span_s=_span_s(samples, now=now, up_s=now - state.started_s),

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gorgo.config.fleet import ReplicaConfig
+from gorgo.core.dispatch.poison import PoisonPrompt
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
 from gorgo.live.admin.page.recent_stats import RecentStats
 from gorgo.live.admin.page.snapshot import Alert, alerts, condition_of
@@ -50,6 +51,16 @@ def told(*views: ReplicaSnapshot, stats: RecentStats = WELL, **changes: Any) -> 
 def test_every_state_has_its_word_and_its_reason(changes: dict[str, Any], word: str, why: str | None) -> None:
     found = condition_of(view(**changes))
     assert (found.word, found.why) == (word, why)
+
+
+def test_a_poison_prompt_is_named_by_its_request_its_client_and_its_replicas() -> None:
+    prompts = [PoisonPrompt(f"r{number}", "team", None, ("a", "b"), 61.5) for number in range(5)]
+    found = told(poison=prompts, now=20.0)
+    assert [alert.level for alert in found] == ["bad"] * 4
+    assert found[0].text == (
+        "a and b went down under the prompt of request r0 of client team: it is answered 502 for another 42 s"
+    )
+    assert found[-1].text == "2 more prompts under which replicas went down"
 
 
 def test_a_warning_reads_as_a_sentence() -> None:
