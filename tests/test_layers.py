@@ -34,7 +34,7 @@ def layers() -> Iterator[str]:
 def twin(root: Path, *, extra: str, text: str = '"""New."""\n') -> Path:
     """A tree of the layers, empty, with one module more."""
     (root / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
-    for path in sorted({"gorgo/apps/simulate", *layers()}):
+    for path in sorted({"gorgo/lab/simulate", *layers()}):
         (root / path).mkdir(parents=True, exist_ok=True)
         for package in (root / path, *(root / path).parents):
             if package.is_relative_to(root) and package != root:
