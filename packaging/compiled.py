@@ -31,10 +31,9 @@ ROOT = Path(__file__).parents[1]
 COMPILED = (
     "gorgo/core/**/*.py",
     "gorgo/policies/**/*.py",
-    "gorgo/sim/*.py",
-    "gorgo/sim/engine/**/*.py",
-    "gorgo/sim/kv_events/*.py",
-    "gorgo/sim/network/*.py",
+    "gorgo/lab/sim/*.py",
+    "gorgo/lab/sim/engine/**/*.py",
+    "gorgo/lab/sim/kv_events/*.py",
 )
 
 #: With `--live` these too: what runs once per request or event.
@@ -59,7 +58,6 @@ LIVE = (
     "gorgo/live/telemetry/request_log_file.py",
     "gorgo/live/upstream/*.py",
     "gorgo/picker/call.py",
-    "gorgo/picker/calls/*.py",
     "gorgo/picker/exchange/*.py",
     "gorgo/picker/state.py",
     "gorgo/picker/protocol/*.py",
@@ -94,6 +92,7 @@ EXCLUDED = {
     "gorgo/core/latency/ttft.py": "named tuples with defaults between fields: mypyc 2.4 refuses the signature",
     "gorgo/core/training/learning.py": "a protocol for isinstance",
     "gorgo/core/metric_spec.py": "read at import alone",
+    "gorgo/engines/kv_events.py": "structs that msgspec reads by their annotations",
     "gorgo/live/http/body.py": _GENERATOR,
     "gorgo/live/http/headers.py": "a list with a field of its own",
     "gorgo/live/http/tls.py": _RARE,

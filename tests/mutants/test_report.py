@@ -51,7 +51,7 @@ def test_the_json_has_every_fault_without_the_text_of_its_file() -> None:
 
 @pytest.mark.parametrize(
     ("path", "package"),
-    [("gorgo/core/a.py", "gorgo/core"), ("tuner/campaign/a.py", "tuner"), ("gorgo/apps/replay/a.py", "gorgo/apps")],
+    [("gorgo/core/a.py", "gorgo/core"), ("tuner/campaign/a.py", "tuner"), ("gorgo/lab/replay/a.py", "gorgo/lab")],
 )
 def test_packages_are_those_of_the_draw(path: str, package: str) -> None:
     assert package_of(row(path, "failed")) == package

@@ -50,7 +50,7 @@ def test_wheel_has_the_code_the_data_and_its_own_papers_and_nothing_else(in_whee
 
 
 def test_wheel_has_what_is_read_as_a_file_at_run_time(in_wheel: set[str]) -> None:
-    kinds = {"gorgo/py.typed", "tuner/py.typed", "gorgo/apps/report/page.html", "gorgo/data/chat-small.jsonl.gz"}
+    kinds = {"gorgo/py.typed", "tuner/py.typed", "gorgo/lab/report/page.html", "gorgo/data/chat-small.jsonl.gz"}
     migrations = {name for name in in_wheel if name.startswith("tuner/history/migrations/versions/v")}
     assert kinds <= in_wheel
     assert len(migrations) >= 2
