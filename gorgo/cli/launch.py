@@ -81,8 +81,6 @@ class Launch:
         import uvloop
 
         from gorgo.cli.validation import validate
-
-        pass  # MERGED-IMPORT
         from gorgo.live.control.state_file import StateFile
         from gorgo.live.logs import log_config_warnings, set_up_logs
         from gorgo.live.process import ProcessOptions

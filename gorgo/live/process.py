@@ -255,12 +255,8 @@ async def run_process(
             await front_end.start()
             await state.routing.control.persist_initial(fresh=persisted is None)
             if options.request_log is not None:
-                pass  # MERGED-IMPORT
-
                 state.telemetry.request_log = open_request_log(options.request_log, state.routing, state.telemetry)
             if options.outcome_log is not None:
-                pass  # MERGED-IMPORT
-
                 state.telemetry.outcome_log = record_outcomes(options.outcome_log, state)
             if shutdown is not None:
                 await _run(state, front_end, admin, options, ready, shutdown, asyncio.Event())

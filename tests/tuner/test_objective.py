@@ -33,7 +33,7 @@ def numbered(*seqs: int) -> list[TunerSample]:
     return [replace(SAMPLE, seq=seq) for seq in seqs]
 
 
-@pytest.mark.parametrize("module", ["objective", "space", "campaign.sequential"])
+@pytest.mark.parametrize("module", ["objective", "space", "campaign.comparison"])
 def test_examples_give_what_they_say(module: str) -> None:
     assert doctest.testmod(import_module(f"tuner.{module}")).failed == 0
 

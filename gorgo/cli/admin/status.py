@@ -37,8 +37,6 @@ def status(
     """
     from gorgo.cli.admin.call import as_expected, call_each, end_with, group_line, print_json
 
-    pass  # MERGED-IMPORT
-
     token = options.admin_token()
     if watch:
         if len(url) > 1:
@@ -65,8 +63,6 @@ def _show(url: str, shown: Mapping[str, Any], token: str | None) -> None:
     """Print the status of one proxy and the line of a model."""
     from gorgo.cli.admin.call import CallError, request_admin
     from gorgo.cli.admin.status_tables import plain
-
-    pass  # MERGED-IMPORT
     from gorgo.live.training_status import model_line
 
     show_status(shown)

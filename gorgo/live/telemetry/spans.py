@@ -283,7 +283,6 @@ def _ns(seconds: float) -> int:
 
 if TYPE_CHECKING:
     pass  # MERGED-IMPORT
-    pass  # MERGED-IMPORT
 
 
 def require_extra() -> None:
@@ -311,7 +310,6 @@ def make_tracing(config: TracingConfig, *, region: str, count: Count) -> Tracing
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
 
-    pass  # MERGED-IMPORT
     pass  # MERGED-IMPORT
 
     # `SpanExport` logs a failing collector once, in the proxy's own form.

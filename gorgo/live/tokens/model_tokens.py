@@ -60,8 +60,6 @@ class ChatTemplate:
     ) -> None:
         from jinja2.exceptions import TemplateSyntaxError
 
-        pass  # MERGED-IMPORT
-
         environment = TemplateEnvironment()
         environment.globals["strftime_now"] = lambda form: date().strftime(form)
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from itertools import product
 
-from gorgo.cli.check import reach_all
+from gorgo.cli.connectivity import reach_all
 from gorgo.config.fleet import ReplicaConfig
 from tests.answering import answering
 from tests.live.monitor.test_replica_monitor import PING, Watch, watched

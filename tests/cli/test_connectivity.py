@@ -11,8 +11,8 @@ import pytest
 from aiohttp import web
 from typer.testing import CliRunner
 
-from gorgo.cli import app, check
-from gorgo.cli.check import find_all, reach_all
+from gorgo.cli import app, connectivity
+from gorgo.cli.connectivity import find_all, reach_all
 from gorgo.config.fleet import FleetSourceConfig, KubernetesApiConfig, ReplicaConfig, SourceReplicaConfig
 from gorgo.config.model import Config, ProxyConfig, RegionConfig
 from gorgo.engines.base import is_well
@@ -111,7 +111,7 @@ async def test_first_result_of_each_fleet_source_has_its_replicas_and_its_wrong_
 
 
 async def test_source_without_a_result_in_time_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check, "FIRST_RESULT_S", 0.2)
+    monkeypatch.setattr(connectivity, "FIRST_RESULT_S", 0.2)
     ended = asyncio.Event()
 
     async def stay_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
