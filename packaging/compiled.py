@@ -85,6 +85,7 @@ EXCLUDED = {
     "gorgo/core/fleet/replica.py": "frozen dataclasses that go to other processes",
     "gorgo/core/limits.py": "frozen dataclasses that go to other processes",
     "gorgo/lab/sim/engine/profiles.py": "frozen dataclasses that go to other processes",
+    "gorgo/lab/sim/records.py": "the record of a live replay, which stays Python, inherits from one of them",
     "gorgo/lab/sim/fleet.py": "frozen dataclasses that go to other processes",
     "gorgo/lab/sim/network.py": "frozen dataclasses that go to other processes",
     "gorgo/core/fleet/peer_loads.py": "columns are attributes by name",

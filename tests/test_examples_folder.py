@@ -11,6 +11,8 @@ import pytest
 
 from gorgo.cli.tune.options import read_settings
 from gorgo.config.load import load_config
+from gorgo.live.http.headers import SESSION_HEADERS
+from gorgo.live.request_options import SLO_HEADERS
 from gorgo.policies.registry import POLICIES
 from tests.cli.test_processes import fleet, output
 from tests.documents import ROOT, code, tables
@@ -44,15 +46,21 @@ def test_every_example_is_listed_with_its_purpose() -> None:
 
 
 def _ours() -> Iterator[str]:
-    """Names of the middle column of each table, which are the project's own."""
-    for columns, rows in tables((ROOT / "docs/migrating.md").read_text()):
-        assert columns[1:] == ["here", "difference"]
+    """Names of the second column of each table, which are the project's own; the first table has commands there."""
+    overview, *of_routers = tables((ROOT / "docs/migrating.md").read_text())
+    assert overview[0][:2] == ["You run", "Start with"]
+    assert len(of_routers) == 7
+    for columns, rows in of_routers:
+        assert columns[1:] == ["GORGO", "What is different"]
         for row in rows:
             yield from code(row[1])
 
 
 def test_every_name_of_ours_beside_another_router_s_is_in_the_reference() -> None:
-    known = set(code((ROOT / "docs/reference.md").read_text())) | set(POLICIES)
+    reference = code((ROOT / "docs/reference.md").read_text())
+    sources = {name.removeprefix("fleet_sources[].") for name in reference if name.startswith("fleet_sources[].")}
+    known = {*reference, *sources, *POLICIES}
+    known |= {name.decode() for name in (*SESSION_HEADERS, *SLO_HEADERS)}
     known |= {"regions.yaml", "tau", "${NAME}", "GORGO_ADMIN_TOKEN"}
     ours = list(_ours())
     assert len(ours) > 40

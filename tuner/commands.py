@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gorgo.config.atomic import PUBLIC, write_atomically
+from gorgo.errors import HistoryError
 from tuner.campaign.generation import Generation
 from tuner.campaign.options import CampaignOptions
 from tuner.history import DEFAULT_DATABASE, CampaignRow, EventRow, History
@@ -150,22 +151,37 @@ def rehearse_offline(options: OfflineOptions, campaign: CampaignOptions, **searc
 def read_history(
     database: str, *, campaign: int | None, limit: int
 ) -> tuple[CampaignRow | None, list[Generation], list[EventRow]]:
-    """Return a campaign (the newest by default), its last generations and its events."""
-    history = History(database)
+    """Return a campaign (the newest by default), its last generations and its events; nothing where there is none.
+
+    Makes no database. Raises `HistoryError` for a number that no campaign has.
+    """
+    history = History.existing(database)
+    if history is None:
+        if campaign is not None:
+            raise HistoryError(f"{database}: no campaign {campaign}: the history is empty")
+        return None, [], []
     try:
-        known = {row.id: row for row in history.campaigns()}
-        chosen = max(known, default=None) if campaign is None else campaign
-        rows = history.generations(chosen, limit)
-        return (None if chosen is None else known.get(chosen)), rows, history.events(chosen, limit)
+        newest = max((row.id for row in history.campaigns(limit=1)), default=None)
+        chosen = newest if campaign is None else campaign
+        row = None if chosen is None else history.campaign(chosen)
+        if row is None and campaign is not None:
+            there = "the history is empty" if newest is None else f"the newest is {newest}"
+            raise HistoryError(f"{history.url}: no campaign {campaign}: {there}")
+        return row, history.generations(chosen, limit), history.events(chosen, limit)
     finally:
         history.close()
 
 
-def weights_of(wanted: str, database: str) -> tuple[str, Mapping[str, float]]:
-    """Return policy and weights of `best` or of a generation's number; raises `HistoryError` where there are none."""
-    history = History(database)
+def weights_of(wanted: str, database: str, *, campaign: int | None = None) -> tuple[str, Mapping[str, float]]:
+    """Return policy and weights of `best` or of a generation's number, of a campaign or the newest that has it.
+
+    Makes no database. Raises `HistoryError` where there are none.
+    """
+    history = History.existing(database)
+    if history is None:
+        raise HistoryError(f"{database}: no generation {wanted!r}: the history is empty")
     try:
-        return history.weights_of(wanted)
+        return history.weights_of(wanted, campaign)
     finally:
         history.close()
 

@@ -83,6 +83,7 @@ app = typer.Typer(
     cls=_Gorgo,
     help="A router for LLM replicas in several regions. Exit codes: 0 ok, 1 failed, 2 bad usage or input.",
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},  # commands inherit them
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )

@@ -24,7 +24,7 @@ from gorgo.live.http.tls import served_tls, upstream_tls
 from gorgo.live.listener.sockets import check_bind
 from gorgo.live.prompt_tokens import read_tokenizers
 from gorgo.live.replica_secrets import replica_secrets
-from gorgo.live.telemetry.spans import require_extra
+from gorgo.live.telemetry.tracing import require_extra
 
 #: As in the model: another value is an error already, and may be a key.
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")

@@ -104,6 +104,16 @@ Spread = Annotated[
     float,
     typer.Option(min=0, callback=finite, help="Scatter requests with equal time stamps over this many seconds."),
 ]
+BlockTokens = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=65_536,
+        metavar="N",
+        show_default=False,
+        help="Tokens that each id of a block stands for. Default: 512, and those of a shape.",
+    ),
+]
 Start = Annotated[
     str | None,
     typer.Option(

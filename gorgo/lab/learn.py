@@ -200,7 +200,6 @@ class _Reader:
         self.cut_lines = 0
 
     def read(self, path: Path) -> Iterator[_Row]:
-        unfinished: str | None = None
         for number, line in enumerate(read_lines(path, "an outcome log"), start=1):
             where = f"{path}, line {number}"
             entry = json_object(line)
@@ -208,21 +207,17 @@ class _Reader:
                 if entry["gorgo_outcome_log"] != SCHEMA:
                     _fail(where, "gorgo_outcome_log", entry["gorgo_outcome_log"], f"{SCHEMA}, which this GORGO reads")
                 self._has_header = True
-                self.cut_lines += unfinished is not None
-                unfinished = None
                 continue
-            # Only a header, or nothing, follows a line that was cut.
-            if unfinished is not None or not self._has_header:
-                raise TraceError(unfinished or f"{where}: expected the header of an outcome log, gorgo_outcome_log")
-            if entry is None:
-                unfinished = f"{where}: no JSON object; expected a line of an outcome log"
+            if entry is None and (self._has_header or number == 1):
+                self.cut_lines += 1  # by a full disk or a killed process; the first line may be a cut header
                 continue
+            if entry is None or not self._has_header:
+                raise TraceError(f"{where}: expected the header of an outcome log, gorgo_outcome_log")
             row = self._row(entry, where)
             if row is None:
                 self.left_out += 1
             else:
                 yield row
-        self.cut_lines += unfinished is not None
 
     def _row(self, entry: Mapping[str, Any], where: str) -> _Row | None:
         if entry.get("ttft_s") is None:

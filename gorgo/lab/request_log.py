@@ -50,6 +50,22 @@ def read_lines(path: Path, expected: str) -> Iterator[bytes]:
         raise TraceError(f"{path}: {error.strerror or error}; expected {expected}") from None
 
 
+def cut_lines_warning(path: Path, lines: int) -> str | None:
+    """Return what to say of so many lines that were skipped; None for none.
+
+    >>> cut_lines_warning(Path("requests.jsonl"), 2)
+    'requests.jsonl: 2 lines were cut off by a full disk or a killed process and are skipped'
+    """
+    if not lines:
+        return None
+    verb = (
+        "line was cut off by a full disk or a killed process and is"
+        if lines == 1
+        else ("lines were cut off by a full disk or a killed process and are")
+    )
+    return f"{path}: {lines:,} {verb} skipped"
+
+
 def json_object(line: bytes) -> dict[str, Any] | None:
     """Return the JSON object of a line; `None` if it is none."""
     try:
@@ -102,25 +118,19 @@ class LogReader:
         self._block_bytes = 0
 
     def rows(self, path: Path) -> Iterator[LoggedRequest]:
-        unfinished: str | None = None
+        has_header = False
         for number, line in enumerate(read_lines(path, "a request log"), start=1):
             where = f"{path}, line {number}"
             entry = json_object(line)
             if entry is None:
-                if unfinished is not None:
-                    raise TraceError(unfinished)
-                unfinished = f"{where}: {_short(line)} is no JSON object; expected a line of a request log"
-                continue
-            if "gorgo_request_log" in entry:
+                if not has_header and number > 1:
+                    raise TraceError(f"{where}: {_short(line)} is no JSON object; expected a line of a request log")
+                self.cut_lines += 1  # by a full disk or a killed process; the first line may be a cut header
+            elif "gorgo_request_log" in entry:
                 self._header(entry, where)
-            elif unfinished is not None:
-                raise TraceError(unfinished)
+                has_header = True
             else:
                 yield from self._row(entry, where)
-                continue
-            self.cut_lines += unfinished is not None
-            unfinished = None
-        self.cut_lines += unfinished is not None
 
     def _header(self, entry: Mapping[str, Any], where: str) -> None:
         schema, boot = entry["gorgo_request_log"], entry.get("boot_id")
@@ -298,6 +308,16 @@ def read_request_log(path: Path) -> RequestLogTrace:
 def read_logged_requests(path: Path) -> list[LoggedRequest]:
     """Return the lines of `path` and of the files that it was rotated to, by time; raises as `read_request_log`."""
     return _rows(path, LogReader())
+
+
+def skipped_lines(path: Path) -> str | None:
+    """Return a warning where a log, or a file that it was rotated to, has lines that were cut off; None for a trace."""
+    if not is_request_log(path):
+        return None
+    cut = sum(
+        not line.rstrip().endswith(b"}") for file in rotated_files(path) for line in read_lines(file, "a request log")
+    )
+    return cut_lines_warning(path, cut)
 
 
 def hash_ids(hashes: Sequence[int], input_tokens: int, *, hash_tokens: float) -> tuple[int, ...]:

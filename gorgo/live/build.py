@@ -38,7 +38,7 @@ from gorgo.live.served_models import ModelLists, ServedModels
 from gorgo.live.state import INTERNAL_VARIABLE, PROXY, FrontEndKind, LiveState, Replicas, Routing, Telemetry
 from gorgo.live.telemetry.health import HealthLog
 from gorgo.live.telemetry.metrics import Metrics
-from gorgo.live.telemetry.spans import make_tracing
+from gorgo.live.telemetry.tracing import make_tracing
 from gorgo.live.uploads import UploadCounter
 from gorgo.live.upstream.target import make_target
 from gorgo.policies.registry import make_shadow

@@ -43,6 +43,7 @@ def counted(numbers: Floats) -> Floats:
 
     Example
     -------
+    >>> import numpy as np
     >>> counted(np.array([2.0, 8.0])).tolist(), counted(np.array([30.0, 34.0])).tolist()
     ([2.0, 8.0], [31.5, 32.5])
     """

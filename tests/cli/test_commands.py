@@ -63,6 +63,13 @@ def refused(*words: str | Path) -> str:
     return result.stderr
 
 
+@pytest.mark.parametrize("words", [[], ["serve"], ["freeze"], ["datasets"], ["datasets", "describe"]], ids=" ".join)
+def test_h_is_help_in_every_command(words: list[str]) -> None:
+    short, long = run(*words, "-h"), run(*words, "--help")
+    assert (short.exit_code, short.stdout) == (0, long.stdout)
+    assert "Usage:" in short.stdout
+
+
 def paths(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     yield path
     for name, inner in getattr(command or typer.main.get_command(app), "commands", {}).items():

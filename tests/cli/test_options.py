@@ -116,4 +116,4 @@ def test_there_are_no_more_places_of_options_than_a_page_lists() -> None:
         for option in command.params
         if option.param_type_name == "option"
     ]
-    assert 100 < len(places) <= 198
+    assert 100 < len(places) <= 204

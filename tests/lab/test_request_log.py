@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gorgo.errors import TraceError
 from gorgo.lab import request_log
-from gorgo.lab.request_log import hash_ids, is_request_log, load_request_log, read_request_log
+from gorgo.lab.request_log import hash_ids, is_request_log, load_request_log, read_request_log, skipped_lines
 from gorgo.lab.simulate.feed import feed_of
 from gorgo.lab.traces import BLOCK_TOKENS, TraceFilters
 from gorgo.live.telemetry.request_log_file import RequestLogFile
@@ -157,12 +157,21 @@ def test_line_that_a_killed_proxy_cut_off_is_counted_and_the_next_run_goes_on(tm
     assert (len(trace.requests), trace.boots, trace.cut_lines) == (2, 2, 2)
 
 
+def test_lines_and_headers_that_a_full_disk_cut_off_in_a_row_are_skipped_and_said(tmp_path: Path) -> None:
+    cut = ['{"received_s": 1.2, "mo', '{"gorgo_req', "", '{"gorgo_request_log": 1, "boot']
+    log = written(tmp_path / "log", HEADER, '{"gorgo_', HEADER, ROW, *cut, HEADER, ROW, "\0\0\0", ROW)
+    trace = read_request_log(log)
+    assert (len(trace.requests), trace.boots, trace.cut_lines) == (3, 1, 6)
+    assert skipped_lines(log) == f"{log}: 6 lines were cut off by a full disk or a killed process and are skipped"
+    assert skipped_lines(written(tmp_path / "whole", HEADER, ROW)) is None
+
+
 @pytest.mark.parametrize(
     ("lines", "expected"),
     [
         ([ROW], r"line 1: expected the header"),
-        ([HEADER, "nonsense", ROW], r"line 2: nonsense is no JSON object"),
-        ([HEADER, "nonsense", "nonsense", HEADER], r"line 2: nonsense is no JSON object"),
+        (["nonsense", ROW], r"line 2: expected the header"),
+        (["nonsense", "nonsense"], r"line 2: nonsense is no JSON object"),
         ([HEADER | {"gorgo_request_log": 2}], r"line 1: gorgo_request_log is 2; this GORGO reads 1"),
         ([HEADER | {"boot_id": 5}], r"line 1: boot_id is 5; expected text"),
         ([HEADER | {"block_bytes": 0}], r"line 1: block_bytes is 0; expected a whole number from 1"),

@@ -18,7 +18,8 @@ from gorgo.config.model import ProxyConfig, TracingConfig
 from gorgo.core.latency.ttft import PARTS
 from gorgo.errors import MissingExtra
 from gorgo.live.telemetry import spans as span_export
-from gorgo.live.telemetry.spans import CLIENT_TRACES_PER_S, SpanExport, make_tracing
+from gorgo.live.telemetry.spans import CLIENT_TRACES_PER_S, SpanExport
+from gorgo.live.telemetry.tracing import make_tracing
 from tests.observability.collector import Collector, Received, collecting
 from tests.proxy.conftest import QUIET, Running, Start
 from tests.proxy.fakes import DONE, USAGE, answer, chat, delta, stream

@@ -6,8 +6,9 @@ one writer. Every wait has a bound.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,15 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, Operati
 from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 
 from gorgo.errors import HistoryError
+from tuner.history.store import CampaignTable, TableBase
 
 #: Another writer holds the lock for milliseconds; five seconds is a forgotten transaction.
 BUSY_TIMEOUT_S = 5.0
 CONNECT_TIMEOUT_S = 5
 
 _DAMAGED = "the file is damaged; move it away, a new one is made"
+#: Of Alembic: the schema that a database has.
+VERSION_TABLE = "alembic_version"
 
 
 def open_engine(url: str) -> Engine:
@@ -38,6 +42,32 @@ def open_engine(url: str) -> Engine:
     except (NoSuchModuleError, ModuleNotFoundError) as error:
         raise HistoryError(f"{shown(parsed)}: {error}; for PostgreSQL: pip install 'gorgo-router[postgres]'") from None
     raise HistoryError(f"{shown(parsed)}: expected sqlite:///FILE or postgresql://USER@HOST/DATABASE")
+
+
+def has_file(engine: Engine) -> bool:
+    """Whether there is something to read: False for a file of SQLite that is missing or empty."""
+    if engine.dialect.name != "sqlite":
+        return True
+    path = Path(str(engine.url.database))
+    try:
+        return path.stat().st_size > 0
+    except OSError:
+        return path.is_symlink()
+
+
+def refuse_foreign(url: URL, tables: Collection[str], campaign_columns: Collection[str]) -> None:
+    """Raise `HistoryError` for a database with tables that are not those of a history; an empty one is none of them."""
+    if not tables:
+        return
+    ours = {VERSION_TABLE, *TableBase.metadata.tables} - {"state"}  # the newest table; older histories lack it
+    lacking = sorted(ours.difference(tables))
+    if not lacking:
+        lacking = [f"campaign.{name}" for name in {*CampaignTable.__table__.columns.keys()} - {*campaign_columns}]
+    if lacking:
+        raise HistoryError(
+            f"{shown(url)}: not a history of the tuner, or a damaged one: it has tables but lacks "
+            f"{', '.join(sorted(lacking))}; nothing was written; expected a history, or a new name"
+        )
 
 
 def shown(url: URL) -> str:
@@ -85,7 +115,7 @@ def _sqlite(url: URL) -> Engine:
         raise HistoryError(f"{shown(url)}: there is no folder {folder}")
     # A connection for each transaction: a file that was replaced or unlocked is seen at the next one.
     engine = create_engine(url, poolclass=NullPool, connect_args={"timeout": BUSY_TIMEOUT_S})
-    event.listen(engine, "connect", _prepare)
+    event.listen(engine, "connect", partial(_prepare, url))
     event.listen(engine, "begin", _begin)
     return engine
 
@@ -95,11 +125,17 @@ def _postgresql(url: URL) -> Engine:
     return create_engine(driver, poolclass=NullPool, connect_args={"connect_timeout": CONNECT_TIMEOUT_S})
 
 
-def _prepare(connection: Any, _entry: ConnectionPoolEntry) -> None:
-    """The driver leaves transactions to us, so that schema changes are in them too."""
+def _prepare(url: URL, connection: Any, _entry: ConnectionPoolEntry) -> None:
+    """Leave transactions to us, so that schema changes are in them too, and refuse a file of another program.
+
+    The write-ahead log is a property of the file, so that the first pragma writes to it.
+    """
     connection.isolation_level = None
     cursor = connection.cursor()
     try:
+        tables = {row[0] for row in cursor.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        columns = {row[1] for row in cursor.execute("PRAGMA table_info(campaign)")}
+        refuse_foreign(url, tables, columns)
         for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
             cursor.execute(f"PRAGMA {pragma}")
     finally:

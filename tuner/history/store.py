@@ -30,6 +30,7 @@ from sqlalchemy import (
     delete,
     func,
     insert,
+    inspect,
     select,
     text,
     update,
@@ -39,7 +40,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from gorgo.core.numeric import is_number
 from gorgo.errors import HistoryError, LeadershipLost
 from tuner.campaign.generation import Generation
-from tuner.history.database import open_engine, reading, shown, writing
+from tuner.history.database import VERSION_TABLE, has_file, open_engine, reading, refuse_foreign, shown, writing
 
 # What the history hands out: frozen rows, with times as seconds since 1970 (UTC) and latencies as measured.
 #
@@ -220,8 +221,9 @@ _LOCK = 0x676F72676F
 def upgrade(connection: Connection, revision: str = "head") -> None:
     """Apply what is missing, inside the connection's transaction.
 
-    Raises `HistoryError` for a database made by a newer version, which this one could only damage.
+    Raises `HistoryError` for a database of a newer version or of another program, which this one could only damage.
     """
+    url = connection.engine.url
     scripts = _scripts()
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
@@ -229,9 +231,12 @@ def upgrade(connection: Connection, revision: str = "head") -> None:
     known = {script.revision for script in scripts.walk_revisions()}
     if present is not None and present not in known:
         raise HistoryError(
-            f"the history has schema {present}, which a newer version of gorgo made; this one knows up to "
-            f"{scripts.get_current_head()}: use the newer version, or another --database"
+            f"{shown(url)}: the history has schema {present}, which a newer version of gorgo or another program made; "
+            f"this one knows up to {scripts.get_current_head()}: use the newer version, or another --database"
         )
+    if present is None:
+        tables = TableBase.metadata.tables.keys() & set(inspect(connection).get_table_names())
+        refuse_foreign(url, tables, ())
 
     def steps(at: tuple[str, ...], _context: MigrationContext) -> list[StampStep]:
         # Alembic's own upgrade command does the same; its types say less than it returns.
@@ -244,8 +249,15 @@ def upgrade(connection: Connection, revision: str = "head") -> None:
 
 
 def current(connection: Connection) -> str | None:
-    """The schema's revision; None in an empty database."""
-    return MigrationContext.configure(connection).get_current_revision()
+    """The schema's revision; None in an empty database. Raises `HistoryError` for several."""
+    heads = MigrationContext.configure(connection).get_current_heads()
+    if len(heads) > 1:
+        versions = ", ".join(sorted(heads))
+        raise HistoryError(
+            f"{shown(connection.engine.url)}: the table {VERSION_TABLE} has {len(heads)} versions ({versions}); "
+            "expected one: the file is damaged, or of another program"
+        )
+    return heads[0] if heads else None
 
 
 def _scripts() -> ScriptDirectory:
@@ -275,6 +287,20 @@ class History:
     def __init__(self, url: str = DEFAULT_DATABASE) -> None:
         self._engine = open_engine(url)
         self.bring_up_to_date()
+
+    @classmethod
+    def existing(cls, url: str = DEFAULT_DATABASE) -> History | None:
+        """Return the history for a reader, which makes none: None where there is no file, or an empty database."""
+        engine = open_engine(url)
+        try:
+            if not has_file(engine):
+                return None
+            with reading(engine) as connection:
+                if current(connection) is None:
+                    return None
+        finally:
+            engine.dispose()
+        return cls(url)
 
     def bring_up_to_date(self) -> None:
         """Apply missing migrations, also to a file that replaced the opened one."""
@@ -416,21 +442,20 @@ class History:
             return [row_of(EventRow, row) for row in reversed(rows)]
 
     def weights_of(self, wanted: str, campaign: int | None = None) -> tuple[str, dict[str, float]]:
-        """Policy and weights of `best` (the last accepted) or of a generation's number, in the newest campaign.
+        """Policy and weights of `best` (the last accepted) or of a generation's number.
 
-        Raises `HistoryError` where there is no such generation.
+        Of `campaign`, or of the newest campaign that has such a generation. Raises `HistoryError` where none has.
         """
         with reading(self._engine) as connection:
-            chosen = _newest(connection) if campaign is None else campaign
-            found = connection.execute(_one_generation(wanted, chosen)).one_or_none()
-            policy = connection.execute(
-                select(CampaignTable.policy).where(CampaignTable.id == chosen)
-            ).scalar_one_or_none()
+            newest = _newest(connection)
+            found = connection.execute(_one_generation(wanted, campaign)).one_or_none()
+            policy = None if found is None else found.policy
             weights = None if found is None else weights_in(found.weights)
             if policy is not None and not (isinstance(policy, str) and len(policy) <= WORD_CHARACTERS):
                 raise ValueError(f"policy has over {WORD_CHARACTERS} characters; expected a name")
         if weights is None or policy is None:
-            where = "the history is empty" if chosen is None else f"campaign {chosen} has none"
+            where = "no campaign has one" if campaign is None else f"campaign {campaign} has none"
+            where = "the history is empty" if newest is None else where
             raise HistoryError(f"{self.url}: no generation {wanted!r}: {where}; `gorgo history` lists them")
         return str(policy), weights
 
@@ -457,9 +482,13 @@ def _refuse_superseded(connection: Connection, campaign: int, term: int) -> None
 
 
 def _one_generation(wanted: str, campaign: int | None) -> Any:
-    query = select(GenerationTable.weights).where(GenerationTable.campaign_id == campaign)
+    query = select(GenerationTable.weights, CampaignTable.policy)
+    query = query.join(CampaignTable, CampaignTable.id == GenerationTable.campaign_id)
+    query = query.order_by(CampaignTable.id.desc(), GenerationTable.number.desc()).limit(1)
+    if campaign is not None:
+        query = query.where(CampaignTable.id == campaign)
     if wanted == "best":
-        return query.where(GenerationTable.accepted).order_by(GenerationTable.number.desc()).limit(1)
+        return query.where(GenerationTable.accepted)
     if wanted.isdecimal() and len(wanted) <= MAX_DIGITS:
         return query.where(GenerationTable.number == int(wanted))
     raise HistoryError(f"{wanted!r} names no weights; expected `best` or a generation's number")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import typer
 
@@ -24,6 +24,12 @@ def explain(
             metavar="REQUEST_ID", show_default=False, help="The `x-request-id` of an answer. Default: list recent."
         ),
     ] = None,
+    slowest: Annotated[
+        bool, typer.Option("--slowest", help="Explain the request with the longest time to its first token.")
+    ] = False,
+    client: Annotated[
+        str | None, typer.Option(metavar="NAME", show_default=False, help="Only requests of this client key.")
+    ] = None,
     url: options.AdminUrl = options.ADMIN_URL,
     as_json: options.Json = False,
 ) -> None:
@@ -33,21 +39,32 @@ def explain(
     """
     from gorgo.cli.admin.call import as_expected, call_admin
 
-    path = f"?limit={RECENT}" if request_id is None else f"/{quote(request_id, safe='')}"
-    shown = call_admin("GET", url, f"/admin/decisions{path}", options.admin_token())
+    if request_id is not None and (slowest or client is not None):
+        raise typer.BadParameter("--slowest, --client: expected no REQUEST_ID beside them")
+    token = options.admin_token()
+    if request_id is None:
+        query = {"limit": 1 if slowest else RECENT, "order": "slowest" if slowest else "newest"}
+        path = f"?{urlencode(query | ({} if client is None else {'client': client}))}"
+        shown = call_admin("GET", url, f"/admin/decisions{path}", token)
+        with as_expected(url):
+            request_id = shown["decisions"][0]["request_id"] if slowest and shown["decisions"] else None
+    if request_id is not None:
+        shown = call_admin("GET", url, f"/admin/decisions/{quote(request_id, safe='')}", token)
     with as_expected(url):
-        text = "\n".join(_recent(shown) if request_id is None else _decisions(shown))
+        text = "\n".join(
+            _recent(shown, filtered=slowest or client is not None) if request_id is None else _decisions(shown)
+        )
         if as_json:
             options.print_json(shown)
         else:
             typer.echo(text)
 
 
-def _recent(shown: Row) -> Iterator[str]:
+def _recent(shown: Row, *, filtered: bool) -> Iterator[str]:
     from gorgo import formatting
 
     if not shown["decisions"]:
-        yield "no request has been routed yet"
+        yield "no such request is stored" if filtered else "no request has been routed yet"
         return
     header = [
         "request",

@@ -15,6 +15,8 @@ from gorgo.cli.errors import FAILED, fail
 if TYPE_CHECKING:
     from gorgo.config.weights_file import WeightsFile
 
+_ALONE = "--campaign: expected --weights best or a generation's number beside it"
+
 
 def freeze(
     url: options.AdminUrls = options.ADMIN_URLS,
@@ -35,6 +37,14 @@ def freeze(
             help="History of the tuner: source of --weights best or N; the freeze is recorded there.",
         ),
     ] = None,
+    campaign: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            show_default=False,
+            help="Campaign of --weights best or N. Default: the newest that has such weights.",
+        ),
+    ] = None,
     export: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write the frozen weights to a weights file.", show_default=False),
@@ -44,30 +54,40 @@ def freeze(
 ) -> None:
     """Freeze the weights of a running proxy, or of several.
 
-    The proxy rejects every other change of weights (409) until `gorgo unfreeze`. With a state file the weights stay
-    frozen over restarts. Several --url get the same weights: those of --weights, or those in force at the first.
+    The proxy rejects every other change of weights (409) until `gorgo unfreeze`. A freeze of weights that are frozen
+    changes nothing. With a state file the weights stay frozen over restarts. Several --url get the same weights: those
+    of --weights, or those in force at the first.
     """
     from gorgo.cli.admin.call import as_expected, call_each, end_with, print_json, print_lines
 
     body: dict[str, Any] = {"reason": reason, "by": options.operator()}
+    if campaign is not None and weights is None:
+        raise typer.BadParameter(_ALONE)
     if weights is not None:
-        wanted, database = _found(weights, database)
+        wanted, database = _found(weights, database, campaign)
         body |= {"policy": wanted.policy, "weights": dict(wanted.weights), "allow_out_of_range": wanted.widened}
     token = options.admin_token()
     answers, failures = call_each("POST", url, "/admin/freeze", token, lambda before: _as_first(before) | body)
-    volatile = []
+    volatile, unchanged = [], []
     for address, pinned in answers.items():
         with as_expected(address):
             routing_line(pinned)
             volatile += [] if pinned["durable"] else [address]
+            unchanged += [address] if reason is not None and pinned["frozen"]["reason"] != reason else []
     if answers:
         address, pinned = next(iter(answers.items()))
         with as_expected(address):
             if export is not None:
                 _export(export, pinned)
-            if database is not None:
+            if database is not None and address not in unchanged:
                 _note(database, pinned)
     print_json(answers, of=len(url)) if as_json else print_lines(answers, routing_line, of=len(url))
+    for address in unchanged:
+        proxy = "the proxy" if len(url) == 1 else address
+        message = (
+            f"gorgo: {proxy} was frozen before with these weights: its freeze stays, and this reason was not taken"
+        )
+        typer.echo(message, err=True)
     for address in volatile:
         proxy = "the proxy" if len(url) == 1 else address
         typer.echo(f"gorgo: {proxy} runs without --state: the freeze ends with its process", err=True)
@@ -115,7 +135,7 @@ def _frozen(frozen: Mapping[str, str | None] | None) -> str:
     return f"frozen since {frozen['since']}{by}" + ("" if frozen["reason"] is None else f": {frozen['reason']}")
 
 
-def _found(spec: str, database: str | None) -> tuple[WeightsFile, str | None]:
+def _found(spec: str, database: str | None, campaign: int | None) -> tuple[WeightsFile, str | None]:
     """Return the weights that `--weights` names, and the history that they are from or that `--database` names.
 
     A file of that name goes before an entry of the history. Whoever writes a history cannot widen the bounds.
@@ -127,10 +147,12 @@ def _found(spec: str, database: str | None) -> tuple[WeightsFile, str | None]:
     from gorgo.policies.registry import make_policy
     from tuner.commands import weights_of
 
-    if (spec != "best" and not spec.isdecimal()) or Path(spec).exists():
+    if (spec != "best" and not spec.isdecimal()) or (campaign is None and Path(spec).exists()):
+        if campaign is not None:
+            raise typer.BadParameter(_ALONE)
         return read_weights_file(Path(spec)), database
     database = database or DATABASE
-    policy, values = weights_of(spec, database)
+    policy, values = weights_of(spec, database, campaign=campaign)
     specs = make_policy(policy).weight_specs
     try:
         Weights.of(specs, values)

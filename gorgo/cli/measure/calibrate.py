@@ -54,11 +54,15 @@ def calibrate(
     from gorgo.lab.calibrate import CalibrateOptions, calibrate_engine, calibrate_log
     from gorgo.lab.calibrate.measure import Bounds
     from gorgo.lab.progress import shown_progress
+    from gorgo.lab.request_log import skipped_lines
 
     if (url is None) == (request_log is None):
         raise typer.BadParameter("--url, --request-log: expected one of the two")
     if request_log is not None:
         found = calibrate_log(request_log, replica=replica)
+        warning = skipped_lines(request_log)
+        if warning is not None:
+            typer.echo(f"gorgo: {warning}", err=True)
     else:
         assert url is not None
         bounds = Bounds(time_s=60 * minutes, fill_s=24 * minutes, max_input=max_input or 24_000, max_batch=max_batch)

@@ -58,6 +58,7 @@ def describe(
     max_output: options.MaxOutput = None,
     start: options.Start = None,
     end: options.End = None,
+    block_tokens: options.BlockTokens = None,
     as_json: options.Json = False,
 ) -> None:
     """Describe traces side by side.
@@ -65,11 +66,15 @@ def describe(
     Requests, users, turns, lengths, and the ratio of blocks that an ideal cache reuses. Unknown is `-`.
     """
     from gorgo.lab.datasets import describe_trace, load_requests, own_block_tokens
+    from gorgo.lab.traces import unit_warning
 
     filters = options.trace_filters(max_input=max_input, max_output=max_output, start=start, end=end)
     found = {
-        trace: describe_trace(load_requests(trace, filters, block_tokens=own_block_tokens(trace))) for trace in traces
+        trace: describe_trace(load_requests(trace, filters, block_tokens=block_tokens or own_block_tokens(trace)))
+        for trace in traces
     }
+    for warning in filter(None, (unit_warning(trace, one.requests, one.duration_s) for trace, one in found.items())):
+        typer.echo(f"gorgo: {warning}", err=True)
     if as_json:
         options.print_json([{"trace": trace, **_finite(asdict(stats))} for trace, stats in found.items()])
     else:

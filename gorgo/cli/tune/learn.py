@@ -34,6 +34,7 @@ def learn(
     from gorgo.lab.learn import learn as train
     from gorgo.lab.learn import read_outcomes, trainings
     from gorgo.lab.progress import shown_progress
+    from gorgo.lab.request_log import cut_lines_warning
     from gorgo.learning.model_file import save
     from gorgo.policies.registry import POLICIES, make_policy
 
@@ -46,6 +47,9 @@ def learn(
     with shown_progress("learn", rounds) as advance:
         learned = train(found.rows, learner.training, seed=seed, ablation=ablation, trained=advance)
     save(learned.model, out)
+    warning = cut_lines_warning(log, found.cut_lines)
+    if warning is not None:
+        typer.echo(f"gorgo: {warning}", err=True)
     if as_json:
         more = {"policy": policy, "left_out": found.left_out, "cut_lines": found.cut_lines, "file": str(out)}
         options.print_json(more | learned.as_dict())

@@ -66,6 +66,7 @@ def tune_offline(
     from gorgo.cli.policies import compose_policy
     from gorgo.cli.tune.options import campaign_options, read_settings
     from gorgo.config.load import load_config
+    from gorgo.lab.request_log import skipped_lines
     from gorgo.lab.sim.named_fleets import FLEETS
     from gorgo.lab.simulate.fleet import chosen_fleet, limits_of
     from tuner.commands import offline_options, rehearse_offline, search_offline
@@ -101,6 +102,9 @@ def tune_offline(
     else:
         search |= {"candidates": max_generations, "seeds": seeds, "held_out_seeds": rare.held_out_seeds}
         found = search_offline(recorded, n_jobs=-1 if jobs is None else jobs, **search)
+    warning = skipped_lines(Path(recorded.source))
+    if warning is not None:
+        typer.echo(f"gorgo: {warning}", err=True)
     if as_json:
         options.print_json(found.as_json())
         return

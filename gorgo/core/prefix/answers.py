@@ -66,6 +66,7 @@ class Answers:
 
     Example
     -------
+    >>> import numpy as np
     >>> first, next_turn = (
     ...     RouteRequest("", 0.0, prompt_tokens=ends[-1], blocks=b, block_tokens=64.0, prefix_hash=0, boundaries=ends)
     ...     for ends, b in (((70,), b"block--1"), ((70, 200, 300), b"block--1block--2"))

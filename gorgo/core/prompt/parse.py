@@ -303,6 +303,8 @@ def kind_of(value: object) -> str:
 TOKEN_ID_BYTES = 4
 #: Mark of each prompt after the first.
 _NEXT = "next"
+#: Of rerank (`query`, `documents`) and of score.
+_PAIR_FIELDS = ("query", "queries", "text_1", "documents", "items", "text_2", "data_1", "data_2")
 
 
 @record
@@ -471,6 +473,31 @@ def _read_embedding(body: Mapping[str, object]) -> Prompt:
     return _read_sequences(body, "input")
 
 
+def _read_nothing(_body: Mapping[str, object]) -> Prompt:
+    """Return no text: the engine counts its tokens without a prefill, so that nothing of it is cached."""
+    return Prompt(b"", ())
+
+
+def _read_pairs(body: Mapping[str, object]) -> Prompt:
+    """Jina's and vLLM's rerank, and vLLM's score: one side, then each text of the other; engines prefill all of them.
+
+    Fields that are no text are checked by the engine.
+    """
+    text = PromptText()
+    for name in _PAIR_FIELDS:
+        value = body.get(name)
+        for one in value if isinstance(value, list) else [] if value is None else [value]:
+            if not text.is_empty:
+                text.mark(_NEXT)
+            if isinstance(one, str):
+                text.add(one)
+            else:
+                text.add_json(one)
+    if text.is_empty:
+        raise BadRequest(f"expected texts in one of {', '.join(_PAIR_FIELDS)}")
+    return Prompt(text.text, text.marks)
+
+
 def _read_generate(body: Mapping[str, object]) -> Prompt:
     """SGLang's own route: text, ids or embeddings. Media come first, since what is cached depends on them."""
     text = PromptText()
@@ -533,4 +560,8 @@ _READERS: dict[str, Callable[[Mapping[str, object]], Prompt]] = {
     "/v1/embeddings": _read_embedding,
     "/v1/responses": _read_responses,
     "/v1/messages": _read_messages,
+    "/v1/messages/count_tokens": _read_nothing,
+    "/v1/rerank": _read_pairs,
+    "/v1/score": _read_pairs,
+    "/tokenize": _read_nothing,
 }

@@ -82,8 +82,8 @@ def load_requests(
     """Return the requests that pass `filters`, in the order of time, the first at 0.
 
     `trace` is the path of a trace or a shape, else the name of a shipped one. `seed` replaces the seed of a shape and
-    so selects another window; it is drawn in blocks of `block_tokens`. Raises `TraceError` as `load_trace` does, for an
-    unknown name, and for a file in other blocks than its own.
+    so selects another window; it is drawn in blocks of `block_tokens`. Those of a file are of this size. Raises
+    `TraceError` as `load_trace` does, and for an unknown name.
 
     Example
     -------
@@ -98,9 +98,7 @@ def load_requests(
     if path is None:
         names = ", ".join(sorted({*shipped, *shapes()}))
         raise TraceError(f"{trace}: No such file, and no data set of that name; there are: {names}")
-    if block_tokens != BLOCK_TOKENS:
-        raise TraceError(f"{path}: blocks of {block_tokens} tokens; expected {BLOCK_TOKENS}: only shapes have others")
-    return load_trace(path, filters)
+    return load_trace(path, filters, block_tokens=block_tokens)
 
 
 def own_block_tokens(trace: str | Path) -> int:

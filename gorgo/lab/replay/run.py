@@ -30,7 +30,7 @@ from gorgo.lab.replay.options import ReplayOptions, ReplayReport
 from gorgo.lab.replay.summary import ReplayRecord, Tally
 from gorgo.lab.results import write_results
 from gorgo.lab.termination import stop_signals
-from gorgo.lab.traces import TraceRequest, scheduled_s
+from gorgo.lab.traces import TraceRequest, scheduled_s, unit_warning
 from gorgo.lab.traces.text import beginning, is_keyed, largest_share, warning
 from gorgo.policies.registry import make_policy, policy_names
 
@@ -113,10 +113,17 @@ async def replay(
         write_results(options.out, [row])
     return ReplayReport(
         row=row,
-        warning=None if row.policy is None else _key_warning(row.policy, requests),
+        warning="; ".join(filter(None, _warnings(options, row.policy, requests))) or None,
         wall_s=0.0 if run.start_s is None else clock() - run.start_s,
         interrupted_by=None if ended or stop is None else stop.result(),
     )
+
+
+def _warnings(options: ReplayOptions, policy: str | None, requests: Sequence[TraceRequest]) -> Iterator[str | None]:
+    """Yield the warnings about the trace."""
+    span_s = requests[-1].timestamp_s - requests[0].timestamp_s if requests else 0.0
+    yield unit_warning(options.trace, len(requests), span_s)
+    yield None if policy is None else _key_warning(policy, requests)
 
 
 def _key_warning(policy: str, requests: Sequence[TraceRequest]) -> str | None:

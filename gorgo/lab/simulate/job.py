@@ -125,7 +125,7 @@ class SimulatedRun:
 
     `cpu_s` is the processor time of the run in its process, with reading the feed unless already loaded. `goodput` is
     None without a request. `key_share` is the share of requests with the most common key, under a policy that is keyed
-    by session.
+    by session. `warning` is of the trace's time stamps.
     """
 
     job: SimJob
@@ -134,3 +134,4 @@ class SimulatedRun:
     cpu_s: float | None = None
     goodput: Goodput | None = None
     key_share: float | None = None
+    warning: str | None = None

@@ -34,7 +34,7 @@ from gorgo.lab.sim.workload import BLOCK_TOKENS, SimRequest, scaled
 from gorgo.lab.simulate.feed import feed_of
 from gorgo.lab.simulate.job import FLOOR, ORACLE, SimJob, SimulatedRun
 from gorgo.lab.simulate.rows import floor_run, rare_collections, simulated_run
-from gorgo.lab.traces import TraceFilters
+from gorgo.lab.traces import TraceFilters, unit_warning
 from gorgo.lab.traces.load import SPAN_S_MAX
 from gorgo.lab.traces.text import is_keyed, largest_share
 from gorgo.learning.trainer import Trainer
@@ -123,8 +123,12 @@ def _run(job: SimJob, controllers: Sequence[Controller]) -> SimulatedRun:
         controllers=[*controllers, *_training(policy, shadow, job.seed)],
     )
     result = simulation.run(feed)
+    span_s = feed[-1].arrival_s / job.time_scale if feed else 0.0
+    warning = unit_warning(job.trace, len(feed), span_s)
     share = largest_share(one.session_id or one.prefix_hash for one in feed) if is_keyed(policy) else None
-    return replace(simulated_run(job, dict(simulation.router.settings.weights), result), key_share=share)
+    return replace(
+        simulated_run(job, dict(simulation.router.settings.weights), result), key_share=share, warning=warning
+    )
 
 
 def _training(policy: Policy, shadow: Policy | None, seed: int) -> Iterator[Controller]:

@@ -75,6 +75,7 @@ class SimulateOptions:
     probe_interval_s: float = 30.0
     scrape_interval_s: float = 30.0
     shadow: str | None = None
+    block_tokens: int | None = None
     routers: RouterGroup = ONE_ROUTER
     out: Path | None = None
     n_jobs: int = -1
@@ -102,6 +103,8 @@ def simulate_command(options: SimulateOptions, *, warn: Callable[[str], None]) -
         for run in run_many(jobs, n_jobs=options.n_jobs):
             rows[_place(run.job)] = run.row
             warned.setdefault(run.job.policy, warning(run.job.policy, run.key_share))
+            if run.warning is not None:
+                warned.setdefault(run.job.trace, run.warning)
             if advance is not None:
                 advance(f"{run.job.policy}, {load_text(run.job.time_scale)}, seed {run.job.seed}")
             if options.out is not None:
@@ -135,6 +138,7 @@ def _jobs(options: SimulateOptions) -> Iterator[SimJob]:
                     limits=options.limits,
                     probe_interval_s=options.probe_interval_s,
                     scrape_interval_s=options.scrape_interval_s,
+                    block_tokens=options.block_tokens,
                     routers=options.routers,
                     shadow=None if policy in BASELINES else options.shadow,
                     keep_requests=options.out is not None,

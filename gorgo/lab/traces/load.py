@@ -1,21 +1,30 @@
-"""Reading a trace from disk: JSON lines, plain or gzip (by its first bytes, not by its name).
+"""Reading a trace from disk: JSON lines, plain or as gzip, bzip2 or xz (by its first bytes, not by its name).
 
 A file is streamed line by line: only requests that pass the filters stay in memory.
 """
 
 from __future__ import annotations
 
+import bz2
+import codecs
 import gzip
+import lzma
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any
 
 from gorgo.errors import TraceError
 from gorgo.lab.traces.filters import TraceFilters
-from gorgo.lab.traces.rows import TraceRequest, read_row
+from gorgo.lab.traces.rows import BLOCK_TOKENS, TraceRequest, read_row
 
-GZIP_MAGIC = b"\x1f\x8b"
+#: First bytes of compressed files, with the name of the form and what opens it.
+_COMPRESSED: tuple[tuple[bytes, str, Callable[[Path], Any]], ...] = (
+    (b"\x1f\x8b", "gzip", gzip.open),
+    (b"BZh", "bzip2", bz2.open),
+    (b"\xfd7zXZ\x00", "xz", lzma.open),
+)
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 #: Longest line that is read. A body of a million tokens is some 4 MB; a file without line ends must not fill memory.
 LINE_BYTES_MAX = 64 * 1024 * 1024
 #: In a row. A gigabyte of them is a megabyte of gzip, and the better part of a minute.
@@ -23,10 +32,16 @@ BLANK_MAX = 1024 * 1024
 
 #: A year. Time stamps in another unit, or one that is wrong, would keep a simulation busy for ever.
 SPAN_S_MAX = 366 * 86_400.0
+#: Mean times between two requests beyond which time stamps look like those of another unit, s. Published traces have
+#: 0.03 to 10 s. A mean of few requests says nothing.
+_GAP_S = (0.002, 200.0)
+_FEW = 4
 
 
-def load_trace(path: Path | str, filters: TraceFilters | None = None) -> list[TraceRequest]:
-    """The requests that `filters` keep, in order of time, the first at 0.
+def load_trace(
+    path: Path | str, filters: TraceFilters | None = None, *, block_tokens: int = BLOCK_TOKENS
+) -> list[TraceRequest]:
+    """The requests that `filters` keep, in order of time, the first at 0; an id is of `block_tokens` tokens.
 
     Raises `TraceError` for a file that cannot be read, a line that cannot be replayed, or when nothing is left.
 
@@ -38,13 +53,32 @@ def load_trace(path: Path | str, filters: TraceFilters | None = None) -> list[Tr
     (60, 0.0)
     """
     path = Path(path)
-    requests = (filters or TraceFilters()).apply(read_requests(path))
+    requests = (filters or TraceFilters()).apply(read_requests(path, block_tokens=block_tokens))
     if not requests:
         raise TraceError(f"{path}: no request is left after the filters")
     return requests
 
 
-def read_requests(path: Path) -> Iterator[TraceRequest]:
+def unit_warning(trace: object, requests: int, span_s: float) -> str | None:
+    """Return a warning where so many requests in `span_s` look like time stamps in another unit than milliseconds.
+
+    >>> unit_warning("t.jsonl", 101, 0.05)
+    't.jsonl: 0.5 ms from one request to the next on average; the time stamps look like seconds, expected milliseconds'
+    >>> unit_warning("t.jsonl", 101, 100_000.0).split("; ")[1]
+    'the time stamps look like microseconds, expected milliseconds'
+    >>> unit_warning("t.jsonl", 101, 100.0), unit_warning("t.jsonl", 101, 0.0)
+    (None, None)
+    """
+    least_s, most_s = _GAP_S
+    gap_s = span_s / max(requests - 1, 1)
+    if requests < _FEW or gap_s == 0 or least_s <= gap_s <= most_s:
+        return None
+    unit, shown = ("seconds", f"{gap_s * 1e3:.3g} ms") if gap_s < least_s else ("microseconds", f"{gap_s:,.0f} s")
+    average = f"{trace}: {shown} from one request to the next on average"
+    return f"{average}; the time stamps look like {unit}, expected milliseconds"
+
+
+def read_requests(path: Path, *, block_tokens: int = BLOCK_TOKENS) -> Iterator[TraceRequest]:
     """Every request of the file as it stands there, lazily; empty lines are skipped."""
     index, origin_s, blank = 0, 0.0, 0
     for line_number, text in enumerate(_lines(path), start=1):
@@ -55,7 +89,7 @@ def read_requests(path: Path) -> Iterator[TraceRequest]:
             )
         if blank:
             continue
-        request = read_row(text, file=str(path), line_number=line_number, index=index)
+        request = read_row(text, file=str(path), line_number=line_number, index=index, block_tokens=block_tokens)
         origin_s = origin_s if index else request.timestamp_s
         if not abs(request.timestamp_s - origin_s) <= SPAN_S_MAX:
             away = f"{request.timestamp_s - origin_s:,.0f} s from the first request"
@@ -71,13 +105,17 @@ def _lines(path: Path) -> Iterator[str]:
                 if len(line) > LINE_BYTES_MAX:
                     raise TraceError(f"{path}, line {number}: over {LINE_BYTES_MAX:,} bytes; expected JSON lines")
                 yield _decoded(line, path, number)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise TraceError(f"{path}: damaged gzip file ({error})") from None
-    except OSError as error:
-        raise TraceError(f"{path}: {error.strerror or error}") from None
+    except (EOFError, zlib.error, lzma.LZMAError) as error:
+        raise TraceError(f"{path}: damaged {_form(path)} file ({error})") from None
+    except OSError as error:  # without a number from the modules that unpack
+        said = error.strerror or (f"damaged {_form(path)} file ({error})" if error.errno is None else str(error))
+        raise TraceError(f"{path}: {said}") from None
 
 
 def _decoded(line: bytes, path: Path, number: int) -> str:
+    """Return the text of a line, without the byte order mark that some programs write before the first."""
+    if number == 1:
+        line = line.removeprefix(codecs.BOM_UTF8)
     try:
         return line.decode()
     except UnicodeDecodeError as error:
@@ -88,6 +126,24 @@ def _opened(path: Path) -> IO[bytes]:
     """Raise for a pipe: the file is opened twice, and a pipe without a writer blocks for ever."""
     if path.is_fifo():
         raise TraceError(f"{path}: a pipe; expected a file, because a trace is opened twice")
+    found = _compression(path)
+    if found is None:
+        return path.open("rb")
+    opened: IO[bytes] = found[1](path)
+    return opened
+
+
+def _form(path: Path) -> str:
+    found = _compression(path)
+    return "or changed" if found is None else found[0]
+
+
+def _compression(path: Path) -> tuple[str, Callable[[Path], Any]] | None:
+    """Return the name of a file's compression and what opens it; None for a plain file. Raises for zstd."""
     with path.open("rb") as file:
-        magic = file.read(len(GZIP_MAGIC))
-    return cast(IO[bytes], gzip.open(path) if magic == GZIP_MAGIC else path.open("rb"))
+        start = file.read(8)
+    if start.startswith(_ZSTD_MAGIC):
+        raise TraceError(
+            f"{path}: compressed by zstd; expected JSON lines, plain or as gzip, bzip2 or xz (`zstd -d` unpacks it)"
+        )
+    return next(((name, opener) for magic, name, opener in _COMPRESSED if start.startswith(magic)), None)

@@ -98,19 +98,24 @@ class _Line:
         return int(value)
 
 
-def read_row(text: str, *, file: str, line_number: int, index: int) -> TraceRequest:
-    """The request on one line; raises `TraceError` naming file, line, field, value and expectation."""
+def read_row(text: str, *, file: str, line_number: int, index: int, block_tokens: int = BLOCK_TOKENS) -> TraceRequest:
+    """The request on one line, with ids of `block_tokens` tokens.
+
+    Raises `TraceError` naming file, line, field, value and expectation.
+    """
     line = _Line(file, line_number, _object(text, file, line_number))
     body = line.row.get("request")
     if body is not None and not (isinstance(body, dict) and isinstance(body.get("messages"), list)):
         line.fail("request", "a chat completion body with a list of messages")
+    if body is not None and block_tokens != BLOCK_TOKENS:
+        line.fail("request", f"no body in a trace whose ids are of {block_tokens} tokens")
     input_tokens = line.tokens("input_length")
     return TraceRequest(
         index=index,
         timestamp_s=line.number_of("timestamp", expected="milliseconds, at least 0") / 1000,
         input_tokens=input_tokens,
         output_tokens=line.tokens("output_length"),
-        hash_ids=_hash_ids(line, input_tokens, needed=body is None),
+        hash_ids=_hash_ids(line, input_tokens, needed=body is None, block_tokens=block_tokens),
         body=body,
         user=_user(line.row),
         turns=_turns(line.row.get("turn"), body),
@@ -148,16 +153,16 @@ def _object(text: str, file: str, line_number: int) -> dict[str, Any]:
     return row
 
 
-def _hash_ids(line: _Line, input_tokens: int, *, needed: bool) -> tuple[int, ...]:
+def _hash_ids(line: _Line, input_tokens: int, *, needed: bool, block_tokens: int) -> tuple[int, ...]:
     ids = line.row.get("hash_ids")
     if ids is None and not needed:
         return ()
     if not isinstance(ids, list):
-        line.fail("hash_ids", "a list of ids, one per 512-token block")
-    full, blocks = input_tokens // BLOCK_TOKENS, math.ceil(input_tokens / BLOCK_TOKENS)
+        line.fail("hash_ids", f"a list of ids, one per {block_tokens}-token block")
+    full, blocks = input_tokens // block_tokens, math.ceil(input_tokens / block_tokens)
     if needed and len(ids) not in (full, blocks):
-        expected = f"{blocks} ids for input_length {input_tokens} (one per {BLOCK_TOKENS} tokens)"
-        line.fail("hash_ids", f"{expected}, not {len(ids)}")
+        expected = f"{blocks} ids for input_length {input_tokens} (one per {block_tokens} tokens)"
+        line.fail("hash_ids", f"{expected}, not {len(ids)}; --block-tokens names another size")
     numbers = tuple(_hash_id(line, value) for value in ids)
     return numbers if needed else _of_a_body(numbers, input_tokens)
 

@@ -166,15 +166,28 @@ class DecisionRoutes:
         self._routing = routing
 
     async def newest(self, request: Request) -> Response:
-        """Return the last decisions, newest first, without the terms of their candidates."""
+        """Return the last decisions, newest or slowest first, without the terms of their candidates.
+
+        The slowest has the longest time to its first token, or to its end where no first token was seen; what has not
+        ended, or was retried, is not among them. Raises `HttpError` for another order.
+        """
+        order, client = request.query_params.get("order", "newest"), request.query_params.get("client")
+        if order not in ("newest", "slowest"):
+            raise HttpError(400, "invalid_request", "order: expected newest or slowest")
         limit = count_of(request, "limit", DEFAULT_ROWS)
         replica, policy = request.query_params.get("replica"), request.query_params.get("policy")
         router, now = self._routing.router, self._routing.clock()
         stored = router.view.newest_decisions(router.settings.limits.max_decisions)
         rows = decision_rows(stored, router.samples.newest(len(router.samples)), router.view.snapshots(now=now))
-        chosen = (
-            row for row in rows if replica in (None, row.decision.replica) and policy in (None, row.decision.policy)
-        )
+        chosen = [
+            row
+            for row in rows
+            if replica in (None, row.decision.replica)
+            and policy in (None, row.decision.policy)
+            and client in (None, row.decision.client)
+        ]
+        if order == "slowest":
+            chosen = sorted((row for row in chosen if row.sample is not None), key=_waited_s, reverse=True)
         return json_response({"now_s": now, "decisions": [_summary(row) for row in islice(chosen, limit)]})
 
     async def of_request(self, request: Request) -> Response:
@@ -193,6 +206,13 @@ class DecisionRoutes:
                 "sample": None if sample is None else asdict(sample),
             }
         )
+
+
+def _waited_s(row: DecisionStatus) -> float:
+    sample = row.sample
+    if sample is None:
+        return 0.0
+    return sample.e2e_s if sample.ttft_ms is None else sample.ttft_ms / 1e3
 
 
 def _summary(row: DecisionStatus) -> dict[str, Any]:

@@ -87,6 +87,26 @@ def _listed(models: list[str]) -> str:
     return f"there are: {', '.join(models[:MODELS_SHOWN])}{more}"
 
 
+# Routes that carry a prompt.
+
+
+#: In the order of the documents.
+INFERENCE_ROUTES = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/generate",
+    "/v1/embeddings",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/rerank",
+    "/v1/score",
+    "/tokenize",
+)
+#: Routes whose answers are no generated text, so that none is too short.
+NOT_GENERATING = frozenset({"/v1/embeddings", "/v1/messages/count_tokens", "/v1/rerank", "/v1/score", "/tokenize"})
+
+
 #: Routes on which the engines know `stream_options`.
 _USAGE_ROUTES = frozenset({"/v1/chat/completions", "/v1/completions"})
 #: `Prompt.text` holds 4 bytes for each token id that a client sends itself.
@@ -185,7 +205,7 @@ def parse_request(
         prefix_len=options.prefix_len,
         credential=_credential(headers) if client is None else None,
     )
-    may_be_short = route != "/v1/embeddings" and request.idempotent and wants_more_than_one(parsed)
+    may_be_short = route not in NOT_GENERATING and request.idempotent and wants_more_than_one(parsed)
     adds_usage = _adds_usage(route, body, parsed)
     return ParsedRequest(body, fingerprint.text_bytes, request, adds_usage, named, may_be_short, fields.spans, exact)
 
@@ -243,17 +263,3 @@ def _adds_usage(route: str, body: bytes, parsed: Mapping[str, Any]) -> bool:
     wanted = parsed.get("stream") is True and "stream_options" not in parsed and route in _USAGE_ROUTES
     # A zero byte can only come from UTF-16 or UTF-32, where a brace is not one byte.
     return wanted and b"\0" not in body
-
-
-# Routes that carry a prompt.
-
-
-#: In the order of the documents.
-INFERENCE_ROUTES = (
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/generate",
-    "/v1/embeddings",
-    "/v1/responses",
-    "/v1/messages",
-)

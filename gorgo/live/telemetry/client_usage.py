@@ -6,6 +6,7 @@ list. Further clients or models count as `other`.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ MAX_CLIENTS = 64
 MAX_MODELS = 64
 #: Label of further clients and models, and of requests without one.
 OTHER, NONE = "other", "none"
+#: Shortest time between two searches for labels without a replica, s: while all are listed each one is in vain.
+EVICT_S = 1.0
 #: Length of the window of the status, s; one entry per second.
 WINDOW_S = 60
 
@@ -76,6 +79,7 @@ class ClientUsage:
         self._clock = clock
         self._windows: dict[str, _LastMinute] = {}
         self._models: set[str] = set()
+        self._evicted_s = -math.inf
         #: What a good answer adds to, by client and model: as many as there are keys and labels of models.
         self._good: dict[tuple[str | None, str | None], _Good] = {}
 
@@ -138,6 +142,21 @@ class ClientUsage:
 
         self._store.retain(lambda spec, values: wanted(spec.labels, values))
 
+    def _evict_models(self) -> bool:
+        """Drop the labels of models that no replica lists any more, and their series; return whether there is room."""
+        now = self._clock()
+        if now - self._evicted_s < EVICT_S:
+            return False
+        self._evicted_s = now
+        left = {model for model in self._models if not self._lists_model(model)}
+        self._models -= left
+        if left:
+            self._good.clear()
+            self._store.retain(
+                lambda spec, values: "model" not in spec.labels or values[spec.labels.index("model")] not in left
+            )
+        return bool(left)
+
     def _client(self, client: str | None) -> str:
         name = NONE if client is None else client
         if name not in self._windows:
@@ -151,7 +170,7 @@ class ClientUsage:
         if model is None:
             return NONE
         if model not in self._models:
-            if len(self._models) >= MAX_MODELS or not self._lists_model(model):
+            if not self._lists_model(model) or (len(self._models) >= MAX_MODELS and not self._evict_models()):
                 return OTHER
             self._models.add(model)
         return model

@@ -22,7 +22,8 @@ from gorgo.live.logs import log
 # A log on disk: JSON lines in a bounded set of files.
 #
 # `FILE` is rotated to `FILE.1`, `FILE.2` and so on; the oldest is removed. Each file, and each run within it, begins
-# with a header. A truncated line (`kill -9`, full disk) is followed by a header or by nothing.
+# with a header. A truncated line (`kill -9`, full disk) is followed by a header or by nothing. A file that another
+# program (logrotate) has moved, removed or truncated is followed before the next write, without a signal.
 
 
 #: Readable for the owner alone: lengths and times are private.
@@ -72,6 +73,7 @@ class LineFile:
     def write(self, lines: Iterable[Line]) -> None:
         """Append the lines. Raises `OSError`; then some lines may be written, the last one truncated."""
         text = "".join([line.as_line() for line in lines]).encode()
+        self._follow_rotation()
         if self._descriptor is not None and self._size + len(text) > self._max_bytes and self._size > len(self._header):
             self._rotate()
         if self._descriptor is None:
@@ -105,6 +107,20 @@ class LineFile:
         except OSError:
             self.close()
             raise
+
+    def _follow_rotation(self) -> None:
+        """Begin a new file if another program moved or removed this one; write a header if it was truncated."""
+        if self._descriptor is None:
+            return
+        ours = os.fstat(self._descriptor)
+        try:
+            there = os.lstat(self.path)
+        except FileNotFoundError:
+            there = None
+        if there is None or not os.path.samestat(ours, there):
+            self.close()
+        elif ours.st_size < self._size:
+            self.close()  # opened again, it begins with a header
 
     def _append(self, text: bytes) -> None:
         assert self._descriptor is not None

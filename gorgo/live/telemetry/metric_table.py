@@ -241,7 +241,7 @@ CACHE_REPORTS = (
 LABELS: tuple[LabelSpec, ...] = (
     LabelSpec("replica", (), "names in regions.yaml", bound="replicas"),
     LabelSpec("region", (), "regions of those replicas", bound="regions"),
-    LabelSpec("route", (), "routes that carry a prompt", bound="6"),
+    LabelSpec("route", (), "routes that carry a prompt", bound="10"),
     LabelSpec("policy", (), "policies that routed since the start", bound="policies"),
     LabelSpec("weight", (), "of the policy in force", bound="its weights"),
     LabelSpec("status", (), "class of the HTTP status; `499` if the client left", ("2xx", "4xx", "5xx", "499")),

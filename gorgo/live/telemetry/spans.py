@@ -15,7 +15,6 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan
@@ -23,12 +22,10 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.trace import Span, SpanContext, SpanKind, StatusCode, Tracer, get_current_span, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from gorgo import __version__
 from gorgo.config.model import TracingConfig as TracingConfig
 from gorgo.core.latency.ttft import TtftParts
 from gorgo.core.messages.actions import Dispatch
 from gorgo.core.messages.request import AttemptResult, Outcome
-from gorgo.errors import MissingExtra
 from gorgo.live.http.headers import Header
 from gorgo.live.logs import log
 
@@ -276,46 +273,3 @@ def _mark_failed(span: Span) -> None:
 def _ns(seconds: float) -> int:
     """Return nanoseconds, as OpenTelemetry counts."""
     return int(seconds * 1e9)
-
-
-# The start of tracing: extra `otel`, imported only if `proxy.tracing` names a collector.
-
-
-if TYPE_CHECKING:
-    pass  # MERGED-IMPORT
-
-
-def require_extra() -> None:
-    """Raise `MissingExtra` without the extra `otel`."""
-    try:
-        import opentelemetry.exporter.otlp.proto.http.trace_exporter
-        import opentelemetry.sdk.trace  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise MissingExtra(
-            f"proxy.tracing needs {error.name}, which is not installed: pip install 'gorgo-router[otel]'"
-        ) from error
-
-
-def make_tracing(config: TracingConfig, *, region: str, count: Count) -> Tracing | None:
-    """Return the tracing of the configuration, `None` without an endpoint.
-
-    Raises `MissingExtra` without the extra `otel`.
-
-    Headers for the collector come from `OTEL_EXPORTER_OTLP_HEADERS`, never from the file.
-    """
-    if config.endpoint is None:
-        return None
-    require_extra()
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import TracerProvider
-
-    pass  # MERGED-IMPORT
-
-    # `SpanExport` logs a failing collector once, in the proxy's own form.
-    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
-    export = SpanExport(OTLPSpanExporter(endpoint=config.endpoint, timeout=EXPORT_S), count)
-    resource = Resource.create({"service.name": "gorgo", "service.version": __version__, "cloud.region": region})
-    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-    provider.add_span_processor(export)
-    return Tracing(provider.get_tracer("gorgo", __version__), export, config.sample_ratio)

@@ -2,13 +2,13 @@
 
 Owns a mirror of the pool: idle connections in the order in which the pool hands them out, and for each connection the
 windows that its requests have opened (`core.latency.tcp`). Opens and closes nothing. For a paced sender the kernel's
-`tcp_info` is read instead, when the connection is released.
+TCP_INFO is read instead, when the connection is released.
 
-Theory of operation. Windows and rate of a sender that paces come from Linux's `struct tcp_info`; see `core.latency.tcp`
-for their effect on a body. Only paced senders are read: their rate depends on each acknowledgement. The windows of
-others follow from the bytes sent, by a rule that the simulator shares and that counts round trips better than the
-kernel's values (6 of 133 kinds of request wrong, against 14). Reading takes 3 us. On other systems no sender counts as
-paced.
+Theory of operation. Windows and rate of a sender that paces come from Linux's socket option TCP_INFO; see
+`core.latency.tcp` for their effect on a body. Only paced senders are read: their rate depends on each acknowledgement.
+The windows of others follow from the bytes sent, by a rule that the simulator shares and that counts round trips better
+than the kernel's values (6 of 133 kinds of request wrong, against 14). Reading takes 3 us. On other systems no sender
+counts as paced.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def bbr_state(connection: Socket, *, paces: bool = False) -> tuple[TcpWindows, P
 
 
 def read_tcp_info(info: bytes) -> tuple[TcpWindows, Pacing] | None:
-    """Parse `tcp_info` of a sender that paces; None from a kernel without its fields."""
+    """Parse TCP_INFO of a sender that paces; None from a kernel without its fields."""
     if len(info) < _TCP_INFO.size:
         return None
     segment, rtt_us, congestion, rate, sent, receive = _TCP_INFO.unpack_from(info)

@@ -1,7 +1,7 @@
 """The part of Envoy's messages that the picker reads and writes, as Protocol Buffers.
 
 Owns numbers and types of fields, from `envoy.service.ext_proc.v3`, `envoy.service.accesslog.v3`, what these import, and
-`grpc.health.v1`. Fields that are not here are skipped. The package `xds-protos` has them all, and breaks the extra
+grpc.health.v1. Fields that are not here are skipped. The package `xds-protos` has them all, and breaks the extra
 `otel`: it puts other files in the place of `opentelemetry.proto`.
 """
 

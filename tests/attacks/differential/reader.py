@@ -121,7 +121,10 @@ def normalized(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, byte
 def _take(reading: Reading, event: h11.Event) -> None:
     if isinstance(event, h11.Request):
         headers = [(bytes(name), bytes(value)) for name, value in event.headers]
-        reading.partial = Request(bytes(event.method), bytes(event.target), normalized(headers))
+        target = bytes(event.target)
+        if target.startswith(b"http://"):  # the reader returns the path of a URL
+            target = b"/" + target.partition(b"://")[2].partition(b"/")[2]
+        reading.partial = Request(bytes(event.method), target, normalized(headers))
         return
     assert reading.partial is not None
     if isinstance(event, h11.Data):

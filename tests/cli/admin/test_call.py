@@ -114,7 +114,8 @@ class Fleet:
         assert (method, path) in (("POST", "/admin/freeze"), ("POST", "/admin/unfreeze"))
         self.bodies.append(body)
         self.weights[url] = body.get("weights") or self.weights[url]
-        self.frozen[url] = {"since": "now", "by": body["by"], "reason": body["reason"]}
+        if self.frozen[url] is None:
+            self.frozen[url] = {"since": "now", "by": body["by"], "reason": body["reason"]}
         if path == "/admin/unfreeze":
             self.frozen[url] = None
         shown = {"policy": "gorgo", "version": 1, "weights": self.weights[url], "frozen": self.frozen[url]}
@@ -165,6 +166,17 @@ def test_a_proxy_without_an_answer_keeps_the_others_from_nothing_and_is_named(fl
     fleet.down = set()
     assert run("freeze", *ALL).exit_code == 0
     assert all(fleet.frozen.values())
+
+
+def test_a_freeze_of_what_is_frozen_says_that_its_reason_was_not_taken(fleet: Fleet) -> None:
+    assert run("freeze", "--url", B, "--reason", "before").exit_code == 0
+    result = run("freeze", *ALL, "--reason", "after")
+    assert result.exit_code == 0
+    assert result.stderr == (
+        f"gorgo: {B} was frozen before with these weights: its freeze stays, and this reason was not taken\n"
+    )
+    assert fleet.frozen[B] == {"since": "now", "by": "eve", "reason": "before"}
+    assert run("freeze", "--url", B).stderr == "", "no reason was given"
 
 
 def test_a_freeze_that_ends_with_its_process_names_the_proxy(fleet: Fleet) -> None:

@@ -107,6 +107,28 @@ def test_list_says_of_each_row_how_it_ended(explained: Any) -> None:
     assert lines[3].startswith("[bold]?[2J ")
 
 
+def test_the_slowest_request_of_a_client_is_looked_for_and_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+    answers = [{"now_s": 0.0, "decisions": [{"request_id": "r/1"}]}, shown(decision("r/1"))]
+
+    def request(_method: str, address: str, **_: Any) -> httpx.Response:
+        called.append(address.partition("9090")[2])
+        return httpx.Response(200, json=answers[len(called) - 1])
+
+    monkeypatch.setattr(httpx, "request", request)
+    done = CliRunner().invoke(app, ["explain", "--slowest", "--client", "team a"])
+    assert done.exit_code == 0, done.output
+    assert called == ["/admin/decisions?limit=1&order=slowest&client=team+a", "/admin/decisions/r%2F1"]
+    assert done.stdout.startswith("r/1: ")
+
+
+def test_a_client_without_a_request_is_said_and_an_id_has_no_client_beside_it(explained: Any) -> None:
+    assert explained({"now_s": 0.0, "decisions": []}, "--client", "a") == ["no such request is stored"]
+    refused = CliRunner().invoke(app, ["explain", "r1", "--slowest"])
+    assert refused.exit_code == 2
+    assert "expected no REQUEST_ID" in refused.stderr
+
+
 def test_words_of_clients_move_nothing_on_the_terminal(explained: Any) -> None:
     lines = explained(shown(decision(NASTY, terms={NASTY: np.array([1.0, 2.0])})), "r1")
     assert lines[0].startswith("[bold]?[2J: ")

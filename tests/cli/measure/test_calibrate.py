@@ -28,9 +28,12 @@ def run(*words: str | Path) -> Result:
 
 def test_log_becomes_a_profile_file_that_a_simulation_takes(tmp_path: Path) -> None:
     log = written(tmp_path / "log", served(LLAMA, requests=1500, interval_s=0.5, seed=2))
+    with log.open("a") as cut:
+        cut.write('{"received_s": 1')
     out = tmp_path / "measured.json"
     result = run("calibrate", "--request-log", log, "--out", out)
     assert result.exit_code == 0, result.output
+    assert result.stderr == f"gorgo: {log}: 1 line was cut off by a full disk or a killed process and is skipped\n"
     assert "capacity:\n  prefill_tokens_per_s: " in result.output
     assert "KV pool: not measured" in result.output
     config = tmp_path / "regions.yaml"

@@ -139,14 +139,14 @@ def test_simulate_by_default_runs_every_policy_once_on_all_cores(monkeypatch: py
     )
 
 
-@pytest.mark.parametrize(("errors", "code"), [((0, 0), 0), ((0, 1), 1)])
-def test_simulate_fails_where_a_request_failed(
-    errors: tuple[int, ...], code: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("errors", [(0, 0), (0, 1)])
+def test_requests_that_fail_in_a_simulation_are_a_result(
+    errors: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [row("gorgo-ms", errors=count) for count in errors]
     simulated(monkeypatch, *rows)
     result = run("simulate", "my-trace", "--config", REGIONS, "--json")
-    assert result.exit_code == code
+    assert result.exit_code == 0
     assert [one["errors"] for one in json.loads(result.stdout)] == list(errors)
 
 

@@ -172,6 +172,14 @@ def test_freeze_takes_its_weights_from_the_history_and_leaves_an_event_there(
     assert asked[0]["weights"] == {"w_rtt": 0.276, "w_queue": 0.5}
     assert asked[0]["allow_out_of_range"] is False
     assert "held-out week" in run("history", "--database", database).stdout
+    campaign = run("freeze", "--weights", "0", "--campaign", "1", "--database", database)
+    assert campaign.exit_code == 0, campaign.output
+    other = run("freeze", "--weights", "best", "--campaign", "5", "--database", database)
+    assert other.exit_code == 1
+    assert "campaign 5 has none" in other.stderr
+    alone = run("freeze", "--campaign", "1")
+    assert alone.exit_code == 2
+    assert "expected --weights best or a generation's number" in " ".join(alone.stderr.split())
     missing = run("freeze", "--weights", "77", "--database", database)
     assert missing.exit_code == 1
     assert "no generation '77'" in missing.stderr

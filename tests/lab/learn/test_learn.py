@@ -68,6 +68,14 @@ def test_rotated_files_are_read_oldest_first_and_a_cut_line_is_counted(tmp_path:
     assert found.cut_lines == 1
 
 
+def test_lines_and_headers_that_a_full_disk_cut_off_in_a_row_are_skipped(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    lines = [json.dumps(HEADER), json.dumps(outcome(1)), '{"request', '{"gorgo_out', "", json.dumps(HEADER)]
+    log.write_text("\n".join([*lines, json.dumps(outcome(2))]))
+    found = read_outcomes(log, NAMES)
+    assert (found.rows.dispatched_s.tolist(), found.cut_lines) == ([2.0, 3.0], 3)
+
+
 @pytest.mark.parametrize(
     ("lines", "expected"),
     [
@@ -141,9 +149,12 @@ def test_every_policy_that_learns_is_trained_from_a_log_and_adopts_the_model(nam
 
 def test_the_command_prints_the_error_and_a_table_of_features(tmp_path: Path) -> None:
     log, file = write(tmp_path / "log", [HEADER, *map(outcome, range(120))]), tmp_path / "model.npz"
+    with log.open("a") as cut:
+        cut.write('{"request_id": "cut')
     result = CliRunner().invoke(app, ["learn", str(log), "--policy", "predicted-latency", "--out", str(file)])
     assert result.exit_code == 0, result.output
     assert f"{file}: " in result.stdout
+    assert f"gorgo: {log}: 1 line was cut off by a full disk or a killed process and is skipped\n" in result.stderr
     assert "held-out error, 96 outcomes against the 24 after them: TTFT " in result.stdout
     names = {line.split()[0] for line in result.stdout.splitlines()[3:]}
     policy = make_policy("predicted-latency")

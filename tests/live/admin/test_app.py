@@ -202,8 +202,12 @@ async def test_decisions_are_listed_newest_first_by_replica_or_policy_and_at_mos
     assert [row["request_id"] for row in await listed(policy="gorgo")] == ["r1", "r0"]
     (late,) = await listed(policy="round-robin", replica=rows[0]["replica"])
     assert late == rows[0]
-    assert await listed(replica="nobody") == await listed(limit="0") == []
+    assert await listed(replica="nobody") == await listed(limit="0") == await listed(client="nobody") == []
     assert await listed(limit="5000") == rows
+    slowest = await listed(order="slowest")
+    assert [row["ttft_ms"] for row in slowest] == sorted((row["ttft_ms"] for row in rows), reverse=True)
+    wrong = await fleet.admin.get("/admin/decisions?order=oldest")
+    assert "newest or slowest" in checked(wrong, 400, "invalid_request")["message"]
 
 
 async def test_drained_replica_gets_nothing_new_until_it_is_undrained(fleet: Running) -> None:

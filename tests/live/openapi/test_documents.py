@@ -100,6 +100,10 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": "a"},
     "/v1/messages": {"system": "s", "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]},
     "/generate": {"input_ids": [1, 2]},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "a"}]},
+    "/v1/rerank": {"query": "a", "documents": ["b", "c"]},
+    "/v1/score": {"text_1": "a", "text_2": ["b", "c"]},
+    "/tokenize": {"prompt": "a"},
 }
 
 

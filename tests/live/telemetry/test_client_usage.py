@@ -50,6 +50,31 @@ def test_further_clients_and_models_are_other() -> None:
     assert {row.name: row.requests for row in rig.usage.last_minute()}["other"] == 5
 
 
+def test_models_that_no_replica_lists_any_more_make_room_for_those_that_came() -> None:
+    rig = Rig()
+    for generation in range(3):
+        rig.models = {"m"} | {f"adapter-{generation}-{n}" for n in range(MAX_MODELS - 1)}
+        rig.now += 10.0
+        for model in sorted(rig.models):
+            rig.usage.finished(None, model, 200, prompt_tokens=1, now=rig.now)
+        assert rig.labels("gorgo_client_requests_total", "model") == rig.models
+    assert rig.store.count("gorgo_client_requests_total", "none", "m", "2xx").value == 3.0, "its count goes on"
+
+
+def test_room_is_looked_for_once_a_second_while_all_models_are_listed() -> None:
+    rig = Rig()
+    rig.models = {f"m{n}" for n in range(MAX_MODELS + 1)}
+    for model in sorted(rig.models):
+        rig.usage.finished(None, model, 200, now=rig.now)
+    (waiting,) = rig.models - rig.labels("gorgo_client_requests_total", "model")
+    rig.models = {waiting}
+    rig.usage.finished(None, waiting, 200, now=rig.now)
+    assert waiting not in rig.labels("gorgo_client_requests_total", "model")
+    rig.now += 1.0
+    rig.usage.finished(None, waiting, 200, now=rig.now)
+    assert rig.labels("gorgo_client_requests_total", "model") == {waiting, "other"}
+
+
 def test_series_of_a_client_or_model_that_left_end_and_make_room() -> None:
     rig = Rig()
     rig.models |= {"n"}

@@ -91,6 +91,56 @@ def test_next_run_goes_on_in_the_same_file_under_its_own_header(tmp_path: Path) 
     assert [entry.get("boot_id") for entry in entries(tmp_path / "log")] == ["one", None, "two", None]
 
 
+@pytest.mark.parametrize("removed", [False, True])
+def test_file_that_another_program_rotates_is_begun_anew_without_a_signal(tmp_path: Path, removed: bool) -> None:
+    file = log_file(tmp_path / "log")
+    file.open()
+    file.write([finished(1.0)])
+    os.rename(tmp_path / "log", tmp_path / "log-2026")
+    if removed:
+        (tmp_path / "log-2026").unlink()
+    file.write([finished(2.0)])
+    file.write([finished(3.0)])
+    file.close()
+    header, *lines = entries(tmp_path / "log")
+    assert "gorgo_request_log" in header
+    assert [line["received_s"] for line in lines] == [2.0, 3.0]
+    if not removed:
+        assert [line.get("received_s") for line in entries(tmp_path / "log-2026")] == [None, 1.0]
+
+
+def test_file_in_the_place_of_a_rotated_one_is_appended_to_under_a_header(tmp_path: Path) -> None:
+    file = log_file(tmp_path / "log")
+    file.open()
+    os.rename(tmp_path / "log", tmp_path / "log-2026")
+    (tmp_path / "log").touch()  # `create` of logrotate
+    file.write([finished(2.0)])
+    file.close()
+    assert [line.get("received_s") for line in entries(tmp_path / "log")] == [None, 2.0]
+
+
+def test_file_that_another_program_truncates_begins_with_a_header_again(tmp_path: Path) -> None:
+    file = log_file(tmp_path / "log")
+    file.open()
+    file.write([finished(1.0)])
+    os.truncate(tmp_path / "log", 0)  # `copytruncate` of logrotate
+    file.write([finished(2.0)])
+    file.write([finished(3.0)])
+    file.close()
+    assert [line.get("received_s") for line in entries(tmp_path / "log")] == [None, 2.0, 3.0]
+
+
+def test_lines_of_a_place_that_takes_no_file_any_more_are_not_counted_as_written(tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    file = log_file(folder / "log")
+    file.open()
+    (folder / "log").unlink()
+    folder.rmdir()
+    with pytest.raises(FileNotFoundError):
+        file.write([finished(1.0)])
+
+
 def test_line_that_was_cut_off_ends_before_the_next_header(tmp_path: Path) -> None:
     (tmp_path / "log").write_text('{"received_s": 1.0, "mod')
     file = log_file(tmp_path / "log")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 from gorgo.errors import HistoryError
 from tests.tuner.history.examples import generation
+from tuner.commands import read_history, weights_of
 from tuner.history import History, database
 
 ASSETS = Path(__file__).parent / "assets"
@@ -46,6 +48,78 @@ def test_a_file_of_another_kind_is_refused_and_left_alone(path: Path) -> None:
     with pytest.raises(HistoryError, match="another kind of file"):
         History(f"sqlite:///{path}")
     assert path.read_text().startswith("a diary")
+
+
+@pytest.mark.parametrize(
+    ("statements", "lacking"),
+    [
+        (["CREATE TABLE users (id INTEGER)"], "alembic_version, campaign, event, generation"),
+        (["CREATE TABLE campaign (id INTEGER)"], "alembic_version, event, generation"),
+        (
+            [
+                "CREATE TABLE alembic_version (version_num TEXT)",
+                "INSERT INTO alembic_version VALUES ('0001')",
+                *(f"CREATE TABLE {name} (id INTEGER)" for name in ("campaign", "event", "generation")),
+            ],
+            "campaign.finished_s, campaign.options",
+        ),
+    ],
+    ids=["another program's", "one with a table of the same name", "one with Alembic and the same tables"],
+)
+def test_a_database_of_another_program_is_refused_and_not_a_byte_of_it_changes(
+    path: Path, statements: list[str], lacking: str
+) -> None:
+    with sqlite3.connect(path) as connection:
+        for statement in statements:
+            connection.execute(statement)
+    connection.close()
+    before = path.read_bytes()
+    for opened in (History, History.existing):
+        with pytest.raises(HistoryError, match=f"history.sqlite3: not a history of the tuner.*lacks {lacking}"):
+            opened(f"sqlite:///{path}")
+    assert path.read_bytes() == before
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("INSERT INTO alembic_version VALUES ('0001')", "has 2 versions (0001, 0002); expected one"),
+        ("DROP TABLE alembic_version", "not a history of the tuner, or a damaged one"),
+        (
+            "UPDATE alembic_version SET version_num = 'abc'",
+            "schema abc, which a newer version of gorgo or another program",
+        ),
+    ],
+)
+def test_a_history_whose_version_is_wrong_is_named(path: Path, statement: str, said: str) -> None:
+    filled(path)[0].close()
+    with sqlite3.connect(path) as connection:
+        connection.execute(statement)
+    connection.close()
+    for opened in (History, History.existing):
+        with pytest.raises(HistoryError, match=r"history\.sqlite3: .*" + re.escape(said)):
+            opened(f"sqlite:///{path}")
+
+
+def test_a_question_makes_no_database(path: Path) -> None:
+    url = f"sqlite:///{path}"
+    assert read_history(url, campaign=None, limit=9) == (None, [], [])
+    with pytest.raises(HistoryError, match="no campaign 3: the history is empty"):
+        read_history(url, campaign=3, limit=9)
+    with pytest.raises(HistoryError, match="no generation 'best': the history is empty"):
+        weights_of("best", url)
+    assert [*path.parent.iterdir()] == []
+    path.touch()
+    assert read_history(url, campaign=None, limit=9) == (None, [], [])
+    assert path.read_bytes() == b""
+
+
+def test_a_campaign_that_is_not_there_is_said_with_the_newest(path: Path) -> None:
+    history, campaign = filled(path)
+    history.close()
+    with pytest.raises(HistoryError, match=f"no campaign 9: the newest is {campaign}"):
+        read_history(f"sqlite:///{path}", campaign=9, limit=9)
 
 
 def test_a_damaged_file_is_refused_with_advice(path: Path) -> None:

@@ -12,7 +12,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import NullPool
 
 from gorgo.errors import HistoryError
-from tuner.history import database
+from tuner.history import History, database
 from tuner.history.database import open_engine, reading, writing
 
 
@@ -44,19 +44,18 @@ def test_the_write_lock_is_taken_at_the_start_of_a_write_and_by_no_read(
 
 
 def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    History(f"sqlite:///{tmp_path}/h.sqlite3").close()
     engine = open_engine(f"sqlite:///{tmp_path}/h.sqlite3")
-    with writing(engine) as connection:
-        connection.exec_driver_sql("CREATE TABLE t (n INTEGER)")
 
     def write() -> None:
         with writing(engine) as connection:
-            connection.exec_driver_sql("INSERT INTO t VALUES (1)")
+            connection.exec_driver_sql("INSERT INTO event (at_s, kind, reason) VALUES (1, 'freeze', 'r')")
             connection.exec_driver_sql("INSERT INTO nowhere VALUES (1)")
 
     with pytest.raises(HistoryError, match="no such table"):
         write()
     with reading(engine) as connection:
-        assert connection.exec_driver_sql("SELECT count(*) FROM t").scalar() == 0
+        assert connection.exec_driver_sql("SELECT count(*) FROM event").scalar() == 0
 
 
 @pytest.mark.parametrize(

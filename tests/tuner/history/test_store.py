@@ -149,8 +149,20 @@ def test_weights_of_an_older_campaign_are_found_by_its_number(history: History) 
     history.record(second, generation(0, weights={"w_rtt": 0.9}))
     assert history.weights_of("best") == ("gorgo-ms", {"w_rtt": 0.9})
     assert history.weights_of("0", first) == ("gorgo", {"w_rtt": 0.7})
-    with pytest.raises(HistoryError, match="campaign 2 has none"):
+    with pytest.raises(HistoryError, match="no campaign has one"):
         history.weights_of("1")
+    with pytest.raises(HistoryError, match="campaign 2 has none"):
+        history.weights_of("1", second)
+
+
+def test_weights_are_looked_for_in_older_campaigns_too(history: History) -> None:
+    first, second = begin(history), begin(history)
+    for number in (0, 1):
+        history.record(first, generation(number, weights={"w_rtt": 0.5 + number}))
+    history.record(second, generation(0, accepted=False, weights={"w_rtt": 0.9}))
+    assert history.weights_of("best") == ("gorgo", {"w_rtt": 1.5})
+    assert history.weights_of("1") == ("gorgo", {"w_rtt": 1.5})
+    assert history.weights_of("0") == ("gorgo", {"w_rtt": 0.9})
 
 
 def test_a_history_without_a_campaign_says_that_it_is_empty(history: History) -> None:

@@ -2,11 +2,12 @@
 
 Owns the grammar of heads and the framing of the body behind one. Leaves the bytes of the body to `reader`.
 
-Theory of operation. A request is smuggled where the proxy and the program before it disagree on its end. One
-expression describes each head that the proxy accepts: lines that end with CR LF alone, no folded line, no control
-character, a path as the target. httptools then reads the same bytes, strictly, and has to agree on the target and on
-the number of headers. The framing is checked on what httptools returned: one length of digits, or chunked as the only
-coding of HTTP/1.1, and never both. httptools alone accepts eleven of the suite's ambiguous forms, h11 thirty-three.
+Theory of operation. A request is smuggled where the proxy and the program before it disagree on its end. One expression
+describes each head that the proxy accepts: lines that end with CR LF alone, no folded line, no control character, a
+path as the target, or a URL with the host of the header. httptools then reads the same bytes, strictly, and has to
+agree on the target and on the number of headers. The framing is checked on what httptools returned: one length of
+digits, or chunked as the only coding of HTTP/1.1, and never both. httptools alone accepts eleven of the suite's
+ambiguous forms, h11 thirty-three.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from gorgo.live.listener.heads import HeadLimits
 MAX_HEADER_LINES = 128
 #: Lines of headers, or of trailers, that have one reading. No quantifier gives back what it took.
 LINES = rb"(?:[-!#$%&'*+.^_`|~0-9a-zA-Z]++:[^\x00-\x08\x0a-\x1f\x7f]*+\r\n){0,128}+"
-_HEAD = re.compile(rb"([A-Z]{1,20}) (/[\x21-\x7e]*+) HTTP/(1\.[01])\r\n" + LINES + rb"\r\n")
+#: A target is a path, or a URL of a client that takes the proxy for a forward proxy (RFC 9112, 3.2.2).
+_TARGET = rb"((?:[hH][tT][tT][pP][sS]?://[-.:\[\]~_0-9a-zA-Z]++)?+)((?:/[\x21-\x7e]*+)?+)"
+_HEAD = re.compile(rb"([A-Z]{1,20}) (?=[/hH])" + _TARGET + rb" HTTP/(1\.[01])\r\n" + LINES + rb"\r\n")
 _REQUEST_LINE = re.compile(rb"\S+ \S+ HTTP/\d\.\d\r\n")
 _CODING = re.compile(rb"\r\ntransfer-encoding[ \t]*:", re.IGNORECASE)
 _LENGTHS = re.compile(rb"\r\ncontent-length[ \t]*:", re.IGNORECASE)
@@ -106,11 +109,13 @@ def read_head(text: bytes, limits: HeadLimits) -> Head:
         pass  # The rest of `text` is empty: no byte was read as another protocol.
     except HttpParserError as error:
         raise _misframed(text, str(error)) from None
-    method, target, version = match.groups()
-    if not fields.complete or fields.target != target or len(fields.headers) != text.count(b"\n") - 2:
+    method, address, path, version = match.groups()
+    if not fields.complete or fields.target != address + path or len(fields.headers) != text.count(b"\n") - 2:
         raise Refused("two readings of one head")
-    head = Head(method.decode("ascii"), target, version.decode("ascii"), RequestHeaders(fields.headers))
+    head = Head(method.decode("ascii"), path or b"/", version.decode("ascii"), RequestHeaders(fields.headers))
     _interpret(head)
+    if address:
+        _check_address(address, head.headers)
     return head
 
 
@@ -129,6 +134,13 @@ def _interpret(head: Head) -> None:
         head.expects_continue = b"100-continue" in _tokens(head.headers, b"expect")
     if b"upgrade" in named:
         head.headers = RequestHeaders(pair for pair in head.headers if pair[0] != b"upgrade")
+
+
+def _check_address(address: bytes, headers: list[Header]) -> None:
+    """Accept the URL of a target whose host is that of the header: a program before the proxy may read either."""
+    named = address.partition(b"://")[2].lower()
+    if [value.lower() for name, value in headers if name == b"host"] != [named]:
+        raise Refused("a target with another host than the header")
 
 
 def _set_framing(head: Head, coding: bytes | None, length: bytes | None) -> None:

@@ -61,7 +61,14 @@ def body_of(data: bytes) -> bytes:
         pytest.param(GET + b"a: \x7f\r\n\r\n", 400, id="DEL"),
         pytest.param(GET + b"a: \x0b\r\n\r\n", 400, id="vertical tab"),
         pytest.param(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505, id="preface of HTTP/2"),
-        pytest.param(b"GET http://g/ HTTP/1.1\r\nhost: g\r\n\r\n", 400, id="absolute target"),
+        pytest.param(b"GET http://other/ HTTP/1.1\r\nhost: g\r\n\r\n", 400, id="absolute target of another host"),
+        pytest.param(b"GET http://g:80/ HTTP/1.1\r\nhost: g\r\n\r\n", 400, id="absolute target of another port"),
+        pytest.param(b"GET http://g/ HTTP/1.0\r\n\r\n", 400, id="absolute target without a host"),
+        pytest.param(b"GET http://u@g/ HTTP/1.1\r\nhost: g\r\n\r\n", 400, id="absolute target with a user"),
+        pytest.param(b"GET ftp://g/ HTTP/1.1\r\nhost: g\r\n\r\n", 400, id="absolute target of another scheme"),
+        pytest.param(b"GET http:///a HTTP/1.1\r\nhost: g\r\n\r\n", 400, id="absolute target of no host"),
+        pytest.param(b"GET  HTTP/1.1\r\nhost: g\r\n\r\n", 400, id="no target"),
+        pytest.param(b"GET g:80 HTTP/1.1\r\nhost: g:80\r\n\r\n", 400, id="an address alone"),
         pytest.param(b"OPTIONS * HTTP/1.1\r\nhost: g\r\n\r\n", 400, id="no path"),
         pytest.param(b"GET / HTTP/2.0\r\nhost: g\r\n\r\n", 400, id="another version"),
         pytest.param(POST + b"content-length: 1\r\nContent-Length: 1\r\n\r\n", 400, id="two lengths"),
@@ -97,6 +104,24 @@ def test_head_with_two_meanings_is_refused(data: bytes, status: int) -> None:
 def test_head_with_one_meaning_is_taken(data: bytes) -> None:
     head, body = read(data)
     assert (head.length, body) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    ("target", "host", "path", "query"),
+    [
+        (b"http://g/v1/models?a=b", b"g", b"/v1/models", b"a=b"),
+        (b"HTTPS://Gorgo.Example:8080/v1/models", b"gorgo.example:8080", b"/v1/models", b""),
+        (b"http://[::1]:8080/a", b"[::1]:8080", b"/a", b""),
+        (b"http://g", b"g", b"/", b""),
+        (b"http://g//h/a", b"g", b"//h/a", b""),
+    ],
+)
+def test_absolute_target_with_the_host_of_the_header_is_its_path(
+    target: bytes, host: bytes, path: bytes, query: bytes
+) -> None:
+    taken = read(b"GET " + target + b" HTTP/1.1\r\nhost: " + host + b"\r\n\r\n")[0]
+    assert (taken.raw_path, taken.query, taken.path) == (path, query, path.decode())
+    assert taken.target == path + (b"?" + query if query else b"")
 
 
 def head(size: int, *, lines: int = 2) -> bytes:
