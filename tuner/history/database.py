@@ -18,7 +18,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, Operati
 from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 
 from gorgo.errors import HistoryError
-from tuner.history.store import CampaignTable, TableBase
+from tuner.history.models import CampaignTable, TableBase
 
 #: Another writer holds the lock for milliseconds; five seconds is a forgotten transaction.
 BUSY_TIMEOUT_S = 5.0

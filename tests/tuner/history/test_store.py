@@ -13,7 +13,8 @@ from tests.tuner.history.examples import generation
 from tuner.campaign.generation import Generation
 from tuner.history import CampaignRow, EventRow, History
 from tuner.history.database import open_engine
-from tuner.history.store import WORD_CHARACTERS, EventKind, StateTable, TableBase, row_of, weights_in
+from tuner.history.models import WORD_CHARACTERS, StateTable, TableBase
+from tuner.history.store import EventKind, row_of, weights_in
 
 TARGET = {"target": "http://127.0.0.1:9090", "policy": "gorgo"}
 
