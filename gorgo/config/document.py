@@ -1,6 +1,11 @@
 """YAML text to plain data, with the line of each value and every syntax error.
 
 PyYAML scans and composes; aliases, tags and deep nesting are rejected. Scalars follow the core schema of YAML 1.2.
+Leaves the meaning of keys to `load`.
+
+- `excerpt` shows the line of an error, without what may be a secret.
+- `Variables` expands `${NAME}` in values.
+- `read_document` returns the data, lines and errors of a file.
 """
 
 from __future__ import annotations
@@ -225,7 +230,7 @@ class Document:
 def read_document(text: bytes, environ: Mapping[str, str] | None = None, *, allow_unset: bool = False) -> Document:
     """Parse `text`; syntax errors are in `problems`, and `data` has the rest.
 
-    With `environ`, values may name its variables (`parsing.variables`); one that is not set is an error, or with
+    With `environ`, values may name its variables (`Variables`); one that is not set is an error, or with
     `allow_unset` an unknown value.
     """
     document = Document()

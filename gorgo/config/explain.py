@@ -1,4 +1,8 @@
-"""The message of one pydantic error: the value found, what was expected, and the key that was probably meant."""
+"""The message of one pydantic error: the value found, what was expected, and the key that was probably meant.
+
+Owns the messages (`explain`), and the table of old keys with their new names (`renamed_keys`). Leaves reading and
+listing errors to `load`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""One entry of `replicas`."""
+"""The entries of `replicas` and of `fleet_sources` in regions.yaml, and where a replica's KV cache events come from.
+
+Owns the keys of both with their checks. Leaves the other sections to `config.model`, and finding the replicas of a
+source to `gorgo.fleet_sources`.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +26,6 @@ from gorgo.config.values import (
     auto_or,
     strict,
 )
-
-# `kv_events` of a replica: where the events of its KV cache come from.
 
 
 @strict

@@ -1,4 +1,7 @@
-"""regions.yaml to `Config`, or one `ConfigError` with all errors of the file.
+"""regions.yaml to `Config`, or one `ConfigError` with all errors of the file; and a file from the URLs of replicas.
+
+Owns the checks of a whole file and the text that `gorgo serve --replica` runs (`config_text`). Leaves syntax to
+`document` and messages to `explain`.
 
 pydantic checks types and ranges of the dataclasses in `config.model`, strictly: "30" is not a number, true is not 1.
 Each error names path, line, value and expectation; values that may be secret are not shown. The shells check names of

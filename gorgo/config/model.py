@@ -1,6 +1,7 @@
 """The shape of regions.yaml as frozen dataclasses: every key with type, default and range.
 
-Units are in the names: seconds, or `ms`.
+Owns all sections but `replicas` and `fleet_sources`, which are in `config.fleet`. Leaves contradictions between keys to
+`load`. Units are in the names: seconds, or `ms`.
 """
 
 from __future__ import annotations
@@ -33,8 +34,6 @@ from gorgo.config.values import (
     strict,
 )
 
-# Certificates of a listener.
-
 
 @strict
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +49,6 @@ def paired(tls: TlsConfig) -> TlsConfig:
     if (tls.cert is None) != (tls.key is None):
         raise ValueError("cert and key, both or neither")
     return tls
-
-
-# `picker` in regions.yaml: the listener of `gorgo picker` for Envoy.
 
 
 @strict
@@ -116,7 +112,7 @@ class ClientRuleConfig:
     allowed_regions: tuple[Name, ...] = ()
     #: Whether it gets the estimated cached tokens and the predicted TTFT.
     estimates: bool = False
-    #: Fields of a body that steer the engine, and that it may send (`live.request.client_scope`).
+    #: Fields of a body that steer the engine, and that it may send (`live.request.parse`).
     engine_fields: Annotated[tuple[Text, ...], Field(max_length=64)] = ()
 
 
@@ -238,7 +234,7 @@ class LimitsConfig:
     header_timeout_s: Positive = 10.0
     max_body_bytes: Count = 32 * 1024 * 1024
     body_timeout_s: Positive = 60.0
-    #: Default: a share of the memory (`config.machine_memory`).
+    #: Default: a share of the memory (`config.router_settings`).
     max_buffered_bytes: Count | None = None
     max_attempts: Count = 3
     max_in_flight: Count = 4096

@@ -1,4 +1,7 @@
-"""regions.yaml to the settings of the Router: bounds, replicas and client quotas."""
+"""regions.yaml to the settings of a process: bounds, replicas and quotas of the Router, deadlines, buffered bytes.
+
+Owns the translation. Leaves reading and checking the file to `load`.
+"""
 
 from __future__ import annotations
 

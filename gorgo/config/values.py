@@ -1,4 +1,8 @@
-"""Types of the values in regions.yaml: each with its range or its check."""
+"""Types of the values in regions.yaml, each with its range or its check, and values that no file sets.
+
+Owns the types, the names of headers and of engines that are allowed, and the constants with their reasons. Leaves the
+keys to `model` and `fleet`.
+"""
 
 from __future__ import annotations
 

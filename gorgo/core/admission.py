@@ -1,7 +1,14 @@
 """Admission: dispatch, queue or reject a request before its first dispatch.
 
-Owns the first evaluation on arrival, later evaluations while the request is queued, and its end there. The rules are
-`fleet.saturation` and `deadline`, the order `queue`, the choice and the reservation `dispatch.dispatcher`.
+Owns the first evaluation on arrival, later evaluations while the request is queued, and its end there. Leaves capacity
+to `fleet.saturation`, and the choice and the reservation to `dispatch.dispatcher`.
+
+- `meets_deadline`, `misses_deadline` and `shed_at_s` are the rules of shedding.
+- `RetryAfter` says when a rejected client should come again.
+- `FairQueue` has the requests that wait, in the order in which they are offered a replica.
+- `ShedTimers` finds the queued requests that may have become infeasible.
+- `AdmissionController` decides.
+- `Preconditions` checks what a request needs before its admission.
 
 Theory of operation. A request goes to the replica with the least cost of all, if that has capacity; else it is queued
 for it, and later requests may pass. The time until a slot is free is in no cost, and the number of slots is estimated
@@ -614,9 +621,6 @@ class AdmissionController:
         """Return the time until the first back-off ends."""
         backoffs = [replica.health.backoff_until_s for replica in self._fleet.replicas.values()]
         return max(MIN_RETRY_S, min((at for at in backoffs if at is not None), default=now) - now)
-
-
-# Preconditions of a request: a replica that could serve it, and the bounds of the proxy and of its client.
 
 
 class Preconditions:

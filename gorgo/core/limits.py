@@ -174,7 +174,7 @@ class RouterLimits:
         Next best replicas in each Dispatch, for a gateway that retries by itself; 0 where the Router retries.
     sampled_replicas:
         Candidates that a policy with a cost compares where there are more than sixteen times as many
-        (`core.dispatch.candidate_sampler`).
+        (`core.dispatch.dispatcher`).
     """
 
     max_attempts: int = 3

@@ -1,4 +1,4 @@
-"""Bounds of numbers, and whether what came from outside can be counted with.
+"""Numbers: their bounds, whether what came from outside can be counted with, and the types of arrays.
 
 JSON's integers may have any number of digits and Python's reader takes `NaN`: the one is too large for a float, with an
 error of its own, and the other is equal to nothing. Both pass for numbers by their type.

@@ -72,7 +72,7 @@ class Router:
     limits:
         Every bound, with its reason (`core.limits`).
     shadow:
-        Scores each decision beside `policy` and changes none (`core.policy.shadow`). Raises `ConfigError` if it has no
+        Scores each decision beside `policy` and changes none (`policy.interface`). Raises `ConfigError` if it has no
         cost, or if the two read different prefix indexes.
 
     Example

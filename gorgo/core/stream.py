@@ -1,7 +1,12 @@
 """What the relay reads of a response as it passes, behind one import: pure, incremental, blind to how bytes are split.
 
-`core.stream.first_token` finds the first token, `core.stream.usage` the token counts, and `core.stream.whole` judges
-what has ended, on the framing of `core.stream.sse`.
+Owns the framing of events and what the events of each dialect mean. Leaves the relay, and what follows from a result,
+to the shells and to `dispatch.lifecycle`.
+
+- `SseReader` splits a stream into events.
+- `FirstTokenDetector` finds the first content, or the error that came instead.
+- `UsageReader` finds the token counts that a response reports.
+- `end_of_stream`, `error_of_body` and `is_short` judge what has ended.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ from gorgo.core.record import mutable_record, record
 # Server-sent events out of bytes split anywhere.
 #
 # Owns the framing of a stream of events (WHATWG HTML, "Server-sent events": lines end in LF, CR or CR LF, a blank line
-# ends an event, a line that starts with a colon is a comment). What an event means is for `first_token` and `usage`.
+# ends an event, a line that starts with a colon is a comment). What an event means is for the parts below.
 
 
 #: A longer event is passed on undecoded: the proxy buffers no more than that before it lets bytes through.
@@ -555,8 +560,8 @@ def _sum(counts: list[int | None]) -> int | None:
 
 # Whole responses: whether a stream has its end, whether a body is an error, and whether an answer is doubtfully short.
 #
-# Owns the judgement of bytes that have all come; `first_token` has that of a beginning. A faulty engine can end a
-# stream without an end, answer 200 with an error, or with one token, and is faster than its peers each time.
+# Owns the judgement of bytes that have all come; `FirstTokenDetector` has that of a beginning. A faulty engine can end
+# a stream without an end, answer 200 with an error, or with one token, and is faster than its peers each time.
 
 
 #: Lines read from the end of a stream: the dialects put a handful of events behind the last token.

@@ -1,6 +1,7 @@
 """The interface of engine dialects: paths to probe and scrape, and readers of the answers.
 
-Owns the protocol. Readers are plain functions over text; the proxy makes the requests.
+Owns the protocol (`EngineDialect`), the rule of probes (`probe_paths`, `is_well`), and the detection of reports that a
+replica does not make (`ReportWatch`). Readers are plain functions over text; the proxy makes the requests.
 """
 
 from __future__ import annotations

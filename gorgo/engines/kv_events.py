@@ -1,7 +1,7 @@
 """Messages of KV cache events of SGLang and vLLM, decoded.
 
-Owns the wire format (MessagePack) and its bounds. See `core.messages.kv_events` for the records and
-`core.prefix.kv_index` for their use.
+Owns the wire format (MessagePack) and its bounds: short plain messages are decoded at once (`decode_plain`), all others
+event by event (`decode_each`). See `core.messages.kv_events` for the records and `core.prefix.kv_index` for their use.
 
 Theory of operation. Both engines send `[time, events, rank]`, by release as an array or a map, and so each event.
 Fields were added at the end, so missing ones have defaults and further ones are ignored. A message is first split into
@@ -25,7 +25,7 @@ from gorgo.core.prefix.kv_source import TOKEN_BYTES, token_bytes
 from gorgo.engines import kv_wire as wire
 from gorgo.engines.kv_wire import INDEXED_KINDS, LOW_64_BITS, MAX_RANK, TIERS
 
-# Short messages of plain events, decoded at once: a third of the time of `kv_events`, which decodes all others.
+# Short messages of plain events, decoded at once: in a third of the time that `decode_each` takes.
 #
 # Owns the form that both engines send today: an array of maps with integer hashes and no keys beside tokens. A message
 # of any other form, or with any bad field, is none of these.

@@ -1,6 +1,6 @@
 """Engine dialects by their name in regions.yaml: those of this package, and those of entry points.
 
-A new dialect here is one file, a line below, and its name in `config.engine_names`. Another package adds its own by
+A new dialect here is one file, a line below, and its name in `config.values`. Another package adds its own by
 an entry point in the group `gorgo.engines`: its name is the engine's, its object the class. It cannot replace a name of
 this package.
 """

@@ -1,6 +1,8 @@
-"""An object's labels and annotations to the entry of a replica, by the rules of `replicas` in regions.yaml.
+"""From what a source found to entries of replicas, by the rules of `replicas` in regions.yaml.
 
-A label cannot have the slash of many names of models, so annotations of the same keys are read too.
+Owns the result of a source (`Found`) with the entries that follow from it, the reading of labels and annotations
+(`make_entry`), and the replicas of a name in DNS (`found_addresses`). Leaves objects of Kubernetes to `kubernetes`. A
+label cannot have the slash of many names of models, so annotations of the same keys are read too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Pods to replicas: one per pod, or one per pod and port where a pool has several ports."""
+"""Objects of Kubernetes to replicas: pods, EndpointSlices of a Service, and an InferencePool.
+
+Owns what is read of each object, and which replicas follow: one per pod, or one per pod and port where a pool has
+several ports. Leaves labels and annotations to `entries`, and requests to the API to `gorgo.live.fleet_sources`.
+"""
 
 from __future__ import annotations
 

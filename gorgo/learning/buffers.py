@@ -1,4 +1,13 @@
-"""The newest rows, and a replay buffer of older ones that a rule admits when they leave the first.
+"""The rows that a training uses: the newest ones, and older ones by a rule.
+
+Owns the stores of rows. Leaves when a round takes place to `trainer`.
+
+- `k_centre` chooses the rows that differ most in what they would teach.
+- `RowRing` is a queue of the newest rows.
+- `FifoReplay` has the newest rows, and a replay buffer of older ones that a rule admits when they leave the first.
+- `StratifiedStore` has the newest rows of each class of load.
+
+The paragraph below is the theory of `FifoReplay`.
 
 Theory of operation. Rows enter a FIFO. One that leaves it waits for the next round, which decides on all that wait:
 while the replay buffer has space they are admitted; from then on a pool of them and of stored rows, chosen by chance,

@@ -1,7 +1,8 @@
 """Files of models: numpy's npz with a JSON header as one of its arrays, and no pickle.
 
-A file that is damaged, foreign or of other features is refused with its place and what was expected, so that a policy
-starts without a model. Checksums are those of the zip format.
+Owns the format (`save`, `load`), and the checks of each value in it (`ModelParts`). A file that is damaged, foreign or
+of other features is refused with its place and what was expected, so that a policy starts without a model. Checksums
+are those of the zip format.
 """
 
 from __future__ import annotations

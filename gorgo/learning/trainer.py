@@ -1,6 +1,8 @@
 """Rounds of training: rows come in, and a model comes out when enough of them are new.
 
-A simulation's controller and the worker beside a proxy use the same object. It measures no time.
+Owns one fit (`fit`), and the rounds with their buffers and errors (`Trainer`). Leaves which rows are retained to
+`buffers`, and the mathematics to `models`. A simulation's controller and the worker beside a proxy use the same object.
+It measures no time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Pushes into the Router: in the order of each engine, in steps that do not hold the event loop.
 
-Owns the last snapshot of each source, and silence. See `source` for order and rate.
+Owns the reading of a push, the order and rate of each source (`PushSource`), its last snapshot, and its silence
+(`PushService`). Leaves the routes to `admin.routes`, and the blocks to the Router.
 
 Theory of operation. Engines push their whole cache each few seconds, and little of it has changed. The difference to
 the last snapshot is computed in a thread, and the Router gets it in slices, with other events in between. The Router
@@ -64,7 +65,7 @@ class CachePush:
     sequence:
         Place in the run, from 0 on by one.
     hashes:
-        Own hashes (`core.prefix.kv_chain`), in any order.
+        Own hashes (`core.prefix.kv_source`), in any order.
     """
 
     replica: str

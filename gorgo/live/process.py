@@ -1,6 +1,8 @@
 """The run of a process: monitors, timers, reload, admin listener and one front end, from start to stop.
 
-The front end serves requests, the admin listener operators and tuners, in one event loop.
+Owns the options of a process (`ProcessOptions`), the order of start and stop, signals, and the files that lines are
+appended to. Leaves what serves requests to a `FrontEnd`. The front end serves requests, the admin listener operators
+and tuners, in one event loop.
 
 Shutdown: at the first signal `/ready` turns 503 and the front end ends its exchanges within the grace period. A second
 signal ends the grace period. The listeners close last, so that a load balancer sees the 503 before a refused
@@ -114,9 +116,6 @@ def _hypercorn_log() -> logging.Logger:
     return logger
 
 
-# What serves requests in a process, as the process runs it.
-
-
 class FrontEnd(Protocol):
     """The listener for requests, above what routes."""
 
@@ -141,9 +140,6 @@ class FrontEnd(Protocol):
         ...
 
 
-# What a process is started with, beside its configuration.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessOptions:
     """Options of a process.
@@ -164,7 +160,7 @@ class ProcessOptions:
         Source of the configuration, reloaded when it changes and at SIGHUP.
     state_file:
         Stores weights, policy, freeze and drain marks; its content may override the configuration, `policy` and
-        `weights` (`control.startup`).
+        `weights` (`control.state_file`).
     request_log:
         File of finished requests.
     outcome_log:

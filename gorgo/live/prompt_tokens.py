@@ -1,7 +1,7 @@
 """Exact tokens of requests: counted, hashed by block, and compared with what engines report.
 
-Owns when a prompt is counted, and where: short new texts on the event loop, longer ones in a thread. Leaves the ids to
-`tokens` and the hashes to `block_hashes`.
+Owns when a prompt is counted, and where: short new texts on the event loop, longer ones in a thread (`PromptTokens`).
+Owns the cache of hashes by part as well (`BlockHashes`). Leaves the ids to `tokens`.
 
 Theory of operation. The tokenizer releases the interpreter, so a thread encodes while the loop runs. Hashing does not,
 so it takes place on the loop, and lets other tasks run after every few milliseconds. One report of another count stops
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 # Own hashes of a prompt's token blocks, cached by part, so that a longer prompt costs its new part.
 #
-# Owns the cache. The hashes are those of `core.prefix.kv_chain`.
+# Owns the cache. The hashes are those of `core.prefix.kv_source`.
 #
 # Theory of operation. A section is what a part adds to the prompt before it: the hashes of the blocks that end in it.
 # Each section has a number, and its key is the number of the section before it and the key of the part. So a number

@@ -1,7 +1,7 @@
 """Names of models: aliases of the configuration, and what each replica lists.
 
-Owns which name a client's name stands for, and which name a replica knows. Leaves routing to the Router, which has
-the lists under the same names.
+Owns which name a client's name stands for, and which name a replica knows (`ServedModels`), and the lists that are
+fetched for a client (`ModelLists`). Leaves routing to the Router, which has the lists under the same names.
 
 Theory of operation. A model has one name in the Router: the alias's model, or the adapter's own name. SGLang knows an
 adapter as `<base>:<adapter>` and vLLM as `<adapter>`: both are the adapter here. A name that no replica lists is

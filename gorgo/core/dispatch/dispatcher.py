@@ -2,6 +2,11 @@
 
 Owns the candidates' table of one request, the record of the decision, and the reservation. The fleet filters the
 candidates, the policy chooses, and `admission` says whether the request is dispatched now.
+
+- `sample_candidates` reduces the candidates of a large fleet to those that a policy compares.
+- `Evaluation` is the policy's choice, before anything is reserved.
+- `NetworkEstimate` is what a dispatch takes on its way and in the engine.
+- `Dispatcher` evaluates and reserves.
 """
 
 from __future__ import annotations
@@ -100,9 +105,6 @@ def _least(column: Floats, count: int, rng: np.random.Generator) -> Rows:
         count -= len(rows)
         column = np.where(column > least, column, inf)
     return np.concatenate(found)
-
-
-# An evaluation: the policy's choice for a request, with what it was made from. Nothing is reserved by it.
 
 
 @record

@@ -1,5 +1,8 @@
 """Hedging: a second attempt on evidence that the first one is stuck, within a budget.
 
+Owns the times at which requests are late and the rules of a hedge (`Hedger`), and the budget of hedges and retries
+(`RatioBudget`). Leaves the reservation of a hedge to `dispatch.dispatcher` and retries to `dispatch.lifecycle`.
+
 Theory of operation. A request is late when its first token is later than predicted by `delay_s` or by the prediction,
 whichever is more. It is superseded on its replica when a request dispatched there after it has its first token, while
 its own was due as well: the delay is then its own, on the path or in the engine. Both are evaluated once, after a

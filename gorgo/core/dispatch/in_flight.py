@@ -1,7 +1,9 @@
 """Open attempts and their requests: which load is reserved on which replica.
 
-Owns the guarantee that load is counted at dispatch and released exactly once, however often an end is reported. An
-attempt holds its `Replica`, not a slot: the slot may belong to another replica when the attempt ends.
+Owns the guarantee that load is counted at dispatch and released exactly once, however often an end is reported
+(`InFlightTable`), and the counts of prefills and decodes for policies that learn (`ProgressCounts`). Leaves what
+follows from an end to `dispatch.lifecycle`. An attempt holds its `Replica`, not a slot: the slot may belong to another
+replica when the attempt ends.
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ class ProgressCounts:
             self._columns.uncached_prefill_tokens[replica.slot] += uncached_tokens
 
     def on_first_token(self, replica: Replica, uncached_tokens: int, *, now: float) -> float:
-        """Return the mark of the answer (`core.latency.token_gap`)."""
+        """Return the mark of the answer (`core.latency.decode`)."""
         gap, slot, columns = replica.token_gap, replica.slot, self._columns
         if slot < 0 or gap is None:
             return 0.0
@@ -152,7 +154,7 @@ class Attempt:
     first_token_s: float | None = None
     #: When its load was released before its outcome was known.
     released_s: float | None = None
-    #: Of its answer, at its first token (`core.latency.token_gap`).
+    #: Of its answer, at its first token (`core.latency.decode`).
     decode_mark: float = 0.0
     #: State of the replica's batch at dispatch.
     checkpoint: Checkpoint = EMPTY_CHECKPOINT

@@ -1,11 +1,18 @@
 """A request after its dispatch: results of attempts, retries, and the sample at its end.
 
+Owns what a result means for the request, its replica and the logs. Leaves counted load to `dispatch.in_flight`, and the
+prefix index to `dispatch.prefix_updates`.
+
+- `Refusals` decides whether a 4xx or a short answer is the client's fault or the replica's.
+- `write_outcome` and `record_outcome` leave a row for a training.
+- `RequestLifecycle` applies the results.
+
 Theory of operation. A request ends with its last attempt or with its answer, and then leaves one sample. While two
 attempts are open, a result without an answer leaves the request to the other. Retries are within a budget. A retry is
 free where no replica worked in vain: no connection was made, or it broke while other replicas are healthy, as when a
 replica dies. Where no replica is healthy, a broken connection costs like any failure, and `poison` ends the retries of
 a prompt that replicas go down under. An engine that is busy refuses at once: the request goes to one that is not, as
-often as there is one, free of charge. See `refusals` for a 4xx.
+often as there is one, free of charge. See `Refusals` for a 4xx.
 """
 
 from __future__ import annotations

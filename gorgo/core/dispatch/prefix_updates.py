@@ -1,7 +1,8 @@
 """Updates of the prefix index by results of attempts: confirm, retract, correct, and resize.
 
-Owns the step from an outcome to the index, and each replica's size there. See `prefix.index` for the index and
-`prefix.cache_feedback` for reports of cached tokens.
+Owns the step from an outcome to the index and each replica's size there (`PrefixUpdater`), and the sums by which
+estimated and reported cached tokens are compared (`CacheAccuracy`). See `prefix.index` for the index and
+`prefix.found_share` for what a report of cached tokens corrects.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from gorgo.core.prefix.kv_feeds import KvFeeds
 
 # How right the estimate of cached tokens was: sums of estimated and reported tokens per replica.
 #
-# Owns the sums. `cache_feedback` decides what a report corrects.
+# Owns the sums. `prefix.found_share` decides what a report corrects.
 
 
 @dataclass(slots=True)

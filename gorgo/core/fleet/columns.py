@@ -1,6 +1,7 @@
 """What is known of every replica as numpy columns, one cell per slot.
 
-Owns the cells and their empty values. The fleet writes them event by event; policies read them through `candidates`.
+Owns the cells and their empty values, and what the cells of connections say of the arrival of a request (`arrival_s`).
+The fleet writes cells event by event; policies read them through `candidates`.
 """
 
 from __future__ import annotations
@@ -69,14 +70,14 @@ class Columns:
     #: Prompt tokens of those that still wait for their first token.
     queued_prefill_tokens: Floats
     #: Of those tokens the ones that the index has not found there. NaN unless a policy learns, as the next three
-    #: (`core.dispatch.progress`).
+    #: (`core.dispatch.in_flight`).
     uncached_prefill_tokens: Floats
     #: Requests between their first token and their end, and the sum of the times of their first tokens.
     decoding_requests: Floats
     first_tokens_s: Floats
     #: Learned time per output token of a request alone, s. NaN before an answer reports its tokens.
     token_gap_s: Floats
-    #: Mean output tokens of its answers, a prior before they are known (`core.latency.answer_length`).
+    #: Mean output tokens of its answers, a prior before they are known (`core.latency.decode`).
     answer_tokens: Floats
     #: Scraped from the engine: requests running, requests waiting, KV tokens in use. NaN when unknown or stale.
     running_requests: Floats
@@ -105,7 +106,7 @@ class Columns:
     head_shared_s: Floats
     head_began_s: Floats
     #: Share of its time in prefills, by what routers have sent there, as of the last dispatch, and when that was
-    #: (`core.latency.prefill_share`).
+    #: (`core.latency.prefill`).
     prefill_share: Floats
     prefill_share_s: Floats
     #: Connection of the next request: TCP windows (`core.latency.tcp`; 0 where none is open, NaN where not reported),

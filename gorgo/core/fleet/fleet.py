@@ -1,7 +1,11 @@
 """The fleet: replicas by name, the columns that policies read, and what goes stale.
 
 Owns slots, the cells of loads, probes and scrapes, drain marks, and the times at which values go stale or back-offs
-end. See `replica` for the state of one, `eligibility` for the filter, `network` for the cells of connections.
+end. See `replica` for the state of one, `eligibility` for the filter, `columns` for the cells and those of connections.
+
+- `FleetTimers` finds the earliest time of all replicas.
+- `ewma` and `is_stale` turn noisy figures into those that a policy sees.
+- `Fleet` has the replicas.
 
 Theory of operation: every replica has a slot, an index into all columns, from the day it joins until it leaves; a free
 slot is used again. Events write single cells; nothing is rebuilt for a request.
@@ -27,8 +31,6 @@ from gorgo.core.limits import OutlierLimits
 from gorgo.core.messages.actions import FleetEvent, HealthChanged
 from gorgo.core.messages.request import EngineSample
 from gorgo.errors import ConfigError, UnknownReplica
-
-# Timers of replicas: the earliest of all, found without a visit to each.
 
 
 class FleetTimers:

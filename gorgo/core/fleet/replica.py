@@ -1,4 +1,7 @@
-"""Runtime state of one replica: priors, health, prefill queue, and learned speeds.
+"""One replica in the core: what is known of it beforehand, and its state while it is in the fleet.
+
+Owns the record of identity, models and priors (`ReplicaSpec`), the detection of restarts (`RestartDetector`), and
+health, prefill queue and learned speeds (`Replica`). Leaves cells and slots to `fleet.fleet`.
 
 Attempts reference a `Replica` until they end. Its cells are in the fleet's columns at its slot. A replica that has left
 has slot -1, so an attempt that ends late releases nothing, even when another replica has its slot by then. The prefill

@@ -1,4 +1,14 @@
-"""The learned time per output token of a replica, and the requests that decode there.
+"""Decoding on a replica, learned from its answers: time per token, its growth with the batch, length, and the limit.
+
+Owns what is learned of one replica's decoding. Leaves prefills to `core.latency.prefill`, and the use of the limit to
+`fleet.saturation`.
+
+- `DecodeSlope` is how much longer a token takes per request beside it.
+- `TokenGap` is the time per output token, and the requests that decode.
+- `AnswerLength` is the mean length of an answer.
+- `ConcurrencyLimit` is the number in flight at which most requests end in time.
+
+The paragraphs below are the theory of `TokenGap`; that of the others stands before each.
 
 Theory of operation. An answer of so many tokens took so long after its first one, among so many requests that decode. A
 step takes longer the more requests are in it, so the time is divided by 1 + `SHARE` for each of them, and what is
@@ -19,14 +29,14 @@ from gorgo.core.record import record
 
 # The decode slope of a replica: how much longer a token takes per request beside it, learned from ended answers.
 #
-# The value is a share of the time of a token alone. See `concurrency` for the limit that follows.
+# The value is a share of the time of a token alone. See `ConcurrencyLimit` for its use.
 #
 # Theory of operation. A step of a mixture of experts reads more experts the more requests are in it, and takes twice
 # as long for some 16; a dense model reads all its weights for one as for many, and takes hundreds. Engines do not
 # report it, but its answers show it: time is a line over the number beside, token by token, and each answer is so many
-# tokens at one point of it. The line is fitted by least squares with a memory of `MEMORY` answers. While the number
-# hardly varies no slope can be fitted. So the fit contains the prior with the weight of `PRIOR_WEIGHT` answers, as if
-# the number varied by its mean (Poisson arrivals).
+# tokens at one point of it. The line is fitted by least squares with a memory of `SLOPE_MEMORY` answers. While the
+# number hardly varies no slope can be fitted. So the fit contains the prior with the weight of `PRIOR_WEIGHT` answers,
+# as if the number varied by its mean (Poisson arrivals).
 #
 # Other delays, such as prefills longer than predicted, also grow with the number there. So a fit is too steep if
 # anything, and is cut at the prior.
@@ -139,11 +149,11 @@ class TokenGap:
 
 # The mean length of a replica's answers, as their usage reports it: so long a request in flight slows the others.
 #
-# Theory of operation. A request that joins a batch makes each step longer: for itself until it ends, a mean length,
-# and for each other one until either ends, half a mean length. (Of one that is met in flight t tokens are left with
-# the density P(length > t) / mean; its overlap with a new one is the integral of P(left > t) P(length > t), which is
-# half the mean for any distribution.) So without knowing a length the price grows with the mean. It is one over the
-# last `MEMORY` answers, with a prior that weighs as much as `PRIOR_WEIGHT` answers: a few long ones at the start move
+# Theory of operation. A request that joins a batch makes each step longer: for itself until it ends, a mean length, and
+# for each other one until either ends, half a mean length. (Of one that is met in flight t tokens are left with the
+# density P(length > t) / mean; its overlap with a new one is the integral of P(left > t) P(length > t), which is half
+# the mean for any distribution.) So without knowing a length the price grows with the mean. It is one over the last
+# `LENGTH_MEMORY` answers, with a prior that weighs as much as `PRIOR_WEIGHT` answers: a few long ones at the start move
 # little.
 
 
@@ -182,7 +192,7 @@ class AnswerLength:
 
 # The learned concurrency limit of a replica: the number in flight at which most requests per second end in time.
 #
-# Owns the learning for one replica. See `fleet.saturation` for its use, `decode_slope` for decoding in a larger batch.
+# Owns the learning for one replica. See `fleet.saturation` for its use, `DecodeSlope` for a larger batch.
 #
 # Theory of operation. A larger batch slows all its requests in two ways. Every prefill stalls those that decode: the
 # prefills dispatched while a request was there are known here. And every step decodes more: the rest of the stay grows

@@ -1,7 +1,12 @@
-"""How long a prefill takes by what is known of a replica beforehand: P(u, c) of the cost in milliseconds.
+"""How long prefills of a replica take: by its priors, by what was dispatched lately, and by what was learned.
 
-Owns the formula, the same for one replica and for columns of them, and the priors. What experience adds is a factor,
-`core.latency.prefill_speed`.
+Owns the formula P(u, c) of the cost in milliseconds, the same for one replica and for columns of them. Leaves decoding
+to `core.latency.decode`.
+
+- `PrefillPrior` is the prediction before any experience.
+- `with_prefill` and `faded` keep the share of an engine's time that its prefills take.
+- `PrefillSpeed` is the learned factor on the prior, by the times of first tokens.
+- `ReportedSpeed` is the same factor by the engine's counters, from which learning starts.
 """
 
 from __future__ import annotations
@@ -142,7 +147,7 @@ def mean_of_columns(shares: Floats) -> float:
 # the prior for a few requests only and remembers half as long; it counts where it is further from the prior than noise
 # takes it.
 #
-# Without a configured prior, learning starts from the speed that the engine reports (`core.latency.reported_speed`).
+# Without a configured prior, learning starts from the speed that the engine reports (`ReportedSpeed`).
 # The reported speed has the weight of a prior. Samples stay in seconds of the default prior, so no sample counts twice
 # and no queued prefill changes its length.
 
@@ -265,7 +270,7 @@ class _Average:
 
 # The reported prefill factor of an engine: how much slower than its prior it is, by its own counters.
 #
-# Owns the record of one replica's counters. `core.latency.prefill_speed` starts its learning from the result.
+# Owns the record of one replica's counters. `PrefillSpeed` starts its learning from the result.
 #
 # Theory of operation. The counters only grow, so two scrapes give the seconds per token in between; the first gives
 # those since the engine's start, and counters that went back are a restarted engine. Seconds per token are no rate of

@@ -1,7 +1,7 @@
 """The prefill queue of one replica: predicted work before the first tokens of what was dispatched to it.
 
 Owns the requests without a first token, in order of dispatch, and three values that a cost reads. The length of one
-prefill is `prefill` and `prefill_speed`; what a busy replica costs is the policy's.
+prefill is `prefill` and `PrefillSpeed`; what a busy replica costs is the policy's.
 
 Theory of operation. All times are the engine's: a request arrives some round trips after its dispatch, and a first
 token left half a round trip before the proxy has it. Between first tokens the time is dead reckoning: each dispatch

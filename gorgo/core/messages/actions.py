@@ -1,4 +1,7 @@
-"""Actions: what the Router has its shell do."""
+"""What the Router returns to its shell: actions for requests, and changes of the fleet for the operator.
+
+Owns the records. Leaves decisions to `core.dispatch` and `core.admission`, and the health of replicas to `core.fleet`.
+"""
 
 from __future__ import annotations
 
@@ -76,9 +79,6 @@ Action = Dispatch | Reject | Forward | Hold | Hedge | Cancel
 #: For a request when it is submitted, and for one with a failed attempt.
 AdmissionAction = Dispatch | Hold | Reject
 RetryAction = Dispatch | Reject | Forward
-
-
-# Changes of the fleet for the operator: health, regions, restarts of engines.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,8 @@
-"""The record of one routing decision: every candidate's terms, for `/admin/decisions` and for the sample."""
+"""The record of one routing decision: every candidate's terms, for `/admin/decisions` and for the sample.
+
+Owns the records of decisions and of the sources of cached tokens, which say what the Router's knowledge of a cache
+comes from and how right it was (`CacheSourceStats`).
+"""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class BlocksStored:
     parent:
         The engine's hash of the block before the first one; `None` at the start of a prompt.
     tokens:
-        Token ids of all blocks, as `core.prefix.kv_chain.token_bytes` packs them; empty if the engine sent none.
+        Token ids of all blocks, as `core.prefix.kv_source.token_bytes` packs them; empty if the engine sent none.
     block_tokens:
         Tokens per block; `None` if the engine sent no tokens.
     tier:
@@ -123,7 +123,7 @@ class CacheSnapshot:
     block_tokens:
         Tokens per block.
     hashes:
-        Own hashes (`core.prefix.kv_chain`), in any order.
+        Own hashes (`core.prefix.kv_source`), in any order.
     """
 
     model: str | None

@@ -64,7 +64,7 @@ class RouteRequest:
     slo_tpot_s:
         Its limit for the mean time per output token after the first, s; `None`: none.
     kv_hashes:
-        Own hashes of the prompt's full blocks (`core.prefix.kv_chain`), by tokens per block; empty while its exact
+        Own hashes of the prompt's full blocks (`core.prefix.kv_source`), by tokens per block; empty while its exact
         tokens are unknown. Such a prompt is compared with the history of requests alone.
     boundaries:
         Prompt tokens up to the end of each message, ascending, exact or estimated.

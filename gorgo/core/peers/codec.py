@@ -1,8 +1,8 @@
 """Wire form of a report: JSON arrays in the order of the records' fields, hashes in base64.
 
-Owns the order of fields, and leaves the value of each to `fields`. Whatever a store or a stranger has written,
-`decode_report` returns a report within all bounds or raises `BadReport`: counts and times are finite and not negative,
-so that a report can only add load.
+Owns the order of fields and the bounds of each value. Leaves the meaning of a report to `exchange`. Whatever a store or
+a stranger has written, `decode_report` returns a report within all bounds or raises `BadReport`: counts and times are
+finite and not negative, so that a report can only add load.
 """
 
 from __future__ import annotations

@@ -1,7 +1,14 @@
 """The exchange of one Router with its peers: what it reports, and what of their reports it takes in.
 
-Owns the steps between records and the Router's parts: loads to `fleet.peer_loads`, learned speeds and shares to those
-that learn them here. Leaves prefixes to `shared_prefixes`. A shell carries the reports.
+Owns the steps between records and the Router's parts. Leaves the loads of peers to `fleet.peer_loads`, the marks to
+`marks`, the wire form to `codec`, and the transport to a shell.
+
+- `own_loads` is the load of the open attempts.
+- `PeerSpeeds` turns learned prefill speeds of all peers into priors.
+- `Outbox` has what happened since the last report.
+- `PolicyRoutes` has the routes of a policy that keeps its own.
+- `SharedPrefixes` applies confirmed prefixes of this Router and of its peers.
+- `PeerExchange` makes reports and applies those of others.
 """
 
 from __future__ import annotations
@@ -46,8 +53,6 @@ from gorgo.core.prefix.found_share import CacheReport, FoundShares
 from gorgo.core.prefix.index import Origin, PrefixIndex
 from gorgo.core.prefix.residency import BLOCK_HASH_BYTES
 from gorgo.core.prompt.fingerprint import marked_depths
-
-# The load of one Router's open attempts per replica, as its report has it.
 
 
 def own_loads(table: InFlightTable, *, now: float) -> Iterable[ReplicaLoad]:
@@ -233,9 +238,6 @@ def _marked_depths(request: RouteRequest) -> list[int]:
     full_blocks = len(request.blocks) // BLOCK_HASH_BYTES
     depths = marked_depths(full_blocks, request.block_tokens, request.boundaries)
     return depths if len(depths) <= MAX_MARKS else depths[:_SHALLOW_MARKS] + depths[_SHALLOW_MARKS - MAX_MARKS :]
-
-
-# Routes of peers for a policy that has routes of its own beside the prefix index.
 
 
 @runtime_checkable

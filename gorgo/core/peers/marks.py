@@ -1,6 +1,7 @@
 """Prefixes that routers of the group had confirmed on replicas: marks at some depths, in the order of their last use.
 
-Owns the marks and their bounds. The prefix index has what went through this Router, with all blocks.
+Owns the marks of one replica by origin (`ReplicaMarks`), and those of all replicas with their bounds (`GroupPrefixes`).
+The prefix index has what went through this Router, with all blocks.
 
 Theory of operation. A mark is the hash of a whole prefix, so a prompt that has it at some depth shares all before it.
 It stands for the blocks since the mark before it, so the marks of a replica add up to the blocks of all routers there,

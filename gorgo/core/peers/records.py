@@ -91,7 +91,7 @@ class PrefixMarks:
 class SharedCacheReport:
     """An engine's report of cached tokens beside the confirmed prefix: a sample of the share that it finds.
 
-    Of a `core.prefix.cache_feedback.CacheReport` what another router can learn from, with the names that it needs. The
+    Of a `core.prefix.found_share.CacheReport` what another router can learn from, with the names that it needs. The
     slack stays behind: it says when the report contradicts the reporting router's own index.
     """
 

@@ -1,6 +1,7 @@
-"""A policy's choice among candidates, its prediction, and the tie-break that all policies share.
+"""A policy's choice among candidates, its prediction, the sum of its terms, and the tie-break that all policies share.
 
-Costs are positive, lower is better, in the unit the policy states.
+Owns the records and this arithmetic (`choose_min_cost`). Leaves the terms to each policy. Costs are positive, lower is
+better, in the unit the policy states.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""The policy interface: a name, a unit, weights, the kind of prefix index, and one plain function that chooses."""
+"""The policy interface: a name, a unit, weights, the kind of prefix index, and one plain function that chooses.
+
+Owns the protocols, and the shadow policy that scores decisions without changing them (`Shadow`). Leaves the policies to
+`gorgo.policies`.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +64,7 @@ def hashed_block_sizes(*policies: object) -> frozenset[int]:
 
 # The shadow policy: scores each decision and changes none, so that its ordering is measured on live traffic.
 #
-# Owns its scores, and which index two policies can share. See `apps.rank` for scores against measured first tokens.
+# Owns its scores, and which index two policies can share. See `lab.rank` for scores against measured first tokens.
 #
 # Theory of operation. Under a policy that routes at random, a shadow's rank of the chosen replica is independent of
 # everything else, so the time to first token by rank says whether the shadow orders replicas rightly (the validation

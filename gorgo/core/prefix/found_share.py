@@ -1,7 +1,9 @@
-"""The share of a confirmed prefix that an engine finds, learned from its reports of cached tokens.
+"""What reports of cached tokens teach: the share of a prefix that an engine finds, and the size of its cache.
 
-Owns the shares, per replica, model and depth, and the price of a prefix by them. `cache_feedback` decides whether a
-report contradicts the index.
+Owns the shares per replica, model and depth with the price of a prefix by them (`FoundShares`), whether a report
+contradicts the index (`CacheReport`), and the capacity that follows (`LearnedCapacity`). Leaves the change of the index
+to `dispatch.prefix_updates`. The paragraph below is the theory of the shares; that of contradictions stands before
+`CacheReport`.
 
 Theory of operation. Engines of hybrid models (linear attention) and engines with coarse pages or checkpoints find a
 part of every prefix, whatever its age. An eviction is different: it takes old prefixes alone, and a corrected index
@@ -216,7 +218,7 @@ def _median(reports: deque[_Report]) -> FoundShare:
 # report grows a little, until the next contradiction. Unconfirmed blocks prove nothing: their prefill may not have
 # begun.
 #
-# Some engines find a part of every prefix (`found_share`). For them a report is a contradiction only where it is
+# Some engines find a part of every prefix (`FoundShares`). For them a report is a contradiction only where it is
 # clearly below the learned share, and a bound from reports before that share was known is dropped.
 
 

@@ -3,12 +3,16 @@
 Owns the estimates and their bounds. See `core.prefix.radix` for the tree, `core.prefix.residency` for one replica's
 blocks and their LRU order, `core.prompt.fingerprint` for blocks of a prompt.
 
+- `ClientShares` has what each client stored, and which of it was used least recently.
+- `PrefixIndex` has the estimates of all replicas.
+- `Origin` orders the sources of knowledge by trust.
+
 Theory of operation. A node's `residents` is an integer with one bit per slot, so that one descent answers for every
 replica. Residency is closed under prefixes (a replica with a node has its parent), so along a path the sets only
 shrink; the same is true of `confirmed`. A replica evicts least recently used blocks first, leaves first.
 
 The bound over all replicas evicts the oldest leaf of any of them, or the oldest of a client beyond its share
-(`core.prefix.shares`). A replica's oldest tick only ever grows, so a heap with one entry per replica, corrected when it
+(`ClientShares`). A replica's oldest tick only ever grows, so a heap with one entry per replica, corrected when it
 comes to the top, finds it.
 """
 

@@ -1,10 +1,11 @@
 """Feeds: what replicas report of their caches by KV events or pushes, and what of a prompt each of them has.
 
-Owns the steps from a report and from a dispatched prompt to the indexes (`kv_feed`, `kv_index`). Replicas without a
-feed for a request are left to the history of requests (`index`).
+Owns the steps from a report and from a dispatched prompt to the indexes (`KvFeeds`), and the table of feeds with one
+index per model and block size (`FeedTable`). Leaves the blocks to `kv_index`. Replicas without a feed for a request are
+left to the history of requests (`index`).
 
 Theory of operation. A replica has one feed per model: an engine with another block size has restarted. A feed without a
-model is that of all models of its replica, whose adapters have roots of their own (`kv_chain`). Events take precedence
+model is that of all models of its replica, whose adapters have roots of their own (`kv_source`). Events take precedence
 over pushes, which are up to a push interval late. A complete feed alone counts; of a partial one, joined while the
 cache had blocks already or cut at the bound, the better of it and the history. A dispatched prompt counts before any
 report (speculation).
@@ -27,7 +28,7 @@ from gorgo.core.prefix.kv_speculation import Speculation, SpeculationQueue
 
 # The table of feeds: which replica reports its cache for which model, and in which index.
 #
-# Owns one `KvEventIndex` per model and block size, made with its first feed and dropped with its last. See `kv_feeds`
+# Owns one `KvEventIndex` per model and block size, made with its first feed and dropped with its last. See `KvFeeds`
 # for the reports.
 
 

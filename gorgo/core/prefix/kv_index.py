@@ -1,7 +1,7 @@
 """The event index: which replica reports which blocks as cached, for one model and block size.
 
-Owns the reports and their bound. See `kv_source` for one cache, `kv_chain` for the hashes, `index` for the estimate
-from requests alone.
+Owns the reports and their bound, both those of events (`KvEventIndex`) and those of engines that push (`PushedBlocks`).
+See `kv_source` for one cache and for the hashes, `index` for the estimate from requests alone.
 
 Theory of operation. Each block of an event gets an own hash, chained from the tokens and the own hash of the parent,
 and each own hash has a bit mask over slots. An engine's hash only finds the own hash again, for children and removals.
@@ -31,7 +31,7 @@ from gorgo.core.prefix.kv_speculation import SpeculatedBlocks
 
 # Blocks that engines without events push: a set of own hashes per replica.
 #
-# Owns the sets. See `kv_index`, which matches them together with the blocks of events.
+# Owns the sets. See `KvEventIndex`, which matches them together with the blocks of events.
 #
 # A block that a first token has confirmed counts beside those of the snapshot until the next one, which shows whether
 # the engine has retained it.

@@ -1,7 +1,7 @@
 """One cache of an engine as its events describe it: a replica's rank, tier and KV cache group.
 
-Owns the translation of the engine's hashes to own ones, and the number of copies. See `kv_index` for the sources of
-all replicas.
+Owns the translation of the engine's hashes to own ones, the number of copies, and the own hashes of token blocks. See
+`kv_index` for the sources of all replicas.
 """
 
 from __future__ import annotations

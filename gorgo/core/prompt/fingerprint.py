@@ -1,7 +1,8 @@
 """The fingerprint of a prompt: one 64-bit hash per full block, each for the whole prefix up to its end.
 
-Owns the hash. It is keyed (a client must not be able to craft prompts that collide) and keeps no text. The hash for
-session affinity is `affinity`'s.
+Owns the hash of blocks, which is keyed (a client must not be able to craft prompts that collide) and keeps no text
+(`Fingerprinter`). It also owns the hash of a session without an id (`prefix_hash`), and the depths of a prompt at which
+routes and marks are set (`depths_of`, `marked_depths`). Leaves the text of a prompt to `core.prompt.parse`.
 
 Theory of operation. Each block is hashed by a multilinear function: its 32-bit words times secret 64-bit keys, summed
 modulo 2^64 (Lemire and Kaser, "Strongly universal string hashing is fast", 2014). Marks of messages that start in the
@@ -27,7 +28,7 @@ from gorgo.core.record import mutable_record, record
 # The hash of a prompt's first 256 tokens, which stands for a session without an id.
 #
 # Its key is public and fixed: a restart moves no session, proxies agree, and a simulation has the same replicas. It
-# only chooses replicas; the hashes of cached blocks have a secret key (`fingerprint`). A client gains nothing by a
+# only chooses replicas; the hashes of cached blocks have a secret key (`Fingerprinter`). A client gains nothing by a
 # collision that it would not by a session id.
 
 

@@ -4,6 +4,10 @@ Owns reading the bodies of all routes with a prompt; see `core.prompt.fingerprin
 request: unknown parts enter as their JSON, so that two prompts are equal only if all their parts are. A body without a
 prompt, or with one of the wrong type, is rejected.
 
+- `Marks` and `token_boundaries` say where messages start and end.
+- `PromptText` turns contents of any dialect into bytes.
+- `read_prompt` finds the fields of each route.
+
 Theory of operation. Text is what the engine would template: tools first, then each message's role (a mark, not text)
 and its contents. Images, audio and other parts that are not text enter by a digest of 16 bytes of their JSON.
 """

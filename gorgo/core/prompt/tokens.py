@@ -1,6 +1,8 @@
-"""Bytes per token, learned: what turns the size of a prompt into tokens without a tokenizer.
+"""The tokens of a prompt: estimated from its size, exact, or those of a simulated engine.
 
-Owns one ratio per model, fed by `usage.prompt_tokens` of responses. Unit: UTF-8 bytes of prompt text per token.
+Owns one ratio of UTF-8 bytes of prompt text per token for each model, fed by `usage.prompt_tokens` of responses
+(`BytesPerToken`), the record of exact tokens (`ExactPrompt`), and the token ids of simulated engines
+(`simulated_tokens`). Leaves tokenizers to `gorgo.live.tokens`.
 """
 
 from __future__ import annotations
@@ -71,9 +73,6 @@ def _key(model: str | None) -> str | None:
     return None if model is None or len(model) > MAX_NAME else model
 
 
-# The exact tokens of a prompt, where its model's tokenizer is known.
-
-
 @record
 class ExactPrompt:
     """What exact tokens tell of a prompt.
@@ -85,7 +84,7 @@ class ExactPrompt:
     tokens:
         Their number.
     kv_hashes:
-        Own hashes of its full blocks, by tokens per block (`core.prefix.kv_chain`).
+        Own hashes of its full blocks, by tokens per block (`core.prefix.kv_source`).
     boundaries:
         Tokens at the end of each message, ascending; empty if they are not known exactly.
     """

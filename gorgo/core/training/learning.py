@@ -1,4 +1,8 @@
-"""The learning of a Router: which of its policies learns, the ring of its outcomes, its model's version, and a log."""
+"""The learning of a Router: which of its policies learns, the ring of its outcomes, its model's version, and a log.
+
+Owns the interfaces of a policy that learns (`Learner`) and of a log of outcomes (`OutcomeRecorder`), and what connects
+them with the Router (`Learning`). Leaves the training to `gorgo.learning`.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +20,6 @@ from gorgo.core.record import record
 from gorgo.core.training.model import Model, TrainingSpec, model_digest
 from gorgo.core.training.outcomes import OutcomeRing, OutcomeRow
 from gorgo.errors import ConfigError
-
-# The interface of a policy that learns: its features, its training, and the model that it uses.
 
 
 @runtime_checkable
@@ -64,9 +66,6 @@ def find_learner(policy: Policy, shadow: Policy | None) -> Learner | None:
             "expected at most one of them that learns"
         )
     return learners[0] if learners else None
-
-
-# The interface of a log of outcomes: every ended attempt, with the features of all candidates at its decision.
 
 
 @record

@@ -1,4 +1,7 @@
-"""The interface of a trained model: predicted times of a table of candidates."""
+"""The interface of a trained model, which predicts times of a table of candidates, and the settings of its training.
+
+Owns `Model` and `TrainingSpec`. Leaves the kinds of models to `gorgo.learning.models`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""What every kind of model has: the facts of its training."""
+"""What every kind of model has: the facts of its training, its targets, and z-scores of its features.
+
+Owns `FittedModel`, the coding of times and of censored rows (`encode`, `impute`), and `Scaler`. Leaves the fit to each
+kind.
+"""
 
 from __future__ import annotations
 

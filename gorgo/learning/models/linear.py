@@ -1,4 +1,7 @@
-"""Linear models of the TTFT: ridge regression (the ablation of Lodestar's network), and what recursive ones share."""
+"""Linear models of the TTFT: ridge regression (the ablation of Lodestar's network), and recursive least squares.
+
+Owns the model (`LinearModel`) and both fits, `fit_linear` and `fit_rls`.
+"""
 
 from __future__ import annotations
 

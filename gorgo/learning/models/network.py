@@ -1,4 +1,7 @@
-"""A multilayer perceptron with one output: forward pass, gradient, parameters as one vector.
+"""A multilayer perceptron with one output: its passes, its training, and the model that predicts TTFT by it.
+
+Owns the network (`Perceptron`), the optimizer (`Adam`, `descend`), and the network of Lodestar (`MlpModel`). The
+paragraph below is the theory of `Perceptron`.
 
 Theory of operation. All weights and biases are views of one flat vector, and so is their gradient: the optimizer
 works on whole vectors. ReLU follows each hidden layer. Dropout multiplies a hidden layer's activations by a mask that

@@ -1,12 +1,15 @@
 """A prediction by priors plus what was measured beyond it, learned: no cold start, and no extrapolation.
 
-Theory of operation. The base of a prediction is the prior with the waits that an engine imposes (`engine_waits`). A
+Owns the waits that an engine imposes (`EngineWaits`) and the model with its fit (`ResidualModel`). Leaves the priors to
+the policy that makes the rows.
+
+Theory of operation. The base of a prediction is the prior with the waits that an engine imposes (`EngineWaits`). A
 small network learns measured TTFT minus the base, on most of the rows. This residual is taken in units of the base's
 square root, between its absolute and its relative size: short times and long ones both count. A large error counts in
 proportion, since a single stall is no rule. The learned residual is multiplied by the factor from 0 to 1 that fits the
 other rows best, and by 0 unless that takes a share off their mean error: a network that has learned noise, or a few
-stalls, adds nothing. It is clipped to what the training had, and is 0 for
-a row out of its range. A prediction is at least a share of the base.
+stalls, adds nothing. It is clipped to what the training had, and is 0 for a row out of its
+range. A prediction is at least a share of the base.
 """
 
 from __future__ import annotations
@@ -32,8 +35,7 @@ from gorgo.learning.models.network import Descent, Perceptron, descend, last_lay
 # - A request comes in the middle of a step, and shares the next one with what decodes. The share of a decode step that
 #   this takes is fitted, robustly: a stall is no rule.
 # - A prompt that does not fit into the free KV memory waits until answers end. Of n that decode n / h end per second,
-#   if
-#   each takes h; each makes room for one more, which takes u tokens of its own: its uncached ones. So s tokens take
+#   if each takes h; each makes room for one more, which takes u tokens of its own: its uncached ones. So s tokens take
 #   s * h / (n * u). h and u are means over the training. Prefills run meanwhile, so the longer of both waits counts.
 
 

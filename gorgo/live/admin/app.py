@@ -1,4 +1,8 @@
-"""The admin listener: routes, authentication, errors and the read-only calls. Every call needs a token."""
+"""The admin listener: routes, authentication, errors and the read-only calls. Every call needs a token.
+
+Owns the app (`admin_app`), and the check of all invariants (`self_check`). Leaves changes and pushes to `admin.routes`,
+and the status page to `admin.page`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,13 @@
-"""The admin routes that change routing, each one call of `ControlService`."""
+"""The admin routes that change something or read decisions, in groups by what they are about.
+
+Owns the reading of requests and the form of answers. Leaves changes to `ControlService`, and what engines push to
+`cache_push`.
+
+- `ControlRoutes` changes routing, each route by one call of `ControlService`.
+- `DecisionRoutes` has the last decisions, and all of one request.
+- `FleetRoutes` registers, removes and drains replicas, and reloads the file.
+- `PushRoutes` takes what engines push of their caches.
+"""
 
 from __future__ import annotations
 
@@ -152,9 +161,6 @@ def _change_request(body: Mapping[str, Any]) -> ChangeRequest:
     )
 
 
-# The admin routes about decisions: the last ones as a list, and all of one request.
-
-
 #: Rows of a list without `limit`.
 DEFAULT_ROWS = 100
 
@@ -237,9 +243,6 @@ def _summary(row: DecisionStatus) -> dict[str, Any]:
         "status": None if sample is None else sample.status,
         "followed": row.followed,
     }
-
-
-# The admin routes that change the fleet: register, remove and drain replicas, reload the file.
 
 
 _DRAIN: dict[str, tuple[Check, str]] = {"drain": (is_flag, 'true or false, as in {"drain": false}')}

@@ -1,6 +1,7 @@
 """Changes at run time: weights, policy, freeze and unfreeze, drain marks; and the history of weights.
 
-Each public method makes a plan. It is checked in full before anything is written or applied (see `transactions`).
+Owns the changes (`ControlService`) and the last versions of the weights (`WeightsHistory`). Each public method makes a
+plan. It is checked in full before anything is written or applied (see `transactions`).
 """
 
 from __future__ import annotations
@@ -32,9 +33,6 @@ from gorgo.live.control.transactions import ChangeQueue, ChangeRequest, FleetPla
 from gorgo.live.logs import log
 from gorgo.live.telemetry.metrics import Metrics
 from gorgo.policies.registry import make_policy, make_shadow
-
-# The last versions of the weights since the start, with the time and the requester of each.
-
 
 #: One day of a tuner with a proposal every 15 minutes.
 MAX_HISTORY = 100

@@ -1,5 +1,8 @@
 """The state that survives a restart: policy, weights with version, freeze, drain marks. One small JSON file.
 
+Owns the file (`StateFile`), the edits of policy and weights in regions.yaml that wait (`FileRouting`), and the state
+with which a proxy starts (`InitialState`). Leaves the order of writes to `transactions`.
+
 Theory of operation: the file is written whole and atomically, so it never holds a mixture of two states. It also holds
 the configuration of that time. At a start this tells an edited configuration from live changes.
 """

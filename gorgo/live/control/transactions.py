@@ -1,5 +1,8 @@
 """Durable changes, one at a time: request, plan, write, apply.
 
+Owns the order of changes (`ChangeQueue`), and the plans and results of changes of the fleet (`FleetPlans`,
+`FleetChanges`). Leaves changes of weights and policy to `service`.
+
 Theory of operation: a change is planned in full, written to the state file in a thread, and then applied in one step
 of the event loop. If the write fails, the change is refused and nothing differs. A process that is killed between
 write and apply starts with the written state. Each change runs in its own task, so that a cancelled caller cannot

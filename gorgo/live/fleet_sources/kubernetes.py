@@ -1,6 +1,8 @@
 """Sources in a Kubernetes cluster: pods by label, EndpointSlices of a Service, an InferencePool.
 
-A result is published when every collection that it needs was listed once, and after each change of one.
+Owns the requests that follow a collection of the API (`Collection`), and the source made of them (`KubernetesSource`).
+Leaves the replicas of objects to `gorgo.fleet_sources.kubernetes`. A result is published when every collection that it
+needs was listed once, and after each change of one.
 """
 
 from __future__ import annotations

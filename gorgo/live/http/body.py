@@ -1,6 +1,7 @@
-"""A request's body: read within limits of size and time.
+"""A request's body: read within limits of size and time, and counted among all buffered bytes.
 
-Owns the statuses 408 and 413; 503 is `request_buffer`'s. See `gorgo.live.parsing` for what the bytes mean.
+Owns the statuses 408 and 413, the reservations of buffered bytes with their 503 (`RequestBuffer`), and the timer of all
+requests (`ResettableTimeout`). See `gorgo.live.parsing` for what the bytes mean.
 """
 
 from __future__ import annotations

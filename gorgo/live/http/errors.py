@@ -2,6 +2,9 @@
 
 On `/v1/messages` they have Anthropic's: `{"type": "error", "error": {"type", "message", "code"}}`.
 
+Owns the form (`HttpError`, `error_json`), and the 404 of a path without a route (`unknown_route`). Leaves the
+statuses to those who raise them.
+
 No message repeats what a client or a replica sent.
 """
 

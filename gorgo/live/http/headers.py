@@ -1,6 +1,7 @@
 """Filters of headers in both directions: hop-by-hop headers end here, and only the Router chooses a replica.
 
-Names of requests are in lower case (ASGI's rule), names of responses in any case. Duplicates and order are preserved.
+Owns the filters, and the headers of a request with what was found in them (`RequestHeaders`). Names of requests are in
+lower case (ASGI's rule), names of responses in any case. Duplicates and order are preserved.
 """
 
 from __future__ import annotations

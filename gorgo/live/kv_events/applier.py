@@ -1,4 +1,8 @@
-"""The way of a replica's KV events into the Router, in steps that each hold the event loop for a short time."""
+"""The way of a replica's KV events into the Router, in steps that each hold the event loop for a short time.
+
+Owns the decoding of large messages in a process beside the event loop (`KvDecoder`), what the subscribers of one proxy
+share (`KvSubscriptions`), and the application of events (`KvEventsApplier`). Leaves the order of messages to `feed`.
+"""
 
 from __future__ import annotations
 

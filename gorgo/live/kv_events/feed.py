@@ -1,7 +1,14 @@
 """The feed of one publisher: which of its messages are applied, and what follows from a hole in their numbers.
 
 Owns the order of messages, the queue of live ones during a replay, and the decision that the blocks of the replica are
-not known any longer (`knowledge`). Pure: a shell (`subscription`) moves bytes and acts.
+not known any longer. Pure: a shell (`subscription`) moves bytes and acts.
+
+- `Apply`, `Forget` and `Replay` are the actions that a feed asks for.
+- `Position` is the place among the publisher's messages.
+- `Knowledge` is what the messages applied so far tell of its cache.
+- `MessageQueue` has live messages that wait for a replay.
+- `ReplayLimit` bounds the replays.
+- `PublisherFeed` decides.
 
 Theory of operation. A publisher numbers its messages from 0 and retains the last ones (10,000 by default) for replays.
 A number that is too high is a gap; one that is not above the last live one is from a new process. While a replay runs,
@@ -19,8 +26,6 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from gorgo.live.kv_feed_stats import FeedState, KvFeedStats
-
-# What a feed wants done, in order.
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +52,6 @@ class Replay:
 
 
 FeedAction = Apply | Forget | Replay
-
-
-# Where a feed is among its publisher's messages.
 
 
 #: Longest message that is retained for a comparison: those of 1,000 replicas take 16 MB.
@@ -92,9 +94,6 @@ class Position:
 def _content(payload: bytes) -> bytes:
     """Return what a message is compared by: itself, or a digest of a long one."""
     return payload if len(payload) <= COMPARED_BYTES else blake2b(payload).digest()
-
-
-# What the messages applied so far tell of a publisher's cache.
 
 
 class Knowledge:
@@ -151,9 +150,6 @@ class Knowledge:
         """Record that part of an applied message could not be read."""
         if era == self._era:
             self.complete = False
-
-
-# Live messages that wait for a replay.
 
 
 #: As many as engines retain, and a minute of a busy engine's bytes. Beyond, the newest are dropped: a further replay

@@ -1,4 +1,8 @@
-"""Sockets of ZeroMQ with their bounds."""
+"""Sockets of ZeroMQ with their bounds, and the reading of their messages in turns of the event loop.
+
+Owns the sockets of one proxy (`KvSockets`), the share of the event loop that they may use (`Turn`, `Arrivals`), and the
+messages of one socket (`Receiver`). Leaves the meaning of a message to `subscription`.
+"""
 
 from __future__ import annotations
 

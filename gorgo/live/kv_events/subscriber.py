@@ -1,6 +1,7 @@
 """The KV events of one replica: where they come from, a subscription per rank, and the published `KvFeedStats`.
 
-Owns the restart of subscriptions after a reload or at another address. See `applier` for the way into the Router.
+Owns the sources by configuration and by what the engine announces (`KvSources`), and the restart of subscriptions after
+a reload or at another address. See `applier` for the way into the Router.
 """
 
 from __future__ import annotations
@@ -18,8 +19,6 @@ from gorgo.live.kv_events.subscription import Subscription
 from gorgo.live.kv_feed_stats import FeedState, KvFeedStats, worst
 from gorgo.live.logs import log, log_failure
 from gorgo.live.upstream.target import Target
-
-# Where the KV events of one replica come from: its configuration, or what its engine announces.
 
 
 class KvSources:

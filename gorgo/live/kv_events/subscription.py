@@ -1,6 +1,7 @@
 """The subscription to one publisher: sockets, connection and replays of a `PublisherFeed`, whose actions it takes.
 
-Owns the tasks and the order of actions: one input of the feed is handled at a time, its actions included.
+Owns the frames of messages, the tasks and the order of actions: one input of the feed is handled at a time, its actions
+included. Leaves decisions to `feed`.
 """
 
 from __future__ import annotations

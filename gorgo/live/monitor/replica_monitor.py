@@ -1,4 +1,8 @@
-"""Probes, scrapes and warm connections of one replica, in the background. A failure is reported as `None`."""
+"""Probes, scrapes and warm connections of one replica, in the background. A failure is reported as `None`.
+
+Owns the loops (`ReplicaMonitor`), and what one scrape reads (`Scraper`). Leaves paths and readers to `gorgo.engines`,
+and what follows from a failure to the Router.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """A request's body as JSON: parsed once, and edited without a change to any other byte.
 
-Owns the statuses 400 and 415. The replica gets the bytes as they came; the parsed form only serves to route. Two
-exceptions: `request_usage` adds an option, and `with_model` replaces a name.
+Owns the statuses 400 and 415, and the fields that routing reads (`BodyFields`). The replica gets the bytes as they
+came; the parsed form only serves to route. There are two exceptions: `request_usage` adds an option, and `with_model`
+replaces a name.
 """
 
 from __future__ import annotations

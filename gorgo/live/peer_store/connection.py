@@ -1,4 +1,4 @@
-"""Connections to the store, and what of the environment they and the group need.
+"""Connections to the store, the names there, and what of the environment they and the group need.
 
 Owns the client's bounds: each command has an end, and no command is repeated here. The service decides when to retry.
 """

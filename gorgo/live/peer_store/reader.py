@@ -1,5 +1,8 @@
 """The streams of the other members: who they are, their reports in order, and those that cannot be read.
 
+Owns the position in each stream (`Incoming`), the clock of the store (`StoreClock`), and the reads (`ReportReader`).
+Leaves applying a report to the service.
+
 Reads resume where they ended, up to what the store retains, so that a router that joins or comes back has the history
 of the others. What is malformed or foreign is counted and skipped.
 """

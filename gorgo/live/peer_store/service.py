@@ -1,5 +1,8 @@
 """A router among those of its group: reports to the store and from it, and what is known of the others.
 
+Owns the tasks and their retries (`PeerStoreService`), the state of the link (`StoreLink`), and the rows of peers for an
+operator (`PeerRow`). Leaves reading and writing to `reader` and `writer`, and the meaning of reports to `core.peers`.
+
 Theory of operation. Two tasks with a connection each do all that waits for the store. A decision never does: the Router
 has what was read last, and a silent peer fades. Whatever fails is tried again after a pause that grows. `DESIGN.md`
 has why streams are read and nothing is published.

@@ -1,7 +1,8 @@
 """A router's own stream: its reports, at intervals and at once for an urgent dispatch.
 
-A report is made when it can be written. While the store is slow or gone, loads are not queued: the next report has the
-present ones, and the prefixes since (`outgoing`).
+Owns the writes (`ReportWriter`), and what is not known to be written (`Outgoing`). A report is made when it can be
+written. While the store is slow or gone, loads are not queued: the next report has the present ones, and the prefixes
+since.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Reloads of regions.yaml while requests run.
+"""Reloads of regions.yaml, and of replicas that sources find, while requests run.
+
+Owns the changes of one file (`Reloader`), the difference of two configurations (`ConfigDiff`), and the refusal of a
+file that protects less. Leaves changes of weights and policy to `gorgo.live.control`.
 
 Order of a reload: read and check all that can fail, probe new replicas, change Router, targets and settings in one
 step without an await, then drain removed replicas. A refused file changes nothing.

@@ -1,6 +1,7 @@
 """From a request's body to its `RouteRequest`: prompt, size, model, session, and the replica that it may be pinned to.
 
-The body itself is not changed, but for a model that the replica knows by another name.
+Owns the routes that carry a prompt, and what of a request is outside its client's scope. Leaves the JSON to
+`gorgo.live.parsing`. The body itself is not changed, but for a model that the replica knows by another name.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """Counters and histograms without locks, for one thread, and their families for a scrape.
 
+Owns the series (`MetricStore`), and the metrics of a policy that learns (`LearningMetrics`).
+
 prometheus_client's own take a lock per update: 1 us for a counter, 3 us for a histogram, ten times as long as here.
 """
 

@@ -1,6 +1,7 @@
-"""Log lines and counts for changes of the fleet: a replica or a region lost or back, an engine that restarted.
+"""The health of replicas for an operator: log lines and counts for changes of the fleet, and the last probes.
 
-A loss is a warning, a recovery is not.
+Owns `HealthLog`, for a replica or a region lost or back and an engine that restarted, and `ProbeHistory`. A loss is a
+warning, a recovery is not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The queue of a log of lines, as the request log: bounded, and emptied by one task.
+"""A log of lines, as the request log: a bounded queue that one task empties, and a bounded set of files.
+
+Owns the queue (`LineLog`) and the files (`LineFile`). Leaves the content of a line to its caller.
 
 A request never waits for the log. Lines beyond the bound are dropped, counted and logged.
 """

@@ -1,6 +1,7 @@
 """The registry of one proxy: hooks for the hot path, and gauges that are read at a scrape.
 
-Labels are bounded as `metric_table` says. The series of a replica end when it leaves.
+Owns the hooks (`Metrics`), the metrics of caches (`CacheMetrics`), and the use of what one process can do
+(`Saturation`). Labels are bounded as `metric_table` says. The series of a replica end when it leaves.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The outcome log: every ended attempt with all its candidates, as a data set for the training of policies. No text.
 
-Owns the form of a line and the features in it. `line_log` owns the queue, `line_file` the files, and `gorgo.lab.learn`
+Owns the form of a line and the features in it. `line_log` owns the queue, `line_log` the files, and `gorgo.lab.learn`
 reads them.
 
 Theory of operation. A line has the features of all candidates, not those of one policy: a policy is trained on any of

@@ -1,4 +1,8 @@
-"""Metrics of the store and of the routers that report there, read at a scrape."""
+"""Metrics of the store and of the routers that report there, read at a scrape.
+
+Owns their part of the table of metrics, and the reading of it (`PeerMetrics`). Leaves what is measured to
+`gorgo.live.peer_store`.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The request log on disk: one JSON line per finished request, in a bounded set of files. No prompt, no key.
 
-`line_file` owns the writing and the rotation; `gorgo.lab.request_log` reads the files.
+`line_log` owns the writing and the rotation; `gorgo.lab.request_log` reads the files.
 
 Theory of operation: `received_s` is wall-clock time, so lines of several files and runs are in one order. Block hashes
 are every eighth of the prefix index; each covers the whole prefix up to its end. The fingerprint's key is drawn per

@@ -1,4 +1,6 @@
-"""The spans of traced requests, by OpenTelemetry. Imported only if a collector is configured.
+"""The spans of traced requests, by OpenTelemetry, and their export. Imported only if a collector is configured.
+
+Owns the traces (`Tracing`), the export within bounds (`SpanExport`), and the start of both.
 
 Theory of operation. A valid `traceparent` decides whether a request is traced; without one chance does. An untraced
 request costs nothing more, and its headers pass unchanged. Each attempt of a traced request is a span, and the replica

@@ -1,4 +1,11 @@
-"""The tokenizers of the configuration, one record per model, read at the start and at a reload."""
+"""The tokenizers of the configuration, one record per model, read at the start and at a reload.
+
+Owns which requests have exact tokens, and the chat templates. Leaves the ids of a text to `tokenizer`.
+
+- `ChatTemplate` renders messages as the engine does, within bounds.
+- `ModelTokens` is how the prompts of a model become tokens.
+- `TemplateEnvironment` is the sandbox in which templates run.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +31,7 @@ from gorgo.live.tokens.tokenizer import FileTokenizer, SegmentCache, read_file, 
 
 # Chat templates: messages to the text that the engine encodes.
 #
-# Owns the rendering and its bounds. See `template_environment` for the sandbox, `template_files` for the files.
+# Owns the rendering and its bounds. Leaves the sandbox to `TemplateEnvironment`.
 
 
 #: Characters of a rendered prompt: twice the longest body that is rendered.

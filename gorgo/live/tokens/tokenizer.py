@@ -1,7 +1,7 @@
 """The tokenizer of a model, from its `tokenizer.json`: extra `tokens`, imported only if the configuration names one.
 
-Owns the ids of a text and the special tokens at which a text may be cut. Leaves chat templates to `chat_template` and
-the cache to `segments`.
+Owns the ids of a text, the special tokens at which a text may be cut (`FileTokenizer`), and the cache of segments
+(`SegmentCache`). Leaves chat templates to `model_tokens`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The training of the policy or shadow policy that learns, beside the event loop.
 
-Owns the round trip: outcomes of the Router to the process, its model into the Router and onto the disk. Leaves the
-mathematics to `gorgo.learning`, and decisions to the policy.
+Owns the round trip: outcomes of the Router to the process, its model into the Router and onto the disk; and the errors
+of its predictions. Leaves the mathematics to `gorgo.learning`, and decisions to the policy.
 
 Theory of operation. Every second the new outcomes go to the process, at most one message at a time. While a round
 trains, outcomes wait in the Router's ring, which is bounded; a model is put in by one synchronous `Learning.adopt`. The
@@ -37,8 +37,6 @@ from gorgo.live.telemetry.counters import LearningMetrics, ModelGauges
 from gorgo.live.training.messages import Reply, Settings
 from gorgo.live.training.model_store import ModelStore
 from gorgo.live.training_status import ModelInUse, TrainingState
-
-# Errors of a model's predictions against outcomes that it was not trained on.
 
 
 def error_shares(model: Model, rows: TrainingRows) -> tuple[Floats, Floats]:

@@ -1,6 +1,7 @@
-"""Small SVG charts of the page: TTFT, RTTs, terms of a cost, a weight in its range.
+"""Markup of the page: HTML that is escaped by construction, and small SVG charts made of it.
 
-Geometry only; colours and strokes are the style sheet's, by class. No text of clients or engines.
+Owns `Html` with its elements, and the charts of TTFT, RTTs, terms of a cost and a weight in its range. Charts are
+geometry only; colours and strokes are the style sheet's, by class. No text of clients or engines is in them.
 """
 
 from __future__ import annotations

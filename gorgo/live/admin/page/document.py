@@ -1,6 +1,8 @@
 """The whole page and its parts by name: one markup for the first response and for each update.
 
-It works without scripts: a snapshot with a link that reloads it. `page.js` replaces parts by newer ones.
+It works without scripts: a snapshot with a link that reloads it. `page.js` replaces parts by newer ones. Owns the
+sections of alerts, statistics, weights, clients and peers, and the forms around them. Leaves the fleet and the
+decisions to `sections`, and the data to `snapshot`.
 """
 
 from __future__ import annotations

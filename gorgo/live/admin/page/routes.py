@@ -1,5 +1,8 @@
 """The routes of the page on the admin listener: sign-in, sign-out, page, assets, updates.
 
+Owns the handlers (`Page`), the sessions of browsers (`Sessions`), and the updates as server-sent events
+(`LiveUpdates`). Leaves the markup to `document`.
+
 The sign-in form takes the admin token and starts a session. Its cookie is valid for these routes alone, so no page of
 another origin can change anything. Programs send the token itself, as to every admin route.
 """

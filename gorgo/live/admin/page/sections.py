@@ -1,4 +1,8 @@
-"""The fleet by region, as a table: health, RTT, load, learned values and recent results; and its sources."""
+"""The two large sections of the page: the fleet by region with its sources, and the last decisions.
+
+The fleet is a table of health, RTT, load, learned values and recent results. Leaves the data to `snapshot`, and all
+other sections to `document`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The data of the status page and of `/admin/status`: one snapshot of a proxy, read from its parts."""
+"""The data of the status page and of `/admin/status`: one snapshot of a proxy, read from its parts.
+
+Owns the snapshot (`take_snapshot`), the differences from regions.yaml (`differences`), and what is worth an alert
+(`alerts`). Leaves the markup to `document` and `sections`.
+"""
 
 from __future__ import annotations
 

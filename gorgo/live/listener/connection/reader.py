@@ -1,5 +1,8 @@
 r"""The requests of one connection, from bytes in any pieces. No sockets, no time.
 
+Owns the reader (`RequestReader`), the decoder of chunked bodies (`ChunkedBody`), and the head that the next one may
+repeat (`RepeatedHead`). Leaves the check of a head to the code that parses it.
+
 A request is read only after the one before it was answered. Bytes behind it wait: the end of a connection comes behind
 them, and an unread connection does not show that its client disconnected. The connection pauses reading at the size of
 a head. Behind the last request of a connection nothing is read as another.
