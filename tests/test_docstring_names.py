@@ -48,7 +48,6 @@ OTHERS = {
     "ASGI": {"http.response.start"},
     "the code of the GORGO papers": {"GaussianESTuner", "route_least_load", "route_least_request",
                                      "route_prefix_cache"},
-    "llm-d": {"num_groups", "num_prompts_per_group"},
 }  # fmt: skip
 
 

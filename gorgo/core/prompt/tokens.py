@@ -1,6 +1,6 @@
 """The tokens of a prompt: estimated from its size, exact, or those of a simulated engine.
 
-Owns one ratio of UTF-8 bytes of prompt text per token for each model, fed by `usage.prompt_tokens` of responses
+Owns one ratio of UTF-8 bytes of prompt text per token for each model, fed by `prompt_tokens` of responses
 (`BytesPerToken`), the record of exact tokens (`ExactPrompt`), and the token ids of simulated engines
 (`simulated_tokens`). Leaves tokenizers to `gorgo.live.tokens`.
 """
