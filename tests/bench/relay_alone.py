@@ -101,14 +101,14 @@ class _BbrSocket:
 class _Clients:
     """Connections of clients; each sends its next request when it has its answer."""
 
-    def __init__(self, app: object) -> None:
+    def __init__(self, app: object, connections: int = _CLIENTS) -> None:
         self._loop = asyncio.get_running_loop()
         config = ServerConfig()
         config.include_server_header = config.include_date_header = False
         config.keep_alive_max_requests = sys.maxsize
         settings = ServerSettings(app, config, PartialHeads())
         self.writes = writes_of(self._loop)
-        self._connections = [self._connect(settings) for _ in range(_CLIENTS)]
+        self._connections = [self._connect(settings) for _ in range(connections)]
         self._numbers = count()
         self._requests: list[tuple[bytes, bytes]] = []
         self._left = 0
@@ -150,7 +150,7 @@ class _Clients:
             return
         assert data.startswith(b"HTTP/1.1 200 "), data[:200]
         self._left -= 1
-        if self._left >= _CLIENTS:
+        if self._left >= len(self._connections):
             self._loop.call_soon(self._send, connection)
         elif not self._left:
             self._done.set_result(None)

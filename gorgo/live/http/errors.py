@@ -14,13 +14,14 @@ import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from email.utils import formatdate
 from math import ceil
-from typing import Any
-
-from starlette.routing import BaseRoute, Route
+from typing import TYPE_CHECKING, Any
 
 from gorgo.core.messages.actions import Reject
 from gorgo.errors import closest
 from gorgo.live.http.headers import Header
+
+if TYPE_CHECKING:  # a check of the configuration has errors and no routes
+    from starlette.routing import BaseRoute, Route
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -146,6 +147,8 @@ def unknown_route(path: str, routes: Iterable[BaseRoute]) -> HttpError:
     A path that ends in a route's path, or has only its end, is most similar to it: a client's base URL is often off by
     `/v1`.
     """
+    from starlette.routing import Route
+
     known = [route for route in routes if isinstance(route, Route)]
     paths = sorted({route.path.replace(":path}", "}") for route in known})
     bare = path[:200].rstrip("/")
