@@ -17,9 +17,8 @@ from types import ModuleType
 
 from experiments.fit import BASE, SEEDS, START, Values, fit_profile, with_values
 from experiments.grid import Grid, SystemReport
-from experiments.page import page_of
 from experiments.pictures import write_pictures
-from experiments.published import WORDS, compared
+from experiments.published import WORDS, compared, page_of
 from experiments.runner import BACKENDS, Runner
 from experiments.systems import gorgo_paper, llm_d, lodestar, policies, push_map, ranvier, several, tuner_claims
 from experiments.tables import TableSection, as_markdown

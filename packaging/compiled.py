@@ -109,6 +109,7 @@ EXCLUDED = {
     "gorgo/picker/transport/http2/server.py": _AWAITS,
     "gorgo/proxy/exchange/exchange.py": _AWAITS,
     "gorgo/proxy/exchange/handler.py": _AWAITS,
+    "gorgo/proxy/exchange/relay.py": _AWAITS,
 }
 
 

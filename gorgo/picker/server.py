@@ -7,17 +7,147 @@ Then the open ones end with status OK: Envoy carries their replies on without th
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from gorgo.config.model import Config
+from gorgo.core.numeric import MAX_AMOUNT
+from gorgo.core.stream import Usage
 from gorgo.live.process import ProcessOptions, Ready, run_process
-from gorgo.picker.access_log import take_access_log
 from gorgo.picker.call import PickerCall
+from gorgo.picker.exchange.lifetime import LogEntry, PickerExchange
+from gorgo.picker.protocol.messages import LB, OWN, SERVED, ProtocolError, struct_text
+from gorgo.picker.protocol.protos import DecodeError, StreamAccessLogsMessage
 from gorgo.picker.state import PICKER, PickerState
 from gorgo.picker.transport.http2.server import Http2Server
 from gorgo.picker.transport.services import Health, services
 from gorgo.picker.transport.streams import CallHandlers, Output, TransportLimits
+
+# Entries of Envoy's access log: usage, the exact time of the first byte of a body, and why an answer ended.
+#
+# Owns the reading of a batch, and the words for reasons. Each entry completes the exchange whose id Envoy has in its
+# dynamic metadata; others are counted. An entry alone releases no load: Envoy loses some of them silently.
+
+
+#: Tag of an entry with the time from the request's first byte to the first of the answer's body, us.
+FIRST_BODY_TAG = "first_body_us"
+#: Namespace in which Envoy's reader of events leaves the usage, and its keys.
+_USAGE = "usage"
+#: Envoy's flags of failures that are the replica's or its network's, in the proxy's words, most telling first.
+_FAILURES = (
+    ("upstream_connection_failure", "connect_failed"),
+    ("dns_resolution_failure", "connect_failed"),
+    ("no_healthy_upstream", "connect_failed"),
+    ("upstream_overflow", "connections_exhausted"),
+    ("upstream_request_timeout", "timeout"),
+    ("duration_timeout", "total_timeout"),
+    ("upstream_max_stream_duration_reached", "total_timeout"),
+    ("upstream_remote_reset", "disconnected"),
+    ("upstream_connection_termination", "disconnected"),
+    ("upstream_protocol_error", "disconnected"),
+    ("stream_idle_timeout", "timeout"),
+)
+_DISCONNECTS = ("downstream_connection_termination", "downstream_remote_reset", "downstream_protocol_error")
+#: Details of an answer that broke off after its head.
+_BROKEN = "upstream_reset_after_response_started"
+_UPSTREAM = "via_upstream"
+#: Longest time that a tag may say, us: an hour.
+_MAX_TAG_US = 3_600_000_000
+
+_parse = StreamAccessLogsMessage.FromString
+
+
+def take_access_log(state: PickerState, message: bytes) -> None:
+    """Complete the exchanges of one serialized `StreamAccessLogsMessage`. Raises `ProtocolError`."""
+    try:
+        batch = _parse(message)
+    except DecodeError:
+        raise ProtocolError("expected a serialized StreamAccessLogsMessage") from None
+    for entry in read_entries(batch):
+        exchange = state.open_exchanges.get(entry.exchange_id)
+        if isinstance(exchange, PickerExchange):
+            exchange.complete(entry)
+            state.telemetry.metrics.log_entry("matched")
+        else:
+            state.telemetry.metrics.log_entry("late" if state.open_exchanges.is_own(entry.exchange_id) else "unknown")
+
+
+def read_entries(batch: Any) -> Iterator[LogEntry]:
+    """Yield the entries with an id; others are of exchanges that no picker has chosen for."""
+    for entry in batch.http_logs.log_entry:
+        common = entry.common_properties
+        if common.intermediate_log_entry:
+            continue
+        exchange_id = struct_text(common.metadata.filter_metadata, OWN, "id")
+        if exchange_id is not None:
+            yield _read(exchange_id, common, entry.response)
+
+
+def _read(exchange_id: str, common: Any, response: Any) -> LogEntry:
+    details = response.response_code_details
+    failure, disconnected = None, False
+    if common.HasField("response_flags"):
+        found = {descriptor.name for descriptor, _ in common.response_flags.ListFields()}
+        failure = next((reason for flag, reason in _FAILURES if flag in found), None)
+        disconnected = not found.isdisjoint(_DISCONNECTS)
+    if failure is None and details.startswith(_BROKEN):
+        failure = "disconnected"
+    return LogEntry(
+        exchange_id,
+        status=response.response_code.value if 100 <= response.response_code.value < 600 else 0,
+        disconnected=disconnected,
+        # A client that leaves resets the replica's stream too.
+        failure=None if disconnected else failure,
+        first_body_s=_first_body_s(common.custom_tags),
+        usage=_usage(common.metadata.filter_metadata),
+        served=struct_text(common.metadata.filter_metadata, LB, SERVED) or _address(common.upstream_remote_address),
+        headers=tuple((name.encode(), value.encode()) for name, value in response.response_headers.items()),
+        is_local=bool(details) and not details.startswith(_UPSTREAM),
+    )
+
+
+def _first_body_s(tags: Any) -> float | None:
+    text = tags.get(FIRST_BODY_TAG, "")
+    if not (text.isascii() and text.isdigit()) or len(text) > 10 or int(text) > _MAX_TAG_US:
+        return None
+    return int(text) / 1e6
+
+
+def _usage(metadata: Any) -> Usage | None:
+    """Return the usage that Envoy has read of the answer; `None` without one."""
+    found = metadata.get(_USAGE)
+    if found is None:
+        return None
+    fields = found.fields
+    prompt = _count(fields, "prompt_tokens")
+    output = _count(fields, "completion_tokens")
+    if prompt is None and output is None:
+        return None
+    return Usage(prompt, _count(fields, "cached_tokens"), output)
+
+
+def _count(fields: Any, name: str) -> int | None:
+    """Return a count, which Envoy has as a number or as text."""
+    value = fields.get(name)
+    if value is None:
+        return None
+    number = value.number_value if value.WhichOneof("kind") == "number_value" else _number(value.string_value)
+    return int(number) if 0 <= number <= MAX_AMOUNT else None
+
+
+def _number(text: str) -> float:
+    return float(text) if text.isascii() and text.isdigit() and len(text) < 16 else -1.0
+
+
+def _address(address: Any) -> str | None:
+    socket = address.socket_address
+    if not socket.address or not socket.port_value:
+        return None
+    host = f"[{socket.address}]" if ":" in socket.address else socket.address
+    return f"{host}:{socket.port_value}"
+
 
 #: Between two resolutions of the names in replicas' URLs, s: the usual time for which DNS answers may be cached.
 RESOLVE_S = 30.0

@@ -19,10 +19,10 @@ from gorgo.config.fleet import ReplicaConfig
 from gorgo.config.model import Config, ProxyConfig, RegionConfig
 from gorgo.live.build import build_live
 from gorgo.live.logs import set_up_logs
-from gorgo.picker.access_log import take_access_log
 from gorgo.picker.call import PickerCall
 from gorgo.picker.exchange.pending import read_now
 from gorgo.picker.protocol.protos import ProcessingResponse, StreamAccessLogsMessage
+from gorgo.picker.server import take_access_log
 from gorgo.picker.state import PICKER, PickerState
 from gorgo.policies.registry import make_policy
 from tests.picker.virtual import BUFFERED, DUPLEX, body_message, headers_message, log_message

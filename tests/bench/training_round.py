@@ -15,9 +15,8 @@ import numpy as np
 
 from gorgo.core.training.model import Model, TrainingSpec
 from gorgo.core.training.outcomes import COLUMNS, TrainingRows
-from gorgo.learning.buffers import RING_ROWS, STRATA
 from gorgo.learning.models import trees
-from gorgo.learning.trainer import Trainer, fit
+from gorgo.learning.trainer import RING_ROWS, STRATA, Trainer, fit
 from tests.learning.outcomes import training_rows
 
 #: As many features as Lodestar has.

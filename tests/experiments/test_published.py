@@ -9,8 +9,7 @@ import pytest
 
 from experiments.command import PUBLISHED
 from experiments.grid import Grid
-from experiments.page import page_of
-from experiments.published import DOCUMENTS, WORDS, Claim, Published, Source, compared, verdict_on
+from experiments.published import DOCUMENTS, WORDS, Claim, Published, Source, compared, page_of, verdict_on
 from gorgo.lab.simulate.compare import Ratio
 
 GRID = Grid(seeds=range(1))

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from gorgo.core.training.model import ReplayRule, TrainingSpec
 from gorgo.core.training.outcomes import TrainingRows
-from gorgo.learning import buffers
-from gorgo.learning.buffers import RING_ROWS, STRATA, FifoReplay, RowRing, StratifiedStore, k_centre, strata
+from gorgo.learning import trainer
+from gorgo.learning.trainer import RING_ROWS, STRATA, FifoReplay, RowRing, StratifiedStore, k_centre, strata
 from tests.learning.outcomes import numbered, numbers, rows_of
 
 
@@ -99,7 +99,7 @@ def test_rule_none_has_the_fifo_alone() -> None:
 
 
 def test_rule_all_has_every_row_up_to_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffers, "ALL_ROWS", 30)
+    monkeypatch.setattr(trainer, "ALL_ROWS", 30)
     assert after("all", 35) == list(range(35))
     assert after("all", 100) == list(range(60, 100))
 
@@ -144,7 +144,7 @@ def test_pool_of_a_round_is_bounded_and_so_are_the_rows_that_wait() -> None:
     subject.add(numbered(20_000, 20_000))
     subject.fill_replay(model)
     assert model.calls
-    assert max(model.calls) <= buffers.POOL
+    assert max(model.calls) <= trainer.POOL
     assert len(subject) <= 5100
 
 

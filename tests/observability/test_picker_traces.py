@@ -11,7 +11,7 @@ import pytest
 
 from gorgo.config.model import OverloadConfig
 from gorgo.live.build import build_live
-from gorgo.picker.access_log import take_access_log
+from gorgo.picker.server import take_access_log
 from gorgo.picker.state import PICKER, PickerState
 from gorgo.policies.registry import make_policy
 from tests.observability.collector import Collector, Received, collecting

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import pytest
 
 from gorgo.picker import state
-from gorgo.picker.access_log import take_access_log
 from gorgo.picker.call import ProtocolError
 from gorgo.picker.protocol.messages import LB, SERVED
+from gorgo.picker.server import take_access_log
 from tests.picker.virtual import BODY, JSON_BODY, VirtualPicker, body_message, config_of, in_virtual_time, log_message
 from tests.proxy.fakes import delta
 

@@ -8,9 +8,9 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gorgo.picker.access_log import take_access_log
 from gorgo.picker.call import PickerCall, ProtocolError
 from gorgo.picker.protocol.protos import ProcessingRequest
+from gorgo.picker.server import take_access_log
 from tests.picker.virtual import (
     BODY,
     BUFFERED,

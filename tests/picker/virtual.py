@@ -19,7 +19,6 @@ from gorgo.config.model import Config, RegionConfig
 from gorgo.live.build import build_live
 from gorgo.live.router_gateway import RouterGateway
 from gorgo.live.telemetry.health import HealthLog
-from gorgo.picker.access_log import FIRST_BODY_TAG, take_access_log
 from gorgo.picker.call import PickerCall
 from gorgo.picker.protocol.messages import DESTINATION, LB, OWN, SERVED
 from gorgo.picker.protocol.protos import (
@@ -29,6 +28,7 @@ from gorgo.picker.protocol.protos import (
     ProcessingResponse,
     StreamAccessLogsMessage,
 )
+from gorgo.picker.server import FIRST_BODY_TAG, take_access_log
 from gorgo.picker.state import HOLD_S, PICKER, OpenExchanges, PickerState
 from gorgo.policies.registry import make_policy
 from tests.lab.sim.live_shell import VirtualLoop

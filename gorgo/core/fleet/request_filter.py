@@ -260,7 +260,7 @@ class ShortAnswers:
 class OpenFailures:
     """Replicas with several failures of requests that have not ended: they pause until that is known.
 
-    Whether a 5xx or a timeout is the replica's failure is decided at the end of its request (`core.dispatch.lifecycle`).
+    Whether a 5xx or a timeout is the replica's failure is decided at the end of its request (`dispatch.lifecycle`).
     A replica that fails at once looks free, and would have every request until then.
     """
 

@@ -1,7 +1,7 @@
 """One connection to a replica: bytes out under back-pressure, bytes in to the response that is being read.
 
 Owns the pace of reading and of writing, and when the connection closes. Leaves the meaning of bytes to
-`response_parser`, the choice of a connection to `pool`.
+`response`, the choice of a connection to `pool`.
 
 Theory of operation. An ordinary read goes to its response in the call in which it arrives. A long one is passed
 in slices, one per turn of the event loop, and reading pauses until the last of them: 256 KiB of small events or chunks

@@ -14,10 +14,178 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 
 import httpx
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from gorgo.live.http.headers import Header
 from gorgo.live.upstream.connection import ReplicaConnection
-from gorgo.live.upstream.response_parser import ResponseParser
+
+# One HTTP/1.1 response read by httptools: its head, its body, and whether its connection may carry another.
+#
+# Owns which responses are refused and the bounds of a head. Opens and reads nothing: bytes are fed, whatever their
+# cuts.
+#
+# Theory of operation. httptools (llhttp) refuses bare line ends, folded lines, two lengths, and a length beside a
+# coding. Refused here: a coding that would pass to the client without its label, a switch of protocols, a flood of
+# interim answers, and heads without end. The parser calls `list.append` for each piece of a body: a response of
+# one-byte chunks costs no Python per chunk.
+
+
+#: Interim answers (1xx) before the final one, at most. Engines send one or none.
+MAX_INTERIM = 8
+#: Headers of a response with its interim answers and trailers. Engines send ten, gateways thirty.
+MAX_HEADERS = 128
+#: Bytes that bring no body: a head, trailers or the extensions of a chunk. Twice the longest head of common servers.
+MAX_HEAD_BYTES = 64 * 1024
+#: Headers that say where a body ends.
+_FRAMING = frozenset({b"content-length", b"transfer-encoding"})
+
+
+class ResponseError(Exception):
+    """The bytes are no response to the request, or one with two readings."""
+
+
+class ResponseParser:
+    """Parses one response.
+
+    Parameters
+    ----------
+    head_only:
+        The response has no body, whatever its headers say: it is that to HEAD.
+    """
+
+    __slots__ = (
+        "_head_only",
+        "_interim",
+        "_lines",
+        "_parser",
+        "_pieces",
+        "_without_body",
+        "complete",
+        "failure",
+        "headers",
+        "on_body",
+        "reusable",
+        "status",
+        "until_eof",
+    )
+
+    def __init__(self, *, head_only: bool = False) -> None:
+        #: 0 before the end of the final head.
+        self.status = 0
+        #: As they came, without trailers.
+        self.headers: list[Header] = []
+        self.complete = False
+        #: The connection may carry another response. Known at the end.
+        self.reusable = False
+        #: The body ends with the connection.
+        self.until_eof = False
+        #: Why no byte after it is read.
+        self.failure: ResponseError | None = None
+        self._head_only = head_only
+        self._interim = 0
+        self._lines = 0
+        self._without_body = 0
+        self._pieces: list[bytes] = []
+        self.on_body = self._pieces.append
+        self._parser: HttpResponseParser | None = HttpResponseParser(self)
+
+    def feed(self, data: bytes) -> bytes:
+        """Parse `data` and return the bytes of the body in it; sets `failure` at the first that are wrong."""
+        parser, pieces = self._parser, self._pieces
+        if parser is None:
+            self.reusable = False  # more bytes than the response has
+            return b""
+        try:
+            parser.feed_data(data)
+        except (HttpParserError, HttpParserUpgrade) as failure:
+            self._fail(failure)
+        if self.complete:
+            self.close()
+        if pieces:
+            self._without_body = 0
+            body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            pieces.clear()
+            return b"" if self._head_only else body
+        self._without_body += len(data)
+        if self._without_body > MAX_HEAD_BYTES and self.failure is None:
+            self.failure = ResponseError(f"more than {MAX_HEAD_BYTES} bytes without a body")
+        return b""
+
+    def feed_eof(self) -> bool:
+        """Record the end of the connection; return whether the response is complete with it."""
+        if self.until_eof and self.failure is None:
+            self.complete = True
+        self.reusable = False
+        self.close()
+        return self.complete
+
+    def close(self) -> None:
+        """Parse no more. The parser and this object refer to each other: without it they wait for the GC."""
+        self._parser = None
+
+    def on_message_begin(self) -> None:
+        if self.complete:
+            raise ResponseError("a second response to one request")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._lines += 1
+        if self._lines > MAX_HEADERS:
+            raise ResponseError(f"more than {MAX_HEADERS} headers")
+        if not self.status:
+            self.headers.append((name, value))
+        elif name.lower() in _FRAMING:
+            raise ResponseError("a trailer that says where the body ends")
+        # Else a trailer, which no client of a stream waits for.
+
+    def on_headers_complete(self) -> None:
+        assert self._parser is not None, "it parses"
+        status = self._parser.get_status_code()
+        has_length = self._has_length()
+        if status < 200:
+            self._count_interim(status)
+            return
+        self.status = status
+        if self._head_only:
+            # The parser awaits a body, so the connection closes after this response.
+            self.complete = True
+        elif status not in (204, 304):
+            self.until_eof = not has_length
+
+    def on_message_complete(self) -> None:
+        assert self._parser is not None, "it parses"
+        if self.status and not self._head_only:
+            self.complete = True
+            # Before HTTP/1.1 neither keeping a connection nor chunks have one meaning.
+            self.reusable = self._parser.should_keep_alive() and self._parser.get_http_version() == "1.1"
+
+    def _count_interim(self, status: int) -> None:
+        self._interim += 1
+        if status == 101 or status < 100 or self._interim > MAX_INTERIM:
+            raise ResponseError(f"a switch of protocols, or more than {MAX_INTERIM} interim answers")
+        self.headers.clear()
+
+    def _has_length(self) -> bool:
+        """Return whether the head says where the body ends. Raises for any transfer coding but chunked."""
+        has_length = False
+        codings = 0
+        for name, value in self.headers:
+            size = len(name)
+            if size == 14 and name.lower() == b"content-length":
+                has_length = True
+            elif size == 17 and name.lower() == b"transfer-encoding":
+                codings += 1
+                if codings > 1 or value.strip().lower() != b"chunked":
+                    raise ResponseError("a transfer coding other than chunked")
+                has_length = True
+        return has_length
+
+    def _fail(self, failure: Exception) -> None:
+        self.reusable = False
+        if self.complete:
+            return  # what follows a response concerns the connection alone
+        own = failure.__context__
+        self.failure = own if isinstance(own, ResponseError) else ResponseError(str(failure))
+
 
 #: Bytes of a body that its reader has yet to take, before the replica pauses. A read may come on top.
 READ_BUFFER_BYTES = 64 * 1024

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gorgo.lab.report.page import report
-from gorgo.lab.report.report import find_results
+from gorgo.lab.report.report import find_results, report
 from tests.lab.replay.fake_router import FakeRouter, never
 
 ENDS_S = 60.0

@@ -15,18 +15,19 @@ import numpy as np
 import pytest
 
 from gorgo.errors import ReportError
-from gorgo.lab.report import page, write_report
 from gorgo.lab.report import plots as plots_module
-from gorgo.lab.report.page import (
+from gorgo.lab.report import report as page
+from gorgo.lab.report import write_report
+from gorgo.lab.report.report import (
     PageTable,
     acceptance_log,
     error_table,
+    find_results,
     load_table,
     policies_csv,
     ratio_table,
     share_table,
 )
-from gorgo.lab.report.report import find_results
 from gorgo.lab.report.runs import Cell, ReportGeneration, Requests, Run
 from gorgo.lab.results import Spread, write_results
 from tests.lab.report.builders import comparison, generation, p95_cell, row, saved_cell, write_run, write_sweep

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gorgo.lab.report.page import tuning_csv
 from gorgo.lab.report.plots import tuning_plot
+from gorgo.lab.report.report import tuning_csv
 from gorgo.lab.report.runs import ReportGeneration
 
 

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from gorgo.live.upstream import response_parser
-from gorgo.live.upstream.response_parser import MAX_HEAD_BYTES, MAX_HEADERS, MAX_INTERIM, ResponseParser
+from gorgo.live.upstream import response
+from gorgo.live.upstream.response import MAX_HEAD_BYTES, MAX_HEADERS, MAX_INTERIM, ResponseParser
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -204,5 +204,5 @@ def test_chunks_of_one_byte_cost_little() -> None:
 
 
 def test_bounds_of_a_response() -> None:
-    found = response_parser.MAX_INTERIM, response_parser.MAX_HEADERS, response_parser.MAX_HEAD_BYTES
+    found = response.MAX_INTERIM, response.MAX_HEADERS, response.MAX_HEAD_BYTES
     assert found == (8, 128, 65_536)
