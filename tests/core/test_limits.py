@@ -38,6 +38,7 @@ def test_queueing_and_hedging_are_off_by_default() -> None:
         "max_concurrency_per_replica": None,
         "slo_ttft_s": None,
         "slo_e2e_s": None,
+        "shed_on_objective": False,
         "infeasible_max_wait_s": 0.3,
         "no_replica_wait_s": 0.0,
     }

@@ -374,6 +374,8 @@ OF_OTHER_COMMANDS = {
     "simulation.profiles",
     "simulation.seed",
 }
+#: Its effect is shown in tests/core/test_deadline.py: it needs a policy that takes objectives.
+OF_OBJECTIVES = {"overload.shed_on_objective"}
 #: Their effects are shown in tests/live/training.
 OF_A_TRAINING = {f"proxy.learning.{key.name}" for key in fields(LearningConfig)}
 #: Their effects are shown in tests of fleet sources: tests/live/fleet_sources and tests/fleet_sources.
@@ -404,7 +406,9 @@ def test_each_key_has_an_effect_shown_here_or_a_reason_to_have_none() -> None:
     shown = {
         key for effect in (*EFFECTS, *EFFECTS_OF_CERTIFICATES, *EFFECTS_OF_TOKENIZERS) for key in effect.keys.split()
     }
-    assert sorted([*shown, *OF_OTHER_COMMANDS, *OF_A_TRAINING, *OF_FLEET_SOURCES, *NEED_A_NEW_START]) == sorted(keys)
+    assert sorted(
+        [*shown, *OF_OTHER_COMMANDS, *OF_OBJECTIVES, *OF_A_TRAINING, *OF_FLEET_SOURCES, *NEED_A_NEW_START]
+    ) == sorted(keys)
 
 
 def test_the_reference_says_of_each_key_what_a_reload_does_with_it() -> None:

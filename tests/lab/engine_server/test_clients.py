@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from gorgo.lab.engine_server import replica
 from tests.lab.engine_server.client import post
-from tests.lab.engine_server.conftest import serving
+from tests.lab.engine_server.conftest import Start, serving
 from tests.real.served import Served, served
 
 WEATHER = {
@@ -339,10 +339,9 @@ async def test_a_previous_response_that_is_not_stored_is_a_400_of_the_engine(eng
         assert error["message"].endswith("is stored here")
 
 
-async def test_the_oldest_stored_response_is_dropped(
-    engine: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_oldest_stored_response_is_dropped(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replica, "MAX_RESPONSES", 2)
+    engine = await start()
     body = {"input": "hi", "max_output_tokens": 1}
     names = [(await post(engine, "/v1/responses", body))["id"] for _ in range(3)]
     statuses = []

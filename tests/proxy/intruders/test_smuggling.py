@@ -79,7 +79,7 @@ FORMS = {
     "no name": post(LENGTH, b": 1\r\n"),
     "no host": b"POST %b HTTP/1.1\r\n%b\r\n%b" % (CHAT, LENGTH, BODY),
     "two hosts": post(LENGTH, b"host: other\r\n"),
-    "a whole URL as the target": post(LENGTH, target=b"http://g" + CHAT),
+    "a URL of another host than the header's": post(LENGTH, target=b"http://other" + CHAT),
     "a URL of another host": post(LENGTH, target=b"http://169.254.169.254/latest/meta-data"),
     "a target without its slash": post(LENGTH, target=b"v1/chat/completions"),
     "a star as the target": post(LENGTH, target=b"*"),

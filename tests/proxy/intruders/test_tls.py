@@ -25,6 +25,9 @@ from tests.proxy.fakes import DONE, answer, chat, delta, stream
 from tests.proxy.followed import follow, regions
 from tests.proxy.raw import RawClient, connected
 
+#: A handshake that the proxy gives up leaves the transport of the fake replica, in this process, to the collector.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 pytestmark = needs_openssl
 CHAT = "/v1/chat/completions"
 
