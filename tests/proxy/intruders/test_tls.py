@@ -26,9 +26,9 @@ from tests.proxy.followed import follow, regions
 from tests.proxy.raw import RawClient, connected
 
 #: A handshake that the proxy gives up leaves the transport of the fake replica, in this process, to the collector.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+COLLECTED = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
-pytestmark = needs_openssl
+pytestmark = [needs_openssl, COLLECTED]
 CHAT = "/v1/chat/completions"
 
 
