@@ -23,6 +23,7 @@ def router_limits(config: Config) -> RouterLimits:
     proxy = config.proxy
     return RouterLimits(
         max_attempts=config.limits.max_attempts,
+        continuations=config.limits.continuations,
         max_in_flight=config.limits.max_in_flight,
         sampled_replicas=config.limits.sampled_replicas,
         stale_after_s=STALE_INTERVALS * max(proxy.probe_interval_s, proxy.scrape_interval_s),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar, Protocol, runtime_checkable
 
+from gorgo.core.continuation import Continuation
 from gorgo.core.messages.request import EngineSample
 
 
@@ -24,6 +25,8 @@ class EngineDialect(Protocol):
     differ.
 
     `report_flags` has the engine's flag for each report that is off by default: `cached_tokens`, `metrics`.
+
+    `continuation` says how the engine goes on with an answer that broke off elsewhere; `None` if that is not known.
     """
 
     name: ClassVar[str]
@@ -31,6 +34,7 @@ class EngineDialect(Protocol):
     metrics_path: ClassVar[str | None]
     loads_path: ClassVar[str | None]
     report_flags: ClassVar[Mapping[str, str]]
+    continuation: ClassVar[Continuation | None]
 
     def read_metrics(self, text: str) -> EngineSample: ...
 

@@ -137,6 +137,10 @@ class RequestState:
     #: Its client's quota of requests in flight is released, before the outcome is known.
     released: bool = False
     first_dispatched_s: float | None = None
+    #: How often its answer was continued, the tokens that its client had by then, and when it had the first.
+    continuations: int = 0
+    partial_tokens: int = 0
+    first_token_s: float | None = None
 
 
 @mutable_record
@@ -589,8 +593,15 @@ def status_of(outcome: Outcome) -> int:
 def to_sample(attempt: Attempt, outcome: Outcome, status: int, *, seq: int, now: float) -> Sample:
     """Return the sample of a request by its last attempt."""
     request, spec = attempt.state.request, attempt.replica.spec
-    decision, first_s = attempt.decision, attempt.first_token_s
+    state, decision, first_s = attempt.state, attempt.decision, attempt.first_token_s
     shadow = decision.shadow
+    prompt_tokens = request.prompt_tokens if outcome.prompt_tokens is None else outcome.prompt_tokens
+    output_tokens = outcome.output_tokens
+    if state.continuations:
+        # Of the whole answer: the last part's prompt ends with those before it.
+        first_s = state.first_token_s
+        prompt_tokens -= state.partial_tokens
+        output_tokens = None if output_tokens is None else output_tokens + state.partial_tokens
     ttft_s = None if first_s is None else first_s - request.received_s
     # By position: more than fifteen keywords go through a dict, which takes 2 us: 2 % of a request in the Router.
     # A test compares the order with the fields.
@@ -602,18 +613,18 @@ def to_sample(attempt: Attempt, outcome: Outcome, status: int, *, seq: int, now:
         spec.region,
         decision.policy,
         decision.weights_version,
-        request.prompt_tokens if outcome.prompt_tokens is None else outcome.prompt_tokens,  # input_tokens
+        prompt_tokens,  # input_tokens
         outcome.cached_tokens,
         decision.estimated_cached_tokens,
-        outcome.output_tokens,
+        output_tokens,
         _ms(None if attempt.rtt_s != attempt.rtt_s else attempt.rtt_s),  # rtt_ms
         _ms(decision.predicted_ttft_s),  # predicted_ttft_ms
         _ms(ttft_s),  # ttft_ms
         now - request.received_s,  # e2e_s
         _ms(outcome.itl_s_p95),  # itl_ms_p95
         status,
-        attempt.state.attempts - 1 - attempt.state.hedged,  # retries
-        attempt.state.hedged,
+        state.attempts - 1 - state.hedged - state.continuations,  # retries
+        state.hedged,
         {name: column.item(decision.row) for name, column in decision.terms.items()},  # terms
         None if shadow is None else shadow.policy,  # shadow_policy
         None if shadow is None else shadow.rank,  # shadow_rank
@@ -623,6 +634,7 @@ def to_sample(attempt: Attempt, outcome: Outcome, status: int, *, seq: int, now:
         None if ttft_s is None else decision.estimate.attribute(ttft_s).as_ms(),  # ttft_parts_ms
         request.client,
         decision.model,
+        state.continuations,  # continued
     )
 
 

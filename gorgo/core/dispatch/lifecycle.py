@@ -17,6 +17,7 @@ often as there is one, free of charge. See `Refusals` for a 4xx.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import nan
 
 from gorgo.core.dispatch.dispatcher import Dispatcher
@@ -37,7 +38,7 @@ from gorgo.core.fleet.eligibility import CandidateSet
 from gorgo.core.fleet.replica import SUSPECT_AFTER, HealthState, Replica
 from gorgo.core.fleet.request_filter import RequestFilter
 from gorgo.core.limits import ClientQuotas, RouterLimits
-from gorgo.core.messages.actions import Action, Cancel, Dispatch, Forward, Reject, RetryAction
+from gorgo.core.messages.actions import Action, Cancel, Continue, Dispatch, Forward, Reject, RetryAction
 from gorgo.core.messages.request import COMPLETED, REFUSALS, AttemptResult, Outcome, SampleRing
 from gorgo.core.training.features import prefix_group
 from gorgo.core.training.learning import OutcomeRecorder, RecordedOutcome
@@ -257,6 +258,8 @@ def _known(value: int | None) -> float:
     return nan if value is None else float(value)
 
 
+#: Attempts of one request in all, continued parts of its answer included.
+_MOST_PARTS = 16
 #: Errors of an outcome: the connection was never made, or it ended before an answer.
 _REFUSED = "connect_failed"
 _NEVER_SENT = frozenset({_REFUSED, "connect_timeout", "connections_exhausted"})
@@ -304,6 +307,7 @@ class RequestLifecycle:
 
     def set_limits(self, limits: RouterLimits) -> None:
         self._max_attempts = limits.max_attempts
+        self._max_continuations = limits.continuations
         self._slo_e2e_s = limits.overload.slo_e2e_s
         self._refusals.set_limits(limits)
         self._retries = RatioBudget(
@@ -344,6 +348,10 @@ class RequestLifecycle:
         unanswered = outcome.status is None and result is AttemptResult.DEADLINE_EXCEEDED
         if state.closed or (state.open_attempts and (unanswered or refused or not result.final)):
             return None, []
+        if outcome.continue_on and not state.open_attempts:
+            continued = self._continue(attempt, outcome, now)
+            if continued is not None:
+                return continued, []
         if outcome.sent or not (unanswered or refused or result.retryable):
             self._close(attempt, outcome, status_of(outcome), now)
             return Forward(state.request.request_id) if outcome.unsent else None, _stop_others(attempt)
@@ -452,6 +460,36 @@ class RequestLifecycle:
             return no_replica(state.request, RETRY_AFTER_S)
         return upstream_error(state, outcome, self._open_in_s(state, now))
 
+    def _continue(self, attempt: Attempt, outcome: Outcome, now: float) -> Continue | None:
+        """Return the dispatch of the rest of an answer that broke off; `None` if it ends here.
+
+        It is no retry: the replica has worked, and its client waits in the middle of a sentence. So it takes nothing
+        out of the budget, and is bounded by `continuations`.
+        """
+        state = attempt.state
+        if state.continuations >= self._max_continuations or state.attempts >= _MOST_PARTS:
+            return None
+        if outcome.error == _FAILED and self._poison.stops(state.request, attempt.replica, now=now):
+            return None
+        if self._quotas.is_spent(state.request.client, now=now):
+            return None
+        allowed = state.request.replicas
+        request = replace(
+            state.request,
+            prompt_tokens=state.request.prompt_tokens + outcome.partial_tokens - state.partial_tokens,
+            # The estimate of tokens by bytes is the prompt's.
+            text_bytes=None,
+            replicas=outcome.continue_on if allowed is None else outcome.continue_on & allowed,
+        )
+        left = self._filter.untried(request, state.tried_replicas, now)
+        if not left.replicas:
+            return None
+        if state.first_token_s is None:
+            state.first_token_s = attempt.first_token_s
+        state.request, state.partial_tokens = request, outcome.partial_tokens
+        state.continuations += 1
+        return Continue(request.request_id, self._dispatch(state, left, now))
+
     def _retry_refused(self, attempt: Attempt, now: float) -> Dispatch | Forward:
         """Return the Dispatch to another replica, as long as there is one and budget, or the refusal for the client."""
         state = attempt.state
@@ -479,9 +517,10 @@ class RequestLifecycle:
             self._refusals.judge_failures(state, now=now, answered=False, refused=refused)
         if attempt.state.has_quota:
             request = attempt.state.request
-            used = outcome.used_tokens(request.prompt_tokens, has_content=attempt.first_token_s is not None)
+            has_content = attempt.first_token_s is not None or state.first_token_s is not None
+            used = outcome.used_tokens(request.prompt_tokens, has_content=has_content)
             charge = self._quotas.charge if attempt.state.released else self._quotas.release
-            charge(request.client, tokens=request.prompt_tokens, used=sum(used))
+            charge(request.client, tokens=request.prompt_tokens - state.partial_tokens, used=sum(used))
         if self._samples.capacity:
             self._samples.append(to_sample(attempt, outcome, status, seq=self._samples.next_seq, now=now))
 

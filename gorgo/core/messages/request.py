@@ -172,7 +172,8 @@ class Outcome:
     `retry_after_s` is the replica's own. `unsent`: the response is complete, and the client was sent none of it.
     `sent`: the client has the answer or its failure, and nothing is retried. `short`: an answer of one token or none to
     a request that allows more, or a body that is no JSON; `None` for one to a request that allows no more, which says
-    nothing of the replica.
+    nothing of the replica. `continue_on` are the replicas that could go on with an answer that broke off, of which the
+    client has `partial_tokens`.
     """
 
     result: AttemptResult
@@ -186,6 +187,8 @@ class Outcome:
     unsent: bool = False
     sent: bool = False
     short: bool | None = False
+    continue_on: frozenset[str] = frozenset()
+    partial_tokens: int = 0
 
     def used_tokens(self, estimated_prompt: int, *, has_content: bool) -> tuple[int, int]:
         """Return prompt and output tokens of the client's account: as reported, else the estimate and none.
@@ -235,7 +238,7 @@ class Sample:
     `policy`, `weights_version`, `estimated_cached_tokens`, `rtt_ms`, the prediction, `terms` (of the replica's cost, in
     the policy's unit) and the shadow's score are those of the last dispatch. `best_cached_tokens` is
     the estimate of the candidate with most of the prompt. `ttft_parts_ms` (`core.latency.ttft`) adds up to `ttft_ms`.
-    `client` is the name of the client's key.
+    `client` is the name of the client's key. `continued`: how often its answer went on at another replica.
     """
 
     seq: int
@@ -266,6 +269,7 @@ class Sample:
     ttft_parts_ms: Mapping[str, float] | None = None
     client: str | None = None
     model: str | None = None
+    continued: int = 0
 
 
 class SampleRing:

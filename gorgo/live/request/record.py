@@ -39,6 +39,8 @@ class RequestRecord:
     #: Time in the queue, and whether it was sent to a second replica as well.
     queued_s: float | None = None
     hedged: bool = False
+    #: How often its answer broke off and went on at another replica.
+    continued: int = 0
     #: `None` unless this request is traced.
     trace: Trace | None = None
     #: Name of its key; `None` while clients need none.
@@ -119,7 +121,7 @@ class RequestRecord:
 
     @property
     def _retries(self) -> int:
-        return max(0, self.attempts - 1 - self.hedged)
+        return max(0, self.attempts - 1 - self.hedged - self.continued)
 
     def _log(self, route: str, request_id: str, status: int, now: float) -> None:
         outcome = self.outcome
@@ -143,6 +145,8 @@ class RequestRecord:
             fields["queued_ms"] = round(self.queued_s * 1e3, 1)
         if self.hedged:
             fields["hedged"] = True
+        if self.continued:
+            fields["continued"] = self.continued
         if self.cause is not None:
             fields["cause"] = self.cause
         fields["error"] = None if outcome is None else outcome.error

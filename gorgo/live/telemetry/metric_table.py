@@ -22,6 +22,15 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("gorgo_attempts_total", "counter", (*_REPLICA, "result"), "Ended attempts."),
     MetricSpec("gorgo_retries_total", "counter", ("reason",), "Retries, by result of the attempt before."),
     MetricSpec("gorgo_rejects_total", "counter", ("reason",), "Requests rejected by the proxy."),
+    MetricSpec(
+        "gorgo_streams_continued_total",
+        "counter",
+        ("reason",),
+        "Answers that broke off and went on elsewhere.",
+    ),
+    MetricSpec(
+        "gorgo_stream_seam_seconds", "histogram", (), "Last event before such a break to the first one after it."
+    ),
     MetricSpec("gorgo_hedges_total", "counter", _REPLICA, "Hedges sent to the replica."),
     MetricSpec("gorgo_body_read_seconds", "histogram", (), "Request received to the end of its body."),
     MetricSpec("gorgo_queue_seconds", "histogram", (), "Queue time of queued requests."),
@@ -238,6 +247,9 @@ CACHE_REPORTS = (
     *("snapshots", "evictions", "stale", "lost", "limited", "silences"),
 )
 
+#: Why the answers broke off that went on at another replica.
+BREAKS = ("disconnected", "protocol_error", "truncated", "error_event", "timeout", "stalled", "moved")
+
 LABELS: tuple[LabelSpec, ...] = (
     LabelSpec("replica", (), "names in regions.yaml", bound="replicas"),
     LabelSpec("region", (), "regions of those replicas", bound="regions"),
@@ -252,6 +264,7 @@ LABELS: tuple[LabelSpec, ...] = (
         "result of the attempt before",
         tuple(result.value for result in AttemptResult if result.retryable),
     ),
+    LabelSpec("reason", ("gorgo_streams_continued_total",), "why the answer broke off", BREAKS),
     LabelSpec("reason", ("gorgo_rejects_total",), "`code` of the error", REJECT_CODES),
     LabelSpec("client", (), "names of keys; `other` beyond 64, `none` without keys", bound="66"),
     LabelSpec("model", (), "models that replicas list; `other` beyond 64 and for the rest, `none`", bound="66"),

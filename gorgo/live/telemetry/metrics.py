@@ -252,6 +252,11 @@ class Metrics:
         off = abs(estimated_cached_tokens - cached)
         self._count("gorgo_cached_tokens_signed_error_total", replica, region, side).inc(off)
 
+    def continued(self, reason: str, gap_s: float) -> None:
+        """Count an answer that broke off for `reason` and goes on after `gap_s`."""
+        self._count("gorgo_streams_continued_total", reason).inc()
+        self._histogram("gorgo_stream_seam_seconds").observe(gap_s)
+
     def retried(self, reason: str) -> None:
         self._count("gorgo_retries_total", reason).inc()
 
