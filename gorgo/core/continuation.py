@@ -120,8 +120,8 @@ def refusal(route: str, body: Mapping[str, Any]) -> str | None:
     return None
 
 
-def continued_body(route: str, body: Mapping[str, Any], answer: PartialAnswer, way: Continuation) -> bytes:
-    """Return the request for the rest of an answer, as a body for an engine that is asked in this `way`.
+def continued_body(route: str, body: Mapping[str, Any], answer: PartialAnswer, how: Continuation) -> bytes:
+    """Return the request for the rest of an answer, as a body for an engine that is asked in this way (`how`).
 
     Its bounds of length are less by the tokens so far. At least one is asked for, which `Seam` drops where there is no
     room for it: the engine's counts and end are wanted.
@@ -135,7 +135,7 @@ def continued_body(route: str, body: Mapping[str, Any], answer: PartialAnswer, w
         else:
             messages.append({"role": "assistant", "content": answer.text})
         new["messages"] = messages
-        if way is Continuation.FLAGS:
+        if how is Continuation.FLAGS:
             new["continue_final_message"], new["add_generation_prompt"] = True, False
     else:
         name = "prompt" if route == COMPLETIONS else "text"
@@ -199,7 +199,7 @@ def _error_of(event: bytes) -> int | None:
 
 def read_answer(route: str, stream: bytes) -> PartialAnswer:
     """Return the answer in the whole events of a stream. Raises `NotContinuableError`."""
-    reader = _Reader(route)
+    reader = _AnswerReader(route)
     for event in _EVENT_END.split(stream):
         reader.add(_json(_read(event)[1]))
     return PartialAnswer(
@@ -207,7 +207,7 @@ def read_answer(route: str, stream: bytes) -> PartialAnswer:
     )
 
 
-class _Reader:
+class _AnswerReader:
     """Reads the events of one answer."""
 
     def __init__(self, route: str) -> None:
@@ -458,16 +458,16 @@ class Seam:
         details = usage.get("prompt_tokens_details")
         cached = _count(details if isinstance(details, dict) else usage, "cached_tokens")
         self.usage = SeamCounts(prompt, cached, output)
-        kept = max(0, prompt - self._before.tokens)
+        own = max(0, prompt - self._before.tokens)
         if self._left is not None and self._left <= 0:
             output = 0
-        made = {**usage, "prompt_tokens": kept, "completion_tokens": output + self._before.tokens}
+        made = {**usage, "prompt_tokens": own, "completion_tokens": output + self._before.tokens}
         if "total_tokens" in usage:
             made["total_tokens"] = made["prompt_tokens"] + made["completion_tokens"]
         if isinstance(details, dict) and "cached_tokens" in details:
-            made["prompt_tokens_details"] = {**details, "cached_tokens": min(cached, kept)}
+            made["prompt_tokens_details"] = {**details, "cached_tokens": min(cached, own)}
         elif "cached_tokens" in usage:
-            made["cached_tokens"] = min(cached, kept)
+            made["cached_tokens"] = min(cached, own)
         return made
 
 

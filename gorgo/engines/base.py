@@ -26,7 +26,7 @@ class EngineDialect(Protocol):
 
     `report_flags` has the engine's flag for each report that is off by default: `cached_tokens`, `metrics`.
 
-    `continuation` says how the engine goes on with an answer that broke off elsewhere; `None` if that is not known.
+    A dialect may also have `continuation`, which says how the engine goes on with an answer that broke off elsewhere.
     """
 
     name: ClassVar[str]
@@ -34,11 +34,21 @@ class EngineDialect(Protocol):
     metrics_path: ClassVar[str | None]
     loads_path: ClassVar[str | None]
     report_flags: ClassVar[Mapping[str, str]]
-    continuation: ClassVar[Continuation | None]
 
     def read_metrics(self, text: str) -> EngineSample: ...
 
     def read_capacity(self, loads: object) -> EngineSample: ...
+
+
+def continuation_of(engine: EngineDialect) -> Continuation | None:
+    """Return how the engine goes on with an answer that broke off; `None` if that is not known.
+
+    >>> from gorgo.engines.registry import dialect
+    >>> continuation_of(dialect("vllm")), continuation_of(dialect("openai"))
+    (<Continuation.FLAGS: 'flags'>, None)
+    """
+    found: Continuation | None = getattr(engine, "continuation", None)
+    return found
 
 
 def merged(first: EngineSample, second: EngineSample) -> EngineSample:

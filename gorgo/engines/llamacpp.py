@@ -30,7 +30,7 @@ class LlamaCpp:
     metrics_path: ClassVar[str | None] = "/metrics"
     loads_path: ClassVar[str | None] = "/slots"
     report_flags: ClassVar[Mapping[str, str]] = MappingProxyType({"metrics": "--metrics"})
-    continuation: ClassVar[Continuation | None] = Continuation.LAST_MESSAGE
+    continuation: ClassVar[Continuation] = Continuation.LAST_MESSAGE
 
     def read_metrics(self, text: str) -> EngineSample:
         gauges = read_gauges(text, _GAUGES)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import ClassVar
 
-from gorgo.core.continuation import Continuation
 from gorgo.core.messages.request import EngineSample
 
 
@@ -24,7 +23,6 @@ class OpenAI:
     metrics_path: ClassVar[str | None] = None
     loads_path: ClassVar[str | None] = None
     report_flags: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    continuation: ClassVar[Continuation | None] = None
 
     def read_metrics(self, text: str) -> EngineSample:  # noqa: ARG002 - the protocol's signature
         return EngineSample()

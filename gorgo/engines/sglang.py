@@ -34,7 +34,7 @@ class SGLang:
     report_flags: ClassVar[Mapping[str, str]] = MappingProxyType(
         {"cached_tokens": "--enable-cache-report", "metrics": "--enable-metrics"}
     )
-    continuation: ClassVar[Continuation | None] = Continuation.FLAGS
+    continuation: ClassVar[Continuation] = Continuation.FLAGS
 
     def read_metrics(self, text: str) -> EngineSample:
         gauges = read_gauges(text, _GAUGES)

@@ -32,7 +32,7 @@ class VLLM:
     metrics_path: ClassVar[str | None] = "/metrics"
     loads_path: ClassVar[str | None] = None
     report_flags: ClassVar[Mapping[str, str]] = MappingProxyType({"cached_tokens": "--enable-prompt-tokens-details"})
-    continuation: ClassVar[Continuation | None] = Continuation.FLAGS
+    continuation: ClassVar[Continuation] = Continuation.FLAGS
 
     def read_metrics(self, text: str) -> EngineSample:
         series = read_series(text, _NAMES)

@@ -39,6 +39,7 @@ def events_of(stream: bytes) -> list[dict[str, Any]]:
     return [json.loads(part[6:]) for part in stream.split(b"\n\n") if part.startswith(b"data: {")]
 
 
+COUNTS = {"prompt_tokens": 12, "completion_tokens": 4, "total_tokens": 16}
 FIRST = chat({"role": "assistant", "content": ""}) + chat({"content": "Hel"}) + chat({"content": "lo"})
 
 
@@ -186,8 +187,8 @@ def test_the_rest_has_the_first_id_no_role_one_end_and_the_counts_of_both() -> N
 
 def test_usage_that_the_client_did_not_ask_for_is_left_out() -> None:
     seam = Seam(CHAT, answer_of(), {}, show_usage=False)
-    usage = {"usage": {"prompt_tokens": 12, "completion_tokens": 4}}
-    made = seam.feed(second("a", **usage) + event({"id": "s", "choices": [], **usage}) + b"data: [DONE]\n\n")
+    usage: dict[str, Any] = {"usage": {"prompt_tokens": 12, "completion_tokens": 4}}
+    made = seam.feed(second("a", None, **usage) + event({"id": "s", "choices": [], **usage}) + b"data: [DONE]\n\n")
     assert b"usage" not in made
     assert (seam.usage.prompt, seam.usage.output) == (12, 4)
 

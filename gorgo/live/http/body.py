@@ -149,7 +149,7 @@ def _timer_of(loop: asyncio.AbstractEventLoop) -> _SharedTimer:
 #: Buffers of an answer that its client does not read, in both connections: measured 0.6 MB.
 STALLED_BYTES = 640 * 1024
 #: The client that requests and answers count for which are kept in case the answer breaks off.
-KEPT_ANSWERS = "kept answers of the proxy"
+RETAINED_ANSWERS = "answers that the proxy retains"
 #: Times that a body counts.
 BODY_COPIES = 2
 #: Of a refused or evicted upload: by then slow ones can be evicted.
@@ -167,14 +167,14 @@ class RequestBuffer:
         Name of its key, or its address: each has a share.
     """
 
-    __slots__ = ("_body", "_budget", "_buffer", "_kept")
+    __slots__ = ("_body", "_budget", "_buffer", "_retained")
 
     def __init__(self, budget: BufferBudget, client: str) -> None:
         self._budget = budget
         self._buffer = budget.new_buffer(client, now=monotonic())
         self._body = 0
         #: Of what is kept in case the answer breaks off.
-        self._kept: Buffer | None = None
+        self._retained: Buffer | None = None
 
     @property
     def evicted(self) -> bool:
@@ -206,10 +206,10 @@ class RequestBuffer:
 
         They are no client's, and make way for an upload that needs the memory: `on_evict` is called then.
         """
-        if self._kept is None:
-            self._kept = self._budget.new_buffer(KEPT_ANSWERS, now=monotonic())
-            self._kept.make_evictable(on_evict, now=monotonic())
-        return self._budget.reserve(self._kept, size, now=monotonic())
+        if self._retained is None:
+            self._retained = self._budget.new_buffer(RETAINED_ANSWERS, now=monotonic())
+            self._retained.make_evictable(on_evict, now=monotonic())
+        return self._budget.reserve(self._retained, size, now=monotonic())
 
     def release_body(self) -> None:
         """Release the body, which no attempt needs any more."""
@@ -256,8 +256,8 @@ class RequestBuffer:
     def release(self) -> None:
         """Release everything."""
         self._budget.close(self._buffer)
-        if self._kept is not None:
-            self._budget.close(self._kept)
+        if self._retained is not None:
+            self._budget.close(self._retained)
 
 
 def buffer_client(scope: Message) -> str:

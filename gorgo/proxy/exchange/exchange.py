@@ -32,6 +32,7 @@ from gorgo.core.messages.actions import Action, Cancel, Continue, Dispatch, Forw
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.core.numeric import parse_json
 from gorgo.core.record import mutable_record
+from gorgo.engines.base import continuation_of
 from gorgo.live.http.body import RequestBuffer, ResettableTimeout, buffer_client
 from gorgo.live.http.errors import HttpError, Message, Receive, Send, error_event, send_error
 from gorgo.live.http.headers import Header, headers_for_replica, request_id_of
@@ -319,10 +320,10 @@ class Exchange:
 
     __slots__ = (
         "_broken",
-        "_kept",
         "_pending",
         "_race",
         "_refused",
+        "_retained",
         "_task",
         "buffer",
         "client",
@@ -377,7 +378,7 @@ class Exchange:
         #: The wait of a queued request.
         self._pending: PendingDispatch | None = None
         #: The passage of an answer that can be continued if it breaks off, and the answer that has.
-        self._kept: Passage | None = None
+        self._retained: Passage | None = None
         self._broken: BrokenAnswer | None = None
         #: The last refusal, which the client has not been sent, and the time that the client may take to read it.
         self._refused: tuple[Lease, Refusal, float] | None = None
@@ -624,7 +625,7 @@ class Exchange:
         dispatch, request = lease.dispatch, self.request
         self._race.claim(dispatch.attempt_id)
         self.record.replica = dispatch.replica
-        if request.body and self._kept is None:
+        if request.body and self._retained is None:
             request.body = b""
             self.buffer.release_body()
 
@@ -654,7 +655,7 @@ class Exchange:
         outcome = Outcome(AttemptResult.FAILED_AFTER_CONTENT, status=self.response.writer.status, error=reason)
         broken = self._break_off(reason)
         if broken is None:
-            await self._end_stream(self._kept)
+            await self._end_stream(self._retained)
             return outcome
         self._broken = broken
         return replace(outcome, continue_on=broken.replicas, partial_tokens=broken.answer.tokens)
@@ -672,7 +673,7 @@ class Exchange:
         return (
             self.route in ROUTES
             and self.request.route.streamed
-            and target.dialect.continuation is not None
+            and continuation_of(target.dialect) is not None
             and self.state.config.limits.continuations > 0
             and len(self.request.body) <= MAX_CONTINUED_BODY
         )
@@ -682,22 +683,22 @@ class Exchange:
         size = len(self.request.body)
 
         def drop() -> None:
-            passage.whole_only, self._kept, self.request.body = False, None, b""
+            passage.whole_only, self._retained, self.request.body = False, None, b""
 
         if self.buffer.keep(size, drop):
-            self._kept = passage
+            self._retained = passage
             passage.keep(lambda answer_bytes: self.buffer.keep(size + answer_bytes, drop))
             self.buffer.release_body()
 
     def _break_off(self, reason: str) -> BrokenAnswer | None:
         """Return the answer so far, if another replica can go on with it."""
-        kept, known = self._kept, self._broken
-        if kept is None:
+        passage, known = self._retained, self._broken
+        if passage is None:
             return None
         if known is not None:
             assert known.seam is not None, "the rest has begun"
             return replace(known, answer=known.seam.answer(), reason=reason, seam=None)
-        stream = kept.tail.whole
+        stream = passage.tail.whole
         try:
             body = parse_json(self.request.body)
             if stream is None or refusal(self.route, body) is not None:
@@ -705,8 +706,10 @@ class Exchange:
             answer = read_answer(self.route, stream)
         except (NotContinuableError, ValueError, RecursionError):
             return None
-        replicas = (name for name, each in self.state.replicas.targets.items() if each.dialect.continuation is not None)
-        return BrokenAnswer(body, answer, frozenset(replicas), reason, kept.gaps.last_s)
+        replicas = (
+            name for name, each in self.state.replicas.targets.items() if continuation_of(each.dialect) is not None
+        )
+        return BrokenAnswer(body, answer, frozenset(replicas), reason, passage.gaps.last_s)
 
     def _continue(self, dispatch: Dispatch) -> Lease:
         """Begin the attempt that goes on with the answer."""
@@ -718,16 +721,16 @@ class Exchange:
     async def _relay_rest(self, lease: Lease, timer: ResettableTimeout) -> Outcome:
         """Ask a replica for the rest of the answer, and relay it behind what the client has."""
         dispatch, target, broken = lease.dispatch, lease.target, self._broken
-        way = target.dialect.continuation
+        how = continuation_of(target.dialect)
         assert broken is not None, "there is an answer to continue"
-        if way is None:  # another engine has taken the replica's place
+        if how is None:  # another engine has taken the replica's place
             return Outcome(AttemptResult.FAILED_BEFORE_CONTENT, error="not_continued")
         headers = headers_for_replica(
             self.headers, request_id=self.id, api_key=target.api_key, passed=self.state.passed_headers
         )
         model = self.request.route.model
         name = None if model is None else self.state.routing.models.engine_name(dispatch.replica, model)
-        rest = replace(self.request, body=continued_body(self.route, broken.body, broken.answer, way), spans=None)
+        rest = replace(self.request, body=continued_body(self.route, broken.body, broken.answer, how), spans=None)
         options = broken.body.get("stream_options")
         show_usage = isinstance(options, dict) and bool(options.get("include_usage"))
         broken.seam = seam = Seam(self.route, broken.answer, broken.body, show_usage=show_usage)
@@ -752,12 +755,12 @@ class Exchange:
     async def _end_broken(self) -> None:
         """End an answer that no replica goes on with."""
         if not (self.response.writer.finished or self.response.disconnected):
-            await self._end_stream(self._kept)
+            await self._end_stream(self._retained)
 
-    async def _end_stream(self, kept: Passage | None) -> None:
+    async def _end_stream(self, passage: Passage | None) -> None:
         """End a response that has begun, with the engine's own error event or else with one of the proxy's."""
-        if kept is not None and kept.has_error:
-            await kept.end_with_error()
+        if passage is not None and passage.has_error:
+            await passage.end_with_error()
         else:
             await self.response.end_stream(502, "upstream_failed", "the replica failed in the middle of its response")
 

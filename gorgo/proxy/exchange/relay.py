@@ -152,7 +152,7 @@ class ResponseWriter:
 ERROR_EVENT = "error_event"
 #: Retained of one answer that may have to be continued, and by how much the reservation grows: 5,000 events of an
 #: ordinary size, and those of some seconds.
-MAX_KEPT_BYTES = 1024 * 1024
+MAX_RETAINED_BYTES = 1024 * 1024
 KEEP_STEP_BYTES = 32 * 1024
 #: Routes on which each event of a stream has a name.
 _NAMED_EVENTS = frozenset({"/v1/responses", "/v1/messages"})
@@ -344,7 +344,7 @@ class Passage:
         self.tail.keep(self._keep_more)
 
     def _keep_more(self, size: int) -> int:
-        if size < MAX_KEPT_BYTES and self.keep_more(size + KEEP_STEP_BYTES):
+        if size < MAX_RETAINED_BYTES and self.keep_more(size + KEEP_STEP_BYTES):
             return size + KEEP_STEP_BYTES
         return 0
 
@@ -354,7 +354,7 @@ class Passage:
         size = whole_events(data)
         if b'"error"' in data and (error := first_error(data[:size])) is not None:
             self.has_error, size = True, error
-        elif len(data) - size > MAX_KEPT_BYTES:
+        elif len(data) - size > MAX_RETAINED_BYTES:
             size = len(data)
         self.withheld = data[size:]
         return data[:size]

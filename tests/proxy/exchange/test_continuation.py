@@ -1,4 +1,4 @@
-"""Answers that break off at one replica and go on at another, in virtual time: what the client gets, and what is said."""
+"""Answers that break off at one replica and go on at another, in virtual time: what the client gets."""
 
 from __future__ import annotations
 
