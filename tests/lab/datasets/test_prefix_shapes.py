@@ -197,7 +197,7 @@ def test_a_herd_has_a_turn_of_each_session_per_round_and_its_groups_share_the_sy
         turn = requests[61 * number : 61 * (number + 1)]
         assert len({request.user for request in turn}) == 61
         assert {request.turns for request in turn} == {number + 1}
-        assert {request.input_tokens for request in turn} == {8192 + 2560 * (number + 1) - 100}
+        assert {request.input_tokens for request in turn} == {8192 + 2048 * (number + 1) - 100}
     # 16 blocks of the group's system prompt; every later block is of one session.
     heads = Counter(request.hash_ids[15] for request in requests[:61])
     assert len(heads) == groups
@@ -228,8 +228,8 @@ def test_requests_of_a_herd_are_as_far_apart_as_stated(gap_s: float) -> None:
 
 def test_the_reuse_of_a_herd_is_within_its_sessions_and_more_with_the_system_prompt() -> None:
     steady = describe_trace(generate_requests(herd()))
-    # Of the 16 + 5, ..., 16 + 60 blocks of 12 turns those of the last are new; so is each that was not full before.
-    assert steady.user_block_reuse == pytest.approx(1 - (16 + 60 + 11) / sum(16 + 5 * n for n in range(1, 13)))
+    # Of the 16 + 4, ..., 16 + 48 blocks of 12 turns those of the last are new; so is each that was not full before.
+    assert steady.user_block_reuse == pytest.approx(1 - (16 + 48 + 11) / sum(16 + 4 * n for n in range(1, 13)))
     assert steady.block_reuse is not None
     assert steady.user_block_reuse is not None
     assert steady.block_reuse > steady.user_block_reuse
