@@ -11,9 +11,7 @@ import numpy as np
 from gorgo.core.latency.prefill import prefill_s
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.numeric import Floats
-from gorgo.core.policy.candidates import Candidates
-from gorgo.core.policy.choice import Choice, argmin_tiebreak, fill_unknown
-from gorgo.core.policy.interface import IndexKind
+from gorgo.core.policy.interface import Candidates, Choice, IndexKind, argmin_tiebreak, fill_unknown
 from gorgo.core.policy.weights import Weights, WeightSpec
 
 #: Most requests whose cost is remembered; beyond it the oldest is forgotten early. 180 s at 360 requests a second.

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gorgo.core.policy.candidates import Candidates
+from gorgo.core.policy.interface import Candidates
 from gorgo.policies import preble_e2
 from gorgo.policies.preble_e2 import LoadWindow, PrebleE2
 from tests.policies.table import choose, table

@@ -38,12 +38,10 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
-from gorgo.core.latency.tcp import TcpWindows, round_trips
+from gorgo.core.latency.ttft import TcpWindows, round_trips
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.numeric import Floats
-from gorgo.core.policy.candidates import Candidates
-from gorgo.core.policy.choice import Choice
-from gorgo.core.policy.interface import IndexKind
+from gorgo.core.policy.interface import Candidates, Choice, IndexKind
 from gorgo.core.policy.weights import Weights, WeightSpec
 from gorgo.core.prefix.residency import BLOCK_HASH_BYTES
 from gorgo.lab.sim.engine.profiles import EngineProfile
