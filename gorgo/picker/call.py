@@ -71,7 +71,7 @@ def choose(state: PickerState, pending: PendingRequest, exchange: PickerExchange
     if request is not None:
         adds_usage = target.request_usage and request.adds_usage
         sent = request.body_for(name, with_usage=target.request_usage)
-        body = None if sent is request.body else sent
+        body = None if sent is request.body and not pending.is_unpacked else sent
     labels = labels_of(dispatch)
     return EndpointChoice(destination, exchange.exchange_id, set_headers, removed, body, adds_usage, labels)
 
@@ -103,6 +103,9 @@ def _headers(
     """Return the headers to set, and the names of those to remove."""
     headers, api_key = pending.head.headers, exchange.target.api_key
     removed = _withheld(headers, state.live.passed_headers, has_key=api_key is not None)
+    if not pending.has_prompt:
+        # Its body passes as it came.
+        removed = tuple(name for name in removed if name != b"content-encoding")
     changed: list[Header] = []
     identity = (b"x-request-id", pending.request_id.encode("ascii"))
     if identity not in pending.head.varying:

@@ -20,7 +20,7 @@ from gorgo.core.prompt.parse import Prompt, read_prompt, read_texts
 from gorgo.core.record import mutable_record
 from gorgo.errors import BadRequest
 from gorgo.live.http.errors import HttpError
-from gorgo.live.http.headers import Header, RequestHeaders, find
+from gorgo.live.http.headers import Header, RequestHeaders, find, is_encoded
 from gorgo.live.parsing.unpacking import coding_of
 
 #: Lists and objects of one body, and brackets in its texts: megabytes of source code have fewer.
@@ -51,7 +51,7 @@ def check_media_type(headers: Sequence[Header]) -> str | None:
     findings = headers.findings if isinstance(headers, RequestHeaders) else None
     if findings is not None and findings.is_json:
         return findings.coding
-    coding = coding_of(headers)
+    coding = coding_of(headers) if is_encoded(headers) else None
     kind = find(headers, b"content-type")
     if kind is not None and not _is_json(kind):
         raise HttpError(415, "unsupported_media_type", "expected the content type application/json")
