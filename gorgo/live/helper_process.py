@@ -174,8 +174,12 @@ class HelperProcess:
             return
         with suppress(ProcessLookupError):
             process.kill()  # which ends a stopped one too
-        # Answers that nobody reads would hold the pipe open, and `wait` waits for the end of the pipes.
-        transport.close()
+        # Answers that nobody reads would hold a pipe open, and `wait` waits for the end of the pipes. The transport as
+        # a whole is not closed: that may take the exit status, for which asyncio's watcher waits.
+        for fd in (0, 1):
+            pipe = transport.get_pipe_transport(fd)
+            if pipe is not None:
+                pipe.close()
         await process.wait()
 
 

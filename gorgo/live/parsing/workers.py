@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
-from typing import TypeVar
 
 from gorgo.core.numeric import count_values
 from gorgo.core.prompt.fingerprint import Fingerprinter
@@ -31,8 +30,6 @@ _COUNTED_BYTES = 1024 * 1024
 #: Added to the proxy's own: where processors are few, the event loop goes first.
 NICENESS = 10
 _RETRY_SOON = ((b"retry-after", b"1"),)
-
-_Answer = TypeVar("_Answer", BodyFields, bytes)
 
 
 class BodyWorkers:
@@ -83,13 +80,21 @@ class _Lane:
     async def read(self, route: str, body: bytes) -> BodyFields:
         with self._turn():
             answer: BodyFields | Refused = await self._helper.answer(route.encode(), body)
-            return _accepted(answer)
+        if isinstance(answer, tuple):
+            raise HttpError(*answer)
+        return answer
 
     async def unpack(self, coding: str, body: bytes, limit: int) -> bytes:
         joined = BytesIO()  # to join the pieces at the end would hold the event loop
+        refused: Refused | None = None
         with self._turn():
             async for piece in self._helper.answers(f"{coding} {limit}".encode(), body):
-                joined.write(_accepted(piece))
+                if isinstance(piece, tuple):
+                    refused = piece  # the last answer; a job that is left before its end costs the process
+                else:
+                    joined.write(piece)
+        if refused is not None:
+            raise HttpError(*refused)
         return joined.getvalue()
 
     @contextmanager
@@ -108,10 +113,3 @@ class _Lane:
 
     async def aclose(self) -> None:
         await self._helper.aclose()
-
-
-def _accepted(answer: _Answer | Refused) -> _Answer:
-    if isinstance(answer, tuple):
-        status, code, message = answer
-        raise HttpError(status, code, message)
-    return answer

@@ -197,6 +197,7 @@ async def test_large_body_is_unpacked_by_the_helper_process_within_the_same_boun
     try:
         async with asyncio.timeout(30):
             assert await workers.unpack("gzip", gzip.compress(body), limit=LIMIT) == body
+            pid = workers._texts._helper.pid
             for packed, limit, status in (
                 (gzip.compress(body), 1 << 20, 413),
                 (gzip.compress(b"a" * (64 << 20)), 64 << 20, 413),
@@ -206,5 +207,6 @@ async def test_large_body_is_unpacked_by_the_helper_process_within_the_same_boun
                     await workers.unpack("gzip", packed, limit=limit)
                 assert caught.value.status == status
             assert await workers.unpack("gzip", gzip.compress(b"{}"), limit=LIMIT) == b"{}"
+            assert workers._texts._helper.pid == pid, "a refusal costs no process"
     finally:
         await workers.aclose()
