@@ -147,7 +147,7 @@ class HelperProcess:
         command = (sys.executable, "-m", self._module)
         loop = asyncio.get_running_loop()
         try:
-            # As `create_subprocess_exec`, which shows no transport: only a transport closes a pipe that is not read.
+            # As asyncio makes a `Process`, but with its transport: nothing else closes a pipe that is not read.
             transport, protocol = await loop.subprocess_exec(
                 lambda: SubprocessStreamProtocol(READ_BYTES, loop),
                 *command,

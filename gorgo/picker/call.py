@@ -22,7 +22,7 @@ from gorgo.core.record import record
 from gorgo.core.stream import UsageEventFilter
 from gorgo.errors import closest
 from gorgo.live.http.errors import HttpError, error_json
-from gorgo.live.http.headers import KEYS, Header, RequestHeaders, find, upstream_headers
+from gorgo.live.http.headers import IDENTITY, KEYS, Header, RequestHeaders, find, upstream_headers
 from gorgo.live.logs import log_failure
 from gorgo.live.request.own_answers import ALIVE, count_own_answer, model_list, model_row, readiness
 from gorgo.live.request.parse import INFERENCE_ROUTES
@@ -106,7 +106,8 @@ def _headers(
     if not pending.has_prompt:
         # Its body passes as it came.
         removed = tuple(name for name in removed if name != b"content-encoding")
-    changed: list[Header] = []
+    # A path without a prompt answers as its client asks: nothing of it is read.
+    changed: list[Header] = [IDENTITY] if pending.has_prompt else []
     identity = (b"x-request-id", pending.request_id.encode("ascii"))
     if identity not in pending.head.varying:
         changed.append(identity)

@@ -76,6 +76,19 @@ def test_a_client_s_own_choice_is_overwritten_and_headers_that_steer_an_engine_a
     in_virtual_time(test)
 
 
+def test_engine_is_asked_for_no_compression_where_its_answer_is_read() -> None:
+    async def test(picker: VirtualPicker) -> None:
+        for own in ((("accept-encoding", "gzip, br"),), ()):
+            call, picked = picker.request(BODY, *own)
+            changes = picked.common.header_mutation.set_headers
+            found = {each.header.key: each.header.raw_value or each.header.value for each in changes}
+            assert found["accept-encoding"] in (b"identity", "identity")
+            assert "accept-encoding" not in picked.common.header_mutation.remove_headers
+            call.close()
+
+    in_virtual_time(test)
+
+
 def test_what_connection_names_is_removed_of_this_request_alone() -> None:
     async def test(picker: VirtualPicker) -> None:
         trace = ("traceparent", "00-4b7ffb612a0c4b9e8f7c0d8f5dd0c111-0d8f5dd0c1110d8f-01")
