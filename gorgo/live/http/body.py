@@ -337,6 +337,7 @@ async def discard(receive: Receive) -> None:
 
 
 async def _gather(receive: Receive, headers: Iterable[Header], limit: int, buffer: RequestBuffer) -> bytes:
+    is_received = False
     try:
         declared = find(headers, b"content-length")
         if declared is not None and declared.isdigit():
@@ -344,9 +345,11 @@ async def _gather(receive: Receive, headers: Iterable[Header], limit: int, buffe
             if size > limit:
                 raise _too_large(limit)
             buffer.reserve_body(size)
+        is_received = True
         return await _collect(receive, limit, buffer)
     except HttpError as refused:
-        if refused.status != 408:
+        # A client that waits to be asked for its body sends none after the refusal.
+        if refused.status != 408 and (is_received or find(headers, b"expect") is None):
             await _discard_rest(receive, limit)
         raise
     finally:

@@ -224,6 +224,23 @@ async def test_body_that_is_announced_too_large_is_a_413_though_it_never_comes(s
     await fleet.idle()
 
 
+async def test_client_that_waits_to_be_asked_for_a_body_is_refused_before_it_is_asked(start: Start) -> None:
+    fleet = await start.fleet([answer(200)])
+    for size, before in (
+        (1_000_000_000, b"HTTP/1.1 413 "),
+        (len(chat()), b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 "),
+    ):
+        async with connected(fleet.addresses.data) as client:
+            client.writer.write(HEAD + b"expect: 100-continue\r\ncontent-length: %d\r\n\r\n" % size)
+            said = await client.reader.readexactly(13)
+            assert before.startswith(said)
+            if size == len(chat()):
+                client.writer.write(chat())
+                said += await client.reader.readexactly(len(before) - 13)
+                assert said == before
+    await fleet.idle()
+
+
 async def test_compressed_body_is_sent_on_unpacked_without_its_coding(start: Start) -> None:
     fleet = await start.fleet([answer(200)])
     small, large = chat(), chat(text="\u03c0 is a long story. " * 20_000)
