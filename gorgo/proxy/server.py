@@ -23,7 +23,7 @@ from starlette.routing import Route, Router
 
 from gorgo.config.model import Config, CorsConfig
 from gorgo.core.messages.actions import Dispatch, Forward, Hold
-from gorgo.live.http.body import ClientDisconnected, draining, read_body, take_whole_body
+from gorgo.live.http.body import ClientDisconnected, body_limit, draining, read_body, take_whole_body
 from gorgo.live.http.errors import HttpError, Message, Receive, Send, send_error, send_json, unknown_route
 from gorgo.live.http.headers import Header, find, has_body, upstream_headers
 from gorgo.live.listener.sockets import address_of, listening
@@ -140,10 +140,13 @@ async def _read_body(exchange: Exchange) -> bytes:
 
 
 async def _parse(exchange: Exchange, body: bytes) -> ParsedRequest:
-    """Parse the body, here if that takes milliseconds; look for a model that no replica is known to serve."""
+    """Unpack and parse the body, here if that is quick; look for a model that no replica is known to serve."""
     state, route = exchange.state, exchange.route
     started = perf_counter()
-    check_media_type(exchange.headers)
+    coding = check_media_type(exchange.headers)
+    if coding is not None:
+        body = await state.routing.body_workers.unpack(coding, body, limit=body_limit(state.limits, exchange.buffer))
+        exchange.buffer.reserve_body(len(body))
     fields = read_quick_fields(route, body, state.routing.fingerprinter)
     if fields is None:
         fields = await state.routing.body_workers.read(route, body)

@@ -12,7 +12,8 @@ attempts are open, a result without an answer leaves the request to the other. R
 free where no replica worked in vain: no connection was made, or it broke while other replicas are healthy, as when a
 replica dies. Where no replica is healthy, a broken connection costs like any failure, and `poison` ends the retries of
 a prompt that replicas go down under. An engine that is busy refuses at once: the request goes to one that is not, as
-often as there is one, free of charge. See `Refusals` for a 4xx.
+often as there is one, free of charge. See `Refusals` for a 4xx. A request of which an engine stores something is tried
+again only where no engine can have begun it: a second answer would be stored too, and billed.
 """
 
 from __future__ import annotations
@@ -449,6 +450,8 @@ class RequestLifecycle:
         state = attempt.state
         if outcome.error == _FAILED and self._poison.stops(state.request, attempt.replica, now=now):
             return poison_prompt(state.request, self._poison.known(state.request, now=now))
+        if not (state.request.idempotent or _is_unbegun(outcome)):
+            return upstream_error(state, outcome)
         left = self._filter.untried(state.request, state.tried_replicas, now)
         if _is_engine_busy(outcome) and any(self._busy.is_open(replica, now=now) for replica in left.replicas):
             return self._dispatch(state, left, now)
@@ -543,6 +546,11 @@ def _learn_gap(attempt: Attempt, outcome: Outcome, now: float) -> None:
 def _is_engine_busy(outcome: Outcome) -> bool:
     """Return whether the engine is busy, and not this proxy without a free connection."""
     return outcome.result is AttemptResult.BUSY and outcome.status in (429, 503)
+
+
+def _is_unbegun(outcome: Outcome) -> bool:
+    """Return whether no engine can have begun the request, and so stored nothing of it."""
+    return outcome.error in _NEVER_SENT or outcome.result is AttemptResult.BUSY
 
 
 def _is_free_retry(outcome: Outcome, left: CandidateSet) -> bool:

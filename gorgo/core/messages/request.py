@@ -59,7 +59,8 @@ class RouteRequest:
     replicas:
         Names of the only replicas that may serve it, as the gateway before the Router demands; `None` is any.
     idempotent:
-        Whether it may be hedged: no replica stores anything of it.
+        Whether it may be sent again though a replica may have begun it, by a retry or a hedge: none stores anything of
+        it.
     text_bytes:
         Size of the prompt's text, from which `prompt_tokens` was estimated; `None` if that is exact.
     route:

@@ -288,6 +288,11 @@ class ClientDisconnected(Exception):  # noqa: N818 - reads as the fact
     """The client disconnected before its request was complete."""
 
 
+def body_limit(limits: LimitsConfig, buffer: RequestBuffer) -> int:
+    """Return the bytes of the largest body that a request may have."""
+    return min(limits.max_body_bytes, buffer.body_limit)
+
+
 async def read_body(
     receive: Receive, headers: Iterable[Header], *, limits: LimitsConfig, buffer: RequestBuffer
 ) -> bytes:
@@ -299,7 +304,7 @@ async def read_body(
         with ResettableTimeout(min(limits.body_timeout_s, IDLE_TIMEOUT_S)) as timeout:
             buffer.begin_upload(partial(timeout.extend, 0.0))
             receive = _with_timeout(receive, timeout, limits)
-            return await _gather(receive, headers, min(limits.max_body_bytes, buffer.body_limit), buffer)
+            return await _gather(receive, headers, body_limit(limits, buffer), buffer)
     except TimeoutError:
         if buffer.evicted:
             raise buffer.eviction() from None
@@ -309,7 +314,7 @@ async def read_body(
 
 def take_whole_body(body: bytes, *, limits: LimitsConfig, buffer: RequestBuffer) -> bytes:
     """Return a body that came with its head, reserved in `buffer`. Raises `HttpError` for one too large."""
-    limit = min(limits.max_body_bytes, buffer.body_limit)
+    limit = body_limit(limits, buffer)
     if len(body) > limit:
         raise _too_large(limit)
     buffer.reserve_body(len(body))
@@ -348,6 +353,7 @@ async def discard(receive: Receive) -> None:
 
 
 async def _gather(receive: Receive, headers: Iterable[Header], limit: int, buffer: RequestBuffer) -> bytes:
+    is_received = False
     try:
         declared = find(headers, b"content-length")
         if declared is not None and declared.isdigit():
@@ -355,9 +361,11 @@ async def _gather(receive: Receive, headers: Iterable[Header], limit: int, buffe
             if size > limit:
                 raise _too_large(limit)
             buffer.reserve_body(size)
+        is_received = True
         return await _collect(receive, limit, buffer)
     except HttpError as refused:
-        if refused.status != 408:
+        # A client that waits to be asked for its body sends none after the refusal.
+        if refused.status != 408 and (is_received or find(headers, b"expect") is None):
             await _discard_rest(receive, limit)
         raise
     finally:

@@ -578,7 +578,11 @@ class Exchange:
 
         # Not in a variable, which would hold the body for as long as the response takes.
         source = await target.upstream.open(
-            self.route, headers, self.request.body_for(name, with_usage=target.request_usage), on_sent=on_sent
+            self.route,
+            headers,
+            self.request.body_for(name, with_usage=target.request_usage),
+            repeatable=self.request.route.idempotent,
+            on_sent=on_sent,
         )
         try:
             failure = failure_of(source.status, source.headers)

@@ -29,6 +29,7 @@ from gorgo.core.stream import (
     UsageReader,
     end_of_stream,
     error_of_body,
+    has_end,
     is_json,
     read_usage,
 )
@@ -466,7 +467,12 @@ async def relay_events(passage: Passage) -> Outcome:
     error_status, outcome = await _begin(passage)
     if outcome is not None:
         return outcome
-    await passage.pass_rest()
+    try:
+        await passage.pass_rest()
+    except UpstreamError:
+        # An engine that ends may break its connection behind the end of an answer, without the end of its body.
+        if error_status is not None or not has_end(passage.route, passage.tail.tail):
+            raise
     passage.gaps.drop_end(passage.route)
     if error_status is not None:
         await passage.end_body()
@@ -540,10 +546,14 @@ async def _begin(passage: Passage) -> tuple[int | None, Outcome | None]:
 
 async def _withhold(passage: Passage, begun: _Beginning) -> Outcome | None:
     """Buffer an answer to its end; return the outcome of a short or failed one, `None` for one to send."""
-    while (chunk := await _next_chunk(passage.source)) is not None:
-        passage.timeout.extend(passage.chunk_limit_s)
-        if not begun.add(chunk, WITHHELD_BYTES):
-            return None
+    try:
+        while (chunk := await _next_chunk(passage.source)) is not None:
+            passage.timeout.extend(passage.chunk_limit_s)
+            if not begun.add(chunk, WITHHELD_BYTES):
+                return None
+    except UpstreamError:
+        if not has_end(passage.route, b"".join(begun.chunks)):
+            raise
     stream = b"".join(begun.chunks)
     end = end_of_stream(passage.route, stream)
     if end is not StreamEnd.COMPLETE:
