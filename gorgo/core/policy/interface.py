@@ -6,6 +6,8 @@ Owns the protocols, and the shadow policy that scores decisions without changing
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -50,6 +52,38 @@ class HashesBlocks(Protocol):
     """A policy that reads `RouteRequest.kv_hashes` of one block size, also where no engine reports its cache."""
 
     hashed_block_tokens: ClassVar[int]
+
+
+@dataclass(frozen=True, slots=True)
+class RouteStats:
+    """The routes of a policy that learns them (`HasRoutes`), by origin: `local`, or other routers' (`remote`).
+
+    Parameters
+    ----------
+    max_routes, ttl_s:
+        Bound of all routes, and the time without use after which one is void, s.
+    routes:
+        Stored ones.
+    unused_s:
+        How long the longest unused one has not been used, s; without an origin that has none.
+    evicted:
+        Routes that had no place, so far.
+    """
+
+    max_routes: int
+    ttl_s: float
+    routes: Mapping[str, int]
+    unused_s: Mapping[str, float]
+    evicted: Mapping[str, int]
+
+
+@runtime_checkable
+class HasRoutes(Protocol):
+    """A policy that stores routes of prefixes, within bounds of the Router's limits."""
+
+    def set_route_limits(self, max_routes: int, ttl_s: float) -> None: ...
+
+    def route_stats(self, *, now: float) -> RouteStats: ...
 
 
 def takes_objectives(policy: object) -> bool:

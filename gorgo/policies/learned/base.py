@@ -36,6 +36,13 @@ class LearnedPolicy:
         self.feature_names = training.names
         self._model: Model | None = None
 
+    def require_packages(self) -> None:
+        """Raise `MissingExtra` if a package that the training needs is not installed."""
+        if self.training.kind == "trees":
+            from gorgo.learning.models.trees import require_lightgbm
+
+            require_lightgbm()
+
     def features(self, request: RouteRequest, candidates: Candidates) -> Table:
         """Return a row per candidate."""
         return feature_table(self.feature_names, request, candidates)
@@ -163,7 +170,8 @@ class Forecast:
     Parameters
     ----------
     ttft_s:
-        From dispatch to first token, NaN for a candidate that the model did not evaluate; `None` without a model.
+        From dispatch to first token, NaN for a candidate that the model did not evaluate; `None` without a model. Of an
+        answer in one piece it is the time to the end, which is no time to a first token: the priors have that.
     """
 
     __slots__ = ("_candidates", "_request", "_times", "_ttft_s")
@@ -171,7 +179,7 @@ class Forecast:
     def __init__(self, request: RouteRequest, candidates: Candidates, ttft_s: Floats | None = None) -> None:
         self._request = request
         self._candidates = candidates
-        self._ttft_s = ttft_s
+        self._ttft_s = ttft_s if request.streamed else None
         self._times: PredictedTimes | None = None
 
     @property

@@ -71,7 +71,8 @@ def replicas_of_group(salt: NDArray[np.uint64], group: int, count: int) -> NDArr
 
 #: Accelerators with a feature of their own: those of the released code.
 ACCELERATORS = ("L20", "A10", "A30", "L3c", "A100", "H100", "L4", "L40", "L40S", "T4", "V100")
-#: The paper's features with the released code's two counts; and the round trip, since a TTFT is measured at the proxy.
+#: The paper's features with the released code's two counts; the round trip, since a TTFT is measured at the proxy; and
+#: whether the answer is a stream, since one in one piece has no TTFT and is learned by the time to its end.
 FEATURES = (
     "prompt_tokens",
     "hit_share",
@@ -83,6 +84,7 @@ FEATURES = (
     "decode_tokens",
     "kv_usage",
     "rtt_s",
+    "streamed",
     *(f"accelerator={name}" for name in ACCELERATORS),
 )
 #: Candidates above which a sample of them is evaluated: one pass of the network stays below a millisecond.

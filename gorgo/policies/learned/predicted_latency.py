@@ -205,7 +205,8 @@ def _distance(first: Floats, token: Floats, ttft_share: float) -> Floats:
     return total
 
 
-#: Those of llm-d for text: its count of running requests is the router's own.
+#: Those of llm-d for text: its count of running requests is the router's own. `streamed` separates first tokens from
+#: answers in one piece, whose time to the end is learned in that place, as by its default.
 FEATURES = (
     "kv_usage",
     "prompt_tokens",
@@ -217,6 +218,7 @@ FEATURES = (
     "hit_quarter",
     "uncached_prefill_tokens",
     "decode_tokens",
+    "streamed",
 )
 
 #: Predictions of replicas without a score that differ by less are equal, s.
@@ -303,7 +305,7 @@ class PredictedLatency(LearnedPolicy):
             return Forecast(request, candidates).choice(heuristic, table, guard=word)
         headroom = headroom_of(
             predicted.ttft_s,
-            predicted.tpot_s,
+            predicted.tpot_s if request.streamed else None,  # an answer in one piece has no time per token
             slo_ttft_s=request.slo_ttft_s,
             slo_tpot_s=request.slo_tpot_s,
             strictest_s=candidates.slo_tpot_s,

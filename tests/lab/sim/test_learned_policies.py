@@ -64,7 +64,7 @@ def run(policy: Policy, *controllers: TrainingController) -> tuple[SimResult, li
 
 
 def trained(policy: Learner) -> tuple[SimResult, list[Decision], TrainingController]:
-    controller = TrainingController(lambda spec, seed, version: Trainer(spec, seed, version=version), seed=3)
+    controller = TrainingController(Trainer, seed=3)
     return *run(policy, controller), controller
 
 

@@ -153,7 +153,7 @@ def test_models_of_every_kind_are_the_same_for_the_same_seed(kind: ModelKind) ->
     found = []
     for _ in range(2):
         controller = TrainingController(
-            lambda spec, seed, version: Trainer(spec, seed, version=version), seed=5, until_s=60.0
+            Trainer, seed=5, until_s=60.0
         )
         simulation = Simulation(three_regions(), LeastPredicted(spec), seed=5, controllers=[controller])
         simulation.run(FEED)

@@ -194,6 +194,14 @@ def test_a_model_that_fails_leaves_the_decision_to_load_prefix(answer: float | N
     assert choose(policy_of(BrokenFake(FEATURES, answer)), candidates, asked=asked()).row == 0
 
 
+def test_an_answer_in_one_piece_has_no_objective_per_token() -> None:
+    """It would miss one of a millisecond everywhere: the least headroom to its end decides."""
+    candidates = busy(3000, 1000, in_flight_requests=[1, 9])
+    given = asked(ttft_s=3.5, tpot_s=0.001)
+    assert choose(policy_of(), candidates, asked=replace(given, streamed=False), epsilon=0.0).row == 0
+    assert choose(policy_of(), candidates, asked=replace(given, streamed=False), epsilon=0.0).predicted_ttft_s != 3.0
+
+
 def test_without_a_model_per_token_the_first_token_decides() -> None:
     choice = choose(
         policy_of(LinearFake(FEATURES, TTFT)), busy(3000, 1000), asked=asked(ttft_s=2.0, tpot_s=0.001), epsilon=0.0
