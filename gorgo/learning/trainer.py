@@ -542,7 +542,11 @@ def why_worse(model: Model, incumbent: Model, tested: TrainingRows) -> str | Non
     timed = measured.select(np.flatnonzero(measured.tpot_s > 0.0))
     per_token = [each.tpot_s(timed.features) if len(timed) else None for each in (model, incumbent)]
     if per_token[0] is not None and per_token[1] is not None:
-        own = [0.5 * (error + _mape(each, timed.tpot_s)) for error, each in zip(own, per_token, strict=True) if each is not None]
+        own = [
+            0.5 * (error + _mape(each, timed.tpot_s))
+            for error, each in zip(own, per_token, strict=True)
+            if each is not None
+        ]
     if own[0] <= own[1]:
         return None
     return f"error {own[0]:.1%} on {len(measured)} held-out rows, where version {incumbent.version} has {own[1]:.1%}"

@@ -231,7 +231,7 @@ def test_a_cut_file_of_outcomes_is_refused(tmp_path: Path, share: float) -> None
 def test_outcomes_of_other_features_or_impossible_ones_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "outcomes.npz"
     path.write_bytes(model_file.dump_outcomes(training_rows(5)))
-    with pytest.raises(ModelFileError, match="features: .*; expected rtt_s"):
+    with pytest.raises(ModelFileError, match=r"features: .*; expected rtt_s"):
         model_file.load_outcomes(path, names=("rtt_s",))
     rows = training_rows(5)
     for bad in (replace(rows, ttft_s=-rows.ttft_s), replace(rows, e2e_s=0.5 * rows.ttft_s)):
@@ -239,7 +239,7 @@ def test_outcomes_of_other_features_or_impossible_ones_are_refused(tmp_path: Pat
         with pytest.raises(ModelFileError, match="outcomes that no attempt can leave"):
             model_file.load_outcomes(path, names=NAMES)
     path.write_bytes(model_file.dump_outcomes(replace(rows, slots=rows.slots[:3])))
-    with pytest.raises(ModelFileError, match="slots: .*of shape"):
+    with pytest.raises(ModelFileError, match=r"slots: .*of shape"):
         model_file.load_outcomes(path, names=NAMES)
     path.write_bytes(SAVED["linear"])
     with pytest.raises(ModelFileError, match="another format"):

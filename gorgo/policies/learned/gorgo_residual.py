@@ -8,9 +8,7 @@ import numpy as np
 
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.numeric import Floats, Table
-from gorgo.core.policy.candidates import Candidates
-from gorgo.core.policy.choice import Choice, Prediction, argmin_tiebreak
-from gorgo.core.policy.interface import IndexKind
+from gorgo.core.policy.interface import Candidates, Choice, IndexKind, Prediction, argmin_tiebreak
 from gorgo.core.policy.weights import Weights, WeightSpec
 from gorgo.core.training.features import feature_table
 from gorgo.core.training.learning import HasBase, find_base
@@ -123,11 +121,7 @@ class GorgoResidual(LearnedPolicy):
         if limit_s > 0.0:
             residual_s = residual_s + (base_s - prior_s)
         # Priors of a first token say little of the time to the end of an answer.
-        trusted = (
-            request.streamed
-            and self._based is not None
-            and self._based.prior_error <= weights["trusted_error"]
-        )
+        trusted = request.streamed and self._based is not None and self._based.prior_error <= weights["trusted_error"]
         terms = {**base.terms, "residual": np.zeros(len(candidates)) if trusted else residual_s * 1e3}
         cost = base.cost + terms["residual"]
         row = argmin_tiebreak(cost, candidates.in_flight_requests, rng)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gorgo.core.messages.request import RouteRequest
-from gorgo.core.policy.candidates import Candidates
+from gorgo.core.policy.interface import Candidates
 from gorgo.core.training.learning import Learner
 from gorgo.core.training.outcomes import TrainingRows
 from gorgo.learning.trainer import Trainer
@@ -127,7 +127,10 @@ def test_idle_replicas_go_first_where_none_meets_an_objective_by_llm_d_s_later_r
     candidates = busy(3000, 1000, 2000, in_flight_requests=[0, 5, 0])
     assert choose(policy_of(), candidates, asked=asked(), epsilon=0.0, idle_first=1.0).row == 2
     late = asked(ttft_s=0.2)
-    assert choose(policy_of(), busy(3000, 100, in_flight_requests=[0, 5]), asked=late, epsilon=0.0, idle_first=1.0).row == 0
+    assert (
+        choose(policy_of(), busy(3000, 100, in_flight_requests=[0, 5]), asked=late, epsilon=0.0, idle_first=1.0).row
+        == 0
+    )
 
 
 def test_replicas_without_a_score_are_ranked_by_their_predicted_first_token() -> None:
@@ -287,7 +290,12 @@ def headroom(ttft_s: list[float], tpot_s: list[float]) -> Headroom:
 
 
 def scored(
-    given: Headroom, *, in_flight: np.ndarray = BUSY, rows: np.ndarray = ALL, share: float = 0.8, idle_first: bool = False
+    given: Headroom,
+    *,
+    in_flight: np.ndarray = BUSY,
+    rows: np.ndarray = ALL,
+    share: float = 0.8,
+    idle_first: bool = False,
 ) -> list[int]:
     return [int(score) for score in scores(rows, given, in_flight, ttft_share=share, idle_first=idle_first)]
 
@@ -367,9 +375,7 @@ def test_an_objective_that_is_not_set_is_missed_by_none_where_the_other_is_set()
     np.testing.assert_allclose(first.tpot_s, [0.0, -0.01])
     token = headroom_of(ttft_s, tpot_s, slo_ttft_s=None, slo_tpot_s=0.03, strictest_s=strictest_s)
     assert token.ttft_s.tolist() == [0.0, 0.0]
-    later = headroom_of(
-        ttft_s, tpot_s, slo_ttft_s=0.2, slo_tpot_s=None, strictest_s=strictest_s, unset_is_zero=True
-    )
+    later = headroom_of(ttft_s, tpot_s, slo_ttft_s=0.2, slo_tpot_s=None, strictest_s=strictest_s, unset_is_zero=True)
     np.testing.assert_allclose(later.tpot_s, [-0.02, -0.02])
 
 
