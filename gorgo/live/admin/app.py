@@ -21,6 +21,7 @@ from starlette.routing import Route
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
 from gorgo.errors import (
     ConfigError,
+    MissingExtra,
     GorgoError,
     ReplicaInFile,
     StateError,
@@ -229,6 +230,7 @@ def admin_app(state: LiveState, changes: FleetChanges, token: str | None, closin
         HTTPException: _on_routing_error,
         ConfigError: _on_bad_input,
         WeightsError: _on_bad_input,
+        MissingExtra: _on_bad_input,
         UnknownPolicy: _on_bad_input,
         UnknownReplica: _on_unknown_replica,
         ReplicaInFile: _on_conflict,
