@@ -131,14 +131,19 @@ def cache_line(cache: Mapping[str, Any]) -> str:
     >>> cache_line(stats | tokens | {"feed": None, "pushes": {"lost": 3}})
     'push, 12.0k blocks, newest 0 s ago, lost 3; estimated 900 of 1,000 cached tokens: 0 phantom, 100 missed'
     """
-    parts = [cache["source"]]
+    unused = cache.get("unused")  # an older proxy does not say
+    parts = [cache["source"]] if unused is None else [f"history: {unused}"]
     if cache["source"] != "history":
+        parts += [] if unused is None else [f"{cache['source']} unused"]
         parts += [] if cache["complete"] else ["incomplete"]
         parts += [f"{count(cache['blocks'])} blocks", f"newest {age(cache['age_s'])} ago"]
     if _feed_state(cache) not in ("off", "live"):
         parts.append(f"feed {_feed_state(cache)}")
     counts = (cache["feed"] or {}) | cache["pushes"]
     parts += [f"{name.replace('_', ' ')} {count(counts[name])}" for name in _COUNTS if counts.get(name)]
+    decided = cache.get("decisions") or {}
+    if unused is None and 0 < decided.get("history", 0) and cache["source"] != "history":
+        parts.append(f"{count(decided['history'])} of {count(sum(decided.values()))} decisions by history")
     line = ", ".join(parts)
     if cache["requests"]:
         sums = {name: count(cache[f"{name}_tokens"]) for name in ("estimated", "reported", "phantom", "missed")}

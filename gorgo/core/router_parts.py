@@ -480,6 +480,16 @@ class RouterCaches:
             for name, replica in self._fleet.replicas.items()
         }
 
+    def has_reports(self, replica: str) -> bool:
+        """Return whether a replica has reported its cache, and the report counts still."""
+        member = self._fleet.replicas.get(replica)
+        return member is not None and self._feeds.newest(member.slot) is not None
+
+    @property
+    def read_reports(self) -> bool:
+        """Return whether decisions read reports: the policy in force has an index of kind `events`."""
+        return self._feeds.used
+
     def block_sizes(self, model: str | None) -> frozenset[int]:
         """Return the block sizes for which a request for `model` needs hashes: of feeds and of policies."""
         feeds, eligibility = self._feeds, self._fleet.eligibility

@@ -51,7 +51,7 @@ class CacheSourceStats:
     Parameters
     ----------
     source:
-        In use for prompts with exact tokens.
+        Of the newest report, in use for prompts with exact tokens; `history` without a report.
     complete:
         Whether the source has all blocks; of another one the better of it and the history counts.
     block_tokens:
@@ -70,6 +70,8 @@ class CacheSourceStats:
         Estimated and not reported, and the reverse, summed by request.
     events:
         Blocks of its events.
+    decisions:
+        Decisions for the replica by the source that they used, from the first report of any replica on.
     """
 
     source: CacheSource
@@ -84,6 +86,7 @@ class CacheSourceStats:
     phantom_tokens: int
     missed_tokens: int
     events: KvEventStats
+    decisions: Mapping[CacheSource, int]
 
 
 @record

@@ -257,6 +257,8 @@ class KvFeeds:
         self._evicted_of_left = 0
         #: Replicas whose events were lost since the last scrape.
         self._lost: set[int] = set()
+        #: Decisions by source, by slot.
+        self._decided: dict[int, list[int]] = {}
 
     @property
     def changes(self) -> int:
@@ -268,6 +270,11 @@ class KvFeeds:
         """Return whether decisions depend on a feed."""
         return self.used and bool(self._table)
 
+    @property
+    def reported(self) -> bool:
+        """Return whether any replica has reported its cache."""
+        return bool(self._table.changes)
+
     # -- replicas
 
     def set_replicas(self, slots: list[int]) -> None:
@@ -278,6 +285,7 @@ class KvFeeds:
         """Remove all of a replica that has left: the slot's next one starts without a feed."""
         self.drop(slot)
         self._lost.discard(slot)
+        self._decided.pop(slot, None)
         self._evicted_of_left += self._table.stats.pop(slot, KvEventStats()).evicted
 
     def set_max_blocks(self, max_blocks: int) -> None:
@@ -435,6 +443,17 @@ class KvFeeds:
         prompt = Speculation(feed.index.speculated, slot, hashes, expires_s)
         self._speculations.add(prompt)
         return prompt
+
+    def record_decision(self, slot: int, source: int) -> None:
+        """Count a decision for a replica by the source that it used, an index into `SOURCES`."""
+        counts = self._decided.get(slot)
+        if counts is None:
+            counts = self._decided[slot] = [0] * len(SOURCES)
+        counts[source] += 1
+
+    def decisions(self, slot: int) -> dict[CacheSource, int]:
+        """Return the decisions for a replica by the source that they used."""
+        return dict(zip(SOURCES, self._decided.get(slot, [0] * len(SOURCES)), strict=True))
 
     def withdraw(self, prompt: Speculation) -> None:
         """Stop counting a dispatched prompt: its attempt ended without a first token."""

@@ -226,6 +226,7 @@ class ReplicaMonitor:
         """Read the list of models, and find the kind of engine where it is not known."""
         if self._discovery.publish(await self._discovery.request()):
             await self.scrape()
+        self._state.log_unused(self._target)
 
     async def probe_once(self) -> ProbeResult:
         """Probe and scrape once, for a replica that is not in the fleet yet."""
@@ -258,6 +259,7 @@ class ReplicaMonitor:
         """Pass the first answers to the Router, after the replica has joined."""
         now = self._state.routing.clock()
         self._discovery.publish(result.discovered)
+        self._state.log_unused(self._target)
         self._probed(result.rtt_s, now)
         self._sampled(result.sample, now)
 

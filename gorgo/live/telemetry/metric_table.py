@@ -96,6 +96,12 @@ METRICS: tuple[MetricSpec, ...] = (
         ("result",),
         "Prompts of models with a tokenizer: counted, skipped (estimated), different from the engine's report.",
     ),
+    MetricSpec(
+        "gorgo_cache_source_total",
+        "counter",
+        (*_REPLICA, "cache_source"),
+        "Dispatches, by the source of their estimated cached tokens.",
+    ),
     MetricSpec("gorgo_output_tokens_total", "counter", _REPLICA, "Reported output tokens."),
     MetricSpec("gorgo_probe_failures_total", "counter", _REPLICA, "Failed probes."),
     MetricSpec("gorgo_scrape_failures_total", "counter", _REPLICA, "Failed scrapes."),
@@ -120,9 +126,6 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("gorgo_queue_requests", "gauge", (), "Queued requests."),
     MetricSpec("gorgo_buffered_bytes", "gauge", (), "Buffered bytes, reserved ones included."),
     MetricSpec("gorgo_index_blocks", "gauge", _REPLICA, "Prefix index blocks."),
-    MetricSpec(
-        "gorgo_cache_source", "gauge", (*_REPLICA, "cache_source"), "1 for the source of estimated cached tokens."
-    ),
     MetricSpec("gorgo_cache_reported_blocks", "gauge", _REPLICA, "KV blocks that the engine reports as cached."),
     MetricSpec("gorgo_cache_report_age_seconds", "gauge", _REPLICA, "Age of its newest KV event or push."),
     MetricSpec("gorgo_cache_phantom_tokens_total", "counter", _REPLICA, "Tokens estimated cached and not found."),
@@ -185,7 +188,9 @@ METRICS: tuple[MetricSpec, ...] = (
 )
 
 #: Read from the Router, the feeds and the pushes at a scrape (`caches`).
-CACHE_METRICS = frozenset(spec.name for spec in METRICS if spec.name.startswith("gorgo_cache_"))
+CACHE_METRICS = frozenset(spec.name for spec in METRICS if spec.name.startswith("gorgo_cache_")) - {
+    "gorgo_cache_source_total"  # counted at each dispatch
+}
 
 #: `code` of every error that the proxy itself answers a request for a replica with.
 REJECT_CODES = (

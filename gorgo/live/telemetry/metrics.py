@@ -65,7 +65,6 @@ class CacheMetrics(Collector):
         families = _families()
         for replica, state in self.read().items():
             labels, stats = (replica, state.region), state.stats
-            families["gorgo_cache_source"].add_metric((*labels, stats.source), 1.0)
             families["gorgo_cache_reported_blocks"].add_metric(labels, stats.blocks)
             if stats.age_s is not None:
                 families["gorgo_cache_report_age_seconds"].add_metric(labels, stats.age_s)
@@ -163,7 +162,7 @@ class Metrics:
         self.learning = LearningMetrics(self._cells)
         self.clients = ClientUsage(self._cells, router.view.lists, clock)
         #: Series of the prompts' tokens, and of the parts of TTFTs, by replica and region.
-        self._dispatched: dict[tuple[str, str], tuple[Counter, Counter, Counter]] = {}
+        self._dispatched: dict[tuple[str, str, str], tuple[Counter, Counter, Counter, Counter]] = {}
         self._parts: dict[tuple[str, str], list[tuple[Counter, Histogram]]] = {}
         #: Series of completed responses with a full report, by replica and region; of requests; of attempts.
         self._completed: dict[tuple[str, str], tuple[Histogram, Counter, Counter, Counter]] = {}
@@ -196,14 +195,17 @@ class Metrics:
     def dispatched(self, replica: str, region: str, decision: Decision) -> None:
         if decision.fallback is not None:
             self.learning.decided(decision.fallback)
-        cells = self._dispatched.get((replica, region))
+        key = (replica, region, decision.cache_source)
+        cells = self._dispatched.get(key)
         if cells is None:
-            cells = self._dispatched[replica, region] = (
+            cells = self._dispatched[key] = (
                 self._count("gorgo_prompt_tokens_total", replica, region),
                 self._count("gorgo_estimated_cached_tokens_total", replica, region),
                 self._count("gorgo_best_cached_tokens_total", replica, region),
+                self._count("gorgo_cache_source_total", *key),
             )
-        prompt, estimated, best = cells
+        prompt, estimated, best, source = cells
+        source.value += 1.0
         prompt.value += decision.prompt_tokens
         estimated.value += decision.estimated_cached_tokens
         best.value += decision.best_cached_tokens
