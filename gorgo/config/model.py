@@ -217,7 +217,8 @@ class ProxyConfig:
     metrics_listener: Literal["data", "admin"] = "data"
     probe_interval_s: Positive = 30.0
     #: A scrape takes an engine about a millisecond: more than ten a second slow it down.
-    scrape_interval_s: Annotated[float, Field(ge=0.1, allow_inf_nan=False)] = 30.0
+    #: Default: as old as the policy may read a signal, at most 30 s (`core.policy.interface.scrape_interval_s`).
+    scrape_interval_s: Annotated[float, Field(ge=0.1, allow_inf_nan=False)] | None = None
     #: Headers that pass in both directions beside those that always do (`live.http.headers`).
     pass_headers: Annotated[tuple[HeaderName, ...], Field(max_length=64)] = ()
     #: `/ready` is 503 with fewer healthy replicas.

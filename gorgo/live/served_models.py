@@ -79,7 +79,9 @@ class ServedModels:
 
     def served(self, replica: str) -> tuple[str, ...]:
         """Return the models that a replica lists, or those of the configuration without a list."""
-        return self.listed(replica) or tuple(self._aliases.get(name, name) for name in self._configured.get(replica, ()))
+        return self.listed(replica) or tuple(
+            self._aliases.get(name, name) for name in self._configured.get(replica, ())
+        )
 
     def canonical(self, name: str | None) -> str | None:
         """Return the name in the Router of the model that a client calls `name`."""

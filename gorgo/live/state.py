@@ -23,6 +23,7 @@ from gorgo.core.limits import BufferBudget, RouterLimits
 from gorgo.core.messages.actions import Dispatch
 from gorgo.core.messages.decision import CacheSourceStats
 from gorgo.core.messages.request import AttemptResult, Outcome
+from gorgo.core.policy.interface import scrape_interval_s
 from gorgo.core.prompt.fingerprint import Fingerprinter
 from gorgo.core.router import Router
 from gorgo.fleet_sources.fleet import FoundFleet
@@ -334,6 +335,12 @@ class LiveState:
                 if not routing.router.caches.flush_some(name, blocks=FLUSH_BLOCKS, now=routing.clock()):
                     break
                 await asyncio.sleep(0)
+
+    @property
+    def scrape_interval_s(self) -> float:
+        """Interval of scrapes: that of the configuration, else what the policies in force need."""
+        settings = self.routing.router.settings
+        return scrape_interval_s(self.config.proxy.scrape_interval_s, settings.policy, settings.shadow)
 
     def cache_states(self) -> dict[str, CacheState]:
         """Return what is known of each replica's cache, and by which reports."""

@@ -320,6 +320,32 @@ class HashesBlocks(Protocol):
     hashed_block_tokens: ClassVar[int]
 
 
+#: Interval of scrapes where no policy needs fresher signals, s.
+USUAL_SCRAPE_S = 30.0
+
+
+def signal_ages(*policies: object) -> dict[str, float]:
+    """Return the signals that policies read of scrapes, with the age up to which each is worth reading, s.
+
+    A policy declares them as `signal_ages`; of several the least age counts.
+    """
+    found: dict[str, float] = {}
+    for policy in policies:
+        for name, age_s in getattr(policy, "signal_ages", {}).items():
+            found[name] = min(age_s, found.get(name, age_s))
+    return found
+
+
+def scrape_interval_s(configured: float | None, *policies: object) -> float:
+    """Return the interval of scrapes: the configured one, else what the policies need, at most the usual one."""
+    return configured or min(USUAL_SCRAPE_S, *signal_ages(*policies).values(), USUAL_SCRAPE_S)
+
+
+def slow_signals(interval_s: float, *policies: object) -> dict[str, float]:
+    """Return the signals that an interval of scrapes makes older than a policy needs, with the age it needs, s."""
+    return {name: age_s for name, age_s in signal_ages(*policies).items() if interval_s > age_s}
+
+
 @dataclass(frozen=True, slots=True)
 class RouteStats:
     """The routes of a policy that learns them (`HasRoutes`), by origin: `local`, or other routers' (`remote`).

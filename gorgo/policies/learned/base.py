@@ -7,7 +7,8 @@ deadlines and hedging use. Leaves the features and the choice to each policy, an
 from __future__ import annotations
 
 from math import isnan
-from typing import Literal, NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,9 @@ class LearnedPolicy:
     training:
         With the features of the policy. An experiment varies it; the policy reads the names alone.
     """
+
+    #: Both papers' systems scrape each 50 to 100 ms; a second is what an engine answers without slowing down.
+    signal_ages: ClassVar[Mapping[str, float]] = {"queued_requests": 1.0, "running_requests": 1.0, "used_tokens": 1.0}
 
     def __init__(self, training: TrainingSpec) -> None:
         self.training = training

@@ -6,6 +6,7 @@ predictions to the model of `LearnedPolicy`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import inf
 from typing import ClassVar, NamedTuple
 
@@ -252,6 +253,7 @@ class PredictedLatency(LearnedPolicy):
     )
     unit: ClassVar[str] = "%"
     index: ClassVar[IndexKind] = "published"
+    signal_ages: ClassVar[Mapping[str, float]] = {"queued_requests": 1.0, "used_tokens": 1.0}
     #: An objective of a request steers it and sheds it not (`core.policy.interface.takes_objectives`).
     takes_objectives: ClassVar[bool] = True
     weight_specs: ClassVar[tuple[WeightSpec, ...]] = (

@@ -285,7 +285,10 @@ async def test_pushes_are_seen_in_metrics_fleet_status_and_page(start: Start) ->
     (row,) = (await proxy.admin.get("/admin/fleet")).json()["replicas"]
     assert (row["cache"]["source"], row["cache"]["blocks"], row["cache"]["pushes"]["lost"]) == ("push", 2, 2)
     (shown,) = (await proxy.admin.get("/admin/status")).json()["replicas"]
-    assert (shown["cache"]["source"], shown["cache"]["unused"]) == ("push", "policy round-robin reads no reports of caches")
+    assert (shown["cache"]["source"], shown["cache"]["unused"]) == (
+        "push",
+        "policy round-robin reads no reports of caches",
+    )
 
 
 @dataclass

@@ -16,7 +16,7 @@ from typing import Any
 from gorgo import formatting
 from gorgo.config.fleet import ReplicaConfig
 from gorgo.config.model import SharedConfig
-from gorgo.config.replica_advice import remedy, without_api_path
+from gorgo.config.replica_advice import remedy, scrape_warnings, without_api_path
 from gorgo.core.dispatch.in_flight import PoisonPrompt
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
 from gorgo.core.messages.decision import Decision
@@ -194,12 +194,13 @@ def alerts(
     store: Mapping[str, Any] | None = None,
     poison: Sequence[PoisonPrompt] = (),
     now: float = 0.0,
+    signals: Sequence[str] = (),
 ) -> list[Alert]:
     """Return all alerts, worst first.
 
     `failures` has the cause of a replica's last failure, `not_ready` why no request could be served, `sources` the rows
     of fleet sources, `store` the link to the store of several routers, `poison` the prompts that replicas went down
-    under, as of `now`.
+    under, as of `now`, `signals` what is older than the policy needs.
     """
     failures = failures or {}
     found = [
@@ -213,6 +214,7 @@ def alerts(
     found += [alert for source in sources for alert in _of_source(source)]
     found += [] if store is None else _of_store(store)
     found += [Alert("warn", f"Edit not in force: {text}") for text in waiting]
+    found += [Alert("warn", text) for text in signals]
     if out_of_range:
         found.append(Alert("warn", f"Weights outside the policy's box: {', '.join(out_of_range)}"))
     return sorted(found, key=lambda alert: alert.level != "bad")
@@ -444,7 +446,8 @@ def take_snapshot(state: LiveState) -> Snapshot:
     views = router.view.snapshots(now=now)
     samples = recent_stats(router.samples.newest(RECENT_SAMPLES), now=now)
     stats = RecentStats.of(samples)
-    specs = router.settings.policy.weight_specs
+    settings = router.settings
+    specs = settings.policy.weight_specs
     differing, missing = differences(state), state.why_not_ready()
     store = None if state.routing.peer_store is None else state.routing.peer_store.as_dict()
     sources = state.replicas.found.as_rows(now)
@@ -472,6 +475,9 @@ def take_snapshot(state: LiveState) -> Snapshot:
             sources=sources,
             poison=router.view.poison_prompts(now=now),
             now=now,
+            signals=scrape_warnings(
+                state.config.proxy.scrape_interval_s, [each for each in (settings.policy, settings.shadow) if each]
+            ),
         ),
         stats=stats,
         span_s=_span_s(samples, now=now, up_s=now - state.started_s),
