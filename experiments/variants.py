@@ -17,7 +17,6 @@ from gorgo.errors import UnknownPolicy
 from gorgo.lab.sim.kv_events.reports import CacheReports
 from gorgo.lab.simulate.run import policy_of
 from gorgo.policies.learned.base import LearnedPolicy
-from gorgo.policies.multi_depth import MultiDepth, RouteTable
 
 #: Added to a label.
 QUEUEING = " with queueing"
@@ -57,7 +56,7 @@ class Variant:
     source:
         Of cached tokens; None: the policy's own, with the reports of the run.
     max_routes:
-        Bound of the route table of `multi-depth`; None: its own.
+        Bound of the routes of `multi-depth`; None: the usual one.
     """
 
     policy: str
@@ -76,9 +75,6 @@ class Variant:
         if self.training:
             assert isinstance(policy, LearnedPolicy), f"{self.policy} does not learn"
             policy = type(policy)(replace(policy.training, **dict(self.training)))
-        if self.max_routes is not None:
-            assert isinstance(policy, MultiDepth), "the one policy with routes of its own"
-            policy.routes = RouteTable(self.max_routes)
         if self.source is None or policy.index in ("any", SOURCES[self.source][0]):
             return policy
         return cast(Policy, IndexedPolicy(policy, SOURCES[self.source][0]))

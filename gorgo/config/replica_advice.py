@@ -1,4 +1,4 @@
-"""Advice on valid keys that are rarely meant so: a `url`, reports of caches that nothing uses, scrapes that are too slow.
+"""Advice on valid keys that are rarely meant so: a `url`, reports of caches that nothing uses, scrapes that are slow.
 
 Owns what to change after a refusal as well. A path is not an error, because a reverse proxy may serve an engine under
 one. One engine twice is not an error either, because load is then only counted apart.

@@ -34,6 +34,8 @@ def router_limits(config: Config) -> RouterLimits:
         slow_start_s=config.overload.slow_start_s,
         region_window_s=proxy.probe_interval_s,
         clients=client_rules(config),
+        max_routes=proxy.multi_depth.max_routes,
+        route_ttl_s=proxy.multi_depth.ttl_s,
     )
 
 

@@ -339,7 +339,10 @@ def dump_outcomes(rows: TrainingRows) -> bytes:
 
 
 def load_outcomes(path: Path, *, names: tuple[str, ...]) -> TrainingRows:
-    """Return the rows of a file. Raises `ModelFileError` for one that is damaged or of other features, and `OSError`."""
+    """Return the rows of a file.
+
+    Raises `ModelFileError` for one that is damaged or of other features, and `OSError`.
+    """
     with path.open("rb") as file:
         data = file.read(MAX_BYTES + 1)
     arrays = _arrays(data, str(path))

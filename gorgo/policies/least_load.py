@@ -25,7 +25,6 @@ from gorgo.core.policy.interface import (
 )
 from gorgo.core.policy.weights import Weights, WeightSpec
 
-
 #: Columns of scrapes that the sums have.
 _SIGNALS = ("running_requests", "queued_requests", "used_tokens")
 

@@ -266,8 +266,8 @@ class MultiDepth:
     that shares only the beginning finds its replica. A prompt without messages has one every 128 tokens, and so have
     the routes of other routers. If that replica has far more requests than the median, the least loaded
     serves. The route still names the replica of the match or of the hash: a diversion is temporary, and learning it
-    would move prefixes to and fro. With `depths` 0 a prompt is known as a whole, as the post's router with one depth has
-    it: a prompt that continues another one is another prompt.
+    would move prefixes to and fro. With `depths` 0 a prompt is known as a whole, as the post's router with one depth
+    has it: a prompt that continues another one is another prompt.
 
     References
     ----------
@@ -288,7 +288,7 @@ class MultiDepth:
             1.0,
             0.0,
             2.0,
-            "1: a route at the end of each message, else every 128 tokens; 2: at the deepest alone; 0: the whole prompt",
+            "1: a route at the end of each message, else every 128 tokens; 2: at the deepest alone; 0: a whole prompt",
             tunable="no",
         ),
         WeightSpec(

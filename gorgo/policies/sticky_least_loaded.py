@@ -20,8 +20,8 @@ class StickyLeastLoaded:
     Theory of operation. The published system maps the hash of the first tokens to the workers that reported it. Here
     the prefix index is that map: its block hashes stand for whole prefixes, it is bounded by each replica's KV pool,
     and it is corrected by what engines report. A dispatch enters the prompt at once, before the engine confirms it, so
-    a burst of one prefix goes to one replica. A request may have a `prefix_len` of its own. It is rounded down to blocks
-    of the source, and a prompt shorter than that is compared by its full blocks.
+    a burst of one prefix goes to one replica. A request may have a `prefix_len` of its own. It is rounded down to
+    blocks of the source, and a prompt shorter than that is compared by its full blocks.
 
     References
     ----------

@@ -224,7 +224,7 @@ def test_a_cut_file_of_outcomes_is_refused(tmp_path: Path, share: float) -> None
     whole = model_file.dump_outcomes(training_rows(50))
     path = tmp_path / "outcomes.npz"
     path.write_bytes(whole[: int(share * len(whole))])
-    with pytest.raises(ModelFileError, match="outcomes.npz"):
+    with pytest.raises(ModelFileError, match=r"outcomes\.npz"):
         model_file.load_outcomes(path, names=NAMES)
 
 

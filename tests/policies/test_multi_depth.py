@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
+from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.request import Outcome, RouteRequest
 from gorgo.core.policy.interface import Candidates, Choice
 from gorgo.core.policy.weights import Weights, WeightSpec
@@ -24,6 +25,7 @@ from gorgo.policies.multi_depth import (
     prefixes_of,
     two_choices,
 )
+from gorgo.policies.registry import make_policy
 from tests.core.routers import (
     BROKEN,
     COMPLETED,
@@ -163,6 +165,20 @@ def test_bounds_are_replaced_while_routes_are_in_use() -> None:
     assert stats.unused_s == {"local": 10.0}
     assert policy.routes.replica_of((None, bytes([2])), now=12.1) is None
     assert policy.routes.replica_of((None, bytes([3])), now=12.1) == NAMES[0]
+
+
+def test_a_router_hands_its_bounds_to_the_policy_at_the_start_at_a_change_and_to_another_policy() -> None:
+    router = make_router("a", policy="multi-depth", limits=RouterLimits(max_routes=7, route_ttl_s=60.0))
+    stats = router.settings.route_stats(now=0.0)
+    assert stats is not None
+    assert (stats.max_routes, stats.ttl_s, sum(stats.routes.values())) == (7, 60.0, 0)
+    router.settings.set_limits(RouterLimits(max_routes=5), now=0.0)
+    other = MultiDepth()
+    router.settings.set_policy(other, Weights.of(other.weight_specs), now=1.0)
+    assert (other.routes.max_routes, other.routes.ttl_s) == (5, 3600.0)
+    plain = make_policy("random")
+    router.settings.set_policy(plain, Weights.of(plain.weight_specs), now=2.0)
+    assert router.settings.route_stats(now=2.0) is None
 
 
 def test_a_route_to_a_replica_that_is_no_candidate_gives_way_to_a_shallower_one() -> None:

@@ -38,7 +38,7 @@ def status_view(status: Row, *, width: int) -> RenderableType:
     parts: list[RenderableType] = [_headline(status), *_alerts(status), _stats(status["recent_stats"], status), Text()]
     wide = width >= WIDE
     parts.append(_fleet(status, wide=wide))
-    parts += [*_engines(status), *_caches(status), *_sources(status), *_peers(status)]
+    parts += [*_engines(status), *_caches(status), *_sources(status), *_peers(status), *_routes(status)]
     if status["clients"]:
         parts += [Text(), _clients(status["clients"])]
     if status["decisions"]:
@@ -173,6 +173,13 @@ def _peers(status: Row) -> Iterator[Text]:
         yield plain(formatting.store_line(store))
         for row in store["peers"][:NAMES_SHOWN]:
             yield plain(f"  {formatting.peer_line(row)}")
+
+
+def _routes(status: Row) -> Iterator[Text]:
+    """Yield the routes of a policy that learns some."""
+    routes = status.get("routes")  # an older proxy has none
+    if routes is not None:
+        yield Text(formatting.routes_line(routes))
 
 
 def _some(names: Sequence[str]) -> str:

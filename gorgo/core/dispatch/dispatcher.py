@@ -413,6 +413,9 @@ class Dispatcher:
             self._learning.model_version,
             evaluation.cache_source,
             eligible.sampled_from,
+            choice.estimates,
+            state.request.slo_ttft_s,
+            state.request.slo_tpot_s,
         )
         self._decisions.append(decision)
         return decision

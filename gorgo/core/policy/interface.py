@@ -200,7 +200,9 @@ class Choice:
     has a cost. `fallback` says in a word why the primary rule did not decide (`None` when it did). `predict` returns
     the predicted time to first token of any row, where the policy predicts, and `prediction` its parts. `features` is
     the table that a learned policy evaluated, one row per candidate. `learn` is called with the time when an attempt by
-    this choice completes.
+    this choice completes. `estimates` has columns beside the terms, s, one entry per candidate: what a policy predicted
+    (`ttft`, `tpot`, of an answer in one piece `e2e`), and what is left of the objectives (`headroom_ttft`,
+    `headroom_tpot`).
     """
 
     row: int
@@ -212,6 +214,7 @@ class Choice:
     prediction: Callable[[], Prediction] | None = None
     features: NDArray[np.float32] | None = None
     learn: Callable[[float], None] | None = None
+    estimates: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
 
 def argmin_tiebreak(cost: NDArray[np.float64], in_flight: NDArray[np.float64], rng: np.random.Generator) -> int:

@@ -66,8 +66,8 @@ def find_base(model: Model | None) -> HasBase | None:
 def find_learner(policy: Policy, shadow: Policy | None) -> Learner | None:
     """Return which of the two learns, if any.
 
-    Raises `ConfigError` if both do, as a Router trains one model, and `MissingExtra` if a package of its training is not
-    installed: no other kind of model takes its place unsaid.
+    Raises `ConfigError` if both do, as a Router trains one model, and `MissingExtra` if a package of its training is
+    not installed: no other kind of model takes its place unsaid.
     """
     learners = [each for each in (policy, shadow) if isinstance(each, Learner)]
     if len(learners) > 1:

@@ -2,8 +2,8 @@
 
 Theory of operation. Once a second of virtual time the outcomes that are new go to the trainer. When a round is due its
 model is fitted at once, from what was known then, and adopted after the virtual time that a training is stated to take
-(`TrainingSpec.fit_s`). So decisions depend on the seed alone and not on the speed of the machine. A round whose model is
-worse than the one in use leaves that one. Frozen weights stop rounds and adoptions; outcomes are still read.
+(`TrainingSpec.fit_s`). So decisions depend on the seed alone and not on the speed of the machine. A round whose model
+is worse than the one in use leaves that one. Frozen weights stop rounds and adoptions; outcomes are still read.
 """
 
 from __future__ import annotations

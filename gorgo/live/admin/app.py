@@ -21,8 +21,8 @@ from starlette.routing import Route
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
 from gorgo.errors import (
     ConfigError,
-    MissingExtra,
     GorgoError,
+    MissingExtra,
     ReplicaInFile,
     StateError,
     TooManyReplicas,

@@ -138,7 +138,8 @@ __all__ = ["METRICS", "ActiveConfig", "Metrics"]
 
 
 #: Read at a scrape by collectors of their own.
-_READ_ELSEWHERE = CACHE_METRICS | {spec.name for spec in PEER_METRICS}
+_ROUTE_EVICTIONS = "gorgo_route_evictions_total"
+_READ_ELSEWHERE = CACHE_METRICS | {_ROUTE_EVICTIONS} | {spec.name for spec in PEER_METRICS}
 
 
 @dataclass(slots=True)
@@ -373,7 +374,7 @@ class _RouterGauges(Collector):
         self._config = config
 
     def describe(self) -> Iterable[Metric]:
-        return [_gauge(spec) for spec in _GAUGES]
+        return [*(_gauge(spec) for spec in _GAUGES), _route_evictions()]
 
     def collect(self) -> Iterable[Metric]:
         families = {spec.name: _gauge(spec) for spec in _GAUGES}
@@ -403,7 +404,18 @@ class _RouterGauges(Collector):
             families["gorgo_model_samples"].add_metric((), model.samples)
             families["gorgo_model_age_seconds"].add_metric((), max(0.0, self._clock() - model.trained_s))
         families["gorgo_build_info"].add_metric((__version__,), 1)
-        return families.values()
+        return [*families.values(), self._routes(families)]
+
+    def _routes(self, families: Mapping[str, Metric]) -> Metric:
+        """Add the routes of the policy, and return the family of those that had no place."""
+        evictions, stats = _route_evictions(), self._router.settings.route_stats(now=self._clock())
+        if stats is not None:
+            for origin, count in stats.routes.items():
+                families["gorgo_routes"].add_metric((origin,), count)
+                evictions.add_metric((origin,), stats.evicted[origin])
+            for origin, unused_s in stats.unused_s.items():
+                families["gorgo_route_unused_seconds"].add_metric((origin,), unused_s)
+        return evictions
 
 
 def _replica_gauges(view: ReplicaSnapshot) -> Iterable[tuple[str, float]]:
@@ -428,6 +440,11 @@ def _source_gauges(source: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
     yield "gorgo_fleet_source_problems", source["problem_count"]
     if source["age_s"] is not None:
         yield "gorgo_fleet_source_age_seconds", source["age_s"]
+
+
+def _route_evictions() -> CounterMetricFamily:
+    (spec,) = (spec for spec in METRICS if spec.name == _ROUTE_EVICTIONS)
+    return CounterMetricFamily(spec.name, spec.description, labels=spec.labels)
 
 
 def _gauge(spec: MetricSpec) -> GaugeMetricFamily:

@@ -7,7 +7,8 @@ Theory of operation. Every second the new outcomes go to the process, at most on
 trains, outcomes wait in the Router's ring, which is bounded; a model is put in by one synchronous `Learning.adopt`. The
 process can fail at any time: routing goes on with the model in use, and another process begins with the outcomes that
 the ring still has. The ring is saved with the model, so that a restart goes on in the same way. A round whose model is
-worse than the one in use leaves that one (`learning.trainer`). While weights are frozen nothing is sent, and no model is adopted.
+worse than the one in use leaves that one (`learning.trainer`). While weights are frozen nothing is sent, and no model
+is adopted.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ from gorgo.live.training_status import ModelInUse, TrainingState
 def error_shares(model: Model, rows: TrainingRows) -> tuple[Floats, Floats]:
     """Return the absolute errors of time to first token and time per output token, as shares of the measured time.
 
-    Rows without a measured time have none; nor has a model that does not predict it. An answer in one piece has no first
-    token: its error is that of the time to its end (`answer_shares`).
+    Rows without a measured time have none; nor has a model that does not predict it. An answer in one piece has no
+    first token: its error is that of the time to its end (`answer_shares`).
     """
     ended = ~rows.censored & ~rows.unstreamed & (rows.ttft_s > 0.0)
     timed = rows.tpot_s > 0.0

@@ -6,8 +6,8 @@ deadlines and hedging use. Leaves the features and the choice to each policy, an
 
 from __future__ import annotations
 
-from math import isnan
 from collections.abc import Mapping
+from math import isnan
 from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -208,6 +208,7 @@ class Forecast:
         table: Table,
         *,
         guard: Guard | None = None,
+        estimates: Mapping[str, Floats] | None = None,
     ) -> Choice:
         """Return a rule's choice with this prediction and the features; without its cost if a guard decided."""
         return Choice(
@@ -219,6 +220,7 @@ class Forecast:
             self.predict,
             self.prediction,
             table,
+            estimates=estimates or {},
         )
 
 

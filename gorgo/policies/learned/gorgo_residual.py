@@ -128,7 +128,8 @@ class GorgoResidual(LearnedPolicy):
         # Without a round trip there is no prediction: the worst known one is for comparing only.
         unknown = np.isnan(candidates.rtt_s)
         corrected_s = np.where(unknown, np.nan, parts.idle_s + parts.backlog_s + residual_s)
-        return Forecast(request, candidates, corrected_s).choice(Choice(row, terms, cost), table)
+        estimates = {"ttft": corrected_s} if request.streamed else {"e2e": ttft_s}
+        return Forecast(request, candidates, corrected_s).choice(Choice(row, terms, cost), table, estimates=estimates)
 
     def _table(self, request: RouteRequest, candidates: Candidates, parts: Prediction) -> Table:
         table = np.empty((len(candidates), len(self.feature_names)), dtype=np.float32)

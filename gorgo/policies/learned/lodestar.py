@@ -150,7 +150,12 @@ class Lodestar(LearnedPolicy):
         if ttft_s is None:
             return prior.choice(heuristic, table, guard="no_model")
         rule, guard = _least(ttft_s * 1e3, rows, candidates, weights["delta"], rng)
-        return Forecast(request, candidates, ttft_s).choice(rule, table, guard=guard if group is None else "k_filter")
+        return Forecast(request, candidates, ttft_s).choice(
+            rule,
+            table,
+            guard=guard if group is None else "k_filter",
+            estimates={"ttft" if request.streamed else "e2e": ttft_s},
+        )
 
 
 def _is_in_range(model: Model, table: Table, weights: Weights) -> bool:

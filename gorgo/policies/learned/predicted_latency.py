@@ -313,7 +313,14 @@ class PredictedLatency(LearnedPolicy):
         )
         passed = _filtered(headroom, predicted.ttft_s, cached_shares(request, candidates), weights, rng)
         rule = _pick(passed.rows, headroom, predicted.ttft_s, candidates, weights, rng)
-        return Forecast(request, candidates, predicted.ttft_s).choice(rule, table, guard=passed.guard)
+        estimates = {
+            "ttft" if request.streamed else "e2e": predicted.ttft_s,
+            **({} if predicted.tpot_s is None or not request.streamed else {"tpot": predicted.tpot_s}),
+            "headroom_ttft": headroom.ttft_s,
+            "headroom_tpot": headroom.tpot_s,
+        }
+        forecast = Forecast(request, candidates, predicted.ttft_s)
+        return forecast.choice(rule, table, guard=passed.guard, estimates=estimates)
 
 
 class _Passed(NamedTuple):

@@ -9,16 +9,18 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gorgo.core.latency.ttft import PARTS, TtftParts
-from gorgo.core.limits import BufferBudget
+from gorgo.core.limits import BufferBudget, RouterLimits
 from gorgo.core.messages.decision import CacheSourceStats, KvEventStats
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.core.metric_spec import label_of
+from gorgo.core.prefix.index import Origin
 from gorgo.formatting import cache_line, reports_cache
 from gorgo.live.cache_push import PushStats
 from gorgo.live.kv_feed_stats import FeedState, KvFeedStats
 from gorgo.live.state import CacheState
 from gorgo.live.telemetry.metric_table import CACHE_METRICS, CACHE_REPORTS, LABELS
 from gorgo.live.telemetry.metrics import METRICS, MIN_WINDOW_S, CacheMetrics, Metrics, Saturation
+from gorgo.policies.multi_depth import MultiDepth
 from tests.core.routers import make_router, timed
 from tests.live.cache_push.test_pushes import TOKENS, Engine
 from tests.proxy.conftest import Running, Start, config_for, with_replica
@@ -186,6 +188,23 @@ def test_each_region_says_whether_it_is_cut_off() -> None:
         router.replicas.on_probe(name, None, now=40.0)
     assert router.view.unreachable_regions == {"there"}
     assert cut_off() == {"here": 0.0, "there": 1.0}
+
+
+def test_routes_of_a_policy_are_shown_with_age_and_evictions() -> None:
+    router = make_router("a", policy="multi-depth", limits=RouterLimits(max_routes=2))
+    policy = router.settings.policy
+    assert isinstance(policy, MultiDepth)
+    for number in range(5):
+        policy.routes.set_route((None, bytes([number])), "a", Origin.LOCAL, now=float(number))
+    exposition = Metrics(router, lambda: 13.0, BufferBudget(1)).exposition().decode().splitlines()
+    assert {
+        'gorgo_routes{origin="local"} 2.0',
+        'gorgo_routes{origin="remote"} 0.0',
+        'gorgo_route_unused_seconds{origin="local"} 10.0',
+        'gorgo_route_evictions_total{origin="local"} 3.0',
+    } <= set(exposition)
+    plain = Metrics(make_router("a"), lambda: 13.0, BufferBudget(1)).exposition().decode().splitlines()
+    assert not [line for line in plain if line.startswith("gorgo_route")]
 
 
 def state(

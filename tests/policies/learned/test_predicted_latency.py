@@ -197,6 +197,20 @@ def test_a_model_that_fails_leaves_the_decision_to_load_prefix(answer: float | N
     assert choose(policy_of(BrokenFake(FEATURES, answer)), candidates, asked=asked()).row == 0
 
 
+def test_a_decision_shows_what_was_predicted_and_what_is_left_of_the_objectives() -> None:
+    candidates = busy(3000, 1000)
+    choice = choose(policy_of(), candidates, asked=asked(ttft_s=2.0, tpot_s=0.02), epsilon=0.0)
+    shown = {name: column.tolist() for name, column in choice.estimates.items()}
+    assert shown == {
+        "ttft": pytest.approx([3.0, 1.0]),
+        "tpot": pytest.approx([0.01, 0.01]),
+        "headroom_ttft": pytest.approx([-1.0, 1.0]),
+        "headroom_tpot": pytest.approx([0.01, 0.01]),
+    }
+    whole = choose(policy_of(), candidates, asked=replace(asked(), streamed=False), epsilon=0.0)
+    assert whole.estimates.keys() == {"e2e", "headroom_ttft", "headroom_tpot"}
+
+
 def test_an_answer_in_one_piece_has_no_objective_per_token() -> None:
     """It would miss one of a millisecond everywhere: the least headroom to its end decides."""
     candidates = busy(3000, 1000, in_flight_requests=[1, 9])

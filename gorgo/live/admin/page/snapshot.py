@@ -21,6 +21,7 @@ from gorgo.core.dispatch.in_flight import PoisonPrompt
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
 from gorgo.core.messages.decision import Decision
 from gorgo.core.messages.request import Sample
+from gorgo.core.policy.interface import RouteStats
 from gorgo.live.admin.page.recent_stats import (
     RECENT_S,
     RECENT_SAMPLES,
@@ -398,6 +399,8 @@ class Snapshot:
     clients: Sequence[ClientRow] = ()
     #: The link to the store of several routers, and the others (`peer_store`); `None` without one.
     store: Mapping[str, Any] | None = None
+    #: Routes of the policy; `None` for one without routes of its own.
+    routes: RouteStats | None = None
     #: As in `GET /admin/fleet`.
     fleet_sources: Sequence[Mapping[str, Any]] = ()
 
@@ -436,6 +439,7 @@ class Snapshot:
             "fleet_sources": list(self.fleet_sources),
             "clients": [asdict(row) for row in self.clients],
             "peer_store": self.store,
+            "routes": None if self.routes is None else asdict(self.routes),
             "decisions": [row.as_dict() for row in self.decisions],
         }
 
@@ -496,6 +500,7 @@ def take_snapshot(state: LiveState) -> Snapshot:
         decisions=decision_rows(router.view.newest_decisions(DECISIONS_SHOWN), samples, views),
         fleet_sources=sources,
         store=store,
+        routes=settings.route_stats(now=now),
         clients=() if state.routing.client_keys is None else state.telemetry.metrics.clients.last_minute(),
     )
 
