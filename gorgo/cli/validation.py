@@ -156,7 +156,7 @@ def _chosen(document: Document, overrides: Overrides, own: Policy | None) -> Ite
 
 
 def _policy(document: Document, path: Place, name: object, overrides: Overrides) -> Any:
-    """Yield an error if no policy has this name, or if this machine lacks a package that it needs; return the policy."""
+    """Yield an error if no policy has this name or this machine lacks a package that it needs; return the policy."""
     if not isinstance(name, str):
         return None
     try:

@@ -377,7 +377,7 @@ class TrainingReport:
     ttft_mape, tpot_mape, e2e_mape:
         Mean of the error's share of the measured time, of first tokens, of output tokens, and of answers in one piece;
         `None` without such a row or prediction.
-    kept:
+    refused:
         Rounds so far whose model was not adopted: the one in use predicts the same held-out rows better.
     verdict:
         Why the round's model was not adopted; `None` if it was.
@@ -394,7 +394,7 @@ class TrainingReport:
     ttft_mape: float | None = None
     tpot_mape: float | None = None
     e2e_mape: float | None = None
-    kept: int = 0
+    refused: int = 0
     verdict: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -485,7 +485,7 @@ class Trainer:
             ttft_mape=ttft,
             tpot_mape=tpot,
             e2e_mape=answer_error(model, test),
-            kept=self._report.kept + (verdict is not None),
+            refused=self._report.refused + (verdict is not None),
             verdict=verdict,
         )
         if verdict is not None:

@@ -64,13 +64,13 @@ class TrainingState:
     whole_answers: int = 0
     censored: int = 0
     #: Rounds whose model was worse than the one in use, which stayed.
-    kept: int = 0
+    refused: int = 0
     #: Processes that failed, and why the last one did.
     failures: int = 0
     failure: str | None = None
     pid: int | None = None
 
-    def take(self, rows: TrainingRows, lost: int) -> None:
+    def count_taken(self, rows: TrainingRows, lost: int) -> None:
         """Count outcomes that the process gets, and those that were lost before."""
         censored, whole = int(np.sum(rows.censored)), int(np.sum(rows.unstreamed & ~rows.censored))
         self.taken += len(rows)
@@ -111,6 +111,6 @@ def _learned_from(training: Mapping[str, Any]) -> str:
         "without an answer": training.get("censored"),
     }
     words = [f"{count:,} {name}" for name, count in counts.items() if count]
-    kept = training.get("kept")
+    refused = training.get("refused")
     line = f", from {', '.join(words)}" if words else ""
-    return line + (f"; {kept:,} rounds left the better model in use" if kept else "")
+    return line + (f"; {refused:,} rounds left the better model in use" if refused else "")

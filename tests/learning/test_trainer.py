@@ -129,7 +129,7 @@ def test_report_before_a_round_counts_rows() -> None:
     subject.add(training_rows(10))
     assert subject.report().as_dict() == {
         **{"version": 0, "kind": None, "added": 10, "rejected": 0, "samples": 0, "censored": 0, "tested": 0},
-        **{"whole_answers": 0, "ttft_mape": None, "tpot_mape": None, "e2e_mape": None, "kept": 0, "verdict": None},
+        **{"whole_answers": 0, "ttft_mape": None, "tpot_mape": None, "e2e_mape": None, "refused": 0, "verdict": None},
     }
 
 
@@ -225,7 +225,7 @@ def test_a_model_of_few_outcomes_does_not_replace_one_of_thousands() -> None:
     assert subject.due()
     assert subject.train() is None
     report = subject.report()
-    assert (report.kept, report.version) == (1, 10)
+    assert (report.refused, report.version) == (1, 10)
     assert report.verdict is not None
     assert report.verdict.endswith("samples, and version 9 has 5,000")
 

@@ -257,6 +257,8 @@ class KvFeeds:
         self._evicted_of_left = 0
         #: Replicas whose events were lost since the last scrape.
         self._lost: set[int] = set()
+        #: Whether any replica has reported its cache; until then no decision is counted.
+        self.reported = False
         #: Decisions by source, by slot.
         self._decided: dict[int, list[int]] = {}
 
@@ -269,11 +271,6 @@ class KvFeeds:
     def counted(self) -> bool:
         """Return whether decisions depend on a feed."""
         return self.used and bool(self._table)
-
-    @property
-    def reported(self) -> bool:
-        """Return whether any replica has reported its cache."""
-        return bool(self._table.changes)
 
     # -- replicas
 
@@ -298,6 +295,7 @@ class KvFeeds:
         self, slot: int, batch: KvEventBatch, *, model: str | None, block_tokens: int, complete: bool, now: float
     ) -> bool:
         """Apply events; return whether they say that all of the replica's cache was empty before the last of them."""
+        self.reported = True
         feed = self._table.get_or_add(slot, "events", model, block_tokens, now=now)
         cleared = clears(batch.events)
         whole = cleared and feed.index.ranks(slot) <= {batch.rank}
@@ -314,6 +312,7 @@ class KvFeeds:
         feed = self._table.of(slot).get(snapshot.model)
         if feed is not None and feed.source == "events":
             return
+        self.reported = True
         feed = self._table.get_or_add(slot, "push", snapshot.model, snapshot.block_tokens, now=now)
         pushed = feed.index.pushed
         excess = pushed.replace(slot, snapshot.hashes, limit=feed.index.max_blocks_per_replica)

@@ -155,7 +155,7 @@ class LearningMetrics:
         self._count("gorgo_training_outcomes_total", "lost").inc(lost)
 
     def round(self, result: str, seconds: float | None = None) -> None:
-        """Record the end of a round: `adopted`, `kept`, `discarded` or `failed`."""
+        """Record the end of a round: `adopted`, `refused`, `discarded` or `failed`."""
         self._count("gorgo_training_rounds_total", result).inc()
         if seconds is not None:
             self._histogram("gorgo_training_seconds").observe(seconds)

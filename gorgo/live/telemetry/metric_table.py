@@ -156,7 +156,7 @@ METRICS: tuple[MetricSpec, ...] = (
         "gorgo_training_rounds_total",
         "counter",
         ("result",),
-        "Rounds: adopted, kept (the model in use is better), discarded (freeze, other policy), failed.",
+        "Rounds: adopted, refused (the model in use is better), discarded (freeze, other policy), failed.",
     ),
     MetricSpec(
         "gorgo_training_outcomes_total",
@@ -277,7 +277,7 @@ LABELS: tuple[LabelSpec, ...] = (
     LabelSpec("rule", (), "word of the rule", bound="rules of the policies"),
     LabelSpec("target", (), "predicted time", ("ttft", "tpot", "e2e")),
     LabelSpec("result", ("gorgo_model_writes_total",), "of a write", ("written", "failed")),
-    LabelSpec("result", ("gorgo_training_rounds_total",), "of a round", ("adopted", "kept", "discarded", "failed")),
+    LabelSpec("result", ("gorgo_training_rounds_total",), "of a round", ("adopted", "refused", "discarded", "failed")),
     LabelSpec("result", ("gorgo_training_outcomes_total",), "of an outcome", ("taken", "lost")),
     LabelSpec("result", ("gorgo_trace_spans_total",), "of a span", ("exported", "failed")),
     LabelSpec("result", ("gorgo_picker_log_entries_total",), "of an entry", ("matched", "late", "unknown")),

@@ -246,7 +246,7 @@ class TrainingService:
         process, lost = self._process, rows.first_seq - self._next_seq
         assert process is not None, "begun before"
         self._next_seq = rows.first_seq + len(rows)
-        self._state.take(rows, lost)
+        self._state.count_taken(rows, lost)
         self._metrics.outcomes(len(rows), lost)
         self._state.state = "training"
         ring = self._router.learning.outcomes
@@ -277,9 +277,9 @@ class TrainingService:
             await self._save_outcomes(learner)
         if reply.model is None:
             if reply.is_round:
-                self._state.kept += 1
-                self._metrics.round("kept", reply.seconds)
-                log("model_kept", policy=learner.name, reason=reply.report.get("verdict"), seconds=reply.seconds)
+                self._state.refused += 1
+                self._metrics.round("refused", reply.seconds)
+                log("model_refused", policy=learner.name, reason=reply.report.get("verdict"), seconds=reply.seconds)
             return
         try:
             model = await asyncio.to_thread(loads, reply.model, "the training process", names=learner.feature_names)

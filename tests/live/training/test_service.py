@@ -114,9 +114,9 @@ async def test_without_its_outcomes_a_restart_does_not_replace_the_model_by_one_
     assert len(events(caplog, "outcomes_not_loaded")) == 1
     second.run(107)
     await second.service.step()
-    assert (second.version(), second.service.as_dict()["training"]["kept"]) == (1, 1)
-    assert second.counted("gorgo_training_rounds_total", result="kept") == 1
-    (said,) = events(caplog, "model_kept")
+    assert (second.version(), second.service.as_dict()["training"]["refused"]) == (1, 1)
+    assert second.counted("gorgo_training_rounds_total", result="refused") == 1
+    (said,) = events(caplog, "model_refused")
     assert "version 1 has" in str(said)
     assert load(second.file).version == 1
     await second.service.aclose()
@@ -162,7 +162,7 @@ async def test_a_process_that_is_killed_in_a_round_is_replaced_and_routing_goes_
     await step
     assert bench.version() is None
     assert bench.service.as_dict()["training"] | {"settings": None} == {
-        "state": "failed", "taken": 1500, "lost": 0, "first_tokens": 1500, "whole_answers": 0, "censored": 0, "kept": 0,
+        "state": "failed", "taken": 1500, "lost": 0, "first_tokens": 1500, "whole_answers": 0, "censored": 0, "refused": 0,
         "failures": 1,
         "failure": "the training process ended",
         "pid": None, "settings": None,
