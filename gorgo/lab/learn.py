@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from gorgo.core.fleet.replica import accelerator_name
 from gorgo.core.record import record
 from gorgo.core.training.features import ACCELERATOR
 from gorgo.core.training.model import Model, TrainingSpec
@@ -271,14 +272,23 @@ def _columns(names: tuple[str, ...], rows: list[_Row]) -> TrainingRows:
 
 def _feature(features: object, name: str, chosen: int, where: str) -> float:
     cells = features.get(name) if isinstance(features, dict) else None
-    if cells is None and name.startswith(ACCELERATOR):
-        return 0.0  # no replica of the log's fleet has it
+    if cells is None and name.startswith(ACCELERATOR) and isinstance(features, dict):
+        wanted = accelerator_name(name.removeprefix(ACCELERATOR))
+        same = (key for key in features if key.startswith(ACCELERATOR) and _accelerator(key) == wanted)
+        found = next(same, None)
+        if found is None:
+            return 0.0  # no replica of the log's fleet has it
+        cells = features[found]
     if cells is None and name == "streamed":
         return 1.0  # a log of earlier versions has streams alone
     value = cells[chosen] if isinstance(cells, list) and chosen < len(cells) else cells
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
         _fail(where, f"features.{name}", value, "a number, or one per candidate")
     return float(value)
+
+
+def _accelerator(key: str) -> str:
+    return accelerator_name(key.removeprefix(ACCELERATOR))
 
 
 def _number(entry: Mapping[str, Any], key: str, where: str) -> float:

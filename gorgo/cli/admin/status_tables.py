@@ -140,13 +140,14 @@ def _fleet(status: Row, *, wide: bool) -> Table:
 
 
 def _engines(status: Row) -> Iterator[Text]:
-    """Yield a line per kind of engine and list of models, for replicas that have both in common."""
-    alike: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    """Yield a line per kind of engine, accelerator and list of models, for replicas that have all in common."""
+    alike: dict[tuple[str, str | None, tuple[str, ...]], list[str]] = {}
     for row in status["replicas"]:
-        alike.setdefault((formatting.engine(row["engine"]), tuple(row["models"])), []).append(row["name"])
-    for (engine, models), names in list(alike.items())[:ENGINES_SHOWN]:
+        key = formatting.engine(row["engine"]), row.get("accelerator"), tuple(row["models"])  # an older proxy has none
+        alike.setdefault(key, []).append(row["name"])
+    for (engine, accelerator, models), names in list(alike.items())[:ENGINES_SHOWN]:
         listed = f"models {_some(models)}" if models else "any model"
-        yield plain(f"{_some(names)}: {engine}, {listed}")
+        yield plain(f"{_some(names)}: {', '.join(filter(None, (engine, accelerator, listed)))}")
 
 
 def _caches(status: Row) -> Iterator[Text]:

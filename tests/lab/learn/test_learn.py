@@ -47,6 +47,13 @@ def write(path: Path, lines: list[dict[str, Any]]) -> Path:
     return path
 
 
+def test_an_accelerator_of_a_log_is_known_whatever_its_number(tmp_path: Path) -> None:
+    features = outcome(1)["features"] | {"accelerator=2xL40S": [0.0, 1.0]}
+    log = write(tmp_path / "log", [HEADER, outcome(1, features=features)])
+    rows = read_outcomes(log, ("accelerator=L40S", "accelerator=L40")).rows
+    assert rows.features.tolist() == [[1.0, 0.0]]
+
+
 def test_a_log_of_earlier_versions_has_streams_alone(tmp_path: Path) -> None:
     features = {name: value for name, value in outcome(1)["features"].items() if name != "streamed"}
     log = write(tmp_path / "log", [HEADER, outcome(1, features=features), outcome(2, unstreamed=True)])
