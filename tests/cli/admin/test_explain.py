@@ -73,8 +73,8 @@ def test_predicted_times_and_headroom_of_every_candidate_and_the_objectives_are_
     ]
     (chosen,) = [line.split() for line in lines if line.startswith("*")]
     (other,) = [line.split() for line in lines if line.split()[:1] == ["a"]]
-    assert chosen[-4:] == ["150", "-", "50.0", "30.0"]
-    assert other[-4:] == ["300", "20.0", "-100", "30.0"]
+    assert chosen[-4:] == ["150.0", "-", "50.0", "30.0"]
+    assert other[-4:] == ["300.0", "20.0", "-100.0", "30.0"]
     assert "objectives: none" in explained(shown(decision()), "r1")
 
 

@@ -162,8 +162,8 @@ async def test_a_process_that_is_killed_in_a_round_is_replaced_and_routing_goes_
     await step
     assert bench.version() is None
     assert bench.service.as_dict()["training"] | {"settings": None} == {
-        "state": "failed", "taken": 1500, "lost": 0, "first_tokens": 1500, "whole_answers": 0, "censored": 0, "refused": 0,
-        "failures": 1,
+        "state": "failed", "taken": 1500, "lost": 0, "first_tokens": 1500, "whole_answers": 0, "censored": 0,
+        "refused": 0, "failures": 1,
         "failure": "the training process ended",
         "pid": None, "settings": None,
     }  # fmt: skip
