@@ -45,11 +45,13 @@ def report_warnings(config: Config, policies: Sequence[Policy]) -> list[str]:
 
     `policies` are the policy and the shadow policy, if there is one.
     """
-    places = [(f"replicas[{number}]", replica) for number, replica in enumerate(config.replicas)]
-    sources = [(f"fleet_sources[{number}].replica", each.replica) for number, each in enumerate(config.fleet_sources)]
+    places: list[tuple[str, ReplicaConfig | SourceReplicaConfig]] = [
+        *((f"replicas[{number}]", replica) for number, replica in enumerate(config.replicas)),
+        *((f"fleet_sources[{number}].replica", each.replica) for number, each in enumerate(config.fleet_sources)),
+    ]
     reads, tokenizers = any(policy.index == "events" for policy in policies), _tokenizers(config)
     found: list[str] = []
-    for place, replica in (*places, *sources):
+    for place, replica in places:
         keys = [key for key in ("kv_events", "push_token_env") if getattr(replica, key) is not None]
         missing = [name for name in _served(config, replica) if name not in tokenizers]
         if not keys:
@@ -102,7 +104,7 @@ def _tokenizers(config: Config) -> set[str]:
 
 def _served(config: Config, replica: ReplicaConfig | SourceReplicaConfig) -> list[str]:
     aliases = model_names(config)
-    return [aliases.get(name, name) for name in getattr(replica, "models", ())]
+    return [aliases.get(name, name) for name in replica.models]
 
 
 def remedy(status: int, *, url: str, api_key_env: str | None) -> str | None:

@@ -145,7 +145,8 @@ class RouterSettings:
 
     def _bound_routes(self) -> None:
         """Hand the bounds of routes to the policies that have some."""
-        for policy in (self.policy, self.shadow):
+        policies: tuple[object, ...] = (self.policy, self.shadow)
+        for policy in policies:
             if isinstance(policy, HasRoutes):
                 policy.set_route_limits(self.limits.max_routes, self.limits.route_ttl_s)
 

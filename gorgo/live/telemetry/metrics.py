@@ -406,7 +406,7 @@ class _RouterGauges(Collector):
         families["gorgo_build_info"].add_metric((__version__,), 1)
         return [*families.values(), self._routes(families)]
 
-    def _routes(self, families: Mapping[str, Metric]) -> Metric:
+    def _routes(self, families: Mapping[str, GaugeMetricFamily]) -> CounterMetricFamily:
         """Add the routes of the policy, and return the family of those that had no place."""
         evictions, stats = _route_evictions(), self._router.settings.route_stats(now=self._clock())
         if stats is not None:
