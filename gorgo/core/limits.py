@@ -180,6 +180,9 @@ class RouterLimits:
     sampled_replicas:
         Candidates that a policy with a cost compares where there are more than sixteen times as many
         (`core.dispatch.dispatcher`).
+    max_routes, route_ttl_s:
+        Routes that a policy with routes of its own stores, and the time without use after which one is void, s. Both
+        are Ranvier's: a route is some 250 bytes, and engines have evicted a prefix that is unused for an hour.
     """
 
     max_attempts: int = 3
@@ -203,6 +206,8 @@ class RouterLimits:
     clients: ClientRules = field(default_factory=ClientRules)
     fallbacks: int = 0
     sampled_replicas: int = 128
+    max_routes: int = 100_000
+    route_ttl_s: float = 3600.0
 
 
 # Quotas: requests in flight, requests per second and tokens per second of each client. Pure, on the caller's clock.

@@ -24,7 +24,15 @@ from gorgo.core.messages.decision import CacheSourceStats, Decision
 from gorgo.core.messages.kv_events import CacheChanges, CacheEvictions, CacheSnapshot, KvEventBatch, PushedFeed
 from gorgo.core.messages.request import EngineSample, OpenConnection
 from gorgo.core.peers.group import PeerGroup
-from gorgo.core.policy.interface import IndexKind, Policy, hashed_block_sizes, required_index, validate_shadow
+from gorgo.core.policy.interface import (
+    HasRoutes,
+    IndexKind,
+    Policy,
+    RouteStats,
+    hashed_block_sizes,
+    required_index,
+    validate_shadow,
+)
 from gorgo.core.policy.weights import Weights
 from gorgo.core.prefix.index import PrefixIndex
 from gorgo.core.prefix.kv_feeds import KvFeeds
@@ -68,6 +76,7 @@ class RouterSettings:
         #: Whether weights are frozen: no model is trained or adopted meanwhile.
         self.frozen = False
         self._count_progress()
+        self._bound_routes()
 
     @property
     def policy(self) -> Policy:
@@ -99,6 +108,7 @@ class RouterSettings:
         self._learning.set_policies(policy, self.shadow)
         self._count_progress()
         self._dispatcher.policy = policy
+        self._bound_routes()
         self.set_weights(weights, now=now)
         self._use_index(kind)
         self._admission.needs_drain = True
@@ -115,6 +125,7 @@ class RouterSettings:
         self._learning.set_policies(self.policy, policy)
         self._count_progress()
         self._dispatcher.set_shadow(policy)
+        self._bound_routes()
         self._use_index(required_index(self.policy, policy))
 
     def record_outcomes(self, recorder: OutcomeRecorder | None) -> None:
@@ -126,6 +137,18 @@ class RouterSettings:
         """Replace the limits; the number of retained decisions and samples stays."""
         self.limits = limits
         self._apply_limits(limits)
+        self._bound_routes()
+
+    def route_stats(self, *, now: float) -> RouteStats | None:
+        """Return the routes of the policy in force; `None` for one without routes of its own."""
+        return self.policy.route_stats(now=now) if isinstance(self.policy, HasRoutes) else None
+
+    def _bound_routes(self) -> None:
+        """Hand the bounds of routes to the policies that have some."""
+        policies: tuple[object, ...] = (self.policy, self.shadow)
+        for policy in policies:
+            if isinstance(policy, HasRoutes):
+                policy.set_route_limits(self.limits.max_routes, self.limits.route_ttl_s)
 
     def _use_index(self, kind: IndexKind) -> None:
         self._index.bounded = kind != "published"
@@ -479,6 +502,16 @@ class RouterCaches:
             name: self._accuracy.stats(replica.slot, self._feeds, now=now)
             for name, replica in self._fleet.replicas.items()
         }
+
+    def has_reports(self, replica: str) -> bool:
+        """Return whether a replica has reported its cache, and the report counts still."""
+        member = self._fleet.replicas.get(replica)
+        return member is not None and self._feeds.newest(member.slot) is not None
+
+    @property
+    def read_reports(self) -> bool:
+        """Return whether decisions read reports: the policy in force has an index of kind `events`."""
+        return self._feeds.used
 
     def block_sizes(self, model: str | None) -> frozenset[int]:
         """Return the block sizes for which a request for `model` needs hashes: of feeds and of policies."""

@@ -77,6 +77,12 @@ class ServedModels:
         found, _ = self._found.get(replica, ((), ""))
         return tuple(dict.fromkeys(self._aliases.get(model.name, model.name) for model in found))
 
+    def served(self, replica: str) -> tuple[str, ...]:
+        """Return the models that a replica lists, or those of the configuration without a list."""
+        return self.listed(replica) or tuple(
+            self._aliases.get(name, name) for name in self._configured.get(replica, ())
+        )
+
     def canonical(self, name: str | None) -> str | None:
         """Return the name in the Router of the model that a client calls `name`."""
         return name if name is None else self._synonyms.get(name, name)

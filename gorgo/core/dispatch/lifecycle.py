@@ -224,26 +224,29 @@ def record_outcome(recorder: OutcomeRecorder | None, attempt: Attempt, outcome: 
 def to_row(attempt: Attempt, outcome: Outcome, *, now: float) -> OutcomeRow | None:
     """Return the row of an attempt that ends at `now`.
 
-    `None` for an answer in one piece, for an answer without content and for a request that the engine refuses as
-    wrong: their ends are no bound of a time to first token. Any other end without a first token is censored.
+    `None` for a stream without content and for a request that the engine refuses as wrong: their ends are no bound of a
+    time to first token. An answer in one piece has the time to its end instead. Any other end without a first token is
+    censored.
     """
     request, first_s = attempt.state.request, attempt.first_token_s
-    if not request.streamed:
-        return None
-    if first_s is None and outcome.result in (COMPLETED, AttemptResult.UPSTREAM_4XX):
+    whole = not request.streamed and outcome.result is COMPLETED
+    if first_s is None and not whole and outcome.result in (COMPLETED, AttemptResult.UPSTREAM_4XX):
         return None
     e2e_s = now - attempt.dispatched_s
+    if not request.streamed:
+        first_s = None  # none is visible, whatever a gateway reports
     return OutcomeRow(
         attempt.dispatched_s,
         e2e_s if first_s is None else first_s - attempt.dispatched_s,
         e2e_s,
         float(request.prompt_tokens if outcome.prompt_tokens is None else outcome.prompt_tokens),
         slot=attempt.replica.slot,
-        censored=first_s is None,
-        tpot_s=_tpot_s(attempt, outcome, now),
+        censored=first_s is None and not whole,
+        tpot_s=nan if not request.streamed else _tpot_s(attempt, outcome, now),
         output_tokens=_known(outcome.output_tokens),
         cached_tokens=_known(outcome.cached_tokens),
         group=prefix_group(request),
+        unstreamed=not request.streamed,
     )
 
 

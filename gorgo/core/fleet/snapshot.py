@@ -18,6 +18,8 @@ class ReplicaSnapshot:
     name: str
     region: str
     models: tuple[str, ...]
+    #: As configured.
+    accelerator: str | None
     #: healthy, ejected, half_open, or draining (which goes before the others).
     state: str
     #: A candidate for the next request of a model that it serves (panic included).
@@ -89,6 +91,7 @@ def snapshot_replica(
         name=spec.name,
         region=spec.region,
         models=models,
+        accelerator=spec.accelerator,
         state="draining" if replica.draining else health.state.value,
         eligible=replica in eligible,
         panic=eligible.panic,

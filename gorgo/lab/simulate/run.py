@@ -137,7 +137,7 @@ def _run(job: SimJob, controllers: Sequence[Controller]) -> SimulatedRun:
 def _training(policy: Policy, shadow: Policy | None, seed: int) -> Iterator[Controller]:
     """Yield what trains the policy or the shadow policy, if one of them learns."""
     if find_learner(policy, shadow) is not None:
-        yield TrainingController(lambda spec, seed, version: Trainer(spec, seed, version=version), seed=seed)
+        yield TrainingController(Trainer, seed=seed)
 
 
 def _limits(job: SimJob, block_tokens: int, *, samples: bool) -> RouterLimits | None:

@@ -22,6 +22,7 @@ from gorgo.core.fleet.snapshot import ReplicaSnapshot
 from gorgo.errors import (
     ConfigError,
     GorgoError,
+    MissingExtra,
     ReplicaInFile,
     StateError,
     TooManyReplicas,
@@ -229,6 +230,7 @@ def admin_app(state: LiveState, changes: FleetChanges, token: str | None, closin
         HTTPException: _on_routing_error,
         ConfigError: _on_bad_input,
         WeightsError: _on_bad_input,
+        MissingExtra: _on_bad_input,
         UnknownPolicy: _on_bad_input,
         UnknownReplica: _on_unknown_replica,
         ReplicaInFile: _on_conflict,

@@ -117,6 +117,8 @@ FIRST_PROBE_TIMEOUT_S = 5.0
 AFTER_BREAK_S = 0.5
 #: Shortest interval of reading the models, which change far less often than the load.
 DISCOVERY_INTERVAL_S = 1.0
+#: Longest sleep before an interval is read again, s.
+RECHECK_S = 5.0
 #: Jitter of an interval, as a share of it: many proxies do not probe in step.
 JITTER = 0.1
 
@@ -166,11 +168,15 @@ class ReplicaMonitor:
     async def run(self) -> None:
         """Run all loops until cancelled."""
         proxy = self._state.config.proxy
+
+        def discovery_s() -> float:
+            return max(self._state.scrape_interval_s, DISCOVERY_INTERVAL_S)
+
         async with asyncio.TaskGroup() as loops:
-            loops.create_task(self._every(proxy.probe_interval_s, self.probe))
-            loops.create_task(self._every(proxy.scrape_interval_s, self.scrape))
-            loops.create_task(self._every(max(proxy.scrape_interval_s, DISCOVERY_INTERVAL_S), self.discover))
-            loops.create_task(self._every(WARM_INTERVAL_S, self.warm))
+            loops.create_task(self._every(lambda: proxy.probe_interval_s, self.probe))
+            loops.create_task(self._every(lambda: self._state.scrape_interval_s, self.scrape))
+            loops.create_task(self._every(discovery_s, self.discover))
+            loops.create_task(self._every(lambda: WARM_INTERVAL_S, self.warm))
             loops.create_task(self._probe_after_breaks())
             loops.create_task(self._follow_kv_events())
 
@@ -194,7 +200,7 @@ class ReplicaMonitor:
             await self.probe()
             for scrapes in count(1):
                 wait_s = backoff_s(scrapes, first_s=AFTER_BREAK_S, longest_s=inf)
-                if wait_s >= self._state.config.proxy.scrape_interval_s:  # the periodic scrape is due by then
+                if wait_s >= self._state.scrape_interval_s:  # the periodic scrape is due by then
                     break
                 await asyncio.sleep(wait_s)
                 self._target.connection_lost.clear()
@@ -226,6 +232,7 @@ class ReplicaMonitor:
         """Read the list of models, and find the kind of engine where it is not known."""
         if self._discovery.publish(await self._discovery.request()):
             await self.scrape()
+        self._state.log_unused(self._target)
 
     async def probe_once(self) -> ProbeResult:
         """Probe and scrape once, for a replica that is not in the fleet yet."""
@@ -258,6 +265,7 @@ class ReplicaMonitor:
         """Pass the first answers to the Router, after the replica has joined."""
         now = self._state.routing.clock()
         self._discovery.publish(result.discovered)
+        self._state.log_unused(self._target)
         self._probed(result.rtt_s, now)
         self._sampled(result.sample, now)
 
@@ -375,9 +383,14 @@ class ReplicaMonitor:
             cause = {} if failure.cause is None else {"cause": failure.cause}
             log("replica_does_not_answer", level=logging.WARNING, replica=name, reason=failure.reason, **cause)
 
-    async def _every(self, interval_s: float, action: Callable[[], Awaitable[None]]) -> None:
+    async def _every(self, interval_s: Callable[[], float], action: Callable[[], Awaitable[None]]) -> None:
+        """Act at each interval; one that becomes shorter meanwhile, by another policy, counts within `RECHECK_S`."""
         while True:
-            await asyncio.sleep(interval_s * (1 + JITTER * (self._spread() - 0.5)))
+            spread, slept_s = 1 + JITTER * (self._spread() - 0.5), 0.0
+            while (left_s := interval_s() * spread - slept_s) > 0.0:
+                step_s = min(left_s, RECHECK_S)
+                await asyncio.sleep(step_s)
+                slept_s += step_s
             await action()
 
 

@@ -105,6 +105,12 @@ METRICS: tuple[MetricSpec, ...] = (
         ("result",),
         "Prompts of models with a tokenizer: counted, skipped (estimated), different from the engine's report.",
     ),
+    MetricSpec(
+        "gorgo_cache_source_total",
+        "counter",
+        (*_REPLICA, "cache_source"),
+        "Dispatches, by the source of their estimated cached tokens.",
+    ),
     MetricSpec("gorgo_output_tokens_total", "counter", _REPLICA, "Reported output tokens."),
     MetricSpec("gorgo_probe_failures_total", "counter", _REPLICA, "Failed probes."),
     MetricSpec("gorgo_scrape_failures_total", "counter", _REPLICA, "Failed scrapes."),
@@ -129,15 +135,15 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("gorgo_queue_requests", "gauge", (), "Queued requests."),
     MetricSpec("gorgo_buffered_bytes", "gauge", (), "Buffered bytes, reserved ones included."),
     MetricSpec("gorgo_index_blocks", "gauge", _REPLICA, "Prefix index blocks."),
-    MetricSpec(
-        "gorgo_cache_source", "gauge", (*_REPLICA, "cache_source"), "1 for the source of estimated cached tokens."
-    ),
     MetricSpec("gorgo_cache_reported_blocks", "gauge", _REPLICA, "KV blocks that the engine reports as cached."),
     MetricSpec("gorgo_cache_report_age_seconds", "gauge", _REPLICA, "Age of its newest KV event or push."),
     MetricSpec("gorgo_cache_phantom_tokens_total", "counter", _REPLICA, "Tokens estimated cached and not found."),
     MetricSpec("gorgo_cache_missed_tokens_total", "counter", _REPLICA, "Cached tokens found and not estimated."),
     MetricSpec("gorgo_cache_reports_total", "counter", (*_REPLICA, "result"), "Reports of the cache, by result."),
     *PEER_METRICS,
+    MetricSpec("gorgo_routes", "gauge", ("origin",), "Routes that the policy stores, of this router or of others."),
+    MetricSpec("gorgo_route_unused_seconds", "gauge", ("origin",), "Time without use of the longest unused route."),
+    MetricSpec("gorgo_route_evictions_total", "counter", ("origin",), "Routes that had no place."),
     MetricSpec("gorgo_weight", "gauge", ("policy", "weight"), "Weights in force."),
     MetricSpec("gorgo_weights_version", "gauge", (), "Version of the weights in force."),
     MetricSpec("gorgo_weights_frozen", "gauge", (), "1 while the weights are frozen."),
@@ -159,7 +165,7 @@ METRICS: tuple[MetricSpec, ...] = (
         "gorgo_training_rounds_total",
         "counter",
         ("result",),
-        "Rounds: adopted, discarded (freeze, other policy), failed.",
+        "Rounds: adopted, refused (the model in use is better), discarded (freeze, other policy), failed.",
     ),
     MetricSpec(
         "gorgo_training_outcomes_total",
@@ -194,7 +200,9 @@ METRICS: tuple[MetricSpec, ...] = (
 )
 
 #: Read from the Router, the feeds and the pushes at a scrape (`caches`).
-CACHE_METRICS = frozenset(spec.name for spec in METRICS if spec.name.startswith("gorgo_cache_"))
+CACHE_METRICS = frozenset(spec.name for spec in METRICS if spec.name.startswith("gorgo_cache_")) - {
+    "gorgo_cache_source_total"  # counted at each dispatch
+}
 
 #: `code` of every error that the proxy itself answers a request for a replica with.
 REJECT_CODES = (
@@ -280,9 +288,9 @@ LABELS: tuple[LabelSpec, ...] = (
     LabelSpec("cache_source", (), "of estimated cached tokens", ("history", "events", "push")),
     LabelSpec("source", (), "names in `fleet_sources`", bound="16"),
     LabelSpec("rule", (), "word of the rule", bound="rules of the policies"),
-    LabelSpec("target", (), "predicted time", ("ttft", "tpot")),
+    LabelSpec("target", (), "predicted time", ("ttft", "tpot", "e2e")),
     LabelSpec("result", ("gorgo_model_writes_total",), "of a write", ("written", "failed")),
-    LabelSpec("result", ("gorgo_training_rounds_total",), "of a round", ("adopted", "discarded", "failed")),
+    LabelSpec("result", ("gorgo_training_rounds_total",), "of a round", ("adopted", "refused", "discarded", "failed")),
     LabelSpec("result", ("gorgo_training_outcomes_total",), "of an outcome", ("taken", "lost")),
     LabelSpec("result", ("gorgo_trace_spans_total",), "of a span", ("exported", "failed")),
     LabelSpec("result", ("gorgo_picker_log_entries_total",), "of an entry", ("matched", "late", "unknown")),

@@ -15,10 +15,11 @@ from gorgo.config.model import Config, LimitsConfig, ProxyConfig, RegionConfig
 from gorgo.config.values import REPLICA_KEEP_ALIVE_S, WARM_CONNECTIONS
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
 from gorgo.core.latency.ttft import TcpWindows
+from gorgo.core.policy.weights import Weights
 from gorgo.live.build import build_live
 from gorgo.live.event_loop import RouterGateway
 from gorgo.live.http.headers import Header
-from gorgo.live.monitor.replica_monitor import FIRST_PROBE_TIMEOUT_S, ReplicaMonitor
+from gorgo.live.monitor.replica_monitor import FIRST_PROBE_TIMEOUT_S, RECHECK_S, ReplicaMonitor
 from gorgo.live.state import LiveState
 from gorgo.live.telemetry.health import HealthLog
 from gorgo.live.upstream.client import POOL_EXHAUSTED, UpstreamClient, UpstreamError
@@ -100,7 +101,8 @@ def watched(
     *,
     spread: float = 0.5,
     probe_interval_s: float = 30.0,
-    scrape_interval_s: float = 30.0,
+    scrape_interval_s: float | None = 30.0,
+    policy: str = "round-robin",
     **replica: Any,
 ) -> None:
     """Run `test` in virtual time. Intervals are as configured where `spread`, drawn from [0, 1), is in the middle."""
@@ -110,9 +112,10 @@ def watched(
         proxy = ProxyConfig(region="here", probe_interval_s=probe_interval_s, scrape_interval_s=scrape_interval_s)
         row = replace(ReplicaConfig(name="a", region="here", url="http://127.0.0.1:1"), **replica)
         config = Config(proxy=proxy, regions=(RegionConfig(name="here"),), replicas=(row,), limits=LimitsConfig())
-        policy = make_policy("round-robin")
         environ = {"REPLICA_KEY": "sk-replica"}
-        state = build_live(config, policy=policy, weights=None, environ=environ, key=1, seed=1, tls=system_tls())
+        state = build_live(
+            config, policy=make_policy(policy), weights=None, environ=environ, key=1, seed=1, tls=system_tls()
+        )
         await state.aclose()
         state.routing.clock = loop.time
         state.routing.gateway = RouterGateway(state.routing.router, loop.time, HealthLog(state.telemetry.metrics))
@@ -140,6 +143,36 @@ def test_loops_ask_at_their_intervals_spread_by_a_twentieth_to_each_side(spread:
         assert watch.engine.times(METRICS) == pytest.approx([40.0 * share * turn for turn in (1, 2, 3, 4)])
 
     watched(test, spread=spread, probe_interval_s=1000.0, scrape_interval_s=40.0)
+
+
+@pytest.mark.parametrize(
+    ("policy", "given", "interval_s"),
+    [("lodestar", None, 1.0), ("load-prefix", None, 1.0), ("round-robin", None, 30.0), ("lodestar", 10.0, 10.0)],
+)
+def test_scrapes_are_as_frequent_as_the_policy_needs_unless_the_file_says_otherwise(
+    policy: str, given: float | None, interval_s: float
+) -> None:
+    async def test(watch: Watch) -> None:
+        watch.engine.fails[METRICS] = "timeout"
+        await watch.run(95.0)
+        assert gaps(watch.engine.times(METRICS)) == [interval_s] * (int(95.0 / interval_s) - 1)
+
+    watched(test, policy=policy, probe_interval_s=1000.0, scrape_interval_s=given)
+
+
+def test_another_policy_at_run_time_is_scraped_for_within_seconds() -> None:
+    async def test(watch: Watch) -> None:
+        loops = asyncio.create_task(watch.watcher.run())
+        await asyncio.sleep(7.0)
+        assert not watch.engine.times(METRICS)
+        policy = make_policy("load-prefix")
+        watch.state.routing.router.settings.set_policy(policy, Weights.of(policy.weight_specs), now=7.0)
+        await asyncio.sleep(RECHECK_S + 1.0)
+        assert len(watch.engine.times(METRICS)) >= 2
+        loops.cancel()
+        await asyncio.wait((loops,))
+
+    watched(test, probe_interval_s=1000.0, scrape_interval_s=None)
 
 
 def test_probes_have_an_interval_of_their_own() -> None:
