@@ -256,7 +256,7 @@ class InFlightTable:
             self._progress.on_dispatched(replica, attempt.uncached_tokens)
         if request.slo_tpot_s is not None:
             replica.add_tpot_objective(request.slo_tpot_s)
-        prefill_s = attempt.prior_s * replica.prefill_queue.speed.factor
+        prefill_s = replica.prefill_queue.engine_time_s(attempt.prior_s)
         self._fleet.add_prefill(replica, prefill_s, now=attempt.dispatched_s)
         if self.started_prefills is not None:
             name = replica.spec.name

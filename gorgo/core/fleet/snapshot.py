@@ -47,6 +47,8 @@ class ReplicaSnapshot:
     prefill_slowdown: float
     #: The same by the engine's counters, which count where no prior was given.
     prefill_slowdown_reported: float | None
+    #: Prefills that the engine does at once, as learned.
+    parallel_prefills: int
     #: Linear prefill rate by the prior and the learned factor.
     prefill_tokens_per_s: float
     running_requests: float | None
@@ -108,6 +110,7 @@ def snapshot_replica(
         backlog_s=max(0.0, float(columns.drained_at_s[replica.slot]) - now - one_way_s(columns, replica.slot)),
         prefill_slowdown=replica.prefill_queue.speed.factor,
         prefill_slowdown_reported=replica.reported_speed.factor,
+        parallel_prefills=replica.prefill_queue.speed.parallel.count,
         prefill_tokens_per_s=replica.prior.tokens_per_s / replica.prefill_queue.speed.factor,
         running_requests=_cell(columns, "running_requests", replica),
         queued_requests=_cell(columns, "queued_requests", replica),

@@ -131,6 +131,7 @@ def test_every_figure_of_a_row_is_as_worked_out_by_hand() -> None:
         "in_flight_tokens": 1640,
         "queued_prefill_tokens": 1640,
         "prefill_slowdown": 1.0,
+        "parallel_prefills": 1,
         "prefill_tokens_per_s": 1000.0,
         "running_requests": 5.0,
         "queued_requests": 6.0,
