@@ -125,7 +125,7 @@ class Run:
 def drawn(seed: int) -> Prefill:
     """Return times that have nothing to do with the prompt."""
     rng = np.random.default_rng(seed)
-    return lambda tokens: rng.uniform(0.3, 0.86)
+    return lambda _tokens: rng.uniform(0.3, 0.86)
 
 
 ALWAYS = 0.86
@@ -134,7 +134,7 @@ ALWAYS = 0.86
 @pytest.mark.parametrize("policy", ["gorgo-ms", "gorgo-residual"])
 @pytest.mark.parametrize(
     "prefill_s",
-    [lambda tokens: tokens / 11_500, lambda tokens: ALWAYS, drawn(9), lambda tokens: 0.3 + tokens / 20_000],
+    [lambda tokens: tokens / 11_500, lambda _tokens: ALWAYS, drawn(9), lambda tokens: 0.3 + tokens / 20_000],
     ids=["as the prior says", "always the same", "by chance", "a constant and a rate"],
 )
 def test_replicas_that_prefill_in_parallel_are_as_quick_as_under_least_load(policy: str, prefill_s: Prefill) -> None:

@@ -1,4 +1,4 @@
-"""Which replicas may serve a request now: the one rule of eligibility, by model, place, pin, health and five pauses.
+"""Which replicas may serve a request now: the one rule of eligibility, by model, place, pin, health and six pauses.
 
 `eligibility` has what depends on the replicas alone: model, region, subset, drain mark, ejection and the panic
 threshold. This module adds what depends on time and on the request. `RequestFilter.eligible` is the whole rule.
@@ -6,6 +6,7 @@ threshold. This module adds what depends on time and on the request. `RequestFil
 Theory of operation. A pause never leaves a request without a replica: where it would exclude all candidates, it does
 not count. The pauses apply in this order, each to what the one before it has left.
 
+- It has never answered a probe: its distance is unknown, and would be taken for that of the others.
 - `RefusedKinds`: the replica refuses requests of this route and model, and others answer them.
 - `ShortAnswers`: its answers are short in a row, and those of others are not.
 - `OpenFailures`: it has failed several requests of which another replica's result is awaited.
@@ -60,7 +61,7 @@ _OF_CREDENTIALS = frozenset({401, 403})
 
 
 class RequestFilter:
-    """Applies the fleet's eligibility and the five pauses to a request.
+    """Applies the fleet's eligibility and the six pauses to a request.
 
     Parameters
     ----------
@@ -125,6 +126,8 @@ class RequestFilter:
         return self._fleet.eligibility.for_model(request.model, request.regions, request.replicas)
 
     def _without_paused(self, eligible: CandidateSet, request: RouteRequest, now: float) -> CandidateSet:
+        if self._fleet.unprobed and (unprobed := [each for each in self._fleet.unprobed if each in eligible]):
+            eligible = _excluding(eligible, unprobed, "not probed yet")
         if refusing := self.refused_kinds.refusing(eligible, request, now=now):
             eligible = _excluding(eligible, refusing, "refuses")
         if short := self.short_answers.paused(eligible, now=now):

@@ -318,7 +318,7 @@ _ENDS = 4 * MOST_AT_ONCE
 _EVIDENCE_MEMORY, _ALONE_MEMORY = 24.0, 12.0
 #: Share of a prefill within which the requests of a round begin.
 _TOGETHER = 0.25
-#: First and longest pause after a verdict that the count is right, s: the number of engines behind a URL rarely changes.
+#: First and longest pause after a verdict that the count is right, s: engines behind a URL rarely come or go.
 OVERLAP_AGAIN_S, LONGEST_AGAIN_S = 1.0, 60.0
 
 
@@ -505,10 +505,9 @@ class ParallelPrefills:
         self._judge(engine_s)
 
     def _judge(self, engine_s: float) -> None:
-        if half_of := self.count // 2:
-            if self._of_half.for_larger < -SURE:
-                self._set(half_of)
-                return
+        if self.count > 1 and self._of_half.for_larger < -SURE:
+            self._set(self.count // 2)
+            return
         found = self._of_double.for_larger
         if found > SURE:
             self._set(2 * self.count)
@@ -702,7 +701,7 @@ class PrefillQueue:
         return prior_s * self.speed.factor if count == 1 else prior_s * self.speed.factor / count
 
     def needs_evidence(self, *, engine_s: float) -> bool:
-        """Return whether rounds are to show how many prefills go on at once; answers in one piece would show nothing."""
+        """Return whether rounds are to show how many prefills go on at once; answers in one piece show nothing."""
         return not self._invisible and self.speed.parallel.needs_evidence(engine_s=engine_s)
 
     def joins_round(self, *, engine_s: float) -> bool:
