@@ -75,6 +75,8 @@ class HedgeLimits:
     ----------
     budget_ratio:
         Hedges as a ratio of the requests of the last `window_s`; 0 turns hedging off.
+    budget_minimum:
+        Hedges in a window however few requests there were.
     window_s:
         Long enough that a burst of late requests finds the budget that quiet minutes have left, s.
     delay_s:
@@ -84,6 +86,7 @@ class HedgeLimits:
     """
 
     budget_ratio: float = 0.0
+    budget_minimum: int = 0
     window_s: float = 300.0
     delay_s: float = 0.5
     grace_s: float = 0.1

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from gorgo.core.admission import AdmissionController
 from gorgo.core.dispatch.dispatcher import Dispatcher
-from gorgo.core.dispatch.in_flight import InFlightTable, PoisonPrompt, PoisonPrompts
+from gorgo.core.dispatch.in_flight import Attempt, InFlightTable, PoisonPrompt, PoisonPrompts
 from gorgo.core.dispatch.prefix_updates import CacheAccuracy, PrefixUpdater
 from gorgo.core.fleet.fleet import Fleet
 from gorgo.core.fleet.region_outage import RegionOutages
@@ -166,8 +166,8 @@ class RouterView:
 
     Parameters
     ----------
-    fleet, slow_start, regions:
-        The Router's replicas, with their ramps and the regions that are cut off.
+    fleet, table, slow_start, regions:
+        The Router's replicas, with what is in flight there, their ramps and the regions that are cut off.
     index, found_shares, prefix_updater:
         What is known of their caches.
     dispatcher:
@@ -179,6 +179,7 @@ class RouterView:
     def __init__(
         self,
         fleet: Fleet,
+        table: InFlightTable,
         slow_start: SlowStart,
         regions: RegionOutages,
         index: PrefixIndex,
@@ -188,6 +189,7 @@ class RouterView:
         poison: PoisonPrompts,
     ) -> None:
         self._fleet = fleet
+        self._table = table
         self._slow_start = slow_start
         self._regions = regions
         self._index = index
@@ -198,7 +200,12 @@ class RouterView:
 
     def snapshots(self, *, now: float) -> list[ReplicaSnapshot]:
         """Return a row per replica, in the order in which they joined."""
-        return [self._snapshot(replica, now) for replica in self._fleet.replicas.values()]
+        overdue = self._table.overdue(now=now)
+        return [self._snapshot(replica, overdue.get(replica, []), now) for replica in self._fleet.replicas.values()]
+
+    def overdue_replicas(self, *, now: float) -> list[str]:
+        """Return the replicas with overdue requests; cheaper than the whole view."""
+        return [replica.spec.name for replica in self._table.overdue(now=now) if replica.slot >= 0]
 
     def health_states(self) -> dict[str, str]:
         """Return `healthy`, `ejected` or `half_open` per replica; cheaper than the whole view."""
@@ -233,7 +240,7 @@ class RouterView:
         """Return the last decisions, newest first."""
         return self._dispatcher.newest_decisions(limit)
 
-    def _snapshot(self, replica: Replica, now: float) -> ReplicaSnapshot:
+    def _snapshot(self, replica: Replica, overdue: Sequence[tuple[float, Attempt]], now: float) -> ReplicaSnapshot:
         return snapshot_replica(
             self._fleet,
             self._slow_start,
@@ -241,6 +248,7 @@ class RouterView:
             index_blocks=self._index.resident_blocks(replica.slot),
             block_tokens=self._prefix_updater.block_tokens,
             found_share=self._found_shares.recent(replica.slot),
+            overdue=[(overdue_s, attempt.state.request.request_id) for overdue_s, attempt in overdue],
             now=now,
         )
 
@@ -313,6 +321,11 @@ class RouterReplicas:
         """Dispatch no new request to a replica, or allow it again. Raises `UnknownReplica`."""
         self._fleet.drain(replica, draining, now=now)
         self._admission.needs_drain = True
+
+    @property
+    def any_answers(self) -> bool:
+        """Whether the last probe of some replica was answered."""
+        return any(replica.answers for replica in self._fleet.replicas.values())
 
     # -- reports of one
 

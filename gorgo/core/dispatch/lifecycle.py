@@ -118,7 +118,10 @@ class Refusals:
             return False
         if not (doubtful and outcome.unsent):
             return False
-        attempt.state.refused.append((attempt, None if outcome.short else outcome.status))
+        status = None if outcome.short else outcome.status
+        attempt.state.refused.append((attempt, status))
+        if status is not None:
+            self._open_failures.add(replica)
         return True
 
     def may_retry(self, attempt: Attempt, *, now: float) -> bool:
@@ -147,13 +150,20 @@ class Refusals:
                 state.refused = self._blame(state, now, short=True)
         elif state.refused:
             _trust(attempt, *(refused for refused, _ in state.refused))
-            state.refused = []
+            self.on_closed(state)
 
     def on_forward(self, state: RequestState) -> None:
         """Trust replicas that all answered a request as shortly."""
         short = [entry[0] for entry in state.refused if entry[1] is None]
         if len(short) > 1:
             _trust(*short)
+
+    def on_closed(self, state: RequestState) -> None:
+        """Await no other replica's answer to a request any longer."""
+        for refused, status in state.refused:
+            if status is not None:
+                self._open_failures.remove(refused.replica)
+        state.refused = []
 
     def on_failure(self, attempt: Attempt, outcome: Outcome) -> bool:
         """Leave a failure to the end of its request. Return False for one that no request can cause by itself."""
@@ -190,6 +200,7 @@ class Refusals:
             replica = refused.replica
             replica.failures += 1
             if status is not None:
+                self._open_failures.remove(replica)
                 replica.refusal = status
                 if not self._kinds.on_proven(replica, state.request, status, now=now):
                     continue
@@ -518,6 +529,7 @@ class RequestLifecycle:
     def _close(self, attempt: Attempt, outcome: Outcome, status: int, now: float) -> None:
         state = attempt.state
         state.closed = True
+        self._refusals.on_closed(state)
         if state.failed:
             refused = outcome.result is AttemptResult.UPSTREAM_4XX
             self._refusals.judge_failures(state, now=now, answered=False, refused=refused)

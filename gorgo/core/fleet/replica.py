@@ -557,6 +557,8 @@ class Replica:
     probed_s: float | None = None
     #: Whether the last probe was answered; `None` before the first.
     answers: bool | None = None
+    #: When the first answered one was; `None` before.
+    first_probed_s: float | None = None
     scraped_s: float | None = None
     #: Attempts dispatched there, and those that failed (before or after content), since it joined.
     attempts: int = 0

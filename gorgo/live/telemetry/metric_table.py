@@ -123,6 +123,7 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("gorgo_queued_prefill_tokens", "gauge", _REPLICA, "Prompt tokens before their first content."),
     MetricSpec("gorgo_queued_prefill_seconds", "gauge", _REPLICA, "Predicted prefill queue."),
     MetricSpec("gorgo_prefill_slowdown", "gauge", _REPLICA, "Learned prefill time over its prior."),
+    MetricSpec("gorgo_parallel_prefills", "gauge", _REPLICA, "Prefills that the engine does at once, as learned."),
     MetricSpec("gorgo_replica_eligible", "gauge", _REPLICA, "1 if the replica is eligible."),
     MetricSpec("gorgo_region_unreachable", "gauge", ("region",), "1 while no replica of the region answers a probe."),
     MetricSpec("gorgo_fleet_source_up", "gauge", ("source",), "1 if the last request to the fleet source succeeded."),

@@ -435,6 +435,7 @@ def _replica_gauges(view: ReplicaSnapshot) -> Iterable[tuple[str, float]]:
     yield "gorgo_queued_prefill_tokens", view.queued_prefill_tokens
     yield "gorgo_queued_prefill_seconds", view.backlog_s
     yield "gorgo_prefill_slowdown", view.prefill_slowdown
+    yield "gorgo_parallel_prefills", view.parallel_prefills
     yield "gorgo_replica_eligible", float(view.eligible)
     yield "gorgo_index_blocks", view.index_blocks
 

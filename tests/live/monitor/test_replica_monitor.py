@@ -13,6 +13,7 @@ import pytest
 from gorgo.config.fleet import ReplicaConfig
 from gorgo.config.model import Config, LimitsConfig, ProxyConfig, RegionConfig
 from gorgo.config.values import REPLICA_KEEP_ALIVE_S, WARM_CONNECTIONS
+from gorgo.core.fleet.replica import ReplicaSpec
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
 from gorgo.core.latency.ttft import TcpWindows
 from gorgo.core.policy.weights import Weights
@@ -581,5 +582,70 @@ def test_next_connection_is_told_to_the_router_unless_the_name_is_another_proces
         watch.state.replicas.targets = {}
         report(NextConnectionState(TcpWindows(1, 2), 0.0))
         assert columns.cwnd_bytes[0] == 20_000
+
+    watched(test)
+
+
+def probes_of(watch: Watch) -> list[float]:
+    """The times of its probes from now on."""
+    times, probe = [], watch.watcher.probe
+
+    async def recorded() -> None:
+        times.append(round(asyncio.get_running_loop().time(), 3))
+        await probe()
+
+    watch.watcher.probe = recorded  # type: ignore[method-assign]
+    return times
+
+
+def joined(watch: Watch) -> Awaitable[None]:
+    """The first look at a replica, as before it joins the fleet."""
+
+    async def join() -> None:
+        watch.watcher.publish(await watch.watcher.probe_once())
+
+    return join()
+
+
+def test_a_replica_that_is_silent_at_first_is_probed_each_second_while_no_replica_answers() -> None:
+    async def test(watch: Watch) -> None:
+        watch.engine.refused = {PING}
+        await joined(watch)
+        loops = asyncio.create_task(watch.watcher.run())
+        await asyncio.sleep(20.5)
+        watch.engine.refused = set()
+        await asyncio.sleep(1.0)
+        assert watch.view.answers, "it answers within a second of its start"
+        assert watch.state.why_not_ready() is None
+        loops.cancel()
+        await asyncio.wait((loops,))
+
+    watched(test)
+
+
+def test_a_silent_replica_of_a_fleet_that_answers_is_probed_ever_more_rarely() -> None:
+    async def test(watch: Watch) -> None:
+        watch.engine.refused = {PING}
+        await joined(watch)
+        router = watch.state.routing.router
+        router.replicas.set_fleet([ReplicaSpec("a", "here"), ReplicaSpec("b", "here")], now=0.0)
+        router.replicas.on_probe("b", 0.01, now=0.0)
+        probes = probes_of(watch)
+        await watch.run(110.0)
+        assert probes == [1, 3, 7, 15, 31, 61, 91]
+
+    watched(test)
+
+
+def test_the_first_three_answers_come_a_second_apart_and_the_shortest_counts() -> None:
+    async def test(watch: Watch) -> None:
+        watch.engine.takes_s = 0.4
+        await joined(watch)
+        assert watch.view.rtt_ms == pytest.approx(400.0)
+        watch.engine.takes_s = 0.01
+        start_s, probes = asyncio.get_running_loop().time(), probes_of(watch)
+        await watch.run(70.0)
+        assert [round(at - start_s) for at in probes] == [1, 2, 32, 62]
+        assert watch.view.rtt_ms == pytest.approx(10.0), "one slow probe is no price for half a minute"
 
     watched(test)
