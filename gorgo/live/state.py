@@ -260,6 +260,8 @@ class FrontEndKind:
     name: str
     #: The Router's bounds under a configuration, as this kind can carry them out.
     router_limits: Callable[[Config], RouterLimits] = router_limits
+    #: New requests are answered 503 while the process stops. Not if what calls it serves them without an answer.
+    refuses_when_stopping: bool = True
 
 
 PROXY = FrontEndKind("proxy")

@@ -1,7 +1,8 @@
 """The endpoint picker as a process: Envoy calls it for each request.
 
 At the first signal `readiness` turns NOT_SERVING, and calls are decided until none is open or the grace period is over.
-Then the open ones end with status OK: Envoy carries their replies on without the picker.
+Then the open ones end with status OK: Envoy carries their replies on without the picker. The picker refuses nothing
+because it stops, since Envoy can serve what is not refused.
 """
 
 from __future__ import annotations
@@ -179,8 +180,8 @@ class GrpcFrontEnd:
 
     def __init__(self, state: PickerState) -> None:
         self.state = state
-        self._health = Health(partial(_is_ready, state), lambda: state.live.stopping)
-        self._services = services(partial(_open_call, state), partial(take_access_log, state), self._health)
+        self.health = Health(partial(_is_ready, state), partial(_is_left, state))
+        self._services = services(partial(_open_call, state), partial(take_access_log, state), self.health)
         self._server = Http2Server(self._services, TransportLimits.of(state.live.config.limits))
         self.address = ("", 0)
 
@@ -192,7 +193,7 @@ class GrpcFrontEnd:
 
     async def serve_requests(self, closing: asyncio.Event) -> None:
         """Serve Envoy until `closing` is set."""
-        loops = [asyncio.create_task(self._health.run()), asyncio.create_task(_resolve(self.state))]
+        loops = [asyncio.create_task(self.health.run()), asyncio.create_task(_resolve(self.state))]
         try:
             await self._server.serve_calls(closing)
         finally:
@@ -202,7 +203,7 @@ class GrpcFrontEnd:
 
     async def end_exchanges(self, stop_now: asyncio.Event) -> None:
         """Wait until no call is open, within the grace period; `serve` ends those that remain."""
-        self._health.update()
+        self.health.update()
         self._server.start_drain()
         deadline_s = self.state.routing.clock() + self.state.live.limits.shutdown_grace_s
         while self.state.calls and not stop_now.is_set() and self.state.routing.clock() < deadline_s:
@@ -219,6 +220,14 @@ def _is_ready(state: PickerState) -> bool:
     if state.live.stopping or state.replicas.found.pending(state.routing.clock()):
         return False
     return state.live.why_not_ready(required=state.live.config.proxy.min_ready_replicas) is None
+
+
+def _is_left(state: PickerState) -> bool:
+    """Return whether an own Envoy has to go on without the picker: it stops, and Envoy has a list of the replicas.
+
+    Without a list an Envoy that is not answered has no replica, so it calls until the picker has ended.
+    """
+    return state.live.stopping and not state.live.config.fleet_sources
 
 
 async def _resolve(state: PickerState) -> None:

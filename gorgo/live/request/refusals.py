@@ -32,7 +32,7 @@ def check_open(state: LiveState, *, open_requests: int) -> None:
     if open_requests > limit:
         message = f"{limit} requests are in flight, the limit of this {name}"
         raise HttpError(429, "too_many_in_flight", message, headers=RETRY_SOON)
-    if state.stopping:
+    if state.stopping and state.kind.refuses_when_stopping:
         raise HttpError(503, "stopping", f"this {name} is stopping", headers=RETRY_SOON)
 
 

@@ -85,7 +85,6 @@ class Http2Server:
         self._listener: socket.socket | None = None
         self._tls: ServedTls | None = None
         self._files = TlsConfig()
-        self.is_draining = False
         self.connections: set[ServerProtocol] = set()
 
     def bind(self, bind: str, tls: TlsConfig) -> tuple[str, int]:
@@ -118,8 +117,11 @@ class Http2Server:
                 await self._end()
 
     def start_drain(self) -> None:
-        """Ask Envoy to open new calls on other connections."""
-        self.is_draining = True
+        """Ask Envoy to open new calls on other connections.
+
+        Calls that come on these before Envoy has read that are served: Envoy closes each connection after its last
+        one. So are calls on new connections: there may be no other picker.
+        """
         for connection in tuple(self.connections):
             connection.announce_end()
 
@@ -184,7 +186,6 @@ class ServerProtocol(asyncio.Protocol):
             self._close()
             return
         self._flush()
-        self._close_drained()
 
     def pause_writing(self) -> None:
         self._connection.set_full(True)
@@ -207,7 +208,6 @@ class ServerProtocol(asyncio.Protocol):
         """Ask for new streams elsewhere."""
         self._connection.announce_end()
         self._flush()
-        self._close_drained()
 
     def close_in_order(self) -> None:
         """Close after what is written."""
@@ -223,11 +223,6 @@ class ServerProtocol(asyncio.Protocol):
     def _close(self) -> None:
         if self._transport is not None:
             self._transport.close()
-
-    def _close_drained(self) -> None:
-        """Close a connection of a stopping server once its last stream has ended."""
-        if self._server.is_draining and self._connection.is_idle and self._connection.is_greeted:
-            self.close_in_order()
 
     def _wake(self) -> None:
         if not self._flush_due:
