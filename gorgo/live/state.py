@@ -299,7 +299,11 @@ class LiveState:
 
     def __post_init__(self) -> None:
         # The metrics stand below the state, and a scrape reads what the state composes.
-        self.telemetry.metrics.caches.read = self.cache_states
+        metrics = self.telemetry.metrics
+        metrics.caches.read = self.cache_states
+        metrics.listeners.is_ready = self.is_ready
+        if self.served_tls is not None:
+            metrics.listeners.tls.append(self.served_tls)
         self.apply_config(self.config)
 
     def apply_config(self, config: Config) -> None:
@@ -341,6 +345,12 @@ class LiveState:
             for name, target in self.replicas.targets.items()
             if name in stats
         }
+
+    def is_ready(self) -> bool:
+        """Return whether a load balancer may send requests here, as `GET /ready` says."""
+        if self.stopping or self.replicas.found.pending(self.routing.clock()):
+            return False
+        return self.why_not_ready(required=self.config.proxy.min_ready_replicas) is None
 
     def why_not_ready(self, *, required: int = 1) -> NotReady | None:
         """Return why fewer than `required` replicas could serve a request now; `None` if so many could."""

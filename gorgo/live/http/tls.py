@@ -7,10 +7,12 @@ HTTP/1.1 is used on both sides of the proxy. A load balancer or Envoy in front c
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 from gorgo.config.fleet import ReplicaConfig
@@ -20,7 +22,7 @@ from gorgo.errors import InvalidValueError
 _NO_PASSWORD = "a private key without a passphrase"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ServedTls:
     """TLS of a listener. A new certificate is loaded into the same context, so it needs no new socket."""
 
@@ -29,6 +31,8 @@ class ServedTls:
     place: str = "proxy.tls"
     #: Protocols that clients may negotiate.
     alpn: Sequence[str] = ("http/1.1",)
+    #: When the first certificate of the loaded chain expires, s since 1970; `None` if it cannot be read.
+    expires_s: float | None = field(default=None)
 
     def renew(self, files: TlsConfig) -> None:
         """Load the files anew, for handshakes from now on. Raises `ConfigError` and keeps the old pair."""
@@ -36,13 +40,58 @@ class ServedTls:
             return  # turning TLS off needs a restart
         _server_context(files.cert, files.key, self.place, self.alpn)
         _load(self.place, self.context, files.cert, files.key)
+        self.expires_s = expiry_s(files.cert)
 
 
 def served_tls(files: TlsConfig, *, place: str = "proxy.tls", alpn: Sequence[str] = ("http/1.1",)) -> ServedTls | None:
     """Return TLS of a listener, None without a certificate. Raises `ConfigError`."""
     if files.cert is None or files.key is None:
         return None
-    return ServedTls(_server_context(files.cert, files.key, place, alpn), place, alpn)
+    return ServedTls(_server_context(files.cert, files.key, place, alpn), place, alpn, expiry_s(files.cert))
+
+
+#: A certificate in a file in PEM form (RFC 7468).
+_PEM = re.compile("-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
+#: Tags of DER: the version of a certificate, and its two forms of a time (RFC 5280, 4.1).
+_VERSION, _UTC_TIME, _GENERALIZED_TIME = 0xA0, 0x17, 0x18
+
+
+def expiry_s(cert: str) -> float | None:
+    """Return when the first certificate of a chain in PEM form expires, s since 1970.
+
+    `None` for a file that has none to read: the handshakes of clients tell more of it.
+    """
+    try:
+        blocks = _PEM.findall(Path(cert).read_text(encoding="ascii", errors="replace"))
+        return min(_not_after(ssl.PEM_cert_to_DER_cert(block)).timestamp() for block in blocks)
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _not_after(der: bytes) -> datetime:
+    """Return the end of the validity of a certificate in DER (RFC 5280, 4.1). Raises `ValueError`, `IndexError`."""
+    _, at, _ = _element(der, 0)  # Certificate
+    _, at, _ = _element(der, at)  # TBSCertificate
+    if der[at] == _VERSION:
+        at = _element(der, at)[2]
+    for _ in ("serialNumber", "signature", "issuer"):
+        at = _element(der, at)[2]
+    _, at, _ = _element(der, at)  # Validity
+    at = _element(der, at)[2]  # notBefore
+    tag, start, end = _element(der, at)
+    form = {_UTC_TIME: "%y%m%d%H%M%SZ", _GENERALIZED_TIME: "%Y%m%d%H%M%SZ"}.get(tag)
+    if form is None:
+        raise ValueError("expected a time")
+    return datetime.strptime(der[start:end].decode("ascii"), form).replace(tzinfo=UTC)
+
+
+def _element(der: bytes, at: int) -> tuple[int, int, int]:
+    """Return the tag of the element at a place, where its content begins, and where it ends."""
+    tag, size, start = der[at], der[at + 1], at + 2
+    if size & 0x80:
+        start += size & 0x7F
+        size = int.from_bytes(der[at + 2 : start])
+    return tag, start, start + size
 
 
 def upstream_tls(replica: ReplicaConfig, shared: ssl.SSLContext) -> ssl.SSLContext:

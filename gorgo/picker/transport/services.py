@@ -16,9 +16,9 @@ from gorgo.picker.transport.streams import CallHandlers, Opener, Output, ServedC
 # gRPC health: whether the process is alive, whether it may be asked, and whether it can decide.
 #
 # `liveness` is SERVING for as long as the process answers, `deciding` until Envoy has to leave it: an own Envoy goes on
-# without a picker that is not, and one without a replica has an answer, 503 with `Retry-After`. `readiness`, the name of the
-# ext_proc service and the empty name are what `/ready` is: not while the process stops, no replica can serve, or a
-# fleet source has no result yet.
+# without a picker that is not, and one without a replica has an answer, 503 with `Retry-After`. `readiness`, the name
+# of the ext_proc service and the empty name are what `/ready` is: not while the process stops, no replica can serve, or
+# a fleet source has no result yet.
 
 
 LIVENESS, DECIDING = "liveness", "deciding"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.core.metric_spec import label_of
 from gorgo.formatting import cache_line, reports_cache
 from gorgo.live.cache_push import PushStats
+from gorgo.live.http.tls import ServedTls
 from gorgo.live.kv_feed_stats import FeedState, KvFeedStats
 from gorgo.live.state import CacheState
 from gorgo.live.telemetry.metric_table import CACHE_METRICS, CACHE_REPORTS, LABELS
@@ -169,6 +171,22 @@ async def test_series_of_a_replica_and_of_a_region_go_with_the_last_who_had_them
     assert not {"gone", "there"} & shown
     spent = samples["gorgo_ttft_component_seconds_total"]
     assert spent[("part", "router"), ("region", "here"), ("replica", "r0")] == 1.0
+
+
+async def test_readiness_is_what_the_route_says_and_certificates_are_those_of_listeners(start: Start) -> None:
+    fleet = await start.fleet([answer(200)])
+    ready, expiry = "gorgo_ready", "gorgo_certificate_expiry_timestamp_seconds"
+    registry = fleet.state.telemetry.metrics.registry
+    assert (await fleet.client.get("/ready")).status_code == 200
+    assert registry.get_sample_value(ready) == 1.0
+    assert registry.get_sample_value(expiry, {"certificate": "proxy.tls"}) is None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    fleet.state.telemetry.metrics.listeners.tls.append(ServedTls(context, expires_s=1.8e9))
+    assert registry.get_sample_value(expiry, {"certificate": "proxy.tls"}) == 1.8e9
+    fleet.state.stopping = True
+    assert (await fleet.client.get("/ready")).status_code == 503
+    assert registry.get_sample_value(ready) == 0.0
+    fleet.state.stopping = False
 
 
 def test_each_region_says_whether_it_is_cut_off() -> None:

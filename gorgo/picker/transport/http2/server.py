@@ -83,13 +83,14 @@ class Http2Server:
         self._limits = limits
         self._sockets = ExitStack()
         self._listener: socket.socket | None = None
-        self._tls: ServedTls | None = None
+        #: `None` before `bind`, and without a certificate.
+        self.tls: ServedTls | None = None
         self._files = TlsConfig()
         self.connections: set[ServerProtocol] = set()
 
     def bind(self, bind: str, tls: TlsConfig) -> tuple[str, int]:
         """Listen; return host and actual port. Raises `ConfigError`."""
-        self._files, self._tls = tls, picker_tls(tls)
+        self._files, self.tls = tls, picker_tls(tls)
         self._listener = self._sockets.enter_context(listening(bind, "picker.bind"))
         return address_of(self._listener)
 
@@ -97,7 +98,7 @@ class Http2Server:
         """Serve until `closing` is set; then end all calls with OK."""
         loop = asyncio.get_running_loop()
         assert self._listener is not None, "bound before"
-        context = None if self._tls is None else self._tls.context
+        context = None if self.tls is None else self.tls.context
         handshake_s = None if context is None else HANDSHAKE_S
         with self._sockets:
             server = await loop.create_server(
@@ -107,7 +108,7 @@ class Http2Server:
                 ssl=context,
                 ssl_handshake_timeout=handshake_s,
             )
-            renewing = None if self._tls is None else asyncio.create_task(self._renew_tls(self._tls))
+            renewing = None if self.tls is None else asyncio.create_task(self._renew_tls(self.tls))
             try:
                 await closing.wait()
             finally:
