@@ -134,7 +134,7 @@ def merge(
                 if was is None or was.url != entry.url or was.region not in regions:
                     continue
                 refused[key] += f": it stays as it was, in {was.region!r}"
-                entry = replace(was, draining=entry.draining)  # noqa: PLW2901
+                entry = replace(was, draining=entry.draining)
             names.add(entry.name)
             urls[url] = entry.name
             joined[key] = entry
