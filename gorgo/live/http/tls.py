@@ -7,17 +7,19 @@ HTTP/1.1 is used on both sides of the proxy. A load balancer or Envoy in front c
 
 from __future__ import annotations
 
+import asyncio
 import re
 import ssl
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
 from gorgo.config.fleet import ReplicaConfig
 from gorgo.config.model import TlsConfig
-from gorgo.errors import InvalidValueError
+from gorgo.errors import ConfigError, InvalidValueError
+from gorgo.live.logs import log
 
 _NO_PASSWORD = "a private key without a passphrase"
 
@@ -48,6 +50,55 @@ def served_tls(files: TlsConfig, *, place: str = "proxy.tls", alpn: Sequence[str
     if files.cert is None or files.key is None:
         return None
     return ServedTls(_server_context(files.cert, files.key, place, alpn), place, alpn, expiry_s(files.cert))
+
+
+#: Between two looks at the files of a listener, s.
+RENEW_S = 10.0
+
+
+async def follow_files(served: ServedTls, files: Callable[[], TlsConfig]) -> None:
+    """Load the files of a listener anew when they change, until cancelled: nobody tells of a renewed certificate.
+
+    `files` returns those of the configuration in force.
+    """
+    now = files()
+    watched = _PemFiles(now)
+    while True:
+        await asyncio.sleep(RENEW_S)
+        if files() != now:  # a reload has loaded the others
+            now = files()
+            watched = _PemFiles(now)
+        elif watched.have_changed():
+            with suppress(ConfigError):  # replaced again meanwhile: the next look finds that
+                served.renew(now)
+            log("tls_renewed", cert=now.cert)
+
+
+class _PemFiles:
+    """Certificate and key on disk, and whether they have changed since they were last in use."""
+
+    def __init__(self, files: TlsConfig) -> None:
+        assert files.cert is not None, "the listener has TLS"
+        assert files.key is not None, "the listener has TLS"
+        self._paths = (Path(files.key), Path(files.cert))
+        self._stamps = self._read_stamps()
+
+    def have_changed(self) -> bool:
+        """Return whether the files are another valid pair than before. A wrong pair is looked at again at each call."""
+        try:
+            stamps = self._read_stamps()
+            if stamps == self._stamps:
+                return False
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(self._paths[1], self._paths[0], password=b"")
+        except (OSError, ValueError):  # half-written, or gone: the old pair stays
+            return False
+        self._stamps = stamps
+        return True
+
+    def _read_stamps(self) -> tuple[tuple[int, int], ...]:
+        found = (path.stat() for path in self._paths)
+        return tuple((each.st_mtime_ns, each.st_ino) for each in found)
 
 
 #: A certificate in a file in PEM form (RFC 7468).

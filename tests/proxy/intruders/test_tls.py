@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import ssl
 import subprocess
 import warnings
@@ -20,6 +21,7 @@ from gorgo.config.fleet import ReplicaConfig
 from gorgo.config.load import parse_config
 from gorgo.config.model import TlsConfig
 from gorgo.errors import ConfigError
+from gorgo.live.http import tls
 from gorgo.live.http.tls import expiry_s, served_tls, upstream_tls
 from tests.proxy.authority import OPENSSL, Authority, engine, needs_openssl
 from tests.proxy.conftest import QUIET, Running, Start, config_for
@@ -244,6 +246,32 @@ async def test_new_certificate_is_shown_without_a_new_start(authority: Authority
     with pytest.raises(ConfigError, match="expected a certificate chain"):
         served.renew(TlsConfig(cert=pair[0], key=key))  # another's key: the pair in force stays
     assert served_tls(TlsConfig()) is None
+
+
+async def test_renewed_files_are_shown_without_a_signal(
+    start: Start, authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls, "RENEW_S", 0.02)
+    pairs = [authority.pair("before"), authority.pair("after")]
+    files = [str(tmp_path / name) for name in ("served.crt", "served.key")]
+    for source, target in zip(pairs[0], files, strict=True):
+        shutil.copy(source, target)
+    replica = await start.replica(answer(200))
+    proxy = replace(QUIET, tls=TlsConfig(cert=files[0], key=files[1]))
+    fleet = await start.proxy(config_for([replica], proxy=proxy), [replica])
+    place = httpx.URL(fleet.addresses.data_url)
+
+    def shown() -> str:
+        return ssl.get_server_certificate((place.host, place.port or 443))
+
+    assert await asyncio.to_thread(shown) == Path(pairs[0][0]).read_text()
+    for source, target in zip(pairs[1], files, strict=True):
+        shutil.copy(source, f"{target}.new")
+        os.replace(f"{target}.new", target)
+    expected, found = Path(pairs[1][0]).read_text(), ""
+    async with asyncio.timeout(5):
+        while found != expected:
+            found = await asyncio.to_thread(shown)
 
 
 def test_expiry_is_that_of_the_first_of_the_chain_to_expire(authority: Authority, pair: tuple[str, str]) -> None:
