@@ -6,6 +6,7 @@ The windows of the rules are minutes, so the test takes four to five. All faults
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import subprocess
 import sys
@@ -16,10 +17,11 @@ from pathlib import Path
 
 import httpx
 import pytest
+from aiohttp import web
 
 from gorgo.lab.demo.run import Processes
 from tests.proxy.authority import OPENSSL, needs_openssl
-from tests.proxy.fakes import DONE, ROLE, FakeReplica, answer, chat, delta, hang, reset_after, running
+from tests.proxy.fakes import DONE, ROLE, FakeReplica, Script, answer, chat, delta, hang, reset_after, running
 from tests.proxy.fakes import stream as streaming
 from tests.system.prometheus_process import prometheus, promtool
 
@@ -65,7 +67,7 @@ async def test_each_fault_raises_its_alert_within_five_minutes(promtool: str, tm
         assert await firing(url) <= {("GorgoCertificateExpired", "job", "outage")}
 
         begun_s = time.monotonic()
-        engines["cut"].scripts = [reset_after(ROLE, delta("a"), delta("b"))]
+        engines["cut"].scripts = [every_fourth(reset_after(ROLE, delta("a"), delta("b")))]
         engines["hung"].scripts, engines["hung"].silent = [hang()], "/ping"
         engines["bad"].scripts = [answer(500, b'{"error": {"message": "no"}}')]
         (full / "others").write_bytes(bytes(free_bytes(full)))
@@ -78,6 +80,16 @@ async def test_each_fault_raises_its_alert_within_five_minutes(promtool: str, tm
     after = {alert: round(after_s) for alert, after_s in seen.items()}
     sys.stdout.write(f"alerts by the seconds after their faults: {after}\n")
     assert EXPECTED - set(seen) == set()
+
+
+def every_fourth(broken: Script) -> Script:
+    """Three good answers and a broken one: what breaks always is ejected, and then its alert is another."""
+    count = itertools.count(1)
+
+    async def script(request: web.Request, body: bytes) -> web.StreamResponse:
+        return await (GOOD if next(count) % 4 else broken)(request, body)
+
+    return script
 
 
 async def firing(url: str) -> set[tuple[str, str, str]]:
