@@ -15,9 +15,9 @@ import pytest
 
 from gorgo.config.model import Config
 from gorgo.live.build import build_live
+from gorgo.live.event_loop import RouterGateway
 from gorgo.live.http.errors import Message
 from gorgo.live.http.headers import Header
-from gorgo.live.router_gateway import RouterGateway
 from gorgo.live.state import LiveState
 from gorgo.live.telemetry.health import HealthLog
 from gorgo.live.upstream.client import UpstreamClient, UpstreamError
@@ -242,6 +242,6 @@ def in_virtual_time(
 
     with pytest.MonkeyPatch.context() as patched, asyncio.Runner(loop_factory=VirtualLoop) as runner:
         now = runner.get_loop().time
-        for module in ("proxy.exchange.passage", "live.http.body", "proxy.exchange.exchange"):
+        for module in ("proxy.exchange.relay", "live.http.body", "proxy.exchange.exchange"):
             patched.setattr(f"gorgo.{module}.monotonic", now)
         runner.run(run())
