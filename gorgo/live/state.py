@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
 
 from gorgo.config.model import Config, LimitsConfig
 from gorgo.config.router_settings import router_limits
@@ -295,6 +296,8 @@ class LiveState:
 
     def __post_init__(self) -> None:
         # The metrics stand below the state, and a scrape reads what the state composes.
+        if self.telemetry.tracing is not None:
+            self.telemetry.tracing.describe = self._describe
         metrics = self.telemetry.metrics
         metrics.caches.read = self.cache_states
         metrics.listeners.is_ready = self.is_ready
@@ -341,6 +344,18 @@ class LiveState:
             for name, target in self.replicas.targets.items()
             if name in stats
         }
+
+    def _describe(self, replica: str) -> dict[str, str | int]:
+        """Return what OpenTelemetry's conventions say of a replica: its engine, its host and its port."""
+        target = self.replicas.targets.get(replica)
+        row = next((each for each in self.config.replicas if each.name == replica), None)
+        engine = None if target is None else target.engine["name"]
+        found: dict[str, str | int] = {} if engine is None else {"gen_ai.provider.name": str(engine)}
+        if row is not None:
+            parts = urlsplit(row.url)
+            found["server.address"] = parts.hostname or ""
+            found["server.port"] = parts.port or (443 if parts.scheme == "https" else 80)
+        return found
 
     def is_ready(self) -> bool:
         """Return whether a load balancer may send requests here, as `GET /ready` says."""
