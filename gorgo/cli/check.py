@@ -52,7 +52,13 @@ def check(
     if live and no_files:
         raise typer.BadParameter("--live and --no-files: expected one of them")
     token = None if no_files else options.admin_token()
-    overrides = Overrides(environ=os.environ, admin_token=token, weights_file=weights, machine=not no_files)
+    overrides = Overrides(
+        environ=os.environ,
+        admin_token=token,
+        metrics_token=None if no_files else options.metrics_token(),
+        weights_file=weights,
+        machine=not no_files,
+    )
     document, valid = examine(read_text(config), source=config, overrides=overrides)
     name = None if valid is None else valid.policy.name
     reached: list[Reached] = []

@@ -110,6 +110,7 @@ class Launch:
             policy=started.policy,
             weights=started.weights,
             admin_token=overrides.admin_token,
+            metrics_token=overrides.metrics_token,
             environ=os.environ,
             key=drawn,
             seed=drawn,
