@@ -45,7 +45,7 @@ def check(
     from gorgo.cli.tables import counted
     from gorgo.cli.validation import Overrides, examine
     from gorgo.config.load import items, read_text
-    from gorgo.config.replica_advice import url_warnings
+    from gorgo.config.replica_advice import several_addresses, url_warnings
 
     if live and no_files:
         raise typer.BadParameter("--live and --no-files: expected one of them")
@@ -70,6 +70,8 @@ def check(
             fleet = found.merged(loaded).replicas
             sources = found.as_rows(time.monotonic())
             reached = reach_all(fleet, environ=os.environ, timeout_s=loaded.limits.connect_timeout_s)
+            advice = {row.name: several_addresses(row.addresses) for row in reached}
+            warnings += [f"replica {name}: {words}" for name, words in advice.items() if words is not None]
     if as_json:
         replicas = [asdict(row) for row in reached]
         verdict = {"policy": name, "shared": shared, "warnings": warnings, "fleet_sources": sources}

@@ -1,4 +1,5 @@
-"""Advice on the keys of a replica: a valid `url` that is rarely meant, and what to change after a refusal.
+"""Advice on the keys of a replica: a valid `url` that is rarely meant, a name of several machines, and what to change
+after a refusal.
 
 A path is not an error, because a reverse proxy may serve an engine under one. One engine twice is not an error either,
 because load is then only counted apart.
@@ -6,7 +7,7 @@ because load is then only counted apart.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from urllib.parse import urlsplit
 
 from gorgo.config.fleet import ReplicaConfig
@@ -15,6 +16,8 @@ _REFUSED, _NOT_FOUND = frozenset({401, 403}), frozenset({404, 405})
 _PORTS = {"http": 80, "https": 443}
 #: The first part of every route of OpenAI's API, which is in the `base_url` of its clients.
 _API = "/v1"
+#: Addresses of a name in one warning.
+ADDRESSES_SHOWN = 4
 
 
 def url_warnings(replicas: Sequence[ReplicaConfig]) -> list[str]:
@@ -32,6 +35,26 @@ def url_warnings(replicas: Sequence[ReplicaConfig]) -> list[str]:
             same = f"replicas[{earlier}] ({replicas[earlier].name})"
             found.append(f"replicas[{number}].url: {replica.url} is that of {same}: one engine would count as two")
     return found
+
+
+def several_addresses(addresses: Iterable[str]) -> str | None:
+    """Return the warning for a name with these addresses; `None` for one machine, which may have one of each family.
+
+    >>> several_addresses(["10.0.0.1", "fd00::1"]) is None
+    True
+    >>> several_addresses(["10.0.0.2", "10.0.0.1"])
+    'its name has 2 addresses (10.0.0.1, 10.0.0.2): requests go to one of them; fleet_sources make a replica of each'
+    """
+    families: dict[bool, set[str]] = {True: set(), False: set()}
+    for address in addresses:
+        families[":" in address].add(address)
+    most = sorted(max(families.values(), key=len))
+    if len(most) < 2:
+        return None
+    more = f" and {len(most) - ADDRESSES_SHOWN} more" if len(most) > ADDRESSES_SHOWN else ""
+    shown = ", ".join(most[:ADDRESSES_SHOWN]) + more
+    where = "requests go to one of them; fleet_sources make a replica of each"
+    return f"its name has {len(most)} addresses ({shown}): {where}"
 
 
 def remedy(status: int, *, url: str, api_key_env: str | None) -> str | None:
