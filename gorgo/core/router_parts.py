@@ -194,6 +194,15 @@ class RouterView:
         """Return whether some replica serves `model` by name."""
         return self._fleet.eligibility.lists(model)
 
+    def serves(self, model: str | None) -> bool:
+        """Return whether some replica would be sent a request for `model`, healthy or not."""
+        return self._fleet.eligibility.serves(model)
+
+    def serves_beside(self, model: str | None, replica: str) -> bool:
+        """Return whether another replica than `replica` would be sent a request for `model`, healthy or not."""
+        others = self._fleet.replicas.keys() - {replica}
+        return self._fleet.eligibility.has_replica_of(frozenset(others), model)
+
     def models(self) -> dict[str, frozenset[str]]:
         """Return the models that replicas list, and the regions in which each is served."""
         return self._fleet.eligibility.regions_of_models()

@@ -129,7 +129,7 @@ class EligibilityFilter:
         self.models_changes += 1
         replicas = self._replicas.values()
         self._listed = frozenset(model for replica in replicas for model in replica.models)
-        self._any_model = not all(replica.spec.models for replica in replicas)
+        self._any_model = any(self._takes_any(replica) for replica in replicas)
         self._bases.clear()
         self._unavailable = {replica: None for replica in replicas if not _is_available(replica)}
         return self.invalidate()
@@ -273,11 +273,19 @@ class EligibilityFilter:
     def _serves(self, replica: Replica, model: str | None) -> bool:
         """Return whether a replica serves `model`.
 
-        A name that no replica lists goes to those without configured models: only the engine knows it.
+        A name that no replica lists goes to those that take any: only the engine knows it.
         """
         if model is None or model in replica.spec.models or model in replica.listed_models:
             return True
-        return not replica.spec.models and not (replica.listed_models and model in self._listed)
+        return self._takes_any(replica) and not (replica.listed_models and model in self._listed)
+
+    def _takes_any(self, replica: Replica) -> bool:
+        """Return whether a replica is sent names that no replica lists: its models are neither configured nor listed.
+
+        Where one model alone is served, its replicas take any name: clients send all kinds, and engines answer them.
+        Once there are two, a name that is not known is wrong, and the answer would be that of any model.
+        """
+        return not replica.spec.models and not (replica.listed_models and len(self._listed) > 1)
 
 
 def _is_available(replica: Replica) -> bool:

@@ -6,6 +6,7 @@ Owns the routes that carry a prompt, and what of a request is outside its client
 
 from __future__ import annotations
 
+import asyncio
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC
@@ -158,6 +159,33 @@ def require_known_model(routing: Routing, model: str | None) -> None:
     if model not in routing.client_policies.known_models and model not in routing.router.view.models():
         message = f"the model {model[:80]!r} is not known to this proxy, and some are restricted to regions"
         raise HttpError(404, "model_not_found", message)
+
+
+def may_find_model(routing: Routing, model: str | None) -> bool:
+    """Return whether fresh lists of models could have a model that no replica is known to serve."""
+    view = routing.router.view
+    if view.lists(model) or model is None:
+        return False
+    return routing.models.may_find(model, refused=not view.serves(model), now=routing.clock())
+
+
+async def find_model(routing: Routing, model: str | None) -> bool:
+    """Read the lists of models for one that no replica is known to serve; return whether they were read."""
+    if not may_find_model(routing, model):
+        return False
+    assert model is not None, "a request without a model goes to any replica"
+    refused = not routing.router.view.serves(model)
+    return await routing.models.find_missing(model, refused=refused, now=routing.clock())
+
+
+async def follow_model(routing: Routing, model: str | None, replica: str) -> None:
+    """Read the lists of models after a 404 of a replica that lists the request's: it may have moved to another.
+
+    Waits if no other replica has it, so that the request goes where it is now.
+    """
+    reading = None if model is None else routing.models.read_again(model, replica, now=routing.clock())
+    if reading is not None and not routing.router.view.serves_beside(model, replica):
+        await asyncio.shield(reading)
 
 
 def unknown_model(routing: Routing, *, name: str, client: str | None, listed: Iterable[object] = ()) -> HttpError:

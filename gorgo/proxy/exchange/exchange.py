@@ -26,7 +26,7 @@ from gorgo.live.http.body import RequestBuffer, ResettableTimeout, buffer_client
 from gorgo.live.http.errors import HttpError, Message, Receive, Send, error_event, send_error
 from gorgo.live.http.headers import Header, headers_for_replica, request_id_of
 from gorgo.live.logs import log_failure
-from gorgo.live.request.parse import ParsedRequest, failure_of
+from gorgo.live.request.parse import ParsedRequest, failure_of, follow_model
 from gorgo.live.request.record import RETRY_SOON, RequestRecord, record_refusal, refusal_headers
 from gorgo.live.state import LiveState
 from gorgo.live.upstream.client import CONNECTION_LOST, POOL_EXHAUSTED, UpstreamError
@@ -469,6 +469,8 @@ class Exchange:
             self._race.track(dispatch.attempt_id, task)
             self.record.attempt_started(dispatch)
             outcome = await self._try(lease, task)
+            if outcome.status == 404 and outcome.unsent:
+                await follow_model(self.state.routing, self.request.route.model, dispatch.replica)
         except asyncio.CancelledError:
             if dispatch.attempt_id in self._race or self.response.disconnected:
                 raise
