@@ -7,7 +7,8 @@ in flight.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from gorgo.core.admission import AdmissionController
 from gorgo.core.dispatch.dispatcher import Dispatcher
@@ -341,11 +342,18 @@ class RouterReplicas:
             self._prefix_updater.resize(member)
         return []
 
-    def on_models(self, replica: str, models: tuple[str, ...], *, now: float) -> list[Action]:
-        """Record the models that an engine lists."""
+    def on_models(
+        self,
+        replica: str,
+        models: tuple[str, ...],
+        *,
+        contexts: Mapping[str, int] = MappingProxyType({}),
+        now: float,
+    ) -> list[Action]:
+        """Record the models that an engine lists, and the contexts of those for which it says one, tokens."""
         member = self._fleet.replicas.get(replica)
         if member is not None:
-            self._fleet.list_models(member, models)
+            self._fleet.list_models(member, models, contexts)
             self._admission.needs_drain = True
         return self._drain_queue(now)
 

@@ -80,6 +80,12 @@ class ServedModels:
         found, _ = self._found.get(replica, ((), ""))
         return tuple(dict.fromkeys(self._aliases.get(model.name, model.name) for model in found))
 
+    def contexts(self, replica: str) -> dict[str, int]:
+        """Return the contexts of the models that a replica lists, where it says them: by name in the Router, tokens."""
+        found, _ = self._found.get(replica, ((), ""))
+        known = {self._aliases.get(model.name, model.name): model.context_tokens for model in found}
+        return {name: tokens for name, tokens in known.items() if tokens is not None}
+
     def canonical(self, name: str | None) -> str | None:
         """Return the name in the Router of the model that a client calls `name`."""
         return name if name is None else self._synonyms.get(name, name)
@@ -111,6 +117,9 @@ class ServedModels:
 
     def _row(self, name: str) -> dict[str, object]:
         row: dict[str, object] = {"id": name, "object": "model", "created": 0, "owned_by": "gorgo"}
+        contexts = [self.contexts(replica).get(self.canonical(name) or name) for replica in self._found]
+        if known := [tokens for tokens in contexts if tokens is not None]:
+            row["max_model_len"] = max(known)
         return row | ({"parent": self._parents[name]} if name in self._parents else {})
 
     def may_find(self, name: str, *, refused: bool, now: float) -> bool:

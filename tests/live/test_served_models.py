@@ -149,6 +149,62 @@ async def test_adapter_that_moves_is_found_by_the_first_request_that_is_refused(
     assert [len(replica.seen) for replica in fleet.replicas] == [5, 4]
 
 
+def bounded(tokens: int) -> Script:
+    """Refuses prompts of more characters than `tokens`, in vLLM's words."""
+
+    async def script(request: web.Request, body: bytes) -> web.StreamResponse:
+        if len(json.loads(body)["messages"][0]["content"]) <= tokens:
+            return web.json_response({"choices": []})
+        message = (
+            f"This model's maximum context length is {tokens} tokens. However, your request has more input tokens."
+        )
+        return web.json_response({"error": {"message": message, "code": 400}}, status=400)
+
+    return script
+
+
+def with_context(tokens: int | None, *names: str) -> dict[str, Any]:
+    return {"data": [{**row, "max_model_len": tokens} for row in listing(*names)["data"]]}
+
+
+async def test_prompt_goes_where_the_context_is_long_enough(start: Start) -> None:
+    """The estimate is four characters a token; here every character is one, so that it is too low."""
+    fleet = await fleet_of(start, with_context(1000, "m"), with_context(8000, "m"))
+    short, long = fleet.replicas
+    short.scripts, long.scripts = [bounded(1000)], [bounded(8000)]
+    for size in range(200, 8000, 200):
+        messages = [{"role": "user", "content": "x" * size}]
+        answered = await fleet.client.post(CHAT, content=chat(model="m", messages=messages))
+        assert answered.status_code == 200, size
+    assert 0 < len(short.seen) < len(long.seen)
+    views = fleet.state.routing.router.view.snapshots(now=fleet.state.routing.clock())
+    assert [(view.state, view.failures) for view in views] == [("healthy", 0)] * 2
+    too_long = await fleet.client.post(
+        CHAT, content=chat(model="m", messages=[{"role": "user", "content": "x" * 9000}])
+    )
+    assert too_long.status_code == 400
+    assert "maximum context length is" in too_long.json()["error"]["message"]
+    (row,) = (await fleet.client.get("/v1/models")).json()["data"]
+    assert (row["id"], row["max_model_len"]) == ("m", 8000)
+
+
+@pytest.mark.parametrize(
+    ("engine", "path", "info"),
+    [
+        ("sglang", "/server_info", {"context_length": None, "max_req_input_len": 4090, "tokenizer_path": "t"}),
+        ("sglang", "/get_server_info", {"context_length": 4090, "tokenizer_path": "t"}),
+        ("llamacpp", "/props", {"default_generation_settings": {"n_ctx": 4090}}),
+    ],
+)
+async def test_context_that_no_list_has_is_read_from_the_engine(
+    start: Start, engine: str, path: str, info: dict[str, Any]
+) -> None:
+    replica = await start.replica(answer(200))
+    replica.models, replica.described = listing("m"), {path: info}
+    fleet = await start.proxy(with_replica(config_for([replica]), 0, engine=engine), [replica])
+    assert fleet.state.routing.models.contexts("r0") == {"m": 4090}
+
+
 async def test_404s_of_a_listed_model_have_the_lists_read_once_in_a_while(start: Start) -> None:
     fleet = await strict_fleet(start, listing("base", sql="base"))
     (replica,) = fleet.replicas
@@ -356,6 +412,7 @@ async def test_a_model_whose_own_name_looks_like_an_adapter_is_itself(start: Sta
 
 
 async def auto(start: Start, replica: FakeReplica, proxy: ProxyConfig = QUIET) -> Running:
+    replica.described = None
     config = with_replica(config_for([replica], proxy), 0, engine="auto")
     return await start.proxy(config, [replica])
 

@@ -126,6 +126,8 @@ class RequestState:
     refused: list[tuple[Attempt, int | None]] = field(default_factory=list)
     #: Attempts that failed as the request might make every replica fail, with the status or the word of the failure.
     failed: list[tuple[Attempt, int | str]] = field(default_factory=list)
+    #: The replica whose context it was longer than, by the engine's own word.
+    over_context_of: Replica | None = None
     #: Attempts that have not ended, first one first.
     open_attempts: list[Attempt] = field(default_factory=list)
     #: A second attempt was dispatched before the first had a first token.

@@ -56,6 +56,9 @@ from gorgo.core.training.outcomes import OutcomeRow
 # several replicas failed the request alike. Then it is the request that is at fault, and no replica is to blame. Until
 # that end `request_filter.OpenFailures` has the failure. A 501 is a refusal.
 #
+# A 4xx that names the context length says that the request is too long for this replica. It is tried once on a replica
+# with a longer context, if there is one, and no replica is to blame.
+#
 # Any other 4xx is the client's fault until a replica has answered with nothing else `SUSPECT_AFTER` times in a row.
 # Answers of one token or none are judged alike: after so many in a row they are withheld, and tried elsewhere. A
 # replica whose short answers others repeat is trusted with the next `TRUSTED_ANSWERS`.
@@ -98,6 +101,12 @@ class Refusals:
     def on_result(self, attempt: Attempt, outcome: Outcome, *, now: float) -> bool:
         """Record the end of an attempt. Return whether it is doubtful: another replica may answer the request."""
         replica = attempt.replica
+        if outcome.over_context:
+            # It says nothing of the replica but its context. A longer one is tried once.
+            if attempt.state.over_context_of is not None or not outcome.unsent:
+                return False
+            attempt.state.over_context_of = replica
+            return True
         if outcome.short:
             if replica.short_answers <= 0:
                 replica.short_answers_s = now
@@ -441,7 +450,7 @@ class RequestLifecycle:
         state = attempt.state
         if outcome.error == _FAILED and self._poison.stops(state.request, attempt.replica, now=now):
             return poison_prompt(state.request, self._poison.known(state.request, now=now))
-        left = self._filter.untried(state.request, state.tried_replicas, now)
+        left = self._untried(state, now)
         if _is_engine_busy(outcome) and any(self._busy.is_open(replica, now=now) for replica in left.replicas):
             return self._dispatch(state, left, now)
         may = state.attempts < self._max_attempts and left.replicas
@@ -455,12 +464,17 @@ class RequestLifecycle:
     def _retry_refused(self, attempt: Attempt, now: float) -> Dispatch | Forward:
         """Return the Dispatch to another replica, as long as there is one and budget, or the refusal for the client."""
         state = attempt.state
-        left = self._filter.untried(state.request, state.tried_replicas, now)
+        left = self._untried(state, now)
         is_open = any(self._busy.is_open(replica, now=now) for replica in left.replicas)
         if is_open and self._refusals.may_retry(attempt, now=now):
             return self._dispatch(state, left, now)
         self._refusals.on_forward(state)
         return Forward(state.request.request_id)
+
+    def _untried(self, state: RequestState, now: float) -> CandidateSet:
+        left = self._filter.untried(state.request, state.tried_replicas, now)
+        over = state.over_context_of
+        return left if over is None else self._filter.longer(left, state.request, over)
 
     def _dispatch(self, state: RequestState, left: CandidateSet, now: float) -> Dispatch:
         return self._dispatcher.dispatch(state, self._dispatcher.evaluate(state.request, left, now=now), now=now)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,6 +106,7 @@ class EligibilityFilter:
         "_unavailable",
         "models_changes",
         "panic_threshold",
+        "shortest_context",
     )
 
     def __init__(self, replicas: Mapping[str, Replica], columns: Columns, *, panic_threshold: float) -> None:
@@ -119,6 +121,8 @@ class EligibilityFilter:
         #: Models that some replica serves by name, and whether some replica takes any other name.
         self._listed: frozenset[str] = frozenset()
         self._any_model = False
+        #: Of all replicas and models with a known one, tokens: no request that fits has to be filtered by it.
+        self.shortest_context = inf
         #: Counts changes of models and of the fleet.
         self.models_changes = 0
 
@@ -130,6 +134,8 @@ class EligibilityFilter:
         replicas = self._replicas.values()
         self._listed = frozenset(model for replica in replicas for model in replica.models)
         self._any_model = any(self._takes_any(replica) for replica in replicas)
+        contexts = [tokens for replica in replicas for tokens in replica.contexts.values()]
+        self.shortest_context = min(contexts, default=inf)
         self._bases.clear()
         self._unavailable = {replica: None for replica in replicas if not _is_available(replica)}
         return self.invalidate()

@@ -14,11 +14,12 @@ slot is used again. Events write single cells; nothing is rebuilt for a request.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from functools import partial
 from heapq import heapify, heappop, heappush
 from math import inf, nan
+from types import MappingProxyType
 from typing import Protocol
 
 from gorgo.core.fleet.eligibility import EligibilityFilter
@@ -209,10 +210,12 @@ class Fleet:
         self.eligibility.invalidate()
         self._set_timers()
 
-    def list_models(self, replica: Replica, models: tuple[str, ...]) -> None:
-        """Record the models that an engine lists."""
-        if models != replica.listed_models:
-            replica.listed_models = models
+    def list_models(
+        self, replica: Replica, models: tuple[str, ...], contexts: Mapping[str, int] = MappingProxyType({})
+    ) -> None:
+        """Record the models that an engine lists, and their contexts where it says them, tokens."""
+        if models != replica.listed_models or contexts != replica.contexts:
+            replica.listed_models, replica.contexts = models, contexts
             if self.eligibility.on_models_change():
                 self._set_timers()
 

@@ -534,6 +534,8 @@ class Replica:
     restarts: RestartDetector = field(default_factory=RestartDetector)
     #: Models that the engine itself lists; empty while unknown.
     listed_models: tuple[str, ...] = ()
+    #: Longest prompt with its answer, by model that the engine lists; a model of unknown context is not there.
+    contexts: Mapping[str, int] = field(default_factory=dict)
     draining: bool = False
     #: State in the last `HealthChanged`.
     reported_state: HealthState = HealthState.HEALTHY
@@ -576,6 +578,11 @@ class Replica:
     def models(self) -> tuple[str, ...]:
         """Models of the configuration, then others that the engine lists; empty means any."""
         return tuple(dict.fromkeys((*self.spec.models, *self.listed_models)))
+
+    def context_tokens(self, model: str | None) -> int | None:
+        """Return the longest prompt with its answer for `model`, by a name that it lists or any; `None` is unknown."""
+        found = self.contexts.get(model or "")
+        return max(self.contexts.values(), default=None) if found is None else found
 
     @property
     def doubtful(self) -> bool:

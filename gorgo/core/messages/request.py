@@ -75,6 +75,8 @@ class RouteRequest:
         First tokens by which `sticky-least-loaded` knows a holder; `None`: its weight.
     credential:
         Hash of the key that the client sent for the engine, which may refuse one and not others; `None` without one.
+    most_output_tokens:
+        Most tokens of its answer that it asks for, which an engine adds to its prompt; `None` without a limit.
     """
 
     request_id: str
@@ -101,6 +103,7 @@ class RouteRequest:
     replicas: frozenset[str] | None = None
     prefix_len: int | None = None
     credential: int | None = None
+    most_output_tokens: int | None = None
 
     @property
     def recorded_model(self) -> str | None:
@@ -170,7 +173,8 @@ class Outcome:
     `status` is the HTTP status sent by the replica, `None` if it sent none. Token counts come from the response's
     `usage`; `None` where it had none. `itl_s_p95` is the 95th percentile of gaps between content events.
     `retry_after_s` is the replica's own. `unsent`: the response is complete, and the client was sent none of it.
-    `sent`: the client has the answer or its failure, and nothing is retried. `short`: an answer of one token or none to
+    `sent`: the client has the answer or its failure, and nothing is retried. `over_context`: a 4xx that says that the
+    request is longer than the model's context there. `short`: an answer of one token or none to
     a request that allows more, or a body that is no JSON; `None` for one to a request that allows no more, which says
     nothing of the replica.
     """
@@ -186,6 +190,7 @@ class Outcome:
     unsent: bool = False
     sent: bool = False
     short: bool | None = False
+    over_context: bool = False
 
     def used_tokens(self, estimated_prompt: int, *, has_content: bool) -> tuple[int, int]:
         """Return prompt and output tokens of the client's account: as reported, else the estimate and none.

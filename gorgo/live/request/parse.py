@@ -7,6 +7,7 @@ Owns the routes that carry a prompt, and what of a request is outside its client
 from __future__ import annotations
 
 import asyncio
+import re
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC
@@ -96,6 +97,40 @@ def _allows_more(fields: Mapping[str, Any]) -> bool:
             if isinstance(limit, int) and limit < LEAST_TOKENS:
                 return False
     return True
+
+
+def most_output_tokens(parsed: Mapping[str, Any]) -> int | None:
+    """Return the most tokens of an answer that a request asks for; `None` without a limit that is a number.
+
+    >>> most_output_tokens({"max_tokens": 100}), most_output_tokens({"sampling_params": {"max_new_tokens": 9}})
+    (100, 9)
+    """
+    sampling = parsed.get("sampling_params")
+    for fields in (parsed, sampling if isinstance(sampling, dict) else {}):
+        for name in _MAX_TOKENS:
+            limit = fields.get(name)
+            if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0:
+                return limit
+    return None
+
+
+#: How engines say that a request is longer than the model's context: vLLM and OpenAI, SGLang, llama.cpp, TGI, gateways.
+_OVER_CONTEXT = re.compile(
+    rb"context[ _-]?(?:length|size|window)|max_model_len|maximum (?:model|allowed|prompt|input) length"
+    rb"|(?:prompt|input) is too long|reduce the length of the|must be <= ?\d+\. given",
+    re.IGNORECASE,
+)
+#: Of a refusal, which names it at its beginning.
+_OVER_CONTEXT_BYTES = 4096
+
+
+def is_over_context(status: int, body: bytes) -> bool:
+    """Return whether a refusal says that the request is longer than the model's context there.
+
+    >>> is_over_context(400, b"This model's maximum context length is 8192 tokens.")
+    True
+    """
+    return status in (400, 413, 422) and _OVER_CONTEXT.search(body[:_OVER_CONTEXT_BYTES]) is not None
 
 
 def _retry_after_s(headers: Sequence[Header]) -> float | None:
@@ -327,6 +362,7 @@ def parse_request(
         replicas=replicas,
         prefix_len=options.prefix_len,
         credential=_credential(headers) if client is None else None,
+        most_output_tokens=most_output_tokens(parsed),
     )
     may_be_short = route not in NOT_GENERATING and request.idempotent and wants_more_than_one(parsed)
     adds_usage = _adds_usage(route, body, parsed)

@@ -39,6 +39,7 @@ from gorgo.live.request.parse import (
     failure_of,
     failure_of_event,
     is_comment,
+    is_over_context,
     is_short_stream,
     is_short_usage,
     result_of_stream,
@@ -350,7 +351,10 @@ class Passage:
     def refused(self, body: bytes, status: int | None = None) -> Outcome:
         """Retain a refusal; return its outcome."""
         self.retain(body)
-        return Outcome(AttemptResult.UPSTREAM_4XX, status=status or self.source.status, unsent=True)
+        status = status or self.source.status
+        return Outcome(
+            AttemptResult.UPSTREAM_4XX, status=status, unsent=True, over_context=is_over_context(status, body)
+        )
 
     def failed(self, body: bytes, failure: Outcome) -> Outcome:
         """Retain the answer of a failure; return its outcome. The client gets it if other replicas fail alike."""

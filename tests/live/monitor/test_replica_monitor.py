@@ -108,7 +108,7 @@ def watched(
     async def run() -> None:
         loop = asyncio.get_running_loop()
         proxy = ProxyConfig(region="here", probe_interval_s=probe_interval_s, scrape_interval_s=scrape_interval_s)
-        row = replace(ReplicaConfig(name="a", region="here", url="http://127.0.0.1:1"), **replica)
+        row = replace(ReplicaConfig(name="a", region="here", url="http://127.0.0.1:1", engine="sglang"), **replica)
         config = Config(proxy=proxy, regions=(RegionConfig(name="here"),), replicas=(row,), limits=LimitsConfig())
         policy = make_policy("round-robin")
         environ = {"REPLICA_KEY": "sk-replica"}
