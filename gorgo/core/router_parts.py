@@ -334,13 +334,24 @@ class RouterReplicas:
             self._fleet.scraped(member, sample, now=now)
             if member.restarts.observe(sample):
                 self._poison.on_down(member, now=now)
-                self._index.flush(member.slot)
-                self._peers.flush(member.slot)
-                self._feeds.restarted(member.slot)
-                self._fleet.events.append(ReplicaRestarted(replica, member.spec.region))
+                self._forget_cache(member)
             self._feeds.scraped(member.slot)
             self._prefix_updater.resize(member)
         return []
+
+    def on_replaced(self, replica: str, *, now: float) -> list[Action]:
+        """Record that another process answers in the place of a replica's: its name has moved. Its cache is another."""
+        member = self._fleet.replicas.get(replica)
+        if member is not None:
+            member.restarts.replaced()
+            self._forget_cache(member)
+        return []
+
+    def _forget_cache(self, member: Replica) -> None:
+        self._index.flush(member.slot)
+        self._peers.flush(member.slot)
+        self._feeds.restarted(member.slot)
+        self._fleet.events.append(ReplicaRestarted(member.spec.name, member.spec.region))
 
     def on_models(
         self,

@@ -460,6 +460,11 @@ class RestartDetector:
         self.count = 0
         self._last: dict[str, float] = {}
 
+    def replaced(self) -> None:
+        """Count another process in its place, whose counters are compared with none."""
+        self.count += 1
+        self._last.clear()
+
     def observe(self, sample: EngineSample) -> bool:
         """Return whether the process is another one than at the last scrape."""
         reported = {name: value for name in _COUNTERS if (value := getattr(sample, name)) is not None}

@@ -47,8 +47,8 @@ async def discover(
 ) -> Discovered:
     """Return the models of a replica and, with `identify` or if it is not `known` any longer, its kind of engine.
 
-    `answer` returns the JSON of a route, `None` without one. `kind` is the engine's where it is not asked for. A context
-    that the list of models does not have is read from the engine's own route.
+    `answer` returns the JSON of a route, `None` without one. `kind` is the engine's where it is not asked for. A
+    context that the list of models does not have is read from the engine's own route.
     """
     listed = await answer(MODELS_PATH)
     models, owner = read_models(listed), owner_of(listed)

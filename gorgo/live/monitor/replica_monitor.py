@@ -19,6 +19,7 @@ from math import inf
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from gorgo.config.replica_advice import several_addresses
 from gorgo.config.values import PROBE_TIMEOUT_S, WARM_CONNECTIONS, WARM_INTERVAL_S
 from gorgo.core.backoff import backoff_s
 from gorgo.core.messages.request import REFUSALS, EngineSample, OpenConnection
@@ -29,6 +30,7 @@ from gorgo.live.http.headers import Header
 from gorgo.live.logs import log, log_missing
 from gorgo.live.monitor.discovery import Discovered, Discovery
 from gorgo.live.state import LiveState
+from gorgo.live.upstream.address import LOOK_UP_INTERVAL_S
 from gorgo.live.upstream.client import POOL_EXHAUSTED, UpstreamError
 from gorgo.live.upstream.connection import NextConnectionState
 from gorgo.live.upstream.target import Target
@@ -157,6 +159,9 @@ class ReplicaMonitor:
         self._discovery = Discovery(state.routing, state.replicas, target, self._fetch)
         self._scraper = Scraper(target, self._fetch, state.routing.clock)
         self._kv_events: KvSubscriber | None = None
+        #: Of a name with several addresses; `None` for one.
+        self._addresses_advice: str | None = None
+        target.upstream.on_replaced(self._replaced)
         target.upstream.on_connection_change(self._report_connection, state.routing.gateway.stale_connections.append)
 
     @property
@@ -171,6 +176,8 @@ class ReplicaMonitor:
             loops.create_task(self._every(proxy.scrape_interval_s, self.scrape))
             loops.create_task(self._every(max(proxy.scrape_interval_s, DISCOVERY_INTERVAL_S), self.discover))
             loops.create_task(self._every(WARM_INTERVAL_S, self.warm))
+            if self._target.upstream.has_name:
+                loops.create_task(self._every(LOOK_UP_INTERVAL_S, self.look_up))
             loops.create_task(self._probe_after_breaks())
             loops.create_task(self._follow_kv_events())
 
@@ -332,6 +339,27 @@ class ReplicaMonitor:
         now = self._state.routing.clock()
         connection = None if found is None else OpenConnection(found.windows, now - found.idle_s, found.pacing)
         self._state.routing.router.replicas.on_connection(self._target.name, connection, now=now)
+
+    async def look_up(self) -> None:
+        """Look up the name of the replica, which may have moved; warn of one with several addresses."""
+        try:
+            found = await self._target.upstream.look_up()
+        except OSError:
+            return  # What is known stays: a connection that fails says why.
+        advice = several_addresses(found)
+        if advice is not None and self._addresses_advice is None:
+            log("replica_has_several_addresses", level=logging.WARNING, replica=self._target.name, advice=advice)
+        self._addresses_advice = advice
+
+    def _replaced(self, before: str, now_at: str) -> None:
+        """Another process answers at the replica's name: its cache, models and kind are read anew."""
+        target, routing = self._target, self._state.routing
+        if self._state.replicas.targets.get(target.name) is not target:
+            return
+        log("replica_moved", replica=target.name, before=before, now=now_at)
+        self._discovery.expect_another_process()
+        routing.gateway.apply(routing.router.replicas.on_replaced(target.name, now=routing.clock()))
+        target.connection_lost.set()
 
     async def warm(self) -> None:
         """Ping on several connections at once, unless the replica is known to be silent."""
