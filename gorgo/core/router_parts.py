@@ -303,11 +303,18 @@ class RouterReplicas:
 
     # -- reports of one
 
-    def on_probe(self, replica: str, rtt_s: float | None, *, now: float, refusal: int | None = None) -> list[Action]:
-        """Record a probe's round trip, s, `None` if it failed; `refusal` is the 4xx of a failed one."""
+    def on_probe(
+        self, replica: str, rtt_s: float | None, *, now: float, refusal: int | None = None, cause: str | None = None
+    ) -> list[Action]:
+        """Record a probe's round trip, s, `None` if it failed; `refusal` is the 4xx of a failed one.
+
+        `cause` is why it failed, in words.
+        """
         member = self._fleet.replicas.get(replica)
         if member is not None:
             member.probe_refusal = refusal
+            if rtt_s is None and cause is not None:
+                member.last_failure = f"no answer to a probe: {cause}"
             self._fleet.probed(member, rtt_s, now=now)
             if rtt_s is None:
                 if refusal is None:

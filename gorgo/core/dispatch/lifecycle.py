@@ -26,6 +26,7 @@ from gorgo.core.dispatch.in_flight import (
     Attempt,
     PoisonPrompts,
     RequestState,
+    cause_of,
     no_replica,
     poison_prompt,
     status_of,
@@ -396,11 +397,24 @@ class RequestLifecycle:
             write_outcome(attempt, outcome, now=now)
         if attempt.recorded is not None:
             record_outcome(self._dispatcher.recorder, attempt, outcome, now=now)
+        if outcome.short or outcome.result is not COMPLETED:
+            self._note_failure(attempt, outcome, now)
         refused = self._refusals.on_result(attempt, outcome, now=now)
         if attempt.learn is not None and outcome.result is COMPLETED and not refused:
             attempt.learn(now)
         self._update_health(attempt, outcome, now, refused=refused)
         return refused
+
+    def _note_failure(self, attempt: Attempt, outcome: Outcome, now: float) -> None:
+        """Keep what may eject its replica, in words, before it does."""
+        result, replica, spent_s = outcome.result, attempt.replica, now - attempt.dispatched_s
+        if result is COMPLETED:
+            replica.last_failure = f"an answer of one token or none after {spent_s:.2g} s"
+            return
+        refused = result is AttemptResult.UPSTREAM_4XX and outcome.status in REFUSALS
+        if refused or result is AttemptResult.BUSY or result.failed:
+            replica.last_failure = cause = cause_of(outcome, spent_s)
+            attempt.state.causes.append(f"{replica.spec.name}: {cause}")
 
     def _update_health(self, attempt: Attempt, outcome: Outcome, now: float, *, refused: bool) -> None:
         """Update the replica's concurrency limit and health, and the prefix index."""

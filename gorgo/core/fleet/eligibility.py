@@ -239,7 +239,7 @@ class EligibilityFilter:
         if not draining and not ejected and panic == base.panic:
             return base
         excluded = {replica.spec.name: "draining" for replica in draining}
-        excluded |= {replica.spec.name: "ejected" for replica in ejected}
+        excluded |= {replica.spec.name: _why_ejected(replica) for replica in ejected}
         return base.without([*draining, *ejected], excluded, panic=panic)
 
     def _base(self, model: str | None, regions: frozenset[str] | None, subset: frozenset[str] | None) -> CandidateSet:
@@ -292,6 +292,11 @@ class EligibilityFilter:
         Once there are two, a name that is not known is wrong, and the answer would be that of any model.
         """
         return not replica.spec.models and not (replica.listed_models and len(self._listed) > 1)
+
+
+def _why_ejected(replica: Replica) -> str:
+    why = replica.last_failure
+    return "ejected" if why is None else f"ejected: {why}"
 
 
 def _is_available(replica: Replica) -> bool:

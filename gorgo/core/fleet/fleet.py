@@ -228,9 +228,19 @@ class Fleet:
         if state is replica.reported_state or replica.slot < 0:
             return
         replica.reported_state = state
-        self.events.append(HealthChanged(replica.spec.name, state.value))
+        self.events.append(self._health_event(replica))
+        if state is HealthState.HEALTHY:
+            replica.last_failure = None
         if state is HealthState.HEALTHY and self.on_readmitted is not None:
             self.on_readmitted(replica, now=replica.health.changed_s)
+
+    @staticmethod
+    def _health_event(replica: Replica) -> HealthChanged:
+        name, health = replica.spec.name, replica.health
+        if health.backoff_until_s is None:
+            return HealthChanged(name, health.state.value)
+        for_s = health.backoff_until_s - health.changed_s
+        return HealthChanged(name, health.state.value, health.ejected_by, replica.last_failure, for_s)
 
     # -- load, written by the in-flight table
 

@@ -549,6 +549,8 @@ class Replica:
     #: Whether the last probe was answered; `None` before the first.
     answers: bool | None = None
     scraped_s: float | None = None
+    #: Its last failure in words: of an attempt with its time and the engine's own text, or of a probe.
+    last_failure: str | None = None
     #: Attempts dispatched there, and those that failed (before or after content), since it joined.
     attempts: int = 0
     failures: int = 0

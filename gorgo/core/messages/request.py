@@ -174,7 +174,8 @@ class Outcome:
     `usage`; `None` where it had none. `itl_s_p95` is the 95th percentile of gaps between content events.
     `retry_after_s` is the replica's own. `unsent`: the response is complete, and the client was sent none of it.
     `sent`: the client has the answer or its failure, and nothing is retried. `over_context`: a 4xx that says that the
-    request is longer than the model's context there. `short`: an answer of one token or none to
+    request is longer than the model's context there. `text`: the engine's own words of its failure, bounded and without
+    any of a prompt, or why there was no connection. `short`: an answer of one token or none to
     a request that allows more, or a body that is no JSON; `None` for one to a request that allows no more, which says
     nothing of the replica.
     """
@@ -191,6 +192,7 @@ class Outcome:
     sent: bool = False
     short: bool | None = False
     over_context: bool = False
+    text: str | None = None
 
     def used_tokens(self, estimated_prompt: int, *, has_content: bool) -> tuple[int, int]:
         """Return prompt and output tokens of the client's account: as reported, else the estimate and none.

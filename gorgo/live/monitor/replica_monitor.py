@@ -270,7 +270,9 @@ class ReplicaMonitor:
 
     def _probed(self, rtt_s: float | None, now: float) -> None:
         replicas = self._state.routing.router.replicas
-        self._state.routing.gateway.apply(replicas.on_probe(self._target.name, rtt_s, now=now, refusal=self._refusal))
+        cause = self._target.last_failure if rtt_s is None else None
+        actions = replicas.on_probe(self._target.name, rtt_s, now=now, refusal=self._refusal, cause=cause)
+        self._state.routing.gateway.apply(actions)
         self._state.telemetry.probe_history.record(self._target.name, rtt_s, now=now)
 
     def _sampled(self, sample: EngineSample | None, now: float) -> None:

@@ -7,9 +7,10 @@ Owns the routes that carry a prompt, and what of a request is outside its client
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from math import ceil
@@ -131,6 +132,102 @@ def is_over_context(status: int, body: bytes) -> bool:
     True
     """
     return status in (400, 413, 422) and _OVER_CONTEXT.search(body[:_OVER_CONTEXT_BYTES]) is not None
+
+
+#: Of an engine's own text in an error, a log or a status: some lines of a terminal.
+TEXT_CHARS = 240
+#: Of the answer that is read for it, and of the request that it is compared with; a longer one has no text shown.
+_TEXT_BYTES, _COMPARED_BYTES = 16 * 1024, 256 * 1024
+#: Characters in a row that are the prompt's if the prompt has them, and the step of the comparison.
+_SHARED_CHARS, _SHARED_STEP = 8, 4
+#: In the place of what may be a prompt.
+_LEFT_OUT = "[...]"
+#: Quoted, bracketed or braced and longer than a name: engines put values there, also those of other requests.
+_QUOTED = re.compile(r"""(["'`])(?:(?!\1).){40,}\1|\[[^\[\]]{40,}\]|\{[^{}]{40,}\}""")
+_EVENT_DATA = re.compile(r"^data: ?(.*)$", re.MULTILINE)
+_WORDS = ("message", "detail", "error", "error_message", "msg")
+
+
+def engine_text(answer: bytes, request: bytes) -> str | None:
+    """Return what an engine says of its failure, bounded, cleaned, and without any of the prompt; `None` if nothing.
+
+    `answer` is the body of its error. What the `request` has too is left out, since engines repeat prompts, and so is
+    what is long and quoted, which may be of another request. Without the request nothing is known of the prompt, and
+    there is no text.
+
+    >>> asked = b'{"messages": [{"role": "user", "content": "Tell me a secret of mine"}]}'
+    >>> engine_text(b'{"error": {"message": "out of memory near: tell me a secret of mine"}}', asked)
+    'out of memory near: [...]'
+    """
+    said = _said(answer[:_TEXT_BYTES])
+    if not said or not request or len(request) > _COMPARED_BYTES:
+        return None
+    line = next((line for line in said.splitlines() if line.strip()), "")
+    text = "".join(each if each.isprintable() else "?" for each in " ".join(line.split()))
+    try:
+        prompt = "\0".join(_texts(json.loads(request), ())).lower()
+    except (ValueError, RecursionError):
+        return None
+    text = _QUOTED.sub(_LEFT_OUT, text[: 4 * TEXT_CHARS])
+    text = _without(text, prompt).strip() if text else ""
+    if not text or text == _LEFT_OUT:
+        return None
+    return text if len(text) <= TEXT_CHARS else f"{text[: TEXT_CHARS - 3]}..."
+
+
+def _said(answer: bytes) -> str | None:
+    """Return the message of an error in one of the usual forms, or the text of one that is no JSON."""
+    text = answer.decode("utf-8", "replace").strip()
+    events = [event for event in _EVENT_DATA.findall(text) if event.startswith("{")]
+    text = events[-1] if events else text  # a stream ends with its error
+    if text.startswith("<"):
+        return None  # a page of HTML
+    try:
+        found: object = json.loads(text)
+    except (ValueError, RecursionError):
+        return None if text.startswith(("{", "[")) else text
+    for _ in range(3):
+        if isinstance(found, dict):
+            found = next((found[name] for name in _WORDS if found.get(name)), None)
+    return found if isinstance(found, str) else None
+
+
+def _texts(value: object, path: tuple[str, ...]) -> Iterator[str]:
+    """Yield the texts of a request that may be its prompt: all but its model and the roles of messages."""
+    if isinstance(value, str):
+        if path not in (("model",),) and path[-1:] != ("role",) and path[-1:] != ("type",):
+            yield value
+    elif isinstance(value, dict):
+        for name, each in value.items():
+            yield from _texts(each, (*path, name))
+    elif isinstance(value, list):
+        for each in value:
+            yield from _texts(each, path)
+
+
+def _without(text: str, prompt: str) -> str:
+    """Return a text with what it shares with the prompt left out."""
+    lowered = text.lower()
+    shared: list[bool] = [False] * len(text)
+    for start in range(0, max(1, len(text) - _SHARED_CHARS + 1), _SHARED_STEP):
+        end = min(start + _SHARED_CHARS, len(text))
+        if not shared[end - 1] and lowered[start:end] in prompt:
+            while start and lowered[start - 1 : end] in prompt:
+                start -= 1
+            while end < len(text) and lowered[start : end + 1] in prompt:
+                end += 1
+            shared[start:end] = [True] * (end - start)
+    for short in (each for each in prompt.split("\0") if 3 < len(each) < 2 * _SHARED_CHARS):
+        place = lowered.find(short)
+        if place >= 0:
+            shared[place : place + len(short)] = [True] * len(short)
+    kept: list[str] = []
+    for place, each in enumerate(text):
+        if not shared[place]:
+            kept.append(each)
+        elif not place or not shared[place - 1]:
+            kept.append(_LEFT_OUT)
+    return "".join(kept)
 
 
 def _retry_after_s(headers: Sequence[Header]) -> float | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from dataclasses import field
+from dataclasses import field, replace
 from functools import lru_cache, partial
 from time import monotonic
 from typing import Any
@@ -26,7 +26,7 @@ from gorgo.live.http.body import RequestBuffer, ResettableTimeout, buffer_client
 from gorgo.live.http.errors import HttpError, Message, Receive, Send, error_event, send_error
 from gorgo.live.http.headers import Header, headers_for_replica, request_id_of
 from gorgo.live.logs import log_failure
-from gorgo.live.request.parse import ParsedRequest, failure_of, follow_model
+from gorgo.live.request.parse import ParsedRequest, engine_text, failure_of, follow_model
 from gorgo.live.request.record import RETRY_SOON, RequestRecord, record_refusal, refusal_headers
 from gorgo.live.state import LiveState
 from gorgo.live.upstream.client import CONNECTION_LOST, POOL_EXHAUSTED, UpstreamError
@@ -504,7 +504,7 @@ class Exchange:
                 target.connection_lost.set()
             if failure.cause is not None:
                 self.record.cause = target.last_failure = failure.cause
-            return await self._upstream_failed(failure.reason)
+            return await self._upstream_failed(failure.reason, failure.cause)
         except TimeoutError:
             if timer.timed_out:
                 return await self._deadline_exceeded()
@@ -552,6 +552,8 @@ class Exchange:
             if passage.refusal is not None and (self._refused is None or self._refused[1].status >= 400):
                 # A short answer is not replaced: it is better than another replica's refusal.
                 self._refused = lease, passage.refusal, target.deadlines.stream_idle_s
+            if passage.failure_body:
+                outcome = replace(outcome, text=engine_text(passage.failure_body, self.request.body))
             return outcome
         finally:
             await source.aclose()
@@ -600,12 +602,12 @@ class Exchange:
             dispatch = lease.dispatch
             self.state.telemetry.metrics.dispatched(dispatch.replica, dispatch.region, dispatch.decision)
 
-    async def _upstream_failed(self, reason: str) -> Outcome:
+    async def _upstream_failed(self, reason: str, cause: str | None = None) -> Outcome:
         """Return the outcome of a failed replica. If the response has begun, end it with an error."""
         if not self.response.writer.started:
             # Without a free connection the replica is busy, not broken.
             result = AttemptResult.BUSY if reason == POOL_EXHAUSTED else AttemptResult.FAILED_BEFORE_CONTENT
-            return Outcome(result, error=reason)
+            return Outcome(result, error=reason, text=cause)
         await self.response.end_stream(502, "upstream_failed", "the replica failed in the middle of its response")
         return Outcome(AttemptResult.FAILED_AFTER_CONTENT, status=self.response.writer.status, error=reason)
 

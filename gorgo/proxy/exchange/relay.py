@@ -205,6 +205,7 @@ class Passage:
         "_unsent",
         "buffer",
         "chunk_limit_s",
+        "failure_body",
         "filter",
         "gaps",
         "may_be_short",
@@ -257,6 +258,8 @@ class Passage:
         self.tail = UsageReader()
         #: Set where the usage event is removed.
         self.filter: UsageEventFilter | None = None
+        #: What the replica says of a failure before any content.
+        self.failure_body = b""
         #: A complete answer that has not been sent.
         self.refusal: Refusal | None = None
         self.gaps = Gaps()
@@ -359,6 +362,7 @@ class Passage:
     def failed(self, body: bytes, failure: Outcome) -> Outcome:
         """Retain the answer of a failure; return its outcome. The client gets it if other replicas fail alike."""
         self.retain(body)
+        self.failure_body = body
         return replace(failure, unsent=True)
 
     # -- what is measured
@@ -452,6 +456,7 @@ async def _begin(passage: Passage) -> tuple[int | None, Outcome | None]:
     scan, error_status = begun.scan, begun.scanner.error_status
     if scan is StreamState.ERROR:
         if (failure := failure_of_event(error_status)) is not None:
+            passage.failure_body = b"".join(begun.chunks)
             return None, failure
         while (chunk := await _next_chunk(source)) is not None:
             if not begun.add(chunk, BUFFER_BYTES):
