@@ -314,7 +314,7 @@ class RouterReplicas:
         if member is not None:
             member.probe_refusal = refusal
             if rtt_s is None and cause is not None:
-                member.last_failure = f"no answer to a probe: {cause}"
+                member.last_failure = cause
             self._fleet.probed(member, rtt_s, now=now)
             if rtt_s is None:
                 if refusal is None:

@@ -320,13 +320,16 @@ class SampleRing:
         """Return the newest retained sample of a request."""
         return next((sample for sample in reversed(self._samples) if sample.request_id == request_id), None)
 
-    def after(self, seq: int, limit: int = 1000) -> dict[str, Any]:
-        """Return the JSON form: samples numbered above `seq`, oldest first, at most `limit`."""
+    def after(self, seq: int, limit: int = 1000, *, ahead_s: float = 0.0) -> dict[str, Any]:
+        """Return the JSON form: samples numbered above `seq`, oldest first, at most `limit`.
+
+        `ahead_s` is added to their times, which are dates there.
+        """
         start = max(0, seq + 1 - self.first_seq)
         chosen = islice(self._samples, start, start + max(0, limit))
         return {
             "boot_id": self.boot_id,
             "first_seq": self.first_seq,
             "last_seq": self.last_seq,
-            "samples": [asdict(sample) for sample in chosen],
+            "samples": [asdict(sample) | {"finished_s": sample.finished_s + ahead_s} for sample in chosen],
         }

@@ -30,7 +30,7 @@ from gorgo.live.control.state_file import (
     StateFile,
 )
 from gorgo.live.control.transactions import ChangeQueue, ChangeRequest, FleetPlans, PlannedChange, WeightsChange
-from gorgo.live.event_loop import Clock
+from gorgo.live.event_loop import Clock, ahead_s
 from gorgo.live.logs import log
 from gorgo.live.telemetry.metrics import Metrics
 from gorgo.policies.registry import make_policy, make_shadow
@@ -60,7 +60,7 @@ class WeightsHistory:
 
 def now_text(clock: Clock) -> str:
     """Return the time now in ISO 8601, UTC."""
-    return datetime.fromtimestamp(clock(), UTC).isoformat(timespec="milliseconds")
+    return datetime.fromtimestamp(clock() + ahead_s(clock), UTC).isoformat(timespec="milliseconds")
 
 
 class ControlService:

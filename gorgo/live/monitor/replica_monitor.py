@@ -285,14 +285,18 @@ class ReplicaMonitor:
         return self._target.dialect.metrics_path is not None or self._target.dialect.loads_path is not None
 
     async def _measure(self) -> float | None:
-        """Return the time of the second of two pings, as the first may open a connection; `None` without an answer.
+        """Return the time of one ping on an open connection; `None` without an answer.
+
+        Where there is none, a first ping opens it: warm connections make that rare.
 
         Raises `UpstreamError` if this process has no free connection.
         """
         self._refusal = None
         try:
-            await self._find_path()
-            rtt_s = await self._ping()
+            is_warm = self._target.upstream.has_idle
+            rtt_s = await self._find_path()
+            if not is_warm:
+                rtt_s = await self._ping()
         except UpstreamError as failure:
             if failure.reason == POOL_EXHAUSTED:
                 raise
@@ -303,16 +307,16 @@ class ReplicaMonitor:
         self._changed(None)
         return rtt_s
 
-    async def _find_path(self) -> None:
-        """Ping; try the other path if the replica does not have this one."""
+    async def _find_path(self) -> float:
+        """Ping, and return its time; try the other path if the replica does not have this one."""
         try:
-            await self._ping()
+            return await self._ping()
         except UpstreamError as failure:
             if failure.reason not in _NO_PATH:
                 raise
             self._second_path = not self._second_path
             try:
-                await self._ping()
+                return await self._ping()
             except UpstreamError as other:
                 self._second_path = not self._second_path
                 # A wrong key on the second path says more than the absence of the first.

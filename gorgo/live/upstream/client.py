@@ -91,6 +91,12 @@ class UpstreamPool:
         self._tls = tls
 
     @property
+    def has_idle(self) -> bool:
+        """Return whether an open connection is free for a request."""
+        self._close_expired()
+        return any(connection.is_connected() for connection in self._idle)
+
+    @property
     def has_name(self) -> bool:
         """Return whether the origin's host is a name, which may move."""
         return self._address.is_name
@@ -447,6 +453,11 @@ class UpstreamClient:
     def connections(self) -> int:
         """Pooled connections that are open, in use or not."""
         return self._pool.tracker.alive
+
+    @property
+    def has_idle(self) -> bool:
+        """Return whether an open connection is free for a request."""
+        return self._transport is None and self._pool.has_idle
 
     @property
     def has_name(self) -> bool:

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from gorgo.core.messages.actions import Action, AdmissionAction, Dispatch, Hold, Reject, RetryAction
 from gorgo.core.messages.request import AttemptResult, Outcome, RouteRequest
+from gorgo.live.event_loop import ahead_s
 from gorgo.live.http.body import BODY_COPIES, RequestBuffer, buffer_client
 from gorgo.live.http.errors import HttpError, error_json
 from gorgo.live.http.headers import Header, request_id
@@ -201,7 +202,11 @@ class PendingRequest:
         self.has_prompt = has_prompt
         if has_prompt and state.telemetry.tracing is not None:
             self.record.trace = state.telemetry.tracing.start(
-                head.headers, route=head.path, request_id=self.request_id, received_s=received_s
+                head.headers,
+                route=head.path,
+                request_id=self.request_id,
+                received_s=received_s,
+                ahead_s=ahead_s(state.routing.clock),
             )
         self._buffer = BodyBuffer(state, head, client)
         self._started = 0.0

@@ -22,6 +22,7 @@ from typing import Any
 from gorgo.core.messages.actions import Action, Cancel, Dispatch, Forward, Hedge, Reject
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.core.record import mutable_record
+from gorgo.live.event_loop import ahead_s
 from gorgo.live.http.body import RequestBuffer, ResettableTimeout, buffer_client
 from gorgo.live.http.errors import HttpError, Message, Receive, Send, error_event, send_error
 from gorgo.live.http.headers import Header, headers_for_replica, request_id_of
@@ -337,7 +338,11 @@ class Exchange:
         self.response = ClientResponse(state, send, self.id, self.record, route, direct_write(scope))
         if state.telemetry.tracing is not None:
             self.record.trace = state.telemetry.tracing.start(
-                self.headers, route=route, request_id=self.id, received_s=self.received_s
+                self.headers,
+                route=route,
+                request_id=self.id,
+                received_s=self.received_s,
+                ahead_s=ahead_s(state.routing.clock),
             )
         self._task = task
         self._race = Race()

@@ -45,6 +45,8 @@ class Engine:
     asked: list[tuple[float, str]] = field(default_factory=list)
     keys: set[bytes] = field(default_factory=set)
     report: OnChange | None = None
+    #: Whether a connection is open and free.
+    has_idle: bool = False
     #: What its name has in DNS; `None` for an address.
     addresses: list[str] | None = None
     looked_up: list[float] = field(default_factory=list)
@@ -617,5 +619,16 @@ def test_changed_peer_is_another_process_whose_cache_is_empty() -> None:
         before = len(watch.engine.asked)
         await watch.run(1.0)
         assert {path for _, path in watch.engine.asked[before:]} >= {"/v1/models", METRICS}, "it is read anew at once"
+
+    watched(test)
+
+
+def test_probe_is_one_request_on_a_warm_connection_and_two_where_it_has_to_open_one() -> None:
+    async def test(watch: Watch) -> None:
+        for has_idle, pings in ((False, 2), (True, 1)):
+            watch.engine.has_idle = has_idle
+            before = len(watch.engine.times(PING))
+            await watch.watcher.probe()
+            assert len(watch.engine.times(PING)) - before == pings
 
     watched(test)
