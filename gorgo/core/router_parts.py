@@ -7,7 +7,8 @@ in flight.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from gorgo.core.admission import AdmissionController
 from gorgo.core.dispatch.dispatcher import Dispatcher
@@ -224,6 +225,15 @@ class RouterView:
         """Return whether some replica serves `model` by name."""
         return self._fleet.eligibility.lists(model)
 
+    def serves(self, model: str | None) -> bool:
+        """Return whether some replica would be sent a request for `model`, healthy or not."""
+        return self._fleet.eligibility.serves(model)
+
+    def serves_beside(self, model: str | None, replica: str) -> bool:
+        """Return whether another replica than `replica` would be sent a request for `model`, healthy or not."""
+        others = self._fleet.replicas.keys() - {replica}
+        return self._fleet.eligibility.has_replica_of(frozenset(others), model)
+
     def models(self) -> dict[str, frozenset[str]]:
         """Return the models that replicas list, and the regions in which each is served."""
         return self._fleet.eligibility.regions_of_models()
@@ -329,11 +339,18 @@ class RouterReplicas:
 
     # -- reports of one
 
-    def on_probe(self, replica: str, rtt_s: float | None, *, now: float, refusal: int | None = None) -> list[Action]:
-        """Record a probe's round trip, s, `None` if it failed; `refusal` is the 4xx of a failed one."""
+    def on_probe(
+        self, replica: str, rtt_s: float | None, *, now: float, refusal: int | None = None, cause: str | None = None
+    ) -> list[Action]:
+        """Record a probe's round trip, s, `None` if it failed; `refusal` is the 4xx of a failed one.
+
+        `cause` is why it failed, in words.
+        """
         member = self._fleet.replicas.get(replica)
         if member is not None:
             member.probe_refusal = refusal
+            if rtt_s is None and cause is not None:
+                member.last_failure = cause
             self._fleet.probed(member, rtt_s, now=now)
             if rtt_s is None:
                 if refusal is None:
@@ -360,19 +377,37 @@ class RouterReplicas:
             self._fleet.scraped(member, sample, now=now)
             if member.restarts.observe(sample):
                 self._poison.on_down(member, now=now)
-                self._index.flush(member.slot)
-                self._peers.flush(member.slot)
-                self._feeds.restarted(member.slot)
-                self._fleet.events.append(ReplicaRestarted(replica, member.spec.region))
+                self._forget_cache(member)
             self._feeds.scraped(member.slot)
             self._prefix_updater.resize(member)
         return []
 
-    def on_models(self, replica: str, models: tuple[str, ...], *, now: float) -> list[Action]:
-        """Record the models that an engine lists."""
+    def on_replaced(self, replica: str, *, now: float) -> list[Action]:
+        """Record that another process answers in the place of a replica's: its name has moved. Its cache is another."""
         member = self._fleet.replicas.get(replica)
         if member is not None:
-            self._fleet.list_models(member, models)
+            member.restarts.replaced()
+            self._forget_cache(member)
+        return []
+
+    def _forget_cache(self, member: Replica) -> None:
+        self._index.flush(member.slot)
+        self._peers.flush(member.slot)
+        self._feeds.restarted(member.slot)
+        self._fleet.events.append(ReplicaRestarted(member.spec.name, member.spec.region))
+
+    def on_models(
+        self,
+        replica: str,
+        models: tuple[str, ...],
+        *,
+        contexts: Mapping[str, int] = MappingProxyType({}),
+        now: float,
+    ) -> list[Action]:
+        """Record the models that an engine lists, and the contexts of those for which it says one, tokens."""
+        member = self._fleet.replicas.get(replica)
+        if member is not None:
+            self._fleet.list_models(member, models, contexts)
             self._admission.needs_drain = True
         return self._drain_queue(now)
 

@@ -28,6 +28,7 @@ from gorgo.core.dispatch.in_flight import (
     Attempt,
     PoisonPrompts,
     RequestState,
+    cause_of,
     no_replica,
     poison_prompt,
     status_of,
@@ -57,6 +58,9 @@ from gorgo.core.training.outcomes import OutcomeRow
 # A 5xx or a timeout before any content is judged at the end of its request: it is the replica's failure, unless
 # several replicas failed the request alike. Then it is the request that is at fault, and no replica is to blame. Until
 # that end `request_filter.OpenFailures` has the failure. A 501 is a refusal.
+#
+# A 4xx that names the context length says that the request is too long for this replica. It is tried once on a replica
+# with a longer context, if there is one, and no replica is to blame.
 #
 # Any other 4xx is the client's fault until a replica has answered with nothing else `SUSPECT_AFTER` times in a row.
 # Answers of one token or none are judged alike: after so many in a row they are withheld, and tried elsewhere. A
@@ -100,6 +104,12 @@ class Refusals:
     def on_result(self, attempt: Attempt, outcome: Outcome, *, now: float) -> bool:
         """Record the end of an attempt. Return whether it is doubtful: another replica may answer the request."""
         replica = attempt.replica
+        if outcome.over_context:
+            # It says nothing of the replica but its context. A longer one is tried once.
+            if attempt.state.over_context_of is not None or not outcome.unsent:
+                return False
+            attempt.state.over_context_of = replica
+            return True
         if outcome.short:
             if replica.short_answers <= 0:
                 replica.short_answers_s = now
@@ -410,11 +420,24 @@ class RequestLifecycle:
             write_outcome(attempt, outcome, now=now)
         if attempt.recorded is not None:
             record_outcome(self._dispatcher.recorder, attempt, outcome, now=now)
+        if outcome.short or outcome.result is not COMPLETED:
+            self._note_failure(attempt, outcome, now)
         refused = self._refusals.on_result(attempt, outcome, now=now)
         if attempt.learn is not None and outcome.result is COMPLETED and not refused:
             attempt.learn(now)
         self._update_health(attempt, outcome, now, refused=refused)
         return refused
+
+    def _note_failure(self, attempt: Attempt, outcome: Outcome, now: float) -> None:
+        """Keep what may eject its replica, in words, before it does."""
+        result, replica, spent_s = outcome.result, attempt.replica, now - attempt.dispatched_s
+        if result is COMPLETED:
+            replica.last_failure = f"an answer of one token or none after {spent_s:.2g} s"
+            return
+        refused = result is AttemptResult.UPSTREAM_4XX and outcome.status in REFUSALS
+        if refused or result is AttemptResult.BUSY or result.failed:
+            replica.last_failure = cause = cause_of(outcome, spent_s)
+            attempt.state.causes.append(f"{replica.spec.name}: {cause}")
 
     def _update_health(self, attempt: Attempt, outcome: Outcome, now: float, *, refused: bool) -> None:
         """Update the replica's concurrency limit and health, and the prefix index."""
@@ -466,7 +489,7 @@ class RequestLifecycle:
             return poison_prompt(state.request, self._poison.known(state.request, now=now))
         if not (state.request.idempotent or _is_unbegun(outcome)):
             return upstream_error(state, outcome)
-        left = self._filter.untried(state.request, state.tried_replicas, now)
+        left = self._untried(state, now)
         if _is_engine_busy(outcome) and any(self._busy.is_open(replica, now=now) for replica in left.replicas):
             return self._dispatch(state, left, now)
         may = state.attempts < self._max_attempts and left.replicas
@@ -510,12 +533,17 @@ class RequestLifecycle:
     def _retry_refused(self, attempt: Attempt, now: float) -> Dispatch | Forward:
         """Return the Dispatch to another replica, as long as there is one and budget, or the refusal for the client."""
         state = attempt.state
-        left = self._filter.untried(state.request, state.tried_replicas, now)
+        left = self._untried(state, now)
         is_open = any(self._busy.is_open(replica, now=now) for replica in left.replicas)
         if is_open and self._refusals.may_retry(attempt, now=now):
             return self._dispatch(state, left, now)
         self._refusals.on_forward(state)
         return Forward(state.request.request_id)
+
+    def _untried(self, state: RequestState, now: float) -> CandidateSet:
+        left = self._filter.untried(state.request, state.tried_replicas, now)
+        over = state.over_context_of
+        return left if over is None else self._filter.longer(left, state.request, over)
 
     def _dispatch(self, state: RequestState, left: CandidateSet, now: float) -> Dispatch:
         return self._dispatcher.dispatch(state, self._dispatcher.evaluate(state.request, left, now=now), now=now)

@@ -94,10 +94,16 @@ RetryAction = Dispatch | Reject | Forward | Continue
 
 @dataclass(frozen=True, slots=True)
 class HealthChanged:
-    """Outlier detection ejected a replica, put it on probation (`half_open`) or readmitted it."""
+    """Outlier detection ejected a replica, put it on probation (`half_open`) or readmitted it.
+
+    Of an ejection: its cause in a word (`ReplicaSnapshot.ejected_by`), its last failure in words, and its back-off, s.
+    """
 
     replica: str
     state: Literal["healthy", "ejected", "half_open"]
+    by: str | None = None
+    why: str | None = None
+    for_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,15 +75,24 @@ def parallel(
 
 @contextmanager
 def _out_of_reach() -> Iterator[None]:
-    """Processes that are started meanwhile are spared Ctrl-C: this one ends them, without a traceback of each."""
+    """Processes that are started meanwhile are spared Ctrl-C: this one ends them, without a traceback of each.
+
+    They inherit that the signal is blocked. One that comes meanwhile is raised at the end: a pool that is half started
+    could not be ended.
+    """
     if current_thread() is not main_thread():  # only the main thread may set signal handlers
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))  # taken by another thread
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
 
 
 def policy_of(name: str) -> Policy:

@@ -19,6 +19,7 @@ from math import inf
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from gorgo.config.replica_advice import several_addresses
 from gorgo.config.values import PROBE_TIMEOUT_S, WARM_CONNECTIONS, WARM_INTERVAL_S
 from gorgo.core.backoff import backoff_s
 from gorgo.core.messages.request import REFUSALS, EngineSample, OpenConnection
@@ -29,6 +30,7 @@ from gorgo.live.http.headers import Header
 from gorgo.live.logs import log, log_missing
 from gorgo.live.monitor.discovery import Discovered, Discovery
 from gorgo.live.state import LiveState
+from gorgo.live.upstream.address import LOOK_UP_INTERVAL_S
 from gorgo.live.upstream.client import POOL_EXHAUSTED, UpstreamError
 from gorgo.live.upstream.connection import NextConnectionState
 from gorgo.live.upstream.target import Target
@@ -166,6 +168,9 @@ class ReplicaMonitor:
         self._discovery = Discovery(state.routing, state.replicas, target, self._fetch)
         self._scraper = Scraper(target, self._fetch, state.routing.clock)
         self._kv_events: KvSubscriber | None = None
+        #: Of a name with several addresses; `None` for one.
+        self._addresses_advice: str | None = None
+        target.upstream.on_replaced(self._replaced)
         target.upstream.on_connection_change(self._report_connection, state.routing.gateway.stale_connections.append)
 
     @property
@@ -184,6 +189,8 @@ class ReplicaMonitor:
             loops.create_task(self._every(lambda: self._state.scrape_interval_s, self.scrape))
             loops.create_task(self._every(discovery_s, self.discover))
             loops.create_task(self._every(lambda: WARM_INTERVAL_S, self.warm))
+            if self._target.upstream.has_name:
+                loops.create_task(self._every(lambda: LOOK_UP_INTERVAL_S, self.look_up))
             loops.create_task(self._probe_after_breaks())
             loops.create_task(self._follow_kv_events())
 
@@ -295,7 +302,9 @@ class ReplicaMonitor:
             self._sought -= rtt_s is not None
             self._unanswered_first = 0 if rtt_s is not None else self._unanswered_first + 1
         replicas = self._state.routing.router.replicas
-        self._state.routing.gateway.apply(replicas.on_probe(self._target.name, rtt_s, now=now, refusal=self._refusal))
+        cause = self._target.last_failure if rtt_s is None else None
+        actions = replicas.on_probe(self._target.name, rtt_s, now=now, refusal=self._refusal, cause=cause)
+        self._state.routing.gateway.apply(actions)
         self._state.telemetry.probe_history.record(self._target.name, rtt_s, now=now)
 
     def _sampled(self, sample: EngineSample | None, now: float) -> None:
@@ -308,14 +317,18 @@ class ReplicaMonitor:
         return self._target.dialect.metrics_path is not None or self._target.dialect.loads_path is not None
 
     async def _measure(self) -> float | None:
-        """Return the time of the second of two pings, as the first may open a connection; `None` without an answer.
+        """Return the time of one ping on an open connection; `None` without an answer.
+
+        Where there is none, a first ping opens it: warm connections make that rare.
 
         Raises `UpstreamError` if this process has no free connection.
         """
         self._refusal = None
         try:
-            await self._find_path()
-            rtt_s = await self._ping()
+            is_warm = self._target.upstream.has_idle
+            rtt_s = await self._find_path()
+            if not is_warm:
+                rtt_s = await self._ping()
         except UpstreamError as failure:
             if failure.reason == POOL_EXHAUSTED:
                 raise
@@ -326,16 +339,16 @@ class ReplicaMonitor:
         self._changed(None)
         return rtt_s
 
-    async def _find_path(self) -> None:
-        """Ping; try the other path if the replica does not have this one."""
+    async def _find_path(self) -> float:
+        """Ping, and return its time; try the other path if the replica does not have this one."""
         try:
-            await self._ping()
+            return await self._ping()
         except UpstreamError as failure:
             if failure.reason not in _NO_PATH:
                 raise
             self._second_path = not self._second_path
             try:
-                await self._ping()
+                return await self._ping()
             except UpstreamError as other:
                 self._second_path = not self._second_path
                 # A wrong key on the second path says more than the absence of the first.
@@ -364,6 +377,27 @@ class ReplicaMonitor:
         now = self._state.routing.clock()
         connection = None if found is None else OpenConnection(found.windows, now - found.idle_s, found.pacing)
         self._state.routing.router.replicas.on_connection(self._target.name, connection, now=now)
+
+    async def look_up(self) -> None:
+        """Look up the name of the replica, which may have moved; warn of one with several addresses."""
+        try:
+            found = await self._target.upstream.look_up()
+        except OSError:
+            return  # What is known stays: a connection that fails says why.
+        advice = several_addresses(found)
+        if advice is not None and self._addresses_advice is None:
+            log("replica_has_several_addresses", level=logging.WARNING, replica=self._target.name, advice=advice)
+        self._addresses_advice = advice
+
+    def _replaced(self, before: str, now_at: str) -> None:
+        """Another process answers at the replica's name: its cache, models and kind are read anew."""
+        target, routing = self._target, self._state.routing
+        if self._state.replicas.targets.get(target.name) is not target:
+            return
+        log("replica_moved", replica=target.name, before=before, now=now_at)
+        self._discovery.expect_another_process()
+        routing.gateway.apply(routing.router.replicas.on_replaced(target.name, now=routing.clock()))
+        target.connection_lost.set()
 
     async def warm(self) -> None:
         """Ping on several connections at once, unless the replica is known to be silent."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gorgo.core.messages.actions import Dispatch, Reject
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.core.prompt.parse import token_boundaries
+from gorgo.live.event_loop import ahead_s
 from gorgo.live.http.errors import HttpError, error_of
 from gorgo.live.http.headers import Header
 from gorgo.live.logs import Finished, log, log_request, logged_hashes
@@ -182,7 +183,7 @@ class RequestRecord:
         tokens = route.prompt_tokens if outcome.prompt_tokens is None else outcome.prompt_tokens
         self.telemetry.request_log.add(
             Finished(
-                received_s=self.received_s,
+                received_s=self.received_s + ahead_s(self.routing.clock),
                 model=route.recorded_model,
                 input_tokens=tokens,
                 # An incomplete response would have been longer.

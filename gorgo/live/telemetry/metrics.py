@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gorgo import __version__
+from gorgo import build_version
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
 from gorgo.core.latency.ttft import PARTS, TtftParts
 from gorgo.core.limits import BufferBudget
@@ -426,7 +426,7 @@ class _RouterGauges(Collector):
             families["gorgo_model_version"].add_metric((), model.version)
             families["gorgo_model_samples"].add_metric((), model.samples)
             families["gorgo_model_age_seconds"].add_metric((), max(0.0, self._clock() - model.trained_s))
-        families["gorgo_build_info"].add_metric((__version__,), 1)
+        families["gorgo_build_info"].add_metric((build_version(),), 1)
         return [*families.values(), self._routes(families)]
 
     def _routes(self, families: Mapping[str, GaugeMetricFamily]) -> CounterMetricFamily:

@@ -33,11 +33,12 @@ from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.core.numeric import parse_json
 from gorgo.core.record import mutable_record
 from gorgo.engines.base import continuation_of
+from gorgo.live.event_loop import ahead_s
 from gorgo.live.http.body import RequestBuffer, ResettableTimeout, buffer_client
 from gorgo.live.http.errors import HttpError, Message, Receive, Send, error_event, send_error
 from gorgo.live.http.headers import Header, headers_for_replica, request_id_of
 from gorgo.live.logs import log_failure
-from gorgo.live.request.parse import ParsedRequest, failure_of
+from gorgo.live.request.parse import ParsedRequest, engine_text, failure_of, follow_model
 from gorgo.live.request.record import RETRY_SOON, RequestRecord, record_refusal, refusal_headers
 from gorgo.live.state import LiveState
 from gorgo.live.upstream.client import CONNECTION_LOST, POOL_EXHAUSTED, UpstreamError
@@ -371,7 +372,11 @@ class Exchange:
         self.response = ClientResponse(state, send, self.id, self.record, route, direct_write(scope))
         if state.telemetry.tracing is not None:
             self.record.trace = state.telemetry.tracing.start(
-                self.headers, route=route, request_id=self.id, received_s=self.received_s
+                self.headers,
+                route=route,
+                request_id=self.id,
+                received_s=self.received_s,
+                ahead_s=ahead_s(state.routing.clock),
             )
         self._task = task
         self._race = Race()
@@ -509,6 +514,8 @@ class Exchange:
             self._race.track(dispatch.attempt_id, task)
             self.record.attempt_started(dispatch)
             outcome = await self._try(lease, task)
+            if outcome.status == 404 and outcome.unsent:
+                await follow_model(self.state.routing, self.request.route.model, dispatch.replica)
         except asyncio.CancelledError:
             if dispatch.attempt_id in self._race or self.response.disconnected:
                 raise
@@ -545,7 +552,7 @@ class Exchange:
                 target.connection_lost.set()
             if failure.cause is not None:
                 self.record.cause = target.last_failure = failure.cause
-            return await self._upstream_failed(failure.reason)
+            return await self._upstream_failed(failure.reason, failure.cause)
         except TimeoutError:
             if timer.timed_out:
                 return await self._deadline_exceeded()
@@ -597,6 +604,8 @@ class Exchange:
             if passage.refusal is not None and (self._refused is None or self._refused[1].status >= 400):
                 # A short answer is not replaced: it is better than another replica's refusal.
                 self._refused = lease, passage.refusal, target.deadlines.stream_idle_s
+            if passage.failure_body:
+                outcome = replace(outcome, text=engine_text(passage.failure_body, self.request.body))
             return outcome
         finally:
             await source.aclose()
@@ -646,12 +655,12 @@ class Exchange:
             dispatch = lease.dispatch
             self.state.telemetry.metrics.dispatched(dispatch.replica, dispatch.region, dispatch.decision)
 
-    async def _upstream_failed(self, reason: str) -> Outcome:
+    async def _upstream_failed(self, reason: str, cause: str | None = None) -> Outcome:
         """Return the outcome of a failed replica. If the response has begun, end it with an error."""
         if not self.response.writer.started:
             # Without a free connection the replica is busy, not broken.
             result = AttemptResult.BUSY if reason == POOL_EXHAUSTED else AttemptResult.FAILED_BEFORE_CONTENT
-            return Outcome(result, error=reason)
+            return Outcome(result, error=reason, text=cause)
         rest = self._broken
         if rest is not None and (rest.seam is None or not rest.seam.begun):
             # The client has nothing of this attempt.

@@ -41,6 +41,7 @@ from gorgo.live.request.parse import (
     failure_of,
     failure_of_event,
     is_comment,
+    is_over_context,
     is_short_stream,
     is_short_usage,
     result_of_stream,
@@ -214,6 +215,7 @@ class Passage:
         "_unsent",
         "buffer",
         "chunk_limit_s",
+        "failure_body",
         "filter",
         "gaps",
         "has_error",
@@ -273,6 +275,8 @@ class Passage:
         self.tail = UsageReader()
         #: Set where the usage event is removed.
         self.filter: UsageEventFilter | None = None
+        #: What the replica says of a failure before any content.
+        self.failure_body = b""
         #: A complete answer that has not been sent.
         self.refusal: Refusal | None = None
         self.gaps = Gaps()
@@ -423,11 +427,15 @@ class Passage:
     def refused(self, body: bytes, status: int | None = None) -> Outcome:
         """Retain a refusal; return its outcome."""
         self.retain(body)
-        return Outcome(AttemptResult.UPSTREAM_4XX, status=status or self.source.status, unsent=True)
+        status = status or self.source.status
+        return Outcome(
+            AttemptResult.UPSTREAM_4XX, status=status, unsent=True, over_context=is_over_context(status, body)
+        )
 
     def failed(self, body: bytes, failure: Outcome) -> Outcome:
         """Retain the answer of a failure; return its outcome. The client gets it if other replicas fail alike."""
         self.retain(body)
+        self.failure_body = body
         return replace(failure, unsent=True)
 
     # -- what is measured
@@ -526,6 +534,7 @@ async def _begin(passage: Passage) -> tuple[int | None, Outcome | None]:
     scan, error_status = begun.scan, begun.scanner.error_status
     if scan is StreamState.ERROR:
         if (failure := failure_of_event(error_status)) is not None:
+            passage.failure_body = b"".join(begun.chunks)
             return None, failure
         while (chunk := await _next_chunk(source)) is not None:
             if not begun.add(chunk, BUFFER_BYTES):

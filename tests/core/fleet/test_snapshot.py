@@ -119,6 +119,7 @@ def test_every_figure_of_a_row_is_as_worked_out_by_hand() -> None:
         "panic": False,
         "ejected_for_s": None,
         "ejected_by": None,
+        "ejected_why": None,
         "in_state_for_s": None,
         "slow_start_for_s": None,
         "slow_start_in_flight": None,

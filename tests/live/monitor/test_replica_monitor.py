@@ -16,6 +16,8 @@ from gorgo.config.values import REPLICA_KEEP_ALIVE_S, WARM_CONNECTIONS
 from gorgo.core.fleet.replica import ReplicaSpec
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
 from gorgo.core.latency.ttft import TcpWindows
+from gorgo.core.messages.actions import Dispatch
+from gorgo.core.messages.request import AttemptResult, EngineSample, Outcome, RouteRequest
 from gorgo.core.policy.weights import Weights
 from gorgo.live.build import build_live
 from gorgo.live.event_loop import RouterGateway
@@ -45,6 +47,25 @@ class Engine:
     asked: list[tuple[float, str]] = field(default_factory=list)
     keys: set[bytes] = field(default_factory=set)
     report: OnChange | None = None
+    #: Whether a connection is open and free.
+    has_idle: bool = False
+    #: What its name has in DNS; `None` for an address.
+    addresses: list[str] | None = None
+    looked_up: list[float] = field(default_factory=list)
+    replaced: Callable[[str, str], None] | None = None
+
+    @property
+    def has_name(self) -> bool:
+        return self.addresses is not None
+
+    async def look_up(self) -> frozenset[str]:
+        self.looked_up.append(asyncio.get_running_loop().time())
+        if not self.addresses:
+            raise OSError("no answer")
+        return frozenset(self.addresses)
+
+    def on_replaced(self, report: Callable[[str, str], None]) -> None:
+        self.replaced = report
 
     def on_connection_change(self, report: OnChange, on_stale: Callable[[ConnectionTracker], None]) -> None:
         self.report = report
@@ -111,7 +132,7 @@ def watched(
     async def run() -> None:
         loop = asyncio.get_running_loop()
         proxy = ProxyConfig(region="here", probe_interval_s=probe_interval_s, scrape_interval_s=scrape_interval_s)
-        row = replace(ReplicaConfig(name="a", region="here", url="http://127.0.0.1:1"), **replica)
+        row = replace(ReplicaConfig(name="a", region="here", url="http://127.0.0.1:1", engine="sglang"), **replica)
         config = Config(proxy=proxy, regions=(RegionConfig(name="here"),), replicas=(row,), limits=LimitsConfig())
         environ = {"REPLICA_KEY": "sk-replica"}
         state = build_live(
@@ -647,5 +668,66 @@ def test_the_first_three_answers_come_a_second_apart_and_the_shortest_counts() -
         await watch.run(70.0)
         assert [round(at - start_s) for at in probes] == [1, 2, 32, 62]
         assert watch.view.rtt_ms == pytest.approx(10.0), "one slow probe is no price for half a minute"
+
+    watched(test)
+
+
+# -- names
+
+
+def test_name_is_looked_up_in_the_background_and_an_address_is_not() -> None:
+    async def test(watch: Watch) -> None:
+        await watch.run(21.0)
+        assert watch.engine.looked_up == []
+        watch.engine.addresses = ["10.0.0.1"]
+        await watch.run(21.0)
+        assert gaps(watch.engine.looked_up) == [5.0, 5.0, 5.0]
+
+    watched(test)
+
+
+def test_name_with_several_addresses_is_warned_of_once_and_dns_may_be_away(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(watch: Watch) -> None:
+        for addresses in (["10.0.0.1", "fd00::1"], ["10.0.0.1", "10.0.0.2"], [], ["10.0.0.1", "10.0.0.2", "10.0.0.3"]):
+            watch.engine.addresses = addresses
+            await watch.watcher.look_up()
+
+    watched(test)
+    (said,) = [record for record in caplog.records if record.getMessage() == "replica_has_several_addresses"]
+    assert getattr(said, "fields", {})["replica"] == "a"
+    assert "2 addresses (10.0.0.1, 10.0.0.2)" in getattr(said, "fields", {})["advice"]
+    assert "fleet_sources" in getattr(said, "fields", {})["advice"]
+
+
+def test_changed_peer_is_another_process_whose_cache_is_empty() -> None:
+    async def test(watch: Watch) -> None:
+        router = watch.state.routing.router
+        blocks = b"".join(number.to_bytes(8, "big") for number in range(4))
+        request = RouteRequest("r", 0.0, 256, blocks, 64.0, 1)
+        dispatch, _ = router.submit(request, now=0.0)
+        assert isinstance(dispatch, Dispatch)
+        router.on_first_token(dispatch.attempt_id, now=0.1)
+        router.on_finish(dispatch.attempt_id, Outcome(AttemptResult.COMPLETED, status=200), now=0.2)
+        router.replicas.on_engine_sample("a", EngineSample(prompt_tokens_total=900.0), now=0.3)
+        assert watch.view.index_blocks == 4
+        assert watch.engine.replaced is not None
+        watch.engine.replaced("10.0.0.1", "10.0.0.2")
+        assert (watch.view.index_blocks, watch.view.restarts) == (0, 1)
+        router.replicas.on_engine_sample("a", EngineSample(prompt_tokens_total=20.0), now=0.4)
+        assert watch.view.restarts == 1, "its counters are its own"
+        before = len(watch.engine.asked)
+        await watch.run(1.0)
+        assert {path for _, path in watch.engine.asked[before:]} >= {"/v1/models", METRICS}, "it is read anew at once"
+
+    watched(test)
+
+
+def test_probe_is_one_request_on_a_warm_connection_and_two_where_it_has_to_open_one() -> None:
+    async def test(watch: Watch) -> None:
+        for has_idle, pings in ((False, 2), (True, 1)):
+            watch.engine.has_idle = has_idle
+            before = len(watch.engine.times(PING))
+            await watch.watcher.probe()
+            assert len(watch.engine.times(PING)) - before == pings
 
     watched(test)

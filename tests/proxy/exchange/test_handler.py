@@ -33,7 +33,10 @@ DEADLINES: dict[str, float] = {
 def config(policy: str = "round-robin", overload: OverloadConfig | None = None, **limits: Any) -> Config:
     """Two replicas in two regions."""
     url = "http://127.0.0.1:1"
-    rows = (ReplicaConfig(name="r0", region="here", url=url), ReplicaConfig(name="r1", region="there", url=url))
+    rows = (
+        ReplicaConfig(name="r0", region="here", url=url, engine="sglang"),
+        ReplicaConfig(name="r1", region="there", url=url, engine="sglang"),
+    )
     return Config(
         proxy=ProxyConfig(region="here", policy=policy),
         regions=(RegionConfig(name="here"), RegionConfig(name="there")),

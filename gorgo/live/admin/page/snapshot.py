@@ -167,7 +167,8 @@ def condition_of(view: ReplicaSnapshot, failure: str | None = None) -> Condition
     if view.state == "draining":
         left = f"{view.in_flight_requests} in flight" if view.in_flight_requests else "none in flight"
         return Condition("draining", f"no new requests, {left}")
-    cause = "" if failure is None else f" ({failure})"
+    cause = view.ejected_why or failure
+    cause = "" if cause is None else f" ({cause})"
     because = _EJECTED.get(view.ejected_by or "", "it failed") + cause
     if view.state == "ejected":
         return Condition("ejected", f"{because}; retried in {view.ejected_for_s or 0:.0f} s")
