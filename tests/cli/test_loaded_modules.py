@@ -22,6 +22,7 @@ UNCONFIGURED = (
     *("gorgo.learning", "gorgo.live.training", "gorgo.live.tokens", "gorgo.live.kv_events", "gorgo.live.peer_store"),
     *("gorgo.policies.learned", "gorgo.policies.sticky", "gorgo.live.fleet_sources.kubernetes"),
     *("zmq", "redis", "tokenizers", "lightgbm", "dns", "opentelemetry", "sqlalchemy", "cma", "joblib", "aiohttp"),
+    *("rich", "pygments", "click"),  # of httpx's own command line
 )
 #: Of the proxy's process alone, or of other commands.
 NOT_FOR_A_CHECK = ("gorgo.proxy", "gorgo.live.state", "httpx", "starlette", "hypercorn", "prometheus_client", "rich")
@@ -29,7 +30,8 @@ _PROGRAM = """
 import atexit, sys
 from pathlib import Path
 written = Path(sys.argv.pop(1))
-atexit.register(lambda: written.write_text("\\n".join(sys.modules)))
+loaded = lambda: [name for name, module in sys.modules.items() if module is not None]
+atexit.register(lambda: written.write_text("\\n".join(loaded())))
 from gorgo.cli import main
 main()
 """
