@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 
 from gorgo.core.messages.request import RouteRequest
-from gorgo.core.policy.candidates import Candidates
-from gorgo.core.policy.choice import Choice
-from gorgo.core.policy.interface import IndexKind, Policy
+from gorgo.core.policy.interface import Candidates, Choice, IndexKind, Policy
 from gorgo.core.policy.weights import Weights
 from gorgo.core.record import record
 from gorgo.lab.sim.engine.kv_cache import KvCache

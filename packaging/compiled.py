@@ -40,7 +40,7 @@ COMPILED = (
 LIVE = (
     "gorgo/engines/kv_events.py",
     "gorgo/engines/kv_sources.py",
-    "gorgo/live/clock.py",
+    "gorgo/live/event_loop.py",
     "gorgo/live/http/*.py",
     "gorgo/live/kv_events/*.py",
     "gorgo/live/kv_feed_stats.py",
@@ -48,14 +48,12 @@ LIVE = (
     "gorgo/live/listener/heads.py",
     "gorgo/live/request/*.py",
     "gorgo/live/request_options.py",
-    "gorgo/live/router_gateway.py",
     "gorgo/live/state.py",
     "gorgo/live/stored_responses.py",
-    "gorgo/live/telemetry/client_usage.py",
     "gorgo/live/telemetry/counters.py",
     "gorgo/live/telemetry/metrics.py",
     "gorgo/live/telemetry/outcome_log.py",
-    "gorgo/live/telemetry/request_log_file.py",
+    "gorgo/live/logs.py",
     "gorgo/live/upstream/*.py",
     "gorgo/picker/call.py",
     "gorgo/picker/exchange/*.py",
@@ -65,8 +63,8 @@ LIVE = (
     "gorgo/picker/transport/streams.py",
     "gorgo/picker/transport/services.py",
     "gorgo/proxy/exchange/*.py",
-    "gorgo/proxy/response_writer.py",
-    "gorgo/live/uploads.py",
+    "gorgo/proxy/exchange/relay.py",
+    "gorgo/live/http/body.py",
 )
 
 _AWAITS = "a coroutine waits where an exception is handled"
@@ -80,9 +78,7 @@ EXCLUDED = {
     "gorgo/core/policy/weights.py": "a dataclass that is a Mapping",
     "gorgo/core/policy/interface.py": "a protocol for isinstance",
     "gorgo/core/peers/exchange.py": "a protocol for isinstance",
-    "gorgo/core/policy/candidates.py": "columns are properties by name",
-    "gorgo/core/fleet/columns.py": "columns are attributes by name",
-    "gorgo/core/fleet/replica.py": "frozen dataclasses that go to other processes",
+    "gorgo/core/fleet/replica.py": "columns are attributes by name",
     "gorgo/core/limits.py": "frozen dataclasses that go to other processes",
     "gorgo/lab/sim/engine/profiles.py": "frozen dataclasses that go to other processes",
     "gorgo/lab/sim/records.py": "the record of a live replay, which stays Python, inherits from one of them",
@@ -93,8 +89,6 @@ EXCLUDED = {
     "gorgo/core/latency/ttft.py": "named tuples with defaults between fields: mypyc 2.4 refuses the signature",
     "gorgo/core/training/learning.py": "a protocol for isinstance",
     "gorgo/core/metric_spec.py": "read at import alone",
-    "gorgo/engines/kv_events.py": "structs that msgspec reads by their annotations",
-    "gorgo/live/http/body.py": _GENERATOR,
     "gorgo/live/http/headers.py": "a list with a field of its own",
     "gorgo/live/http/tls.py": _RARE,
     "gorgo/live/http/errors.py": _RARE,
@@ -105,11 +99,9 @@ EXCLUDED = {
     "gorgo/live/kv_events/worker.py": _RARE,
     "gorgo/live/upstream/address.py": _RARE,
     "gorgo/live/upstream/client.py": _GENERATOR,
-    "gorgo/live/upstream/pool.py": _AWAITS,
     "gorgo/picker/transport/http2/server.py": _AWAITS,
     "gorgo/proxy/exchange/exchange.py": _AWAITS,
-    "gorgo/proxy/exchange/handler.py": _AWAITS,
-    "gorgo/proxy/exchange/relay.py": _AWAITS,
+    "gorgo/proxy/server.py": _AWAITS,
 }
 
 

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from gorgo.cli import app
 from gorgo.config.load import parse_config
 from gorgo.core.messages.request import RouteRequest
-from gorgo.core.policy.candidates import Candidates
+from gorgo.core.policy.interface import Candidates
 from gorgo.core.policy.weights import WeightSpec
 from gorgo.engines import registry as engines
 from gorgo.engines.registry import dialect

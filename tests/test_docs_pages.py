@@ -12,12 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gorgo.core.fleet.columns import Columns
+from gorgo.core.fleet.replica import Columns
 from gorgo.core.latency.prefill import PrefillPrior
 from gorgo.core.messages.decision import Decision
 from gorgo.core.messages.request import RouteRequest
-from gorgo.core.policy.candidates import Candidates
-from gorgo.core.policy.choice import Choice
+from gorgo.core.policy.interface import Candidates, Choice
 from gorgo.core.policy.weights import Weights, WeightSpec
 from gorgo.policies import registry
 from gorgo.policies.registry import POLICIES, make_policy

@@ -25,7 +25,7 @@ FOLDERS = ("gorgo", "tuner", "experiments")
 #: Modules that one other imports.
 MOST_WITH_ONE_IMPORTER = 60
 #: Modules whose functions a small chat request calls, from its bytes to the answer's.
-MOST_ENTERED = 89
+MOST_ENTERED = 50
 #: Modules that import each row of a table, by the package of the rows.
 TABLES = {
     "gorgo.engines.registry": "gorgo.engines",

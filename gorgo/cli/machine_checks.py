@@ -19,11 +19,11 @@ from gorgo.config.load import inside, items
 from gorgo.config.model import ClientsConfig, ModelConfig, PickerConfig, ProxyConfig, SharedConfig, TlsConfig
 from gorgo.errors import ConfigError, InvalidValueError, MissingExtra
 from gorgo.live.extras import DNS, EVENTS, SHARED, Extra, is_installed
-from gorgo.live.http.client_auth import read_client_keys
 from gorgo.live.http.tls import served_tls, upstream_tls
 from gorgo.live.listener.sockets import check_bind
 from gorgo.live.prompt_tokens import read_tokenizers
 from gorgo.live.replica_secrets import replica_secrets
+from gorgo.live.request_options import read_client_keys
 from gorgo.live.telemetry.tracing import require_extra
 
 #: As in the model: another value is an error already, and may be a key.

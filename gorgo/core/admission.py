@@ -1,7 +1,7 @@
 """Admission: dispatch, queue or reject a request before its first dispatch.
 
 Owns the first evaluation on arrival, later evaluations while the request is queued, and its end there. Leaves capacity
-to `fleet.saturation`, and the choice and the reservation to `dispatch.dispatcher`.
+to `fleet.request_filter`, and the choice and the reservation to `dispatch.dispatcher`.
 
 - `meets_deadline`, `misses_deadline` and `shed_at_s` are the rules of shedding.
 - `RetryAfter` says when a rejected client should come again.
@@ -31,8 +31,9 @@ from heapq import heapify, heappop, heappush, merge
 from math import inf
 
 from gorgo.core.dispatch.dispatcher import Dispatcher, Evaluation
-from gorgo.core.dispatch.in_flight import RequestState
-from gorgo.core.dispatch.outcomes import (
+from gorgo.core.dispatch.in_flight import (
+    PoisonPrompts,
+    RequestState,
     deadline_exceeded,
     model_not_found,
     no_replica,
@@ -44,16 +45,12 @@ from gorgo.core.dispatch.outcomes import (
     subset_unknown,
     too_many_in_flight,
 )
-from gorgo.core.dispatch.poison import PoisonPrompts
 from gorgo.core.fleet.fleet import Fleet
-from gorgo.core.fleet.request_filter import RequestFilter
-from gorgo.core.fleet.saturation import SaturationDetector
-from gorgo.core.limits import OverloadLimits
+from gorgo.core.fleet.request_filter import RequestFilter, SaturationDetector
+from gorgo.core.limits import ClientQuotas, OverloadLimits
 from gorgo.core.messages.actions import AdmissionAction, Dispatch, Hold, Reject
 from gorgo.core.messages.request import RouteRequest
-from gorgo.core.policy.choice import Choice, Prediction
-from gorgo.core.policy.interface import takes_objectives
-from gorgo.core.quotas import ClientQuotas
+from gorgo.core.policy.interface import Choice, Prediction, takes_objectives
 
 # Whether a request can still meet its deadline: the rules of shedding, as plain functions.
 #

@@ -1,8 +1,11 @@
-"""Every bound of the Router, with its reason. Imports no other part of the core."""
+"""Every bound of the Router, with its reason; the quotas of clients, and the bytes that the proxy buffers.
+
+Imports no other part of the core.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 
@@ -197,3 +200,338 @@ class RouterLimits:
     clients: ClientRules = field(default_factory=ClientRules)
     fallbacks: int = 0
     sampled_replicas: int = 128
+
+
+# Quotas: requests in flight, requests per second and tokens per second of each client. Pure, on the caller's clock.
+#
+# Theory of operation. Requests are paid before: a bucket is emptied by one. Tokens are paid afterwards, because the
+# length of an answer is not known before: a prompt is charged on arrival, the rest at the end, and the allowance may
+# be negative. A client with none left waits until it has some again, so its rate holds in the long run, and a prompt
+# may be larger than an allowance.
+#
+# Memory is bounded: a client with nothing in flight and a full bucket is like one that never came.
+
+
+#: Clients counted before those with a full bucket are dropped; a list of keys has a quarter of it.
+MAX_CLIENTS = 4096
+#: Retry-After of a client with too many in flight, s: the end of one of its requests is not predicted.
+IN_FLIGHT_RETRY_S = 1.0
+#: Of a time that counts from the epoch: a client that comes at its Retry-After is admitted.
+_NOISE = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaExceeded:
+    """Why a client's request is rejected, and its Retry-After, s.
+
+    Not a `Reject`: that is the answer to one request in the Router, with its id and status. A shell also asks for
+    requests that never reach the Router.
+    """
+
+    code: str
+    message: str
+    retry_after_s: float
+
+
+@dataclass(slots=True)
+class _Quota:
+    requests: float
+    tokens: float
+    filled_s: float
+    in_flight: int = 0
+
+
+class ClientQuotas:
+    """Counts per client.
+
+    Example
+    -------
+    >>> quotas = ClientQuotas(ClientRules(ClientLimits(max_in_flight=1, requests_per_s=0.5, burst=2)))
+    >>> quotas.acquire("a", now=0.0), quotas.acquire("a", now=0.0).code
+    (None, 'client_concurrency')
+    >>> quotas.release("a")
+    >>> quotas.acquire("a", now=0.0), quotas.release("a"), quotas.acquire("a", now=0.5).retry_after_s
+    (None, None, 1.5)
+    """
+
+    def __init__(self, rules: ClientRules) -> None:
+        self.set_rules(rules)
+        self._quotas: dict[str, _Quota] = {}
+
+    def set_rules(self, rules: ClientRules) -> None:
+        """Replace the limits for requests from now on; requests in flight that were not counted stay so."""
+        self._rules, self._counting = rules, rules.has_limits
+
+    def counts(self, client: str | None) -> bool:
+        """Return whether a request of `client` is counted now, and so has to be released."""
+        return client is not None and self._counting
+
+    def acquire(self, client: str | None, *, now: float, tokens: int = 0) -> QuotaExceeded | None:
+        """Count one more request of `client` with a prompt of `tokens`, or return the quota that it exceeds."""
+        if client is None or not self._counting:
+            return None
+        exceeded = self.check(client)
+        if exceeded is not None:
+            return exceeded
+        limits = self._rules.for_client(client)
+        quota = self._quota(client, limits, now)
+        exceeded = _exceeded(quota, limits)
+        if exceeded is not None:
+            return exceeded
+        if limits.requests_per_s is not None:
+            quota.requests -= 1.0
+        if limits.tokens_per_s is not None:
+            quota.tokens -= tokens
+        quota.in_flight += 1
+        return None
+
+    def count(self, client: str | None, *, now: float) -> QuotaExceeded | None:
+        """Count a request that needs no replica's work, against the rates alone; return the one that it exceeds."""
+        if client is None or not self._counting:
+            return None
+        limits = self._rules.for_client(client)
+        quota = self._quota(client, limits, now)
+        exceeded = _exceeded(quota, limits)
+        if exceeded is None and limits.requests_per_s is not None:
+            quota.requests -= 1.0
+        return exceeded
+
+    def check(self, client: str, *, coming: int = 0) -> QuotaExceeded | None:
+        """Return the quota that one more request in flight exceeds; `coming` are not counted yet. Counts nothing."""
+        most = self._rules.for_client(client).max_in_flight
+        if most is None or self.in_flight(client) + coming < most:
+            return None
+        return QuotaExceeded(
+            "client_concurrency", f"{most} requests of this key are in flight, its limit", IN_FLIGHT_RETRY_S
+        )
+
+    def in_flight(self, client: str) -> int:
+        """Return the requests of `client` in flight."""
+        quota = self._quotas.get(client)
+        return 0 if quota is None else quota.in_flight
+
+    def release(self, client: str | None, *, tokens: int = 0, used: int = 0) -> None:
+        """Release a counted request of `client`: `tokens` were charged on arrival, `used` is what it has used."""
+        self.on_released(client)
+        self.charge(client, tokens=tokens, used=used)
+
+    def on_released(self, client: str | None) -> None:
+        """Count a request of `client` as no longer in flight, before what it has used is known."""
+        quota = None if client is None else self._quotas.get(client)
+        if quota is not None and quota.in_flight:
+            quota.in_flight -= 1
+
+    def charge(self, client: str | None, *, tokens: int, used: int) -> None:
+        """Charge a request that is no longer in flight. Parameters as in `release`."""
+        quota = None if client is None else self._quotas.get(client)
+        if quota is None or client is None:
+            return
+        limits = self._rules.for_client(client)
+        if limits.tokens_per_s is not None:
+            quota.tokens = min(limits.most_tokens, quota.tokens + tokens - used)
+
+    def _quota(self, client: str, limits: ClientLimits, now: float) -> _Quota:
+        quota = self._quotas.get(client)
+        if quota is None:
+            if len(self._quotas) >= MAX_CLIENTS:
+                self._forget(now)
+            quota = self._quotas[client] = _Quota(limits.bucket, limits.most_tokens, now)
+        passed_s = max(0.0, now - quota.filled_s)
+        quota.requests = min(limits.bucket, quota.requests + (limits.requests_per_s or 0.0) * passed_s)
+        quota.tokens = min(limits.most_tokens, quota.tokens + (limits.tokens_per_s or 0.0) * passed_s)
+        quota.filled_s = max(quota.filled_s, now)
+        return quota
+
+    def _forget(self, now: float) -> None:
+        for name in list(self._quotas):
+            quota, limits = self._quotas[name], self._rules.for_client(name)
+            full_s = max(
+                _refill_s(limits.bucket - quota.requests, limits.requests_per_s),
+                _refill_s(limits.most_tokens - quota.tokens, limits.tokens_per_s),
+            )
+            if not quota.in_flight and now - quota.filled_s >= full_s:
+                del self._quotas[name]
+
+
+def _exceeded(quota: _Quota, limits: ClientLimits) -> QuotaExceeded | None:
+    """Return the rate that one more request exceeds."""
+    if limits.requests_per_s is not None and quota.requests < 1.0 - _NOISE:
+        message = f"this key may send {limits.requests_per_s * 60:g} requests a minute"
+        return QuotaExceeded("client_rate", message, _refill_s(1.0 - quota.requests, limits.requests_per_s))
+    if limits.tokens_per_s is not None and quota.tokens <= -_NOISE:
+        message = f"this key may use {limits.tokens_per_s * 60:g} tokens a minute, prompts and answers together"
+        return QuotaExceeded("client_tokens", message, _refill_s(-quota.tokens, limits.tokens_per_s))
+    return None
+
+
+def _refill_s(missing: float, per_s: float | None) -> float:
+    """Return the time until `missing` has come back; 0 without a rate, where nothing is counted."""
+    return 0.0 if per_s is None else max(0.0, missing / per_s)
+
+
+# Bytes that the proxy buffers, in sum and by client: what is granted, and which upload makes way. Pure.
+#
+# Theory of operation. A client may buffer as much as is left free afterwards: one client gets half of the limit, two
+# get a third each, and some is always left for another one (the dynamic threshold of shared-memory switches). A
+# reservation that does not fit evicts slow uploads, the slowest first. If all of them do not suffice, it is refused,
+# and none is evicted.
+#
+# References
+# ----------
+# Choudhury, Hahne: Dynamic Queue Length Thresholds for Shared-Memory Packet Switches, IEEE/ACM ToN 6(2), 1998.
+
+
+#: Age from which an upload can be evicted, and length of the window of its rate: several round trips of a slow path, s.
+GRACE_S = 2.0
+#: Uploads below this rate can be evicted: 2 Mbit/s, half of what the largest body needs to arrive in time.
+SLOW_BYTES_PER_S = 256 * 1024
+
+
+class Buffer:
+    """The reservation of one request, or of one fetch.
+
+    `size` is reserved; `on_evict` is set while its upload, or its unread answer, can be evicted.
+    """
+
+    __slots__ = ("_before", "_received", "_since_s", "_window_s", "client", "evicted", "on_evict", "size")
+
+    def __init__(self, client: str, now: float) -> None:
+        self.client = client
+        self.size = 0
+        self.evicted = False
+        self.on_evict: Callable[[], None] | None = None
+        self._since_s = self._window_s = now
+        self._received = self._before = 0
+
+    def make_evictable(self, on_evict: Callable[[], None], *, now: float) -> None:
+        """Let the reservation be evicted by `on_evict` from the grace on, unless bytes are `received`."""
+        self.on_evict = on_evict
+        self._since_s = self._window_s = now
+        self._received = self._before = 0
+
+    def received(self, count: int, *, now: float) -> None:
+        """Count received bytes in the window of the rate."""
+        passed_s = now - self._window_s
+        if passed_s >= GRACE_S:
+            self._before = self._received if passed_s < 2 * GRACE_S else 0
+            self._received, self._window_s = 0, now
+        self._received += count
+
+    def rate(self, now: float) -> float:
+        """Return the bytes per second of the last one or two windows."""
+        passed_s = now - self._window_s
+        if passed_s >= 2 * GRACE_S:
+            return self._received / passed_s
+        return (self._received + self._before) / (GRACE_S + passed_s)
+
+    def is_slow(self, now: float) -> bool:
+        """Return whether the upload may be evicted."""
+        return self.on_evict is not None and now - self._since_s >= GRACE_S and self.rate(now) < SLOW_BYTES_PER_S
+
+
+class BufferBudget:
+    """All reservations of one proxy.
+
+    Parameters
+    ----------
+    limit_bytes:
+        Of all reservations; `size_limit` is that of a single one.
+
+    Example
+    -------
+    >>> budget = BufferBudget(100)
+    >>> a, b = budget.new_buffer("a", now=0.0), budget.new_buffer("b", now=0.0)
+    >>> budget.reserve(a, 50, now=0.0), budget.reserve(a, 51, now=0.0), budget.reserve(b, 25, now=0.0)
+    (True, False, True)
+    >>> budget.used_bytes, budget.close(a), budget.close(b), budget.used_bytes
+    (75, None, None, 0)
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self._by_client: dict[str, int] = {}
+        self._buffers: dict[Buffer, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._buffers)
+
+    @property
+    def size_limit(self) -> int:
+        """The largest reservation that an empty proxy grants."""
+        return self.limit_bytes // 2
+
+    def new_buffer(self, client: str, *, now: float) -> Buffer:
+        """Return a reservation of nothing."""
+        buffer = Buffer(client, now)
+        self._buffers[buffer] = None
+        return buffer
+
+    def close(self, buffer: Buffer) -> None:
+        """Release a reservation. Idempotent."""
+        if self._buffers.pop(buffer, buffer) is None:
+            self._resize(buffer, 0)
+
+    def reserve(self, buffer: Buffer, size: int, *, now: float) -> bool:
+        """Grow a reservation to `size` in all; evict slow uploads where this needs it. Return False if refused."""
+        more = size - buffer.size
+        if buffer not in self._buffers:
+            return False
+        if more > 0:
+            lacking = self.used_bytes + self._by_client.get(buffer.client, 0) + 2 * more - self.limit_bytes
+            if lacking > 0:
+                for other in self._evictable(lacking, buffer, now):
+                    self._evict(other)
+                    lacking = 0
+            if lacking > 0:
+                return False
+            self._resize(buffer, size)
+        return True
+
+    def shrink(self, buffer: Buffer, size: int) -> None:
+        """Reduce a reservation to `size`."""
+        if buffer in self._buffers and size < buffer.size:
+            self._resize(buffer, size)
+
+    def client_bytes(self, client: str) -> int:
+        """Return the bytes of a client's reservations."""
+        return self._by_client.get(client, 0)
+
+    def check(self) -> None:
+        """Assert that the sums are those of the open reservations."""
+        by_client: dict[str, int] = {}
+        for buffer in self._buffers:
+            if buffer.size:
+                by_client[buffer.client] = by_client.get(buffer.client, 0) + buffer.size
+        assert by_client == self._by_client, "buffered bytes by client"
+        assert sum(by_client.values()) == self.used_bytes, "buffered bytes in sum"
+
+    def _evictable(self, lacking: int, buffer: Buffer, now: float) -> list[Buffer]:
+        """Return the slowest uploads whose end frees `lacking` for `buffer`; none if all do not."""
+        slow = [other for other in self._buffers if other is not buffer and other.size and other.is_slow(now)]
+        slow.sort(key=lambda other: other.rate(now))
+        chosen: list[Buffer] = []
+        for other in slow:
+            # The client's own bytes count in the sum and in its share.
+            lacking -= other.size * (2 if other.client == buffer.client else 1)
+            chosen.append(other)
+            if lacking <= 0:
+                return chosen
+        return []
+
+    def _evict(self, buffer: Buffer) -> None:
+        on_evict, buffer.on_evict = buffer.on_evict, None
+        buffer.evicted = True
+        self.close(buffer)
+        if on_evict is not None:
+            on_evict()
+
+    def _resize(self, buffer: Buffer, size: int) -> None:
+        more = size - buffer.size
+        buffer.size = size
+        self.used_bytes += more
+        left = self._by_client.get(buffer.client, 0) + more
+        if left:
+            self._by_client[buffer.client] = left
+        else:
+            self._by_client.pop(buffer.client, None)

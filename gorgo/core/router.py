@@ -20,36 +20,28 @@ from collections.abc import Sequence
 import numpy as np
 
 from gorgo.core.admission import AdmissionController, Preconditions
-from gorgo.core.caches import RouterCaches
 from gorgo.core.dispatch.dispatcher import Dispatcher
 from gorgo.core.dispatch.hedging import Hedger
-from gorgo.core.dispatch.in_flight import InFlightTable, RequestState
+from gorgo.core.dispatch.in_flight import InFlightTable, PoisonPrompts, RequestState
 from gorgo.core.dispatch.lifecycle import RequestLifecycle
-from gorgo.core.dispatch.poison import PoisonPrompts
 from gorgo.core.dispatch.prefix_updates import CacheAccuracy, PrefixUpdater
 from gorgo.core.fleet.fleet import Fleet
-from gorgo.core.fleet.outlier import HealthState
 from gorgo.core.fleet.region_outage import RegionOutages
-from gorgo.core.fleet.replica import ReplicaSpec
+from gorgo.core.fleet.replica import HealthState, ReplicaSpec
 from gorgo.core.fleet.request_filter import RequestFilter
-from gorgo.core.limits import RouterLimits
+from gorgo.core.limits import ClientQuotas, RouterLimits
 from gorgo.core.messages.actions import Action, AdmissionAction, Dispatch, Reject, RetryAction
-from gorgo.core.messages.request import Outcome, RouteRequest
-from gorgo.core.messages.samples import SampleRing
+from gorgo.core.messages.request import Outcome, RouteRequest, SampleRing
 from gorgo.core.peers.group import PeerGroup
 from gorgo.core.peers.records import PeerStatus
 from gorgo.core.policy.interface import Policy, required_index, validate_shadow
 from gorgo.core.policy.weights import Weights
-from gorgo.core.prefix.answers import Answers
-from gorgo.core.prefix.found_share import FoundShares
-from gorgo.core.prefix.index import PrefixIndex
+from gorgo.core.prefix.index import Answers, PrefixIndex
 from gorgo.core.prefix.kv_feeds import KvFeeds
-from gorgo.core.prompt.tokens import BytesPerToken
-from gorgo.core.quotas import ClientQuotas
-from gorgo.core.replicas import RouterReplicas
-from gorgo.core.settings import RouterSettings
+from gorgo.core.prefix.residency import FoundShares
+from gorgo.core.prompt.fingerprint import BytesPerToken
+from gorgo.core.router_parts import RouterCaches, RouterReplicas, RouterSettings, RouterView
 from gorgo.core.training.learning import Learning
-from gorgo.core.view import RouterView
 
 _DEFAULTS = RouterLimits()
 

@@ -19,8 +19,7 @@ from enum import Enum
 from itertools import islice
 from typing import Any
 
-from gorgo.core.json_text import parse_json
-from gorgo.core.numeric import MAX_AMOUNT
+from gorgo.core.numeric import MAX_AMOUNT, parse_json
 from gorgo.core.record import mutable_record, record
 
 # Server-sent events out of bytes split anywhere.

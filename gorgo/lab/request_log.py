@@ -1,7 +1,7 @@
 """The proxy's request log as a trace, for `gorgo tune-offline`.
 
 Owns the reading of log files and their rotated predecessors, the check of each line (`LoggedRequest`), and the step
-from bytes to blocks. The form is `gorgo.live.telemetry.request_log_file`'s.
+from bytes to blocks. The form is `gorgo.live.logs`'s.
 
 Theory of operation. A hash in the log ends at a multiple of 2,048 bytes of text, an id in a trace at a multiple of 512
 tokens, and a model's tokens are of any length. So the bytes per token of each model are taken over the whole log, and
@@ -29,7 +29,7 @@ from gorgo.errors import TraceError
 from gorgo.lab.traces import BLOCK_TOKENS, TraceFilters, TraceRequest
 from gorgo.lab.traces.load import SPAN_S_MAX
 from gorgo.lab.traces.rows import MAX_TOKENS
-from gorgo.live.telemetry.request_log_file import SCHEMA
+from gorgo.live.logs import SCHEMA
 
 # Log files of the proxy as lines of JSON, with a bound on each line.
 
@@ -84,7 +84,7 @@ _LOAD = frozenset({429, 499})
 
 @dataclass(frozen=True, slots=True)
 class LoggedRequest:
-    """One line as it is read: a checked `gorgo.live.telemetry.request_log_file.Finished`.
+    """One line as it is read: a checked `gorgo.live.logs.Finished`.
 
     The proxy packs all hashes into bytes, because it writes a line per request. Here they are numbers, with the bytes
     of text per hash from the header of the file. The client is not read. Older logs end at `hashes`.

@@ -13,7 +13,7 @@ from gorgo.config.model import Config
 from gorgo.config.registered import RegisteredReplicas
 from gorgo.config.router_settings import deadlines_by_region, max_buffered_bytes, replica_specs
 from gorgo.config.values import BLOCK_BYTES
-from gorgo.core.buffer_budget import BufferBudget
+from gorgo.core.limits import BufferBudget
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.weights import Weights
 from gorgo.core.prompt.fingerprint import Fingerprinter
@@ -21,25 +21,23 @@ from gorgo.core.router import Router
 from gorgo.errors import ConfigError
 from gorgo.fleet_sources.fleet import FoundFleet
 from gorgo.live.cache_push import PushService
-from gorgo.live.clock import epoch_clock
 from gorgo.live.control.service import ControlService
 from gorgo.live.control.state_file import PersistedState, StateFile, initial_state
+from gorgo.live.event_loop import RouterGateway, epoch_clock
 from gorgo.live.extras import check_extras
-from gorgo.live.http.client_auth import read_client_keys
+from gorgo.live.http.body import UploadCounter
 from gorgo.live.http.tls import served_tls, upstream_tls
 from gorgo.live.logs import log
 from gorgo.live.parsing.workers import BodyWorkers
 from gorgo.live.policy_training import PolicyTraining
 from gorgo.live.prompt_tokens import PromptTokens, read_tokenizers
 from gorgo.live.replica_secrets import replica_secrets
-from gorgo.live.request_options import ClientPolicies
-from gorgo.live.router_gateway import RouterGateway
+from gorgo.live.request_options import ClientPolicies, read_client_keys
 from gorgo.live.served_models import ModelLists, ServedModels
 from gorgo.live.state import INTERNAL_VARIABLE, PROXY, FrontEndKind, LiveState, Replicas, Routing, Telemetry
 from gorgo.live.telemetry.health import HealthLog
 from gorgo.live.telemetry.metrics import Metrics
 from gorgo.live.telemetry.tracing import make_tracing
-from gorgo.live.uploads import UploadCounter
 from gorgo.live.upstream.target import make_target
 from gorgo.policies.registry import make_shadow
 

@@ -23,10 +23,9 @@ from numpy.typing import NDArray
 
 from gorgo.core.messages.kv_events import CacheChanges, CacheEvictions, CacheSnapshot
 from gorgo.core.router import Router
-from gorgo.live.clock import Clock
+from gorgo.live.event_loop import Clock, RouterGateway
 from gorgo.live.http.errors import HttpError
 from gorgo.live.logs import log
-from gorgo.live.router_gateway import RouterGateway
 
 # What one engine has pushed: its run, the order of its pushes, its rate, and whether it is silent. Pure.
 #

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gorgo.config.model import LearningConfig
 from gorgo.core.router import Router
-from gorgo.live.clock import Clock
+from gorgo.live.event_loop import Clock
 from gorgo.live.telemetry.counters import LearningMetrics
 from gorgo.live.training_status import TrainingState
 

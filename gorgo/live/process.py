@@ -36,7 +36,7 @@ from gorgo.live.listener.heads import HeadLimits
 from gorgo.live.listener.hypercorn_server import ServerConfig
 from gorgo.live.listener.listener import AcceptLimits, serve_app
 from gorgo.live.listener.sockets import BACKLOG, ServerAddresses, address_of, listening
-from gorgo.live.logs import LOGGER, flush_logs, log
+from gorgo.live.logs import BLOCKS_PER_HASH, LOGGER, LineLog, RequestLogFile, flush_logs, log
 from gorgo.live.monitor.fleet_monitor import FleetMonitor, probe_all, run_timers
 from gorgo.live.monitor.replica_monitor import ReplicaMonitor
 from gorgo.live.parsing.json_body import limit_digits
@@ -44,8 +44,6 @@ from gorgo.live.reload.file_watch import ConfigFile
 from gorgo.live.reload.registrar import Registrar
 from gorgo.live.reload.reloader import Reloader, apply_found
 from gorgo.live.state import PROXY, FrontEndKind, LiveState, Routing, Telemetry
-from gorgo.live.telemetry.line_log import LineLog
-from gorgo.live.telemetry.request_log_file import BLOCKS_PER_HASH, RequestLogFile
 
 # ASGI apps of a process: their listeners, and the end of their exchanges.
 

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 from gorgo.config.model import ModelConfig
 from gorgo.core.lru import Lru
 from gorgo.core.prefix.kv_source import HASH_BYTES, TOKEN_BYTES, chain_root, packed_chain, unpacked
+from gorgo.core.prompt.fingerprint import ExactPrompt, simulated_tokens
 from gorgo.core.prompt.parse import bounded, token_boundaries
-from gorgo.core.prompt.tokens import ExactPrompt, simulated_tokens
 from gorgo.live.encoded_prompt import UNCACHED, EncodedPrompt, EncodingFailedError, TemplateFailedError
 from gorgo.live.logs import log
 from gorgo.live.parsing.json_body import BodyFields

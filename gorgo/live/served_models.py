@@ -17,7 +17,7 @@ from gorgo.config.model import Config
 from gorgo.config.router_settings import model_names
 from gorgo.core.lru import Lru
 from gorgo.engines.discovery import ServedModel
-from gorgo.live.clock import Clock
+from gorgo.live.event_loop import Clock
 from gorgo.live.http.headers import KEYS, Header
 
 #: Names that were looked for and not found; the oldest is forgotten.

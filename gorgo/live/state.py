@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gorgo.config.model import Config, LimitsConfig
 from gorgo.config.router_settings import router_limits
-from gorgo.core.buffer_budget import BufferBudget
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
-from gorgo.core.limits import RouterLimits
+from gorgo.core.limits import BufferBudget, RouterLimits
 from gorgo.core.messages.actions import Dispatch
 from gorgo.core.messages.decision import CacheSourceStats
 from gorgo.core.messages.request import AttemptResult, Outcome
@@ -26,23 +25,20 @@ from gorgo.core.prompt.fingerprint import Fingerprinter
 from gorgo.core.router import Router
 from gorgo.fleet_sources.fleet import FoundFleet
 from gorgo.live.cache_push import PushService, PushSource, PushStats
-from gorgo.live.clock import Clock
 from gorgo.live.control.service import ControlService
-from gorgo.live.http.client_auth import ClientKeys
+from gorgo.live.event_loop import Clock, RouterGateway
+from gorgo.live.http.body import UploadCounter
 from gorgo.live.http.tls import ServedTls
 from gorgo.live.kv_feed_stats import KvFeedStats
-from gorgo.live.logs import log_missing
+from gorgo.live.logs import LineLog, log_missing
 from gorgo.live.parsing.workers import BodyWorkers
 from gorgo.live.policy_training import PolicyTraining
 from gorgo.live.prompt_tokens import PromptTokens
-from gorgo.live.request_options import ClientPolicies
-from gorgo.live.router_gateway import RouterGateway
+from gorgo.live.request_options import ClientKeys, ClientPolicies
 from gorgo.live.served_models import ModelLists, ServedModels
 from gorgo.live.stored_responses import StoredResponses
 from gorgo.live.telemetry.health import ProbeHistory
-from gorgo.live.telemetry.line_log import LineLog
 from gorgo.live.telemetry.metrics import Metrics
-from gorgo.live.uploads import UploadCounter
 from gorgo.live.upstream.target import Target
 
 if TYPE_CHECKING:

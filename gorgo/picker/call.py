@@ -26,7 +26,7 @@ from gorgo.live.http.headers import KEYS, Header, RequestHeaders, find, upstream
 from gorgo.live.logs import log_failure
 from gorgo.live.request.own_answers import ALIVE, count_own_answer, model_list, model_row, readiness
 from gorgo.live.request.parse import INFERENCE_ROUTES
-from gorgo.live.request.refusals import record_early_refusal
+from gorgo.live.request.record import record_early_refusal
 from gorgo.live.upstream.target import Target
 from gorgo.picker.exchange.lifetime import BODY_BYTES, PickerExchange, outcome_of_answer
 from gorgo.picker.exchange.pending import PendingRequest

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from gorgo.config.model import Config
 from gorgo.config.router_settings import router_limits
 from gorgo.core.limits import HedgeLimits, RouterLimits
-from gorgo.live.clock import Clock
+from gorgo.live.event_loop import Clock
 from gorgo.live.state import FrontEndKind, LiveState, Replicas, Routing, Telemetry
 from gorgo.picker.protocol.heads import HeadReader
 

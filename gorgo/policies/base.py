@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gorgo.core.numeric import Floats
-from gorgo.core.policy.candidates import Candidates
-from gorgo.core.policy.choice import Choice, argmin_tiebreak
+from gorgo.core.policy.interface import Candidates, Choice, argmin_tiebreak
 
 #: Difference in requests between the most and the least loaded above which prefixes are ignored, as in AIBrix.
 IMBALANCE = 8

@@ -7,9 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from gorgo.core.messages.request import RouteRequest
-from gorgo.core.policy.candidates import Candidates
-from gorgo.core.policy.choice import Choice, choose_min_cost, fill_unknown
-from gorgo.core.policy.interface import IndexKind
+from gorgo.core.policy.interface import Candidates, Choice, IndexKind, choose_min_cost, fill_unknown
 from gorgo.core.policy.weights import Weights, WeightSpec
 
 

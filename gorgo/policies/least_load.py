@@ -13,9 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gorgo.core.messages.request import RouteRequest
-from gorgo.core.policy.candidates import Candidates
-from gorgo.core.policy.choice import Choice, argmin_tiebreak, choose_min_cost, fill_unknown
-from gorgo.core.policy.interface import IndexKind
+from gorgo.core.policy.interface import Candidates, Choice, IndexKind, argmin_tiebreak, choose_min_cost, fill_unknown
 from gorgo.core.policy.weights import Weights, WeightSpec
 
 

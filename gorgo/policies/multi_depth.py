@@ -21,9 +21,7 @@ from numpy.typing import NDArray
 
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.numeric import Floats
-from gorgo.core.policy.candidates import Candidates
-from gorgo.core.policy.choice import Choice
-from gorgo.core.policy.interface import IndexKind
+from gorgo.core.policy.interface import Candidates, Choice, IndexKind
 from gorgo.core.policy.weights import Weights, WeightSpec
 from gorgo.core.prefix.index import Origin
 from gorgo.core.prompt.fingerprint import depths_of, marked_depths

@@ -13,9 +13,7 @@ import numpy as np
 
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.numeric import Floats
-from gorgo.core.policy.candidates import Candidates
-from gorgo.core.policy.choice import Choice, argmin_tiebreak, fill_unknown
-from gorgo.core.policy.interface import IndexKind
+from gorgo.core.policy.interface import Candidates, Choice, IndexKind, argmin_tiebreak, fill_unknown
 from gorgo.core.policy.weights import Weights, WeightSpec
 from gorgo.policies.base import IMBALANCE, evidence, least_loaded, longest_match, longest_prefix
 

@@ -7,9 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from gorgo.core.messages.request import RouteRequest
-from gorgo.core.policy.candidates import Candidates
-from gorgo.core.policy.choice import Choice, argmin_tiebreak
-from gorgo.core.policy.interface import IndexKind
+from gorgo.core.policy.interface import Candidates, Choice, IndexKind, argmin_tiebreak
 from gorgo.core.policy.weights import Weights, WeightSpec
 from gorgo.policies.base import evidence, least_loaded
 

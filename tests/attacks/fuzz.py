@@ -21,13 +21,12 @@ from dataclasses import asdict, dataclass
 from random import Random
 from time import thread_time
 
-from gorgo.core.json_text import is_quick
+from gorgo.core.numeric import is_quick
 from gorgo.core.prompt.fingerprint import Fingerprinter
 from gorgo.core.stream import FirstTokenDetector, UsageEventFilter, UsageReader, read_usage
 from gorgo.engines.registry import dialect
 from gorgo.live.http.errors import HttpError
-from gorgo.live.listener.connection.head import Refused
-from gorgo.live.listener.connection.reader import RequestReader
+from gorgo.live.listener.connection.reader import Refused, RequestReader
 from gorgo.live.listener.heads import HeadLimits
 from gorgo.live.parsing.json_body import limit_digits, read_fields, request_usage, with_model
 from gorgo.live.request.parse import INFERENCE_ROUTES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gorgo.core.json_text import QUICK_BYTES, QUICK_OBJECTS, QUICK_VALUES, count_values, is_quick
+from gorgo.core.numeric import QUICK_BYTES, QUICK_OBJECTS, QUICK_VALUES, count_values, is_quick
 from gorgo.core.prompt.fingerprint import MAX_BLOCKS, Fingerprinter
 from gorgo.live.http.errors import HttpError
 from gorgo.live.parsing.json_body import read_fields

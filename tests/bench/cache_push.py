@@ -20,7 +20,7 @@ from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.actions import Action
 from gorgo.core.router import Router
 from gorgo.live.cache_push import CachePush, PushService, PushSource
-from gorgo.live.router_gateway import RouterGateway
+from gorgo.live.event_loop import RouterGateway
 from gorgo.policies.registry import make_policy
 
 HASHES = 1_000_000

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 from gorgo.core.fleet.replica import ReplicaSpec
-from gorgo.core.latency.tcp import TcpWindows
+from gorgo.core.latency.ttft import TcpWindows
 from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.actions import Dispatch
 from gorgo.core.messages.request import AttemptResult, EngineSample, OpenConnection, Outcome

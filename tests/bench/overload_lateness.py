@@ -18,8 +18,8 @@ from unittest.mock import patch
 from joblib import Parallel, delayed
 
 from gorgo.config.load import load_config
-from gorgo.core.fleet import saturation
-from gorgo.core.latency import prefill_queue, ttft
+from gorgo.core.fleet import request_filter
+from gorgo.core.latency import prefill, ttft
 from gorgo.core.limits import HedgeLimits
 from gorgo.lab.simulate import SimJob, SimulatedRun, run_once
 from gorgo.lab.simulate.fleet import fleet_of, limits_of
@@ -31,7 +31,7 @@ TRACE = "art-chat-apr5"
 SCENARIOS = ("freezing", "late-path", "steady")
 SEEDS, REQUESTS = 5, 4000
 #: Every module that has taken the constant by its name.
-_CLOCKED = (prefill_queue, saturation, ttft, gorgo_ms)
+_CLOCKED = (prefill, request_filter, ttft, gorgo_ms)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,13 +28,13 @@ from hypercorn.config import Config as ServerConfig
 from gorgo.cli.launch import freeze_startup_objects
 from gorgo.config.load import parse_config
 from gorgo.live.build import build_live
+from gorgo.live.event_loop import writes_of
 from gorgo.live.listener.connection.client_connection import ClientConnection, ServerSettings
 from gorgo.live.listener.heads import HeadLimits, PartialHeads
 from gorgo.live.logs import LOGGER, set_up_logs
 from gorgo.live.monitor.replica_monitor import ReplicaMonitor
 from gorgo.live.process import open_request_log
 from gorgo.live.state import LiveState
-from gorgo.live.turn_writes import writes_of
 from gorgo.live.upstream.connection import ReplicaConnection
 from gorgo.policies.registry import make_policy
 from gorgo.proxy.server import data_app

@@ -17,7 +17,7 @@ from itertools import islice, product
 import numpy as np
 
 from gorgo.core.fleet.replica import ReplicaSpec
-from gorgo.core.latency.tcp import TcpWindows
+from gorgo.core.latency.ttft import TcpWindows
 from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.actions import Dispatch
 from gorgo.core.messages.request import AttemptResult, OpenConnection, Outcome, RouteRequest

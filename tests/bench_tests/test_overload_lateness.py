@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from gorgo.core.latency import prefill_queue
+from gorgo.core.latency import prefill
 from tests.bench.overload_lateness import WAYS, line, one, ratio
 
 
 def test_without_clock_and_hedging_a_freeze_is_not_minded_and_the_switch_is_back_afterwards() -> None:
     neither, clock, both = (one("freezing", way, 0, requests=700) for way in WAYS)
-    assert prefill_queue.STUCK_AFTER_S == 0.3
+    assert prefill.STUCK_AFTER_S == 0.3
     assert neither.goodput is not None
     assert neither.goodput.hedged == 0.0
     assert neither.row.ttft_ms != clock.row.ttft_ms

@@ -19,10 +19,9 @@ from gorgo.core.messages.request import RouteRequest
 from gorgo.core.peers.group import PeerGroup
 from gorgo.core.peers.records import PeerStatus
 from gorgo.core.policy.weights import Weights
-from gorgo.core.prefix.answers import Answers
-from gorgo.core.prefix.found_share import FoundShares
-from gorgo.core.prefix.index import PrefixIndex
+from gorgo.core.prefix.index import Answers, PrefixIndex
 from gorgo.core.prefix.kv_feeds import KvFeeds
+from gorgo.core.prefix.residency import FoundShares
 from gorgo.core.training.learning import Learning
 from gorgo.policies.registry import make_policy
 from tests.core.routers import specs

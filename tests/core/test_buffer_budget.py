@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from gorgo.core.buffer_budget import GRACE_S, SLOW_BYTES_PER_S, Buffer, BufferBudget
+from gorgo.core.limits import GRACE_S, SLOW_BYTES_PER_S, Buffer, BufferBudget
 
 LATER_S = 2 * GRACE_S
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from gorgo.core.caches import RouterCaches
 from gorgo.core.messages.kv_events import (
     BlocksStored,
     CacheChanges,
@@ -16,6 +15,7 @@ from gorgo.core.messages.kv_events import (
     KvTier,
 )
 from gorgo.core.prefix.kv_source import token_bytes
+from gorgo.core.router_parts import RouterCaches
 from gorgo.errors import UnknownReplica
 from tests.core.parts import Parts, make_parts
 from tests.core.routers import PROMPT

@@ -11,7 +11,7 @@ from gorgo.core.admission import meets_deadline, misses_deadline, shed_at_s
 from gorgo.core.limits import ClientLimits, ClientRules, OverloadLimits, RouterLimits
 from gorgo.core.messages.actions import Action, Dispatch, Hold, Reject
 from gorgo.core.messages.request import RouteRequest
-from gorgo.core.policy.choice import Choice, Prediction
+from gorgo.core.policy.interface import Choice, Prediction
 from gorgo.core.router import Router
 from tests.core.routers import (
     COMPLETED,

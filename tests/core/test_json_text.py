@@ -12,15 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gorgo.core.json_text import (
-    QUICK_BYTES,
-    QUICK_OBJECTS,
-    QUICK_VALUES,
-    TINY_BYTES,
-    count_values,
-    is_quick,
-    parse_json,
-)
+from gorgo.core.numeric import QUICK_BYTES, QUICK_OBJECTS, QUICK_VALUES, TINY_BYTES, count_values, is_quick, parse_json
 
 TEXTS = [
     *(b"-0", b"-0.0", b"1e5", b"1E400", b"-1e-400", b"4.35", b"01", b"1.", b".5", b"+1", b"1e", b"9007199254740993.0"),

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from gorgo.core.dispatch import dispatcher, outcomes
+from gorgo.core.dispatch import dispatcher, in_flight
 from gorgo.core.messages.decision import Decision
-from gorgo.core.messages.samples import Sample
+from gorgo.core.messages.request import Sample
 
 MADE = [
     (Decision, dispatcher),
-    (Sample, outcomes),
+    (Sample, in_flight),
 ]
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gorgo.core.limits import ClientLimits, ClientRules
-from gorgo.core.quotas import MAX_CLIENTS, ClientQuotas
+from gorgo.core.limits import MAX_CLIENTS, ClientLimits, ClientQuotas, ClientRules
 
 
 def book(default: ClientLimits | None = None, **named: ClientLimits) -> ClientQuotas:

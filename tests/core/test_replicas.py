@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from gorgo.core.dispatch.poison import PoisonPrompts
-from gorgo.core.latency.tcp import TcpWindows
+from gorgo.core.dispatch.in_flight import PoisonPrompts
+from gorgo.core.latency.ttft import TcpWindows
 from gorgo.core.messages.actions import ReplicaRestarted
 from gorgo.core.messages.kv_events import CacheSnapshot
 from gorgo.core.messages.request import EngineSample, OpenConnection
-from gorgo.core.replicas import RouterReplicas
+from gorgo.core.router_parts import RouterReplicas
 from gorgo.errors import ConfigError, UnknownReplica
 from tests.core.parts import Parts, make_parts
 from tests.core.routers import PROMPT, a_request, specs

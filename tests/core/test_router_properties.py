@@ -18,7 +18,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from gorgo.core.latency.tcp import TcpWindows
+from gorgo.core.latency.ttft import TcpWindows
 from gorgo.core.limits import ClientLimits, ClientRules, HedgeLimits, OutlierLimits, OverloadLimits, RouterLimits
 from gorgo.core.messages.actions import Action, Cancel, Dispatch, Hedge, Hold, Reject
 from gorgo.core.messages.kv_events import (

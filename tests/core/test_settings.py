@@ -8,7 +8,7 @@ import pytest
 
 from gorgo.core.limits import RouterLimits
 from gorgo.core.policy.weights import Weights
-from gorgo.core.settings import RouterSettings
+from gorgo.core.router_parts import RouterSettings
 from gorgo.errors import ConfigError
 from gorgo.policies.registry import make_policy
 from tests.core.parts import Parts, make_parts

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gorgo.core.dispatch.poison import PoisonPrompts
+from gorgo.core.dispatch.in_flight import PoisonPrompts
 from gorgo.core.messages.request import EngineSample
-from gorgo.core.view import RouterView
+from gorgo.core.router_parts import RouterView
 from tests.core.parts import Parts, make_parts
 from tests.core.routers import PROMPT, a_request
 

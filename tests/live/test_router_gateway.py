@@ -24,7 +24,7 @@ from gorgo.core.messages.actions import (
 from gorgo.core.messages.decision import Decision
 from gorgo.core.messages.request import AttemptResult, Outcome, RouteRequest
 from gorgo.core.router import Router
-from gorgo.live.router_gateway import RouterGateway
+from gorgo.live.event_loop import RouterGateway
 from tests.lab.sim.live_shell import VirtualLoop
 
 LEFT = Outcome(AttemptResult.CLIENT_DISCONNECTED)

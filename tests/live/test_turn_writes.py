@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from gorgo.live.listener.connection.transport import MAX_JOINED_BYTES, ClientTransport
-from gorgo.live.turn_writes import BUSY_WRITES, MAX_CONNECTIONS, WINDOW_S, TurnWrites, writes_of
+from gorgo.live.event_loop import BUSY_WRITES, MAX_CONNECTIONS, WINDOW_S, TurnWrites, writes_of
+from gorgo.live.listener.connection.cycle import MAX_JOINED_BYTES, ClientTransport
 
 
 class RecordedTransport(asyncio.Transport):

@@ -98,7 +98,7 @@ def affordable(tests: Iterable[TracedTest], seconds: float) -> list[TracedTest]:
 
 
 def is_mirror(test_file: str, path: str) -> bool:
-    """Return whether a test file mirrors a source: `tests/core/latency/test_tcp.py` for `gorgo/core/latency/tcp.py`."""
+    """Return whether a test file mirrors a source: `tests/core/test_stream.py` for `gorgo/core/stream.py`."""
     folder, stem = _mirrored(path)
     test = PurePosixPath(test_file)
     return test.parent == folder / stem or (test.parent == folder and f"{test.stem}_".startswith(f"test_{stem}_"))

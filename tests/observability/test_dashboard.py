@@ -12,7 +12,7 @@ import yaml
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gorgo.core.buffer_budget import BufferBudget
+from gorgo.core.limits import BufferBudget
 from gorgo.core.metric_spec import label_of
 from gorgo.core.router import Router
 from gorgo.live.telemetry.metric_table import LABELS, METRICS

@@ -23,10 +23,10 @@ BOTH = pytest.mark.parametrize(
 )
 #: Where the refusals of requests for a replica are made; those of operators and of small GET routes count elsewhere.
 REFUSING = (
-    "core/dispatch/outcomes.py",
-    "core/quotas.py",
+    "core/dispatch/in_flight.py",
+    "core/limits.py",
     "live/http/body.py",
-    "live/http/client_auth.py",
+    "live/request_options.py",
     "live/http/body.py",
     "live/parsing/json_body.py",
     "live/parsing/json_body.py",
@@ -34,12 +34,12 @@ REFUSING = (
     "live/request_options.py",
 )
 REFUSING_TOO = (
-    "proxy/exchange/handler.py",
+    "proxy/server.py",
     "proxy/exchange/exchange.py",
     "proxy/exchange/exchange.py",
     "live/request/parse.py",
     "live/request/parse.py",
-    "live/request/refusals.py",
+    "live/request/record.py",
 )
 
 

@@ -27,7 +27,7 @@ TOKEN = secrets.token_hex(16)
 OTHER_FORMAT = "import gorgo.core.peers.records as records; records.FORMAT += 1"
 #: Routers of hosts whose clocks are five seconds off.
 CLOCK_AHEAD, CLOCK_BEHIND = (
-    f"import gorgo.live.clock as clock; real = clock.time; clock.time = lambda: real() {off_s:+.1f}"
+    f"import gorgo.live.event_loop as clock; real = clock.time; clock.time = lambda: real() {off_s:+.1f}"
     for off_s in (5.0, -5.0)
 )
 _SERVE = "\nfrom gorgo.cli import main; main()"

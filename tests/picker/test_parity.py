@@ -22,9 +22,8 @@ import pytest
 
 from gorgo.config.fleet import ReplicaConfig
 from gorgo.config.model import ClientRuleConfig, ClientsConfig, Config, LimitsConfig, OverloadConfig, RegionConfig
+from gorgo.live.logs import Finished, LineLog
 from gorgo.live.state import LiveState
-from gorgo.live.telemetry.line_log import LineLog
-from gorgo.live.telemetry.request_log_file import Finished
 from tests.picker.virtual import BUFFERED, DUPLEX, NONE, Call, VirtualPicker, body_message, headers_message
 from tests.picker.virtual import in_virtual_time as picker_in_virtual_time
 from tests.proxy.conftest import QUIET

@@ -17,7 +17,7 @@ import pytest
 from gorgo.config.fleet import ReplicaConfig
 from gorgo.config.model import Config, RegionConfig
 from gorgo.live.build import build_live
-from gorgo.live.router_gateway import RouterGateway
+from gorgo.live.event_loop import RouterGateway
 from gorgo.live.telemetry.health import HealthLog
 from gorgo.picker.call import PickerCall
 from gorgo.picker.protocol.messages import DESTINATION, LB, OWN, SERVED

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from gorgo.core.fleet.columns import Columns
+from gorgo.core.fleet.replica import Columns
 from gorgo.core.messages.request import AttemptResult, Outcome, RouteRequest
-from gorgo.core.policy.candidates import Candidates
+from gorgo.core.policy.interface import Candidates
 from gorgo.core.policy.weights import Weights
 from gorgo.policies.registry import POLICIES, make_policy
 from tests.core.routers import a_request, blocks_of, dispatched, make_router, submitted

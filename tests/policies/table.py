@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gorgo.core.fleet.columns import Columns
+from gorgo.core.fleet.replica import Columns
 from gorgo.core.messages.request import RouteRequest
-from gorgo.core.policy.candidates import Candidates
-from gorgo.core.policy.choice import Choice
-from gorgo.core.policy.interface import Policy
+from gorgo.core.policy.interface import Candidates, Choice, Policy
 from gorgo.core.policy.weights import Weights
 
 #: Counted or reckoned by the proxy itself, so never NaN.

@@ -6,7 +6,7 @@ import hashlib
 
 import numpy as np
 
-from gorgo.core.policy.candidates import Candidates
+from gorgo.core.policy.interface import Candidates
 from gorgo.policies.base import _mix
 from gorgo.policies.baselines import Nearest, Random, RoundRobin, SimpleSessionAffinity
 from tests.policies.table import choose, request, rows_chosen, table

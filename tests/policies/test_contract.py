@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gorgo.core.fleet.columns import Columns
-from gorgo.core.policy.candidates import Candidates
-from gorgo.core.policy.choice import Choice
-from gorgo.core.policy.interface import Policy
+from gorgo.core.fleet.replica import Columns
+from gorgo.core.policy.interface import Candidates, Choice, Policy
 from gorgo.core.policy.weights import Weights
 from gorgo.policies.registry import make_policy, policy_names
 from tests.policies.table import COUNTS, choose, request, table

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gorgo.core.policy.candidates import Candidates
-from gorgo.core.policy.choice import Choice
+from gorgo.core.policy.interface import Candidates, Choice
 from gorgo.policies.gorgo_ms import GorgoMs
 from tests.policies.table import choose, request, rows_chosen, table
 

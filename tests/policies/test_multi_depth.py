@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from gorgo.core.messages.request import Outcome, RouteRequest
-from gorgo.core.policy.candidates import Candidates
-from gorgo.core.policy.choice import Choice
+from gorgo.core.policy.interface import Candidates, Choice
 from gorgo.core.policy.weights import Weights, WeightSpec
 from gorgo.core.prefix.index import Origin
 from gorgo.core.prefix.kv_source import chain_hashes, token_bytes

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gorgo.policies.stalls import FEW_RUN, RISE_MAX, STALLED, WHOLE, counted, counted_of_rows, excess, stall_ms
+from gorgo.policies.gorgo_ms import FEW_RUN, RISE_MAX, STALLED, WHOLE, counted, counted_of_rows, excess, stall_ms
 
 numbers = st.lists(st.integers(0, 500).map(float), min_size=1, max_size=12)
 

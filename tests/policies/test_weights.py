@@ -11,9 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gorgo.core.policy.candidates import Candidates
-from gorgo.core.policy.choice import Choice
-from gorgo.core.policy.interface import Policy
+from gorgo.core.policy.interface import Candidates, Choice, Policy
 from gorgo.core.policy.weights import Weights
 from gorgo.policies.gorgo import Gorgo
 from gorgo.policies.gorgo_ms import GorgoMs

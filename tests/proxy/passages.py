@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gorgo.core.buffer_budget import BufferBudget
+from gorgo.core.limits import BufferBudget
 from gorgo.live.http.body import RequestBuffer, ResettableTimeout
-from gorgo.proxy.exchange.passage import Passage
-from gorgo.proxy.response_writer import ResponseWriter
+from gorgo.proxy.exchange.relay import Passage, ResponseWriter
 
 
 def passage_to(

@@ -13,7 +13,7 @@ import pytest
 
 from gorgo.config.model import ClientsConfig, CorsConfig
 from gorgo.live.http.errors import Message
-from gorgo.proxy.response_writer import TryWrite, direct_write, no_direct_write
+from gorgo.proxy.exchange.relay import TryWrite, direct_write, no_direct_write
 from tests.proxy.conftest import QUIET, Running, Start, config_for, with_replica
 from tests.proxy.fakes import DONE, answer, chat, delta, hang, stream
 from tests.proxy.followed import follow, regions

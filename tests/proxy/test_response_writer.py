@@ -6,7 +6,7 @@ import pytest
 
 from gorgo.live.http.errors import Message
 from gorgo.live.http.headers import Header
-from gorgo.proxy.response_writer import ResponseWriter, direct_write, no_direct_write
+from gorgo.proxy.exchange.relay import ResponseWriter, direct_write, no_direct_write
 
 EVENTS = (b"content-type", b"text/event-stream")
 

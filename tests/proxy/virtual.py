@@ -15,9 +15,9 @@ import pytest
 
 from gorgo.config.model import Config
 from gorgo.live.build import build_live
+from gorgo.live.event_loop import RouterGateway
 from gorgo.live.http.errors import Message
 from gorgo.live.http.headers import Header
-from gorgo.live.router_gateway import RouterGateway
 from gorgo.live.state import LiveState
 from gorgo.live.telemetry.health import HealthLog
 from gorgo.live.upstream.client import UpstreamClient, UpstreamError

@@ -21,24 +21,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gorgo.core.dispatch.in_flight import Attempt, InFlightTable, RequestState
-from gorgo.core.fleet.columns import Columns, arrival_s, one_way_s
 from gorgo.core.fleet.eligibility import CandidateSet
 from gorgo.core.fleet.fleet import Fleet
-from gorgo.core.fleet.replica import Replica
+from gorgo.core.fleet.replica import Columns, Replica, arrival_s, one_way_s
 from gorgo.core.latency.ttft import TtftEstimate, expected_queue_s
 from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.actions import Dispatch
 from gorgo.core.messages.decision import CacheSource, Decision, ShadowScore
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.numeric import Floats, Rows
-from gorgo.core.policy.candidates import Candidates
-from gorgo.core.policy.choice import Choice
-from gorgo.core.policy.interface import Policy, Shadow
+from gorgo.core.policy.interface import Candidates, Choice, Policy, Shadow
 from gorgo.core.policy.weights import Weights
-from gorgo.core.prefix.answers import Answers, Behind
-from gorgo.core.prefix.found_share import FoundShares
-from gorgo.core.prefix.index import PrefixIndex
+from gorgo.core.prefix.index import Answers, Behind, PrefixIndex
 from gorgo.core.prefix.kv_feeds import SOURCES, FeedMatch, KvFeeds
+from gorgo.core.prefix.residency import FoundShares
 from gorgo.core.record import record
 from gorgo.core.training.learning import Learning, OutcomeRecorder
 

@@ -20,8 +20,7 @@ from math import floor
 
 from gorgo.core.dispatch.dispatcher import Dispatcher
 from gorgo.core.dispatch.in_flight import Attempt
-from gorgo.core.fleet.request_filter import RequestFilter
-from gorgo.core.fleet.saturation import SaturationDetector
+from gorgo.core.fleet.request_filter import RequestFilter, SaturationDetector
 from gorgo.core.limits import HedgeLimits
 from gorgo.core.messages.actions import Hedge
 

@@ -8,24 +8,26 @@ replica when the attempt ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
-from math import fsum, nan
+from math import fsum, inf, nan
 from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gorgo.core.fleet.columns import Columns, one_way_s
 from gorgo.core.fleet.fleet import Fleet, FleetChange
-from gorgo.core.fleet.replica import Replica
+from gorgo.core.fleet.replica import Columns, Replica, one_way_s
 from gorgo.core.latency.decode import EMPTY_CHECKPOINT, Checkpoint, TokenGap
+from gorgo.core.limits import QuotaExceeded
+from gorgo.core.lru import Lru
+from gorgo.core.messages.actions import Reject
 from gorgo.core.messages.decision import Decision
-from gorgo.core.messages.request import RouteRequest
-from gorgo.core.prefix.answers import Behind
+from gorgo.core.messages.request import COMPLETED, AttemptResult, Outcome, RouteRequest, Sample
+from gorgo.core.prefix.index import Behind
 from gorgo.core.prefix.kv_speculation import Speculation
 from gorgo.core.prefix.residency import NO_PREFIX, ConfirmedPrefix
-from gorgo.core.record import mutable_record
+from gorgo.core.record import mutable_record, record
 from gorgo.core.training.outcomes import OutcomeRing
 
 # What replicas prefill and decode, counted for policies that learn; other policies do not pay for it.
@@ -116,7 +118,7 @@ class RequestState:
     """A request from its first dispatch to the end of its last attempt."""
 
     request: RouteRequest
-    #: Counted against the client's quota (`core.quotas`).
+    #: Counted against the client's quota (`core.limits`).
     has_quota: bool = False
     attempts: int = 0
     tried_replicas: set[str] = field(default_factory=set)
@@ -348,3 +350,281 @@ class InFlightTable:
             replica.remove_tpot_objective(attempt.state.request.slo_tpot_s)
         replica.concurrency.on_left(now=now)
         return attempt
+
+
+# Poison requests: a prompt on which engines die is not sent to a third one.
+#
+# Owns the suspects: prompts whose attempts broke off, and which of their replicas went down afterwards. Leaves the
+# error to `outcomes`, and the health of replicas to `core.fleet`.
+#
+# Theory of operation. A retry after a broken connection is right where the replica died by itself, and wrong where the
+# prompt killed it: one retry of the router and one of an SDK would stop a fleet. A broken connection alone proves
+# nothing. It counts where the replica, after it was sent the prompt, refused a connection, failed a probe or
+# restarted. `MOST_KILLED` such replicas within `WINDOW_S` make a prompt poison, whichever request brings it, until the
+# first of them is older than that. For a request whose last attempt has broken just now, the others have to be proven:
+# there was no time to prove the last. A prompt that was answered to its end in that time is no suspect, so that many
+# clients with one prompt are served while replicas die for another reason.
+
+
+#: Replicas that one prompt may take down.
+MOST_KILLED = 2
+#: How long a broken attempt counts, and how long after it the replica may be found down, s: an engine that dies takes
+#: tens of seconds until it listens again, and its counters are read at the next scrape.
+WINDOW_S = 60.0
+#: Suspects at once: more than attempts in flight on several replicas that die within the window. Prompts that were
+#: answered are as many: of those that many clients send, the last answer is never far away.
+MAX_SUSPECTS = 4096
+#: Model, hash of the beginning, hash of the whole full blocks, and the length.
+_Key = tuple[str | None, int, bytes, int]
+
+
+@record
+class PoisonPrompt:
+    """A prompt that is sent to no replica until `until_s`; `request_id` is its last request that broke off."""
+
+    request_id: str
+    client: str | None
+    model: str | None
+    replicas: tuple[str, ...]
+    until_s: float
+
+
+class _Suspect:
+    """One prompt: when its broken attempts were dispatched and broke off, by replica, and its last request."""
+
+    __slots__ = ("broken", "request")
+
+    def __init__(self, request: RouteRequest) -> None:
+        self.request = request
+        self.broken: dict[Replica, tuple[float, float]] = {}
+
+    def killed(self, down_s: Mapping[Replica, float], *, now: float) -> list[tuple[float, Replica]]:
+        """Return the replicas under which it broke off within the window and that were found down, first one first."""
+        found = [
+            (at_s, replica)
+            for replica, (sent_s, at_s) in self.broken.items()
+            if now - at_s < WINDOW_S and sent_s <= down_s.get(replica, -inf) < at_s + WINDOW_S
+        ]
+        return sorted(found, key=lambda each: each[0])
+
+
+class PoisonPrompts:
+    """The prompts that replicas went down under.
+
+    Example
+    -------
+    >>> PoisonPrompts().known(RouteRequest("r", 0.0, 100, b"", 64.0, 1), now=0.0) is None
+    True
+    """
+
+    __slots__ = ("_answered_s", "_down_s", "_suspects")
+
+    def __init__(self) -> None:
+        self._suspects = Lru[_Key, _Suspect](MAX_SUSPECTS)
+        #: When a prompt was last answered to its end.
+        self._answered_s = Lru[_Key, float](MAX_SUSPECTS)
+        #: When a replica was last found down; as many as the fleet has.
+        self._down_s: dict[Replica, float] = {}
+
+    def on_broken(self, request: RouteRequest, replica: Replica, *, dispatched_s: float, now: float) -> None:
+        """Record that the connection of an attempt broke before the end of its answer."""
+        key = _key(request)
+        if now - self._answered_s.get(key, -inf) < WINDOW_S:
+            return
+        suspect = self._suspects.get(key)
+        if suspect is None:
+            suspect = _Suspect(request)
+        suspect.request = request
+        suspect.broken = {each: times for each, times in suspect.broken.items() if now - times[1] < WINDOW_S}
+        suspect.broken[replica] = dispatched_s, now
+        self._suspects.put(key, suspect)
+
+    def on_down(self, replica: Replica, *, now: float) -> None:
+        """Record that a replica refused a connection, failed a probe or has restarted."""
+        if replica.slot >= 0:
+            self._down_s[replica] = now
+
+    def on_answered(self, request: RouteRequest, *, now: float) -> None:
+        """Record that a replica has answered a prompt to its end: it is no suspect."""
+        key = _key(request)
+        self._answered_s.put(key, now)
+        if self._suspects:
+            self._suspects.pop(key, None)
+
+    def stops(self, request: RouteRequest, replica: Replica, *, now: float) -> bool:
+        """Return whether a request whose attempt on `replica` has just broken off may have no other."""
+        suspect = self._suspects.get(_key(request))
+        if suspect is None:
+            return False
+        killed = {other for _, other in suspect.killed(self._down_s, now=now)}
+        return len(killed | {replica}) >= MOST_KILLED
+
+    def known(self, request: RouteRequest, *, now: float) -> PoisonPrompt | None:
+        """Return what is known of a prompt that no replica may have now; `None` for any other."""
+        suspect = self._suspects.get(_key(request)) if self._suspects else None
+        return None if suspect is None else self._poison(suspect, now)
+
+    def all(self, *, now: float) -> list[PoisonPrompt]:
+        """Return the prompts that no replica may have now."""
+        return [found for suspect in self._suspects.values() if (found := self._poison(suspect, now)) is not None]
+
+    def forget_left(self) -> None:
+        """Forget replicas that left."""
+        self._down_s = {replica: at_s for replica, at_s in self._down_s.items() if replica.slot >= 0}
+
+    def _poison(self, suspect: _Suspect, now: float) -> PoisonPrompt | None:
+        killed = suspect.killed(self._down_s, now=now)
+        if len(killed) < MOST_KILLED:
+            return None
+        request = suspect.request
+        return PoisonPrompt(
+            request.request_id,
+            request.client,
+            request.recorded_model,
+            tuple(replica.spec.name for _, replica in killed),
+            killed[-MOST_KILLED][0] + WINDOW_S,
+        )
+
+
+def _key(request: RouteRequest) -> _Key:
+    size = request.prompt_tokens if request.text_bytes is None else request.text_bytes
+    return request.recorded_model, request.prefix_hash, request.blocks[-8:], size
+
+
+# Results of requests as clients and samples see them: rejects before dispatch, the last failure, the sample.
+#
+# Owns status codes and their short stable `code`s; the Router decides when each applies.
+
+
+#: Retry-After while the proxy is full or the replicas are busy, s: a few prefills later.
+RETRY_AFTER_S = 1.0
+
+
+def model_not_found(request: RouteRequest) -> Reject:
+    return Reject(request.request_id, 404, "model_not_found", f"no replica serves the model {request.model!r}")
+
+
+def too_many_in_flight(request: RouteRequest, limit: int) -> Reject:
+    message = f"{limit} requests are in flight, the limit of this proxy"
+    return Reject(request.request_id, 429, "too_many_in_flight", message, RETRY_AFTER_S)
+
+
+def replica_not_found(request: RouteRequest) -> Reject:
+    message = f"the replica {request.pinned_replica!r} with the stored response of this request has left the fleet"
+    return Reject(request.request_id, 404, "replica_not_found", message)
+
+
+def quota_exceeded(request: RouteRequest, exceeded: QuotaExceeded) -> Reject:
+    return Reject(request.request_id, 429, exceeded.code, exceeded.message, exceeded.retry_after_s)
+
+
+def region_not_allowed(request: RouteRequest) -> Reject:
+    regions = ", ".join(sorted(request.regions or ()))
+    reason = "no replica there serves it" if request.pinned_replica is None else "its stored response is elsewhere"
+    message = f"this request may be served in {regions or 'no region'} only, and {reason}"
+    return Reject(request.request_id, 403, "region_not_allowed", message)
+
+
+def poison_prompt(request: RouteRequest, poison: PoisonPrompt | None) -> Reject:
+    """Return the reject of a prompt that replicas went down under; `poison` is `None` where one is not proven yet."""
+    if poison is None:
+        message = "the replicas that this prompt was sent to went down, so it is sent to no other one"
+    else:
+        message = f"{len(poison.replicas)} replicas went down under this prompt, so it is sent to no other one for now"
+    return Reject(request.request_id, 502, "poison_prompt", message)
+
+
+def no_replica(request: RouteRequest, retry_after_s: float) -> Reject:
+    if request.replicas is None:
+        message = "no replica can take the request now"
+    else:
+        message = f"none of the {len(request.replicas)} replicas in the gateway's subset can take the request now"
+    return Reject(request.request_id, 503, "no_replica", message, retry_after_s)
+
+
+def subset_unknown(request: RouteRequest) -> Reject:
+    subset = request.replicas or ()
+    reason = "serves the request" if subset else "is in the fleet"
+    message = f"no replica of the gateway's subset ({len(subset)} names) {reason}"
+    return Reject(request.request_id, 503, "no_replica", message, RETRY_AFTER_S)
+
+
+def queue_full(request: RouteRequest, limit: int, retry_after_s: float) -> Reject:
+    message = f"{limit} requests are queued, the limit of this proxy"
+    return Reject(request.request_id, 429, "queue_full", message, retry_after_s)
+
+
+def deadline_exceeded(request: RouteRequest, retry_after_s: float) -> Reject:
+    message = "the TTFT deadline cannot be met"
+    return Reject(request.request_id, 429, "deadline_unreachable", message, retry_after_s)
+
+
+def upstream_error(state: RequestState, outcome: Outcome, retry_after_s: float = RETRY_AFTER_S) -> Reject:
+    """Return the reject for the last failure."""
+    request_id = state.request.request_id
+    tried = f"tried {len(state.tried_replicas)} replica{'s' if len(state.tried_replicas) > 1 else ''}"
+    if outcome.result is AttemptResult.BUSY:
+        status = 429 if outcome.status == 429 else 503
+        return Reject(request_id, status, "replicas_busy", f"every replica is busy ({tried})", retry_after_s)
+    if outcome.result is AttemptResult.DEADLINE_EXCEEDED:
+        return Reject(request_id, 504, "total_timeout", f"the request took longer than its total timeout ({tried})")
+    if outcome.status == 504 or "timeout" in (outcome.error or ""):
+        return Reject(request_id, 504, "upstream_timeout", f"no replica answered in time ({tried})")
+    return Reject(request_id, 502, "upstream_failed", f"no replica could answer ({tried})")
+
+
+def status_of(outcome: Outcome) -> int:
+    """Return the HTTP status of a result that is not retried."""
+    if outcome.result is COMPLETED:
+        return outcome.status or 200
+    if outcome.result in (AttemptResult.CLIENT_DISCONNECTED, AttemptResult.SUPERSEDED):
+        return 499
+    if outcome.result is AttemptResult.FAILED_AFTER_CONTENT:
+        return 502
+    if outcome.result is AttemptResult.DEADLINE_EXCEEDED:
+        return 504
+    return outcome.status or (502 if outcome.result.retryable else 200)
+
+
+def to_sample(attempt: Attempt, outcome: Outcome, status: int, *, seq: int, now: float) -> Sample:
+    """Return the sample of a request by its last attempt."""
+    request, spec = attempt.state.request, attempt.replica.spec
+    decision, first_s = attempt.decision, attempt.first_token_s
+    shadow = decision.shadow
+    ttft_s = None if first_s is None else first_s - request.received_s
+    # By position: more than fifteen keywords go through a dict, which takes 2 us: 2 % of a request in the Router.
+    # A test compares the order with the fields.
+    return Sample(
+        seq,
+        request.request_id,
+        now,  # finished_s
+        spec.name,  # replica
+        spec.region,
+        decision.policy,
+        decision.weights_version,
+        request.prompt_tokens if outcome.prompt_tokens is None else outcome.prompt_tokens,  # input_tokens
+        outcome.cached_tokens,
+        decision.estimated_cached_tokens,
+        outcome.output_tokens,
+        _ms(None if attempt.rtt_s != attempt.rtt_s else attempt.rtt_s),  # rtt_ms
+        _ms(decision.predicted_ttft_s),  # predicted_ttft_ms
+        _ms(ttft_s),  # ttft_ms
+        now - request.received_s,  # e2e_s
+        _ms(outcome.itl_s_p95),  # itl_ms_p95
+        status,
+        attempt.state.attempts - 1 - attempt.state.hedged,  # retries
+        attempt.state.hedged,
+        {name: column.item(decision.row) for name, column in decision.terms.items()},  # terms
+        None if shadow is None else shadow.policy,  # shadow_policy
+        None if shadow is None else shadow.rank,  # shadow_rank
+        None if shadow is None else shadow.cost,  # shadow_cost
+        None if shadow is None else _ms(shadow.predicted_ttft_s),  # shadow_predicted_ttft_ms
+        decision.best_cached_tokens,
+        None if ttft_s is None else decision.estimate.attribute(ttft_s).as_ms(),  # ttft_parts_ms
+        request.client,
+        decision.model,
+    )
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3

@@ -21,19 +21,24 @@ from math import nan
 
 from gorgo.core.dispatch.dispatcher import Dispatcher
 from gorgo.core.dispatch.hedging import RatioBudget
-from gorgo.core.dispatch.in_flight import Attempt, RequestState
-from gorgo.core.dispatch.outcomes import RETRY_AFTER_S, no_replica, poison_prompt, status_of, to_sample, upstream_error
-from gorgo.core.dispatch.poison import PoisonPrompts
+from gorgo.core.dispatch.in_flight import (
+    RETRY_AFTER_S,
+    Attempt,
+    PoisonPrompts,
+    RequestState,
+    no_replica,
+    poison_prompt,
+    status_of,
+    to_sample,
+    upstream_error,
+)
 from gorgo.core.dispatch.prefix_updates import PrefixUpdater
 from gorgo.core.fleet.eligibility import CandidateSet
-from gorgo.core.fleet.outlier import HealthState
-from gorgo.core.fleet.replica import SUSPECT_AFTER, Replica
+from gorgo.core.fleet.replica import SUSPECT_AFTER, HealthState, Replica
 from gorgo.core.fleet.request_filter import RequestFilter
-from gorgo.core.limits import RouterLimits
+from gorgo.core.limits import ClientQuotas, RouterLimits
 from gorgo.core.messages.actions import Action, Cancel, Dispatch, Forward, Reject, RetryAction
-from gorgo.core.messages.request import COMPLETED, REFUSALS, AttemptResult, Outcome
-from gorgo.core.messages.samples import SampleRing
-from gorgo.core.quotas import ClientQuotas
+from gorgo.core.messages.request import COMPLETED, REFUSALS, AttemptResult, Outcome, SampleRing
 from gorgo.core.training.features import prefix_group
 from gorgo.core.training.learning import OutcomeRecorder, RecordedOutcome
 from gorgo.core.training.outcomes import OutcomeRow

@@ -2,7 +2,7 @@
 
 Owns the step from an outcome to the index and each replica's size there (`PrefixUpdater`), and the sums by which
 estimated and reported cached tokens are compared (`CacheAccuracy`). See `prefix.index` for the index and
-`prefix.found_share` for what a report of cached tokens corrects.
+`prefix.residency` for what a report of cached tokens corrects.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from gorgo.core.fleet.fleet import Fleet, FleetChange
 from gorgo.core.fleet.replica import Replica
 from gorgo.core.messages.decision import CacheSourceStats
 from gorgo.core.messages.request import COMPLETED, Outcome, RouteRequest
-from gorgo.core.prefix.answers import Answers
-from gorgo.core.prefix.found_share import CacheReport, FoundShares, LearnedCapacity
-from gorgo.core.prefix.index import PrefixIndex
+from gorgo.core.prefix.index import Answers, PrefixIndex
 from gorgo.core.prefix.kv_feeds import KvFeeds
+from gorgo.core.prefix.residency import CacheReport, FoundShares, LearnedCapacity
 
 # How right the estimate of cached tokens was: sums of estimated and reported tokens per replica.
 #
-# Owns the sums. `prefix.found_share` decides what a report corrects.
+# Owns the sums. `prefix.residency` decides what a report corrects.
 
 
 @dataclass(slots=True)

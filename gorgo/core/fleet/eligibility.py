@@ -18,9 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gorgo.core.fleet.columns import Columns
-from gorgo.core.fleet.outlier import HealthState
-from gorgo.core.fleet.replica import Replica
+from gorgo.core.fleet.replica import Columns, HealthState, Replica
 
 _Key = tuple[str | None, frozenset[str] | None, frozenset[str] | None]
 

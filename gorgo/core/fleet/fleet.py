@@ -21,11 +21,9 @@ from heapq import heapify, heappop, heappush
 from math import inf, nan
 from typing import Protocol
 
-from gorgo.core.fleet.columns import Columns
 from gorgo.core.fleet.eligibility import EligibilityFilter
-from gorgo.core.fleet.outlier import HealthState
 from gorgo.core.fleet.peer_loads import PeerLoads
-from gorgo.core.fleet.replica import Replica, ReplicaSpec
+from gorgo.core.fleet.replica import Columns, HealthState, Replica, ReplicaSpec
 from gorgo.core.latency.prefill import with_prefill
 from gorgo.core.limits import OutlierLimits
 from gorgo.core.messages.actions import FleetEvent, HealthChanged

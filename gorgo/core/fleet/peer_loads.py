@@ -21,7 +21,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from gorgo.core.fleet.columns import Columns
+from gorgo.core.fleet.replica import Columns
 from gorgo.core.numeric import Floats
 
 #: Silence after which a router's load counts no longer, s: twenty reports, or one restart of a store's client.

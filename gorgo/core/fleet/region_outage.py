@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gorgo.core.fleet.fleet import Fleet
-from gorgo.core.fleet.outlier import HealthState
-from gorgo.core.fleet.replica import Replica
+from gorgo.core.fleet.replica import HealthState, Replica
 from gorgo.core.messages.actions import RegionChanged
 
 

@@ -11,18 +11,423 @@ queue writes its cells after each change.
 from __future__ import annotations
 
 from bisect import insort
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from enum import Enum
 from hashlib import blake2b
-from math import nan
+from math import inf, nan
 
-from gorgo.core.fleet.columns import Columns, accelerator_code
-from gorgo.core.fleet.outlier import HealthState, OutlierDetector
-from gorgo.core.latency.decode import AnswerLength, ConcurrencyLimit, TokenGap
-from gorgo.core.latency.prefill import PrefillPrior, ReportedSpeed
-from gorgo.core.latency.prefill_queue import PrefillQueue
-from gorgo.core.latency.tcp import connect_round_trips
+import numpy as np
+from numpy.typing import NDArray
+
+from gorgo.core.backoff import backoff_s
+from gorgo.core.latency.decode import PRIOR_TOKENS, AnswerLength, ConcurrencyLimit, TokenGap
+from gorgo.core.latency.prefill import PrefillPrior, PrefillQueue, ReportedSpeed
+from gorgo.core.latency.ttft import (
+    INITIAL_WINDOW_BYTES,
+    RECEIVE_WINDOW_BYTES,
+    Pacing,
+    TcpWindows,
+    connect_round_trips,
+    cwnd_after_idle,
+    is_one_burst,
+    round_trips_of_one,
+)
 from gorgo.core.limits import OutlierLimits
-from gorgo.core.messages.request import EngineSample
+from gorgo.core.messages.request import EngineSample, OpenConnection
+from gorgo.core.numeric import Floats
+
+# Outlier detection for one replica: when it is ejected, for how long, and what readmits it.
+#
+# Owns the state machine; the fleet filters candidates by it and applies the panic threshold over all of them.
+#
+# Theory of operation::
+#
+#     HEALTHY --3 failures in a row--> EJECTED --back-off over--> HALF_OPEN --probe or attempt succeeds--> HEALTHY
+#                                         ^                           |
+#                                         '---- any failure, back-off doubled
+#
+# One that was ejected for failed probes is half open as soon as a probe succeeds.
+#
+# Failures of attempts and of probes are counted apart: a server whose engine is broken still answers a ping, and that
+# answer must not wipe out the failed attempts. For the same reason a good probe readmits a replica, but only a good
+# attempt resets the count of ejections; until then one failure ejects again, for twice as long.
+#
+# Evidence has an age: an attempt dispatched before the last ejection or readmission says nothing about the replica as
+# it is now. Without that rule, a hundred streams cut together would raise the back-off to its maximum at once.
+
+
+#: Back-off in a panic, s. After a wrong ejection the replica is back before the few others are overloaded; after a
+#: right one the retries of four such replicas are within their budget.
+PANIC_BACK_OFF_S = 2.0
+
+
+#: Open answers that break off within this time are one event, s: the resets of one loss come closer together.
+TOGETHER_S = 0.1
+#: Causes of an ejection that are facts about the path.
+_UNREACHABLE = ("probes", "region")
+
+
+class HealthState(Enum):
+    HEALTHY = "healthy"
+    EJECTED = "ejected"
+    HALF_OPEN = "half_open"
+
+
+#: As names: in Python 3.11 a member of an Enum takes eight times as long to read.
+_HEALTHY, _EJECTED, _HALF_OPEN = HealthState
+
+
+class OutlierDetector:
+    """The state of one replica.
+
+    Each method returns whether the replica's eligibility may have changed; `on_change` is called just before.
+
+    Example
+    -------
+    >>> health = OutlierDetector(OutlierLimits(failures=1))
+    >>> health.attempt_failed(dispatched_s=0.0, now=1.0), health.state.value, health.backoff_until_s
+    (True, 'ejected', 6.0)
+    """
+
+    __slots__ = (
+        "attempt_failures",
+        "backoff_until_s",
+        "broken_answers",
+        "broken_s",
+        "changed_s",
+        "ejected_by",
+        "ejected_since_s",
+        "ejections",
+        "limits",
+        "on_change",
+        "probation",
+        "probe_failures",
+        "state",
+    )
+
+    def __init__(self, limits: OutlierLimits) -> None:
+        #: May be replaced; the next ejection goes by the new ones.
+        self.limits = limits
+        self.on_change: Callable[[], None] | None = None
+        self.state = _HEALTHY
+        self.attempt_failures = 0
+        self.probe_failures = 0
+        #: Answers in a row that broke off after content, and when the last one was counted.
+        self.broken_answers = 0
+        self.broken_s = float("-inf")
+        #: Ejections since the last good attempt: the exponent of the back-off.
+        self.ejections = 0
+        #: Cause of the last ejection: failed `attempts`, `refusals` of what others answer, broken or short
+        #: `answers`, a `busy` engine, failed `probes`, or its unreachable `region`.
+        self.ejected_by: str | None = None
+        #: First ejection since it was healthy, `None` while healthy.
+        self.ejected_since_s: float | None = None
+        #: Last ejection or readmission.
+        self.changed_s = float("-inf")
+        #: End of the back-off, `None` unless ejected.
+        self.backoff_until_s: float | None = None
+        #: The trial attempt of a half-open replica; one at a time.
+        self.probation: str | None = None
+
+    @property
+    def can_accept(self) -> bool:
+        """Return whether a new attempt may be dispatched there, panic aside."""
+        return self.state is _HEALTHY or (self.state is _HALF_OPEN and self.probation is None)
+
+    @property
+    def probe_down(self) -> bool:
+        """Return whether probes ejected it, its own or its region's: a fact, where failed attempts are a guess."""
+        return self.state is not _HEALTHY and self.ejected_by in _UNREACHABLE
+
+    def attempt_started(self, attempt_id: str) -> bool:
+        if self.state is not _HALF_OPEN or self.probation is not None:
+            return False
+        self.probation = attempt_id
+        return self._changed()
+
+    def attempt_ended(self, attempt_id: str) -> bool:
+        """End the trial, whatever its result."""
+        if self.probation != attempt_id:
+            return False
+        self.probation = None
+        return self._changed()
+
+    @property
+    def breaks_answers(self) -> bool:
+        """Return whether answers broke off twice, or ejected it, without a whole one since."""
+        return self.broken_answers > 1 or (self.ejections > 0 and self.ejected_by == "answers")
+
+    def attempt_succeeded(self, *, dispatched_s: float, now: float, whole: bool = True) -> bool:
+        """Record an answer: `whole`, or its first token, which says nothing of a replica that breaks answers off."""
+        if dispatched_s < self.changed_s:
+            return False
+        if whole:
+            self.broken_answers = 0
+        elif self.breaks_answers:
+            return False
+        self.attempt_failures = self.probe_failures = self.ejections = 0
+        return self.state is not _HEALTHY and self._readmit(now)
+
+    def attempt_failed(self, *, dispatched_s: float, now: float, by: str = "attempts") -> bool:
+        if dispatched_s < self.changed_s or self.state is _EJECTED:
+            return False
+        self.attempt_failures += 1
+        return self.attempt_failures >= self._tolerated and self._eject(by, now)
+
+    def answer_broken(self, *, dispatched_s: float, now: float) -> bool:
+        """Record an answer that broke off after content. Several that were open at once are one event."""
+        together = dispatched_s < self.broken_s and now - self.broken_s < TOGETHER_S
+        if dispatched_s < self.changed_s or self.state is _EJECTED or together:
+            return False
+        self.broken_answers += 1
+        self.broken_s = now
+        return self.broken_answers >= self._tolerated and self._eject("answers", now)
+
+    def attempt_busy(self, last: bool, *, dispatched_s: float, now: float) -> bool:
+        """Eject an engine that was busy once too often: `last`, or again after it was ejected for that."""
+        if dispatched_s < self.changed_s or self.state is _EJECTED:
+            return False
+        again = self.ejections > 0 and self.ejected_by == "busy"
+        return (last or again) and self._eject("busy", now)
+
+    def probe_succeeded(self, *, now: float) -> bool:
+        self.probe_failures = 0
+        if self.state is _EJECTED and self.probe_down:
+            # The cause of the ejection is over, however long the back-off has grown.
+            return self.region_reachable(now=now)
+        return self.state is _HALF_OPEN and self._readmit(now)
+
+    def probe_failed(self, *, now: float) -> bool:
+        if self.state is _EJECTED:
+            return False
+        self.probe_failures += 1
+        return self.probe_failures >= self._tolerated and self._eject("probes", now)
+
+    def region_unreachable(self, *, now: float) -> bool:
+        """Eject the replica with its region, without further failures of its own."""
+        return self.state is not _EJECTED and self._eject("region", now)
+
+    def region_reachable(self, *, now: float) -> bool:
+        """End the back-off: a replica of the region answers again."""
+        return self.state is _EJECTED and self.end_backoff(now=max(now, self.backoff_until_s or now))
+
+    def end_backoff(self, *, now: float) -> bool:
+        """Become half open if the back-off is over."""
+        if self.backoff_until_s is None or now < self.backoff_until_s:
+            return False
+        self.state, self.backoff_until_s = _HALF_OPEN, None
+        return self._changed()
+
+    def shorten_backoff(self) -> None:
+        """Shorten the back-off in a panic: failed attempts may be the fault of load."""
+        if self.backoff_until_s is not None and not self.probe_down:
+            self.backoff_until_s = min(self.backoff_until_s, self.changed_s + PANIC_BACK_OFF_S)
+
+    @property
+    def _tolerated(self) -> int:
+        return 1 if self.ejections else self.limits.failures
+
+    def _eject(self, by: str, now: float) -> bool:
+        self.ejections += 1
+        self.attempt_failures = self.probe_failures = self.broken_answers = 0
+        self.state, self.changed_s, self.ejected_by = _EJECTED, now, by
+        self.ejected_since_s = now if self.ejected_since_s is None else self.ejected_since_s
+        self.backoff_until_s = now + backoff_s(self.ejections, first_s=self.limits.base_s, longest_s=self.limits.max_s)
+        return self._changed()
+
+    def _readmit(self, now: float) -> bool:
+        self.state, self.changed_s, self.backoff_until_s = _HEALTHY, now, None
+        self.ejected_since_s = None
+        self.attempt_failures = self.probe_failures = 0
+        return self._changed()
+
+    def _changed(self) -> bool:
+        if self.on_change is not None:
+            self.on_change()
+        return True
+
+
+# What is known of every replica as numpy columns, one cell per slot.
+#
+# Owns the cells and their empty values, and what the cells of connections say of the arrival of a request
+# (`arrival_s`). The fleet writes cells event by event; policies read them through `candidates`.
+
+
+#: Cells of an empty slot. Columns that are not here are NaN: unknown.
+_EMPTY: Mapping[str, float] = {
+    "in_flight_requests": 0.0,
+    "in_flight_tokens": 0.0,
+    "queued_prefill_tokens": 0.0,
+    "prefill_base_s": 0.0,
+    "prefill_token_s": 0.0,
+    "prefill_kappa_s": 0.0,
+    "slowdown": 1.0,
+    "answer_tokens": PRIOR_TOKENS,
+    "drained_at_s": -inf,
+    "head_due_s": inf,
+    "waiting_prefill_s": 0.0,
+    "shared_s": 0.0,
+    "head_shared_s": 0.0,
+    "head_began_s": -inf,
+    "prefill_share": 0.0,
+    "prefill_share_s": 0.0,
+    "connect_round_trips": 1.0,
+    "pace_bytes": inf,
+    "burst_bytes": inf,
+    "salt": 0,
+}
+
+
+def accelerator_code(name: str) -> float:
+    """Return the code of an accelerator in its column: 48 bits of a hash, which a float holds exactly."""
+    return float(int.from_bytes(blake2b(name.encode(), digest_size=6).digest(), "little"))
+
+
+@dataclass(slots=True)
+class Columns:
+    """Columns with one cell per slot. Unknown or stale is NaN; counts by this proxy are never unknown."""
+
+    #: EWMA of the probe round trip, s. NaN before the first probe.
+    rtt_s: Floats
+    #: Requests dispatched by this proxy and not ended.
+    in_flight_requests: Floats
+    #: Prompt tokens of those requests (Q_i, docs/policies/gorgo.md).
+    in_flight_tokens: Floats
+    #: Prompt tokens of those that still wait for their first token.
+    queued_prefill_tokens: Floats
+    #: Of those tokens the ones that the index has not found there. NaN unless a policy learns, as the next three
+    #: (`core.dispatch.in_flight`).
+    uncached_prefill_tokens: Floats
+    #: Requests between their first token and their end, and the sum of the times of their first tokens.
+    decoding_requests: Floats
+    first_tokens_s: Floats
+    #: Learned time per output token of a request alone, s. NaN before an answer reports its tokens.
+    token_gap_s: Floats
+    #: Mean output tokens of its answers, a prior before they are known (`core.latency.decode`).
+    answer_tokens: Floats
+    #: Scraped from the engine: requests running, requests waiting, KV tokens in use. NaN when unknown or stale.
+    running_requests: Floats
+    queued_requests: Floats
+    used_tokens: Floats
+    #: When the engine was last scraped. NaN when it was not, or when stale.
+    sampled_s: Floats
+    #: Size of the KV pool and of the running batch, from the engine or regions.yaml. NaN when unknown.
+    kv_capacity_tokens: Floats
+    max_running_requests: Floats
+    #: Priors of a prefill: constant part, s per token, s per pair of a new token and one that it attends to.
+    prefill_base_s: Floats
+    prefill_token_s: Floats
+    prefill_kappa_s: Floats
+    #: Learned factor on the priors.
+    slowdown: Floats
+    #: The prefill queue, in the engine's time: when it has done what was sent to it, and when the first token of the
+    #: first in line is due (infinite when none is expected).
+    drained_at_s: Floats
+    head_due_s: Floats
+    #: Prefill of all requests before their first token, s.
+    waiting_prefill_s: Floats
+    #: Work of other routers before them as of their dispatches, which `drained_at_s` contains; of it what is before the
+    #: first in line, and when the engine began with that (`core.latency.prefill`), s.
+    shared_s: Floats
+    head_shared_s: Floats
+    head_began_s: Floats
+    #: Share of its time in prefills, by what routers have sent there, as of the last dispatch, and when that was
+    #: (`core.latency.prefill`).
+    prefill_share: Floats
+    prefill_share_s: Floats
+    #: Connection of the next request: TCP windows (`core.latency.ttft`; 0 where none is open, NaN where not reported),
+    #: time of the last send, and round trips to open a new connection.
+    cwnd_bytes: Floats
+    rwnd_bytes: Floats
+    sent_s: Floats
+    connect_round_trips: Floats
+    #: How its sender spreads a flight: so much per round trip (infinite where it does not pace) after a first burst.
+    pace_bytes: Floats
+    burst_bytes: Floats
+    #: Strictest objective per output token among the requests in flight, s. NaN without one.
+    slo_tpot_s: Floats
+    #: Code of the configured accelerator (`accelerator_code`). NaN when unknown.
+    accelerator: Floats
+    #: A fixed 64-bit hash of the replica's name, for rendezvous hashing.
+    salt: NDArray[np.uint64]
+
+    @classmethod
+    def empty(cls) -> Columns:
+        """Return columns without a slot."""
+        columns = {item.name: np.zeros(0) for item in fields(cls) if item.name != "salt"}
+        return cls(**columns, salt=np.zeros(0, dtype=np.uint64))
+
+    def grow(self, count: int = 1) -> None:
+        """Add empty slots. Rare: only when the fleet grows beyond its largest size."""
+        for item in fields(self):
+            column = getattr(self, item.name)
+            added = np.full(count, _EMPTY.get(item.name, nan)).astype(column.dtype)
+            setattr(self, item.name, np.concatenate((column, added)))
+
+    def clear(self, slot: int) -> None:
+        """Empty the cells of a slot."""
+        for item in fields(self):
+            getattr(self, item.name)[slot] = _EMPTY.get(item.name, nan)
+
+
+# Cells of each replica's next connection, and when a request on it would arrive.
+#
+# Owns the columns of connections (`cwnd_bytes` and those beside it). See `core.latency.ttft` for round trips of a body.
+#
+# Theory of operation: a shell reports each change, and the cells are valid until the next one. A connection that is
+# yet to be opened has no congestion window (0) and the first windows. Without any report (NaN) a request counts as one
+# round trip.
+
+
+def record_connection(columns: Columns, slot: int, connection: OpenConnection | None) -> None:
+    """Record the connection of the next request; `None` is a connection yet to be opened.
+
+    A new connection paces if the last open one did: they have the same kernel.
+    """
+    pacing = _pacing(columns, slot) and Pacing() if connection is None else connection.pacing
+    columns.pace_bytes[slot], columns.burst_bytes[slot] = (inf, inf) if pacing is None else pacing
+    columns.cwnd_bytes[slot] = 0.0 if connection is None else connection.windows.cwnd
+    columns.rwnd_bytes[slot] = RECEIVE_WINDOW_BYTES if connection is None else connection.windows.rwnd
+    columns.sent_s[slot] = inf if connection is None else connection.sent_s
+
+
+def one_way_s(columns: Columns, slot: int) -> float:
+    """Return half a round trip, s; 0 while it is unknown or the replica has left (slot -1)."""
+    if slot < 0:
+        return 0.0
+    rtt_s = columns.rtt_s.item(slot)  # without a numpy number between
+    return 0.0 if rtt_s != rtt_s else rtt_s / 2
+
+
+def arrival_s(columns: Columns, slot: int, body_bytes: int, *, now: float) -> float:
+    """Return when a request dispatched now reaches the engine."""
+    half_rtt_s = one_way_s(columns, slot)
+    congestion = columns.cwnd_bytes.item(slot)
+    if is_one_burst(body_bytes, columns.burst_bytes.item(slot)):
+        n_round_trips = 1.0
+    else:
+        n_round_trips = _round_trips(columns, slot, body_bytes, congestion, 2.0 * half_rtt_s, now)
+    if congestion == 0.0:
+        n_round_trips += columns.connect_round_trips.item(slot)
+    return now + half_rtt_s * (2.0 * n_round_trips - 1.0)
+
+
+def _round_trips(columns: Columns, slot: int, body_bytes: int, congestion: float, rtt_s: float, now: float) -> float:
+    """Return the round trips of a body once its connection is open."""
+    pacing = _pacing(columns, slot)
+    if congestion == 0.0:
+        return round_trips_of_one(body_bytes, TcpWindows(), pacing)
+    if (body_bytes <= INITIAL_WINDOW_BYTES and pacing is None) or congestion != congestion:
+        return 1.0
+    left = cwnd_after_idle(congestion, now - columns.sent_s.item(slot), rtt_s)
+    return round_trips_of_one(body_bytes, TcpWindows(left, columns.rwnd_bytes.item(slot)), pacing)
+
+
+def _pacing(columns: Columns, slot: int) -> Pacing | None:
+    pace = columns.pace_bytes.item(slot)
+    return Pacing(pace, columns.burst_bytes.item(slot)) if pace < inf else None
+
 
 # Restarts of an engine, detected by its counters: its cache is then empty.
 #

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gorgo.core.fleet.columns import Columns, one_way_s
 from gorgo.core.fleet.fleet import Fleet
-from gorgo.core.fleet.outlier import HealthState
-from gorgo.core.fleet.replica import Replica
+from gorgo.core.fleet.replica import Columns, HealthState, Replica, one_way_s
 from gorgo.core.fleet.request_filter import SlowStart
 from gorgo.core.numeric import none_if_nan
 

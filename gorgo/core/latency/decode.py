@@ -1,7 +1,7 @@
 """Decoding on a replica, learned from its answers: time per token, its growth with the batch, length, and the limit.
 
 Owns what is learned of one replica's decoding. Leaves prefills to `core.latency.prefill`, and the use of the limit to
-`fleet.saturation`.
+`fleet.request_filter`.
 
 - `DecodeSlope` is how much longer a token takes per request beside it.
 - `TokenGap` is the time per output token, and the requests that decode.
@@ -192,7 +192,7 @@ class AnswerLength:
 
 # The learned concurrency limit of a replica: the number in flight at which most requests per second end in time.
 #
-# Owns the learning for one replica. See `fleet.saturation` for its use, `DecodeSlope` for a larger batch.
+# Owns the learning for one replica. See `fleet.request_filter` for its use, `DecodeSlope` for a larger batch.
 #
 # Theory of operation. A larger batch slows all its requests in two ways. Every prefill stalls those that decode: the
 # prefills dispatched while a request was there are known here. And every step decodes more: the rest of the stay grows

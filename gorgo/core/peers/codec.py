@@ -14,7 +14,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, TypeVar
 
-from gorgo.core.json_text import parse_json
+from gorgo.core.numeric import parse_json
 from gorgo.core.peers.records import (
     FORMAT,
     MARK_KINDS,

@@ -23,9 +23,8 @@ import numpy as np
 
 from gorgo.core.dispatch.in_flight import Attempt, InFlightTable
 from gorgo.core.fleet.fleet import Fleet, FleetChange
-from gorgo.core.fleet.outlier import HealthState
 from gorgo.core.fleet.peer_loads import FADE_S, MAX_PEERS, PeerLoads
-from gorgo.core.fleet.replica import Replica
+from gorgo.core.fleet.replica import HealthState, Replica
 from gorgo.core.latency.prefill import STEADY_TRUST_S, faded
 from gorgo.core.lru import Lru
 from gorgo.core.messages.actions import Dispatch
@@ -48,10 +47,8 @@ from gorgo.core.peers.records import (
     StartedPrefill,
 )
 from gorgo.core.policy.interface import Policy
-from gorgo.core.prefix.answers import Answers, GivenAnswer
-from gorgo.core.prefix.found_share import CacheReport, FoundShares
-from gorgo.core.prefix.index import Origin, PrefixIndex
-from gorgo.core.prefix.residency import BLOCK_HASH_BYTES
+from gorgo.core.prefix.index import Answers, GivenAnswer, Origin, PrefixIndex
+from gorgo.core.prefix.residency import BLOCK_HASH_BYTES, CacheReport, FoundShares
 from gorgo.core.prompt.fingerprint import marked_depths
 
 

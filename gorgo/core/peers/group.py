@@ -16,9 +16,9 @@ from gorgo.core.fleet.fleet import Fleet, FleetChange
 from gorgo.core.messages.actions import Action
 from gorgo.core.peers.exchange import PeerExchange
 from gorgo.core.peers.records import PeerReport, PeerStatus
-from gorgo.core.prefix.found_share import FoundShares
 from gorgo.core.prefix.index import Origin, PrefixIndex
 from gorgo.core.prefix.kv_feeds import KvFeeds
+from gorgo.core.prefix.residency import FoundShares
 
 
 class PeerGroup:

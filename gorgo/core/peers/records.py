@@ -91,7 +91,7 @@ class PrefixMarks:
 class SharedCacheReport:
     """An engine's report of cached tokens beside the confirmed prefix: a sample of the share that it finds.
 
-    Of a `core.prefix.found_share.CacheReport` what another router can learn from, with the names that it needs. The
+    Of a `core.prefix.residency.CacheReport` what another router can learn from, with the names that it needs. The
     slack stays behind: it says when the report contradicts the reporting router's own index.
     """
 
@@ -105,7 +105,7 @@ class SharedCacheReport:
 class SharedAnswer:
     """An answer that an engine was left with, by the hash of its prompt's last full block, 8 bytes.
 
-    A `core.prefix.answers.GivenAnswer` with its replica and the key under which the receiver stores it.
+    A `core.prefix.index.GivenAnswer` with its replica and the key under which the receiver stores it.
     """
 
     replica: str

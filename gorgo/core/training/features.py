@@ -12,12 +12,11 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from gorgo.core.fleet.columns import accelerator_code
+from gorgo.core.fleet.replica import accelerator_code
 from gorgo.core.latency.decode import SHARE
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.numeric import Floats
-from gorgo.core.policy.candidates import Candidates
-from gorgo.core.policy.choice import fill_unknown
+from gorgo.core.policy.interface import Candidates, fill_unknown
 from gorgo.errors import ConfigError, closest
 
 #: One value of the request for every row, or one per row.

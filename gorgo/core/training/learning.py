@@ -13,9 +13,7 @@ from numpy.typing import NDArray
 
 from gorgo.core.messages.decision import Decision
 from gorgo.core.messages.request import AttemptResult, RouteRequest
-from gorgo.core.policy.candidates import Candidates
-from gorgo.core.policy.choice import Choice
-from gorgo.core.policy.interface import Policy
+from gorgo.core.policy.interface import Candidates, Choice, Policy
 from gorgo.core.record import record
 from gorgo.core.training.model import Model, TrainingSpec, model_digest
 from gorgo.core.training.outcomes import OutcomeRing, OutcomeRow

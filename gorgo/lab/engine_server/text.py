@@ -11,7 +11,7 @@ from hashlib import blake2b
 from math import sqrt
 from zlib import crc32
 
-from gorgo.core.prompt.tokens import TEXT_TOKEN_BYTES, simulated_tokens
+from gorgo.core.prompt.fingerprint import TEXT_TOKEN_BYTES, simulated_tokens
 
 TOKEN_BYTES = TEXT_TOKEN_BYTES
 

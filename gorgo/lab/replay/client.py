@@ -21,7 +21,7 @@ from gorgo.lab.replay.options import ReplayOptions
 from gorgo.lab.replay.summary import ReplayRecord
 from gorgo.lab.traces import TraceRequest
 from gorgo.live.http.headers import Header
-from gorgo.live.upstream.pool import UpstreamPool, encode_head, request_line
+from gorgo.live.upstream.client import UpstreamPool, encode_head, request_line
 from gorgo.live.upstream.response import HttpResponse
 
 #: The end of a stream is looked for in its last bytes only; an error event or `[DONE]` is far shorter.

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gorgo.core.latency.tcp import LARGEST_WINDOW_BYTES, TcpWindows, round_trips
+from gorgo.core.latency.ttft import LARGEST_WINDOW_BYTES, TcpWindows, round_trips
 from gorgo.core.numeric import Floats
 from gorgo.core.prefix.residency import BLOCK_HASH_BYTES
 from gorgo.lab.sim.engine.prediction import PrefixSet

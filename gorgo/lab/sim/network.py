@@ -6,7 +6,7 @@ engine adds delays in wall time, the simulator in virtual time. All delays are f
 Theory of operation. A one-way trip takes half of the mean RTT, plus an exponential with mean `jitter` x RTT, plus, once
 in `1 / spike_probability` trips, a whole RTT more: a lost segment that the ones behind it make the sender repeat.
 Setting up a connection costs one round trip (`connect_s`) before the first request on it can leave. A body larger than
-the connection's window leaves in flights a round trip apart (`core.latency.tcp`); a `SimConnection` remembers its
+the connection's window leaves in flights a round trip apart (`core.latency.ttft`); a `SimConnection` remembers its
 windows.
 """
 
@@ -21,7 +21,7 @@ from typing import Protocol
 import numpy as np
 
 from gorgo.config.values import ASSUMED_RTT_S, REPLICA_KEEP_ALIVE_S
-from gorgo.core.latency.tcp import TcpWindows, exchange, windows_after_request
+from gorgo.core.latency.ttft import TcpWindows, exchange, windows_after_request
 from gorgo.core.messages.request import AttemptResult, OpenConnection, Outcome
 
 #: Mean jitter of a one-way trip as a share of the RTT: 2 ms on 100 ms.
@@ -228,7 +228,7 @@ def error_outcome(status: int) -> Outcome:
 
 # The proxy's connections to one replica in virtual time: which one the next request takes, and what it can carry.
 #
-# It is the twin of `live.upstream.connection_state` and of the pool behind it. The last used connection is taken first;
+# It is the twin of `live.upstream.connection` and of the pool behind it. The last used connection is taken first;
 # an idle one stays for `REPLICA_KEEP_ALIVE_S`; `on_connection` of the Router gets each change. `SimConnection` is the
 # real state of a connection; the proxy's estimate follows the rule of the proxy.
 

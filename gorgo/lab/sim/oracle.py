@@ -18,18 +18,15 @@ from typing import ClassVar
 import numpy as np
 
 from gorgo.core.latency.prefill import mean_of_columns, shares_of_columns
-from gorgo.core.latency.tcp import exchange_round_trips
+from gorgo.core.latency.ttft import exchange_round_trips
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.numeric import Floats
-from gorgo.core.policy.candidates import Candidates
-from gorgo.core.policy.choice import Choice, choose_min_cost
-from gorgo.core.policy.interface import IndexKind
+from gorgo.core.policy.interface import Candidates, Choice, IndexKind, choose_min_cost
 from gorgo.core.policy.weights import Weights, WeightSpec
 from gorgo.lab.sim.engine.engines import predict_first_token
 from gorgo.lab.sim.engine.prediction import ArrivingRequest, idle_ttft_s
 from gorgo.lab.sim.faults.injector import EngineView
-from gorgo.policies.gorgo_ms import GorgoMs
-from gorgo.policies.stalls import counted, excess, longer, stall_ms
+from gorgo.policies.gorgo_ms import GorgoMs, counted, excess, longer, stall_ms
 
 #: Cost of a dead replica, ms: more than any queue, and finite, so that sums of terms stay numbers.
 DEAD_MS = 3.6e6

@@ -42,7 +42,7 @@ from gorgo.live.openapi.documents import admin_document
 from gorgo.live.state import INTERNAL_VARIABLE, LiveState
 
 if TYPE_CHECKING:
-    from gorgo.core.buffer_budget import BufferBudget
+    from gorgo.core.limits import BufferBudget
     from gorgo.core.router import Router
     from gorgo.live.state import LiveState
 

@@ -12,7 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from gorgo.live.clock import Clock
+from gorgo.live.event_loop import Clock
 from gorgo.live.logs import log
 
 #: Wrong tokens within `WINDOW_S` that are answered at once: a mistyped one, a script with an old one.

@@ -19,7 +19,6 @@ from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.weights import Weights
 from gorgo.core.router import Router
 from gorgo.errors import VersionConflict, WeightsFrozen
-from gorgo.live.clock import Clock
 from gorgo.live.control.state_file import (
     ConfigSnapshot,
     FileRouting,
@@ -30,6 +29,7 @@ from gorgo.live.control.state_file import (
     StateFile,
 )
 from gorgo.live.control.transactions import ChangeQueue, ChangeRequest, FleetPlans, PlannedChange, WeightsChange
+from gorgo.live.event_loop import Clock
 from gorgo.live.logs import log
 from gorgo.live.telemetry.metrics import Metrics
 from gorgo.policies.registry import make_policy, make_shadow

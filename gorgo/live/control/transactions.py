@@ -23,8 +23,8 @@ from gorgo.config.model import Config
 from gorgo.config.registered import MAX_REGISTERED, RegisteredReplicas
 from gorgo.core.router import Router
 from gorgo.errors import StateError, TooManyReplicas, UnknownReplica, closest
-from gorgo.live.clock import Clock
 from gorgo.live.control.state_file import PersistedState, StateFile
+from gorgo.live.event_loop import Clock
 from gorgo.live.logs import log
 from gorgo.live.telemetry.metrics import Metrics
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from gorgo.fleet_sources.entries import Found
 from gorgo.fleet_sources.fleet import FoundFleet
-from gorgo.live.clock import Clock
+from gorgo.live.event_loop import Clock
 from gorgo.live.logs import log
 
 #: Rejected objects in the log per result; all are counted.

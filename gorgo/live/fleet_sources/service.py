@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from gorgo.config.fleet import FleetSourceConfig
 from gorgo.errors import ConfigError, GorgoError, MissingExtra
 from gorgo.fleet_sources.fleet import FoundFleet
-from gorgo.live.clock import Clock
+from gorgo.live.event_loop import Clock
 from gorgo.live.fleet_sources.dns import DnsSource
 from gorgo.live.fleet_sources.reports import Reports
 from gorgo.live.logs import log, log_failure

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
@@ -18,8 +19,10 @@ from types import TracebackType
 from typing import Any
 
 from gorgo.config.model import LimitsConfig
-from gorgo.core.buffer_budget import GRACE_S, BufferBudget
-from gorgo.live.http.errors import HttpError, Message, Receive
+from gorgo.core.limits import GRACE_S, BufferBudget
+from gorgo.core.messages.actions import Reject
+from gorgo.core.router import Router
+from gorgo.live.http.errors import HttpError, Message, Receive, error_of
 from gorgo.live.http.headers import Header, find
 
 # One timer per event loop for the timeouts of all requests, each extended by assigning a float.
@@ -135,7 +138,7 @@ def _timer_of(loop: asyncio.AbstractEventLoop) -> _SharedTimer:
 
 # Reservations of buffered bytes by the shell: of a request from its head to its end, and of a fetch.
 #
-# Owns the errors of a refused or evicted upload, and what counts. Leaves who gets how much to `core.buffer_budget`.
+# Owns the errors of a refused or evicted upload, and what counts. Leaves who gets how much to `core.limits`.
 #
 # What counts. A body counts twice from its declaration, or as its chunks come, until the response begins: as it is
 # stored for retries, and as the joined or changed copy that is sent. The start of an answer counts while it is
@@ -394,3 +397,53 @@ async def _discard_rest(receive: Receive, limit: int) -> None:
                 if not message.get("more_body", False):
                     break
                 pause.reschedule(now() + _LINGER_S)
+
+
+# Requests whose bodies are being read, by client: open before the Router knows them.
+#
+# Owns that count and the rejection of one too many. The quota is `core.limits`'.
+#
+# Why: a body may take a minute. Without this count a single client's slow bodies would have no bound, and could use up
+# `limits.max_in_flight`.
+
+
+class UploadCounter:
+    """The uploads of one proxy.
+
+    Parameters
+    ----------
+    router:
+        Counts the client's other requests.
+    """
+
+    __slots__ = ("_router", "_uploads")
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._uploads: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return self._uploads.total()
+
+    def check(self, client: str | None) -> None:
+        """Raise `HttpError` (429) if one more body of `client` is one too many."""
+        if client is None:
+            return
+        excess = self._router.quotas.check(client, coming=self._uploads.get(client, 0))
+        if excess is not None:
+            raise error_of(Reject("", 429, excess.code, excess.message, excess.retry_after_s))
+
+    @contextmanager
+    def track(self, client: str | None) -> Iterator[None]:
+        """Count a body of `client` while it is read. Raises `HttpError` (429) if it is one too many."""
+        if client is None:
+            yield
+            return
+        self.check(client)
+        self._uploads[client] += 1
+        try:
+            yield
+        finally:
+            self._uploads[client] -= 1
+            if not self._uploads[client]:
+                del self._uploads[client]

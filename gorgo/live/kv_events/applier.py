@@ -15,7 +15,7 @@ from typing import Protocol
 from gorgo.core.messages.actions import Action
 from gorgo.core.messages.kv_events import BlocksStored, CacheCleared, KvEventBatch, clears
 from gorgo.engines.kv_events import decode_message
-from gorgo.live.clock import Clock
+from gorgo.live.event_loop import Clock
 from gorgo.live.helper_process import HelperFailed, HelperProcess
 from gorgo.live.kv_events.feed import Apply
 from gorgo.live.kv_events.pieces import PIECE_BLOCKS, pieces, until_cleared

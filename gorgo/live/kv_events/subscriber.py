@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from gorgo.config.fleet import KvEventsConfig
 from gorgo.core.messages.actions import Action
 from gorgo.engines.kv_sources import FLAGS, SGLANG_PATHS, VLLM_PATH, KvEventSource, read_sglang, read_vllm
-from gorgo.live.clock import Clock
+from gorgo.live.event_loop import Clock
 from gorgo.live.kv_events.applier import KvEventRouter, KvEventsApplier, KvSubscriptions
 from gorgo.live.kv_events.subscription import Subscription
 from gorgo.live.kv_feed_stats import FeedState, KvFeedStats, worst

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from gorgo.core.messages.kv_events import KvEventBatch, clears
 from gorgo.engines.kv_events import decode_message
 from gorgo.engines.kv_sources import KvEventSource
-from gorgo.live.clock import Clock
+from gorgo.live.event_loop import Clock
 from gorgo.live.kv_events.feed import Apply, FeedAction, Forget, PublisherFeed, Replay
 from gorgo.live.kv_events.sockets import KvSockets, Receiver
 from gorgo.live.kv_feed_stats import FeedState, KvFeedStats

@@ -9,7 +9,7 @@ import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from gorgo.core.json_text import is_quick
+from gorgo.core.numeric import is_quick
 from gorgo.engines.discovery import (
     MODELS_PATH,
     FoundEngine,

@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING
 
 from gorgo.config.values import PROBE_TIMEOUT_S, WARM_CONNECTIONS, WARM_INTERVAL_S
 from gorgo.core.backoff import backoff_s
-from gorgo.core.json_text import is_quick
 from gorgo.core.messages.request import REFUSALS, EngineSample, OpenConnection
+from gorgo.core.numeric import is_quick
 from gorgo.engines.base import is_well, merged, probe_paths
-from gorgo.live.clock import Clock
+from gorgo.live.event_loop import Clock
 from gorgo.live.http.headers import Header
 from gorgo.live.logs import log, log_missing
 from gorgo.live.monitor.discovery import Discovered, Discovery
 from gorgo.live.state import LiveState
 from gorgo.live.upstream.client import POOL_EXHAUSTED, UpstreamError
-from gorgo.live.upstream.connection_state import NextConnectionState
+from gorgo.live.upstream.connection import NextConnectionState
 from gorgo.live.upstream.target import Target
 
 if TYPE_CHECKING:

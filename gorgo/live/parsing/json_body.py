@@ -14,10 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
-from gorgo.core.json_text import TINY_BYTES, count_values, is_quick, parse_json, try_parse_json
-from gorgo.core.prompt.fingerprint import Fingerprinter, PromptSketch
+from gorgo.core.numeric import TINY_BYTES, count_values, is_quick, parse_json, try_parse_json
+from gorgo.core.prompt.fingerprint import ExactPrompt, Fingerprinter, PromptSketch
 from gorgo.core.prompt.parse import Prompt, read_prompt, read_texts
-from gorgo.core.prompt.tokens import ExactPrompt
 from gorgo.core.record import mutable_record
 from gorgo.errors import BadRequest
 from gorgo.live.http.errors import HttpError

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gorgo.core.json_text import count_values
+from gorgo.core.numeric import count_values
 from gorgo.core.prompt.fingerprint import Fingerprinter
 from gorgo.live.helper_process import HelperFailed, HelperProcess
 from gorgo.live.http.errors import HttpError

@@ -20,7 +20,7 @@ from gorgo.core.fleet.peer_loads import MAX_PEERS
 from gorgo.core.peers.codec import decode_report
 from gorgo.core.peers.records import PeerReport
 from gorgo.errors import BadReport, OtherFormat
-from gorgo.live.clock import Clock
+from gorgo.live.event_loop import Clock
 from gorgo.live.logs import log
 from gorgo.live.peer_store.connection import FIELD, MEMBERS_S, RETAIN_S, StoreNames, execute, read_member
 from gorgo.live.telemetry.peers import PeerCounts

@@ -23,12 +23,11 @@ from gorgo.core.backoff import backoff_s
 from gorgo.core.peers.exchange import PeerExchange
 from gorgo.core.peers.records import PeerReport, PeerStatus
 from gorgo.core.router import Router
-from gorgo.live.clock import Clock
+from gorgo.live.event_loop import Clock, RouterGateway
 from gorgo.live.logs import log, log_failure
 from gorgo.live.peer_store.connection import StoreNames, member_name, router_name, store_client
 from gorgo.live.peer_store.reader import ReportReader
 from gorgo.live.peer_store.writer import ReportWriter
-from gorgo.live.router_gateway import RouterGateway
 from gorgo.live.telemetry.peers import PeerCounts, PeerMeasures, StoreFault, Subject
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from gorgo.core.peers.records import (
     PeerReport,
     StartedPrefill,
 )
-from gorgo.live.clock import Clock
+from gorgo.live.event_loop import Clock
 from gorgo.live.peer_store.connection import FIELD, MEMBERS_S, RETAIN_S, StoreNames, execute
 from gorgo.live.peer_store.reader import read_id
 from gorgo.live.telemetry.peers import PeerCounts

@@ -27,7 +27,6 @@ from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.weights import Weights
 from gorgo.errors import ConfigError, GorgoError, NoConfigFile
 from gorgo.live.control.transactions import AppliedReload
-from gorgo.live.http.client_auth import read_client_keys
 from gorgo.live.http.tls import upstream_tls
 from gorgo.live.logs import log, log_config_warnings, log_failure
 from gorgo.live.monitor.fleet_monitor import FleetMonitor
@@ -35,7 +34,7 @@ from gorgo.live.monitor.replica_monitor import ProbeResult, ReplicaMonitor
 from gorgo.live.prompt_tokens import read_tokenizers
 from gorgo.live.reload.file_watch import ConfigFile, Found
 from gorgo.live.replica_secrets import ReplicaSecrets, replica_secrets
-from gorgo.live.request_options import ClientPolicies
+from gorgo.live.request_options import ClientPolicies, read_client_keys
 from gorgo.live.state import LiveState
 from gorgo.live.upstream.target import Target, make_target
 from gorgo.policies.registry import make_policy, make_shadow

@@ -6,25 +6,119 @@ Owns the routes that carry a prompt, and what of a request is outside its client
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC
+from email.utils import parsedate_to_datetime
 from math import ceil
+from time import time
 from typing import Any
 
 from gorgo.config.values import BLOCK_BYTES
-from gorgo.core.messages.request import RouteRequest
-from gorgo.core.prompt.fingerprint import Fingerprint
+from gorgo.core.messages.request import REFUSALS, AttemptResult, Outcome, RouteRequest
+from gorgo.core.prompt.fingerprint import ExactPrompt, Fingerprint
 from gorgo.core.prompt.parse import token_boundaries
-from gorgo.core.prompt.tokens import ExactPrompt
 from gorgo.core.record import mutable_record
+from gorgo.core.stream import FirstTokenDetector, StreamState, Usage, is_short
 from gorgo.errors import closest
 from gorgo.live.http.errors import HttpError
-from gorgo.live.http.headers import KEYS, Header, session_of
+from gorgo.live.http.headers import KEYS, Header, find, session_of
 from gorgo.live.parsing.json_body import ENGINE_FIELDS, BodyFields, Spans, request_usage, with_model
-from gorgo.live.request.judgement import wants_more_than_one
 from gorgo.live.request_options import ClientPolicies
 from gorgo.live.served_models import ServedModels
 from gorgo.live.state import Routing
 from gorgo.live.stored_responses import StoredResponses
+
+# Results of attempts by what a replica answered: statuses, error events, and how long an answer may be.
+#
+# Owns the rules; the judgement of bytes is `core.stream`'s.
+
+
+#: A request for fewer tokens can be answered with no more than one.
+LEAST_TOKENS = 2
+#: A longer stream is no short answer.
+SHORT_BYTES = 4 * 1024
+_MAX_TOKENS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "max_new_tokens")
+
+
+def failure_of(status: int, headers: Sequence[Header] = ()) -> Outcome | None:
+    """Return the outcome of an error status before any content: busy or failed; None for a response to relay."""
+    if status in (429, 503):
+        retry_after_s = _retry_after_s(headers)
+        return Outcome(AttemptResult.BUSY, status=status, error=f"status_{status}", retry_after_s=retry_after_s)
+    if not 200 <= status < 300 and not 400 <= status < 500 and status not in REFUSALS:
+        # Redirects too: they are not followed.
+        return Outcome(AttemptResult.FAILED_BEFORE_CONTENT, status=status, error=f"status_{status}")
+    return None
+
+
+def result_of_stream(error_status: int | None) -> AttemptResult:
+    """Return the result of a complete stream; `error_status` is that of an error event before any content."""
+    if error_status is None:
+        return AttemptResult.COMPLETED
+    return AttemptResult.UPSTREAM_4XX if failure_of(error_status) is None else AttemptResult.FAILED_AFTER_CONTENT
+
+
+def failure_of_event(error_status: int | None) -> Outcome | None:
+    """Return the outcome of an error event before any content; None for a 4xx."""
+    return failure_of(500 if error_status is None else error_status)
+
+
+def is_short_stream(route: str, stream: bytes, usage: Usage | None, *, may_be_short: bool) -> bool | None:
+    """Return whether a stream is doubtfully short, as `Outcome.short`; `stream` has at least its last bytes."""
+    if len(stream) > SHORT_BYTES or not is_short(route, stream, usage):
+        return False
+    return True if may_be_short else None
+
+
+def is_short_usage(usage: Usage | None, *, may_be_short: bool) -> bool | None:
+    """Return whether an answer is doubtfully short by its usage alone, as `Outcome.short`; without one it is not."""
+    if usage is None or usage.output_tokens is None or usage.output_tokens > 1:
+        return False
+    return True if may_be_short else None
+
+
+def wants_more_than_one(parsed: Mapping[str, Any]) -> bool:
+    """Return whether a request leaves room for a longer answer than one token.
+
+    >>> wants_more_than_one({"max_tokens": 2}), wants_more_than_one({"max_tokens": 1})
+    (True, False)
+    """
+    sampling = parsed.get("sampling_params")
+    return _allows_more(parsed) and (not isinstance(sampling, dict) or _allows_more(sampling))
+
+
+def _allows_more(fields: Mapping[str, Any]) -> bool:
+    for name in _MAX_TOKENS:
+        if name in fields:
+            limit = fields[name]
+            if isinstance(limit, int) and limit < LEAST_TOKENS:
+                return False
+    return True
+
+
+def _retry_after_s(headers: Sequence[Header]) -> float | None:
+    """Return the seconds of `Retry-After`; a date counts from the replica's own `Date`, else from this clock."""
+    value = find(headers, b"retry-after") or b""
+    if value.isdigit() and len(value) < 10:
+        return float(value)
+    at_s = _unix_s(value)
+    if at_s is None:
+        return None
+    now_s = _unix_s(find(headers, b"date") or b"")
+    return max(0.0, at_s - (time() if now_s is None else now_s))
+
+
+def _unix_s(date: bytes) -> float | None:
+    """Return the Unix time of an HTTP date; `None` for anything else."""
+    if not 20 <= len(date) <= 40:
+        return None
+    try:
+        found = parsedate_to_datetime(date.decode("latin-1"))
+    except (ValueError, OverflowError):
+        return None
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+
 
 # What of a request is outside its client's scope: fields that steer the engine, and models that it cannot have.
 #
@@ -264,3 +358,69 @@ def _adds_usage(route: str, body: bytes, parsed: Mapping[str, Any]) -> bool:
     wanted = parsed.get("stream") is True and "stream_options" not in parsed and route in _USAGE_ROUTES
     # A zero byte can only come from UTF-16 or UTF-32, where a brace is not one byte.
     return wanted and b"\0" not in body
+
+
+# The gaps between the tokens of one answer, for the p95 of its inter-token time.
+#
+# Owns which chunks count: not comments, which keep a connection alive, and not the events of a stream's end, which
+# carry no token.
+
+
+#: Gaps recorded per answer; the first 4,096 stand for longer answers.
+MAX_GAPS = 4096
+#: Events of a dialect's end that carry no token, at most: a finish reason, usage, `[DONE]` and the like.
+END_EVENTS = 4
+#: A longer chunk at the end counts as tokens.
+END_CHUNK_BYTES = 4 * 1024
+
+
+class Gaps:
+    """The gaps of one answer, s."""
+
+    __slots__ = ("_recent", "_seconds", "last_s")
+
+    def __init__(self, last_s: float = 0.0) -> None:
+        #: When the last chunk came.
+        self.last_s = last_s
+        self._seconds = array("d")
+        #: The last chunks that have a gap: that of gap n at n modulo `END_EVENTS`.
+        self._recent = [b""] * END_EVENTS
+
+    def __len__(self) -> int:
+        return len(self._seconds)
+
+    def add(self, chunk: bytes, now: float) -> None:
+        """Count a chunk that is no comment."""
+        seconds = self._seconds
+        count = len(seconds)
+        if count < MAX_GAPS:
+            self._recent[count % END_EVENTS] = chunk
+            seconds.append(now - self.last_s)
+        self.last_s = now
+
+    def drop_all(self) -> None:
+        """Remove all gaps: pieces of one body are not tokens."""
+        del self._seconds[:]
+
+    def drop_end(self, route: str) -> None:
+        """Remove the gaps of the last chunks without a token. Done once per stream, to keep `add` short."""
+        count = len(self._seconds)
+        if count == MAX_GAPS:
+            return
+        for place in range(count - 1, max(-1, count - 1 - END_EVENTS), -1):
+            chunk = self._recent[place % END_EVENTS]
+            if len(chunk) > END_CHUNK_BYTES:
+                return
+            if FirstTokenDetector(route).feed(chunk) is StreamState.CONTENT:
+                return
+            self._seconds.pop()
+
+    def p95(self) -> float | None:
+        """Return the 95th percentile; `None` without a gap."""
+        seconds = self._seconds
+        return sorted(seconds)[ceil(0.95 * len(seconds)) - 1] if seconds else None
+
+
+def is_comment(chunk: bytes) -> bool:
+    """Return whether a chunk of a stream is nothing but a comment."""
+    return chunk[:1] == b":" and b"data:" not in chunk

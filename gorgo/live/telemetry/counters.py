@@ -7,8 +7,10 @@ prometheus_client's own take a lock per update: 1 us for a counter, 3 us for a h
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -160,3 +162,172 @@ class LearningMetrics:
 
     def model_written(self, well: bool) -> None:
         self._count("gorgo_model_writes_total", "written" if well else "failed").inc()
+
+
+# Requests, tokens and rejections by client and model: counters for a scrape, and the last minute for the status.
+#
+# Owns the bound of both labels. A client is the name of a key, never a text that it sent; a model is one that replicas
+# list. Further clients or models count as `other`.
+
+
+#: Clients and models with series of their own: 64 keys with 8 models are 2,500 series.
+MAX_CLIENTS = 64
+MAX_MODELS = 64
+#: Label of further clients and models, and of requests without one.
+OTHER, NONE = "other", "none"
+#: Shortest time between two searches for labels without a replica, s: while all are listed each one is in vain.
+EVICT_S = 1.0
+#: Length of the window of the status, s; one entry per second.
+WINDOW_S = 60
+
+
+@dataclass(frozen=True, slots=True)
+class ClientRow:
+    """The last minute of one client; `rejected` are 429s."""
+
+    name: str
+    requests: int
+    tokens: int
+    rejected: int
+
+
+class _LastMinute:
+    """Sums per second over the last `WINDOW_S`: requests, tokens, rejections."""
+
+    __slots__ = ("_seconds",)
+
+    def __init__(self) -> None:
+        self._seconds: deque[list[int]] = deque(maxlen=WINDOW_S)
+
+    def add(self, now: float, *, requests: int = 0, tokens: int = 0, rejected: int = 0) -> None:
+        second, seconds = int(now), self._seconds
+        if not seconds or seconds[-1][0] != second:
+            seconds.append([second, 0, 0, 0])
+        newest = seconds[-1]
+        newest[1] += requests
+        newest[2] += tokens
+        newest[3] += rejected
+
+    def total(self, name: str, now: float) -> ClientRow:
+        recent = [entry for entry in self._seconds if now - entry[0] <= WINDOW_S]
+        return ClientRow(name, *(sum(entry[place] for entry in recent) for place in (1, 2, 3)))
+
+
+#: Counters of requests, prompt tokens and output tokens, and the last minute.
+_Good = tuple[Counter, Counter, Counter, _LastMinute]
+
+
+class ClientUsage:
+    """Usage by client.
+
+    Parameters
+    ----------
+    store:
+        Of the proxy's metrics.
+    lists_model:
+        Whether a replica lists this model.
+    clock:
+        Of the proxy, s.
+    """
+
+    def __init__(self, store: MetricStore, lists_model: Callable[[str], bool], clock: Callable[[], float]) -> None:
+        self._store = store
+        self._lists_model = lists_model
+        self._clock = clock
+        self._windows: dict[str, _LastMinute] = {}
+        self._models: set[str] = set()
+        self._evicted_s = -math.inf
+        #: What a good answer adds to, by client and model: as many as there are keys and labels of models.
+        self._good: dict[tuple[str | None, str | None], _Good] = {}
+
+    def finished(
+        self,
+        client: str | None,
+        model: str | None,
+        status: int,
+        *,
+        now: float,
+        prompt_tokens: int = 0,
+        output_tokens: int = 0,
+    ) -> None:
+        """Record the end of a request."""
+        good = self._good.get((client, model)) if status == 200 else None
+        if good is None:
+            good = self._series(client, model, status)
+        requests, prompt, output, window = good
+        requests.value += 1.0
+        if prompt_tokens:
+            prompt.value += prompt_tokens
+            output.value += output_tokens
+        window.add(now, requests=1, tokens=prompt_tokens + output_tokens)
+
+    def _series(self, client: str | None, model: str | None, status: int) -> _Good:
+        name, kind, count = self._client(client), self._model(model), self._store.count
+        found = (
+            count("gorgo_client_requests_total", name, kind, status_class(status)),
+            count("gorgo_client_tokens_total", name, kind, "prompt"),
+            count("gorgo_client_tokens_total", name, kind, "output"),
+            self._windows[name],
+        )
+        if status == 200 and kind != OTHER:
+            self._good[client, model] = found
+        return found
+
+    def rejected(self, client: str | None, reason: str) -> None:
+        """Record a 429 of the proxy's own."""
+        name = self._client(client)
+        self._store.count("gorgo_client_rejects_total", name, reason).inc()
+        self._windows[name].add(self._clock(), rejected=1)
+
+    def last_minute(self) -> list[ClientRow]:
+        """Return the last minute of each client, most tokens first."""
+        now = self._clock()
+        rows = (window.total(name, now) for name, window in self._windows.items())
+        return sorted(rows, key=lambda row: (-row.tokens, -row.requests, row.name))
+
+    def retain(self, clients: Collection[str]) -> None:
+        """Drop the series and windows of every other client, and those of models that no replica lists any more."""
+        names = {*clients, OTHER, NONE}
+        self._models = {model for model in self._models if self._lists_model(model)}
+        models = {*self._models, OTHER, NONE}
+        self._windows = {name: window for name, window in self._windows.items() if name in names}
+        self._good.clear()
+
+        def wanted(spec_labels: Collection[str], values: Key) -> bool:
+            found = dict(zip(spec_labels, values, strict=True))
+            return found.get("client", NONE) in names and found.get("model", NONE) in models
+
+        self._store.retain(lambda spec, values: wanted(spec.labels, values))
+
+    def _evict_models(self) -> bool:
+        """Drop the labels of models that no replica lists any more, and their series; return whether there is room."""
+        now = self._clock()
+        if now - self._evicted_s < EVICT_S:
+            return False
+        self._evicted_s = now
+        left = {model for model in self._models if not self._lists_model(model)}
+        self._models -= left
+        if left:
+            self._good.clear()
+            self._store.retain(
+                lambda spec, values: "model" not in spec.labels or values[spec.labels.index("model")] not in left
+            )
+        return bool(left)
+
+    def _client(self, client: str | None) -> str:
+        name = NONE if client is None else client
+        if name not in self._windows:
+            # One of each is left for `other` and `none`.
+            if client is not None and len(self._windows.keys() - {OTHER, NONE}) >= MAX_CLIENTS:
+                name = OTHER
+            self._windows.setdefault(name, _LastMinute())
+        return name
+
+    def _model(self, model: str | None) -> str:
+        if model is None:
+            return NONE
+        if model not in self._models:
+            if not self._lists_model(model) or (len(self._models) >= MAX_MODELS and not self._evict_models()):
+                return OTHER
+            self._models.add(model)
+        return model

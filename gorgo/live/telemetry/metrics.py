@@ -16,16 +16,23 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from gorgo import __version__
-from gorgo.core.buffer_budget import BufferBudget
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
 from gorgo.core.latency.ttft import PARTS, TtftParts
+from gorgo.core.limits import BufferBudget
 from gorgo.core.messages.decision import CacheSourceStats, Decision
 from gorgo.core.messages.request import Outcome
 from gorgo.core.metric_spec import MetricSpec
 from gorgo.core.router import Router
 from gorgo.fleet_sources.fleet import FoundFleet
-from gorgo.live.telemetry.client_usage import ClientUsage
-from gorgo.live.telemetry.counters import Counter, Histogram, Key, LearningMetrics, MetricStore, status_class
+from gorgo.live.telemetry.counters import (
+    ClientUsage,
+    Counter,
+    Histogram,
+    Key,
+    LearningMetrics,
+    MetricStore,
+    status_class,
+)
 from gorgo.live.telemetry.metric_table import CACHE_METRICS, METRICS
 from gorgo.live.telemetry.peers import PEER_METRICS, PeerMetrics
 

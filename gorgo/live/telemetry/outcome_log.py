@@ -1,6 +1,6 @@
 """The outcome log: every ended attempt with all its candidates, as a data set for the training of policies. No text.
 
-Owns the form of a line and the features in it. `line_log` owns the queue, `line_log` the files, and `gorgo.lab.learn`
+Owns the form of a line and the features in it. `live.logs` owns the queue, `live.logs` the files, and `gorgo.lab.learn`
 reads them.
 
 Theory of operation. A line has the features of all candidates, not those of one policy: a policy is trained on any of
@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gorgo.core.messages.request import RouteRequest
-from gorgo.core.policy.candidates import Candidates
+from gorgo.core.policy.interface import Candidates
 from gorgo.core.record import record
 from gorgo.core.training.features import ACCELERATOR, FEATURES, feature_table
 from gorgo.core.training.learning import RecordedOutcome
-from gorgo.live.telemetry.line_log import OUTCOME_LOG, LineFile, LineLog
+from gorgo.live.logs import OUTCOME_LOG, LineFile, LineLog
 from gorgo.policies.learned.gorgo_residual import PRIOR, GorgoResidual
 
 SCHEMA = 1

@@ -29,7 +29,7 @@ from gorgo.core.training.model import Model, TrainingSpec
 from gorgo.core.training.outcomes import TrainingRows
 from gorgo.errors import GorgoError
 from gorgo.learning.model_file import loads
-from gorgo.live.clock import Clock
+from gorgo.live.event_loop import Clock
 from gorgo.live.helper_process import HelperFailed, HelperProcess
 from gorgo.live.helper_worker import pickled
 from gorgo.live.logs import log

@@ -14,7 +14,7 @@ from gorgo.config.fleet import KvEventsConfig, ReplicaConfig
 from gorgo.config.model import LimitsConfig
 from gorgo.config.router_settings import Deadlines
 from gorgo.config.values import AUTO, WARM_CONNECTIONS
-from gorgo.core.buffer_budget import BufferBudget
+from gorgo.core.limits import BufferBudget
 from gorgo.engines.base import EngineDialect, ReportWatch
 from gorgo.engines.discovery import FoundEngine
 from gorgo.engines.registry import dialect

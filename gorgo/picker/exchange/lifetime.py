@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gorgo.core.dispatch.outcomes import status_of
+from gorgo.core.dispatch.in_flight import status_of
 from gorgo.core.messages.actions import Dispatch
 from gorgo.core.messages.request import COMPLETED, AttemptResult, Outcome
 from gorgo.core.record import record
@@ -31,9 +31,15 @@ from gorgo.core.stream import (
     read_usage,
 )
 from gorgo.live.http.headers import Header, is_encoded, is_event_stream
-from gorgo.live.request.gaps import Gaps, is_comment
-from gorgo.live.request.judgement import failure_of, is_short_stream, is_short_usage, result_of_stream
-from gorgo.live.request.parse import ParsedRequest
+from gorgo.live.request.parse import (
+    Gaps,
+    ParsedRequest,
+    failure_of,
+    is_comment,
+    is_short_stream,
+    is_short_usage,
+    result_of_stream,
+)
 from gorgo.live.upstream.target import Target
 from gorgo.picker.exchange.pending import PendingRequest
 from gorgo.picker.state import PickerState
@@ -179,7 +185,7 @@ class ObservedAnswer:
 
 # Outcomes of attempts behind Envoy: by what was seen of the answer, and by the entry of Envoy's access log.
 #
-# Owns the rules beside those of the proxy (`live.request.judgement`). Nothing is retried: the client has the answer.
+# Owns the rules beside those of the proxy (`live.request.parse`). Nothing is retried: the client has the answer.
 
 
 #: Longest time from the first token to the end of a stream that may have no second one: less than an engine's step, s.

@@ -24,9 +24,9 @@ from gorgo.live.http.headers import Header, request_id
 from gorgo.live.logs import log_failure
 from gorgo.live.parsing.json_body import BodyFields, check_media_type, read_quick_fields
 from gorgo.live.request.parse import ParsedRequest, count_tokens, parse_request
-from gorgo.live.request.record import RequestRecord
-from gorgo.live.request.refusals import (
+from gorgo.live.request.record import (
     RETRY_SOON,
+    RequestRecord,
     check_method,
     check_open,
     error_for,

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.numeric import Floats, Rows, Table
-from gorgo.core.policy.candidates import Candidates
-from gorgo.core.policy.choice import Choice, Prediction
+from gorgo.core.policy.interface import Candidates, Choice, Prediction
 from gorgo.core.training.features import feature_table
 from gorgo.core.training.model import Model, TrainingSpec
 from gorgo.errors import ConfigError

@@ -8,9 +8,7 @@ import numpy as np
 
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.numeric import Floats, Table
-from gorgo.core.policy.candidates import Candidates
-from gorgo.core.policy.choice import Choice, Prediction, argmin_tiebreak
-from gorgo.core.policy.interface import IndexKind
+from gorgo.core.policy.interface import Candidates, Choice, IndexKind, Prediction, argmin_tiebreak
 from gorgo.core.policy.weights import Weights, WeightSpec
 from gorgo.core.training.features import feature_table
 from gorgo.core.training.learning import HasBase, find_base

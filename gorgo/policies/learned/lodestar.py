@@ -13,9 +13,7 @@ from numpy.typing import NDArray
 
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.numeric import Floats, Rows, Table
-from gorgo.core.policy.candidates import Candidates
-from gorgo.core.policy.choice import Choice, argmin_tiebreak, fill_unknown
-from gorgo.core.policy.interface import IndexKind
+from gorgo.core.policy.interface import Candidates, Choice, IndexKind, argmin_tiebreak, fill_unknown
 from gorgo.core.policy.weights import Weights, WeightSpec
 from gorgo.core.training.features import prefix_group
 from gorgo.core.training.model import Model, TrainingSpec

@@ -14,9 +14,7 @@ from numpy.typing import NDArray
 
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.numeric import Floats, Mask, Rows
-from gorgo.core.policy.candidates import Candidates
-from gorgo.core.policy.choice import Choice, argmin_tiebreak
-from gorgo.core.policy.interface import IndexKind
+from gorgo.core.policy.interface import Candidates, Choice, IndexKind, argmin_tiebreak
 from gorgo.core.policy.weights import Weights, WeightSpec
 from gorgo.core.training.model import TrainingSpec
 from gorgo.policies.learned.base import Forecast, Guard, LearnedPolicy, predict_both

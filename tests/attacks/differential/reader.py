@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 
 import h11
 
-from gorgo.live.listener.connection.head import Refused
-from gorgo.live.listener.connection.reader import RequestReader
+from gorgo.live.listener.connection.reader import Refused, RequestReader
 from gorgo.live.listener.heads import HeadLimits
 
 LIMITS = HeadLimits(2000, 10.0)

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from gorgo.live.listener.connection.head import Head
-from gorgo.live.listener.connection.reader import RepeatedHead
+from gorgo.live.listener.connection.reader import Head, RepeatedHead
 from tests.attacks.differential import __main__, client, fuzz, reader
 from tests.attacks.differential.fuzz import KINDS, DisagreementError
 from tests.attacks.differential.reader import Reading, Request

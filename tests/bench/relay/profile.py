@@ -42,7 +42,7 @@ _CALLS: Mapping[str, tuple[str, ...]] = {
 _STAGES: Mapping[str, tuple[str, ...]] = {
     "first token, usage, gaps": ("gorgo/core/stream",),
     "reading the prompt": ("gorgo/live/parsing", "gorgo/core/prompt", "gorgo/core/json_cost", "gorgo/core/messages"),
-    "decision, reservation": ("gorgo/core", "gorgo/live/router_gateway", "gorgo/live/state"),
+    "decision, reservation": ("gorgo/core", "gorgo/live/event_loop", "gorgo/live/state"),
     "metrics, logs, request log": ("gorgo/live/telemetry", "gorgo/live/logs"),
     "the replica's connection": ("gorgo/live/upstream", "tests/bench/relay/floor"),
     "the client's connection": ("gorgo/live/listener", "gorgo/proxy/http", "hypercorn"),

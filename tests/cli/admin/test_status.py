@@ -20,7 +20,7 @@ from gorgo.formatting import ms
 from gorgo.live.admin.page.recent_stats import RecentStats
 from gorgo.live.admin.page.snapshot import Alert, DecisionStatus
 from gorgo.live.control.state_file import Frozen
-from gorgo.live.telemetry.client_usage import ClientRow
+from gorgo.live.telemetry.counters import ClientRow
 from tests.live.admin.page.made import change, decision, peer, row, sample, source, status, store, view
 
 NASTY = "[bold]\x1b[2J\x07x"

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from gorgo.core.dispatch.dispatcher import LARGE, can_sample, sample_candidates
-from gorgo.core.fleet.columns import Columns
 from gorgo.core.fleet.eligibility import CandidateSet
 from gorgo.core.fleet.fleet import Fleet
-from gorgo.core.fleet.replica import ReplicaSpec
+from gorgo.core.fleet.replica import Columns, ReplicaSpec
 from gorgo.core.limits import OutlierLimits, RouterLimits
 from gorgo.core.router import Router
 from gorgo.policies.registry import POLICIES, make_policy

@@ -14,7 +14,7 @@ from gorgo.core.fleet.snapshot import ReplicaSnapshot
 from gorgo.core.latency.decode import SHARE
 from gorgo.core.latency.prefill import FADE_S, faded
 from gorgo.core.messages.request import EngineSample
-from gorgo.core.policy.candidates import Candidates
+from gorgo.core.policy.interface import Candidates
 from gorgo.core.router import Router
 from tests.core.routers import COMPLETED, GONE, a_request, blocks_of, dispatched, make_router, submitted, timed
 from tests.core.training.learners import LeastPredicted

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from gorgo.core.dispatch.in_flight import RequestState
-from gorgo.core.dispatch.outcomes import (
+from gorgo.core.dispatch.in_flight import (
+    RequestState,
     deadline_exceeded,
     model_not_found,
     no_replica,
@@ -19,10 +19,9 @@ from gorgo.core.dispatch.outcomes import (
     too_many_in_flight,
     upstream_error,
 )
+from gorgo.core.limits import QuotaExceeded
 from gorgo.core.messages.actions import Reject
-from gorgo.core.messages.request import AttemptResult, Outcome
-from gorgo.core.messages.samples import Sample
-from gorgo.core.quotas import QuotaExceeded
+from gorgo.core.messages.request import AttemptResult, Outcome, Sample
 from tests.core.routers import a_request, dispatched, make_router, submitted, timed
 
 REQUEST = a_request("r", model="m", pinned_replica="p")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gorgo.core.dispatch.poison import MAX_SUSPECTS, WINDOW_S, PoisonPrompts
+from gorgo.core.dispatch.in_flight import MAX_SUSPECTS, WINDOW_S, PoisonPrompts
 from gorgo.core.fleet.replica import Replica
 from gorgo.core.messages.actions import Dispatch, Reject
 from gorgo.core.messages.request import AttemptResult, EngineSample, Outcome, RouteRequest

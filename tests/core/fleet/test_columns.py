@@ -6,8 +6,8 @@ from math import inf, nan
 
 import pytest
 
-from gorgo.core.fleet.columns import Columns, arrival_s, one_way_s, record_connection
-from gorgo.core.latency.tcp import Pacing, TcpWindows
+from gorgo.core.fleet.replica import Columns, arrival_s, one_way_s, record_connection
+from gorgo.core.latency.ttft import Pacing, TcpWindows
 from gorgo.core.messages.request import OpenConnection
 
 WARM, COLD = TcpWindows(114_600.0, 131_070.0), TcpWindows(14_600.0, 65_535.0)

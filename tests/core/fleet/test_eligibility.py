@@ -9,8 +9,7 @@ import pytest
 
 from gorgo.core.fleet.eligibility import CandidateSet
 from gorgo.core.fleet.fleet import Fleet
-from gorgo.core.fleet.outlier import HealthState
-from gorgo.core.fleet.replica import ReplicaSpec
+from gorgo.core.fleet.replica import HealthState, ReplicaSpec
 from gorgo.core.limits import OutlierLimits
 
 

@@ -10,12 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gorgo.core.fleet.columns import Columns, accelerator_code, arrival_s, record_connection
 from gorgo.core.fleet.fleet import Fleet, FleetTimers, ewma, is_stale
-from gorgo.core.fleet.outlier import PANIC_BACK_OFF_S
-from gorgo.core.fleet.replica import Replica, ReplicaSpec
+from gorgo.core.fleet.replica import (
+    PANIC_BACK_OFF_S,
+    Columns,
+    Replica,
+    ReplicaSpec,
+    accelerator_code,
+    arrival_s,
+    record_connection,
+)
 from gorgo.core.latency.prefill import PrefillPrior
-from gorgo.core.latency.tcp import Pacing, TcpWindows, paced_round_trips
+from gorgo.core.latency.ttft import Pacing, TcpWindows, paced_round_trips
 from gorgo.core.limits import OutlierLimits
 from gorgo.core.messages.request import EngineSample, OpenConnection
 from gorgo.errors import ConfigError, UnknownReplica

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gorgo.core.fleet.outlier import HealthState, OutlierDetector
+from gorgo.core.fleet.replica import HealthState, OutlierDetector
 from gorgo.core.limits import OutlierLimits
 
 

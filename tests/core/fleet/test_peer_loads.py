@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gorgo.core.fleet.columns import Columns
 from gorgo.core.fleet.peer_loads import CELLS, FADE_S, MAX_PEERS, PeerLoads
+from gorgo.core.fleet.replica import Columns
 from gorgo.core.numeric import Floats
 
 

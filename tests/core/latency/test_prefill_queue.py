@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gorgo.core.latency.prefill_queue import PrefillQueue
+from gorgo.core.latency.prefill import PrefillQueue
 
 
 def clock_with(*line: tuple[str, float, float], streamed: bool = True) -> PrefillQueue:

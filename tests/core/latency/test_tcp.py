@@ -5,7 +5,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gorgo.core.latency.tcp import (
+from gorgo.core.latency.ttft import (
     INITIAL_WINDOW_BYTES,
     LARGEST_WINDOW_BYTES,
     SEGMENT_BYTES,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gorgo.core.latency.prefill_queue import PrefillQueue
+from gorgo.core.latency.prefill import PrefillQueue
 from gorgo.core.latency.ttft import PARTS, TtftEstimate, expected_queue_s
 from gorgo.core.limits import HedgeLimits, OverloadLimits, RouterLimits
 from gorgo.core.messages.actions import Hedge

@@ -7,7 +7,7 @@ import pytest
 
 from gorgo.core.latency.ttft import TtftEstimate
 from gorgo.core.messages.decision import Decision
-from gorgo.core.policy.choice import TIE_EPSILON, argmin_tiebreak
+from gorgo.core.policy.interface import TIE_EPSILON, argmin_tiebreak
 
 
 def picked(cost: list[float], in_flight: list[float] | None = None) -> set[int]:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gorgo.core.messages.samples import Sample, SampleRing
+from gorgo.core.messages.request import Sample, SampleRing
 
 
 def sample(seq: int) -> Sample:

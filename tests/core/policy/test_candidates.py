@@ -7,8 +7,8 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from gorgo.core.fleet.columns import Columns
-from gorgo.core.policy.candidates import Candidates
+from gorgo.core.fleet.replica import Columns
+from gorgo.core.policy.interface import Candidates
 
 NAMES = tuple(item.name for item in fields(Columns))
 

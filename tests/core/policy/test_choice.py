@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gorgo.core.fleet.columns import Columns
-from gorgo.core.policy.candidates import Candidates
-from gorgo.core.policy.choice import (
+from gorgo.core.fleet.replica import Columns
+from gorgo.core.policy.interface import (
     TIE_EPSILON,
+    Candidates,
     Choice,
     Prediction,
     argmin_tiebreak,

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from gorgo.core.messages.request import AttemptResult, Outcome, RouteRequest
-from gorgo.core.prefix import answers as module
-from gorgo.core.prefix.answers import LEAST_REPORTS, WINDOW, Answers, Behind
+from gorgo.core.prefix import index as module
+from gorgo.core.prefix.index import LEAST_REPORTS, WINDOW, Answers, Behind
 from gorgo.core.router import Router
 from tests.core.routers import a_request, blocks_of, dispatched, make_router, submitted
 

@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 
 from gorgo.core.fleet.replica import ReplicaSpec
 from gorgo.core.messages.request import AttemptResult, EngineSample, Outcome, RouteRequest
-from gorgo.core.prefix.found_share import (
+from gorgo.core.prefix.residency import (
     ALL_FOUND,
     LEAST_REPORTS,
     MAX_MODELS,
     WINDOW,
     CacheReport,
+    ConfirmedPrefix,
     FoundShare,
     FoundShares,
     LearnedCapacity,
 )
-from gorgo.core.prefix.residency import ConfirmedPrefix
 from gorgo.core.router import Router
 from tests.core.routers import COMPLETED, a_request, dispatched, make_router, submitted
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gorgo.core.prefix.radix import RadixNode, RadixTree
+from gorgo.core.prefix.residency import RadixNode, RadixTree
 
 WORDS = st.lists(st.text("ab", min_size=1, max_size=8), max_size=12)
 

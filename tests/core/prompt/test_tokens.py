@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gorgo.core.prompt.tokens import MAX_MODELS, BytesPerToken, simulated_tokens
+from gorgo.core.prompt.fingerprint import MAX_MODELS, BytesPerToken, simulated_tokens
 from gorgo.lab.engine_server.text import cache_key, token_count
 
 

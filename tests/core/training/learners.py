@@ -9,9 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gorgo.core.messages.request import RouteRequest
-from gorgo.core.policy.candidates import Candidates
-from gorgo.core.policy.choice import Choice, argmin_tiebreak, choose_min_cost
-from gorgo.core.policy.interface import IndexKind
+from gorgo.core.policy.interface import Candidates, Choice, IndexKind, argmin_tiebreak, choose_min_cost
 from gorgo.core.policy.weights import Weights, WeightSpec
 from gorgo.core.training.features import feature_table
 from gorgo.core.training.model import Model, TrainingSpec

@@ -5,7 +5,7 @@ from math import nan
 import numpy as np
 import pytest
 
-from gorgo.core.fleet.columns import accelerator_code
+from gorgo.core.fleet.replica import accelerator_code
 from gorgo.core.training.features import FEATURES, GROUP_BLOCKS, feature_table, prefix_group
 from gorgo.errors import ConfigError
 from tests.core.routers import a_request, blocks_of

@@ -33,7 +33,7 @@ from gorgo.lab.request_log import LoggedRequest
 from gorgo.lab.sim.engine.model import EngineModel
 from gorgo.lab.sim.engine.profiles import EngineProfile, find_profile
 from gorgo.lab.sim.engine.request import EngineRequest
-from gorgo.live.telemetry.request_log_file import Finished, RequestLogFile
+from gorgo.live.logs import Finished, RequestLogFile
 from tests.lab.calibrate.test_measured import ignore
 from tests.lab.engine_server.conftest import QUICK, serving
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gorgo.core.policy.candidates import Candidates
+from gorgo.core.policy.interface import Candidates
 from gorgo.core.router import Router
 from gorgo.lab.sim.engine.profiles import EngineProfile, as_vllm
 from gorgo.lab.sim.fleet import SimFleet

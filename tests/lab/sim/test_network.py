@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gorgo.config.values import REPLICA_KEEP_ALIVE_S
-from gorgo.core.latency.tcp import TcpWindows
+from gorgo.core.latency.ttft import TcpWindows
 from gorgo.core.messages.request import OpenConnection
 from gorgo.lab.sim import network as links
 from gorgo.lab.sim.network import (
@@ -22,7 +22,7 @@ from gorgo.lab.sim.network import (
     SimConnection,
     TripDelays,
 )
-from gorgo.live.upstream.connection_state import ConnectionTracker
+from gorgo.live.upstream.connection import ConnectionTracker
 
 
 def path(link: Link, seed: int = 0) -> Path:

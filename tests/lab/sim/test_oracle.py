@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from gorgo.core.messages.request import RouteRequest
-from gorgo.core.policy.choice import Choice
-from gorgo.core.policy.interface import Policy
+from gorgo.core.policy.interface import Choice, Policy
 from gorgo.lab.sim.engine.engines import Engine as AnyEngine
 from gorgo.lab.sim.engine.model import EngineModel
 from gorgo.lab.sim.engine.request import EngineRequest

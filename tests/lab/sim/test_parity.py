@@ -34,11 +34,11 @@ from gorgo.lab.sim.workload import SimRequest
 from gorgo.lab.simulate.feed import fingerprinted
 from gorgo.lab.traces import TraceFilters
 from gorgo.live.build import build_live
+from gorgo.live.event_loop import RouterGateway
 from gorgo.live.http import body
-from gorgo.live.router_gateway import RouterGateway
 from gorgo.live.telemetry.health import HealthLog
 from gorgo.policies.registry import make_policy
-from gorgo.proxy.exchange import passage
+from gorgo.proxy.exchange import relay
 from tests.core.training.learners import NAMES, LeastPredicted, LeastSquaresTrainer
 from tests.lab.sim.fleets import REGIONS
 from tests.lab.sim.live_shell import LiveShell, VirtualLoop, use
@@ -131,7 +131,7 @@ def live(
 
     async def run() -> Seen:
         loop = asyncio.get_running_loop()
-        for module in (passage, body):
+        for module in (relay, body):
             monkeypatch.setattr(module, "monotonic", loop.time)
         started = make_policy(policy) if learns is None else LeastPredicted(SPEC)
         state = build_live(found, policy=started, weights=None, environ={}, key=KEY, seed=SEED, tls=system_tls())

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gorgo.core.buffer_budget import BufferBudget
+from gorgo.core.limits import BufferBudget
 from gorgo.core.router import Router
 from gorgo.errors import StateError
 from gorgo.live.control.state_file import ConfigSnapshot, PersistedState, StateFile

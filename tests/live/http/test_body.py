@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gorgo.config.model import LimitsConfig
-from gorgo.core.buffer_budget import BufferBudget
+from gorgo.core.limits import BufferBudget
 from gorgo.live.http.body import ClientDisconnected, RequestBuffer, ResettableTimeout, read_body
 from gorgo.live.http.errors import HttpError, Message
 from gorgo.live.http.headers import Header

@@ -8,7 +8,6 @@ import pytest
 
 from gorgo.config.model import ClientRuleConfig
 from gorgo.config.values import HOP_BY_HOP, checked_header
-from gorgo.live.http.client_auth import ClientKeys
 from gorgo.live.http.errors import HttpError
 from gorgo.live.http.headers import (
     FORWARDED,
@@ -31,7 +30,7 @@ from gorgo.live.http.headers import (
 )
 from gorgo.live.http.headers import KEYS as KEYS_HEADERS
 from gorgo.live.parsing.json_body import check_media_type
-from gorgo.live.request_options import ClientPolicies
+from gorgo.live.request_options import ClientKeys, ClientPolicies
 
 OWN_ID = (b"x-request-id", b"our-id")
 

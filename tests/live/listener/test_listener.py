@@ -16,7 +16,7 @@ import pytest
 from hypercorn.config import Config
 
 from gorgo.live.listener.connection.client_connection import ClientConnection, ServerSettings
-from gorgo.live.listener.connection.transport import LINGER_S, LingerTimeout
+from gorgo.live.listener.connection.cycle import LINGER_S, LingerTimeout
 from gorgo.live.listener.heads import HeadLimits, PartialHeads
 from gorgo.live.listener.hypercorn_server import ServerConfig
 from gorgo.live.listener.listener import AcceptLimits, Connections, serve_app
@@ -89,7 +89,7 @@ class Taking(asyncio.WriteTransport):
 async def test_who_takes_some_of_what_is_left_is_waited_for_and_who_takes_none_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gorgo.live.listener.connection.transport.LINGER_S", 0.0)
+    monkeypatch.setattr("gorgo.live.listener.connection.cycle.LINGER_S", 0.0)
     client = Taking(400, 300, 200, 100, 100, 0)
     LingerTimeout(asyncio.get_running_loop(), client)
     await until(lambda: client.aborted)
@@ -97,7 +97,7 @@ async def test_who_takes_some_of_what_is_left_is_waited_for_and_who_takes_none_i
 
 
 async def test_patience_that_is_over_cuts_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gorgo.live.listener.connection.transport.LINGER_S", 0.0)
+    monkeypatch.setattr("gorgo.live.listener.connection.cycle.LINGER_S", 0.0)
     client = Taking(400, 400)
     LingerTimeout(asyncio.get_running_loop(), client).stop()
     for _ in range(5):

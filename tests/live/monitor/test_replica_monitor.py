@@ -14,15 +14,15 @@ from gorgo.config.fleet import ReplicaConfig
 from gorgo.config.model import Config, LimitsConfig, ProxyConfig, RegionConfig
 from gorgo.config.values import REPLICA_KEEP_ALIVE_S, WARM_CONNECTIONS
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
-from gorgo.core.latency.tcp import TcpWindows
+from gorgo.core.latency.ttft import TcpWindows
 from gorgo.live.build import build_live
+from gorgo.live.event_loop import RouterGateway
 from gorgo.live.http.headers import Header
 from gorgo.live.monitor.replica_monitor import FIRST_PROBE_TIMEOUT_S, ReplicaMonitor
-from gorgo.live.router_gateway import RouterGateway
 from gorgo.live.state import LiveState
 from gorgo.live.telemetry.health import HealthLog
 from gorgo.live.upstream.client import POOL_EXHAUSTED, UpstreamClient, UpstreamError
-from gorgo.live.upstream.connection_state import ConnectionTracker, NextConnectionState, OnChange
+from gorgo.live.upstream.connection import ConnectionTracker, NextConnectionState, OnChange
 from gorgo.policies.registry import make_policy
 from tests.lab.sim.live_shell import VirtualLoop
 from tests.proxy.conftest import system_tls

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gorgo.core.json_text import QUICK_VALUES, TINY_BYTES
+from gorgo.core.numeric import QUICK_VALUES, TINY_BYTES
 from gorgo.core.prompt.fingerprint import Fingerprinter
 from gorgo.live.http.errors import HttpError
 from gorgo.live.http.headers import Header

@@ -20,7 +20,7 @@ from gorgo.live.parsing import workers as workers_module
 from gorgo.live.parsing.json_body import MAX_TEXT, MAX_VALUES, BodyFields, read_fields
 from gorgo.live.parsing.worker import MAX_MEMORY_BYTES, reader
 from gorgo.live.parsing.workers import JOB_TIMEOUT_S, BodyWorkers
-from gorgo.live.request.judgement import wants_more_than_one
+from gorgo.live.request.parse import wants_more_than_one
 from tests.proxy.conftest import Start
 from tests.proxy.fakes import answer
 

@@ -12,9 +12,8 @@ import numpy as np
 from gorgo.config.model import SharedConfig
 from gorgo.core.messages.actions import Dispatch
 from gorgo.core.router import Router
-from gorgo.live.clock import Clock, epoch_clock
+from gorgo.live.event_loop import Clock, RouterGateway, epoch_clock
 from gorgo.live.peer_store.service import PeerStoreService
-from gorgo.live.router_gateway import RouterGateway
 from gorgo.policies.registry import make_policy
 from tests.core.routers import PROMPT, a_request, dispatched, submitted, timed
 

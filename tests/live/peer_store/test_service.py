@@ -11,7 +11,7 @@ import pytest
 
 from gorgo.core.peers.codec import encode_report
 from gorgo.core.peers.records import PeerReport, PeerStatus, ReplicaLoad
-from gorgo.live.clock import epoch_clock
+from gorgo.live.event_loop import epoch_clock
 from gorgo.live.peer_store.connection import StoreNames, store_client
 from tests.core.routers import PROMPT
 from tests.live.peer_store.group import KEY_ID, Member, member, until

@@ -7,7 +7,7 @@ from time import time
 
 import pytest
 
-from gorgo.live.request.judgement import failure_of
+from gorgo.live.request.parse import failure_of
 
 DATE = (b"Date", b"Wed, 21 Oct 2026 07:28:00 GMT")
 

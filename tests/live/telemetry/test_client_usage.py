@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gorgo.live.telemetry.client_usage import MAX_CLIENTS, MAX_MODELS, ClientRow, ClientUsage
-from gorgo.live.telemetry.counters import MetricStore
+from gorgo.live.telemetry.counters import MAX_CLIENTS, MAX_MODELS, ClientRow, ClientUsage, MetricStore
 from gorgo.live.telemetry.metric_table import METRICS
 
 

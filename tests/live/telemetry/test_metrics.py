@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gorgo.core.buffer_budget import BufferBudget
 from gorgo.core.latency.ttft import PARTS, TtftParts
+from gorgo.core.limits import BufferBudget
 from gorgo.core.messages.decision import CacheSourceStats, KvEventStats
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.core.metric_spec import label_of

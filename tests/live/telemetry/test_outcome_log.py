@@ -12,7 +12,7 @@ import pytest
 from gorgo.core.training.features import FEATURES
 from gorgo.errors import ConfigError
 from gorgo.lab.learn import read_outcomes
-from gorgo.live.telemetry import line_log
+from gorgo.live import logs
 from gorgo.live.telemetry.outcome_log import open_outcome_log
 from tests.proxy.conftest import QUIET, Running, Start, config_for, with_replica
 from tests.proxy.fakes import DONE, USAGE, Script, answer, chat, delta, stream
@@ -86,14 +86,14 @@ def test_a_wrong_path_is_refused_at_the_start(tmp_path: Path) -> None:
 async def test_a_full_disk_is_logged_and_routing_goes_on(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(line_log, "FLUSH_S", 0.01)
+    monkeypatch.setattr(logs, "FLUSH_S", 0.01)
     path = tmp_path / "outcomes.jsonl"
     fleet = await logging_proxy(start, path, [GOOD, GOOD])
 
     def fail(descriptor: int, data: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("gorgo.live.telemetry.line_log.os.write", fail)
+    monkeypatch.setattr("gorgo.live.logs.os.write", fail)
     for _ in range(2):
         assert (await fleet.client.post(CHAT, content=chat(stream=True))).status_code == 200
     await fleet.stop()

@@ -12,9 +12,8 @@ import pytest
 
 from gorgo.config.model import Config
 from gorgo.lab.request_log import read_request_log
-from gorgo.live.telemetry import line_log
-from gorgo.live.telemetry.line_log import LineLog
-from gorgo.live.telemetry.request_log_file import Finished, RequestLogFile, logged_hashes
+from gorgo.live import logs
+from gorgo.live.logs import Finished, LineLog, RequestLogFile, logged_hashes
 from tests.proxy.conftest import QUIET, Start, config_for, until
 from tests.proxy.fakes import DONE, USAGE, answer, chat, delta, stream
 
@@ -42,7 +41,7 @@ def add(log: LineLog, times: int = 1) -> None:
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     events: list[str] = []
-    monkeypatch.setattr(line_log, "log", lambda event, **_: events.append(event))
+    monkeypatch.setattr(logs, "log", lambda event, **_: events.append(event))
     return events
 
 
@@ -61,7 +60,7 @@ async def test_what_is_too_much_is_dropped_counted_and_said_once(tmp_path: Path,
 async def test_full_disk_is_said_once_and_writing_goes_on_when_there_is_room(
     tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(line_log, "FLUSH_S", 0.001)
+    monkeypatch.setattr(logs, "FLUSH_S", 0.001)
     counts: Counter[str] = Counter()
     disk = Disk(tmp_path / "log")
     log = LineLog(disk, count=lambda result, lines: counts.update({result: lines}))
@@ -134,7 +133,7 @@ async def test_a_failure_to_write_is_logged_with_its_reason(
     error: Exception, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logged: list[tuple[str, object]] = []
-    monkeypatch.setattr(line_log, "log", lambda event, **fields: logged.append((event, fields.get("reason"))))
+    monkeypatch.setattr(logs, "log", lambda event, **fields: logged.append((event, fields.get("reason"))))
 
     def fail(*_: object) -> None:
         raise error

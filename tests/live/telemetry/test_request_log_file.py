@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gorgo.errors import ConfigError
-from gorgo.live.telemetry.request_log_file import Finished, RequestLogFile
+from gorgo.live.logs import Finished, RequestLogFile
 
 
 def finished(received_s: float = 1000.5, hashes: tuple[int, ...] = (1, 2**64 - 1), **changes: Any) -> Finished:

@@ -17,8 +17,7 @@ from gorgo.config.model import ModelConfig
 from gorgo.core.messages.kv_events import BlocksStored, KvEventBatch, KvTier
 from gorgo.core.prefix.kv_index import KvEventIndex
 from gorgo.core.prefix.kv_source import chain_hashes, chain_root, token_bytes
-from gorgo.core.prompt.fingerprint import Fingerprinter
-from gorgo.core.prompt.tokens import ExactPrompt, simulated_tokens
+from gorgo.core.prompt.fingerprint import ExactPrompt, Fingerprinter, simulated_tokens
 from gorgo.errors import InvalidValueError
 from gorgo.live import prompt_tokens
 from gorgo.live.http.errors import HttpError

@@ -10,9 +10,8 @@ import httpx
 import pytest
 
 from gorgo.live.upstream import connection, response
-from gorgo.live.upstream.client import UpstreamError
+from gorgo.live.upstream.client import UpstreamError, encode_head
 from gorgo.live.upstream.connection import SLICE_BYTES, WRITE_BYTES, ReplicaConnection
-from gorgo.live.upstream.pool import encode_head
 from gorgo.live.upstream.response import MAX_INTERIM, HttpResponse
 from tests.live.upstream.engine import OK, engine, whole
 from tests.proxy.conftest import until

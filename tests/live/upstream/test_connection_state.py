@@ -6,13 +6,13 @@ from typing import cast
 
 import pytest
 
-from gorgo.core.latency.tcp import INITIAL_WINDOW_BYTES, Pacing, TcpWindows, paced_round_trips
-from gorgo.live.upstream.connection import ReplicaConnection
-from gorgo.live.upstream.connection_state import (
+from gorgo.core.latency.ttft import INITIAL_WINDOW_BYTES, Pacing, TcpWindows, paced_round_trips
+from gorgo.live.upstream.connection import (
     ConnectionTracker,
     NextConnectionState,
     PooledConnection,
     ReadTcpInfo,
+    ReplicaConnection,
     idling_shrinks,
 )
 from tests.proxy.conftest import QUIET, Start, until
@@ -151,8 +151,8 @@ async def test_the_router_hears_when_a_replica_hangs_up(start: Start) -> None:
 async def test_the_router_prices_the_connection_that_the_next_request_gets(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gorgo.live.upstream.pool.idling_shrinks", lambda: False)
-    monkeypatch.setattr("gorgo.live.upstream.pool.bbr_state", lambda _, **__: None)
+    monkeypatch.setattr("gorgo.live.upstream.client.idling_shrinks", lambda: False)
+    monkeypatch.setattr("gorgo.live.upstream.client.bbr_state", lambda _, **__: None)
     proxy = await start.fleet([stream(delta("a"), DONE)], proxy=replace(QUIET, policy="gorgo-ms"))
     (before,) = proxy.state.routing.router.view.snapshots(now=proxy.state.routing.clock())
     assert before.rtt_ms is not None
@@ -169,7 +169,7 @@ async def test_the_kernel_s_pace_is_priced_and_a_new_connection_paces_too(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = TcpWindows(200_000.0, 200_000.0), Pacing(100_000.0, 1_000.0)
-    monkeypatch.setattr("gorgo.live.upstream.pool.bbr_state", lambda _, **__: told)
+    monkeypatch.setattr("gorgo.live.upstream.client.bbr_state", lambda _, **__: told)
     proxy = await start.fleet([stream(delta("a"), DONE)], proxy=replace(QUIET, policy="gorgo-ms"))
     (view,) = proxy.state.routing.router.view.snapshots(now=proxy.state.routing.clock())
     assert view.rtt_ms is not None

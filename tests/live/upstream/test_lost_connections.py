@@ -8,7 +8,7 @@ import struct
 
 import pytest
 
-from gorgo.live.upstream import pool
+from gorgo.live.upstream import client
 from gorgo.live.upstream.client import PassChunk, ResponseSource, UpstreamError
 from tests.live.upstream.engine import OK, Speak, engine, whole
 from tests.proxy.conftest import until
@@ -170,7 +170,7 @@ async def test_a_request_is_not_repeated_after_a_byte_of_an_answer(first: bytes)
 
 
 async def test_a_request_is_not_repeated_after_the_time_of_a_round_trip(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "STALE_S", 0.02)
+    monkeypatch.setattr(client, "STALE_S", 0.02)
     async with engine(closing_at_second(b"", after_s=0.05)) as (upstream, found):
         assert await whole(await upstream.open("/v1", [], b"")) == b"ok"
         with pytest.raises(UpstreamError, match="disconnected"):

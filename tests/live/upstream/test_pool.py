@@ -12,7 +12,8 @@ import httpx
 import pytest
 from aiohappyeyeballs import start_connection
 
-from gorgo.live.upstream import address, client, pool
+from gorgo.live.upstream import address, client
+from gorgo.live.upstream import client as pool
 from gorgo.live.upstream.address import Address
 from gorgo.live.upstream.client import POOL_EXHAUSTED, UpstreamClient, UpstreamError
 from tests.live.upstream.engine import OK, Speak, listening, whole

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gorgo.live.turn_writes import BUSY_WRITES, writes_of
+from gorgo.live.event_loop import BUSY_WRITES, writes_of
 from gorgo.live.upstream.connection import WRITE_BYTES, ReplicaConnection
 from gorgo.live.upstream.response import HttpResponse
 from tests.live.test_turn_writes import RecordedTransport

@@ -7,8 +7,8 @@ from contextlib import closing
 
 import pytest
 
-from gorgo.core.latency.tcp import PACING_GAIN, Pacing, TcpWindows
-from gorgo.live.upstream.connection_state import bbr_state, read_tcp_info
+from gorgo.core.latency.ttft import PACING_GAIN, Pacing, TcpWindows
+from gorgo.live.upstream.connection import bbr_state, read_tcp_info
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what Linux tells")
 

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gorgo.core.fleet.columns import Columns
-from gorgo.core.policy.candidates import Candidates
-from gorgo.core.policy.choice import Choice
+from gorgo.core.fleet.replica import Columns
+from gorgo.core.policy.interface import Candidates, Choice
 from gorgo.core.training.learning import Learner
 from gorgo.policies.learned.gorgo_residual import GorgoResidual
 from gorgo.policies.learned.lodestar import Lodestar

@@ -13,7 +13,7 @@ import pytest
 from experiments.systems import llm_d, lodestar
 from experiments.variants import find_variant
 from gorgo.core.messages.request import RouteRequest
-from gorgo.core.policy.candidates import Candidates
+from gorgo.core.policy.interface import Candidates
 from gorgo.core.policy.weights import Weights
 from gorgo.core.training.learning import Learner
 from gorgo.policies.learned.base import Guard

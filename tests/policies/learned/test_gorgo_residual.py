@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gorgo.core.policy.candidates import Candidates
-from gorgo.core.policy.choice import Choice, Prediction
+from gorgo.core.policy.interface import Candidates, Choice, Prediction
 from gorgo.core.training.learning import Learner
 from gorgo.core.training.model import TrainingSpec
 from gorgo.errors import ConfigError

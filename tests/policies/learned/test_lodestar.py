@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from gorgo.core.messages.request import RouteRequest
-from gorgo.core.policy.candidates import Candidates
-from gorgo.core.policy.choice import Choice
+from gorgo.core.policy.interface import Candidates, Choice
 from gorgo.core.training.learning import Learner
 from gorgo.errors import ConfigError
 from gorgo.policies.learned.lodestar import FEATURES, Lodestar, is_saturated, replicas_of_group

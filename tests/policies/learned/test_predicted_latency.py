@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gorgo.core.messages.request import RouteRequest
-from gorgo.core.policy.candidates import Candidates
+from gorgo.core.policy.interface import Candidates
 from gorgo.core.training.learning import Learner
 from gorgo.core.training.outcomes import TrainingRows
 from gorgo.learning.trainer import Trainer

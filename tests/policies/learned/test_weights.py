@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gorgo.core.policy.candidates import Candidates
+from gorgo.core.policy.interface import Candidates
 from gorgo.core.policy.weights import Weights
 from gorgo.core.training.learning import Learner
 from gorgo.policies.learned.gorgo_residual import GorgoResidual

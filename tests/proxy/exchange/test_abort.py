@@ -11,7 +11,7 @@ import pytest
 from gorgo.config.fleet import ReplicaConfig
 from gorgo.config.model import Config, RegionConfig
 from gorgo.live.listener.connection.client_connection import ClientConnection
-from gorgo.live.listener.connection.head import Head
+from gorgo.live.listener.connection.reader import Head
 from tests.proxy.conftest import QUIET, Start, until
 from tests.proxy.fakes import DONE, ROLE, Script, answer, chat, delta, event, hang, reset_after
 from tests.proxy.raw import RawClient, connected

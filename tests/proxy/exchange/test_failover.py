@@ -341,7 +341,7 @@ async def test_replica_that_hangs_up_after_a_while_is_not_sent_the_request_again
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a kept connection: what it says no word to for so long it had, and it may be what it died of."""
-    monkeypatch.setattr("gorgo.live.upstream.pool.STALE_S", 0.0)
+    monkeypatch.setattr("gorgo.live.upstream.client.STALE_S", 0.0)
     fleet = await start.fleet([GOOD, GOOD, reset_after()], [GOOD])
     for _ in range(5):
         response = await ask(fleet)

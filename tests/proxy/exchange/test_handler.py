@@ -14,7 +14,7 @@ from gorgo.config.fleet import ReplicaConfig
 from gorgo.config.model import Config, LimitsConfig, OverloadConfig, ProxyConfig, RegionConfig
 from gorgo.live.http.errors import Message
 from gorgo.live.upstream.client import POOL_EXHAUSTED, UpstreamError
-from gorgo.proxy.exchange.handler import InferenceEndpoint
+from gorgo.proxy.server import InferenceEndpoint
 from tests.proxy.fakes import DONE, ROLE, USAGE, chat, delta
 from tests.proxy.virtual import CHAT, JSON, Script, Step, VirtualProxy, in_virtual_time
 

@@ -14,7 +14,7 @@ from gorgo.config.model import OverloadConfig
 from gorgo.config.router_settings import replica_spec
 from gorgo.core.messages.actions import Action, Dispatch
 from gorgo.core.messages.request import AttemptResult, Outcome
-from gorgo.live.router_gateway import RouterGateway
+from gorgo.live.event_loop import RouterGateway
 from gorgo.live.state import LiveState
 from gorgo.proxy.exchange.exchange import ClientResponse
 from tests.proxy.conftest import QUIET, Running, Start, config_for, until

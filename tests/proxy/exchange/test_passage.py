@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from gorgo.core.buffer_budget import BufferBudget
+from gorgo.core.limits import BufferBudget
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.live.http.body import ResettableTimeout
 from gorgo.live.http.headers import Header
 from gorgo.live.upstream.client import UpstreamError
-from gorgo.proxy.exchange.relay import relay
-from gorgo.proxy.response_writer import ResponseWriter
+from gorgo.proxy.exchange.relay import ResponseWriter, relay
 from tests.proxy.fakes import DONE, ROLE, USAGE, delta
 from tests.proxy.passages import passage_to
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gorgo.proxy.exchange.race import NextStep, Race
+from gorgo.proxy.exchange.exchange import NextStep, Race
 
 ON_BOTH_LOOPS = True
 

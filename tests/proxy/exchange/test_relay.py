@@ -9,12 +9,12 @@ import pytest
 
 from gorgo.live.http.body import ResettableTimeout
 from gorgo.live.http.headers import Header
-from gorgo.live.request import gaps, parse
+from gorgo.live.request import parse
+from gorgo.live.request import parse as gaps
 from gorgo.proxy.exchange import exchange
-from gorgo.proxy.exchange import passage as passage_module
 from gorgo.proxy.exchange import relay as event_stream
-from gorgo.proxy.exchange.relay import relay
-from gorgo.proxy.response_writer import ResponseWriter
+from gorgo.proxy.exchange import relay as passage_module
+from gorgo.proxy.exchange.relay import ResponseWriter, relay
 from tests.proxy.fakes import DONE, ROLE, USAGE, delta, event
 from tests.proxy.iterated import IteratedSource
 from tests.proxy.passages import passage_to
@@ -43,7 +43,7 @@ async def p95_of(source: PacedSource, monkeypatch: pytest.MonkeyPatch, route: st
     async def send(_message: Any) -> None:
         return
 
-    monkeypatch.setattr("gorgo.proxy.exchange.passage.monotonic", lambda: source.now_s)
+    monkeypatch.setattr("gorgo.proxy.exchange.relay.monotonic", lambda: source.now_s)
     with ResettableTimeout(1000.0) as dog:
         return (await relay(passage_to(ResponseWriter(send), dog, route=route), source)).itl_s_p95
 
@@ -96,7 +96,7 @@ async def test_token_that_comes_with_the_end_has_its_gap(monkeypatch: pytest.Mon
 
 
 async def test_answer_with_more_gaps_than_are_recorded_loses_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gorgo.live.request.gaps.MAX_GAPS", 2)
+    monkeypatch.setattr("gorgo.live.request.parse.MAX_GAPS", 2)
     source = PacedSource([*tokens([1.0, 3.0]), (5.0, DONE)])
     assert await p95_of(source, monkeypatch) == pytest.approx(3.0)
 

@@ -10,8 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gorgo.config.values import BLOCK_BYTES
-from gorgo.core.prompt.fingerprint import Fingerprinter
-from gorgo.core.prompt.tokens import BytesPerToken
+from gorgo.core.prompt.fingerprint import BytesPerToken, Fingerprinter
 from gorgo.live.http.errors import HttpError
 from gorgo.live.parsing.json_body import check_media_type, read_fields
 from gorgo.live.request.parse import INFERENCE_ROUTES, ParsedRequest, parse_request

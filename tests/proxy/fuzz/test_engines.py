@@ -21,8 +21,7 @@ from gorgo.lab.traces import load_trace
 from gorgo.live.http.body import ResettableTimeout
 from gorgo.live.http.headers import Header
 from gorgo.live.upstream.client import UpstreamError
-from gorgo.proxy.exchange.relay import relay
-from gorgo.proxy.response_writer import ResponseWriter
+from gorgo.proxy.exchange.relay import ResponseWriter, relay
 from tests.proxy.conftest import QUIET, Start
 from tests.proxy.fakes import DONE, ROLE, USAGE, chat, delta
 from tests.proxy.fuzz.mutate import EXAMPLES, mutated

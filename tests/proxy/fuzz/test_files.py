@@ -17,7 +17,7 @@ from gorgo.config.weights_file import parse_weights_file
 from gorgo.errors import GorgoError
 from gorgo.lab.traces.rows import read_row
 from gorgo.live.control.state_file import parse_state
-from gorgo.live.http.client_auth import read_client_keys
+from gorgo.live.request_options import read_client_keys
 from tests.proxy.fuzz.mutate import EXAMPLES, mutated, odd_value
 
 ROOT = Path(__file__).parents[3]

@@ -14,11 +14,10 @@ import pytest
 from aiohttp import web
 
 from gorgo.live.http.errors import Message
-from gorgo.live.listener.connection.cycle import RequestCycle
-from gorgo.live.listener.connection.head import read_head
-from gorgo.live.listener.connection.transport import ClientTransport
+from gorgo.live.listener.connection.cycle import ClientTransport, RequestCycle
+from gorgo.live.listener.connection.reader import read_head
 from gorgo.live.listener.heads import HeadLimits
-from gorgo.proxy.response_writer import TryWrite, direct_write, no_direct_write
+from gorgo.proxy.exchange.relay import TryWrite, direct_write, no_direct_write
 from tests.proxy.conftest import Start, until
 from tests.proxy.fakes import DONE, REPLICA, ROLE, Script, answer, chat, delta, hang, stream
 from tests.proxy.raw import RawClient, connected

@@ -210,7 +210,7 @@ async def test_clients_that_do_not_read_are_bounded_in_sum(
 
 
 async def test_answer_that_is_not_read_makes_way_for_a_body(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("gorgo.core.buffer_budget", "gorgo.live.http.body"):
+    for module in ("gorgo.core.limits", "gorgo.live.http.body"):
         monkeypatch.setattr(f"{module}.GRACE_S", 0.05)
     flood = tuple(delta("x" * 60_000) for _ in range(200))
     fleet = await start.fleet([hang(*flood, rest=(DONE,)), answer(200)], max_buffered_bytes=4 * MIB)

@@ -12,9 +12,9 @@ import pytest
 
 from gorgo.config.model import ClientsConfig
 from gorgo.errors import ConfigError
-from gorgo.live.http import client_auth
-from gorgo.live.http.client_auth import MAX_KEYS, ClientKeys, read_client_keys
+from gorgo.live import request_options
 from gorgo.live.http.errors import HttpError
+from gorgo.live.request_options import MAX_KEYS, ClientKeys, read_client_keys
 from tests.proxy.conftest import TOKEN, Running, Start, config_for
 from tests.proxy.fakes import answer, chat
 
@@ -191,7 +191,7 @@ def test_every_known_key_is_compared_whoever_asks(monkeypatch: pytest.MonkeyPatc
         compared.append(known)
         return given == known
 
-    monkeypatch.setattr(client_auth, "compare_digest", counted)
+    monkeypatch.setattr(request_options, "compare_digest", counted)
     words = [b"first", b"middle", b"last"]
     keys = ClientKeys((word.decode(), sha256(word).digest()) for word in words)
     for given in (*words, b"unknown", b""):
@@ -207,7 +207,7 @@ async def test_compare_digest_alone_decides_on_every_secret(
     """A comparison beside it would refuse a wrong secret that it takes, or take the right one that it refuses."""
     fleet = await guarded(start, tmp_path)
     key, token = ("wrong", "wrong") if equal else (KEY, TOKEN)
-    monkeypatch.setattr(client_auth, "compare_digest", lambda *_: equal)
+    monkeypatch.setattr(request_options, "compare_digest", lambda *_: equal)
     monkeypatch.setattr("hmac.compare_digest", lambda *_: equal)
     answers = [
         await fleet.client.post(CHAT, content=chat(), headers={"authorization": f"Bearer {key}"}),

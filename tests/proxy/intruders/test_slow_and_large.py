@@ -198,7 +198,7 @@ async def test_connection_without_a_request_ends_when_a_head_is_due(start: Start
 async def test_client_that_does_not_read_does_not_keep_its_connection(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gorgo.live.listener.connection.transport.LINGER_S", 0.05)
+    monkeypatch.setattr("gorgo.live.listener.connection.cycle.LINGER_S", 0.05)
     flood = tuple(delta("x" * 60_000) for _ in range(400))
     fleet = await start.fleet([hang(*flood)], stream_idle_timeout_s=0.3, max_connections=1)
     async with connected(fleet.addresses.data) as client:

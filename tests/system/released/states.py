@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gorgo.core.policy.candidates import Candidates
+from gorgo.core.policy.interface import Candidates
 from tests.policies.table import table
 
 #: Prompts that begin with so many tokens are on some replicas; few lengths, so that matches tie.

@@ -16,7 +16,7 @@ from gorgo.errors import TunerError
 from gorgo.lab.request_log import load_request_log
 from gorgo.lab.simulate import SimJob
 from gorgo.lab.simulate.feed import feed_of
-from gorgo.live.telemetry.request_log_file import Finished, RequestLogFile
+from gorgo.live.logs import Finished, RequestLogFile
 from gorgo.policies.registry import make_policy
 from tests.tuner.offline.small import small_job
 from tuner.campaign.options import CampaignOptions

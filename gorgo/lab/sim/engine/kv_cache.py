@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 from typing import Self
 
-from gorgo.core.prefix.radix import RadixNode, RadixTree
+from gorgo.core.prefix.residency import RadixNode, RadixTree
 from gorgo.core.record import record
 from gorgo.lab.sim.engine.kv_observer import KvObserver, TreeBlocks
 

@@ -24,7 +24,7 @@ from heapq import heapify, heappop, heappush
 from math import ceil
 from typing import Any, NamedTuple
 
-from gorgo.core.prefix.radix import RadixNode, RadixTree
+from gorgo.core.prefix.residency import RadixNode, RadixTree
 from gorgo.lab.sim.engine.model import EngineModel
 from gorgo.lab.sim.engine.profiles import EngineProfile
 from gorgo.lab.sim.engine.request import EngineRequest, Step, run_duration_s

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import floor
 
-from gorgo.core.messages.samples import Sample
+from gorgo.core.messages.request import Sample
 
 #: Window of recent requests: long enough for a p95 at one request a second, short enough to show an incident at once.
 RECENT_S = 300.0

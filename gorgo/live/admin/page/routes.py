@@ -29,7 +29,7 @@ from gorgo.live.admin.page.charts import Html
 from gorgo.live.admin.page.document import ROOT, Writer, login_page, off_page, status_page
 from gorgo.live.admin.page.snapshot import take_snapshot
 from gorgo.live.admin.token_check import TokenCheck
-from gorgo.live.clock import Clock
+from gorgo.live.event_loop import Clock
 from gorgo.live.http.errors import HttpError, Message, Receive, Send, send_error
 from gorgo.live.state import LiveState
 

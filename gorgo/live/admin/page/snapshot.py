@@ -17,10 +17,10 @@ from gorgo import formatting
 from gorgo.config.fleet import ReplicaConfig
 from gorgo.config.model import SharedConfig
 from gorgo.config.replica_advice import remedy, without_api_path
-from gorgo.core.dispatch.poison import PoisonPrompt
+from gorgo.core.dispatch.in_flight import PoisonPrompt
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
 from gorgo.core.messages.decision import Decision
-from gorgo.core.messages.samples import Sample
+from gorgo.core.messages.request import Sample
 from gorgo.live.admin.page.recent_stats import (
     RECENT_S,
     RECENT_SAMPLES,
@@ -32,7 +32,7 @@ from gorgo.live.admin.page.recent_stats import (
 from gorgo.live.control.state_file import Frozen
 from gorgo.live.control.transactions import WeightsChange
 from gorgo.live.state import CacheState, LiveState
-from gorgo.live.telemetry.client_usage import ClientRow
+from gorgo.live.telemetry.counters import ClientRow
 from gorgo.live.telemetry.health import ProbeTime
 
 # Differences of a running proxy from regions.yaml: policy, weights, drain marks, and keys that need a restart.

@@ -27,10 +27,8 @@ from typing import Any
 from hypercorn.config import Config
 
 from gorgo.live.http.errors import error_json
-from gorgo.live.listener.connection.cycle import BODY_BYTES, RequestCycle
-from gorgo.live.listener.connection.head import Head, Refused
-from gorgo.live.listener.connection.reader import RequestReader
-from gorgo.live.listener.connection.transport import ClientTransport
+from gorgo.live.listener.connection.cycle import BODY_BYTES, ClientTransport, RequestCycle
+from gorgo.live.listener.connection.reader import Head, Refused, RequestReader
 from gorgo.live.listener.heads import HeadLimits, PartialHeads
 
 #: Time and bytes for a client that is still sending to read its response: a reset would take it from its buffer.

@@ -10,7 +10,7 @@ from gorgo.core.fleet.replica import ReplicaSpec
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
 from gorgo.core.latency.ttft import TtftEstimate
 from gorgo.core.messages.decision import Decision
-from gorgo.core.messages.samples import Sample
+from gorgo.core.messages.request import Sample
 from gorgo.core.router import Router
 from gorgo.live.admin.page.recent_stats import RecentStats, ttft_series
 from gorgo.live.admin.page.snapshot import DecisionStatus, ReplicaStatus, Snapshot, condition_of

@@ -25,7 +25,7 @@ from gorgo.live.admin.page.recent_stats import BINS, ttft_series
 from gorgo.live.admin.page.sections import CANDIDATES_SHOWN, DecisionsSection
 from gorgo.live.admin.page.snapshot import Alert, DecisionStatus, Snapshot
 from gorgo.live.control.state_file import Frozen
-from gorgo.live.telemetry.client_usage import ClientRow
+from gorgo.live.telemetry.counters import ClientRow
 from tests.live.admin.page.made import NOW, change, decision, peer, row, sample, source, status, store, view
 
 NASTY = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>&amp;"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gorgo.config.fleet import ReplicaConfig
-from gorgo.core.dispatch.poison import PoisonPrompt
+from gorgo.core.dispatch.in_flight import PoisonPrompt
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
 from gorgo.live.admin.page.recent_stats import RecentStats
 from gorgo.live.admin.page.snapshot import Alert, alerts, condition_of

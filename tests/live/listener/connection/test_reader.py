@@ -7,8 +7,14 @@ from random import Random
 import h11
 import pytest
 
-from gorgo.live.listener.connection.head import Head, Refused
-from gorgo.live.listener.connection.reader import MAX_LINE_BYTES, MEAN_CHUNK_BYTES, SMALL_CHUNKS, RequestReader
+from gorgo.live.listener.connection.reader import (
+    MAX_LINE_BYTES,
+    MEAN_CHUNK_BYTES,
+    SMALL_CHUNKS,
+    Head,
+    Refused,
+    RequestReader,
+)
 from gorgo.live.listener.heads import HeadLimits
 
 #: Of 1,000 bytes.
