@@ -79,7 +79,7 @@ def test_serve_loads_nothing_of_the_laboratory_and_few_modules(served: set[str])
 
 def test_serve_loads_nothing_that_is_not_configured(served: set[str]) -> None:
     assert below(served, *UNCONFIGURED) == []
-    own = ["gorgo.policies", "gorgo.policies.gorgo_ms", "gorgo.policies.registry", "gorgo.policies.gorgo_ms"]
+    own = ["gorgo.policies", "gorgo.policies.gorgo_ms", "gorgo.policies.registry"]
     assert below(served, "gorgo.policies") == own
 
 
