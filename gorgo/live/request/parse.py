@@ -576,6 +576,11 @@ class Gaps:
                 return
             self._seconds.pop()
 
+    def median(self) -> float | None:
+        """Return the median; `None` without a gap."""
+        seconds = self._seconds
+        return sorted(seconds)[len(seconds) // 2] if seconds else None
+
     def p95(self) -> float | None:
         """Return the 95th percentile; `None` without a gap."""
         seconds = self._seconds
