@@ -294,7 +294,7 @@ class Dispatcher:
             if found is not matched or behind is not None:
                 matched, most = found, found.item(found.argmax())
             if shared is not None and most < whole:
-                shared = shared.found(most / whole)
+                shared = shared.found(most / whole) if most else None
         reported = None
         if request.kv_hashes and self._feeds.counted:
             reported = self._feeds.match(request, matched, now=now)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from gorgo.core.fleet.replica import ReplicaSpec
 from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.actions import Dispatch
 from gorgo.core.messages.request import EngineSample
+from gorgo.core.prefix.residency import LEAST_REPORTS
 from gorgo.core.router import Router
+from tests.core.parts import make_parts
 from tests.core.routers import COMPLETED, FAILED, GONE, a_request, dispatched, make_router, submitted
 
 
@@ -153,3 +156,16 @@ def test_a_prompt_counts_once_however_often_it_is_evaluated_and_sent() -> None:
     again, _ = router.on_finish(first.attempt_id, FAILED, now=0.5)
     assert isinstance(again, Dispatch), "it is sent to the other one"
     assert found_share(router) == once
+
+
+@pytest.mark.parametrize(("found", "part"), [(1.0, 1.0), (0.25, 0.25), (0.0, 0.0)])
+def test_a_copy_is_worth_the_part_of_a_prefix_that_engines_find(found: float, part: float) -> None:
+    """Four sessions went on from 40 blocks on the first replica; the second lacks them."""
+    parts = make_parts("a", "b", policy="gorgo-ms")
+    for session in range(4):
+        parts.index.confirm(prompt(1) + prompt(10 + session, 5), 0)
+    for _ in range(LEAST_REPORTS):
+        parts.found_shares.learn(0, None, confirmed_tokens=40 * 64.0, found_tokens=40 * 64.0 * found)
+    request = a_request(prompt_tokens=50 * 64, blocks=prompt(1) + prompt(90, 10))
+    terms = parts.dispatch(request, now=0.0).decision.terms
+    np.testing.assert_allclose(terms["shared"], [0.0, -terms["prefill"][1] * part * 40 * 4 / 6 / 50], atol=1e-6)
