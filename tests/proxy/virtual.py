@@ -242,6 +242,6 @@ def in_virtual_time(
 
     with pytest.MonkeyPatch.context() as patched, asyncio.Runner(loop_factory=VirtualLoop) as runner:
         now = runner.get_loop().time
-        for module in ("proxy.exchange.passage", "live.http.body", "proxy.exchange.exchange"):
+        for module in ("proxy.exchange.relay", "live.http.body", "proxy.exchange.exchange"):
             patched.setattr(f"gorgo.{module}.monotonic", now)
         runner.run(run())
