@@ -185,7 +185,7 @@ def _regions() -> tuple[SimFleet, RouterLimits | None, tuple[float, float]]:
     """Return the fleet of regions.yaml with accurate priors of its engines, its limits and its intervals."""
     loaded = load_config(REGIONS)
     fleet = with_accurate_priors(fleet_of(loaded, source=REGIONS))
-    return fleet, limits_of(loaded), (loaded.proxy.probe_interval_s, loaded.proxy.scrape_interval_s)
+    return fleet, limits_of(loaded), (loaded.proxy.probe_interval_s, loaded.proxy.scrape_interval_s or 30.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

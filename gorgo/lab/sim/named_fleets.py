@@ -71,7 +71,8 @@ class NamedFleet:
         each = profiles * len(self.rtt_ms) if len(profiles) == 1 else profiles
         for (region, rtt_ms), profile in zip(self.rtt_ms.items(), each, strict=True):
             for number in range(self.per_region):
-                yield SimReplica(ReplicaSpec(f"{region}-{number}", region), profile, Link(rtt_s=rtt_ms / 1e3))
+                spec = ReplicaSpec(f"{region}-{number}", region, accelerator=profile.accelerator)
+                yield SimReplica(spec, profile, Link(rtt_s=rtt_ms / 1e3))
 
     def _profile(self, name: str) -> EngineProfile:
         profile = find_profile(name)
@@ -112,7 +113,8 @@ class PooledFleet:
         for pool in self.pools:
             profile = replace(as_vllm(find_profile(pool.profile)), **pool.changes)
             for number in range(pool.count):
-                yield SimReplica(ReplicaSpec(f"{pool.name}-{number}", ONE_REGION), profile, Link(rtt_s=POOLED_RTT_S))
+                spec = ReplicaSpec(f"{pool.name}-{number}", ONE_REGION, accelerator=profile.accelerator)
+                yield SimReplica(spec, profile, Link(rtt_s=POOLED_RTT_S))
 
 
 def _a30(count: int) -> ReplicaPool:

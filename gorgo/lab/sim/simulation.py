@@ -26,7 +26,8 @@ import numpy as np
 
 from gorgo.config.values import STALE_INTERVALS, WARM_INTERVAL_S
 from gorgo.core.limits import RouterLimits
-from gorgo.core.policy.interface import Policy
+from gorgo.core.policy.interface import USUAL_SCRAPE_S, Policy
+from gorgo.core.policy.interface import scrape_interval_s as needed_scrape_s
 from gorgo.core.policy.weights import Weights
 from gorgo.core.router import Router
 from gorgo.errors import ConfigError
@@ -80,7 +81,7 @@ class Simulation:
     limits:
         The Router's bounds. Default: those of the proxy, with blocks of `block_tokens`.
     probe_interval_s, scrape_interval_s:
-        As in regions.yaml.
+        As in regions.yaml: scrapes are by default as frequent as the policy needs.
     block_tokens:
         Tokens of one hash of a request's `blocks`, and of one item in the engines' caches.
     shadow:
@@ -121,7 +122,7 @@ class Simulation:
         faults: Sequence[Startable] = (),
         limits: RouterLimits | None = None,
         probe_interval_s: float = 30.0,
-        scrape_interval_s: float = 30.0,
+        scrape_interval_s: float | None = None,
         block_tokens: int = BLOCK_TOKENS,
         shadow: Policy | None = None,
         controllers: Sequence[Controller] = (),
@@ -133,7 +134,7 @@ class Simulation:
     ) -> None:
         if routers.shells > 1 and cache_reports not in ("none", "usage"):
             raise ConfigError(f"{routers.shells} routers and cache reports {cache_reports!r}; expected none or usage")
-        stale_after_s = STALE_INTERVALS * max(probe_interval_s, scrape_interval_s)
+        stale_after_s = STALE_INTERVALS * max(probe_interval_s, scrape_interval_s or USUAL_SCRAPE_S)
         self.kernel = EventQueue()
         self._fleet, self._block_tokens = fleet, block_tokens
         self._specs = [replica.spec for replica in fleet.replicas]
@@ -178,7 +179,7 @@ class Simulation:
         #: What can go wrong.
         self.injector = FaultInjector(self.kernel, fleet, self.engines, self.caches)
         self._faults = faults
-        self._intervals = (probe_interval_s, scrape_interval_s)
+        self._intervals = (probe_interval_s, needed_scrape_s(scrape_interval_s, policy, shadow))
         self._controllers = controllers
         self._feed: Sequence[SimRequest] = ()
         self._next = 0

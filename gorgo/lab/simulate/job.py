@@ -111,7 +111,7 @@ class SimJob:
     scenario: str = STEADY
     limits: RouterLimits | None = None
     probe_interval_s: float = 30.0
-    scrape_interval_s: float = 30.0
+    scrape_interval_s: float | None = None
     client_concurrency: int | None = None
     slo_ttft_ms: float | None = None
     keep_requests: bool = False

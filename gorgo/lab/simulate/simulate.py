@@ -73,7 +73,7 @@ class SimulateOptions:
     scenario: str = STEADY
     limits: RouterLimits | None = None
     probe_interval_s: float = 30.0
-    scrape_interval_s: float = 30.0
+    scrape_interval_s: float | None = None
     shadow: str | None = None
     block_tokens: int | None = None
     routers: RouterGroup = ONE_ROUTER
