@@ -396,19 +396,44 @@ class UsageReader:
     >>> tail.feed(b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":2}}\\n\\n')
     >>> tail.usage()
     Usage(prompt_tokens=9, cached_tokens=None, output_tokens=2)
+
+    With `keep` the whole stream is retained, as far as there is memory for it.
     """
 
     #: Empty while the tail has it.
     _head: bytes = b""
     _tail: bytearray = field(default_factory=bytearray)
+    _limit: int = TAIL_BYTES + SLACK_BYTES
+    _more: Callable[[int], int] | None = None
 
     def feed(self, chunk: bytes) -> None:
         tail = self._tail
         tail += chunk
-        if len(tail) > TAIL_BYTES + SLACK_BYTES:
-            if not self._head:
-                self._head = bytes(tail[:HEAD_BYTES])
-            del tail[:-TAIL_BYTES]
+        if len(tail) > self._limit:
+            self._cut()
+
+    def keep(self, more: Callable[[int], int]) -> None:
+        """Retain everything. `more` is called with the size when it exceeds the last limit, and returns the next one.
+
+        Where that is no larger than the size, only the two ends are retained from then on.
+        """
+        self._more = more
+
+    @property
+    def whole(self) -> bytes | None:
+        """The whole stream so far, if it is retained."""
+        return None if self._more is None else bytes(self._tail)
+
+    def _cut(self) -> None:
+        tail = self._tail
+        if self._more is not None:
+            self._limit = self._more(len(tail))
+            if self._limit > len(tail):
+                return
+            self._more, self._limit = None, TAIL_BYTES + SLACK_BYTES
+        if not self._head:
+            self._head = bytes(tail[:HEAD_BYTES])
+        del tail[:-TAIL_BYTES]
 
     @property
     def tail(self) -> bytes:

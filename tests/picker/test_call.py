@@ -11,12 +11,15 @@ from typing import cast
 
 import pytest
 
-from gorgo.config.model import LimitsConfig, ModelConfig, OverloadConfig
+from gorgo.config.fleet import FleetSourceConfig
+from gorgo.config.model import Config, LimitsConfig, ModelConfig, OverloadConfig
 from gorgo.core.prompt.fingerprint import Fingerprinter
 from gorgo.live.parsing.json_body import BodyFields, read_large_body
 from gorgo.live.parsing.unpacking import unpack
 from gorgo.live.parsing.workers import BodyWorkers
 from gorgo.picker.call import ProtocolError
+from gorgo.picker.server import GrpcFrontEnd
+from gorgo.picker.transport.services import DECIDING
 from tests.picker.virtual import (
     BODY,
     CHAT,
@@ -33,6 +36,7 @@ from tests.picker.virtual import (
 from tests.proxy.conftest import with_replica
 
 ONE = config_of("10.0.0.1:8000")
+FOUND = config_of("10.0.0.1:8000", fleet_sources=(FleetSourceConfig(name="pods", kind="dns", host="r.internal"),))
 
 
 def test_a_buffered_request_gets_a_replica_in_header_and_metadata_and_the_call_s_end_releases_it() -> None:
@@ -368,6 +372,31 @@ def test_a_refusal_is_booked_once_though_its_call_ends_in_the_same_step() -> Non
         assert picker.total("gorgo_client_aborts_total") == 0
 
     in_virtual_time(test)
+
+
+def test_a_picker_that_stops_decides_until_its_calls_are_ended() -> None:
+    """Its own 503 would reach a client whose request Envoy could have served without it."""
+
+    async def test(picker: VirtualPicker) -> None:
+        picker.state.live.stopping = True
+        call, picked = picker.request()
+        assert picked.addresses[0] == "10.0.0.1:8000"
+        call.close()
+
+    in_virtual_time(test)
+
+
+@pytest.mark.parametrize(("config", "leaves"), [(ONE, True), (FOUND, False)], ids=["listed", "found"])
+def test_an_envoy_leaves_a_picker_that_stops_only_if_it_has_a_list_of_replicas(config: Config, leaves: bool) -> None:
+    """Without a list it can serve nothing but what the picker decides."""
+
+    async def test(picker: VirtualPicker) -> None:
+        front_end = GrpcFrontEnd(picker.state)
+        before = front_end.health.answer(DECIDING)
+        picker.state.live.stopping = True
+        assert (front_end.health.answer(DECIDING) != before) is leaves
+
+    in_virtual_time(test, config)
 
 
 def test_a_reload_changes_the_addresses_that_are_chosen_and_the_headers_that_pass() -> None:

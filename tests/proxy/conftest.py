@@ -102,7 +102,9 @@ def system_tls() -> ssl.SSLContext:
 
 
 def config_for(replicas: list[FakeReplica], proxy: ProxyConfig = QUIET, **limits: Any) -> Config:
-    rows = tuple(ReplicaConfig(name=f"r{n}", region="here", url=fake.url) for n, fake in enumerate(replicas))
+    rows = tuple(
+        ReplicaConfig(name=f"r{n}", region="here", url=fake.url, engine="sglang") for n, fake in enumerate(replicas)
+    )
     defaults: dict[str, Any] = {"shutdown_grace_s": 5.0, **limits}
     return Config(proxy=proxy, regions=(RegionConfig(name="here"),), replicas=rows, limits=LimitsConfig(**defaults))
 

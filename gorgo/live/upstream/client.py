@@ -83,10 +83,37 @@ class UpstreamPool:
         self._idle: OrderedDict[ReplicaConnection, float] = OrderedDict()
         self._expiry: asyncio.TimerHandle | None = None
         self._is_closed = False
+        #: Called with the old and the new address when another process has taken the replica's place.
+        self.on_replaced: Callable[[str, str], None] | None = None
 
     def set_tls(self, tls: ssl.SSLContext) -> None:
         """Use `tls` for connections opened from now on."""
         self._tls = tls
+
+    @property
+    def has_idle(self) -> bool:
+        """Return whether an open connection is free for a request."""
+        self._close_expired()
+        return any(connection.is_connected() for connection in self._idle)
+
+    @property
+    def has_name(self) -> bool:
+        """Return whether the origin's host is a name, which may move."""
+        return self._address.is_name
+
+    async def look_up(self) -> frozenset[str]:
+        """Look the name up, and return its addresses. Raises `OSError`.
+
+        Connections to an address that has left carry no other request.
+        """
+        await self._address.look_up()
+        found = self._address.addresses
+        for connection in [*self._open]:
+            if connection.peer is not None and connection.peer not in found:
+                connection.retired = True
+                if self._idle.pop(connection, None) is not None:
+                    connection.close()
+        return found
 
     async def send(
         self,
@@ -175,6 +202,7 @@ class UpstreamPool:
         socket = await self._address.open_socket()
         tls, name = (self._tls, self._address.host) if self._is_tls else (None, None)
         try:
+            peer = str(socket.getpeername()[0])
             _, connection = await asyncio.get_running_loop().create_connection(
                 lambda: ReplicaConnection(self._on_idle, self._on_lost), sock=socket, ssl=tls, server_hostname=name
             )
@@ -183,13 +211,29 @@ class UpstreamPool:
             raise
         if not connection.is_connected():
             raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
-        connection.socket = socket
+        connection.socket, connection.peer = socket, peer
         self._open.add(connection)
+        self._note_peer(peer)
         if self._is_closed:
             connection.close()
         return connection
 
+    def _note_peer(self, peer: str) -> None:
+        before = self._address.peer
+        if self._address.is_replaced(peer) and before is not None:
+            for connection in self._open:
+                if connection.peer == before:
+                    connection.retired = True
+            for connection in [each for each in self._idle if each.retired]:
+                del self._idle[connection]
+                connection.close()
+            if self.on_replaced is not None:
+                self.on_replaced(before, peer)
+
     def _on_idle(self, connection: ReplicaConnection) -> None:
+        if connection.retired:
+            connection.close()
+            return
         self._idle[connection] = connection.loop.time()
         if self._expiry is None:
             self._await_expiry(self._keep_alive_s)
@@ -410,6 +454,24 @@ class UpstreamClient:
     def connections(self) -> int:
         """Pooled connections that are open, in use or not."""
         return self._pool.tracker.alive
+
+    @property
+    def has_idle(self) -> bool:
+        """Return whether an open connection is free for a request."""
+        return self._transport is None and self._pool.has_idle
+
+    @property
+    def has_name(self) -> bool:
+        """Return whether the URL has a name, which may move, in the place of an address."""
+        return self._transport is None and self._pool.has_name
+
+    async def look_up(self) -> frozenset[str]:
+        """Look the name up, and return its addresses; connections to others carry no new request. Raises `OSError`."""
+        return await self._pool.look_up()
+
+    def on_replaced(self, report: Callable[[str, str], None]) -> None:
+        """Call `report` with the old and the new address when another process has taken the replica's place."""
+        self._pool.on_replaced = report
 
     def on_connection_change(self, report: OnChange, on_stale: Callable[[ConnectionTracker], None]) -> None:
         """Call `report` with the connection of the next request: now, and at each `refresh` of what `on_stale` got."""

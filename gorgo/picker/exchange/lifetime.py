@@ -505,6 +505,9 @@ class PickerExchange:
             return
         self.closed = True
         state, pending, dispatch = self._state, self._pending, self.dispatch
+        if outcome.status == 404 and pending.request is not None and (model := pending.request.route.model) is not None:
+            # For the next request: this one has its answer.
+            state.routing.models.read_again(model, dispatch.replica, now=state.routing.clock())
         if not outcome.sent:
             outcome = replace(outcome, sent=True)
         state.routing.gateway.finish(dispatch, outcome)

@@ -18,13 +18,14 @@ from typing import Protocol
 
 from gorgo.core.messages.actions import Action, AdmissionAction, Dispatch, Hold, Reject, RetryAction
 from gorgo.core.messages.request import AttemptResult, Outcome, RouteRequest
+from gorgo.live.event_loop import ahead_s
 from gorgo.live.http.body import BODY_COPIES, RequestBuffer, buffer_client
 from gorgo.live.http.errors import HttpError, error_json
 from gorgo.live.http.headers import Header, request_id
 from gorgo.live.logs import log_failure
 from gorgo.live.parsing.json_body import BodyFields, check_media_type, read_quick_fields
 from gorgo.live.parsing.unpacking import unpack_quick
-from gorgo.live.request.parse import ParsedRequest, count_tokens, parse_request
+from gorgo.live.request.parse import ParsedRequest, count_tokens, find_model, may_find_model, parse_request
 from gorgo.live.request.record import (
     RETRY_SOON,
     RequestRecord,
@@ -59,7 +60,7 @@ def read_now(
     if state.routing.prompt_tokens.models or fields.token_ids is not None:
         return None, fields
     request = parse(body, fields)
-    return (None if _is_missing(state, request) else request), fields
+    return (None if may_find_model(state.routing, request.route.model) else request), fields
 
 
 async def read_later(
@@ -71,14 +72,7 @@ async def read_later(
     fields.exact = await count_tokens(state.routing, route, fields)
     fields.prompt = None  # as large as the body, and needed no more
     request = parse(body, fields)
-    model = request.route.model
-    if (
-        model is None
-        or state.routing.router.view.lists(model)
-        or not await state.routing.models.find_missing(model, now=state.routing.clock())
-    ):
-        return request
-    return parse(body, fields)
+    return parse(body, fields) if await find_model(state.routing, request.route.model) else request
 
 
 def request_without_prompt(
@@ -99,12 +93,6 @@ def request_without_prompt(
         idempotent=False,
         route=route,
     )
-
-
-def _is_missing(state: PickerState, request: ParsedRequest) -> bool:
-    """Return whether fresh lists of models could have the request's, which no replica is known to serve."""
-    model = request.route.model
-    return model is not None and not state.routing.router.view.lists(model) and state.routing.models.may_find(model)
 
 
 # The bytes of a request's body while a picker has them: their bound, and what they reserve.
@@ -226,7 +214,11 @@ class PendingRequest:
         self.has_prompt = has_prompt
         if has_prompt and state.telemetry.tracing is not None:
             self.record.trace = state.telemetry.tracing.start(
-                head.headers, route=head.path, request_id=self.request_id, received_s=received_s
+                head.headers,
+                route=head.path,
+                request_id=self.request_id,
+                received_s=received_s,
+                ahead_s=ahead_s(state.routing.clock),
             )
         self._buffer = BodyBuffer(state, head, client)
         #: The replica gets a body that the client has sent compressed.

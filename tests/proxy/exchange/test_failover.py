@@ -250,7 +250,7 @@ async def test_a_replica_whose_answers_end_too_early_costs_three_requests_and_no
     start: Start, script: Script
 ) -> None:
     long = stream(ROLE, delta("good"), delta(" and long"), DONE)
-    fleet = await start.fleet([script], [long])
+    fleet = await start.fleet([script], [long], continuations=0)
     got = [await ask(fleet) for _ in range(24)]
     lost = [response for response in got if b"long" not in response.content]
     assert 2 <= len(lost) <= 3
@@ -302,7 +302,7 @@ async def test_error_event_that_blames_the_request_passes(start: Start) -> None:
 
 
 async def test_failure_after_content_ends_the_stream_with_an_error_event(start: Start) -> None:
-    fleet = await start.fleet([reset_after(ROLE, delta("a"))], [GOOD])
+    fleet = await start.fleet([reset_after(ROLE, delta("a"))], [GOOD], continuations=0)
     response = await ask(fleet)
     assert response.content.startswith(ROLE + delta("a"))
     last = response.content.rstrip().split(b"\n\n")[-1]
