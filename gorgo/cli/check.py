@@ -46,13 +46,25 @@ def check(
     from gorgo.cli.tables import counted
     from gorgo.cli.validation import Overrides, examine
     from gorgo.config.load import items, read_text
-    from gorgo.config.replica_advice import model_warnings, report_warnings, scrape_warnings, url_warnings
+    from gorgo.config.replica_advice import (
+        model_warnings,
+        report_warnings,
+        scrape_warnings,
+        several_addresses,
+        url_warnings,
+    )
     from gorgo.policies.registry import make_shadow
 
     if live and no_files:
         raise typer.BadParameter("--live and --no-files: expected one of them")
     token = None if no_files else options.admin_token()
-    overrides = Overrides(environ=os.environ, admin_token=token, weights_file=weights, machine=not no_files)
+    overrides = Overrides(
+        environ=os.environ,
+        admin_token=token,
+        metrics_token=None if no_files else options.metrics_token(),
+        weights_file=weights,
+        machine=not no_files,
+    )
     document, valid = examine(read_text(config), source=config, overrides=overrides)
     name = None if valid is None else valid.policy.name
     reached: list[Reached] = []
@@ -77,6 +89,8 @@ def check(
             sources = found.as_rows(time.monotonic())
             reached = reach_all(fleet, environ=os.environ, timeout_s=loaded.limits.connect_timeout_s)
             warnings += model_warnings(loaded, policies, {row.name: row.models for row in reached})
+            advice = {row.name: several_addresses(row.addresses) for row in reached}
+            warnings += [f"replica {name}: {words}" for name, words in advice.items() if words is not None]
     if as_json:
         replicas = [asdict(row) for row in reached]
         verdict = {"policy": name, "shared": shared, "warnings": warnings, "fleet_sources": sources}

@@ -41,6 +41,8 @@ class Overrides:
         Variables of the file, and API keys.
     admin_token:
         Of the admin listener, if one is set.
+    metrics_token:
+        For its metrics alone, if one is set.
     policy, weights_file, bind, admin_bind:
         As the options of `gorgo serve`; addresses are valid.
     front_end:
@@ -55,6 +57,7 @@ class Overrides:
 
     environ: Mapping[str, str]
     admin_token: str | None = None
+    metrics_token: str | None = None
     policy: str | None = None
     weights_file: Path | None = None
     pinned: tuple[Policy, Weights] | None = None
@@ -88,7 +91,7 @@ def examine(text: bytes, *, source: Path, overrides: Overrides) -> tuple[Documen
         yield from _routing(document, overrides)
         yield from _profile(document)
         yield from _engines(document)
-        yield from _token(overrides.admin_token)
+        yield from _tokens(overrides)
         if overrides.machine:
             binds = _binds(overrides) if overrides.ports else None
             yield from machine_problems(document, environ=overrides.environ, binds=binds)
@@ -235,10 +238,15 @@ def _dialect_error(name: str) -> ConfigError | None:
     return None
 
 
-def _token(token: str | None) -> Iterator[Problem]:
-    if token is not None and len(token) < MIN_TOKEN_CHARS:
-        expected = f"at least {MIN_TOKEN_CHARS}; openssl rand -hex 32 makes one"
-        yield Problem(("GORGO_ADMIN_TOKEN",), 0, f"a token of {len(token)} characters", expected)
+def _tokens(overrides: Overrides) -> Iterator[Problem]:
+    """Yield tokens that can be guessed, and a token for metrics that would let Prometheus administrate."""
+    tokens = {"GORGO_ADMIN_TOKEN": overrides.admin_token, "GORGO_METRICS_TOKEN": overrides.metrics_token}
+    for variable, token in tokens.items():
+        if token is not None and len(token) < MIN_TOKEN_CHARS:
+            expected = f"at least {MIN_TOKEN_CHARS}; openssl rand -hex 32 makes one"
+            yield Problem((variable,), 0, f"a token of {len(token)} characters", expected)
+    if overrides.metrics_token is not None and overrides.metrics_token == overrides.admin_token:
+        yield Problem(("GORGO_METRICS_TOKEN",), 0, "the admin token", "a token of its own")
 
 
 def _push_tokens(document: Document, overrides: Overrides) -> Iterator[Problem]:

@@ -249,6 +249,7 @@ class LimitsConfig:
     #: Default: a share of the memory (`config.router_settings`).
     max_buffered_bytes: Count | None = None
     max_attempts: Count = 3
+    continuations: Annotated[int, Field(ge=0, le=16)] = 2
     max_in_flight: Count = 4096
     sampled_replicas: Count = 128
     connections_per_replica: Count = CONNECTIONS_PER_REPLICA

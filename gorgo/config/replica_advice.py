@@ -1,4 +1,4 @@
-"""Advice on valid keys that are rarely meant so: a `url`, reports of caches that nothing uses, scrapes that are slow.
+"""Advice on valid keys that are rarely meant so: a `url`, a name of several machines, unused reports, slow scrapes.
 
 Owns what to change after a refusal as well. A path is not an error, because a reverse proxy may serve an engine under
 one. One engine twice is not an error either, because load is then only counted apart.
@@ -6,7 +6,7 @@ one. One engine twice is not an error either, because load is then only counted 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from urllib.parse import urlsplit
 
 from gorgo.config.fleet import ReplicaConfig, SourceReplicaConfig
@@ -21,6 +21,8 @@ _REFUSED, _NOT_FOUND = frozenset({401, 403}), frozenset({404, 405})
 _PORTS = {"http": 80, "https": 443}
 #: The first part of every route of OpenAI's API, which is in the `base_url` of its clients.
 _API = "/v1"
+#: Addresses of a name in one warning.
+ADDRESSES_SHOWN = 4
 
 
 def url_warnings(replicas: Sequence[ReplicaConfig]) -> list[str]:
@@ -105,6 +107,26 @@ def _tokenizers(config: Config) -> set[str]:
 def _served(config: Config, replica: ReplicaConfig | SourceReplicaConfig) -> list[str]:
     aliases = model_names(config)
     return [aliases.get(name, name) for name in replica.models]
+
+
+def several_addresses(addresses: Iterable[str]) -> str | None:
+    """Return the warning for a name with these addresses; `None` for one machine, which may have one of each family.
+
+    >>> several_addresses(["10.0.0.1", "fd00::1"]) is None
+    True
+    >>> several_addresses(["10.0.0.2", "10.0.0.1"])
+    'its name has 2 addresses (10.0.0.1, 10.0.0.2): requests go to one of them; fleet_sources make a replica of each'
+    """
+    families: dict[bool, set[str]] = {True: set(), False: set()}
+    for address in addresses:
+        families[":" in address].add(address)
+    most = sorted(max(families.values(), key=len))
+    if len(most) < 2:
+        return None
+    more = f" and {len(most) - ADDRESSES_SHOWN} more" if len(most) > ADDRESSES_SHOWN else ""
+    shown = ", ".join(most[:ADDRESSES_SHOWN]) + more
+    where = "requests go to one of them; fleet_sources make a replica of each"
+    return f"its name has {len(most)} addresses ({shown}): {where}"
 
 
 def remedy(status: int, *, url: str, api_key_env: str | None) -> str | None:

@@ -18,18 +18,22 @@ from gorgo.core.limits import ClientLimits, ClientRules, HedgeLimits, OverloadLi
 from gorgo.core.policy.interface import USUAL_SCRAPE_S
 from gorgo.core.training.model import TrainingSpec
 
+#: Hedges in five minutes however few requests there were: as many as one hung replica has of them at little traffic.
+HEDGES_AT_LEAST = 10
+
 
 def router_limits(config: Config) -> RouterLimits:
     """Return the Router's bounds; those that the file cannot set keep their defaults."""
     proxy = config.proxy
     return RouterLimits(
         max_attempts=config.limits.max_attempts,
+        continuations=config.limits.continuations,
         max_in_flight=config.limits.max_in_flight,
         sampled_replicas=config.limits.sampled_replicas,
         stale_after_s=STALE_INTERVALS * max(proxy.probe_interval_s, proxy.scrape_interval_s or USUAL_SCRAPE_S),
         max_index_blocks=config.limits.prefix_index_blocks,
         overload=_overload_limits(config.overload),
-        hedging=HedgeLimits(budget_ratio=config.overload.hedge_budget_ratio),
+        hedging=HedgeLimits(budget_ratio=config.overload.hedge_budget_ratio, budget_minimum=HEDGES_AT_LEAST),
         retry_budget_ratio=config.overload.retry_budget_ratio,
         slow_start_s=config.overload.slow_start_s,
         region_window_s=proxy.probe_interval_s,

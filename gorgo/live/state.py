@@ -15,6 +15,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
 
 from gorgo.config.model import Config, LimitsConfig
 from gorgo.config.router_settings import router_limits
@@ -265,6 +266,8 @@ class FrontEndKind:
     name: str
     #: The Router's bounds under a configuration, as this kind can carry them out.
     router_limits: Callable[[Config], RouterLimits] = router_limits
+    #: New requests are answered 503 while the process stops. Not if what calls it serves them without an answer.
+    refuses_when_stopping: bool = True
 
 
 PROXY = FrontEndKind("proxy")
@@ -302,7 +305,13 @@ class LiveState:
 
     def __post_init__(self) -> None:
         # The metrics stand below the state, and a scrape reads what the state composes.
-        self.telemetry.metrics.caches.read = self.cache_states
+        if self.telemetry.tracing is not None:
+            self.telemetry.tracing.describe = self._describe
+        metrics = self.telemetry.metrics
+        metrics.caches.read = self.cache_states
+        metrics.listeners.is_ready = self.is_ready
+        if self.served_tls is not None:
+            metrics.listeners.tls.append(self.served_tls)
         self.apply_config(self.config)
 
     def apply_config(self, config: Config) -> None:
@@ -388,6 +397,24 @@ class LiveState:
             log("cache_reports_used", replica=target.name)
         else:
             log("cache_reports_unused", level=logging.WARNING, replica=target.name, in_force=f"history: {unused}")
+
+    def _describe(self, replica: str) -> dict[str, str | int]:
+        """Return what OpenTelemetry's conventions say of a replica: its engine, its host and its port."""
+        target = self.replicas.targets.get(replica)
+        row = next((each for each in self.config.replicas if each.name == replica), None)
+        engine = None if target is None else target.engine["name"]
+        found: dict[str, str | int] = {} if engine is None else {"gen_ai.provider.name": str(engine)}
+        if row is not None:
+            parts = urlsplit(row.url)
+            found["server.address"] = parts.hostname or ""
+            found["server.port"] = parts.port or (443 if parts.scheme == "https" else 80)
+        return found
+
+    def is_ready(self) -> bool:
+        """Return whether a load balancer may send requests here, as `GET /ready` says."""
+        if self.stopping or self.replicas.found.pending(self.routing.clock()):
+            return False
+        return self.why_not_ready(required=self.config.proxy.min_ready_replicas) is None
 
     def why_not_ready(self, *, required: int = 1) -> NotReady | None:
         """Return why fewer than `required` replicas could serve a request now; `None` if so many could."""

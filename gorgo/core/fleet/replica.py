@@ -476,6 +476,11 @@ class RestartDetector:
         self.count = 0
         self._last: dict[str, float] = {}
 
+    def replaced(self) -> None:
+        """Count another process in its place, whose counters are compared with none."""
+        self.count += 1
+        self._last.clear()
+
     def observe(self, sample: EngineSample) -> bool:
         """Return whether the process is another one than at the last scrape."""
         reported = {name: value for name in _COUNTERS if (value := getattr(sample, name)) is not None}
@@ -550,6 +555,8 @@ class Replica:
     restarts: RestartDetector = field(default_factory=RestartDetector)
     #: Models that the engine itself lists; empty while unknown.
     listed_models: tuple[str, ...] = ()
+    #: Longest prompt with its answer, by model that the engine lists; a model of unknown context is not there.
+    contexts: Mapping[str, int] = field(default_factory=dict)
     draining: bool = False
     #: State in the last `HealthChanged`.
     reported_state: HealthState = HealthState.HEALTHY
@@ -557,7 +564,11 @@ class Replica:
     probed_s: float | None = None
     #: Whether the last probe was answered; `None` before the first.
     answers: bool | None = None
+    #: When the first answered one was; `None` before.
+    first_probed_s: float | None = None
     scraped_s: float | None = None
+    #: Its last failure in words: of an attempt with its time and the engine's own text, or of a probe.
+    last_failure: str | None = None
     #: Attempts dispatched there, and those that failed (before or after content), since it joined.
     attempts: int = 0
     failures: int = 0
@@ -592,6 +603,11 @@ class Replica:
     def models(self) -> tuple[str, ...]:
         """Models of the configuration, then others that the engine lists; empty means any."""
         return tuple(dict.fromkeys((*self.spec.models, *self.listed_models)))
+
+    def context_tokens(self, model: str | None) -> int | None:
+        """Return the longest prompt with its answer for `model`, by a name that it lists or any; `None` is unknown."""
+        found = self.contexts.get(model or "")
+        return max(self.contexts.values(), default=None) if found is None else found
 
     @property
     def doubtful(self) -> bool:

@@ -48,6 +48,8 @@ class NamedFleet:
         Mean round trip from the proxy to each region.
     per_region:
         Replicas in each region, all alike.
+    vllm:
+        Whether the engines are under vLLM's scheduler.
     """
 
     name: str
@@ -56,6 +58,7 @@ class NamedFleet:
     changes: Mapping[str, Any] = field(default_factory=dict)
     rtt_ms: Mapping[str, float] = field(default_factory=lambda: THREE_REGIONS)
     per_region: int = 1
+    vllm: bool = False
 
     def fleet(self) -> SimFleet:
         """Return the fleet with accurate priors; raises `UnknownProfile`."""
@@ -70,7 +73,8 @@ class NamedFleet:
                 yield SimReplica(spec, profile, Link(rtt_s=rtt_ms / 1e3))
 
     def _profile(self, name: str) -> EngineProfile:
-        return replace(find_profile(name), **self.changes)
+        profile = find_profile(name)
+        return replace(as_vllm(profile) if self.vllm else profile, **self.changes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +189,13 @@ _TABLE: tuple[NamedFleet | PooledFleet, ...] = (
         name="8x1xH100",
         description="llm-d's ShareGPT: Llama-3.1-8B on 8 H100",
         pools=[ReplicaPool(count=8, name="h100", profile="1xH100-Llama-3.1-8B")],
+    ),
+    NamedFleet(
+        name="6x1xH100",
+        description="Llama-3.1-8B on two H100 in each region, vLLM",
+        profiles=["1xH100-Llama-3.1-8B"],
+        per_region=2,
+        vllm=True,
     ),
     PooledFleet(
         name="13x8xH200",

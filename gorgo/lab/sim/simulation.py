@@ -38,6 +38,7 @@ from gorgo.lab.sim.fleet import SimFleet
 from gorgo.lab.sim.kv_events.reports import CacheReporting, CacheReports
 from gorgo.lab.sim.network import Link, RandomTable, random_table
 from gorgo.lab.sim.open_requests import OpenRequests
+from gorgo.lab.sim.pinned import TraceObserver
 from gorgo.lab.sim.port import Monitor, background_trips
 from gorgo.lab.sim.records import SimResult
 from gorgo.lab.sim.remote_replica import RemoteReplica
@@ -70,7 +71,7 @@ class Simulation:
     fleet:
         The replicas.
     policy:
-        The policy. One with a method for engines is given them before the run.
+        The policy. One with a method for engines, or for the trace and the fleet, is given them before the run.
     weights:
         Values to start with; the policy's defaults if None.
     seed:
@@ -135,6 +136,7 @@ class Simulation:
             raise ConfigError(f"{routers.shells} routers and cache reports {cache_reports!r}; expected none or usage")
         stale_after_s = STALE_INTERVALS * max(probe_interval_s, scrape_interval_s or USUAL_SCRAPE_S)
         self.kernel = EventQueue()
+        self._fleet, self._block_tokens = fleet, block_tokens
         self._specs = [replica.spec for replica in fleet.replicas]
         self._limits = limits or RouterLimits(block_tokens=float(block_tokens), stale_after_s=stale_after_s)
         self._seed, self._weights, self._group = seed, weights, routers
@@ -247,6 +249,8 @@ class Simulation:
         policy = shell.router.settings.policy
         if isinstance(policy, EngineObserver):
             policy.observe({name: port for name, (_, port) in shell.ports.items()})
+        if isinstance(policy, TraceObserver):
+            policy.prepare(self._feed, self._fleet, block_tokens=self._block_tokens)
 
     def _submit(self, action: Callable[[Monitor], None]) -> None:
         for site in self.engines.values():

@@ -7,7 +7,7 @@ Owns the hooks (`Metrics`), the metrics of caches (`CacheMetrics`), and the use 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic, process_time
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gorgo import __version__
+from gorgo import build_version
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
 from gorgo.core.latency.ttft import PARTS, TtftParts
 from gorgo.core.limits import BufferBudget
@@ -24,6 +24,7 @@ from gorgo.core.messages.request import Outcome
 from gorgo.core.metric_spec import MetricSpec
 from gorgo.core.router import Router
 from gorgo.fleet_sources.fleet import FoundFleet
+from gorgo.live.http.tls import ServedTls
 from gorgo.live.telemetry.counters import (
     ClientUsage,
     Counter,
@@ -151,6 +152,14 @@ class ActiveConfig:
     frozen: bool = False
 
 
+@dataclass(slots=True)
+class Listeners:
+    """What a scrape reads of the listeners; both are set once they are built."""
+
+    is_ready: Callable[[], bool] = lambda: False
+    tls: list[ServedTls] = field(default_factory=list)
+
+
 class Metrics:
     """The registry of one proxy. Each method records one event."""
 
@@ -172,12 +181,15 @@ class Metrics:
         self._decision = self._histogram("gorgo_decision_seconds")
         self._body_read = self._histogram("gorgo_body_read_seconds")
         self.config = ActiveConfig(taken_s=clock())
+        self.listeners = Listeners()
         self.registry.register(self._cells)
         self.caches = CacheMetrics()
         self.registry.register(self.caches)
         self.peers = PeerMetrics()
         self.registry.register(self.peers)
-        self.registry.register(_RouterGauges(router, clock, self.config, buffers, self.learning, found or FoundFleet()))
+        self.registry.register(
+            _RouterGauges(router, clock, self.config, self.listeners, buffers, self.learning, found or FoundFleet())
+        )
         ProcessCollector(namespace="gorgo", registry=self.registry)
 
     def request(self, route: str, policy: str, status: int) -> None:
@@ -254,6 +266,11 @@ class Metrics:
         side = _side(estimated_cached_tokens, cached)
         off = abs(estimated_cached_tokens - cached)
         self._count("gorgo_cached_tokens_signed_error_total", replica, region, side).inc(off)
+
+    def continued(self, reason: str, gap_s: float) -> None:
+        """Count an answer that broke off for `reason` and goes on after `gap_s`."""
+        self._count("gorgo_streams_continued_total", reason).inc()
+        self._histogram("gorgo_stream_seam_seconds").observe(gap_s)
 
     def retried(self, reason: str) -> None:
         self._count("gorgo_retries_total", reason).inc()
@@ -361,6 +378,7 @@ class _RouterGauges(Collector):
         router: Router,
         clock: Callable[[], float],
         config: ActiveConfig,
+        listeners: Listeners,
         buffers: BufferBudget,
         learning: LearningMetrics,
         found: FoundFleet,
@@ -372,6 +390,7 @@ class _RouterGauges(Collector):
         self._router = router
         self._clock = clock
         self._config = config
+        self._listeners = listeners
 
     def describe(self) -> Iterable[Metric]:
         return [*(_gauge(spec) for spec in _GAUGES), _route_evictions()]
@@ -387,6 +406,10 @@ class _RouterGauges(Collector):
         unreachable = self._router.view.unreachable_regions
         for region in sorted({view.region for view in views}):
             families["gorgo_region_unreachable"].add_metric((region,), float(region in unreachable))
+        families["gorgo_ready"].add_metric((), float(self._listeners.is_ready()))
+        for served in self._listeners.tls:
+            if served.expires_s is not None:
+                families["gorgo_certificate_expiry_timestamp_seconds"].add_metric((served.place,), served.expires_s)
         families["gorgo_queue_requests"].add_metric((), self._router.queued)
         families["gorgo_buffered_bytes"].add_metric((), self._buffers.used_bytes)
         families["gorgo_weights_version"].add_metric((), self._router.settings.weights.version)
@@ -403,7 +426,7 @@ class _RouterGauges(Collector):
             families["gorgo_model_version"].add_metric((), model.version)
             families["gorgo_model_samples"].add_metric((), model.samples)
             families["gorgo_model_age_seconds"].add_metric((), max(0.0, self._clock() - model.trained_s))
-        families["gorgo_build_info"].add_metric((__version__,), 1)
+        families["gorgo_build_info"].add_metric((build_version(),), 1)
         return [*families.values(), self._routes(families)]
 
     def _routes(self, families: Mapping[str, GaugeMetricFamily]) -> CounterMetricFamily:
@@ -430,6 +453,7 @@ def _replica_gauges(view: ReplicaSnapshot) -> Iterable[tuple[str, float]]:
     yield "gorgo_queued_prefill_tokens", view.queued_prefill_tokens
     yield "gorgo_queued_prefill_seconds", view.backlog_s
     yield "gorgo_prefill_slowdown", view.prefill_slowdown
+    yield "gorgo_parallel_prefills", view.parallel_prefills
     yield "gorgo_replica_eligible", float(view.eligible)
     yield "gorgo_index_blocks", view.index_blocks
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import ssl
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -16,6 +18,7 @@ from gorgo.core.metric_spec import label_of
 from gorgo.core.prefix.index import Origin
 from gorgo.formatting import cache_line, reports_cache
 from gorgo.live.cache_push import PushStats
+from gorgo.live.http.tls import ServedTls
 from gorgo.live.kv_feed_stats import FeedState, KvFeedStats
 from gorgo.live.state import CacheState
 from gorgo.live.telemetry.metric_table import CACHE_METRICS, CACHE_REPORTS, LABELS
@@ -24,7 +27,7 @@ from gorgo.policies.multi_depth import MultiDepth
 from tests.core.routers import make_router, timed
 from tests.live.cache_push.test_pushes import TOKENS, Engine
 from tests.proxy.conftest import Running, Start, config_for, with_replica
-from tests.proxy.fakes import DONE, USAGE, answer, chat, delta, stream
+from tests.proxy.fakes import DONE, USAGE, answer, chat, delta, event, stream
 
 CHAT = "/v1/chat/completions"
 
@@ -52,7 +55,7 @@ async def test_table_names_every_metric_with_its_type_and_labels(start: Start) -
         await fleet.client.post(CHAT, content=chat(stream=True))
     text = (await fleet.client.get("/metrics")).text
     families = {family.name: family for family in text_string_to_metric_families(text)}
-    own = {name for name in families if name.startswith("gorgo_") and not name.startswith("gorgo_process_")}
+    own = {name for name in families if re.match("gorgo_(?!process_)|gen_ai_", name)}
     assert own == {spec.name.removesuffix("_total") for spec in METRICS}
     for spec in METRICS:
         family = families[spec.name.removesuffix("_total")]
@@ -171,6 +174,40 @@ async def test_series_of_a_replica_and_of_a_region_go_with_the_last_who_had_them
     assert not {"gone", "there"} & shown
     spent = samples["gorgo_ttft_component_seconds_total"]
     assert spent[("part", "router"), ("region", "here"), ("replica", "r0")] == 1.0
+
+
+async def test_times_are_shown_by_opentelemetry_s_conventions_too(start: Start) -> None:
+    usage = event({"choices": [], "usage": {"prompt_tokens": 12, "completion_tokens": 3}})
+    fleet = await start.fleet([stream(delta("a"), delta("b"), delta("c"), usage, DONE), answer(400)])
+    for _ in range(2):
+        await fleet.client.post(CHAT, content=chat(stream=True))
+    await fleet.client.post("/tokenize", content=chat())
+    samples = await scraped(fleet)
+    base = {"gen_ai_operation_name": "chat", "gen_ai_provider_name": "gorgo", "gen_ai_request_model": "other"}
+
+    def count(name: str, **labels: str) -> float:
+        return samples[f"gen_ai_server_{name}_seconds_count"].get(tuple(sorted((base | labels).items())), 0.0)
+
+    assert count("request_duration", error_type="") == 1
+    assert count("request_duration", error_type="400") == 1
+    assert count("time_to_first_token") == count("time_per_output_token") == 1
+    assert sum(samples["gen_ai_server_request_duration_seconds_count"].values()) == 2, "tokenizing is no operation"
+
+
+async def test_readiness_is_what_the_route_says_and_certificates_are_those_of_listeners(start: Start) -> None:
+    fleet = await start.fleet([answer(200)])
+    ready, expiry = "gorgo_ready", "gorgo_certificate_expiry_timestamp_seconds"
+    registry = fleet.state.telemetry.metrics.registry
+    assert (await fleet.client.get("/ready")).status_code == 200
+    assert registry.get_sample_value(ready) == 1.0
+    assert registry.get_sample_value(expiry, {"certificate": "proxy.tls"}) is None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    fleet.state.telemetry.metrics.listeners.tls.append(ServedTls(context, expires_s=1.8e9))
+    assert registry.get_sample_value(expiry, {"certificate": "proxy.tls"}) == 1.8e9
+    fleet.state.stopping = True
+    assert (await fleet.client.get("/ready")).status_code == 503
+    assert registry.get_sample_value(ready) == 0.0
+    fleet.state.stopping = False
 
 
 def test_each_region_says_whether_it_is_cut_off() -> None:

@@ -285,6 +285,9 @@ class EngineProfile:
         Of each cached prefix the engine finds only this share, from its start.
     checkpoint_tokens:
         A prefix is found only in multiples of so many tokens.
+    ranks:
+        Engines of this kind behind one URL (data-parallel ranks), each with its own cache; requests go to them in turn.
+        Only `gorgo simulate` has them.
     source:
         Where the constants come from.
 
@@ -318,6 +321,7 @@ class EngineProfile:
     block_tokens: int = 16
     prefix_cache: bool = True
     slot_cache: bool = False
+    ranks: int = 1
     source: str = ""
 
     @property

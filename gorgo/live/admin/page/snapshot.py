@@ -140,7 +140,7 @@ _EJECTED = {
 MOST_POISON = 3
 
 #: States that are a warning, as they follow the replica's name.
-_WARNINGS = {"draining": " is draining", "failing": "", "slow start": " is warming up"}
+_WARNINGS = {"draining": " is draining", "failing": "", "overdue": " is late", "slow start": " is warming up"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +160,15 @@ class Alert:
 
 
 def condition_of(view: ReplicaSnapshot, failure: str | None = None) -> Condition:
-    """Return ready, slow start, failing, draining, ejected or on trial; `failure` is the cause of its last one."""
+    """Return ready, slow start, overdue, failing, draining, ejected or on trial.
+
+    `failure` is the cause of its last failure.
+    """
     if view.state == "draining":
         left = f"{view.in_flight_requests} in flight" if view.in_flight_requests else "none in flight"
         return Condition("draining", f"no new requests, {left}")
-    cause = "" if failure is None else f" ({failure})"
+    cause = view.ejected_why or failure
+    cause = "" if cause is None else f" ({cause})"
     because = _EJECTED.get(view.ejected_by or "", "it failed") + cause
     if view.state == "ejected":
         return Condition("ejected", f"{because}; retried in {view.ejected_for_s or 0:.0f} s")
@@ -172,6 +176,10 @@ def condition_of(view: ReplicaSnapshot, failure: str | None = None) -> Condition
         return Condition("on trial", f"{because}; the next response decides")
     if view.failures_in_a_row:
         return Condition("failing", f"{_many(view.failures_in_a_row, 'failure')} in a row{cause}")
+    if view.overdue_requests:
+        named = ", ".join(view.overdue) + (", ..." if view.overdue_requests > len(view.overdue) else "")
+        late = f"no answer to {_many(view.overdue_requests, 'request')} for up to {view.overdue_for_s or 0:.0f} s"
+        return Condition("overdue", f"{late} longer than expected: {named}")
     if view.slow_start_for_s is not None:
         most = f"at most {_many(view.slow_start_in_flight or 0, 'request')}"
         return Condition("slow start", f"{most} for another {ceil(view.slow_start_for_s)} s")
