@@ -331,7 +331,7 @@ class Dispatcher:
         if evaluation.behind is not None:
             attempt.behind = evaluation.behind.get(replica.slot)
         attempt.learn = evaluation.choice.learn
-        attempt.withhold = replica.doubtful and len(evaluation.eligible.replicas) > 1
+        attempt.withhold = replica.doubtful(request.streamed) and len(evaluation.eligible.replicas) > 1
         return Dispatch(
             request.request_id,
             attempt.attempt_id,

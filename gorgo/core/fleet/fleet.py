@@ -113,7 +113,7 @@ def is_stale(observed_s: float | None, *, now: float, after_s: float) -> bool:
     return observed_s is not None and now >= observed_s + after_s
 
 
-#: Of probes so soon after the first answered one the shortest counts, s: they come a second apart.
+#: Of probes so soon after the first answered one a shorter one counts alone, s: they come a second apart.
 FIRST_PROBES_S = 5.0
 #: Events retained for a shell that takes none, as the simulation.
 MAX_EVENTS = 1000
@@ -288,7 +288,7 @@ class Fleet:
     def probed(self, replica: Replica, rtt_s: float | None, *, now: float) -> None:
         replica.answers = rtt_s is not None
         if rtt_s is None:
-            if replica.first_probed_s is None:
+            if replica.first_probed_s is None and replica.probe_refusal is None:
                 self.unprobed[replica] = None
             replica.health.probe_failed(now=now)
             return
@@ -297,11 +297,9 @@ class Fleet:
             self.unprobed.pop(replica, None)
         column = self.columns.rtt_s
         known_s = column.item(replica.slot)
-        if known_s == known_s and now - replica.first_probed_s <= FIRST_PROBES_S:
-            # The way was slow once: the shortest of the first counts.
-            column[replica.slot] = min(known_s, rtt_s)
-        else:
-            column[replica.slot] = ewma(known_s, rtt_s, self.rtt_ewma_alpha)
+        # Of the first probes a shorter one counts alone: the way was slow before.
+        is_first = rtt_s < known_s and now - replica.first_probed_s <= FIRST_PROBES_S
+        column[replica.slot] = rtt_s if is_first else ewma(known_s, rtt_s, self.rtt_ewma_alpha)
         replica.probed_s = now
         self._set_timer(replica)
         replica.health.probe_succeeded(now=now)

@@ -412,21 +412,58 @@ def test_a_replica_that_breaks_answers_off_is_withheld_after_the_second() -> Non
         assert not sent.withhold
         router.on_first_token(sent.attempt_id, now=1.0 + number)
         assert finished(router, sent.attempt_id, broken, now=1.0 + number) == []
-    for number in range(2, 5):
-        sent = dispatched(submitted(router, a_request(f"r{number}"), now=1.0 + number))
-        assert (sent.replica, sent.withhold) == ("a", True)
-        again = Outcome(AttemptResult.FAILED_BEFORE_CONTENT, status=200, error="truncated")
-        sent = dispatched(finished(router, sent.attempt_id, again, now=1.0 + number))
-        assert (sent.replica, sent.withhold) == ("b", False)
-        finished(router, sent.attempt_id, COMPLETED, now=1.0 + number)
+    sent = dispatched(submitted(router, a_request("third"), now=3.0))
+    assert (sent.replica, sent.withhold) == ("a", True)
+    again = Outcome(AttemptResult.FAILED_BEFORE_CONTENT, status=200, error="truncated")
+    sent = dispatched(finished(router, sent.attempt_id, again, now=3.0))
+    assert (sent.replica, sent.withhold) == ("b", False)
+    finished(router, sent.attempt_id, COMPLETED, now=3.0)
     assert router.view.snapshots(now=6.0)[0].ejected_by == "answers"
 
 
-def test_a_stalled_stream_is_no_broken_answer() -> None:
+def test_a_replica_whose_streams_stall_is_ejected_however_well_it_answers_in_one_piece() -> None:
     router = make_router("a", "b")
     stalled = Outcome(AttemptResult.FAILED_AFTER_CONTENT, status=200, error="timeout")
-    for number in range(9):
+    for number in range(3):
+        plain = a_request(f"plain-{number}", streamed=False)
+        finished(router, dispatched(submitted(router, plain, now=0.5 + number)).attempt_id, COMPLETED, now=0.9 + number)
         sent = dispatched(submitted(router, a_request(f"r{number}"), now=1.0 + number))
         assert sent.replica == "a"
         router.on_first_token(sent.attempt_id, now=1.0 + number)
         finished(router, sent.attempt_id, stalled, now=1.0 + number)
+    (row, _) = router.view.snapshots(now=4.0)
+    assert (row.state, row.ejected_by) == ("ejected", "answers")
+
+
+#: What a faulty replica makes of a stream: whether it has a first token, and its end.
+CUT = Outcome(AttemptResult.FAILED_AFTER_CONTENT, status=200, error="truncated")
+EMPTY = Outcome(AttemptResult.COMPLETED, status=200, short=True)
+
+
+@pytest.mark.parametrize(("bad_streams", "end"), [(True, CUT), (True, EMPTY), (False, EMPTY)])
+def test_few_clients_see_the_bad_answers_of_one_kind_while_the_other_kind_goes_well(
+    bad_streams: bool, end: Outcome
+) -> None:
+    """300 requests, half of them streams; one kind is bad on one of two replicas."""
+    router = make_router("bad", "good")
+    seen = 0
+    for number in range(300):
+        now, streamed = 1.0 + 0.2 * number, number % 2 == 0
+        if number % 150 == 149:
+            router.replicas.on_probe("bad", 0.01, now=now)
+        sent = dispatched(submitted(router, a_request(f"r{number}", streamed=streamed, received_s=now), now=now))
+        while True:
+            bad = sent.replica == "bad" and streamed is bad_streams
+            result = end if bad else COMPLETED
+            if bad and sent.withhold:
+                failed = replace(end, result=AttemptResult.FAILED_BEFORE_CONTENT)
+                result = failed if end is CUT else replace(end, unsent=True)
+            else:
+                seen += bad
+                if streamed and (not bad or end is CUT):
+                    router.on_first_token(sent.attempt_id, now=now)
+            own, _ = router.on_finish(sent.attempt_id, result, now=now + 0.05)
+            if not isinstance(own, Dispatch):
+                break
+            sent = own
+    assert seen <= 3
