@@ -162,6 +162,8 @@ class Fleet:
     events: deque[FleetEvent] = field(default_factory=lambda: deque(maxlen=MAX_EVENTS))
     #: Replicas that were probed and have never answered: how far they are is unknown.
     unprobed: dict[Replica, None] = field(default_factory=dict)
+    #: Replicas that look much slower than their priors.
+    slow: dict[Replica, None] = field(default_factory=dict)
     #: Load that other routers report; `None` without peers.
     peers: PeerLoads | None = None
     #: Called with a replica that outlier detection readmits, and with one that it ejects.
@@ -236,6 +238,11 @@ class Fleet:
         if state is HealthState.EJECTED and self.on_ejected is not None:
             self.on_ejected(replica, now=replica.health.changed_s)
 
+    def forget_slow(self, *, now: float) -> None:
+        """Let replicas that look slow, and get no work therefore, go back to their priors."""
+        for replica in list(self.slow):
+            replica.prefill_queue.age(engine_s=now)
+
     # -- load, written by the in-flight table
 
     def reserve(self, replica: Replica, prompt_tokens: int) -> None:
@@ -288,6 +295,7 @@ class Fleet:
     def probed(self, replica: Replica, rtt_s: float | None, *, now: float) -> None:
         replica.answers = rtt_s is not None
         if rtt_s is None:
+            replica.prefill_queue.on_silence(engine_s=now)
             if replica.first_probed_s is None and replica.probe_refusal is None:
                 self.unprobed[replica] = None
             replica.health.probe_failed(now=now)
@@ -365,12 +373,14 @@ class Fleet:
     def _join(self, spec: ReplicaSpec) -> Replica:
         replica = Replica.create(spec, self._free.pop(), self.columns, self.ejection)
         replica.health.on_change = partial(self._on_health_change, replica)
+        replica.slow = self.slow
         self.replicas[spec.name] = replica
         return replica
 
     def _leave(self, name: str) -> int:
         replica = self.replicas.pop(name)
         self.unprobed.pop(replica, None)
+        self.slow.pop(replica, None)
         self._timers.set(replica, None)
         slot, replica.slot = replica.slot, -1
         self.columns.clear(slot)

@@ -601,6 +601,8 @@ class Replica:
     #: Of its whole answers.
     answer_length: AnswerLength = field(default_factory=AnswerLength)
     restarts: RestartDetector = field(default_factory=RestartDetector)
+    #: The fleet's replicas that look slow; this one is there until it looks as its prior again.
+    slow: dict[Replica, None] = field(default_factory=dict)
     #: Models that the engine itself lists; empty while unknown.
     listed_models: tuple[str, ...] = ()
     draining: bool = False
@@ -702,6 +704,10 @@ class Replica:
             columns.head_due_s[slot] = queue.head_due_s
             columns.waiting_prefill_s[slot] = queue.backlog_s
             columns.slowdown[slot] = queue.speed.factor
+            if queue.speed.looks_slow:
+                self.slow[self] = None
+            elif self.slow and queue.speed.is_forgotten:
+                self.slow.pop(self, None)
             shared_s = queue.shared_s
             if shared_s or columns.shared_s.item(slot):
                 columns.shared_s[slot] = shared_s
