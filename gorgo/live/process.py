@@ -148,6 +148,8 @@ class ProcessOptions:
         The policy and its weights; its defaults if `weights` is `None`.
     admin_token:
         Required of admin calls; without it all are rejected.
+    metrics_token:
+        Good for `GET /metrics` of the admin listener, and for no other call.
     environ:
         Has the replicas' API keys.
     key:
@@ -171,6 +173,7 @@ class ProcessOptions:
     seed: int
     weights: Weights | None = None
     admin_token: str | None = None
+    metrics_token: str | None = None
     file: ConfigFile | None = None
     state_file: StateFile | None = None
     request_log: Path | None = None
@@ -303,7 +306,9 @@ async def _run(
             loops.append(tasks.create_task(state.routing.peer_store.run()))
             await state.routing.peer_store.wait_joined()
         tasks.create_task(front_end.serve_requests(closing))
-        operators = BoundedBodies(admin_app(state, registrar, options.admin_token, closing))
+        operators = BoundedBodies(
+            admin_app(state, registrar, options.admin_token, closing, metrics_token=options.metrics_token)
+        )
         tasks.create_task(serve_asgi(operators, admin, closing, accept_limits(state, ADMIN_CONNECTIONS)))
         if ready is not None:
             ready(addresses)

@@ -14,11 +14,12 @@ slot is used again. Events write single cells; nothing is rebuilt for a request.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from functools import partial
 from heapq import heapify, heappop, heappush
 from math import inf, nan
+from types import MappingProxyType
 from typing import Protocol
 
 from gorgo.core.fleet.eligibility import EligibilityFilter
@@ -216,10 +217,12 @@ class Fleet:
         self.eligibility.invalidate()
         self._set_timers()
 
-    def list_models(self, replica: Replica, models: tuple[str, ...]) -> None:
-        """Record the models that an engine lists."""
-        if models != replica.listed_models:
-            replica.listed_models = models
+    def list_models(
+        self, replica: Replica, models: tuple[str, ...], contexts: Mapping[str, int] = MappingProxyType({})
+    ) -> None:
+        """Record the models that an engine lists, and their contexts where it says them, tokens."""
+        if models != replica.listed_models or contexts != replica.contexts:
+            replica.listed_models, replica.contexts = models, contexts
             if self.eligibility.on_models_change():
                 self._set_timers()
 
@@ -232,7 +235,9 @@ class Fleet:
         if state is replica.reported_state or replica.slot < 0:
             return
         replica.reported_state = state
-        self.events.append(HealthChanged(replica.spec.name, state.value))
+        self.events.append(self._health_event(replica))
+        if state is HealthState.HEALTHY:
+            replica.last_failure = None
         if state is HealthState.HEALTHY and self.on_readmitted is not None:
             self.on_readmitted(replica, now=replica.health.changed_s)
         if state is HealthState.EJECTED and self.on_ejected is not None:
@@ -242,6 +247,14 @@ class Fleet:
         """Let replicas that look slow, and get no work therefore, go back to their priors."""
         for replica in list(self.slow):
             replica.prefill_queue.age(engine_s=now)
+
+    @staticmethod
+    def _health_event(replica: Replica) -> HealthChanged:
+        name, health = replica.spec.name, replica.health
+        if health.backoff_until_s is None:
+            return HealthChanged(name, health.state.value)
+        for_s = health.backoff_until_s - health.changed_s
+        return HealthChanged(name, health.state.value, health.ejected_by, replica.last_failure, for_s)
 
     # -- load, written by the in-flight table
 

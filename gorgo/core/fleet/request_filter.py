@@ -7,6 +7,8 @@ Theory of operation. A pause never leaves a request without a replica: where it 
 not count. The pauses apply in this order, each to what the one before it has left.
 
 - It has never answered a probe: its distance is unknown, and would be taken for that of the others.
+- Context: the request is longer than the model's context there, by what the replica lists. No pause, but with the same
+  rule: the estimate of a prompt may be wrong, and where no replica fits the engine says so best.
 - `RefusedKinds`: the replica refuses requests of this route and model, and others answer them.
 - `ShortAnswers`: its answers are short in a row, and those of others are not.
 - `OpenFailures`: it has failed several requests of which another replica's result is awaited.
@@ -100,6 +102,14 @@ class RequestFilter:
             return self._fleet.eligibility.none
         return self._without_paused(self._for_request(request).excluding(tried), request, now)
 
+    def longer(self, candidates: CandidateSet, request: RouteRequest, than: Replica) -> CandidateSet:
+        """Return the candidates whose context is longer than that of a replica, or may be."""
+        most = than.context_tokens(request.model)
+        if most is None:
+            return candidates
+        short = [each for each in candidates.replicas if (each.context_tokens(request.model) or inf) <= most]
+        return candidates.excluding_some(short, "context") if short else candidates
+
     def has_replica_in(self, regions: frozenset[str], request: RouteRequest) -> bool:
         """Return whether a replica in `regions` would serve the request, healthy or not."""
         if request.pinned_replica is None:
@@ -128,6 +138,8 @@ class RequestFilter:
     def _without_paused(self, eligible: CandidateSet, request: RouteRequest, now: float) -> CandidateSet:
         if self._fleet.unprobed and (unprobed := [each for each in self._fleet.unprobed if each in eligible]):
             eligible = _excluding(eligible, unprobed, "not probed yet")
+        if request.prompt_tokens + (request.most_output_tokens or 1) > self._fleet.eligibility.shortest_context:
+            eligible = _fitting(eligible, request)
         if refusing := self.refused_kinds.refusing(eligible, request, now=now):
             eligible = _excluding(eligible, refusing, "refuses")
         if short := self.short_answers.paused(eligible, now=now):
@@ -144,6 +156,15 @@ class RequestFilter:
 def _excluding(eligible: CandidateSet, paused: Sequence[Replica], why: str) -> CandidateSet:
     """Return the set without some of its replicas, or all of it if these are all."""
     return eligible if len(paused) == len(eligible.replicas) else eligible.excluding_some(paused, why)
+
+
+def _fitting(eligible: CandidateSet, request: RouteRequest) -> CandidateSet:
+    """Return the candidates whose context the request fits with its answer, else those that its prompt fits, or all."""
+    for tokens in (request.prompt_tokens + (request.most_output_tokens or 1), request.prompt_tokens + 1):
+        short = [each for each in eligible.replicas if (each.context_tokens(request.model) or inf) < tokens]
+        if len(short) < len(eligible.replicas):
+            return eligible.excluding_some(short, "context") if short else eligible
+    return eligible
 
 
 class RefusedKinds:

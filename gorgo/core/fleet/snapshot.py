@@ -22,6 +22,8 @@ class ReplicaSnapshot:
     name: str
     region: str
     models: tuple[str, ...]
+    #: As configured.
+    accelerator: str | None
     #: healthy, ejected, half_open, or draining (which goes before the others).
     state: str
     #: A candidate for the next request of a model that it serves (panic included).
@@ -31,6 +33,8 @@ class ReplicaSnapshot:
     ejected_for_s: float | None
     #: Cause of the ejection: `attempts`, `refusals`, `answers`, `busy`, `probes` or its `region`; `None` while healthy.
     ejected_by: str | None
+    #: Its last failure in words, with the engine's own text; `None` while healthy.
+    ejected_why: str | None
     #: Time in its state, failed trials included; `None` is since it joined.
     in_state_for_s: float | None
     #: Slow start: remaining time, and the concurrency limit.
@@ -100,11 +104,13 @@ def snapshot_replica(
         name=spec.name,
         region=spec.region,
         models=models,
+        accelerator=spec.accelerator,
         state="draining" if replica.draining else health.state.value,
         eligible=replica in eligible,
         panic=eligible.panic,
         ejected_for_s=None if health.backoff_until_s is None else max(0.0, health.backoff_until_s - now),
         ejected_by=None if health.state is HealthState.HEALTHY else health.ejected_by,
+        ejected_why=None if health.state is HealthState.HEALTHY else replica.last_failure,
         in_state_for_s=_in_state_s(replica, now),
         slow_start_for_s=slow_start_s,
         slow_start_in_flight=None if slow_start_s is None else int(slow_start.allowed(replica, now=now)),

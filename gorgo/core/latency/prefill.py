@@ -153,9 +153,9 @@ def mean_of_columns(shares: Floats) -> float:
 # takes it.
 #
 # A stall (a stopped process, a lost path) is no speed. What stalls together has its tokens together, of which the first
-# alone counts; a request under which a probe failed counts for nothing. And while a replica is not used because it looks
-# slow, nothing would ever correct that. So what was learned of one that looks `NOISE` times slower than its prior goes
-# back to it with the time without a first token.
+# alone counts; a request under which a probe failed counts for nothing. And while a replica is not used because it
+# looks slow, nothing would ever correct that. So what was learned of one that looks `NOISE` times slower than its prior
+# goes back to it with the time without a first token.
 #
 # Without a configured prior, learning starts from the speed that the engine reports (`ReportedSpeed`).
 # The reported speed has the weight of a prior. Samples stay in seconds of the default prior, so no sample counts twice

@@ -325,6 +325,11 @@ class EngineProfile:
     source: str = ""
 
     @property
+    def accelerator(self) -> str:
+        """Return number and name of the GPUs, with which the profile's name begins: `2xL40S`."""
+        return self.name.partition("-")[0]
+
+    @property
     def is_estimate(self) -> bool:
         """Whether the constants come from data sheets, neither measured nor fitted."""
         return self.source.startswith("Estimate")
