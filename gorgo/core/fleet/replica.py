@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gorgo.core.backoff import backoff_s
-from gorgo.core.latency.decode import PRIOR_TOKENS, AnswerLength, ConcurrencyLimit, TokenGap
+from gorgo.core.latency.decode import PRIOR_TOKENS, AnswerLength, ConcurrencyLimit, DecodeTimes, TokenGap
 from gorgo.core.latency.prefill import PrefillPrior, PrefillQueue, ReportedSpeed
 from gorgo.core.latency.ttft import (
     INITIAL_WINDOW_BYTES,
@@ -619,6 +619,8 @@ class Replica:
     concurrency: ConcurrencyLimit = field(default_factory=ConcurrencyLimit)
     #: Requests that decode and their time per output token; `None` while nothing counts them.
     token_gap: TokenGap | None = None
+    #: Times between the tokens of its streams, for operators.
+    decode_times: DecodeTimes = field(default_factory=DecodeTimes)
     #: Of its whole answers.
     answer_length: AnswerLength = field(default_factory=AnswerLength)
     restarts: RestartDetector = field(default_factory=RestartDetector)

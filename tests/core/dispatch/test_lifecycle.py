@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from gorgo.core.dispatch.lifecycle import TRUSTED_ANSWERS
+from gorgo.core.fleet.replica import ReplicaSpec
 from gorgo.core.limits import ClientLimits, ClientRules, HedgeLimits, OverloadLimits, RouterLimits
 from gorgo.core.messages.actions import Cancel, Dispatch, Forward, Hedge, Hold, Reject
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.core.router import Router
+from gorgo.live.admin.page.snapshot import condition_of
 from tests.core.routers import (
     COMPLETED,
     FAILED,
@@ -502,3 +504,38 @@ def test_few_clients_see_the_bad_answers_of_one_kind_while_the_other_kind_goes_w
                 break
             sent = own
     assert seen <= 3
+
+
+def test_a_replica_that_decodes_ten_times_slower_than_those_alike_is_named() -> None:
+    router = make_router("a", "b", "slow", policy="round-robin")
+    for number in range(30):
+        sent = dispatched(submitted(router, a_request(f"r{number}", received_s=float(number)), now=float(number)))
+        router.on_first_token(sent.attempt_id, now=number + 0.1)
+        token_s = 0.1 if sent.replica == "slow" else 0.01
+        end = replace(COMPLETED, output_tokens=51, itl_s_p95=2.0 * token_s)
+        finished(router, sent.attempt_id, end, now=number + 0.1 + 50 * token_s)
+    rows = {row.name: row for row in router.view.snapshots(now=60.0)}
+    assert rows["slow"].tpot_ms == pytest.approx(100.0)
+    assert rows["slow"].itl_ms_p95 == pytest.approx(200.0)
+    assert rows["slow"].decode_slowdown == pytest.approx(10.0)
+    assert rows["a"].decode_slowdown < 1.0  # type: ignore[operator]
+    assert condition_of(rows["slow"]).why == "decodes 10.0 times slower than the others: 100 ms a token"
+    assert condition_of(rows["a"]).word == "ready"
+
+
+def test_answers_in_one_piece_and_replicas_of_another_model_are_not_compared() -> None:
+    router = make_router(replicas=[ReplicaSpec("a", "here", models=("m",)), ReplicaSpec("b", "here", models=("n",))])
+    for number in range(20):
+        for model, token_s in (("m", 0.01), ("n", 0.1)):
+            for streamed in (True, False):
+                request = a_request(f"{model}{number}{streamed}", model=model, streamed=streamed)
+                sent = dispatched(submitted(router, request, now=float(number)))
+                if streamed:
+                    router.on_first_token(sent.attempt_id, now=float(number))
+                end = replace(COMPLETED, output_tokens=11)
+                finished(router, sent.attempt_id, end, now=number + (10 * token_s if streamed else 30.0))
+    rows = router.view.snapshots(now=99.0)
+    assert [(row.tpot_ms, row.decode_slowdown) for row in rows] == [
+        (pytest.approx(10.0), None),
+        (pytest.approx(100.0), None),
+    ]
