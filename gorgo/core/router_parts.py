@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from gorgo.core.admission import AdmissionController
 from gorgo.core.dispatch.dispatcher import Dispatcher
-from gorgo.core.dispatch.in_flight import InFlightTable, PoisonPrompt, PoisonPrompts
+from gorgo.core.dispatch.in_flight import Attempt, InFlightTable, PoisonPrompt, PoisonPrompts
 from gorgo.core.dispatch.prefix_updates import CacheAccuracy, PrefixUpdater
 from gorgo.core.fleet.fleet import Fleet
 from gorgo.core.fleet.region_outage import RegionOutages
@@ -25,7 +25,15 @@ from gorgo.core.messages.decision import CacheSourceStats, Decision
 from gorgo.core.messages.kv_events import CacheChanges, CacheEvictions, CacheSnapshot, KvEventBatch, PushedFeed
 from gorgo.core.messages.request import EngineSample, OpenConnection
 from gorgo.core.peers.group import PeerGroup
-from gorgo.core.policy.interface import IndexKind, Policy, hashed_block_sizes, required_index, validate_shadow
+from gorgo.core.policy.interface import (
+    HasRoutes,
+    IndexKind,
+    Policy,
+    RouteStats,
+    hashed_block_sizes,
+    required_index,
+    validate_shadow,
+)
 from gorgo.core.policy.weights import Weights
 from gorgo.core.prefix.index import PrefixIndex
 from gorgo.core.prefix.kv_feeds import KvFeeds
@@ -69,6 +77,7 @@ class RouterSettings:
         #: Whether weights are frozen: no model is trained or adopted meanwhile.
         self.frozen = False
         self._count_progress()
+        self._bound_routes()
 
     @property
     def policy(self) -> Policy:
@@ -100,6 +109,7 @@ class RouterSettings:
         self._learning.set_policies(policy, self.shadow)
         self._count_progress()
         self._dispatcher.policy = policy
+        self._bound_routes()
         self.set_weights(weights, now=now)
         self._use_index(kind)
         self._admission.needs_drain = True
@@ -116,6 +126,7 @@ class RouterSettings:
         self._learning.set_policies(self.policy, policy)
         self._count_progress()
         self._dispatcher.set_shadow(policy)
+        self._bound_routes()
         self._use_index(required_index(self.policy, policy))
 
     def record_outcomes(self, recorder: OutcomeRecorder | None) -> None:
@@ -127,6 +138,18 @@ class RouterSettings:
         """Replace the limits; the number of retained decisions and samples stays."""
         self.limits = limits
         self._apply_limits(limits)
+        self._bound_routes()
+
+    def route_stats(self, *, now: float) -> RouteStats | None:
+        """Return the routes of the policy in force; `None` for one without routes of its own."""
+        return self.policy.route_stats(now=now) if isinstance(self.policy, HasRoutes) else None
+
+    def _bound_routes(self) -> None:
+        """Hand the bounds of routes to the policies that have some."""
+        policies: tuple[object, ...] = (self.policy, self.shadow)
+        for policy in policies:
+            if isinstance(policy, HasRoutes):
+                policy.set_route_limits(self.limits.max_routes, self.limits.route_ttl_s)
 
     def _use_index(self, kind: IndexKind) -> None:
         self._index.bounded = kind != "published"
@@ -144,8 +167,8 @@ class RouterView:
 
     Parameters
     ----------
-    fleet, slow_start, regions:
-        The Router's replicas, with their ramps and the regions that are cut off.
+    fleet, table, slow_start, regions:
+        The Router's replicas, with what is in flight there, their ramps and the regions that are cut off.
     index, found_shares, prefix_updater:
         What is known of their caches.
     dispatcher:
@@ -157,6 +180,7 @@ class RouterView:
     def __init__(
         self,
         fleet: Fleet,
+        table: InFlightTable,
         slow_start: SlowStart,
         regions: RegionOutages,
         index: PrefixIndex,
@@ -166,6 +190,7 @@ class RouterView:
         poison: PoisonPrompts,
     ) -> None:
         self._fleet = fleet
+        self._table = table
         self._slow_start = slow_start
         self._regions = regions
         self._index = index
@@ -176,7 +201,12 @@ class RouterView:
 
     def snapshots(self, *, now: float) -> list[ReplicaSnapshot]:
         """Return a row per replica, in the order in which they joined."""
-        return [self._snapshot(replica, now) for replica in self._fleet.replicas.values()]
+        overdue = self._table.overdue(now=now)
+        return [self._snapshot(replica, overdue.get(replica, []), now) for replica in self._fleet.replicas.values()]
+
+    def overdue_replicas(self, *, now: float) -> list[str]:
+        """Return the replicas with overdue requests; cheaper than the whole view."""
+        return [replica.spec.name for replica in self._table.overdue(now=now) if replica.slot >= 0]
 
     def health_states(self) -> dict[str, str]:
         """Return `healthy`, `ejected` or `half_open` per replica; cheaper than the whole view."""
@@ -220,7 +250,7 @@ class RouterView:
         """Return the last decisions, newest first."""
         return self._dispatcher.newest_decisions(limit)
 
-    def _snapshot(self, replica: Replica, now: float) -> ReplicaSnapshot:
+    def _snapshot(self, replica: Replica, overdue: Sequence[tuple[float, Attempt]], now: float) -> ReplicaSnapshot:
         return snapshot_replica(
             self._fleet,
             self._slow_start,
@@ -228,6 +258,7 @@ class RouterView:
             index_blocks=self._index.resident_blocks(replica.slot),
             block_tokens=self._prefix_updater.block_tokens,
             found_share=self._found_shares.recent(replica.slot),
+            overdue=[(overdue_s, attempt.state.request.request_id) for overdue_s, attempt in overdue],
             now=now,
         )
 
@@ -300,6 +331,11 @@ class RouterReplicas:
         """Dispatch no new request to a replica, or allow it again. Raises `UnknownReplica`."""
         self._fleet.drain(replica, draining, now=now)
         self._admission.needs_drain = True
+
+    @property
+    def any_answers(self) -> bool:
+        """Whether the last probe of some replica was answered."""
+        return any(replica.answers for replica in self._fleet.replicas.values())
 
     # -- reports of one
 
@@ -514,6 +550,16 @@ class RouterCaches:
             name: self._accuracy.stats(replica.slot, self._feeds, now=now)
             for name, replica in self._fleet.replicas.items()
         }
+
+    def has_reports(self, replica: str) -> bool:
+        """Return whether a replica has reported its cache, and the report counts still."""
+        member = self._fleet.replicas.get(replica)
+        return member is not None and self._feeds.newest(member.slot) is not None
+
+    @property
+    def read_reports(self) -> bool:
+        """Return whether decisions read reports: the policy in force has an index of kind `events`."""
+        return self._feeds.used
 
     def block_sizes(self, model: str | None) -> frozenset[int]:
         """Return the block sizes for which a request for `model` needs hashes: of feeds and of policies."""

@@ -19,7 +19,7 @@ from time import monotonic, time
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
-from gorgo.core.messages.actions import Action, AdmissionAction, Dispatch, FleetEvent, Hedge, RetryAction
+from gorgo.core.messages.actions import Action, AdmissionAction, Continue, Dispatch, FleetEvent, Hedge, RetryAction
 from gorgo.core.messages.request import AttemptResult, Outcome, RouteRequest
 from gorgo.core.router import Router
 
@@ -208,7 +208,7 @@ class RouterGateway:
             each.refresh()
 
     def _report_dispatch(self, action: Action | None) -> None:
-        if self.on_dispatch is not None and isinstance(action, Dispatch | Hedge):
+        if self.on_dispatch is not None and isinstance(action, Dispatch | Hedge | Continue):
             self.on_dispatch(action if isinstance(action, Dispatch) else action.dispatch)
 
     def _set_timer(self, timer: asyncio.TimerHandle | None, due_s: float) -> None:

@@ -80,6 +80,12 @@ class ServedModels:
         found, _ = self._found.get(replica, ((), ""))
         return tuple(dict.fromkeys(self._aliases.get(model.name, model.name) for model in found))
 
+    def served(self, replica: str) -> tuple[str, ...]:
+        """Return the models that a replica lists, or those of the configuration without a list."""
+        return self.listed(replica) or tuple(
+            self._aliases.get(name, name) for name in self._configured.get(replica, ())
+        )
+
     def contexts(self, replica: str) -> dict[str, int]:
         """Return the contexts of the models that a replica lists, where it says them: by name in the Router, tokens."""
         found, _ = self._found.get(replica, ((), ""))

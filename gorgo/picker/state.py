@@ -254,4 +254,4 @@ def _limits(config: Config) -> RouterLimits:
     return replace(router_limits(config), hedging=HedgeLimits(budget_ratio=0.0), fallbacks=FALLBACKS)
 
 
-PICKER = FrontEndKind("picker", _limits)
+PICKER = FrontEndKind("picker", _limits, refuses_when_stopping=False)

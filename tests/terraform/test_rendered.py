@@ -443,7 +443,7 @@ def test_nginx_passes_on_what_has_a_key_and_metrics_to_those_named(
     open_routes = set(re.findall(r"location = (\S+) \{ proxy_pass", conf))
     assert open_routes == {"/health", "/ready"}
     guarded = re.findall(
-        r"location = (/metrics\S*) \{ (.*?) proxy_pass", conf + core["configuration"]["replicas.nginx.conf"]
+        r"location = (/metrics\S*) \{ (.*?) proxy_pass", conf + core["configuration"]["metrics.nginx.conf"]
     )
     assert {path for path, _ in guarded} == {one["path"] for one in core["scraped"]}
     assert {guard for _, guard in guarded} == {"allow 203.0.113.0/24; deny all;"}

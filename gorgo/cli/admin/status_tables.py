@@ -39,7 +39,7 @@ def status_view(status: Row, *, width: int) -> RenderableType:
     """Return all tables, for a terminal of `width` columns."""
     parts: list[RenderableType] = [_headline(status), *_alerts(status), _stats(status["recent_stats"], status), Text()]
     parts.append(_fleet(status, width=width))
-    parts += [*_engines(status), *_caches(status), *_sources(status), *_peers(status)]
+    parts += [*_engines(status), *_caches(status), *_sources(status), *_peers(status), *_routes(status)]
     if status["clients"]:
         parts += [Text(), _clients(status["clients"])]
     if status["decisions"]:
@@ -166,13 +166,14 @@ def _fitting(widths: Sequence[int], ranks: Sequence[int | None], left: int) -> l
 
 
 def _engines(status: Row) -> Iterator[Text]:
-    """Yield a line per kind of engine and list of models, for replicas that have both in common."""
-    alike: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    """Yield a line per kind of engine, accelerator and list of models, for replicas that have all in common."""
+    alike: dict[tuple[str, str | None, tuple[str, ...]], list[str]] = {}
     for row in status["replicas"]:
-        alike.setdefault((formatting.engine(row["engine"]), tuple(row["models"])), []).append(row["name"])
-    for (engine, models), names in list(alike.items())[:ENGINES_SHOWN]:
+        key = formatting.engine(row["engine"]), row.get("accelerator"), tuple(row["models"])  # an older proxy has none
+        alike.setdefault(key, []).append(row["name"])
+    for (engine, accelerator, models), names in list(alike.items())[:ENGINES_SHOWN]:
         listed = f"models {_some(models)}" if models else "any model"
-        yield plain(f"{_some(names)}: {engine}, {listed}")
+        yield plain(f"{_some(names)}: {', '.join(filter(None, (engine, accelerator, listed)))}")
 
 
 def _caches(status: Row) -> Iterator[Text]:
@@ -199,6 +200,13 @@ def _peers(status: Row) -> Iterator[Text]:
         yield plain(formatting.store_line(store))
         for row in store["peers"][:NAMES_SHOWN]:
             yield plain(f"  {formatting.peer_line(row)}")
+
+
+def _routes(status: Row) -> Iterator[Text]:
+    """Yield the routes of a policy that learns some."""
+    routes = status.get("routes")  # an older proxy has none
+    if routes is not None:
+        yield Text(formatting.routes_line(routes))
 
 
 def _some(names: Sequence[str]) -> str:

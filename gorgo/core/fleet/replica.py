@@ -10,6 +10,7 @@ queue writes its cells after each change.
 
 from __future__ import annotations
 
+import re
 from bisect import insort
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -279,9 +280,24 @@ _EMPTY: Mapping[str, float] = {
 }
 
 
+#: What may stand before the name of an accelerator: how many there are, and the words of makers and lines.
+_COUNT = re.compile(r"\d+ *x *(?=\D)")
+_MAKERS = frozenset({"nvidia", "amd", "intel", "instinct", "tesla", "geforce", "rtx", "gpu"})
+
+
+def accelerator_name(name: str) -> str:
+    """Return the name by which accelerators are compared: without number, maker and memory, in small letters.
+
+    >>> [accelerator_name(name) for name in ("2xL40S", "L40S", "NVIDIA-L40S", "nvidia A100-SXM4-80GB", "8 x H200")]
+    ['l40s', 'l40s', 'l40s', 'a100', 'h200']
+    """
+    words = re.split(r"[\s_/-]+", _COUNT.sub("", name.strip().casefold(), count=1))
+    return next((word for word in words if word and word not in _MAKERS), name)
+
+
 def accelerator_code(name: str) -> float:
     """Return the code of an accelerator in its column: 48 bits of a hash, which a float holds exactly."""
-    return float(int.from_bytes(blake2b(name.encode(), digest_size=6).digest(), "little"))
+    return float(int.from_bytes(blake2b(accelerator_name(name).encode(), digest_size=6).digest(), "little"))
 
 
 @dataclass(slots=True)
@@ -548,6 +564,8 @@ class Replica:
     probed_s: float | None = None
     #: Whether the last probe was answered; `None` before the first.
     answers: bool | None = None
+    #: When the first answered one was; `None` before.
+    first_probed_s: float | None = None
     scraped_s: float | None = None
     #: Its last failure in words: of an attempt with its time and the engine's own text, or of a probe.
     last_failure: str | None = None

@@ -75,10 +75,21 @@ class Forward:
     request_id: str
 
 
-Action = Dispatch | Reject | Forward | Hold | Hedge | Cancel
+@record
+class Continue:
+    """Go on with an answer that broke off, at another replica: `dispatch` is reserved like any other.
+
+    The client keeps what it has; the shell asks for the rest (`core.continuation`).
+    """
+
+    request_id: str
+    dispatch: Dispatch
+
+
+Action = Dispatch | Reject | Forward | Hold | Hedge | Cancel | Continue
 #: For a request when it is submitted, and for one with a failed attempt.
 AdmissionAction = Dispatch | Hold | Reject
-RetryAction = Dispatch | Reject | Forward
+RetryAction = Dispatch | Reject | Forward | Continue
 
 
 @dataclass(frozen=True, slots=True)

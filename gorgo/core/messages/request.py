@@ -59,7 +59,8 @@ class RouteRequest:
     replicas:
         Names of the only replicas that may serve it, as the gateway before the Router demands; `None` is any.
     idempotent:
-        Whether it may be hedged: no replica stores anything of it.
+        Whether it may be sent again though a replica may have begun it, by a retry or a hedge: none stores anything of
+        it.
     text_bytes:
         Size of the prompt's text, from which `prompt_tokens` was estimated; `None` if that is exact.
     route:
@@ -177,7 +178,8 @@ class Outcome:
     request is longer than the model's context there. `text`: the engine's own words of its failure, bounded and without
     any of a prompt, or why there was no connection. `short`: an answer of one token or none to
     a request that allows more, or a body that is no JSON; `None` for one to a request that allows no more, which says
-    nothing of the replica.
+    nothing of the replica. `continue_on` are the replicas that could go on with an answer that broke off, of which the
+    client has `partial_tokens`.
     """
 
     result: AttemptResult
@@ -191,6 +193,8 @@ class Outcome:
     unsent: bool = False
     sent: bool = False
     short: bool | None = False
+    continue_on: frozenset[str] = frozenset()
+    partial_tokens: int = 0
     too_long: bool = False
     text: str | None = None
 
@@ -242,7 +246,7 @@ class Sample:
     `policy`, `weights_version`, `estimated_cached_tokens`, `rtt_ms`, the prediction, `terms` (of the replica's cost, in
     the policy's unit) and the shadow's score are those of the last dispatch. `best_cached_tokens` is
     the estimate of the candidate with most of the prompt. `ttft_parts_ms` (`core.latency.ttft`) adds up to `ttft_ms`.
-    `client` is the name of the client's key.
+    `client` is the name of the client's key. `continued`: how often its answer went on at another replica.
     """
 
     seq: int
@@ -273,6 +277,7 @@ class Sample:
     ttft_parts_ms: Mapping[str, float] | None = None
     client: str | None = None
     model: str | None = None
+    continued: int = 0
 
 
 class SampleRing:

@@ -119,6 +119,13 @@ FIRST_PROBE_TIMEOUT_S = 5.0
 AFTER_BREAK_S = 0.5
 #: Shortest interval of reading the models, which change far less often than the load.
 DISCOVERY_INTERVAL_S = 1.0
+#: Longest sleep before an interval is read again, s.
+RECHECK_S = 5.0
+#: First interval of the probes of a replica that joins, s. It doubles as long as there is no answer, up to the
+#: configured one; while no replica of the fleet has answered it stays, because the first that does makes it ready.
+FIRST_INTERVAL_S = 1.0
+#: Answers at that interval: of one probe the way may have been slow, and its time counts until the next.
+FIRST_ANSWERS = 3
 #: Jitter of an interval, as a share of it: many proxies do not probe in step.
 JITTER = 0.1
 
@@ -156,6 +163,8 @@ class ReplicaMonitor:
         #: Status of 4xx of the last probe, `None` for any other end.
         self._refusal: int | None = None
         self._reports_metrics = True
+        #: Answers to probes that are still sought at the first interval, and how often there was none.
+        self._sought, self._unanswered_first = 0, 0
         self._discovery = Discovery(state.routing, state.replicas, target, self._fetch)
         self._scraper = Scraper(target, self._fetch, state.routing.clock)
         self._kv_events: KvSubscriber | None = None
@@ -171,15 +180,32 @@ class ReplicaMonitor:
     async def run(self) -> None:
         """Run all loops until cancelled."""
         proxy = self._state.config.proxy
+
+        def discovery_s() -> float:
+            return max(self._state.scrape_interval_s, DISCOVERY_INTERVAL_S)
+
         async with asyncio.TaskGroup() as loops:
-            loops.create_task(self._every(proxy.probe_interval_s, self.probe))
-            loops.create_task(self._every(proxy.scrape_interval_s, self.scrape))
-            loops.create_task(self._every(max(proxy.scrape_interval_s, DISCOVERY_INTERVAL_S), self.discover))
-            loops.create_task(self._every(WARM_INTERVAL_S, self.warm))
+            loops.create_task(self._probe_in_turn(proxy.probe_interval_s))
+            loops.create_task(self._every(lambda: self._state.scrape_interval_s, self.scrape))
+            loops.create_task(self._every(discovery_s, self.discover))
+            loops.create_task(self._every(lambda: WARM_INTERVAL_S, self.warm))
             if self._target.upstream.has_name:
-                loops.create_task(self._every(RESOLVE_INTERVAL_S, self.resolve_name))
+                loops.create_task(self._every(lambda: RESOLVE_INTERVAL_S, self.resolve_name))
             loops.create_task(self._probe_after_breaks())
             loops.create_task(self._follow_kv_events())
+
+    async def _probe_in_turn(self, interval_s: float) -> None:
+        while True:
+            await self._pause(lambda: min(interval_s, self._first_interval_s()))
+            await self.probe()
+
+    def _first_interval_s(self) -> float:
+        """Return the time until the next probe of a replica that has just joined; infinite for any other one."""
+        if not self._sought:
+            return inf
+        if not self._unanswered_first or not self._state.routing.router.replicas.any_answers:
+            return FIRST_INTERVAL_S
+        return backoff_s(self._unanswered_first, first_s=FIRST_INTERVAL_S, longest_s=inf)
 
     async def _follow_kv_events(self) -> None:
         """Subscribe to the replica's KV events until cancelled, from when it has some on."""
@@ -201,7 +227,7 @@ class ReplicaMonitor:
             await self.probe()
             for scrapes in count(1):
                 wait_s = backoff_s(scrapes, first_s=AFTER_BREAK_S, longest_s=inf)
-                if wait_s >= self._state.config.proxy.scrape_interval_s:  # the periodic scrape is due by then
+                if wait_s >= self._state.scrape_interval_s:  # the periodic scrape is due by then
                     break
                 await asyncio.sleep(wait_s)
                 self._target.connection_lost.clear()
@@ -233,6 +259,7 @@ class ReplicaMonitor:
         """Read the list of models, and find the kind of engine where it is not known."""
         if self._discovery.publish(await self._discovery.request()):
             await self.scrape()
+        self._state.log_unused(self._target)
 
     async def probe_once(self) -> ProbeResult:
         """Probe and scrape once, for a replica that is not in the fleet yet."""
@@ -265,10 +292,15 @@ class ReplicaMonitor:
         """Pass the first answers to the Router, after the replica has joined."""
         now = self._state.routing.clock()
         self._discovery.publish(result.discovered)
+        self._state.log_unused(self._target)
+        self._sought = FIRST_ANSWERS
         self._probed(result.rtt_s, now)
         self._sampled(result.sample, now)
 
     def _probed(self, rtt_s: float | None, now: float) -> None:
+        if self._sought:
+            self._sought -= rtt_s is not None
+            self._unanswered_first = 0 if rtt_s is not None else self._unanswered_first + 1
         replicas = self._state.routing.router.replicas
         cause = self._target.last_failure if rtt_s is None else None
         actions = replicas.on_probe(self._target.name, rtt_s, now=now, refusal=self._refusal, cause=cause)
@@ -409,10 +441,19 @@ class ReplicaMonitor:
             cause = {} if failure.cause is None else {"cause": failure.cause}
             log("replica_does_not_answer", level=logging.WARNING, replica=name, reason=failure.reason, **cause)
 
-    async def _every(self, interval_s: float, action: Callable[[], Awaitable[None]]) -> None:
+    async def _every(self, interval_s: Callable[[], float], action: Callable[[], Awaitable[None]]) -> None:
+        """Act at each interval; one that becomes shorter meanwhile, by another policy, counts within `RECHECK_S`."""
         while True:
-            await asyncio.sleep(interval_s * (1 + JITTER * (self._spread() - 0.5)))
+            await self._pause(interval_s)
             await action()
+
+    async def _pause(self, interval_s: Callable[[], float]) -> None:
+        """Sleep for an interval; one that becomes shorter meanwhile counts within `RECHECK_S`."""
+        spread, slept_s = 1 + JITTER * (self._spread() - 0.5), 0.0
+        while (left_s := interval_s() * spread - slept_s) > 0.0:
+            step_s = min(left_s, RECHECK_S)
+            await asyncio.sleep(step_s)
+            slept_s += step_s
 
 
 async def _subscriber(state: LiveState, target: Target, discovery: Discovery) -> KvSubscriber:

@@ -122,12 +122,13 @@ class UpstreamPool:
         *,
         connect_timeout_s: float | None,
         head_only: bool = False,
+        repeatable: bool = True,
         on_sent: Callable[[], None] | None = None,
     ) -> HttpResponse:
         """Send a request; return at the head of its response. Raises `httpx.TransportError`.
 
         `head_only` is for HEAD, whose response has no body. `on_sent` is called when the request is written, before
-        the wait for its response; again for a repeated request.
+        the wait for its response; again for a repeated request. Only what is `repeatable` may reach the replica twice.
         """
         stale: httpx.NetworkError | None = None
         connection = self._take_idle()
@@ -138,7 +139,7 @@ class UpstreamPool:
             try:
                 return await self._exchange(connection, response, head, body, on_sent)
             except httpx.NetworkError as failure:
-                if response.received or loop.time() - begun_s >= STALE_S:
+                if not repeatable or response.received or loop.time() - begun_s >= STALE_S:
                     raise
                 stale = failure
         try:
@@ -488,16 +489,22 @@ class UpstreamClient:
         self._pool.set_tls(tls)
 
     def open(
-        self, path: str, headers: Sequence[Header], body: bytes, *, on_sent: Callable[[], None] | None = None
+        self,
+        path: str,
+        headers: Sequence[Header],
+        body: bytes,
+        *,
+        repeatable: bool = True,
+        on_sent: Callable[[], None] | None = None,
     ) -> Coroutine[Any, Any, ResponseSource]:
         """POST `body`; return at the head of the response. Raises `UpstreamError`.
 
         `on_sent` is called when the pool has written the request, before the wait for its response; again for a
-        repeated request, and never by another transport.
+        repeated request, and never by another transport. Only what is `repeatable` may reach the replica twice.
         """
         if self.open_responses >= self._limit:
             raise UpstreamError(POOL_EXHAUSTED)
-        return self._open("POST", path, headers, body, on_sent)
+        return self._open("POST", path, headers, body, on_sent, repeatable)
 
     async def fetch(self, path: str, headers: Sequence[Header] = (), *, timeout_s: float) -> tuple[int, bytes]:
         """GET a small response whole, on a pooled connection. Raises `UpstreamError`."""
@@ -527,6 +534,7 @@ class UpstreamClient:
         headers: Sequence[Header],
         body: bytes,
         on_sent: Callable[[], None] | None = None,
+        repeatable: bool = True,
     ) -> UpstreamResponse:
         self.open_responses += 1
         try:
@@ -534,7 +542,9 @@ class UpstreamClient:
                 return await self._send_by(self._transport, method, path, headers, body)
             length = len(body) if method == "POST" else None
             head = encode_head(self._start(method, path), headers, length=length)
-            response = await self._pool.send(head, body, connect_timeout_s=self._connect_timeout_s, on_sent=on_sent)
+            response = await self._pool.send(
+                head, body, connect_timeout_s=self._connect_timeout_s, repeatable=repeatable, on_sent=on_sent
+            )
             return UpstreamResponse(response.status, response.headers, response, self._release)
         except BaseException as failure:
             self._release()

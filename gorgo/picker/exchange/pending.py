@@ -24,6 +24,7 @@ from gorgo.live.http.errors import HttpError, error_json
 from gorgo.live.http.headers import Header, request_id
 from gorgo.live.logs import log_failure
 from gorgo.live.parsing.json_body import BodyFields, check_media_type, read_quick_fields
+from gorgo.live.parsing.unpacking import unpack_quick
 from gorgo.live.request.parse import ParsedRequest, count_tokens, find_model, may_find_model, parse_request
 from gorgo.live.request.record import (
     RETRY_SOON,
@@ -122,10 +123,21 @@ class BodyBuffer:
         self._reserved: RequestBuffer | None = None
         self._size = 0
 
+    @property
+    def limit(self) -> int:
+        """Return the bytes of the largest body that a request may have, unpacked too."""
+        return min(self._state.live.limits.max_body_bytes, self._state.live.buffers.size_limit // BODY_COPIES)
+
+    def unpacked(self, size: int) -> None:
+        """Count a body of `size` bytes in the place of the one that came. Raises `HttpError` (503)."""
+        self._size = max(self._size, size)
+        if self._reserved is not None:
+            self.reserve()
+
     def receive(self, count: int, *, end: bool) -> None:
         """Count bytes as they come, the last ones at the `end`. Raises `HttpError` (413, 503)."""
         self._size += count
-        limit = min(self._state.live.limits.max_body_bytes, self._state.live.buffers.size_limit // BODY_COPIES)
+        limit = self.limit
         if self._size > limit:
             raise HttpError(413, "request_too_large", f"the body is larger than {limit} bytes")
         if not end or self._reserved is not None:
@@ -209,6 +221,8 @@ class PendingRequest:
                 ahead_s=ahead_s(state.routing.clock),
             )
         self._buffer = BodyBuffer(state, head, client)
+        #: The replica gets a body that the client has sent compressed.
+        self.is_unpacked = False
         self._started = 0.0
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -223,9 +237,18 @@ class PendingRequest:
         try:
             self._admit()
             self.record.body_read()
-            check_media_type(self.head.headers)
+            coding = check_media_type(self.head.headers)
             self._started = perf_counter()
-            request, fields = read_now(self._state, self.head.path, body, self._parse)
+            request: ParsedRequest | None = None
+            fields: BodyFields | None = None
+            if coding is not None:
+                self.is_unpacked = True
+                plain = unpack_quick(coding, body, limit=self._buffer.limit)
+                if plain is not None:
+                    self._buffer.unpacked(len(plain))
+                    body, coding = plain, None
+            if coding is None:
+                request, fields = read_now(self._state, self.head.path, body, self._parse)
             if request is None:
                 self._buffer.reserve()
         except HttpError as error:
@@ -235,7 +258,7 @@ class PendingRequest:
             self._refuse_fault(failure)
             return
         if request is None:
-            self._task = asyncio.ensure_future(self._decide_later(body, fields))
+            self._task = asyncio.ensure_future(self._decide_later(body, fields, coding))
         else:
             self._submit(request)
 
@@ -316,9 +339,12 @@ class PendingRequest:
         check_open(state.live, open_requests=len(state.calls))
         self.router_id = state.routing.gateway.register(self.request_id, self)
 
-    async def _decide_later(self, body: bytes, fields: BodyFields | None) -> None:
+    async def _decide_later(self, body: bytes, fields: BodyFields | None, coding: str | None) -> None:
         """Choose after another process, a tokenizer or lists of models have been waited for."""
         try:
+            if coding is not None:
+                body = await self._state.routing.body_workers.unpack(coding, body, limit=self._buffer.limit)
+                self._buffer.unpacked(len(body))
             request = await read_later(self._state, self.head.path, body, fields, self._parse)
             self._task = None
             self._submit(request)

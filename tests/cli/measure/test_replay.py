@@ -46,7 +46,7 @@ def config(tmp_path: Path) -> Path:
     text = REGIONS.read_text()
     for old, new in (
         ("probe_interval_s: 30.0", "probe_interval_s: 7.0"),
-        ("scrape_interval_s: 30.0", "scrape_interval_s: 11.0"),
+        ("# scrape_interval_s: 1.0 ", "scrape_interval_s: 11.0 "),
         ("max_attempts: 3", "max_attempts: 2"),
         ("queue_max_requests: 1000", "queue_max_requests: 99"),
         ("# weights: {lambda: 0.2}", "weights: {lambda: 0.2}"),

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
 
 from gorgo.core.messages.kv_events import CacheSnapshot
+from gorgo.live.admin.app import admin_app
 from gorgo.live.event_loop import EpochClock
 from gorgo.live.state import FLUSH_BLOCKS
 from tests.proxy.conftest import QUIET, Running, Start, config_for, system_tls, until
@@ -62,6 +63,19 @@ async def test_only_the_token_opens(fleet: Running, given: str | None) -> None:
             response = await stranger.request(method, path, headers=headers)
             assert "Bearer" in checked(response, 401, "unauthorized")["message"]
             assert response.headers["www-authenticate"] == "Bearer"
+
+
+async def test_token_for_metrics_shows_metrics_and_opens_nothing_else(fleet: Running) -> None:
+    reader = "token-of-a-prometheus"
+    app = admin_app(fleet.state, cast(Any, None), "token-of-operators", asyncio.Event(), metrics_token=reader)
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
+        for token, status in ((reader, 200), ("token-of-operators", 200), ("another", 401), ("", 401)):
+            shown = await client.get("/metrics", headers={"authorization": f"Bearer {token}"})
+            assert shown.status_code == status, token
+        for method, path in CALLS:
+            response = await client.request(method, path, headers={"authorization": f"Bearer {reader}"})
+            checked(response, 401, "unauthorized")
 
 
 async def test_fleet_has_a_row_per_replica(fleet: Running) -> None:

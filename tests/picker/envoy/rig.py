@@ -46,6 +46,9 @@ class Rig:
     state: PickerState
     replicas: list[FakeReplica]
     fronts: Fronts
+    #: Stops the picker, whose end is that of the task.
+    shutdown: asyncio.Event
+    task: asyncio.Task[None]
 
     def client(self, front: str = "own", **options: Any) -> httpx.AsyncClient:
         headers = {"authorization": f"Bearer {KEYS[options.pop('key', 'main')]}"}
@@ -122,7 +125,7 @@ async def rig(folder: Path) -> AsyncIterator[Rig]:
         config = replace(config, picker=replace(config.picker, bind=f"127.0.0.1:{port}"))
         try:
             async with envoy(config, folder) as fronts:
-                yield Rig(states[0], replicas, fronts)
+                yield Rig(states[0], replicas, fronts, shutdown, task)
         finally:
             shutdown.set()
             await asyncio.wait_for(task, 20)
