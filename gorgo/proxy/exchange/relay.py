@@ -40,10 +40,10 @@ from gorgo.live.http.errors import Message, Send
 from gorgo.live.http.headers import Header, downstream_headers, find, is_encoded, is_event_stream
 from gorgo.live.request.parse import (
     Gaps,
+    exceeds_context,
     failure_of,
     failure_of_event,
     is_comment,
-    is_over_context,
     is_short_stream,
     is_short_usage,
     result_of_stream,
@@ -482,9 +482,7 @@ class Passage:
         """Retain a refusal; return its outcome."""
         self.retain(body)
         status = status or self.source.status
-        return Outcome(
-            AttemptResult.UPSTREAM_4XX, status=status, unsent=True, over_context=is_over_context(status, body)
-        )
+        return Outcome(AttemptResult.UPSTREAM_4XX, status=status, unsent=True, too_long=exceeds_context(status, body))
 
     def failed(self, body: bytes, failure: Outcome) -> Outcome:
         """Retain the answer of a failure; return its outcome. The client gets it if other replicas fail alike."""
