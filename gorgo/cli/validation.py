@@ -22,8 +22,9 @@ from gorgo.config.values import MIN_TOKEN_CHARS
 from gorgo.core.numeric import is_number
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.weights import Weights
+from gorgo.core.training.learning import NeedsPackages
 from gorgo.engines.registry import dialect
-from gorgo.errors import ConfigError, GorgoError, UnknownPolicy, closest
+from gorgo.errors import ConfigError, GorgoError, MissingExtra, UnknownPolicy, closest
 from gorgo.policies.registry import make_policy, make_shadow, policy_names
 
 FrontEnd = Literal["proxy", "picker"]
@@ -124,12 +125,12 @@ def _routing(document: Document, overrides: Overrides) -> Iterator[Problem]:
     """Yield errors of policy, weights and shadow policy, in the file and in the options."""
     proxy = inside(document.data, "proxy")
     name = proxy.get("policy", _DEFAULTS["policy"])
-    own = yield from _policy(document, ("proxy", "policy"), name)
+    own = yield from _policy(document, ("proxy", "policy"), name, overrides)
     if own is not None:
         yield from _weights(document, own, inside(proxy, "weights"))
     chosen = yield from _chosen(document, overrides, own)
     shadow = proxy.get("shadow_policy")
-    scoring = yield from _policy(document, ("proxy", "shadow_policy"), shadow)
+    scoring = yield from _policy(document, ("proxy", "shadow_policy"), shadow, overrides)
     if isinstance(shadow, str) and scoring is not None and chosen is not None:
         try:
             make_shadow(shadow, chosen)
@@ -151,18 +152,24 @@ def _chosen(document: Document, overrides: Overrides, own: Policy | None) -> Ite
         )
     except ConfigError as error:
         if option == "--policy":
-            return (yield from _policy(document, (option,), overrides.policy))
+            return (yield from _policy(document, (option,), overrides.policy, overrides))
         yield _problem(document, (option,), error)
         return None
     return policy
 
 
-def _policy(document: Document, path: Place, name: object) -> Any:
-    """Yield an error if no policy has this name; return the policy."""
+def _policy(document: Document, path: Place, name: object, overrides: Overrides) -> Any:
+    """Yield an error if no policy has this name or this machine lacks a package that it needs; return the policy."""
     if not isinstance(name, str):
         return None
     try:
-        return make_policy(name)
+        policy = make_policy(name)
+        if overrides.machine and isinstance(policy, NeedsPackages):
+            policy.require_packages()
+        return policy
+    except MissingExtra as error:
+        yield Problem(path, _line(document, path), f"{name}: {error}", "its extra to be installed, or another policy")
+        return None
     except UnknownPolicy as error:
         names = policy_names()
         if name in names:

@@ -37,7 +37,7 @@ from gorgo.live.listener.hypercorn_server import ServerConfig
 from gorgo.live.listener.listener import AcceptLimits, serve_app
 from gorgo.live.listener.sockets import BACKLOG, ServerAddresses, address_of, listening
 from gorgo.live.logs import BLOCKS_PER_HASH, LOGGER, LineLog, RequestLogFile, flush_logs, log
-from gorgo.live.monitor.fleet_monitor import FleetMonitor, probe_all, run_timers
+from gorgo.live.monitor.fleet_monitor import FleetMonitor, probe_all, probe_overdue, run_timers
 from gorgo.live.monitor.replica_monitor import ReplicaMonitor
 from gorgo.live.parsing.json_body import limit_digits
 from gorgo.live.reload.file_watch import ConfigFile
@@ -291,6 +291,7 @@ async def _run(
             fleet_monitor.start(monitors.pop())
         state.routing.models.read_all = fleet_monitor.read_models
         loops = [tasks.create_task(run_timers(state.routing)), tasks.create_task(state.routing.training.run())]
+        loops.append(tasks.create_task(probe_overdue(state.routing, fleet_monitor)))
         loops.append(tasks.create_task(state.replicas.pushes.run(state.replicas.push_sources)))
         for line_log in state.telemetry.line_logs:
             tasks.create_task(line_log.run())

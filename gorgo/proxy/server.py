@@ -23,7 +23,7 @@ from starlette.routing import Route, Router
 
 from gorgo.config.model import Config, CorsConfig
 from gorgo.core.messages.actions import Dispatch, Forward, Hold
-from gorgo.live.http.body import ClientDisconnected, draining, read_body, take_whole_body
+from gorgo.live.http.body import ClientDisconnected, body_limit, draining, read_body, take_whole_body
 from gorgo.live.http.errors import HttpError, Message, Receive, Send, send_error, send_json, unknown_route
 from gorgo.live.http.headers import Header, find, has_body, upstream_headers
 from gorgo.live.http.tls import follow_files
@@ -33,7 +33,7 @@ from gorgo.live.openapi.documents import client_document
 from gorgo.live.parsing.json_body import BodyFields, check_media_type, read_quick_fields
 from gorgo.live.process import ProcessOptions, Ready, accept_limits, end_exchanges, run_process, serve_asgi
 from gorgo.live.request.own_answers import ALIVE, count_own_answer, model_list, model_row, readiness
-from gorgo.live.request.parse import INFERENCE_ROUTES, ParsedRequest, count_tokens, parse_request
+from gorgo.live.request.parse import INFERENCE_ROUTES, ParsedRequest, count_tokens, find_model, parse_request
 from gorgo.live.request.record import check_method, check_open, error_for, internal_error, record_early_refusal
 from gorgo.live.state import LiveState
 from gorgo.live.upstream.client import UpstreamError
@@ -141,10 +141,13 @@ async def _read_body(exchange: Exchange) -> bytes:
 
 
 async def _parse(exchange: Exchange, body: bytes) -> ParsedRequest:
-    """Parse the body, here if that takes milliseconds; look for a model that no replica is known to serve."""
+    """Unpack and parse the body, here if that is quick; look for a model that no replica is known to serve."""
     state, route = exchange.state, exchange.route
     started = perf_counter()
-    check_media_type(exchange.headers)
+    coding = check_media_type(exchange.headers)
+    if coding is not None:
+        body = await state.routing.body_workers.unpack(coding, body, limit=body_limit(state.limits, exchange.buffer))
+        exchange.buffer.reserve_body(len(body))
     fields = read_quick_fields(route, body, state.routing.fingerprinter)
     if fields is None:
         fields = await state.routing.body_workers.read(route, body)
@@ -152,14 +155,9 @@ async def _parse(exchange: Exchange, body: bytes) -> ParsedRequest:
     fields.prompt = None  # as large as the body, and needed no more
     exchange.record.decision_s = perf_counter() - started
     request = _parse_now(exchange, body, fields)
-    model = request.route.model
-    if (
-        model is None
-        or state.routing.router.view.lists(model)
-        or not await state.routing.models.find_missing(model, now=state.routing.clock())
-    ):
+    if state.routing.router.view.lists(request.route.model):
         return request
-    return _parse_now(exchange, body, fields)
+    return _parse_now(exchange, body, fields) if await find_model(state.routing, request.route.model) else request
 
 
 def _parse_now(exchange: Exchange, body: bytes, fields: BodyFields) -> ParsedRequest:

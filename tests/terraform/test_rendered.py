@@ -427,7 +427,7 @@ def test_secret_of_the_store_that_cannot_be_used_is_refused_by_name(
 
 def test_wheel_is_installed_with_the_client_of_the_store(pair_files: dict[str, dict[str, str]]) -> None:
     install = pair_files["router"]["/usr/local/sbin/gorgo-install"]
-    assert '"./gorgo_router-0.1.0-py3-none-any.whl[shared]"' in install
+    assert '"./gorgo_router-0.2.0-py3-none-any.whl[shared]"' in install
     assert "\nredis==" in (ROOT / "requirements.lock").read_text()
 
 

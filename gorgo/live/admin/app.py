@@ -23,6 +23,7 @@ from gorgo.core.fleet.snapshot import ReplicaSnapshot
 from gorgo.errors import (
     ConfigError,
     GorgoError,
+    MissingExtra,
     ReplicaInFile,
     StateError,
     TooManyReplicas,
@@ -37,6 +38,7 @@ from gorgo.live.admin.page.routes import Page
 from gorgo.live.admin.routes import ControlRoutes, DecisionRoutes, FleetRoutes, PushRoutes
 from gorgo.live.admin.token_check import CHALLENGE, TokenCheck, bearer
 from gorgo.live.control.transactions import FleetChanges
+from gorgo.live.event_loop import ahead_s
 from gorgo.live.http.errors import HttpError, error_json, unknown_route
 from gorgo.live.logs import log
 from gorgo.live.openapi.documents import admin_document
@@ -185,9 +187,10 @@ class Admin:
     async def samples(self, request: Request) -> Response:
         after = count_of(request, "after", 0)
         limit = min(count_of(request, "limit", MAX_SAMPLES), MAX_SAMPLES)
-        return json_response(
-            self._state.routing.router.samples.after(after, limit) | {"now_s": self._state.routing.clock()}
-        )
+        routing = self._state.routing
+        step_s = ahead_s(routing.clock)
+        found = routing.router.samples.after(after, limit, ahead_s=step_s)
+        return json_response(found | {"now_s": routing.clock() + step_s})
 
     async def flush(self, request: Request) -> Response:
         body = await read_body(request)
@@ -250,6 +253,7 @@ def admin_app(
         HTTPException: _on_routing_error,
         ConfigError: _on_bad_input,
         WeightsError: _on_bad_input,
+        MissingExtra: _on_bad_input,
         UnknownPolicy: _on_bad_input,
         UnknownReplica: _on_unknown_replica,
         ReplicaInFile: _on_conflict,

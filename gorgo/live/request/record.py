@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gorgo.core.messages.actions import Dispatch, Reject
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.core.prompt.parse import token_boundaries
+from gorgo.live.event_loop import ahead_s
 from gorgo.live.http.errors import HttpError, error_of
 from gorgo.live.http.headers import Header
 from gorgo.live.logs import Finished, log, log_request, logged_hashes
@@ -40,6 +41,8 @@ class RequestRecord:
     #: Time in the queue, and whether it was sent to a second replica as well.
     queued_s: float | None = None
     hedged: bool = False
+    #: How often its answer broke off and went on at another replica.
+    continued: int = 0
     #: `None` unless this request is traced.
     trace: Trace | None = None
     #: Name of its key; `None` while clients need none.
@@ -141,7 +144,7 @@ class RequestRecord:
 
     @property
     def _retries(self) -> int:
-        return max(0, self.attempts - 1 - self.hedged)
+        return max(0, self.attempts - 1 - self.hedged - self.continued)
 
     def _log(self, route: str, request_id: str, status: int, now: float) -> None:
         outcome = self.outcome
@@ -165,6 +168,8 @@ class RequestRecord:
             fields["queued_ms"] = round(self.queued_s * 1e3, 1)
         if self.hedged:
             fields["hedged"] = True
+        if self.continued:
+            fields["continued"] = self.continued
         if self.cause is not None:
             fields["cause"] = self.cause
         fields["error"] = None if outcome is None else outcome.error
@@ -178,7 +183,7 @@ class RequestRecord:
         tokens = route.prompt_tokens if outcome.prompt_tokens is None else outcome.prompt_tokens
         self.telemetry.request_log.add(
             Finished(
-                received_s=self.received_s,
+                received_s=self.received_s + ahead_s(self.routing.clock),
                 model=route.recorded_model,
                 input_tokens=tokens,
                 # An incomplete response would have been longer.

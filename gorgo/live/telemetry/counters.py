@@ -144,7 +144,7 @@ class LearningMetrics:
             self._count("gorgo_fallbacks_total", fallback).inc()
 
     def errors(self, of: str, shares: Iterable[float]) -> None:
-        """Record absolute errors of the model, as shares of the measured `ttft` or `tpot`."""
+        """Record absolute errors of the model, as shares of the measured `ttft`, `tpot` or `e2e`."""
         histogram = self._histogram("gorgo_model_error_ratio", of)
         for share in shares:
             histogram.observe(share)
@@ -155,7 +155,7 @@ class LearningMetrics:
         self._count("gorgo_training_outcomes_total", "lost").inc(lost)
 
     def round(self, result: str, seconds: float | None = None) -> None:
-        """Record the end of a round: `adopted`, `discarded` or `failed`."""
+        """Record the end of a round: `adopted`, `refused`, `discarded` or `failed`."""
         self._count("gorgo_training_rounds_total", result).inc()
         if seconds is not None:
             self._histogram("gorgo_training_seconds").observe(seconds)

@@ -35,6 +35,15 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("gorgo_attempts_total", "counter", (*_REPLICA, "result"), "Ended attempts."),
     MetricSpec("gorgo_retries_total", "counter", ("reason",), "Retries, by result of the attempt before."),
     MetricSpec("gorgo_rejects_total", "counter", ("reason",), "Requests rejected by the proxy."),
+    MetricSpec(
+        "gorgo_streams_continued_total",
+        "counter",
+        ("reason",),
+        "Answers that broke off and went on elsewhere.",
+    ),
+    MetricSpec(
+        "gorgo_stream_seam_seconds", "histogram", (), "Last event before such a break to the first one after it."
+    ),
     MetricSpec("gorgo_hedges_total", "counter", _REPLICA, "Hedges sent to the replica."),
     MetricSpec("gorgo_body_read_seconds", "histogram", (), "Request received to the end of its body."),
     MetricSpec("gorgo_queue_seconds", "histogram", (), "Queue time of queued requests."),
@@ -109,6 +118,12 @@ METRICS: tuple[MetricSpec, ...] = (
         ("result",),
         "Prompts of models with a tokenizer: counted, skipped (estimated), different from the engine's report.",
     ),
+    MetricSpec(
+        "gorgo_cache_source_total",
+        "counter",
+        (*_REPLICA, "cache_source"),
+        "Dispatches, by the source of their estimated cached tokens.",
+    ),
     MetricSpec("gorgo_output_tokens_total", "counter", _REPLICA, "Reported output tokens."),
     MetricSpec("gorgo_probe_failures_total", "counter", _REPLICA, "Failed probes."),
     MetricSpec("gorgo_scrape_failures_total", "counter", _REPLICA, "Failed scrapes."),
@@ -121,6 +136,7 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("gorgo_queued_prefill_tokens", "gauge", _REPLICA, "Prompt tokens before their first content."),
     MetricSpec("gorgo_queued_prefill_seconds", "gauge", _REPLICA, "Predicted prefill queue."),
     MetricSpec("gorgo_prefill_slowdown", "gauge", _REPLICA, "Learned prefill time over its prior."),
+    MetricSpec("gorgo_parallel_prefills", "gauge", _REPLICA, "Prefills that the engine does at once, as learned."),
     MetricSpec("gorgo_replica_eligible", "gauge", _REPLICA, "1 if the replica is eligible."),
     MetricSpec("gorgo_ready", "gauge", (), "1 while `GET /ready` is answered with 200."),
     MetricSpec(
@@ -140,15 +156,15 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("gorgo_queue_requests", "gauge", (), "Queued requests."),
     MetricSpec("gorgo_buffered_bytes", "gauge", (), "Buffered bytes, reserved ones included."),
     MetricSpec("gorgo_index_blocks", "gauge", _REPLICA, "Prefix index blocks."),
-    MetricSpec(
-        "gorgo_cache_source", "gauge", (*_REPLICA, "cache_source"), "1 for the source of estimated cached tokens."
-    ),
     MetricSpec("gorgo_cache_reported_blocks", "gauge", _REPLICA, "KV blocks that the engine reports as cached."),
     MetricSpec("gorgo_cache_report_age_seconds", "gauge", _REPLICA, "Age of its newest KV event or push."),
     MetricSpec("gorgo_cache_phantom_tokens_total", "counter", _REPLICA, "Tokens estimated cached and not found."),
     MetricSpec("gorgo_cache_missed_tokens_total", "counter", _REPLICA, "Cached tokens found and not estimated."),
     MetricSpec("gorgo_cache_reports_total", "counter", (*_REPLICA, "result"), "Reports of the cache, by result."),
     *PEER_METRICS,
+    MetricSpec("gorgo_routes", "gauge", ("origin",), "Routes that the policy stores, of this router or of others."),
+    MetricSpec("gorgo_route_unused_seconds", "gauge", ("origin",), "Time without use of the longest unused route."),
+    MetricSpec("gorgo_route_evictions_total", "counter", ("origin",), "Routes that had no place."),
     MetricSpec("gorgo_weight", "gauge", ("policy", "weight"), "Weights in force."),
     MetricSpec("gorgo_weights_version", "gauge", (), "Version of the weights in force."),
     MetricSpec("gorgo_weights_frozen", "gauge", (), "1 while the weights are frozen."),
@@ -170,7 +186,7 @@ METRICS: tuple[MetricSpec, ...] = (
         "gorgo_training_rounds_total",
         "counter",
         ("result",),
-        "Rounds: adopted, discarded (freeze, other policy), failed.",
+        "Rounds: adopted, refused (the model in use is better), discarded (freeze, other policy), failed.",
     ),
     MetricSpec(
         "gorgo_training_outcomes_total",
@@ -220,7 +236,9 @@ METRICS: tuple[MetricSpec, ...] = (
 )
 
 #: Read from the Router, the feeds and the pushes at a scrape (`caches`).
-CACHE_METRICS = frozenset(spec.name for spec in METRICS if spec.name.startswith("gorgo_cache_"))
+CACHE_METRICS = frozenset(spec.name for spec in METRICS if spec.name.startswith("gorgo_cache_")) - {
+    "gorgo_cache_source_total"  # counted at each dispatch
+}
 
 #: `code` of every error that the proxy itself answers a request for a replica with.
 REJECT_CODES = (
@@ -273,6 +291,9 @@ CACHE_REPORTS = (
     *("snapshots", "evictions", "stale", "lost", "limited", "silences"),
 )
 
+#: Why the answers broke off that went on at another replica.
+BREAKS = ("disconnected", "protocol_error", "truncated", "error_event", "timeout", "stalled", "moved")
+
 LABELS: tuple[LabelSpec, ...] = (
     LabelSpec("replica", (), "names in regions.yaml", bound="replicas"),
     LabelSpec("region", (), "regions of those replicas", bound="regions"),
@@ -287,6 +308,7 @@ LABELS: tuple[LabelSpec, ...] = (
         "result of the attempt before",
         tuple(result.value for result in AttemptResult if result.retryable),
     ),
+    LabelSpec("reason", ("gorgo_streams_continued_total",), "why the answer broke off", BREAKS),
     LabelSpec("reason", ("gorgo_rejects_total",), "`code` of the error", REJECT_CODES),
     LabelSpec("client", (), "names of keys; `other` beyond 64, `none` without keys", bound="66"),
     LabelSpec("model", (), "models that replicas list; `other` beyond 64 and for the rest, `none`", bound="66"),
@@ -303,9 +325,9 @@ LABELS: tuple[LabelSpec, ...] = (
     LabelSpec("certificate", (), "key of the listener's files", ("proxy.tls", "picker.tls")),
     LabelSpec("source", (), "names in `fleet_sources`", bound="16"),
     LabelSpec("rule", (), "word of the rule", bound="rules of the policies"),
-    LabelSpec("target", (), "predicted time", ("ttft", "tpot")),
+    LabelSpec("target", (), "predicted time", ("ttft", "tpot", "e2e")),
     LabelSpec("result", ("gorgo_model_writes_total",), "of a write", ("written", "failed")),
-    LabelSpec("result", ("gorgo_training_rounds_total",), "of a round", ("adopted", "discarded", "failed")),
+    LabelSpec("result", ("gorgo_training_rounds_total",), "of a round", ("adopted", "refused", "discarded", "failed")),
     LabelSpec("result", ("gorgo_training_outcomes_total",), "of an outcome", ("taken", "lost")),
     LabelSpec("result", ("gorgo_trace_spans_total",), "of a span", ("exported", "failed")),
     LabelSpec(

@@ -121,15 +121,23 @@ class Tracing:
         #: Returns what is known of a replica: its engine, host and port. Set once the fleet is built.
         self.describe: Callable[[str], Mapping[str, str | int]] = _nothing_known
 
-    def start(self, headers: Sequence[Header], *, route: str, request_id: str, received_s: float) -> Trace | None:
-        """Return the trace of a request, `None` if it is not traced."""
+    def start(
+        self, headers: Sequence[Header], *, route: str, request_id: str, received_s: float, ahead_s: float = 0.0
+    ) -> Trace | None:
+        """Return the trace of a request, `None` if it is not traced. `ahead_s` is added to all its times."""
         parent = self._parent(headers)
         if parent is not None and not _is_sampled(parent):
             return None
         if (parent is None or not self._grants(received_s)) and self._chance.random() >= self._ratio:
             return None
         return Trace(
-            self._tracer, parent, route=route, request_id=request_id, received_s=received_s, describe=self.describe
+            self._tracer,
+            parent,
+            route=route,
+            request_id=request_id,
+            received_s=received_s,
+            describe=self.describe,
+            ahead_s=ahead_s,
         )
 
     def _grants(self, now: float) -> bool:
@@ -153,7 +161,9 @@ class Tracing:
 class Trace:
     """The spans of one request."""
 
-    __slots__ = ("_attempts", "_continues", "_decided_from_s", "_describe", "_operation", "_root", "_tracer")
+    __slots__ = (
+        *("_ahead_s", "_attempts", "_continues", "_decided_from_s", "_describe", "_operation", "_root", "_tracer"),
+    )
 
     def __init__(
         self,
@@ -164,8 +174,10 @@ class Trace:
         request_id: str,
         received_s: float,
         describe: Callable[[str], Mapping[str, str | int]] | None = None,
+        ahead_s: float = 0.0,
     ) -> None:
         self._tracer = tracer
+        self._ahead_s = ahead_s
         self._describe = describe or _nothing_known
         operation = OPERATIONS.get(route)
         self._operation = {} if operation is None else {"gen_ai.operation.name": operation}
@@ -177,7 +189,7 @@ class Trace:
             f"POST {route}",
             context=Context() if parent is None else parent,
             kind=SpanKind.SERVER,
-            start_time=_ns(received_s),
+            start_time=self._ns(received_s),
             attributes={
                 "http.request.method": "POST",
                 "http.route": route,
@@ -186,6 +198,10 @@ class Trace:
                 **self._operation,
             },
         )
+
+    def _ns(self, seconds: float) -> int:
+        """Return nanoseconds since the epoch, as OpenTelemetry counts."""
+        return int((seconds + self._ahead_s) * 1e9)
 
     def body_read(self, now: float) -> None:
         """Start the decision's span: the body is read."""
@@ -196,7 +212,7 @@ class Trace:
         known = {} if model is None else {"gen_ai.request.model": model}
         self._root.set_attributes(known)
         decision = dispatch.decision
-        decided_ns = _ns(decision.decided_s)
+        decided_ns = self._ns(decision.decided_s)
         span = self._child("decision", self._root, min(self._decided_from_s, decision.decided_s))
         span.set_attributes(_decision_attributes(dispatch))
         span.end(decided_ns)
@@ -231,7 +247,7 @@ class Trace:
         attempt = self._attempts[dispatch.attempt_id]
         span = self._child("first content", attempt, dispatch.decision.decided_s)
         span.set_attributes({f"gorgo.ttft_{part}_ms": value for part, value in parts.as_ms().items()})
-        span.end(_ns(now))
+        span.end(self._ns(now))
         self._root.set_attribute("gorgo.ttft_ms", sum(parts) * 1e3)
 
     def attempt_ended(self, dispatch: Dispatch, outcome: Outcome, *, now: float) -> None:
@@ -249,7 +265,7 @@ class Trace:
         span.set_attributes({name: value for name, value in attributes.items() if value is not None})
         if outcome.result.failed or outcome.result is AttemptResult.DEADLINE_EXCEEDED:
             _mark_failed(span)
-        span.end(_ns(now))
+        span.end(self._ns(now))
 
     def close(self, *, status: int, code: str | None, retries: int, hedged: bool, now: float) -> None:
         """End the span of the request."""
@@ -260,10 +276,12 @@ class Trace:
             self._root.set_attribute("error.type", code)
         if status >= 500:
             _mark_failed(self._root)
-        self._root.end(_ns(now))
+        self._root.end(self._ns(now))
 
     def _child(self, name: str, parent: Span, start_s: float, kind: SpanKind = SpanKind.INTERNAL) -> Span:
-        return self._tracer.start_span(name, context=set_span_in_context(parent), kind=kind, start_time=_ns(start_s))
+        return self._tracer.start_span(
+            name, context=set_span_in_context(parent), kind=kind, start_time=self._ns(start_s)
+        )
 
 
 def _nothing_known(replica: str) -> Mapping[str, str | int]:  # noqa: ARG001
@@ -301,8 +319,3 @@ def _span_context(context: Context) -> SpanContext:
 
 def _mark_failed(span: Span) -> None:
     span.set_status(StatusCode.ERROR)
-
-
-def _ns(seconds: float) -> int:
-    """Return nanoseconds, as OpenTelemetry counts."""
-    return int(seconds * 1e9)

@@ -11,10 +11,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gorgo.core.latency.ttft import PARTS, TtftParts
-from gorgo.core.limits import BufferBudget
+from gorgo.core.limits import BufferBudget, RouterLimits
 from gorgo.core.messages.decision import CacheSourceStats, KvEventStats
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.core.metric_spec import label_of
+from gorgo.core.prefix.index import Origin
 from gorgo.formatting import cache_line, reports_cache
 from gorgo.live.cache_push import PushStats
 from gorgo.live.http.tls import ServedTls
@@ -22,6 +23,7 @@ from gorgo.live.kv_feed_stats import FeedState, KvFeedStats
 from gorgo.live.state import CacheState
 from gorgo.live.telemetry.metric_table import CACHE_METRICS, CACHE_REPORTS, LABELS
 from gorgo.live.telemetry.metrics import METRICS, MIN_WINDOW_S, CacheMetrics, Metrics, Saturation
+from gorgo.policies.multi_depth import MultiDepth
 from tests.core.routers import make_router, timed
 from tests.live.cache_push.test_pushes import TOKENS, Engine
 from tests.proxy.conftest import Running, Start, config_for, with_replica
@@ -225,7 +227,26 @@ def test_each_region_says_whether_it_is_cut_off() -> None:
     assert cut_off() == {"here": 0.0, "there": 1.0}
 
 
-def state(feed: KvFeedStats | None = None, pushes: PushStats | None = None, **changes: Any) -> CacheState:
+def test_routes_of_a_policy_are_shown_with_age_and_evictions() -> None:
+    router = make_router("a", policy="multi-depth", limits=RouterLimits(max_routes=2))
+    policy = router.settings.policy
+    assert isinstance(policy, MultiDepth)
+    for number in range(5):
+        policy.routes.set_route((None, bytes([number])), "a", Origin.LOCAL, now=float(number))
+    exposition = Metrics(router, lambda: 13.0, BufferBudget(1)).exposition().decode().splitlines()
+    assert {
+        'gorgo_routes{origin="local"} 2.0',
+        'gorgo_routes{origin="remote"} 0.0',
+        'gorgo_route_unused_seconds{origin="local"} 10.0',
+        'gorgo_route_evictions_total{origin="local"} 3.0',
+    } <= set(exposition)
+    plain = Metrics(make_router("a"), lambda: 13.0, BufferBudget(1)).exposition().decode().splitlines()
+    assert not [line for line in plain if line.startswith("gorgo_route")]
+
+
+def state(
+    feed: KvFeedStats | None = None, pushes: PushStats | None = None, unused: str | None = None, **changes: Any
+) -> CacheState:
     fields: dict[str, Any] = {
         "source": "push",
         "complete": True,
@@ -239,8 +260,9 @@ def state(feed: KvFeedStats | None = None, pushes: PushStats | None = None, **ch
         "phantom_tokens": 4,
         "missed_tokens": 14,
         "events": KvEventStats(),
+        "decisions": {"history": 0, "events": 0, "push": 0},
     }
-    return CacheState("here", CacheSourceStats(**{**fields, **changes}), pushes or PushStats(), feed)
+    return CacheState("here", CacheSourceStats(**{**fields, **changes}), pushes or PushStats(), feed, unused)
 
 
 def samples(found: CacheState) -> dict[tuple[str, ...], float]:
@@ -256,9 +278,8 @@ def samples(found: CacheState) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_metrics_have_the_source_its_age_and_its_errors() -> None:
+def test_metrics_have_the_age_of_a_source_and_its_errors() -> None:
     found = samples(state())
-    assert found["gorgo_cache_source", "push"] == 1
     assert found["gorgo_cache_reported_blocks",] == 70
     assert found["gorgo_cache_report_age_seconds",] == 1.5
     assert (found["gorgo_cache_phantom_tokens_total",], found["gorgo_cache_missed_tokens_total",]) == (4, 14)
@@ -299,6 +320,13 @@ def test_line_names_the_state_and_faults_of_a_feed() -> None:
     assert line == "events, incomplete, 70 blocks, newest 2 s ago, feed gap, gaps 2, replays 3, failed replays 1"
 
 
+def test_line_says_why_reports_are_not_used_and_how_many_decisions_used_the_history() -> None:
+    unused = state(unused="no tokenizer for m", source="events", requests=0).as_dict()
+    assert cache_line(unused) == "history: no tokenizer for m, events unused, 70 blocks, newest 2 s ago"
+    some = state(source="events", requests=0, decisions={"history": 3, "events": 17, "push": 0}).as_dict()
+    assert cache_line(some) == "events, 70 blocks, newest 2 s ago, 3 of 20 decisions by history"
+
+
 async def test_pushes_are_seen_in_metrics_fleet_status_and_page(start: Start) -> None:
     replicas = [await start.replica(stream(delta("a"), DONE))]
     config = with_replica(config_for(replicas), 0, push_token_env="PUSH_0")
@@ -308,13 +336,15 @@ async def test_pushes_are_seen_in_metrics_fleet_status_and_page(start: Start) ->
     engine.sequence += 2
     await engine.evict([1])
     metrics = (await proxy.admin.get("/metrics")).text
-    assert 'gorgo_cache_source{cache_source="push",region="here",replica="r0"} 1.0' in metrics
     assert 'gorgo_cache_reported_blocks{region="here",replica="r0"} 2.0' in metrics
     assert 'gorgo_cache_reports_total{region="here",replica="r0",result="lost"} 2.0' in metrics
     (row,) = (await proxy.admin.get("/admin/fleet")).json()["replicas"]
     assert (row["cache"]["source"], row["cache"]["blocks"], row["cache"]["pushes"]["lost"]) == ("push", 2, 2)
     (shown,) = (await proxy.admin.get("/admin/status")).json()["replicas"]
-    assert shown["cache"]["source"] == "push"
+    assert (shown["cache"]["source"], shown["cache"]["unused"]) == (
+        "push",
+        "policy round-robin reads no reports of caches",
+    )
 
 
 @dataclass

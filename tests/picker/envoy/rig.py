@@ -83,7 +83,9 @@ def config_for(replicas: list[FakeReplica], keys_file: Path) -> Config:
     return Config(
         proxy=replace(QUIET, bind=f"127.0.0.1:{free_port()}"),
         regions=(RegionConfig(name="here"),),
-        replicas=tuple(ReplicaConfig(name=f"r{n}", region="here", url=fake.url) for n, fake in enumerate(replicas)),
+        replicas=tuple(
+            ReplicaConfig(name=f"r{n}", region="here", url=fake.url, engine="sglang") for n, fake in enumerate(replicas)
+        ),
         picker=PickerConfig(bind="127.0.0.1:0"),
         # A minute's quota of six allows one request at a time.
         clients=ClientsConfig(

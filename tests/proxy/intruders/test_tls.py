@@ -22,17 +22,14 @@ from gorgo.config.load import parse_config
 from gorgo.config.model import TlsConfig
 from gorgo.errors import ConfigError
 from gorgo.live.http import tls
-from gorgo.live.http.tls import expiry_s, served_tls, upstream_tls
-from tests.proxy.authority import OPENSSL, Authority, engine, needs_openssl
+from gorgo.live.http.tls import expiry_s, served_tls, shared_tls, upstream_tls
+from tests.proxy.authority import OPENSSL, Authority, needs_openssl
 from tests.proxy.conftest import QUIET, Running, Start, config_for
 from tests.proxy.fakes import DONE, answer, chat, delta, stream
 from tests.proxy.followed import follow, regions
 from tests.proxy.raw import RawClient, connected
 
-#: A handshake that the proxy gives up leaves the transport of the fake replica, in this process, to the collector.
-COLLECTED = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
-pytestmark = [needs_openssl, COLLECTED]
+pytestmark = needs_openssl
 CHAT = "/v1/chat/completions"
 
 
@@ -221,17 +218,17 @@ async def test_renewed_authority_of_a_replica_is_believed_after_a_reload(
     other.mkdir()
     ca = tmp_path / "ca.crt"
     ca.write_bytes(Path(Authority(other).ca).read_bytes())
-    async with engine(pair, None) as url:
-        text = regions({"a": {"url": url, "ca_file": str(ca)}})
-        followed = await follow(start, tmp_path, text, [])
-        assert (await followed.fleet.client.post(CHAT, content=chat())).status_code == 503
-        ca.write_bytes(Path(authority.ca).read_bytes())
-        await followed.rewrite(text)
-        assert (await followed.fleet.client.post(CHAT, content=chat())).status_code == 200
-        ca.write_text("no certificate")
-        await followed.rewrite(text)
-        assert followed.count("refused") == 1
-        assert (await followed.fleet.client.post(CHAT, content=chat())).status_code == 200
+    url = await start.tls_engine(pair, None)
+    text = regions({"a": {"url": url, "ca_file": str(ca)}})
+    followed = await follow(start, tmp_path, text, [])
+    assert (await followed.fleet.client.post(CHAT, content=chat())).status_code == 503
+    ca.write_bytes(Path(authority.ca).read_bytes())
+    await followed.rewrite(text)
+    assert (await followed.fleet.client.post(CHAT, content=chat())).status_code == 200
+    ca.write_text("no certificate")
+    await followed.rewrite(text)
+    assert followed.count("refused") == 1
+    assert (await followed.fleet.client.post(CHAT, content=chat())).status_code == 200
 
 
 async def test_new_certificate_is_shown_without_a_new_start(authority: Authority, pair: tuple[str, str]) -> None:
@@ -308,12 +305,10 @@ def test_files_that_do_not_fit_are_named(authority: Authority, pair: tuple[str, 
         with pytest.raises(ConfigError, match="pipe' is a pipe; expected a certificate chain"):
             served_tls(TlsConfig(cert=cert, key=key))
     with pytest.raises(ConfigError, match=r"ca_file .*pipe' is a pipe; expected certificates"):
-        upstream_tls(
-            ReplicaConfig(name="a", region="here", url="https://a", ca_file=pipe), ssl.create_default_context()
-        )
+        upstream_tls(ReplicaConfig(name="a", region="here", url="https://a", ca_file=pipe), shared_tls())
     replica = ReplicaConfig(name="a", region="here", url="https://a", ca_file=str(empty))
     with pytest.raises(ConfigError, match="ca_file"):
-        upstream_tls(replica, ssl.create_default_context())
+        upstream_tls(replica, shared_tls())
 
 
 # -- replicas
@@ -332,16 +327,15 @@ def test_files_that_do_not_fit_are_named(authority: Authority, pair: tuple[str, 
 async def test_replica_is_believed_and_believes_by_certificates(
     start: Start, authority: Authority, pair: tuple[str, str], asks: bool, trusts: bool, shows: bool, status: int
 ) -> None:
-    async with AsyncExitStack() as stack:
-        url = await stack.enter_async_context(engine(pair, authority.ca if asks else None))
-        honest = await start.replica(answer(200))
-        row = ReplicaConfig(name="a", region="here", url=url, engine="openai", ca_file=authority.ca if trusts else None)
-        if shows:
-            row = replace(row, client_cert=pair[0], client_key=pair[1])
-        config = config_for([honest])
-        config = replace(config, replicas=(row,))
-        fleet = await start.proxy(config, [])
-        assert (await fleet.client.post(CHAT, content=chat())).status_code == status
+    url = await start.tls_engine(pair, authority.ca if asks else None)
+    honest = await start.replica(answer(200))
+    row = ReplicaConfig(name="a", region="here", url=url, engine="openai", ca_file=authority.ca if trusts else None)
+    if shows:
+        row = replace(row, client_cert=pair[0], client_key=pair[1])
+    config = config_for([honest])
+    config = replace(config, replicas=(row,))
+    fleet = await start.proxy(config, [])
+    assert (await fleet.client.post(CHAT, content=chat())).status_code == status
 
 
 CONFIG = """
