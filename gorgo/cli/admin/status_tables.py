@@ -18,7 +18,7 @@ from rich.text import Text
 from gorgo import formatting
 
 #: On narrower terminals columns are left out rather than cut.
-WIDE = 172
+WIDE = 181
 CANDIDATES_SHOWN = 8
 DECISIONS_SHOWN = 3
 CLIENTS_SHOWN = 12
@@ -118,6 +118,7 @@ FLEET: tuple[Column, ...] = (
     ("age", lambda row: formatting.age(row["scrape_age_s"]), 0),
     ("cached", lambda row: formatting.count(row["index_tokens"]), 0),
     ("prefill/s", lambda row: formatting.count(row["prefill_tokens_per_s"]), 0),
+    ("tpot ms", lambda row: formatting.ms(row["tpot_ms"]), 0),
     ("n", lambda row: formatting.count(row["recent_stats"]["n"]), 7),
     ("p50 ms", lambda row: formatting.ms(row["recent_stats"]["ttft_ms_p50"]), 0),
     ("p95 ms", lambda row: formatting.ms(row["recent_stats"]["ttft_ms_p95"]), 3),

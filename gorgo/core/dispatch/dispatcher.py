@@ -269,6 +269,8 @@ class Dispatcher:
 
     def evaluate(self, request: RouteRequest, eligible: CandidateSet, *, now: float) -> Evaluation:
         """Let the policy choose. `eligible` has at least one replica."""
+        if self._fleet.slow:
+            self._fleet.forget_slow(now=now)
         columns = self._fleet.all_loads(now=now)
         matched = self._index.match(request.blocks, len(columns.salt), block_tokens=request.block_tokens)
         if self.raise_matches is not None:
@@ -334,7 +336,7 @@ class Dispatcher:
         if evaluation.behind is not None:
             attempt.behind = evaluation.behind.get(replica.slot)
         attempt.learn = evaluation.choice.learn
-        attempt.withhold = replica.doubtful and len(evaluation.eligible.replicas) > 1
+        attempt.withhold = replica.doubtful(request.streamed) and len(evaluation.eligible.replicas) > 1
         return Dispatch(
             request.request_id,
             attempt.attempt_id,

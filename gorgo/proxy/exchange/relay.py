@@ -31,6 +31,7 @@ from gorgo.core.stream import (
     error_of_body,
     has_end,
     is_json,
+    lacks_answer,
     read_usage,
 )
 from gorgo.live.http.body import RequestBuffer, ResettableTimeout
@@ -726,6 +727,8 @@ async def relay_body(passage: Passage, limit: int) -> Outcome:
             return passage.refused(body, error_status) if failure is None else passage.failed(body, failure)
     usage = read_usage(body)
     short = is_short_usage(usage, may_be_short=passage.may_be_short)
+    if body and not is_encoded(source.headers) and lacks_answer(passage.route, body):
+        short = True
     if short and passage.withhold:
         return passage.hold(body, usage=usage)
     await passage.send_head(head=body, has_events=False)
