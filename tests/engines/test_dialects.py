@@ -19,7 +19,6 @@ from gorgo.lab.sim.engine.profiles import PROFILES
 from gorgo.lab.sim.engine.request import EngineRequest
 from tests.engines.scrapes import LLAMACPP_SLOTS, METRICS
 
-
 # SGLang: sums over its ranks, and counters that one rank does not tell.
 
 
