@@ -64,7 +64,11 @@ class ExperimentFleet:
             profile = LLAMA_13B if self.profile == LLAMA_13B.name else find_profile(self.profile)
             profile = as_vllm(profile) if self.vllm else profile
             replicas = [
-                SimReplica(ReplicaSpec(f"replica-{number}", ONE_REGION), profile, Link(rtt_s=POOLED_RTT_S))
+                SimReplica(
+                    ReplicaSpec(f"replica-{number}", ONE_REGION, accelerator=profile.accelerator),
+                    profile,
+                    Link(rtt_s=POOLED_RTT_S),
+                )
                 for number in range(self.replicas)
             ]
         if self.profile is None and self.replicas:
@@ -88,6 +92,7 @@ def unknown_paper_fleet(profile: EngineProfile) -> SimFleet:
 
 
 def _three_regions(profile: EngineProfile, **spec: Any) -> SimFleet:
+    spec = {"accelerator": profile.accelerator, **spec}
     return SimFleet(
         tuple(
             SimReplica(ReplicaSpec(f"{region}-0", region, **spec), profile, Link(rtt_s=rtt_ms / 1e3))

@@ -61,8 +61,8 @@ class Forecasts:
 class RecordedTrainer(Trainer):
     """A trainer that retains what it was given."""
 
-    def __init__(self, spec: TrainingSpec, seed: int, version: int = 0) -> None:
-        super().__init__(spec, seed, version)
+    def __init__(self, spec: TrainingSpec, seed: int, incumbent: Model | None = None) -> None:
+        super().__init__(spec, seed, incumbent)
         self.rows: list[TrainingRows] = []
 
     def add(self, rows: TrainingRows) -> None:
@@ -89,8 +89,8 @@ class RunTraining:
         parts = [rows for trainer in self._trainers for rows in trainer.rows]
         return forecasts(parts, self.controller.rounds, self._model)
 
-    def _make_trainer(self, spec: TrainingSpec, seed: int, version: int) -> RecordedTrainer:
-        trainer = RecordedTrainer(spec, seed, version)
+    def _make_trainer(self, spec: TrainingSpec, seed: int, incumbent: Model | None) -> RecordedTrainer:
+        trainer = RecordedTrainer(spec, seed, incumbent)
         self._trainers.append(trainer)
         return trainer
 

@@ -34,7 +34,7 @@ from experiments.tables import ClaimVerdict
 from gorgo.config.atomic import write_atomically
 from gorgo.errors import GorgoError, ReportError
 from gorgo.lab.progress import shown_progress
-from gorgo.lab.simulate import ORACLE
+from gorgo.lab.simulate import BASELINES
 from gorgo.lab.simulate.run import parallel, policy_of
 from gorgo.policies.registry import POLICIES
 
@@ -212,11 +212,11 @@ def _code_digest(policy: str, code: tuple[Path, ...]) -> str:
 
 
 def _policy_files(policy: str) -> Iterator[Path]:
-    """Files that policies share, and the policy's own; the oracle is part of the simulator."""
+    """Files that policies share, and the policy's own; the baselines are parts of the simulator."""
     files = {name: _source(kind) for name, kind in POLICIES.items()}
     others = {*files.values(), _POLICIES / "registry.py"}
     yield from (path for path in sorted(_POLICIES.glob("*.py")) if path not in others)
-    if policy != ORACLE:
+    if policy not in BASELINES:
         yield files.get(policy) or _source(type(policy_of(policy)))
 
 

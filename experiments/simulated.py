@@ -125,6 +125,7 @@ class SimTask:
         """Return the Router's bounds; every decision of the run is retained."""
         overload = OverloadLimits(queue_enabled=self.variant.queueing, queue_max_requests=MAX_IN_FLIGHT)
         limits = RouterLimits(
+            max_routes=self.variant.max_routes or RouterLimits().max_routes,
             block_tokens=float(self.traffic.block_tokens),
             stale_after_s=STALE_INTERVALS * max(self.probe_s, self.scrape_s),
             max_in_flight=MAX_IN_FLIGHT,

@@ -17,7 +17,6 @@ from gorgo.errors import UnknownPolicy
 from gorgo.lab.sim.kv_events.reports import CacheReports
 from gorgo.lab.simulate.run import policy_of
 from gorgo.policies.learned.base import LearnedPolicy
-from gorgo.policies.multi_depth import MultiDepth, RouteTable
 
 #: Added to a label.
 QUEUEING = " with queueing"
@@ -57,7 +56,7 @@ class Variant:
     source:
         Of cached tokens; None: the policy's own, with the reports of the run.
     max_routes:
-        Bound of the route table of `multi-depth`; None: its own.
+        Bound of the routes of `multi-depth`; None: the usual one.
     """
 
     policy: str
@@ -76,9 +75,6 @@ class Variant:
         if self.training:
             assert isinstance(policy, LearnedPolicy), f"{self.policy} does not learn"
             policy = type(policy)(replace(policy.training, **dict(self.training)))
-        if self.max_routes is not None:
-            assert isinstance(policy, MultiDepth), "the one policy with routes of its own"
-            policy.routes = RouteTable(self.max_routes)
         if self.source is None or policy.index in ("any", SOURCES[self.source][0]):
             return policy
         return cast(Policy, IndexedPolicy(policy, SOURCES[self.source][0]))
@@ -111,9 +107,10 @@ VARIANTS: Mapping[str, Variant] = {
     **{f"random, shadow {name}": Variant(policy="random", shadow=name) for name in SHADOWS},
     "lodestar, frozen": Variant(policy="lodestar", trains_until=0.5),
     "lodestar, offline": Variant(policy="lodestar", trained_on="7xL20-8xA30"),
-    "lodestar, new data only": _of("lodestar", replay_rule="none", fifo=1000),
-    "lodestar, all data": _of("lodestar", replay_rule="all"),
-    "lodestar, random replay": _of("lodestar", replay_rule="random"),
+    # As the paper compares buffers: each round's model is adopted, a worse one too.
+    "lodestar, new data only": _of("lodestar", replay_rule="none", fifo=1000, judged=False),
+    "lodestar, all data": _of("lodestar", replay_rule="all", judged=False),
+    "lodestar, random replay": _of("lodestar", replay_rule="random", judged=False),
     "lodestar, linear": _of("lodestar", kind="linear"),
     "lodestar, model from 200 samples": _of("lodestar", first_samples=200),
     "lodestar, no range check": _weighted("lodestar", range_check=0.0),
@@ -134,7 +131,9 @@ VARIANTS: Mapping[str, Variant] = {
     "gorgo-residual, no limit": _weighted("gorgo-residual", residual_limit=1e9),
     "gorgo-residual, frozen": Variant(policy="gorgo-residual", trains_until=0.5),
     "gorgo-residual, offline": Variant(policy="gorgo-residual", trained_on="7xL20-8xA30"),
-    "multi-depth, single": _weighted("multi-depth", depths=0.0),
+    "multi-depth, single": _weighted("multi-depth", depths=2.0),
+    # The post's router with one depth.
+    "multi-depth, whole prompt": _weighted("multi-depth", depths=0.0),
     "longest prefix, exact caches": Variant(policy="prefix-cache-in-flight", source="exact"),
     "gorgo-ms, events": Variant(policy="gorgo-ms", source="events"),
     "override off": _weighted("multi-depth", override=0.0),

@@ -9,20 +9,22 @@ from pathlib import Path
 from typing import ClassVar
 
 from experiments.comparison import MEASURES
-from experiments.fleets import paper_fleet
+from experiments.fleets import ExperimentFleet, paper_fleet
 from experiments.runner import Runs, run_key
 from experiments.simulated import TaskRun
 from experiments.tables import ClaimVerdict
 from gorgo.config.load import load_config
 from gorgo.core.limits import RouterLimits
+from gorgo.lab.datasets import Shape, generate_requests
 from gorgo.lab.demo.options import PAPER
 from gorgo.lab.results import ResultRow, load_text
 from gorgo.lab.sim.engine.profiles import EngineProfile
 from gorgo.lab.sim.faults.scenarios import with_accurate_priors
 from gorgo.lab.sim.fleet import SimFleet
-from gorgo.lab.sim.named_fleets import find_fleet
+from gorgo.lab.sim.workload import SimRequest
 from gorgo.lab.simulate import SimJob, run_once
 from gorgo.lab.simulate.compare import Figure, best_of_rows, geometric_mean, ratio_of
+from gorgo.lab.simulate.feed import feed_of
 from gorgo.lab.simulate.fleet import fleet_of, limits_of
 from gorgo.lab.simulate.job import STEADY
 from gorgo.lab.traces import TraceFilters
@@ -49,6 +51,8 @@ class Workload:
         Shown in tables, without the load.
     traces:
         Files, or names of data sets or shapes. Seed s takes number s modulo their count; a shape is drawn with s.
+    shape:
+        Drawn with the seed in the place of a trace, whose name then says nothing but what it is like.
     filters:
         Which of their requests run.
     time_scale:
@@ -57,6 +61,8 @@ class Workload:
         Faults and other deviations.
     fleet:
         Name of a fleet; None: that of regions.yaml.
+    pool_share:
+        Part of each KV pool of a named fleet that there is.
     profile:
         Engine of every replica of the GORGO paper's fleet, in place of `fleet`, with the Router's own limits.
     client_concurrency:
@@ -73,10 +79,12 @@ class Workload:
 
     name: str
     traces: tuple[str, ...]
+    shape: Shape | None = None
     filters: TraceFilters = field(default_factory=TraceFilters)
     time_scale: float = 1.0
     scenario: str = STEADY
     fleet: str | None = None
+    pool_share: float = 1.0
     profile: EngineProfile | None = None
     client_concurrency: int | None = None
     seeds: int | None = None
@@ -84,7 +92,8 @@ class Workload:
     @property
     def label(self) -> str:
         """Return the name with the load, the named fleet and, unless steady, the scenario."""
-        parts = [self.name, load_text(self.time_scale), *([] if self.fleet is None else [self.fleet])]
+        fleets = [] if self.fleet is None else [ExperimentFleet(name=self.fleet, pool_share=self.pool_share).title]
+        parts = [self.name, load_text(self.time_scale), *fleets]
         return ", ".join(parts if self.scenario == STEADY else [*parts, self.scenario])
 
     def at(self, time_scale: float) -> Workload:
@@ -95,9 +104,9 @@ class Workload:
         """Return the same under a scenario."""
         return replace(self, scenario=scenario)
 
-    def on(self, fleet: str) -> Workload:
-        """Return the same on a named fleet."""
-        return replace(self, fleet=fleet)
+    def on(self, fleet: str, *, pool_share: float = 1.0) -> Workload:
+        """Return the same on a named fleet with so large a part of its KV pools."""
+        return replace(self, fleet=fleet, pool_share=pool_share)
 
     def first(self, requests: int | None) -> Workload:
         """Return the same with only so many requests; None: all."""
@@ -119,7 +128,13 @@ class PolicyTask:
         return self.workload.traces[self.seed % len(self.workload.traces)]
 
     def job(self) -> SimJob:
-        """Return the job of the run, the policy with its default weights or those of `WEIGHTED`."""
+        """Return the job of the run, the policy with its default weights or those of `WEIGHTED`; a shape is drawn."""
+        workload = self.workload
+        if workload.shape is None:
+            return self._job()
+        return replace(self._job(), feed=_drawn(workload.shape, self.seed, workload.filters))
+
+    def _job(self) -> SimJob:
         workload = self.workload
         policy, weights = WEIGHTED.get(self.policy, (self.policy, None))
         fleet, limits, (probe_s, scrape_s) = _regions()
@@ -129,7 +144,7 @@ class PolicyTask:
             trace=self.trace,
             policy=policy,
             weights=weights,
-            fleet=fleet if workload.fleet is None else find_fleet(workload.fleet),
+            fleet=fleet if workload.fleet is None else _part_of(workload.fleet, workload.pool_share),
             filters=workload.filters,
             time_scale=workload.time_scale,
             seed=self.seed,
@@ -138,12 +153,13 @@ class PolicyTask:
             probe_interval_s=probe_s,
             scrape_interval_s=scrape_s,
             client_concurrency=workload.client_concurrency,
+            block_tokens=None if workload.shape is None else workload.shape.block_tokens,
         )
 
     def key(self) -> str:
         """Return the key of the run; workloads of two names can be one run. Raises `UnknownPolicy`."""
-        job = self.job()
-        return run_key(job.policy, [job.trace], [replace(job, trace="")])
+        job, shape = self._job(), self.workload.shape
+        return run_key(job.policy, [job.trace], [replace(job, trace=""), *([] if shape is None else [shape])])
 
     def run(self) -> TaskRun:
         """Run the task in this process."""
@@ -151,12 +167,25 @@ class PolicyTask:
         return TaskRun(row=run.row, cpu_s=run.cpu_s or 0.0)
 
 
+@lru_cache(maxsize=8)
+def _part_of(fleet: str, pool_share: float) -> SimFleet:
+    """Return a named fleet with a part of its KV pools."""
+    return ExperimentFleet(name=fleet, pool_share=pool_share).sim_fleet()
+
+
+@lru_cache(maxsize=2)
+def _drawn(shape: Shape, seed: int, filters: TraceFilters) -> Sequence[SimRequest]:
+    """Return the requests of a shape that pass the filters, in its own blocks."""
+    requests = generate_requests(replace(shape, seed=seed), block_tokens=shape.block_tokens)
+    return tuple(feed_of(filters.apply(requests), block_tokens=shape.block_tokens))
+
+
 @lru_cache(maxsize=1)
 def _regions() -> tuple[SimFleet, RouterLimits | None, tuple[float, float]]:
     """Return the fleet of regions.yaml with accurate priors of its engines, its limits and its intervals."""
     loaded = load_config(REGIONS)
     fleet = with_accurate_priors(fleet_of(loaded, source=REGIONS))
-    return fleet, limits_of(loaded), (loaded.proxy.probe_interval_s, loaded.proxy.scrape_interval_s)
+    return fleet, limits_of(loaded), (loaded.proxy.probe_interval_s, loaded.proxy.scrape_interval_s or 30.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

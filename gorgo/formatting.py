@@ -131,20 +131,40 @@ def cache_line(cache: Mapping[str, Any]) -> str:
     >>> cache_line(stats | tokens | {"feed": None, "pushes": {"lost": 3}})
     'push, 12.0k blocks, newest 0 s ago, lost 3; estimated 900 of 1,000 cached tokens: 0 phantom, 100 missed'
     """
-    parts = [cache["source"]]
+    unused = cache.get("unused")  # an older proxy does not say
+    parts = [cache["source"]] if unused is None else [f"history: {unused}"]
     if cache["source"] != "history":
+        parts += [] if unused is None else [f"{cache['source']} unused"]
         parts += [] if cache["complete"] else ["incomplete"]
         parts += [f"{count(cache['blocks'])} blocks", f"newest {age(cache['age_s'])} ago"]
     if _feed_state(cache) not in ("off", "live"):
         parts.append(f"feed {_feed_state(cache)}")
     counts = (cache["feed"] or {}) | cache["pushes"]
     parts += [f"{name.replace('_', ' ')} {count(counts[name])}" for name in _COUNTS if counts.get(name)]
+    decided = cache.get("decisions") or {}
+    if unused is None and decided.get("history", 0) > 0 and cache["source"] != "history":
+        parts.append(f"{count(decided['history'])} of {count(sum(decided.values()))} decisions by history")
     line = ", ".join(parts)
     if cache["requests"]:
         sums = {name: count(cache[f"{name}_tokens"]) for name in ("estimated", "reported", "phantom", "missed")}
         line += f"; estimated {sums['estimated']} of {sums['reported']} cached tokens: "
         line += f"{sums['phantom']} phantom, {sums['missed']} missed"
     return line
+
+
+def routes_line(routes: Mapping[str, Any]) -> str:
+    """Return the routes of a policy by origin, their ages and evictions.
+
+    >>> stats = {"max_routes": 100_000, "ttl_s": 3600.0, "routes": {"local": 1200, "remote": 0}}
+    >>> routes_line(stats | {"unused_s": {"local": 340.0}, "evicted": {"local": 0, "remote": 3}})
+    'routes: 1,200 local of at most 100k, the longest unused 6 min ago (void after 60 min); evicted 3 remote'
+    """
+    stored = [f"{count(number)} {origin}" for origin, number in routes["routes"].items() if number]
+    line = f"routes: {', '.join(stored) or 'none'} of at most {count(routes['max_routes'])}"
+    if routes["unused_s"]:
+        line += f", the longest unused {age(max(routes['unused_s'].values()))} ago (void after {age(routes['ttl_s'])})"
+    evicted = [f"{count(number)} {origin}" for origin, number in routes["evicted"].items() if number]
+    return line + (f"; evicted {', '.join(evicted)}" if evicted else "")
 
 
 def source_state(source: Mapping[str, Any]) -> str:

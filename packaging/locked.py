@@ -5,7 +5,7 @@
 
 The lock file has the developers' tools too. pip itself says what a requirement needs (a dry run of an install that may
 choose no other versions than the lock's); what it names is copied, line by line. A requirement that is a file, as
-`./gorgo_router-0.1.0-py3-none-any.whl[otel]`, is left out of what is printed: no lock can have its hash.
+`./gorgo_router-0.2.0-py3-none-any.whl[otel]`, is left out of what is printed: no lock can have its hash.
 
 Needs nothing but the Python that runs it, whose version and platform decide what is needed.
 """

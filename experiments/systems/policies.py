@@ -10,7 +10,7 @@ The workloads:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from time import monotonic
 
@@ -45,6 +45,10 @@ TITLES = {
 GROUPS = tuple(TITLES)
 HEADER = ("on", "of", "against", "figure", "target", "of / against [95 %]", "met")
 MEANS_HEADER = ("on", "policy", "TTFT p50 ms", "p95", "E2E p50 s", "p95", "hit %")
+#: Measure, form and factor of the columns behind on and policy.
+MEANS: Sequence[tuple[str, str, float]] = (
+    ("p50 TTFT", ".0f", 1), ("p95 TTFT", ".0f", 1), ("p50 E2E", ".2f", 1), ("p95 E2E", ".2f", 1), ("hit", ".1f", 100)
+)  # fmt: skip
 #: The paper drops longer prompts and caps answers; its model reaches the cap with nearly every answer.
 FILTERS = TraceFilters(max_input=24_000, max_output=128, min_output=128)
 ART_CHAT = Workload(name="ART-Chat-like", traces=("art-chat-apr5", "art-chat-apr6", "art-chat-apr7"), filters=FILTERS)
@@ -205,8 +209,15 @@ def report(groups: Sequence[str], grid: Grid, runner: Runner) -> SystemReport:
     return report_on(targets, grid.seeds, runner)
 
 
-def report_on(targets: Sequence[RatioTarget], seeds: Sequence[int], runner: Runner) -> SystemReport:
-    """Run what targets need and return their tables."""
+def report_on(
+    targets: Sequence[RatioTarget],
+    seeds: Sequence[int],
+    runner: Runner,
+    *,
+    titles: Mapping[str, str] = TITLES,
+    means: tuple[Sequence[str], Sequence[tuple[str, str, float]]] = (MEANS_HEADER, MEANS),
+) -> SystemReport:
+    """Run what targets need and return their tables; `means` are the header and the columns of the last one."""
     begun_s, made = monotonic(), runner.made
     tasks = list(dict.fromkeys(task for target in targets for task in target.tasks(seeds)))
     # Runs that share a trace follow one another: each process keeps the feed that it used last.
@@ -220,13 +231,15 @@ def report_on(targets: Sequence[RatioTarget], seeds: Sequence[int], runner: Runn
         f"{runner.made - made} of them were made now, in {monotonic() - begun_s:.0f} s."
     )
     return SystemReport(
-        sections=[*sections(verdicts, HEADER, TITLES), TableSection("", MEANS_HEADER, mean_cells(tasks, runs))],
+        sections=[*sections(verdicts, HEADER, titles), TableSection("", means[0], mean_cells(tasks, runs, means[1]))],
         end=end + (f" Requests failed under {', '.join(failing)}." if failing else ""),
         rows=[verdict.as_json() for verdict in verdicts],
     )
 
 
-def mean_cells(tasks: Sequence[PolicyTask], runs: Runs) -> list[tuple[str, ...]]:
+def mean_cells(
+    tasks: Sequence[PolicyTask], runs: Runs, columns: Sequence[tuple[str, str, float]] = MEANS
+) -> list[tuple[str, ...]]:
     """Return means over seeds of every policy, workload by workload."""
     rows: dict[tuple[str, str], list[ResultRow]] = {}
     by_workload: dict[tuple[Workload, str], list[ResultRow]] = {}
@@ -236,15 +249,8 @@ def mean_cells(tasks: Sequence[PolicyTask], runs: Runs) -> list[tuple[str, ...]]
         rows[workload.label, policy] = found
     labels = list(dict.fromkeys(label for label, _ in rows))
     ordered = sorted(rows, key=lambda place: (labels.index(place[0]), place[1]))
-    forms = (
-        ("p50 TTFT", ".0f", 1),
-        ("p95 TTFT", ".0f", 1),
-        ("p50 E2E", ".2f", 1),
-        ("p95 E2E", ".2f", 1),
-        ("hit", ".1f", 100),
-    )
     return [
-        (*place, *(number(MEASURES[name](mean), form, factor) for name, form, factor in forms))
+        (*place, *(number(MEASURES[name](mean), form, factor) for name, form, factor in columns))
         for place in ordered
         for mean in [mean_row(rows[place])]
     ]

@@ -15,8 +15,9 @@ from experiments.runner import Runner
 from experiments.traffic import ContextTraffic, ConversationKind, ConversationTraffic
 
 NAME, TITLE = "ranvier", "Ranvier"
-ROUND_ROBIN, SINGLE, MULTI, OFF, ON, OURS = (
-    "round-robin", "multi-depth, single", "multi-depth", "override off", "override on", "gorgo-ms, events",
+ROUND_ROBIN, WHOLE, SINGLE, MULTI, OFF, ON, OURS = (
+    "round-robin", "multi-depth, whole prompt", "multi-depth, single", "multi-depth", "override off", "override on",
+    "gorgo-ms, events",
 )  # fmt: skip
 _A100 = ExperimentFleet(name="8xA100", profile=LLAMA_13B.name, replicas=8, vllm=True)
 #: Conversations that begin, 1/s.
@@ -44,10 +45,10 @@ def _conversations() -> Iterator[VariantComparison]:
             of=label, against=ROUND_ROBIN, figure=figure,
             published=_published(text, "multi-depth", column) if label == MULTI else None,
         )
-        for label in (SINGLE, MULTI, OURS)
+        for label in (WHOLE, SINGLE, MULTI, OURS)
         for figure, (text, column) in AGAINST_ROUND_ROBIN.items()
     ]  # fmt: skip
-    variants = (ROUND_ROBIN, SINGLE, MULTI, "longest prefix, exact caches", OURS)
+    variants = (ROUND_ROBIN, WHOLE, SINGLE, MULTI, "longest prefix, exact caches", OURS)
     for kind, starts_per_s in RATES.items():
         traffic = ConversationTraffic(kind=kind, requests=2400, starts_per_s=starts_per_s)
         yield cached("depths", _A100, traffic, variants, targets=targets, x=kind)

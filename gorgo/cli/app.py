@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 import typer.main
 
-from gorgo import __version__
+from gorgo import build_version
 from gorgo.cli.errors import FAILED, Commands, add_variables
 
 #: Each command's function, or group of commands, below `gorgo.cli`; in the order of `gorgo --help`. One is imported
@@ -97,7 +97,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"gorgo {__version__}")
+        typer.echo(f"gorgo {build_version()}")
         raise typer.Exit
 
 

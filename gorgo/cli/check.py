@@ -38,19 +38,33 @@ def check(
     """Validate regions.yaml as `gorgo serve` does.
 
     Lists every error with its key, line and value, those of certificates, keys and variables included; warns of a url
-    with a path and of one used twice. With --live the command also sends a request to every fleet source, and to every
+    with a path and of one used twice, of reports of caches that no decision uses, and of scrapes that are too slow for
+    the policy. With --live the command also sends a request to every fleet source, and to every
     replica of the file and of the sources; the exit code is 1 if one does not answer as expected.
     """
     from gorgo.cli.machine_checks import ports_in_use
     from gorgo.cli.tables import counted
     from gorgo.cli.validation import Overrides, examine
     from gorgo.config.load import items, read_text
-    from gorgo.config.replica_advice import url_warnings
+    from gorgo.config.replica_advice import (
+        model_warnings,
+        report_warnings,
+        scrape_warnings,
+        several_addresses,
+        url_warnings,
+    )
+    from gorgo.policies.registry import make_shadow
 
     if live and no_files:
         raise typer.BadParameter("--live and --no-files: expected one of them")
     token = None if no_files else options.admin_token()
-    overrides = Overrides(environ=os.environ, admin_token=token, weights_file=weights, machine=not no_files)
+    overrides = Overrides(
+        environ=os.environ,
+        admin_token=token,
+        metrics_token=None if no_files else options.metrics_token(),
+        weights_file=weights,
+        machine=not no_files,
+    )
     document, valid = examine(read_text(config), source=config, overrides=overrides)
     name = None if valid is None else valid.policy.name
     reached: list[Reached] = []
@@ -60,7 +74,11 @@ def check(
     if valid is not None:
         loaded = valid.config
         shared = _shared(loaded)
+        shadow = make_shadow(loaded.proxy.shadow_policy, valid.policy)
+        policies = [valid.policy] if shadow is None else [valid.policy, shadow]
         warnings = url_warnings(loaded.replicas)
+        warnings += report_warnings(loaded, policies)
+        warnings += scrape_warnings(loaded.proxy.scrape_interval_s, policies)
         if not no_files and not live:  # with --live the proxy usually runs
             warnings += ports_in_use({"bind": loaded.proxy.bind, "admin_bind": loaded.proxy.admin_bind})
         if live:
@@ -70,6 +88,9 @@ def check(
             fleet = found.merged(loaded).replicas
             sources = found.as_rows(time.monotonic())
             reached = reach_all(fleet, environ=os.environ, timeout_s=loaded.limits.connect_timeout_s)
+            warnings += model_warnings(loaded, policies, {row.name: row.models for row in reached})
+            advice = {row.name: several_addresses(row.addresses) for row in reached}
+            warnings += [f"replica {name}: {words}" for name, words in advice.items() if words is not None]
     if as_json:
         replicas = [asdict(row) for row in reached]
         verdict = {"policy": name, "shared": shared, "warnings": warnings, "fleet_sources": sources}

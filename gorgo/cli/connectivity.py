@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -44,6 +46,8 @@ class Reached:
     engine: str | None = None
     #: Models that the replica lists.
     models: tuple[str, ...] = ()
+    #: What the host name of its URL has in DNS; empty without an answer.
+    addresses: tuple[str, ...] = ()
 
 
 def find_all(config: Config, *, environ: Mapping[str, str]) -> FoundFleet:
@@ -99,10 +103,23 @@ async def _reach_all(replicas: Sequence[ReplicaConfig], environ: Mapping[str, st
 
     async def reach(replica: ReplicaConfig) -> Reached:
         async with turns:
-            return await _reach(client, replica, environ)
+            addresses = await _addresses_of(replica.url, timeout_s=timeout_s)
+            return replace(await _reach(client, replica, environ), addresses=addresses)
 
     async with httpx.AsyncClient(timeout=timeout_s, trust_env=False) as client:
         return await asyncio.gather(*map(reach, replicas))
+
+
+async def _addresses_of(url: str, *, timeout_s: float) -> tuple[str, ...]:
+    """Return the addresses of a URL's host; none if it has none or DNS does not answer, which the request says too."""
+    try:
+        parts = urlsplit(url)
+        async with asyncio.timeout(timeout_s):
+            loop = asyncio.get_running_loop()
+            found = await loop.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
+    except (OSError, ValueError):
+        return ()
+    return tuple(dict.fromkeys(str(address[0]) for *_, address in found))
 
 
 async def _reach(client: httpx.AsyncClient, replica: ReplicaConfig, environ: Mapping[str, str]) -> Reached:

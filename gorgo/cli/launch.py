@@ -100,8 +100,10 @@ class Launch:
             freeze_startup_objects()
             typer.echo(shown(addresses))
 
-        if overrides.admin_token is None:
-            typer.echo("gorgo: GORGO_ADMIN_TOKEN is not set: the admin listener will reject every request", err=True)
+        admin_token = overrides.admin_token
+        if admin_token is None:
+            admin_token, words = made_admin_token(self.state)
+            typer.echo(f"gorgo: GORGO_ADMIN_TOKEN is not set: {words}", err=True)
         set_up_logs(self.log_format, self.log_level)
         log_config_warnings(started.config)
         # With --seed the key of fingerprints repeats too, for comparisons; without, clients cannot guess it.
@@ -109,7 +111,8 @@ class Launch:
         options = ProcessOptions(
             policy=started.policy,
             weights=started.weights,
-            admin_token=overrides.admin_token,
+            admin_token=admin_token,
+            metrics_token=overrides.metrics_token,
             environ=os.environ,
             key=drawn,
             seed=drawn,
@@ -121,6 +124,49 @@ class Launch:
         )
         # The process handles the signals itself: a second one ends its grace period.
         uvloop.run(front_end(started.config, options, ready=ready))
+
+
+# The admin token of a process that was given none.
+
+
+#: Behind the name of the state file, whose folder the process may write to.
+TOKEN_SUFFIX = ".token"
+#: Random bytes of a token: 192 bits, in 32 characters.
+TOKEN_BYTES = 24
+#: The command line's own bound for a token that is given, in characters; a file of less was cut off.
+_TOKEN_CHARS = 32
+
+
+def made_admin_token(state: Path | None) -> tuple[str, str]:
+    """Return an admin token, and words for the operator.
+
+    Beside a state file it is kept in a file that only its owner can read, so that a restart has the same. Without one,
+    or where that file cannot be written, it ends with the process.
+    """
+    import secrets
+
+    from gorgo.config.atomic import PRIVATE, write_atomically
+
+    token = secrets.token_urlsafe(TOKEN_BYTES)
+    made = f"made the token {token}"
+    if state is None:
+        return token, f"{made} for this process; --state FILE keeps one"
+    path = state.with_name(state.name + TOKEN_SUFFIX)
+    advice = f"for other commands: export GORGO_ADMIN_TOKEN_FILE={path}"
+    try:
+        path.chmod(PRIVATE)
+        kept = path.read_text(encoding="ascii").strip()
+        if len(kept) == _TOKEN_CHARS and kept.isprintable() and " " not in kept:
+            return kept, f"the token is that of {path}; {advice}"
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        return token, f"{made} for this process, because {path} cannot be read: {error}"
+    try:
+        write_atomically(path, f"{token}\n".encode("ascii"), mode=PRIVATE)
+    except OSError as error:
+        return token, f"{made} for this process, because {path} cannot be written: {error}"
+    return token, f"{made}; {advice}"
 
 
 # The garbage collector: objects of the start are frozen, and collections are rare.

@@ -27,19 +27,29 @@ def admin_token() -> str | None:
     There is no option for it: every user of a host can read the command lines of its processes. A file that cannot be
     read or is empty is a usage error, and so is a token that no header can hold.
     """
-    token = _word(os.environ.get("GORGO_ADMIN_TOKEN") or "", "GORGO_ADMIN_TOKEN: ") or None
-    name = os.environ.get("GORGO_ADMIN_TOKEN_FILE")
+    return _token("GORGO_ADMIN_TOKEN")
+
+
+def metrics_token() -> str | None:
+    """Return the token for `GET /metrics` of the admin listener alone: in GORGO_METRICS_TOKEN, else in its file."""
+    return _token("GORGO_METRICS_TOKEN")
+
+
+def _token(variable: str) -> str | None:
+    token = _word(os.environ.get(variable) or "", f"{variable}: ") or None
+    name = os.environ.get(f"{variable}_FILE")
     if token is not None or not name:
         return token
+    place = f"{variable}_FILE={name}: "
     try:
         with open(name, "rb") as file:
             text = file.read(_TOKEN_BYTES_MAX + 1).decode().strip()
     except (OSError, ValueError) as error:
-        raise typer.BadParameter(f"GORGO_ADMIN_TOKEN_FILE={name}: expected a file with the token: {error}") from error
+        raise typer.BadParameter(f"{place}expected a file with the token: {error}") from error
     if not 0 < len(text) <= _TOKEN_BYTES_MAX:
         found = "more than any header holds" if text else "nothing"
-        raise typer.BadParameter(f"GORGO_ADMIN_TOKEN_FILE={name}: expected the token, found {found}")
-    return _word(text, f"GORGO_ADMIN_TOKEN_FILE={name}: ")
+        raise typer.BadParameter(f"{place}expected the token, found {found}")
+    return _word(text, place)
 
 
 def finite(option: typer.CallbackParam, value: float | list[float] | None) -> float | list[float] | None:

@@ -42,6 +42,7 @@ def picker(
         overrides=Overrides(
             environ=os.environ,
             admin_token=options.admin_token(),
+            metrics_token=options.metrics_token(),
             policy=policy,
             weights_file=weights,
             front_end="picker",

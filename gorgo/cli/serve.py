@@ -55,6 +55,7 @@ def serve(
     overrides = Overrides(
         environ=os.environ,
         admin_token=options.admin_token(),
+        metrics_token=options.metrics_token(),
         policy=policy,
         weights_file=weights,
         bind=_address("--bind", bind),

@@ -22,8 +22,9 @@ from gorgo.config.values import MIN_TOKEN_CHARS
 from gorgo.core.numeric import is_number
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.weights import Weights
+from gorgo.core.training.learning import NeedsPackages
 from gorgo.engines.registry import dialect
-from gorgo.errors import ConfigError, GorgoError, UnknownPolicy, closest
+from gorgo.errors import ConfigError, GorgoError, MissingExtra, UnknownPolicy, closest
 from gorgo.policies.registry import make_policy, make_shadow, policy_names
 
 FrontEnd = Literal["proxy", "picker"]
@@ -40,6 +41,8 @@ class Overrides:
         Variables of the file, and API keys.
     admin_token:
         Of the admin listener, if one is set.
+    metrics_token:
+        For its metrics alone, if one is set.
     policy, weights_file, bind, admin_bind:
         As the options of `gorgo serve`; addresses are valid.
     front_end:
@@ -54,6 +57,7 @@ class Overrides:
 
     environ: Mapping[str, str]
     admin_token: str | None = None
+    metrics_token: str | None = None
     policy: str | None = None
     weights_file: Path | None = None
     pinned: tuple[Policy, Weights] | None = None
@@ -87,7 +91,7 @@ def examine(text: bytes, *, source: Path, overrides: Overrides) -> tuple[Documen
         yield from _routing(document, overrides)
         yield from _profile(document)
         yield from _engines(document)
-        yield from _token(overrides.admin_token)
+        yield from _tokens(overrides)
         if overrides.machine:
             binds = _binds(overrides) if overrides.ports else None
             yield from machine_problems(document, environ=overrides.environ, binds=binds)
@@ -121,12 +125,12 @@ def _routing(document: Document, overrides: Overrides) -> Iterator[Problem]:
     """Yield errors of policy, weights and shadow policy, in the file and in the options."""
     proxy = inside(document.data, "proxy")
     name = proxy.get("policy", _DEFAULTS["policy"])
-    own = yield from _policy(document, ("proxy", "policy"), name)
+    own = yield from _policy(document, ("proxy", "policy"), name, overrides)
     if own is not None:
         yield from _weights(document, own, inside(proxy, "weights"))
     chosen = yield from _chosen(document, overrides, own)
     shadow = proxy.get("shadow_policy")
-    scoring = yield from _policy(document, ("proxy", "shadow_policy"), shadow)
+    scoring = yield from _policy(document, ("proxy", "shadow_policy"), shadow, overrides)
     if isinstance(shadow, str) and scoring is not None and chosen is not None:
         try:
             make_shadow(shadow, chosen)
@@ -148,18 +152,24 @@ def _chosen(document: Document, overrides: Overrides, own: Policy | None) -> Ite
         )
     except ConfigError as error:
         if option == "--policy":
-            return (yield from _policy(document, (option,), overrides.policy))
+            return (yield from _policy(document, (option,), overrides.policy, overrides))
         yield _problem(document, (option,), error)
         return None
     return policy
 
 
-def _policy(document: Document, path: Place, name: object) -> Any:
-    """Yield an error if no policy has this name; return the policy."""
+def _policy(document: Document, path: Place, name: object, overrides: Overrides) -> Any:
+    """Yield an error if no policy has this name or this machine lacks a package that it needs; return the policy."""
     if not isinstance(name, str):
         return None
     try:
-        return make_policy(name)
+        policy = make_policy(name)
+        if overrides.machine and isinstance(policy, NeedsPackages):
+            policy.require_packages()
+        return policy
+    except MissingExtra as error:
+        yield Problem(path, _line(document, path), f"{name}: {error}", "its extra to be installed, or another policy")
+        return None
     except UnknownPolicy as error:
         names = policy_names()
         if name in names:
@@ -228,10 +238,15 @@ def _dialect_error(name: str) -> ConfigError | None:
     return None
 
 
-def _token(token: str | None) -> Iterator[Problem]:
-    if token is not None and len(token) < MIN_TOKEN_CHARS:
-        expected = f"at least {MIN_TOKEN_CHARS}; openssl rand -hex 32 makes one"
-        yield Problem(("GORGO_ADMIN_TOKEN",), 0, f"a token of {len(token)} characters", expected)
+def _tokens(overrides: Overrides) -> Iterator[Problem]:
+    """Yield tokens that can be guessed, and a token for metrics that would let Prometheus administrate."""
+    tokens = {"GORGO_ADMIN_TOKEN": overrides.admin_token, "GORGO_METRICS_TOKEN": overrides.metrics_token}
+    for variable, token in tokens.items():
+        if token is not None and len(token) < MIN_TOKEN_CHARS:
+            expected = f"at least {MIN_TOKEN_CHARS}; openssl rand -hex 32 makes one"
+            yield Problem((variable,), 0, f"a token of {len(token)} characters", expected)
+    if overrides.metrics_token is not None and overrides.metrics_token == overrides.admin_token:
+        yield Problem(("GORGO_METRICS_TOKEN",), 0, "the admin token", "a token of its own")
 
 
 def _push_tokens(document: Document, overrides: Overrides) -> Iterator[Problem]:

@@ -76,7 +76,7 @@ class ReplicaConfig:
     name: Name
     region: Name
     url: Url
-    engine: EngineName = "sglang"
+    engine: EngineName = "auto"
     #: Models served; empty means any.
     models: tuple[Text, ...] = ()
     accelerator: Text | None = None

@@ -199,6 +199,16 @@ class LearningConfig:
 
 @strict
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MultiDepthConfig:
+    """Routes of the policy `multi-depth`."""
+
+    max_routes: Annotated[int, Field(ge=1, le=10_000_000)] = 100_000
+    #: Without use for so long a route is void.
+    ttl_s: Positive = 3600.0
+
+
+@strict
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyConfig:
     """The regional proxy itself."""
 
@@ -208,6 +218,7 @@ class ProxyConfig:
     #: Scores each decision and changes none.
     shadow_policy: Text | None = None
     learning: Annotated[LearningConfig, AfterValidator(_trainable)] = field(default_factory=LearningConfig)
+    multi_depth: MultiDepthConfig = field(default_factory=MultiDepthConfig)
     bind: Bind = "127.0.0.1:8080"
     admin_bind: Bind = "127.0.0.1:9090"
     tls: Annotated[TlsConfig, AfterValidator(paired)] = field(default_factory=TlsConfig)
@@ -217,7 +228,8 @@ class ProxyConfig:
     metrics_listener: Literal["data", "admin"] = "data"
     probe_interval_s: Positive = 30.0
     #: A scrape takes an engine about a millisecond: more than ten a second slow it down.
-    scrape_interval_s: Annotated[float, Field(ge=0.1, allow_inf_nan=False)] = 30.0
+    #: Default: as old as the policy may read a signal, at most 30 s (`core.policy.interface.scrape_interval_s`).
+    scrape_interval_s: Annotated[float, Field(ge=0.1, allow_inf_nan=False)] | None = None
     #: Headers that pass in both directions beside those that always do (`live.http.headers`).
     pass_headers: Annotated[tuple[HeaderName, ...], Field(max_length=64)] = ()
     #: `/ready` is 503 with fewer healthy replicas.
@@ -237,6 +249,7 @@ class LimitsConfig:
     #: Default: a share of the memory (`config.router_settings`).
     max_buffered_bytes: Count | None = None
     max_attempts: Count = 3
+    continuations: Annotated[int, Field(ge=0, le=16)] = 2
     max_in_flight: Count = 4096
     sampled_replicas: Count = 128
     connections_per_replica: Count = CONNECTIONS_PER_REPLICA

@@ -1,20 +1,28 @@
-"""Advice on the keys of a replica: a valid `url` that is rarely meant, and what to change after a refusal.
+"""Advice on valid keys that are rarely meant so: a `url`, a name of several machines, unused reports, slow scrapes.
 
-A path is not an error, because a reverse proxy may serve an engine under one. One engine twice is not an error either,
-because load is then only counted apart.
+Owns what to change after a refusal as well. A path is not an error, because a reverse proxy may serve an engine under
+one. One engine twice is not an error either, because load is then only counted apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from urllib.parse import urlsplit
 
-from gorgo.config.fleet import ReplicaConfig
+from gorgo.config.fleet import ReplicaConfig, SourceReplicaConfig
+from gorgo.config.model import Config
+from gorgo.config.router_settings import model_names
+from gorgo.core.policy.interface import Policy, scrape_interval_s, slow_signals
+
+#: Models named in a sentence.
+_NAMED = 4
 
 _REFUSED, _NOT_FOUND = frozenset({401, 403}), frozenset({404, 405})
 _PORTS = {"http": 80, "https": 443}
 #: The first part of every route of OpenAI's API, which is in the `base_url` of its clients.
 _API = "/v1"
+#: Addresses of a name in one warning.
+ADDRESSES_SHOWN = 4
 
 
 def url_warnings(replicas: Sequence[ReplicaConfig]) -> list[str]:
@@ -32,6 +40,92 @@ def url_warnings(replicas: Sequence[ReplicaConfig]) -> list[str]:
             same = f"replicas[{earlier}] ({replicas[earlier].name})"
             found.append(f"replicas[{number}].url: {replica.url} is that of {same}: one engine would count as two")
     return found
+
+
+def report_warnings(config: Config, policies: Sequence[Policy]) -> list[str]:
+    """Return a sentence for each replica or source whose reports of caches no decision can use.
+
+    `policies` are the policy and the shadow policy, if there is one.
+    """
+    places: list[tuple[str, ReplicaConfig | SourceReplicaConfig]] = [
+        *((f"replicas[{number}]", replica) for number, replica in enumerate(config.replicas)),
+        *((f"fleet_sources[{number}].replica", each.replica) for number, each in enumerate(config.fleet_sources)),
+    ]
+    reads, tokenizers = any(policy.index == "events" for policy in policies), _tokenizers(config)
+    found: list[str] = []
+    for place, replica in places:
+        keys = [key for key in ("kv_events", "push_token_env") if getattr(replica, key) is not None]
+        missing = [name for name in _served(config, replica) if name not in tokenizers]
+        if not keys:
+            continue
+        if not reads:
+            found.append(f"{place}.{keys[0]}: history: policy {policies[0].name} reads no reports of caches")
+        elif missing or not tokenizers:
+            found.append(
+                f"{place}.{keys[0]}: history: no tokenizer for {', '.join(missing) or 'any model'}; "
+                "set models[].tokenizer"
+            )
+    return found
+
+
+def model_warnings(config: Config, policies: Sequence[Policy], listed: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return a sentence for each replica whose reports count for nothing, by the models that it lists itself."""
+    if not any(policy.index == "events" for policy in policies):
+        return []
+    tokenizers, aliases = _tokenizers(config), model_names(config)
+    found = []
+    for replica in config.replicas:
+        names = [aliases.get(name, name) for name in listed.get(replica.name, ())]
+        reports = replica.kv_events is not None or replica.push_token_env is not None
+        if reports and not replica.models and names and not any(name in tokenizers for name in names):
+            found.append(
+                f"{replica.name}: history: no tokenizer for {', '.join(names[:_NAMED])}; set models[].tokenizer"
+            )
+    return found
+
+
+def scrape_warnings(configured_s: float | None, policies: Sequence[Policy]) -> list[str]:
+    """Return a sentence if scrapes are too slow for a policy.
+
+    >>> from gorgo.policies.registry import make_policy
+    >>> scrape_warnings(30.0, [make_policy("predicted-latency")])[0]
+    'proxy.scrape_interval_s: 30 s is too slow: predicted-latency needs queued_requests, used_tokens at most 1 s old'
+    """
+    found = []
+    for policy in policies:
+        slow = slow_signals(scrape_interval_s(configured_s, *policies), policy)
+        if slow:
+            needs = f"{policy.name} needs {', '.join(slow)} at most {min(slow.values()):g} s old"
+            found.append(f"proxy.scrape_interval_s: {configured_s:g} s is too slow: {needs}")
+    return found
+
+
+def _tokenizers(config: Config) -> set[str]:
+    return {model.name for model in config.models if model.tokenizer is not None}
+
+
+def _served(config: Config, replica: ReplicaConfig | SourceReplicaConfig) -> list[str]:
+    aliases = model_names(config)
+    return [aliases.get(name, name) for name in replica.models]
+
+
+def several_addresses(addresses: Iterable[str]) -> str | None:
+    """Return the warning for a name with these addresses; `None` for one machine, which may have one of each family.
+
+    >>> several_addresses(["10.0.0.1", "fd00::1"]) is None
+    True
+    >>> several_addresses(["10.0.0.2", "10.0.0.1"])
+    'its name has 2 addresses (10.0.0.1, 10.0.0.2): requests go to one of them; fleet_sources make a replica of each'
+    """
+    found = set(addresses)
+    six = {address for address in found if ":" in address}
+    most = sorted(six if len(six) > len(found - six) else found - six)
+    if len(most) < 2:
+        return None
+    more = f" and {len(most) - ADDRESSES_SHOWN} more" if len(most) > ADDRESSES_SHOWN else ""
+    shown = ", ".join(most[:ADDRESSES_SHOWN]) + more
+    where = "requests go to one of them; fleet_sources make a replica of each"
+    return f"its name has {len(most)} addresses ({shown}): {where}"
 
 
 def remedy(status: int, *, url: str, api_key_env: str | None) -> str | None:

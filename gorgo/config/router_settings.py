@@ -15,7 +15,11 @@ from gorgo.config.model import Config, LearningConfig, LimitsConfig, OverloadCon
 from gorgo.config.values import STALE_INTERVALS
 from gorgo.core.fleet.replica import ReplicaSpec
 from gorgo.core.limits import ClientLimits, ClientRules, HedgeLimits, OverloadLimits, RouterLimits
+from gorgo.core.policy.interface import USUAL_SCRAPE_S
 from gorgo.core.training.model import TrainingSpec
+
+#: Hedges in five minutes however few requests there were: as many as one hung replica has of them at little traffic.
+HEDGES_AT_LEAST = 10
 
 
 def router_limits(config: Config) -> RouterLimits:
@@ -23,16 +27,19 @@ def router_limits(config: Config) -> RouterLimits:
     proxy = config.proxy
     return RouterLimits(
         max_attempts=config.limits.max_attempts,
+        continuations=config.limits.continuations,
         max_in_flight=config.limits.max_in_flight,
         sampled_replicas=config.limits.sampled_replicas,
-        stale_after_s=STALE_INTERVALS * max(proxy.probe_interval_s, proxy.scrape_interval_s),
+        stale_after_s=STALE_INTERVALS * max(proxy.probe_interval_s, proxy.scrape_interval_s or USUAL_SCRAPE_S),
         max_index_blocks=config.limits.prefix_index_blocks,
         overload=_overload_limits(config.overload),
-        hedging=HedgeLimits(budget_ratio=config.overload.hedge_budget_ratio),
+        hedging=HedgeLimits(budget_ratio=config.overload.hedge_budget_ratio, budget_minimum=HEDGES_AT_LEAST),
         retry_budget_ratio=config.overload.retry_budget_ratio,
         slow_start_s=config.overload.slow_start_s,
         region_window_s=proxy.probe_interval_s,
         clients=client_rules(config),
+        max_routes=proxy.multi_depth.max_routes,
+        route_ttl_s=proxy.multi_depth.ttl_s,
     )
 
 

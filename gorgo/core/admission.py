@@ -224,6 +224,11 @@ class FairQueue:
                 )
 
     @property
+    def since_s(self) -> float:
+        """When the oldest request was queued; infinite if none is."""
+        return next(iter(self.requests.values())).enqueued_s if self.requests else inf
+
+    @property
     def prefill_s(self) -> float:
         """Predicted prefill of all queued requests."""
         return max(0.0, self._prefill_s)
@@ -397,6 +402,7 @@ class AdmissionController:
         if prediction is None or not self._limits.queue_enabled:
             return self._dispatcher.dispatch(state, evaluation, now=now)
         evaluation = self._prefer_free_slot(request, evaluation, now)
+        self.saturation.queued_since_s = self.queue.since_s
         has_capacity = self.saturation.has_capacity(evaluation.replica, now=now)
         deadline_s = self._deadline_s(request)
         if has_capacity and (deadline_s is None or meets_deadline(evaluation.choice, deadline_s=deadline_s)):
@@ -417,6 +423,7 @@ class AdmissionController:
     def drain_queue(self, *, now: float) -> list[AdmissionResult]:
         """Dispatch queued requests in order while replicas have capacity, and shed those that are infeasible."""
         self.needs_drain = False
+        self.saturation.queued_since_s = self.queue.since_s
         if not self.queue:
             self._shed_timers.clear()
             return []

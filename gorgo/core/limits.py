@@ -75,6 +75,8 @@ class HedgeLimits:
     ----------
     budget_ratio:
         Hedges as a ratio of the requests of the last `window_s`; 0 turns hedging off.
+    budget_minimum:
+        Hedges in a window however few requests there were.
     window_s:
         Long enough that a burst of late requests finds the budget that quiet minutes have left, s.
     delay_s:
@@ -84,6 +86,7 @@ class HedgeLimits:
     """
 
     budget_ratio: float = 0.0
+    budget_minimum: int = 0
     window_s: float = 300.0
     delay_s: float = 0.5
     grace_s: float = 0.1
@@ -143,6 +146,8 @@ class RouterLimits:
     ----------
     max_attempts:
         Most attempts of one request, the first included.
+    continuations:
+        How often one answer that breaks off may be continued at another replica; 0: never.
     max_in_flight:
         Most open attempts and queued requests; one more is rejected with 429.
     stale_after_s:
@@ -178,9 +183,13 @@ class RouterLimits:
     sampled_replicas:
         Candidates that a policy with a cost compares where there are more than sixteen times as many
         (`core.dispatch.dispatcher`).
+    max_routes, route_ttl_s:
+        Routes that a policy with routes of its own stores, and the time without use after which one is void, s. Both
+        are Ranvier's: a route is some 250 bytes, and engines have evicted a prefix that is unused for an hour.
     """
 
     max_attempts: int = 3
+    continuations: int = 2
     max_in_flight: int = 4096
     stale_after_s: float = 90.0
     rtt_ewma_alpha: float = 0.3
@@ -200,6 +209,8 @@ class RouterLimits:
     clients: ClientRules = field(default_factory=ClientRules)
     fallbacks: int = 0
     sampled_replicas: int = 128
+    max_routes: int = 100_000
+    route_ttl_s: float = 3600.0
 
 
 # Quotas: requests in flight, requests per second and tokens per second of each client. Pure, on the caller's clock.
@@ -304,6 +315,13 @@ class ClientQuotas:
         return QuotaExceeded(
             "client_concurrency", f"{most} requests of this key are in flight, its limit", IN_FLIGHT_RETRY_S
         )
+
+    def is_spent(self, client: str | None, *, now: float) -> bool:
+        """Return whether a client has used up its tokens. Counts nothing."""
+        if client is None or not self._counting:
+            return False
+        limits = self._rules.for_client(client)
+        return limits.tokens_per_s is not None and self._quota(client, limits, now).tokens <= -_NOISE
 
     def in_flight(self, client: str) -> int:
         """Return the requests of `client` in flight."""

@@ -27,7 +27,7 @@ from gorgo.core.dispatch.lifecycle import RequestLifecycle
 from gorgo.core.dispatch.prefix_updates import CacheAccuracy, PrefixUpdater
 from gorgo.core.fleet.fleet import Fleet
 from gorgo.core.fleet.region_outage import RegionOutages
-from gorgo.core.fleet.replica import HealthState, ReplicaSpec
+from gorgo.core.fleet.replica import HealthState, Replica, ReplicaSpec
 from gorgo.core.fleet.request_filter import RequestFilter
 from gorgo.core.limits import ClientQuotas, RouterLimits
 from gorgo.core.messages.actions import Action, AdmissionAction, Dispatch, Reject, RetryAction
@@ -155,6 +155,7 @@ class Router:
         self._hedger = Hedger(
             dispatcher, admission.saturation, request_filter, limits.hedging, max_attempts=limits.max_attempts
         )
+        fleet.on_ejected = self._on_ejected
         self._lifecycle = RequestLifecycle(
             dispatcher, updater, self.quotas, self.samples, request_filter, poison, limits
         )
@@ -174,7 +175,7 @@ class Router:
             apply_limits=self._apply_limits,
         )
         self.view = RouterView(
-            fleet, request_filter.slow_start, regions, index, found_shares, updater, dispatcher, poison
+            fleet, table, request_filter.slow_start, regions, index, found_shares, updater, dispatcher, poison
         )
         self.peers = PeerGroup(
             fleet,
@@ -360,6 +361,10 @@ class Router:
                 self._release_quota(state)
             actions.append(action)
         return actions
+
+    def _on_ejected(self, replica: Replica, *, now: float) -> None:
+        if replica.health.probe_down:
+            self._hedger.on_ejected(self._table.unanswered((replica,)), now=now)
 
     def _release_quota(self, state: RequestState) -> None:
         """Release the client's quota of a request that was not dispatched."""

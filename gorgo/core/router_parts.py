@@ -7,11 +7,12 @@ in flight.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from gorgo.core.admission import AdmissionController
 from gorgo.core.dispatch.dispatcher import Dispatcher
-from gorgo.core.dispatch.in_flight import InFlightTable, PoisonPrompt, PoisonPrompts
+from gorgo.core.dispatch.in_flight import Attempt, InFlightTable, PoisonPrompt, PoisonPrompts
 from gorgo.core.dispatch.prefix_updates import CacheAccuracy, PrefixUpdater
 from gorgo.core.fleet.fleet import Fleet
 from gorgo.core.fleet.region_outage import RegionOutages
@@ -24,7 +25,15 @@ from gorgo.core.messages.decision import CacheSourceStats, Decision
 from gorgo.core.messages.kv_events import CacheChanges, CacheEvictions, CacheSnapshot, KvEventBatch, PushedFeed
 from gorgo.core.messages.request import EngineSample, OpenConnection
 from gorgo.core.peers.group import PeerGroup
-from gorgo.core.policy.interface import IndexKind, Policy, hashed_block_sizes, required_index, validate_shadow
+from gorgo.core.policy.interface import (
+    HasRoutes,
+    IndexKind,
+    Policy,
+    RouteStats,
+    hashed_block_sizes,
+    required_index,
+    validate_shadow,
+)
 from gorgo.core.policy.weights import Weights
 from gorgo.core.prefix.index import PrefixIndex
 from gorgo.core.prefix.kv_feeds import KvFeeds
@@ -68,6 +77,7 @@ class RouterSettings:
         #: Whether weights are frozen: no model is trained or adopted meanwhile.
         self.frozen = False
         self._count_progress()
+        self._bound_routes()
 
     @property
     def policy(self) -> Policy:
@@ -99,6 +109,7 @@ class RouterSettings:
         self._learning.set_policies(policy, self.shadow)
         self._count_progress()
         self._dispatcher.policy = policy
+        self._bound_routes()
         self.set_weights(weights, now=now)
         self._use_index(kind)
         self._admission.needs_drain = True
@@ -115,6 +126,7 @@ class RouterSettings:
         self._learning.set_policies(self.policy, policy)
         self._count_progress()
         self._dispatcher.set_shadow(policy)
+        self._bound_routes()
         self._use_index(required_index(self.policy, policy))
 
     def record_outcomes(self, recorder: OutcomeRecorder | None) -> None:
@@ -126,6 +138,18 @@ class RouterSettings:
         """Replace the limits; the number of retained decisions and samples stays."""
         self.limits = limits
         self._apply_limits(limits)
+        self._bound_routes()
+
+    def route_stats(self, *, now: float) -> RouteStats | None:
+        """Return the routes of the policy in force; `None` for one without routes of its own."""
+        return self.policy.route_stats(now=now) if isinstance(self.policy, HasRoutes) else None
+
+    def _bound_routes(self) -> None:
+        """Hand the bounds of routes to the policies that have some."""
+        policies: tuple[object, ...] = (self.policy, self.shadow)
+        for policy in policies:
+            if isinstance(policy, HasRoutes):
+                policy.set_route_limits(self.limits.max_routes, self.limits.route_ttl_s)
 
     def _use_index(self, kind: IndexKind) -> None:
         self._index.bounded = kind != "published"
@@ -143,8 +167,8 @@ class RouterView:
 
     Parameters
     ----------
-    fleet, slow_start, regions:
-        The Router's replicas, with their ramps and the regions that are cut off.
+    fleet, table, slow_start, regions:
+        The Router's replicas, with what is in flight there, their ramps and the regions that are cut off.
     index, found_shares, prefix_updater:
         What is known of their caches.
     dispatcher:
@@ -156,6 +180,7 @@ class RouterView:
     def __init__(
         self,
         fleet: Fleet,
+        table: InFlightTable,
         slow_start: SlowStart,
         regions: RegionOutages,
         index: PrefixIndex,
@@ -165,6 +190,7 @@ class RouterView:
         poison: PoisonPrompts,
     ) -> None:
         self._fleet = fleet
+        self._table = table
         self._slow_start = slow_start
         self._regions = regions
         self._index = index
@@ -175,7 +201,12 @@ class RouterView:
 
     def snapshots(self, *, now: float) -> list[ReplicaSnapshot]:
         """Return a row per replica, in the order in which they joined."""
-        return [self._snapshot(replica, now) for replica in self._fleet.replicas.values()]
+        overdue = self._table.overdue(now=now)
+        return [self._snapshot(replica, overdue.get(replica, []), now) for replica in self._fleet.replicas.values()]
+
+    def overdue_replicas(self, *, now: float) -> list[str]:
+        """Return the replicas with overdue requests; cheaper than the whole view."""
+        return [replica.spec.name for replica in self._table.overdue(now=now) if replica.slot >= 0]
 
     def health_states(self) -> dict[str, str]:
         """Return `healthy`, `ejected` or `half_open` per replica; cheaper than the whole view."""
@@ -194,6 +225,15 @@ class RouterView:
         """Return whether some replica serves `model` by name."""
         return self._fleet.eligibility.lists(model)
 
+    def serves(self, model: str | None) -> bool:
+        """Return whether some replica would be sent a request for `model`, healthy or not."""
+        return self._fleet.eligibility.serves(model)
+
+    def serves_beside(self, model: str | None, replica: str) -> bool:
+        """Return whether another replica than `replica` would be sent a request for `model`, healthy or not."""
+        others = self._fleet.replicas.keys() - {replica}
+        return self._fleet.eligibility.has_replica_of(frozenset(others), model)
+
     def models(self) -> dict[str, frozenset[str]]:
         """Return the models that replicas list, and the regions in which each is served."""
         return self._fleet.eligibility.regions_of_models()
@@ -210,7 +250,7 @@ class RouterView:
         """Return the last decisions, newest first."""
         return self._dispatcher.newest_decisions(limit)
 
-    def _snapshot(self, replica: Replica, now: float) -> ReplicaSnapshot:
+    def _snapshot(self, replica: Replica, overdue: Sequence[tuple[float, Attempt]], now: float) -> ReplicaSnapshot:
         return snapshot_replica(
             self._fleet,
             self._slow_start,
@@ -218,6 +258,7 @@ class RouterView:
             index_blocks=self._index.resident_blocks(replica.slot),
             block_tokens=self._prefix_updater.block_tokens,
             found_share=self._found_shares.recent(replica.slot),
+            overdue=[(overdue_s, attempt.state.request.request_id) for overdue_s, attempt in overdue],
             now=now,
         )
 
@@ -291,13 +332,25 @@ class RouterReplicas:
         self._fleet.drain(replica, draining, now=now)
         self._admission.needs_drain = True
 
+    @property
+    def any_answers(self) -> bool:
+        """Whether the last probe of some replica was answered."""
+        return any(replica.answers for replica in self._fleet.replicas.values())
+
     # -- reports of one
 
-    def on_probe(self, replica: str, rtt_s: float | None, *, now: float, refusal: int | None = None) -> list[Action]:
-        """Record a probe's round trip, s, `None` if it failed; `refusal` is the 4xx of a failed one."""
+    def on_probe(
+        self, replica: str, rtt_s: float | None, *, now: float, refusal: int | None = None, cause: str | None = None
+    ) -> list[Action]:
+        """Record a probe's round trip, s, `None` if it failed; `refusal` is the 4xx of a failed one.
+
+        `cause` is why it failed, in words.
+        """
         member = self._fleet.replicas.get(replica)
         if member is not None:
             member.probe_refusal = refusal
+            if rtt_s is None and cause is not None:
+                member.last_failure = cause
             self._fleet.probed(member, rtt_s, now=now)
             if rtt_s is None:
                 if refusal is None:
@@ -324,19 +377,37 @@ class RouterReplicas:
             self._fleet.scraped(member, sample, now=now)
             if member.restarts.observe(sample):
                 self._poison.on_down(member, now=now)
-                self._index.flush(member.slot)
-                self._peers.flush(member.slot)
-                self._feeds.restarted(member.slot)
-                self._fleet.events.append(ReplicaRestarted(replica, member.spec.region))
+                self._forget_cache(member)
             self._feeds.scraped(member.slot)
             self._prefix_updater.resize(member)
         return []
 
-    def on_models(self, replica: str, models: tuple[str, ...], *, now: float) -> list[Action]:
-        """Record the models that an engine lists."""
+    def on_replaced(self, replica: str, *, now: float) -> list[Action]:
+        """Record that another process answers in the place of a replica's: its name has moved. Its cache is another."""
         member = self._fleet.replicas.get(replica)
         if member is not None:
-            self._fleet.list_models(member, models)
+            member.restarts.replaced()
+            self._forget_cache(member)
+        return []
+
+    def _forget_cache(self, member: Replica) -> None:
+        self._index.flush(member.slot)
+        self._peers.flush(member.slot)
+        self._feeds.restarted(member.slot)
+        self._fleet.events.append(ReplicaRestarted(member.spec.name, member.spec.region))
+
+    def on_models(
+        self,
+        replica: str,
+        models: tuple[str, ...],
+        *,
+        contexts: Mapping[str, int] = MappingProxyType({}),
+        now: float,
+    ) -> list[Action]:
+        """Record the models that an engine lists, and the contexts of those for which it says one, tokens."""
+        member = self._fleet.replicas.get(replica)
+        if member is not None:
+            self._fleet.list_models(member, models, contexts)
             self._admission.needs_drain = True
         return self._drain_queue(now)
 
@@ -479,6 +550,16 @@ class RouterCaches:
             name: self._accuracy.stats(replica.slot, self._feeds, now=now)
             for name, replica in self._fleet.replicas.items()
         }
+
+    def has_reports(self, replica: str) -> bool:
+        """Return whether a replica has reported its cache, and the report counts still."""
+        member = self._fleet.replicas.get(replica)
+        return member is not None and self._feeds.newest(member.slot) is not None
+
+    @property
+    def read_reports(self) -> bool:
+        """Return whether decisions read reports: the policy in force has an index of kind `events`."""
+        return self._feeds.used
 
     def block_sizes(self, model: str | None) -> frozenset[int]:
         """Return the block sizes for which a request for `model` needs hashes: of feeds and of policies."""

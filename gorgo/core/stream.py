@@ -6,7 +6,7 @@ to the shells and to `dispatch.lifecycle`.
 - `SseReader` splits a stream into events.
 - `FirstTokenDetector` finds the first content, or the error that came instead.
 - `UsageReader` finds the token counts that a response reports.
-- `end_of_stream`, `error_of_body` and `is_short` judge what has ended.
+- `end_of_stream`, `has_end`, `error_of_body` and `is_short` judge what has ended.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ class SseReader:
 
 # When a stream has begun to answer: its first content, or the error that came instead.
 #
-# Owns what counts as content on each route: non-empty text, reasoning, a tool call or an audio delta; not the headers,
-# a role, a comment, an empty delta or `usage`. From the first content on nothing can be retried, and TTFT is measured
+# Owns what counts as content on each route: all that a model generates, under any name; not the headers, a role, a
+# comment, an empty delta or `usage`. From the first content on nothing can be retried, and TTFT is measured
 # there.
 
 
@@ -184,19 +184,41 @@ class FirstTokenDetector:
         return StreamState.WAITING
 
 
+# Content is any member that is not empty and not of the frame around it: engines, and gateways before them, have ever
+# new names for what a model generates, and content that is not seen is withheld, timed out and generated again.
+
+
+def _has_more(data: Json, frame: frozenset[str]) -> bool:
+    """Return whether `data` has a member that is not empty and not of its `frame`."""
+    return any(value and name not in frame for name, value in data.items())
+
+
+_DELTA_FRAME = frozenset({"role"})
+_CHOICE_FRAME = frozenset({"index", "finish_reason", "stop_reason", "matched_stop", "content_filter_results"}) | {
+    *("logprobs", "prompt_logprobs", "prompt_token_ids")
+}
+_GENERATE_FRAME = frozenset({"index", "id", "rid", "request_id", "model", "object", "created", "created_at"}) | {
+    *("meta_info", "usage", "finish_reason", "details", "prompt_token_ids", "prompt_logprobs", "logprobs")
+}
+_RESPONSES_FRAME = frozenset({"type", "sequence_number", "item_id", "output_index", "content_index"}) | {
+    *("summary_index", "annotation_index", "partial_image_index", "response", "item", "part", "logprobs"),
+    "obfuscation",
+}
+_ITEM_FRAME = frozenset({"type", "id", "object", "status", "role", "phase"})
+_BLOCK_FRAME = frozenset({"type"})
+#: Events about the response as a whole.
+_RESPONSE_STATES = frozenset({"response.created", "response.queued", "response.in_progress"})
+
+
 def _chat_content(data: Json) -> bool:
-    for delta in _each(data.get("choices"), "delta"):
-        for name in _DELTA_FIELDS:
-            if delta.get(name):
-                return True
-    return False
-
-
-_DELTA_FIELDS = ("content", "reasoning_content", "reasoning", "refusal", "tool_calls", "function_call", "audio")
+    return any(
+        choice.get("token_ids") or _has_more(_mapping(choice.get("delta")), _DELTA_FRAME)
+        for choice in _each(data.get("choices"))
+    )
 
 
 def _completion_content(data: Json) -> bool:
-    return any(choice.get("text") for choice in _each(data.get("choices")))
+    return any(_has_more(choice, _CHOICE_FRAME) for choice in _each(data.get("choices")))
 
 
 def _choice_end(data: Json) -> bool:
@@ -204,7 +226,7 @@ def _choice_end(data: Json) -> bool:
 
 
 def _generate_content(data: Json) -> bool:
-    return bool(data.get("text") or data.get("output_ids"))
+    return _has_more(data, _GENERATE_FRAME)
 
 
 def _generate_end(data: Json) -> bool:
@@ -212,26 +234,25 @@ def _generate_end(data: Json) -> bool:
 
 
 def _responses_content(data: Json) -> bool:
-    kind = _text(data.get("type"))
-    if kind.endswith(".delta"):
-        return bool(data.get("delta"))
-    if kind == "response.output_item.added":
-        return _text(_mapping(data.get("item")).get("type")).endswith("_call")
-    return kind.endswith(".done") and any(data.get(name) for name in ("text", "refusal", "arguments"))
+    kind = data.get("type")
+    if not isinstance(kind, str) or kind in _RESPONSE_STATES:
+        return False
+    for name in ("item", "part"):
+        inner = _mapping(data.get(name))
+        if _text(inner.get("type")).endswith("_call") or _has_more(inner, _ITEM_FRAME):
+            return True
+    return _has_more(data, _RESPONSES_FRAME)
 
 
 def _responses_end(data: Json) -> bool:
-    return data.get("type") in ("response.completed", "response.incomplete")
+    return data.get("type") in ("response.completed", "response.incomplete", "response.cancelled")
 
 
 def _messages_content(data: Json) -> bool:
     if data.get("type") == "content_block_start":
         block = _mapping(data.get("content_block"))
-        return bool(block.get("text") or block.get("thinking")) or _text(block.get("type")).endswith("tool_use")
-    delta = _mapping(data.get("delta"))
-    return data.get("type") == "content_block_delta" and any(
-        delta.get(name) for name in ("text", "thinking", "partial_json")
-    )
+        return _text(block.get("type")).endswith("tool_use") or _has_more(block, _BLOCK_FRAME)
+    return data.get("type") == "content_block_delta" and _has_more(_mapping(data.get("delta")), _BLOCK_FRAME)
 
 
 def _messages_end(data: Json) -> bool:
@@ -312,10 +333,9 @@ def parse_event(data: bytes) -> Json:
         return {}
 
 
-def _each(values: Any, name: str | None = None) -> list[Json]:
-    """The objects in a list, or their member `name`; empty where the shape is another."""
-    objects: list[Json] = [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
-    return objects if name is None else [_mapping(value.get(name)) for value in objects]
+def _each(values: Any) -> list[Json]:
+    """The objects in a list; empty where the shape is another."""
+    return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
 
 
 def _mapping(value: Any) -> Json:
@@ -370,19 +390,44 @@ class UsageReader:
     >>> tail.feed(b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":2}}\\n\\n')
     >>> tail.usage()
     Usage(prompt_tokens=9, cached_tokens=None, output_tokens=2)
+
+    With `keep` the whole stream is retained, as far as there is memory for it.
     """
 
     #: Empty while the tail has it.
     _head: bytes = b""
     _tail: bytearray = field(default_factory=bytearray)
+    _limit: int = TAIL_BYTES + SLACK_BYTES
+    _more: Callable[[int], int] | None = None
 
     def feed(self, chunk: bytes) -> None:
         tail = self._tail
         tail += chunk
-        if len(tail) > TAIL_BYTES + SLACK_BYTES:
-            if not self._head:
-                self._head = bytes(tail[:HEAD_BYTES])
-            del tail[:-TAIL_BYTES]
+        if len(tail) > self._limit:
+            self._cut()
+
+    def keep(self, more: Callable[[int], int]) -> None:
+        """Retain everything. `more` is called with the size when it exceeds the last limit, and returns the next one.
+
+        Where that is no larger than the size, only the two ends are retained from then on.
+        """
+        self._more = more
+
+    @property
+    def whole(self) -> bytes | None:
+        """The whole stream so far, if it is retained."""
+        return None if self._more is None else bytes(self._tail)
+
+    def _cut(self) -> None:
+        tail = self._tail
+        if self._more is not None:
+            self._limit = self._more(len(tail))
+            if self._limit > len(tail):
+                return
+            self._more, self._limit = None, TAIL_BYTES + SLACK_BYTES
+        if not self._head:
+            self._head = bytes(tail[:HEAD_BYTES])
+        del tail[:-TAIL_BYTES]
 
     @property
     def tail(self) -> bytes:
@@ -590,18 +635,54 @@ def end_of_stream(route: str, tail: bytes) -> StreamEnd:
     """
     if b'"error"' not in tail and tail.rstrip().endswith(_DONE):
         return StreamEnd.COMPLETE
-    is_end, found, done = end_rule(route), False, False
+    return _read_end(route, tail) or StreamEnd.COMPLETE
+
+
+def has_end(route: str, tail: bytes) -> bool:
+    """Return whether the last bytes prove that an answer is whole, though its connection broke behind them."""
+    return _read_end(route, tail) is StreamEnd.COMPLETE
+
+
+def _read_end(route: str, tail: bytes) -> StreamEnd | None:
+    """Return how a stream ended; `None` if these bytes have no event.
+
+    A usage of the whole answer comes behind all of its choices. Else each choice of which content has come needs an end
+    of its own.
+    """
+    has_content, is_end = content_rule(route), end_rule(route)
+    is_done = found = False
+    ended: set[int] = set()
+    begun: set[int] = set()
     for data in _last_data(tail):
         found = True
         if data == _DONE:
-            done = True
+            is_done = True
             continue
         event = parse_event(data)
-        if is_end(event):
-            return StreamEnd.COMPLETE
-        if (error_status("", event) or 0) >= 500:
+        if is_end(event) or has_content(event):
+            for index, is_last in _choices(event, is_end):
+                (ended if is_last else begun).add(index)
+        elif not ended and (error_status("", event) or 0) >= 500:
             return StreamEnd.ERROR
-    return StreamEnd.COMPLETE if done or not found else StreamEnd.MISSING
+        elif not (ended or begun) and event.get("choices") == [] and _usage(event.get("usage")) is not None:
+            return StreamEnd.COMPLETE
+    if is_done or (ended and begun <= ended):
+        return StreamEnd.COMPLETE
+    return StreamEnd.MISSING if found else None
+
+
+def _choices(event: Json, is_end: _Rule) -> list[tuple[int, bool]]:
+    """Return the index of each choice in an event, and whether it is the choice's last."""
+    choices = _each(event.get("choices"))
+    if choices:
+        return [(_index(choice), bool(choice.get("finish_reason"))) for choice in choices]
+    # An index elsewhere is one of parts of one answer.
+    return [(_index(event) if "meta_info" in event else 0, is_end(event))]
+
+
+def _index(fields: Json) -> int:
+    index = fields.get("index")
+    return index if isinstance(index, int) else 0
 
 
 def error_of_body(body: bytes) -> int | None:
@@ -651,6 +732,7 @@ __all__ = [
     "end_of_stream",
     "error_of_body",
     "filled",
+    "has_end",
     "is_json",
     "is_short",
     "read_usage",

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar, Protocol, runtime_checkable
 
+from gorgo.core.continuation import Continuation
 from gorgo.core.messages.request import EngineSample
 
 
@@ -24,6 +25,8 @@ class EngineDialect(Protocol):
     differ.
 
     `report_flags` has the engine's flag for each report that is off by default: `cached_tokens`, `metrics`.
+
+    A dialect may also have `continuation`, which says how the engine goes on with an answer that broke off elsewhere.
     """
 
     name: ClassVar[str]
@@ -35,6 +38,17 @@ class EngineDialect(Protocol):
     def read_metrics(self, text: str) -> EngineSample: ...
 
     def read_capacity(self, loads: object) -> EngineSample: ...
+
+
+def continuation_of(engine: EngineDialect) -> Continuation | None:
+    """Return how the engine goes on with an answer that broke off; `None` if that is not known.
+
+    >>> from gorgo.engines.registry import dialect
+    >>> continuation_of(dialect("vllm")), continuation_of(dialect("openai"))
+    (<Continuation.FLAGS: 'flags'>, None)
+    """
+    found: Continuation | None = getattr(engine, "continuation", None)
+    return found
 
 
 def merged(first: EngineSample, second: EngineSample) -> EngineSample:

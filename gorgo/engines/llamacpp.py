@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+from gorgo.core.continuation import Continuation
 from gorgo.core.messages.request import EngineSample
 from gorgo.core.numeric import total
 from gorgo.engines.exposition import read_gauges
@@ -29,6 +30,7 @@ class LlamaCpp:
     metrics_path: ClassVar[str | None] = "/metrics"
     loads_path: ClassVar[str | None] = "/slots"
     report_flags: ClassVar[Mapping[str, str]] = MappingProxyType({"metrics": "--metrics"})
+    continuation: ClassVar[Continuation] = Continuation.LAST_MESSAGE
 
     def read_metrics(self, text: str) -> EngineSample:
         gauges = read_gauges(text, _GAUGES)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+from gorgo.core.continuation import Continuation
 from gorgo.core.messages.request import EngineSample
 from gorgo.core.numeric import total
 from gorgo.engines.exposition import read_gauges
@@ -33,6 +34,7 @@ class SGLang:
     report_flags: ClassVar[Mapping[str, str]] = MappingProxyType(
         {"cached_tokens": "--enable-cache-report", "metrics": "--enable-metrics"}
     )
+    continuation: ClassVar[Continuation] = Continuation.FLAGS
 
     def read_metrics(self, text: str) -> EngineSample:
         gauges = read_gauges(text, _GAUGES)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import ClassVar
 
+from gorgo.core.continuation import Continuation
 from gorgo.core.messages.request import EngineSample
 from gorgo.core.numeric import is_nonnegative
 from gorgo.engines.exposition import Series, read_series
@@ -31,6 +32,7 @@ class VLLM:
     metrics_path: ClassVar[str | None] = "/metrics"
     loads_path: ClassVar[str | None] = None
     report_flags: ClassVar[Mapping[str, str]] = MappingProxyType({"cached_tokens": "--enable-prompt-tokens-details"})
+    continuation: ClassVar[Continuation] = Continuation.FLAGS
 
     def read_metrics(self, text: str) -> EngineSample:
         series = read_series(text, _NAMES)

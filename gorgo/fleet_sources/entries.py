@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from functools import cache, lru_cache
 from hashlib import blake2b
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -85,35 +86,59 @@ def next_entries(before: Mapping[str, ReplicaConfig], found: Found) -> dict[str,
     return after
 
 
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """A configuration with the replicas of its sources.
+
+    Parameters
+    ----------
+    joined:
+        The entries that have joined, by source and name.
+    refused:
+        Why others have not, or not as their source has them now, by source and name.
+    """
+
+    config: Config
+    joined: Mapping[tuple[str, str], ReplicaConfig]
+    refused: Mapping[tuple[str, str], str]
+
+
 def merge(
-    file: Config, sources: Mapping[str, Iterable[ReplicaConfig]]
-) -> tuple[Config, dict[str, str], dict[tuple[str, str], str]]:
+    file: Config,
+    sources: Mapping[str, Iterable[ReplicaConfig]],
+    before: Mapping[tuple[str, str], ReplicaConfig] = MappingProxyType({}),
+) -> Merged:
     """Return the configuration with the entries of all sources.
 
-    The file goes first, then the sources in their order: a name or a URL counts once. Also return the source of each
-    replica that joined, and the reason for each that did not, by source and name.
+    The file goes first, then the sources in their order: a name or a URL counts once. An entry that came into a region
+    which is not one stays as it was in `before`, the entries that joined last: a mistyped annotation must not take a
+    replica that serves out of the fleet.
     """
     names = {row.name for row in file.replicas}
     urls = {row.url.rstrip("/"): row.name for row in file.replicas}
     regions = {region.name for region in file.regions}
-    added: list[ReplicaConfig] = []
-    origin: dict[str, str] = {}
+    joined: dict[tuple[str, str], ReplicaConfig] = {}
     refused: dict[tuple[str, str], str] = {}
     for source, entries in sources.items():
         for entry in entries:
-            url = entry.url.rstrip("/")
+            key, url = (source, entry.name), entry.url.rstrip("/")
             if entry.name in names:
-                refused[source, entry.name] = "another replica has its name"
-            elif url in urls:
-                refused[source, entry.name] = f"{url} is the url of {urls[url]}"
-            elif entry.region not in regions:
-                refused[source, entry.name] = f"its region {entry.region!r} is not one of `regions`"
-            else:
-                names.add(entry.name)
-                urls[url] = entry.name
-                origin[entry.name] = source
-                added.append(entry)
-    return replace(file, replicas=(*file.replicas, *added)), origin, refused
+                refused[key] = "another replica has its name"
+                continue
+            if url in urls:
+                refused[key] = f"{url} is the url of {urls[url]}"
+                continue
+            if entry.region not in regions:
+                refused[key] = f"its region {entry.region!r} is not one of `regions`"
+                was = before.get(key)
+                if was is None or was.url != entry.url or was.region not in regions:
+                    continue
+                refused[key] += f": it stays as it was, in {was.region!r}"
+                entry = replace(was, draining=entry.draining)
+            names.add(entry.name)
+            urls[url] = entry.name
+            joined[key] = entry
+    return Merged(replace(file, replicas=(*file.replicas, *joined.values())), joined, refused)
 
 
 #: As `config.values.Name`.

@@ -50,6 +50,8 @@ class FoundFleet:
         #: Source of each replica in the fleet, and why others are not, since the last `merged`.
         self.origin: Mapping[str, str] = {}
         self.refused: Mapping[tuple[str, str], str] = {}
+        #: The entries that joined by it, by source and name.
+        self._joined: Mapping[tuple[str, str], ReplicaConfig] = {}
         #: Called after a change of the replicas or of the sources.
         self.on_change: Callable[[], None] = _nothing
         self.configure(configs, now=now)
@@ -109,8 +111,10 @@ class FoundFleet:
             for each in config.fleet_sources
             if each.name in self.sources
         }
-        merged, self.origin, self.refused = merge(config, entries)
-        return merged
+        merged = merge(config, entries, self._joined)
+        self._joined, self.refused = merged.joined, merged.refused
+        self.origin = {name: source for source, name in merged.joined}
+        return merged.config
 
     def pending(self, now: float) -> list[str]:
         """Return the sources without a first result, for `FIRST_SYNC_S` after they were configured."""

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from gorgo.core.fleet.replica import accelerator_name
 from gorgo.core.record import record
 from gorgo.core.training.features import ACCELERATOR
 from gorgo.core.training.model import Model, TrainingSpec
@@ -154,6 +155,7 @@ class _Row:
     prompt_tokens: float
     censored: bool
     group: int
+    unstreamed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +190,7 @@ def read_outcomes(path: Path, names: tuple[str, ...]) -> LoggedOutcomes:
             rows.append(row)
             count += 1
     if not rows:
-        raise TraceError(f"{path}: the outcome log has no streamed attempt with a first token or a failure")
+        raise TraceError(f"{path}: the outcome log has no attempt with an answer or a failure")
     return LoggedOutcomes(_columns(names, list(rows)), reader.left_out + count - len(rows), reader.cut_lines)
 
 
@@ -229,6 +231,9 @@ class _Reader:
             _fail(where, "group", group, "a whole number of 64 bits")
         if not isinstance(chosen, int) or isinstance(chosen, bool) or chosen < 0:
             _fail(where, "chosen", chosen, "the place of the chosen candidate")
+        unstreamed = entry.get("unstreamed", False)  # a log of earlier versions has streams alone
+        if not isinstance(unstreamed, bool):
+            _fail(where, "unstreamed", unstreamed, "true or false")
         return _Row(
             features=tuple(_feature(entry.get("features"), name, chosen, where) for name in self._names),
             dispatched_s=_number(entry, "dispatched_s", where),
@@ -240,6 +245,7 @@ class _Reader:
             prompt_tokens=_number(entry, "prompt_tokens", where),
             censored=censored,
             group=group,
+            unstreamed=unstreamed,
         )
 
 
@@ -260,17 +266,29 @@ def _columns(names: tuple[str, ...], rows: list[_Row]) -> TrainingRows:
         censored=np.array([row.censored for row in rows], dtype=np.bool_),
         slots=np.zeros(len(rows), dtype=np.intp),
         groups=np.array([row.group for row in rows], dtype=np.int64),
+        unstreamed=np.array([row.unstreamed for row in rows], dtype=np.bool_),
     )
 
 
 def _feature(features: object, name: str, chosen: int, where: str) -> float:
     cells = features.get(name) if isinstance(features, dict) else None
-    if cells is None and name.startswith(ACCELERATOR):
-        return 0.0  # no replica of the log's fleet has it
+    if cells is None and name.startswith(ACCELERATOR) and isinstance(features, dict):
+        wanted = accelerator_name(name.removeprefix(ACCELERATOR))
+        same = (key for key in features if key.startswith(ACCELERATOR) and _accelerator(key) == wanted)
+        found = next(same, None)
+        if found is None:
+            return 0.0  # no replica of the log's fleet has it
+        cells = features[found]
+    if cells is None and name == "streamed":
+        return 1.0  # a log of earlier versions has streams alone
     value = cells[chosen] if isinstance(cells, list) and chosen < len(cells) else cells
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
         _fail(where, f"features.{name}", value, "a number, or one per candidate")
     return float(value)
+
+
+def _accelerator(key: str) -> str:
+    return accelerator_name(key.removeprefix(ACCELERATOR))
 
 
 def _number(entry: Mapping[str, Any], key: str, where: str) -> float:

@@ -2,7 +2,8 @@
 
 Owns the format (`save`, `load`), and the checks of each value in it (`ModelParts`). A file that is damaged, foreign or
 of other features is refused with its place and what was expected, so that a policy starts without a model. Checksums
-are those of the zip format.
+are those of the zip format. The outcomes that a training begins with after a restart have the same format
+(`dump_outcomes`, `load_outcomes`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from gorgo.config.atomic import write_atomically
 from gorgo.core.numeric import is_number
 from gorgo.core.training.model import Model, TargetKind
+from gorgo.core.training.outcomes import COLUMNS, TrainingRows
 from gorgo.errors import MissingExtra, ModelFileError
 from gorgo.learning.models.base import Scaler
 from gorgo.learning.models.linear import LinearModel
@@ -163,7 +165,9 @@ def _residual(parts: ModelParts) -> Model:
         least=parts.number("least"),
         most=parts.number("most"),
         prior_error=parts.number("prior_error"),
-        waits=EngineWaits(step_share=parts.number("step_share"), hold_s=parts.number("hold_s")),
+        waits=EngineWaits(
+            step_share=parts.number("step_share"), hold_s=parts.number("hold_s"), answer_s=parts.number("answer_s")
+        ),
     )
 
 
@@ -297,18 +301,67 @@ def _arrays(data: bytes, place: str) -> dict[str, NDArray[Any]]:
         raise ModelFileError(place, f"damaged ({error})", _EXPECTED) from error
 
 
-def _header(arrays: dict[str, NDArray[Any]], place: str) -> dict[str, Any]:
+def _header(
+    arrays: dict[str, NDArray[Any]], place: str, *, form: str = FORMAT, expected: str = _EXPECTED
+) -> dict[str, Any]:
     text = arrays.get(_HEADER)
     if text is None or text.dtype != np.uint8:
-        raise ModelFileError(place, "an npz file without a header", _EXPECTED)
+        raise ModelFileError(place, "an npz file without a header", expected)
     try:
         header = json.loads(text.tobytes())
     except (ValueError, RecursionError) as error:
-        raise ModelFileError(f"{place}: header", f"no JSON ({error})", _EXPECTED) from error
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise ModelFileError(f"{place}: header", "another format", _EXPECTED)
+        raise ModelFileError(f"{place}: header", f"no JSON ({error})", expected) from error
+    if not isinstance(header, dict) or header.get("format") != form:
+        raise ModelFileError(f"{place}: header", "another format", expected)
     if header.get("format_version") != FORMAT_VERSION:
         raise ModelFileError(
             f"{place}: format_version", repr(header.get("format_version")), f"{FORMAT_VERSION}: train a new model"
         )
     return header
+
+
+# Files of outcomes: the rows of a Router's ring, by column.
+
+
+OUTCOMES_FORMAT = "gorgo-outcomes"
+_OUTCOMES_EXPECTED = "a file of outcomes that GORGO wrote"
+
+
+def dump_outcomes(rows: TrainingRows) -> bytes:
+    """Return rows as the bytes of a file."""
+    header = {"format": OUTCOMES_FORMAT, "format_version": FORMAT_VERSION, "names": list(rows.names)}
+    header["first_seq"] = rows.first_seq
+    text = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
+    file = io.BytesIO()
+    # Not compressed: a round takes place each hundred outcomes, and 10,000 of them are two megabytes.
+    np.savez(file, header=text, **{name: getattr(rows, name) for name in COLUMNS})
+    return file.getvalue()
+
+
+def load_outcomes(path: Path, *, names: tuple[str, ...]) -> TrainingRows:
+    """Return the rows of a file.
+
+    Raises `ModelFileError` for one that is damaged or of other features, and `OSError`.
+    """
+    with path.open("rb") as file:
+        data = file.read(MAX_BYTES + 1)
+    arrays = _arrays(data, str(path))
+    header = _header(arrays, str(path), form=OUTCOMES_FORMAT, expected=_OUTCOMES_EXPECTED)
+    found, first_seq = header.get("names"), header.get("first_seq")
+    if found != list(names):
+        raise ModelFileError(f"{path}: features", repr(found)[:500], ", ".join(names))
+    if type(first_seq) is not int or first_seq < 0:
+        raise ModelFileError(f"{path}: first_seq", repr(first_seq)[:100], "a number from 0")
+    empty = TrainingRows.empty(names)
+    count = len(arrays.get("ttft_s", ()))
+    for name in COLUMNS:
+        column, dtype = arrays.get(name), getattr(empty, name).dtype
+        shape = (count, len(names)) if name == "features" else (count,)
+        if column is None or column.dtype != dtype or column.shape != shape:
+            shown = "no such column" if column is None else f"{column.dtype.name} of shape {column.shape}"
+            raise ModelFileError(f"{path}: {name}", shown, f"{dtype.name} of shape {shape}")
+    columns: dict[str, Any] = {name: arrays[name] for name in COLUMNS}
+    rows = TrainingRows(names, **columns, first_seq=first_seq)
+    if not (np.isfinite(rows.features).all() and (rows.ttft_s >= 0.0).all() and (rows.e2e_s >= rows.ttft_s).all()):
+        raise ModelFileError(str(path), "outcomes that no attempt can leave", _OUTCOMES_EXPECTED)
+    return rows

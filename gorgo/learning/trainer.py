@@ -327,11 +327,11 @@ def fit(rows: TrainingRows, spec: TrainingSpec, seed: int, version: int) -> Mode
     rows:
         All that the round trains on, with the features of `spec.names`.
     spec:
-        Kind and settings. Kind `trees` without LightGBM makes a model of kind `rls`.
+        Kind and settings.
     seed, version:
         Chance of the round, and the number that the model gets. The same arguments make the same model.
 
-    Raises `ConfigError` for other features, or without a row.
+    Raises `ConfigError` for other features or without a row, and `MissingExtra` for kind `trees` without LightGBM.
     """
     if rows.names != spec.names:
         raise ConfigError(f"training: rows of features {', '.join(rows.names)}; expected {', '.join(spec.names)}")
@@ -345,7 +345,7 @@ def fit(rows: TrainingRows, spec: TrainingSpec, seed: int, version: int) -> Mode
             return fit_residual(rows, spec, rng=rng, version=version)
         case "linear":
             return fit_linear(rows, spec, version=version)
-        case "trees" if trees.available():
+        case "trees":
             return trees.fit_trees(rows, spec, seed=int(rng.integers(2**31)), version=version)
         case _:
             return fit_rls(rows, spec, version=version)
@@ -369,11 +369,18 @@ class TrainingReport:
     added, rejected:
         Rows received so far, and those among them with a number that is not finite.
     samples, censored:
-        Rows that the round trained on, and those among them without a first token.
+        Rows that the round trained on, and those among them without an answer.
+    whole_answers:
+        Rows that the round trained on whose time is that of an answer in one piece.
     tested:
         Rows that errors were measured by; no round trains on them.
-    ttft_mape, tpot_mape:
-        Mean of the error's share of the measured time; `None` without such a row or prediction.
+    ttft_mape, tpot_mape, e2e_mape:
+        Mean of the error's share of the measured time, of first tokens, of output tokens, and of answers in one piece;
+        `None` without such a row or prediction.
+    refused:
+        Rounds so far whose model was not adopted: the one in use predicts the same held-out rows better.
+    verdict:
+        Why the round's model was not adopted; `None` if it was.
     """
 
     version: int = 0
@@ -382,9 +389,13 @@ class TrainingReport:
     rejected: int = 0
     samples: int = 0
     censored: int = 0
+    whole_answers: int = 0
     tested: int = 0
     ttft_mape: float | None = None
     tpot_mape: float | None = None
+    e2e_mape: float | None = None
+    refused: int = 0
+    verdict: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as JSON."""
@@ -394,14 +405,19 @@ class TrainingReport:
 class Trainer:
     """The buffers of one policy's training, and its rounds.
 
+    Theory of operation. A model replaces the one in use only if it predicts the same held-out rows as well: a round of
+    few rows, as the first one after a restart, or of a bad hour would else replace a model of thousands. The newest
+    held-out rows are compared, so that a change of the traffic tells. Where they are few, the model of more samples is
+    the better one.
+
     Parameters
     ----------
     spec:
         Kind of model, buffers, and when a round is due.
     seed:
         Of all chance.
-    version:
-        Number of the last round before this object: the first one here is the next.
+    incumbent:
+        The model in use, of a former training: the first round here has the next version.
 
     Example
     -------
@@ -410,10 +426,11 @@ class Trainer:
     (False, 0)
     """
 
-    def __init__(self, spec: TrainingSpec, seed: int, version: int = 0) -> None:
+    def __init__(self, spec: TrainingSpec, seed: int, incumbent: Model | None = None) -> None:
         self.spec = spec
         self._seed = seed
-        self._version = version
+        self._incumbent = incumbent
+        self._version = version = 0 if incumbent is None else incumbent.version
         self._store: FifoReplay | StratifiedStore = (
             FifoReplay(spec, np.random.default_rng((seed, version)))
             if spec.store == "fifo"
@@ -445,8 +462,8 @@ class Trainer:
             return self._trainable >= max(self.spec.first_samples, 1)
         return self._since_round >= max(self.spec.round_samples, self.spec.round_growth * len(self._store))
 
-    def train(self) -> Model:
-        """Return the next model. Raises `ConfigError` without a row."""
+    def train(self) -> Model | None:
+        """Return the next model; `None` if the one in use is better. Raises `ConfigError` without a row."""
         if isinstance(self._store, FifoReplay):
             self._store.fill_replay(self._model)
         rows = self._store.stored()
@@ -455,15 +472,25 @@ class Trainer:
         self._since_round = 0
         test = self._test.stored()
         ttft, tpot = errors(model, test)
+        verdict = None
+        if self.spec.judged and self._incumbent is not None:
+            verdict = why_worse(model, self._incumbent, test)
         self._report = TrainingReport(
             version=model.version,
             kind=model.kind,
             samples=len(rows),
             censored=int(np.sum(rows.censored)),
+            whole_answers=int(np.sum(rows.unstreamed & ~rows.censored)),
             tested=len(test),
             ttft_mape=ttft,
             tpot_mape=tpot,
+            e2e_mape=answer_error(model, test),
+            refused=self._report.refused + (verdict is not None),
+            verdict=verdict,
         )
+        if verdict is not None:
+            return None
+        self._incumbent = model
         return model
 
     def report(self) -> TrainingReport:
@@ -481,11 +508,48 @@ def is_tested(rows: TrainingRows) -> NDArray[np.bool_]:
 
 def errors(model: Model, rows: TrainingRows) -> tuple[float | None, float | None]:
     """Return the mean absolute percentage errors of TTFT and time per token, as shares of 1."""
-    measured = ~rows.censored & (rows.ttft_s > 0.0)
+    measured = ~rows.censored & ~rows.unstreamed & (rows.ttft_s > 0.0)
     ttft = _mape(model.ttft_s(rows.features[measured]), rows.ttft_s[measured]) if measured.any() else None
     timed = rows.tpot_s > 0.0
     tpot = model.tpot_s(rows.features[timed]) if timed.any() else None
     return ttft, None if tpot is None else _mape(tpot, rows.tpot_s[timed])
+
+
+def answer_error(model: Model, rows: TrainingRows) -> float | None:
+    """Return the mean absolute percentage error of answers in one piece, as a share of 1; `None` without one."""
+    whole = ~rows.censored & rows.unstreamed & (rows.ttft_s > 0.0)
+    return _mape(model.ttft_s(rows.features[whole]), rows.ttft_s[whole]) if whole.any() else None
+
+
+#: The newest held-out rows that two models are compared by: a tenth of as many outcomes is held out.
+COMPARED_ROWS = 200
+#: With fewer of them the model of more samples is the better one: the error of so few is chance.
+LEAST_COMPARED = 20
+
+
+def why_worse(model: Model, incumbent: Model, tested: TrainingRows) -> str | None:
+    """Return why `model` may not replace `incumbent`, by the newest rows that were held out; `None` if it may.
+
+    The error is the mean of those of both times where both models predict both.
+    """
+    newest = tested.select(slice(max(0, len(tested) - COMPARED_ROWS), len(tested)))
+    measured = newest.select(np.flatnonzero(~newest.censored & (newest.ttft_s > 0.0)))
+    if len(measured) < LEAST_COMPARED:
+        if model.samples >= incumbent.samples:
+            return None
+        return f"{model.samples:,} samples, and version {incumbent.version} has {incumbent.samples:,}"
+    own = [_mape(each.ttft_s(measured.features), measured.ttft_s) for each in (model, incumbent)]
+    timed = measured.select(np.flatnonzero(measured.tpot_s > 0.0))
+    per_token = [each.tpot_s(timed.features) if len(timed) else None for each in (model, incumbent)]
+    if per_token[0] is not None and per_token[1] is not None:
+        own = [
+            0.5 * (error + _mape(each, timed.tpot_s))
+            for error, each in zip(own, per_token, strict=True)
+            if each is not None
+        ]
+    if own[0] <= own[1]:
+        return None
+    return f"error {own[0]:.1%} on {len(measured)} held-out rows, where version {incumbent.version} has {own[1]:.1%}"
 
 
 def _mape(predicted: NDArray[np.float64], measured: NDArray[np.float64]) -> float:

@@ -19,26 +19,60 @@ from time import monotonic, time
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
-from gorgo.core.messages.actions import Action, AdmissionAction, Dispatch, FleetEvent, Hedge, RetryAction
+from gorgo.core.messages.actions import Action, AdmissionAction, Continue, Dispatch, FleetEvent, Hedge, RetryAction
 from gorgo.core.messages.request import AttemptResult, Outcome, RouteRequest
 from gorgo.core.router import Router
 
 # The proxy's one clock: monotonic seconds, anchored to the epoch at start.
 #
-# Differences stay right after a step of the system's clock, and a time in a log or a sample is still a date.
+# Differences stay right after a step of the system's clock. What is shown as a date (logs, samples, traces, the history
+# of weights) reads the system's clock anew: a machine that starts before its clock is set would show the wrong day for
+# as long as the process runs.
 
 
 Clock = Callable[[], float]
 
 
-def epoch_clock() -> Clock:
+class EpochClock:
+    """A clock: s since the epoch as the system knew it at start.
+
+    Parameters
+    ----------
+    wall, steady:
+        The system's clock, which may be set, and its monotonic one, s.
+
+    Example
+    -------
+    >>> clock = EpochClock(wall=iter([1000.0, 4605.0]).__next__, steady=iter([1.0, 6.0, 6.0]).__next__)
+    >>> clock(), clock.ahead_s()
+    (1005.0, 3600.0)
+    """
+
+    __slots__ = ("_offset_s", "_steady", "_wall")
+
+    def __init__(self, wall: Callable[[], float] = time, steady: Callable[[], float] = monotonic) -> None:
+        self._wall, self._steady = wall, steady
+        self._offset_s = wall() - steady()
+
+    def __call__(self) -> float:
+        return self._steady() + self._offset_s
+
+    def ahead_s(self) -> float:
+        """Return how far the system's clock is ahead now: about 0 unless it was set since the start."""
+        return self._wall() - self()
+
+
+def epoch_clock() -> EpochClock:
     """Return a clock: s since the epoch as the system knew it at start."""
-    offset_s = time() - monotonic()
+    return EpochClock()
 
-    def now() -> float:
-        return monotonic() + offset_s
 
-    return now
+def ahead_s(clock: Clock) -> float:
+    """Return what to add to a time of `clock` that is shown as a date: the steps of the system's clock since the start.
+
+    0 for a clock that is not the system's.
+    """
+    return clock.ahead_s() if isinstance(clock, EpochClock) else 0.0
 
 
 class ActionSink(Protocol):
@@ -174,7 +208,7 @@ class RouterGateway:
             each.refresh()
 
     def _report_dispatch(self, action: Action | None) -> None:
-        if self.on_dispatch is not None and isinstance(action, Dispatch | Hedge):
+        if self.on_dispatch is not None and isinstance(action, Dispatch | Hedge | Continue):
             self.on_dispatch(action if isinstance(action, Dispatch) else action.dispatch)
 
     def _set_timer(self, timer: asyncio.TimerHandle | None, due_s: float) -> None:

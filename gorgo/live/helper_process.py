@@ -17,7 +17,7 @@ import logging
 import os
 import pickle
 import sys
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import PIPE, Process, SubprocessStreamProtocol
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from pathlib import Path
@@ -32,6 +32,8 @@ _PASSED = ("PATH", "LANG", "LD_LIBRARY_PATH")
 _ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
 #: Written at once: as much of a job as the pipe and the event loop have to copy in one turn.
 PIECE_BYTES = 256 * 1024
+#: Read ahead of whoever takes the answers: asyncio's own bound, and twice this at most.
+READ_BYTES = 64 * 1024
 #: Between two checks of a process that has a job.
 CHECK_S = 1.0
 #: Checks in a row that find no processor time used, after which the process counts as stopped. The kernel gives every
@@ -74,6 +76,8 @@ class HelperProcess:
         self._first = first
         self._again = again
         self._process: Process | None = None
+        #: Of the process, to close its pipes.
+        self._transport: asyncio.SubprocessTransport | None = None
         self._lock = asyncio.Lock()
         self._closed = False
 
@@ -141,11 +145,21 @@ class HelperProcess:
         environ = {name: value for name, value in os.environ.items() if name in _PASSED or name.startswith("PYTHON")}
         environ |= dict.fromkeys(_ONE_THREAD, "1")
         command = (sys.executable, "-m", self._module)
+        loop = asyncio.get_running_loop()
         try:
-            process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, env=environ)
+            # As asyncio makes a `Process`, but with its transport: nothing else closes a pipe that is not read.
+            transport, protocol = await loop.subprocess_exec(
+                lambda: SubprocessStreamProtocol(READ_BYTES, loop),
+                *command,
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=None,
+                env=environ,
+            )
         except OSError as error:
             raise HelperFailed(f"could not be started: {error}") from None
-        self._process = process
+        self._transport = transport
+        self._process = process = Process(transport, protocol, loop)
         with suppress(OSError):  # it has ended, or a sandbox forbids the call
             own = os.getpriority(os.PRIO_PROCESS, 0)
             os.setpriority(os.PRIO_PROCESS, process.pid, own + self._niceness)
@@ -155,13 +169,18 @@ class HelperProcess:
 
     async def _end(self) -> None:
         process, self._process = self._process, None
-        if process is None:
+        transport, self._transport = self._transport, None
+        if process is None or transport is None:
             return
         with suppress(ProcessLookupError):
             process.kill()  # which ends a stopped one too
+        # Answers that nobody reads would hold a pipe open, and `wait` waits for the end of the pipes. The transport as
+        # a whole is not closed: that may take the exit status, for which asyncio's watcher waits.
+        for fd in (0, 1):
+            pipe = transport.get_pipe_transport(fd)
+            if pipe is not None:
+                pipe.close()
         await process.wait()
-        assert process.stdin is not None
-        process.stdin.close()
 
 
 class _Watch:

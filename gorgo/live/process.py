@@ -37,7 +37,7 @@ from gorgo.live.listener.hypercorn_server import ServerConfig
 from gorgo.live.listener.listener import AcceptLimits, serve_app
 from gorgo.live.listener.sockets import BACKLOG, ServerAddresses, address_of, listening
 from gorgo.live.logs import BLOCKS_PER_HASH, LOGGER, LineLog, RequestLogFile, flush_logs, log
-from gorgo.live.monitor.fleet_monitor import FleetMonitor, probe_all, run_timers
+from gorgo.live.monitor.fleet_monitor import FleetMonitor, probe_all, probe_overdue, run_timers
 from gorgo.live.monitor.replica_monitor import ReplicaMonitor
 from gorgo.live.parsing.json_body import limit_digits
 from gorgo.live.reload.file_watch import ConfigFile
@@ -148,6 +148,8 @@ class ProcessOptions:
         The policy and its weights; its defaults if `weights` is `None`.
     admin_token:
         Required of admin calls; without it all are rejected.
+    metrics_token:
+        Good for `GET /metrics` of the admin listener, and for no other call.
     environ:
         Has the replicas' API keys.
     key:
@@ -171,6 +173,7 @@ class ProcessOptions:
     seed: int
     weights: Weights | None = None
     admin_token: str | None = None
+    metrics_token: str | None = None
     file: ConfigFile | None = None
     state_file: StateFile | None = None
     request_log: Path | None = None
@@ -288,6 +291,7 @@ async def _run(
             fleet_monitor.start(monitors.pop())
         state.routing.models.read_all = fleet_monitor.read_models
         loops = [tasks.create_task(run_timers(state.routing)), tasks.create_task(state.routing.training.run())]
+        loops.append(tasks.create_task(probe_overdue(state.routing, fleet_monitor)))
         loops.append(tasks.create_task(state.replicas.pushes.run(state.replicas.push_sources)))
         for line_log in state.telemetry.line_logs:
             tasks.create_task(line_log.run())
@@ -302,7 +306,9 @@ async def _run(
             loops.append(tasks.create_task(state.routing.peer_store.run()))
             await state.routing.peer_store.wait_joined()
         tasks.create_task(front_end.serve_requests(closing))
-        operators = BoundedBodies(admin_app(state, registrar, options.admin_token, closing))
+        operators = BoundedBodies(
+            admin_app(state, registrar, options.admin_token, closing, metrics_token=options.metrics_token)
+        )
         tasks.create_task(serve_asgi(operators, admin, closing, accept_limits(state, ADMIN_CONNECTIONS)))
         if ready is not None:
             ready(addresses)

@@ -5,7 +5,9 @@ fetched for a client (`ModelLists`). Leaves routing to the Router, which has the
 
 Theory of operation. A model has one name in the Router: the alias's model, or the adapter's own name. SGLang knows an
 adapter as `<base>:<adapter>` and vLLM as `<adapter>`: both are the adapter here. A name that no replica lists is
-looked for once, in fresh lists of all replicas, and left to the periodic lists afterwards.
+looked for in fresh lists of all replicas: once if a replica takes any name, which then decides, and each time if the
+request would be refused. Lists are not older then than `MISS_INTERVAL_S`. A 404 of a replica that lists the name has
+the lists read again too: the model or adapter may have moved.
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ from gorgo.live.http.headers import KEYS, Header
 
 #: Names that were looked for and not found; the oldest is forgotten.
 MAX_MISSES = 1024
-#: Shortest time between two readings of all lists for unknown names, which clients may make up.
-MISS_INTERVAL_S = 5.0
+#: Shortest time between two readings of all lists for unknown names, which clients may make up. An adapter that is
+#: loaded is not found for so long if another unknown name was looked for just before.
+MISS_INTERVAL_S = 2.0
 
 
 class ServedModels:
@@ -77,6 +80,18 @@ class ServedModels:
         found, _ = self._found.get(replica, ((), ""))
         return tuple(dict.fromkeys(self._aliases.get(model.name, model.name) for model in found))
 
+    def served(self, replica: str) -> tuple[str, ...]:
+        """Return the models that a replica lists, or those of the configuration without a list."""
+        return self.listed(replica) or tuple(
+            self._aliases.get(name, name) for name in self._configured.get(replica, ())
+        )
+
+    def contexts(self, replica: str) -> dict[str, int]:
+        """Return the contexts of the models that a replica lists, where it says them: by name in the Router, tokens."""
+        found, _ = self._found.get(replica, ((), ""))
+        known = {self._aliases.get(model.name, model.name): model.context_tokens for model in found}
+        return {name: tokens for name, tokens in known.items() if tokens is not None}
+
     def canonical(self, name: str | None) -> str | None:
         """Return the name in the Router of the model that a client calls `name`."""
         return name if name is None else self._synonyms.get(name, name)
@@ -108,28 +123,45 @@ class ServedModels:
 
     def _row(self, name: str) -> dict[str, object]:
         row: dict[str, object] = {"id": name, "object": "model", "created": 0, "owned_by": "gorgo"}
+        contexts = [self.contexts(replica).get(self.canonical(name) or name) for replica in self._found]
+        if known := [tokens for tokens in contexts if tokens is not None]:
+            row["max_model_len"] = max(known)
         return row | ({"parent": self._parents[name]} if name in self._parents else {})
 
-    def may_find(self, name: str) -> bool:
-        """Return whether fresh lists could have `name`, which was not looked for yet."""
-        return self.read_all is not None and name not in self._misses and bool(self._found)
+    def may_find(self, name: str, *, refused: bool, now: float) -> bool:
+        """Return whether fresh lists could have `name`; `refused` if no replica would be sent it."""
+        if self.read_all is None or not self._found or (name in self._misses and not refused):
+            return False
+        return self._reading is not None or now - self._read_s >= MISS_INTERVAL_S
 
-    async def find_missing(self, name: str, *, now: float) -> bool:
-        """Read all lists for a name that no replica lists, once per name and not too often.
+    async def find_missing(self, name: str, *, refused: bool, now: float) -> bool:
+        """Read all lists for a name that no replica lists, not too often.
 
         Return whether they were read. Several requests wait for one reading.
         """
-        if self.read_all is None or not self.may_find(name):
+        if not self.may_find(name, refused=refused, now=now):
             return False
+        await asyncio.shield(self._start_reading(now))
+        self._misses.put(name, None)
+        return True
+
+    def read_again(self, name: str, replica: str, *, now: float) -> asyncio.Future[None] | None:
+        """Read all lists after a 404 of a replica that lists `name`, which may have moved to another.
+
+        Return the reading; `None` if it does not list it, or the lists were read less than `MISS_INTERVAL_S` ago.
+        """
+        if self.read_all is None or (self._reading is None and now - self._read_s < MISS_INTERVAL_S):
+            return None
+        return self._start_reading(now) if name in self.listed(replica) else None
+
+    def _start_reading(self, now: float) -> asyncio.Future[None]:
+        """Return the reading of all lists that is in progress, or a new one."""
+        assert self.read_all is not None, "the monitors run"
         if self._reading is None:
-            if now - self._read_s < MISS_INTERVAL_S:
-                return False
             self._read_s = now
             self._reading = asyncio.ensure_future(self.read_all())
             self._reading.add_done_callback(self._read)
-        await asyncio.shield(self._reading)
-        self._misses.put(name, None)
-        return True
+        return self._reading
 
     def _read(self, task: asyncio.Future[None]) -> None:  # noqa: ARG002 - the signature of a callback
         self._reading = None

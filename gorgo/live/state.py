@@ -8,10 +8,13 @@ loop.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
 
 from gorgo.config.model import Config, LimitsConfig
 from gorgo.config.router_settings import router_limits
@@ -20,6 +23,7 @@ from gorgo.core.limits import BufferBudget, RouterLimits
 from gorgo.core.messages.actions import Dispatch
 from gorgo.core.messages.decision import CacheSourceStats
 from gorgo.core.messages.request import AttemptResult, Outcome
+from gorgo.core.policy.interface import scrape_interval_s
 from gorgo.core.prompt.fingerprint import Fingerprinter
 from gorgo.core.router import Router
 from gorgo.fleet_sources.fleet import FoundFleet
@@ -29,7 +33,7 @@ from gorgo.live.event_loop import Clock, RouterGateway
 from gorgo.live.http.body import UploadCounter
 from gorgo.live.http.tls import ServedTls, SharedTls
 from gorgo.live.kv_feed_stats import KvFeedStats
-from gorgo.live.logs import LineLog, log_missing
+from gorgo.live.logs import LineLog, log, log_missing
 from gorgo.live.parsing.workers import BodyWorkers
 from gorgo.live.policy_training import PolicyTraining
 from gorgo.live.prompt_tokens import PromptTokens
@@ -115,18 +119,22 @@ def _obstacle(view: ReplicaSnapshot, allowed: AllowedRegions, unreachable: bool)
 
 @dataclass(frozen=True, slots=True)
 class CacheState:
-    """The cache of one replica; `feed` is `None` where no KV events are configured."""
+    """The cache of one replica; `feed` is `None` where no KV events are configured.
+
+    `unused` says why decisions use the history although the engine reports its cache, or should; `None` if they do not.
+    """
 
     region: str
     stats: CacheSourceStats
     pushes: PushStats
     feed: KvFeedStats | None = None
+    unused: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         feed = None
         if self.feed is not None:
             feed = asdict(self.feed) | {"state": self.feed.state.value, "endpoints": list(self.feed.endpoints)}
-        return asdict(self.stats) | {"feed": feed, "pushes": asdict(self.pushes)}
+        return asdict(self.stats) | {"unused": self.unused, "feed": feed, "pushes": asdict(self.pushes)}
 
     def reports(self) -> Iterator[tuple[str, int]]:
         """Yield the number of reports by what became of them."""
@@ -146,6 +154,8 @@ class CacheState:
         yield "silences", pushes.silences
 
 
+#: Models named in a reason: a replica with adapters lists hundreds.
+MODELS_NAMED = 4
 #: Set to 1, it turns on `GET /admin/check`.
 INTERNAL_VARIABLE = "GORGO_INTERNAL_ROUTES"
 #: Blocks of each kind that a flush removes in one step of the event loop, in about a millisecond; and most steps, for
@@ -255,6 +265,8 @@ class FrontEndKind:
     name: str
     #: The Router's bounds under a configuration, as this kind can carry them out.
     router_limits: Callable[[Config], RouterLimits] = router_limits
+    #: New requests are answered 503 while the process stops. Not if what calls it serves them without an answer.
+    refuses_when_stopping: bool = True
 
 
 PROXY = FrontEndKind("proxy")
@@ -292,7 +304,13 @@ class LiveState:
 
     def __post_init__(self) -> None:
         # The metrics stand below the state, and a scrape reads what the state composes.
-        self.telemetry.metrics.caches.read = self.cache_states
+        if self.telemetry.tracing is not None:
+            self.telemetry.tracing.describe = self._describe
+        metrics = self.telemetry.metrics
+        metrics.caches.read = self.cache_states
+        metrics.listeners.is_ready = self.is_ready
+        if self.served_tls is not None:
+            metrics.listeners.tls.append(self.served_tls)
         self.apply_config(self.config)
 
     def apply_config(self, config: Config) -> None:
@@ -326,14 +344,76 @@ class LiveState:
                     break
                 await asyncio.sleep(0)
 
+    @property
+    def scrape_interval_s(self) -> float:
+        """Interval of scrapes: that of the configuration, else what the policies in force need."""
+        settings = self.routing.router.settings
+        return scrape_interval_s(self.config.proxy.scrape_interval_s, settings.policy, settings.shadow)
+
     def cache_states(self) -> dict[str, CacheState]:
         """Return what is known of each replica's cache, and by which reports."""
         stats, feeds = self.routing.router.caches.sources(now=self.routing.clock()), self.replicas.kv_feed_stats
         return {
-            name: CacheState(target.region, stats[name], target.pushes.stats, feeds.get(name) or KvFeedStats())
+            name: CacheState(
+                target.region,
+                stats[name],
+                target.pushes.stats,
+                feeds.get(name) or KvFeedStats(),
+                self.why_unused(target),
+            )
             for name, target in self.replicas.targets.items()
             if name in stats
         }
+
+    def why_unused(self, target: Target) -> str | None:
+        """Return why no decision can use what a replica reports of its cache; `None` if some can, or without reports.
+
+        A prompt that a client sends as token ids needs no tokenizer; it is compared with reports in any case.
+        """
+        router = self.routing.router
+        if target.kv_events is None and not router.caches.has_reports(target.name):
+            return None
+        if not router.caches.read_reports:
+            return f"policy {router.settings.policy.name} reads no reports of caches"
+        tokens, models = self.routing.prompt_tokens.models, self.routing.models
+        bases = dict.fromkeys(models.governing(name, tokens) or name for name in models.served(target.name))
+        if any(name in tokens and not tokens[name].differs for name in bases):
+            return None
+        differing = [name for name in bases if name in tokens]
+        if differing:
+            return f"the tokenizer of {', '.join(differing)} counts other tokens than the engine"
+        if not bases and any(not known.differs for known in tokens.values()):
+            return None  # the replica has not listed its models yet
+        return f"no tokenizer for {', '.join(islice(bases, MODELS_NAMED)) or 'any model'}"
+
+    def log_unused(self, target: Target) -> None:
+        """Log why what a replica reports of its cache is not used, once until that changes."""
+        unused = self.why_unused(target)
+        if unused == target.unused_reports:
+            return
+        target.unused_reports = unused
+        if unused is None:
+            log("cache_reports_used", replica=target.name)
+        else:
+            log("cache_reports_unused", level=logging.WARNING, replica=target.name, in_force=f"history: {unused}")
+
+    def _describe(self, replica: str) -> dict[str, str | int]:
+        """Return what OpenTelemetry's conventions say of a replica: its engine, its host and its port."""
+        target = self.replicas.targets.get(replica)
+        row = next((each for each in self.config.replicas if each.name == replica), None)
+        engine = None if target is None else target.engine["name"]
+        found: dict[str, str | int] = {} if engine is None else {"gen_ai.provider.name": str(engine)}
+        if row is not None:
+            parts = urlsplit(row.url)
+            found["server.address"] = parts.hostname or ""
+            found["server.port"] = parts.port or (443 if parts.scheme == "https" else 80)
+        return found
+
+    def is_ready(self) -> bool:
+        """Return whether a load balancer may send requests here, as `GET /ready` says."""
+        if self.stopping or self.replicas.found.pending(self.routing.clock()):
+            return False
+        return self.why_not_ready(required=self.config.proxy.min_ready_replicas) is None
 
     def why_not_ready(self, *, required: int = 1) -> NotReady | None:
         """Return why fewer than `required` replicas could serve a request now; `None` if so many could."""

@@ -22,7 +22,7 @@ from gorgo.core.record import record
 from gorgo.core.stream import UsageEventFilter
 from gorgo.errors import closest
 from gorgo.live.http.errors import HttpError, error_json
-from gorgo.live.http.headers import KEYS, Header, RequestHeaders, find, upstream_headers
+from gorgo.live.http.headers import IDENTITY, KEYS, Header, RequestHeaders, find, upstream_headers
 from gorgo.live.logs import log_failure
 from gorgo.live.request.own_answers import ALIVE, count_own_answer, model_list, model_row, readiness
 from gorgo.live.request.parse import INFERENCE_ROUTES
@@ -71,7 +71,7 @@ def choose(state: PickerState, pending: PendingRequest, exchange: PickerExchange
     if request is not None:
         adds_usage = target.request_usage and request.adds_usage
         sent = request.body_for(name, with_usage=target.request_usage)
-        body = None if sent is request.body else sent
+        body = None if sent is request.body and not pending.is_unpacked else sent
     labels = labels_of(dispatch)
     return EndpointChoice(destination, exchange.exchange_id, set_headers, removed, body, adds_usage, labels)
 
@@ -103,7 +103,11 @@ def _headers(
     """Return the headers to set, and the names of those to remove."""
     headers, api_key = pending.head.headers, exchange.target.api_key
     removed = _withheld(headers, state.live.passed_headers, has_key=api_key is not None)
-    changed: list[Header] = []
+    if not pending.has_prompt:
+        # Its body passes as it came.
+        removed = tuple(name for name in removed if name != b"content-encoding")
+    # A path without a prompt answers as its client asks: nothing of it is read.
+    changed: list[Header] = [IDENTITY] if pending.has_prompt else []
     identity = (b"x-request-id", pending.request_id.encode("ascii"))
     if identity not in pending.head.varying:
         changed.append(identity)

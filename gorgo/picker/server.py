@@ -1,7 +1,8 @@
 """The endpoint picker as a process: Envoy calls it for each request.
 
 At the first signal `readiness` turns NOT_SERVING, and calls are decided until none is open or the grace period is over.
-Then the open ones end with status OK: Envoy carries their replies on without the picker.
+Then the open ones end with status OK: Envoy carries their replies on without the picker. The picker refuses nothing
+because it stops, since Envoy can serve what is not refused.
 """
 
 from __future__ import annotations
@@ -66,6 +67,9 @@ def take_access_log(state: PickerState, message: bytes) -> None:
     except DecodeError:
         raise ProtocolError("expected a serialized StreamAccessLogsMessage") from None
     for entry in read_entries(batch):
+        if entry is None:
+            state.telemetry.metrics.log_entry("undecided")
+            continue
         exchange = state.open_exchanges.get(entry.exchange_id)
         if isinstance(exchange, PickerExchange):
             exchange.complete(entry)
@@ -74,8 +78,11 @@ def take_access_log(state: PickerState, message: bytes) -> None:
             state.telemetry.metrics.log_entry("late" if state.open_exchanges.is_own(entry.exchange_id) else "unknown")
 
 
-def read_entries(batch: Any) -> Iterator[LogEntry]:
-    """Yield the entries with an id; others are of exchanges that no picker has chosen for."""
+def read_entries(batch: Any) -> Iterator[LogEntry | None]:
+    """Yield the entries with an id, and `None` for each answer of a replica that no picker has chosen.
+
+    Other entries without an id are of answers that Envoy has given itself, or the picker by it.
+    """
     for entry in batch.http_logs.log_entry:
         common = entry.common_properties
         if common.intermediate_log_entry:
@@ -83,6 +90,8 @@ def read_entries(batch: Any) -> Iterator[LogEntry]:
         exchange_id = struct_text(common.metadata.filter_metadata, OWN, "id")
         if exchange_id is not None:
             yield _read(exchange_id, common, entry.response)
+        elif entry.response.response_code_details.startswith(_UPSTREAM):
+            yield None
 
 
 def _read(exchange_id: str, common: Any, response: Any) -> LogEntry:
@@ -179,8 +188,8 @@ class GrpcFrontEnd:
 
     def __init__(self, state: PickerState) -> None:
         self.state = state
-        self._health = Health(partial(_is_ready, state), lambda: state.live.stopping)
-        self._services = services(partial(_open_call, state), partial(take_access_log, state), self._health)
+        self.health = Health(state.live.is_ready, partial(_is_left, state))
+        self._services = services(partial(_open_call, state), partial(take_access_log, state), self.health)
         self._server = Http2Server(self._services, TransportLimits.of(state.live.config.limits))
         self.address = ("", 0)
 
@@ -188,11 +197,13 @@ class GrpcFrontEnd:
         """Listen, and resolve the names of replicas. Raises `ConfigError`."""
         picker = self.state.live.config.picker
         self.address = self._server.bind(picker.bind, picker.tls)
+        if self._server.tls is not None:
+            self.state.telemetry.metrics.listeners.tls.append(self._server.tls)
         await self.state.endpoints.resolve()
 
     async def serve_requests(self, closing: asyncio.Event) -> None:
         """Serve Envoy until `closing` is set."""
-        loops = [asyncio.create_task(self._health.run()), asyncio.create_task(_resolve(self.state))]
+        loops = [asyncio.create_task(self.health.run()), asyncio.create_task(_resolve(self.state))]
         try:
             await self._server.serve_calls(closing)
         finally:
@@ -202,7 +213,7 @@ class GrpcFrontEnd:
 
     async def end_exchanges(self, stop_now: asyncio.Event) -> None:
         """Wait until no call is open, within the grace period; `serve` ends those that remain."""
-        self._health.update()
+        self.health.update()
         self._server.start_drain()
         deadline_s = self.state.routing.clock() + self.state.live.limits.shutdown_grace_s
         while self.state.calls and not stop_now.is_set() and self.state.routing.clock() < deadline_s:
@@ -215,10 +226,12 @@ def _open_call(state: PickerState, output: Output) -> CallHandlers:
     return CallHandlers(call.feed, call.closed)
 
 
-def _is_ready(state: PickerState) -> bool:
-    if state.live.stopping or state.replicas.found.pending(state.routing.clock()):
-        return False
-    return state.live.why_not_ready(required=state.live.config.proxy.min_ready_replicas) is None
+def _is_left(state: PickerState) -> bool:
+    """Return whether an own Envoy has to go on without the picker: it stops, and Envoy has a list of the replicas.
+
+    Without a list an Envoy that is not answered has no replica, so it calls until the picker has ended.
+    """
+    return state.live.stopping and not state.live.config.fleet_sources
 
 
 async def _resolve(state: PickerState) -> None:

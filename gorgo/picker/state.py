@@ -73,8 +73,10 @@ class Endpoints:
                 found = await asyncio.get_running_loop().getaddrinfo(*place, type=socket.SOCK_STREAM)
             except OSError:
                 continue
-            if found:
-                self._resolved[place] = str(found[0][4][0])
+            addresses = [str(address[4][0]) for address in found]
+            # The one in use stays while the name has it: answers come in another order each time.
+            if addresses and self._resolved.get(place) not in addresses:
+                self._resolved[place] = addresses[0]
         self._index()
 
     def _index(self) -> None:
@@ -252,4 +254,4 @@ def _limits(config: Config) -> RouterLimits:
     return replace(router_limits(config), hedging=HedgeLimits(budget_ratio=0.0), fallbacks=FALLBACKS)
 
 
-PICKER = FrontEndKind("picker", _limits)
+PICKER = FrontEndKind("picker", _limits, refuses_when_stopping=False)

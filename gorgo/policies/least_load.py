@@ -7,14 +7,26 @@ worst known value among the candidates. If none is known, the counts of the prox
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gorgo.core.messages.request import RouteRequest
-from gorgo.core.policy.interface import Candidates, Choice, IndexKind, argmin_tiebreak, choose_min_cost, fill_unknown
+from gorgo.core.policy.interface import (
+    USUAL_SCRAPE_S,
+    Candidates,
+    Choice,
+    IndexKind,
+    argmin_tiebreak,
+    choose_min_cost,
+    fill_unknown,
+)
 from gorgo.core.policy.weights import Weights, WeightSpec
+
+#: Columns of scrapes that the sums have.
+_SIGNALS = ("running_requests", "queued_requests", "used_tokens")
 
 
 class LeastLoad:
@@ -31,6 +43,8 @@ class LeastLoad:
     )
     unit: ClassVar[str] = "tokens"
     index: ClassVar[IndexKind] = "any"
+    #: The paper's baseline works by reports of any age.
+    signal_ages: ClassVar[Mapping[str, float]] = dict.fromkeys(_SIGNALS, USUAL_SCRAPE_S)
     weight_specs: ClassVar[tuple[WeightSpec, ...]] = ()
 
     def choose(
@@ -59,6 +73,8 @@ class LeastLoadFirstToken:
     )
     unit: ClassVar[str] = "tokens"
     index: ClassVar[IndexKind] = "any"
+    #: The paper's baseline works by reports of any age.
+    signal_ages: ClassVar[Mapping[str, float]] = dict.fromkeys(_SIGNALS, USUAL_SCRAPE_S)
     weight_specs: ClassVar[tuple[WeightSpec, ...]] = ()
 
     def choose(
@@ -98,6 +114,8 @@ class LeastRequest:
     )
     unit: ClassVar[str] = "requests"
     index: ClassVar[IndexKind] = "any"
+    #: The paper's baseline works by reports of any age.
+    signal_ages: ClassVar[Mapping[str, float]] = {"running_requests": USUAL_SCRAPE_S}
     weight_specs: ClassVar[tuple[WeightSpec, ...]] = ()
 
     def choose(

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 from math import ceil
 from typing import ClassVar, NamedTuple
 
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.numeric import Floats
-from gorgo.core.policy.interface import Candidates, Choice, IndexKind
+from gorgo.core.policy.interface import Candidates, Choice, IndexKind, RouteStats
 from gorgo.core.policy.weights import Weights, WeightSpec
 from gorgo.core.prefix.index import Origin
 from gorgo.core.prompt.fingerprint import depths_of, marked_depths
@@ -111,8 +112,8 @@ class RouteTable:
     """
 
     def __init__(self, max_routes: int = MAX_ROUTES, ttl_s: float = TTL_S) -> None:
-        self._max_routes = max_routes
-        self._ttl_s = ttl_s
+        self.max_routes = max_routes
+        self.ttl_s = ttl_s
         #: Routes that a full table had no place for.
         self.evicted: Counter[Origin] = Counter()
         self._by_origin: tuple[OrderedDict[RouteKey, _Route], ...] = tuple(OrderedDict() for _ in Origin)
@@ -130,7 +131,7 @@ class RouteTable:
             route = routes.get(key)
             if route is None:
                 continue
-            if now - route.used_s > self._ttl_s:
+            if now - route.used_s > self.ttl_s:
                 del routes[key]
                 return None
             route.used_s = now
@@ -143,11 +144,23 @@ class RouteTable:
         for other, routes in enumerate(self._by_origin):
             route = routes.get(key)
             if route is not None:
-                if other > origin and now - route.used_s <= self._ttl_s:
+                if other > origin and now - route.used_s <= self.ttl_s:
                     return
                 del routes[key]
         self._by_origin[origin][key] = _Route(replica, now)
-        if len(self) > self._max_routes:
+        self._evict()
+
+    def set_limits(self, max_routes: int, ttl_s: float) -> None:
+        """Replace both bounds, and evict what exceeds the first."""
+        self.max_routes, self.ttl_s = max_routes, ttl_s
+        self._evict()
+
+    def oldest_s(self, origin: Origin) -> float | None:
+        """Return when the longest unused route of an origin was used; `None` without one."""
+        return next((route.used_s for route in self._by_origin[origin].values()), None)
+
+    def _evict(self) -> None:
+        while len(self) > self.max_routes:
             least, routes = next(
                 (origin, routes) for origin, routes in zip(Origin, self._by_origin, strict=True) if routes
             )
@@ -156,7 +169,7 @@ class RouteTable:
 
     def check(self) -> None:
         """Assert the bound, one route per prefix, and the order of use."""
-        assert len(self) <= self._max_routes, "the table is bounded"
+        assert len(self) <= self.max_routes, "the table is bounded"
         assert len(set().union(*self._by_origin)) == len(self), "a prefix has one route"
         for routes in self._by_origin:
             uses = [route.used_s for route in routes.values()]
@@ -198,6 +211,16 @@ def even_prefixes(request: RouteRequest) -> list[Prefix]:
     return [_text_prefix(request, depth) for depth in depths]
 
 
+def whole_prefix(request: RouteRequest) -> Prefix:
+    """Return the whole prompt as a prefix of its own, which is found by the same prompt alone.
+
+    The text behind the last full block is known by its length.
+    """
+    size = request.prompt_tokens if request.text_bytes is None else request.text_bytes
+    numbers = b"".join(number.to_bytes(_HASH_BYTES, "little") for number in (request.prefix_hash & _MASK, size))
+    return Prefix((request.recorded_model, b"whole" + request.blocks[-_HASH_BYTES:] + numbers), request.prompt_tokens)
+
+
 def remote_prefixes(request: RouteRequest) -> list[Prefix]:
     """Return the prefixes that other routers name."""
     full_blocks = len(request.blocks) // _HASH_BYTES
@@ -232,6 +255,10 @@ def _text_prefix(request: RouteRequest, depth: int) -> Prefix:
     return Prefix(key, depth * request.block_tokens)
 
 
+#: The value of weight `depths` with a route at the end of the last message alone.
+DEEPEST_ALONE = 2
+
+
 class MultiDepth:
     """The longest match among routes learned from answers; a hash of the prompt's beginning without one.
 
@@ -239,7 +266,8 @@ class MultiDepth:
     that shares only the beginning finds its replica. A prompt without messages has one every 128 tokens, and so have
     the routes of other routers. If that replica has far more requests than the median, the least loaded
     serves. The route still names the replica of the match or of the hash: a diversion is temporary, and learning it
-    would move prefixes to and fro.
+    would move prefixes to and fro. With `depths` 0 a prompt is known as a whole, as the post's router with one depth
+    has it: a prompt that continues another one is another prompt.
 
     References
     ----------
@@ -259,8 +287,8 @@ class MultiDepth:
             "depths",
             1.0,
             0.0,
-            1.0,
-            "1: a route at the end of each message, else every 128 tokens; 0: at the deepest alone",
+            2.0,
+            "1: a route at the end of each message, else every 128 tokens; 2: at the deepest alone; 0: a whole prompt",
             tunable="no",
         ),
         WeightSpec(
@@ -290,16 +318,18 @@ class MultiDepth:
         rng: np.random.Generator,
     ) -> Choice:
         load = candidates.in_flight_requests
-        prefixes = prefixes_of(request)
+        depths = int(weights["depths"])
+        prefixes = prefixes_of(request) if depths else [whole_prefix(request)]
         matched = np.zeros(len(candidates))
         fallback = None
-        found = self._longest(self._with_remote(request, prefixes), candidates)
+        found = self._longest(self._with_remote(request, prefixes) if depths else prefixes, candidates)
         if found is None:
-            row, fallback = _place(_prompt_hash(request), candidates, weights), "no_match"
+            key = _prompt_hash(request) if depths else _whole_hash(prefixes[0])
+            row, fallback = _place(key, candidates, weights), "no_match"
         else:
             row, matched[found[0]] = found
         first_chosen = candidates.names[row]
-        learned = prefixes if weights["depths"] >= 1.0 else prefixes[-1:]
+        learned = prefixes[-1:] if depths == DEEPEST_ALONE else prefixes
         if _is_overloaded(row, load, weights):
             row, fallback = least_loaded(candidates, rng), "overloaded"
 
@@ -318,6 +348,22 @@ class MultiDepth:
     def evicted_routes(self) -> Mapping[Origin, int]:
         """The routes that a full table had no place for, by origin."""
         return self.routes.evicted
+
+    def set_route_limits(self, max_routes: int, ttl_s: float) -> None:
+        """Bound the routes by number, and by the time without use after which one is void, s."""
+        self.routes.set_limits(max_routes, ttl_s)
+
+    def route_stats(self, *, now: float) -> RouteStats:
+        """Return the number, the age and the evictions of the routes by origin."""
+        routes = self.routes
+        oldest_s = {origin: routes.oldest_s(origin) for origin in Origin}
+        return RouteStats(
+            max_routes=routes.max_routes,
+            ttl_s=routes.ttl_s,
+            routes={origin.name.lower(): routes.routes_of(origin) for origin in Origin},
+            unused_s={origin.name.lower(): now - used_s for origin, used_s in oldest_s.items() if used_s is not None},
+            evicted={origin.name.lower(): routes.evicted[origin] for origin in Origin},
+        )
 
     def _with_remote(self, request: RouteRequest, prefixes: list[Prefix]) -> list[Prefix]:
         """Return the prefixes of a prompt, with those that other routers name while there are any."""
@@ -339,6 +385,10 @@ def _prompt_hash(request: RouteRequest) -> int:
     """Return the hash of the first 128 tokens; of the first 256 for a shorter prompt."""
     prefixes = even_prefixes(request)
     return int.from_bytes(prefixes[0].key[1], "little") if prefixes else request.prefix_hash
+
+
+def _whole_hash(prefix: Prefix) -> int:
+    return int.from_bytes(blake2b(prefix.key[1], digest_size=_HASH_BYTES).digest(), "little")
 
 
 def _place(key: int, candidates: Candidates, weights: Weights) -> int:

@@ -7,13 +7,14 @@ Leaves to `gorgo.policies.base` what several of them share, and the match itself
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
 
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.numeric import Floats
-from gorgo.core.policy.interface import Candidates, Choice, IndexKind, argmin_tiebreak, fill_unknown
+from gorgo.core.policy.interface import USUAL_SCRAPE_S, Candidates, Choice, IndexKind, argmin_tiebreak, fill_unknown
 from gorgo.core.policy.weights import Weights, WeightSpec
 from gorgo.policies.base import IMBALANCE, evidence, least_loaded, longest_match, longest_prefix
 
@@ -39,6 +40,8 @@ class PrefixCache:
     )
     unit: ClassVar[str] = ""
     index: ClassVar[IndexKind] = "published"
+    #: The paper's baseline works by reports of any age.
+    signal_ages: ClassVar[Mapping[str, float]] = {"running_requests": USUAL_SCRAPE_S}
     weight_specs: ClassVar[tuple[WeightSpec, ...]] = ()
 
     def choose(
@@ -168,6 +171,8 @@ class LoadPrefix:
     )
     unit: ClassVar[str] = "share"
     index: ClassVar[IndexKind] = "published"
+    #: llm-d reads its engines each 50 ms; a second is what an engine answers without slowing down.
+    signal_ages: ClassVar[Mapping[str, float]] = {"queued_requests": 1.0, "used_tokens": 1.0}
     weight_specs: ClassVar[tuple[WeightSpec, ...]] = (
         WeightSpec("prefix", 1.0, 0.1, 10.0, "on the share of the prompt that is not cached"),
         WeightSpec("queue", 1.0, 0.1, 10.0, "on the queue, 0 for the shortest and 1 for the longest"),

@@ -20,8 +20,8 @@ class StickyLeastLoaded:
     Theory of operation. The published system maps the hash of the first tokens to the workers that reported it. Here
     the prefix index is that map: its block hashes stand for whole prefixes, it is bounded by each replica's KV pool,
     and it is corrected by what engines report. A dispatch enters the prompt at once, before the engine confirms it, so
-    a burst of one prefix goes to one replica. A request may have a `prefix_len` of its own. A prompt shorter than that
-    is compared by its full blocks.
+    a burst of one prefix goes to one replica. A request may have a `prefix_len` of its own. It is rounded down to
+    blocks of the source, and a prompt shorter than that is compared by its full blocks.
 
     References
     ----------
@@ -57,8 +57,9 @@ class StickyLeastLoaded:
 def _needed_tokens(prefix_len: float, request: RouteRequest) -> float:
     """Return the cached tokens that make a holder; 0 for a prompt without a full block, which none can hold.
 
-    Whole blocks are compared, at least one. Half a token less than they have allows for rounding.
+    Whole blocks of the source are compared, rounded down and at least one: those of the engine where the tokens of the
+    prompt are known, else those of the text. Half a token less than they have allows for rounding.
     """
-    tokens = request.block_tokens
-    blocks = min(max(1, round(prefix_len / tokens)), int(request.prompt_tokens / tokens))
+    tokens = min(request.kv_hashes, default=request.block_tokens)
+    blocks = min(max(1, int(prefix_len / tokens)), int(request.prompt_tokens / tokens))
     return blocks * tokens - 0.5 if blocks else 0.0

@@ -23,16 +23,17 @@ from starlette.routing import Route, Router
 
 from gorgo.config.model import Config, CorsConfig
 from gorgo.core.messages.actions import Dispatch, Forward, Hold
-from gorgo.live.http.body import ClientDisconnected, draining, read_body, take_whole_body
+from gorgo.live.http.body import ClientDisconnected, body_limit, draining, read_body, take_whole_body
 from gorgo.live.http.errors import HttpError, Message, Receive, Send, send_error, send_json, unknown_route
 from gorgo.live.http.headers import Header, find, has_body, upstream_headers
+from gorgo.live.http.tls import follow_files
 from gorgo.live.listener.sockets import address_of, listening
 from gorgo.live.logs import log_failure
 from gorgo.live.openapi.documents import client_document
 from gorgo.live.parsing.json_body import BodyFields, check_media_type, read_quick_fields
 from gorgo.live.process import ProcessOptions, Ready, accept_limits, end_exchanges, run_process, serve_asgi
 from gorgo.live.request.own_answers import ALIVE, count_own_answer, model_list, model_row, readiness
-from gorgo.live.request.parse import INFERENCE_ROUTES, ParsedRequest, count_tokens, parse_request
+from gorgo.live.request.parse import INFERENCE_ROUTES, ParsedRequest, count_tokens, find_model, parse_request
 from gorgo.live.request.record import check_method, check_open, error_for, internal_error, record_early_refusal
 from gorgo.live.state import LiveState
 from gorgo.live.upstream.client import UpstreamError
@@ -140,10 +141,13 @@ async def _read_body(exchange: Exchange) -> bytes:
 
 
 async def _parse(exchange: Exchange, body: bytes) -> ParsedRequest:
-    """Parse the body, here if that takes milliseconds; look for a model that no replica is known to serve."""
+    """Unpack and parse the body, here if that is quick; look for a model that no replica is known to serve."""
     state, route = exchange.state, exchange.route
     started = perf_counter()
-    check_media_type(exchange.headers)
+    coding = check_media_type(exchange.headers)
+    if coding is not None:
+        body = await state.routing.body_workers.unpack(coding, body, limit=body_limit(state.limits, exchange.buffer))
+        exchange.buffer.reserve_body(len(body))
     fields = read_quick_fields(route, body, state.routing.fingerprinter)
     if fields is None:
         fields = await state.routing.body_workers.read(route, body)
@@ -151,14 +155,9 @@ async def _parse(exchange: Exchange, body: bytes) -> ParsedRequest:
     fields.prompt = None  # as large as the body, and needed no more
     exchange.record.decision_s = perf_counter() - started
     request = _parse_now(exchange, body, fields)
-    model = request.route.model
-    if (
-        model is None
-        or state.routing.router.view.lists(model)
-        or not await state.routing.models.find_missing(model, now=state.routing.clock())
-    ):
+    if state.routing.router.view.lists(request.route.model):
         return request
-    return _parse_now(exchange, body, fields)
+    return _parse_now(exchange, body, fields) if await find_model(state.routing, request.route.model) else request
 
 
 def _parse_now(exchange: Exchange, body: bytes, fields: BodyFields) -> ParsedRequest:
@@ -500,8 +499,14 @@ class HttpFrontEnd:
     async def serve_requests(self, closing: asyncio.Event) -> None:
         """Serve clients until `closing` is set."""
         served = self._live.served_tls
-        tls = None if served is None else served.context
-        await serve_asgi(data_app(self._live), self._listener, closing, accept_limits(self._live), tls)
+        if served is None:
+            await serve_asgi(data_app(self._live), self._listener, closing, accept_limits(self._live))
+            return
+        renewing = asyncio.create_task(follow_files(served, lambda: self._live.config.proxy.tls))
+        try:
+            await serve_asgi(data_app(self._live), self._listener, closing, accept_limits(self._live), served.context)
+        finally:
+            renewing.cancel()
 
     async def end_exchanges(self, stop_now: asyncio.Event) -> None:
         """End all exchanges, after the grace period at the latest."""

@@ -97,7 +97,7 @@ def test_every_command_with_a_time_scale_takes_a_load() -> None:
 
 
 def test_version_is_the_package_s() -> None:
-    assert run("--version").stdout == f"gorgo {gorgo.__version__}\n"
+    assert run("--version").stdout == f"gorgo {gorgo.build_version()}\n"
 
 
 @pytest.mark.parametrize("words", [("nonsense",), ("check", "--nonsense"), ("replay",), ("engine", "--port", "70000")])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def test_name_that_cannot_be_looked_up_is_a_replica_that_is_not_reached() -> Non
 async def error_of(status: int, *, path: str = "", key: str | None = None) -> str | None:
     # Below `/v1` it has no such route.
     async with answering(lambda path: 404 if path.startswith("/v1/") else status) as url:
-        replica = ReplicaConfig(name="r", region="a", url=url + path, api_key_env=key)
+        replica = ReplicaConfig(name="r", region="a", url=url + path, engine="sglang", api_key_env=key)
         (found,) = await asyncio.to_thread(reach_all, [replica], environ={"K": "secret"}, timeout_s=5.0)
         return None if found.error is None else found.error.replace(url, "URL")
 
@@ -80,6 +81,33 @@ async def test_an_engine_says_its_kind_and_its_models(configured: str, shown: st
     finally:
         await runner.cleanup()
     assert (found.error, found.engine, found.models) == (None, shown, ("base", "sql"))
+
+
+async def test_name_with_several_addresses_is_warned_of_and_one_of_each_family_is_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def look_up(host: object, *_: object, **__: object) -> list[tuple[Any, ...]]:
+        name = host.decode() if isinstance(host, bytes) else str(host)
+        found = {"pods": ("127.0.0.1", "127.0.0.2"), "one": ("127.0.0.1",)}[name.partition(".")[0]]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, int(port))) for address in found]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    async with answering(lambda _: 200) as url:
+        port = url.rpartition(":")[2]
+        file = tmp_path / "regions.yaml"
+        replicas = [
+            {"name": name, "region": "a", "url": f"http://{name}.test:{port}", "engine": "openai"}
+            for name in ("pods", "one")
+        ]
+        file.write_text(json.dumps({"proxy": {"region": "a"}, "regions": [{"name": "a"}], "replicas": replicas}))
+        words = ["check", "--config", str(file), "--live"]
+        result = await asyncio.to_thread(CliRunner().invoke, app, words)
+    assert result.exit_code == 0, result.output
+    warned = [line for line in result.stdout.splitlines() if "addresses" in line]
+    assert warned == [
+        "  warning: replica pods: its name has 2 addresses (127.0.0.1, 127.0.0.2): requests go to one of them; "
+        "fleet_sources make a replica of each"
+    ]
 
 
 def source(name: str, **keys: Any) -> FleetSourceConfig:

@@ -364,6 +364,25 @@ def test_short_admin_token_is_an_error_of_both_beside_those_of_the_file(
 @pytest.mark.parametrize(
     ("token", "found"),
     [
+        ("short", "a token of 5 characters; expected at least 16; openssl rand -hex 32 makes one"),
+        ("token-of-the-operators", "the admin token; expected a token of its own"),
+    ],
+)
+def test_token_for_metrics_that_is_short_or_lets_prometheus_administrate_is_an_error(
+    token: str, found: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GORGO_ADMIN_TOKEN", "token-of-the-operators")
+    monkeypatch.setenv("GORGO_METRICS_TOKEN", token)
+    (folder / "regions.yaml").write_text(proxy(""))
+    code, lines = verdict("check")
+    assert (code, lines) == verdict("serve")
+    assert code == 2
+    assert f"GORGO_METRICS_TOKEN: {found}" in "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("token", "found"),
+    [
         ("token-of-the-operators", "PUSH has the admin token; expected a token of its own"),
         ("short", "the environment variable PUSH has 5 characters; expected at least 16"),
         ("", "the environment variable PUSH is not set; expected it to hold the token of the replica's pushes"),

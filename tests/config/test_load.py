@@ -97,7 +97,7 @@ def test_shipped_regions_file_states_every_default_truly() -> None:
     config = load_config(ROOT / "regions.yaml")
     assert config.limits == LimitsConfig()
     for default in fields(ProxyConfig):
-        if default.name not in ("region", "weights", "tls", "tracing", "cors", "learning"):
+        if default.name not in ("region", "weights", "tls", "tracing", "cors", "learning", "multi_depth"):
             assert getattr(config.proxy, default.name) == default.default, default.name
 
 

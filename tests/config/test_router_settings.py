@@ -1,4 +1,4 @@
-"""The memory of a machine or a container, from the files of Linux."""
+"""Settings of the Router from regions.yaml; the memory of a machine or a container, from the files of Linux."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from gorgo.config.load import parse_config
 from gorgo.config.model import LimitsConfig
-from gorgo.config.router_settings import max_buffered_bytes, memory_bytes
+from gorgo.config.router_settings import max_buffered_bytes, memory_bytes, router_limits
 
 GIB = 2**30
 
@@ -21,6 +22,18 @@ def tree(root: Path, **files: str) -> Path:
 
 
 MACHINE = {"proc__meminfo": f"MemTotal: {8 * GIB // 1024} kB\nMemFree: 1 kB\n"}
+
+
+def test_bounds_of_routes_are_those_of_multi_depth() -> None:
+    text = b"""
+    proxy: {region: a, policy: multi-depth, multi_depth: {max_routes: 500, ttl_s: 60}}
+    regions: [{name: a}]
+    replicas: [{name: r, region: a, url: "http://127.0.0.1:1"}]
+    """
+    limits = router_limits(parse_config(text))
+    assert (limits.max_routes, limits.route_ttl_s) == (500, 60.0)
+    usual = router_limits(parse_config(text.replace(b", multi_depth: {max_routes: 500, ttl_s: 60}", b"")))
+    assert (usual.max_routes, usual.route_ttl_s) == (100_000, 3600.0)
 
 
 def test_machine_without_groups_has_its_own_memory(tmp_path: Path) -> None:

@@ -72,6 +72,27 @@ CONTENT: list[tuple[str, Any]] = [
     (RESPONSES, {"type": "response.refusal.done", "refusal": "no"}),
     (RESPONSES, {"type": "response.function_call_arguments.done", "arguments": "{}"}),
     ("/v1/embeddings", delta(content="a")),
+    (CHAT, delta(name="a", role="user")),
+    (CHAT, delta(content="", reasoning_details=[{"type": "reasoning.text", "text": "hm"}])),
+    (CHAT, delta(thinking_blocks=[{"type": "thinking", "thinking": "hm"}])),
+    (CHAT, delta(images=[{"image_url": {"url": "data:image/png;base64,AAAA"}}])),
+    (CHAT, delta(annotations=[{"type": "url_citation"}])),
+    (CHAT, delta(role="assistant", progress="searching")),
+    (CHAT, {"choices": [{"index": 0, "delta": {"content": ""}, "token_ids": [5]}]}),
+    (COMPLETION, {"choices": [{"index": 0, "text": "", "token_ids": [5]}]}),
+    (COMPLETION, {"choices": [{"index": 0, "text": "", "reasoning": "hm"}]}),
+    (COMPLETION, {"choices": [{"delta": {"content": "a"}}]}),
+    (GENERATE, {"text": "", "token_ids": [5], "meta_info": {}}),
+    (GENERATE, {"token": {"id": 5, "text": "a"}, "generated_text": None}),
+    (RESPONSES, {"type": "response.content_part.added", "part": {"type": "output_text", "text": "a"}}),
+    (RESPONSES, {"type": "response.content_part.done", "part": {"text": "a"}}),
+    (RESPONSES, {"type": "response.output_item.added", "item": {"type": "reasoning", "encrypted_content": "x"}}),
+    (RESPONSES, {"type": "response.output_text.annotation.added", "annotation": {"type": "url_citation"}}),
+    (RESPONSES, {"type": "response.image_generation_call.partial_image", "partial_image_b64": "AAAA"}),
+    (MESSAGES, {"type": "content_block_start", "content_block": {"type": "redacted_thinking", "data": "xyz"}}),
+    (MESSAGES, {"type": "content_block_start", "content_block": {"type": "web_search_tool_result", "content": [{}]}}),
+    (MESSAGES, {"type": "content_block_delta", "delta": {"type": "signature_delta", "signature": "x"}}),
+    (MESSAGES, {"type": "content_block_delta", "delta": {"type": "citations_delta", "citation": {"url": "x"}}}),
 ]
 
 NOTHING_YET: list[tuple[str, Any]] = [
@@ -96,11 +117,19 @@ NOTHING_YET: list[tuple[str, Any]] = [
     (MESSAGES, {"type": "content_block_delta", "delta": "a"}),
     (MESSAGES, {"type": "other", "delta": {"text": "a"}}),
     (RESPONSES, {"type": "response.output_text.done", "text": ""}),
-    (RESPONSES, {"type": "response.content_part.done", "part": {"text": "a"}}),
     (RESPONSES, {"type": "response.created", "text": "a"}),
-    (COMPLETION, {"choices": [{"delta": {"content": "a"}}]}),
+    (
+        RESPONSES,
+        {"type": "response.content_part.added", "part": {"type": "output_text", "text": "", "annotations": []}},
+    ),
+    (RESPONSES, {"type": "response.output_item.added", "item": {"type": "reasoning", "id": "r", "summary": []}}),
+    (RESPONSES, {"type": "response.reasoning_summary_part.added", "summary_index": 1, "part": {"text": ""}}),
+    (RESPONSES, {"type": "keepalive", "sequence_number": 3}),
+    (COMPLETION, {"choices": [{"index": 1, "text": "", "prompt_token_ids": [1, 2], "logprobs": {"tokens": []}}]}),
     (CHAT, {"choices": {"delta": {"content": "a"}}}),
-    (CHAT, delta(name="a", role="user")),
+    (CHAT, {"choices": [{"index": 1, "delta": {"role": "assistant"}, "content_filter_results": {"hate": {}}}]}),
+    (GENERATE, {"id": "r", "text": "", "index": 1, "meta_info": {"id": "r"}}),
+    (MESSAGES, {"type": "content_block_start", "content_block": {"type": "thinking", "thinking": "", "signature": ""}}),
 ]
 
 ENDS: list[tuple[str, Any]] = [
@@ -113,6 +142,8 @@ ENDS: list[tuple[str, Any]] = [
     (MESSAGES, {"type": "message_stop"}),
     (RESPONSES, {"type": "response.incomplete", "response": {}}),
     (RESPONSES, " [DONE] "),
+    (RESPONSES, {"type": "response.cancelled", "response": {}}),
+    (COMPLETION, {"choices": [{"text": "", "finish_reason": "stop", "stop_reason": 128001, "matched_stop": 2}]}),
 ]
 
 ERRORS: list[tuple[str, str, Any, int]] = [
@@ -147,7 +178,7 @@ ERRORS: list[tuple[str, str, Any, int]] = [
 
 
 @pytest.mark.parametrize(("route", "data"), CONTENT)
-def test_text_reasoning_tool_calls_and_audio_are_content(route: str, data: Any) -> None:
+def test_what_a_model_generates_is_content_under_any_name(route: str, data: Any) -> None:
     assert scan(route, event(data)) is StreamState.CONTENT
 
 

@@ -7,13 +7,24 @@ from typing import Any
 
 import pytest
 
-from gorgo.core.stream import StreamEnd, Usage, end_of_stream, error_of_body, is_json, is_short
+from gorgo.core.stream import StreamEnd, Usage, end_of_stream, error_of_body, has_end, is_json, is_short
 from tests.proxy.fakes import DONE, ROLE, USAGE, delta, event
 
 CHAT = "/v1/chat/completions"
 STOP = event({"choices": [{"delta": {}, "finish_reason": "stop"}]})
 ERROR = event({"error": {"message": "out of memory", "code": 500}})
 TEXT = event({"type": "content_block_delta", "delta": {"type": "text_delta", "text": "a"}})
+SECOND = event({"type": "content_block_delta", "index": 1, "delta": {"type": "text_delta", "text": "a"}})
+
+
+def choice(index: int, reason: str | None = None) -> bytes:
+    """An event of one of several choices, in the form of chats and of completions."""
+    return event({"choices": [{"index": index, "delta": {"content": "a"}, "text": "a", "finish_reason": reason}]})
+
+
+def part(index: int, reason: str | None = None) -> bytes:
+    """The same of SGLang's own route."""
+    return event({"index": index, "text": "a", "meta_info": {"finish_reason": reason and {"type": reason}}})
 
 
 @pytest.mark.parametrize(
@@ -31,8 +42,19 @@ TEXT = event({"type": "content_block_delta", "delta": {"type": "text_delta", "te
         (CHAT, delta("a") + event({"error": {"message": "too long", "code": 400}}) + DONE, StreamEnd.COMPLETE),
         (CHAT, delta('say "error"') + STOP + DONE, StreamEnd.COMPLETE),
         (CHAT, b"e of an event that is longer than the tail" + b"x" * 9000, StreamEnd.COMPLETE),
+        (CHAT, delta("a") + USAGE, StreamEnd.COMPLETE),
+        (CHAT, delta("a") + USAGE + delta("b"), StreamEnd.MISSING),
+        (CHAT, choice(0, "stop") + choice(1), StreamEnd.MISSING),
+        (CHAT, choice(1) + choice(0, "stop"), StreamEnd.MISSING),
+        (CHAT, choice(1) + choice(0, "stop") + choice(1, "length"), StreamEnd.COMPLETE),
+        (CHAT, choice(1) + choice(0, "stop") + USAGE, StreamEnd.COMPLETE),
+        ("/v1/completions", choice(1) + choice(0, "stop"), StreamEnd.MISSING),
+        ("/generate", part(1) + part(0, "stop"), StreamEnd.MISSING),
+        ("/generate", part(1) + part(0, "stop") + part(1, "stop"), StreamEnd.COMPLETE),
+        ("/v1/responses", event({"type": "response.cancelled", "response": {}}), StreamEnd.COMPLETE),
         ("/v1/messages", TEXT + event({"type": "message_stop"}), StreamEnd.COMPLETE),
         ("/v1/messages", TEXT, StreamEnd.MISSING),
+        ("/v1/messages", SECOND + event({"type": "message_stop"}), StreamEnd.COMPLETE),
         ("/v1/responses", event({"type": "response.completed", "response": {"error": None}}), StreamEnd.COMPLETE),
         ("/v1/responses", event({"type": "response.output_text.delta", "delta": "a"}), StreamEnd.MISSING),
         ("/generate", event({"text": "a", "meta_info": {"finish_reason": {"type": "stop"}}}), StreamEnd.COMPLETE),
@@ -42,6 +64,23 @@ TEXT = event({"type": "content_block_delta", "delta": {"type": "text_delta", "te
 def test_a_stream_has_its_end_or_not(route: str, stream: bytes, end: StreamEnd) -> None:
     assert end_of_stream(route, stream) is end
     assert end_of_stream(route, stream.replace(b"\n", b"\r\n")) is end
+
+
+@pytest.mark.parametrize(
+    ("stream", "is_proven"),
+    [
+        (delta("a") + STOP, True),
+        (delta("a") + DONE, True),
+        (delta("a") + STOP + USAGE, True),
+        (delta("a") + STOP + b'data: {"choices": [{"del', True),
+        (delta("a"), False),
+        (choice(0, "stop") + choice(1), False),
+        (b"e of an event that is longer than the tail" + b"x" * 9000, False),
+        (b"", False),
+    ],
+)
+def test_an_end_is_proven_by_what_has_come_before_a_connection_broke(stream: bytes, is_proven: bool) -> None:
+    assert has_end(CHAT, stream) is is_proven
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,10 @@ from gorgo.engines.discovery import (
     MAX_NAME,
     FoundEngine,
     ServedModel,
+    context_routes,
     identifying_routes,
     owner_of,
+    read_context,
     read_models,
     recognise,
 )
@@ -85,3 +87,42 @@ def test_an_unknown_owner_is_asked_on_every_route_and_each_kind_has_a_dialect() 
     assert len(routes) == 4
     assert all(set(identifying_routes(name)) <= set(routes) for name in ("sglang", "vllm", "llamacpp"))
     assert {"sglang", "vllm", "llamacpp", "openai"} == set(DIALECTS)
+
+
+@pytest.mark.parametrize(
+    ("row", "tokens"),
+    [
+        ({"max_model_len": 8192}, 8192),  # vLLM, SGLang
+        ({"max_model_len": None, "context_length": 4096}, 4096),
+        ({"meta": {"n_ctx_train": 131072}}, None),  # llama.cpp: what the model was trained for, not what is served
+        ({"meta": {"n_ctx_train": 131072, "n_ctx": 2048}}, 2048),
+        ({"max_model_len": True}, None),
+        ({"max_model_len": -1}, None),
+        ({"max_model_len": 1 << 40}, None),
+        ({"max_model_len": "8192"}, None),
+        ({"meta": []}, None),
+    ],
+)
+def test_context_of_a_model_is_read_from_its_row(row: dict[str, Any], tokens: int | None) -> None:
+    assert read_models({"data": [{"id": "m", **row}]}) == (ServedModel("m", None, tokens),)
+
+
+@pytest.mark.parametrize(
+    ("answer", "tokens"),
+    [
+        ({"default_generation_settings": {"n_ctx": 8192}, "build_info": "b1"}, 8192),
+        ({"context_length": 32768, "max_req_input_len": 32762, "tokenizer_path": "x"}, 32768),
+        ({"context_length": None, "max_req_input_len": 32762, "tokenizer_path": "x"}, 32762),
+        ({}, None),
+        (None, None),
+        ([], None),
+    ],
+)
+def test_context_of_an_engine_is_read_from_its_own_route(answer: object, tokens: int | None) -> None:
+    assert read_context(answer) == tokens
+
+
+def test_engines_whose_list_lacks_the_context_have_a_route_for_it() -> None:
+    assert context_routes("llamacpp") == ("/props",)
+    assert context_routes("sglang") == ("/server_info", "/get_server_info")
+    assert context_routes("vllm") == context_routes("openai") == ()

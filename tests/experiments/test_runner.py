@@ -64,10 +64,13 @@ def test_a_trace_is_known_by_what_is_in_it(tmp_path: Path) -> None:
 
 
 def test_a_policy_s_own_file_counts_for_it_alone() -> None:
-    files = {name: {path.name for path in runner._policy_files(name)} for name in ("gorgo-ms", "gorgo", "oracle")}
+    files = {
+        name: {path.name for path in runner._policy_files(name)}
+        for name in ("gorgo-ms", "gorgo", "oracle", "pinned", "floor")
+    }
     assert files["gorgo-ms"] - files["gorgo"] == {"gorgo_ms.py"}
     assert files["gorgo"] - files["gorgo-ms"] == {"gorgo.py"}
-    assert files["oracle"] == files["gorgo"] & files["gorgo-ms"]
+    assert files["oracle"] == files["pinned"] == files["floor"] == files["gorgo"] & files["gorgo-ms"]
     assert "base.py" in files["oracle"]
 
 

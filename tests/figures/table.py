@@ -461,6 +461,8 @@ _PUBLISHED: Mapping[str, Sequence[float | None]] = {
     "short-chat": (None, None, 214.5, None),
     "groups": (None, None, 256, None),
     "sharing": (None, None, None, None),
+    "herd": (None, None, None, None),
+    "agents": (None, None, None, None),
     "chat-small": (None, None, None, None),
 }
 

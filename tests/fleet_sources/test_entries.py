@@ -307,16 +307,19 @@ def config(*replicas: ReplicaConfig) -> Config:
 
 def test_file_goes_first_then_the_sources_in_their_order() -> None:
     other = replace(B, name="b2")
-    merged, origin, refused = merge(config(A), {"one": [replace(A, url="http://x:1"), B], "two": [other]})
-    assert merged.replicas == (A, B)
-    assert origin == {"b": "one"}
-    assert refused == {("one", "a"): "another replica has its name", ("two", "b2"): "http://10.0.0.2:1 is the url of b"}
+    merged = merge(config(A), {"one": [replace(A, url="http://x:1"), B], "two": [other]})
+    assert merged.config.replicas == (A, B)
+    assert merged.joined == {("one", "b"): B}
+    assert merged.refused == {
+        ("one", "a"): "another replica has its name",
+        ("two", "b2"): "http://10.0.0.2:1 is the url of b",
+    }
 
 
 def test_replica_in_an_unknown_region_is_refused() -> None:
-    merged, _, refused = merge(config(A), {"one": [replace(B, region="mars")]})
-    assert merged.replicas == (A,)
-    assert refused == {("one", "b"): "its region 'mars' is not one of `regions`"}
+    merged = merge(config(A), {"one": [replace(B, region="mars")]})
+    assert merged.config.replicas == (A,)
+    assert merged.refused == {("one", "b"): "its region 'mars' is not one of `regions`"}
 
 
 def test_every_key_is_a_place_in_an_entry() -> None:

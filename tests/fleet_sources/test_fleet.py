@@ -110,3 +110,31 @@ def test_replica_that_was_not_ready_joins_when_it_is() -> None:
     fleet.apply_result("one", found(A), now=2.0)
     fleet.apply_result("one", Found((FoundReplica(A, ReplicaState.NOT_READY),)), now=3.0)
     assert fleet.merged(config(ONE)).replicas == (replace(A, draining=True),)
+
+
+def test_replica_that_comes_into_an_unknown_region_stays_as_it_was_and_is_named() -> None:
+    fleet = FoundFleet([ONE])
+    fleet.apply_result("one", found(A, B), now=1.0)
+    assert fleet.merged(config(ONE)).replicas == (A, B)
+    mistyped = [replace(each, region="heer") for each in (A, B)]
+    fleet.apply_result("one", found(*mistyped), now=2.0)
+    for _ in range(2):  # a reload of the file merges again
+        assert fleet.merged(config(ONE)).replicas == (A, B)
+    (row,) = fleet.as_rows(3.0)
+    assert (row["replicas"], row["problem_count"]) == (2, 2)
+    assert row["problems"][0] == "a: its region 'heer' is not one of `regions`: it stays as it was, in 'here'"
+    # It still drains and leaves as its source says.
+    not_ready = Found((FoundReplica(mistyped[0], ReplicaState.NOT_READY),))
+    fleet.apply_result("one", not_ready, now=4.0)
+    assert fleet.merged(config(ONE)).replicas == (replace(A, draining=True),)
+    fleet.apply_result("one", found(A), now=5.0)
+    assert fleet.merged(config(ONE)).replicas == (A,)
+    assert fleet.refused == {}
+
+
+def test_replica_of_an_unknown_region_is_not_the_one_of_another_address() -> None:
+    fleet = FoundFleet([ONE])
+    fleet.apply_result("one", found(A), now=1.0)
+    fleet.merged(config(ONE))
+    fleet.apply_result("one", found(replace(A, url=B.url, region="heer")), now=2.0)
+    assert fleet.merged(config(ONE)).replicas == ()

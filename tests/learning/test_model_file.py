@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gorgo.core.training.model import Model, ModelKind, TrainingSpec
+from gorgo.core.training.outcomes import COLUMNS
 from gorgo.errors import ConfigError, ModelFileError
 from gorgo.learning import model_file
 from gorgo.learning.trainer import fit
@@ -205,3 +207,40 @@ def test_trees_without_the_package_are_refused_with_its_extra(monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "lightgbm", None)
     with pytest.raises(ModelFileError, match=r"m: kind: 'trees'; expected .*gorgo-router\[learned\]"):
         model_file.loads(data, "m")
+
+
+def test_outcomes_are_read_as_they_were_written(tmp_path: Path) -> None:
+    rows = replace(training_rows(50, first_seq=700), unstreamed=np.arange(50) % 3 == 0)
+    path = tmp_path / "outcomes.npz"
+    path.write_bytes(model_file.dump_outcomes(rows))
+    found = model_file.load_outcomes(path, names=NAMES)
+    assert (found.first_seq, len(found)) == (700, 50)
+    for name in COLUMNS:
+        np.testing.assert_array_equal(getattr(found, name), getattr(rows, name))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.99])
+def test_a_cut_file_of_outcomes_is_refused(tmp_path: Path, share: float) -> None:
+    whole = model_file.dump_outcomes(training_rows(50))
+    path = tmp_path / "outcomes.npz"
+    path.write_bytes(whole[: int(share * len(whole))])
+    with pytest.raises(ModelFileError, match=r"outcomes\.npz"):
+        model_file.load_outcomes(path, names=NAMES)
+
+
+def test_outcomes_of_other_features_or_impossible_ones_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "outcomes.npz"
+    path.write_bytes(model_file.dump_outcomes(training_rows(5)))
+    with pytest.raises(ModelFileError, match=r"features: .*; expected rtt_s"):
+        model_file.load_outcomes(path, names=("rtt_s",))
+    rows = training_rows(5)
+    for bad in (replace(rows, ttft_s=-rows.ttft_s), replace(rows, e2e_s=0.5 * rows.ttft_s)):
+        path.write_bytes(model_file.dump_outcomes(bad))
+        with pytest.raises(ModelFileError, match="outcomes that no attempt can leave"):
+            model_file.load_outcomes(path, names=NAMES)
+    path.write_bytes(model_file.dump_outcomes(replace(rows, slots=rows.slots[:3])))
+    with pytest.raises(ModelFileError, match=r"slots: .*of shape"):
+        model_file.load_outcomes(path, names=NAMES)
+    path.write_bytes(SAVED["linear"])
+    with pytest.raises(ModelFileError, match="another format"):
+        model_file.load_outcomes(path, names=NAMES)

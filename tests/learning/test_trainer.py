@@ -15,6 +15,13 @@ from gorgo.learning.trainer import TEST_ROWS, Trainer, errors, fit, is_tested
 from tests.learning.outcomes import NAMES, numbered, training_rows
 
 
+def trained(subject: Trainer) -> Model:
+    """The model of a round that is adopted."""
+    model = subject.train()
+    assert model is not None
+    return model
+
+
 def trainer(kind: str = "linear", **fields: object) -> Trainer:
     spec = TrainingSpec(kind, NAMES, first_samples=300, round_samples=100)  # type: ignore[arg-type]
     return Trainer(replace(spec, **fields), seed=7)  # type: ignore[arg-type]
@@ -28,19 +35,19 @@ def test_first_round_is_due_when_its_model_has_enough_samples_and_later_ones_aft
     assert not subject.due()
     subject.add(training_rows(1, first_seq=enough - 1))
     assert subject.due()
-    assert subject.train().samples == 300
+    assert trained(subject).samples == 300
     assert not subject.due()
     subject.add(training_rows(99, first_seq=enough))
     assert not subject.due()
     subject.add(training_rows(1, first_seq=enough + 99))
     assert subject.due()
-    assert subject.train().version == 2
+    assert trained(subject).version == 2
 
 
 def test_a_round_waits_for_a_share_of_the_stored_samples_too() -> None:
     subject = trainer(store="stratified", round_growth=0.5)
     subject.add(training_rows(1000))
-    stored = subject.train().samples
+    stored = trained(subject).samples
     new = int(0.5 * stored)
     subject.add(training_rows(new - 1, first_seq=1000))
     assert new > 2 * subject.spec.round_samples
@@ -51,9 +58,9 @@ def test_a_round_waits_for_a_share_of_the_stored_samples_too() -> None:
 
 def test_rounds_go_on_from_the_last_version() -> None:
     spec = TrainingSpec("linear", NAMES)
-    subject = Trainer(spec, seed=7, version=12)
-    subject.add(training_rows(50))
-    assert subject.train().version == 13
+    subject = Trainer(spec, seed=7, incumbent=replace(fit(training_rows(50), spec, 0, 1), version=12))  # type: ignore[type-var]
+    subject.add(training_rows(60))
+    assert trained(subject).version == 13
 
 
 @pytest.mark.parametrize("store", ["fifo", "stratified"])
@@ -82,7 +89,7 @@ def test_rows_to_test_by_are_bounded() -> None:
 def test_report_has_the_errors_of_unseen_rows() -> None:
     subject = trainer("rls")
     subject.add(training_rows(3000, noise=0.1))
-    model = subject.train()
+    model = trained(subject)
     report = subject.report()
     assert (report.version, report.kind, report.added) == (1, "rls", 3000)
     assert report.ttft_mape is not None
@@ -97,7 +104,7 @@ def test_report_has_the_errors_of_unseen_rows() -> None:
 def test_error_counts_no_censored_row_and_no_unknown_time() -> None:
     subject = trainer("rls")
     subject.add(training_rows(500))
-    model = subject.train()
+    model = trained(subject)
     rows = training_rows(10, seed=2)
     none = replace(rows, censored=np.ones(10, dtype=np.bool_), tpot_s=np.full(10, np.nan))
     assert errors(model, none) == (None, None)
@@ -111,7 +118,7 @@ def test_row_with_a_number_that_is_not_finite_is_counted_and_left_out() -> None:
     rows.features[3, 0] = np.nan
     rows.ttft_s[5] = np.inf
     subject.add(rows)
-    model = subject.train()
+    model = trained(subject)
     report = subject.report()
     assert (report.added, report.rejected, report.samples + report.tested) == (100, 2, 98)
     assert np.isfinite(model.ttft_s(training_rows(5).features)).all()
@@ -122,7 +129,7 @@ def test_report_before_a_round_counts_rows() -> None:
     subject.add(training_rows(10))
     assert subject.report().as_dict() == {
         **{"version": 0, "kind": None, "added": 10, "rejected": 0, "samples": 0, "censored": 0, "tested": 0},
-        **{"ttft_mape": None, "tpot_mape": None},
+        **{"whole_answers": 0, "ttft_mape": None, "tpot_mape": None, "e2e_mape": None, "refused": 0, "verdict": None},
     }
 
 
@@ -143,12 +150,12 @@ def test_round_without_a_row_is_refused() -> None:
 @pytest.mark.parametrize("rule", ["coreset", "random"])
 def test_same_rows_and_seed_make_the_same_models_however_they_are_cut(rule: str) -> None:
     def last(batch: int) -> bytes:
-        subject = trainer("mlp", epochs=1, fifo=200, replay=200, replay_rule=rule)
+        subject = trainer("mlp", epochs=1, fifo=200, replay=200, replay_rule=rule, judged=False)
         rows = training_rows(1000, noise=0.1)
         for first in range(0, 1000, batch):
             subject.add(rows.select(slice(first, first + batch)))
             if (first + batch) % 100 == 0 and subject.due():
-                model = subject.train()
+                model = trained(subject)
         return model_file.dumps(model)
 
     assert last(100) == last(100)
@@ -203,3 +210,79 @@ def test_rows_of_other_features_are_refused() -> None:
 def test_no_rows_are_refused() -> None:
     with pytest.raises(ConfigError, match="no rows; expected at least one"):
         fit(training_rows(0), TrainingSpec("mlp", NAMES), seed=0, version=1)
+
+
+def knowing(rows: int, *, seed: int = 3) -> Model:
+    """A model in use that was trained on so many rows of the same traffic."""
+    return fit(training_rows(rows, seed=seed, noise=0.3), TrainingSpec("rls", NAMES), seed=1, version=9)
+
+
+def test_a_model_of_few_outcomes_does_not_replace_one_of_thousands() -> None:
+    """A restart: the process has the outcomes since, some hundred of them."""
+    incumbent = knowing(5000)
+    subject = Trainer(TrainingSpec("rls", NAMES, first_samples=100), seed=7, incumbent=incumbent)
+    subject.add(training_rows(120, noise=0.3))
+    assert subject.due()
+    assert subject.train() is None
+    report = subject.report()
+    assert (report.refused, report.version) == (1, 10)
+    assert report.verdict is not None
+    assert report.verdict.endswith("samples, and version 9 has 5,000")
+
+
+def test_no_model_is_adopted_that_predicts_the_same_held_out_rows_worse() -> None:
+    """A bad hour: the times of these outcomes follow nothing, and so does a model of them alone."""
+    subject = trainer("rls", first_samples=50)
+    subject.add(training_rows(2000, noise=0.05))
+    first = trained(subject)
+    shuffled = training_rows(400, seed=5, first_seq=2000)
+    order = np.random.default_rng(0).permutation(400)
+    narrow = Trainer(replace(subject.spec, fifo=300, replay_rule="none"), seed=7, incumbent=first)
+    narrow.add(replace(shuffled, ttft_s=9.0 * shuffled.ttft_s[order], tpot_s=shuffled.tpot_s[order]))
+    narrow._test.append(training_rows(300, seed=8, first_seq=2400))
+    assert narrow.train() is None
+    verdict = narrow.report().verdict
+    assert verdict is not None
+    assert verdict.startswith("error ")
+    assert "held-out rows, where version 1 has" in verdict
+
+
+def test_a_better_model_is_adopted_and_rounds_after_a_refused_one_go_on() -> None:
+    subject = Trainer(TrainingSpec("rls", NAMES, first_samples=100), seed=7, incumbent=knowing(40))
+    subject.add(training_rows(3000, noise=0.05))
+    assert trained(subject).version == 10
+    assert subject.report().verdict is None
+    subject.add(training_rows(1000, seed=2, first_seq=3000, noise=0.05))
+    assert subject.due()
+    subject.train()
+    assert subject.report().version == 11
+
+
+def test_a_change_of_the_traffic_is_learned_though_older_rows_are_held_out_too() -> None:
+    """Engines that are three times slower: the newest held-out rows tell."""
+    subject = trainer("rls", fifo=2000, replay_rule="none")
+    subject.add(training_rows(8000))
+    trained(subject)
+    slower = training_rows(2500, seed=4, first_seq=8000)
+    subject.add(replace(slower, ttft_s=3.0 * slower.ttft_s))
+    model = trained(subject)
+    assert errors(model, replace(slower, ttft_s=3.0 * slower.ttft_s))[0] == pytest.approx(0.0, abs=0.1)
+
+
+def test_a_training_that_is_not_judged_adopts_every_model() -> None:
+    subject = Trainer(TrainingSpec("rls", NAMES, judged=False), seed=7, incumbent=knowing(5000))
+    subject.add(training_rows(120, noise=0.3))
+    assert trained(subject).version == 10
+
+
+def test_answers_in_one_piece_have_an_error_of_their_own() -> None:
+    subject = trainer("rls")
+    rows = training_rows(1000)
+    subject.add(replace(rows, unstreamed=np.arange(1000) % 2 == 0))
+    model = trained(subject)
+    report = subject.report()
+    assert report.ttft_mape is not None
+    assert report.e2e_mape is not None
+    assert report.whole_answers == pytest.approx(450, rel=0.1)
+    one = replace(rows.select(slice(0, 1)), unstreamed=np.ones(1, dtype=np.bool_))
+    assert errors(model, one)[0] is None

@@ -13,6 +13,10 @@ from gorgo.live.helper_worker import Work, run_worker
 
 #: Signals by which a job ends or stops its own process.
 SIGNALS = {b"killed": signal.SIGKILL, b"stopped": signal.SIGSTOP}
+#: What a stream of asyncio reads ahead (128 KiB) and what a pipe holds (64 KiB) when the file exists.
+SMALL_BYTES, FEW = 64 * 1024, 3
+#: More than any pipe holds.
+LARGE_BYTES = 4 * 1024 * 1024
 
 
 def jobs(first: object) -> Work:
@@ -23,6 +27,10 @@ def jobs(first: object) -> Work:
         if word in SIGNALS and not Path(path.decode()).exists():
             Path(path.decode()).touch()
             os.kill(os.getpid(), SIGNALS[word])
+        elif word == b"many answers":
+            yield from [bytes(SMALL_BYTES)] * FEW
+            Path(path.decode()).touch()
+            yield bytes(LARGE_BYTES)
         elif word == b"always killed":
             os.kill(os.getpid(), signal.SIGKILL)
         elif word == b"computes":

@@ -8,7 +8,7 @@ import os
 import pickle
 import signal
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 from gorgo.live import helper_process
 from gorgo.live.helper_process import PIECE_BYTES, HelperFailed, HelperProcess, HelperTooSlow
 from gorgo.live.helper_worker import Work, do_jobs, frame, pickled
+from tests.proxy.conftest import until
 
 NICENESS = 3
 
@@ -143,6 +144,21 @@ async def test_a_cancelled_job_ends_its_process_and_leaves_nothing_to_the_next()
         await asyncio.gather(job, return_exceptions=True)
         assert ended(first)
         assert (await does(found, b"b"))[1] == b"b"
+
+
+async def test_a_job_whose_answers_are_not_read_leaves_no_pipe_open(tmp_path: Path) -> None:
+    async with helper() as found:
+        await does(found, b"a")  # what the event loop opens with its first process stays
+    before = open_files()
+    async with helper() as found, aclosing(found.answers(b"many answers", os.fsencode(tmp_path / "begun"))) as answers:
+        await anext(answers)
+        await until((tmp_path / "begun").exists)
+    await asyncio.sleep(0)  # transports close their files in the next turn
+    assert open_files() == before
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
 
 
 async def test_no_process_starts_once_the_helper_is_closed(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from gorgo.core.messages.actions import (
 from gorgo.core.messages.decision import Decision
 from gorgo.core.messages.request import AttemptResult, Outcome, RouteRequest
 from gorgo.core.router import Router
-from gorgo.live.event_loop import RouterGateway
+from gorgo.live.event_loop import EpochClock, RouterGateway, ahead_s
 from tests.lab.sim.live_shell import VirtualLoop
 
 LEFT = Outcome(AttemptResult.CLIENT_DISCONNECTED)
@@ -325,3 +325,16 @@ def test_nobody_is_woken_after_the_end() -> None:
         assert woken(router) == []
 
     virtually(test)
+
+
+# -- the clock
+
+
+def test_clock_goes_on_through_a_step_of_the_system_s_clock_and_knows_how_far_it_is_ahead() -> None:
+    wall, steady = [1000.0], [50.0]
+    clock = EpochClock(wall=lambda: wall[0], steady=lambda: steady[0])
+    assert (clock(), clock.ahead_s()) == (1000.0, 0.0)
+    steady[0] += 10.0
+    wall[0] = 90_000.0
+    assert (clock(), ahead_s(clock)) == (1010.0, 88_990.0)
+    assert ahead_s(lambda: 3.0) == 0.0

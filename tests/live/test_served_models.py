@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from gorgo.config.model import ClientRuleConfig, ClientsConfig, Config, ModelConfig, ProxyConfig
 from gorgo.live.http.errors import HttpError
 from gorgo.live.parsing.json_body import with_model
-from gorgo.live.served_models import FRESH_S, MAX_LISTS, ModelLists
+from gorgo.live.served_models import FRESH_S, MAX_LISTS, MISS_INTERVAL_S, ModelLists
 from tests.proxy.conftest import QUIET, Running, Start, config_for, until, with_replica
-from tests.proxy.fakes import FakeReplica, answer, chat, stream
+from tests.proxy.fakes import FakeReplica, Script, answer, chat, stream
 from tests.proxy.intruders.test_client_keys import KEY, OTHER, entry
 from tests.proxy.test_requests import checked
 
@@ -89,6 +89,130 @@ async def test_a_model_loaded_since_is_found_by_the_first_request_for_it(start: 
     fleet = await fleet_of(start, listing("a"), listing("b"), models=(["a"], ["b"]))
     fleet.replicas[1].models = listing("b", new="b")
     assert await served_by(fleet, "new") == {"r1"}
+
+
+def strict(replica: FakeReplica) -> Script:
+    """Answers requests for the models that the replica lists, and refuses others as vLLM does."""
+
+    async def script(request: web.Request, body: bytes) -> web.StreamResponse:
+        listed = {row["id"] for row in replica.models["data"]} if isinstance(replica.models, dict) else set()
+        known = json.loads(body)["model"].removeprefix("base:") in listed
+        return web.json_response(
+            {"choices": []} if known else {"message": "no such model"}, status=200 if known else 404
+        )
+
+    return script
+
+
+async def strict_fleet(start: Start, *listings: object) -> Running:
+    fleet = await fleet_of(start, *listings)
+    for replica in fleet.replicas:
+        replica.scripts = [strict(replica)]
+    return fleet
+
+
+async def test_misspelt_model_is_refused_once_two_are_served(start: Start) -> None:
+    """SGLang and llama.cpp answer any name, so that it was the answer of another model."""
+    fleet = await fleet_of(start, listing("qwen3-8b"), listing("llama-3"))
+    refused = await fleet.client.post(CHAT, content=chat(model="qwen3-8c"))
+    checked(refused, 404, "model_not_found")
+    assert refused.json()["error"]["message"] == (
+        "no replica serves the model 'qwen3-8c' (did you mean 'qwen3-8b'?); there are: llama-3, qwen3-8b"
+    )
+    assert all(not replica.seen for replica in fleet.replicas)
+
+
+async def test_any_name_is_answered_while_one_model_is_served(start: Start) -> None:
+    fleet = await fleet_of(start, listing("llama"), listing("llama"))
+    assert await served_by(fleet, "gpt-4") == {"r0", "r1"}
+
+
+async def test_unknown_model_goes_to_the_replicas_that_have_not_listed_theirs(start: Start) -> None:
+    fleet = await fleet_of(start, listing("a"), listing("b"), None)
+    assert await served_by(fleet, "made-up") == {"r2"}
+
+
+async def test_model_that_is_loaded_beside_others_is_found_though_it_was_refused_before(start: Start) -> None:
+    fleet = await fleet_of(start, listing("a"), listing("b"))
+    checked(await fleet.client.post(CHAT, content=chat(model="new")), 404, "model_not_found")
+    fleet.replicas[1].models = listing("b", new="b")
+    fleet.state.routing.models._read_s -= MISS_INTERVAL_S
+    assert await served_by(fleet, "new") == {"r1"}
+
+
+async def test_adapter_that_moves_is_found_by_the_first_request_that_is_refused(start: Start) -> None:
+    """It was a 404 until the next periodic list, which is 30 s by default."""
+    fleet = await strict_fleet(start, listing("base", sql="base"), listing("base"))
+    assert await served_by(fleet, "sql") == {"r0"}
+    fleet.replicas[0].models, fleet.replicas[1].models = listing("base"), listing("base", sql="base")
+    assert await served_by(fleet, "sql") == {"r1"}
+    assert [len(replica.seen) for replica in fleet.replicas] == [5, 4]
+
+
+def bounded(tokens: int) -> Script:
+    """Refuses prompts of more characters than `tokens`, in vLLM's words."""
+
+    async def script(request: web.Request, body: bytes) -> web.StreamResponse:
+        if len(json.loads(body)["messages"][0]["content"]) <= tokens:
+            return web.json_response({"choices": []})
+        message = (
+            f"This model's maximum context length is {tokens} tokens. However, your request has more input tokens."
+        )
+        return web.json_response({"error": {"message": message, "code": 400}}, status=400)
+
+    return script
+
+
+def with_context(tokens: int | None, *names: str) -> dict[str, Any]:
+    return {"data": [{**row, "max_model_len": tokens} for row in listing(*names)["data"]]}
+
+
+async def test_prompt_goes_where_the_context_is_long_enough(start: Start) -> None:
+    """The estimate is four characters a token; here every character is one, so that it is too low."""
+    fleet = await fleet_of(start, with_context(1000, "m"), with_context(8000, "m"))
+    short, long = fleet.replicas
+    short.scripts, long.scripts = [bounded(1000)], [bounded(8000)]
+    for size in range(200, 8000, 200):
+        messages = [{"role": "user", "content": "x" * size}]
+        answered = await fleet.client.post(CHAT, content=chat(model="m", messages=messages))
+        assert answered.status_code == 200, size
+    assert 0 < len(short.seen) < len(long.seen)
+    views = fleet.state.routing.router.view.snapshots(now=fleet.state.routing.clock())
+    assert [(view.state, view.failures) for view in views] == [("healthy", 0)] * 2
+    too_long = await fleet.client.post(
+        CHAT, content=chat(model="m", messages=[{"role": "user", "content": "x" * 9000}])
+    )
+    assert too_long.status_code == 400
+    assert "maximum context length is" in too_long.json()["error"]["message"]
+    (row,) = (await fleet.client.get("/v1/models")).json()["data"]
+    assert (row["id"], row["max_model_len"]) == ("m", 8000)
+
+
+@pytest.mark.parametrize(
+    ("engine", "path", "info"),
+    [
+        ("sglang", "/server_info", {"context_length": None, "max_req_input_len": 4090, "tokenizer_path": "t"}),
+        ("sglang", "/get_server_info", {"context_length": 4090, "tokenizer_path": "t"}),
+        ("llamacpp", "/props", {"default_generation_settings": {"n_ctx": 4090}}),
+    ],
+)
+async def test_context_that_no_list_has_is_read_from_the_engine(
+    start: Start, engine: str, path: str, info: dict[str, Any]
+) -> None:
+    replica = await start.replica(answer(200))
+    replica.models, replica.described = listing("m"), {path: info}
+    fleet = await start.proxy(with_replica(config_for([replica]), 0, engine=engine), [replica])
+    assert fleet.state.routing.models.contexts("r0") == {"m": 4090}
+
+
+async def test_404s_of_a_listed_model_have_the_lists_read_once_in_a_while(start: Start) -> None:
+    fleet = await strict_fleet(start, listing("base", sql="base"))
+    (replica,) = fleet.replicas
+    replica.scripts = [answer(404)]
+    replica.monitored.clear()
+    for _ in range(5):
+        assert (await fleet.client.post(CHAT, content=chat(model="sql"))).status_code == 404
+    assert replica.monitored.count("/v1/models") == 1
 
 
 async def test_made_up_names_are_looked_for_once_and_not_often(start: Start) -> None:
@@ -288,6 +412,7 @@ async def test_a_model_whose_own_name_looks_like_an_adapter_is_itself(start: Sta
 
 
 async def auto(start: Start, replica: FakeReplica, proxy: ProxyConfig = QUIET) -> Running:
+    replica.described = None
     config = with_replica(config_for([replica], proxy), 0, engine="auto")
     return await start.proxy(config, [replica])
 

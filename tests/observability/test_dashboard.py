@@ -21,6 +21,7 @@ from gorgo.policies.registry import make_policy
 from tests.core.routers import specs
 from tests.observability.promql import (
     INTERVAL,
+    Target,
     alert_targets,
     alerts,
     dashboard,
@@ -33,8 +34,11 @@ from tuner.sidecar.metrics import TunerMetrics
 
 ROOT = Path(__file__).parents[2]
 TARGETS = [*dashboard_targets(), *alert_targets()]
-#: Of Prometheus itself.
+#: Of Prometheus itself, and its labels of every series.
 _OTHERS = ("up",)
+_TARGET_LABELS = {"job", "instance"}
+#: Of Envoy: tests/system/test_alerts.py scrapes it.
+_ENVOYS = re.compile(r"\benvoy_\w+")
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +65,8 @@ def test_labels_of_queries_are_labels_of_their_metrics() -> None:
     known = series_labels()
     for target in TARGETS:
         for name, label, value in target.labels_used():
-            assert label in known[name], target
-            if value is not None:
+            assert label in known.get(name, set()) | _TARGET_LABELS, target
+            if value is not None and label not in _TARGET_LABELS and not value.startswith("$"):
                 values = label_of(name, label, (*LABELS, *TUNER_LABELS)).values
                 assert not values or value in values, (target, label, value)
 
@@ -72,7 +76,18 @@ def test_legends_name_labels_that_the_query_leaves() -> None:
     for target in TARGETS:
         grouped = {label.strip() for group in re.findall(r"by \(([^)]*)\)", target.expr) for label in group.split(",")}
         plain = set().union(*(known.get(name, set()) for name in target.names)) if "by (" not in target.expr else set()
-        assert set(re.findall(r"\{\{(\w+)\}\}", target.legend)) <= (grouped | plain) - {"le"}, target
+        named = set(re.findall(r"\{\{(\w+)\}\}", target.legend))
+        assert named <= (grouped | plain | (set() if grouped else _TARGET_LABELS)) - {"le"}, target
+
+
+def test_every_query_heeds_the_choice_of_router_region_and_model() -> None:
+    known = series_labels()
+    for target in dashboard_targets():
+        for name in target.names:
+            if name.startswith("gorgo_tuner_"):
+                continue  # one tuner has many routers
+            for label in ("instance", *sorted({"region", "model"} & known.get(name, set()))):
+                assert re.search(rf'{name}\{{[^}}]*{label}=~"\${label}"', target.expr), (target, name, label)
 
 
 def test_brackets_of_queries_close() -> None:
@@ -98,17 +113,17 @@ def test_every_metric_has_a_panel_an_alert_or_a_reason_not_to() -> None:
     beside |= {"gorgo_config_reloads_total", "gorgo_config_last_reload_timestamp_seconds"}
     # Few policies learn; docs/observability.md has the questions to these.
     beside |= {metric.name for metric in METRICS if metric.name.startswith(("gorgo_model_", "gorgo_training_"))}
-    beside |= {"gorgo_fallbacks_total", "gorgo_outcome_log_lines_total"}
+    beside |= {"gorgo_fallbacks_total"}
+    beside -= {"gorgo_build_info", "gorgo_model_writes_total"}
     # Exact prompts matter to models with a tokenizer alone.
     beside |= {"gorgo_exact_prompts_total"}
     # The alert has the phantoms; the others lead from it to the feed, in the runbook.
     beside |= {f"gorgo_cache_{word}" for word in ("source", "reported_blocks", "report_age_seconds")}
     beside |= {"gorgo_cache_missed_tokens_total", "gorgo_cache_reports_total"}
-    # `GET /admin/fleet` has the problems by name, and an autoscaler reads the saturation.
+    # `GET /admin/fleet` has the problems by name.
     beside |= {f"gorgo_fleet_source_{word}" for word in ("age_seconds", "replicas", "problems")}
-    beside |= {"gorgo_saturation_ratio"}
-    # What is late or lost has its outcome by other means.
-    beside |= {"gorgo_picker_log_entries_total"}
+    # For dashboards that know OpenTelemetry's conventions, and not this router.
+    beside |= {metric.name for metric in METRICS if metric.name.startswith("gen_ai_")}
     queried = {re.sub(r"_(bucket|sum|count)$", "", name) for target in TARGETS for name in target.names}
     assert {metric.name for metric in METRICS} - queried == beside
 
@@ -121,9 +136,15 @@ def test_dashboard_has_what_grafana_wants() -> None:
     assert found["schemaVersion"] >= 36, "data sources by uid"
     assert re.fullmatch(r"[a-zA-Z0-9_-]{1,40}", found["uid"])
     assert "id" not in found, "a number of one Grafana's own"
-    (variable,) = found["templating"]["list"]
-    assert (variable["type"], variable["query"]) == ("datasource", "prometheus")
-    own = {"type": "prometheus", "uid": f"${{{variable['name']}}}"}
+    source, *chosen = found["templating"]["list"]
+    assert (source["type"], source["query"]) == ("datasource", "prometheus")
+    own = {"type": "prometheus", "uid": f"${{{source['name']}}}"}
+    assert [variable["name"] for variable in chosen] == ["instance", "region", "model"]
+    for variable in chosen:
+        assert (variable["type"], variable["datasource"], variable["multi"]) == ("query", own, True)
+        assert variable["allValue"] == ".*", "also series without the label"
+        name, label = re.fullmatch(r"label_values\((gorgo_\w+)(?:\{.*\})?, (\w+)\)", variable["query"]).groups()  # type: ignore[union-attr]
+        assert label in series_labels()[name] | _TARGET_LABELS
     for panel in panels():
         assert panel["datasource"] == own
         assert panel["title"]
@@ -155,7 +176,30 @@ def test_every_alert_says_how_bad_it_is_and_what_to_do() -> None:
         assert rule["annotations"]["summary"].endswith(".")
         page, _, anchor = rule["annotations"]["runbook"].partition("#")
         assert (ROOT / page).is_file()
-        assert not anchor or anchor in anchors, rule["alert"]
+        assert anchor in anchors, rule["alert"]
+
+
+def test_rules_have_the_form_that_prometheus_takes() -> None:
+    """What `promtool check rules` says of them where it is; `make test-system` runs it."""
+    duration = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
+    known = {"alert", "expr", "for", "labels", "annotations"}
+    for rule in alerts():
+        assert {"alert", "expr", "labels", "annotations"} <= set(rule) <= known, rule["alert"]
+        assert re.fullmatch(r"Gorgo[A-Z]\w+", rule["alert"])
+        assert set(rule["labels"]) == {"severity"}
+        assert set(rule["annotations"]) == {"summary", "runbook"}
+        windows = [*re.findall(r"\[([^\]:]+)(?::[^\]]*)?\]", rule["expr"]), rule.get("for", "0s")]
+        assert all(duration.fullmatch(window) for window in windows), rule["alert"]
+        assert 'job="' not in rule["expr"], "jobs are called as their operators call them"
+        for text in rule["annotations"].values():
+            labels = set(re.findall(r"\$labels\.(\w+)", text))
+            known_labels = set().union(*(series_labels().get(name, set()) for name in Target("", rule["expr"]).names))
+            assert labels <= known_labels | _TARGET_LABELS, rule["alert"]
+
+
+def test_names_of_envoy_s_metrics_are_those_that_it_has_shown() -> None:
+    named = {name for target in TARGETS for name in _ENVOYS.findall(target.expr)}
+    assert named == {"envoy_http_ext_proc_failure_mode_allowed"}
 
 
 def test_every_alert_is_tried_with_series_that_fire_it_and_series_that_do_not() -> None:

@@ -86,7 +86,7 @@ def test_every_label_of_every_metric_has_one_bound(
 def test_names_end_in_their_unit(heading: str, metrics: Sequence[MetricSpec], labels: Sequence[LabelSpec]) -> None:
     """As `promtool check metrics` wants: base units, `_total` for counters and for them alone."""
     for metric in metrics:
-        assert re.fullmatch(r"gorgo_[a-z0-9]+(_[a-z0-9]+)*", metric.name)
+        assert re.fullmatch(r"(gorgo|gen_ai_server)_[a-z0-9]+(_[a-z0-9]+)*", metric.name)
         assert metric.name.endswith("_total") == (metric.kind == "counter"), metric.name
         assert not re.search(r"_(ms|us|kb|mb|minutes|hours)(_|$)", metric.name)
         assert metric.kind != "histogram" or metric.name.endswith(("_seconds", "_ratio"))

@@ -21,7 +21,7 @@ from gorgo.live.telemetry import spans as span_export
 from gorgo.live.telemetry.spans import CLIENT_TRACES_PER_S, SpanExport
 from gorgo.live.telemetry.tracing import make_tracing
 from tests.observability.collector import Collector, Received, collecting
-from tests.proxy.conftest import QUIET, Running, Start
+from tests.proxy.conftest import QUIET, Running, Start, config_for, with_replica
 from tests.proxy.fakes import DONE, USAGE, answer, chat, delta, stream
 
 CHAT = "/v1/chat/completions"
@@ -90,12 +90,16 @@ async def test_spans_say_what_was_decided_and_what_came_of_it(start: Start, coll
     assert decision["gorgo.predicted_ttft_ms"] == pytest.approx(sample.predicted_ttft_ms)
     assert (attempt["gorgo.result"], attempt["http.response.status_code"]) == ("completed", 200)
     assert (attempt["gen_ai.usage.input_tokens"], attempt["gorgo.cached_tokens"]) == (12, 8)
+    server = (attempt["server.address"], attempt["server.port"])
+    assert server == ("127.0.0.1", fleet.replicas[0].port)
+    assert attempt["gen_ai.operation.name"] == "chat"
     first = spans["first content"][0].attributes
     assert [first[f"gorgo.ttft_{part}_ms"] for part in PARTS] == pytest.approx(
         list((sample.ttft_parts_ms or {}).values())
     )
     root = spans["POST /v1/chat/completions"][0].attributes
     assert root["gorgo.request_id"] == "r:1"
+    assert (root["gen_ai.operation.name"], root["gen_ai.provider.name"]) == ("chat", "gorgo")
     assert root["gorgo.ttft_ms"] == pytest.approx(sample.ttft_ms)
 
 
@@ -185,6 +189,18 @@ async def test_without_tracing_the_headers_pass_as_they_are(start: Start) -> Non
     await ask(fleet, traceparent="whatever the client sends", tracestate="vendor=1")
     assert header(fleet, "traceparent") == ["whatever the client sends"]
     assert header(fleet, "tracestate") == ["vendor=1"]
+
+
+async def test_a_model_that_a_replica_lists_is_named_with_its_engine(start: Start, collector: Collector) -> None:
+    replica = await start.replica(GOOD)
+    config = config_for([replica], proxy=traced(collector))
+    config = with_replica(config, 0, models=("qwen",), engine="vllm")
+    fleet = await start.proxy(config, [replica])
+    await fleet.client.post(CHAT, content=chat(stream=True, model="qwen"))
+    spans = await sent(fleet, collector)
+    for name in ("POST /v1/chat/completions", "attempt"):
+        assert spans[name][0].attributes["gen_ai.request.model"] == "qwen"
+    assert spans["attempt"][0].attributes["gen_ai.provider.name"] == "vllm"
 
 
 async def test_no_prompt_model_or_key_is_in_a_span(start: Start, collector: Collector) -> None:

@@ -57,12 +57,16 @@ for document in json.load(sys.stdin):
 """
 #: Kinds that are no part of Kubernetes, by schemas of ours: those of their projects come with their controllers.
 EXTENSIONS = ("InferencePool", "HTTPRoute")
+#: Kinds of the Prometheus operator, which have no schema here.
+OPERATORS = ("ServiceMonitor", "PrometheusRule")
+
+METRICS: Mapping[str, Any] = {"metrics": {"secret": "gorgo-metrics"}}
 
 #: Templates of each file of the plain manifests, with the values that turn them on.
 PLAIN: Mapping[str, tuple[Sequence[str], Mapping[str, Any]]] = {
     "gorgo.yaml": (
         ("rbac", "configmap", "services", "deployment", "poddisruptionbudget", "networkpolicy"),
-        {},
+        METRICS,
     ),
     "picker.yaml": (
         (
@@ -75,20 +79,21 @@ PLAIN: Mapping[str, tuple[Sequence[str], Mapping[str, Any]]] = {
             "inferencepool",
             "httproute",
         ),
-        {"picker": {"enabled": True, "httpRoute": {"gateway": "inference-gateway"}}},
+        {"picker": {"enabled": True, "httpRoute": {"gateway": "inference-gateway"}}, **METRICS},
     ),
     "autoscaler.yaml": (("horizontalpodautoscaler",), {"autoscaling": {"enabled": True}}),
-    "servicemonitor.yaml": (("servicemonitor",), {"serviceMonitor": {"enabled": True}}),
+    "servicemonitor.yaml": (("servicemonitor",), {"serviceMonitor": {"enabled": True}, **METRICS}),
 }
 _HEADS = {
     "gorgo.yaml": (
         "# What the chart beside this folder makes of its defaults, for `kubectl apply`. Replace namespace, image and\n"
-        "# digest; make the Secret first:\n"
+        "# digest; make the Secrets first:\n"
         "#   kubectl --namespace llm create secret generic gorgo-admin --from-literal=token=$(openssl rand -hex 32)\n"
+        "#   kubectl --namespace llm create secret generic gorgo-metrics --from-literal=token=$(openssl rand -hex 32)\n"
     ),
     "picker.yaml": (
         "# The endpoint picker behind a gateway in place of the proxy. Needs the Gateway API, its Inference Extension\n"
-        "# (v1) and a Gateway with the name below. Replace namespace, image and digest; the Secret as in gorgo.yaml.\n"
+        "# (v1) and a Gateway with the name below. Replace namespace, image and digest; the Secrets as in gorgo.yaml.\n"
     ),
     "autoscaler.yaml": "# Needs an adapter that serves gorgo_saturation_ratio as a metric of pods.\n",
     "servicemonitor.yaml": "# Needs the Prometheus operator.\n",

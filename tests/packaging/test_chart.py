@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from gorgo.config.load import parse_config
 from gorgo.fleet_sources.kubernetes import read_pool
+from tests.observability.promql import alerts, dashboard
 from tests.packaging.chart import (
     EXTENSIONS,
     MANIFESTS,
     NO_DIGEST,
+    OPERATORS,
+    REQUIRED,
     ChartError,
     documents,
     extension_errors,
@@ -23,6 +27,7 @@ from tests.packaging.chart import (
     schema_errors,
     with_values,
 )
+from tests.packaging.commands import parsed
 from tests.system.environments import Environment, InstallError, cloud_environment, kubernetes_environment
 
 pytestmark = pytest.mark.system
@@ -52,11 +57,23 @@ CASES: Mapping[str, Mapping[str, Any]] = {
         "service": {"type": "LoadBalancer", "port": 443, "annotations": {"a": "b"}},
         "networkPolicy": {
             "clients": [{"namespaceSelector": {"matchLabels": {"app": "gateway"}}}],
-            "operators": [{"podSelector": {"matchLabels": {"app": "prometheus"}}}],
+            "operators": [{"podSelector": {"matchLabels": {"app": "operator"}}}],
+            "prometheus": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}],
             "egress": [{"ports": [{"port": 53, "protocol": "UDP"}]}],
         },
         "serviceAccount": {"annotations": {"a": "b"}},
         "podAnnotations": {"a": "b"},
+        "podLabels": {"team": "llm"},
+        "extraEnv": [{"name": "OTEL_EXPORTER_OTLP_HEADERS", "value": "x=y"}],
+        "extraVolumes": [{"name": "ca", "configMap": {"name": "ca"}}],
+        "extraVolumeMounts": [{"name": "ca", "mountPath": "/etc/ca", "readOnly": True}],
+        "tls": {"secret": "serve-tls"},
+        "metrics": {"secret": "gorgo-metrics"},
+        "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
+        "dashboard": {"enabled": True},
+        "httpRoute": {"gateway": "inference", "hostnames": ["llm.example.org"]},
+        "ingress": {"enabled": True, "host": "llm.example.org", "className": "nginx", "tlsSecret": "host-tls"},
+        "tuner": {"enabled": True, "args": ["--mode", "paper"]},
         "imagePullSecrets": [{"name": "pull"}],
         "nodeSelector": {"kubernetes.io/arch": "amd64"},
         "tolerations": [{"operator": "Exists"}],
@@ -85,6 +102,8 @@ CASES: Mapping[str, Mapping[str, Any]] = {
         },
         "autoscaling": {"enabled": True},
         "serviceMonitor": {"enabled": True},
+        "metrics": {"secret": "gorgo-metrics"},
+        "tuner": {"enabled": True, "history": {"secret": "history"}},
     },
     "picker alone": {"picker": {"enabled": True, "inferencePool": {"create": False, "name": "theirs"}}},
     "store without a password": {"shared": {"url": "redis://store:6379/0", "secret": "s", "passwordKey": ""}},
@@ -114,15 +133,21 @@ def rendered(helm: Environment, case: Mapping[str, Any]) -> dict[tuple[str, str]
 
 
 def deployment(found: Mapping[tuple[str, str], dict[str, Any]]) -> dict[str, Any]:
-    (only,) = (each for (kind, _), each in found.items() if kind == "Deployment")
+    (only,) = (each for (kind, name), each in found.items() if kind == "Deployment" and not name.endswith("-tuner"))
     return only
+
+
+def configuration(found: Mapping[tuple[str, str], dict[str, Any]]) -> str:
+    """Return regions.yaml of the ConfigMap."""
+    (text,) = (each["data"]["regions.yaml"] for each in found.values() if "regions.yaml" in each.get("data", {}))
+    return str(text)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_object_is_one_by_the_schemas_of_kubernetes(helm: Environment, name: str) -> None:
     found = rendered(helm, CASES[name])
-    # The operator's own kind is no part of Kubernetes.
-    own = [each for (kind, _), each in found.items() if kind not in ("ServiceMonitor", *EXTENSIONS)]
+    # The operator's own kinds are no part of Kubernetes.
+    own = [each for (kind, _), each in found.items() if kind not in (*OPERATORS, *EXTENSIONS)]
     assert len(own) >= 5
     assert extension_errors(helm, [each for (kind, _), each in found.items() if kind in EXTENSIONS]) == []
     for version in VERSIONS:
@@ -135,8 +160,7 @@ def test_every_object_is_one_by_the_schemas_of_kubernetes(helm: Environment, nam
 @pytest.mark.parametrize("name", CASES)
 def test_configuration_in_the_map_is_one_of_gorgo(helm: Environment, name: str) -> None:
     found = rendered(helm, CASES[name])
-    (text,) = (each["data"]["regions.yaml"] for (kind, _), each in found.items() if kind == "ConfigMap")
-    config = parse_config(text.encode(), environ={})
+    config = parse_config(configuration(found).encode(), environ={})
     assert (config.proxy.bind, config.proxy.admin_bind) == ("0.0.0.0:8080", "0.0.0.0:9090")
     if name == "everything":
         assert (config.limits.max_body_bytes, config.limits.prefix_index_blocks) == (33554432, 4000000)
@@ -217,6 +241,10 @@ def test_time_to_drain_follows_the_configuration(helm: Environment) -> None:
         ({"config": {"shared": {}}}, "/config/shared"),
         ({"picker": {"inferencePool": {"failureMode": "Open"}}}, "/picker/inferencePool/failureMode"),
         ({"imgae": {}}, "imgae"),
+        ({"config": {"proxy": {"tls": {}}}}, "/config/proxy/tls"),
+        ({"ingress": {"enabled": True}}, "/ingress/host"),
+        ({"extraEnv": [{"value": "x"}]}, "/extraEnv/0"),
+        ({"serviceMonitor": {"enabled": True}}, "serviceMonitor needs metrics.secret"),
     ],
 )
 def test_wrong_value_is_refused_with_its_place(helm: Environment, values: Mapping[str, Any], place: str) -> None:
@@ -260,8 +288,7 @@ def test_extension_with_a_field_that_is_none_is_refused(helm: Environment) -> No
 def test_store_s_secrets_are_references_and_its_url_is_the_configuration_s(helm: Environment) -> None:
     for name in ("picker", "store without a password"):
         found = rendered(helm, CASES[name])
-        (text,) = (each["data"]["regions.yaml"] for (kind, _), each in found.items() if kind == "ConfigMap")
-        shared = parse_config(text.encode(), environ={}).shared
+        shared = parse_config(configuration(found).encode(), environ={}).shared
         assert shared is not None
         pod = deployment(found)["spec"]["template"]["spec"]
         references = {
@@ -277,6 +304,116 @@ def test_store_s_secrets_are_references_and_its_url_is_the_configuration_s(helm:
             assert (mounts["store"], shared.ca_file) == ("/etc/gorgo-store", "/etc/gorgo-store/ca.crt")
         else:
             assert "store" not in mounts
+
+
+def test_tls_is_the_configuration_s_the_probes_and_the_monitor_s(helm: Environment) -> None:
+    found = rendered(helm, CASES["everything"])
+    config = parse_config(configuration(found).encode(), environ={})
+    pod = deployment(found)["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    secrets = {volume["name"]: volume["secret"]["secretName"] for volume in pod["volumes"] if "secret" in volume}
+    assert config.proxy.tls.cert is not None
+    assert config.proxy.tls.key is not None
+    for file in (config.proxy.tls.cert, config.proxy.tls.key):
+        assert secrets[mounts[file.rpartition("/")[0]]] == "serve-tls"
+    assert {container[f"{kind}Probe"]["httpGet"]["scheme"] for kind in ("startup", "liveness", "readiness")} == {
+        "HTTPS"
+    }
+    (endpoint,) = found["ServiceMonitor", "gorgo"]["spec"]["endpoints"]
+    assert (endpoint["port"], endpoint["scheme"]) == ("http", "https")
+
+
+def test_metrics_are_scraped_with_a_token_that_is_good_for_nothing_else(helm: Environment) -> None:
+    found = rendered(helm, CASES["picker"])
+    (endpoint,) = found["ServiceMonitor", "gorgo-picker"]["spec"]["endpoints"]
+    secret = endpoint["authorization"]["credentials"]["name"]
+    assert secret == "gorgo-metrics" != REQUIRED["admin"]["secret"]
+    pod = deployment(found)["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    secrets = {volume["name"]: volume["secret"]["secretName"] for volume in pod["volumes"] if "secret" in volume}
+    environment = {one["name"]: one.get("value") for one in container["env"]}
+    for variable, name in (
+        ("GORGO_METRICS_TOKEN_FILE", secret),
+        ("GORGO_ADMIN_TOKEN_FILE", REQUIRED["admin"]["secret"]),
+    ):
+        folder, _, key = environment[variable].rpartition("/")
+        assert (secrets[mounts[folder]], key) == (name, "token")
+
+
+def test_alerts_and_dashboard_are_those_of_the_repository(helm: Environment) -> None:
+    found = rendered(helm, CASES["everything"])
+    assert found["PrometheusRule", "gorgo"]["spec"]["groups"][0]["rules"] == alerts()
+    assert json.loads(found["ConfigMap", "gorgo-dashboard"]["data"]["gorgo-dashboard.json"]) == dashboard()
+    assert found["ConfigMap", "gorgo-dashboard"]["metadata"]["labels"]["grafana_dashboard"] == "1"
+
+
+def test_tuner_finds_every_pod_and_its_history_outlives_its_own(helm: Environment) -> None:
+    for case, kind in (("everything", "persistentVolumeClaim"), ("picker", "emptyDir")):
+        found = rendered(helm, CASES[case])
+        (tuner,) = (each for (kind_, name), each in found.items() if kind_ == "Deployment" and name.endswith("-tuner"))
+        pod = tuner["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
+        name, values = parsed(container["args"])
+        assert (name, values["every_address"]) == ("tune", True)
+        (url,) = values["url"]
+        service = found["Service", urlsplit(url).hostname]
+        assert service["spec"]["clusterIP"] == "None", "its name has the address of each pod"
+        assert {port["port"] for port in service["spec"]["ports"]} >= {urlsplit(url).port}
+        (history,) = (volume for volume in pod["volumes"] if volume["name"] == "history")
+        assert kind in history
+        assert (tuner["spec"]["replicas"], tuner["spec"]["strategy"]) == (1, {"type": "Recreate"})
+        labels = tuner["spec"]["template"]["metadata"]["labels"]
+        assert tuner["spec"]["selector"]["matchLabels"].items() <= labels.items()
+        routers = deployment(found)["spec"]["selector"]["matchLabels"]
+        assert not routers.items() <= labels.items(), "a Service of routers must not lead to the tuner"
+    (_, admin) = rendered(helm, CASES["everything"])["NetworkPolicy", "gorgo"]["spec"]["ingress"]
+    peers = [peer.get("podSelector", peer.get("namespaceSelector"))["matchLabels"] for peer in admin["from"]]
+    assert {"app": "operator"} in peers
+    assert {"kubernetes.io/metadata.name": "monitoring"} in peers
+    assert any(peer.get("app.kubernetes.io/component") == "tuner" for peer in peers)
+
+
+def test_ways_of_clients_lead_to_the_service(helm: Environment) -> None:
+    found = rendered(helm, CASES["everything"])
+    service = found["Service", "gorgo"]
+    (port,) = service["spec"]["ports"]
+    (backend,) = found["HTTPRoute", "gorgo"]["spec"]["rules"][0]["backendRefs"]
+    assert backend == {"kind": "Service", "name": "gorgo", "port": port["port"]}
+    (rule,) = found["Ingress", "gorgo"]["spec"]["rules"]
+    (path,) = rule["http"]["paths"]
+    assert path["backend"]["service"] == {"name": "gorgo", "port": {"number": port["port"]}}
+
+
+def test_extras_are_the_pod_s(helm: Environment) -> None:
+    template = deployment(rendered(helm, CASES["everything"]))["spec"]["template"]
+    (container,) = template["spec"]["containers"]
+    assert template["metadata"]["labels"]["team"] == "llm"
+    assert CASES["everything"]["extraEnv"][0] in container["env"]
+    assert CASES["everything"]["extraVolumes"][0] in template["spec"]["volumes"]
+    assert CASES["everything"]["extraVolumeMounts"][0] in container["volumeMounts"]
+
+
+#: Changes of values that the running process does not follow; `live.reload.reloader` has the keys.
+RESTARTS: Sequence[Mapping[str, Any]] = (
+    {"tls": {"secret": "serve-tls"}},
+    {"config": {"proxy": {"tracing": {"endpoint": "http://collector:4318/v1/traces"}}}},
+    {"shared": {"url": "redis://a", "secret": "s"}},
+    {"picker": {"enabled": True}, "config": {"picker": {"hold_s": 5.0}}},
+    {"extraEnv": [{"name": "A", "value": "b"}]},
+)
+
+
+@pytest.mark.parametrize("change", RESTARTS)
+def test_each_key_that_needs_a_restart_changes_the_pod(helm: Environment, change: Mapping[str, Any]) -> None:
+    before = {"picker": {"enabled": True}} if "picker" in change else {}
+    pods = [deployment(rendered(helm, values))["spec"]["template"] for values in (before, change)]
+    assert pods[0] != pods[1]
+    followed = {"config": {"limits": {"max_in_flight": 7}}}
+    assert (
+        deployment(rendered(helm, followed))["spec"]["template"] == deployment(rendered(helm, {}))["spec"]["template"]
+    )
 
 
 def test_change_that_needs_a_restart_changes_the_pod(helm: Environment) -> None:

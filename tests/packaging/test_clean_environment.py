@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gorgo import __version__
+from gorgo import build_version
 from tests.packaging.conftest import ROOT
 from tests.system.environments import Environment
 from tests.test_docs import commands
@@ -45,7 +45,7 @@ def test_developers_tools_are_not_there(clean: Environment) -> None:
 
 
 def test_version_is_that_of_the_sources(gorgo: Shell) -> None:
-    assert gorgo("--version").stdout == f"gorgo {__version__}\n"
+    assert gorgo("--version").stdout == f"gorgo {build_version()}\n"
 
 
 def test_every_command_explains_itself(gorgo: Shell) -> None:

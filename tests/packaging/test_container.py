@@ -74,8 +74,8 @@ def test_what_is_built_is_what_is_installed_from_the_lock_by_hash() -> None:
 
 
 def test_extras_of_the_image_are_those_of_the_project_for_every_command() -> None:
-    (given,) = [one.rest.partition("=") for one in BUILDER if one.word == "ARG"]
-    assert given[0] == "EXTRAS"
+    given, commit = [one.rest.partition("=") for one in BUILDER if one.word == "ARG"]
+    assert (given[0], commit[0]) == ("EXTRAS", "GORGO_COMMIT")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert {"dns", "otel", "picker", "postgres", "shared"} <= set(given[2].split(","))
     assert set(given[2].split(",")) <= set(project["optional-dependencies"])

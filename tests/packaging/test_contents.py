@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gorgo import __version__
+from gorgo import COMMIT_FILE, __version__, commit_of_clone
 from tests.packaging.conftest import ROOT, Built, build
 
 
@@ -46,7 +46,15 @@ def test_wheel_has_the_code_the_data_and_its_own_papers_and_nothing_else(in_whee
     info = f"gorgo_router-{__version__}.dist-info/"
     papers = {info + name for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")}
     data = {name.replace("datasets/", "gorgo/data/", 1) for name in tree("datasets")}
-    assert in_wheel == tree("gorgo", "tuner") | data | papers
+    commit = {f"gorgo/{COMMIT_FILE}"} if commit_of_clone(ROOT) is not None else set()
+    assert in_wheel == tree("gorgo", "tuner") | data | papers | commit
+
+
+def test_wheel_says_from_which_commit_it_was_built(built: Built) -> None:
+    commit = commit_of_clone(ROOT)
+    if commit is None:
+        pytest.skip("this tree is no clone")
+    assert zipfile.ZipFile(built.wheel).read(f"gorgo/{COMMIT_FILE}").decode().strip() == commit
 
 
 def test_wheel_has_what_is_read_as_a_file_at_run_time(in_wheel: set[str]) -> None:

@@ -130,12 +130,13 @@ def test_autoscaler_reads_a_metric_that_the_proxy_has_with_its_labels() -> None:
     assert scaler["spec"]["scaleTargetRef"]["name"] == "gorgo"
 
 
-def test_service_monitor_reads_metrics_with_the_token_of_the_admin_listener() -> None:
+def test_service_monitor_reads_metrics_with_a_token_that_is_good_for_them_alone() -> None:
     (monitor,) = documents((MANIFESTS / "servicemonitor.yaml").read_text())
     (endpoint,) = monitor["spec"]["endpoints"]
     assert (endpoint["port"], endpoint["path"]) == ("admin", "/metrics")
-    (secret,) = [volume["secret"]["secretName"] for volume in POD["volumes"] if "secret" in volume]
-    assert endpoint["authorization"]["credentials"] == {"name": secret, "key": "token"}
+    secrets = {volume["name"]: volume["secret"]["secretName"] for volume in POD["volumes"] if "secret" in volume}
+    assert endpoint["authorization"]["credentials"] == {"name": secrets["metrics"], "key": "token"}
+    assert secrets["metrics"] != secrets["admin"]
     labels = OBJECTS["Service", "gorgo-admin"]["metadata"]["labels"]
     assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
 

@@ -35,7 +35,7 @@ def texts() -> list[Path]:
     [
         "pip install gorgo",
         "needs the extra: pip install 'gorgo[report]'",
-        "python -m pip install --quiet gorgo==0.1.0",
+        "python -m pip install --quiet gorgo==0.2.0",
         "`pipx install gorgo`",
         "pip install gorgo-lb",
         "uv tool install gorgo_lb",

@@ -10,6 +10,7 @@ import pytest
 from gorgo.picker import state
 from gorgo.picker.call import ProtocolError
 from gorgo.picker.protocol.messages import LB, SERVED
+from gorgo.picker.protocol.protos import StreamAccessLogsMessage
 from gorgo.picker.server import take_access_log
 from tests.picker.virtual import BODY, JSON_BODY, VirtualPicker, body_message, config_of, in_virtual_time, log_message
 from tests.proxy.fakes import delta
@@ -206,6 +207,19 @@ def test_no_more_exchanges_wait_for_entries_than_the_bound(monkeypatch: pytest.M
             call, _ = picker.request()
             call.close()
         assert len(picker.state.open_exchanges) == 3
+
+    in_virtual_time(test)
+
+
+def test_an_answer_of_a_replica_that_no_picker_chose_is_counted_and_one_of_envoy_s_own_is_not() -> None:
+    async def test(picker: VirtualPicker) -> None:
+        for details in ("via_upstream", "direct_response", "route_not_found"):
+            batch = StreamAccessLogsMessage()
+            entry = batch.http_logs.log_entry.add()
+            entry.response.response_code.value = 200
+            entry.response.response_code_details = details
+            picker.logged(batch.SerializeToString())
+        assert picker.total("gorgo_picker_log_entries_total", result="undecided") == 1
 
     in_virtual_time(test)
 

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
+import zlib
 from dataclasses import replace
+from typing import cast
 
 import pytest
 
-from gorgo.config.model import LimitsConfig, ModelConfig, OverloadConfig
+from gorgo.config.fleet import FleetSourceConfig
+from gorgo.config.model import Config, LimitsConfig, ModelConfig, OverloadConfig
+from gorgo.core.prompt.fingerprint import Fingerprinter
+from gorgo.live.parsing.json_body import BodyFields, read_large_body
+from gorgo.live.parsing.unpacking import unpack
+from gorgo.live.parsing.workers import BodyWorkers
 from gorgo.picker.call import ProtocolError
+from gorgo.picker.server import GrpcFrontEnd
+from gorgo.picker.transport.services import DECIDING
 from tests.picker.virtual import (
     BODY,
     CHAT,
+    DUPLEX,
+    STREAMED,
     Picked,
     VirtualPicker,
     body_message,
@@ -24,6 +36,7 @@ from tests.picker.virtual import (
 from tests.proxy.conftest import with_replica
 
 ONE = config_of("10.0.0.1:8000")
+FOUND = config_of("10.0.0.1:8000", fleet_sources=(FleetSourceConfig(name="pods", kind="dns", host="r.internal"),))
 
 
 def test_a_buffered_request_gets_a_replica_in_header_and_metadata_and_the_call_s_end_releases_it() -> None:
@@ -67,6 +80,19 @@ def test_a_client_s_own_choice_is_overwritten_and_headers_that_steer_an_engine_a
     in_virtual_time(test)
 
 
+def test_engine_is_asked_for_no_compression_where_its_answer_is_read() -> None:
+    async def test(picker: VirtualPicker) -> None:
+        for own in ((("accept-encoding", "gzip, br"),), ()):
+            call, picked = picker.request(BODY, *own)
+            changes = picked.common.header_mutation.set_headers
+            found = {each.header.key: each.header.raw_value or each.header.value for each in changes}
+            assert found["accept-encoding"] in (b"identity", "identity")
+            assert "accept-encoding" not in picked.common.header_mutation.remove_headers
+            call.close()
+
+    in_virtual_time(test)
+
+
 def test_what_connection_names_is_removed_of_this_request_alone() -> None:
     async def test(picker: VirtualPicker) -> None:
         trace = ("traceparent", "00-4b7ffb612a0c4b9e8f7c0d8f5dd0c111-0d8f5dd0c1110d8f-01")
@@ -94,6 +120,83 @@ def test_a_replica_that_knows_the_model_by_another_name_gets_another_body_with_i
         call.close()
 
     in_virtual_time(test, config)
+
+
+def test_a_compressed_body_is_sent_on_unpacked_without_its_coding() -> None:
+    async def test(picker: VirtualPicker) -> None:
+        for coding, packed in (("gzip", gzip.compress(BODY)), ("deflate", zlib.compress(BODY))):
+            call, picked = picker.request(packed, ("content-encoding", coding))
+            assert picked.common.body_mutation.body == BODY
+            assert picked.headers["content-length"] == str(len(BODY))
+            assert list(picked.common.header_mutation.remove_headers) == ["content-encoding"]
+            call.close()
+        call, _ = picker.request(BODY, ("content-encoding", "identity"))
+        assert not Picked(call.last).common.HasField("body_mutation")
+        call.close()
+
+    in_virtual_time(test)
+
+
+def test_a_compressed_body_is_refused_where_it_is_broken_or_too_large_or_unknown() -> None:
+    async def test(picker: VirtualPicker) -> None:
+        for coding, packed, status in (
+            ("compress", BODY, 415),
+            ("gzip", BODY, 400),
+            ("gzip", gzip.compress(BODY + b" " * 2000), 413),
+        ):
+            call, _ = picker.request(packed, ("content-encoding", coding))
+            assert error_of(call.last)[0] == status
+            call.close()
+
+    in_virtual_time(test, replace(ONE, limits=LimitsConfig(max_body_bytes=1000)))
+
+
+class _Workers:
+    """Helper processes whose work is done here, later: virtual time waits for no process."""
+
+    def __init__(self) -> None:
+        self.bodies: list[int] = []
+
+    async def unpack(self, coding: str, body: bytes, *, limit: int) -> bytes:
+        await asyncio.sleep(0.1)
+        return b"".join(unpack(coding, body, limit=limit))
+
+    async def read(self, route: str, body: bytes) -> BodyFields:
+        await asyncio.sleep(0.1)
+        self.bodies.append(len(body))
+        return read_large_body(route, body, Fingerprinter(key=1))
+
+
+def test_a_large_compressed_body_is_unpacked_beside_the_event_loop() -> None:
+    async def test(picker: VirtualPicker) -> None:
+        body = BODY.replace(b"hello", b"a long story " * 50_000)
+        workers = _Workers()
+        picker.state.routing.body_workers = cast(BodyWorkers, workers)
+        call = picker.call()
+        call.feed(headers_message("request_headers", ("content-encoding", "gzip")))
+        call.feed(body_message("request_body", gzip.compress(body)))
+        assert picker.state.live.buffers.used_bytes
+        while len(call.output.sent) < 2:
+            call.output.changed.clear()
+            await call.output.changed.wait()
+        assert Picked(call.last).common.body_mutation.body == body
+        assert workers.bodies == [len(body)]
+        call.close()
+
+    in_virtual_time(test)
+
+
+def test_a_body_without_a_prompt_passes_with_its_coding() -> None:
+    async def test(picker: VirtualPicker) -> None:
+        call = picker.call()
+        coded = ("content-encoding", "br")
+        call.feed(headers_message("request_headers", coded, mode=DUPLEX, response_mode=STREAMED, path="/v1/files"))
+        call.feed(body_message("request_body", b"\x0b"))
+        assert Picked(call.output.sent[0]).addresses
+        assert "content-encoding" not in Picked(call.output.sent[0]).common.header_mutation.remove_headers
+        call.close()
+
+    in_virtual_time(test)
 
 
 def test_a_body_that_is_no_json_is_refused_as_the_proxy_refuses_it() -> None:
@@ -269,6 +372,31 @@ def test_a_refusal_is_booked_once_though_its_call_ends_in_the_same_step() -> Non
         assert picker.total("gorgo_client_aborts_total") == 0
 
     in_virtual_time(test)
+
+
+def test_a_picker_that_stops_decides_until_its_calls_are_ended() -> None:
+    """Its own 503 would reach a client whose request Envoy could have served without it."""
+
+    async def test(picker: VirtualPicker) -> None:
+        picker.state.live.stopping = True
+        call, picked = picker.request()
+        assert picked.addresses[0] == "10.0.0.1:8000"
+        call.close()
+
+    in_virtual_time(test)
+
+
+@pytest.mark.parametrize(("config", "leaves"), [(ONE, True), (FOUND, False)], ids=["listed", "found"])
+def test_an_envoy_leaves_a_picker_that_stops_only_if_it_has_a_list_of_replicas(config: Config, leaves: bool) -> None:
+    """Without a list it can serve nothing but what the picker decides."""
+
+    async def test(picker: VirtualPicker) -> None:
+        front_end = GrpcFrontEnd(picker.state)
+        before = front_end.health.answer(DECIDING)
+        picker.state.live.stopping = True
+        assert (front_end.health.answer(DECIDING) != before) is leaves
+
+    in_virtual_time(test, config)
 
 
 def test_a_reload_changes_the_addresses_that_are_chosen_and_the_headers_that_pass() -> None:

@@ -121,7 +121,6 @@ CASES = {
     "too many requests in flight": Case(429, prepare=_fill),
     "too many requests of a client": Case(429, headers=(KEY,), config={"keys": True}, prepare=_use_up),
     "a fault of its own": Case(500, prepare=_break),
-    "a process that stops": Case(503, prepare=_stop),
     "no replica in time": Case(503, prepare=_drain),
 }
 

@@ -44,7 +44,8 @@ NONE, STREAMED = ProcessingMode.NONE, ProcessingMode.STREAMED
 def config_of(*addresses: str, **parts: Any) -> Config:
     """A fleet of replicas `r0`, `r1` ... at these addresses."""
     rows = tuple(
-        ReplicaConfig(name=f"r{n}", region="here", url=f"http://{address}") for n, address in enumerate(addresses)
+        ReplicaConfig(name=f"r{n}", region="here", url=f"http://{address}", engine="sglang")
+        for n, address in enumerate(addresses)
     )
     return Config(**{"proxy": QUIET, "regions": (RegionConfig(name="here"),), "replicas": rows, **parts})
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
+from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.request import Outcome, RouteRequest
 from gorgo.core.policy.interface import Candidates, Choice
 from gorgo.core.policy.weights import Weights, WeightSpec
@@ -24,6 +25,7 @@ from gorgo.policies.multi_depth import (
     prefixes_of,
     two_choices,
 )
+from gorgo.policies.registry import make_policy
 from tests.core.routers import (
     BROKEN,
     COMPLETED,
@@ -95,7 +97,7 @@ def test_the_longest_match_wins_over_a_newer_shallow_one() -> None:
     assert rows(policy, [prompt(1, 2, 3, 4), prompt(1, 2, 8, 8), prompt(1, 2, 7, 7)]) == [0, 3, 3]
 
 
-@pytest.mark.parametrize(("depths", "routes", "branch"), [(0.0, 1, "no_match"), (1.0, 2, None)])
+@pytest.mark.parametrize(("depths", "routes", "branch"), [(2.0, 1, "no_match"), (1.0, 2, None)])
 def test_a_single_depth_finds_prompts_that_continue_and_none_that_branch_off(
     depths: float, routes: int, branch: str | None
 ) -> None:
@@ -110,13 +112,73 @@ def test_a_single_depth_finds_prompts_that_continue_and_none_that_branch_off(
 def test_the_number_of_depths_changes_with_the_next_weights() -> None:
     policy = MultiDepth()
     learned = []
-    for number, depths in enumerate((0.0, 1.0, 0.0)):
+    for number, depths in enumerate((2.0, 1.0, 0.0)):
         choice = choose(policy, four(), asked=prompt(number, 2, 3, 4), depths=depths)
         assert choice.learn is not None
         before = len(policy.routes)
         choice.learn(0.0)
         learned.append(len(policy.routes) - before)
     assert learned == [1, 2, 1]
+
+
+def whole(policy: MultiDepth, asked: RouteRequest, *, now: float = 0.0) -> Choice:
+    """Decide with one route per whole prompt, and let the replica answer."""
+    choice = choose(policy, four(), asked=asked, depths=0.0)
+    assert choice.learn is not None
+    choice.learn(now)
+    return choice
+
+
+def test_a_whole_prompt_is_found_by_the_same_prompt_and_by_no_other() -> None:
+    policy, asked = MultiDepth(), conversation(1, 2, 3, 4, ends=(64, 192))
+    first = whole(policy, asked)
+    assert (first.fallback, len(policy.routes)) == ("no_match", 1)
+    again = whole(policy, replace(asked, request_id="again"))
+    assert (again.row, again.fallback, again.terms["route_tokens"].max()) == (first.row, None, 256.0)
+    for other in (prompt(1, 2, 3, 4, 5), prompt(1, 2, 3), replace(asked, prompt_tokens=270), replace(asked, model="n")):
+        assert whole(policy, other).fallback == "no_match"
+
+
+def test_whole_prompts_without_a_route_are_spread_by_their_own_hash() -> None:
+    """Prompts with the same beginning: by the hash of the first 128 tokens they all go to one replica."""
+    siblings = [prompt(1, 2, number) for number in range(60)]
+    assert {whole(MultiDepth(), each).row for each in siblings} == {0, 1, 2, 3}
+    assert len(set(rows(MultiDepth(), siblings))) == 1
+
+
+def test_a_short_prompt_has_a_whole_route_too() -> None:
+    policy, short = MultiDepth(), replace(a_request("r", prompt_tokens=7, blocks=b""), prefix_hash=11)
+    first = whole(policy, short)
+    assert whole(policy, short).fallback is None
+    assert whole(policy, replace(short, prefix_hash=12)).fallback == "no_match"
+    assert first.fallback == "no_match"
+
+
+def test_bounds_are_replaced_while_routes_are_in_use() -> None:
+    policy = MultiDepth()
+    for number in range(6):
+        policy.routes.set_route((None, bytes([number])), NAMES[0], Origin.LOCAL, now=float(number))
+    policy.set_route_limits(4, 10.0)
+    policy.routes.check()
+    stats = policy.route_stats(now=12.0)
+    assert (stats.max_routes, stats.ttl_s, stats.routes["local"], stats.evicted["local"]) == (4, 10.0, 4, 2)
+    assert stats.unused_s == {"local": 10.0}
+    assert policy.routes.replica_of((None, bytes([2])), now=12.1) is None
+    assert policy.routes.replica_of((None, bytes([3])), now=12.1) == NAMES[0]
+
+
+def test_a_router_hands_its_bounds_to_the_policy_at_the_start_at_a_change_and_to_another_policy() -> None:
+    router = make_router("a", policy="multi-depth", limits=RouterLimits(max_routes=7, route_ttl_s=60.0))
+    stats = router.settings.route_stats(now=0.0)
+    assert stats is not None
+    assert (stats.max_routes, stats.ttl_s, sum(stats.routes.values())) == (7, 60.0, 0)
+    router.settings.set_limits(RouterLimits(max_routes=5), now=0.0)
+    other = MultiDepth()
+    router.settings.set_policy(other, Weights.of(other.weight_specs), now=1.0)
+    assert (other.routes.max_routes, other.routes.ttl_s) == (5, 3600.0)
+    plain = make_policy("random")
+    router.settings.set_policy(plain, Weights.of(plain.weight_specs), now=2.0)
+    assert router.settings.route_stats(now=2.0) is None
 
 
 def test_a_route_to_a_replica_that_is_no_candidate_gives_way_to_a_shallower_one() -> None:
@@ -221,7 +283,7 @@ def test_a_route_of_another_router_is_found_beside_ends_of_messages() -> None:
 def test_single_is_the_end_of_the_last_message() -> None:
     policy = MultiDepth()
     asked = conversation(1, 2, 3, 4, ends=(64, 192))
-    choice = choose(policy, table(1, names=NAMES[:1]), asked=asked, depths=0.0)
+    choice = choose(policy, table(1, names=NAMES[:1]), asked=asked, depths=2.0)
     assert choice.learn is not None
     choice.learn(0.0)
     [key] = [prefix.key for prefix in prefixes_of(asked) if policy.routes.replica_of(prefix.key, now=0.0)]

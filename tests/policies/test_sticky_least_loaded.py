@@ -53,6 +53,22 @@ def test_a_prompt_shorter_than_the_prefix_is_compared_by_its_full_blocks(prompt_
     assert choose(make_policy(NAME), candidates, asked=asked, prefix_len=1000).row == row
 
 
+@pytest.mark.parametrize(("prefix_len", "cached"), [(100, 64), (127, 64), (128, 128), (191, 128)])
+def test_a_prefix_is_rounded_down_to_blocks_of_the_text(prefix_len: int, cached: int) -> None:
+    holder = table(2, cached=[cached, 0], in_flight_requests=[5, 0])
+    assert choose(make_policy(NAME), holder, prefix_len=prefix_len).row == 0
+    less = table(2, cached=[cached - 64, 0], in_flight_requests=[5, 0])
+    assert choose(make_policy(NAME), less, prefix_len=prefix_len).fallback == "no_match"
+
+
+@pytest.mark.parametrize(("prefix_len", "needed"), [(100, 96), (96, 96), (95, 80), (7, 16)])
+def test_a_prefix_of_known_tokens_is_rounded_down_to_blocks_of_the_engine(prefix_len: int, needed: int) -> None:
+    known = replace(request(prompt_tokens=640), kv_hashes={16: list(range(40))})
+    for cached, row in ((needed, 0), (needed - 16, 1)):
+        candidates = table(2, cached=[cached, 0], in_flight_requests=[5, 0])
+        assert choose(make_policy(NAME), candidates, asked=known, prefix_len=prefix_len).row == row
+
+
 def test_a_burst_of_one_prefix_goes_to_one_replica_before_any_answer() -> None:
     router = make_router("a", "b", "c", policy=NAME)
     burst = [a_request(f"r{tail}", prompt_tokens=192, blocks=blocks_of(1, 2, 100 + tail)) for tail in range(8)]

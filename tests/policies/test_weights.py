@@ -17,6 +17,7 @@ from gorgo.policies.gorgo import Gorgo
 from gorgo.policies.gorgo_ms import GorgoMs
 from gorgo.policies.learned.base import LearnedPolicy
 from gorgo.policies.multi_depth import MultiDepth
+from gorgo.policies.preble_e2 import PrebleE2
 from gorgo.policies.prefix_cache import PrefixThreshold
 from gorgo.policies.registry import make_policy, policy_names
 from tests.policies.table import request, table
@@ -61,11 +62,11 @@ def answer(choice: Choice) -> tuple[object, ...]:
 
 
 #: Those of a learned policy take effect with a model (`learned/test_weights.py`), those of `multi-depth` with routes
-#: (`sticky/test_multi_depth.py`).
+#: (`test_multi_depth.py`), those of `preble-e2` with earlier requests (`test_preble_e2.py`).
 WEIGHTED = [
     name
     for name in policy_names()
-    if make_policy(name).weight_specs and not isinstance(make_policy(name), LearnedPolicy | MultiDepth)
+    if make_policy(name).weight_specs and not isinstance(make_policy(name), LearnedPolicy | MultiDepth | PrebleE2)
 ]
 
 

@@ -26,6 +26,7 @@ from gorgo.live.reload.file_watch import ConfigFile
 from gorgo.live.state import LiveState
 from gorgo.policies.registry import make_policy
 from gorgo.proxy import server
+from tests.proxy.authority import engine
 from tests.proxy.fakes import FakeReplica, Script, running
 
 TOKEN = "let-me-in"
@@ -101,7 +102,9 @@ def system_tls() -> ssl.SSLContext:
 
 
 def config_for(replicas: list[FakeReplica], proxy: ProxyConfig = QUIET, **limits: Any) -> Config:
-    rows = tuple(ReplicaConfig(name=f"r{n}", region="here", url=fake.url) for n, fake in enumerate(replicas))
+    rows = tuple(
+        ReplicaConfig(name=f"r{n}", region="here", url=fake.url, engine="sglang") for n, fake in enumerate(replicas)
+    )
     defaults: dict[str, Any] = {"shutdown_grace_s": 5.0, **limits}
     return Config(proxy=proxy, regions=(RegionConfig(name="here"),), replicas=rows, limits=LimitsConfig(**defaults))
 
@@ -173,6 +176,14 @@ class Start:
 
     async def replica(self, *scripts: Script) -> FakeReplica:
         return await self._stack.enter_async_context(running(*scripts))
+
+    async def tls_engine(self, pair: tuple[str, str], ca: str | None) -> str:
+        """Return the URL of an engine behind TLS that outlives each proxy started after it.
+
+        asyncio's server loses the transport of a connection that it accepted in the turn in which it was closed, so
+        no proxy may still connect when the engine ends.
+        """
+        return await self._stack.enter_async_context(engine(pair, ca))
 
     async def proxy(self, config: Config, replicas: list[FakeReplica], **options: Any) -> Running:
         return await self._stack.enter_async_context(proxy_for(config, self._monkeypatch, replicas, **options))

@@ -67,6 +67,8 @@ class FakeReplica:
     silent: str | None = None
     #: Answer to `/v1/models` for the proxy's monitor; None is a 404. Requests of clients go to the scripts.
     models: object = None
+    #: Answers to the monitor's other requests, by path; without one it is a 404. `None`: they go to the scripts.
+    described: dict[str, object] | None = field(default_factory=dict)
     port: int = 0
 
     @property
@@ -108,6 +110,12 @@ class FakeReplica:
         await self._unless_silent(request)
         return web.Response(status=404) if self.models is None else web.json_response(self.models)
 
+    async def describe(self, request: web.Request) -> web.StreamResponse:
+        if self.described is None:
+            return await self.handle(request)
+        found = self.described.get(request.path)
+        return web.Response(status=404) if found is None else web.json_response(found)
+
 
 REPLICA = web.AppKey("replica", FakeReplica)
 
@@ -122,6 +130,8 @@ async def running(*scripts: Script) -> AsyncIterator[FakeReplica]:
     app.router.add_get("/metrics", replica.get_metrics)
     app.router.add_get("/v1/loads", replica.get_loads)
     app.router.add_get("/v1/models", replica.get_models)
+    for path in ("/server_info", "/get_server_info", "/props"):
+        app.router.add_get(path, replica.describe)
     app.router.add_route("*", "/{path:.*}", replica.handle)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()

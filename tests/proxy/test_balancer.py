@@ -21,7 +21,7 @@ CONFIGURATION = (Path(__file__).parents[2] / "packaging/balancer.conf").read_tex
 CHAT = "/v1/chat/completions"
 NGINX = shutil.which("nginx")
 
-pytestmark = pytest.mark.skipif(NGINX is None, reason="needs nginx")
+needs_nginx = pytest.mark.skipif(NGINX is None, reason="needs nginx")
 
 
 @asynccontextmanager
@@ -55,6 +55,23 @@ def _listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
+def test_no_prompt_and_no_answer_is_written_to_a_file() -> None:
+    found = dict(re.findall(r"^ +(\w+) (\S+);", CONFIGURATION, re.MULTILINE))
+    assert found["client_body_buffer_size"] == found["client_max_body_size"]
+    assert (found["proxy_buffering"], found["proxy_max_temp_file_size"]) == ("off", "0")
+
+
+@needs_nginx
+async def test_large_prompt_leaves_no_temporary_file_of_nginx(start: Start, tmp_path: Path) -> None:
+    replica = await start.replica(stream(delta("x"), DONE))
+    proxies = [await start.proxy(config_for([replica]), [replica]) for _ in range(2)]
+    async with balanced(proxies, tmp_path) as client:
+        answer = await client.post(CHAT, content=chat(stream=True, user="x" * 4_000_000))
+    assert answer.status_code == 200
+    assert "buffered to a temporary file" not in (tmp_path / "log").read_text()
+
+
+@needs_nginx
 async def test_proxy_that_stops_costs_no_request_and_its_streams_end_whole(start: Start, tmp_path: Path) -> None:
     # Each has one stream, so that further requests go to both in turn.
     slow = await start.replica(hang(delta("x"), rest=(delta("y"), DONE)))
@@ -76,6 +93,7 @@ async def test_proxy_that_stops_costs_no_request_and_its_streams_end_whole(start
         assert all(answer.text.endswith("data: [DONE]\n\n") for answer in ended)
 
 
+@needs_nginx
 async def test_proxy_that_is_not_there_costs_no_request(start: Start, tmp_path: Path) -> None:
     a, b = await start.replica(stream(delta("a"), DONE)), await start.replica(stream(delta("b"), DONE))
     first, second = await start.proxy(config_for([a]), [a]), await start.proxy(config_for([b]), [b])
@@ -86,6 +104,7 @@ async def test_proxy_that_is_not_there_costs_no_request(start: Start, tmp_path: 
         assert all('"b"' in answer.text for answer in answers)
 
 
+@needs_nginx
 async def test_events_of_a_stream_come_one_by_one(start: Start, tmp_path: Path) -> None:
     slow = await start.replica(hang(delta("first"), rest=(DONE,)))
     proxies = [await start.proxy(config_for([slow]), [slow]) for _ in range(2)]

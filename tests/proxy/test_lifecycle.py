@@ -263,7 +263,7 @@ from gorgo.proxy.server import serve
 config = Config(
     proxy=ProxyConfig(region="here", bind="127.0.0.1:0", admin_bind="127.0.0.1:0"),
     regions=(RegionConfig(name="here"),),
-    replicas=(ReplicaConfig(name="r0", region="here", url=sys.argv[1]),),
+    replicas=(ReplicaConfig(name="r0", region="here", url=sys.argv[1], engine="sglang"),),
     limits=LimitsConfig(shutdown_grace_s=float(sys.argv[2])),
 )
 def ready(addresses):

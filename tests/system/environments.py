@@ -26,6 +26,7 @@ HADOLINT_VERSION = "2.15.1"
 CHECK_JSONSCHEMA_VERSION = "0.39.0"
 HELM_SDK_VERSION = "0.2.2"
 KUBERNETES_VALIDATE_VERSION = "1.37.0"
+PODMAN_COMPOSE_VERSION = "1.6.0"
 GORGO_LB_VERSION = "0.2.0"
 
 #: Prints what a wheel needs, less its torch family: the CPU build of vLLM pins parts that have no CPU build.
@@ -129,6 +130,15 @@ def kubernetes_environment() -> Environment:
         if missing is not None:
             missing.pip("install", "-q", *wanted)
     return Environment(cache_folder() / name)
+
+
+def compose_environment() -> Environment:
+    """Compose files for podman: some seconds the first time."""
+    recipe = f"podman-compose=={PODMAN_COMPOSE_VERSION}"
+    with _made(f"podman-compose-{PODMAN_COMPOSE_VERSION}", recipe) as missing:
+        if missing is not None:
+            missing.pip("install", "-q", recipe)
+    return Environment(cache_folder() / f"podman-compose-{PODMAN_COMPOSE_VERSION}")
 
 
 def released_environment() -> Environment:

@@ -13,34 +13,25 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import yaml
 
-from gorgo.lab.demo.run import MODEL, DemoFleet, Processes, running_fleet
+from gorgo.lab.demo.run import MODEL, DemoFleet, running_fleet
 from tests.observability.promql import FOLDER, INTERVAL, Target, alert_targets, alerts, dashboard_targets
+from tests.system.prometheus_process import SCRAPE_S, prometheus, promtool, wait_until
 from tests.terraform.workspace import Workspace
+
+__all__ = ["promtool"]
 
 RULES_TEST = Path(__file__).parents[1] / "observability/rules_test.yml"
 PACKAGED = Path(__file__).parents[2] / "packaging/prometheus.yml"
-SCRAPE_S = 1
 #: A minute holds the whole replay, so that a rate over it is of all that happened.
 WINDOW = "1m"
-_LISTENING = r'"address":"(127\.0\.0\.1:[1-9]\d*)",[^\n]*"Listening on"'
-_START_S, _ANSWER_S, _REPLAY_S = 30.0, 60.0, 180.0
-
-
-@pytest.fixture(scope="module")
-def promtool() -> str:
-    found = shutil.which("promtool")
-    if found is None or shutil.which("prometheus") is None:
-        pytest.skip("PROMETHEUS TESTS SKIPPED: no prometheus and promtool here; apt-get install prometheus")
-    return found
+_ANSWER_S, _REPLAY_S = 60.0, 180.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +67,7 @@ def observed(promtool: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     folder = tmp_path_factory.mktemp("observed")
     with running_fleet("gorgo-ms", folder=folder, seed=0) as fleet:
         tuner_url = _start_tuner(fleet, folder)
-        with _prometheus(folder, {"gorgo": f"{fleet.url}/metrics", "gorgo-tuner": tuner_url}) as url:
+        with prometheus(folder, {"gorgo": f"{fleet.url}/metrics", "gorgo-tuner": tuner_url}) as url:
             began_s = time.time()
             fleet.processes.start("replay", ["replay", "chat-small", "--url", fleet.url, "--model", MODEL])
             fleet.processes.wait("replay", timeout_s=_REPLAY_S)
@@ -91,34 +82,6 @@ def _start_tuner(fleet: DemoFleet, folder: Path) -> str:
     words += ["--metrics-bind", "127.0.0.1:0", "--database", f"sqlite:///{folder}/history.sqlite3"]
     fleet.processes.start("tune", words)
     return fleet.processes.wait_for_line("tune", r"metrics on (http://\S+)")[1]
-
-
-@contextmanager
-def _prometheus(folder: Path, targets: dict[str, str]) -> Iterator[str]:
-    """A Prometheus of its own on loopback, with the alerts that ship; stopped by its process."""
-    jobs = []
-    for job, url in targets.items():
-        place = httpx.URL(url)
-        static = [{"targets": [f"{place.host}:{place.port}"]}]
-        jobs.append({"job_name": job, "metrics_path": place.path, "static_configs": static})
-    shutil.copy(FOLDER / "gorgo-rules.yml", folder)
-    config = folder / "prometheus.yml"
-    times = {"scrape_interval": f"{SCRAPE_S}s", "evaluation_interval": f"{SCRAPE_S}s"}
-    config.write_text(yaml.safe_dump({"global": times, "rule_files": ["gorgo-rules.yml"], "scrape_configs": jobs}))
-    with Processes(folder, {}, stop_timeout_s=20.0) as processes:
-        command = [str(shutil.which("prometheus")), f"--config.file={config}", f"--storage.tsdb.path={folder}/tsdb"]
-        processes.start_command("prometheus", [*command, "--web.listen-address=127.0.0.1:0", "--log.format=json"])
-        address = processes.wait_for_line("prometheus", _LISTENING, timeout_s=_START_S)
-        url = f"http://{address[1]}"
-        _until(lambda: httpx.get(f"{url}/-/ready", trust_env=False).status_code == 200, _START_S)
-        yield url
-
-
-def _until(condition: Any, limit_s: float) -> None:
-    deadline_s = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "it did not come to be"
-        time.sleep(0.2)
 
 
 def check(promtool: str, *words: str, text: str | None = None, cwd: Path | None = None) -> None:
@@ -147,7 +110,7 @@ def test_every_query_of_the_dashboard_has_an_answer_with_the_labels_of_its_legen
 
 
 def _is_answered(observed: Observed, target: Target) -> bool:
-    found = observed.ask_replay(target.expr.replace(INTERVAL, WINDOW))
+    found = observed.ask_replay(re.sub(r"\$(instance|region|model)\b", ".*", target.expr.replace(INTERVAL, WINDOW)))
     wanted = set(re.findall(r"\{\{(\w+)\}\}", target.legend))
     return bool(found) and all(wanted <= set(series["metric"]) for series in found)
 
@@ -168,7 +131,7 @@ def test_alerts_are_loaded_and_quiet(observed: Observed) -> None:
     answer = httpx.get(f"{observed.prometheus_url}/api/v1/rules", timeout=10, trust_env=False).json()
     (group,) = answer["data"]["groups"]
     assert {rule["name"] for rule in group["rules"]} == {rule["alert"] for rule in alerts()}
-    _until(lambda: _healths(observed) == {"ok"}, _ANSWER_S)
+    wait_until(lambda: _healths(observed) == {"ok"}, _ANSWER_S)
     firing = {
         alert["labels"]["alertname"]
         for rule in _rules(observed)

@@ -35,7 +35,7 @@ def installer(rendered: dict[str, Any], wheel: Path, folder: Path) -> Path:
     ]
     for made_up, path in ((b"wheel", wheel), (b"lock", ROOT / "requirements.lock")):
         text = text.replace(hashlib.sha256(made_up).hexdigest(), hashlib.sha256(path.read_bytes()).hexdigest())
-    text = text.replace("gorgo_router-0.1.0-py3-none-any.whl", wheel.name).replace("/opt/gorgo", str(folder / "opt"))
+    text = text.replace("gorgo_router-0.2.0-py3-none-any.whl", wheel.name).replace("/opt/gorgo", str(folder / "opt"))
     (folder / "gorgo-install").write_text(text)
     (folder / "store").mkdir()
     shutil.copy(wheel, folder / "store")

@@ -78,7 +78,7 @@ def made(core: dict[str, Any], folder: Path, port: int, proxy: int) -> Path:
     secrets = folder / PLACES[0][1:]
     (secrets / "bearer.map").write_text(f'"~^(?i:Bearer) +{KEY}$" 1;\n')
     (secrets / "key.map").write_text(f'"~^{KEY}$" 1;\n')
-    (folder / "etc/gorgo/replicas.nginx.conf").write_text(core["configuration"]["replicas.nginx.conf"])
+    (folder / "etc/gorgo/metrics.nginx.conf").write_text(core["configuration"]["metrics.nginx.conf"])
     certified = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=x", "-days", "1"]
     certified += ["-keyout", str(secrets / "tls.key"), "-out", str(secrets / "tls.crt")]
     subprocess.run(certified, check=True, capture_output=True)

@@ -427,7 +427,7 @@ def test_secret_of_the_store_that_cannot_be_used_is_refused_by_name(
 
 def test_wheel_is_installed_with_the_client_of_the_store(pair_files: dict[str, dict[str, str]]) -> None:
     install = pair_files["router"]["/usr/local/sbin/gorgo-install"]
-    assert '"./gorgo_router-0.1.0-py3-none-any.whl[shared]"' in install
+    assert '"./gorgo_router-0.2.0-py3-none-any.whl[shared]"' in install
     assert "\nredis==" in (ROOT / "requirements.lock").read_text()
 
 
@@ -443,7 +443,7 @@ def test_nginx_passes_on_what_has_a_key_and_metrics_to_those_named(
     open_routes = set(re.findall(r"location = (\S+) \{ proxy_pass", conf))
     assert open_routes == {"/health", "/ready"}
     guarded = re.findall(
-        r"location = (/metrics\S*) \{ (.*?) proxy_pass", conf + core["configuration"]["replicas.nginx.conf"]
+        r"location = (/metrics\S*) \{ (.*?) proxy_pass", conf + core["configuration"]["metrics.nginx.conf"]
     )
     assert {path for path, _ in guarded} == {one["path"] for one in core["scraped"]}
     assert {guard for _, guard in guarded} == {"allow 203.0.113.0/24; deny all;"}

@@ -29,7 +29,7 @@ module "core" {
   server_name   = "llm.example.org"
   metrics_cidrs = ["203.0.113.0/24"]
   package = {
-    wheel       = "gorgo_router-0.1.0-py3-none-any.whl"
+    wheel       = "gorgo_router-0.2.0-py3-none-any.whl"
     sha256      = sha256("wheel")
     lock_sha256 = sha256("lock")
   }

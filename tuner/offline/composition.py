@@ -67,7 +67,7 @@ class OfflineOptions:
     time_scale: float = 1.0
     limits: RouterLimits | None = None
     probe_interval_s: float = 30.0
-    scrape_interval_s: float = 30.0
+    scrape_interval_s: float | None = None
     learned: tuple[Mapping[str, Any], str] | None = None
     database: str
     out: Path | None = None

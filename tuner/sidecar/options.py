@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -101,12 +102,20 @@ def target_of(urls: Sequence[str]) -> str:
 
 
 def recorded_options(options: SidecarOptions, seed: int) -> dict[str, Any]:
-    """Return the options for the history, without the token."""
+    """Return the options for the history, without the token, as they are in force.
+
+    Mode `paper` has no guard, and its rolling windows mix several weight sets; the row says how many.
+    """
+    campaign = options.campaign
+    in_force: dict[str, Any] = {"guard": campaign.guarded, "audit": campaign.guarded and campaign.audit}
+    if campaign.mode == "paper":
+        in_force["sets_in_window"] = ceil(campaign.window / campaign.hop)
     return {
         "algorithm": options.algorithm or options.campaign.algorithm,
         "start": dict(options.start),
         "bounds": {name: list(bounds) for name, bounds in options.allow_out_of_range.items()},
         "tune_lambda": options.tune_lambda,
         "seed": seed,
-        **asdict(options.campaign),
+        **asdict(campaign),
+        **in_force,
     }

@@ -15,6 +15,14 @@ from gorgo.cli.tables import Cell, table
 RECENT = 20
 
 Row = Mapping[str, Any]
+#: Columns of what a policy predicted, and of what is left of the objectives.
+_ESTIMATES = {
+    "ttft": "predicted TTFT",
+    "tpot": "predicted TPOT",
+    "e2e": "predicted E2E",
+    "headroom_ttft": "TTFT headroom",
+    "headroom_tpot": "TPOT headroom",
+}
 
 
 def explain(
@@ -33,7 +41,8 @@ def explain(
     url: options.AdminUrl = options.ADMIN_URL,
     as_json: options.Json = False,
 ) -> None:
-    """Show why a request went to its replica: every candidate's terms and cost.
+    """Show why a request went to its replica: every candidate's terms and cost, what a learned policy predicted for it,
+    what that leaves of the objectives, and the objectives of the request.
 
     The chosen candidate has a star; `-` is unknown. The proxy stores the last 1,000 decisions.
     """
@@ -118,13 +127,16 @@ def _decision(decision: Row) -> Iterator[str]:
     values = "".join(f" {_plain(name)}={value:g}" for name, value in decision["weights"].items())
     yield f"weights version {decision['weights_version']}:{values or ' none'}"
     terms = list(dict.fromkeys(term for row in decision["candidates"] for term in row["terms"]))
+    estimates = list(dict.fromkeys(name for row in decision["candidates"] for name in row.get("estimates_ms", {})))
     header = ["", "candidate", *map(_plain, terms), f"cost, {unit}" if unit else "cost"]
+    header += [f"{_ESTIMATES.get(name, _plain(name))}, ms" for name in estimates]
     rows: list[list[Cell]] = [
         [
             "*" if row["replica"] == decision["replica"] else "",
             _plain(row["replica"]),
             *(row["terms"].get(term) for term in terms),
             row["cost"],
+            *(row.get("estimates_ms", {}).get(name) for name in estimates),
         ]
         for row in _by_cost(decision)
     ]
@@ -138,6 +150,9 @@ def _decision(decision: Row) -> Iterator[str]:
         f"there (source {_plain(decision['cache_source'])}), {decision['best_cached_tokens']:,} at most on a candidate"
     )
     expected = _parts(decision["predicted_parts_ms"])
+    objectives = decision.get("objectives_ms", {})  # an older proxy has none
+    named = [f"{name.upper()} {_ms(value)} ms" for name, value in objectives.items() if value is not None]
+    yield f"objectives: {', '.join(named) or 'none'}"
     yield f"predicted TTFT: {_ms(decision['predicted_ttft_ms'])} ms; expected parts: {expected}"
 
 

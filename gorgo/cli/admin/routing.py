@@ -109,7 +109,8 @@ def drain(
         else:
             typer.echo(f"{name} is draining: no new requests, {in_flight} in flight")
     if not durable:
-        typer.echo("gorgo: the proxy runs without --state: the change ends with its process", err=True)
+        why = "the proxy runs without --state, or its state file cannot be written (its log says why)"
+        typer.echo(f"gorgo: {why}: the change ends with its process", err=True)
 
 
 def reload(url: options.AdminUrl = options.ADMIN_URL, as_json: options.Json = False) -> None:

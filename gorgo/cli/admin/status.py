@@ -7,6 +7,7 @@ Owns the command, the console and the loop, which polls on while the proxy does 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -74,7 +75,7 @@ def _show(url: str, shown: Mapping[str, Any], token: str | None) -> None:
 
 STATUS_PATH = "/admin/status"
 INTERVAL_S = 2.0
-#: Lines for a file or a pipe: every column, whatever the terminal.
+#: Lines for a file or a pipe: every column, whatever the terminal, unless `COLUMNS` says how wide.
 PIPE_WIDTH = 240
 
 
@@ -127,4 +128,5 @@ def _polls(url: str, token: str | None) -> Iterator[Mapping[str, Any]]:
 
 
 def _console() -> Console:
-    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
+    known = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
+    return Console(width=None if known else PIPE_WIDTH, highlight=False)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -27,8 +28,9 @@ CACHES_SHOWN = 6
 NAMES_SHOWN = 6
 
 Row = Mapping[str, Any]
-#: Name of a column, its text for a replica, and whether narrow terminals have it.
-Column = tuple[str, Callable[[Row], str], bool]
+#: Name of a column, its text for a replica, and its place in the order in which a narrow terminal gets columns, as many
+#: as fit; 0 is wide terminals alone.
+Column = tuple[str, Callable[[Row], str], int]
 
 _STYLES = {"ready": "green", "ejected": "bold red"}
 
@@ -36,13 +38,12 @@ _STYLES = {"ready": "green", "ejected": "bold red"}
 def status_view(status: Row, *, width: int) -> RenderableType:
     """Return all tables, for a terminal of `width` columns."""
     parts: list[RenderableType] = [_headline(status), *_alerts(status), _stats(status["recent_stats"], status), Text()]
-    wide = width >= WIDE
-    parts.append(_fleet(status, wide=wide))
-    parts += [*_engines(status), *_caches(status), *_sources(status), *_peers(status)]
+    parts.append(_fleet(status, width=width))
+    parts += [*_engines(status), *_caches(status), *_sources(status), *_peers(status), *_routes(status)]
     if status["clients"]:
         parts += [Text(), _clients(status["clients"])]
     if status["decisions"]:
-        parts += [Text(), _decisions(status["decisions"][:DECISIONS_SHOWN], wide=wide)]
+        parts += [Text(), _decisions(status["decisions"][:DECISIONS_SHOWN], width=width)]
     return Group(*parts, Text(), _history(status), *_differences(status), _in_force(status))
 
 
@@ -105,48 +106,74 @@ def _kv(row: Row) -> str:
 
 
 FLEET: tuple[Column, ...] = (
-    ("rtt ms", lambda row: formatting.ms(row["rtt_ms"]), True),
-    ("age", lambda row: formatting.age(row["probe_age_s"]), False),
-    ("open", lambda row: formatting.count(row["in_flight_requests"]), True),
-    ("tokens", lambda row: formatting.count(row["in_flight_tokens"]), False),
-    ("to prefill", lambda row: formatting.count(row["queued_prefill_tokens"]), True),
-    ("work ms", lambda row: formatting.ms(row["backlog_s"] * 1e3) if row["backlog_s"] else "0", True),
-    ("running", lambda row: formatting.count(row["running_requests"]), False),
-    ("queued", lambda row: formatting.count(row["queued_requests"]), True),
-    ("kv", _kv, False),
-    ("age", lambda row: formatting.age(row["scrape_age_s"]), False),
-    ("cached", lambda row: formatting.count(row["index_tokens"]), False),
-    ("prefill/s", lambda row: formatting.count(row["prefill_tokens_per_s"]), False),
-    ("n", lambda row: formatting.count(row["recent_stats"]["n"]), True),
-    ("p50 ms", lambda row: formatting.ms(row["recent_stats"]["ttft_ms_p50"]), False),
-    ("p95 ms", lambda row: formatting.ms(row["recent_stats"]["ttft_ms_p95"]), True),
-    ("hit", lambda row: formatting.share(row["recent_stats"]["cached_share"]), False),
-    ("failed", lambda row: formatting.count(row["recent_stats"]["failed"]), True),
+    ("rtt ms", lambda row: formatting.ms(row["rtt_ms"]), 4),
+    ("age", lambda row: formatting.age(row["probe_age_s"]), 0),
+    ("open", lambda row: formatting.count(row["in_flight_requests"]), 2),
+    ("tokens", lambda row: formatting.count(row["in_flight_tokens"]), 0),
+    ("to prefill", lambda row: formatting.count(row["queued_prefill_tokens"]), 8),
+    ("work ms", lambda row: formatting.ms(row["backlog_s"] * 1e3) if row["backlog_s"] else "0", 6),
+    ("running", lambda row: formatting.count(row["running_requests"]), 0),
+    ("queued", lambda row: formatting.count(row["queued_requests"]), 5),
+    ("kv", _kv, 0),
+    ("age", lambda row: formatting.age(row["scrape_age_s"]), 0),
+    ("cached", lambda row: formatting.count(row["index_tokens"]), 0),
+    ("prefill/s", lambda row: formatting.count(row["prefill_tokens_per_s"]), 0),
+    ("n", lambda row: formatting.count(row["recent_stats"]["n"]), 7),
+    ("p50 ms", lambda row: formatting.ms(row["recent_stats"]["ttft_ms_p50"]), 0),
+    ("p95 ms", lambda row: formatting.ms(row["recent_stats"]["ttft_ms_p95"]), 3),
+    ("hit", lambda row: formatting.share(row["recent_stats"]["cached_share"]), 0),
+    ("failed", lambda row: formatting.count(row["recent_stats"]["failed"]), 1),
 )
 
 
-def _fleet(status: Row, *, wide: bool) -> Table:
-    columns = [column for column in FLEET if wide or column[2]]
-    table = _table("region", "replica", "state")
-    for name, _, _ in columns:
-        table.add_column(name, justify="right", no_wrap=True)
-    region = None
-    for row in status["replicas"]:
-        shown = "" if row["region"] == region else row["region"]
-        region = row["region"]
-        cells = [Text(show(row)) for _, show, _ in columns]
-        table.add_row(plain(shown), plain(row["name"]), _state(row), *cells)
+def _fleet(status: Row, *, width: int) -> Table:
+    named = [("region", _regions(status["replicas"])), ("replica", [plain(row["name"]) for row in status["replicas"]])]
+    named.append(("state", [_state(row) for row in status["replicas"]]))
+    if width < WIDE and sum(_width(name, cells) for name, cells in named) > width + 1:
+        del named[0]
+    figures = [(name, [Text(show(row)) for row in status["replicas"]]) for name, show, _ in FLEET]
+    ranks = [rank if rank or width >= WIDE else None for _, _, rank in FLEET]
+    left = width + 1 - sum(_width(name, cells) for name, cells in named)  # no divider behind the last
+    shown = _fitting([_width(name, cells) for name, cells in figures], ranks, left)
+    table = _table(*(name for name, _ in named))
+    for place in shown:
+        table.add_column(figures[place][0], justify="right", no_wrap=True)
+    columns = [*named, *(figures[place] for place in shown)]
+    for cells in zip(*(cells for _, cells in columns), strict=True):
+        table.add_row(*cells)
     return table
 
 
+def _regions(rows: Sequence[Row]) -> list[Text]:
+    """Return the region of each row, named where it begins."""
+    before = [None, *(row["region"] for row in rows)]
+    return [plain("" if row["region"] == last else row["region"]) for row, last in zip(rows, before, strict=False)]
+
+
+def _width(name: str, cells: Sequence[Text]) -> int:
+    """Return the characters of a column, with its padding and the divider behind it."""
+    return max(cell_len(name), *(cell.cell_len for cell in cells), 0) + 2
+
+
+def _fitting(widths: Sequence[int], ranks: Sequence[int | None], left: int) -> list[int]:
+    """Return the places of the columns that fit into `left` characters, those of lower ranks first; `None` is none."""
+    shown: list[int] = []
+    for _, place in sorted((rank, place) for place, rank in enumerate(ranks) if rank is not None):
+        if widths[place] <= left:
+            left -= widths[place]
+            shown.append(place)
+    return sorted(shown)
+
+
 def _engines(status: Row) -> Iterator[Text]:
-    """Yield a line per kind of engine and list of models, for replicas that have both in common."""
-    alike: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    """Yield a line per kind of engine, accelerator and list of models, for replicas that have all in common."""
+    alike: dict[tuple[str, str | None, tuple[str, ...]], list[str]] = {}
     for row in status["replicas"]:
-        alike.setdefault((formatting.engine(row["engine"]), tuple(row["models"])), []).append(row["name"])
-    for (engine, models), names in list(alike.items())[:ENGINES_SHOWN]:
+        key = formatting.engine(row["engine"]), row.get("accelerator"), tuple(row["models"])  # an older proxy has none
+        alike.setdefault(key, []).append(row["name"])
+    for (engine, accelerator, models), names in list(alike.items())[:ENGINES_SHOWN]:
         listed = f"models {_some(models)}" if models else "any model"
-        yield plain(f"{_some(names)}: {engine}, {listed}")
+        yield plain(f"{_some(names)}: {', '.join(filter(None, (engine, accelerator, listed)))}")
 
 
 def _caches(status: Row) -> Iterator[Text]:
@@ -173,6 +200,13 @@ def _peers(status: Row) -> Iterator[Text]:
         yield plain(formatting.store_line(store))
         for row in store["peers"][:NAMES_SHOWN]:
             yield plain(f"  {formatting.peer_line(row)}")
+
+
+def _routes(status: Row) -> Iterator[Text]:
+    """Yield the routes of a policy that learns some."""
+    routes = status.get("routes")  # an older proxy has none
+    if routes is not None:
+        yield Text(formatting.routes_line(routes))
 
 
 def _some(names: Sequence[str]) -> str:
@@ -205,23 +239,42 @@ def _clients(clients: Sequence[Row]) -> Table:
 # -- decisions
 
 
-def _decisions(decisions: Sequence[Row], *, wide: bool) -> Table:
-    """Return a line per candidate: the chosen one with a star, then the others by cost."""
+def _decisions(decisions: Sequence[Row], *, width: int) -> Table:
+    """Return a line per candidate: the chosen one with a star, then the others by cost.
+
+    A narrow terminal has as many terms as fit beside the cost.
+    """
     terms = list(dict.fromkeys(name for one in decisions for row in one["candidates"] for name in row["terms"]))
-    table = _table("request", "candidate")
-    columns = ("cached", "predicted", "observed", "off", "status") if wide else ("predicted", "observed")
-    for name in (*terms, "cost", *columns):
-        table.add_column(plain(name), justify="right", no_wrap=True)
+    wide = width >= WIDE
+    of_request = ("cached", "predicted", "observed", "off", "status") if wide else ("predicted", "observed")
+    rows: list[list[Text]] = []
+    chosen: list[bool] = []
     for decision in decisions:
+        outcome = _outcome(decision)
         for place, row in enumerate(_by_cost(decision)[:CANDIDATES_SHOWN]):
-            numbers = [formatting.term(row["terms"].get(name)) for name in terms]
-            name = plain(f"{'  ' if place else '* '}{row['replica']}")
             request = "" if place else _short(decision["request_id"], decision["attempt"])
-            outcome = _outcome(decision)
-            cells = ["" if place else outcome[column] for column in columns]
-            table.add_row(
-                plain(request), name, *numbers, formatting.term(row["cost"]), *cells, style=None if place else "bold"
+            numbers = [formatting.term(row["terms"].get(name)) for name in terms]
+            cells = ["" if place else outcome[column] for column in of_request]
+            line = (
+                request,
+                f"{'  ' if place else '* '}{row['replica']}",
+                *numbers,
+                formatting.term(row["cost"]),
+                *cells,
             )
+            rows.append([plain(text) for text in line])
+            chosen.append(not place)
+    names = ["request", "candidate", *terms, "cost", *of_request]
+    widths = [_width(name, [line[place] for line in rows]) for place, name in enumerate(names)]
+    # The terms come last: what they add up to is in the cost.
+    ranks = [place if wide or not 2 <= place < 2 + len(terms) else place + len(names) for place in range(len(names))]
+    shown = list(range(len(names))) if wide else _fitting(widths, ranks, width + 1)
+    table = _table(*(names[place] for place in shown if place < 2))
+    for place in shown:
+        if place >= 2:
+            table.add_column(plain(names[place]), justify="right", no_wrap=True)
+    for texts, best in zip(rows, chosen, strict=True):
+        table.add_row(*(texts[place] for place in shown), style="bold" if best else None)
     return table
 
 
@@ -257,7 +310,7 @@ def _short(request_id: str, attempt: int) -> str:
 def _history(status: Row) -> Table:
     table = _table("version", "since, UTC", "policy")
     for name in ("weights", "set by", "reason"):
-        table.add_column(name)
+        table.add_column(name, overflow="fold")
     for change in reversed(status["history"][-VERSIONS_SHOWN:]):
         values = ", ".join(f"{name} {value:g}" for name, value in change["weights"].items())
         by = change["source"] if change["by"] is None else f"{change['by']} ({change['source']})"

@@ -28,6 +28,7 @@ def demo(
     load: options.Load = None,
     time_scale: options.TimeScale = None,
     limit: options.Limit = None,
+    max_input: options.MaxInput = None,
     tune: Annotated[
         bool,
         typer.Option("--tune", help="Run a tuner with a small window beside each proxy; policy gorgo by default."),
@@ -38,10 +39,11 @@ def demo(
     """Replay a trace under several policies in three simulated regions.
 
     Each policy runs in a real proxy before a fresh fleet of simulated engines; a table compares them. The command
-    starts and stops its own processes and writes nothing but --out.
+    starts and stops its own processes and writes nothing but --out. If requests fail, a line per cause says why.
     """
     from gorgo.lab.demo.options import DemoOptions
     from gorgo.lab.demo.run import run_demo, show_demo
+    from gorgo.lab.failures import failure_lines
     from gorgo.lab.results import rows_as_json
     from gorgo.lab.traces import TraceFilters
     from gorgo.policies.registry import make_policy
@@ -49,7 +51,7 @@ def demo(
     wanted = DemoOptions(
         policies=tuple(policy or ()),
         trace=None if trace is None else options.trace_path(trace),
-        filters=TraceFilters(limit=limit),
+        filters=TraceFilters(limit=limit, max_input=max_input),
         time_scale=options.time_scale_of(time_scale, load),
         out=out,
         tune=tune,
@@ -66,4 +68,7 @@ def demo(
         for text in words:
             typer.echo(text)
         show_demo(rows, wide_console(TABLE_WIDTH), out=out)
+    for row in rows:
+        for line in failure_lines(row.failures, row.n):
+            typer.echo(f"gorgo: {row.policy}: {line}", err=True)
     raise typer.Exit(FAILED if any(row.errors for row in rows) else 0)

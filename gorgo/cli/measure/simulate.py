@@ -98,8 +98,9 @@ def simulate(
     """Compare policies on a trace in virtual time.
 
     The Router and the policies are those of the proxy; engines and network are simulated. A seed gives all policies the
-    same jitter. Two more rows are no policies: `oracle` applies the rule of gorgo-ms with full knowledge of the engines
-    and can lose; `floor` runs each request alone and is a lower bound. Requests that fail in the simulation are a
+    same jitter. Three more rows are no policies: `oracle` applies the rule of gorgo-ms with full knowledge of the
+    engines and can lose; `pinned` has each session on one replica, assigned with knowledge of the whole trace; `floor`
+    runs each request alone and is a lower bound. Requests that fail in the simulation are a
     result: the table says why, and the exit code is 0.
     """
     from gorgo.config.load import load_config

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
+from urllib.parse import urlsplit
 
 import typer
 
@@ -17,6 +21,13 @@ if TYPE_CHECKING:
 
 def tune(
     url: options.AdminUrls = options.ADMIN_URLS,
+    every_address: Annotated[
+        bool,
+        typer.Option(
+            "--every-address",
+            help="Each --url stands for all addresses of its name; end, to be started again, when they change.",
+        ),
+    ] = False,
     algorithm: tuning.Algorithm = None,
     mode: Annotated[
         str,
@@ -73,9 +84,10 @@ def tune(
     campaign = campaign_options(
         rare, mode=mode, max_generations=max_generations, budget_s=budget_s, freeze_at_end=freeze
     )
+    urls = tuple(addresses_of(url)) if every_address else tuple(url)
     sidecar: dict[str, Any] = {
-        "url": url[0],
-        "further_urls": tuple(url[1:]),
+        "url": urls[0],
+        "further_urls": urls[1:],
         "token": options.admin_token(),
         "database": database,
         "algorithm": tuning.checked_algorithm(algorithm),
@@ -95,10 +107,69 @@ def tune(
     left_in_order = []
 
     async def program(stop: asyncio.Event) -> None:
-        left_in_order.append(await tune_live(stop, campaign=campaign, **sidecar))
+        changes = Changes(url, urls, stop) if every_address else None
+        async with changes or nullcontext():
+            left_in_order.append(await tune_live(stop, campaign=campaign, **sidecar))
+        if changes is not None and changes.found:
+            left_in_order.clear()
 
     run_until_stopped(program)
     raise typer.Exit(0 if left_in_order == [True] else FAILED)
+
+
+#: Between two look-ups of the names, s: the usual time for which DNS answers may be cached.
+LOOK_UP_S = 30.0
+
+
+def addresses_of(urls: Sequence[str]) -> list[str]:
+    """Return a URL per address of the names in `urls`, in a stable order. Raises a usage error for an unknown name."""
+    found: dict[str, None] = {}
+    for url in urls:
+        parts = urlsplit(url)
+        try:
+            rows = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise typer.BadParameter(f"--url {url}: expected a name with addresses: {error}") from error
+        for host in sorted({str(row[4][0]) for row in rows}):
+            place = f"[{host}]" if ":" in host else host
+            found[parts._replace(netloc=f"{place}:{parts.port or 80}").geturl()] = None
+    return list(found)
+
+
+class Changes:
+    """Sets `stop` when the names in `urls` have other addresses than `before`: a tuner's proxies are fixed."""
+
+    def __init__(self, urls: Sequence[str], before: Sequence[str], stop: asyncio.Event) -> None:
+        self._urls = urls
+        self._before = set(before)
+        self._stop = stop
+        self._task: asyncio.Task[None] | None = None
+        self.found = False
+
+    async def __aenter__(self) -> Self:
+        import asyncio
+
+        self._task = asyncio.create_task(self._follow())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._task is not None, "entered"
+        self._task.cancel()
+
+    async def _follow(self) -> None:
+        import asyncio
+
+        while True:
+            await asyncio.sleep(LOOK_UP_S)
+            try:
+                now = await asyncio.to_thread(addresses_of, self._urls)
+            except typer.BadParameter:
+                continue  # a name server that does not answer changes no pods
+            if set(now) != self._before:
+                typer.echo(f"gorgo: the addresses of {', '.join(self._urls)} have changed", err=True)
+                self.found = True
+                self._stop.set()
+                return
 
 
 def _host_and_port(bind: str) -> tuple[str, int]:

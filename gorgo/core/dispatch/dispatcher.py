@@ -321,6 +321,9 @@ class Dispatcher:
             state, evaluation, cached_tokens, self._estimate_ttft(state, replica, network, now), now
         )
         attempt = self._reserve(state, replica, decision, network, now)
+        if self._feeds.reported:
+            reported = evaluation.reported
+            self._feeds.record_decision(replica.slot, 0 if reported is None else reported.sources.item(replica.slot))
         if evaluation.reported is not None:
             found_blocks = int(evaluation.reported.blocks[replica.slot])
             expires_s = now + max(SPECULATED_S, decision.estimate.expected_s + SPECULATED_AFTER_S)
@@ -410,6 +413,9 @@ class Dispatcher:
             self._learning.model_version,
             evaluation.cache_source,
             eligible.sampled_from,
+            choice.estimates,
+            state.request.slo_ttft_s,
+            state.request.slo_tpot_s,
         )
         self._decisions.append(decision)
         return decision

@@ -5,9 +5,14 @@ Owns the times at which requests are late and the rules of a hedge (`Hedger`), a
 
 Theory of operation. A request is late when its first token is later than predicted by `delay_s` or by the prediction,
 whichever is more. It is superseded on its replica when a request dispatched there after it has its first token, while
-its own was due as well: the delay is then its own, on the path or in the engine. Both are evaluated once, after a
+its own was due as well: the delay is then its own, on the path or in the engine. The latter is evaluated after a
 moment's grace for tokens of one step, which come in any order. A hedge goes only to a replica with capacity, so that an
-overloaded fleet gets no more work. After the first token there is no hedge, and a request has one hedge at most.
+overloaded fleet gets no more work. While there is none, no budget or no other replica, the request is evaluated again.
+After the first token there is no hedge, and a request has one hedge at most.
+
+When probes eject a replica, it has most likely hung, and what it has not begun to answer is sent elsewhere: also
+answers in one piece, and without a budget, since it had so many requests and gets no more. If it answers after all
+before the other does, that is the answer.
 
 Times are in a heap; entries of attempts with a first token are skipped.
 """
@@ -15,6 +20,7 @@ Times are in a heap; entries of attempts with a first token are skipped.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 from math import floor
 
@@ -103,8 +109,8 @@ class RatioBudget:
         return self._newest
 
 
-#: Pause before a hedge for which no replica has capacity is evaluated again, s.
-_AGAIN_S = 0.25
+#: Pause before a hedge for which no replica has capacity is evaluated again, s; and one without a budget or a replica.
+_AGAIN_S, _LATER_S = 0.25, 1.0
 
 
 class Hedger:
@@ -138,7 +144,7 @@ class Hedger:
         self._limits, self._max_attempts = limits, max_attempts
         self.on = limits.budget_ratio > 0.0
         self._dispatcher.on_reserved = self.watch if self.on else None
-        self._budget = RatioBudget(share=limits.budget_ratio, minimum=0, window_s=limits.window_s)
+        self._budget = RatioBudget(share=limits.budget_ratio, minimum=limits.budget_minimum, window_s=limits.window_s)
 
     def record_request(self, *, now: float) -> None:
         """Add a request to the budget."""
@@ -154,9 +160,16 @@ class Hedger:
         """Record that a request dispatched to the same replica after `attempts` has its first token."""
         for other in attempts:
             predicted_s = _predicted_s(other)
-            if predicted_s is not None and self._has_budget(other):
+            if predicted_s is not None and self._may_hedge(other):
                 due_s = max(now, other.dispatched_s + predicted_s) + self._limits.grace_s
                 self._evaluate(due_s, other)
+
+    def on_ejected(self, attempts: Iterable[Attempt], *, now: float) -> None:
+        """Send elsewhere what a replica has not begun to answer that does not answer probes."""
+        for attempt in attempts if self.on else ():
+            attempt.stranded = True
+            if self._may_hedge(attempt):
+                self._evaluate(now, attempt)
 
     def next_timer_s(self) -> float | None:
         """Return when to call `due_hedges`."""
@@ -174,14 +187,15 @@ class Hedger:
         hedges: list[Hedge] = []
         while (due_s := self.next_timer_s()) is not None and due_s <= now:
             attempt = heappop(self._times)[2]
-            hedge = self._hedge(attempt, now) if self._has_budget(attempt) else None
+            hedge = self._hedge(attempt, now) if self._may_hedge(attempt) else None
             if hedge is not None:
                 hedges.append(hedge)
         return hedges
 
     # -- helpers
 
-    def _has_budget(self, attempt: Attempt) -> bool:
+    def _may_hedge(self, attempt: Attempt) -> bool:
+        """Return whether the request may have a second attempt, a budget aside."""
         state = attempt.state
         request = state.request
         return (
@@ -191,23 +205,28 @@ class Hedger:
             and state.attempts < self._max_attempts
             and len(state.open_attempts) == 1
             and state.open_attempts[0] is attempt
-            and request.streamed
+            and (request.streamed or attempt.stranded)
             and request.idempotent
             and request.pinned_replica is None
         )
 
     def _hedge(self, attempt: Attempt, now: float) -> Hedge | None:
         state = attempt.state
-        if not self._budget.available(now=now):
+        if not self.on:
+            return None
+        if not attempt.stranded and not self._budget.available(now=now):
+            self._evaluate(now + _LATER_S, attempt)
             return None
         untried = self._filter.eligible(state.request, now).excluding(state.tried_replicas)
         if not untried.replicas:
+            self._evaluate(now + _LATER_S, attempt)
             return None
         evaluation = self._dispatcher.evaluate(state.request, untried, now=now)
         if not self._saturation.has_capacity(evaluation.replica, now=now):
             self._evaluate(now + _AGAIN_S, attempt)
             return None
-        self._budget.try_spend(now=now)
+        if not attempt.stranded:
+            self._budget.try_spend(now=now)
         state.hedged = True
         dispatch = self._dispatcher.dispatch(state, evaluation, now=now)
         return Hedge(state.request.request_id, dispatch)
@@ -216,7 +235,7 @@ class Hedger:
         self._number += 1
         heappush(self._times, (due_s, self._number, attempt))
         if self._number % 4096 == 0:  # entries of ended attempts would pile up
-            self._times = [entry for entry in self._times if self._has_budget(entry[2])]
+            self._times = [entry for entry in self._times if self._may_hedge(entry[2])]
             heapify(self._times)
 
 

@@ -8,7 +8,7 @@ replica when the attempt ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import field
 from math import fsum, inf, nan
 from operator import itemgetter
@@ -29,6 +29,10 @@ from gorgo.core.prefix.kv_speculation import Speculation
 from gorgo.core.prefix.residency import NO_PREFIX, ConfirmedPrefix
 from gorgo.core.record import mutable_record, record
 from gorgo.core.training.outcomes import OutcomeRing
+
+#: Beyond what is expected, and beyond twice that, a first token is overdue after so long, s: longer than a burst of
+#: others' prefills; and an answer in one piece, whose length is unknown.
+OVERDUE_AFTER_S, WHOLE_OVERDUE_AFTER_S = 5.0, 30.0
 
 # What replicas prefill and decode, counted for policies that learn; other policies do not pay for it.
 #
@@ -126,6 +130,10 @@ class RequestState:
     refused: list[tuple[Attempt, int | None]] = field(default_factory=list)
     #: Attempts that failed as the request might make every replica fail, with the status or the word of the failure.
     failed: list[tuple[Attempt, int | str]] = field(default_factory=list)
+    #: The replica whose context it was longer than, by the engine's own word.
+    over_context_of: Replica | None = None
+    #: Why its attempts failed, in words, with the name of each replica.
+    causes: list[str] = field(default_factory=list)
     #: Attempts that have not ended, first one first.
     open_attempts: list[Attempt] = field(default_factory=list)
     #: A second attempt was dispatched before the first had a first token.
@@ -137,6 +145,10 @@ class RequestState:
     #: Its client's quota of requests in flight is released, before the outcome is known.
     released: bool = False
     first_dispatched_s: float | None = None
+    #: How often its answer was continued, the tokens that its client had by then, and when it had the first.
+    continuations: int = 0
+    partial_tokens: int = 0
+    first_token_s: float | None = None
 
 
 @mutable_record
@@ -176,10 +188,21 @@ class Attempt:
     moved: bool = False
     #: A short answer should be withheld: the last ones of its replica were short too.
     withhold: bool = False
+    #: Its replica was ejected by probes before it began to answer.
+    stranded: bool = False
     #: Whether peers were told that its prompt is on its way.
     prefix_reported: bool = False
     #: Called with the time of its completion, where its policy learns from answers.
     learn: Callable[[float], None] | None = None
+
+    def overdue_s(self, *, now: float) -> float:
+        """Return how much longer it has had no answer than it should, s; 0 while that may still be."""
+        if self.first_token_s is not None:
+            return 0.0
+        expected_s = self.decision.estimate.expected_s
+        patience_s = OVERDUE_AFTER_S if self.state.request.streamed else WHOLE_OVERDUE_AFTER_S
+        late_s = now - self.dispatched_s - expected_s
+        return late_s if late_s > max(patience_s, expected_s) else 0.0
 
     @property
     def uncached_tokens(self) -> int:
@@ -225,6 +248,20 @@ class InFlightTable:
         """Return the open attempts, first one first."""
         return self._open.values()
 
+    def unanswered(self, replicas: Container[Replica]) -> list[Attempt]:
+        """Return the open attempts on some replicas that have no first token, first one first."""
+        return [each for each in self._open.values() if each.first_token_s is None and each.replica in replicas]
+
+    def overdue(self, *, now: float) -> dict[Replica, list[tuple[float, Attempt]]]:
+        """Return by replica the attempts that are overdue, and by how much, s; the longest first."""
+        found: dict[Replica, list[tuple[float, Attempt]]] = {}
+        for attempt in self._open.values():
+            if overdue_s := attempt.overdue_s(now=now):
+                found.setdefault(attempt.replica, []).append((overdue_s, attempt))
+        for overdue in found.values():
+            overdue.sort(key=itemgetter(0), reverse=True)
+        return found
+
     def count_progress(self, on: bool) -> None:
         """Count what replicas prefill and decode, open attempts included, or no longer."""
         replicas = self._fleet.replicas.values()
@@ -256,7 +293,7 @@ class InFlightTable:
             self._progress.on_dispatched(replica, attempt.uncached_tokens)
         if request.slo_tpot_s is not None:
             replica.add_tpot_objective(request.slo_tpot_s)
-        prefill_s = attempt.prior_s * replica.prefill_queue.speed.factor
+        prefill_s = replica.prefill_queue.engine_time_s(attempt.prior_s)
         self._fleet.add_prefill(replica, prefill_s, now=attempt.dispatched_s)
         if self.started_prefills is not None:
             name = replica.spec.name
@@ -559,18 +596,35 @@ def deadline_exceeded(request: RouteRequest, retry_after_s: float) -> Reject:
     return Reject(request.request_id, 429, "deadline_unreachable", message, retry_after_s)
 
 
+#: Failed attempts that an error names: the last ones; busy replicas may be as many as the fleet has.
+CAUSES_SHOWN = 3
+
+
+def cause_of(outcome: Outcome, spent_s: float) -> str:
+    """Return a failure in words: what happened, after how long, and the engine's own text if there is one.
+
+    >>> cause_of(Outcome(AttemptResult.FAILED_BEFORE_CONTENT, status=500, text="CUDA out of memory"), 0.25)
+    'status 500 after 0.25 s: CUDA out of memory'
+    """
+    by_status = outcome.status is not None and outcome.status >= 400
+    what = f"status {outcome.status}" if by_status else (outcome.error or outcome.result.value).replace("_", " ")
+    text = "" if outcome.text is None else f": {outcome.text}"
+    return f"{what} after {spent_s:.2g} s{text}" if spent_s < 100 else f"{what} after {spent_s:.0f} s{text}"
+
+
 def upstream_error(state: RequestState, outcome: Outcome, retry_after_s: float = RETRY_AFTER_S) -> Reject:
     """Return the reject for the last failure."""
     request_id = state.request.request_id
     tried = f"tried {len(state.tried_replicas)} replica{'s' if len(state.tried_replicas) > 1 else ''}"
+    why = "".join(f"{'; ' if place else ': '}{cause}" for place, cause in enumerate(state.causes[-CAUSES_SHOWN:]))
     if outcome.result is AttemptResult.BUSY:
         status = 429 if outcome.status == 429 else 503
-        return Reject(request_id, status, "replicas_busy", f"every replica is busy ({tried})", retry_after_s)
+        return Reject(request_id, status, "replicas_busy", f"every replica is busy ({tried}){why}", retry_after_s)
     if outcome.result is AttemptResult.DEADLINE_EXCEEDED:
         return Reject(request_id, 504, "total_timeout", f"the request took longer than its total timeout ({tried})")
     if outcome.status == 504 or "timeout" in (outcome.error or ""):
-        return Reject(request_id, 504, "upstream_timeout", f"no replica answered in time ({tried})")
-    return Reject(request_id, 502, "upstream_failed", f"no replica could answer ({tried})")
+        return Reject(request_id, 504, "upstream_timeout", f"no replica answered in time ({tried}){why}")
+    return Reject(request_id, 502, "upstream_failed", f"no replica could answer ({tried}){why}")
 
 
 def status_of(outcome: Outcome) -> int:
@@ -589,8 +643,15 @@ def status_of(outcome: Outcome) -> int:
 def to_sample(attempt: Attempt, outcome: Outcome, status: int, *, seq: int, now: float) -> Sample:
     """Return the sample of a request by its last attempt."""
     request, spec = attempt.state.request, attempt.replica.spec
-    decision, first_s = attempt.decision, attempt.first_token_s
+    state, decision, first_s = attempt.state, attempt.decision, attempt.first_token_s
     shadow = decision.shadow
+    prompt_tokens = request.prompt_tokens if outcome.prompt_tokens is None else outcome.prompt_tokens
+    output_tokens = outcome.output_tokens
+    if state.continuations:
+        # Of the whole answer: the last part's prompt ends with those before it.
+        first_s = state.first_token_s
+        prompt_tokens -= state.partial_tokens
+        output_tokens = None if output_tokens is None else output_tokens + state.partial_tokens
     ttft_s = None if first_s is None else first_s - request.received_s
     # By position: more than fifteen keywords go through a dict, which takes 2 us: 2 % of a request in the Router.
     # A test compares the order with the fields.
@@ -602,18 +663,18 @@ def to_sample(attempt: Attempt, outcome: Outcome, status: int, *, seq: int, now:
         spec.region,
         decision.policy,
         decision.weights_version,
-        request.prompt_tokens if outcome.prompt_tokens is None else outcome.prompt_tokens,  # input_tokens
+        prompt_tokens,  # input_tokens
         outcome.cached_tokens,
         decision.estimated_cached_tokens,
-        outcome.output_tokens,
+        output_tokens,
         _ms(None if attempt.rtt_s != attempt.rtt_s else attempt.rtt_s),  # rtt_ms
         _ms(decision.predicted_ttft_s),  # predicted_ttft_ms
         _ms(ttft_s),  # ttft_ms
         now - request.received_s,  # e2e_s
         _ms(outcome.itl_s_p95),  # itl_ms_p95
         status,
-        attempt.state.attempts - 1 - attempt.state.hedged,  # retries
-        attempt.state.hedged,
+        state.attempts - 1 - state.hedged - state.continuations,  # retries
+        state.hedged,
         {name: column.item(decision.row) for name, column in decision.terms.items()},  # terms
         None if shadow is None else shadow.policy,  # shadow_policy
         None if shadow is None else shadow.rank,  # shadow_rank
@@ -623,6 +684,7 @@ def to_sample(attempt: Attempt, outcome: Outcome, status: int, *, seq: int, now:
         None if ttft_s is None else decision.estimate.attribute(ttft_s).as_ms(),  # ttft_parts_ms
         request.client,
         decision.model,
+        state.continuations,  # continued
     )
 
 

@@ -12,11 +12,13 @@ attempts are open, a result without an answer leaves the request to the other. R
 free where no replica worked in vain: no connection was made, or it broke while other replicas are healthy, as when a
 replica dies. Where no replica is healthy, a broken connection costs like any failure, and `poison` ends the retries of
 a prompt that replicas go down under. An engine that is busy refuses at once: the request goes to one that is not, as
-often as there is one, free of charge. See `Refusals` for a 4xx.
+often as there is one, free of charge. See `Refusals` for a 4xx. A request of which an engine stores something is tried
+again only where no engine can have begun it: a second answer would be stored too, and billed.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import nan
 
 from gorgo.core.dispatch.dispatcher import Dispatcher
@@ -26,6 +28,7 @@ from gorgo.core.dispatch.in_flight import (
     Attempt,
     PoisonPrompts,
     RequestState,
+    cause_of,
     no_replica,
     poison_prompt,
     status_of,
@@ -37,7 +40,7 @@ from gorgo.core.fleet.eligibility import CandidateSet
 from gorgo.core.fleet.replica import SUSPECT_AFTER, HealthState, Replica
 from gorgo.core.fleet.request_filter import RequestFilter
 from gorgo.core.limits import ClientQuotas, RouterLimits
-from gorgo.core.messages.actions import Action, Cancel, Dispatch, Forward, Reject, RetryAction
+from gorgo.core.messages.actions import Action, Cancel, Continue, Dispatch, Forward, Reject, RetryAction
 from gorgo.core.messages.request import COMPLETED, REFUSALS, AttemptResult, Outcome, SampleRing
 from gorgo.core.training.features import prefix_group
 from gorgo.core.training.learning import OutcomeRecorder, RecordedOutcome
@@ -55,6 +58,9 @@ from gorgo.core.training.outcomes import OutcomeRow
 # A 5xx or a timeout before any content is judged at the end of its request: it is the replica's failure, unless
 # several replicas failed the request alike. Then it is the request that is at fault, and no replica is to blame. Until
 # that end `request_filter.OpenFailures` has the failure. A 501 is a refusal.
+#
+# A 4xx that names the context length says that the request is too long for this replica. It is tried once on a replica
+# with a longer context, if there is one, and no replica is to blame.
 #
 # Any other 4xx is the client's fault until a replica has answered with nothing else `SUSPECT_AFTER` times in a row.
 # Answers of one token or none are judged alike: after so many in a row they are withheld, and tried elsewhere. A
@@ -98,6 +104,12 @@ class Refusals:
     def on_result(self, attempt: Attempt, outcome: Outcome, *, now: float) -> bool:
         """Record the end of an attempt. Return whether it is doubtful: another replica may answer the request."""
         replica = attempt.replica
+        if outcome.over_context:
+            # It says nothing of the replica but its context. A longer one is tried once.
+            if attempt.state.over_context_of is not None or not outcome.unsent:
+                return False
+            attempt.state.over_context_of = replica
+            return True
         if outcome.short:
             if replica.short_answers <= 0:
                 replica.short_answers_s = now
@@ -116,7 +128,10 @@ class Refusals:
             return False
         if not (doubtful and outcome.unsent):
             return False
-        attempt.state.refused.append((attempt, None if outcome.short else outcome.status))
+        status = None if outcome.short else outcome.status
+        attempt.state.refused.append((attempt, status))
+        if status is not None:
+            self._open_failures.add(replica)
         return True
 
     def may_retry(self, attempt: Attempt, *, now: float) -> bool:
@@ -145,13 +160,20 @@ class Refusals:
                 state.refused = self._blame(state, now, short=True)
         elif state.refused:
             _trust(attempt, *(refused for refused, _ in state.refused))
-            state.refused = []
+            self.on_closed(state)
 
     def on_forward(self, state: RequestState) -> None:
         """Trust replicas that all answered a request as shortly."""
         short = [entry[0] for entry in state.refused if entry[1] is None]
         if len(short) > 1:
             _trust(*short)
+
+    def on_closed(self, state: RequestState) -> None:
+        """Await no other replica's answer to a request any longer."""
+        for refused, status in state.refused:
+            if status is not None:
+                self._open_failures.remove(refused.replica)
+        state.refused = []
 
     def on_failure(self, attempt: Attempt, outcome: Outcome) -> bool:
         """Leave a failure to the end of its request. Return False for one that no request can cause by itself."""
@@ -188,6 +210,7 @@ class Refusals:
             replica = refused.replica
             replica.failures += 1
             if status is not None:
+                self._open_failures.remove(replica)
                 replica.refusal = status
                 if not self._kinds.on_proven(replica, state.request, status, now=now):
                     continue
@@ -222,26 +245,29 @@ def record_outcome(recorder: OutcomeRecorder | None, attempt: Attempt, outcome: 
 def to_row(attempt: Attempt, outcome: Outcome, *, now: float) -> OutcomeRow | None:
     """Return the row of an attempt that ends at `now`.
 
-    `None` for an answer in one piece, for an answer without content and for a request that the engine refuses as
-    wrong: their ends are no bound of a time to first token. Any other end without a first token is censored.
+    `None` for a stream without content and for a request that the engine refuses as wrong: their ends are no bound of a
+    time to first token. An answer in one piece has the time to its end instead. Any other end without a first token is
+    censored.
     """
     request, first_s = attempt.state.request, attempt.first_token_s
-    if not request.streamed:
-        return None
-    if first_s is None and outcome.result in (COMPLETED, AttemptResult.UPSTREAM_4XX):
+    whole = not request.streamed and outcome.result is COMPLETED
+    if first_s is None and not whole and outcome.result in (COMPLETED, AttemptResult.UPSTREAM_4XX):
         return None
     e2e_s = now - attempt.dispatched_s
+    if not request.streamed:
+        first_s = None  # none is visible, whatever a gateway reports
     return OutcomeRow(
         attempt.dispatched_s,
         e2e_s if first_s is None else first_s - attempt.dispatched_s,
         e2e_s,
         float(request.prompt_tokens if outcome.prompt_tokens is None else outcome.prompt_tokens),
         slot=attempt.replica.slot,
-        censored=first_s is None,
-        tpot_s=_tpot_s(attempt, outcome, now),
+        censored=first_s is None and not whole,
+        tpot_s=nan if not request.streamed else _tpot_s(attempt, outcome, now),
         output_tokens=_known(outcome.output_tokens),
         cached_tokens=_known(outcome.cached_tokens),
         group=prefix_group(request),
+        unstreamed=not request.streamed,
     )
 
 
@@ -257,6 +283,8 @@ def _known(value: int | None) -> float:
     return nan if value is None else float(value)
 
 
+#: Attempts of one request in all, continued parts of its answer included.
+_MOST_PARTS = 16
 #: Errors of an outcome: the connection was never made, or it ended before an answer.
 _REFUSED = "connect_failed"
 _NEVER_SENT = frozenset({_REFUSED, "connect_timeout", "connections_exhausted"})
@@ -304,6 +332,7 @@ class RequestLifecycle:
 
     def set_limits(self, limits: RouterLimits) -> None:
         self._max_attempts = limits.max_attempts
+        self._max_continuations = limits.continuations
         self._slo_e2e_s = limits.overload.slo_e2e_s
         self._refusals.set_limits(limits)
         self._retries = RatioBudget(
@@ -344,6 +373,10 @@ class RequestLifecycle:
         unanswered = outcome.status is None and result is AttemptResult.DEADLINE_EXCEEDED
         if state.closed or (state.open_attempts and (unanswered or refused or not result.final)):
             return None, []
+        if outcome.continue_on and not state.open_attempts:
+            continued = self._continue(attempt, outcome, now)
+            if continued is not None:
+                return continued, []
         if outcome.sent or not (unanswered or refused or result.retryable):
             self._close(attempt, outcome, status_of(outcome), now)
             return Forward(state.request.request_id) if outcome.unsent else None, _stop_others(attempt)
@@ -387,11 +420,24 @@ class RequestLifecycle:
             write_outcome(attempt, outcome, now=now)
         if attempt.recorded is not None:
             record_outcome(self._dispatcher.recorder, attempt, outcome, now=now)
+        if outcome.short or outcome.result is not COMPLETED:
+            self._note_failure(attempt, outcome, now)
         refused = self._refusals.on_result(attempt, outcome, now=now)
         if attempt.learn is not None and outcome.result is COMPLETED and not refused:
             attempt.learn(now)
         self._update_health(attempt, outcome, now, refused=refused)
         return refused
+
+    def _note_failure(self, attempt: Attempt, outcome: Outcome, now: float) -> None:
+        """Keep what may eject its replica, in words, before it does."""
+        result, replica, spent_s = outcome.result, attempt.replica, now - attempt.dispatched_s
+        if result is COMPLETED:
+            replica.last_failure = f"an answer of one token or none after {spent_s:.2g} s"
+            return
+        refused = result is AttemptResult.UPSTREAM_4XX and outcome.status in REFUSALS
+        if refused or result is AttemptResult.BUSY or result.failed:
+            replica.last_failure = cause = cause_of(outcome, spent_s)
+            attempt.state.causes.append(f"{replica.spec.name}: {cause}")
 
     def _update_health(self, attempt: Attempt, outcome: Outcome, now: float, *, refused: bool) -> None:
         """Update the replica's concurrency limit and health, and the prefix index."""
@@ -441,7 +487,9 @@ class RequestLifecycle:
         state = attempt.state
         if outcome.error == _FAILED and self._poison.stops(state.request, attempt.replica, now=now):
             return poison_prompt(state.request, self._poison.known(state.request, now=now))
-        left = self._filter.untried(state.request, state.tried_replicas, now)
+        if not (state.request.idempotent or _is_unbegun(outcome)):
+            return upstream_error(state, outcome)
+        left = self._untried(state, now)
         if _is_engine_busy(outcome) and any(self._busy.is_open(replica, now=now) for replica in left.replicas):
             return self._dispatch(state, left, now)
         may = state.attempts < self._max_attempts and left.replicas
@@ -452,15 +500,50 @@ class RequestLifecycle:
             return no_replica(state.request, RETRY_AFTER_S)
         return upstream_error(state, outcome, self._open_in_s(state, now))
 
+    def _continue(self, attempt: Attempt, outcome: Outcome, now: float) -> Continue | None:
+        """Return the dispatch of the rest of an answer that broke off; `None` if it ends here.
+
+        It is no retry: the replica has worked, and its client waits in the middle of a sentence. So it takes nothing
+        out of the budget, and is bounded by `continuations`.
+        """
+        state = attempt.state
+        if state.continuations >= self._max_continuations or state.attempts >= _MOST_PARTS:
+            return None
+        if outcome.error == _FAILED and self._poison.stops(state.request, attempt.replica, now=now):
+            return None
+        if self._quotas.is_spent(state.request.client, now=now):
+            return None
+        allowed = state.request.replicas
+        request = replace(
+            state.request,
+            prompt_tokens=state.request.prompt_tokens + outcome.partial_tokens - state.partial_tokens,
+            # The estimate of tokens by bytes is the prompt's.
+            text_bytes=None,
+            replicas=outcome.continue_on if allowed is None else outcome.continue_on & allowed,
+        )
+        left = self._filter.untried(request, state.tried_replicas, now)
+        if not left.replicas:
+            return None
+        if state.first_token_s is None:
+            state.first_token_s = attempt.first_token_s
+        state.request, state.partial_tokens = request, outcome.partial_tokens
+        state.continuations += 1
+        return Continue(request.request_id, self._dispatch(state, left, now))
+
     def _retry_refused(self, attempt: Attempt, now: float) -> Dispatch | Forward:
         """Return the Dispatch to another replica, as long as there is one and budget, or the refusal for the client."""
         state = attempt.state
-        left = self._filter.untried(state.request, state.tried_replicas, now)
+        left = self._untried(state, now)
         is_open = any(self._busy.is_open(replica, now=now) for replica in left.replicas)
         if is_open and self._refusals.may_retry(attempt, now=now):
             return self._dispatch(state, left, now)
         self._refusals.on_forward(state)
         return Forward(state.request.request_id)
+
+    def _untried(self, state: RequestState, now: float) -> CandidateSet:
+        left = self._filter.untried(state.request, state.tried_replicas, now)
+        over = state.over_context_of
+        return left if over is None else self._filter.longer(left, state.request, over)
 
     def _dispatch(self, state: RequestState, left: CandidateSet, now: float) -> Dispatch:
         return self._dispatcher.dispatch(state, self._dispatcher.evaluate(state.request, left, now=now), now=now)
@@ -474,14 +557,16 @@ class RequestLifecycle:
     def _close(self, attempt: Attempt, outcome: Outcome, status: int, now: float) -> None:
         state = attempt.state
         state.closed = True
+        self._refusals.on_closed(state)
         if state.failed:
             refused = outcome.result is AttemptResult.UPSTREAM_4XX
             self._refusals.judge_failures(state, now=now, answered=False, refused=refused)
         if attempt.state.has_quota:
             request = attempt.state.request
-            used = outcome.used_tokens(request.prompt_tokens, has_content=attempt.first_token_s is not None)
+            has_content = attempt.first_token_s is not None or state.first_token_s is not None
+            used = outcome.used_tokens(request.prompt_tokens, has_content=has_content)
             charge = self._quotas.charge if attempt.state.released else self._quotas.release
-            charge(request.client, tokens=request.prompt_tokens, used=sum(used))
+            charge(request.client, tokens=request.prompt_tokens - state.partial_tokens, used=sum(used))
         if self._samples.capacity:
             self._samples.append(to_sample(attempt, outcome, status, seq=self._samples.next_seq, now=now))
 
@@ -504,6 +589,11 @@ def _learn_gap(attempt: Attempt, outcome: Outcome, now: float) -> None:
 def _is_engine_busy(outcome: Outcome) -> bool:
     """Return whether the engine is busy, and not this proxy without a free connection."""
     return outcome.result is AttemptResult.BUSY and outcome.status in (429, 503)
+
+
+def _is_unbegun(outcome: Outcome) -> bool:
+    """Return whether no engine can have begun the request, and so stored nothing of it."""
+    return outcome.error in _NEVER_SENT or outcome.result is AttemptResult.BUSY
 
 
 def _is_free_retry(outcome: Outcome, left: CandidateSet) -> bool:

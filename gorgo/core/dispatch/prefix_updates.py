@@ -82,6 +82,7 @@ class CacheAccuracy:
             phantom_tokens=sums.phantom_tokens,
             missed_tokens=sums.missed_tokens,
             events=feeds.event_stats(slot),
+            decisions=feeds.decisions(slot),
         )
 
 

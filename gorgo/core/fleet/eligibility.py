@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,6 +106,7 @@ class EligibilityFilter:
         "_unavailable",
         "models_changes",
         "panic_threshold",
+        "shortest_context",
     )
 
     def __init__(self, replicas: Mapping[str, Replica], columns: Columns, *, panic_threshold: float) -> None:
@@ -119,6 +121,8 @@ class EligibilityFilter:
         #: Models that some replica serves by name, and whether some replica takes any other name.
         self._listed: frozenset[str] = frozenset()
         self._any_model = False
+        #: Of all replicas and models with a known one, tokens: no request that fits has to be filtered by it.
+        self.shortest_context = inf
         #: Counts changes of models and of the fleet.
         self.models_changes = 0
 
@@ -129,7 +133,9 @@ class EligibilityFilter:
         self.models_changes += 1
         replicas = self._replicas.values()
         self._listed = frozenset(model for replica in replicas for model in replica.models)
-        self._any_model = not all(replica.spec.models for replica in replicas)
+        self._any_model = any(self._takes_any(replica) for replica in replicas)
+        contexts = [tokens for replica in replicas for tokens in replica.contexts.values()]
+        self.shortest_context = min(contexts, default=inf)
         self._bases.clear()
         self._unavailable = {replica: None for replica in replicas if not _is_available(replica)}
         return self.invalidate()
@@ -233,7 +239,7 @@ class EligibilityFilter:
         if not draining and not ejected and panic == base.panic:
             return base
         excluded = {replica.spec.name: "draining" for replica in draining}
-        excluded |= {replica.spec.name: "ejected" for replica in ejected}
+        excluded |= {replica.spec.name: _why_ejected(replica) for replica in ejected}
         return base.without([*draining, *ejected], excluded, panic=panic)
 
     def _base(self, model: str | None, regions: frozenset[str] | None, subset: frozenset[str] | None) -> CandidateSet:
@@ -273,11 +279,24 @@ class EligibilityFilter:
     def _serves(self, replica: Replica, model: str | None) -> bool:
         """Return whether a replica serves `model`.
 
-        A name that no replica lists goes to those without configured models: only the engine knows it.
+        A name that no replica lists goes to those that take any: only the engine knows it.
         """
         if model is None or model in replica.spec.models or model in replica.listed_models:
             return True
-        return not replica.spec.models and not (replica.listed_models and model in self._listed)
+        return self._takes_any(replica) and not (replica.listed_models and model in self._listed)
+
+    def _takes_any(self, replica: Replica) -> bool:
+        """Return whether a replica is sent names that no replica lists: its models are neither configured nor listed.
+
+        Where one model alone is served, its replicas take any name: clients send all kinds, and engines answer them.
+        Once there are two, a name that is not known is wrong, and the answer would be that of any model.
+        """
+        return not replica.spec.models and not (replica.listed_models and len(self._listed) > 1)
+
+
+def _why_ejected(replica: Replica) -> str:
+    why = replica.last_failure
+    return "ejected" if why is None else f"ejected: {why}"
 
 
 def _is_available(replica: Replica) -> bool:

@@ -14,11 +14,12 @@ slot is used again. Events write single cells; nothing is rebuilt for a request.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from functools import partial
 from heapq import heapify, heappop, heappush
 from math import inf, nan
+from types import MappingProxyType
 from typing import Protocol
 
 from gorgo.core.fleet.eligibility import EligibilityFilter
@@ -113,13 +114,15 @@ def is_stale(observed_s: float | None, *, now: float, after_s: float) -> bool:
     return observed_s is not None and now >= observed_s + after_s
 
 
+#: Of probes so soon after the first answered one the shortest counts, s: they come a second apart.
+FIRST_PROBES_S = 5.0
 #: Events retained for a shell that takes none, as the simulation.
 MAX_EVENTS = 1000
 #: Reported by the engine's metrics; unknown again when stale.
 _SCRAPED = ("running_requests", "queued_requests", "used_tokens")
 
 
-class ReadmissionObserver(Protocol):
+class HealthObserver(Protocol):
     def __call__(self, replica: Replica, *, now: float) -> None: ...
 
 
@@ -158,10 +161,13 @@ class Fleet:
     eligibility: EligibilityFilter = field(init=False)
     #: Changes that the shell has not taken yet.
     events: deque[FleetEvent] = field(default_factory=lambda: deque(maxlen=MAX_EVENTS))
+    #: Replicas that were probed and have never answered: how far they are is unknown.
+    unprobed: dict[Replica, None] = field(default_factory=dict)
     #: Load that other routers report; `None` without peers.
     peers: PeerLoads | None = None
-    #: Called with a replica that outlier detection readmits.
-    on_readmitted: ReadmissionObserver | None = None
+    #: Called with a replica that outlier detection readmits, and with one that it ejects.
+    on_readmitted: HealthObserver | None = None
+    on_ejected: HealthObserver | None = None
     _free: list[int] = field(default_factory=list)
     #: When a value of a replica goes stale or its back-off ends.
     _timers: FleetTimers = field(default_factory=FleetTimers)
@@ -209,10 +215,12 @@ class Fleet:
         self.eligibility.invalidate()
         self._set_timers()
 
-    def list_models(self, replica: Replica, models: tuple[str, ...]) -> None:
-        """Record the models that an engine lists."""
-        if models != replica.listed_models:
-            replica.listed_models = models
+    def list_models(
+        self, replica: Replica, models: tuple[str, ...], contexts: Mapping[str, int] = MappingProxyType({})
+    ) -> None:
+        """Record the models that an engine lists, and their contexts where it says them, tokens."""
+        if models != replica.listed_models or contexts != replica.contexts:
+            replica.listed_models, replica.contexts = models, contexts
             if self.eligibility.on_models_change():
                 self._set_timers()
 
@@ -225,9 +233,21 @@ class Fleet:
         if state is replica.reported_state or replica.slot < 0:
             return
         replica.reported_state = state
-        self.events.append(HealthChanged(replica.spec.name, state.value))
+        self.events.append(self._health_event(replica))
+        if state is HealthState.HEALTHY:
+            replica.last_failure = None
         if state is HealthState.HEALTHY and self.on_readmitted is not None:
             self.on_readmitted(replica, now=replica.health.changed_s)
+        if state is HealthState.EJECTED and self.on_ejected is not None:
+            self.on_ejected(replica, now=replica.health.changed_s)
+
+    @staticmethod
+    def _health_event(replica: Replica) -> HealthChanged:
+        name, health = replica.spec.name, replica.health
+        if health.backoff_until_s is None:
+            return HealthChanged(name, health.state.value)
+        for_s = health.backoff_until_s - health.changed_s
+        return HealthChanged(name, health.state.value, health.ejected_by, replica.last_failure, for_s)
 
     # -- load, written by the in-flight table
 
@@ -281,10 +301,20 @@ class Fleet:
     def probed(self, replica: Replica, rtt_s: float | None, *, now: float) -> None:
         replica.answers = rtt_s is not None
         if rtt_s is None:
+            if replica.first_probed_s is None:
+                self.unprobed[replica] = None
             replica.health.probe_failed(now=now)
             return
+        if replica.first_probed_s is None:
+            replica.first_probed_s = now
+            self.unprobed.pop(replica, None)
         column = self.columns.rtt_s
-        column[replica.slot] = ewma(float(column[replica.slot]), rtt_s, self.rtt_ewma_alpha)
+        known_s = column.item(replica.slot)
+        if known_s == known_s and now - replica.first_probed_s <= FIRST_PROBES_S:
+            # The way was slow once: the shortest of the first counts.
+            column[replica.slot] = min(known_s, rtt_s)
+        else:
+            column[replica.slot] = ewma(known_s, rtt_s, self.rtt_ewma_alpha)
         replica.probed_s = now
         self._set_timer(replica)
         replica.health.probe_succeeded(now=now)
@@ -355,6 +385,7 @@ class Fleet:
 
     def _leave(self, name: str) -> int:
         replica = self.replicas.pop(name)
+        self.unprobed.pop(replica, None)
         self._timers.set(replica, None)
         slot, replica.slot = replica.slot, -1
         self.columns.clear(slot)

@@ -10,6 +10,7 @@ queue writes its cells after each change.
 
 from __future__ import annotations
 
+import re
 from bisect import insort
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -279,9 +280,24 @@ _EMPTY: Mapping[str, float] = {
 }
 
 
+#: What may stand before the name of an accelerator: how many there are, and the words of makers and lines.
+_COUNT = re.compile(r"\d+ *x *(?=\D)")
+_MAKERS = frozenset({"nvidia", "amd", "intel", "instinct", "tesla", "geforce", "rtx", "gpu"})
+
+
+def accelerator_name(name: str) -> str:
+    """Return the name by which accelerators are compared: without number, maker and memory, in small letters.
+
+    >>> [accelerator_name(name) for name in ("2xL40S", "L40S", "NVIDIA-L40S", "nvidia A100-SXM4-80GB", "8 x H200")]
+    ['l40s', 'l40s', 'l40s', 'a100', 'h200']
+    """
+    words = re.split(r"[\s_/-]+", _COUNT.sub("", name.strip().casefold(), count=1))
+    return next((word for word in words if word and word not in _MAKERS), name)
+
+
 def accelerator_code(name: str) -> float:
     """Return the code of an accelerator in its column: 48 bits of a hash, which a float holds exactly."""
-    return float(int.from_bytes(blake2b(name.encode(), digest_size=6).digest(), "little"))
+    return float(int.from_bytes(blake2b(accelerator_name(name).encode(), digest_size=6).digest(), "little"))
 
 
 @dataclass(slots=True)
@@ -460,6 +476,11 @@ class RestartDetector:
         self.count = 0
         self._last: dict[str, float] = {}
 
+    def replaced(self) -> None:
+        """Count another process in its place, whose counters are compared with none."""
+        self.count += 1
+        self._last.clear()
+
     def observe(self, sample: EngineSample) -> bool:
         """Return whether the process is another one than at the last scrape."""
         reported = {name: value for name in _COUNTERS if (value := getattr(sample, name)) is not None}
@@ -534,6 +555,8 @@ class Replica:
     restarts: RestartDetector = field(default_factory=RestartDetector)
     #: Models that the engine itself lists; empty while unknown.
     listed_models: tuple[str, ...] = ()
+    #: Longest prompt with its answer, by model that the engine lists; a model of unknown context is not there.
+    contexts: Mapping[str, int] = field(default_factory=dict)
     draining: bool = False
     #: State in the last `HealthChanged`.
     reported_state: HealthState = HealthState.HEALTHY
@@ -541,7 +564,11 @@ class Replica:
     probed_s: float | None = None
     #: Whether the last probe was answered; `None` before the first.
     answers: bool | None = None
+    #: When the first answered one was; `None` before.
+    first_probed_s: float | None = None
     scraped_s: float | None = None
+    #: Its last failure in words: of an attempt with its time and the engine's own text, or of a probe.
+    last_failure: str | None = None
     #: Attempts dispatched there, and those that failed (before or after content), since it joined.
     attempts: int = 0
     failures: int = 0
@@ -576,6 +603,11 @@ class Replica:
     def models(self) -> tuple[str, ...]:
         """Models of the configuration, then others that the engine lists; empty means any."""
         return tuple(dict.fromkeys((*self.spec.models, *self.listed_models)))
+
+    def context_tokens(self, model: str | None) -> int | None:
+        """Return the longest prompt with its answer for `model`, by a name that it lists or any; `None` is unknown."""
+        found = self.contexts.get(model or "")
+        return max(self.contexts.values(), default=None) if found is None else found
 
     @property
     def doubtful(self) -> bool:

@@ -1,4 +1,4 @@
-"""Which replicas may serve a request now: the one rule of eligibility, by model, place, pin, health and five pauses.
+"""Which replicas may serve a request now: the one rule of eligibility, by model, place, pin, health and six pauses.
 
 `eligibility` has what depends on the replicas alone: model, region, subset, drain mark, ejection and the panic
 threshold. This module adds what depends on time and on the request. `RequestFilter.eligible` is the whole rule.
@@ -6,6 +6,9 @@ threshold. This module adds what depends on time and on the request. `RequestFil
 Theory of operation. A pause never leaves a request without a replica: where it would exclude all candidates, it does
 not count. The pauses apply in this order, each to what the one before it has left.
 
+- It has never answered a probe: its distance is unknown, and would be taken for that of the others.
+- Context: the request is longer than the model's context there, by what the replica lists. No pause, but with the same
+  rule: the estimate of a prompt may be wrong, and where no replica fits the engine says so best.
 - `RefusedKinds`: the replica refuses requests of this route and model, and others answer them.
 - `ShortAnswers`: its answers are short in a row, and those of others are not.
 - `OpenFailures`: it has failed several requests of which another replica's result is awaited.
@@ -60,7 +63,7 @@ _OF_CREDENTIALS = frozenset({401, 403})
 
 
 class RequestFilter:
-    """Applies the fleet's eligibility and the five pauses to a request.
+    """Applies the fleet's eligibility and the six pauses to a request.
 
     Parameters
     ----------
@@ -99,6 +102,14 @@ class RequestFilter:
             return self._fleet.eligibility.none
         return self._without_paused(self._for_request(request).excluding(tried), request, now)
 
+    def longer(self, candidates: CandidateSet, request: RouteRequest, than: Replica) -> CandidateSet:
+        """Return the candidates whose context is longer than that of a replica, or may be."""
+        most = than.context_tokens(request.model)
+        if most is None:
+            return candidates
+        short = [each for each in candidates.replicas if (each.context_tokens(request.model) or inf) <= most]
+        return candidates.excluding_some(short, "context") if short else candidates
+
     def has_replica_in(self, regions: frozenset[str], request: RouteRequest) -> bool:
         """Return whether a replica in `regions` would serve the request, healthy or not."""
         if request.pinned_replica is None:
@@ -125,6 +136,10 @@ class RequestFilter:
         return self._fleet.eligibility.for_model(request.model, request.regions, request.replicas)
 
     def _without_paused(self, eligible: CandidateSet, request: RouteRequest, now: float) -> CandidateSet:
+        if self._fleet.unprobed and (unprobed := [each for each in self._fleet.unprobed if each in eligible]):
+            eligible = _excluding(eligible, unprobed, "not probed yet")
+        if request.prompt_tokens + (request.most_output_tokens or 1) > self._fleet.eligibility.shortest_context:
+            eligible = _fitting(eligible, request)
         if refusing := self.refused_kinds.refusing(eligible, request, now=now):
             eligible = _excluding(eligible, refusing, "refuses")
         if short := self.short_answers.paused(eligible, now=now):
@@ -141,6 +156,15 @@ class RequestFilter:
 def _excluding(eligible: CandidateSet, paused: Sequence[Replica], why: str) -> CandidateSet:
     """Return the set without some of its replicas, or all of it if these are all."""
     return eligible if len(paused) == len(eligible.replicas) else eligible.excluding_some(paused, why)
+
+
+def _fitting(eligible: CandidateSet, request: RouteRequest) -> CandidateSet:
+    """Return the candidates whose context the request fits with its answer, else those that its prompt fits, or all."""
+    for tokens in (request.prompt_tokens + (request.most_output_tokens or 1), request.prompt_tokens + 1):
+        short = [each for each in eligible.replicas if (each.context_tokens(request.model) or inf) < tokens]
+        if len(short) < len(eligible.replicas):
+            return eligible.excluding_some(short, "context") if short else eligible
+    return eligible
 
 
 class RefusedKinds:
@@ -262,7 +286,8 @@ class ShortAnswers:
 class OpenFailures:
     """Replicas with several failures of requests that have not ended: they pause until that is known.
 
-    Whether a 5xx or a timeout is the replica's failure is decided at the end of its request (`dispatch.lifecycle`).
+    Whether a 5xx, a timeout or a refusal is the replica's failure is decided by the end of its request
+    (`dispatch.lifecycle`).
     A replica that fails at once looks free, and would have every request until then.
     """
 
@@ -425,10 +450,16 @@ def _kinds(request: RouteRequest) -> tuple[Kind, Kind]:
 # was dispatched cannot. So a replica has capacity only while it has a free slot and little prefill to do. The best
 # replica is chosen among all, saturated or not: choosing among the others only would spread requests with a common
 # prefix.
+#
+# How much prefill a replica has to do depends on how many go on there at once, which only requests that overlap can
+# show. So while a request has been queued for `LEARN_AFTER_S`, rounds of several requests are sent until that is known
+# (`core.latency.prefill.ParallelPrefills`): a bound on the backlog may not prevent its own correction.
 
 
 #: Times count from the epoch, where a float has a quarter of a microsecond.
 _NOISE_S = 1e-6
+#: Queue time after which it may be this bound that holds a replica back, s: longer than most prefills.
+LEARN_AFTER_S = 0.5
 
 
 class SaturationDetector:
@@ -442,15 +473,22 @@ class SaturationDetector:
         May be replaced.
     """
 
-    __slots__ = ("_fleet", "limits")
+    __slots__ = ("_fleet", "limits", "queued_since_s")
 
     def __init__(self, fleet: Fleet, limits: OverloadLimits) -> None:
         self._fleet = fleet
         self.limits = limits
+        #: Since when the first of the requests queued at the router has been; infinite if none is.
+        self.queued_since_s = inf
 
     def has_capacity(self, replica: Replica, *, now: float) -> bool:
         """Return whether a request may be dispatched there now."""
-        return self.has_slot(replica) and self.backlog_s(replica, now=now) <= self.limits.max_backlog_s + _NOISE_S
+        if not self.has_slot(replica):
+            return False
+        queue = replica.prefill_queue
+        if now >= self.queued_since_s + LEARN_AFTER_S and queue.needs_evidence(engine_s=now):
+            return queue.joins_round(engine_s=now) and not self._is_late(replica, now)
+        return self.backlog_s(replica, now=now) <= self.limits.max_backlog_s + _NOISE_S
 
     def has_slot(self, replica: Replica) -> bool:
         """Return whether the concurrency limit allows one more in flight, whatever there is to prefill."""
@@ -468,13 +506,17 @@ class SaturationDetector:
         """Return when a saturated replica has capacity without a further event; `None` if it needs one."""
         queue, half_rtt_s = replica.prefill_queue, one_way_s(self._fleet.columns, replica.slot)
         others_s = self._fleet.others_prefill_s(replica.slot)
-        is_late = now - STUCK_AFTER_S - queue.head_due_s - half_rtt_s - others_s > 0.0
-        if is_late or queue.drained_at_s == inf or not self.has_slot(replica):
+        if self._is_late(replica, now) or queue.drained_at_s == inf or not self.has_slot(replica):
             return None
         at_s = queue.own_drained_at_s(engine_s=now) - half_rtt_s - self.limits.max_backlog_s
         if others_s:
             at_s = max(at_s, now - self.limits.max_backlog_s) + others_s
         return at_s if at_s > now + _NOISE_S else None
+
+    def _is_late(self, replica: Replica, now: float) -> bool:
+        """Return whether a first token is later than it may be."""
+        due_s = replica.prefill_queue.head_due_s + one_way_s(self._fleet.columns, replica.slot)
+        return now - STUCK_AFTER_S - due_s - self._fleet.others_prefill_s(replica.slot) > 0.0
 
     def backlog_s(self, replica: Replica, *, now: float) -> float:
         """Return the prefill before a request dispatched there now, by the rule of `gorgo-ms`, s."""

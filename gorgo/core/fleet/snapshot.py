@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -9,6 +10,9 @@ from gorgo.core.fleet.fleet import Fleet
 from gorgo.core.fleet.replica import Columns, HealthState, Replica, one_way_s
 from gorgo.core.fleet.request_filter import SlowStart
 from gorgo.core.numeric import none_if_nan
+
+#: Overdue requests of one replica that are named.
+OVERDUE_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +22,8 @@ class ReplicaSnapshot:
     name: str
     region: str
     models: tuple[str, ...]
+    #: As configured.
+    accelerator: str | None
     #: healthy, ejected, half_open, or draining (which goes before the others).
     state: str
     #: A candidate for the next request of a model that it serves (panic included).
@@ -27,6 +33,8 @@ class ReplicaSnapshot:
     ejected_for_s: float | None
     #: Cause of the ejection: `attempts`, `refusals`, `answers`, `busy`, `probes` or its `region`; `None` while healthy.
     ejected_by: str | None
+    #: Its last failure in words, with the engine's own text; `None` while healthy.
+    ejected_why: str | None
     #: Time in its state, failed trials included; `None` is since it joined.
     in_state_for_s: float | None
     #: Slow start: remaining time, and the concurrency limit.
@@ -47,6 +55,8 @@ class ReplicaSnapshot:
     prefill_slowdown: float
     #: The same by the engine's counters, which count where no prior was given.
     prefill_slowdown_reported: float | None
+    #: Prefills that the engine does at once, as learned.
+    parallel_prefills: int
     #: Linear prefill rate by the prior and the learned factor.
     prefill_tokens_per_s: float
     running_requests: float | None
@@ -60,6 +70,10 @@ class ReplicaSnapshot:
     index_tokens: int
     #: Share of confirmed tokens that the last reports found; `None` without reports.
     found_share: float | None
+    #: Requests there whose first token (or answer in one piece) is overdue, by how much the longest, and the first ids.
+    overdue_requests: int
+    overdue_for_s: float | None
+    overdue: tuple[str, ...]
     #: Attempts dispatched there and those that failed, since it joined the fleet.
     attempts: int
     failures: int
@@ -78,6 +92,7 @@ def snapshot_replica(
     index_blocks: int,
     block_tokens: float,
     found_share: float | None,
+    overdue: Sequence[tuple[float, str]],
     now: float,
 ) -> ReplicaSnapshot:
     """Return the row of `replica`."""
@@ -89,11 +104,13 @@ def snapshot_replica(
         name=spec.name,
         region=spec.region,
         models=models,
+        accelerator=spec.accelerator,
         state="draining" if replica.draining else health.state.value,
         eligible=replica in eligible,
         panic=eligible.panic,
         ejected_for_s=None if health.backoff_until_s is None else max(0.0, health.backoff_until_s - now),
         ejected_by=None if health.state is HealthState.HEALTHY else health.ejected_by,
+        ejected_why=None if health.state is HealthState.HEALTHY else replica.last_failure,
         in_state_for_s=_in_state_s(replica, now),
         slow_start_for_s=slow_start_s,
         slow_start_in_flight=None if slow_start_s is None else int(slow_start.allowed(replica, now=now)),
@@ -108,6 +125,7 @@ def snapshot_replica(
         backlog_s=max(0.0, float(columns.drained_at_s[replica.slot]) - now - one_way_s(columns, replica.slot)),
         prefill_slowdown=replica.prefill_queue.speed.factor,
         prefill_slowdown_reported=replica.reported_speed.factor,
+        parallel_prefills=replica.prefill_queue.speed.parallel.count,
         prefill_tokens_per_s=replica.prior.tokens_per_s / replica.prefill_queue.speed.factor,
         running_requests=_cell(columns, "running_requests", replica),
         queued_requests=_cell(columns, "queued_requests", replica),
@@ -118,6 +136,9 @@ def snapshot_replica(
         index_blocks=index_blocks,
         index_tokens=round(index_blocks * block_tokens),
         found_share=found_share,
+        overdue_requests=len(overdue),
+        overdue_for_s=overdue[0][0] if overdue else None,
+        overdue=tuple(request_id for _, request_id in overdue[:OVERDUE_NAMED]),
         attempts=replica.attempts,
         failures=replica.failures,
         restarts=replica.restarts.count,

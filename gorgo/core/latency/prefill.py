@@ -6,6 +6,7 @@ to `core.latency.decode`.
 - `PrefillPrior` is the prediction before any experience.
 - `with_prefill` and `faded` keep the share of an engine's time that its prefills take.
 - `PrefillSpeed` is the learned factor on the prior, by the times of first tokens.
+- `ParallelPrefills` is the learned number of prefills that it does at once.
 - `ReportedSpeed` is the same factor by the engine's counters, from which learning starts.
 """
 
@@ -14,14 +15,16 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import exp, inf, isfinite
+from heapq import heappop, heappush
+from math import exp, inf, isfinite, sqrt
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gorgo.core.backoff import backoff_s
 from gorgo.core.numeric import Floats, clamp
-from gorgo.core.record import mutable_record
+from gorgo.core.record import mutable_record, record
 
 #: A number, or a column of them.
 Value = TypeVar("Value", float, NDArray[np.float64])
@@ -179,10 +182,12 @@ class PrefillSpeed:
     True
     """
 
-    __slots__ = ("_passed", "_quick", "_start", "_steady", "factor", "last_s")
+    __slots__ = ("_passed", "_quick", "_start", "_steady", "factor", "last_s", "parallel")
 
     def __init__(self) -> None:
         self.factor = 1.0
+        #: How many prefills the engine does at once.
+        self.parallel = ParallelPrefills()
         self._start = 1.0
         #: When the engine produced the last first token that was counted.
         self.last_s = -inf
@@ -192,12 +197,24 @@ class PrefillSpeed:
         self._quick = _Average(QUICK_MEMORY_S, QUICK_TRUST_S)
 
     def on_first_token(
-        self, *, engine_s: float, arrived_s: float, prior_s: float, head: bool, shared_until_s: float = -inf
+        self,
+        *,
+        engine_s: float,
+        arrived_s: float,
+        prior_s: float,
+        head: bool,
+        shared_until_s: float = -inf,
+        arrival: Arrival | None = None,
     ) -> None:
         """The first token of a request that should take `prior_s`; `head` if no older one still waits for its own.
 
-        Until `shared_until_s` the engine had prefills of other routers.
+        Until `shared_until_s` the engine had prefills of other routers. `arrival` is the request's place among others.
         """
+        if arrival is not None and shared_until_s <= arrived_s:
+            self.parallel.on_first_token(arrival, arrived_s=arrived_s, engine_s=engine_s, prior_s=prior_s)
+            self._weigh()
+        else:
+            self.parallel.end(engine_s)
         if not head:
             self._pass(engine_s, prior_s, shared_until_s)
             return
@@ -216,7 +233,7 @@ class PrefillSpeed:
     @property
     def samples(self) -> tuple[float, float]:
         """Time spent and time by the prior, s, both fading."""
-        return self._steady.sums
+        return self._steady.sums if self.parallel.count == 1 else self.parallel.sums
 
     def set_prior(self, factor: float) -> None:
         """The engine says that its prefills take `factor` times the prior."""
@@ -243,6 +260,9 @@ class PrefillSpeed:
         quick = self._quick.value(self._start)
         clear = not 1.0 / NOISE < quick / self._start < NOISE
         ratio = quick if clear else self._steady.value(self._start)
+        if self.parallel.count > 1:
+            # Between two first tokens there is no one prefill.
+            ratio = self.parallel.factor(self._start)
         self.factor = min(max(ratio, FASTEST), SLOWEST)
 
 
@@ -268,6 +288,238 @@ class _Average:
     def value(self, start: float) -> float:
         """`start` as long as nothing was learned."""
         return (self._spent_s + self._trust_s * start) / (self._done_s + self._trust_s)
+
+
+# How many prefills an engine does at once, learned from the times of first tokens: 1 for an engine with one queue.
+#
+# Several engines behind one URL (data-parallel ranks, a gateway) prefill in parallel. Nothing reports that, and taken
+# for one serial queue they look stuck as soon as two requests overlap.
+#
+# Theory of operation. An engine that does `count` prefills at once lets a request wait until fewer than `count` of
+# those before it are left. The times of first tokens say when that was at any count. The time of a request less its own
+# prefill says how long it did wait, where its own prefill is that of requests which had no reason to wait. So each
+# request that would have waited less at twice the count is evidence for one of the two, and likewise at half of it.
+# Evidence is summed until it is `SURE` times the noise of so many predicted prefills.
+#
+# Evidence needs overlap, which a queue in front of the engine prevents. So that queue sends rounds of twice the count
+# (`joins_round`) until there is a verdict, and again after a pause, which doubles with each verdict that the count is
+# right. The requests of a round begin together, where the two differ most, and its first one has not to wait.
+
+
+#: A gateway with more engines than that is never full for one router.
+MOST_AT_ONCE = 64
+#: Of a predicted prefill: how wrong the prior and the estimated cached tokens are for one request.
+NOISE_SHARE = 0.3
+#: Standard deviations of a verdict.
+SURE = 2.0
+#: Ended prefills whose times are retained: four times as many as may go on at once.
+_ENDS = 4 * MOST_AT_ONCE
+#: Requests after which one weighs 1 / e as evidence, and as a prefill that had not to wait.
+_EVIDENCE_MEMORY, _ALONE_MEMORY = 24.0, 12.0
+#: Share of a prefill within which the requests of a round begin.
+_TOGETHER = 0.25
+#: First and longest pause after a verdict that the count is right, s: engines behind a URL rarely come or go.
+OVERLAP_AGAIN_S, LONGEST_AGAIN_S = 1.0, 60.0
+
+
+@record
+class Arrival:
+    """The place of a request among the prefills of its replica: how many had ended, and how many were before it.
+
+    `before` is `None` if one of those has no visible end.
+    """
+
+    ended: int
+    before: int | None
+
+
+class _Evidence:
+    """Whether requests wait as at a smaller number of prefills at once, or at a larger one."""
+
+    __slots__ = ("_squares", "_sum")
+
+    def __init__(self) -> None:
+        self._sum = self._squares = 0.0
+
+    def add(self, *, smaller_s: float, larger_s: float, waited_s: float, noise_s: float) -> None:
+        """A request has waited, with that noise; it should have at either number."""
+        apart_s = smaller_s - larger_s
+        if apart_s <= 0.0:
+            return
+        decay = 1.0 - 1.0 / _EVIDENCE_MEMORY
+        # What is beyond either is noise: no single request decides.
+        beyond_s = min(max(waited_s - larger_s, -apart_s), 2.0 * apart_s)
+        # Weighted by how well a request tells the two apart, as in a ratio of likelihoods.
+        weight = apart_s / (noise_s * noise_s)
+        self._sum = decay * self._sum + weight * (apart_s / 2.0 - beyond_s)
+        self._squares = decay * decay * self._squares + weight * apart_s
+
+    def clear(self) -> None:
+        self._sum = self._squares = 0.0
+
+    @property
+    def for_larger(self) -> float:
+        """Return the evidence for the larger number in standard deviations; negative for the smaller one."""
+        return self._sum / sqrt(self._squares) if self._squares > 0.0 else 0.0
+
+
+class _Alone:
+    """How long prefills take that have not to wait: a line over their times by the prior, by least squares.
+
+    One request says little of the slope. Times in proportion to the prior are one extreme and the same time for each
+    is the other, so the fit contains half of a proportion with the weight of one request.
+    """
+
+    __slots__ = ("_products", "_squares", "_sum_prior_s", "_sum_s", "_weight")
+
+    def __init__(self) -> None:
+        self._weight = self._sum_s = self._sum_prior_s = self._squares = self._products = 0.0
+
+    def learn(self, took_s: float, prior_s: float) -> None:
+        decay = 1.0 - 1.0 / _ALONE_MEMORY
+        self._weight = decay * self._weight + 1.0
+        self._sum_s = decay * self._sum_s + took_s
+        self._sum_prior_s = decay * self._sum_prior_s + prior_s
+        self._squares = decay * self._squares + prior_s * prior_s
+        self._products = decay * self._products + prior_s * took_s
+
+    @property
+    def mean_s(self) -> float:
+        """Return the mean time; infinite while unknown."""
+        return self._sum_s / self._weight if self._weight > 0.0 else inf
+
+    def prefill_s(self, prior_s: float) -> tuple[float, float] | None:
+        """Return the time of a prefill and its noise, s; `None` while unknown."""
+        if self._sum_prior_s <= 0.0:
+            return None
+        mean_s, mean_prior_s = self.mean_s, self._sum_prior_s / self._weight
+        prior_weight = mean_prior_s * mean_prior_s
+        varied = max(0.0, self._squares - mean_prior_s * self._sum_prior_s) + prior_weight
+        product = self._products - mean_prior_s * self._sum_s + prior_weight * 0.5 * mean_s / mean_prior_s
+        own_s = max(0.0, mean_s + product / varied * (prior_s - mean_prior_s))
+        return own_s, max(NOISE_SHARE * max(own_s, mean_s), STEP_IN_PROGRESS_S)
+
+
+class ParallelPrefills:
+    """The number of one replica.
+
+    Example
+    -------
+    >>> parallel = ParallelPrefills()
+    >>> for second in range(0, 40, 4):  # two arrive together, and each has its first token after a second
+    ...     both = [parallel.arrive(before) for before in (0, 1)]
+    ...     for arrival in both:
+    ...         parallel.on_first_token(arrival, arrived_s=second, engine_s=second + 1.0, prior_s=1.0)
+    >>> parallel.count
+    2
+    """
+
+    __slots__ = (
+        "_again_s",
+        "_alone",
+        "_ended",
+        "_ends",
+        "_of_double",
+        "_of_half",
+        "_speed",
+        "_verdicts",
+        "count",
+        "mean_s",
+    )
+
+    def __init__(self) -> None:
+        self.count = 1
+        #: Mean time of a prefill from its begin to its first token, s; 0 while unknown.
+        self.mean_s = 0.0
+        #: When the last prefills ended, and how many have.
+        self._ends = [-inf] * _ENDS
+        self._ended = 0
+        #: Of requests without a reason to wait.
+        self._alone = _Alone()
+        self._of_double, self._of_half = _Evidence(), _Evidence()
+        self._speed = _Average(QUICK_MEMORY_S, QUICK_TRUST_S)
+        #: Verdicts in a row that the count is right, and the end of the pause after the last.
+        self._verdicts, self._again_s = 0, -inf
+
+    def arrive(self, before: int | None) -> Arrival:
+        """Return the place of a request that arrives now behind `before` others."""
+        return Arrival(self._ended, before)
+
+    def end(self, engine_s: float) -> None:
+        """Count a prefill that has ended without a first token."""
+        self._ends[self._ended % _ENDS] = engine_s
+        self._ended += 1
+
+    def on_first_token(self, arrival: Arrival, *, arrived_s: float, engine_s: float, prior_s: float) -> None:
+        """Record a first token."""
+        if arrival.before is not None:
+            self._learn(arrival.before, arrival, arrived_s, engine_s, prior_s)
+        self.end(engine_s)
+
+    def waited_s(self, arrival: Arrival, count: int, *, arrived_s: float, engine_s: float) -> float:
+        """Return how long a request had to wait until `engine_s` if the engine does `count` prefills at once."""
+        before = arrival.before
+        if before is None or before < count:
+            return 0.0
+        last = arrival.ended + before - count
+        if last >= self._ended:
+            return max(0.0, engine_s - arrived_s)
+        return max(0.0, self._ends[last % _ENDS] - arrived_s) if self._ended - last <= _ENDS else 0.0
+
+    def needs_evidence(self, *, engine_s: float) -> bool:
+        """Return whether rounds are to show if the count is right; without a prefill of known length they cannot."""
+        return engine_s >= self._again_s and self.count < MOST_AT_ONCE and self._alone.mean_s < inf
+
+    def joins_round(self, queued: int, *, since_s: float) -> bool:
+        """Return whether one more belongs to the round of `queued` requests, the last of which came `since_s` ago."""
+        return queued < self.count or (queued < 2 * self.count and since_s <= _TOGETHER * self._alone.mean_s)
+
+    @property
+    def sums(self) -> tuple[float, float]:
+        """Time spent and time by the prior, s, both fading, where several prefills go on at once."""
+        return self._speed.sums
+
+    def factor(self, start: float) -> float:
+        """Return how much slower than the prior a prefill is beside others."""
+        return self._speed.value(start)
+
+    def _learn(self, before: int, arrival: Arrival, arrived_s: float, engine_s: float, prior_s: float) -> None:
+        count, half, took_s = self.count, self.count // 2, engine_s - arrived_s
+        waits_s = self.waited_s(arrival, count, arrived_s=arrived_s, engine_s=engine_s)
+        spent_s = took_s - waits_s
+        self._speed.learn(spent_s, prior_s)
+        self.mean_s = spent_s if not self.mean_s else self.mean_s + (spent_s - self.mean_s) / _ALONE_MEMORY
+        if before < max(1, half):
+            self._alone.learn(took_s, prior_s)
+            return
+        expected = self._alone.prefill_s(prior_s)
+        if expected is None:
+            return
+        waited_s, noise_s = took_s - expected[0], expected[1]
+        if before >= count and count < MOST_AT_ONCE:
+            less_s = self.waited_s(arrival, 2 * count, arrived_s=arrived_s, engine_s=engine_s)
+            self._of_double.add(smaller_s=waits_s, larger_s=less_s, waited_s=waited_s, noise_s=noise_s)
+        if half:
+            more_s = self.waited_s(arrival, half, arrived_s=arrived_s, engine_s=engine_s)
+            self._of_half.add(smaller_s=more_s, larger_s=waits_s, waited_s=waited_s, noise_s=noise_s)
+        self._judge(engine_s)
+
+    def _judge(self, engine_s: float) -> None:
+        if self.count > 1 and self._of_half.for_larger < -SURE:
+            self._set(self.count // 2)
+            return
+        found = self._of_double.for_larger
+        if found > SURE:
+            self._set(2 * self.count)
+        elif found < -SURE:
+            self._verdicts += 1
+            self._again_s = engine_s + backoff_s(self._verdicts, first_s=OVERLAP_AGAIN_S, longest_s=LONGEST_AGAIN_S)
+            self._of_double.clear()
+
+    def _set(self, count: int) -> None:
+        self.count, self._verdicts, self._again_s = count, 0, -inf
+        self._of_double.clear()
+        self._of_half.clear()
 
 
 # The reported prefill factor of an engine: how much slower than its prior it is, by its own counters.
@@ -364,12 +616,18 @@ class ReportedSpeed:
 # An engine serves other routers too, in one line. What they have left there at a dispatch, as they report, comes
 # before the request: that long the clock runs for them, and the request is neither done nor late.
 #
+# An engine that does several prefills at once (`ParallelPrefills`) has no one head. A request there begins when fewer
+# than that many are before it, and the engine is free for another as soon as one more would begin. It is stuck when its
+# oldest request is later than a mean prefill: in parallel a short one need not be the sooner.
+#
 # An answer that is not streamed has no visible first token. Such a request stays queued until its prefill should be
 # over, until a later one has its first token, or until it ends; it is never late.
 
 
 #: A first token may be so late before its replica counts as stuck, s.
 STUCK_AFTER_S = 0.3
+#: Requests per prefill at once whose times are predicted one by one.
+_MOST_PLACED = 4
 
 
 @mutable_record
@@ -381,6 +639,8 @@ class _Entry:
     streamed: bool
     #: Work of other routers before it, after what is before the one ahead, s.
     shared_s: float
+    #: Its place among the prefills of the replica.
+    place: Arrival
 
 
 class PrefillQueue:
@@ -398,13 +658,23 @@ class PrefillQueue:
     (True, 0.0)
     """
 
-    __slots__ = ("_anchor_s", "_entries", "_prior_s", "drained_at_s", "head_due_s", "on_change", "shared_s", "speed")
+    __slots__ = (
+        "_anchor_s",
+        "_entries",
+        "_invisible",
+        "_prior_s",
+        "drained_at_s",
+        "head_due_s",
+        "on_change",
+        "shared_s",
+        "speed",
+    )
 
     def __init__(self) -> None:
         self.speed = PrefillSpeed()
         #: Called after each change of the public values.
         self.on_change: Callable[[], None] = _no_observer
-        #: When the engine has done all prefills dispatched to it; in the past when it is idle.
+        #: When the engine has done all prefills dispatched to it, or may begin with one more; in the past when it may.
         self.drained_at_s = -inf
         #: When the engine should have the first token of the head; infinite when none is expected.
         self.head_due_s = inf
@@ -412,6 +682,8 @@ class PrefillQueue:
         self._anchor_s = -inf
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._prior_s = 0.0
+        #: Queued requests whose first token is not visible.
+        self._invisible = 0
         #: Work of other routers before the queued requests, as of their dispatches, s; `drained_at_s` contains it.
         self.shared_s = 0.0
 
@@ -420,14 +692,32 @@ class PrefillQueue:
 
     @property
     def backlog_s(self) -> float:
-        """Prefill of all queued requests."""
-        return self._prior_s * self.speed.factor
+        """Time of the engine for the prefills of all queued requests."""
+        return self.engine_time_s(self._prior_s)
+
+    def engine_time_s(self, prior_s: float) -> float:
+        """Return the time that a prefill takes from others, s: its own, or a share where several go on at once."""
+        count = self.speed.parallel.count
+        return prior_s * self.speed.factor if count == 1 else prior_s * self.speed.factor / count
+
+    def needs_evidence(self, *, engine_s: float) -> bool:
+        """Return whether rounds are to show how many prefills go on at once; answers in one piece show nothing."""
+        return not self._invisible and self.speed.parallel.needs_evidence(engine_s=engine_s)
+
+    def joins_round(self, *, engine_s: float) -> bool:
+        """Return whether one more request belongs to the round that is queued."""
+        if not self._entries:
+            return True
+        last = self._entries[next(reversed(self._entries))]
+        return self.speed.parallel.joins_round(len(self._entries), since_s=engine_s - last.arrival_s)
 
     def left_s(self, *, engine_s: float) -> float:
         """Return the work left at `engine_s`: at least what is behind the head, of which nothing is done yet."""
         if not self._entries:
             return 0.0
         backlog_s = self.backlog_s
+        if self.speed.parallel.count > 1:
+            return backlog_s
         behind_s = backlog_s - self._head().prior_s * self.speed.factor
         own_s = self.own_drained_at_s(engine_s=engine_s) - engine_s
         return max(0.0, behind_s, min(own_s, backlog_s))
@@ -453,8 +743,8 @@ class PrefillQueue:
         return self._began_s() if self._entries else -inf
 
     def before(self, key: str) -> list[str]:
-        """Return the streamed requests queued before `key`; empty if it is not queued."""
-        if key not in self._entries:
+        """Return the streamed requests queued before `key`; empty if it is not queued or in no one queue."""
+        if key not in self._entries or self.speed.parallel.count > 1:
             return []
         ahead: list[str] = []
         for other, entry in self._entries.items():
@@ -467,7 +757,9 @@ class PrefillQueue:
     def add(self, key: str, *, arrives_s: float, prior_s: float, streamed: bool, shared_s: float = 0.0) -> None:
         """Add a dispatched request; `shared_s` is work of other routers before it that is not before others queued."""
         assert key not in self._entries, "an attempt is dispatched once"
-        self._entries[key] = _Entry(arrives_s, prior_s, streamed, shared_s)
+        place = self.speed.parallel.arrive(None if self._invisible else len(self._entries))
+        self._entries[key] = _Entry(arrives_s, prior_s, streamed, shared_s, place)
+        self._invisible += not streamed
         self._prior_s += prior_s
         self.shared_s += shared_s
         begins_s = arrives_s if arrives_s > self.drained_at_s else self.drained_at_s
@@ -484,6 +776,8 @@ class PrefillQueue:
         if entry is None:
             return
         while (head_key := self._head_key()) != key and not self._entries[head_key].streamed:
+            if self.speed.parallel.count > 1:
+                break
             self._pass_head()
         self.speed.on_first_token(
             engine_s=engine_s,
@@ -491,6 +785,7 @@ class PrefillQueue:
             prior_s=entry.prior_s,
             head=head_key == key,
             shared_until_s=shared_until_s,
+            arrival=entry.place,
         )
         self._remove(key)
         self._anchor_s = engine_s
@@ -503,6 +798,7 @@ class PrefillQueue:
         entry = self._entries.get(key)
         if entry is None:
             return
+        self.speed.parallel.end(engine_s)
         spent_s = 0.0
         if self._head_key() == key:
             began_s = self._anchor_s if self._anchor_s > entry.arrival_s else entry.arrival_s
@@ -539,6 +835,9 @@ class PrefillQueue:
     def _advance(self, engine_s: float) -> None:
         """Drop requests at the head whose invisible prefill must be over, and set when the head is due."""
         self.head_due_s = inf
+        if self.speed.parallel.count > 1:
+            self._advance_parallel(engine_s)
+            return
         while self._entries:
             head = self._head()
             began_s = self._anchor_s if self._anchor_s > head.arrival_s else head.arrival_s
@@ -553,13 +852,47 @@ class PrefillQueue:
         if self.drained_at_s > engine_s:
             self.drained_at_s = engine_s
 
+    def _advance_parallel(self, engine_s: float) -> None:
+        """Drop requests whose invisible prefill must be over, and set when one more may begin and the head is due."""
+        parallel, factor = self.speed.parallel, self.speed.factor
+        if self._invisible:
+            for key, entry in list(self._entries.items()):
+                if not entry.streamed and self._begins_s(entry, engine_s) + entry.prior_s * factor <= engine_s:
+                    parallel.end(engine_s)
+                    self._remove(key)
+        self.drained_at_s = self._free_at_s(engine_s) + self.shared_s
+        if self._entries and (head := self._head()).streamed:
+            own_s = max(head.prior_s * factor, parallel.mean_s)
+            self.head_due_s = self._begins_s(head, engine_s) + head.shared_s + own_s
+
+    def _free_at_s(self, engine_s: float) -> float:
+        """Return when an engine that does several prefills at once may begin with one more; `engine_s` if now."""
+        count, factor = self.speed.parallel.count, self.speed.factor
+        if len(self._entries) < count:
+            return engine_s
+        if len(self._entries) > _MOST_PLACED * count:  # one by one would take too long, and says no more
+            return engine_s + self.backlog_s
+        ends_s: list[float] = []
+        for entry in self._entries.values():
+            begins_s = self._begins_s(entry, engine_s) if len(ends_s) < count else max(entry.arrival_s, heappop(ends_s))
+            heappush(ends_s, max(engine_s, begins_s + entry.prior_s * factor))
+        return ends_s[0]
+
+    def _begins_s(self, entry: _Entry, engine_s: float) -> float:
+        """Return when the engine has begun with a request that is among the first."""
+        parallel, arrived_s = self.speed.parallel, entry.arrival_s
+        waited_s = parallel.waited_s(entry.place, parallel.count, arrived_s=arrived_s, engine_s=engine_s)
+        return arrived_s + waited_s
+
     def _pass_head(self) -> None:
         head = self._head()
+        self.speed.parallel.end(max(self._anchor_s, head.arrival_s) + head.prior_s * self.speed.factor)
         self._anchor_s = max(self._anchor_s, head.arrival_s) + head.shared_s + head.prior_s * self.speed.factor
         self._remove(self._head_key())
 
     def _remove(self, key: str) -> None:
         entry = self._entries.pop(key)
+        self._invisible -= not entry.streamed
         self._prior_s -= entry.prior_s
         self.shared_s -= entry.shared_s
         if not self._entries:

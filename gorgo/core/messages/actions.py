@@ -75,18 +75,35 @@ class Forward:
     request_id: str
 
 
-Action = Dispatch | Reject | Forward | Hold | Hedge | Cancel
+@record
+class Continue:
+    """Go on with an answer that broke off, at another replica: `dispatch` is reserved like any other.
+
+    The client keeps what it has; the shell asks for the rest (`core.continuation`).
+    """
+
+    request_id: str
+    dispatch: Dispatch
+
+
+Action = Dispatch | Reject | Forward | Hold | Hedge | Cancel | Continue
 #: For a request when it is submitted, and for one with a failed attempt.
 AdmissionAction = Dispatch | Hold | Reject
-RetryAction = Dispatch | Reject | Forward
+RetryAction = Dispatch | Reject | Forward | Continue
 
 
 @dataclass(frozen=True, slots=True)
 class HealthChanged:
-    """Outlier detection ejected a replica, put it on probation (`half_open`) or readmitted it."""
+    """Outlier detection ejected a replica, put it on probation (`half_open`) or readmitted it.
+
+    Of an ejection: its cause in a word (`ReplicaSnapshot.ejected_by`), its last failure in words, and its back-off, s.
+    """
 
     replica: str
     state: Literal["healthy", "ejected", "half_open"]
+    by: str | None = None
+    why: str | None = None
+    for_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

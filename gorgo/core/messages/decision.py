@@ -7,7 +7,7 @@ comes from and how right it was (`CacheSourceStats`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -51,7 +51,7 @@ class CacheSourceStats:
     Parameters
     ----------
     source:
-        In use for prompts with exact tokens.
+        Of the newest report, in use for prompts with exact tokens; `history` without a report.
     complete:
         Whether the source has all blocks; of another one the better of it and the history counts.
     block_tokens:
@@ -70,6 +70,8 @@ class CacheSourceStats:
         Estimated and not reported, and the reverse, summed by request.
     events:
         Blocks of its events.
+    decisions:
+        Decisions for the replica by the source that they used, from the first report of any replica on.
     """
 
     source: CacheSource
@@ -84,6 +86,7 @@ class CacheSourceStats:
     phantom_tokens: int
     missed_tokens: int
     events: KvEventStats
+    decisions: Mapping[CacheSource, int]
 
 
 @record
@@ -143,6 +146,11 @@ class Decision:
     cache_source: CacheSource = "history"
     #: Number of eligible replicas of which the candidates are a sample; `None` if they are all.
     sampled_from: int | None = None
+    #: As in `Choice`, s.
+    estimates: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    #: Objectives or deadlines of the request, s.
+    slo_ttft_s: float | None = None
+    slo_tpot_s: float | None = None
 
     @property
     def replica(self) -> str:
@@ -156,6 +164,10 @@ class Decision:
             cost = None if self.cost is None else none_if_nan(self.cost[row])
             terms = {term: none_if_nan(column[row]) for term, column in self.terms.items()}
             rows.append({"replica": name, "cost": cost, "terms": terms})
+            if self.estimates:
+                rows[-1]["estimates_ms"] = {
+                    estimate: _ms(none_if_nan(column[row])) for estimate, column in self.estimates.items()
+                }
             if self.features is not None:
                 rows[-1]["features"] = dict(zip(self.feature_names, self.features[row].tolist(), strict=True))
         return {
@@ -176,9 +188,14 @@ class Decision:
             "cache_source": self.cache_source,
             "predicted_ttft_ms": None if self.predicted_ttft_s is None else self.predicted_ttft_s * 1e3,
             "predicted_parts_ms": dict(self.estimate.as_ms()),
+            "objectives_ms": {"ttft": _ms(self.slo_ttft_s), "tpot": _ms(self.slo_tpot_s)},
             "fallback": self.fallback,
             "shadow": None if self.shadow is None else self.shadow.as_dict(),
             "sampled_from": self.sampled_from,
             "candidates": rows,
             "excluded": dict(self.excluded),
         }
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3

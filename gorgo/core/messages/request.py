@@ -59,7 +59,8 @@ class RouteRequest:
     replicas:
         Names of the only replicas that may serve it, as the gateway before the Router demands; `None` is any.
     idempotent:
-        Whether it may be hedged: no replica stores anything of it.
+        Whether it may be sent again though a replica may have begun it, by a retry or a hedge: none stores anything of
+        it.
     text_bytes:
         Size of the prompt's text, from which `prompt_tokens` was estimated; `None` if that is exact.
     route:
@@ -75,6 +76,8 @@ class RouteRequest:
         First tokens by which `sticky-least-loaded` knows a holder; `None`: its weight.
     credential:
         Hash of the key that the client sent for the engine, which may refuse one and not others; `None` without one.
+    most_output_tokens:
+        Most tokens of its answer that it asks for, which an engine adds to its prompt; `None` without a limit.
     """
 
     request_id: str
@@ -101,6 +104,7 @@ class RouteRequest:
     replicas: frozenset[str] | None = None
     prefix_len: int | None = None
     credential: int | None = None
+    most_output_tokens: int | None = None
 
     @property
     def recorded_model(self) -> str | None:
@@ -170,9 +174,12 @@ class Outcome:
     `status` is the HTTP status sent by the replica, `None` if it sent none. Token counts come from the response's
     `usage`; `None` where it had none. `itl_s_p95` is the 95th percentile of gaps between content events.
     `retry_after_s` is the replica's own. `unsent`: the response is complete, and the client was sent none of it.
-    `sent`: the client has the answer or its failure, and nothing is retried. `short`: an answer of one token or none to
+    `sent`: the client has the answer or its failure, and nothing is retried. `over_context`: a 4xx that says that the
+    request is longer than the model's context there. `text`: the engine's own words of its failure, bounded and without
+    any of a prompt, or why there was no connection. `short`: an answer of one token or none to
     a request that allows more, or a body that is no JSON; `None` for one to a request that allows no more, which says
-    nothing of the replica.
+    nothing of the replica. `continue_on` are the replicas that could go on with an answer that broke off, of which the
+    client has `partial_tokens`.
     """
 
     result: AttemptResult
@@ -186,6 +193,10 @@ class Outcome:
     unsent: bool = False
     sent: bool = False
     short: bool | None = False
+    continue_on: frozenset[str] = frozenset()
+    partial_tokens: int = 0
+    over_context: bool = False
+    text: str | None = None
 
     def used_tokens(self, estimated_prompt: int, *, has_content: bool) -> tuple[int, int]:
         """Return prompt and output tokens of the client's account: as reported, else the estimate and none.
@@ -235,7 +246,7 @@ class Sample:
     `policy`, `weights_version`, `estimated_cached_tokens`, `rtt_ms`, the prediction, `terms` (of the replica's cost, in
     the policy's unit) and the shadow's score are those of the last dispatch. `best_cached_tokens` is
     the estimate of the candidate with most of the prompt. `ttft_parts_ms` (`core.latency.ttft`) adds up to `ttft_ms`.
-    `client` is the name of the client's key.
+    `client` is the name of the client's key. `continued`: how often its answer went on at another replica.
     """
 
     seq: int
@@ -266,6 +277,7 @@ class Sample:
     ttft_parts_ms: Mapping[str, float] | None = None
     client: str | None = None
     model: str | None = None
+    continued: int = 0
 
 
 class SampleRing:
@@ -313,13 +325,16 @@ class SampleRing:
         """Return the newest retained sample of a request."""
         return next((sample for sample in reversed(self._samples) if sample.request_id == request_id), None)
 
-    def after(self, seq: int, limit: int = 1000) -> dict[str, Any]:
-        """Return the JSON form: samples numbered above `seq`, oldest first, at most `limit`."""
+    def after(self, seq: int, limit: int = 1000, *, ahead_s: float = 0.0) -> dict[str, Any]:
+        """Return the JSON form: samples numbered above `seq`, oldest first, at most `limit`.
+
+        `ahead_s` is added to their times, which are dates there.
+        """
         start = max(0, seq + 1 - self.first_seq)
         chosen = islice(self._samples, start, start + max(0, limit))
         return {
             "boot_id": self.boot_id,
             "first_seq": self.first_seq,
             "last_seq": self.last_seq,
-            "samples": [asdict(sample) for sample in chosen],
+            "samples": [asdict(sample) | {"finished_s": sample.finished_s + ahead_s} for sample in chosen],
         }

@@ -7,7 +7,7 @@ Owns the protocols, and the shadow policy that scores decisions without changing
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import ClassVar, Literal, Protocol, cast, runtime_checkable
 
@@ -200,7 +200,9 @@ class Choice:
     has a cost. `fallback` says in a word why the primary rule did not decide (`None` when it did). `predict` returns
     the predicted time to first token of any row, where the policy predicts, and `prediction` its parts. `features` is
     the table that a learned policy evaluated, one row per candidate. `learn` is called with the time when an attempt by
-    this choice completes.
+    this choice completes. `estimates` has columns beside the terms, s, one entry per candidate: what a policy predicted
+    (`ttft`, `tpot`, of an answer in one piece `e2e`), and what is left of the objectives (`headroom_ttft`,
+    `headroom_tpot`).
     """
 
     row: int
@@ -212,6 +214,7 @@ class Choice:
     prediction: Callable[[], Prediction] | None = None
     features: NDArray[np.float32] | None = None
     learn: Callable[[float], None] | None = None
+    estimates: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
 
 def argmin_tiebreak(cost: NDArray[np.float64], in_flight: NDArray[np.float64], rng: np.random.Generator) -> int:
@@ -318,6 +321,64 @@ class HashesBlocks(Protocol):
     """A policy that reads `RouteRequest.kv_hashes` of one block size, also where no engine reports its cache."""
 
     hashed_block_tokens: ClassVar[int]
+
+
+#: Interval of scrapes where no policy needs fresher signals, s.
+USUAL_SCRAPE_S = 30.0
+
+
+def signal_ages(*policies: object) -> dict[str, float]:
+    """Return the signals that policies read of scrapes, with the age up to which each is worth reading, s.
+
+    A policy declares them as `signal_ages`; of several the least age counts.
+    """
+    found: dict[str, float] = {}
+    for policy in policies:
+        for name, age_s in getattr(policy, "signal_ages", {}).items():
+            found[name] = min(age_s, found.get(name, age_s))
+    return found
+
+
+def scrape_interval_s(configured: float | None, *policies: object) -> float:
+    """Return the interval of scrapes: the configured one, else what the policies need, at most the usual one."""
+    return configured or min(USUAL_SCRAPE_S, *signal_ages(*policies).values(), USUAL_SCRAPE_S)
+
+
+def slow_signals(interval_s: float, *policies: object) -> dict[str, float]:
+    """Return the signals that an interval of scrapes makes older than a policy needs, with the age it needs, s."""
+    return {name: age_s for name, age_s in signal_ages(*policies).items() if interval_s > age_s}
+
+
+@dataclass(frozen=True, slots=True)
+class RouteStats:
+    """The routes of a policy that learns them (`HasRoutes`), by origin: `local`, or other routers' (`remote`).
+
+    Parameters
+    ----------
+    max_routes, ttl_s:
+        Bound of all routes, and the time without use after which one is void, s.
+    routes:
+        Stored ones.
+    unused_s:
+        How long the longest unused one has not been used, s; without an origin that has none.
+    evicted:
+        Routes that had no place, so far.
+    """
+
+    max_routes: int
+    ttl_s: float
+    routes: Mapping[str, int]
+    unused_s: Mapping[str, float]
+    evicted: Mapping[str, int]
+
+
+@runtime_checkable
+class HasRoutes(Protocol):
+    """A policy that stores routes of prefixes, within bounds of the Router's limits."""
+
+    def set_route_limits(self, max_routes: int, ttl_s: float) -> None: ...
+
+    def route_stats(self, *, now: float) -> RouteStats: ...
 
 
 def takes_objectives(policy: object) -> bool:

@@ -257,6 +257,10 @@ class KvFeeds:
         self._evicted_of_left = 0
         #: Replicas whose events were lost since the last scrape.
         self._lost: set[int] = set()
+        #: Whether any replica has reported its cache; until then no decision is counted.
+        self.reported = False
+        #: Decisions by source, by slot.
+        self._decided: dict[int, list[int]] = {}
 
     @property
     def changes(self) -> int:
@@ -278,6 +282,7 @@ class KvFeeds:
         """Remove all of a replica that has left: the slot's next one starts without a feed."""
         self.drop(slot)
         self._lost.discard(slot)
+        self._decided.pop(slot, None)
         self._evicted_of_left += self._table.stats.pop(slot, KvEventStats()).evicted
 
     def set_max_blocks(self, max_blocks: int) -> None:
@@ -290,6 +295,7 @@ class KvFeeds:
         self, slot: int, batch: KvEventBatch, *, model: str | None, block_tokens: int, complete: bool, now: float
     ) -> bool:
         """Apply events; return whether they say that all of the replica's cache was empty before the last of them."""
+        self.reported = True
         feed = self._table.get_or_add(slot, "events", model, block_tokens, now=now)
         cleared = clears(batch.events)
         whole = cleared and feed.index.ranks(slot) <= {batch.rank}
@@ -306,6 +312,7 @@ class KvFeeds:
         feed = self._table.of(slot).get(snapshot.model)
         if feed is not None and feed.source == "events":
             return
+        self.reported = True
         feed = self._table.get_or_add(slot, "push", snapshot.model, snapshot.block_tokens, now=now)
         pushed = feed.index.pushed
         excess = pushed.replace(slot, snapshot.hashes, limit=feed.index.max_blocks_per_replica)
@@ -435,6 +442,17 @@ class KvFeeds:
         prompt = Speculation(feed.index.speculated, slot, hashes, expires_s)
         self._speculations.add(prompt)
         return prompt
+
+    def record_decision(self, slot: int, source: int) -> None:
+        """Count a decision for a replica by the source that it used, an index into `SOURCES`."""
+        counts = self._decided.get(slot)
+        if counts is None:
+            counts = self._decided[slot] = [0] * len(SOURCES)
+        counts[source] += 1
+
+    def decisions(self, slot: int) -> dict[CacheSource, int]:
+        """Return the decisions for a replica by the source that they used."""
+        return dict(zip(SOURCES, self._decided.get(slot, [0] * len(SOURCES)), strict=True))
 
     def withdraw(self, prompt: Speculation) -> None:
         """Stop counting a dispatched prompt: its attempt ended without a first token."""

@@ -55,6 +55,8 @@ FEATURES: Mapping[str, Feature] = MappingProxyType(
         # Of the request.
         "prompt_tokens": lambda _request, candidates: float(candidates.prompt_tokens),
         "body_bytes": lambda request, _candidates: float(request.body_bytes),
+        # 1 for a stream, else 0: the time of an answer in one piece is that to its end.
+        "streamed": lambda request, _candidates: float(request.streamed),
         # Of its prefix there; the share is 0 to 1, the quarter 0 to 3.
         "cached_tokens": _cell("cached_tokens"),
         "uncached_tokens": _cell("uncached_tokens"),

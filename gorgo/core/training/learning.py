@@ -39,6 +39,14 @@ class Learner(Policy, Protocol):
 
 
 @runtime_checkable
+class NeedsPackages(Protocol):
+    """A learner whose training needs packages that the Router runs without."""
+
+    def require_packages(self) -> None:
+        """Raise `MissingExtra` if one is not installed."""
+
+
+@runtime_checkable
 class HasBase(Protocol):
     """A model of a prediction by priors, whose correction has a part that holds out of the training's range too."""
 
@@ -56,13 +64,20 @@ def find_base(model: Model | None) -> HasBase | None:
 
 
 def find_learner(policy: Policy, shadow: Policy | None) -> Learner | None:
-    """Return which of the two learns, if any. Raise `ConfigError` if both do: a Router trains one model."""
+    """Return which of the two learns, if any.
+
+    Raises `ConfigError` if both do, as a Router trains one model, and `MissingExtra` if a package of its training is
+    not installed: no other kind of model takes its place unsaid.
+    """
     learners = [each for each in (policy, shadow) if isinstance(each, Learner)]
     if len(learners) > 1:
         raise ConfigError(
             f"policy {policy.name!r} and shadow policy {learners[1].name!r} both learn, and a router trains one model; "
             "expected at most one of them that learns"
         )
+    for learner in learners:
+        if isinstance(learner, NeedsPackages):
+            learner.require_packages()
     return learners[0] if learners else None
 
 

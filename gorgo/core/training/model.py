@@ -106,6 +106,8 @@ class TrainingSpec:
         `fifo`, or `stratified` by load (rings per class of queue, KV usage and prefix).
     fit_s:
         Time of a round in a simulation, s of virtual time.
+    judged:
+        Whether a round's model is adopted only if it predicts the newest held-out rows as well as the one in use.
     """
 
     kind: ModelKind
@@ -121,3 +123,4 @@ class TrainingSpec:
     target: TargetKind = "seconds"
     store: StoreKind = "fifo"
     fit_s: float = 2.0
+    judged: bool = True

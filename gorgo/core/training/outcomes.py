@@ -1,9 +1,10 @@
 """Outcomes of attempts as rows for a training, in a bounded ring that a reader follows by sequence number.
 
-Theory of operation. Every streamed attempt leaves a row when it ends: the features of its replica at the decision, and
-the times that followed. Times count from the attempt's dispatch, so neither the queue of the proxy nor an earlier
-attempt is learned as time of the engine. An attempt that ends without a first token leaves a censored row: its time to
-first token is at least the time elapsed.
+Theory of operation. Every attempt leaves a row when it ends: the features of its replica at the decision, and the times
+that followed. Times count from the attempt's dispatch, so neither the queue of the proxy nor an earlier attempt is
+learned as time of the engine. An answer in one piece has no first token: its row has the time to its end in that place,
+and says so, since the two are not compared (the feature `streamed`). An attempt that ends without an answer leaves a
+censored row: its time is at least the time elapsed.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from gorgo.core.numeric import Floats
 from gorgo.core.record import record
+from gorgo.errors import ConfigError
 
 #: Rows in a ring: as many as the largest training of Lodestar, which a reader every second can miss none of.
 OUTCOMES = 10_000
@@ -31,7 +33,7 @@ class OutcomeRow:
     """
 
     dispatched_s: float
-    #: Of a censored row the time elapsed.
+    #: Of an answer in one piece the time to its end; of a censored row the time elapsed.
     ttft_s: float
     e2e_s: float
     prompt_tokens: float
@@ -43,6 +45,8 @@ class OutcomeRow:
     cached_tokens: float = nan
     #: Hash of the prefix group (`features.prefix_group`).
     group: int = 0
+    #: Whether the answer comes in one piece.
+    unstreamed: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,7 +62,7 @@ class TrainingRows:
     dispatched_s:
         When it was dispatched.
     ttft_s:
-        From its dispatch to its first token; of a censored row the time elapsed.
+        From its dispatch to its first token, or to its end if it is `unstreamed`; of a censored row the time elapsed.
     tpot_s:
         Mean time per output token after the first.
     e2e_s:
@@ -71,6 +75,8 @@ class TrainingRows:
         Slot of the replica.
     groups:
         Hash of the prefix group, 0 for a prompt without a full block.
+    unstreamed:
+        Whether its answer comes in one piece.
     first_seq:
         Number of the first row, where rows are numbered without gaps.
     """
@@ -87,6 +93,7 @@ class TrainingRows:
     censored: NDArray[np.bool_]
     slots: NDArray[np.intp]
     groups: NDArray[np.int64]
+    unstreamed: NDArray[np.bool_]
     first_seq: int = 0
 
     @classmethod
@@ -105,6 +112,7 @@ class TrainingRows:
             censored=np.zeros(rows, dtype=np.bool_),
             slots=np.zeros(rows, dtype=np.intp),
             groups=np.zeros(rows, dtype=np.int64),
+            unstreamed=np.zeros(rows, dtype=np.bool_),
         )
 
     def __len__(self) -> int:
@@ -154,10 +162,11 @@ class OutcomeRing:
         self.capacity = capacity
         #: Number of the next row.
         self.next_seq = 0
+        self._count = 0
         self._rows = TrainingRows.empty(names, capacity)
 
     def __len__(self) -> int:
-        return min(self.next_seq, self.capacity)
+        return self._count
 
     @property
     def first_seq(self) -> int:
@@ -178,7 +187,23 @@ class OutcomeRing:
         rows.censored[cell] = row.censored
         rows.slots[cell] = row.slot
         rows.groups[cell] = row.group
+        rows.unstreamed[cell] = row.unstreamed
         self.next_seq += 1
+        self._count = min(self._count + 1, self.capacity)
+
+    def restore(self, before: TrainingRows) -> None:
+        """Put the rows of a former process before those that there are, whose numbers go on from theirs.
+
+        Raises `ConfigError` for rows of other features.
+        """
+        if before.names != self.names:
+            raise ConfigError(f"outcomes of features {', '.join(before.names)}; expected {', '.join(self.names)}")
+        rows = TrainingRows.concat([before, self.since(0)])
+        rows = rows.select(slice(max(0, len(rows) - self.capacity), len(rows)))
+        self.next_seq, self._count = rows.first_seq + len(rows), len(rows)
+        cells = np.arange(rows.first_seq, self.next_seq) % self.capacity
+        for name in COLUMNS:
+            getattr(self._rows, name)[cells] = getattr(rows, name)
 
     def since(self, seq: int, limit: int | None = None) -> TrainingRows:
         """Return copies of the rows from number `seq` on, at most `limit`.

@@ -15,13 +15,15 @@ from gorgo.lab.datasets.catalogue import (
     write_trace,
 )
 from gorgo.lab.datasets.fetch import RemoteDataset, remote_dataset, remote_datasets
-from gorgo.lab.datasets.prefix_shapes import GroupsShape, RagShape, SharingShape
+from gorgo.lab.datasets.prefix_shapes import AgentsShape, GroupsShape, HerdShape, RagShape, SharingShape
 from gorgo.lab.datasets.shape import PoissonShape, Shape, UsersShape, WorkloadShape, read_shape
 
 __all__ = [
     "DEMO_TRACE",
+    "AgentsShape",
     "Dataset",
     "GroupsShape",
+    "HerdShape",
     "PoissonShape",
     "RagShape",
     "RemoteDataset",

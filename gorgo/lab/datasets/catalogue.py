@@ -16,10 +16,10 @@ import numpy as np
 import gorgo
 from gorgo.config.atomic import PUBLIC, write_atomically
 from gorgo.errors import TraceError
-from gorgo.lab.datasets.prefix_shapes import GroupsShape, RagShape, SharingShape
+from gorgo.lab.datasets.prefix_shapes import AgentsShape, GroupsShape, HerdShape, RagShape, SharingShape
 from gorgo.lab.datasets.shape import PoissonShape, Shape, UsersShape, read_shape
 from gorgo.lab.datasets.synthetic import MadeRow, as_lines, as_requests, conversation_rows, poisson_rows
-from gorgo.lab.datasets.users import group_rows, rag_rows, sharing_rows, user_rows
+from gorgo.lab.datasets.users import agent_rows, group_rows, herd_rows, rag_rows, sharing_rows, user_rows
 from gorgo.lab.traces import BLOCK_TOKENS, TraceFilters, TraceRequest, load_trace
 
 #: Trace of `gorgo demo`.
@@ -137,6 +137,10 @@ def _rows(shape: Shape) -> Iterator[MadeRow]:
             return sharing_rows(shape)
         case RagShape():
             return rag_rows(shape)
+        case HerdShape():
+            return herd_rows(shape)
+        case AgentsShape():
+            return agent_rows(shape)
         case _:
             return conversation_rows(shape)
 

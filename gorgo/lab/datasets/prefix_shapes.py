@@ -1,4 +1,4 @@
-"""Shapes of traffic by what its prompts share: groups of users, reused prefixes, retrieved documents.
+"""Shapes of traffic by what its prompts share: groups of users, reused prefixes, retrieved documents, agents' sessions.
 
 `*_median` and `*_sigma` are those of a log-normal distribution, lengths in tokens.
 """
@@ -103,9 +103,7 @@ class SharingShape:
 
     def __post_init__(self) -> None:
         _at_least_one(requests=self.requests, rate_per_s=self.rate_per_s)
-        for name, share in (("shared_share", self.shared_share), ("new_share", self.new_share)):
-            if share > 1:
-                raise TraceError(f"{name} is {share}; expected a share, at most 1")
+        _at_most_one(shared_share=self.shared_share, new_share=self.new_share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +151,118 @@ class RagShape:
         _at_least_one(documents=self.documents, rate_per_s=self.rate_per_s)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HerdShape:
+    """Sessions side by side behind a few shared system prompts, each with a turn per round, at an even rate.
+
+    It is the traffic on which a policy that prices each request alone sends every session to the replica that was first
+    to have the system prompt. The sessions of a round come in any order.
+
+    Parameters
+    ----------
+    seed, sessions, rounds:
+        Chance, sessions at any time, and turns of a session that stays throughout.
+    groups:
+        System prompts; the sessions are divided evenly among them.
+    gap_s:
+        Mean time between two requests of the trace (exponential).
+    system_tokens, question_tokens, output_tokens:
+        Lengths of a system prompt, of what a turn adds, and of the answer that the next turn goes on with.
+    leaving_share:
+        Before each round after the first every session ends with this probability, and a new one of the same group
+        takes its place; 0: the sessions are the same throughout.
+    """
+
+    seed: int
+    sessions: int
+    rounds: int
+    groups: int
+    gap_s: float
+    system_tokens: int
+    question_tokens: int
+    output_tokens: int
+    leaving_share: float
+    block_tokens: int = BLOCK_TOKENS
+
+    def __post_init__(self) -> None:
+        _at_least_one(
+            sessions=self.sessions, rounds=self.rounds, groups=self.groups, gap_s=self.gap_s,
+            question_tokens=self.question_tokens, output_tokens=self.output_tokens,
+        )  # fmt: skip
+        _at_most_one(leaving_share=self.leaving_share)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentsShape:
+    """Agents' sessions that come and go: a system prompt of their group, a task, then a turn per result of a tool.
+
+    Parameters
+    ----------
+    seed, duration_s:
+        Chance, and when the last request may come.
+    sessions_per_s, burst_mean:
+        Mean rate of new sessions. They begin in bursts of this mean size (geometric), each burst within one second, the
+        bursts at Poisson times; 1: every session on its own.
+    one_shot_share:
+        Share of the sessions with one request.
+    turns_mean:
+        Requests of the others, at least 2 (one more than a geometric number); then a session ends.
+    groups, system_*:
+        System prompts, the n-th in proportion to 1/n among the sessions, and their lengths.
+    task_*:
+        What a session begins with behind the system prompt: the task, and the files that belong to it.
+    tool_*:
+        What a turn adds beside the answer to the last one: the result of a tool.
+    pause_s_min, pause_s_mean:
+        Time from the end of an answer to the next request, while a tool runs: the least, and the mean of what comes on
+        top (exponential).
+    answer_token_s:
+        A session's next request comes so much later for each token of the answer that it goes on with.
+    output_*:
+        Output lengths, capped at `output_max`.
+    input_max:
+        No prompt is longer; a session that reaches it ends.
+    """
+
+    seed: int
+    duration_s: float
+    sessions_per_s: float
+    burst_mean: float
+    one_shot_share: float
+    turns_mean: float
+    groups: int
+    system_median: float
+    system_sigma: float
+    task_median: float
+    task_sigma: float
+    tool_median: float
+    tool_sigma: float
+    pause_s_min: float
+    pause_s_mean: float
+    answer_token_s: float
+    output_median: float
+    output_sigma: float
+    output_max: int
+    input_max: int
+    block_tokens: int = BLOCK_TOKENS
+
+    def __post_init__(self) -> None:
+        _at_least_one(
+            sessions_per_s=self.sessions_per_s, groups=self.groups, output_max=self.output_max, input_max=self.input_max
+        )
+        _at_most_one(one_shot_share=self.one_shot_share)
+        for name, least in (("burst_mean", 1), ("turns_mean", 2)):
+            if getattr(self, name) < least:
+                raise TraceError(f"{name} is {getattr(self, name)}; expected at least {least}")
+
+
 def _at_least_one(**counts: float) -> None:
     for name, count in counts.items():
         if count == 0:
             raise TraceError(f"{name} is 0; expected more than 0")
+
+
+def _at_most_one(**shares: float) -> None:
+    for name, share in shares.items():
+        if share > 1:
+            raise TraceError(f"{name} is {share}; expected a share, at most 1")

@@ -4,8 +4,8 @@ Owns the shapes of three generators, the reading of all shapes, and the random d
 (`RandomDraws`). Leaves the shapes by what prompts share to `prefix_shapes`, and the requests to the generators.
 
 The key `kind` says which generator a file is for: `conversations` (also where it is missing), `users` or `poisson`, or
-one of those in `prefix_shapes`: `groups`, `sharing` or `rag`. The optional key `block_tokens` of every kind is the size
-of a prompt's blocks in simulations; files have 512.
+one of those in `prefix_shapes`: `groups`, `sharing`, `rag`, `herd` or `agents`. The optional key `block_tokens` of
+every kind is the size of a prompt's blocks in simulations; files have 512.
 """
 
 from __future__ import annotations
@@ -20,7 +20,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gorgo.errors import TraceError
-from gorgo.lab.datasets.prefix_shapes import GroupsShape, Quantiles, RagShape, SharingShape
+from gorgo.lab.datasets.prefix_shapes import (
+    AgentsShape,
+    GroupsShape,
+    HerdShape,
+    Quantiles,
+    RagShape,
+    SharingShape,
+)
 from gorgo.lab.traces import BLOCK_TOKENS
 
 #: Two dozen parameters are 1 kB. The parser takes time with the square of a dotted key's parts.
@@ -194,7 +201,7 @@ class PoissonShape:
     block_tokens: int = BLOCK_TOKENS
 
 
-Shape = WorkloadShape | UsersShape | PoissonShape | GroupsShape | SharingShape | RagShape
+Shape = WorkloadShape | UsersShape | PoissonShape | GroupsShape | SharingShape | RagShape | HerdShape | AgentsShape
 
 _KINDS: dict[str, type[Shape]] = {
     "conversations": WorkloadShape,
@@ -203,6 +210,8 @@ _KINDS: dict[str, type[Shape]] = {
     "groups": GroupsShape,
     "sharing": SharingShape,
     "rag": RagShape,
+    "herd": HerdShape,
+    "agents": AgentsShape,
 }
 
 

@@ -1,7 +1,7 @@
 """The generators of users and of shared prefixes.
 
-Owns the rows of windows of users, of reused prefixes, of groups behind shared system prompts, and of retrieved
-documents. Leaves their parameters to the shapes.
+Owns the rows of windows of users, of reused prefixes, of groups behind shared system prompts, of retrieved documents,
+and of agents' sessions. Leaves their parameters to the shapes.
 
 Theory of operation of a window of users: half an hour out of a service that was there before and goes on afterwards.
 What a window's table says of all its requests must come out the same for every seed, though a few users send much of
@@ -29,7 +29,7 @@ from itertools import accumulate, pairwise
 from statistics import NormalDist
 
 from gorgo.core.prompt.parse import bounded
-from gorgo.lab.datasets.prefix_shapes import GroupsShape, Quantiles, RagShape, SharingShape
+from gorgo.lab.datasets.prefix_shapes import AgentsShape, GroupsShape, HerdShape, Quantiles, RagShape, SharingShape
 from gorgo.lab.datasets.shape import RandomDraws, UsersShape
 from gorgo.lab.datasets.synthetic import MadeRow, TextName
 
@@ -402,3 +402,82 @@ def _drawn(draws: RandomDraws, shares: list[float], count: int) -> list[int]:
     while len(drawn) < min(count, len(shares)):
         drawn[min(bisect_right(shares, draws.uniform() * shares[-1]), len(shares) - 1)] = None
     return list(drawn)
+
+
+# The generator of herds: as many sessions at any time, a turn of each per round, at an even rate.
+
+
+def herd_rows(shape: HerdShape) -> Iterator[MadeRow]:
+    """The requests in the order of time."""
+    draws, now_s, begun = RandomDraws(shape.seed), 0.0, shape.sessions
+    #: The session in each place, and how many turns it has had.
+    sessions, turns = list(range(shape.sessions)), [0] * shape.sessions
+    for number in range(shape.rounds):
+        for place in draws.shuffled(range(shape.sessions)):
+            if number and draws.uniform() < shape.leaving_share:
+                sessions[place], turns[place], begun = begun, 0, begun + 1
+            now_s += draws.exponential(shape.gap_s)
+            turns[place] += 1
+            answered = (turns[place] - 1) * shape.output_tokens
+            yield MadeRow(
+                timestamp_ms=int(1000 * now_s),
+                shared=("group", place % shape.groups),
+                shared_tokens=shape.system_tokens,
+                own=("session", sessions[place]),
+                input_tokens=shape.system_tokens + turns[place] * shape.question_tokens + answered,
+                output_tokens=shape.output_tokens,
+                user=f"session-{sessions[place]}",
+                turn=turns[place],
+            )
+
+
+# The generator of agents' sessions: they begin in bursts, take turns while tools run, and end.
+
+
+#: Sessions of one burst begin within this time, s.
+BURST_S = 1.0
+
+
+def agent_rows(shape: AgentsShape) -> Iterator[MadeRow]:
+    """The requests, session by session."""
+    draws, burst_s, number = RandomDraws(shape.seed), 0.0, 0
+    systems = [max(1, round(draws.log_normal(shape.system_median, shape.system_sigma))) for _ in range(shape.groups)]
+    while True:
+        burst_s += draws.exponential(shape.burst_mean / shape.sessions_per_s)
+        if burst_s >= shape.duration_s:
+            return
+        for _ in range(draws.geometric(shape.burst_mean)):
+            number += 1
+            group = draws.rank(shape.groups)
+            yield from _session(shape, draws, number, burst_s + BURST_S * draws.uniform(), group, systems[group])
+
+
+def _session(
+    shape: AgentsShape, draws: RandomDraws, number: int, now_s: float, group: int, system_tokens: int
+) -> Iterator[MadeRow]:
+    """Yield the requests of a session until it ends, reaches the longest prompt, or the trace ends."""
+    turns = 1 if draws.uniform() < shape.one_shot_share else 1 + draws.geometric(shape.turns_mean - 1)
+    system_tokens = min(system_tokens, shape.input_max - 1)
+    input_tokens, ends = system_tokens, [system_tokens]
+    added = draws.log_normal(shape.task_median, shape.task_sigma)
+    for turn in range(1, turns + 1):
+        if now_s >= shape.duration_s or input_tokens >= shape.input_max:
+            return
+        input_tokens = min(shape.input_max, input_tokens + max(1, round(added)))
+        output = max(1, min(shape.output_max, round(draws.log_normal(shape.output_median, shape.output_sigma))))
+        ends.append(input_tokens)
+        yield MadeRow(
+            timestamp_ms=int(1000 * now_s),
+            shared=("group", group),
+            shared_tokens=system_tokens,
+            own=("session", number),
+            input_tokens=input_tokens,
+            output_tokens=output,
+            user=f"session-{number}",
+            turn=turn,
+            boundaries=tuple(bounded(ends)),
+        )
+        input_tokens += output
+        ends.append(input_tokens)
+        now_s += output * shape.answer_token_s + shape.pause_s_min + draws.exponential(shape.pause_s_mean)
+        added = draws.log_normal(shape.tool_median, shape.tool_sigma)

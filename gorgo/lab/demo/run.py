@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -43,8 +43,8 @@ from gorgo.live.training_status import model_line
 # also after Ctrl-C during the stop. `gorgo` processes end by themselves if this one is killed (`gorgo.lab.child`).
 
 
-#: Four interpreters that start at once on two slow cores.
-READY_TIMEOUT_S = 30.0
+#: For so many interpreters that start at once on two slow cores.
+READY_TIMEOUT_S, STARTED_AT_ONCE = 30.0, 4
 #: Nothing is in flight when a fleet is stopped, so a process that needs longer hangs.
 STOP_TIMEOUT_S = 5.0
 #: For one that has something to put in order first, and a disk to wait for.
@@ -169,7 +169,29 @@ def _wait(process: subprocess.Popen[bytes], deadline_s: float) -> None:
         return
 
 
-# A fresh fleet for one policy: three simulated engines and the proxy in front of them, each its own process.
+# A fresh fleet for one policy: simulated engines and the proxy in front of them, each its own process.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetLayout:
+    """The simulated engines of a fleet.
+
+    Parameters
+    ----------
+    profile:
+        Of every engine.
+    round_trip_ms:
+        Mean round trip to each region from the proxy, which is in the first.
+    replicas:
+        Region of each replica.
+    capacity:
+        What the proxy assumes of each replica, as in regions.yaml; empty: its defaults, and what engines report.
+    """
+
+    profile: str
+    round_trip_ms: Mapping[str, int]
+    replicas: Mapping[str, str]
+    capacity: Mapping[str, float] = field(default_factory=dict)
 
 
 #: The fleet that is fitted to the paper is beyond its capacity at the nine requests a second of the demo.
@@ -177,6 +199,7 @@ PROFILE = "2xL40S-Qwen3.5-35B-A3B-FP8-estimate"
 #: Region of each replica and its mean round trip from the proxy, which is in the first.
 ROUND_TRIP_MS = {"us-ashburn": 2, "eu-frankfurt": 95, "ap-seoul": 180}
 REPLICAS = {"ashburn-0": "us-ashburn", "frankfurt-0": "eu-frankfurt", "seoul-0": "ap-seoul"}
+DEMO_LAYOUT = FleetLayout(profile=PROFILE, round_trip_ms=ROUND_TRIP_MS, replicas=REPLICAS)
 MODEL = "gorgo-sim"
 #: The paper probes and scrapes every 30 s; a run here is shorter than that.
 PROBE_INTERVAL_S = 2.0
@@ -226,17 +249,18 @@ class DemoFleet:
 
 
 @contextmanager
-def running_fleet(policy: str, *, folder: Path, seed: int) -> Iterator[DemoFleet]:
+def running_fleet(policy: str, *, folder: Path, seed: int, layout: FleetLayout = DEMO_LAYOUT) -> Iterator[DemoFleet]:
     """Start all processes, wait until they are ready, and stop them in any case."""
     token = secrets.token_urlsafe(24)
     environ = {**os.environ, "GORGO_ADMIN_TOKEN": token, "PYTHONUNBUFFERED": "1"}
     config = folder / "regions.yaml"
-    _write_config(config, policy, seed, dict.fromkeys(REPLICAS, UNKNOWN_URL))
+    _write_config(config, policy, seed, layout, dict.fromkeys(layout.replicas, UNKNOWN_URL))
     with Processes(folder, environ) as processes:
-        for name in REPLICAS:
+        for name in layout.replicas:
             processes.start(name, ["engine", "--replica", name, "--config", str(config), "--port", "0"])
-        urls = {name: _url_of(processes, name) for name in REPLICAS}
-        _write_config(config, policy, seed, urls)
+        ready_s = READY_TIMEOUT_S * max(1.0, (len(layout.replicas) + 1) / STARTED_AT_ONCE)
+        urls = {name: _url_of(processes, name, ready_s) for name in layout.replicas}
+        _write_config(config, policy, seed, layout, urls)
         processes.start("serve", ["serve", "--config", str(config), "--seed", str(seed)])
         ready = processes.wait_for_line("serve", r"listening on (http://\S+) \(admin (http://[^\s)]+)\)")
         fleet = DemoFleet(ready[1], ready[2], token, processes)
@@ -244,14 +268,14 @@ def running_fleet(policy: str, *, folder: Path, seed: int) -> Iterator[DemoFleet
         yield fleet
 
 
-def _url_of(processes: Processes, name: str) -> str:
-    return processes.wait_for_line(name, r"listening on (http://\S+)")[1]
+def _url_of(processes: Processes, name: str, ready_s: float) -> str:
+    return processes.wait_for_line(name, r"listening on (http://\S+)", timeout_s=ready_s)[1]
 
 
-def _write_config(path: Path, policy: str, seed: int, urls: Mapping[str, str]) -> None:
+def _write_config(path: Path, policy: str, seed: int, layout: FleetLayout, urls: Mapping[str, str]) -> None:
     config = {
         "proxy": {
-            "region": "us-ashburn",
+            "region": next(iter(layout.round_trip_ms)),
             "policy": policy,
             "bind": "127.0.0.1:0",
             "admin_bind": "127.0.0.1:0",
@@ -259,11 +283,12 @@ def _write_config(path: Path, policy: str, seed: int, urls: Mapping[str, str]) -
             "scrape_interval_s": PROBE_INTERVAL_S,
             "learning": LEARNING,
         },
-        "regions": [{"name": region} for region in ROUND_TRIP_MS],
+        "regions": [{"name": region} for region in layout.round_trip_ms],
         "replicas": [
-            {"name": name, "region": region, "url": urls[name], "models": [MODEL]} for name, region in REPLICAS.items()
+            {"name": name, "region": region, "url": urls[name], "models": [MODEL], "capacity": dict(layout.capacity)}
+            for name, region in layout.replicas.items()
         ],
-        "simulation": {"rtt_ms": ROUND_TRIP_MS, "seed": seed, "profile": PROFILE},
+        "simulation": {"rtt_ms": dict(layout.round_trip_ms), "seed": seed, "profile": layout.profile},
     }
     write_atomically(path, yaml.safe_dump(config, sort_keys=False).encode())
 

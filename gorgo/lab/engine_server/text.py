@@ -50,11 +50,18 @@ class Tape:
     """
 
     def __init__(self, *, longest: int) -> None:
-        words = b"".join(_word(number) for number in range(_WORDS))
-        self._bytes = words * (longest // _WORDS + 2)
+        words = [_word(number) for number in range(_WORDS)]
+        self._bytes = b"".join(words) * (longest // _WORDS + 2)
+        self._places = {word: number * TOKEN_BYTES for number, word in enumerate(words)}
 
     def start(self, prompt: bytes) -> int:
-        """Where the answer to `prompt` begins, in bytes."""
+        """Where the answer to `prompt` begins, in bytes: behind its last word, if that is one of the tape's.
+
+        So an engine that is given the beginning of an answer goes on with it, as a model would.
+        """
+        place = self._places.get(prompt[-TOKEN_BYTES:])
+        if place is not None:
+            return (place + TOKEN_BYTES) % (_WORDS * TOKEN_BYTES)
         return crc32(prompt) % _WORDS * TOKEN_BYTES
 
     def token(self, start: int, number: int) -> bytes:

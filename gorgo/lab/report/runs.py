@@ -21,7 +21,7 @@ from gorgo.lab.results import Count, Number, ResultRow
 from gorgo.lab.simulate.compare import Ratio, ratio_of
 
 #: Rows that no proxy can run, see `gorgo.lab.simulate.job`: beside the others, never the best of them.
-REFERENCES = ("oracle", "floor")
+REFERENCES = ("oracle", "pinned", "floor")
 #: The baselines of the GORGO paper.
 BASELINES = ("least-load", "least-request", "prefix-cache", "simple-session-affinity")
 

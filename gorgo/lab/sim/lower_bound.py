@@ -1,6 +1,6 @@
 """The floor: what each request would take if it were alone in the world and everything seen so far were cached.
 
-Owns the lower of the two baselines: no router can be below it. It is no target: there is no load. The nearest idle
+Owns the lowest of the three baselines: no router can be below it. It is no target: there is no load. The nearest idle
 replica that has every earlier prompt costs
 
     TTFT = round trips for the body on a warm, wide open connection + prefill of the tokens never seen before
@@ -63,7 +63,7 @@ def lower_bound(feed: Sequence[SimRequest], fleet: SimFleet, *, block_tokens: in
     trips = np.array([round_trips(request.body_bytes, _OPEN)[0] for request in feed], dtype=np.float64)
     ttft_s, e2e_s = np.full(len(feed), np.inf), np.full(len(feed), np.inf)
     for replica in fleet.replicas:
-        first_s = replica.link.rtt_s * trips + _prefill_s(replica.profile, prompt - cached, cached)
+        first_s = replica.link.rtt_s * trips + prefill_s(replica.profile, prompt - cached, cached)
         np.minimum(ttft_s, first_s, out=ttft_s)
         np.minimum(e2e_s, first_s + _decode_s(replica.profile, prompt, output), out=e2e_s)
     return LowerBound(ttft_s, e2e_s)
@@ -81,7 +81,7 @@ def _cached_tokens(feed: Sequence[SimRequest], block_tokens: int) -> Floats:
     return cached
 
 
-def _prefill_s(profile: EngineProfile, new_tokens: Floats, cached_tokens: Floats) -> Floats:
+def prefill_s(profile: EngineProfile, new_tokens: Floats, cached_tokens: Floats) -> Floats:
     """Alone, in as many chunks as it takes."""
     return (
         np.ceil(new_tokens / profile.chunk_tokens) * profile.prefill_base_s

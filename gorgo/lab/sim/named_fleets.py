@@ -48,6 +48,8 @@ class NamedFleet:
         Mean round trip from the proxy to each region.
     per_region:
         Replicas in each region, all alike.
+    vllm:
+        Whether the engines are under vLLM's scheduler.
     """
 
     name: str
@@ -56,6 +58,7 @@ class NamedFleet:
     changes: Mapping[str, Any] = field(default_factory=dict)
     rtt_ms: Mapping[str, float] = field(default_factory=lambda: THREE_REGIONS)
     per_region: int = 1
+    vllm: bool = False
 
     def fleet(self) -> SimFleet:
         """Return the fleet with accurate priors; raises `UnknownProfile`."""
@@ -66,10 +69,12 @@ class NamedFleet:
         each = profiles * len(self.rtt_ms) if len(profiles) == 1 else profiles
         for (region, rtt_ms), profile in zip(self.rtt_ms.items(), each, strict=True):
             for number in range(self.per_region):
-                yield SimReplica(ReplicaSpec(f"{region}-{number}", region), profile, Link(rtt_s=rtt_ms / 1e3))
+                spec = ReplicaSpec(f"{region}-{number}", region, accelerator=profile.accelerator)
+                yield SimReplica(spec, profile, Link(rtt_s=rtt_ms / 1e3))
 
     def _profile(self, name: str) -> EngineProfile:
-        return replace(find_profile(name), **self.changes)
+        profile = find_profile(name)
+        return replace(as_vllm(profile) if self.vllm else profile, **self.changes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +111,8 @@ class PooledFleet:
         for pool in self.pools:
             profile = replace(as_vllm(find_profile(pool.profile)), **pool.changes)
             for number in range(pool.count):
-                yield SimReplica(ReplicaSpec(f"{pool.name}-{number}", ONE_REGION), profile, Link(rtt_s=POOLED_RTT_S))
+                spec = ReplicaSpec(f"{pool.name}-{number}", ONE_REGION, accelerator=profile.accelerator)
+                yield SimReplica(spec, profile, Link(rtt_s=POOLED_RTT_S))
 
 
 def _a30(count: int) -> ReplicaPool:
@@ -183,6 +189,13 @@ _TABLE: tuple[NamedFleet | PooledFleet, ...] = (
         name="8x1xH100",
         description="llm-d's ShareGPT: Llama-3.1-8B on 8 H100",
         pools=[ReplicaPool(count=8, name="h100", profile="1xH100-Llama-3.1-8B")],
+    ),
+    NamedFleet(
+        name="6x1xH100",
+        description="Llama-3.1-8B on two H100 in each region, vLLM",
+        profiles=["1xH100-Llama-3.1-8B"],
+        per_region=2,
+        vllm=True,
     ),
     PooledFleet(
         name="13x8xH200",

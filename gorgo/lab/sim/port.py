@@ -51,6 +51,9 @@ class MonitoredReplica(Reachable, Protocol):
     @property
     def model(self) -> Engine[Any]: ...
 
+    @property
+    def models(self) -> Sequence[Engine[Any]]: ...
+
 
 class Monitor:
     """Probes and scrapes of one replica.
@@ -162,21 +165,22 @@ class Monitor:
         self._give_back(pooled)
 
     def _sample(self) -> EngineSample:
-        model = self._replica.model
+        models = self._replica.models
+        profile = models[0].profile
         sample = EngineSample(
-            running_requests=float(model.running),
-            queued_requests=float(model.queued),
-            used_tokens=float(model.used_tokens),
-            kv_capacity_tokens=float(model.profile.kv_tokens),
-            prompt_tokens_total=float(model.totals.prompt_tokens),
+            running_requests=float(sum(model.running for model in models)),
+            queued_requests=float(sum(model.queued for model in models)),
+            used_tokens=float(sum(model.used_tokens for model in models)),
+            kv_capacity_tokens=float(profile.kv_tokens * len(models)),
+            prompt_tokens_total=float(sum(model.totals.prompt_tokens for model in models)),
         )
-        if model.profile.scheduler == "vllm":
+        if profile.scheduler == "vllm":
             return sample  # It reports neither its batch limit nor its prefill.
         return replace(
             sample,
-            max_running_requests=float(model.profile.max_running_requests),
-            prefill_tokens_total=float(model.totals.prefill_tokens),
-            prefill_busy_s_total=model.totals.prefill_busy_s,
+            max_running_requests=float(profile.max_running_requests * len(models)),
+            prefill_tokens_total=float(sum(model.totals.prefill_tokens for model in models)),
+            prefill_busy_s_total=sum(model.totals.prefill_busy_s for model in models),
         )
 
     def _give_back(self, pooled: PooledSimConnection) -> None:
@@ -252,6 +256,11 @@ class ReplicaPort(MonitoredReplica):
     def model(self) -> Engine[Any]:
         """The engine as it is now; another one after a death."""
         return self._site.model
+
+    @property
+    def models(self) -> Sequence[Engine[Any]]:
+        """The engines of all ranks."""
+        return self._site.models
 
     @property
     def alive(self) -> bool:

@@ -4,12 +4,16 @@ Owns the times of requests on the network. A request leaves on a pooled connecti
 and its first and last tokens arrive a trip after they leave the engine. A dying replica resets open connections, which
 the proxy learns a trip later; later requests are refused. `port` has probes and scrapes on the same connections.
 
+A profile with data-parallel `ranks` is as many engines, to which requests go in turn. Of these, observers (the oracle,
+reports of caches) see the first.
+
 Simplified: a partition resets connections like a death (in a real one they hang until a time-out), and gaps
 between tokens are the engine's own, without the jitter of each one's trip.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -67,7 +71,9 @@ class RemoteReplica:
         self._gaps, self._has_samples, self._ahead = gaps, has_samples, ahead
         self._slowdown = 1.0
         self._reporter: CacheReporter | None = None
-        self._engine = self._new_engine()
+        self._engines = self._new_engines()
+        #: Requests that have arrived: each goes to the next rank.
+        self._arrived = 0
         #: Preemptions of engines that died.
         self._preempted_before = 0
         #: The ways of routers to it; the first is that of `shell`.
@@ -83,8 +89,13 @@ class RemoteReplica:
 
     @property
     def model(self) -> Engine[SimAttempt]:
-        """The engine as it is now; another one after a death."""
-        return self._engine.model
+        """The engine as it is now, the first of several ranks; another one after a death."""
+        return self._engines[0].model
+
+    @property
+    def models(self) -> Sequence[Engine[SimAttempt]]:
+        """The engines of all ranks."""
+        return [engine.model for engine in self._engines]
 
     @property
     def in_transit(self) -> list[tuple[float, EngineRequest]]:
@@ -104,7 +115,7 @@ class RemoteReplica:
     @property
     def preemptions(self) -> int:
         """Preemptions of all engines that were here."""
-        return self._preempted_before + self._engine.model.totals.preemptions
+        return self._preempted_before + sum(model.totals.preemptions for model in self.models)
 
     @property
     def alive(self) -> bool:
@@ -124,7 +135,7 @@ class RemoteReplica:
     def report_to(self, reporter: CacheReporter) -> None:
         """Report the cache of the engine, and of each that follows it."""
         self._reporter = reporter
-        reporter.attach(self._engine.model)
+        reporter.attach(self.model)
 
     # -- requests
 
@@ -162,14 +173,15 @@ class RemoteReplica:
         if sending.pooled is not None:
             sending.port.pool.close(sending.pooled)
         heard_s = self._kernel.now + sending.trips.one_way_s(sending.port.link)
-        self._kernel.at(heard_s, partial(self._drop, self._engine, sending))
+        self._kernel.at(heard_s, partial(self._drop, self._engines, sending))
         self._end(sending, outcome)
 
     # -- faults
 
     def set_slowdown(self, factor: float) -> None:
         self._slowdown = factor
-        self._engine.set_slowdown(factor)
+        for engine in self._engines:
+            engine.set_slowdown(factor)
 
     def set_rtt(self, rtt_s: float) -> None:
         """Replace the round trip of the first router; those of others change alike."""
@@ -194,11 +206,12 @@ class RemoteReplica:
     def kill(self) -> None:
         self._dead = True
         self._lose_open()
-        self._engine.stop()
-        self._preempted_before += self._engine.model.totals.preemptions
-        self._engine = self._new_engine()
+        for engine in self._engines:
+            engine.stop()
+        self._preempted_before = self.preemptions
+        self._engines = self._new_engines()
         if self._reporter is not None:
-            self._reporter.attach(self._engine.model)
+            self._reporter.attach(self.model)
 
     def revive(self) -> None:
         self._dead = False
@@ -206,6 +219,9 @@ class RemoteReplica:
             self._reporter.started()
 
     # -- helpers
+
+    def _new_engines(self) -> list[EngineDriver]:
+        return [self._new_engine() for _ in range(self.replica.profile.ranks)]
 
     def _new_engine(self) -> EngineDriver:
         model: Engine[SimAttempt] = make_engine(self.replica.profile, item_bytes=8, item_tokens=self._block_tokens)
@@ -227,7 +243,9 @@ class RemoteReplica:
             self._refuse(sending, error_outcome(self._failing))
             return
         try:
-            self._engine.submit(sending)
+            sending.rank = self._arrived % len(self._engines)
+            self._arrived += 1
+            self._engines[sending.rank].submit(sending)
         except BadRequest as refusal:
             self._refuse(sending, Outcome(AttemptResult.UPSTREAM_4XX, status=400, error=str(refusal), unsent=True))
 
@@ -247,7 +265,7 @@ class RemoteReplica:
 
     def _finished(self, sending: SimAttempt, at_s: float) -> None:
         assert sending.first_token_arrival_s is not None, "the first token comes first"
-        pairs = self._engine.gaps(sending)
+        pairs = self._engines[sending.rank].gaps(sending)
         self._gaps.add(pairs)
         outcome = completed_outcome(sending, itl_s_p95=p95_s(pairs) if self._has_samples else None)
         end_arrival_s = max(sending.first_token_arrival_s, at_s + sending.trips.one_way_s(sending.port.link))
@@ -272,11 +290,11 @@ class RemoteReplica:
         else:
             self._end(sending, Outcome(AttemptResult.FAILED_BEFORE_CONTENT, error=reason))
 
-    def _drop(self, engine: EngineDriver, sending: SimAttempt) -> None:
+    def _drop(self, engines: list[EngineDriver], sending: SimAttempt) -> None:
         """Abort a request on the engine after its client disconnected."""
         self._in_transit.pop(sending, None)
-        if engine is self._engine:
-            engine.abort(sending)
+        if engines is self._engines:
+            engines[sending.rank].abort(sending)
 
     def _lose_open(self) -> None:
         """Reset every connection: tokens that left the engine still arrive."""
@@ -285,7 +303,7 @@ class RemoteReplica:
         for sending in self._open:
             if sending.stage is Stage.FINISHED or sending.done:
                 continue
-            self._engine.abort(sending)
+            self._engines[sending.rank].abort(sending)
             heard_s = max(sending.first_token_arrival_s or 0.0, now + sending.trips.one_way_s(sending.port.link))
             reason = "disconnected"
             if sending.first_token_arrival_s is None and sending.pooled is not None and sending.pooled.used:

@@ -26,7 +26,8 @@ import numpy as np
 
 from gorgo.config.values import STALE_INTERVALS, WARM_INTERVAL_S
 from gorgo.core.limits import RouterLimits
-from gorgo.core.policy.interface import Policy
+from gorgo.core.policy.interface import USUAL_SCRAPE_S, Policy
+from gorgo.core.policy.interface import scrape_interval_s as needed_scrape_s
 from gorgo.core.policy.weights import Weights
 from gorgo.core.router import Router
 from gorgo.errors import ConfigError
@@ -37,6 +38,7 @@ from gorgo.lab.sim.fleet import SimFleet
 from gorgo.lab.sim.kv_events.reports import CacheReporting, CacheReports
 from gorgo.lab.sim.network import Link, RandomTable, random_table
 from gorgo.lab.sim.open_requests import OpenRequests
+from gorgo.lab.sim.pinned import TraceObserver
 from gorgo.lab.sim.port import Monitor, background_trips
 from gorgo.lab.sim.records import SimResult
 from gorgo.lab.sim.remote_replica import RemoteReplica
@@ -69,7 +71,7 @@ class Simulation:
     fleet:
         The replicas.
     policy:
-        The policy. One with a method for engines is given them before the run.
+        The policy. One with a method for engines, or for the trace and the fleet, is given them before the run.
     weights:
         Values to start with; the policy's defaults if None.
     seed:
@@ -79,7 +81,7 @@ class Simulation:
     limits:
         The Router's bounds. Default: those of the proxy, with blocks of `block_tokens`.
     probe_interval_s, scrape_interval_s:
-        As in regions.yaml.
+        As in regions.yaml: scrapes are by default as frequent as the policy needs.
     block_tokens:
         Tokens of one hash of a request's `blocks`, and of one item in the engines' caches.
     shadow:
@@ -120,7 +122,7 @@ class Simulation:
         faults: Sequence[Startable] = (),
         limits: RouterLimits | None = None,
         probe_interval_s: float = 30.0,
-        scrape_interval_s: float = 30.0,
+        scrape_interval_s: float | None = None,
         block_tokens: int = BLOCK_TOKENS,
         shadow: Policy | None = None,
         controllers: Sequence[Controller] = (),
@@ -132,8 +134,9 @@ class Simulation:
     ) -> None:
         if routers.shells > 1 and cache_reports not in ("none", "usage"):
             raise ConfigError(f"{routers.shells} routers and cache reports {cache_reports!r}; expected none or usage")
-        stale_after_s = STALE_INTERVALS * max(probe_interval_s, scrape_interval_s)
+        stale_after_s = STALE_INTERVALS * max(probe_interval_s, scrape_interval_s or USUAL_SCRAPE_S)
         self.kernel = EventQueue()
+        self._fleet, self._block_tokens = fleet, block_tokens
         self._specs = [replica.spec for replica in fleet.replicas]
         self._limits = limits or RouterLimits(block_tokens=float(block_tokens), stale_after_s=stale_after_s)
         self._seed, self._weights, self._group = seed, weights, routers
@@ -176,7 +179,7 @@ class Simulation:
         #: What can go wrong.
         self.injector = FaultInjector(self.kernel, fleet, self.engines, self.caches)
         self._faults = faults
-        self._intervals = (probe_interval_s, scrape_interval_s)
+        self._intervals = (probe_interval_s, needed_scrape_s(scrape_interval_s, policy, shadow))
         self._controllers = controllers
         self._feed: Sequence[SimRequest] = ()
         self._next = 0
@@ -246,6 +249,8 @@ class Simulation:
         policy = shell.router.settings.policy
         if isinstance(policy, EngineObserver):
             policy.observe({name: port for name, (_, port) in shell.ports.items()})
+        if isinstance(policy, TraceObserver):
+            policy.prepare(self._feed, self._fleet, block_tokens=self._block_tokens)
 
     def _submit(self, action: Callable[[Monitor], None]) -> None:
         for site in self.engines.values():

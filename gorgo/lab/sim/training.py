@@ -2,8 +2,8 @@
 
 Theory of operation. Once a second of virtual time the outcomes that are new go to the trainer. When a round is due its
 model is fitted at once, from what was known then, and adopted after the virtual time that a training is stated to take
-(`TrainingSpec.fit_s`). So decisions depend on the seed alone and not on the speed of the machine. Frozen weights stop
-rounds and adoptions; outcomes are still read.
+(`TrainingSpec.fit_s`). So decisions depend on the seed alone and not on the speed of the machine. A round whose model
+is worse than the one in use leaves that one. Frozen weights stop rounds and adoptions; outcomes are still read.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class RoundTrainer(Protocol):
 
     def due(self) -> bool: ...
 
-    def train(self) -> Model: ...
+    def train(self) -> Model | None: ...
 
 
-#: Makes the trainer of a policy by its settings, the seed, and the version of the model before the first round.
-TrainerFactory = Callable[[TrainingSpec, int, int], RoundTrainer]
+#: Makes the trainer of a policy by its settings, the seed, and the model before the first round.
+TrainerFactory = Callable[[TrainingSpec, int, Model | None], RoundTrainer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class TrainingController:
         #: A fitted model, when its round started, and when it is adopted.
         self._fitted: tuple[Model, float, float] | None = None
         self._next_read_s = 0.0
-        #: Rounds that have ended.
+        #: Rounds that have ended with a model.
         self.rounds: list[TrainingRound] = []
 
     @property
@@ -96,8 +96,7 @@ class TrainingController:
         """Train another policy, or none."""
         self._ring, self._fitted, self._next_seq = router.learning.outcomes, None, 0
         learner = router.learning.learner
-        version = 0 if self._model is None else self._model.version
-        self._trainer = None if learner is None else self._make_trainer(learner.training, self._seed, version)
+        self._trainer = None if learner is None else self._make_trainer(learner.training, self._seed, self._model)
         if learner is not None and self._model is not None:
             router.learning.adopt(self._model)
 
@@ -109,7 +108,9 @@ class TrainingController:
         if len(rows):
             self._trainer.add(rows)
         if self._fitted is None and not router.settings.frozen and now <= self._until_s and self._trainer.due():
-            self._fitted = self._trainer.train(), now, now + router.learning.learner.training.fit_s
+            model = self._trainer.train()
+            if model is not None:
+                self._fitted = model, now, now + router.learning.learner.training.fit_s
 
     def _adopt(self, router: Router, now: float) -> None:
         assert self._fitted is not None, "a round has ended"

@@ -1,6 +1,6 @@
 """Policies side by side in virtual time: runs, many of them, and their comparison."""
 
-from gorgo.lab.simulate.job import BASELINES, FLOOR, ORACLE, SimJob, SimulatedRun
+from gorgo.lab.simulate.job import BASELINES, FLOOR, ORACLE, PINNED, SimJob, SimulatedRun
 from gorgo.lab.simulate.run import run_many, run_once
 from gorgo.lab.simulate.simulate import DEFAULT_POLICIES, SimulateOptions, jobs_of, simulate_command
 
@@ -9,6 +9,7 @@ __all__ = [
     "DEFAULT_POLICIES",
     "FLOOR",
     "ORACLE",
+    "PINNED",
     "SimJob",
     "SimulateOptions",
     "SimulatedRun",

@@ -1,6 +1,6 @@
 """One simulated run and its result, as records that can be sent to another process.
 
-Owns the records, the names of the two baselines, and goodput; `gorgo.lab.simulate.run` runs them.
+Owns the records, the names of the three baselines, and goodput; `gorgo.lab.simulate.run` runs them.
 """
 
 from __future__ import annotations
@@ -57,9 +57,10 @@ def goodput_of(records: Sequence[SimRecord]) -> Goodput | None:
     )
 
 
-#: Rows of every comparison that no proxy can run: the rule of `gorgo-ms` with full knowledge, and a lower bound.
-ORACLE, FLOOR = "oracle", "floor"
-BASELINES = (ORACLE, FLOOR)
+#: Rows of every comparison that no proxy can run: the rule of `gorgo-ms` with full knowledge, sessions assigned with
+#: knowledge of the whole trace, and a lower bound.
+ORACLE, PINNED, FLOOR = "oracle", "pinned", "floor"
+BASELINES = (ORACLE, PINNED, FLOOR)
 #: The scenario in which nothing happens.
 STEADY = "steady"
 
@@ -75,7 +76,7 @@ class SimJob:
     feed:
         The requests themselves, at time scale 1; then `trace` is a mere name and `filters` do nothing.
     policy:
-        By name; `oracle` and `floor` are such names here.
+        By name; `oracle`, `pinned` and `floor` are such names here.
     weights:
         The policy's defaults where None. Whether they lie in their box was minded by whoever made them.
     fleet:
@@ -110,7 +111,7 @@ class SimJob:
     scenario: str = STEADY
     limits: RouterLimits | None = None
     probe_interval_s: float = 30.0
-    scrape_interval_s: float = 30.0
+    scrape_interval_s: float | None = None
     client_concurrency: int | None = None
     slo_ttft_ms: float | None = None
     keep_requests: bool = False

@@ -28,11 +28,12 @@ from gorgo.lab.results import load_text
 from gorgo.lab.sim.faults.scenarios import find_scenario
 from gorgo.lab.sim.lower_bound import lower_bound
 from gorgo.lab.sim.oracle import make_oracle
+from gorgo.lab.sim.pinned import Pinned
 from gorgo.lab.sim.simulation import Controller, Simulation
 from gorgo.lab.sim.training import TrainingController
 from gorgo.lab.sim.workload import BLOCK_TOKENS, SimRequest, scaled
 from gorgo.lab.simulate.feed import feed_of
-from gorgo.lab.simulate.job import FLOOR, ORACLE, SimJob, SimulatedRun
+from gorgo.lab.simulate.job import FLOOR, ORACLE, PINNED, SimJob, SimulatedRun
 from gorgo.lab.simulate.rows import floor_run, rare_collections, simulated_run
 from gorgo.lab.traces import TraceFilters, unit_warning
 from gorgo.lab.traces.load import SPAN_S_MAX
@@ -74,19 +75,30 @@ def parallel(
 
 @contextmanager
 def _out_of_reach() -> Iterator[None]:
-    """Processes that are started meanwhile are spared Ctrl-C: this one ends them, without a traceback of each."""
+    """Processes that are started meanwhile are spared Ctrl-C: this one ends them, without a traceback of each.
+
+    They inherit that the signal is blocked. One that comes meanwhile is raised at the end: a pool that is half started
+    could not be ended.
+    """
     if current_thread() is not main_thread():  # only the main thread may set signal handlers
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))  # taken by another thread
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
 
 
 def policy_of(name: str) -> Policy:
-    """A policy of the registry, or the oracle."""
+    """A policy of the registry, or a baseline that runs as a policy."""
+    if name == PINNED:
+        return Pinned()
     return make_oracle() if name == ORACLE else make_policy(name)
 
 
@@ -134,7 +146,7 @@ def _run(job: SimJob, controllers: Sequence[Controller]) -> SimulatedRun:
 def _training(policy: Policy, shadow: Policy | None, seed: int) -> Iterator[Controller]:
     """Yield what trains the policy or the shadow policy, if one of them learns."""
     if find_learner(policy, shadow) is not None:
-        yield TrainingController(lambda spec, seed, version: Trainer(spec, seed, version=version), seed=seed)
+        yield TrainingController(Trainer, seed=seed)
 
 
 def _limits(job: SimJob, block_tokens: int, *, samples: bool) -> RouterLimits | None:

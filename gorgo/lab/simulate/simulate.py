@@ -31,7 +31,7 @@ from gorgo.lab.sim.faults.scenarios import find_scenario
 from gorgo.lab.sim.fleet import SimFleet
 from gorgo.lab.sim.routers.group import ONE_ROUTER, RouterGroup
 from gorgo.lab.simulate.compare import Figure, Ratio, e2e_s_p95, mean_row, ratio_of_rows, ttft_ms_p95
-from gorgo.lab.simulate.job import BASELINES, FLOOR, ORACLE, STEADY, SimJob, SimulatedRun
+from gorgo.lab.simulate.job import BASELINES, FLOOR, STEADY, SimJob, SimulatedRun
 from gorgo.lab.simulate.run import policy_of, run_many
 from gorgo.lab.traces import TraceFilters
 from gorgo.lab.traces.text import warning
@@ -50,7 +50,7 @@ class SimulateOptions:
     trace, filters, fleet, limits, scenario, probe_interval_s, scrape_interval_s, shadow, routers:
         As in `SimJob`.
     policies:
-        In the order of the table; oracle and floor come behind them.
+        In the order of the table; oracle, pinned and floor come behind them.
     weights:
         Per policy; others run with their defaults.
     time_scales, seeds:
@@ -73,7 +73,7 @@ class SimulateOptions:
     scenario: str = STEADY
     limits: RouterLimits | None = None
     probe_interval_s: float = 30.0
-    scrape_interval_s: float = 30.0
+    scrape_interval_s: float | None = None
     shadow: str | None = None
     block_tokens: int | None = None
     routers: RouterGroup = ONE_ROUTER
@@ -84,7 +84,7 @@ class SimulateOptions:
     @property
     def names(self) -> Sequence[str]:
         """All rows of a block, each once."""
-        return tuple(dict.fromkeys((*self.policies, ORACLE, FLOOR)))
+        return tuple(dict.fromkeys((*self.policies, *BASELINES)))
 
 
 def simulate_command(options: SimulateOptions, *, warn: Callable[[str], None]) -> list[ResultRow]:
@@ -194,6 +194,7 @@ def show_rows(
         console.print()
     console.print("Engines and network are simulated, in virtual time; the Router is the one that `gorgo serve` runs.")
     console.print("oracle: the rule of gorgo-ms with full knowledge of the engines; not the optimum, it can lose.")
+    console.print("pinned: each session on one replica, assigned with knowledge of the whole trace; not the optimum.")
     console.print("floor: each request alone on the nearest idle replica, all seen so far cached; a lower bound.")
 
 

@@ -15,7 +15,7 @@ range. A prediction is at least a share of the base.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -37,10 +37,13 @@ from gorgo.learning.models.network import Descent, Perceptron, descend, last_lay
 # - A prompt that does not fit into the free KV memory waits until answers end. Of n that decode n / h end per second,
 #   if each takes h; each makes room for one more, which takes u tokens of its own: its uncached ones. So s tokens take
 #   s * h / (n * u). h and u are means over the training. Prefills run meanwhile, so the longer of both waits counts.
+#
+# An answer in one piece has the median time that such answers take beyond their first token in addition: it is the same
+# on every replica, and a small network need not learn it.
 
 
-#: The feature that is the prediction by priors, s.
-PRIOR = "prior_s"
+#: The feature that is the prediction by priors, s, and the one that is 0 for an answer in one piece.
+PRIOR, STREAMED = "prior_s", "streamed"
 #: Share of a step before anything is learned: half of the one that runs.
 _USUAL_SHARE, _MOST_SHARE = 0.5, 2.0
 #: Weight of the usual share, as rows whose step is as long as their prediction.
@@ -61,28 +64,38 @@ class EngineWaits:
         Of a decode step.
     hold_s:
         For each request that decodes: time in which a token of KV memory becomes free, s.
+    answer_s:
+        From the first token to the end of an answer in one piece, s.
     """
 
     step_share: float = 0.0
     hold_s: float = 0.0
+    answer_s: float = 0.0
 
     def base_s(self, table: NDArray[np.float32], names: tuple[str, ...]) -> Floats:
         """Return the prediction by priors with both waits, s; a wait whose features are not among `names` is 0."""
         prior_s, step_s, memory = _columns(table, names)
-        return np.maximum(prior_s, self.hold_s * memory) + self.step_share * step_s
+        first_s: Floats = np.maximum(prior_s, self.hold_s * memory) + self.step_share * step_s
+        if not self.answer_s or STREAMED not in names:
+            return first_s
+        return np.where(table[:, names.index(STREAMED)] > 0.0, first_s, first_s + self.answer_s)
 
 
 def fit_waits(rows: TrainingRows) -> EngineWaits:
-    """Return the waits of measured rows; none without a row."""
+    """Return the waits of measured rows; none without a row. Those before a first token are those of streams alone."""
     rows = rows.select(~rows.censored)
-    if not len(rows):
-        return EngineWaits()
-    hold_s = _hold_s(rows)
-    prior_s, step_s, memory = _columns(rows.features, rows.names)
-    prior_s = np.maximum(prior_s, hold_s * memory)
-    return EngineWaits(
-        step_share=_share(step_s, rows.ttft_s - prior_s, np.maximum(prior_s + step_s, _LEAST_S)), hold_s=hold_s
-    )
+    streams, whole = rows.select(~rows.unstreamed), rows.select(rows.unstreamed)
+    waits = EngineWaits()
+    if len(streams):
+        hold_s = _hold_s(streams)
+        prior_s, step_s, memory = _columns(streams.features, streams.names)
+        prior_s = np.maximum(prior_s, hold_s * memory)
+        share = _share(step_s, streams.ttft_s - prior_s, np.maximum(prior_s + step_s, _LEAST_S))
+        waits = EngineWaits(step_share=share, hold_s=hold_s)
+    if len(whole):
+        beyond_s = float(np.median(whole.ttft_s - waits.base_s(whole.features, whole.names)))
+        waits = replace(waits, answer_s=max(beyond_s, 0.0))
+    return waits
 
 
 def _columns(table: NDArray[np.float32], names: tuple[str, ...]) -> tuple[Floats, Floats, Floats]:
@@ -155,7 +168,7 @@ class ResidualModel(FittedModel):
     least, most:
         Range of the residual in that unit.
     prior_error:
-        Mean error of the prior alone, as a share of the measured times.
+        Mean error of the prior alone, as a share of the measured times of streams.
     """
 
     waits: EngineWaits
@@ -201,7 +214,7 @@ class ResidualModel(FittedModel):
         }
         limits = {"factor": self.factor, "least": self.least, "most": self.most}
         limits["prior_error"] = self.prior_error
-        waits = {"step_share": self.waits.step_share, "hold_s": self.waits.hold_s}
+        waits = {name: getattr(self.waits, name) for name in ("step_share", "hold_s", "answer_s")}
         return arrays, {"hidden": list(self.network.sizes[1:]), **limits, **waits}
 
 
@@ -244,7 +257,12 @@ def _residual(rows: TrainingRows, waits: EngineWaits, cap_s: float) -> Floats:
 
 
 def _prior_error(measured: TrainingRows, cap_s: float) -> float:
-    """Return the mean error of the prior as a share of the measured times; 0 without a row."""
+    """Return the mean error of the prior as a share of the measured times; 0 without a row.
+
+    It is that of first tokens, where there are any: of an answer in one piece a prior says little.
+    """
+    if not measured.unstreamed.all():
+        measured = measured.select(~measured.unstreamed)
     prior_s = np.minimum(measured.features[:, measured.names.index(PRIOR)].astype(np.float64), cap_s)
     ttft_s = np.maximum(capped_ttft_s(measured, cap_s), _LEAST_TTFT_S)
     return float(np.mean(np.abs(prior_s - ttft_s) / ttft_s)) if len(measured) else 0.0

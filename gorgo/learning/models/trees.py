@@ -67,12 +67,22 @@ def available() -> bool:
     return find_spec("lightgbm") is not None
 
 
+#: What to say without LightGBM.
+MISSING = "boosted trees need the extra: pip install 'gorgo-router[learned]'"
+
+
+def require_lightgbm() -> None:
+    """Raise `MissingExtra` without LightGBM. Nothing of it is imported."""
+    if not available():
+        raise MissingExtra(MISSING)
+
+
 def import_lightgbm() -> ModuleType:
     """Return the package. Raises `MissingExtra`."""
     try:
         import lightgbm
     except ImportError as error:
-        raise MissingExtra("boosted trees need the extra: pip install 'gorgo-router[learned]'") from error
+        raise MissingExtra(MISSING) from error
     module: ModuleType = lightgbm
     return module
 

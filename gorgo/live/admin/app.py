@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from hmac import compare_digest
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -22,6 +23,7 @@ from gorgo.core.fleet.snapshot import ReplicaSnapshot
 from gorgo.errors import (
     ConfigError,
     GorgoError,
+    MissingExtra,
     ReplicaInFile,
     StateError,
     TooManyReplicas,
@@ -36,6 +38,7 @@ from gorgo.live.admin.page.routes import Page
 from gorgo.live.admin.routes import ControlRoutes, DecisionRoutes, FleetRoutes, PushRoutes
 from gorgo.live.admin.token_check import CHALLENGE, TokenCheck, bearer
 from gorgo.live.control.transactions import FleetChanges
+from gorgo.live.event_loop import ahead_s
 from gorgo.live.http.errors import HttpError, error_json, unknown_route
 from gorgo.live.logs import log
 from gorgo.live.openapi.documents import admin_document
@@ -104,10 +107,19 @@ _FLUSH: dict[str, tuple[Check, str]] = {"replica": (is_text, "the name of a repl
 
 
 class Admin:
-    """The handlers of one running proxy. `closing` ends event streams."""
+    """The handlers of one running proxy. `closing` ends event streams, `metrics_token` is good for metrics alone."""
 
-    def __init__(self, state: LiveState, changes: FleetChanges, token: str | None, closing: asyncio.Event) -> None:
+    def __init__(
+        self,
+        state: LiveState,
+        changes: FleetChanges,
+        token: str | None,
+        closing: asyncio.Event,
+        *,
+        metrics_token: str | None = None,
+    ) -> None:
         self._state = state
+        self._metrics_token = None if metrics_token is None else metrics_token.encode()
         self._token = TokenCheck(token, lambda: state.routing.clock(), lambda: state.telemetry.metrics.admin_refused())
         self._control = ControlRoutes(state.routing)
         self._decisions = DecisionRoutes(state.routing)
@@ -136,14 +148,14 @@ class Admin:
             ("POST", "/admin/reload", fleet.reload),
             ("GET", "/admin/check", self.check),
             ("GET", "/admin/openapi.json", self.description),
-            ("GET", "/metrics", self.metrics),
         ]
         calls = [Route(path, self._guarded(handler), methods=[method]) for method, path, handler in table]
         pushes = [
             Route("/internal/eviction", self._pushes.eviction, methods=["POST"]),
             Route("/internal/sync", self._pushes.sync, methods=["POST"]),
         ]
-        return calls + pushes + self._page.routes()
+        metrics = Route("/metrics", self.guarded_metrics, methods=["GET"])
+        return [*calls, metrics, *pushes, *self._page.routes()]
 
     async def fleet(self, request: Request) -> Response:  # noqa: ARG002 - a handler's signature
         views = self._state.routing.router.view.snapshots(now=self._state.routing.clock())
@@ -175,9 +187,10 @@ class Admin:
     async def samples(self, request: Request) -> Response:
         after = count_of(request, "after", 0)
         limit = min(count_of(request, "limit", MAX_SAMPLES), MAX_SAMPLES)
-        return json_response(
-            self._state.routing.router.samples.after(after, limit) | {"now_s": self._state.routing.clock()}
-        )
+        routing = self._state.routing
+        step_s = ahead_s(routing.clock)
+        found = routing.router.samples.after(after, limit, ahead_s=step_s)
+        return json_response(found | {"now_s": routing.clock() + step_s})
 
     async def flush(self, request: Request) -> Response:
         body = await read_body(request)
@@ -192,7 +205,11 @@ class Admin:
             raise HttpError(404, "not_found", f"internal routes are off: start the proxy with {INTERNAL_VARIABLE}=1")
         return json_response(self_check(self._state))
 
-    async def metrics(self, request: Request) -> Response:  # noqa: ARG002
+    async def guarded_metrics(self, request: Request) -> Response:
+        given = bearer(request.headers)
+        known = self._metrics_token
+        if known is None or given is None or not compare_digest(given, known):
+            await self._check(request)
         return Response(self._state.telemetry.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
     async def description(self, request: Request) -> Response:  # noqa: ARG002
@@ -222,19 +239,27 @@ class Admin:
             raise HttpError(401, "unauthorized", message, headers=CHALLENGE)
 
 
-def admin_app(state: LiveState, changes: FleetChanges, token: str | None, closing: asyncio.Event) -> Starlette:
+def admin_app(
+    state: LiveState,
+    changes: FleetChanges,
+    token: str | None,
+    closing: asyncio.Event,
+    *,
+    metrics_token: str | None = None,
+) -> Starlette:
     """Return the ASGI app of the admin listener."""
     handlers: dict[Any, Any] = {
         HttpError: _on_http_error,
         HTTPException: _on_routing_error,
         ConfigError: _on_bad_input,
         WeightsError: _on_bad_input,
+        MissingExtra: _on_bad_input,
         UnknownPolicy: _on_bad_input,
         UnknownReplica: _on_unknown_replica,
         ReplicaInFile: _on_conflict,
         TooManyReplicas: _on_conflict,
     }
-    admin = Admin(state, changes, token, closing)
+    admin = Admin(state, changes, token, closing, metrics_token=metrics_token)
     handlers |= dict.fromkeys((WeightsFrozen, VersionConflict, StateError), admin.on_refused_change)
     app = Starlette(routes=admin.routes(), exception_handlers=handlers)
     app.router.redirect_slashes = False

@@ -277,11 +277,10 @@ class FleetRoutes:
         body = await read_body(request)
         parse_body(body, _DRAIN)
         draining = body.get("drain") is not False
-        await self._state.routing.control.drain(name, draining)
+        durable = await self._state.routing.control.drain(name, draining)
         views = self._state.routing.router.view.snapshots(now=self._state.routing.clock())
         view = next((row for row in views if row.name == name), None)
         in_flight = 0 if view is None else view.in_flight_requests
-        durable = self._state.routing.control.durable
         return json_response({"replica": name, "drain": draining, "in_flight": in_flight, "durable": durable})
 
     async def reload(self, request: Request) -> Response:

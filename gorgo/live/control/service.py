@@ -6,6 +6,7 @@ plan. It is checked in full before anything is written or applied (see `transact
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -29,7 +30,7 @@ from gorgo.live.control.state_file import (
     StateFile,
 )
 from gorgo.live.control.transactions import ChangeQueue, ChangeRequest, FleetPlans, PlannedChange, WeightsChange
-from gorgo.live.event_loop import Clock
+from gorgo.live.event_loop import Clock, ahead_s
 from gorgo.live.logs import log
 from gorgo.live.telemetry.metrics import Metrics
 from gorgo.policies.registry import make_policy, make_shadow
@@ -59,7 +60,7 @@ class WeightsHistory:
 
 def now_text(clock: Clock) -> str:
     """Return the time now in ISO 8601, UTC."""
-    return datetime.fromtimestamp(clock(), UTC).isoformat(timespec="milliseconds")
+    return datetime.fromtimestamp(clock() + ahead_s(clock), UTC).isoformat(timespec="milliseconds")
 
 
 class ControlService:
@@ -93,7 +94,8 @@ class ControlService:
         self._history = WeightsHistory(router, clock)
         self.frozen: Frozen | None = None
         self._set_frozen(start.frozen)
-        self._history.record(ChangeRequest(source=start.source))
+        self._start = start
+        self._history.record(ChangeRequest(source=start.source, reason=_reason_of(start)))
 
     @property
     def durable(self) -> bool:
@@ -118,6 +120,12 @@ class ControlService:
         policy, weights = self._active()
         version, (row,) = self._router.settings.weights.version, self.history
         log("weights_in_force", policy=policy, version=version, weights=weights, source=row.source)
+        frozen = self.frozen is not None
+        if self._start.set_aside:
+            copy, unknown = await self._changes.keep_copy(), list(self._start.set_aside)
+            log("state_set_aside", level=logging.WARNING, unknown=unknown, frozen=frozen, copy=copy)
+        if self._start.gained:
+            log("weights_gained", level=logging.WARNING, weights=dict(self._start.gained), frozen=frozen)
         await (self._changes.write if fresh else self._changes.persist)(self._in_force())
 
     async def aclose(self) -> None:
@@ -179,11 +187,15 @@ class ControlService:
         if before is not None and self.frozen is None:
             log("weights_unfrozen", version=self._router.settings.weights.version, reason=change.reason, by=change.by)
 
-    async def drain(self, name: str, draining: bool) -> None:
-        """Set or remove a drain mark, also while weights are frozen. Raises `UnknownReplica` or `StateError`."""
+    async def drain(self, name: str, draining: bool) -> bool:
+        """Set or remove a drain mark, also while weights are frozen or the disk is full. Raises `UnknownReplica`.
 
-        await self.execute(partial(self.fleet.drain, name, draining))
-        log("drain_set", replica=name, drain=draining)
+        Return whether it outlives the process: an operator who drains a replica cannot wait for a disk.
+        """
+        plan = partial(self.fleet.drain, name, draining)
+        durable = await self._changes.execute(lambda: plan(self._in_force()), required=False)
+        log("drain_set", replica=name, drain=draining, durable=durable)
+        return durable
 
     async def execute(self, plan: Callable[[PersistedState], PlannedChange]) -> None:
         """Plan a change from the state in force, write and apply it. Raises what `plan` raises, and `StateError`."""
@@ -327,6 +339,17 @@ class ControlService:
             configured=self.file.applied,
             registered=tuple(self.registered.entries.values()),
         )
+
+
+def _reason_of(start: InitialState) -> str | None:
+    """Return what the first version says of a state file of another version."""
+    parts = []
+    if start.set_aside:
+        parts.append(f"unknown to this version and set aside: {', '.join(start.set_aside)}")
+    if start.gained:
+        gained = ", ".join(f"{name} {value:g}" for name, value in start.gained.items())
+        parts.append(f"new in this version, with their defaults: {gained}")
+    return "; ".join(parts) or None
 
 
 def _nothing() -> None:

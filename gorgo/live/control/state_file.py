@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -81,6 +81,8 @@ class PersistedState:
     configured: ConfigSnapshot
     #: Replicas registered by the admin API.
     registered: tuple[ReplicaConfig, ...] = ()
+    #: Keys of the file that this version does not know, as of a newer one.
+    unknown_keys: tuple[str, ...] = ()
 
 
 class StateFile:
@@ -105,6 +107,15 @@ class StateFile:
         except (OSError, ValueError) as error:
             raise ConfigError(f"{self.path}: the state file cannot be read: {_reason(error)}") from error
         return parse_state(text, source=str(self.path))
+
+    def keep_copy(self) -> Path | None:
+        """Copy the file beside itself, for the version that knows what this one sets aside; return where it is."""
+        path = self.path.with_name(f"{self.path.name}.set-aside")
+        try:
+            write_atomically(path, self.path.read_bytes()[: MAX_BYTES + 1])
+        except OSError:
+            return None
+        return path
 
     def write(self, state: PersistedState) -> None:
         """Write the state durably; block until then. Raises `StateError`."""
@@ -152,7 +163,7 @@ def parse_state(text: bytes, *, source: str) -> PersistedState:
 
 
 class _StateReader:
-    """A strict parser: any deviation from the written form is damage."""
+    """A strict parser: any deviation from the written form is damage, but for keys that a newer version may have."""
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -160,6 +171,9 @@ class _StateReader:
     def state(self, text: bytes) -> PersistedState:
         document = self._document(text)
         registered = document.pop(_REGISTERED, [])
+        unknown = sorted(document.keys() - set(_KEYS))
+        for key in unknown:
+            del document[key]
         self._keys(document, _KEYS, "the file")
         frozen, configured = document["frozen"], document["configured"]
         self._keys(configured, ("policy", "weights", "draining"), "configured")
@@ -178,6 +192,7 @@ class _StateReader:
                 self._names(configured["draining"], "configured.draining"),
             ),
             registered=tuple(self._registered(registered)),
+            unknown_keys=tuple(unknown),
         )
 
     def _document(self, text: bytes) -> dict[str, Any]:
@@ -308,11 +323,18 @@ def _complete(values: Mapping[str, float], policy: Policy) -> dict[str, float]:
 # Frozen weights hold, whatever the configuration says; an edit waits for the end of the freeze. Live weights hold
 # until the configuration of policy or weights is edited: the edit is newer. Drain marks follow the same rule, per
 # replica. Versions never decrease.
+#
+# A file of another version may have a policy or weights that this one lacks, or lack some that this one has. A freeze
+# and drain marks hold all the same: what is not known is set aside, what is missing has its default, and both are said.
 
 
 @dataclass(frozen=True, slots=True)
 class InitialState:
-    """Policy, weights, freeze and drain marks at the start. `source` is for the log and the history."""
+    """Policy, weights, freeze and drain marks at the start. `source` is for the log and the history.
+
+    `set_aside` names what of the state file this version does not know, `gained` has the weights that the file lacks,
+    with their defaults.
+    """
 
     policy: Policy
     weights: Weights
@@ -320,6 +342,8 @@ class InitialState:
     draining: frozenset[str]
     source: str
     file: FileRouting
+    set_aside: tuple[str, ...] = ()
+    gained: Mapping[str, float] = field(default_factory=dict)
 
 
 def initial_state(
@@ -327,7 +351,7 @@ def initial_state(
 ) -> InitialState:
     """Choose between the state file and the configuration's `policy` and `weights` (its defaults if `None`).
 
-    Raises `ConfigError`, naming `source`, if the persisted policy is unknown or does not have those weights.
+    Raises `ConfigError`, naming `source`, if persisted weights are none that the policy may have.
     """
     config_state = ConfigSnapshot.by(config)
     if weights is None:
@@ -336,8 +360,7 @@ def initial_state(
         return InitialState(policy, weights, None, config_state.draining, "configuration", FileRouting(config_state))
     draining = _draining(persisted, config, config_state)
     if persisted.frozen is not None or same_routing(persisted.configured, config_state, policy):
-        file = FileRouting(persisted.configured).deferred(config, policy, weights)
-        return InitialState(*_live(persisted, source), persisted.frozen, draining, "state", file)
+        return _persisted_state(persisted, config, policy, weights, draining, source)
     same = (policy.name, dict(weights)) == (persisted.policy, dict(persisted.weights))
     version = persisted.version if same else persisted.version + 1
     return InitialState(
@@ -345,16 +368,38 @@ def initial_state(
     )
 
 
-def _live(persisted: PersistedState, source: str) -> tuple[Policy, Weights]:
+def _persisted_state(
+    persisted: PersistedState,
+    config: Config,
+    policy: Policy,
+    weights: Weights,
+    draining: frozenset[str],
+    source: str,
+) -> InitialState:
+    """Return the state of the file, as far as this version knows what is in it."""
     try:
-        policy = make_policy(persisted.policy)
-        # Their range was checked when they were set.
-        return policy, Weights.of(
-            policy.weight_specs, persisted.weights, version=persisted.version, allow_out_of_range=True
+        live = make_policy(persisted.policy)
+    except UnknownPolicy:
+        # Its weights mean nothing here either.
+        aside = (
+            *persisted.unknown_keys,
+            f"policy {persisted.policy}",
+            *(f"weights.{name}" for name in persisted.weights),
         )
-    except (UnknownPolicy, WeightsError) as error:
+        after, file = Weights(dict(weights), persisted.version + 1), FileRouting(ConfigSnapshot.by(config))
+        return InitialState(policy, after, persisted.frozen, draining, "configuration", file, aside)
+    known = {spec.name for spec in live.weight_specs}
+    kept = {name: value for name, value in persisted.weights.items() if name in known}
+    aside = (*persisted.unknown_keys, *(f"weights.{name}" for name in persisted.weights if name not in known))
+    try:
+        # Their range was checked when they were set.
+        in_force = Weights.of(live.weight_specs, kept, version=persisted.version, allow_out_of_range=True)
+    except WeightsError as error:
         advice = "move the file away to start from the configuration"
-        raise ConfigError(f"{source}: its policy or weights are invalid: {error}; {advice}") from error
+        raise ConfigError(f"{source}: its weights are invalid: {error}; {advice}") from error
+    gained = {name: value for name, value in in_force.items() if name not in kept}
+    file = FileRouting(persisted.configured).deferred(config, policy, weights)
+    return InitialState(live, in_force, persisted.frozen, draining, "state", file, aside, gained)
 
 
 def _draining(persisted: PersistedState, config: Config, config_state: ConfigSnapshot) -> frozenset[str]:

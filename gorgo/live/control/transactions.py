@@ -89,7 +89,7 @@ class ChangeQueue:
         self._file = file
         self._metrics = metrics
         self._lock = asyncio.Lock()
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: set[asyncio.Task[bool]] = set()
 
     @property
     def durable(self) -> bool:
@@ -101,12 +101,16 @@ class ChangeQueue:
         """Whether a change runs or is queued."""
         return bool(self._running)
 
-    async def execute(self, plan: Callable[[], PlannedChange]) -> None:
-        """Plan, write and apply one change after all earlier ones. Raises what `plan` raises, and `StateError`."""
-        task = asyncio.create_task(self._run(plan))
+    async def execute(self, plan: Callable[[], PlannedChange], *, required: bool = True) -> bool:
+        """Plan, write and apply one change after all earlier ones. Raises what `plan` raises, and `StateError`.
+
+        Without `required` a change that cannot be written is applied all the same, and the next one writes it. Return
+        whether it is durable.
+        """
+        task = asyncio.create_task(self._run(plan, required))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
-        await asyncio.shield(task)
+        return await asyncio.shield(task)
 
     @asynccontextmanager
     async def paused(self, in_force: Callable[[], PersistedState]) -> AsyncIterator[None]:
@@ -115,12 +119,19 @@ class ChangeQueue:
             yield
             await self.persist(in_force())
 
-    async def persist(self, state: PersistedState) -> None:
-        """Write the state; log a failure."""
+    async def keep_copy(self) -> str | None:
+        """Keep a copy of the state file as another version left it; return where."""
+        path = None if self._file is None else await asyncio.to_thread(self._file.keep_copy)
+        return None if path is None else str(path)
+
+    async def persist(self, state: PersistedState) -> bool:
+        """Write the state; log a failure. Return whether it is durable."""
         try:
             await self.write(state)
         except StateError as error:
             log("state_not_written", level=logging.ERROR, error=str(error))
+            return False
+        return self.durable
 
     async def write(self, state: PersistedState) -> None:
         """Write the state. Raises `StateError`."""
@@ -137,11 +148,16 @@ class ChangeQueue:
         """Wait for running changes."""
         await asyncio.gather(*self._running, return_exceptions=True)
 
-    async def _run(self, plan: Callable[[], PlannedChange]) -> None:
+    async def _run(self, plan: Callable[[], PlannedChange], required: bool) -> bool:
         async with self._lock:
             planned = plan()
-            await self.write(planned.state)
+            if required:
+                await self.write(planned.state)
+                durable = self.durable
+            else:
+                durable = await self.persist(planned.state)
             planned.apply()
+            return durable
 
 
 # Plans of drain marks and of registered replicas: the state to write, and the step that applies it.

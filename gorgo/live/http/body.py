@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from gorgo.config.model import LimitsConfig
-from gorgo.core.limits import GRACE_S, BufferBudget
+from gorgo.core.limits import GRACE_S, Buffer, BufferBudget
 from gorgo.core.messages.actions import Reject
 from gorgo.core.router import Router
 from gorgo.live.http.errors import HttpError, Message, Receive, error_of
@@ -148,6 +148,8 @@ def _timer_of(loop: asyncio.AbstractEventLoop) -> _SharedTimer:
 
 #: Buffers of an answer that its client does not read, in both connections: measured 0.6 MB.
 STALLED_BYTES = 640 * 1024
+#: The client that requests and answers count for which are kept in case the answer breaks off.
+RETAINED_ANSWERS = "answers that the proxy retains"
 #: Times that a body counts.
 BODY_COPIES = 2
 #: Of a refused or evicted upload: by then slow ones can be evicted.
@@ -165,12 +167,14 @@ class RequestBuffer:
         Name of its key, or its address: each has a share.
     """
 
-    __slots__ = ("_body", "_budget", "_buffer")
+    __slots__ = ("_body", "_budget", "_buffer", "_retained")
 
     def __init__(self, budget: BufferBudget, client: str) -> None:
         self._budget = budget
         self._buffer = budget.new_buffer(client, now=monotonic())
         self._body = 0
+        #: Of what is kept in case the answer breaks off.
+        self._retained: Buffer | None = None
 
     @property
     def evicted(self) -> bool:
@@ -196,6 +200,16 @@ class RequestBuffer:
                 message = "the proxy has no memory for this body now, or this client's share of it is used up"
                 raise HttpError(503, "buffers_full", message, headers=_RETRY)
             self._body = size
+
+    def keep(self, size: int, on_evict: Callable[[], None]) -> bool:
+        """Reserve `size` bytes in all for what would be needed if the answer broke off. Return False if refused.
+
+        They are no client's, and make way for an upload that needs the memory: `on_evict` is called then.
+        """
+        if self._retained is None:
+            self._retained = self._budget.new_buffer(RETAINED_ANSWERS, now=monotonic())
+            self._retained.make_evictable(on_evict, now=monotonic())
+        return self._budget.reserve(self._retained, size, now=monotonic())
 
     def release_body(self) -> None:
         """Release the body, which no attempt needs any more."""
@@ -242,6 +256,8 @@ class RequestBuffer:
     def release(self) -> None:
         """Release everything."""
         self._budget.close(self._buffer)
+        if self._retained is not None:
+            self._budget.close(self._retained)
 
 
 def buffer_client(scope: Message) -> str:
@@ -272,6 +288,11 @@ class ClientDisconnected(Exception):  # noqa: N818 - reads as the fact
     """The client disconnected before its request was complete."""
 
 
+def body_limit(limits: LimitsConfig, buffer: RequestBuffer) -> int:
+    """Return the bytes of the largest body that a request may have."""
+    return min(limits.max_body_bytes, buffer.body_limit)
+
+
 async def read_body(
     receive: Receive, headers: Iterable[Header], *, limits: LimitsConfig, buffer: RequestBuffer
 ) -> bytes:
@@ -283,7 +304,7 @@ async def read_body(
         with ResettableTimeout(min(limits.body_timeout_s, IDLE_TIMEOUT_S)) as timeout:
             buffer.begin_upload(partial(timeout.extend, 0.0))
             receive = _with_timeout(receive, timeout, limits)
-            return await _gather(receive, headers, min(limits.max_body_bytes, buffer.body_limit), buffer)
+            return await _gather(receive, headers, body_limit(limits, buffer), buffer)
     except TimeoutError:
         if buffer.evicted:
             raise buffer.eviction() from None
@@ -293,7 +314,7 @@ async def read_body(
 
 def take_whole_body(body: bytes, *, limits: LimitsConfig, buffer: RequestBuffer) -> bytes:
     """Return a body that came with its head, reserved in `buffer`. Raises `HttpError` for one too large."""
-    limit = min(limits.max_body_bytes, buffer.body_limit)
+    limit = body_limit(limits, buffer)
     if len(body) > limit:
         raise _too_large(limit)
     buffer.reserve_body(len(body))
@@ -332,6 +353,7 @@ async def discard(receive: Receive) -> None:
 
 
 async def _gather(receive: Receive, headers: Iterable[Header], limit: int, buffer: RequestBuffer) -> bytes:
+    is_received = False
     try:
         declared = find(headers, b"content-length")
         if declared is not None and declared.isdigit():
@@ -339,9 +361,11 @@ async def _gather(receive: Receive, headers: Iterable[Header], limit: int, buffe
             if size > limit:
                 raise _too_large(limit)
             buffer.reserve_body(size)
+        is_received = True
         return await _collect(receive, limit, buffer)
     except HttpError as refused:
-        if refused.status != 408:
+        # A client that waits to be asked for its body sends none after the refusal.
+        if refused.status != 408 and (is_received or find(headers, b"expect") is None):
             await _discard_rest(receive, limit)
         raise
     finally:

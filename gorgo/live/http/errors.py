@@ -5,7 +5,8 @@ On `/v1/messages` they have Anthropic's: `{"type": "error", "error": {"type", "m
 Owns the form (`HttpError`, `error_json`), and the 404 of a path without a route (`unknown_route`). Leaves the
 statuses to those who raise them.
 
-No message repeats what a client or a replica sent.
+No message repeats what a client sent. That of a failed replica has the engine's own text, which
+`live.request.parse.engine_text` has freed of prompts.
 """
 
 from __future__ import annotations

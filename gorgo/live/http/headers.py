@@ -19,7 +19,7 @@ KEYS = frozenset({b"authorization", b"x-api-key", b"api-key"})
 #: Headers of a request that a replica gets. Others could choose a worker, a rank, a host or a priority behind the
 #: proxy, and each engine and gateway has its own; `proxy.pass_headers` adds to these.
 FORWARDED = KEYS | {
-    *(b"accept", b"accept-encoding", b"accept-language", b"cache-control", b"content-encoding", b"content-type"),
+    *(b"accept", b"accept-language", b"cache-control", b"content-type"),
     *(b"date", b"idempotency-key", b"user-agent"),
     *(b"baggage", b"b3", b"traceparent", b"tracestate", b"uber-trace-id", b"x-amzn-trace-id"),
     *(b"x-client-request-id", b"x-cloud-trace-context", b"x-correlation-id"),
@@ -46,6 +46,11 @@ CONTROLS = bytes(byte for byte in (*range(32), 127) if byte not in b"\t\r\n")
 #: A body's length: at most 64 bits.
 LENGTH = re.compile(rb"[0-9]{1,19}")
 _ENCODING = b"content-encoding"
+#: What a replica is asked for whatever the client accepts: of a compressed answer neither the first token nor the usage
+#: is seen, and an engine's library may withhold events until it has enough to compress.
+IDENTITY: Header = (b"accept-encoding", b"identity")
+#: Not forwarded though an operator passes them: a body is sent on unpacked, and asked for unpacked.
+_NOT_FORWARDED = frozenset({_ENCODING, IDENTITY[0]})
 _ENCODING_SIZE = len(_ENCODING)
 _NOT_CODED = (b"", b"identity")
 _VALUE = re.compile(rb"(?:[^\x00-\x20\x7f]+(?:[ \t]+[^\x00-\x20\x7f]+)*)?")
@@ -94,9 +99,11 @@ def upstream_headers(
 ) -> list[Header]:
     """Return the headers for the replica. Its own key replaces the client's; without one the client's passes.
 
+    Answers are asked for as they are, without a compression.
+
     `passed` has the names that an operator allows beside `FORWARDED`. Without a `request_id` none is added.
     """
-    dropped = _named_in_connection(headers)
+    dropped = _named_in_connection(headers) | _NOT_FORWARDED
     forwarded = [
         (name, value)
         for name, value in headers
@@ -105,6 +112,7 @@ def upstream_headers(
         # Some servers read an underscore as a hyphen, and the name would be another one.
         and b"_" not in name
     ]
+    forwarded.append(IDENTITY)
     if request_id is not None:
         forwarded.append((b"x-request-id", request_id.encode("ascii")))
     if api_key is not None:
@@ -198,7 +206,7 @@ _SESSIONS = {name: rank for rank, name in enumerate(SESSION_HEADERS)}
 class HeaderFindings:
     """What was found in headers. `None`: not known yet."""
 
-    __slots__ = ("admitted", "forwarded", "is_json", "options", "request_id", "session", "withheld")
+    __slots__ = ("admitted", "coding", "forwarded", "is_json", "options", "request_id", "session", "withheld")
 
     def __init__(self) -> None:
         #: The keys of clients, the name of this client, the place of its key, and findings without the key.
@@ -207,6 +215,8 @@ class HeaderFindings:
         self.forwarded: tuple[object, str | None, UpstreamHeaders] | None = None
         #: The body may be read as JSON.
         self.is_json = False
+        #: Its content coding, where it may; `None` for a plain one.
+        self.coding: str | None = None
         #: The rules, the client, the model, and the options by them.
         self.options: tuple[object, str | None, str | None, Any] | None = None
         #: The client's own id, and its session; empty without one.

@@ -7,21 +7,25 @@ HTTP/1.1 is used on both sides of the proxy. A load balancer or Envoy in front c
 
 from __future__ import annotations
 
+import asyncio
+import re
 import ssl
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 
 from gorgo.config.fleet import ReplicaConfig
 from gorgo.config.model import TlsConfig
-from gorgo.errors import InvalidValueError
+from gorgo.errors import ConfigError, InvalidValueError
+from gorgo.live.logs import log
 
 _NO_PASSWORD = "a private key without a passphrase"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ServedTls:
     """TLS of a listener. A new certificate is loaded into the same context, so it needs no new socket."""
 
@@ -30,6 +34,8 @@ class ServedTls:
     place: str = "proxy.tls"
     #: Protocols that clients may negotiate.
     alpn: Sequence[str] = ("http/1.1",)
+    #: When the first certificate of the loaded chain expires, s since 1970; `None` if it cannot be read.
+    expires_s: float | None = field(default=None)
 
     def renew(self, files: TlsConfig) -> None:
         """Load the files anew, for handshakes from now on. Raises `ConfigError` and keeps the old pair."""
@@ -37,13 +43,107 @@ class ServedTls:
             return  # turning TLS off needs a restart
         _server_context(files.cert, files.key, self.place, self.alpn)
         _load(self.place, self.context, files.cert, files.key)
+        self.expires_s = expiry_s(files.cert)
 
 
 def served_tls(files: TlsConfig, *, place: str = "proxy.tls", alpn: Sequence[str] = ("http/1.1",)) -> ServedTls | None:
     """Return TLS of a listener, None without a certificate. Raises `ConfigError`."""
     if files.cert is None or files.key is None:
         return None
-    return ServedTls(_server_context(files.cert, files.key, place, alpn), place, alpn)
+    return ServedTls(_server_context(files.cert, files.key, place, alpn), place, alpn, expiry_s(files.cert))
+
+
+#: Between two looks at the files of a listener, s.
+RENEW_S = 10.0
+
+
+async def follow_files(served: ServedTls, files: Callable[[], TlsConfig]) -> None:
+    """Load the files of a listener anew when they change, until cancelled: nobody tells of a renewed certificate.
+
+    `files` returns those of the configuration in force.
+    """
+    now = files()
+    watched = _PemFiles(now)
+    while True:
+        await asyncio.sleep(RENEW_S)
+        if files() != now:  # a reload has loaded the others
+            now = files()
+            watched = _PemFiles(now)
+        elif watched.have_changed():
+            with suppress(ConfigError):  # replaced again meanwhile: the next look finds that
+                served.renew(now)
+            log("tls_renewed", cert=now.cert)
+
+
+class _PemFiles:
+    """Certificate and key on disk, and whether they have changed since they were last in use."""
+
+    def __init__(self, files: TlsConfig) -> None:
+        assert files.cert is not None, "the listener has TLS"
+        assert files.key is not None, "the listener has TLS"
+        self._paths = (Path(files.key), Path(files.cert))
+        self._stamps = self._read_stamps()
+
+    def have_changed(self) -> bool:
+        """Return whether the files are another valid pair than before. A wrong pair is looked at again at each call."""
+        try:
+            stamps = self._read_stamps()
+            if stamps == self._stamps:
+                return False
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(self._paths[1], self._paths[0], password=b"")
+        except (OSError, ValueError):  # half-written, or gone: the old pair stays
+            return False
+        self._stamps = stamps
+        return True
+
+    def _read_stamps(self) -> tuple[tuple[int, int], ...]:
+        found = (path.stat() for path in self._paths)
+        return tuple((each.st_mtime_ns, each.st_ino) for each in found)
+
+
+#: A certificate in a file in PEM form (RFC 7468).
+_PEM = re.compile("-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
+#: Tags of DER: the version of a certificate, and its two forms of a time (RFC 5280, 4.1).
+_VERSION, _UTC_TIME, _GENERALIZED_TIME = 0xA0, 0x17, 0x18
+
+
+def expiry_s(cert: str) -> float | None:
+    """Return when the first certificate of a chain in PEM form expires, s since 1970.
+
+    `None` for a file that has none to read: the handshakes of clients tell more of it.
+    """
+    try:
+        blocks = _PEM.findall(Path(cert).read_text(encoding="ascii", errors="replace"))
+        return min(_not_after(ssl.PEM_cert_to_DER_cert(block)).timestamp() for block in blocks)
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _not_after(der: bytes) -> datetime:
+    """Return the end of the validity of a certificate in DER (RFC 5280, 4.1). Raises `ValueError`, `IndexError`."""
+    _, at, _ = _element(der, 0)  # Certificate
+    _, at, _ = _element(der, at)  # TBSCertificate
+    if der[at] == _VERSION:
+        at = _element(der, at)[2]
+    for _ in ("serialNumber", "signature", "issuer"):
+        at = _element(der, at)[2]
+    _, at, _ = _element(der, at)  # Validity
+    at = _element(der, at)[2]  # notBefore
+    tag, start, end = _element(der, at)
+    form = {_UTC_TIME: "%y%m%d%H%M%SZ", _GENERALIZED_TIME: "%Y%m%d%H%M%SZ"}.get(tag)
+    if form is None:
+        raise ValueError("expected a time")
+    return datetime.strptime(der[start:end].decode("ascii"), form).replace(tzinfo=UTC)
+
+
+def _element(der: bytes, at: int) -> tuple[int, int, int]:
+    """Return the tag of the element at a place, where its content begins, and where it ends."""
+    tag, size, start = der[at], der[at + 1], at + 2
+    if size & 0x80:
+        start += size & 0x7F
+        size = int.from_bytes(der[at + 2 : start])
+    return tag, start, start + size
 
 
 #: Makes the context of all replicas without files of their own, or returns the one that it made.

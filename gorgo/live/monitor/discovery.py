@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gorgo.core.numeric import is_quick
 from gorgo.engines.discovery import (
     MODELS_PATH,
     FoundEngine,
     ServedModel,
+    context_routes,
     identifying_routes,
     owner_of,
+    read_context,
     read_models,
     recognise,
 )
@@ -41,11 +43,12 @@ class Discovered:
 
 
 async def discover(
-    answer: Callable[[str], Awaitable[object]], *, identify: bool, known: FoundEngine | None = None
+    answer: Callable[[str], Awaitable[object]], *, identify: bool, known: FoundEngine | None = None, kind: str = ""
 ) -> Discovered:
     """Return the models of a replica and, with `identify` or if it is not `known` any longer, its kind of engine.
 
-    `answer` returns the JSON of a route, `None` without one.
+    `answer` returns the JSON of a route, `None` without one. `kind` is the engine's where it is not asked for. A
+    context that the list of models does not have is read from the engine's own route.
     """
     listed = await answer(MODELS_PATH)
     models, owner = read_models(listed), owner_of(listed)
@@ -53,7 +56,18 @@ async def discover(
     engine = await _engine(answer, owner) if identify else None
     if engine is None and models is not None and identify:
         engine = FoundEngine("openai")
+    if models and all(model.context_tokens is None for model in models):
+        found = await _context(answer, kind if engine is None else engine.name)
+        models = tuple(replace(model, context_tokens=found) for model in models)
     return Discovered(models, engine)
+
+
+async def _context(answer: Callable[[str], Awaitable[object]], kind: str) -> int | None:
+    for path in context_routes(kind):
+        found = read_context(await answer(path))
+        if found is not None:
+            return found
+    return None
 
 
 async def _engine(answer: Callable[[str], Awaitable[object]], owner: str | None) -> FoundEngine | None:
@@ -86,7 +100,8 @@ class Discovery:
 
     async def request(self) -> Discovered:
         """Ask for the models, and for the kind of engine where it is not known."""
-        return await discover(self.answer, identify=self._identify, known=self._target.found_engine)
+        target = self._target
+        return await discover(self.answer, identify=self._identify, known=target.found_engine, kind=target.dialect.name)
 
     def publish(self, found: Discovered) -> bool:
         """Use what was found, unless another process has this name now. Return whether the kind of engine changed."""
@@ -115,14 +130,17 @@ class Discovery:
 
     def _use_models(self, found: tuple[ServedModel, ...]) -> None:
         routing, name = self._routing, self._target.name
-        before = routing.models.listed(name)
+        before, contexts_before = routing.models.listed(name), routing.models.contexts(name)
         now_listed = routing.models.set_list(name, found, engine=self._target.dialect.name)
-        if now_listed == before:
+        contexts = routing.models.contexts(name)
+        if now_listed == before and contexts == contexts_before:
             return
-        added = [model for model in now_listed if model not in before]
-        removed = [model for model in before if model not in now_listed]
-        log("models_found", replica=name, added=added[:NAMES_LOGGED], removed=removed[:NAMES_LOGGED])
-        routing.gateway.apply(routing.router.replicas.on_models(name, now_listed, now=routing.clock()))
+        if now_listed != before:
+            added = [model for model in now_listed if model not in before]
+            removed = [model for model in before if model not in now_listed]
+            log("models_found", replica=name, added=added[:NAMES_LOGGED], removed=removed[:NAMES_LOGGED])
+        now = routing.clock()
+        routing.gateway.apply(routing.router.replicas.on_models(name, now_listed, contexts=contexts, now=now))
 
     async def answer(self, path: str) -> object:
         """Return the JSON of a route, `None` without one."""

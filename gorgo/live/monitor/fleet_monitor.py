@@ -64,6 +64,18 @@ async def probe_all(monitors: list[ReplicaMonitor]) -> None:
         monitor.publish(result)
 
 
+#: Pause between probes of a replica with overdue requests, s: three failures eject one that has hung.
+OVERDUE_PROBE_S = 1.0
+
+
+async def probe_overdue(routing: Routing, fleet: FleetMonitor) -> None:
+    """Probe replicas with overdue requests out of turn, until cancelled."""
+    while True:
+        await asyncio.sleep(OVERDUE_PROBE_S)
+        for name in routing.router.view.overdue_replicas(now=routing.clock()):
+            fleet.probe(name)
+
+
 async def run_timers(routing: Routing) -> None:
     """Run the Router's timers when they are due, and each second: an event can move them earlier."""
     while True:

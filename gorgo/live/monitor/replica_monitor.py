@@ -19,6 +19,7 @@ from math import inf
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from gorgo.config.replica_advice import several_addresses
 from gorgo.config.values import PROBE_TIMEOUT_S, WARM_CONNECTIONS, WARM_INTERVAL_S
 from gorgo.core.backoff import backoff_s
 from gorgo.core.messages.request import REFUSALS, EngineSample, OpenConnection
@@ -29,6 +30,7 @@ from gorgo.live.http.headers import Header
 from gorgo.live.logs import log, log_missing
 from gorgo.live.monitor.discovery import Discovered, Discovery
 from gorgo.live.state import LiveState
+from gorgo.live.upstream.address import LOOK_UP_INTERVAL_S
 from gorgo.live.upstream.client import POOL_EXHAUSTED, UpstreamError
 from gorgo.live.upstream.connection import NextConnectionState
 from gorgo.live.upstream.target import Target
@@ -117,6 +119,13 @@ FIRST_PROBE_TIMEOUT_S = 5.0
 AFTER_BREAK_S = 0.5
 #: Shortest interval of reading the models, which change far less often than the load.
 DISCOVERY_INTERVAL_S = 1.0
+#: Longest sleep before an interval is read again, s.
+RECHECK_S = 5.0
+#: First interval of the probes of a replica that joins, s. It doubles as long as there is no answer, up to the
+#: configured one; while no replica of the fleet has answered it stays, because the first that does makes it ready.
+FIRST_INTERVAL_S = 1.0
+#: Answers at that interval: of one probe the way may have been slow, and its time counts until the next.
+FIRST_ANSWERS = 3
 #: Jitter of an interval, as a share of it: many proxies do not probe in step.
 JITTER = 0.1
 
@@ -154,9 +163,14 @@ class ReplicaMonitor:
         #: Status of 4xx of the last probe, `None` for any other end.
         self._refusal: int | None = None
         self._reports_metrics = True
+        #: Answers to probes that are still sought at the first interval, and how often there was none.
+        self._sought, self._unanswered_first = 0, 0
         self._discovery = Discovery(state.routing, state.replicas, target, self._fetch)
         self._scraper = Scraper(target, self._fetch, state.routing.clock)
         self._kv_events: KvSubscriber | None = None
+        #: Of a name with several addresses; `None` for one.
+        self._addresses_advice: str | None = None
+        target.upstream.on_replaced(self._replaced)
         target.upstream.on_connection_change(self._report_connection, state.routing.gateway.stale_connections.append)
 
     @property
@@ -166,13 +180,32 @@ class ReplicaMonitor:
     async def run(self) -> None:
         """Run all loops until cancelled."""
         proxy = self._state.config.proxy
+
+        def discovery_s() -> float:
+            return max(self._state.scrape_interval_s, DISCOVERY_INTERVAL_S)
+
         async with asyncio.TaskGroup() as loops:
-            loops.create_task(self._every(proxy.probe_interval_s, self.probe))
-            loops.create_task(self._every(proxy.scrape_interval_s, self.scrape))
-            loops.create_task(self._every(max(proxy.scrape_interval_s, DISCOVERY_INTERVAL_S), self.discover))
-            loops.create_task(self._every(WARM_INTERVAL_S, self.warm))
+            loops.create_task(self._probe_in_turn(proxy.probe_interval_s))
+            loops.create_task(self._every(lambda: self._state.scrape_interval_s, self.scrape))
+            loops.create_task(self._every(discovery_s, self.discover))
+            loops.create_task(self._every(lambda: WARM_INTERVAL_S, self.warm))
+            if self._target.upstream.has_name:
+                loops.create_task(self._every(lambda: LOOK_UP_INTERVAL_S, self.look_up))
             loops.create_task(self._probe_after_breaks())
             loops.create_task(self._follow_kv_events())
+
+    async def _probe_in_turn(self, interval_s: float) -> None:
+        while True:
+            await self._pause(lambda: min(interval_s, self._first_interval_s()))
+            await self.probe()
+
+    def _first_interval_s(self) -> float:
+        """Return the time until the next probe of a replica that has just joined; infinite for any other one."""
+        if not self._sought:
+            return inf
+        if not self._unanswered_first or not self._state.routing.router.replicas.any_answers:
+            return FIRST_INTERVAL_S
+        return backoff_s(self._unanswered_first, first_s=FIRST_INTERVAL_S, longest_s=inf)
 
     async def _follow_kv_events(self) -> None:
         """Subscribe to the replica's KV events until cancelled, from when it has some on."""
@@ -194,7 +227,7 @@ class ReplicaMonitor:
             await self.probe()
             for scrapes in count(1):
                 wait_s = backoff_s(scrapes, first_s=AFTER_BREAK_S, longest_s=inf)
-                if wait_s >= self._state.config.proxy.scrape_interval_s:  # the periodic scrape is due by then
+                if wait_s >= self._state.scrape_interval_s:  # the periodic scrape is due by then
                     break
                 await asyncio.sleep(wait_s)
                 self._target.connection_lost.clear()
@@ -226,6 +259,7 @@ class ReplicaMonitor:
         """Read the list of models, and find the kind of engine where it is not known."""
         if self._discovery.publish(await self._discovery.request()):
             await self.scrape()
+        self._state.log_unused(self._target)
 
     async def probe_once(self) -> ProbeResult:
         """Probe and scrape once, for a replica that is not in the fleet yet."""
@@ -258,12 +292,19 @@ class ReplicaMonitor:
         """Pass the first answers to the Router, after the replica has joined."""
         now = self._state.routing.clock()
         self._discovery.publish(result.discovered)
+        self._state.log_unused(self._target)
+        self._sought = FIRST_ANSWERS
         self._probed(result.rtt_s, now)
         self._sampled(result.sample, now)
 
     def _probed(self, rtt_s: float | None, now: float) -> None:
+        if self._sought:
+            self._sought -= rtt_s is not None
+            self._unanswered_first = 0 if rtt_s is not None else self._unanswered_first + 1
         replicas = self._state.routing.router.replicas
-        self._state.routing.gateway.apply(replicas.on_probe(self._target.name, rtt_s, now=now, refusal=self._refusal))
+        cause = self._target.last_failure if rtt_s is None else None
+        actions = replicas.on_probe(self._target.name, rtt_s, now=now, refusal=self._refusal, cause=cause)
+        self._state.routing.gateway.apply(actions)
         self._state.telemetry.probe_history.record(self._target.name, rtt_s, now=now)
 
     def _sampled(self, sample: EngineSample | None, now: float) -> None:
@@ -276,14 +317,18 @@ class ReplicaMonitor:
         return self._target.dialect.metrics_path is not None or self._target.dialect.loads_path is not None
 
     async def _measure(self) -> float | None:
-        """Return the time of the second of two pings, as the first may open a connection; `None` without an answer.
+        """Return the time of one ping on an open connection; `None` without an answer.
+
+        Where there is none, a first ping opens it: warm connections make that rare.
 
         Raises `UpstreamError` if this process has no free connection.
         """
         self._refusal = None
         try:
-            await self._find_path()
-            rtt_s = await self._ping()
+            is_warm = self._target.upstream.has_idle
+            rtt_s = await self._find_path()
+            if not is_warm:
+                rtt_s = await self._ping()
         except UpstreamError as failure:
             if failure.reason == POOL_EXHAUSTED:
                 raise
@@ -294,16 +339,16 @@ class ReplicaMonitor:
         self._changed(None)
         return rtt_s
 
-    async def _find_path(self) -> None:
-        """Ping; try the other path if the replica does not have this one."""
+    async def _find_path(self) -> float:
+        """Ping, and return its time; try the other path if the replica does not have this one."""
         try:
-            await self._ping()
+            return await self._ping()
         except UpstreamError as failure:
             if failure.reason not in _NO_PATH:
                 raise
             self._second_path = not self._second_path
             try:
-                await self._ping()
+                return await self._ping()
             except UpstreamError as other:
                 self._second_path = not self._second_path
                 # A wrong key on the second path says more than the absence of the first.
@@ -332,6 +377,27 @@ class ReplicaMonitor:
         now = self._state.routing.clock()
         connection = None if found is None else OpenConnection(found.windows, now - found.idle_s, found.pacing)
         self._state.routing.router.replicas.on_connection(self._target.name, connection, now=now)
+
+    async def look_up(self) -> None:
+        """Look up the name of the replica, which may have moved; warn of one with several addresses."""
+        try:
+            found = await self._target.upstream.look_up()
+        except OSError:
+            return  # What is known stays: a connection that fails says why.
+        advice = several_addresses(found)
+        if advice is not None and self._addresses_advice is None:
+            log("replica_has_several_addresses", level=logging.WARNING, replica=self._target.name, advice=advice)
+        self._addresses_advice = advice
+
+    def _replaced(self, before: str, now_at: str) -> None:
+        """Another process answers at the replica's name: its cache, models and kind are read anew."""
+        target, routing = self._target, self._state.routing
+        if self._state.replicas.targets.get(target.name) is not target:
+            return
+        log("replica_moved", replica=target.name, before=before, now=now_at)
+        self._discovery.expect_another_process()
+        routing.gateway.apply(routing.router.replicas.on_replaced(target.name, now=routing.clock()))
+        target.connection_lost.set()
 
     async def warm(self) -> None:
         """Ping on several connections at once, unless the replica is known to be silent."""
@@ -375,10 +441,19 @@ class ReplicaMonitor:
             cause = {} if failure.cause is None else {"cause": failure.cause}
             log("replica_does_not_answer", level=logging.WARNING, replica=name, reason=failure.reason, **cause)
 
-    async def _every(self, interval_s: float, action: Callable[[], Awaitable[None]]) -> None:
+    async def _every(self, interval_s: Callable[[], float], action: Callable[[], Awaitable[None]]) -> None:
+        """Act at each interval; one that becomes shorter meanwhile, by another policy, counts within `RECHECK_S`."""
         while True:
-            await asyncio.sleep(interval_s * (1 + JITTER * (self._spread() - 0.5)))
+            await self._pause(interval_s)
             await action()
+
+    async def _pause(self, interval_s: Callable[[], float]) -> None:
+        """Sleep for an interval; one that becomes shorter meanwhile counts within `RECHECK_S`."""
+        spread, slept_s = 1 + JITTER * (self._spread() - 0.5), 0.0
+        while (left_s := interval_s() * spread - slept_s) > 0.0:
+            step_s = min(left_s, RECHECK_S)
+            await asyncio.sleep(step_s)
+            slept_s += step_s
 
 
 async def _subscriber(state: LiveState, target: Target, discovery: Discovery) -> KvSubscriber:

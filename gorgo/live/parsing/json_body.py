@@ -21,6 +21,7 @@ from gorgo.core.record import mutable_record
 from gorgo.errors import BadRequest
 from gorgo.live.http.errors import HttpError
 from gorgo.live.http.headers import Header, RequestHeaders, find, is_encoded
+from gorgo.live.parsing.unpacking import coding_of
 
 #: Lists and objects of one body, and brackets in its texts: megabytes of source code have fewer.
 MAX_BRACKETS = 1 << 20
@@ -42,19 +43,21 @@ def limit_digits() -> None:
     sys.set_int_max_str_digits(MAX_DIGITS)
 
 
-def check_media_type(headers: Sequence[Header]) -> None:
-    """Raise `HttpError` (415) for a body that is not plain JSON. Without a content type it is read as JSON."""
+def check_media_type(headers: Sequence[Header]) -> str | None:
+    """Return the coding of a body of JSON, `None` for a plain one. Raises `HttpError` (415) for any other body.
+
+    Without a content type it is read as JSON.
+    """
     findings = headers.findings if isinstance(headers, RequestHeaders) else None
     if findings is not None and findings.is_json:
-        return
-    if is_encoded(headers):
-        # A replica would decode the body; it is parsed here as it came.
-        raise HttpError(415, "unsupported_media_type", "expected a body without content-encoding")
+        return findings.coding
+    coding = coding_of(headers) if is_encoded(headers) else None
     kind = find(headers, b"content-type")
     if kind is not None and not _is_json(kind):
         raise HttpError(415, "unsupported_media_type", "expected the content type application/json")
     if findings is not None:
-        findings.is_json = True
+        findings.is_json, findings.coding = True, coding
+    return coding
 
 
 def parse_body(body: bytes) -> dict[str, Any]:

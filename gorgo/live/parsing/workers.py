@@ -1,4 +1,4 @@
-"""Processes that read large bodies, one per lane: a body of many numbers delays no long text.
+"""Processes that read and unpack large bodies, one per lane: a body of many numbers delays no long text.
 
 Owns the lanes, and which body goes to which of them. Leaves the processes to `helper_process`: a body whose process
 ends is read again by the next one.
@@ -7,12 +7,16 @@ ends is read again by the next one.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BytesIO
 
 from gorgo.core.numeric import count_values
 from gorgo.core.prompt.fingerprint import Fingerprinter
 from gorgo.live.helper_process import HelperFailed, HelperProcess
 from gorgo.live.http.errors import HttpError
 from gorgo.live.parsing.json_body import MAX_VALUES, BodyFields, too_many_values
+from gorgo.live.parsing.unpacking import unpack_quick
 from gorgo.live.parsing.worker import Refused
 
 #: Values of a body in the lane of texts: some tenths of a second.
@@ -42,6 +46,14 @@ class BodyWorkers:
         lane = self._values if values > TEXT_VALUES else self._texts
         return await lane.read(route, body)
 
+    async def unpack(self, coding: str, body: bytes, *, limit: int) -> bytes:
+        """Unpack a body, here if that takes less than a millisecond. Raises `HttpError` as `unpack` and `read`.
+
+        `limit` bounds the unpacked body, in bytes.
+        """
+        plain = unpack_quick(coding, body, limit=limit)
+        return await self._texts.unpack(coding, body, limit) if plain is None else plain
+
     async def aclose(self) -> None:
         for lane in (self._texts, self._values):
             await lane.aclose()
@@ -66,20 +78,38 @@ class _Lane:
         self._waiting = 0
 
     async def read(self, route: str, body: bytes) -> BodyFields:
+        with self._turn():
+            answer: BodyFields | Refused = await self._helper.answer(route.encode(), body)
+        if isinstance(answer, tuple):
+            raise HttpError(*answer)
+        return answer
+
+    async def unpack(self, coding: str, body: bytes, limit: int) -> bytes:
+        joined = BytesIO()  # to join the pieces at the end would hold the event loop
+        refused: Refused | None = None
+        with self._turn():
+            async for piece in self._helper.answers(f"{coding} {limit}".encode(), body):
+                if isinstance(piece, tuple):
+                    refused = piece  # the last answer; a job that is left before its end costs the process
+                else:
+                    joined.write(piece)
+        if refused is not None:
+            raise HttpError(*refused)
+        return joined.getvalue()
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Count a body of this lane. Raises `HttpError`: 429 if too many wait, 500 if two processes failed."""
         if self._waiting >= MAX_WAITING:
             message = f"{MAX_WAITING} large bodies are being read, the limit of this proxy"
             raise HttpError(429, "too_many_in_flight", message, headers=_RETRY_SOON)
         self._waiting += 1
         try:
-            result: BodyFields | Refused = await self._helper.answer(route.encode(), body)
+            yield
         except HelperFailed:
             raise HttpError(500, "internal_error", "the body could not be read") from None
         finally:
             self._waiting -= 1
-        if isinstance(result, tuple):
-            status, code, message = result
-            raise HttpError(status, code, message)
-        return result
 
     async def aclose(self) -> None:
         await self._helper.aclose()

@@ -422,7 +422,10 @@ class Reloader:
         for name in state.replicas.targets:
             state.routing.gateway.apply(
                 state.routing.router.replicas.on_models(
-                    name, state.routing.models.listed(name), now=state.routing.clock()
+                    name,
+                    state.routing.models.listed(name),
+                    contexts=state.routing.models.contexts(name),
+                    now=state.routing.clock(),
                 )
             )
         state.config, state.limits = keep_restart_only(state.config, config), config.limits

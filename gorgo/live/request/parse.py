@@ -6,8 +6,11 @@ Owns the routes that carry a prompt, and what of a request is outside its client
 
 from __future__ import annotations
 
+import asyncio
+import json
+import re
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from math import ceil
@@ -97,6 +100,136 @@ def _allows_more(fields: Mapping[str, Any]) -> bool:
     return True
 
 
+def most_output_tokens(parsed: Mapping[str, Any]) -> int | None:
+    """Return the most tokens of an answer that a request asks for; `None` without a limit that is a number.
+
+    >>> most_output_tokens({"max_tokens": 100}), most_output_tokens({"sampling_params": {"max_new_tokens": 9}})
+    (100, 9)
+    """
+    sampling = parsed.get("sampling_params")
+    for fields in (parsed, sampling if isinstance(sampling, dict) else {}):
+        for name in _MAX_TOKENS:
+            limit = fields.get(name)
+            if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0:
+                return limit
+    return None
+
+
+#: How engines say that a request is longer than the model's context: vLLM and OpenAI, SGLang, llama.cpp, TGI, gateways.
+_OVER_CONTEXT = re.compile(
+    rb"context[ _-]?(?:length|size|window)|max_model_len|maximum (?:model|allowed|prompt|input) length"
+    rb"|(?:prompt|input) is too long|reduce the length of the|must be <= ?\d+\. given",
+    re.IGNORECASE,
+)
+#: Of a refusal, which names it at its beginning.
+_OVER_CONTEXT_BYTES = 4096
+
+
+def is_over_context(status: int, body: bytes) -> bool:
+    """Return whether a refusal says that the request is longer than the model's context there.
+
+    >>> is_over_context(400, b"This model's maximum context length is 8192 tokens.")
+    True
+    """
+    return status in (400, 413, 422) and _OVER_CONTEXT.search(body[:_OVER_CONTEXT_BYTES]) is not None
+
+
+#: Of an engine's own text in an error, a log or a status: some lines of a terminal.
+TEXT_CHARS = 240
+#: Of the answer that is read for it, and of the request that it is compared with; a longer one has no text shown.
+_TEXT_BYTES, _COMPARED_BYTES = 16 * 1024, 256 * 1024
+#: Characters in a row that are the prompt's if the prompt has them, and the step of the comparison.
+_SHARED_CHARS, _SHARED_STEP = 8, 4
+#: In the place of what may be a prompt.
+_LEFT_OUT = "[...]"
+#: Quoted, bracketed or braced and longer than a name: engines put values there, also those of other requests.
+_QUOTED = re.compile(r"""(["'`])(?:(?!\1).){40,}\1|\[[^\[\]]{40,}\]|\{[^{}]{40,}\}""")
+_EVENT_DATA = re.compile(r"^data: ?(.*)$", re.MULTILINE)
+_WORDS = ("message", "detail", "error", "error_message", "msg")
+
+
+def engine_text(answer: bytes, request: bytes) -> str | None:
+    """Return what an engine says of its failure, bounded, cleaned, and without any of the prompt; `None` if nothing.
+
+    `answer` is the body of its error. What the `request` has too is left out, since engines repeat prompts, and so is
+    what is long and quoted, which may be of another request. Without the request nothing is known of the prompt, and
+    there is no text.
+
+    >>> asked = b'{"messages": [{"role": "user", "content": "Tell me a secret of mine"}]}'
+    >>> engine_text(b'{"error": {"message": "out of memory near: tell me a secret of mine"}}', asked)
+    'out of memory near: [...]'
+    """
+    said = _said(answer[:_TEXT_BYTES])
+    if not said or not request or len(request) > _COMPARED_BYTES:
+        return None
+    line = next((line for line in said.splitlines() if line.strip()), "")
+    text = "".join(each if each.isprintable() else "?" for each in " ".join(line.split()))
+    try:
+        prompt = "\0".join(_texts(json.loads(request), ())).lower()
+    except (ValueError, RecursionError):
+        return None
+    text = _QUOTED.sub(_LEFT_OUT, text[: 4 * TEXT_CHARS])
+    text = _without(text, prompt).strip() if text else ""
+    if not text or text == _LEFT_OUT:
+        return None
+    return text if len(text) <= TEXT_CHARS else f"{text[: TEXT_CHARS - 3]}..."
+
+
+def _said(answer: bytes) -> str | None:
+    """Return the message of an error in one of the usual forms, or the text of one that is no JSON."""
+    text = answer.decode("utf-8", "replace").strip()
+    events = [event for event in _EVENT_DATA.findall(text) if event.startswith("{")]
+    text = events[-1] if events else text  # a stream ends with its error
+    if text.startswith("<"):
+        return None  # a page of HTML
+    try:
+        found: object = json.loads(text)
+    except (ValueError, RecursionError):
+        return None if text.startswith(("{", "[")) else text
+    for _ in range(3):
+        if isinstance(found, dict):
+            found = next((found[name] for name in _WORDS if found.get(name)), None)
+    return found if isinstance(found, str) else None
+
+
+def _texts(value: object, path: tuple[str, ...]) -> Iterator[str]:
+    """Yield the texts of a request that may be its prompt: all but its model and the roles of messages."""
+    if isinstance(value, str):
+        if path not in (("model",),) and path[-1:] != ("role",) and path[-1:] != ("type",):
+            yield value
+    elif isinstance(value, dict):
+        for name, each in value.items():
+            yield from _texts(each, (*path, name))
+    elif isinstance(value, list):
+        for each in value:
+            yield from _texts(each, path)
+
+
+def _without(text: str, prompt: str) -> str:
+    """Return a text with what it shares with the prompt left out."""
+    lowered = text.lower()
+    shared: list[bool] = [False] * len(text)
+    for start in range(0, max(1, len(text) - _SHARED_CHARS + 1), _SHARED_STEP):
+        end = min(start + _SHARED_CHARS, len(text))
+        if not shared[end - 1] and lowered[start:end] in prompt:
+            while start and lowered[start - 1 : end] in prompt:
+                start -= 1
+            while end < len(text) and lowered[start : end + 1] in prompt:
+                end += 1
+            shared[start:end] = [True] * (end - start)
+    for short in (each for each in prompt.split("\0") if 3 < len(each) < 2 * _SHARED_CHARS):
+        place = lowered.find(short)
+        if place >= 0:
+            shared[place : place + len(short)] = [True] * len(short)
+    kept: list[str] = []
+    for place, each in enumerate(text):
+        if not shared[place]:
+            kept.append(each)
+        elif not place or not shared[place - 1]:
+            kept.append(_LEFT_OUT)
+    return "".join(kept)
+
+
 def _retry_after_s(headers: Sequence[Header]) -> float | None:
     """Return the seconds of `Retry-After`; a date counts from the replica's own `Date`, else from this clock."""
     value = find(headers, b"retry-after") or b""
@@ -158,6 +291,33 @@ def require_known_model(routing: Routing, model: str | None) -> None:
     if model not in routing.client_policies.known_models and model not in routing.router.view.models():
         message = f"the model {model[:80]!r} is not known to this proxy, and some are restricted to regions"
         raise HttpError(404, "model_not_found", message)
+
+
+def may_find_model(routing: Routing, model: str | None) -> bool:
+    """Return whether fresh lists of models could have a model that no replica is known to serve."""
+    view = routing.router.view
+    if view.lists(model) or model is None:
+        return False
+    return routing.models.may_find(model, refused=not view.serves(model), now=routing.clock())
+
+
+async def find_model(routing: Routing, model: str | None) -> bool:
+    """Read the lists of models for one that no replica is known to serve; return whether they were read."""
+    if not may_find_model(routing, model):
+        return False
+    assert model is not None, "a request without a model goes to any replica"
+    refused = not routing.router.view.serves(model)
+    return await routing.models.find_missing(model, refused=refused, now=routing.clock())
+
+
+async def follow_model(routing: Routing, model: str | None, replica: str) -> None:
+    """Read the lists of models after a 404 of a replica that lists the request's: it may have moved to another.
+
+    Waits if no other replica has it, so that the request goes where it is now.
+    """
+    reading = None if model is None else routing.models.read_again(model, replica, now=routing.clock())
+    if reading is not None and not routing.router.view.serves_beside(model, replica):
+        await asyncio.shield(reading)
 
 
 def unknown_model(routing: Routing, *, name: str, client: str | None, listed: Iterable[object] = ()) -> HttpError:
@@ -299,6 +459,7 @@ def parse_request(
         replicas=replicas,
         prefix_len=options.prefix_len,
         credential=_credential(headers) if client is None else None,
+        most_output_tokens=most_output_tokens(parsed),
     )
     may_be_short = route not in NOT_GENERATING and request.idempotent and wants_more_than_one(parsed)
     adds_usage = _adds_usage(route, body, parsed)

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 from gorgo.core.messages.actions import Dispatch, Reject
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.core.prompt.parse import token_boundaries
+from gorgo.live.event_loop import ahead_s
 from gorgo.live.http.errors import HttpError, error_of
 from gorgo.live.http.headers import Header
 from gorgo.live.logs import Finished, log, log_request, logged_hashes
 from gorgo.live.request.parse import ParsedRequest, unknown_model
 from gorgo.live.state import LiveState, Routing, Telemetry
+from gorgo.live.telemetry.metric_table import OPERATIONS
 
 if TYPE_CHECKING:
     from gorgo.live.telemetry.spans import Trace
@@ -39,6 +41,8 @@ class RequestRecord:
     #: Time in the queue, and whether it was sent to a second replica as well.
     queued_s: float | None = None
     hedged: bool = False
+    #: How often its answer broke off and went on at another replica.
+    continued: int = 0
     #: `None` unless this request is traced.
     trace: Trace | None = None
     #: Name of its key; `None` while clients need none.
@@ -58,7 +62,7 @@ class RequestRecord:
         self.attempts = dispatch.attempt
         self.replica = dispatch.replica
         if self.trace is not None:
-            self.trace.attempt_started(dispatch)
+            self.trace.attempt_started(dispatch, model=self._listed_model())
 
     def first_content(self, dispatch: Dispatch, *, now: float) -> None:
         """Record the first token of the winning attempt."""
@@ -96,6 +100,9 @@ class RequestRecord:
         self.telemetry.metrics.request(route, self.routing.router.settings.policy.name, status)
         now = self._end_s()
         self._count_for_client(status, now)
+        operation = OPERATIONS.get(route)
+        if operation is not None:
+            self._count_times(operation, status, now)
         if self.telemetry.request_log is not None and self.request is not None:
             self._write_request_log(self.request, status)
         if self.trace is not None:
@@ -114,12 +121,30 @@ class RequestRecord:
             self.client, model, status, now=now, prompt_tokens=prompt_tokens, output_tokens=output_tokens
         )
 
+    def _listed_model(self) -> str | None:
+        """Return the model that the client named, if a replica lists it: any other name is the client's own text."""
+        model = None if self.request is None else self.request.route.model
+        return model if model is not None and self.routing.router.view.lists(model) else None
+
+    def _count_times(self, operation: str, status: int, now: float) -> None:
+        """Count the times of the request by OpenTelemetry's conventions."""
+        outcome = self.outcome
+        whole = outcome is not None and outcome.result is AttemptResult.COMPLETED
+        self.telemetry.metrics.clients.served(
+            operation,
+            None if self.request is None else self.request.route.model,
+            status,
+            e2e_s=now - self.received_s,
+            ttft_s=self.ttft_s,
+            output_tokens=(outcome.output_tokens or 0) if whole and outcome is not None else 0,
+        )
+
     def _end_s(self) -> float:
         return self.routing.clock() if self.ended_s is None else self.ended_s
 
     @property
     def _retries(self) -> int:
-        return max(0, self.attempts - 1 - self.hedged)
+        return max(0, self.attempts - 1 - self.hedged - self.continued)
 
     def _log(self, route: str, request_id: str, status: int, now: float) -> None:
         outcome = self.outcome
@@ -143,6 +168,8 @@ class RequestRecord:
             fields["queued_ms"] = round(self.queued_s * 1e3, 1)
         if self.hedged:
             fields["hedged"] = True
+        if self.continued:
+            fields["continued"] = self.continued
         if self.cause is not None:
             fields["cause"] = self.cause
         fields["error"] = None if outcome is None else outcome.error
@@ -156,7 +183,7 @@ class RequestRecord:
         tokens = route.prompt_tokens if outcome.prompt_tokens is None else outcome.prompt_tokens
         self.telemetry.request_log.add(
             Finished(
-                received_s=self.received_s,
+                received_s=self.received_s + ahead_s(self.routing.clock),
                 model=route.recorded_model,
                 input_tokens=tokens,
                 # An incomplete response would have been longer.
@@ -200,7 +227,7 @@ def check_open(state: LiveState, *, open_requests: int) -> None:
     if open_requests > limit:
         message = f"{limit} requests are in flight, the limit of this {name}"
         raise HttpError(429, "too_many_in_flight", message, headers=RETRY_SOON)
-    if state.stopping:
+    if state.stopping and state.kind.refuses_when_stopping:
         raise HttpError(503, "stopping", f"this {name} is stopping", headers=RETRY_SOON)
 
 

@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from gorgo.core.metric_spec import MetricSpec, label_of
-from gorgo.live.telemetry.metric_table import LABELS, buckets_of
+from gorgo.live.telemetry.metric_table import LABELS, PROVIDER, buckets_of
 
 #: A metric's name and the values of its labels.
 Key = tuple[str, ...]
@@ -144,7 +144,7 @@ class LearningMetrics:
             self._count("gorgo_fallbacks_total", fallback).inc()
 
     def errors(self, of: str, shares: Iterable[float]) -> None:
-        """Record absolute errors of the model, as shares of the measured `ttft` or `tpot`."""
+        """Record absolute errors of the model, as shares of the measured `ttft`, `tpot` or `e2e`."""
         histogram = self._histogram("gorgo_model_error_ratio", of)
         for share in shares:
             histogram.observe(share)
@@ -155,7 +155,7 @@ class LearningMetrics:
         self._count("gorgo_training_outcomes_total", "lost").inc(lost)
 
     def round(self, result: str, seconds: float | None = None) -> None:
-        """Record the end of a round: `adopted`, `discarded` or `failed`."""
+        """Record the end of a round: `adopted`, `refused`, `discarded` or `failed`."""
         self._count("gorgo_training_rounds_total", result).inc()
         if seconds is not None:
             self._histogram("gorgo_training_seconds").observe(seconds)
@@ -217,6 +217,10 @@ class _LastMinute:
 _Good = tuple[Counter, Counter, Counter, _LastMinute]
 
 
+#: Labels whose values are models.
+_MODELS = ("model", "gen_ai_request_model")
+
+
 class ClientUsage:
     """Usage by client.
 
@@ -239,6 +243,31 @@ class ClientUsage:
         self._evicted_s = -math.inf
         #: What a good answer adds to, by client and model: as many as there are keys and labels of models.
         self._good: dict[tuple[str | None, str | None], _Good] = {}
+        #: Series of OpenTelemetry's conventions, by operation, model and error.
+        self._served: dict[tuple[str, str | None, str], tuple[Histogram, Histogram, Histogram]] = {}
+
+    def served(
+        self, operation: str, model: str | None, status: int, *, e2e_s: float, ttft_s: float | None, output_tokens: int
+    ) -> None:
+        """Record the times of a request by OpenTelemetry's conventions; `output_tokens` are those of a whole answer."""
+        error = str(status) if status >= 400 else ""
+        cells = self._served.get((operation, model, error))
+        if cells is None:
+            kind, make = self._model(model), self._store.histogram
+            labels = (operation, PROVIDER, kind)
+            cells = (
+                make("gen_ai_server_request_duration_seconds", *labels, error),
+                make("gen_ai_server_time_to_first_token_seconds", *labels),
+                make("gen_ai_server_time_per_output_token_seconds", *labels),
+            )
+            if kind != OTHER:
+                self._served[operation, model, error] = cells
+        duration, first, per_token = cells
+        duration.observe(e2e_s)
+        if ttft_s is not None:
+            first.observe(ttft_s)
+            if output_tokens > 1 and not error:
+                per_token.observe((e2e_s - ttft_s) / (output_tokens - 1))
 
     def finished(
         self,
@@ -292,10 +321,11 @@ class ClientUsage:
         models = {*self._models, OTHER, NONE}
         self._windows = {name: window for name, window in self._windows.items() if name in names}
         self._good.clear()
+        self._served.clear()
 
         def wanted(spec_labels: Collection[str], values: Key) -> bool:
             found = dict(zip(spec_labels, values, strict=True))
-            return found.get("client", NONE) in names and found.get("model", NONE) in models
+            return found.get("client", NONE) in names and all(found.get(label, NONE) in models for label in _MODELS)
 
         self._store.retain(lambda spec, values: wanted(spec.labels, values))
 
@@ -309,8 +339,11 @@ class ClientUsage:
         self._models -= left
         if left:
             self._good.clear()
+            self._served.clear()
             self._store.retain(
-                lambda spec, values: "model" not in spec.labels or values[spec.labels.index("model")] not in left
+                lambda spec, values: (
+                    not any(value in left for label, value in zip(spec.labels, values, strict=True) if label in _MODELS)
+                )
             )
         return bool(left)
 

@@ -34,7 +34,8 @@ class HealthLog:
         match event:
             case HealthChanged():
                 name, level = _HEALTH[event.state]
-                log(name, level=level, replica=event.replica)
+                known = {"by": event.by, "why": event.why, "for_s": event.for_s}
+                log(name, level=level, replica=event.replica, **{key: each for key, each in known.items() if each})
             case RegionChanged(reachable=True):
                 log("region_reachable", region=event.region)
             case RegionChanged():

@@ -14,6 +14,19 @@ from gorgo.core.metric_spec import LabelSpec, MetricSpec
 from gorgo.live.telemetry.peers import PEER_LABELS, PEER_METRICS
 
 _REPLICA = ("replica", "region")
+#: Values of OpenTelemetry's `gen_ai.operation.name` by route; the routes that generate or embed nothing have none.
+OPERATIONS: Mapping[str, str] = {
+    "/v1/chat/completions": "chat",
+    "/v1/messages": "chat",
+    "/v1/responses": "chat",
+    "/v1/completions": "text_completion",
+    "/generate": "text_completion",
+    "/v1/embeddings": "embeddings",
+}
+#: Of OpenTelemetry's attributes, as its exporters for Prometheus spell them.
+_GEN_AI = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
+#: This router, to its clients; `gen_ai.provider.name` of the span of an attempt is the engine.
+PROVIDER = "gorgo"
 
 #: Every metric of the proxy's own; the process metrics of prometheus_client come on top with the prefix
 #: `gorgo_process_*`.
@@ -22,6 +35,15 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("gorgo_attempts_total", "counter", (*_REPLICA, "result"), "Ended attempts."),
     MetricSpec("gorgo_retries_total", "counter", ("reason",), "Retries, by result of the attempt before."),
     MetricSpec("gorgo_rejects_total", "counter", ("reason",), "Requests rejected by the proxy."),
+    MetricSpec(
+        "gorgo_streams_continued_total",
+        "counter",
+        ("reason",),
+        "Answers that broke off and went on elsewhere.",
+    ),
+    MetricSpec(
+        "gorgo_stream_seam_seconds", "histogram", (), "Last event before such a break to the first one after it."
+    ),
     MetricSpec("gorgo_hedges_total", "counter", _REPLICA, "Hedges sent to the replica."),
     MetricSpec("gorgo_body_read_seconds", "histogram", (), "Request received to the end of its body."),
     MetricSpec("gorgo_queue_seconds", "histogram", (), "Queue time of queued requests."),
@@ -96,6 +118,12 @@ METRICS: tuple[MetricSpec, ...] = (
         ("result",),
         "Prompts of models with a tokenizer: counted, skipped (estimated), different from the engine's report.",
     ),
+    MetricSpec(
+        "gorgo_cache_source_total",
+        "counter",
+        (*_REPLICA, "cache_source"),
+        "Dispatches, by the source of their estimated cached tokens.",
+    ),
     MetricSpec("gorgo_output_tokens_total", "counter", _REPLICA, "Reported output tokens."),
     MetricSpec("gorgo_probe_failures_total", "counter", _REPLICA, "Failed probes."),
     MetricSpec("gorgo_scrape_failures_total", "counter", _REPLICA, "Failed scrapes."),
@@ -108,7 +136,15 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("gorgo_queued_prefill_tokens", "gauge", _REPLICA, "Prompt tokens before their first content."),
     MetricSpec("gorgo_queued_prefill_seconds", "gauge", _REPLICA, "Predicted prefill queue."),
     MetricSpec("gorgo_prefill_slowdown", "gauge", _REPLICA, "Learned prefill time over its prior."),
+    MetricSpec("gorgo_parallel_prefills", "gauge", _REPLICA, "Prefills that the engine does at once, as learned."),
     MetricSpec("gorgo_replica_eligible", "gauge", _REPLICA, "1 if the replica is eligible."),
+    MetricSpec("gorgo_ready", "gauge", (), "1 while `GET /ready` is answered with 200."),
+    MetricSpec(
+        "gorgo_certificate_expiry_timestamp_seconds",
+        "gauge",
+        ("certificate",),
+        "Unix time at which the certificate of a listener, or one of its chain, expires; absent without TLS.",
+    ),
     MetricSpec("gorgo_region_unreachable", "gauge", ("region",), "1 while no replica of the region answers a probe."),
     MetricSpec("gorgo_fleet_source_up", "gauge", ("source",), "1 if the last request to the fleet source succeeded."),
     MetricSpec(
@@ -120,15 +156,15 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("gorgo_queue_requests", "gauge", (), "Queued requests."),
     MetricSpec("gorgo_buffered_bytes", "gauge", (), "Buffered bytes, reserved ones included."),
     MetricSpec("gorgo_index_blocks", "gauge", _REPLICA, "Prefix index blocks."),
-    MetricSpec(
-        "gorgo_cache_source", "gauge", (*_REPLICA, "cache_source"), "1 for the source of estimated cached tokens."
-    ),
     MetricSpec("gorgo_cache_reported_blocks", "gauge", _REPLICA, "KV blocks that the engine reports as cached."),
     MetricSpec("gorgo_cache_report_age_seconds", "gauge", _REPLICA, "Age of its newest KV event or push."),
     MetricSpec("gorgo_cache_phantom_tokens_total", "counter", _REPLICA, "Tokens estimated cached and not found."),
     MetricSpec("gorgo_cache_missed_tokens_total", "counter", _REPLICA, "Cached tokens found and not estimated."),
     MetricSpec("gorgo_cache_reports_total", "counter", (*_REPLICA, "result"), "Reports of the cache, by result."),
     *PEER_METRICS,
+    MetricSpec("gorgo_routes", "gauge", ("origin",), "Routes that the policy stores, of this router or of others."),
+    MetricSpec("gorgo_route_unused_seconds", "gauge", ("origin",), "Time without use of the longest unused route."),
+    MetricSpec("gorgo_route_evictions_total", "counter", ("origin",), "Routes that had no place."),
     MetricSpec("gorgo_weight", "gauge", ("policy", "weight"), "Weights in force."),
     MetricSpec("gorgo_weights_version", "gauge", (), "Version of the weights in force."),
     MetricSpec("gorgo_weights_frozen", "gauge", (), "1 while the weights are frozen."),
@@ -150,7 +186,7 @@ METRICS: tuple[MetricSpec, ...] = (
         "gorgo_training_rounds_total",
         "counter",
         ("result",),
-        "Rounds: adopted, discarded (freeze, other policy), failed.",
+        "Rounds: adopted, refused (the model in use is better), discarded (freeze, other policy), failed.",
     ),
     MetricSpec(
         "gorgo_training_outcomes_total",
@@ -176,16 +212,33 @@ METRICS: tuple[MetricSpec, ...] = (
         "gorgo_picker_log_entries_total",
         "counter",
         ("result",),
-        "Entries of Envoy's access log: matched, late (exchange closed), unknown (another picker's).",
+        "Entries of Envoy's access log: matched, late (exchange closed), unknown (another picker's), undecided (served "
+        "without a picker's choice).",
     ),
     MetricSpec("gorgo_config_reloads_total", "counter", ("result",), "Reloads of a changed file: applied or refused."),
     MetricSpec("gorgo_config_reload_failed", "gauge", (), "1 while the file is refused."),
     MetricSpec("gorgo_config_last_reload_timestamp_seconds", "gauge", (), "Unix time of the last applied file."),
     MetricSpec("gorgo_build_info", "gauge", ("version",), "1; the version is the label."),
+    # `gen_ai.server.*` of OpenTelemetry's semantic conventions for generative AI, with the buckets that they advise.
+    MetricSpec(
+        "gen_ai_server_request_duration_seconds",
+        "histogram",
+        (*_GEN_AI, "error_type"),
+        "Request received to last byte.",
+    ),
+    MetricSpec("gen_ai_server_time_to_first_token_seconds", "histogram", _GEN_AI, "Request received to first content."),
+    MetricSpec(
+        "gen_ai_server_time_per_output_token_seconds",
+        "histogram",
+        _GEN_AI,
+        "First content to last byte, by output token after the first; of completed streams with usage.",
+    ),
 )
 
 #: Read from the Router, the feeds and the pushes at a scrape (`caches`).
-CACHE_METRICS = frozenset(spec.name for spec in METRICS if spec.name.startswith("gorgo_cache_"))
+CACHE_METRICS = frozenset(spec.name for spec in METRICS if spec.name.startswith("gorgo_cache_")) - {
+    "gorgo_cache_source_total"  # counted at each dispatch
+}
 
 #: `code` of every error that the proxy itself answers a request for a replica with.
 REJECT_CODES = (
@@ -238,6 +291,9 @@ CACHE_REPORTS = (
     *("snapshots", "evictions", "stale", "lost", "limited", "silences"),
 )
 
+#: Why the answers broke off that went on at another replica.
+BREAKS = ("disconnected", "protocol_error", "truncated", "error_event", "timeout", "stalled", "moved")
+
 LABELS: tuple[LabelSpec, ...] = (
     LabelSpec("replica", (), "names in regions.yaml", bound="replicas"),
     LabelSpec("region", (), "regions of those replicas", bound="regions"),
@@ -252,6 +308,7 @@ LABELS: tuple[LabelSpec, ...] = (
         "result of the attempt before",
         tuple(result.value for result in AttemptResult if result.retryable),
     ),
+    LabelSpec("reason", ("gorgo_streams_continued_total",), "why the answer broke off", BREAKS),
     LabelSpec("reason", ("gorgo_rejects_total",), "`code` of the error", REJECT_CODES),
     LabelSpec("client", (), "names of keys; `other` beyond 64, `none` without keys", bound="66"),
     LabelSpec("model", (), "models that replicas list; `other` beyond 64 and for the rest, `none`", bound="66"),
@@ -265,18 +322,28 @@ LABELS: tuple[LabelSpec, ...] = (
     LabelSpec("result", ("gorgo_outcome_log_lines_total",), "of a line", ("written", "dropped", "failed")),
     LabelSpec("resource", (), "of the process", ("requests", "buffers", "processor")),
     LabelSpec("cache_source", (), "of estimated cached tokens", ("history", "events", "push")),
+    LabelSpec("certificate", (), "key of the listener's files", ("proxy.tls", "picker.tls")),
     LabelSpec("source", (), "names in `fleet_sources`", bound="16"),
     LabelSpec("rule", (), "word of the rule", bound="rules of the policies"),
-    LabelSpec("target", (), "predicted time", ("ttft", "tpot")),
+    LabelSpec("target", (), "predicted time", ("ttft", "tpot", "e2e")),
     LabelSpec("result", ("gorgo_model_writes_total",), "of a write", ("written", "failed")),
-    LabelSpec("result", ("gorgo_training_rounds_total",), "of a round", ("adopted", "discarded", "failed")),
+    LabelSpec("result", ("gorgo_training_rounds_total",), "of a round", ("adopted", "refused", "discarded", "failed")),
     LabelSpec("result", ("gorgo_training_outcomes_total",), "of an outcome", ("taken", "lost")),
     LabelSpec("result", ("gorgo_trace_spans_total",), "of a span", ("exported", "failed")),
-    LabelSpec("result", ("gorgo_picker_log_entries_total",), "of an entry", ("matched", "late", "unknown")),
+    LabelSpec(
+        "result",
+        ("gorgo_picker_log_entries_total",),
+        "of an entry",
+        ("matched", "late", "unknown", "undecided"),
+    ),
     LabelSpec("result", ("gorgo_config_reloads_total",), "of a reload", ("applied", "refused")),
     LabelSpec("result", ("gorgo_cache_reports_total",), "of a KV event message, or of a push", CACHE_REPORTS),
     *PEER_LABELS,
     LabelSpec("version", (), "of the package", bound="1"),
+    LabelSpec("gen_ai_operation_name", (), "by the route", ("chat", "text_completion", "embeddings")),
+    LabelSpec("gen_ai_provider_name", (), "of this router", (PROVIDER,)),
+    LabelSpec("gen_ai_request_model", (), "as `model`", bound="66"),
+    LabelSpec("error_type", (), "status of an error that the client got; empty without one", bound="statuses"),
 )
 
 #: Seconds; from a cached short prompt near by to a full queue far away.
@@ -291,6 +358,15 @@ _BODY_BUCKETS = (0.001, 0.005, 0.02, 0.05, 0.1, 0.5, 1, 5, 15, 60)
 #: Shares of the measured time.
 _RATIO_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2, 5, 10)
 _BUCKETS: Mapping[str, Sequence[float]] = {
+    "gen_ai_server_request_duration_seconds": tuple(0.01 * 2**n for n in range(14)),
+    "gen_ai_server_time_to_first_token_seconds": (
+        *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1),
+        *(0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10),
+    ),
+    "gen_ai_server_time_per_output_token_seconds": (
+        *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2),
+        *(0.3, 0.4, 0.5, 0.75, 1, 2.5),
+    ),
     "gorgo_decision_seconds": _DECISION_BUCKETS,
     "gorgo_prediction_error_seconds": _ERROR_BUCKETS,
     "gorgo_ttft_part_seconds": _PART_BUCKETS,

@@ -7,7 +7,7 @@ Owns the hooks (`Metrics`), the metrics of caches (`CacheMetrics`), and the use 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic, process_time
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gorgo import __version__
+from gorgo import build_version
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
 from gorgo.core.latency.ttft import PARTS, TtftParts
 from gorgo.core.limits import BufferBudget
@@ -24,6 +24,7 @@ from gorgo.core.messages.request import Outcome
 from gorgo.core.metric_spec import MetricSpec
 from gorgo.core.router import Router
 from gorgo.fleet_sources.fleet import FoundFleet
+from gorgo.live.http.tls import ServedTls
 from gorgo.live.telemetry.counters import (
     ClientUsage,
     Counter,
@@ -65,7 +66,6 @@ class CacheMetrics(Collector):
         families = _families()
         for replica, state in self.read().items():
             labels, stats = (replica, state.region), state.stats
-            families["gorgo_cache_source"].add_metric((*labels, stats.source), 1.0)
             families["gorgo_cache_reported_blocks"].add_metric(labels, stats.blocks)
             if stats.age_s is not None:
                 families["gorgo_cache_report_age_seconds"].add_metric(labels, stats.age_s)
@@ -139,7 +139,8 @@ __all__ = ["METRICS", "ActiveConfig", "Metrics"]
 
 
 #: Read at a scrape by collectors of their own.
-_READ_ELSEWHERE = CACHE_METRICS | {spec.name for spec in PEER_METRICS}
+_ROUTE_EVICTIONS = "gorgo_route_evictions_total"
+_READ_ELSEWHERE = CACHE_METRICS | {_ROUTE_EVICTIONS} | {spec.name for spec in PEER_METRICS}
 
 
 @dataclass(slots=True)
@@ -149,6 +150,14 @@ class ActiveConfig:
     taken_s: float
     refused: bool = False
     frozen: bool = False
+
+
+@dataclass(slots=True)
+class Listeners:
+    """What a scrape reads of the listeners; both are set once they are built."""
+
+    is_ready: Callable[[], bool] = lambda: False
+    tls: list[ServedTls] = field(default_factory=list)
 
 
 class Metrics:
@@ -163,7 +172,7 @@ class Metrics:
         self.learning = LearningMetrics(self._cells)
         self.clients = ClientUsage(self._cells, router.view.lists, clock)
         #: Series of the prompts' tokens, and of the parts of TTFTs, by replica and region.
-        self._dispatched: dict[tuple[str, str], tuple[Counter, Counter, Counter]] = {}
+        self._dispatched: dict[tuple[str, str, str], tuple[Counter, Counter, Counter, Counter]] = {}
         self._parts: dict[tuple[str, str], list[tuple[Counter, Histogram]]] = {}
         #: Series of completed responses with a full report, by replica and region; of requests; of attempts.
         self._completed: dict[tuple[str, str], tuple[Histogram, Counter, Counter, Counter]] = {}
@@ -172,12 +181,15 @@ class Metrics:
         self._decision = self._histogram("gorgo_decision_seconds")
         self._body_read = self._histogram("gorgo_body_read_seconds")
         self.config = ActiveConfig(taken_s=clock())
+        self.listeners = Listeners()
         self.registry.register(self._cells)
         self.caches = CacheMetrics()
         self.registry.register(self.caches)
         self.peers = PeerMetrics()
         self.registry.register(self.peers)
-        self.registry.register(_RouterGauges(router, clock, self.config, buffers, self.learning, found or FoundFleet()))
+        self.registry.register(
+            _RouterGauges(router, clock, self.config, self.listeners, buffers, self.learning, found or FoundFleet())
+        )
         ProcessCollector(namespace="gorgo", registry=self.registry)
 
     def request(self, route: str, policy: str, status: int) -> None:
@@ -196,14 +208,17 @@ class Metrics:
     def dispatched(self, replica: str, region: str, decision: Decision) -> None:
         if decision.fallback is not None:
             self.learning.decided(decision.fallback)
-        cells = self._dispatched.get((replica, region))
+        key = (replica, region, decision.cache_source)
+        cells = self._dispatched.get(key)
         if cells is None:
-            cells = self._dispatched[replica, region] = (
+            cells = self._dispatched[key] = (
                 self._count("gorgo_prompt_tokens_total", replica, region),
                 self._count("gorgo_estimated_cached_tokens_total", replica, region),
                 self._count("gorgo_best_cached_tokens_total", replica, region),
+                self._count("gorgo_cache_source_total", *key),
             )
-        prompt, estimated, best = cells
+        prompt, estimated, best, source = cells
+        source.value += 1.0
         prompt.value += decision.prompt_tokens
         estimated.value += decision.estimated_cached_tokens
         best.value += decision.best_cached_tokens
@@ -251,6 +266,11 @@ class Metrics:
         side = _side(estimated_cached_tokens, cached)
         off = abs(estimated_cached_tokens - cached)
         self._count("gorgo_cached_tokens_signed_error_total", replica, region, side).inc(off)
+
+    def continued(self, reason: str, gap_s: float) -> None:
+        """Count an answer that broke off for `reason` and goes on after `gap_s`."""
+        self._count("gorgo_streams_continued_total", reason).inc()
+        self._histogram("gorgo_stream_seam_seconds").observe(gap_s)
 
     def retried(self, reason: str) -> None:
         self._count("gorgo_retries_total", reason).inc()
@@ -358,6 +378,7 @@ class _RouterGauges(Collector):
         router: Router,
         clock: Callable[[], float],
         config: ActiveConfig,
+        listeners: Listeners,
         buffers: BufferBudget,
         learning: LearningMetrics,
         found: FoundFleet,
@@ -369,9 +390,10 @@ class _RouterGauges(Collector):
         self._router = router
         self._clock = clock
         self._config = config
+        self._listeners = listeners
 
     def describe(self) -> Iterable[Metric]:
-        return [_gauge(spec) for spec in _GAUGES]
+        return [*(_gauge(spec) for spec in _GAUGES), _route_evictions()]
 
     def collect(self) -> Iterable[Metric]:
         families = {spec.name: _gauge(spec) for spec in _GAUGES}
@@ -384,6 +406,10 @@ class _RouterGauges(Collector):
         unreachable = self._router.view.unreachable_regions
         for region in sorted({view.region for view in views}):
             families["gorgo_region_unreachable"].add_metric((region,), float(region in unreachable))
+        families["gorgo_ready"].add_metric((), float(self._listeners.is_ready()))
+        for served in self._listeners.tls:
+            if served.expires_s is not None:
+                families["gorgo_certificate_expiry_timestamp_seconds"].add_metric((served.place,), served.expires_s)
         families["gorgo_queue_requests"].add_metric((), self._router.queued)
         families["gorgo_buffered_bytes"].add_metric((), self._buffers.used_bytes)
         families["gorgo_weights_version"].add_metric((), self._router.settings.weights.version)
@@ -400,8 +426,19 @@ class _RouterGauges(Collector):
             families["gorgo_model_version"].add_metric((), model.version)
             families["gorgo_model_samples"].add_metric((), model.samples)
             families["gorgo_model_age_seconds"].add_metric((), max(0.0, self._clock() - model.trained_s))
-        families["gorgo_build_info"].add_metric((__version__,), 1)
-        return families.values()
+        families["gorgo_build_info"].add_metric((build_version(),), 1)
+        return [*families.values(), self._routes(families)]
+
+    def _routes(self, families: Mapping[str, GaugeMetricFamily]) -> CounterMetricFamily:
+        """Add the routes of the policy, and return the family of those that had no place."""
+        evictions, stats = _route_evictions(), self._router.settings.route_stats(now=self._clock())
+        if stats is not None:
+            for origin, count in stats.routes.items():
+                families["gorgo_routes"].add_metric((origin,), count)
+                evictions.add_metric((origin,), stats.evicted[origin])
+            for origin, unused_s in stats.unused_s.items():
+                families["gorgo_route_unused_seconds"].add_metric((origin,), unused_s)
+        return evictions
 
 
 def _replica_gauges(view: ReplicaSnapshot) -> Iterable[tuple[str, float]]:
@@ -416,6 +453,7 @@ def _replica_gauges(view: ReplicaSnapshot) -> Iterable[tuple[str, float]]:
     yield "gorgo_queued_prefill_tokens", view.queued_prefill_tokens
     yield "gorgo_queued_prefill_seconds", view.backlog_s
     yield "gorgo_prefill_slowdown", view.prefill_slowdown
+    yield "gorgo_parallel_prefills", view.parallel_prefills
     yield "gorgo_replica_eligible", float(view.eligible)
     yield "gorgo_index_blocks", view.index_blocks
 
@@ -426,6 +464,11 @@ def _source_gauges(source: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
     yield "gorgo_fleet_source_problems", source["problem_count"]
     if source["age_s"] is not None:
         yield "gorgo_fleet_source_age_seconds", source["age_s"]
+
+
+def _route_evictions() -> CounterMetricFamily:
+    (spec,) = (spec for spec in METRICS if spec.name == _ROUTE_EVICTIONS)
+    return CounterMetricFamily(spec.name, spec.description, labels=spec.labels)
 
 
 def _gauge(spec: MetricSpec) -> GaugeMetricFamily:

@@ -60,6 +60,7 @@ class OutcomeLine:
             "e2e_s": _number(outcome.e2e_s, 6),
             "ttft_s": None if row is None else _number(row.ttft_s, 6),
             "censored": None if row is None else row.censored,
+            "unstreamed": None if row is None else row.unstreamed,
             "tpot_s": None if row is None else _number(row.tpot_s, 6),
             "prompt_tokens": decision.prompt_tokens if row is None else row.prompt_tokens,
             "output_tokens": None if row is None else _number(row.output_tokens),

@@ -7,8 +7,8 @@ request costs nothing more, and its headers pass unchanged. Each attempt of a tr
 gets its id as `traceparent`. Clients start a bounded number of traces a second, and so displace no other spans. Times
 are the proxy's clock; no context is attached, so tasks share nothing.
 
-Attributes are ids, names of the configuration, numbers and constants. Never a header, a key, a prompt, or the model's
-name, which is client input.
+Attributes are ids, names of the configuration, numbers and constants, by OpenTelemetry's conventions for generative AI
+where those have a name. Never a header, a key or a prompt. The model is named only if a replica lists it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan
@@ -30,6 +30,7 @@ from gorgo.core.messages.actions import Dispatch
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.live.http.headers import Header
 from gorgo.live.logs import log
+from gorgo.live.telemetry.metric_table import OPERATIONS, PROVIDER
 
 # The export of spans: OpenTelemetry's batch processor with the proxy's bounds.
 #
@@ -117,15 +118,27 @@ class Tracing:
         self._second, self._started = 0.0, 0
         self._propagator = TraceContextTextMapPropagator()
         self.export = export
+        #: Returns what is known of a replica: its engine, host and port. Set once the fleet is built.
+        self.describe: Callable[[str], Mapping[str, str | int]] = _nothing_known
 
-    def start(self, headers: Sequence[Header], *, route: str, request_id: str, received_s: float) -> Trace | None:
-        """Return the trace of a request, `None` if it is not traced."""
+    def start(
+        self, headers: Sequence[Header], *, route: str, request_id: str, received_s: float, ahead_s: float = 0.0
+    ) -> Trace | None:
+        """Return the trace of a request, `None` if it is not traced. `ahead_s` is added to all its times."""
         parent = self._parent(headers)
         if parent is not None and not _is_sampled(parent):
             return None
         if (parent is None or not self._grants(received_s)) and self._chance.random() >= self._ratio:
             return None
-        return Trace(self._tracer, parent, route=route, request_id=request_id, received_s=received_s)
+        return Trace(
+            self._tracer,
+            parent,
+            route=route,
+            request_id=request_id,
+            received_s=received_s,
+            describe=self.describe,
+            ahead_s=ahead_s,
+        )
 
     def _grants(self, now: float) -> bool:
         """Return whether a client may start a trace; beyond `CLIENT_TRACES_PER_S` the ratio decides."""
@@ -148,12 +161,26 @@ class Tracing:
 class Trace:
     """The spans of one request."""
 
-    __slots__ = ("_attempts", "_continues", "_decided_from_s", "_root", "_tracer")
+    __slots__ = (
+        *("_ahead_s", "_attempts", "_continues", "_decided_from_s", "_describe", "_operation", "_root", "_tracer"),
+    )
 
     def __init__(
-        self, tracer: Tracer, parent: Context | None, *, route: str, request_id: str, received_s: float
+        self,
+        tracer: Tracer,
+        parent: Context | None,
+        *,
+        route: str,
+        request_id: str,
+        received_s: float,
+        describe: Callable[[str], Mapping[str, str | int]] | None = None,
+        ahead_s: float = 0.0,
     ) -> None:
         self._tracer = tracer
+        self._ahead_s = ahead_s
+        self._describe = describe or _nothing_known
+        operation = OPERATIONS.get(route)
+        self._operation = {} if operation is None else {"gen_ai.operation.name": operation}
         self._continues = parent is not None
         self._decided_from_s = received_s
         #: Open attempts by id, at most two.
@@ -162,18 +189,30 @@ class Trace:
             f"POST {route}",
             context=Context() if parent is None else parent,
             kind=SpanKind.SERVER,
-            start_time=_ns(received_s),
-            attributes={"http.request.method": "POST", "http.route": route, "gorgo.request_id": request_id},
+            start_time=self._ns(received_s),
+            attributes={
+                "http.request.method": "POST",
+                "http.route": route,
+                "gorgo.request_id": request_id,
+                "gen_ai.provider.name": PROVIDER,
+                **self._operation,
+            },
         )
+
+    def _ns(self, seconds: float) -> int:
+        """Return nanoseconds since the epoch, as OpenTelemetry counts."""
+        return int((seconds + self._ahead_s) * 1e9)
 
     def body_read(self, now: float) -> None:
         """Start the decision's span: the body is read."""
         self._decided_from_s = now
 
-    def attempt_started(self, dispatch: Dispatch) -> None:
-        """Record a decision and start its attempt."""
+    def attempt_started(self, dispatch: Dispatch, *, model: str | None = None) -> None:
+        """Record a decision and start its attempt. `model` is what the client asked for, if a replica lists it."""
+        known = {} if model is None else {"gen_ai.request.model": model}
+        self._root.set_attributes(known)
         decision = dispatch.decision
-        decided_ns = _ns(decision.decided_s)
+        decided_ns = self._ns(decision.decided_s)
         span = self._child("decision", self._root, min(self._decided_from_s, decision.decided_s))
         span.set_attributes(_decision_attributes(dispatch))
         span.end(decided_ns)
@@ -185,6 +224,9 @@ class Trace:
                 "gorgo.replica": dispatch.replica,
                 "gorgo.region": dispatch.region,
                 "gorgo.attempt": dispatch.attempt,
+                **self._operation,
+                **known,
+                **self._describe(dispatch.replica),
             }
         )
         self._attempts[dispatch.attempt_id] = attempt
@@ -205,7 +247,7 @@ class Trace:
         attempt = self._attempts[dispatch.attempt_id]
         span = self._child("first content", attempt, dispatch.decision.decided_s)
         span.set_attributes({f"gorgo.ttft_{part}_ms": value for part, value in parts.as_ms().items()})
-        span.end(_ns(now))
+        span.end(self._ns(now))
         self._root.set_attribute("gorgo.ttft_ms", sum(parts) * 1e3)
 
     def attempt_ended(self, dispatch: Dispatch, outcome: Outcome, *, now: float) -> None:
@@ -216,13 +258,14 @@ class Trace:
             "http.response.status_code": outcome.status,
             "gen_ai.usage.input_tokens": outcome.prompt_tokens,
             "gen_ai.usage.output_tokens": outcome.output_tokens,
+            "gen_ai.usage.cache_read.input_tokens": outcome.cached_tokens,
             "gorgo.cached_tokens": outcome.cached_tokens,
             "error.type": outcome.error,
         }
         span.set_attributes({name: value for name, value in attributes.items() if value is not None})
         if outcome.result.failed or outcome.result is AttemptResult.DEADLINE_EXCEEDED:
             _mark_failed(span)
-        span.end(_ns(now))
+        span.end(self._ns(now))
 
     def close(self, *, status: int, code: str | None, retries: int, hedged: bool, now: float) -> None:
         """End the span of the request."""
@@ -233,10 +276,16 @@ class Trace:
             self._root.set_attribute("error.type", code)
         if status >= 500:
             _mark_failed(self._root)
-        self._root.end(_ns(now))
+        self._root.end(self._ns(now))
 
     def _child(self, name: str, parent: Span, start_s: float, kind: SpanKind = SpanKind.INTERNAL) -> Span:
-        return self._tracer.start_span(name, context=set_span_in_context(parent), kind=kind, start_time=_ns(start_s))
+        return self._tracer.start_span(
+            name, context=set_span_in_context(parent), kind=kind, start_time=self._ns(start_s)
+        )
+
+
+def _nothing_known(replica: str) -> Mapping[str, str | int]:  # noqa: ARG001
+    return {}
 
 
 def _decision_attributes(dispatch: Dispatch) -> dict[str, str | int | float]:
@@ -270,8 +319,3 @@ def _span_context(context: Context) -> SpanContext:
 
 def _mark_failed(span: Span) -> None:
     span.set_status(StatusCode.ERROR)
-
-
-def _ns(seconds: float) -> int:
-    """Return nanoseconds, as OpenTelemetry counts."""
-    return int(seconds * 1e9)

@@ -1,6 +1,7 @@
 """Files of the models of one proxy: one per policy beside the state file, and the one that the configuration names.
 
-Owns which of them a policy starts with. Leaves their form to `gorgo.learning.model_file`. Every call blocks.
+Beside each model are the newest outcomes, with which a training goes on after a restart. Owns which model a policy
+starts with. Leaves their form to `gorgo.learning.model_file`. Every call blocks.
 """
 
 from __future__ import annotations
@@ -12,12 +13,10 @@ from pathlib import Path
 from gorgo.config.atomic import write_atomically
 from gorgo.core.training.learning import Learner
 from gorgo.core.training.model import Model
+from gorgo.core.training.outcomes import TrainingRows
 from gorgo.errors import GorgoError
-from gorgo.learning.model_file import load
+from gorgo.learning.model_file import dump_outcomes, load, load_outcomes
 from gorgo.live.logs import log
-
-#: Kinds that a policy of boosted trees can use: without LightGBM its models are of the other kind.
-_TREES = frozenset({"trees", "rls"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +49,15 @@ class ModelStore:
         state = self._state_path
         return None if state is None else state.with_name(f"{state.name}.{policy}.npz")
 
+    def outcomes_path(self, policy: str) -> Path | None:
+        """Return the file of a policy's outcomes beside the state file.
+
+        >>> str(ModelStore(Path("/var/lib/gorgo/state.json")).outcomes_path("lodestar"))
+        '/var/lib/gorgo/state.json.lodestar.outcomes.npz'
+        """
+        state = self._state_path
+        return None if state is None else state.with_name(f"{state.name}.{policy}.outcomes.npz")
+
     def load(self, learner: Learner, configured: Path | None, *, own: bool = True) -> StoredModel | None:
         """Return the newest model that `learner` can use: its own beside the state file, or the configured one.
 
@@ -61,7 +69,9 @@ class ModelStore:
         found = [(changed_s, path) for path, changed_s in times.items() if changed_s is not None]
         for changed_s, path in sorted(found, reverse=True):
             try:
-                return StoredModel(load(path, names=learner.feature_names, kinds=_kinds(learner)), path, changed_s)
+                return StoredModel(
+                    load(path, names=learner.feature_names, kinds=(learner.training.kind,)), path, changed_s
+                )
             except (GorgoError, OSError) as error:
                 log("model_not_loaded", level=logging.ERROR, file=str(path), policy=learner.name, reason=str(error))
         return None
@@ -73,10 +83,22 @@ class ModelStore:
             write_atomically(path, data)
         return path
 
+    def load_outcomes(self, learner: Learner) -> TrainingRows | None:
+        """Return the outcomes that a former process left; `None` without a file that can be used, which is logged."""
+        path = self.outcomes_path(learner.name)
+        if path is None or not path.exists():
+            return None
+        try:
+            return load_outcomes(path, names=learner.feature_names)
+        except (GorgoError, OSError) as error:
+            log("outcomes_not_loaded", level=logging.ERROR, file=str(path), policy=learner.name, reason=str(error))
+            return None
 
-def _kinds(learner: Learner) -> frozenset[str]:
-    kind = learner.training.kind
-    return _TREES if kind in _TREES else frozenset({kind})
+    def save_outcomes(self, policy: str, rows: TrainingRows) -> None:
+        """Write outcomes durably, if there is a state file. Raises `OSError`."""
+        path = self.outcomes_path(policy)
+        if path is not None:
+            write_atomically(path, dump_outcomes(rows))
 
 
 def _changed_s(path: Path, *, required: bool) -> float | None:

@@ -6,7 +6,9 @@ of its predictions. Leaves the mathematics to `gorgo.learning`, and decisions to
 Theory of operation. Every second the new outcomes go to the process, at most one message at a time. While a round
 trains, outcomes wait in the Router's ring, which is bounded; a model is put in by one synchronous `Learning.adopt`. The
 process can fail at any time: routing goes on with the model in use, and another process begins with the outcomes that
-the ring still has. While weights are frozen nothing is sent, and no model is adopted.
+the ring still has. The ring is saved with the model, so that a restart goes on in the same way. A round whose model is
+worse than the one in use leaves that one (`learning.trainer`). While weights are frozen nothing is sent, and no model
+is adopted.
 """
 
 from __future__ import annotations
@@ -28,13 +30,13 @@ from gorgo.core.training.learning import Learner
 from gorgo.core.training.model import Model, TrainingSpec
 from gorgo.core.training.outcomes import TrainingRows
 from gorgo.errors import GorgoError
-from gorgo.learning.model_file import loads
+from gorgo.learning.model_file import dumps, loads
 from gorgo.live.event_loop import Clock
 from gorgo.live.helper_process import HelperFailed, HelperProcess
 from gorgo.live.helper_worker import pickled
 from gorgo.live.logs import log
 from gorgo.live.telemetry.counters import LearningMetrics, ModelGauges
-from gorgo.live.training.messages import Reply, Settings
+from gorgo.live.training.messages import Outcomes, Reply, Settings
 from gorgo.live.training.model_store import ModelStore
 from gorgo.live.training_status import ModelInUse, TrainingState
 
@@ -42,14 +44,22 @@ from gorgo.live.training_status import ModelInUse, TrainingState
 def error_shares(model: Model, rows: TrainingRows) -> tuple[Floats, Floats]:
     """Return the absolute errors of time to first token and time per output token, as shares of the measured time.
 
-    Rows without a measured time have none; nor has a model that does not predict it.
+    Rows without a measured time have none; nor has a model that does not predict it. An answer in one piece has no
+    first token: its error is that of the time to its end (`answer_shares`).
     """
-    ended = ~rows.censored & (rows.ttft_s > 0.0)
+    ended = ~rows.censored & ~rows.unstreamed & (rows.ttft_s > 0.0)
     timed = rows.tpot_s > 0.0
     ttft_s = model.ttft_s(rows.features[ended]) if ended.any() else np.empty(0)
     tpot_s = model.tpot_s(rows.features[timed]) if timed.any() else None
     gaps = np.empty(0) if tpot_s is None else np.abs(tpot_s - rows.tpot_s[timed]) / rows.tpot_s[timed]
     return np.abs(ttft_s - rows.ttft_s[ended]) / rows.ttft_s[ended], gaps
+
+
+def answer_shares(model: Model, rows: TrainingRows) -> Floats:
+    """Return the absolute errors of answers in one piece, as shares of the time to their end."""
+    whole = ~rows.censored & rows.unstreamed & (rows.ttft_s > 0.0)
+    predicted_s = model.ttft_s(rows.features[whole]) if whole.any() else np.empty(0)
+    return np.abs(predicted_s - rows.ttft_s[whole]) / rows.ttft_s[whole]
 
 
 #: Between two messages to the process, and between two looks at a round in progress.
@@ -106,6 +116,8 @@ class TrainingService:
         self._retry_at_s = float("-inf")
         #: A failed write is logged once until one succeeds.
         self._unwritten = False
+        #: The next outcome when the ring was last saved.
+        self._saved_seq = 0
         self._state = TrainingState()
 
     def configure(self, learning: LearningConfig) -> None:
@@ -139,8 +151,10 @@ class TrainingService:
                 await self._pass_on(learner, rows)
 
     async def aclose(self) -> None:
-        """End the process."""
+        """End the process, and save the outcomes since the last round."""
         await self._end("off")
+        if self._learner is not None and self._router.learning.learner is self._learner and self._learning.online:
+            await self._save_outcomes(self._learner)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON of `GET /admin/model`."""
@@ -182,6 +196,33 @@ class TrainingService:
         stored = await asyncio.to_thread(self._store.load, learner, file, own=joins)
         if stored is not None and self._router.learning.learner is learner:
             self._adopt(ModelInUse(stored.model, stored.changed_s, stored.path))
+        if joins:
+            await self._restore(learner)
+
+    async def _restore(self, learner: Learner) -> None:
+        """Put the outcomes of a former process into the ring."""
+        before = await asyncio.to_thread(self._store.load_outcomes, learner)
+        ring = self._router.learning.outcomes
+        if before is None or ring is None or self._router.learning.learner is not learner:
+            return
+        ring.restore(before)
+        # They are no news of the model in use: it may have been trained on them.
+        self._saved_seq = self._measured_seq = ring.next_seq
+        log("outcomes_restored", policy=learner.name, outcomes=len(before))
+
+    async def _save_outcomes(self, learner: Learner) -> None:
+        """Write the ring, if something has come since; a failure is logged."""
+        ring = self._router.learning.outcomes
+        if ring is None or ring.next_seq == self._saved_seq:
+            return
+        rows, next_seq = ring.since(0), ring.next_seq
+        try:
+            await asyncio.to_thread(self._store.save_outcomes, learner.name, rows)
+        except OSError as error:
+            path = self._store.outcomes_path(learner.name)
+            log("outcomes_not_written", level=logging.ERROR, file=str(path), reason=error.strerror or str(error))
+            return
+        self._saved_seq = next_seq
 
     async def _begin(self, learner: Learner) -> None:
         """Make a process for the settings in force; it starts with its first outcomes."""
@@ -189,12 +230,13 @@ class TrainingService:
         ring = self._router.learning.outcomes
         assert ring is not None, "a learner has a ring"
         learner.training = self._settled()
-        version = 0 if self._in_use is None else self._in_use.model.version
+        in_use = self._in_use
+        incumbent = None if in_use is None else await asyncio.to_thread(dumps, in_use.model)
         self._process = HelperProcess(
             "gorgo.live.training.worker",
             niceness=NICENESS,
             timeout_s=ROUND_TIMEOUT_S,
-            first=Settings(learner.training, self._seed, version),
+            first=Settings(learner.training, self._seed, incumbent),
             again=False,  # the process has the buffers
         )
         self._next_seq = ring.first_seq
@@ -204,10 +246,12 @@ class TrainingService:
         process, lost = self._process, rows.first_seq - self._next_seq
         assert process is not None, "begun before"
         self._next_seq = rows.first_seq + len(rows)
-        self._state.taken, self._state.lost = self._state.taken + len(rows), self._state.lost + lost
+        self._state.count_taken(rows, lost)
         self._metrics.outcomes(len(rows), lost)
         self._state.state = "training"
-        exchange = asyncio.create_task(process.answer(pickled(rows)))
+        ring = self._router.learning.outcomes
+        more = ring is not None and ring.next_seq > self._next_seq
+        exchange = asyncio.create_task(process.answer(pickled(Outcomes(rows, more))))
         try:
             while not exchange.done() and self._may_train(learner):
                 await asyncio.wait((exchange,), timeout=INTERVAL_S)
@@ -228,8 +272,14 @@ class TrainingService:
             self._failed(f"the training process {failure}" if is_ended else str(failure) or type(failure).__name__)
 
     async def _take(self, learner: Learner, reply: Reply) -> None:
-        """Adopt the model of a reply, if it has one, and write it."""
+        """Adopt the model of a reply, if it has one, and write it; after each round write the outcomes."""
+        if reply.is_round:
+            await self._save_outcomes(learner)
         if reply.model is None:
+            if reply.is_round:
+                self._state.refused += 1
+                self._metrics.round("refused", reply.seconds)
+                log("model_refused", policy=learner.name, reason=reply.report.get("verdict"), seconds=reply.seconds)
             return
         try:
             model = await asyncio.to_thread(loads, reply.model, "the training process", names=learner.feature_names)
@@ -306,5 +356,7 @@ class TrainingService:
         self._measured_seq = ring.next_seq
         if in_use is not None and len(rows):
             ttft, tpot = await asyncio.to_thread(error_shares, in_use.model, rows)
+            e2e = await asyncio.to_thread(answer_shares, in_use.model, rows)
             self._metrics.errors("ttft", ttft.tolist())
             self._metrics.errors("tpot", tpot.tolist())
+            self._metrics.errors("e2e", e2e.tolist())

@@ -14,10 +14,10 @@ import signal
 from collections.abc import Callable, Iterator
 from time import perf_counter, sleep
 
-from gorgo.learning.model_file import dumps
+from gorgo.learning.model_file import dumps, loads
 from gorgo.learning.trainer import Trainer
 from gorgo.live.helper_worker import Work, run_worker
-from gorgo.live.training.messages import Reply, Settings
+from gorgo.live.training.messages import Outcomes, Reply, Settings
 
 #: Data of this process: numpy's libraries, and ten times the largest buffers.
 MAX_MEMORY_BYTES = 2 << 30
@@ -27,11 +27,14 @@ SLICE_S, PAUSE_S = 0.01, 0.03
 
 def training(settings: Settings) -> Work:
     """Return what trains on the outcomes of one message."""
-    trainer = Trainer(settings.spec, settings.seed, version=settings.version)
+    spec, given = settings.spec, settings.incumbent
+    incumbent = None if given is None else loads(given, "the model in use", names=spec.names)
+    trainer = Trainer(spec, settings.seed, incumbent)
 
-    def train(rows: bytes) -> Iterator[Reply]:
-        trainer.add(pickle.loads(rows))
-        yield _round(trainer)
+    def train(message: bytes) -> Iterator[Reply]:
+        outcomes: Outcomes = pickle.loads(message)
+        trainer.add(outcomes.rows)
+        yield Reply(trainer.report().as_dict()) if outcomes.more else _round(trainer)
 
     return train
 
@@ -41,7 +44,8 @@ def _round(trainer: Trainer) -> Reply:
         return Reply(trainer.report().as_dict())
     started = perf_counter()
     model = trainer.train()
-    return Reply(trainer.report().as_dict(), dumps(model), perf_counter() - started)
+    data = None if model is None else dumps(model)
+    return Reply(trainer.report().as_dict(), data, is_round=True, seconds=perf_counter() - started)
 
 
 def pace(pause: Callable[[float], object] = sleep) -> None:

@@ -83,10 +83,37 @@ class UpstreamPool:
         self._idle: OrderedDict[ReplicaConnection, float] = OrderedDict()
         self._expiry: asyncio.TimerHandle | None = None
         self._is_closed = False
+        #: Called with the old and the new address when another process has taken the replica's place.
+        self.on_replaced: Callable[[str, str], None] | None = None
 
     def set_tls(self, tls: ssl.SSLContext) -> None:
         """Use `tls` for connections opened from now on."""
         self._tls = tls
+
+    @property
+    def has_idle(self) -> bool:
+        """Return whether an open connection is free for a request."""
+        self._close_expired()
+        return any(connection.is_connected() for connection in self._idle)
+
+    @property
+    def has_name(self) -> bool:
+        """Return whether the origin's host is a name, which may move."""
+        return self._address.is_name
+
+    async def look_up(self) -> frozenset[str]:
+        """Look the name up, and return its addresses. Raises `OSError`.
+
+        Connections to an address that has left carry no other request.
+        """
+        await self._address.look_up()
+        found = self._address.addresses
+        for connection in [*self._open]:
+            if connection.peer is not None and connection.peer not in found:
+                connection.retired = True
+                if self._idle.pop(connection, None) is not None:
+                    connection.close()
+        return found
 
     async def send(
         self,
@@ -95,12 +122,13 @@ class UpstreamPool:
         *,
         connect_timeout_s: float | None,
         head_only: bool = False,
+        repeatable: bool = True,
         on_sent: Callable[[], None] | None = None,
     ) -> HttpResponse:
         """Send a request; return at the head of its response. Raises `httpx.TransportError`.
 
         `head_only` is for HEAD, whose response has no body. `on_sent` is called when the request is written, before
-        the wait for its response; again for a repeated request.
+        the wait for its response; again for a repeated request. Only what is `repeatable` may reach the replica twice.
         """
         stale: httpx.NetworkError | None = None
         connection = self._take_idle()
@@ -111,7 +139,7 @@ class UpstreamPool:
             try:
                 return await self._exchange(connection, response, head, body, on_sent)
             except httpx.NetworkError as failure:
-                if response.received or loop.time() - begun_s >= STALE_S:
+                if not repeatable or response.received or loop.time() - begun_s >= STALE_S:
                     raise
                 stale = failure
         try:
@@ -174,6 +202,7 @@ class UpstreamPool:
         socket = await self._address.open_socket()
         tls, name = (self._tls, self._address.host) if self._is_tls else (None, None)
         try:
+            peer = str(socket.getpeername()[0])
             _, connection = await asyncio.get_running_loop().create_connection(
                 lambda: ReplicaConnection(self._on_idle, self._on_lost), sock=socket, ssl=tls, server_hostname=name
             )
@@ -182,13 +211,29 @@ class UpstreamPool:
             raise
         if not connection.is_connected():
             raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
-        connection.socket = socket
+        connection.socket, connection.peer = socket, peer
         self._open.add(connection)
+        self._note_peer(peer)
         if self._is_closed:
             connection.close()
         return connection
 
+    def _note_peer(self, peer: str) -> None:
+        before = self._address.peer
+        if self._address.is_replaced(peer) and before is not None:
+            for connection in self._open:
+                if connection.peer == before:
+                    connection.retired = True
+            for connection in [each for each in self._idle if each.retired]:
+                del self._idle[connection]
+                connection.close()
+            if self.on_replaced is not None:
+                self.on_replaced(before, peer)
+
     def _on_idle(self, connection: ReplicaConnection) -> None:
+        if connection.retired:
+            connection.close()
+            return
         self._idle[connection] = connection.loop.time()
         if self._expiry is None:
             self._await_expiry(self._keep_alive_s)
@@ -410,6 +455,24 @@ class UpstreamClient:
         """Pooled connections that are open, in use or not."""
         return self._pool.tracker.alive
 
+    @property
+    def has_idle(self) -> bool:
+        """Return whether an open connection is free for a request."""
+        return self._transport is None and self._pool.has_idle
+
+    @property
+    def has_name(self) -> bool:
+        """Return whether the URL has a name, which may move, in the place of an address."""
+        return self._transport is None and self._pool.has_name
+
+    async def look_up(self) -> frozenset[str]:
+        """Look the name up, and return its addresses; connections to others carry no new request. Raises `OSError`."""
+        return await self._pool.look_up()
+
+    def on_replaced(self, report: Callable[[str, str], None]) -> None:
+        """Call `report` with the old and the new address when another process has taken the replica's place."""
+        self._pool.on_replaced = report
+
     def on_connection_change(self, report: OnChange, on_stale: Callable[[ConnectionTracker], None]) -> None:
         """Call `report` with the connection of the next request: now, and at each `refresh` of what `on_stale` got."""
         tracker = self._pool.tracker
@@ -426,16 +489,22 @@ class UpstreamClient:
         self._pool.set_tls(tls)
 
     def open(
-        self, path: str, headers: Sequence[Header], body: bytes, *, on_sent: Callable[[], None] | None = None
+        self,
+        path: str,
+        headers: Sequence[Header],
+        body: bytes,
+        *,
+        repeatable: bool = True,
+        on_sent: Callable[[], None] | None = None,
     ) -> Coroutine[Any, Any, ResponseSource]:
         """POST `body`; return at the head of the response. Raises `UpstreamError`.
 
         `on_sent` is called when the pool has written the request, before the wait for its response; again for a
-        repeated request, and never by another transport.
+        repeated request, and never by another transport. Only what is `repeatable` may reach the replica twice.
         """
         if self.open_responses >= self._limit:
             raise UpstreamError(POOL_EXHAUSTED)
-        return self._open("POST", path, headers, body, on_sent)
+        return self._open("POST", path, headers, body, on_sent, repeatable)
 
     async def fetch(self, path: str, headers: Sequence[Header] = (), *, timeout_s: float) -> tuple[int, bytes]:
         """GET a small response whole, on a pooled connection. Raises `UpstreamError`."""
@@ -465,6 +534,7 @@ class UpstreamClient:
         headers: Sequence[Header],
         body: bytes,
         on_sent: Callable[[], None] | None = None,
+        repeatable: bool = True,
     ) -> UpstreamResponse:
         self.open_responses += 1
         try:
@@ -472,7 +542,9 @@ class UpstreamClient:
                 return await self._send_by(self._transport, method, path, headers, body)
             length = len(body) if method == "POST" else None
             head = encode_head(self._start(method, path), headers, length=length)
-            response = await self._pool.send(head, body, connect_timeout_s=self._connect_timeout_s, on_sent=on_sent)
+            response = await self._pool.send(
+                head, body, connect_timeout_s=self._connect_timeout_s, repeatable=repeatable, on_sent=on_sent
+            )
             return UpstreamResponse(response.status, response.headers, response, self._release)
         except BaseException as failure:
             self._release()

@@ -277,6 +277,8 @@ class ReplicaConnection(asyncio.Protocol):
         "_writes",
         "loop",
         "paces",
+        "peer",
+        "retired",
         "socket",
         "transport",
     )
@@ -291,6 +293,10 @@ class ReplicaConnection(asyncio.Protocol):
         self.socket: Socket | None = None
         #: Its sender is known to pace.
         self.paces = False
+        #: The address of its other end.
+        self.peer: str | None = None
+        #: It is closed after its response, and carries no other request.
+        self.retired = False
         self._on_idle = on_idle
         self._on_lost = on_lost
         self._reader: Reader | None = None

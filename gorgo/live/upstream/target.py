@@ -45,6 +45,8 @@ class Target:
     #: Where its KV events come from, and whether that has changed.
     kv_events: KvEventsConfig | None = None
     kv_events_changed: asyncio.Event = field(default_factory=asyncio.Event, init=False, repr=False)
+    #: Why what it reports of its cache is not used, as last logged; `None` if it is.
+    unused_reports: str | None = field(default=None, init=False)
     #: Whether the kind of engine is found by asking.
     detects_engine: bool = False
     found_engine: FoundEngine | None = field(default=None, init=False)

@@ -27,6 +27,7 @@ from gorgo.core.stream import (
     end_of_stream,
     error_of_body,
     filled,
+    has_end,
     is_json,
     read_usage,
 )
@@ -253,7 +254,9 @@ def outcome_of_entry(entry: LogEntry, answer: ObservedAnswer, *, ended_s: float 
 
 def outcome_of_answer(answer: ObservedAnswer, *, carried: bool = False) -> Outcome:
     """Return the outcome by the answer alone; `carried`: all of it has passed through the call, else its beginning."""
-    if not (answer.complete if carried else answer.chunks):
+    # An engine may break its connection behind the end of its answer, and a client may leave there.
+    is_whole = answer.complete or (answer.is_stream and has_end(answer.route, answer.tail))
+    if not (is_whole if carried else answer.chunks):
         return _DISCONNECTED
     if answer.status:
         failure = failure_of(answer.status, answer.headers)
@@ -502,6 +505,9 @@ class PickerExchange:
             return
         self.closed = True
         state, pending, dispatch = self._state, self._pending, self.dispatch
+        if outcome.status == 404 and pending.request is not None and (model := pending.request.route.model) is not None:
+            # For the next request: this one has its answer.
+            state.routing.models.read_again(model, dispatch.replica, now=state.routing.clock())
         if not outcome.sent:
             outcome = replace(outcome, sent=True)
         state.routing.gateway.finish(dispatch, outcome)

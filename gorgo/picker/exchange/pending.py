@@ -18,12 +18,14 @@ from typing import Protocol
 
 from gorgo.core.messages.actions import Action, AdmissionAction, Dispatch, Hold, Reject, RetryAction
 from gorgo.core.messages.request import AttemptResult, Outcome, RouteRequest
+from gorgo.live.event_loop import ahead_s
 from gorgo.live.http.body import BODY_COPIES, RequestBuffer, buffer_client
 from gorgo.live.http.errors import HttpError, error_json
 from gorgo.live.http.headers import Header, request_id
 from gorgo.live.logs import log_failure
 from gorgo.live.parsing.json_body import BodyFields, check_media_type, read_quick_fields
-from gorgo.live.request.parse import ParsedRequest, count_tokens, parse_request
+from gorgo.live.parsing.unpacking import unpack_quick
+from gorgo.live.request.parse import ParsedRequest, count_tokens, find_model, may_find_model, parse_request
 from gorgo.live.request.record import (
     RETRY_SOON,
     RequestRecord,
@@ -58,7 +60,7 @@ def read_now(
     if state.routing.prompt_tokens.models or fields.token_ids is not None:
         return None, fields
     request = parse(body, fields)
-    return (None if _is_missing(state, request) else request), fields
+    return (None if may_find_model(state.routing, request.route.model) else request), fields
 
 
 async def read_later(
@@ -70,14 +72,7 @@ async def read_later(
     fields.exact = await count_tokens(state.routing, route, fields)
     fields.prompt = None  # as large as the body, and needed no more
     request = parse(body, fields)
-    model = request.route.model
-    if (
-        model is None
-        or state.routing.router.view.lists(model)
-        or not await state.routing.models.find_missing(model, now=state.routing.clock())
-    ):
-        return request
-    return parse(body, fields)
+    return parse(body, fields) if await find_model(state.routing, request.route.model) else request
 
 
 def request_without_prompt(
@@ -98,12 +93,6 @@ def request_without_prompt(
         idempotent=False,
         route=route,
     )
-
-
-def _is_missing(state: PickerState, request: ParsedRequest) -> bool:
-    """Return whether fresh lists of models could have the request's, which no replica is known to serve."""
-    model = request.route.model
-    return model is not None and not state.routing.router.view.lists(model) and state.routing.models.may_find(model)
 
 
 # The bytes of a request's body while a picker has them: their bound, and what they reserve.
@@ -134,10 +123,21 @@ class BodyBuffer:
         self._reserved: RequestBuffer | None = None
         self._size = 0
 
+    @property
+    def limit(self) -> int:
+        """Return the bytes of the largest body that a request may have, unpacked too."""
+        return min(self._state.live.limits.max_body_bytes, self._state.live.buffers.size_limit // BODY_COPIES)
+
+    def unpacked(self, size: int) -> None:
+        """Count a body of `size` bytes in the place of the one that came. Raises `HttpError` (503)."""
+        self._size = max(self._size, size)
+        if self._reserved is not None:
+            self.reserve()
+
     def receive(self, count: int, *, end: bool) -> None:
         """Count bytes as they come, the last ones at the `end`. Raises `HttpError` (413, 503)."""
         self._size += count
-        limit = min(self._state.live.limits.max_body_bytes, self._state.live.buffers.size_limit // BODY_COPIES)
+        limit = self.limit
         if self._size > limit:
             raise HttpError(413, "request_too_large", f"the body is larger than {limit} bytes")
         if not end or self._reserved is not None:
@@ -214,9 +214,15 @@ class PendingRequest:
         self.has_prompt = has_prompt
         if has_prompt and state.telemetry.tracing is not None:
             self.record.trace = state.telemetry.tracing.start(
-                head.headers, route=head.path, request_id=self.request_id, received_s=received_s
+                head.headers,
+                route=head.path,
+                request_id=self.request_id,
+                received_s=received_s,
+                ahead_s=ahead_s(state.routing.clock),
             )
         self._buffer = BodyBuffer(state, head, client)
+        #: The replica gets a body that the client has sent compressed.
+        self.is_unpacked = False
         self._started = 0.0
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -231,9 +237,18 @@ class PendingRequest:
         try:
             self._admit()
             self.record.body_read()
-            check_media_type(self.head.headers)
+            coding = check_media_type(self.head.headers)
             self._started = perf_counter()
-            request, fields = read_now(self._state, self.head.path, body, self._parse)
+            request: ParsedRequest | None = None
+            fields: BodyFields | None = None
+            if coding is not None:
+                self.is_unpacked = True
+                plain = unpack_quick(coding, body, limit=self._buffer.limit)
+                if plain is not None:
+                    self._buffer.unpacked(len(plain))
+                    body, coding = plain, None
+            if coding is None:
+                request, fields = read_now(self._state, self.head.path, body, self._parse)
             if request is None:
                 self._buffer.reserve()
         except HttpError as error:
@@ -243,7 +258,7 @@ class PendingRequest:
             self._refuse_fault(failure)
             return
         if request is None:
-            self._task = asyncio.ensure_future(self._decide_later(body, fields))
+            self._task = asyncio.ensure_future(self._decide_later(body, fields, coding))
         else:
             self._submit(request)
 
@@ -324,9 +339,12 @@ class PendingRequest:
         check_open(state.live, open_requests=len(state.calls))
         self.router_id = state.routing.gateway.register(self.request_id, self)
 
-    async def _decide_later(self, body: bytes, fields: BodyFields | None) -> None:
+    async def _decide_later(self, body: bytes, fields: BodyFields | None, coding: str | None) -> None:
         """Choose after another process, a tokenizer or lists of models have been waited for."""
         try:
+            if coding is not None:
+                body = await self._state.routing.body_workers.unpack(coding, body, limit=self._buffer.limit)
+                self._buffer.unpacked(len(body))
             request = await read_later(self._state, self.head.path, body, fields, self._parse)
             self._task = None
             self._submit(request)

@@ -15,10 +15,10 @@ from gorgo.picker.transport.streams import CallHandlers, Opener, Output, ServedC
 
 # gRPC health: whether the process is alive, whether it may be asked, and whether it can decide.
 #
-# `liveness` is SERVING for as long as the process answers, `deciding` until it stops: an own Envoy goes on without a
-# picker that is not, and one without a replica has an answer, 503 with `Retry-After`. `readiness`, the name of the
-# ext_proc service and the empty name are what `/ready` is: not while the process stops, no replica can serve, or a
-# fleet source has no result yet.
+# `liveness` is SERVING for as long as the process answers, `deciding` until Envoy has to leave it: an own Envoy goes on
+# without a picker that is not, and one without a replica has an answer, 503 with `Retry-After`. `readiness`, the name
+# of the ext_proc service and the empty name are what `/ready` is: not while the process stops, no replica can serve, or
+# a fleet source has no result yet.
 
 
 LIVENESS, DECIDING = "liveness", "deciding"
@@ -35,12 +35,12 @@ _UNKNOWN: bytes = HealthCheckResponse(status=ServingStatus.SERVICE_UNKNOWN).Seri
 class Health:
     """The statuses, and the calls that watch them.
 
-    `is_ready` returns whether the process can decide, `is_stopping` whether it refuses new requests.
+    `is_ready` returns whether the process can decide, `is_left` whether an own Envoy has to go on without it.
     """
 
-    def __init__(self, is_ready: Callable[[], bool], is_stopping: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, is_ready: Callable[[], bool], is_left: Callable[[], bool] = lambda: False) -> None:
         self._is_ready = is_ready
-        self._is_stopping = is_stopping
+        self._is_left = is_left
         self._subscribers: set[WatchCall] = set()
 
     async def run(self) -> None:
@@ -59,7 +59,7 @@ class Health:
         if service == LIVENESS:
             return _SERVING
         if service == DECIDING:
-            return _NOT_SERVING if self._is_stopping() else _SERVING
+            return _NOT_SERVING if self._is_left() else _SERVING
         if service in READINESS:
             return _SERVING if self._is_ready() else _NOT_SERVING
         return None

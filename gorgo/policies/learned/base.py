@@ -6,8 +6,9 @@ deadlines and hedging use. Leaves the features and the choice to each policy, an
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import isnan
-from typing import Literal, NamedTuple, Protocol
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,10 +31,20 @@ class LearnedPolicy:
         With the features of the policy. An experiment varies it; the policy reads the names alone.
     """
 
+    #: Both papers' systems scrape each 50 to 100 ms; a second is what an engine answers without slowing down.
+    signal_ages: ClassVar[Mapping[str, float]] = {"queued_requests": 1.0, "running_requests": 1.0, "used_tokens": 1.0}
+
     def __init__(self, training: TrainingSpec) -> None:
         self.training = training
         self.feature_names = training.names
         self._model: Model | None = None
+
+    def require_packages(self) -> None:
+        """Raise `MissingExtra` if a package that the training needs is not installed."""
+        if self.training.kind == "trees":
+            from gorgo.learning.models.trees import require_lightgbm
+
+            require_lightgbm()
 
     def features(self, request: RouteRequest, candidates: Candidates) -> Table:
         """Return a row per candidate."""
@@ -162,7 +173,8 @@ class Forecast:
     Parameters
     ----------
     ttft_s:
-        From dispatch to first token, NaN for a candidate that the model did not evaluate; `None` without a model.
+        From dispatch to first token, NaN for a candidate that the model did not evaluate; `None` without a model. Of an
+        answer in one piece it is the time to the end, which is no time to a first token: the priors have that.
     """
 
     __slots__ = ("_candidates", "_request", "_times", "_ttft_s")
@@ -170,7 +182,7 @@ class Forecast:
     def __init__(self, request: RouteRequest, candidates: Candidates, ttft_s: Floats | None = None) -> None:
         self._request = request
         self._candidates = candidates
-        self._ttft_s = ttft_s
+        self._ttft_s = ttft_s if request.streamed else None
         self._times: PredictedTimes | None = None
 
     @property
@@ -196,6 +208,7 @@ class Forecast:
         table: Table,
         *,
         guard: Guard | None = None,
+        estimates: Mapping[str, Floats] | None = None,
     ) -> Choice:
         """Return a rule's choice with this prediction and the features; without its cost if a guard decided."""
         return Choice(
@@ -207,6 +220,7 @@ class Forecast:
             self.predict,
             self.prediction,
             table,
+            estimates=estimates or {},
         )
 
 

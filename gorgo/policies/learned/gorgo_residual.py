@@ -39,6 +39,7 @@ FEATURES = (
     "kv_short_tokens",
     "prefill_token_s",
     "slowdown",
+    "streamed",
     PRIOR,
 )
 
@@ -51,6 +52,9 @@ class GorgoResidual(LearnedPolicy):
     network's time. It is 0 for a replica out of the training's range, where priors and waits extrapolate. R is 0
     without a model, and in the cost also where the priors' mean error is at most `trusted_error`: a choice that differs
     without need is chance. The prediction has it always. A model that fails leaves the decision to `gorgo-ms`.
+
+    Of an answer in one piece the time to its end is learned. What all candidates have of it in common orders none, so R
+    is what each has beyond the least.
     """
 
     name: ClassVar[str] = "gorgo-residual"
@@ -111,17 +115,21 @@ class GorgoResidual(LearnedPolicy):
             inside = rows_in_range(table, self._model.low, self._model.high, margin=weights["range_margin"])
             residual_s = np.where(inside, residual_s, 0.0)
         limit_s = weights["residual_limit"] / 1e3
+        if not request.streamed:
+            residual_s = residual_s - residual_s.min()
         residual_s = clipped(residual_s, parts, limit_s=limit_s)
         if limit_s > 0.0:
             residual_s = residual_s + (base_s - prior_s)
-        trusted = self._based is not None and self._based.prior_error <= weights["trusted_error"]
+        # Priors of a first token say little of the time to the end of an answer.
+        trusted = request.streamed and self._based is not None and self._based.prior_error <= weights["trusted_error"]
         terms = {**base.terms, "residual": np.zeros(len(candidates)) if trusted else residual_s * 1e3}
         cost = base.cost + terms["residual"]
         row = argmin_tiebreak(cost, candidates.in_flight_requests, rng)
         # Without a round trip there is no prediction: the worst known one is for comparing only.
         unknown = np.isnan(candidates.rtt_s)
         corrected_s = np.where(unknown, np.nan, parts.idle_s + parts.backlog_s + residual_s)
-        return Forecast(request, candidates, corrected_s).choice(Choice(row, terms, cost), table)
+        estimates = {"ttft": corrected_s} if request.streamed else {"e2e": ttft_s}
+        return Forecast(request, candidates, corrected_s).choice(Choice(row, terms, cost), table, estimates=estimates)
 
     def _table(self, request: RouteRequest, candidates: Candidates, parts: Prediction) -> Table:
         table = np.empty((len(candidates), len(self.feature_names)), dtype=np.float32)

@@ -69,7 +69,8 @@ def replicas_of_group(salt: NDArray[np.uint64], group: int, count: int) -> NDArr
 
 #: Accelerators with a feature of their own: those of the released code.
 ACCELERATORS = ("L20", "A10", "A30", "L3c", "A100", "H100", "L4", "L40", "L40S", "T4", "V100")
-#: The paper's features with the released code's two counts; and the round trip, since a TTFT is measured at the proxy.
+#: The paper's features with the released code's two counts; the round trip, since a TTFT is measured at the proxy; and
+#: whether the answer is a stream, since one in one piece has no TTFT and is learned by the time to its end.
 FEATURES = (
     "prompt_tokens",
     "hit_share",
@@ -81,6 +82,7 @@ FEATURES = (
     "decode_tokens",
     "kv_usage",
     "rtt_s",
+    "streamed",
     *(f"accelerator={name}" for name in ACCELERATORS),
 )
 #: Candidates above which a sample of them is evaluated: one pass of the network stays below a millisecond.
@@ -148,7 +150,12 @@ class Lodestar(LearnedPolicy):
         if ttft_s is None:
             return prior.choice(heuristic, table, guard="no_model")
         rule, guard = _least(ttft_s * 1e3, rows, candidates, weights["delta"], rng)
-        return Forecast(request, candidates, ttft_s).choice(rule, table, guard=guard if group is None else "k_filter")
+        return Forecast(request, candidates, ttft_s).choice(
+            rule,
+            table,
+            guard=guard if group is None else "k_filter",
+            estimates={"ttft" if request.streamed else "e2e": ttft_s},
+        )
 
 
 def _is_in_range(model: Model, table: Table, weights: Weights) -> bool:

@@ -6,6 +6,7 @@ predictions to the model of `LearnedPolicy`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import inf
 from typing import ClassVar, NamedTuple
 
@@ -77,12 +78,16 @@ def gate(rows: Rows, shares: Floats, ttft_s: Floats, *, share: float, max_penalt
 #
 # Theory of operation. Headroom is objective minus prediction, for the first token and per output token. Of the
 # replicas that meet both objectives the one with the least headroom wins: idle ones stay free for requests that need
-# them. Where none meets both, the one that misses by the least wins. An objective that is not set is 0, so that the
-# least predicted times win.
+# them. Where none meets both, the one that misses by the least wins. Without any objective both are 0, so that the
+# least predicted times win. Where one alone is set, no replica misses the other one.
+#
+# The later release has another rule (`idle_first`): each objective that is not set is 0, and where none meets both an
+# idle replica serves, however late it is, before the ones that miss one objective alone.
 #
 # References
 # ----------
-# llm-d-router, `slo-headroom-tier-filter` and the latency scorer with the strategy `least`.
+# llm-d, predicted-latency based scheduling, section on endpoint selection; llm-d-router, `slo-headroom-tier-filter` and
+# the latency scorer with the strategy `least`, whose README has the later rule.
 
 
 #: Score of the best; one out of the scored group has 0.
@@ -112,7 +117,13 @@ class Tier(NamedTuple):
 
 
 def headroom_of(
-    ttft_s: Floats, tpot_s: Floats | None, *, slo_ttft_s: float | None, slo_tpot_s: float | None, strictest_s: Floats
+    ttft_s: Floats,
+    tpot_s: Floats | None,
+    *,
+    slo_ttft_s: float | None,
+    slo_tpot_s: float | None,
+    strictest_s: Floats,
+    unset_is_zero: bool = False,
 ) -> Headroom:
     """Return the headroom of each candidate.
 
@@ -121,14 +132,22 @@ def headroom_of(
     ttft_s, tpot_s:
         Predictions. Without one of the time per token that objective counts as met by all, with nothing to spare.
     slo_ttft_s, slo_tpot_s:
-        Objectives of the request.
+        Objectives of the request. Where one alone is set, the other one counts as met by all.
     strictest_s:
         The strictest objective per output token of the requests in flight on each candidate, NaN without one: a new
         request slows theirs.
+    unset_is_zero:
+        Whether an objective that is not set is 0 beside one that is: every replica then misses it.
     """
-    first_s = (slo_ttft_s or 0.0) - ttft_s
+    none_set = slo_ttft_s is None and slo_tpot_s is None
+    if slo_ttft_s is None and not (none_set or unset_is_zero):
+        first_s = np.zeros(len(ttft_s))
+    else:
+        first_s = (slo_ttft_s or 0.0) - ttft_s
     if tpot_s is None:
         return Headroom(first_s, np.zeros(len(ttft_s)))
+    if slo_tpot_s is None and not (none_set or unset_is_zero):
+        return Headroom(first_s, np.where(np.isnan(strictest_s), 0.0, strictest_s - tpot_s))
     return Headroom(first_s, np.fmin(slo_tpot_s or 0.0, strictest_s) - tpot_s)
 
 
@@ -140,22 +159,33 @@ def tier(rows: Rows, headroom: Headroom, *, explores: bool) -> Tier:
     return Tier(rows[~met if explores else met], explores)
 
 
-def scores(rows: Rows, headroom: Headroom, in_flight: Floats, *, ttft_share: float) -> NDArray[np.int64]:
+def scores(
+    rows: Rows, headroom: Headroom, in_flight: Floats, *, ttft_share: float, idle_first: bool = False
+) -> NDArray[np.int64]:
     """Return the score of each of `rows`, 1 to 101 in the group that is compared and 0 out of it.
 
-    The group is the rows that meet both objectives; else the idle ones; else the first of these with a row: those that
-    miss only the objective per token, those that miss only that of the first token, those that miss both.
+    The group is the rows that meet both objectives, else all of them, each by what it misses. With `idle_first` it is
+    the idle ones where none meets both; else the first of these with a row: those that miss only the objective per
+    token, those that miss only that of the first token, those that miss both.
     """
     first, token = headroom.ttft_s[rows], headroom.tpot_s[rows]
-    group = _group(first < 0.0, token < 0.0, in_flight[rows] == 0.0)
-    distance = _distance(np.abs(first[group]), np.abs(token[group]), ttft_share)
+    late, slow = first < 0.0, token < 0.0
+    if (~late & ~slow).any():
+        group = np.flatnonzero(~late & ~slow)
+    elif idle_first:
+        group = _least_missed(late, slow, in_flight[rows] == 0.0)
+        first, token = np.abs(first), np.abs(token)
+    else:
+        # An objective that is met is missed by nothing, however much is left of it.
+        group, first, token = np.arange(len(rows)), np.maximum(-first, 0.0), np.maximum(-token, 0.0)
+    distance = _distance(first[group], token[group], ttft_share)
     found = np.zeros(len(rows), dtype=np.int64)
     found[group] = ((1.0 - distance) * (MOST - 1) + 1e-9).astype(np.int64) + 1
     return found
 
 
-def _group(late: Mask, slow: Mask, idle: Mask) -> Rows:
-    groups = [~late & ~slow, idle, ~late & slow, late & ~slow, late & slow]
+def _least_missed(late: Mask, slow: Mask, idle: Mask) -> Rows:
+    groups = [idle, ~late & slow, late & ~slow, late & slow]
     return next(np.flatnonzero(group) for group in groups if group.any())
 
 
@@ -174,7 +204,8 @@ def _distance(first: Floats, token: Floats, ttft_share: float) -> Floats:
     return total
 
 
-#: Those of llm-d for text: its count of running requests is the router's own.
+#: Those of llm-d for text: its count of running requests is the router's own. `streamed` separates first tokens from
+#: answers in one piece, whose time to the end is learned in that place, as by its default.
 FEATURES = (
     "kv_usage",
     "prompt_tokens",
@@ -186,6 +217,7 @@ FEATURES = (
     "hit_quarter",
     "uncached_prefill_tokens",
     "decode_tokens",
+    "streamed",
 )
 
 #: Predictions of replicas without a score that differ by less are equal, s.
@@ -202,8 +234,8 @@ class PredictedLatency(LearnedPolicy):
 
     In this order: replicas with 0.99 of the prompt cached pass alone; then those that meet both objectives; then those
     with 0.80 cached; then the best score by headroom, or one at random by score. A gate opens where the cached replicas
-    are later than the others by more than `max_penalty_s`, and for a share `epsilon` of decisions, which also takes
-    replicas that miss an objective. Without a model the rule of `load-prefix` decides.
+    are later than the others by more than `max_penalty_s`. For a share `epsilon` of decisions, by one draw, both gates
+    are open and replicas that miss an objective are taken. Without a model the rule of `load-prefix` decides.
 
     Cost is 101 minus the score in percent; of a replica without a score 101, and up to 100 more by its predicted first
     token, which is what a shadow ranks it by. A request's candidates are predicted in one call per time. Requests are
@@ -221,17 +253,26 @@ class PredictedLatency(LearnedPolicy):
     )
     unit: ClassVar[str] = "%"
     index: ClassVar[IndexKind] = "published"
+    signal_ages: ClassVar[Mapping[str, float]] = {"queued_requests": 1.0, "used_tokens": 1.0}
     #: An objective of a request steers it and sheds it not (`core.policy.interface.takes_objectives`).
     takes_objectives: ClassVar[bool] = True
     weight_specs: ClassVar[tuple[WeightSpec, ...]] = (
         WeightSpec("affinity_first", 0.99, 0.0, 1.0, "cached share of the first gate; 0: no gate", "no"),
         WeightSpec("affinity", 0.8, 0.0, 1.0, "cached share of the second gate; 0: no gate", "no"),
         WeightSpec("max_penalty_s", 5.0, 0.0, 600.0, "TTFT by which cached replicas may be later, s; 0: any", "no"),
-        WeightSpec("epsilon", 0.01, 0.0, 1.0, "share of gates opened and of worse replicas taken at random", "no"),
+        WeightSpec("epsilon", 0.01, 0.0, 1.0, "share of decisions with open gates and of the worse tier", "no"),
         WeightSpec(
             "ttft_share", 0.8, 0.0, 1.0, "weight of the headroom to the first token; the rest is per token", "no"
         ),
         WeightSpec("weighted_pick", 0.0, 0.0, 1.0, "1: at random by score; 0: the best score", "no"),
+        WeightSpec(
+            "idle_first",
+            0.0,
+            0.0,
+            1.0,
+            "where none meets both objectives: 0: the least missed, as the post; 1: an idle one, as llm-d's later rule",
+            "no",
+        ),
     )
 
     def __init__(self, training: TrainingSpec | None = None) -> None:
@@ -264,14 +305,22 @@ class PredictedLatency(LearnedPolicy):
             return Forecast(request, candidates).choice(heuristic, table, guard=word)
         headroom = headroom_of(
             predicted.ttft_s,
-            predicted.tpot_s,
+            predicted.tpot_s if request.streamed else None,  # an answer in one piece has no time per token
             slo_ttft_s=request.slo_ttft_s,
             slo_tpot_s=request.slo_tpot_s,
             strictest_s=candidates.slo_tpot_s,
+            unset_is_zero=bool(weights["idle_first"]),
         )
         passed = _filtered(headroom, predicted.ttft_s, cached_shares(request, candidates), weights, rng)
         rule = _pick(passed.rows, headroom, predicted.ttft_s, candidates, weights, rng)
-        return Forecast(request, candidates, predicted.ttft_s).choice(rule, table, guard=passed.guard)
+        estimates = {
+            "ttft" if request.streamed else "e2e": predicted.ttft_s,
+            **({} if predicted.tpot_s is None or not request.streamed else {"tpot": predicted.tpot_s}),
+            "headroom_ttft": headroom.ttft_s,
+            "headroom_tpot": headroom.tpot_s,
+        }
+        forecast = Forecast(request, candidates, predicted.ttft_s)
+        return forecast.choice(rule, table, guard=passed.guard, estimates=estimates)
 
 
 class _Passed(NamedTuple):
@@ -284,14 +333,18 @@ class _Passed(NamedTuple):
 def _filtered(
     headroom: Headroom, ttft_s: Floats, shares: Floats, weights: Weights, rng: np.random.Generator
 ) -> _Passed:
-    """Return the rows after gate, tiers and gate, in llm-d's order. Each draws for itself whether it explores."""
+    """Return the rows after gate, tiers and gate, in llm-d's order.
+
+    One draw says whether the decision explores: a prompt that is wholly cached meets both gates, and one that opened
+    would be closed again by the other.
+    """
+    explores = bool(rng.random() < weights["epsilon"])
 
     def gated(rows: Rows, share: float) -> Gated:
-        explores = bool(rng.random() < weights["epsilon"])
         return gate(rows, shares, ttft_s, share=share, max_penalty_s=weights["max_penalty_s"], explores=explores)
 
     first = gated(np.arange(len(shares)), weights["affinity_first"])
-    tiered = tier(first.rows, headroom, explores=bool(rng.random() < weights["epsilon"]))
+    tiered = tier(first.rows, headroom, explores=explores)
     second = gated(tiered.rows, weights["affinity"])
     acted = {first.guard, second.guard, "explore" if tiered.is_explored else None}
     return _Passed(second.rows, next((guard for guard in _GUARDS if guard in acted), None))
@@ -302,7 +355,13 @@ def _pick(
 ) -> Choice:
     """Return the best score of `rows`, or one of them at random by score."""
     score = np.zeros(len(candidates))
-    score[rows] = scores(rows, headroom, candidates.in_flight_requests, ttft_share=weights["ttft_share"])
+    score[rows] = scores(
+        rows,
+        headroom,
+        candidates.in_flight_requests,
+        ttft_share=weights["ttft_share"],
+        idle_first=bool(weights["idle_first"]),
+    )
     cost = MOST - score
     if weights["weighted_pick"]:
         return Choice(int(rng.choice(len(score), p=score / score.sum())), {"headroom": cost})

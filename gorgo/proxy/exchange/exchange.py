@@ -13,20 +13,32 @@ on no other attempt is made, so the request's body is dropped: a stream may take
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from dataclasses import field
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from time import monotonic
 from typing import Any
 
-from gorgo.core.messages.actions import Action, Cancel, Dispatch, Forward, Hedge, Reject
+from gorgo.core.continuation import (
+    ROUTES,
+    NotContinuableError,
+    PartialAnswer,
+    Seam,
+    continued_body,
+    read_answer,
+    refusal,
+)
+from gorgo.core.messages.actions import Action, Cancel, Continue, Dispatch, Forward, Hedge, Reject
 from gorgo.core.messages.request import AttemptResult, Outcome
+from gorgo.core.numeric import parse_json
 from gorgo.core.record import mutable_record
+from gorgo.engines.base import continuation_of
+from gorgo.live.event_loop import ahead_s
 from gorgo.live.http.body import RequestBuffer, ResettableTimeout, buffer_client
 from gorgo.live.http.errors import HttpError, Message, Receive, Send, error_event, send_error
 from gorgo.live.http.headers import Header, headers_for_replica, request_id_of
 from gorgo.live.logs import log_failure
-from gorgo.live.request.parse import ParsedRequest, failure_of
+from gorgo.live.request.parse import ParsedRequest, engine_text, failure_of, follow_model
 from gorgo.live.request.record import RETRY_SOON, RequestRecord, record_refusal, refusal_headers
 from gorgo.live.state import LiveState
 from gorgo.live.upstream.client import CONNECTION_LOST, POOL_EXHAUSTED, UpstreamError
@@ -39,6 +51,7 @@ from gorgo.proxy.exchange.relay import (
     direct_write,
     no_direct_write,
     relay,
+    relay_rest,
     retain_failure,
 )
 
@@ -271,6 +284,26 @@ def _fixed_headers(replica: str, region: str, policy: str, weights_version: int)
     )
 
 
+#: A larger request is not sent again for the rest of its answer: it would be parsed within the event loop, 10 ms a MB.
+MAX_CONTINUED_BODY = 1024 * 1024
+
+
+@dataclass(slots=True)
+class BrokenAnswer:
+    """An answer that broke off after the client had a part of it."""
+
+    #: The request as the client sent it, and what the client has of its answer.
+    body: Mapping[str, Any]
+    answer: PartialAnswer
+    #: Those that could go on with it.
+    replicas: frozenset[str]
+    reason: str
+    #: When its last event came (monotonic s).
+    last_s: float
+    #: Of the attempt that goes on with it.
+    seam: Seam | None = None
+
+
 class Exchange:
     """One request and its response.
 
@@ -287,9 +320,11 @@ class Exchange:
     """
 
     __slots__ = (
+        "_broken",
         "_pending",
         "_race",
         "_refused",
+        "_retained",
         "_task",
         "buffer",
         "client",
@@ -337,12 +372,19 @@ class Exchange:
         self.response = ClientResponse(state, send, self.id, self.record, route, direct_write(scope))
         if state.telemetry.tracing is not None:
             self.record.trace = state.telemetry.tracing.start(
-                self.headers, route=route, request_id=self.id, received_s=self.received_s
+                self.headers,
+                route=route,
+                request_id=self.id,
+                received_s=self.received_s,
+                ahead_s=ahead_s(state.routing.clock),
             )
         self._task = task
         self._race = Race()
         #: The wait of a queued request.
         self._pending: PendingDispatch | None = None
+        #: The passage of an answer that can be continued if it breaks off, and the answer that has.
+        self._retained: Passage | None = None
+        self._broken: BrokenAnswer | None = None
         #: The last refusal, which the client has not been sent, and the time that the client may take to read it.
         self._refused: tuple[Lease, Refusal, float] | None = None
 
@@ -409,6 +451,9 @@ class Exchange:
     async def next(self, lease: Lease) -> NextStep | None:
         """Run an attempt to its end. Return the request's next step, None if it has ended."""
         step = await self._run(lease, self._task)
+        if self._broken is not None and not isinstance(step, Lease):
+            await self._end_broken()
+            return None
         if step is None and self._race.hedge_task is not None:
             # This attempt lost, or failed while the hedge was open: the hedge decides how the request ends.
             return await self._race.join()
@@ -469,6 +514,8 @@ class Exchange:
             self._race.track(dispatch.attempt_id, task)
             self.record.attempt_started(dispatch)
             outcome = await self._try(lease, task)
+            if outcome.status == 404 and outcome.unsent:
+                await follow_model(self.state.routing, self.request.route.model, dispatch.replica)
         except asyncio.CancelledError:
             if dispatch.attempt_id in self._race or self.response.disconnected:
                 raise
@@ -481,7 +528,9 @@ class Exchange:
             action = self.state.routing.gateway.finish(dispatch, outcome)
             self._count(lease)
             self.state.replicas.check_usage(dispatch, lease.target, outcome)
-            self.record.attempt_ended(dispatch, outcome)
+            self.record.attempt_ended(dispatch, self._of_whole(outcome))
+        if isinstance(action, Continue):
+            return self._continue(action.dispatch)
         if not isinstance(action, Dispatch):
             return action
         self.state.telemetry.metrics.retried(outcome.result.value)
@@ -494,15 +543,16 @@ class Exchange:
         limits, spent_s = target.deadlines, self.state.routing.clock() - self.received_s
         first_s = limits.first_token_s if self.request.route.streamed else limits.response_s
         timer = ResettableTimeout(first_s, last=monotonic() + limits.request_s - spent_s, task=task)
+        relay_attempt = self._relay if self._broken is None else self._relay_rest
         try:
             with timer:
-                return await self._relay(lease, timer)
+                return await relay_attempt(lease, timer)
         except UpstreamError as failure:
             if failure.reason in CONNECTION_LOST:
                 target.connection_lost.set()
             if failure.cause is not None:
                 self.record.cause = target.last_failure = failure.cause
-            return await self._upstream_failed(failure.reason)
+            return await self._upstream_failed(failure.reason, failure.cause)
         except TimeoutError:
             if timer.timed_out:
                 return await self._deadline_exceeded()
@@ -535,7 +585,11 @@ class Exchange:
 
         # Not in a variable, which would hold the body for as long as the response takes.
         source = await target.upstream.open(
-            self.route, headers, self.request.body_for(name, with_usage=target.request_usage), on_sent=on_sent
+            self.route,
+            headers,
+            self.request.body_for(name, with_usage=target.request_usage),
+            repeatable=self.request.route.idempotent,
+            on_sent=on_sent,
         )
         try:
             failure = failure_of(source.status, source.headers)
@@ -550,6 +604,8 @@ class Exchange:
             if passage.refusal is not None and (self._refused is None or self._refused[1].status >= 400):
                 # A short answer is not replaced: it is better than another replica's refusal.
                 self._refused = lease, passage.refusal, target.deadlines.stream_idle_s
+            if passage.failure_body:
+                outcome = replace(outcome, text=engine_text(passage.failure_body, self.request.body))
             return outcome
         finally:
             await source.aclose()
@@ -571,6 +627,7 @@ class Exchange:
             on_content=partial(self._first_content, lease),
             on_commit=partial(self._commit, lease),
             on_head=record_stored if self.route == "/v1/responses" else None,
+            on_keep=self._keep if self._is_continuable(target) else None,
             withhold=dispatch.withhold,
             may_be_short=request.may_be_short,
             passed_headers=state.passed_headers,
@@ -581,7 +638,7 @@ class Exchange:
         dispatch, request = lease.dispatch, self.request
         self._race.claim(dispatch.attempt_id)
         self.record.replica = dispatch.replica
-        if request.body:
+        if request.body and self._retained is None:
             request.body = b""
             self.buffer.release_body()
 
@@ -598,14 +655,23 @@ class Exchange:
             dispatch = lease.dispatch
             self.state.telemetry.metrics.dispatched(dispatch.replica, dispatch.region, dispatch.decision)
 
-    async def _upstream_failed(self, reason: str) -> Outcome:
+    async def _upstream_failed(self, reason: str, cause: str | None = None) -> Outcome:
         """Return the outcome of a failed replica. If the response has begun, end it with an error."""
         if not self.response.writer.started:
             # Without a free connection the replica is busy, not broken.
             result = AttemptResult.BUSY if reason == POOL_EXHAUSTED else AttemptResult.FAILED_BEFORE_CONTENT
-            return Outcome(result, error=reason)
-        await self.response.end_stream(502, "upstream_failed", "the replica failed in the middle of its response")
-        return Outcome(AttemptResult.FAILED_AFTER_CONTENT, status=self.response.writer.status, error=reason)
+            return Outcome(result, error=reason, text=cause)
+        rest = self._broken
+        if rest is not None and (rest.seam is None or not rest.seam.begun):
+            # The client has nothing of this attempt.
+            return Outcome(AttemptResult.FAILED_BEFORE_CONTENT, error=reason)
+        outcome = Outcome(AttemptResult.FAILED_AFTER_CONTENT, status=self.response.writer.status, error=reason)
+        broken = self._break_off(reason)
+        if broken is None:
+            await self._end_stream(self._retained)
+            return outcome
+        self._broken = broken
+        return replace(outcome, continue_on=broken.replicas, partial_tokens=broken.answer.tokens)
 
     async def _deadline_exceeded(self) -> Outcome:
         """Return the outcome of a request that reached its timeout, earlier attempts and waits included."""
@@ -613,3 +679,112 @@ class Exchange:
             return Outcome(AttemptResult.DEADLINE_EXCEEDED, error="total_timeout")
         await self.response.end_stream(504, "total_timeout", "the request timeout ended the response")
         return Outcome(AttemptResult.DEADLINE_EXCEEDED, status=self.response.writer.status, error="total_timeout")
+
+    # -- an answer that breaks off, and goes on at another replica
+
+    def _is_continuable(self, target: Target) -> bool:
+        return (
+            self.route in ROUTES
+            and self.request.route.streamed
+            and continuation_of(target.dialect) is not None
+            and self.state.config.limits.continuations > 0
+            and len(self.request.body) <= MAX_CONTINUED_BODY
+        )
+
+    def _keep(self, passage: Passage) -> None:
+        """Retain the request and its answer, as long as nothing else needs the memory."""
+        size = len(self.request.body)
+
+        def drop() -> None:
+            passage.whole_only, self._retained, self.request.body = False, None, b""
+
+        if self.buffer.keep(size, drop):
+            self._retained = passage
+            passage.keep(lambda answer_bytes: self.buffer.keep(size + answer_bytes, drop))
+            self.buffer.release_body()
+
+    def _break_off(self, reason: str) -> BrokenAnswer | None:
+        """Return the answer so far, if another replica can go on with it."""
+        passage, known = self._retained, self._broken
+        if passage is None:
+            return None
+        if known is not None:
+            assert known.seam is not None, "the rest has begun"
+            return replace(known, answer=known.seam.answer(), reason=reason, seam=None)
+        stream = passage.tail.whole
+        try:
+            body = parse_json(self.request.body)
+            if stream is None or refusal(self.route, body) is not None:
+                return None
+            answer = read_answer(self.route, stream)
+        except (NotContinuableError, ValueError, RecursionError):
+            return None
+        replicas = (
+            name for name, each in self.state.replicas.targets.items() if continuation_of(each.dialect) is not None
+        )
+        return BrokenAnswer(body, answer, frozenset(replicas), reason, passage.gaps.last_s)
+
+    def _continue(self, dispatch: Dispatch) -> Lease:
+        """Begin the attempt that goes on with the answer."""
+        self._race.winner = None
+        # The engine's count of the rest's prompt is no check of the proxy's.
+        self.request.exact = None
+        return self.lease(dispatch)
+
+    async def _relay_rest(self, lease: Lease, timer: ResettableTimeout) -> Outcome:
+        """Ask a replica for the rest of the answer, and relay it behind what the client has."""
+        dispatch, target, broken = lease.dispatch, lease.target, self._broken
+        how = continuation_of(target.dialect)
+        assert broken is not None, "there is an answer to continue"
+        if how is None:  # another engine has taken the replica's place
+            return Outcome(AttemptResult.FAILED_BEFORE_CONTENT, error="not_continued")
+        headers = headers_for_replica(
+            self.headers, request_id=self.id, api_key=target.api_key, passed=self.state.passed_headers
+        )
+        model = self.request.route.model
+        name = None if model is None else self.state.routing.models.engine_name(dispatch.replica, model)
+        rest = replace(self.request, body=continued_body(self.route, broken.body, broken.answer, how), spans=None)
+        options = broken.body.get("stream_options")
+        show_usage = isinstance(options, dict) and bool(options.get("include_usage"))
+        broken.seam = seam = Seam(self.route, broken.answer, broken.body, show_usage=show_usage)
+        passage = self._passage(lease, timer)
+        passage.on_content = partial(self._rest_begins, lease, broken)
+        passage.gaps.last_s = broken.last_s
+        body = rest.body_for(name, with_usage=target.request_usage)
+        source = await target.upstream.open(self.route, headers, body, on_sent=partial(self._count, lease))
+        try:
+            return await relay_rest(passage, source, seam, b": x-gorgo-continued %s\n\n" % dispatch.replica.encode())
+        finally:
+            broken.last_s = passage.gaps.last_s
+            await source.aclose()
+
+    def _rest_begins(self, lease: Lease, broken: BrokenAnswer) -> None:
+        """Record the first event of the rest of the answer."""
+        self._race.claim(lease.dispatch.attempt_id)
+        self.state.routing.gateway.first_token(lease.dispatch.attempt_id, now=self.state.routing.clock())
+        self.record.continued += 1
+        self.state.telemetry.metrics.continued(broken.reason, monotonic() - broken.last_s)
+
+    async def _end_broken(self) -> None:
+        """End an answer that no replica goes on with."""
+        if not (self.response.writer.finished or self.response.disconnected):
+            await self._end_stream(self._retained)
+
+    async def _end_stream(self, passage: Passage | None) -> None:
+        """End a response that has begun, with the engine's own error event or else with one of the proxy's."""
+        if passage is not None and passage.has_error:
+            await passage.end_with_error()
+        else:
+            await self.response.end_stream(502, "upstream_failed", "the replica failed in the middle of its response")
+
+    def _of_whole(self, outcome: Outcome) -> Outcome:
+        """Return the outcome with the counts of the whole answer, where it is that of its last part."""
+        if self._broken is None:
+            return outcome
+        before = self._broken.answer.tokens
+        prompt, output = outcome.prompt_tokens, outcome.output_tokens
+        return replace(
+            outcome,
+            prompt_tokens=None if prompt is None else max(0, prompt - before),
+            output_tokens=None if output is None else output + before,
+        )

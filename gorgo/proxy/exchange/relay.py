@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
+from gorgo.core.continuation import Seam, first_error, whole_events
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.core.stream import (
     FirstTokenDetector,
@@ -28,6 +29,7 @@ from gorgo.core.stream import (
     UsageReader,
     end_of_stream,
     error_of_body,
+    has_end,
     is_json,
     read_usage,
 )
@@ -39,6 +41,7 @@ from gorgo.live.request.parse import (
     failure_of,
     failure_of_event,
     is_comment,
+    is_over_context,
     is_short_stream,
     is_short_usage,
     result_of_stream,
@@ -147,6 +150,12 @@ class ResponseWriter:
 # to wait for a client that does not read, to let others run between the parts of a chunk, and at the end.
 
 
+#: The reason of an attempt whose engine sent an error in the middle of its answer.
+ERROR_EVENT = "error_event"
+#: Retained of one answer that may have to be continued, and by how much the reservation grows: 5,000 events of an
+#: ordinary size, and those of some seconds.
+MAX_RETAINED_BYTES = 1024 * 1024
+KEEP_STEP_BYTES = 32 * 1024
 #: Routes on which each event of a stream has a name.
 _NAMED_EVENTS = frozenset({"/v1/responses", "/v1/messages"})
 
@@ -191,6 +200,8 @@ class Passage:
         Called before anything is sent: from then on no other attempt may respond.
     on_head:
         Called with the first bytes that are sent.
+    on_keep:
+        Called before an answer with a first token is sent, to `keep` it; `None` if it is not continued.
     withhold:
         Withhold a doubtful answer up to a bound instead of sending it.
     may_be_short:
@@ -204,12 +215,16 @@ class Passage:
         "_unsent",
         "buffer",
         "chunk_limit_s",
+        "failure_body",
         "filter",
         "gaps",
+        "has_error",
+        "keep_more",
         "may_be_short",
         "on_commit",
         "on_content",
         "on_head",
+        "on_keep",
         "own_headers",
         "passed_headers",
         "refusal",
@@ -218,6 +233,8 @@ class Passage:
         "strip_usage",
         "tail",
         "timeout",
+        "whole_only",
+        "withheld",
         "withhold",
         "writer",
     )
@@ -236,6 +253,7 @@ class Passage:
         on_content: Callable[[], None],
         on_commit: Callable[[], None],
         on_head: Callable[[bytes], None] | None = None,
+        on_keep: Callable[[Passage], None] | None = None,
         withhold: bool = False,
         may_be_short: bool = False,
         passed_headers: frozenset[bytes] = frozenset(),
@@ -250,15 +268,24 @@ class Passage:
         self.on_content = on_content
         self.on_commit = on_commit
         self.on_head = on_head
+        self.on_keep = on_keep
         self.withhold = withhold
         self.may_be_short = may_be_short
         self.passed_headers = passed_headers
         self.tail = UsageReader()
         #: Set where the usage event is removed.
         self.filter: UsageEventFilter | None = None
+        #: What the replica says of a failure before any content.
+        self.failure_body = b""
         #: A complete answer that has not been sent.
         self.refusal: Refusal | None = None
         self.gaps = Gaps()
+        #: Pass whole events alone, so that the answer can go on behind the last of them, and none that is an error.
+        self.whole_only = False
+        #: What is not passed yet: the beginning of an event, or from an error event on.
+        self.withheld = b""
+        #: The engine has sent an error in the middle of its answer, which is withheld.
+        self.has_error = False
         self._try_write = writer.try_write
         #: A chunk for which the client's connection had no room.
         self._unsent = b""
@@ -286,6 +313,8 @@ class Passage:
 
     async def forward(self, chunk: bytes, *, record: Callable[[], None] | None = None) -> None:
         """Send a part of the body. Call `record` once that is done, or as soon as it has to wait for the client."""
+        if self.whole_only:
+            chunk = self._whole_events(chunk)
         passed = chunk if self.filter is None else self.filter.feed(chunk)
         is_sent = not passed or self._try_write(passed)
         self.tail.feed(chunk)
@@ -298,12 +327,47 @@ class Passage:
         """Send the rest of the body as it comes."""
         self.timeout.extend(self.chunk_limit_s)
         self.gaps.last_s = monotonic()
-        while not await self.source.pipe(self._pass):
+        while not self.has_error and not await self.source.pipe(self._pass):
             unsent, self._unsent = self._unsent, b""
             if unsent:
                 await self._write(unsent)
             else:
                 await asyncio.sleep(0)  # the chunk was split into its events
+        if self.has_error:
+            raise UpstreamError(ERROR_EVENT)
+        if self.withheld:
+            self.whole_only = False
+            rest, self.withheld = self.withheld, b""
+            await self.forward(rest)
+
+    def keep(self, keep_more: Callable[[int], bool]) -> None:
+        """Retain what is passed of an answer that may have to go on at another replica.
+
+        `keep_more` is called with the bytes that are to be retained in all; False: there is no memory for them.
+        """
+        self.whole_only, self.keep_more = True, keep_more
+        self.tail.keep(self._keep_more)
+
+    def _keep_more(self, size: int) -> int:
+        if size < MAX_RETAINED_BYTES and self.keep_more(size + KEEP_STEP_BYTES):
+            return size + KEEP_STEP_BYTES
+        return 0
+
+    def _whole_events(self, chunk: bytes) -> bytes:
+        """Return the whole events so far, up to an error event; withhold the rest."""
+        data = self.withheld + chunk
+        size = whole_events(data)
+        if b'"error"' in data and (error := first_error(data[:size])) is not None:
+            self.has_error, size = True, error
+        elif len(data) - size > MAX_RETAINED_BYTES:
+            size = len(data)
+        self.withheld = data[size:]
+        return data[:size]
+
+    async def end_with_error(self) -> None:
+        """Send the error event that was withheld, as the end of the body."""
+        rest, self.withheld = self.withheld, b""
+        await self.writer.finish(rest if self.filter is None else self.filter.feed(rest) + self.filter.flush())
 
     async def end_body(self) -> None:
         """Send the end of the body."""
@@ -315,6 +379,14 @@ class Passage:
             now = monotonic()
             self.timeout.deadline = now + self.chunk_limit_s
             self.gaps.add(chunk, now)
+        if self.whole_only and (self.withheld or chunk[-2:] != b"\n\n" or b'"error"' in chunk):
+            chunk = self._whole_events(chunk)
+            if self.has_error:
+                self._unsent = chunk if self.filter is None else self.filter.feed(chunk)
+                self.tail.feed(chunk)
+                return False
+            if not chunk:
+                return True
         self.tail.feed(chunk)
         if self.filter is None:
             if self._try_write(chunk):
@@ -326,6 +398,11 @@ class Passage:
             self._unsent = passed
             return False
         return passed is chunk
+
+    async def write_rest(self, events: bytes) -> None:
+        """Send events of the rest of an answer."""
+        if not self._try_write(events):
+            await self._write(events)
 
     async def _write(self, chunk: bytes) -> None:
         self.writer.sending = True
@@ -350,11 +427,15 @@ class Passage:
     def refused(self, body: bytes, status: int | None = None) -> Outcome:
         """Retain a refusal; return its outcome."""
         self.retain(body)
-        return Outcome(AttemptResult.UPSTREAM_4XX, status=status or self.source.status, unsent=True)
+        status = status or self.source.status
+        return Outcome(
+            AttemptResult.UPSTREAM_4XX, status=status, unsent=True, over_context=is_over_context(status, body)
+        )
 
     def failed(self, body: bytes, failure: Outcome) -> Outcome:
         """Retain the answer of a failure; return its outcome. The client gets it if other replicas fail alike."""
         self.retain(body)
+        self.failure_body = body
         return replace(failure, unsent=True)
 
     # -- what is measured
@@ -394,7 +475,12 @@ async def relay_events(passage: Passage) -> Outcome:
     error_status, outcome = await _begin(passage)
     if outcome is not None:
         return outcome
-    await passage.pass_rest()
+    try:
+        await passage.pass_rest()
+    except UpstreamError:
+        # An engine that ends may break its connection behind the end of an answer, without the end of its body.
+        if error_status is not None or not has_end(passage.route, passage.tail.tail):
+            raise
     passage.gaps.drop_end(passage.route)
     if error_status is not None:
         await passage.end_body()
@@ -448,6 +534,7 @@ async def _begin(passage: Passage) -> tuple[int | None, Outcome | None]:
     scan, error_status = begun.scan, begun.scanner.error_status
     if scan is StreamState.ERROR:
         if (failure := failure_of_event(error_status)) is not None:
+            passage.failure_body = b"".join(begun.chunks)
             return None, failure
         while (chunk := await _next_chunk(source)) is not None:
             if not begun.add(chunk, BUFFER_BYTES):
@@ -468,10 +555,14 @@ async def _begin(passage: Passage) -> tuple[int | None, Outcome | None]:
 
 async def _withhold(passage: Passage, begun: _Beginning) -> Outcome | None:
     """Buffer an answer to its end; return the outcome of a short or failed one, `None` for one to send."""
-    while (chunk := await _next_chunk(passage.source)) is not None:
-        passage.timeout.extend(passage.chunk_limit_s)
-        if not begun.add(chunk, WITHHELD_BYTES):
-            return None
+    try:
+        while (chunk := await _next_chunk(passage.source)) is not None:
+            passage.timeout.extend(passage.chunk_limit_s)
+            if not begun.add(chunk, WITHHELD_BYTES):
+                return None
+    except UpstreamError:
+        if not has_end(passage.route, b"".join(begun.chunks)):
+            raise
     stream = b"".join(begun.chunks)
     end = end_of_stream(passage.route, stream)
     if end is not StreamEnd.COMPLETE:
@@ -495,6 +586,8 @@ async def _commit(passage: Passage, head: bytes, *, has_content: bool) -> None:
     strip_usage = passage.strip_usage
     if strip_usage:
         passage.filter = UsageEventFilter()
+    if has_content and passage.on_keep is not None:
+        passage.on_keep(passage)
     await passage.send_head(with_length=not strip_usage, head=head)
     await passage.forward(head, record=passage.on_content if has_content else None)
 
@@ -552,6 +645,47 @@ def relay(passage: Passage, source: ResponseSource) -> Coroutine[Any, Any, Outco
         # Unreadable, and its client waits for events: not buffered.
         return relay_body(passage, 0)
     return relay_events(passage)
+
+
+async def relay_rest(passage: Passage, source: ResponseSource, seam: Seam, note: bytes) -> Outcome:
+    """Relay the rest of an answer behind what the client has; `note` is sent before its first event.
+
+    Raises `UpstreamError` for one that breaks off. Every event is made anew (`core.continuation`).
+    """
+    passage.source = source
+    if source.status != 200 or not is_event_stream(source.headers) or is_encoded(source.headers):
+        failure = failure_of(source.status, source.headers)
+        return failure or Outcome(AttemptResult.UPSTREAM_4XX, status=source.status, error="not_continued", sent=True)
+    made: list[bytes] = []
+
+    def take(chunk: bytes) -> bool:
+        if chunk[:1] != b":" or not is_comment(chunk):
+            now = monotonic()
+            passage.timeout.deadline = now + passage.chunk_limit_s
+            passage.gaps.add(chunk, now)
+        made.append(seam.feed(chunk))
+        return False
+
+    begun = False
+    while not seam.ended and seam.error is None:
+        is_end = await source.pipe(take)
+        events = b"".join(made)
+        made.clear()
+        if seam.begun and not begun:
+            begun = True
+            passage.on_content()
+            events = note + events
+        if events and seam.error is None:
+            await passage.write_rest(events)
+        if is_end:
+            break
+    if seam.error is not None:
+        raise UpstreamError(ERROR_EVENT)
+    if not seam.ended and not seam.answer().finished:
+        raise UpstreamError("truncated")
+    await passage.end_body()
+    usage = Usage(seam.usage.prompt, seam.usage.cached, seam.usage.output)
+    return passage.outcome(AttemptResult.COMPLETED, usage=usage, short=None)
 
 
 async def retain_failure(passage: Passage, source: ResponseSource, failure: Outcome) -> Outcome:

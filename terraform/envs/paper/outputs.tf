@@ -45,3 +45,13 @@ output "files" {
   description = "What apply wrote on this machine."
   value       = module.files.paths
 }
+
+output "router_target_group_arn" {
+  description = "The balancer's group of routers, for roll.py; null with one router."
+  value       = one(module.balancer[*].target_group_arn)
+}
+
+output "router_has_history" {
+  description = "Whether each router has a volume of its tuner's history, for roll.py."
+  value       = module.core.router.has_history
+}

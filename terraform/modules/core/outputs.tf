@@ -57,6 +57,7 @@ output "router" {
     metrics_ports = local.metrics_ports
     drain_s       = ceil(local.grace_s) + 30
     user_data     = local.router_user_data
+    has_history   = var.tuner.enabled
   }
 
   precondition {
@@ -87,7 +88,7 @@ output "regions_generated" {
 
 output "configuration" {
   description = "Files that the router fetches and follows, by name."
-  value       = { "regions.yaml" = local.regions_generated, "replicas.nginx.conf" = local.nginx_replicas }
+  value       = { "regions.yaml" = local.regions_generated, "metrics.nginx.conf" = local.nginx_metrics }
 }
 
 output "secret_names" {

@@ -39,15 +39,17 @@ locals {
   nginx = templatefile("${path.module}/templates/nginx.conf.tftpl", {
     server_name    = var.server_name
     proxy          = local.proxy_bind
-    tuner          = local.tuner_bind
     credentials    = local.credentials
     max_body_bytes = local.max_body_bytes
     patience_s     = local.patience_s
-    metrics_guard  = local.metrics_guard
     connections    = 4 * local.max_in_flight
   })
-  nginx_replicas = join("\n", concat(
-    ["# Made by terraform: the replicas' own metrics."],
+  nginx_metrics = join("\n", concat(
+    [
+      "# Made by terraform: metrics, and who may read them.",
+      "location = /metrics { ${local.metrics_guard} proxy_pass http://proxy; }",
+      "location = /metrics/tuner { ${local.metrics_guard} proxy_pass http://${local.tuner_bind}/metrics; }",
+    ],
     [for name, engine in local.engines : "location = /metrics/replicas/${name} { ${local.metrics_guard} proxy_pass http://${engine.address}:${engine.port}/metrics; }"],
     [""],
   ))
@@ -62,17 +64,20 @@ locals {
       "gorgo.service"               = templatefile("${path.module}/templates/gorgo.service.tftpl", { grace_s = ceil(local.grace_s) + 10, files = 2 * local.max_in_flight + 1024 })
     },
     var.tuner.enabled ? {
-      "gorgo-tuner.service" = templatefile("${path.module}/templates/gorgo-tuner.service.tftpl", { admin = local.admin_bind, metrics = local.tuner_bind, algorithm = var.tuner.algorithm, mode = var.tuner.mode })
+      "gorgo-history.service" = file("${path.module}/templates/gorgo-history.service")
+      "gorgo-tuner.service"   = templatefile("${path.module}/templates/gorgo-tuner.service.tftpl", { admin = local.admin_bind, metrics = local.tuner_bind, algorithm = var.tuner.algorithm, mode = var.tuner.mode })
     } : {},
   )
-  router_scripts = {
+  router_scripts = merge({
     "gorgo-secrets" = templatefile("${path.module}/templates/router-secrets.sh.tftpl", {
       fetch = local.fetch_secret, prefix = var.secrets.prefix, key_name = local.key_name
       store = var.store.enabled, password_name = local.store_password_name, group_key_name = local.group_key_name
     })
     "gorgo-install"       = templatefile("${path.module}/templates/gorgo-install.sh.tftpl", { artefacts = var.artefacts, wheel = var.package.wheel, sha256 = var.package.sha256, lock_sha256 = var.package.lock_sha256, extras = var.store.enabled ? "[shared]" : "" })
     "gorgo-configuration" = templatefile("${path.module}/templates/gorgo-configuration.sh.tftpl", { artefacts = var.artefacts })
-  }
+    }, var.tuner.enabled ? {
+    "gorgo-history" = file("${path.module}/templates/gorgo-history.sh")
+  } : {})
 
   router_user_data = join("\n", ["#cloud-config", yamlencode({
     users = ["default", { name = "gorgo", system = true, shell = "/usr/sbin/nologin" }]

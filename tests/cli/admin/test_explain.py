@@ -49,6 +49,35 @@ def test_candidates_are_in_the_order_of_cost_after_the_chosen_one(explained: Any
     assert table[4][1:] == ["-", "-", "-"]
 
 
+def test_predicted_times_and_headroom_of_every_candidate_and_the_objectives_are_shown(explained: Any) -> None:
+    made = decision(
+        candidates=("a", "b"),
+        row=1,
+        terms={"headroom": np.array([101.0, 0.0])},
+        cost=np.array([101.0, 0.0]),
+        estimates={
+            "ttft": np.array([0.3, 0.15]),
+            "tpot": np.array([0.02, np.nan]),
+            "headroom_ttft": np.array([-0.1, 0.05]),
+            "headroom_tpot": np.array([0.03, 0.03]),
+        },
+        slo_ttft_s=0.2,
+        slo_tpot_s=0.05,
+    )
+    lines = explained(shown(made), "r1")
+    assert "objectives: TTFT 200 ms, TPOT 50.0 ms" in lines
+    (header,) = [line for line in lines if line.split()[:1] == ["candidate"]]
+    assert header.split()[4:] == [
+        *("predicted", "TTFT,", "ms", "predicted", "TPOT,", "ms"),
+        *("TTFT", "headroom,", "ms", "TPOT", "headroom,", "ms"),
+    ]
+    (chosen,) = [line.split() for line in lines if line.startswith("*")]
+    (other,) = [line.split() for line in lines if line.split()[:1] == ["a"]]
+    assert chosen[-4:] == ["150.0", "-", "50.0", "30.0"]
+    assert other[-4:] == ["300.0", "20.0", "-100.0", "30.0"]
+    assert "objectives: none" in explained(shown(decision()), "r1")
+
+
 def test_rule_that_decided_is_named(explained: Any) -> None:
     costs = decision()
     assert explained(shown(costs), "r1")[0].endswith(f", the lowest cost of {costs.policy}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from io import StringIO
 from typing import Any
 
@@ -243,6 +244,23 @@ def test_terminal_is_never_asked_for_more_than_it_has(width: int) -> None:
     assert max(map(len, text.splitlines())) <= width
     heads = next(line for line in text.splitlines() if "replica" in line and "state" in line).split()
     assert ("prefill/s" in heads) == (width >= WIDE)
+
+
+def test_terminal_of_80_columns_cuts_no_name_and_no_figure() -> None:
+    """It cut heads and names of several columns; those that matter less are left out instead."""
+    near = row(replace(BUSY, name="us-ashburn-0", region="us-ashburn", queued_prefill_tokens=98_765), (sample(),))
+    far = view("eu-frankfurt-0", region="eu-frankfurt", state="ejected", ejected_by="probes", in_state_for_s=75.0)
+    made = decision(terms={f"term-{number}": np.array([1.0, 2.0]) for number in range(9)})
+    shown = look(
+        regions={"us-ashburn": [near], "eu-frankfurt": [row(far)]},
+        decisions=[DecisionStatus(made, None, None, followed=False)],
+    )
+    text = printed(shown, width=80)
+    assert "…" not in text
+    heads = next(line for line in text.splitlines() if line.startswith("region"))
+    assert heads.split() == ["region", "replica", "state", "rtt", "ms", "open", "n", "p95", "ms", "failed"]
+    assert any(line.split()[:2] == ["eu-frankfurt", "eu-frankfurt-0"] for line in text.splitlines())
+    assert any("term-0" in line and "cost" in line and "observed" in line for line in text.splitlines())
 
 
 def test_wide_table_fits_with_long_names() -> None:

@@ -46,7 +46,7 @@ def config(tmp_path: Path) -> Path:
     text = REGIONS.read_text()
     for old, new in (
         ("probe_interval_s: 30.0", "probe_interval_s: 7.0"),
-        ("scrape_interval_s: 30.0", "scrape_interval_s: 11.0"),
+        ("# scrape_interval_s: 1.0 ", "scrape_interval_s: 11.0 "),
         ("max_attempts: 3", "max_attempts: 2"),
         ("queue_max_requests: 1000", "queue_max_requests: 99"),
         ("# weights: {lambda: 0.2}", "weights: {lambda: 0.2}"),
@@ -301,6 +301,8 @@ def test_demo_hands_on_every_option(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             tmp_path / "mine",
             "--limit",
             "7",
+            "--max-input",
+            "900",
             "--policy",
             "random",
             "--policy",
@@ -315,7 +317,7 @@ def test_demo_hands_on_every_option(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         DemoOptions(
             policies=("random", "gorgo"),
             trace=tmp_path / "mine",
-            filters=TraceFilters(limit=7),
+            filters=TraceFilters(limit=7, max_input=900),
             time_scale=2.0,
             out=tmp_path,
         )
@@ -323,6 +325,16 @@ def test_demo_hands_on_every_option(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert [one["policy"] for one in json.loads(result.stdout)] == ["random", "gorgo"]
     assert run("demo", "--tune").exit_code == 1
     assert program.asked[1] == DemoOptions(tune=True)
+
+
+def test_demo_says_why_requests_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = row("gorgo", n=300, errors=2, failures={"prompt over the engine's 32,768 tokens": 2})
+    monkeypatch.setattr("gorgo.lab.demo.run.run_demo", Program([row("random"), long]))
+    result = run("demo")
+    assert result.exit_code == 1
+    assert result.stderr.splitlines() == [
+        "gorgo: gorgo: 2 of 300: prompt over the engine's 32,768 tokens; --max-input leaves them out"
+    ]
 
 
 def test_a_policy_without_weights_cannot_be_tuned(monkeypatch: pytest.MonkeyPatch) -> None:

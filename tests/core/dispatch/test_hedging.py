@@ -345,3 +345,95 @@ def test_share_is_kept_in_every_window(steps: list[tuple[float, bool]], share: f
             spent.append(now)
             within = sum(at > now - 9.0 for at in spent)
             assert within <= max(2, share * sum(at > now - 11.0 for at in asked))
+
+
+def test_a_budget_has_a_floor_at_little_traffic() -> None:
+    limits = RouterLimits(hedging=HedgeLimits(budget_ratio=0.03, budget_minimum=1))
+    router = make_router(policy="gorgo-ms", replicas=[timed(name) for name in "ab"], limits=limits)
+    late(router)
+
+
+def test_a_late_request_is_hedged_as_soon_as_there_is_a_budget() -> None:
+    limits = RouterLimits(hedging=HedgeLimits(budget_ratio=0.5))
+    router = make_router(policy="gorgo-ms", replicas=[timed(name) for name in "ab"], limits=limits)
+    first = dispatched(submitted(router, asked("r"), now=0.0))
+    assert router.handle_timer(now=1.0) == [], "half of one request is none"
+    other = {"a": "b", "b": "a"}[first.replica]
+    dispatched(submitted(router, asked("another", now=1.5, pinned_replica=other), now=1.5))
+    hedge = only(router.handle_timer(now=2.0))
+    assert isinstance(hedge, Hedge)
+    assert (hedge.request_id, hedge.dispatch.replica) == ("r", other)
+
+
+def test_a_late_request_is_hedged_as_soon_as_another_replica_is_healthy() -> None:
+    router = hedging("a", "b")
+    first = dispatched(submitted(router, asked("r"), now=0.0))
+    other = {"a": "b", "b": "a"}[first.replica]
+    router.replicas.drain(other, now=0.1)
+    assert router.handle_timer(now=5.0) == []
+    router.replicas.drain(other, draining=False, now=5.5)
+    assert isinstance(only(router.handle_timer(now=6.0)), Hedge)
+
+
+def silent(router: Router, replica: str, *, now: float) -> list[Action]:
+    """Three probes fail; what the shell has to do by then."""
+    actions = []
+    for number in range(3):
+        actions += router.replicas.on_probe(replica, None, now=now + number)
+    due_s = router.next_timer()
+    assert due_s is not None
+    assert due_s <= now + 2
+    return actions + router.handle_timer(now=now + 2)
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_what_a_replica_has_not_begun_to_answer_goes_elsewhere_when_probes_eject_it(streamed: bool) -> None:
+    limits = RouterLimits(hedging=HedgeLimits(budget_ratio=0.01))
+    router = make_router(policy="gorgo-ms", replicas=[timed(name) for name in "ab"], limits=limits)
+    first = [dispatched(submitted(router, asked(f"r{n}", streamed=streamed), now=0.0)) for n in range(4)]
+    hung = first[0].replica
+    stuck = [each.request_id for each in first if each.replica == hung]
+    for each in first if streamed else ():
+        if each.replica != hung:
+            router.on_first_token(each.attempt_id, now=0.2)
+    hedges = silent(router, hung, now=0.2)
+    hedges += router.handle_timer(now=4.0) + router.handle_timer(now=5.0)
+    assert {hedge.request_id for hedge in hedges} == set(stuck), "without a budget"
+    assert all(isinstance(hedge, Hedge) and hedge.dispatch.replica != hung for hedge in hedges)
+
+
+def test_a_stream_that_has_begun_stays_on_a_replica_that_probes_eject() -> None:
+    router = hedging("a", "b")
+    first = dispatched(submitted(router, asked("r"), now=0.0))
+    router.on_first_token(first.attempt_id, now=0.2)
+    for number in range(3):
+        assert router.replicas.on_probe(first.replica, None, now=1.0 + number) == []
+    assert router.handle_timer(now=4.0) == []
+
+
+def test_an_ejection_for_failures_of_others_moves_nothing() -> None:
+    """An engine that fails some requests may well work at others."""
+    router = hedging("a", "b")
+    plain = dispatched(submitted(router, asked("plain", streamed=False, pinned_replica=None), now=0.0))
+    for number in range(3):
+        other = asked(f"fails-{number}", now=1.0, pinned_replica=plain.replica)
+        attempt = dispatched(submitted(router, other, now=1.0))
+        router.on_finish(attempt.attempt_id, Outcome(AttemptResult.FAILED_BEFORE_CONTENT, error="reset"), now=1.1)
+    assert router.view.health_states()[plain.replica] == "ejected"
+    assert router.handle_timer(now=30.0) == []
+
+
+@pytest.mark.parametrize(("streamed", "patience_s"), [(True, 5.0), (False, 30.0)])
+def test_requests_without_an_answer_in_time_are_named(streamed: bool, patience_s: float) -> None:
+    router = make_router("a", policy="gorgo-ms", replicas=[timed("a")], limits=RouterLimits())
+    attempt = dispatched(submitted(router, asked("r", streamed=streamed), now=0.0)).attempt_id
+    expected_s = 0.11
+    (row,) = router.view.snapshots(now=expected_s + patience_s - 0.1)
+    assert (row.overdue_requests, row.overdue_for_s, row.overdue) == (0, None, ())
+    assert router.view.overdue_replicas(now=expected_s + patience_s - 0.1) == []
+    (row,) = router.view.snapshots(now=expected_s + patience_s + 1.0)
+    assert (row.overdue_requests, row.overdue) == (1, ("r",))
+    assert row.overdue_for_s == pytest.approx(patience_s + 1.0)
+    assert router.view.overdue_replicas(now=expected_s + patience_s + 1.0) == ["a"]
+    router.on_finish(attempt, GONE, now=50.0)
+    assert router.view.overdue_replicas(now=60.0) == []

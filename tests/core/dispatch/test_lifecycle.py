@@ -9,7 +9,7 @@ import pytest
 
 from gorgo.core.dispatch.lifecycle import TRUSTED_ANSWERS
 from gorgo.core.limits import ClientLimits, ClientRules, HedgeLimits, OverloadLimits, RouterLimits
-from gorgo.core.messages.actions import Cancel, Dispatch, Forward, Hedge, Hold
+from gorgo.core.messages.actions import Cancel, Dispatch, Forward, Hedge, Hold, Reject
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.core.router import Router
 from tests.core.routers import (
@@ -169,6 +169,41 @@ def test_no_request_is_lost_to_a_replica_that_refuses_what_another_answers(statu
     (view, _) = router.view.snapshots(now=5.0)
     assert (view.state, view.ejected_by, view.refusal, view.failures) == ("ejected", "refusals", status, 3)
     assert [sample.status for sample in router.samples] == [200] * 40
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        Outcome(AttemptResult.FAILED_BEFORE_CONTENT, error="disconnected"),
+        Outcome(AttemptResult.FAILED_BEFORE_CONTENT, error="timeout"),
+        Outcome(AttemptResult.FAILED_BEFORE_CONTENT, error="no_content"),
+        Outcome(AttemptResult.FAILED_BEFORE_CONTENT, status=500),
+    ],
+)
+def test_a_request_that_an_engine_may_have_begun_and_stores_is_not_sent_twice(failure: Outcome) -> None:
+    for idempotent, attempts in ((True, 2), (False, 1)):
+        router = make_router("a", "b")
+        request = replace(a_request("r"), idempotent=idempotent)
+        first = dispatched(submitted(router, request, now=1.0))
+        (action,) = finished(router, first.attempt_id, failure, now=2.0)
+        assert isinstance(action, Dispatch if attempts == 2 else Reject)
+        assert router.in_flight == attempts - 1
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        Outcome(AttemptResult.FAILED_BEFORE_CONTENT, error="connect_failed"),
+        Outcome(AttemptResult.FAILED_BEFORE_CONTENT, error="connect_timeout"),
+        Outcome(AttemptResult.BUSY, error="connections_exhausted"),
+        Outcome(AttemptResult.BUSY, status=503),
+        refusal(404),
+    ],
+)
+def test_a_request_that_no_engine_has_begun_goes_to_another_whatever_it_stores(failure: Outcome) -> None:
+    router = make_router("a", "b")
+    first = dispatched(submitted(router, replace(a_request("r"), idempotent=False), now=1.0))
+    assert isinstance(next(iter(finished(router, first.attempt_id, failure, now=2.0))), Dispatch)
 
 
 def test_three_that_refuse_do_not_hide_the_fourth_which_answers() -> None:

@@ -231,3 +231,20 @@ def test_candidates_are_those_of_a_visit_to_each_replica_after_any_events(seed: 
         left = found.excluding_some(some, "busy")
         assert dict(left.excluded) == {**found.excluded, **{replica.spec.name: "busy" for replica in some}}
         assert left.names == tuple(name for name in found.names if fleet.replicas[name] not in some)
+
+
+def test_name_that_no_replica_lists_is_served_by_those_that_may_have_it() -> None:
+    """By any while one model is served; by those without a list once there are two; else by none."""
+    fleet = named("abc")
+    eligibility = fleet.eligibility
+    assert eligibility.serves("x")
+    fleet.list_models(fleet.member("a"), ("m",))
+    fleet.list_models(fleet.member("b"), ("m",))
+    assert eligibility.for_model("x").names == ("a", "b", "c")
+    fleet.list_models(fleet.member("b"), ("n",))
+    assert (eligibility.for_model("x").names, eligibility.serves("x")) == (("c",), True)
+    fleet.list_models(fleet.member("c"), ("n",))
+    assert (eligibility.for_model("x").names, eligibility.serves("x")) == ((), False)
+    assert eligibility.for_model("n").names == ("b", "c")
+    fleet.list_models(fleet.member("a"), ("n",))
+    assert eligibility.for_model("x").names == ("a", "b", "c")

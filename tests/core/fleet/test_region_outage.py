@@ -43,8 +43,8 @@ def test_loss_and_return_of_a_region_are_events_of_the_region_and_of_each_replic
     router = fleet(panic_threshold=0.0)
     for name in ("e0", "e1", "w0"):
         router.replicas.on_probe(name, None, now=10.0)
-    lost = [RegionChanged("east", reachable=False), HealthChanged("e0", "ejected"), HealthChanged("e1", "ejected")]
-    assert list(router.fleet_events) == lost
+    ejected = [HealthChanged(name, "ejected", by="region", for_s=5.0) for name in ("e0", "e1")]
+    assert list(router.fleet_events) == [RegionChanged("east", reachable=False), *ejected]
     router.fleet_events.clear()
     router.replicas.on_probe("e0", 0.01, now=11.0)
     router.replicas.on_probe("e0", 0.01, now=12.0)

@@ -431,3 +431,38 @@ def test_a_ramp_that_is_over_stays_over_when_the_clock_goes_back() -> None:
     assert request_filter.eligible(a_request(), 7.0).names == ("a", "b")
     assert request_filter.eligible(a_request(), 1.0).names == ("a", "b")
     assert request_filter.slow_start.remaining_s(fleet.member("a"), now=1.0) is None
+
+
+def test_a_replica_that_has_never_answered_a_probe_is_not_taken_for_a_near_one() -> None:
+    router = make_router("known", policy="nearest")
+    router.replicas.set_fleet(specs("known", "new"), now=0.0)
+    router.replicas.on_probe("new", None, now=0.0)
+    for number in range(8):
+        sent = dispatched(submitted(router, a_request(f"r{number}", received_s=1.0), now=1.0))
+        assert (sent.replica, sent.decision.excluded) == ("known", {"new": "not probed yet"})
+    router.replicas.drain("known", now=2.0)
+    assert dispatched(submitted(router, a_request("alone", received_s=2.0), now=2.0)).replica == "new", (
+        "better than none"
+    )
+    router.replicas.on_probe("new", 0.001, now=3.0)
+    router.replicas.drain("known", draining=False, now=3.0)
+    assert dispatched(submitted(router, a_request("later", received_s=3.0), now=3.0)).replica == "new"
+
+
+def test_a_replica_that_leaves_before_it_was_probed_is_forgotten() -> None:
+    router = make_router("known", policy="nearest")
+    router.replicas.set_fleet(specs("known", "new"), now=0.0)
+    router.replicas.on_probe("new", None, now=0.0)
+    router.replicas.set_fleet(specs("known", "other"), now=1.0)
+    sent = dispatched(submitted(router, a_request("r", received_s=1.0), now=1.0))
+    assert sent.decision.excluded == {}
+
+
+@pytest.mark.parametrize(("later_s", "rtt_s"), [(2.0, 0.1), (60.0, 0.3 * 0.1 + 0.7 * 0.9)])
+def test_of_the_first_probes_the_shortest_counts(later_s: float, rtt_s: float) -> None:
+    router = make_router("near", policy="nearest")
+    router.replicas.set_fleet(specs("near", "new"), now=0.0)
+    router.replicas.on_probe("new", 0.9, now=10.0)
+    router.replicas.on_probe("new", 0.1, now=10.0 + later_s)
+    (row,) = [each for each in router.view.snapshots(now=80.0) if each.name == "new"]
+    assert row.rtt_ms == pytest.approx(rtt_s * 1e3)

@@ -80,6 +80,7 @@ def test_a_decision_is_shown_with_the_terms_of_each_candidate_and_unknown_is_nul
         "sampled_from": 4000,
         "predicted_ttft_ms": 250.0,
         "predicted_parts_ms": {"router": 1.0, "previous_attempts": 2.0, "network": 3.0, "queue": 4.0, "prefill": 5.0},
+        "objectives_ms": {"ttft": None, "tpot": None},
         "fallback": "imbalance",
         "shadow": None,
         "candidates": [
@@ -88,6 +89,12 @@ def test_a_decision_is_shown_with_the_terms_of_each_candidate_and_unknown_is_nul
         ],
         "excluded": {"c": "draining"},
     }
+
+
+def test_a_decision_shows_predictions_by_candidate_and_objectives_in_ms() -> None:
+    shown = decision(estimates={"ttft": np.array([0.25, np.nan])}, slo_ttft_s=0.2, slo_tpot_s=0.05).as_dict()
+    assert [row["estimates_ms"] for row in shown["candidates"]] == [{"ttft": 250.0}, {"ttft": None}]
+    assert shown["objectives_ms"] == {"ttft": 200.0, "tpot": 50.0}
 
 
 def test_a_decision_without_a_cost_or_a_prediction_says_so() -> None:

@@ -72,8 +72,8 @@ class LeastPredicted:
 class LeastSquaresTrainer:
     """Every row so far, and a model of least squares."""
 
-    def __init__(self, spec: TrainingSpec, seed: int, version: int) -> None:
-        self.spec, self.version = spec, version
+    def __init__(self, spec: TrainingSpec, seed: int, incumbent: Model | None) -> None:
+        self.spec, self.version = spec, 0 if incumbent is None else incumbent.version
         self.noise = 1e-9 * seed
         self.rows = TrainingRows.empty(spec.names)
         self._trained = 0

@@ -48,6 +48,13 @@ def test_counts_by_the_router_are_split_by_the_first_token() -> None:
     assert feature_table(names, request(), candidates).tolist() == [[2, 1, 900, 300], [0, 5, 0, 0]]
 
 
+@pytest.mark.parametrize("name", ["L40S", "2xL40S", "8 x l40s", "NVIDIA-L40S", "nvidia L40S-48GB"])
+def test_a_one_hot_knows_an_accelerator_whatever_its_number_and_maker(name: str) -> None:
+    codes = [accelerator_code(name), accelerator_code("L40"), nan]
+    made = feature_table(("accelerator=L40S",), request(), table(3, accelerator=codes))
+    assert made.ravel().tolist() == [1.0, 0.0, 0.0]
+
+
 def test_a_one_hot_is_1_on_replicas_of_that_accelerator_alone() -> None:
     codes = [accelerator_code("A30"), accelerator_code("V100"), nan]
     made = feature_table(("accelerator=A30", "accelerator=V100"), request(), table(3, accelerator=codes))

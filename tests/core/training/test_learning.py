@@ -111,18 +111,38 @@ def test_the_slower_attempt_of_a_hedge_leaves_a_censored_row() -> None:
     [
         (ANSWERED, True),
         (Outcome(AttemptResult.UPSTREAM_4XX, 400), True),
-        (ANSWERED, False),
+        (Outcome(AttemptResult.UPSTREAM_4XX, 400), False),
     ],
 )
 def test_an_end_that_is_no_bound_of_a_first_token_leaves_no_row(outcome: Outcome, streamed: bool) -> None:
-    """An answer without content, a request that is wrong, an answer in one piece."""
+    """A stream without content, a request that is wrong."""
     router = make(replicas=specs("a"))
     request = a_request("r", prompt_tokens=10, received_s=0.0, streamed=streamed)
     attempt_id = dispatched(submitted(router, request, now=0.0)).attempt_id
-    if not streamed:
-        router.on_first_token(attempt_id, now=1.0)
     finished(router, attempt_id, outcome, now=1.0)
     assert len(rows_of(router)) == 0
+
+
+@pytest.mark.parametrize("reported", [False, True], ids=["no first token", "a first token that a gateway reports"])
+def test_an_answer_in_one_piece_leaves_the_time_to_its_end(reported: bool) -> None:
+    router = make(replicas=specs("a"))
+    request = a_request("r", prompt_tokens=10, received_s=0.0, streamed=False)
+    attempt_id = dispatched(submitted(router, request, now=0.0)).attempt_id
+    if reported:
+        router.on_first_token(attempt_id, now=2.5)
+    finished(router, attempt_id, ANSWERED, now=3.0)
+    rows = rows_of(router)
+    assert (rows.ttft_s.tolist(), rows.e2e_s.tolist()) == ([3.0], [3.0])
+    assert (rows.unstreamed.tolist(), rows.censored.tolist()) == ([True], [False])
+    assert np.isnan(rows.tpot_s).all(), "without a first token there is no time per token after it"
+
+
+def test_an_answer_in_one_piece_that_fails_is_censored() -> None:
+    router = make(replicas=specs("a"))
+    request = a_request("r", prompt_tokens=10, received_s=0.0, streamed=False)
+    finished(router, dispatched(submitted(router, request, now=0.0)).attempt_id, FAILED, now=2.0)
+    rows = rows_of(router)
+    assert (rows.ttft_s.tolist(), rows.censored.tolist(), rows.unstreamed.tolist()) == ([2.0], [True], [True])
 
 
 @pytest.mark.parametrize("outcome", [GONE, FAILED, Outcome(AttemptResult.BUSY, 503)])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from gorgo.core.training.outcomes import OutcomeRing, OutcomeRow, TrainingRows
+from gorgo.errors import ConfigError
 
 NAMES = ("prompt_tokens", "rtt_s")
 
@@ -64,3 +65,24 @@ def test_parts_of_rows_can_be_selected_and_joined() -> None:
 def test_parts_of_other_features_are_not_joined() -> None:
     with pytest.raises(AssertionError, match="the same features"):
         TrainingRows.concat([filled(2).since(0), TrainingRows.empty(("rtt_s", "prompt_tokens"))])
+
+
+@pytest.mark.parametrize("later", [0, 3, 9])
+@pytest.mark.parametrize("saved", [0, 5, 8])
+def test_outcomes_of_a_former_process_come_before_those_since(saved: int, later: int) -> None:
+    before = filled(20 + saved).since(20)
+    ring = filled(later)
+    since = ring.since(0).dispatched_s.tolist()
+    ring.restore(before)
+    ring.check()
+    expected = [*before.dispatched_s.tolist(), *since][-8:]
+    assert ring.since(0).dispatched_s.tolist() == expected
+    assert ring.next_seq == before.first_seq + len(before) + min(later, 8)
+    ring.append(np.zeros(2), OutcomeRow(99.0, 0.1, 0.2, 3.0, slot=0, censored=False, unstreamed=True))
+    newest = ring.since(ring.next_seq - 1)
+    assert (newest.dispatched_s.tolist(), newest.unstreamed.tolist()) == ([99.0], [True])
+
+
+def test_outcomes_of_other_features_are_refused() -> None:
+    with pytest.raises(ConfigError, match="outcomes of features rtt_s; expected prompt_tokens, rtt_s"):
+        filled(3).restore(TrainingRows.empty(("rtt_s",), 2))

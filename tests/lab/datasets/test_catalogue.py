@@ -13,6 +13,8 @@ import pytest
 from gorgo.errors import TraceError
 from gorgo.lab.datasets import (
     DEMO_TRACE,
+    AgentsShape,
+    HerdShape,
     SharingShape,
     WorkloadShape,
     datasets,
@@ -32,7 +34,7 @@ from gorgo.lab.traces import TraceFilters, TraceRequest, load_trace
 @pytest.mark.parametrize("name", ["art-chat-sample", "wildchat-like", "chat-small"])
 def test_memory_and_file_hold_the_same_requests(name: str, tmp_path: Path) -> None:
     found = read_shape(shapes()[name])
-    assert not isinstance(found, SharingShape)
+    assert not isinstance(found, SharingShape | HerdShape | AgentsShape)
     shape = replace(found, duration_s=60.0)
     write_trace(shape, tmp_path / "t.jsonl.gz")
     assert TraceFilters().apply(generate_requests(shape)) == load_trace(tmp_path / "t.jsonl.gz")

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from itertools import islice
+from itertools import groupby, islice, pairwise
 from pathlib import Path
+from statistics import fmean, median, quantiles
 
 import pytest
 
 from gorgo.errors import TraceError
 from gorgo.lab.datasets import (
+    AgentsShape,
     GroupsShape,
+    HerdShape,
     RagShape,
     SharingShape,
     describe_trace,
@@ -21,7 +24,7 @@ from gorgo.lab.datasets import (
     read_shape,
     shapes,
 )
-from gorgo.lab.datasets.users import rag_rows, sharing_rows
+from gorgo.lab.datasets.users import agent_rows, herd_rows, rag_rows, sharing_rows
 
 #: Mooncake's release (FAST'25, appendix; the data set's card has the counts): requests, mean input and output tokens,
 #: and the ratio of the cache that hits.
@@ -150,7 +153,7 @@ def test_from_the_shift_on_no_prefix_is_of_before() -> None:
 
 
 def test_seeds_draw_other_windows_and_one_seed_the_same() -> None:
-    for name in ("groups", "sharing", "rag"):
+    for name in ("groups", "sharing", "rag", "herd"):
         one, again, other = (load_requests(name, seed=seed, block_tokens=64)[:50] for seed in (1, 1, 2))
         assert one == again != other
 
@@ -161,6 +164,11 @@ def test_seeds_draw_other_windows_and_one_seed_the_same() -> None:
         ("groups", "groups = 64", "groups = 0", "groups is 0; expected more than 0"),
         ("sharing", "new_share = 0.1", "new_share = 1.5", "new_share is 1.5; expected a share, at most 1"),
         ("rag", "rate_per_s = 8.0", "rate_per_s = 0", "rate_per_s is 0; expected more than 0"),
+        ("herd", "gap_s = 1.5", "gap_s = 0", "gap_s is 0; expected more than 0"),
+        ("herd", "leaving_share = 0.0", "leaving_share = 2", "leaving_share is 2; expected a share, at most 1"),
+        ("agents", "one_shot_share = 0.3", "one_shot_share = 30", "one_shot_share is 30; expected a share, at most 1"),
+        ("agents", "burst_mean = 22.0", "burst_mean = 0.5", "burst_mean is 0.5; expected at least 1"),
+        ("agents", "turns_mean = 20.0", "turns_mean = 1", "turns_mean is 1; expected at least 2"),
     ],
 )
 def test_a_wrong_parameter_is_named(tmp_path: Path, name: str, old: str, new: str, said: str) -> None:
@@ -173,3 +181,129 @@ def test_a_wrong_parameter_is_named(tmp_path: Path, name: str, old: str, new: st
 
 def test_short_prompts_are_drawn_in_small_blocks() -> None:
     assert [own_block_tokens(name) for name in ("short-chat", "rag", "toolagent-like")] == [16, 64, 512]
+
+
+def herd(**changes: object) -> HerdShape:
+    shape = read_shape(shapes()["herd"])
+    assert isinstance(shape, HerdShape)
+    return replace(shape, **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("groups", [1, 3, 10])
+def test_a_herd_has_a_turn_of_each_session_per_round_and_its_groups_share_the_system_prompt_alone(groups: int) -> None:
+    requests = generate_requests(herd(groups=groups))
+    assert len(requests) == 61 * 12
+    for number in range(12):
+        turn = requests[61 * number : 61 * (number + 1)]
+        assert len({request.user for request in turn}) == 61
+        assert {request.turns for request in turn} == {number + 1}
+        assert {request.input_tokens for request in turn} == {8192 + 2048 * (number + 1) - 100}
+    # 16 blocks of the group's system prompt; every later block is of one session.
+    heads = Counter(request.hash_ids[15] for request in requests[:61])
+    assert len(heads) == groups
+    assert max(heads.values()) - min(heads.values()) <= 1
+    owners: dict[int, set[str | None]] = {}
+    for request in requests:
+        for block in request.hash_ids[16:]:
+            owners.setdefault(block, set()).add(request.user)
+    assert {len(users) for users in owners.values()} == {1}
+
+
+def test_a_later_turn_of_a_herd_goes_on_with_the_whole_prompt_and_answer_of_the_one_before() -> None:
+    last: dict[str | None, tuple[int, ...]] = {}
+    for request in generate_requests(herd()):
+        if request.user in last:
+            before = last[request.user]
+            assert request.hash_ids[: len(before) - 1] == before[:-1], "all but the block that was not full"
+        last[request.user] = request.hash_ids
+
+
+@pytest.mark.parametrize("gap_s", [0.4, 1.5, 15.0])
+def test_requests_of_a_herd_are_as_far_apart_as_stated(gap_s: float) -> None:
+    times = [row.timestamp_ms / 1000 for row in herd_rows(herd(gap_s=gap_s, rounds=60))]
+    gaps = [later - earlier for earlier, later in pairwise(times)]
+    assert fmean(gaps) == pytest.approx(gap_s, rel=0.05)
+    assert median(gaps) == pytest.approx(gap_s * 0.693, rel=0.07), "an exponential distribution"
+
+
+def test_the_reuse_of_a_herd_is_within_its_sessions_and_more_with_the_system_prompt() -> None:
+    steady = describe_trace(generate_requests(herd()))
+    # Of the 16 + 4, ..., 16 + 48 blocks of 12 turns those of the last are new; so is each that was not full before.
+    assert steady.user_block_reuse == pytest.approx(1 - (16 + 48 + 11) / sum(16 + 4 * n for n in range(1, 13)))
+    assert steady.block_reuse is not None
+    assert steady.user_block_reuse is not None
+    assert steady.block_reuse > steady.user_block_reuse
+
+
+def test_sessions_of_a_changing_herd_are_replaced_by_new_ones_of_their_group() -> None:
+    rows = list(herd_rows(herd(leaving_share=0.2, rounds=30, groups=3)))
+    begun = [row for row in rows if row.turn == 1]
+    assert len(begun) - 61 == pytest.approx(0.2 * 61 * 29, rel=0.1)
+    assert len({row.user for row in rows}) == len(begun)
+    groups_of: dict[str | None, set[object]] = {}
+    for row in rows:
+        groups_of.setdefault(row.user, set()).add(row.shared)
+    assert {len(groups) for groups in groups_of.values()} == {1}
+    assert len({row.user for row in herd_rows(herd(rounds=30))}) == 61
+
+
+def agents(**changes: object) -> AgentsShape:
+    shape = read_shape(shapes()["agents"])
+    assert isinstance(shape, AgentsShape)
+    return replace(shape, **changes)  # type: ignore[arg-type]
+
+
+def test_agents_have_the_published_figures_within_a_tenth() -> None:
+    """Median input and output, and the share of blocks that is reused within a session, over three windows."""
+    windows = [load_requests("agents", seed=seed) for seed in range(3)]
+    requests = [request for window in windows for request in window]
+    assert median(request.input_tokens for request in requests) == pytest.approx(195_000, rel=0.1)
+    assert median(request.output_tokens for request in requests) == pytest.approx(317, rel=0.1)
+    reuse = [describe_trace(window).user_block_reuse for window in windows]
+    assert fmean(share for share in reuse if share is not None) == pytest.approx(0.91, abs=0.01)
+
+
+def test_agents_sessions_begin_in_bursts_of_the_published_size() -> None:
+    """51 within a second at the 90th percentile; one request of each session is enough for it."""
+    rows = list(agent_rows(agents(duration_s=200_000.0, one_shot_share=1.0, task_median=1.0)))
+    times = sorted(row.timestamp_ms / 1000 for row in rows)
+    starts = [0, *(place for place, (one, other) in enumerate(pairwise(times), 1) if other - one > 1.0), len(times)]
+    sizes = [end - begin for begin, end in pairwise(starts)]
+    assert quantiles(sizes, n=10)[-1] == pytest.approx(51, rel=0.1)
+    assert len(rows) / 200_000.0 == pytest.approx(0.1, rel=0.1)
+
+
+def test_agents_sessions_arrive_alone_at_poisson_times_without_bursts() -> None:
+    rows = agent_rows(agents(duration_s=40_000.0, burst_mean=1.0, one_shot_share=1.0, task_median=1.0))
+    times = sorted(row.timestamp_ms / 1000 for row in rows)
+    gaps = [later - earlier for earlier, later in pairwise(times)]
+    assert fmean(gaps) == pytest.approx(10.0, rel=0.05)
+    assert median(gaps) == pytest.approx(6.93, rel=0.07), "an exponential distribution"
+
+
+def test_agents_sessions_depart_after_their_turns_and_so_many_ask_once() -> None:
+    shape = agents(duration_s=100_000.0, burst_mean=1.0, task_median=1.0, tool_median=1.0, pause_s_mean=1.0)
+    turns = Counter(row.user for row in agent_rows(shape))
+    assert sum(count == 1 for count in turns.values()) / len(turns) == pytest.approx(0.3, abs=0.02)
+    assert fmean(count for count in turns.values() if count > 1) == pytest.approx(20, rel=0.05)
+
+
+def test_a_tool_runs_between_an_answer_and_the_next_request_of_a_session() -> None:
+    shape = agents(duration_s=4000.0, answer_token_s=0.05)
+    by_session = sorted(agent_rows(shape), key=lambda row: (str(row.user), row.turn or 0))
+    pauses = []
+    for _, rows in groupby(by_session, key=lambda row: row.user):
+        for before, after in pairwise(rows):
+            assert after.input_tokens > before.input_tokens + before.output_tokens or after.input_tokens == 500_000
+            pauses.append((after.timestamp_ms - before.timestamp_ms) / 1000 - 0.05 * before.output_tokens)
+    assert min(pauses) >= 1.0 - 0.001
+    assert fmean(pauses) == pytest.approx(1.0 + 12.0, rel=0.05)
+
+
+def test_agents_sessions_share_the_system_prompt_of_their_group_alone() -> None:
+    requests = generate_requests(agents(duration_s=2000.0, system_median=20_480))
+    firsts = Counter(request.hash_ids[39] for request in requests if request.turns == 1)
+    assert len(firsts) == 3
+    assert firsts.most_common()[0][1] > firsts.most_common()[-1][1], "in proportion to 1/n"
+    own = {request.user: request.hash_ids[40] for request in requests if request.turns == 1}
+    assert len(set(own.values())) == len(own)

@@ -47,6 +47,20 @@ def write(path: Path, lines: list[dict[str, Any]]) -> Path:
     return path
 
 
+def test_an_accelerator_of_a_log_is_known_whatever_its_number(tmp_path: Path) -> None:
+    features = outcome(1)["features"] | {"accelerator=2xL40S": [0.0, 1.0]}
+    log = write(tmp_path / "log", [HEADER, outcome(1, features=features)])
+    rows = read_outcomes(log, ("accelerator=L40S", "accelerator=L40")).rows
+    assert rows.features.tolist() == [[1.0, 0.0]]
+
+
+def test_a_log_of_earlier_versions_has_streams_alone(tmp_path: Path) -> None:
+    features = {name: value for name, value in outcome(1)["features"].items() if name != "streamed"}
+    log = write(tmp_path / "log", [HEADER, outcome(1, features=features), outcome(2, unstreamed=True)])
+    rows = read_outcomes(log, ("prompt_tokens", "streamed")).rows
+    assert (rows.unstreamed.tolist(), rows.features[0, 1]) == ([False, True], 1.0)
+
+
 def test_rows_are_those_of_the_chosen_candidate(tmp_path: Path) -> None:
     log = write(tmp_path / "log", [HEADER, outcome(1), outcome(2, ttft_s=None), outcome(3, censored=True, tpot_s=None)])
     found = read_outcomes(log, (*NAMES, "accelerator=H100"))
@@ -80,9 +94,10 @@ def test_lines_and_headers_that_a_full_disk_cut_off_in_a_row_are_skipped(tmp_pat
     ("lines", "expected"),
     [
         ([outcome(1)], "line 1: expected the header of an outcome log"),
-        ([HEADER], "has no streamed attempt"),
+        ([HEADER], "has no attempt with an answer or a failure"),
         ([HEADER | {"gorgo_outcome_log": 2}], "line 1: gorgo_outcome_log is 2; expected 1, which this GORGO reads"),
         ([HEADER, outcome(1, ttft_s="soon")], 'line 2: ttft_s is "soon"; expected a number of at least 0'),
+        ([HEADER, outcome(1, unstreamed=0)], "line 2: unstreamed is 0; expected true or false"),
         ([HEADER, outcome(1, censored=0)], "line 2: censored is 0; expected true or false"),
         ([HEADER, outcome(1, chosen=-1)], "line 2: chosen is -1; expected the place of the chosen candidate"),
         (

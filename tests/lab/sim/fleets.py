@@ -15,7 +15,7 @@ def three_regions(**regions_s: float) -> SimFleet:
     """One 2x L40S replica per region, `<region>-0`, the Router told the truth."""
     profile = find_profile("2xL40S-Qwen3.5-35B-A3B-FP8-estimate")
     replicas = [
-        SimReplica(ReplicaSpec(f"{region}-0", region), profile, Link(rtt_s=rtt_s))
+        SimReplica(ReplicaSpec(f"{region}-0", region, accelerator=profile.accelerator), profile, Link(rtt_s=rtt_s))
         for region, rtt_s in (regions_s or REGIONS).items()
     ]
     return with_accurate_priors(SimFleet(tuple(replicas)))

@@ -7,12 +7,26 @@ from dataclasses import replace
 import pytest
 
 from gorgo.config.model import SimulationConfig
+from gorgo.core.fleet.replica import accelerator_name
 from gorgo.errors import UnknownFleet
 from gorgo.lab.sim.faults.scenarios import with_accurate_priors
 from gorgo.lab.sim.named_fleets import FLEETS, NamedFleet, PooledFleet, ReplicaPool, find_fleet
+from gorgo.policies.learned.lodestar import ACCELERATORS
 from tests.lab.sim.fleets import three_regions
 
 PAPER = "2xL40S-Qwen3.5-35B-A3B-FP8-fitted"
+
+
+def test_every_named_fleet_says_its_accelerators_and_lodestar_knows_those_of_its_paper() -> None:
+    found = {
+        name: {accelerator_name(row.spec.accelerator or "") for row in find_fleet(name).replicas} for name in FLEETS
+    }
+    assert all("" not in names for names in found.values())
+    assert found["paper"] == {"l40s"}
+    assert found["7xL20-8xA30"] == {"l20", "a30"}
+    assert found["7xA30-8xV100"] == {"a30", "v100"}
+    known = {accelerator_name(name) for name in ACCELERATORS}
+    assert found["mixed-gpus"] <= known
 
 
 @pytest.mark.parametrize("name", FLEETS)

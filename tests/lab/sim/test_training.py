@@ -152,9 +152,7 @@ def test_models_of_every_kind_are_the_same_for_the_same_seed(kind: ModelKind) ->
     spec = replace(SPEC, kind=kind, epochs=2, first_samples=50, round_samples=100)
     found = []
     for _ in range(2):
-        controller = TrainingController(
-            lambda spec, seed, version: Trainer(spec, seed, version=version), seed=5, until_s=60.0
-        )
+        controller = TrainingController(Trainer, seed=5, until_s=60.0)
         simulation = Simulation(three_regions(), LeastPredicted(spec), seed=5, controllers=[controller])
         simulation.run(FEED)
         assert simulation.router.learning.model_version == len(controller.rounds) >= 2

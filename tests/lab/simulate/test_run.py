@@ -13,6 +13,7 @@ from gorgo.errors import ConfigError, TraceError, UnknownPolicy, UnknownScenario
 from gorgo.lab.sim.named_fleets import NamedFleet
 from gorgo.lab.sim.routers.group import RouterGroup
 from gorgo.lab.simulate import SimJob, run, run_many, run_once
+from gorgo.lab.simulate.job import SimulatedRun
 from gorgo.lab.traces import TraceFilters
 from tests.lab.sim.feeds import conversations
 from tests.lab.sim.fleets import three_regions
@@ -104,7 +105,8 @@ def test_processes_that_runs_are_given_to_are_spared_the_ctrl_c(monkeypatch: pyt
 
     def watched(**options: Any) -> Any:
         def start(tasks: Any) -> Any:
-            seen.append(signal.getsignal(signal.SIGINT))
+            # What a process inherits that is started here.
+            seen.append(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
             return Parallel(**options)(tasks)
 
         return start
@@ -112,8 +114,26 @@ def test_processes_that_runs_are_given_to_are_spared_the_ctrl_c(monkeypatch: pyt
     monkeypatch.setattr("gorgo.lab.simulate.run.Parallel", watched)
     before = signal.getsignal(signal.SIGINT)
     assert len(list(run_many([job()], n_jobs=1))) == 1
-    assert seen == [signal.SIG_IGN]
+    assert signal.SIGINT in seen[0]
     assert signal.getsignal(signal.SIGINT) is before
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_ctrl_c_while_processes_start_ends_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was ignored, and the runs went on to their end."""
+
+    def interrupted(**options: Any) -> Any:
+        def start(tasks: Any) -> Any:
+            signal.raise_signal(signal.SIGINT)
+            return Parallel(**options)(tasks)
+
+        return start
+
+    monkeypatch.setattr("gorgo.lab.simulate.run.Parallel", interrupted)
+    runs: list[SimulatedRun] = []
+    with pytest.raises(KeyboardInterrupt):
+        runs.extend(run_many([job(), job(seed=1)], n_jobs=1))
+    assert runs == []
 
 
 def test_preemptions_of_all_engines_are_counted_also_of_those_that_were_killed() -> None:

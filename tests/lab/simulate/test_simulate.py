@@ -46,12 +46,12 @@ def asked(**options: Any) -> SimulateOptions:
     return SimulateOptions(**{**defaults, **options})
 
 
-def test_a_row_for_each_scale_policy_and_seed_with_oracle_and_floor_behind() -> None:
+def test_a_row_for_each_scale_policy_and_seed_with_the_baselines_behind() -> None:
     rows = simulate_command(asked(time_scales=(2.0, 1.0), seeds=(3, 4)), warn=no_warning)
     assert [(row.time_scale, row.policy, row.seed) for row in rows] == [
         (scale, policy, seed)
         for scale in (2.0, 1.0)
-        for policy in ("gorgo-ms", "random", "oracle", "floor")
+        for policy in ("gorgo-ms", "random", "oracle", "pinned", "floor")
         for seed in (3, 4)
     ]
 
@@ -77,7 +77,7 @@ def test_misspelt_policies_are_told_before_anything_runs(tmp_path: Path) -> None
     assert not (tmp_path / "out").exists()
 
 
-def test_every_option_reaches_every_job_and_oracle_and_floor_have_no_shadow() -> None:
+def test_every_option_reaches_every_job_and_baselines_have_no_shadow() -> None:
     limits = RouterLimits(max_attempts=2)
     options = asked(
         policies=("gorgo-ms", "oracle", "random"),
@@ -110,7 +110,7 @@ def test_every_option_reaches_every_job_and_oracle_and_floor_have_no_shadow() ->
             keep_requests=True,
         )
         for time_scale in (2.0, 1.0)
-        for policy in ("gorgo-ms", "oracle", "random", "floor")
+        for policy in ("gorgo-ms", "oracle", "random", "pinned", "floor")
         for seed in (3, 4)
     ]
     assert not any(job.keep_requests for job in jobs_of(asked()))
@@ -176,7 +176,8 @@ def test_the_command_prints_rows_as_json() -> None:
     result = CliRunner().invoke(app, [*RUN, "--policy", "gorgo", "--policy", "random", "--seeds", "2", "--json"])
     assert result.exit_code == 0, result.stderr
     rows = json.loads(result.stdout)
-    assert [row["policy"] for row in rows] == ["gorgo"] * 2 + ["random"] * 2 + ["oracle"] * 2 + ["floor"] * 2
+    names = ("gorgo", "random", "oracle", "pinned", "floor")
+    assert [row["policy"] for row in rows] == [name for name in names for _ in range(2)]
     assert rows[0]["weights"] == {"w_rtt": 0.5, "w_queue": 0.1}
 
 
@@ -208,9 +209,9 @@ def test_the_command_says_why_requests_failed_and_how_to_leave_them_out(tmp_path
     result = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "out")])
     assert result.exit_code == 0, "what fails in a simulation is a result"
     line = "2 of 8: prompt over the engine's 32,768 tokens; --max-input leaves them out"
-    assert f"failed, gorgo-ms, random, oracle: {line}\n" in result.stdout
+    assert f"failed, gorgo-ms, random, oracle, pinned: {line}\n" in result.stdout
     rows = json.loads((tmp_path / "out/results.json").read_text())
-    assert [row["failures"] for row in rows] == [{"prompt over the engine's 32,768 tokens": 2}] * 3 + [{}]
+    assert [row["failures"] for row in rows] == [{"prompt over the engine's 32,768 tokens": 2}] * 4 + [{}]
     result = CliRunner().invoke(app, [*words, "--max-input", "32000"])
     assert result.exit_code == 0
     assert "failed, " not in result.stdout

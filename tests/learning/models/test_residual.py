@@ -161,6 +161,40 @@ def test_one_stall_does_not_teach_the_share_of_a_step() -> None:
     assert fit_waits(replace(rows, ttft_s=stalled)).step_share == pytest.approx(0.6, abs=0.1)
 
 
+def mixed(count: int, *, seed: int = 0) -> TrainingRows:
+    """Every other answer comes in one piece, 8 s and a round of 20 ms per decode after its first token."""
+    rows = outcomes(count, seed=seed)
+    whole = np.arange(count) % 2 == 1
+    ends_s = rows.ttft_s + 8.0 + 0.02 * rows.features[:, NAMES.index("decoding_requests")]
+    ttft_s = np.where(whole, ends_s, rows.ttft_s)
+    table = np.insert(rows.features, len(NAMES) - 1, ~whole, axis=1)
+    return replace(
+        rows, names=(*NAMES[:-1], "streamed", NAMES[-1]), features=table.astype(np.float32), ttft_s=ttft_s,
+        e2e_s=np.maximum(rows.e2e_s, ttft_s), unstreamed=whole,
+    )  # fmt: skip
+
+
+def test_answers_in_one_piece_are_learned_beside_streams_and_teach_nothing_of_a_first_token() -> None:
+    rows = mixed(1500)
+    spec = TrainingSpec("residual", rows.names)
+    model: ResidualModel = fit_residual(rows, spec, rng=np.random.default_rng(0), version=1)
+    assert model.waits.step_share == pytest.approx(0.6, abs=0.02)
+    assert model.waits.hold_s == pytest.approx(HOLD_S / NEW_TOKENS)
+    assert model.waits.answer_s == pytest.approx(8.2, abs=0.1)
+    unseen = mixed(200, seed=5)
+    assert error(model.ttft_s(unseen.features), unseen) < 0.1
+    streams = fit_residual(rows.select(~rows.unstreamed), spec, rng=np.random.default_rng(0), version=1)
+    assert model.prior_error == pytest.approx(streams.prior_error)
+
+
+def test_answers_in_one_piece_alone_make_a_model_that_is_not_trusted_as_its_priors() -> None:
+    rows = mixed(800)
+    whole = rows.select(rows.unstreamed)
+    model = fit_residual(whole, TrainingSpec("residual", whole.names), rng=np.random.default_rng(0), version=1)
+    assert model.prior_error > 0.5
+    assert error(model.ttft_s(whole.features), whole) < 0.05
+
+
 def test_without_outcomes_or_features_there_is_no_wait() -> None:
     none = TrainingRows.empty(NAMES)
     assert fit_waits(none).hold_s == 0.0

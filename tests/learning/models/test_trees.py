@@ -13,6 +13,8 @@ from gorgo.core.training.model import TrainingSpec
 from gorgo.errors import MissingExtra
 from gorgo.learning.models.trees import TreesModel, fit_trees, import_lightgbm
 from gorgo.learning.trainer import fit
+from gorgo.policies.learned.lodestar import Lodestar
+from gorgo.policies.learned.predicted_latency import PredictedLatency
 from tests.learning.extra import needs_lightgbm
 from tests.learning.outcomes import NAMES, training_rows, with_censoring
 
@@ -111,6 +113,15 @@ def test_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch
         import_lightgbm()
 
 
-def test_without_the_package_trees_are_recursive_least_squares(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gorgo.learning.models.trees.available", lambda: False)
-    assert fit(training_rows(100), SPEC, seed=0, version=1).kind == "rls"
+def test_without_the_package_no_other_model_takes_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lightgbm", None)
+    with pytest.raises(MissingExtra, match=r"boosted trees need the extra: .*gorgo-router\[learned\]"):
+        fit(training_rows(100), SPEC, seed=0, version=1)
+
+
+def test_a_policy_of_trees_is_refused_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gorgo.learning.models.trees.find_spec", lambda _: None)
+    with pytest.raises(MissingExtra, match=r"gorgo-router\[learned\]"):
+        PredictedLatency().require_packages()
+    PredictedLatency(replace(PredictedLatency().training, kind="rls")).require_packages()
+    Lodestar().require_packages()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Any
+from datetime import datetime
+from typing import Any, cast
 
 import httpx
 import pytest
 
 from gorgo.core.messages.kv_events import CacheSnapshot
+from gorgo.live.admin.app import admin_app
+from gorgo.live.event_loop import EpochClock
 from gorgo.live.state import FLUSH_BLOCKS
 from tests.proxy.conftest import QUIET, Running, Start, config_for, system_tls, until
 from tests.proxy.fakes import DONE, USAGE, answer, chat, delta, event, hang, stream
@@ -60,6 +63,19 @@ async def test_only_the_token_opens(fleet: Running, given: str | None) -> None:
             response = await stranger.request(method, path, headers=headers)
             assert "Bearer" in checked(response, 401, "unauthorized")["message"]
             assert response.headers["www-authenticate"] == "Bearer"
+
+
+async def test_token_for_metrics_shows_metrics_and_opens_nothing_else(fleet: Running) -> None:
+    reader = "token-of-a-prometheus"
+    app = admin_app(fleet.state, cast(Any, None), "token-of-operators", asyncio.Event(), metrics_token=reader)
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
+        for token, status in ((reader, 200), ("token-of-operators", 200), ("another", 401), ("", 401)):
+            shown = await client.get("/metrics", headers={"authorization": f"Bearer {token}"})
+            assert shown.status_code == status, token
+        for method, path in CALLS:
+            response = await client.request(method, path, headers={"authorization": f"Bearer {reader}"})
+            checked(response, 401, "unauthorized")
 
 
 async def test_fleet_has_a_row_per_replica(fleet: Running) -> None:
@@ -147,6 +163,23 @@ async def test_wrong_policy_changes_nothing(fleet: Running, body: Any) -> None:
 async def test_unknown_policy_lists_those_that_there_are(fleet: Running) -> None:
     response = await fleet.admin.put("/admin/policy", json={"policy": "nope"})
     assert "round-robin" in response.json()["error"]["message"]
+
+
+async def test_dates_follow_a_step_of_the_system_s_clock_and_durations_do_not(fleet: Running) -> None:
+    """A machine that starts before its clock is set showed the wrong day for as long as the process ran."""
+    clock = fleet.state.routing.clock
+    assert isinstance(clock, EpochClock)
+    wall = clock._wall
+    clock._wall = lambda: wall() + 86_400.0
+    await fleet.client.post(CHAT, content=chat(stream=True))
+    await fleet.idle()
+    found = (await fleet.admin.get("/admin/samples")).json()
+    (sample,) = found["samples"]
+    assert abs(sample["finished_s"] - wall() - 86_400.0) < 60
+    assert 0 <= found["now_s"] - sample["finished_s"] < 60
+    assert (sample["ttft_ms"] < 60_000, sample["e2e_s"] < 60) == (True, True)
+    frozen = (await fleet.admin.post("/admin/freeze")).json()["frozen"]
+    assert abs(datetime.fromisoformat(frozen["since"]).timestamp() - wall() - 86_400.0) < 60
 
 
 async def test_samples_can_be_followed_by_number(fleet: Running) -> None:
@@ -301,13 +334,13 @@ async def test_an_answer_has_at_most_a_thousand_samples(
 ) -> None:
     seen: list[tuple[int, int]] = []
 
-    def after(_samples: object, after: int, limit: int) -> dict[str, list[object]]:
+    def after(_samples: object, after: int, limit: int, *, ahead_s: float) -> dict[str, list[object]]:
         seen.append((after, limit))
         return {"samples": []}
 
     monkeypatch.setattr(type(fleet.state.routing.router.samples), "after", after)
     answer = (await fleet.admin.get(f"/admin/samples{query}")).json()
-    assert answer.pop("now_s") <= fleet.state.routing.clock()
+    assert answer.pop("now_s") <= fleet.state.routing.clock() + 1.0
     assert answer == {"samples": []}
     assert seen == [asked]
 

@@ -113,7 +113,9 @@ async def fleet(start: Start, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     monkeypatch.setattr(reporter, "LEAST_SYNC_S", 0.05)
     ports = [free_port(), free_port()]
     rows = tuple(
-        ReplicaConfig(name=f"r{n}", region="here", url=f"http://127.0.0.1:{port}", push_token_env=f"PUSH_{n}")
+        ReplicaConfig(
+            name=f"r{n}", region="here", url=f"http://127.0.0.1:{port}", engine="sglang", push_token_env=f"PUSH_{n}"
+        )
         for n, port in enumerate(ports)
     )
     config = Config(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -177,7 +179,6 @@ async def test_full_disk_refuses_the_change_and_routing_goes_on(start: Start, tm
         ("PUT", WEIGHTS, {"weights": {"w_rtt": 0.7}}),
         ("PUT", "/admin/policy", {"policy": "random"}),
         ("POST", "/admin/freeze", {}),
-        ("POST", "/admin/replicas/r0/drain", {}),
     ):
         error = checked(await fleet.admin.request(method, path, json=body), 507, "state_not_written")
         assert "No space left on device; nothing changed, and routing continues" in error["message"]
@@ -185,13 +186,59 @@ async def test_full_disk_refuses_the_change_and_routing_goes_on(start: Start, tm
     assert {view.state for view in fleet.state.routing.router.view.snapshots(now=0.0)} == {"healthy"}
     assert (await fleet.client.post(CHAT, content=chat(stream=True))).status_code == 200
     assert (
-        fleet.state.telemetry.metrics.registry.get_sample_value("gorgo_state_writes_total", {"result": "failed"}) == 4
+        fleet.state.telemetry.metrics.registry.get_sample_value("gorgo_state_writes_total", {"result": "failed"}) == 3
     )
     disk.full = False
     assert (await fleet.admin.post("/admin/freeze")).json()["frozen"] is not None
     disk.full = True
     checked(await fleet.admin.post("/admin/unfreeze"), 507, "state_not_written")
     assert (await shown(fleet))["frozen"] is not None
+
+
+async def test_drain_works_on_a_full_disk_says_that_it_does_not_last_and_the_next_change_writes_it(
+    start: Start, tmp_path: Path
+) -> None:
+    disk = Disk(tmp_path / "state")
+    fleet = await proxy(start, disk)
+    disk.full = True
+    answered = await fleet.admin.post("/admin/replicas/r0/drain")
+    assert (answered.status_code, answered.json()["durable"]) == (200, False)
+    assert fleet.state.routing.router.view.draining() == {"r0"}
+    disk.full = False
+    assert (await fleet.admin.put(WEIGHTS, json={"weights": {"w_rtt": 0.7}})).status_code == 200
+    kept = disk.read()
+    assert kept is not None
+    assert kept.draining == {"r0"}
+    disk.full = True
+    assert (await fleet.admin.post("/admin/replicas/r0/drain", json={"drain": False})).json()["durable"] is False
+    assert fleet.state.routing.router.view.draining() == frozenset()
+
+
+async def test_start_says_what_it_sets_aside_and_what_frozen_weights_gain(
+    start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "gorgo")
+    disk = Disk(tmp_path / "state")
+    first = await proxy(start, disk)
+    await first.admin.post("/admin/freeze", json={"weights": {"w_rtt": 0.7}})
+    await first.admin.post("/admin/replicas/r0/drain")
+    await first.stop()
+    newer = json.loads(disk.path.read_text())
+    newer["weights"] = {"w_rtt": 0.7, "w_later": 3.0}
+    newer["added_later"] = {"x": 1}
+    disk.path.write_text(json.dumps(newer))
+    second = await proxy(start, disk)
+    assert second.state.routing.control.frozen is not None
+    assert second.state.routing.router.view.draining() == {"r0"}
+    said = {record.getMessage(): getattr(record, "fields", {}) for record in caplog.records}
+    assert said["state_set_aside"]["unknown"] == ["added_later", "weights.w_later"]
+    assert json.loads(Path(said["state_set_aside"]["copy"]).read_text()) == newer
+    assert (said["weights_gained"]["weights"], said["weights_gained"]["frozen"]) == ({"w_queue": 0.1}, True)
+    (row,) = (await shown(second))["history"]
+    assert row["reason"] == (
+        "unknown to this version and set aside: added_later, weights.w_later; "
+        "new in this version, with their defaults: w_queue 0.1"
+    )
 
 
 async def test_nothing_is_in_force_or_answered_before_it_is_written_and_no_stream_waits(

@@ -120,7 +120,6 @@ def test_every_shorter_file_is_damaged() -> None:
         (b"[" * 50_000, "not JSON"),
         (b" " * (2 << 20), "larger than"),
         (document(gorgo_state=True), "has no key gorgo_state"),
-        (document(more=1), "does not have exactly the keys"),
         (document(version=0), "version is '0'; expected a whole number from 1"),
         (document(version=True), "version is 'True'"),
         (document(policy=""), "policy is ''; expected text"),
@@ -267,7 +266,40 @@ def test_each_drain_mark_holds_until_the_configuration_changes_its_own() -> None
     assert started(left, config()).draining == {"a"}
 
 
-@pytest.mark.parametrize("changes", [{"policy": "gone"}, {"weights": {"gone": 1.0}}])
-def test_state_that_cannot_be_had_any_more_is_an_error(changes: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"^state: its policy or weights are invalid: .*gone.*move the file away"):
-        started(kept(config(), frozen=FROZEN, **changes), config())
+def test_downgrade_keeps_freeze_drains_and_known_weights_and_says_what_it_sets_aside() -> None:
+    """It refused to start, and without the file the freeze and the drains were lost."""
+    left = kept(config(), frozen=FROZEN, weights={"w_rtt": 0.7, "w_new": 1.0}, draining=frozenset({"a"}))
+    found = started(left, config())
+    assert (found.frozen, found.draining, found.source) == (FROZEN, frozenset({"a"}), "state")
+    assert (found.weights["w_rtt"], found.set_aside, found.gained) == (0.7, ("weights.w_new",), {"w_queue": 0.1})
+    assert "w_new" not in found.weights
+
+
+def test_downgrade_from_an_unknown_policy_runs_that_of_the_file_and_keeps_freeze_and_drains() -> None:
+    left = kept(config(), frozen=FROZEN, policy="gone", weights={"w": 1.0}, draining=frozenset({"a"}), version=7)
+    found = started(left, config())
+    assert (found.frozen, found.draining, found.source) == (FROZEN, frozenset({"a"}), "configuration")
+    assert (found.policy.name, found.weights.version) == (config().proxy.policy, 8)
+    assert found.set_aside == ("policy gone", "weights.w")
+
+
+def test_frozen_weights_never_gain_a_term_unsaid() -> None:
+    found = started(kept(config(), frozen=FROZEN, weights={"w_rtt": 0.7}), config())
+    assert found.gained == {"w_queue": found.weights["w_queue"]}
+    assert started(kept(config(), frozen=FROZEN), config()).gained == {}
+
+
+def test_keys_of_a_newer_version_are_no_damage_and_are_named() -> None:
+    found = parse_state(document(added_later={"a": 1}), source="state")
+    assert found.unknown_keys == ("added_later",)
+    assert replace(found, unknown_keys=()) == KEPT
+
+
+def test_copy_is_kept_of_what_another_version_wrote(tmp_path: Path) -> None:
+    file = StateFile(tmp_path / "state")
+    file.path.write_bytes(document(added_later=1))
+    copy = file.keep_copy()
+    assert copy == tmp_path / "state.set-aside"
+    assert copy is not None
+    assert copy.read_bytes() == document(added_later=1)
+    assert copy.stat().st_mode & 0o777 == 0o600

@@ -11,6 +11,7 @@ from gorgo.config.values import HOP_BY_HOP, checked_header
 from gorgo.live.http.errors import HttpError
 from gorgo.live.http.headers import (
     FORWARDED,
+    IDENTITY,
     RETURNED,
     SESSION_HEADERS,
     Header,
@@ -36,7 +37,10 @@ OWN_ID = (b"x-request-id", b"our-id")
 
 
 def up(*headers: Header, api_key: str | None = None) -> list[Header]:
-    return upstream_headers(headers, request_id="our-id", api_key=api_key)
+    """Return what a replica gets of the client, without what each one gets."""
+    sent = upstream_headers(headers, request_id="our-id", api_key=api_key)
+    assert sent.count(IDENTITY) == 1
+    return [pair for pair in sent if pair != IDENTITY]
 
 
 def down(*headers: Header, with_length: bool = True) -> list[Header]:
@@ -92,10 +96,19 @@ def test_header_that_the_client_declares_its_own_does_not_pass() -> None:
     assert up(*more, *headers[:2]) == [OWN_ID]
 
 
+def test_replica_is_asked_for_no_compression_whatever_the_client_or_an_operator_says() -> None:
+    asked = [(b"accept-encoding", b"gzip, deflate"), (b"accept-encoding", b"*;q=0")]
+    passed = {b"accept-encoding"}
+    assert upstream_headers(asked, request_id=None, api_key=None, passed=passed) == [IDENTITY]
+    sent = headers_for_replica(RequestHeaders(asked), request_id="r", api_key=None, passed=passed)
+    assert sent == [IDENTITY, (b"x-request-id", b"r")]
+
+
 def test_header_that_an_operator_allows_passes_in_both_directions() -> None:
     headers = ((b"x-tenant-id", b"1"), (b"x-other", b"2"))
     allowed = frozenset({b"x-tenant-id"})
-    assert upstream_headers(headers, request_id="our-id", api_key=None, passed=allowed) == [headers[0], OWN_ID]
+    sent = upstream_headers(headers, request_id="our-id", api_key=None, passed=allowed)
+    assert sent == [headers[0], IDENTITY, OWN_ID]
     assert downstream_headers(headers, passed=allowed) == [headers[0]]
 
 

@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from gorgo.live.monitor.fleet_monitor import FleetMonitor, run_timers
+from gorgo.live.monitor.fleet_monitor import FleetMonitor, probe_overdue, run_timers
 from gorgo.live.monitor.replica_monitor import ReplicaMonitor
 from gorgo.live.state import Routing
 from tests.lab.sim.live_shell import VirtualLoop
@@ -80,3 +80,19 @@ async def test_a_probe_out_of_turn_runs_once_at_a_time_and_for_replicas_of_the_f
         await asyncio.sleep(0)
         assert probes == ["a", "a"]
         monitors.stop_all()  # the one in progress too
+
+
+def test_a_replica_with_overdue_requests_is_probed_out_of_turn_each_second() -> None:
+    async def run() -> list[tuple[float, str]]:
+        now, probed = asyncio.get_running_loop().time, []
+        view = SimpleNamespace(overdue_replicas=lambda now: ["hung"] if 1.5 < now < 4.5 else [])
+        routing = cast(Routing, SimpleNamespace(router=SimpleNamespace(view=view), clock=now))
+        fleet = cast(FleetMonitor, SimpleNamespace(probe=lambda name: probed.append((round(now(), 6), name))))
+        watching = asyncio.create_task(probe_overdue(routing, fleet))
+        await asyncio.sleep(10.0)
+        watching.cancel()
+        await asyncio.wait((watching,))
+        return probed
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        assert runner.run(run()) == [(2.0, "hung"), (3.0, "hung"), (4.0, "hung")]

@@ -20,7 +20,7 @@ async def checked() -> dict[tuple[int, int], bool]:
     async with answering(lambda path: statuses.get(path, 404)) as url:
         for ping, models in product(STATUSES, STATUSES):
             statuses.update({PING: ping, MODELS: models})
-            replica = ReplicaConfig(name="r", region="a", url=url)
+            replica = ReplicaConfig(name="r", region="a", url=url, engine="sglang")
             (row,) = await asyncio.to_thread(reach_all, [replica], environ={}, timeout_s=5.0)
             found[ping, models] = row.error is None
     return found

@@ -13,12 +13,16 @@ import pytest
 from gorgo.config.fleet import ReplicaConfig
 from gorgo.config.model import Config, LimitsConfig, ProxyConfig, RegionConfig
 from gorgo.config.values import REPLICA_KEEP_ALIVE_S, WARM_CONNECTIONS
+from gorgo.core.fleet.replica import ReplicaSpec
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
 from gorgo.core.latency.ttft import TcpWindows
+from gorgo.core.messages.actions import Dispatch
+from gorgo.core.messages.request import AttemptResult, EngineSample, Outcome, RouteRequest
+from gorgo.core.policy.weights import Weights
 from gorgo.live.build import build_live
 from gorgo.live.event_loop import RouterGateway
 from gorgo.live.http.headers import Header
-from gorgo.live.monitor.replica_monitor import FIRST_PROBE_TIMEOUT_S, ReplicaMonitor
+from gorgo.live.monitor.replica_monitor import FIRST_PROBE_TIMEOUT_S, RECHECK_S, ReplicaMonitor
 from gorgo.live.state import LiveState
 from gorgo.live.telemetry.health import HealthLog
 from gorgo.live.upstream.client import POOL_EXHAUSTED, UpstreamClient, UpstreamError
@@ -43,6 +47,25 @@ class Engine:
     asked: list[tuple[float, str]] = field(default_factory=list)
     keys: set[bytes] = field(default_factory=set)
     report: OnChange | None = None
+    #: Whether a connection is open and free.
+    has_idle: bool = False
+    #: What its name has in DNS; `None` for an address.
+    addresses: list[str] | None = None
+    looked_up: list[float] = field(default_factory=list)
+    replaced: Callable[[str, str], None] | None = None
+
+    @property
+    def has_name(self) -> bool:
+        return self.addresses is not None
+
+    async def look_up(self) -> frozenset[str]:
+        self.looked_up.append(asyncio.get_running_loop().time())
+        if not self.addresses:
+            raise OSError("no answer")
+        return frozenset(self.addresses)
+
+    def on_replaced(self, report: Callable[[str, str], None]) -> None:
+        self.replaced = report
 
     def on_connection_change(self, report: OnChange, on_stale: Callable[[ConnectionTracker], None]) -> None:
         self.report = report
@@ -100,7 +123,8 @@ def watched(
     *,
     spread: float = 0.5,
     probe_interval_s: float = 30.0,
-    scrape_interval_s: float = 30.0,
+    scrape_interval_s: float | None = 30.0,
+    policy: str = "round-robin",
     **replica: Any,
 ) -> None:
     """Run `test` in virtual time. Intervals are as configured where `spread`, drawn from [0, 1), is in the middle."""
@@ -108,11 +132,12 @@ def watched(
     async def run() -> None:
         loop = asyncio.get_running_loop()
         proxy = ProxyConfig(region="here", probe_interval_s=probe_interval_s, scrape_interval_s=scrape_interval_s)
-        row = replace(ReplicaConfig(name="a", region="here", url="http://127.0.0.1:1"), **replica)
+        row = replace(ReplicaConfig(name="a", region="here", url="http://127.0.0.1:1", engine="sglang"), **replica)
         config = Config(proxy=proxy, regions=(RegionConfig(name="here"),), replicas=(row,), limits=LimitsConfig())
-        policy = make_policy("round-robin")
         environ = {"REPLICA_KEY": "sk-replica"}
-        state = build_live(config, policy=policy, weights=None, environ=environ, key=1, seed=1, tls=system_tls())
+        state = build_live(
+            config, policy=make_policy(policy), weights=None, environ=environ, key=1, seed=1, tls=system_tls()
+        )
         await state.aclose()
         state.routing.clock = loop.time
         state.routing.gateway = RouterGateway(state.routing.router, loop.time, HealthLog(state.telemetry.metrics))
@@ -140,6 +165,36 @@ def test_loops_ask_at_their_intervals_spread_by_a_twentieth_to_each_side(spread:
         assert watch.engine.times(METRICS) == pytest.approx([40.0 * share * turn for turn in (1, 2, 3, 4)])
 
     watched(test, spread=spread, probe_interval_s=1000.0, scrape_interval_s=40.0)
+
+
+@pytest.mark.parametrize(
+    ("policy", "given", "interval_s"),
+    [("lodestar", None, 1.0), ("load-prefix", None, 1.0), ("round-robin", None, 30.0), ("lodestar", 10.0, 10.0)],
+)
+def test_scrapes_are_as_frequent_as_the_policy_needs_unless_the_file_says_otherwise(
+    policy: str, given: float | None, interval_s: float
+) -> None:
+    async def test(watch: Watch) -> None:
+        watch.engine.fails[METRICS] = "timeout"
+        await watch.run(95.0)
+        assert gaps(watch.engine.times(METRICS)) == [interval_s] * (int(95.0 / interval_s) - 1)
+
+    watched(test, policy=policy, probe_interval_s=1000.0, scrape_interval_s=given)
+
+
+def test_another_policy_at_run_time_is_scraped_for_within_seconds() -> None:
+    async def test(watch: Watch) -> None:
+        loops = asyncio.create_task(watch.watcher.run())
+        await asyncio.sleep(7.0)
+        assert not watch.engine.times(METRICS)
+        policy = make_policy("load-prefix")
+        watch.state.routing.router.settings.set_policy(policy, Weights.of(policy.weight_specs), now=7.0)
+        await asyncio.sleep(RECHECK_S + 1.0)
+        assert len(watch.engine.times(METRICS)) >= 2
+        loops.cancel()
+        await asyncio.wait((loops,))
+
+    watched(test, probe_interval_s=1000.0, scrape_interval_s=None)
 
 
 def test_probes_have_an_interval_of_their_own() -> None:
@@ -548,5 +603,131 @@ def test_next_connection_is_told_to_the_router_unless_the_name_is_another_proces
         watch.state.replicas.targets = {}
         report(NextConnectionState(TcpWindows(1, 2), 0.0))
         assert columns.cwnd_bytes[0] == 20_000
+
+    watched(test)
+
+
+def probes_of(watch: Watch) -> list[float]:
+    """The times of its probes from now on."""
+    times, probe = [], watch.watcher.probe
+
+    async def recorded() -> None:
+        times.append(round(asyncio.get_running_loop().time(), 3))
+        await probe()
+
+    watch.watcher.probe = recorded  # type: ignore[method-assign]
+    return times
+
+
+def joined(watch: Watch) -> Awaitable[None]:
+    """The first look at a replica, as before it joins the fleet."""
+
+    async def join() -> None:
+        watch.watcher.publish(await watch.watcher.probe_once())
+
+    return join()
+
+
+def test_a_replica_that_is_silent_at_first_is_probed_each_second_while_no_replica_answers() -> None:
+    async def test(watch: Watch) -> None:
+        watch.engine.refused = {PING}
+        await joined(watch)
+        loops = asyncio.create_task(watch.watcher.run())
+        await asyncio.sleep(20.5)
+        watch.engine.refused = set()
+        await asyncio.sleep(1.0)
+        assert watch.view.answers, "it answers within a second of its start"
+        assert watch.state.why_not_ready() is None
+        loops.cancel()
+        await asyncio.wait((loops,))
+
+    watched(test)
+
+
+def test_a_silent_replica_of_a_fleet_that_answers_is_probed_ever_more_rarely() -> None:
+    async def test(watch: Watch) -> None:
+        watch.engine.refused = {PING}
+        await joined(watch)
+        router = watch.state.routing.router
+        router.replicas.set_fleet([ReplicaSpec("a", "here"), ReplicaSpec("b", "here")], now=0.0)
+        router.replicas.on_probe("b", 0.01, now=0.0)
+        probes = probes_of(watch)
+        await watch.run(110.0)
+        assert probes == [1, 3, 7, 15, 31, 61, 91]
+
+    watched(test)
+
+
+def test_the_first_three_answers_come_a_second_apart_and_the_shortest_counts() -> None:
+    async def test(watch: Watch) -> None:
+        watch.engine.takes_s = 0.4
+        await joined(watch)
+        assert watch.view.rtt_ms == pytest.approx(400.0)
+        watch.engine.takes_s = 0.01
+        start_s, probes = asyncio.get_running_loop().time(), probes_of(watch)
+        await watch.run(70.0)
+        assert [round(at - start_s) for at in probes] == [1, 2, 32, 62]
+        assert watch.view.rtt_ms == pytest.approx(10.0), "one slow probe is no price for half a minute"
+
+    watched(test)
+
+
+# -- names
+
+
+def test_name_is_looked_up_in_the_background_and_an_address_is_not() -> None:
+    async def test(watch: Watch) -> None:
+        await watch.run(21.0)
+        assert watch.engine.looked_up == []
+        watch.engine.addresses = ["10.0.0.1"]
+        await watch.run(21.0)
+        assert gaps(watch.engine.looked_up) == [5.0, 5.0, 5.0]
+
+    watched(test)
+
+
+def test_name_with_several_addresses_is_warned_of_once_and_dns_may_be_away(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(watch: Watch) -> None:
+        for addresses in (["10.0.0.1", "fd00::1"], ["10.0.0.1", "10.0.0.2"], [], ["10.0.0.1", "10.0.0.2", "10.0.0.3"]):
+            watch.engine.addresses = addresses
+            await watch.watcher.look_up()
+
+    watched(test)
+    (said,) = [record for record in caplog.records if record.getMessage() == "replica_has_several_addresses"]
+    assert getattr(said, "fields", {})["replica"] == "a"
+    assert "2 addresses (10.0.0.1, 10.0.0.2)" in getattr(said, "fields", {})["advice"]
+    assert "fleet_sources" in getattr(said, "fields", {})["advice"]
+
+
+def test_changed_peer_is_another_process_whose_cache_is_empty() -> None:
+    async def test(watch: Watch) -> None:
+        router = watch.state.routing.router
+        blocks = b"".join(number.to_bytes(8, "big") for number in range(4))
+        request = RouteRequest("r", 0.0, 256, blocks, 64.0, 1)
+        dispatch, _ = router.submit(request, now=0.0)
+        assert isinstance(dispatch, Dispatch)
+        router.on_first_token(dispatch.attempt_id, now=0.1)
+        router.on_finish(dispatch.attempt_id, Outcome(AttemptResult.COMPLETED, status=200), now=0.2)
+        router.replicas.on_engine_sample("a", EngineSample(prompt_tokens_total=900.0), now=0.3)
+        assert watch.view.index_blocks == 4
+        assert watch.engine.replaced is not None
+        watch.engine.replaced("10.0.0.1", "10.0.0.2")
+        assert (watch.view.index_blocks, watch.view.restarts) == (0, 1)
+        router.replicas.on_engine_sample("a", EngineSample(prompt_tokens_total=20.0), now=0.4)
+        assert watch.view.restarts == 1, "its counters are its own"
+        before = len(watch.engine.asked)
+        await watch.run(1.0)
+        assert {path for _, path in watch.engine.asked[before:]} >= {"/v1/models", METRICS}, "it is read anew at once"
+
+    watched(test)
+
+
+def test_probe_is_one_request_on_a_warm_connection_and_two_where_it_has_to_open_one() -> None:
+    async def test(watch: Watch) -> None:
+        for has_idle, pings in ((False, 2), (True, 1)):
+            watch.engine.has_idle = has_idle
+            before = len(watch.engine.times(PING))
+            await watch.watcher.probe()
+            assert len(watch.engine.times(PING)) - before == pings
 
     watched(test)

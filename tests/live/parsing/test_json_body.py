@@ -12,7 +12,7 @@ import pytest
 from gorgo.core.numeric import QUICK_VALUES, TINY_BYTES
 from gorgo.core.prompt.fingerprint import Fingerprinter
 from gorgo.live.http.errors import HttpError
-from gorgo.live.http.headers import Header
+from gorgo.live.http.headers import Header, RequestHeaders
 from gorgo.live.parsing.json_body import (
     MAX_BRACKETS,
     MAX_DIGITS,
@@ -77,9 +77,13 @@ def test_what_is_no_object_is_refused(body: bytes, code: str) -> None:
     assert (caught.value.status, caught.value.code) == (400, code)
 
 
-def test_body_with_an_encoding_is_not_read() -> None:
-    assert status_of(b"{}", JSON, (b"content-encoding", b"gzip")) == 415
+def test_coding_of_a_body_is_found_once_for_headers_that_are_repeated() -> None:
+    assert status_of(b"{}", JSON, (b"content-encoding", b"compress")) == 415
     assert status_of(b"{}", JSON, (b"content-encoding", b"identity")) == 200
+    for value, coding in ((b"gzip", "gzip"), (b"identity", None)):
+        headers = RequestHeaders([JSON, (b"content-encoding", value)])
+        assert check_media_type(headers) == coding
+        assert check_media_type(RequestHeaders(headers, headers.findings)) == coding
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,14 @@ def test_each_fleet_event_is_one_line_and_only_a_loss_is_a_warning(caplog: pytes
     assert counted == [("a", "near")]
 
 
+def test_ejection_is_logged_with_its_cause_its_words_and_its_time(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "gorgo")
+    HealthLog(cast(Metrics, None))(HealthChanged("a", "ejected", "attempts", "status 500 after 0.1 s: no memory", 5.0))
+    (record,) = caplog.records
+    fields = {"replica": "a", "by": "attempts", "why": "status 500 after 0.1 s: no memory", "for_s": 5.0}
+    assert getattr(record, "fields", None) == fields
+
+
 def test_region_that_is_lost_and_back_is_logged_with_its_name(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "gorgo")
     health_log = HealthLog(cast(Metrics, SimpleNamespace()))

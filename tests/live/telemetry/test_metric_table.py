@@ -20,6 +20,19 @@ SHORT = {
     ),
     "gorgo_ttft_part_seconds": (0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30),
     "gorgo_model_error_ratio": (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2, 5, 10),
+    # As OpenTelemetry's conventions for generative AI advise.
+    "gen_ai_server_request_duration_seconds": (
+        *(0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64),
+        *(1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92),
+    ),
+    "gen_ai_server_time_to_first_token_seconds": (
+        *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1),
+        *(0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10),
+    ),
+    "gen_ai_server_time_per_output_token_seconds": (
+        *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2),
+        *(0.3, 0.4, 0.5, 0.75, 1, 2.5),
+    ),
     "gorgo_body_read_seconds": (0.001, 0.005, 0.02, 0.05, 0.1, 0.5, 1, 5, 15, 60),
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import ssl
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -9,20 +11,23 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gorgo.core.latency.ttft import PARTS, TtftParts
-from gorgo.core.limits import BufferBudget
+from gorgo.core.limits import BufferBudget, RouterLimits
 from gorgo.core.messages.decision import CacheSourceStats, KvEventStats
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.core.metric_spec import label_of
+from gorgo.core.prefix.index import Origin
 from gorgo.formatting import cache_line, reports_cache
 from gorgo.live.cache_push import PushStats
+from gorgo.live.http.tls import ServedTls
 from gorgo.live.kv_feed_stats import FeedState, KvFeedStats
 from gorgo.live.state import CacheState
 from gorgo.live.telemetry.metric_table import CACHE_METRICS, CACHE_REPORTS, LABELS
 from gorgo.live.telemetry.metrics import METRICS, MIN_WINDOW_S, CacheMetrics, Metrics, Saturation
+from gorgo.policies.multi_depth import MultiDepth
 from tests.core.routers import make_router, timed
 from tests.live.cache_push.test_pushes import TOKENS, Engine
 from tests.proxy.conftest import Running, Start, config_for, with_replica
-from tests.proxy.fakes import DONE, USAGE, answer, chat, delta, stream
+from tests.proxy.fakes import DONE, USAGE, answer, chat, delta, event, stream
 
 CHAT = "/v1/chat/completions"
 
@@ -50,7 +55,7 @@ async def test_table_names_every_metric_with_its_type_and_labels(start: Start) -
         await fleet.client.post(CHAT, content=chat(stream=True))
     text = (await fleet.client.get("/metrics")).text
     families = {family.name: family for family in text_string_to_metric_families(text)}
-    own = {name for name in families if name.startswith("gorgo_") and not name.startswith("gorgo_process_")}
+    own = {name for name in families if re.match("gorgo_(?!process_)|gen_ai_", name)}
     assert own == {spec.name.removesuffix("_total") for spec in METRICS}
     for spec in METRICS:
         family = families[spec.name.removesuffix("_total")]
@@ -171,6 +176,40 @@ async def test_series_of_a_replica_and_of_a_region_go_with_the_last_who_had_them
     assert spent[("part", "router"), ("region", "here"), ("replica", "r0")] == 1.0
 
 
+async def test_times_are_shown_by_opentelemetry_s_conventions_too(start: Start) -> None:
+    usage = event({"choices": [], "usage": {"prompt_tokens": 12, "completion_tokens": 3}})
+    fleet = await start.fleet([stream(delta("a"), delta("b"), delta("c"), usage, DONE), answer(400)])
+    for _ in range(2):
+        await fleet.client.post(CHAT, content=chat(stream=True))
+    await fleet.client.post("/tokenize", content=chat())
+    samples = await scraped(fleet)
+    base = {"gen_ai_operation_name": "chat", "gen_ai_provider_name": "gorgo", "gen_ai_request_model": "other"}
+
+    def count(name: str, **labels: str) -> float:
+        return samples[f"gen_ai_server_{name}_seconds_count"].get(tuple(sorted((base | labels).items())), 0.0)
+
+    assert count("request_duration", error_type="") == 1
+    assert count("request_duration", error_type="400") == 1
+    assert count("time_to_first_token") == count("time_per_output_token") == 1
+    assert sum(samples["gen_ai_server_request_duration_seconds_count"].values()) == 2, "tokenizing is no operation"
+
+
+async def test_readiness_is_what_the_route_says_and_certificates_are_those_of_listeners(start: Start) -> None:
+    fleet = await start.fleet([answer(200)])
+    ready, expiry = "gorgo_ready", "gorgo_certificate_expiry_timestamp_seconds"
+    registry = fleet.state.telemetry.metrics.registry
+    assert (await fleet.client.get("/ready")).status_code == 200
+    assert registry.get_sample_value(ready) == 1.0
+    assert registry.get_sample_value(expiry, {"certificate": "proxy.tls"}) is None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    fleet.state.telemetry.metrics.listeners.tls.append(ServedTls(context, expires_s=1.8e9))
+    assert registry.get_sample_value(expiry, {"certificate": "proxy.tls"}) == 1.8e9
+    fleet.state.stopping = True
+    assert (await fleet.client.get("/ready")).status_code == 503
+    assert registry.get_sample_value(ready) == 0.0
+    fleet.state.stopping = False
+
+
 def test_each_region_says_whether_it_is_cut_off() -> None:
     router = make_router(replicas=[timed("a", "here"), timed("b", "there"), timed("c", "there")])
     metrics = Metrics(router, lambda: 40.0, BufferBudget(1))
@@ -188,7 +227,26 @@ def test_each_region_says_whether_it_is_cut_off() -> None:
     assert cut_off() == {"here": 0.0, "there": 1.0}
 
 
-def state(feed: KvFeedStats | None = None, pushes: PushStats | None = None, **changes: Any) -> CacheState:
+def test_routes_of_a_policy_are_shown_with_age_and_evictions() -> None:
+    router = make_router("a", policy="multi-depth", limits=RouterLimits(max_routes=2))
+    policy = router.settings.policy
+    assert isinstance(policy, MultiDepth)
+    for number in range(5):
+        policy.routes.set_route((None, bytes([number])), "a", Origin.LOCAL, now=float(number))
+    exposition = Metrics(router, lambda: 13.0, BufferBudget(1)).exposition().decode().splitlines()
+    assert {
+        'gorgo_routes{origin="local"} 2.0',
+        'gorgo_routes{origin="remote"} 0.0',
+        'gorgo_route_unused_seconds{origin="local"} 10.0',
+        'gorgo_route_evictions_total{origin="local"} 3.0',
+    } <= set(exposition)
+    plain = Metrics(make_router("a"), lambda: 13.0, BufferBudget(1)).exposition().decode().splitlines()
+    assert not [line for line in plain if line.startswith("gorgo_route")]
+
+
+def state(
+    feed: KvFeedStats | None = None, pushes: PushStats | None = None, unused: str | None = None, **changes: Any
+) -> CacheState:
     fields: dict[str, Any] = {
         "source": "push",
         "complete": True,
@@ -202,8 +260,9 @@ def state(feed: KvFeedStats | None = None, pushes: PushStats | None = None, **ch
         "phantom_tokens": 4,
         "missed_tokens": 14,
         "events": KvEventStats(),
+        "decisions": {"history": 0, "events": 0, "push": 0},
     }
-    return CacheState("here", CacheSourceStats(**{**fields, **changes}), pushes or PushStats(), feed)
+    return CacheState("here", CacheSourceStats(**{**fields, **changes}), pushes or PushStats(), feed, unused)
 
 
 def samples(found: CacheState) -> dict[tuple[str, ...], float]:
@@ -219,9 +278,8 @@ def samples(found: CacheState) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_metrics_have_the_source_its_age_and_its_errors() -> None:
+def test_metrics_have_the_age_of_a_source_and_its_errors() -> None:
     found = samples(state())
-    assert found["gorgo_cache_source", "push"] == 1
     assert found["gorgo_cache_reported_blocks",] == 70
     assert found["gorgo_cache_report_age_seconds",] == 1.5
     assert (found["gorgo_cache_phantom_tokens_total",], found["gorgo_cache_missed_tokens_total",]) == (4, 14)
@@ -262,6 +320,13 @@ def test_line_names_the_state_and_faults_of_a_feed() -> None:
     assert line == "events, incomplete, 70 blocks, newest 2 s ago, feed gap, gaps 2, replays 3, failed replays 1"
 
 
+def test_line_says_why_reports_are_not_used_and_how_many_decisions_used_the_history() -> None:
+    unused = state(unused="no tokenizer for m", source="events", requests=0).as_dict()
+    assert cache_line(unused) == "history: no tokenizer for m, events unused, 70 blocks, newest 2 s ago"
+    some = state(source="events", requests=0, decisions={"history": 3, "events": 17, "push": 0}).as_dict()
+    assert cache_line(some) == "events, 70 blocks, newest 2 s ago, 3 of 20 decisions by history"
+
+
 async def test_pushes_are_seen_in_metrics_fleet_status_and_page(start: Start) -> None:
     replicas = [await start.replica(stream(delta("a"), DONE))]
     config = with_replica(config_for(replicas), 0, push_token_env="PUSH_0")
@@ -271,13 +336,15 @@ async def test_pushes_are_seen_in_metrics_fleet_status_and_page(start: Start) ->
     engine.sequence += 2
     await engine.evict([1])
     metrics = (await proxy.admin.get("/metrics")).text
-    assert 'gorgo_cache_source{cache_source="push",region="here",replica="r0"} 1.0' in metrics
     assert 'gorgo_cache_reported_blocks{region="here",replica="r0"} 2.0' in metrics
     assert 'gorgo_cache_reports_total{region="here",replica="r0",result="lost"} 2.0' in metrics
     (row,) = (await proxy.admin.get("/admin/fleet")).json()["replicas"]
     assert (row["cache"]["source"], row["cache"]["blocks"], row["cache"]["pushes"]["lost"]) == ("push", 2, 2)
     (shown,) = (await proxy.admin.get("/admin/status")).json()["replicas"]
-    assert shown["cache"]["source"] == "push"
+    assert (shown["cache"]["source"], shown["cache"]["unused"]) == (
+        "push",
+        "policy round-robin reads no reports of caches",
+    )
 
 
 @dataclass

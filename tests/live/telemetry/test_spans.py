@@ -90,6 +90,7 @@ def test_a_decision_says_what_is_known_of_it_and_nothing_else(
                 "http.response.status_code": 200,
                 "gen_ai.usage.input_tokens": 12,
                 "gen_ai.usage.output_tokens": 3,
+                "gen_ai.usage.cache_read.input_tokens": 8,
                 "gorgo.cached_tokens": 8,
             },
         ),
@@ -97,5 +98,5 @@ def test_a_decision_says_what_is_known_of_it_and_nothing_else(
     ],
 )
 def test_an_attempt_says_where_it_went_and_what_is_known_of_its_end(outcome: Outcome, more: dict[str, object]) -> None:
-    where = {"gorgo.replica": "a", "gorgo.region": "region-of-a", "gorgo.attempt": 1}
+    where = {"gorgo.replica": "a", "gorgo.region": "region-of-a", "gorgo.attempt": 1, "gen_ai.operation.name": "chat"}
     assert spans_of(dispatch(), outcome)["attempt"] == where | {"gorgo.result": outcome.result.value} | more

@@ -69,16 +69,17 @@ class Bench:
         """Version of the model that the Router uses."""
         return self.router.learning.model_version
 
-    def run(self, requests: int) -> None:
-        """Serve so many requests, one after the other."""
+    def run(self, requests: int, *, streamed: bool = True) -> None:
+        """Serve so many requests, one after the other; an answer in one piece ends when a stream would begin."""
         for _ in range(requests):
             self.sent += 1
             now, tokens = float(self.sent), 100 + 37 * (self.sent % 40)
-            request = a_request(f"r{self.sent}", prompt_tokens=tokens, received_s=now)
+            request = a_request(f"r{self.sent}", prompt_tokens=tokens, received_s=now, streamed=streamed)
             dispatch, _ = self.router.submit(request, now=now)
             assert isinstance(dispatch, Dispatch)
-            self.router.on_first_token(dispatch.attempt_id, now=now + tokens / 1e3)
-            self.router.on_finish(dispatch.attempt_id, ANSWERED, now=now + 10.0)
+            if streamed:
+                self.router.on_first_token(dispatch.attempt_id, now=now + tokens / 1e3)
+            self.router.on_finish(dispatch.attempt_id, ANSWERED, now=now + (10.0 if streamed else tokens / 1e3))
 
     def counted(self, name: str, **labels: str) -> float:
         return self.registry.get_sample_value(name, labels) or 0.0

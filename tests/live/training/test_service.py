@@ -17,12 +17,14 @@ from gorgo.config.model import LearningConfig
 from gorgo.core.policy.weights import Weights
 from gorgo.core.training.outcomes import OUTCOMES
 from gorgo.learning.model_file import load, save
-from gorgo.live.training.service import NICENESS
+from gorgo.live.training.service import MAX_ROWS, NICENESS
 from gorgo.policies.registry import make_policy
 from tests.core.training.learners import LeastPredicted
 from tests.live.training.bench import LONG, SMALL, Bench, eventually, quick
 
 __all__ = ["quick"]
+#: A model of a thousand outcomes.
+MANY = replace(SMALL, first_samples=500, round_samples=100, fifo=5000)
 pytestmark = pytest.mark.usefixtures("quick")
 
 
@@ -74,6 +76,80 @@ async def test_a_model_survives_a_restart_and_the_next_round_counts_on(tmp_path:
     await second.service.aclose()
 
 
+async def test_a_restart_goes_on_with_the_outcomes_of_the_process_before(tmp_path: Path) -> None:
+    """A model of some hundred outcomes does not replace one of a thousand: the next round has them all."""
+    first = Bench(tmp_path, MANY)
+    await first.service.start()
+    first.run(1000)
+    await first.service.step()
+    assert first.version() == 1
+    assert load(first.file).samples == pytest.approx(900, abs=40)
+    first.run(57)
+    await first.service.aclose()
+    second = Bench(tmp_path, MANY)
+    await second.service.start()
+    ring = second.router.learning.outcomes
+    assert ring is not None
+    assert (len(ring), ring.next_seq, second.version()) == (1057, 1057, 1)
+    second.run(107)
+    await second.service.step()
+    assert second.service.as_dict()["training"]["taken"] == 1164
+    assert load(second.file).samples > 1000
+    await second.service.aclose()
+
+
+async def test_without_its_outcomes_a_restart_does_not_replace_the_model_by_one_of_few(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="gorgo")
+    first = Bench(tmp_path, MANY)
+    await first.service.start()
+    first.run(1000)
+    await first.service.step()
+    await first.service.aclose()
+    outcomes = first.store.outcomes_path("least-predicted")
+    assert outcomes is not None
+    outcomes.write_bytes(b"cut")
+    second = Bench(tmp_path, replace(MANY, first_samples=90))
+    await second.service.start()
+    assert len(events(caplog, "outcomes_not_loaded")) == 1
+    second.run(107)
+    await second.service.step()
+    assert (second.version(), second.service.as_dict()["training"]["refused"]) == (1, 1)
+    assert second.counted("gorgo_training_rounds_total", result="refused") == 1
+    (said,) = events(caplog, "model_refused")
+    assert "version 1 has" in str(said)
+    assert load(second.file).version == 1
+    await second.service.aclose()
+
+
+async def test_outcomes_of_more_than_one_message_make_one_round(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, MANY)
+    await bench.service.start()
+    bench.run(2 * MAX_ROWS + 10)
+    for _ in range(2):
+        await bench.service.step()
+        assert bench.version() is None, "the process has a part of the ring"
+    await bench.service.step()
+    assert bench.version() == 1
+    await bench.service.aclose()
+
+
+async def test_answers_in_one_piece_alone_make_a_model(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    await bench.service.start()
+    bench.run(40, streamed=False)
+    await bench.service.step()
+    assert bench.version() == 1
+    training = bench.service.as_dict()["training"]
+    assert (training["first_tokens"], training["whole_answers"], training["censored"]) == (0, 40, 0)
+    bench.run(10, streamed=False)
+    await bench.service.step()
+    assert bench.counted("gorgo_model_error_ratio_count", target="e2e") == 10
+    assert bench.counted("gorgo_model_error_ratio_count", target="ttft") == 0
+    await bench.service.aclose()
+
+
 async def test_a_process_that_is_killed_in_a_round_is_replaced_and_routing_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -87,7 +163,8 @@ async def test_a_process_that_is_killed_in_a_round_is_replaced_and_routing_goes_
     await step
     assert bench.version() is None
     assert bench.service.as_dict()["training"] | {"settings": None} == {
-        "state": "failed", "taken": 1500, "lost": 0, "failures": 1,
+        "state": "failed", "taken": 1500, "lost": 0, "first_tokens": 1500, "whole_answers": 0, "censored": 0,
+        "refused": 0, "failures": 1,
         "failure": "the training process ended",
         "pid": None, "settings": None,
     }  # fmt: skip

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from aiohappyeyeballs import start_connection
 
 from gorgo.live.upstream import address, client
 from gorgo.live.upstream import client as pool
-from gorgo.live.upstream.address import Address
+from gorgo.live.upstream.address import MISSING_LOOK_UPS, Address
 from gorgo.live.upstream.client import POOL_EXHAUSTED, UpstreamClient, UpstreamError
 from tests.live.upstream.engine import OK, Speak, listening, whole
 from tests.live.upstream.engine import engine as plain_engine
@@ -185,3 +187,128 @@ async def test_a_connection_opened_during_the_close_is_closed_too(monkeypatch: p
 
 def test_a_lost_connection_was_stale_within_half_a_second_and_a_small_response_has_four_mebibytes() -> None:
     assert (pool.STALE_S, client.FETCH_LIMIT_BYTES) == (0.5, 4_194_304)
+
+
+class Names:
+    """DNS of a test: the addresses of one name; `None` is no answer."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
+        self.addresses: list[str] | None = list(addresses)
+        self.asked = 0
+        loop = asyncio.get_running_loop()
+        real = loop.getaddrinfo
+
+        async def resolve(host: str, port: int, *where: Any, **options: Any) -> Any:
+            if host != "replica.example":
+                return await real(host, port, *where, **options)
+            self.asked += 1
+            if self.addresses is None:
+                raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, port)) for each in self.addresses]
+
+        monkeypatch.setattr(loop, "getaddrinfo", resolve)
+
+
+@asynccontextmanager
+async def two_machines(old: str = "127.0.0.2", new: str = "127.0.0.3") -> AsyncIterator[tuple[int, dict[str, int]]]:
+    """A server that answers on both, and the requests of each."""
+    served = {old: 0, new: 0}
+    open_now: set[asyncio.StreamWriter] = set()
+
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        open_now.add(writer)
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                await reader.readuntil(b"\r\n\r\n")
+                served[writer.get_extra_info("sockname")[0]] += 1
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+        open_now.discard(writer)
+
+    async with await asyncio.start_server(speak, old, 0) as first:
+        port = first.sockets[0].getsockname()[1]
+        async with await asyncio.start_server(speak, new, port):
+            yield port, served
+            await until(lambda: not open_now)
+
+
+async def test_name_that_moves_is_followed_by_requests_on_kept_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They carried every request to the old address for as long as it answered."""
+    names = Names(monkeypatch, "127.0.0.2")
+    async with two_machines() as (port, served):
+        upstream = UpstreamClient(
+            f"http://replica.example:{port}", connections=4, connect_timeout_s=5.0, tls=system_tls()
+        )
+        moved: list[tuple[str, str]] = []
+        upstream.on_replaced(lambda before, now: moved.append((before, now)))
+        await upstream.fetch("/", timeout_s=5.0)
+        names.addresses = ["127.0.0.3"]
+        for _ in range(MISSING_LOOK_UPS - 1):
+            await upstream.look_up()
+            await upstream.fetch("/", timeout_s=5.0)
+        assert (served, moved) == ({"127.0.0.2": 2, "127.0.0.3": 0}, []), "one answer without it is no proof"
+        assert await upstream.look_up() == {"127.0.0.3"}
+        await upstream.fetch("/", timeout_s=5.0)
+        assert (served, moved) == ({"127.0.0.2": 2, "127.0.0.3": 1}, [("127.0.0.2", "127.0.0.3")])
+        await upstream.aclose()
+
+
+async def test_answer_in_progress_ends_on_the_address_that_left_and_its_connection_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = Names(monkeypatch, "127.0.0.2")
+    async with two_machines() as (port, served):
+        upstream = UpstreamClient(
+            f"http://replica.example:{port}", connections=4, connect_timeout_s=5.0, tls=system_tls()
+        )
+        source = await upstream.open("/", [], b"x")
+        names.addresses = ["127.0.0.3"]
+        for _ in range(MISSING_LOOK_UPS):
+            await upstream.look_up()
+        async with source.chunks() as chunks:
+            assert b"".join([chunk async for chunk in chunks]) == b"ok"
+        await source.aclose()
+        await upstream.fetch("/", timeout_s=5.0)
+        assert served == {"127.0.0.2": 1, "127.0.0.3": 1}
+        await upstream.aclose()
+
+
+async def test_name_with_two_addresses_stays_with_one_until_that_one_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = Names(monkeypatch, "127.0.0.2", "127.0.0.3")
+    place = Address("replica.example", 1)
+    with socket.create_server(("127.0.0.2", 0)) as first:
+        place.port = first.getsockname()[1]
+        with socket.create_server(("127.0.0.3", place.port)):
+            for order in (["127.0.0.2", "127.0.0.3"], ["127.0.0.3", "127.0.0.2"], ["127.0.0.3"]):
+                names.addresses = order
+                await place.look_up()
+                connected = await place.open_socket()
+                assert connected.getpeername()[0] == "127.0.0.2"
+                assert not place.is_replaced("127.0.0.2")
+                connected.close()
+            first.close()
+            connected = await place.open_socket()
+            assert place.is_replaced(connected.getpeername()[0])
+            assert place.peer == "127.0.0.3"
+            connected.close()
+
+
+async def test_request_never_waits_for_dns_while_an_address_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = Names(monkeypatch, "127.0.0.2")
+    with socket.create_server(("127.0.0.2", 0)) as listener:
+        place = Address("replica.example", listener.getsockname()[1])
+        (await place.open_socket()).close()
+        names.addresses, asked = None, names.asked
+        with pytest.raises(socket.gaierror):
+            await place.look_up()
+        (await place.open_socket()).close()
+        assert (names.asked, place.addresses) == (asked + 1, frozenset({"127.0.0.2"}))
+
+
+def test_addresses_of_two_families_are_one_machine() -> None:
+    place = Address("replica.example", 1)
+    place._found = {(text, 1): ((2, 1, 6, "", (text, 1)), 0) for text in ("127.0.0.1", "::1")}
+    assert [place.is_replaced(peer) for peer in ("::1", "127.0.0.1", "127.0.0.9")] == [False, False, True]
+    assert (Address("10.0.0.1", 1).is_name, Address("fd00::1", 1).is_name, place.is_name) == (False, False, True)

@@ -46,6 +46,9 @@ class Rig:
     state: PickerState
     replicas: list[FakeReplica]
     fronts: Fronts
+    #: Stops the picker, whose end is that of the task.
+    shutdown: asyncio.Event
+    task: asyncio.Task[None]
 
     def client(self, front: str = "own", **options: Any) -> httpx.AsyncClient:
         headers = {"authorization": f"Bearer {KEYS[options.pop('key', 'main')]}"}
@@ -80,7 +83,9 @@ def config_for(replicas: list[FakeReplica], keys_file: Path) -> Config:
     return Config(
         proxy=replace(QUIET, bind=f"127.0.0.1:{free_port()}"),
         regions=(RegionConfig(name="here"),),
-        replicas=tuple(ReplicaConfig(name=f"r{n}", region="here", url=fake.url) for n, fake in enumerate(replicas)),
+        replicas=tuple(
+            ReplicaConfig(name=f"r{n}", region="here", url=fake.url, engine="sglang") for n, fake in enumerate(replicas)
+        ),
         picker=PickerConfig(bind="127.0.0.1:0"),
         # A minute's quota of six allows one request at a time.
         clients=ClientsConfig(
@@ -120,7 +125,7 @@ async def rig(folder: Path) -> AsyncIterator[Rig]:
         config = replace(config, picker=replace(config.picker, bind=f"127.0.0.1:{port}"))
         try:
             async with envoy(config, folder) as fronts:
-                yield Rig(states[0], replicas, fronts)
+                yield Rig(states[0], replicas, fronts, shutdown, task)
         finally:
             shutdown.set()
             await asyncio.wait_for(task, 20)

@@ -164,11 +164,11 @@ async def test_health_of_each_service(served: Served, ready: bool) -> None:
     assert failure.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-def test_a_stopping_picker_decides_no_more() -> None:
-    stopping = [False]
-    health = Health(lambda: True, lambda: stopping[0])
+def test_a_picker_that_an_envoy_has_to_leave_says_so() -> None:
+    leaving = [False]
+    health = Health(lambda: True, lambda: leaving[0])
     before = health.answer(DECIDING)
-    stopping[0] = True
+    leaving[0] = True
     assert health.answer(DECIDING) not in (None, before)
 
 

@@ -110,6 +110,16 @@ def test_the_residual_is_clipped() -> None:
     np.testing.assert_allclose(clipped(np.array([99.0, -99.0, 0.01]), parts, limit_s=0.1), [0.1, -0.1, 0.01])
 
 
+def test_of_an_answer_in_one_piece_what_replicas_differ_by_decides_and_no_first_token_is_predicted() -> None:
+    """20 s to the end on either, and half a second per running request: the limit is 10 s."""
+    model = beyond_prior({"running_requests": 0.5}, constant=20.0)
+    whole = replace(request(), streamed=False)
+    choice = choose(residual(model), replicas(running_requests=[4, 0], in_flight_requests=[0, 1]), asked=whole)
+    np.testing.assert_allclose(choice.terms["residual"], [2000, 0], atol=1e-3)
+    assert choice.row == 1
+    assert choice.predicted_ttft_s == pytest.approx(1.1), "the prior's: the model has the time to the end"
+
+
 class WaitingFake(LinearFake):
     """A model with 15 s of waits in each engine, which are no residual, where the priors are half wrong."""
 

@@ -112,14 +112,30 @@ def test_running_requests_with_a_stricter_objective_are_spared() -> None:
     assert choice.row == 1
 
 
-def test_idle_replicas_go_first_where_none_meets_an_objective() -> None:
+@pytest.mark.parametrize(
+    ("objectives", "row"),
+    [({}, 1), ({"ttft_s": 0.2}, 1), ({"ttft_s": 0.2, "tpot_s": 0.001}, 1), ({"tpot_s": 0.02}, 1)],
+    ids=["none", "first token", "both, one missed", "per token"],
+)
+def test_an_idle_replica_that_is_later_does_not_go_before_a_busy_one(objectives: dict[str, float], row: int) -> None:
+    """An idle replica at 3.0 s, and a busy one at 0.1 s, which meets the objective of the first token."""
+    candidates = busy(3000, 100, in_flight_requests=[0, 5])
+    assert choose(policy_of(), candidates, asked=asked(**objectives), epsilon=0.0).row == row
+
+
+def test_idle_replicas_go_first_where_none_meets_an_objective_by_llm_d_s_later_rule() -> None:
     candidates = busy(3000, 1000, 2000, in_flight_requests=[0, 5, 0])
-    assert choose(policy_of(), candidates, asked=asked(), epsilon=0.0).row == 2
+    assert choose(policy_of(), candidates, asked=asked(), epsilon=0.0, idle_first=1.0).row == 2
+    late = asked(ttft_s=0.2)
+    assert (
+        choose(policy_of(), busy(3000, 100, in_flight_requests=[0, 5]), asked=late, epsilon=0.0, idle_first=1.0).row
+        == 0
+    )
 
 
 def test_replicas_without_a_score_are_ranked_by_their_predicted_first_token() -> None:
     candidates = busy(3000, 1000, 2000, 4000, in_flight_requests=[5, 0, 5, 5])
-    choice = choose(policy_of(), candidates, asked=asked(), epsilon=0.0)
+    choice = choose(policy_of(), candidates, asked=asked(), epsilon=0.0, idle_first=1.0)
     assert choice.cost is not None
     assert (choice.row, list(choice.cost)) == (1, [151.0, 50.0, 101.0, 201.0])
 
@@ -157,8 +173,21 @@ def test_exploration_opens_gates_and_takes_the_worse_tier() -> None:
     assert choose(policy_of(), cached, asked=asked(), epsilon=1.0).row == 1
     tiers = choose(policy_of(), busy(3000, 1000), asked=asked(ttft_s=2.0, tpot_s=0.02), epsilon=1.0)
     assert (tiers.row, tiers.fallback, tiers.cost) == (0, "explore", None)
-    some = guards(policy_of(), cached, draws=1000, epsilon=0.05)
-    assert 40 < some["explore"] < 150  # either gate
+
+
+def test_a_share_epsilon_of_decisions_explores_whatever_is_cached() -> None:
+    """Both gates meet a prompt that is wholly cached: apart they would leave a share of epsilon squared."""
+    for shared in (640, 560):
+        candidates = busy(4000, 100, cached=[shared, 0])
+        choices = [choose(policy_of(), candidates, seed=seed, asked=asked(), epsilon=0.05) for seed in range(2000)]
+        explored = sum(choice.fallback == "explore" for choice in choices)
+        assert 70 < explored < 130
+        assert explored == sum(choice.row == 1 for choice in choices), "counted where a gate opened, and only there"
+
+
+def test_a_draw_that_opens_nothing_is_not_counted_as_exploration() -> None:
+    assert guards(policy_of(), busy(4000, 100), epsilon=1.0) == {None: 100}
+    assert guards(policy_of(), busy(4000, 100, cached=[640, 640]), epsilon=1.0) == {None: 100}
 
 
 @pytest.mark.parametrize("answer", [None, float("nan")], ids=["raises", "NaN"])
@@ -166,6 +195,28 @@ def test_a_model_that_fails_leaves_the_decision_to_load_prefix(answer: float | N
     candidates = busy(4000, 100, cached=[640, 0])
     assert guards(policy_of(BrokenFake(FEATURES, answer)), candidates) == {"no_model": 100}
     assert choose(policy_of(BrokenFake(FEATURES, answer)), candidates, asked=asked()).row == 0
+
+
+def test_a_decision_shows_what_was_predicted_and_what_is_left_of_the_objectives() -> None:
+    candidates = busy(3000, 1000)
+    choice = choose(policy_of(), candidates, asked=asked(ttft_s=2.0, tpot_s=0.02), epsilon=0.0)
+    shown = {name: column.tolist() for name, column in choice.estimates.items()}
+    assert shown == {
+        "ttft": pytest.approx([3.0, 1.0]),
+        "tpot": pytest.approx([0.01, 0.01]),
+        "headroom_ttft": pytest.approx([-1.0, 1.0]),
+        "headroom_tpot": pytest.approx([0.01, 0.01]),
+    }
+    whole = choose(policy_of(), candidates, asked=replace(asked(), streamed=False), epsilon=0.0)
+    assert whole.estimates.keys() == {"e2e", "headroom_ttft", "headroom_tpot"}
+
+
+def test_an_answer_in_one_piece_has_no_objective_per_token() -> None:
+    """It would miss one of a millisecond everywhere: the least headroom to its end decides."""
+    candidates = busy(3000, 1000, in_flight_requests=[1, 9])
+    given = asked(ttft_s=3.5, tpot_s=0.001)
+    assert choose(policy_of(), candidates, asked=replace(given, streamed=False), epsilon=0.0).row == 0
+    assert choose(policy_of(), candidates, asked=replace(given, streamed=False), epsilon=0.0).predicted_ttft_s != 3.0
 
 
 def test_without_a_model_per_token_the_first_token_decides() -> None:
@@ -252,8 +303,15 @@ def headroom(ttft_s: list[float], tpot_s: list[float]) -> Headroom:
     return Headroom(np.array(ttft_s), np.array(tpot_s))
 
 
-def scored(given: Headroom, *, in_flight: np.ndarray = BUSY, rows: np.ndarray = ALL, share: float = 0.8) -> list[int]:
-    return [int(score) for score in scores(rows, given, in_flight, ttft_share=share)]
+def scored(
+    given: Headroom,
+    *,
+    in_flight: np.ndarray = BUSY,
+    rows: np.ndarray = ALL,
+    share: float = 0.8,
+    idle_first: bool = False,
+) -> list[int]:
+    return [int(score) for score in scores(rows, given, in_flight, ttft_share=share, idle_first=idle_first)]
 
 
 def test_headroom_is_the_objective_minus_the_prediction() -> None:
@@ -307,15 +365,32 @@ def test_a_dimension_without_a_range_leaves_its_weight_to_the_other() -> None:
     assert scored(headroom([1.0, 1.0, 1.0], [1.0, 1.0, 1.0])) == [51, 51, 51]
 
 
-def test_where_none_meets_both_an_idle_one_is_taken() -> None:
+def test_where_none_meets_both_the_one_that_misses_least_is_taken() -> None:
     given = headroom([-1.0, -3.0, -2.0], [-1.0, -1.0, -1.0])
-    assert scored(given, in_flight=np.array([1.0, 0.0, 0.0])) == [0, 1, 101]
+    assert scored(given, in_flight=np.array([1.0, 0.0, 0.0])) == [101, 1, 51]
+    assert scored(headroom([9.0, -1.0, -2.0], [-1.0, -1.0, -1.0])) == [101, 51, 1], "what is left over misses nothing"
 
 
-def test_else_the_group_that_misses_least() -> None:
-    assert scored(headroom([1.0, -1.0, -1.0], [-5.0, 1.0, -1.0])) == [51, 0, 0]
-    assert scored(headroom([-9.0, -1.0, -1.0], [1.0, -1.0, -1.0])) == [51, 0, 0]
-    assert scored(headroom([-1.0, -2.0, -3.0], [-1.0, -1.0, -1.0])) == [101, 51, 1]
+def test_by_the_later_rule_an_idle_one_is_taken() -> None:
+    given = headroom([-1.0, -3.0, -2.0], [-1.0, -1.0, -1.0])
+    assert scored(given, in_flight=np.array([1.0, 0.0, 0.0]), idle_first=True) == [0, 1, 101]
+
+
+def test_by_the_later_rule_the_group_that_misses_least_follows() -> None:
+    assert scored(headroom([1.0, -1.0, -1.0], [-5.0, 1.0, -1.0]), idle_first=True) == [51, 0, 0]
+    assert scored(headroom([-9.0, -1.0, -1.0], [1.0, -1.0, -1.0]), idle_first=True) == [51, 0, 0]
+    assert scored(headroom([-1.0, -2.0, -3.0], [-1.0, -1.0, -1.0]), idle_first=True) == [101, 51, 1]
+
+
+def test_an_objective_that_is_not_set_is_missed_by_none_where_the_other_is_set() -> None:
+    ttft_s, tpot_s, strictest_s = np.array([0.1, 3.0]), np.array([0.02, 0.02]), np.array([np.nan, 0.01])
+    first = headroom_of(ttft_s, tpot_s, slo_ttft_s=0.2, slo_tpot_s=None, strictest_s=strictest_s)
+    np.testing.assert_allclose(first.ttft_s, [0.1, -2.8])
+    np.testing.assert_allclose(first.tpot_s, [0.0, -0.01])
+    token = headroom_of(ttft_s, tpot_s, slo_ttft_s=None, slo_tpot_s=0.03, strictest_s=strictest_s)
+    assert token.ttft_s.tolist() == [0.0, 0.0]
+    later = headroom_of(ttft_s, tpot_s, slo_ttft_s=0.2, slo_tpot_s=None, strictest_s=strictest_s, unset_is_zero=True)
+    np.testing.assert_allclose(later.tpot_s, [-0.02, -0.02])
 
 
 def test_scores_are_of_the_rows_given() -> None:

@@ -105,7 +105,9 @@ async def test_answer_in_one_piece_has_a_deadline_of_its_own(start: Start) -> No
 
 
 async def test_silence_after_content_ends_the_stream_and_is_noted_of_its_replica(start: Start) -> None:
-    fleet = await start.fleet([hang(delta("a"))], [GOOD], **LONG | {"stream_idle_timeout_s": SHORT_S})
+    fleet = await start.fleet(
+        [hang(delta("a"))], [GOOD], **LONG | {"stream_idle_timeout_s": SHORT_S, "continuations": 0}
+    )
     status, _, body = await ask(fleet)
     assert (status, body.startswith(delta("a")), b'"code": "upstream_failed"' in body) == (200, True, True)
     await until(fleet.replicas[0].dropped.is_set)

@@ -14,6 +14,8 @@ import pytest
 from gorgo.config.model import ModelConfig
 from gorgo.core.messages.kv_events import BlocksStored, KvEventBatch, KvTier
 from gorgo.core.messages.request import RouteRequest
+from gorgo.engines.discovery import ServedModel
+from gorgo.formatting import cache_line
 from gorgo.lab.request_log import read_logged_requests
 from tests.proxy.conftest import QUIET, Running, Start, config_for, until
 from tests.proxy.fakes import DONE, chat, delta, event, stream
@@ -23,12 +25,19 @@ CHAT = "/v1/chat/completions"
 TEXT = "abc " * 64
 
 
-async def served(start: Start, *, reported: int, policy: str = "gorgo-ms", request_log: Path | None = None) -> Running:
+async def served(
+    start: Start,
+    *,
+    reported: int,
+    policy: str = "gorgo-ms",
+    request_log: Path | None = None,
+    tokenizer: str | None = "simulated",
+) -> Running:
     """Start a proxy beside a replica that reports so many tokens for each prompt; 0: none."""
     usage = event({"choices": [], "usage": {"prompt_tokens": reported, "completion_tokens": 2}})
     replica = await start.replica(stream(delta("a"), *([usage] if reported else []), DONE))
     proxy = replace(QUIET, policy=policy)
-    config = replace(config_for([replica], proxy), models=(ModelConfig(name="m", tokenizer="simulated"),))
+    config = replace(config_for([replica], proxy), models=(ModelConfig(name="m", tokenizer=tokenizer),))
     return await start.proxy(config, [replica], request_log=request_log)
 
 
@@ -78,6 +87,70 @@ async def test_events_of_an_engine_count_for_a_prompt_with_exact_tokens(start: S
     row = await post(fleet)
     assert (row["cache_source"], row["estimated_cached_tokens"]) == ("events", 64)
     assert counted(fleet, "counted") == 2
+
+
+def sources(fleet: Running) -> dict[str, float]:
+    """The dispatches by the source of their estimated cached tokens."""
+    registry = fleet.state.telemetry.metrics.registry
+    labels = {"replica": "r0", "region": "here"}
+    found = {
+        source: registry.get_sample_value("gorgo_cache_source_total", labels | {"cache_source": source})
+        for source in ("history", "events", "push")
+    }
+    return {source: value for source, value in found.items() if value}
+
+
+async def shown_cache(fleet: Running) -> dict[str, Any]:
+    (row,) = (await fleet.admin.get("/admin/status")).json()["replicas"]
+    cache: dict[str, Any] = row["cache"]
+    return cache
+
+
+@pytest.mark.parametrize(
+    ("policy", "tokenizer", "reason"),
+    [
+        ("gorgo-ms", None, "no tokenizer for m"),
+        ("lodestar", "simulated", "policy lodestar reads no reports of caches"),
+        ("round-robin", "simulated", "policy round-robin reads no reports of caches"),
+    ],
+)
+async def test_reports_that_no_decision_uses_are_named_in_status_and_log_and_not_counted(
+    start: Start, caplog: pytest.LogCaptureFixture, policy: str, tokenizer: str | None, reason: str
+) -> None:
+    fleet = await served(start, reported=64, policy=policy, tokenizer=tokenizer)
+    state = fleet.state
+    state.routing.models.set_list("r0", [ServedModel("m")], engine="sglang")
+    stored(fleet, TEXT)
+    for _ in range(5):
+        assert (await post(fleet))["cache_source"] == "history"
+    assert sources(fleet) == {"history": 5}
+    cache = await shown_cache(fleet)
+    assert (cache["unused"], cache["decisions"]["history"]) == (reason, 5)
+    assert cache_line(cache).startswith(f"history: {reason}, events unused")
+    for _ in range(2):
+        state.log_unused(state.replicas.targets["r0"])
+    lines = [record for record in caplog.records if record.getMessage() == "cache_reports_unused"]
+    assert [line.fields["in_force"] for line in lines] == [f"history: {reason}"]  # type: ignore[attr-defined]
+
+
+async def test_reports_that_decisions_use_are_counted_by_their_source(start: Start) -> None:
+    fleet = await served(start, reported=64)
+    await post(fleet)
+    stored(fleet, TEXT)
+    for _ in range(2):
+        await post(fleet)
+    assert sources(fleet) == {"history": 1, "events": 2}
+    cache = await shown_cache(fleet)
+    assert (cache["unused"], cache["decisions"]) == (None, {"history": 0, "events": 2, "push": 0})
+
+
+async def test_a_tokenizer_that_counts_otherwise_is_named_as_why_reports_are_not_used(start: Start) -> None:
+    fleet = await served(start, reported=65)
+    fleet.state.routing.models.set_list("r0", [ServedModel("m")], engine="sglang")
+    stored(fleet, TEXT)
+    await post(fleet)
+    await until(lambda: counted(fleet, "different"))
+    assert (await shown_cache(fleet))["unused"] == "the tokenizer of m counts other tokens than the engine"
 
 
 async def test_a_differing_report_is_logged_once_and_the_text_index_counts_again(

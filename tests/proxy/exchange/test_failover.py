@@ -250,7 +250,7 @@ async def test_a_replica_whose_answers_end_too_early_costs_three_requests_and_no
     start: Start, script: Script
 ) -> None:
     long = stream(ROLE, delta("good"), delta(" and long"), DONE)
-    fleet = await start.fleet([script], [long])
+    fleet = await start.fleet([script], [long], continuations=0)
     got = [await ask(fleet) for _ in range(24)]
     lost = [response for response in got if b"long" not in response.content]
     assert 2 <= len(lost) <= 3
@@ -302,7 +302,7 @@ async def test_error_event_that_blames_the_request_passes(start: Start) -> None:
 
 
 async def test_failure_after_content_ends_the_stream_with_an_error_event(start: Start) -> None:
-    fleet = await start.fleet([reset_after(ROLE, delta("a"))], [GOOD])
+    fleet = await start.fleet([reset_after(ROLE, delta("a"))], [GOOD], continuations=0)
     response = await ask(fleet)
     assert response.content.startswith(ROLE + delta("a"))
     last = response.content.rstrip().split(b"\n\n")[-1]
@@ -311,6 +311,54 @@ async def test_failure_after_content_ends_the_stream_with_an_error_event(start: 
     await fleet.idle()
     assert fleet.replicas[1].seen == []
     assert next(iter(fleet.state.routing.router.samples)).status == 502
+
+
+STOP = event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+
+
+@pytest.mark.parametrize("end", [(STOP,), (STOP, USAGE), (USAGE,), (STOP, DONE)], ids=["stop", "both", "usage", "done"])
+@pytest.mark.parametrize("breaks", [False, True], ids=["without its end", "broken"])
+async def test_a_stream_whose_end_is_proven_gets_no_error_event(
+    start: Start, end: tuple[bytes, ...], breaks: bool
+) -> None:
+    chunks = (ROLE, delta("a"), delta("b"), *end)
+    fleet = await start.fleet([(reset_after if breaks else stream)(*chunks)], [GOOD])
+    response = await ask(fleet)
+    assert response.content == b"".join(chunks)
+    await fleet.idle()
+    assert next(iter(fleet.state.routing.router.samples)).status == 200
+    views = fleet.state.routing.router.view.snapshots(now=fleet.state.routing.clock())
+    assert [(view.failures, view.attempts) for view in views] == [(0, 1), (0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("route", "fields", "posts"),
+    [
+        ("/v1/chat/completions", {}, 2),
+        ("/v1/chat/completions", {"store": True}, 1),
+        ("/v1/responses", {"input": "hello"}, 1),
+        ("/v1/responses", {"input": "hello", "store": False}, 2),
+    ],
+)
+async def test_what_an_engine_stores_reaches_one_engine_once(
+    start: Start, route: str, fields: dict[str, object], posts: int
+) -> None:
+    fleet = await start.fleet([reset_after()], [reset_after()])
+    for number in (1, 2):  # the second one on connections that the first and the probes have left
+        response = await fleet.client.post(route, content=chat(stream=True, **fields))
+        assert response.status_code in (502, 503)
+        assert sum(len(replica.seen) for replica in fleet.replicas) >= number * posts
+    await fleet.idle()
+    if posts == 1:
+        assert sum(len(replica.seen) for replica in fleet.replicas) == 2
+
+
+async def test_two_choices_of_which_one_is_cut_are_no_whole_answer(start: Start) -> None:
+    cut = event({"choices": [{"index": 1, "delta": {"content": "b"}, "finish_reason": None}]})
+    fleet = await start.fleet([stream(delta("a"), cut, STOP)])
+    response = await ask(fleet, n=2)
+    assert b'"code": "upstream_failed"' in response.content
+    await fleet.idle()
 
 
 async def test_silence_after_content_ends_the_stream_with_an_error_event(start: Start) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
+import zlib
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
 
 import pytest
@@ -221,15 +224,70 @@ async def test_body_that_is_announced_too_large_is_a_413_though_it_never_comes(s
     await fleet.idle()
 
 
-async def test_packed_body_is_a_415_and_never_unpacked(start: Start) -> None:
+async def test_client_that_waits_to_be_asked_for_a_body_is_refused_before_it_is_asked(start: Start) -> None:
     fleet = await start.fleet([answer(200)])
-    for coding in ("gzip", "deflate", "br", "identity, gzip"):
-        response = await fleet.client.post(CHAT, content=chat(), headers={"content-encoding": coding})
-        assert (response.status_code, response.json()["error"]["code"]) == (415, "unsupported_media_type")
-    two_lines = [("content-encoding", "identity"), ("content-encoding", "gzip")]
-    assert (await fleet.client.post(CHAT, content=chat(), headers=two_lines)).status_code == 415
-    assert (await fleet.client.post(CHAT, content=chat(), headers={"content-encoding": "identity"})).status_code == 200
-    assert len(fleet.replicas[0].seen) == 1
+    for size, before in (
+        (1_000_000_000, b"HTTP/1.1 413 "),
+        (len(chat()), b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 "),
+    ):
+        async with connected(fleet.addresses.data) as client:
+            client.writer.write(HEAD + b"expect: 100-continue\r\ncontent-length: %d\r\n\r\n" % size)
+            said = await client.reader.readexactly(13)
+            assert before.startswith(said)
+            if size == len(chat()):
+                client.writer.write(chat())
+                said += await client.reader.readexactly(len(before) - 13)
+                assert said == before
+    await fleet.idle()
+
+
+async def test_compressed_body_is_sent_on_unpacked_without_its_coding(start: Start) -> None:
+    fleet = await start.fleet([answer(200)])
+    small, large = chat(), chat(text="\u03c0 is a long story. " * 20_000)
+    for body in (small, large):
+        for coding, packed in (
+            ("gzip", gzip.compress(body)),
+            ("identity, deflate", zlib.compress(body)),
+            ("identity", body),
+        ):
+            response = await fleet.client.post(CHAT, content=packed, headers={"content-encoding": coding})
+            assert response.status_code == 200, (coding, response.text)
+            seen = fleet.replicas[0].seen[-1]
+            assert seen.body == body
+            assert seen.header("content-length") == [str(len(body))]
+            assert seen.header("content-encoding") == []
+    chunked = await fleet.client.post(
+        CHAT, content=pieces_of(gzip.compress(large)), headers={"content-encoding": "gzip"}
+    )
+    assert chunked.status_code == 200
+    assert fleet.replicas[0].seen[-1].body == large
+    assert len(fleet.replicas[0].seen) == 7
+
+
+async def pieces_of(body: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(body), 100):
+        yield body[start : start + 100]
+
+
+async def test_compressed_body_that_cannot_be_read_or_grows_too_much_is_refused(start: Start) -> None:
+    fleet = await start.fleet([answer(200)], max_body_bytes=1 << 20)
+    large = gzip.compress(chat(text="x" * (1 << 20)))
+    for coding, body, status, code in (
+        ("compress", chat(), 415, "unsupported_media_type"),
+        ("gzip, gzip", gzip.compress(gzip.compress(chat())), 415, "unsupported_media_type"),
+        ("gzip", chat(), 400, "invalid_request"),
+        ("gzip", gzip.compress(chat())[:-1], 400, "invalid_request"),
+        ("gzip", gzip.compress(b"{"), 400, "invalid_json"),
+        ("gzip", large, 413, "request_too_large"),
+        ("deflate", zlib.compress(bytes(64 << 20)), 413, "request_too_large"),
+    ):
+        response = await fleet.client.post(CHAT, content=body, headers={"content-encoding": coding})
+        assert (response.status_code, response.json()["error"]["code"]) == (status, code), coding
+    refused = await fleet.client.post(CHAT, content=chat(), headers={"content-encoding": "compress"})
+    assert refused.headers["accept-encoding"].startswith("gzip, deflate")
+    assert "one of: gzip, deflate" in refused.json()["error"]["message"]
+    assert fleet.replicas[0].seen == []
+    await fleet.idle()
 
 
 async def test_body_of_countless_pieces_is_a_400_at_once(start: Start) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import ssl
+import subprocess
 import warnings
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
@@ -18,17 +21,15 @@ from gorgo.config.fleet import ReplicaConfig
 from gorgo.config.load import parse_config
 from gorgo.config.model import TlsConfig
 from gorgo.errors import ConfigError
-from gorgo.live.http.tls import served_tls, shared_tls, upstream_tls
-from tests.proxy.authority import OPENSSL, Authority, engine, needs_openssl
+from gorgo.live.http import tls
+from gorgo.live.http.tls import expiry_s, served_tls, shared_tls, upstream_tls
+from tests.proxy.authority import OPENSSL, Authority, needs_openssl
 from tests.proxy.conftest import QUIET, Running, Start, config_for
 from tests.proxy.fakes import DONE, answer, chat, delta, stream
 from tests.proxy.followed import follow, regions
 from tests.proxy.raw import RawClient, connected
 
-#: A handshake that the proxy gives up leaves the transport of the fake replica, in this process, to the collector.
-COLLECTED = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
-pytestmark = [needs_openssl, COLLECTED]
+pytestmark = needs_openssl
 CHAT = "/v1/chat/completions"
 
 
@@ -217,27 +218,73 @@ async def test_renewed_authority_of_a_replica_is_believed_after_a_reload(
     other.mkdir()
     ca = tmp_path / "ca.crt"
     ca.write_bytes(Path(Authority(other).ca).read_bytes())
-    async with engine(pair, None) as url:
-        text = regions({"a": {"url": url, "ca_file": str(ca)}})
-        followed = await follow(start, tmp_path, text, [])
-        assert (await followed.fleet.client.post(CHAT, content=chat())).status_code == 503
-        ca.write_bytes(Path(authority.ca).read_bytes())
-        await followed.rewrite(text)
-        assert (await followed.fleet.client.post(CHAT, content=chat())).status_code == 200
-        ca.write_text("no certificate")
-        await followed.rewrite(text)
-        assert followed.count("refused") == 1
-        assert (await followed.fleet.client.post(CHAT, content=chat())).status_code == 200
+    url = await start.tls_engine(pair, None)
+    text = regions({"a": {"url": url, "ca_file": str(ca)}})
+    followed = await follow(start, tmp_path, text, [])
+    assert (await followed.fleet.client.post(CHAT, content=chat())).status_code == 503
+    ca.write_bytes(Path(authority.ca).read_bytes())
+    await followed.rewrite(text)
+    assert (await followed.fleet.client.post(CHAT, content=chat())).status_code == 200
+    ca.write_text("no certificate")
+    await followed.rewrite(text)
+    assert followed.count("refused") == 1
+    assert (await followed.fleet.client.post(CHAT, content=chat())).status_code == 200
 
 
 async def test_new_certificate_is_shown_without_a_new_start(authority: Authority, pair: tuple[str, str]) -> None:
     served = served_tls(TlsConfig(cert=pair[0], key=pair[1]))
     assert served is not None
     cert, key = authority.pair("two")
+    before_s = served.expires_s
     served.renew(TlsConfig(cert=cert, key=key))
+    assert before_s is not None
+    assert served.expires_s is not None
+    assert served.expires_s >= before_s
     with pytest.raises(ConfigError, match="expected a certificate chain"):
         served.renew(TlsConfig(cert=pair[0], key=key))  # another's key: the pair in force stays
     assert served_tls(TlsConfig()) is None
+
+
+async def test_renewed_files_are_shown_without_a_signal(
+    start: Start, authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls, "RENEW_S", 0.02)
+    pairs = [authority.pair("before"), authority.pair("after")]
+    files = [str(tmp_path / name) for name in ("served.crt", "served.key")]
+    for source, target in zip(pairs[0], files, strict=True):
+        shutil.copy(source, target)
+    replica = await start.replica(answer(200))
+    proxy = replace(QUIET, tls=TlsConfig(cert=files[0], key=files[1]))
+    fleet = await start.proxy(config_for([replica], proxy=proxy), [replica])
+    place = httpx.URL(fleet.addresses.data_url)
+
+    def shown() -> str:
+        return ssl.get_server_certificate((place.host, place.port or 443))
+
+    assert await asyncio.to_thread(shown) == Path(pairs[0][0]).read_text()
+    for source, target in zip(pairs[1], files, strict=True):
+        shutil.copy(source, f"{target}.new")
+        os.replace(f"{target}.new", target)
+    expected, found = Path(pairs[1][0]).read_text(), ""
+    async with asyncio.timeout(5):
+        while found != expected:
+            found = await asyncio.to_thread(shown)
+
+
+def test_expiry_is_that_of_the_first_of_the_chain_to_expire(authority: Authority, pair: tuple[str, str]) -> None:
+    assert OPENSSL is not None
+    ends = []
+    for file in (pair[0], authority.ca):
+        said = subprocess.run((OPENSSL, "x509", "-enddate", "-noout", "-in", file), capture_output=True, check=True)
+        text = said.stdout.decode().strip().partition("=")[2]
+        ends.append(datetime.strptime(text, "%b %d %H:%M:%S %Y %Z").replace(tzinfo=UTC).timestamp())
+        assert expiry_s(file) == ends[-1]
+    chain = Path(pair[0]).with_name("chain.crt")
+    chain.write_text(Path(pair[0]).read_text() + Path(authority.ca).read_text())
+    assert expiry_s(str(chain)) == min(ends)
+    chain.write_text("-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n")
+    assert expiry_s(str(chain)) is None
+    assert expiry_s("/nowhere") is None
 
 
 def test_files_that_do_not_fit_are_named(authority: Authority, pair: tuple[str, str], tmp_path: Path) -> None:
@@ -280,16 +327,15 @@ def test_files_that_do_not_fit_are_named(authority: Authority, pair: tuple[str, 
 async def test_replica_is_believed_and_believes_by_certificates(
     start: Start, authority: Authority, pair: tuple[str, str], asks: bool, trusts: bool, shows: bool, status: int
 ) -> None:
-    async with AsyncExitStack() as stack:
-        url = await stack.enter_async_context(engine(pair, authority.ca if asks else None))
-        honest = await start.replica(answer(200))
-        row = ReplicaConfig(name="a", region="here", url=url, engine="openai", ca_file=authority.ca if trusts else None)
-        if shows:
-            row = replace(row, client_cert=pair[0], client_key=pair[1])
-        config = config_for([honest])
-        config = replace(config, replicas=(row,))
-        fleet = await start.proxy(config, [])
-        assert (await fleet.client.post(CHAT, content=chat())).status_code == status
+    url = await start.tls_engine(pair, authority.ca if asks else None)
+    honest = await start.replica(answer(200))
+    row = ReplicaConfig(name="a", region="here", url=url, engine="openai", ca_file=authority.ca if trusts else None)
+    if shows:
+        row = replace(row, client_cert=pair[0], client_key=pair[1])
+    config = config_for([honest])
+    config = replace(config, replicas=(row,))
+    fleet = await start.proxy(config, [])
+    assert (await fleet.client.post(CHAT, content=chat())).status_code == status
 
 
 CONFIG = """

@@ -21,7 +21,7 @@ from tuner.proxy_client import ProxyClient, ProxyWeights
 from tuner.sidecar import bootstrap
 from tuner.sidecar.bootstrap import connect, lead, run_sidecar
 from tuner.sidecar.metrics import TunerMetrics
-from tuner.sidecar.options import SidecarOptions, leadership_of
+from tuner.sidecar.options import SidecarOptions, leadership_of, recorded_options
 from tuner.sidecar.progress import Reporter
 
 
@@ -473,3 +473,15 @@ async def test_a_standby_ends_with_the_campaign_for_which_it_waited(
     assert await run_sidecar(options, Reporter(said.append, said.append), asyncio.Event())
     assert said[-1] == "campaign 1 has ended; `gorgo history` shows it"
     assert len(beside.history.campaigns()) == 1
+
+
+def test_a_campaign_of_mode_paper_is_recorded_without_a_guard_and_with_the_sets_that_share_a_window() -> None:
+    def recorded(**campaign: Any) -> dict[str, Any]:
+        options = SidecarOptions(url="http://proxy", token="t", database="x", campaign=CampaignOptions(**campaign))
+        return recorded_options(options, seed=1)
+
+    paper = recorded(mode="paper")
+    assert (paper["mode"], paper["guard"], paper["audit"], paper["sets_in_window"]) == ("paper", False, False, 4)
+    usual = recorded()
+    assert (usual["guard"], usual["audit"], "sets_in_window" in usual) == (True, True, False)
+    assert recorded(guard=False)["audit"] is False

@@ -57,6 +57,7 @@ class SimAttempt(EngineRequest):
         "paused_s",
         "pooled",
         "port",
+        "rank",
         "request_id",
         "resumed_s",
         "trips",
@@ -79,6 +80,8 @@ class SimAttempt(EngineRequest):
         self.attempt_id = attempt_id
         self.body_bytes = body_bytes
         self.trips = trips
+        #: The engine of the replica that has it.
+        self.rank = 0
         self.pooled: PooledSimConnection | None = None
         #: By which it is sent.
         self.port: SendingPort

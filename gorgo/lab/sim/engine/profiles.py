@@ -285,6 +285,9 @@ class EngineProfile:
         Of each cached prefix the engine finds only this share, from its start.
     checkpoint_tokens:
         A prefix is found only in multiples of so many tokens.
+    ranks:
+        Engines of this kind behind one URL (data-parallel ranks), each with its own cache; requests go to them in turn.
+        Only `gorgo simulate` has them.
     source:
         Where the constants come from.
 
@@ -318,7 +321,13 @@ class EngineProfile:
     block_tokens: int = 16
     prefix_cache: bool = True
     slot_cache: bool = False
+    ranks: int = 1
     source: str = ""
+
+    @property
+    def accelerator(self) -> str:
+        """Return number and name of the GPUs, with which the profile's name begins: `2xL40S`."""
+        return self.name.partition("-")[0]
 
     @property
     def is_estimate(self) -> bool:

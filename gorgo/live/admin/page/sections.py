@@ -64,7 +64,7 @@ COLUMNS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         ),
     ),
 )
-WIDTH = 2 + sum(len(columns) for _, columns in COLUMNS)
+WIDTH = 3 + sum(len(columns) for _, columns in COLUMNS)
 #: Names in the tooltip of a replica; one with adapters has hundreds.
 MODELS_SHOWN = 20
 #: Objects of a source that make no replica; `GET /admin/fleet` has more.
@@ -120,8 +120,9 @@ def _head() -> Html:
         for _, columns in COLUMNS
         for place, (name, meaning) in enumerate(columns)
     ]
-    empty = tag("th", "replica", scope="col", rowspan=2, class_="name"), tag("th", "state", scope="col", rowspan=2)
-    return tag("thead", tag("tr", *empty, *groups, class_="groups"), tag("tr", *names))
+    first = tag("th", "replica", scope="col", rowspan=2, class_="name")
+    both = (tag("th", name, scope="col", rowspan=2) for name in ("state", "reason"))
+    return tag("thead", tag("tr", first, *both, *groups, class_="groups"), tag("tr", *names))
 
 
 def _region(name: str, rows: Sequence[ReplicaStatus], status: Snapshot) -> Html:
@@ -141,7 +142,8 @@ def _replica(row: ReplicaStatus) -> Html:
     cells = [
         tag("td", cell, class_="first" if place == 0 else None) for group in groups for place, cell in enumerate(group)
     ]
-    return tag("tr", first, tag("td", _state(row), class_="state"), *cells, data_replica=row.view.name)
+    state, why = tag("td", _state(row), class_="state"), tag("td", row.condition.why, class_="reason")
+    return tag("tr", first, state, why, *cells, data_replica=row.view.name)
 
 
 def _state(row: ReplicaStatus) -> Html:
@@ -149,7 +151,7 @@ def _state(row: ReplicaStatus) -> Html:
     chip = tag("span", word, class_=f"chip {word.replace(' ', '-')}")
     since = None if row.view.in_state_for_s is None else f"since {formatting.age(row.view.in_state_for_s)}"
     registered = "registered" if row.registered else None
-    notes = " · ".join(note for note in (since, row.condition.why, registered) if note)
+    notes = " · ".join(note for note in (since, registered) if note)
     return joined([chip, tag("small", notes) if notes else None])
 
 

@@ -16,11 +16,12 @@ from typing import Any
 from gorgo import formatting
 from gorgo.config.fleet import ReplicaConfig
 from gorgo.config.model import SharedConfig
-from gorgo.config.replica_advice import remedy, without_api_path
+from gorgo.config.replica_advice import remedy, scrape_warnings, without_api_path
 from gorgo.core.dispatch.in_flight import PoisonPrompt
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
 from gorgo.core.messages.decision import Decision
 from gorgo.core.messages.request import Sample
+from gorgo.core.policy.interface import RouteStats
 from gorgo.live.admin.page.recent_stats import (
     RECENT_S,
     RECENT_SAMPLES,
@@ -139,7 +140,7 @@ _EJECTED = {
 MOST_POISON = 3
 
 #: States that are a warning, as they follow the replica's name.
-_WARNINGS = {"draining": " is draining", "failing": "", "slow start": " is warming up"}
+_WARNINGS = {"draining": " is draining", "failing": "", "overdue": " is late", "slow start": " is warming up"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +160,15 @@ class Alert:
 
 
 def condition_of(view: ReplicaSnapshot, failure: str | None = None) -> Condition:
-    """Return ready, slow start, failing, draining, ejected or on trial; `failure` is the cause of its last one."""
+    """Return ready, slow start, overdue, failing, draining, ejected or on trial.
+
+    `failure` is the cause of its last failure.
+    """
     if view.state == "draining":
         left = f"{view.in_flight_requests} in flight" if view.in_flight_requests else "none in flight"
         return Condition("draining", f"no new requests, {left}")
-    cause = "" if failure is None else f" ({failure})"
+    cause = view.ejected_why or failure
+    cause = "" if cause is None else f" ({cause})"
     because = _EJECTED.get(view.ejected_by or "", "it failed") + cause
     if view.state == "ejected":
         return Condition("ejected", f"{because}; retried in {view.ejected_for_s or 0:.0f} s")
@@ -171,6 +176,10 @@ def condition_of(view: ReplicaSnapshot, failure: str | None = None) -> Condition
         return Condition("on trial", f"{because}; the next response decides")
     if view.failures_in_a_row:
         return Condition("failing", f"{_many(view.failures_in_a_row, 'failure')} in a row{cause}")
+    if view.overdue_requests:
+        named = ", ".join(view.overdue) + (", ..." if view.overdue_requests > len(view.overdue) else "")
+        late = f"no answer to {_many(view.overdue_requests, 'request')} for up to {view.overdue_for_s or 0:.0f} s"
+        return Condition("overdue", f"{late} longer than expected: {named}")
     if view.slow_start_for_s is not None:
         most = f"at most {_many(view.slow_start_in_flight or 0, 'request')}"
         return Condition("slow start", f"{most} for another {ceil(view.slow_start_for_s)} s")
@@ -194,12 +203,13 @@ def alerts(
     store: Mapping[str, Any] | None = None,
     poison: Sequence[PoisonPrompt] = (),
     now: float = 0.0,
+    signals: Sequence[str] = (),
 ) -> list[Alert]:
     """Return all alerts, worst first.
 
     `failures` has the cause of a replica's last failure, `not_ready` why no request could be served, `sources` the rows
     of fleet sources, `store` the link to the store of several routers, `poison` the prompts that replicas went down
-    under, as of `now`.
+    under, as of `now`, `signals` what is older than the policy needs.
     """
     failures = failures or {}
     found = [
@@ -213,6 +223,7 @@ def alerts(
     found += [alert for source in sources for alert in _of_source(source)]
     found += [] if store is None else _of_store(store)
     found += [Alert("warn", f"Edit not in force: {text}") for text in waiting]
+    found += [Alert("warn", text) for text in signals]
     if out_of_range:
         found.append(Alert("warn", f"Weights outside the policy's box: {', '.join(out_of_range)}"))
     return sorted(found, key=lambda alert: alert.level != "bad")
@@ -396,6 +407,8 @@ class Snapshot:
     clients: Sequence[ClientRow] = ()
     #: The link to the store of several routers, and the others (`peer_store`); `None` without one.
     store: Mapping[str, Any] | None = None
+    #: Routes of the policy; `None` for one without routes of its own.
+    routes: RouteStats | None = None
     #: As in `GET /admin/fleet`.
     fleet_sources: Sequence[Mapping[str, Any]] = ()
 
@@ -434,6 +447,7 @@ class Snapshot:
             "fleet_sources": list(self.fleet_sources),
             "clients": [asdict(row) for row in self.clients],
             "peer_store": self.store,
+            "routes": None if self.routes is None else asdict(self.routes),
             "decisions": [row.as_dict() for row in self.decisions],
         }
 
@@ -444,7 +458,8 @@ def take_snapshot(state: LiveState) -> Snapshot:
     views = router.view.snapshots(now=now)
     samples = recent_stats(router.samples.newest(RECENT_SAMPLES), now=now)
     stats = RecentStats.of(samples)
-    specs = router.settings.policy.weight_specs
+    settings = router.settings
+    specs = settings.policy.weight_specs
     differing, missing = differences(state), state.why_not_ready()
     store = None if state.routing.peer_store is None else state.routing.peer_store.as_dict()
     sources = state.replicas.found.as_rows(now)
@@ -472,6 +487,9 @@ def take_snapshot(state: LiveState) -> Snapshot:
             sources=sources,
             poison=router.view.poison_prompts(now=now),
             now=now,
+            signals=scrape_warnings(
+                state.config.proxy.scrape_interval_s, [each for each in (settings.policy, settings.shadow) if each]
+            ),
         ),
         stats=stats,
         span_s=_span_s(samples, now=now, up_s=now - state.started_s),
@@ -490,6 +508,7 @@ def take_snapshot(state: LiveState) -> Snapshot:
         decisions=decision_rows(router.view.newest_decisions(DECISIONS_SHOWN), samples, views),
         fleet_sources=sources,
         store=store,
+        routes=settings.route_stats(now=now),
         clients=() if state.routing.client_keys is None else state.telemetry.metrics.clients.last_minute(),
     )
 

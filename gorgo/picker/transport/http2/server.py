@@ -10,11 +10,10 @@ import asyncio
 import socket
 import ssl
 from contextlib import ExitStack
-from pathlib import Path
 from typing import cast
 
 from gorgo.config.model import TlsConfig
-from gorgo.live.http.tls import ServedTls, served_tls
+from gorgo.live.http.tls import ServedTls, follow_files, served_tls
 from gorgo.live.listener.sockets import BACKLOG, address_of, listening
 from gorgo.live.logs import log
 from gorgo.picker.transport.http2.connection import Connection
@@ -40,39 +39,10 @@ def picker_tls(files: TlsConfig) -> ServedTls | None:
     return served_tls(files, place=PLACE, alpn=ALPN)
 
 
-class PemFiles:
-    """Certificate and key on disk, and whether they have changed since they were last in use."""
-
-    def __init__(self, files: TlsConfig) -> None:
-        assert files.cert is not None, "checked before"
-        assert files.key is not None, "checked before"
-        self._paths = (Path(files.key), Path(files.cert))
-        self._stamps = self._read_stamps()
-
-    def have_changed(self) -> bool:
-        """Return whether the files are another valid pair than before. A wrong pair is looked at again at each call."""
-        try:
-            stamps = self._read_stamps()
-            if stamps == self._stamps:
-                return False
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(self._paths[1], self._paths[0], password=b"")
-        except (OSError, ValueError):  # half-written, or gone: the old pair stays
-            return False
-        self._stamps = stamps
-        return True
-
-    def _read_stamps(self) -> tuple[tuple[int, int], ...]:
-        found = (path.stat() for path in self._paths)
-        return tuple((each.st_mtime_ns, each.st_ino) for each in found)
-
-
 #: Bytes in the transport that stop further DATA, and other frames beyond them that end a connection: its client sends
 #: and reads nothing.
 HIGH_BYTES = 256 * 1024
 UNREAD_BYTES = 4 * 1024 * 1024
-#: Between two looks at the files of TLS, s.
-RENEW_S = 10.0
 
 
 class Http2Server:
@@ -83,14 +53,14 @@ class Http2Server:
         self._limits = limits
         self._sockets = ExitStack()
         self._listener: socket.socket | None = None
-        self._tls: ServedTls | None = None
+        #: `None` before `bind`, and without a certificate.
+        self.tls: ServedTls | None = None
         self._files = TlsConfig()
-        self.is_draining = False
         self.connections: set[ServerProtocol] = set()
 
     def bind(self, bind: str, tls: TlsConfig) -> tuple[str, int]:
         """Listen; return host and actual port. Raises `ConfigError`."""
-        self._files, self._tls = tls, picker_tls(tls)
+        self._files, self.tls = tls, picker_tls(tls)
         self._listener = self._sockets.enter_context(listening(bind, "picker.bind"))
         return address_of(self._listener)
 
@@ -98,7 +68,7 @@ class Http2Server:
         """Serve until `closing` is set; then end all calls with OK."""
         loop = asyncio.get_running_loop()
         assert self._listener is not None, "bound before"
-        context = None if self._tls is None else self._tls.context
+        context = None if self.tls is None else self.tls.context
         handshake_s = None if context is None else HANDSHAKE_S
         with self._sockets:
             server = await loop.create_server(
@@ -108,7 +78,7 @@ class Http2Server:
                 ssl=context,
                 ssl_handshake_timeout=handshake_s,
             )
-            renewing = None if self._tls is None else asyncio.create_task(self._renew_tls(self._tls))
+            renewing = None if self.tls is None else asyncio.create_task(follow_files(self.tls, lambda: self._files))
             try:
                 await closing.wait()
             finally:
@@ -118,8 +88,11 @@ class Http2Server:
                 await self._end()
 
     def start_drain(self) -> None:
-        """Ask Envoy to open new calls on other connections."""
-        self.is_draining = True
+        """Ask Envoy to open new calls on other connections.
+
+        Calls that come on these before Envoy has read that are served: Envoy closes each connection after its last
+        one. So are calls on new connections: there may be no other picker.
+        """
         for connection in tuple(self.connections):
             connection.announce_end()
 
@@ -135,14 +108,6 @@ class Http2Server:
             await asyncio.wait(waiting, timeout=CLOSE_S)
         for connection in tuple(self.connections):
             connection.abort()
-
-    async def _renew_tls(self, tls: ServedTls) -> None:
-        files = PemFiles(self._files)
-        while True:
-            await asyncio.sleep(RENEW_S)
-            if files.have_changed():
-                tls.renew(self._files)
-                log("tls_renewed", cert=self._files.cert)
 
 
 class ServerProtocol(asyncio.Protocol):
@@ -184,7 +149,6 @@ class ServerProtocol(asyncio.Protocol):
             self._close()
             return
         self._flush()
-        self._close_drained()
 
     def pause_writing(self) -> None:
         self._connection.set_full(True)
@@ -207,7 +171,6 @@ class ServerProtocol(asyncio.Protocol):
         """Ask for new streams elsewhere."""
         self._connection.announce_end()
         self._flush()
-        self._close_drained()
 
     def close_in_order(self) -> None:
         """Close after what is written."""
@@ -223,11 +186,6 @@ class ServerProtocol(asyncio.Protocol):
     def _close(self) -> None:
         if self._transport is not None:
             self._transport.close()
-
-    def _close_drained(self) -> None:
-        """Close a connection of a stopping server once its last stream has ended."""
-        if self._server.is_draining and self._connection.is_idle and self._connection.is_greeted:
-            self.close_in_order()
 
     def _wake(self) -> None:
         if not self._flush_due:

@@ -10,6 +10,12 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: {{ ternary "picker" "proxy" .Values.picker.enabled }}
 {{- end }}
 
+{{- define "gorgo.tuner" -}}
+app.kubernetes.io/name: gorgo
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: tuner
+{{- end }}
+
 {{- define "gorgo.labels" -}}
 {{ include "gorgo.selector" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
@@ -49,12 +55,22 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- ternary "grpc" "http" .Values.picker.enabled -}}
 {{- end }}
 
+{{- /* Where the metrics are: "admin" or "http". */ -}}
+{{- define "gorgo.metrics" -}}
+{{- if or .Values.picker.enabled (eq (dig "metrics_listener" "data" .Values.config.proxy) "admin") }}admin{{ else }}http{{ end -}}
+{{- end }}
+
+{{- /* The Secret with the listener's certificate; empty without TLS. */ -}}
+{{- define "gorgo.tls" -}}
+{{- if .Values.picker.enabled }}{{ .Values.picker.tls.secret }}{{ else }}{{ .Values.tls.secret }}{{ end -}}
+{{- end }}
+
 {{- /* Kubernetes has no gRPC probes over TLS. */ -}}
 {{- define "gorgo.probe" -}}
 {{- $service := index . 1 -}}
 {{- with index . 0 -}}
 {{- if not .Values.picker.enabled -}}
-httpGet: {path: {{ ternary "/ready" "/health" (eq $service "readiness") }}, port: http}
+httpGet: {path: {{ ternary "/ready" "/health" (eq $service "readiness") }}, port: http{{ if .Values.tls.secret }}, scheme: HTTPS{{ end }}}
 {{- else if .Values.picker.tls.secret -}}
 exec: {command: [python, /opt/gorgo/healthcheck.py, "grpcs://127.0.0.1:9002/{{ $service }}"]}
 {{- else -}}

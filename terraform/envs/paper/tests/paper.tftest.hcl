@@ -163,7 +163,7 @@ run "routers_behind_a_balancer_are_reached_by_it_alone" {
   providers = { aws = aws.us_ashburn }
   variables {
     name          = "gorgo-test"
-    router        = { machines = { one = "10.64.0.10", two = "10.64.0.11" }, user_data = "#cloud-config\n" }
+    router        = { machines = { one = "10.64.0.10", two = "10.64.0.11" }, user_data = "#cloud-config\n", has_history = true }
     balancer      = { security_group_id = "sg-2" }
     vpc_id        = "vpc-1"
     subnet_id     = "subnet-1"
@@ -191,7 +191,7 @@ run "only_what_is_needed_is_open" {
   providers = { aws = aws.us_ashburn }
   variables {
     name          = "gorgo-test"
-    router        = { machines = { one = "10.64.0.10" }, user_data = "#cloud-config\n" }
+    router        = { machines = { one = "10.64.0.10" }, user_data = "#cloud-config\n", has_history = false }
     vpc_id        = "vpc-1"
     subnet_id     = "subnet-1"
     replicas      = { us-ashburn = { private_cidr = "10.64.16.0/20", first_port = 30000, last_port = 30001 } }
@@ -247,7 +247,7 @@ run "replicas_are_reached_by_the_router_alone" {
     error_message = "No public address; the private one as computed."
   }
   assert {
-    condition     = aws_instance.this["one"].instance_market_options[0].market_type == "spot" && aws_instance.this["one"].instance_market_options[0].spot_options[0].spot_instance_type == "one-time"
+    condition     = aws_instance.this["one"].instance_market_options[0].market_type == "spot" && aws_instance.this["one"].instance_market_options[0].spot_options[0].spot_instance_type == "persistent"
     error_message = "A spot instance that nothing brings back behind terraform's back."
   }
   assert {

@@ -7,3 +7,8 @@ output "security_group_id" {
   description = "The balancer's security group."
   value       = aws_security_group.this.id
 }
+
+output "target_group_arn" {
+  description = "The group of routers that clients reach."
+  value       = aws_lb_target_group.routers.arn
+}

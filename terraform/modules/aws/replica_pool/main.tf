@@ -92,14 +92,15 @@ resource "aws_instance" "this" {
   tags                        = { Name = each.value.name }
   volume_tags                 = { Name = each.value.name }
 
-  # Taken away means gone: the router sees a dead replica, and the next apply makes it again at the same address.
+  # Taken away means stopped: the router sees a dead replica. The request persists, so AWS starts the machine again at
+  # the same address, with image and model on its volume, as soon as there is capacity. A group could not keep addresses.
   dynamic "instance_market_options" {
     for_each = var.spot ? [1] : []
     content {
       market_type = "spot"
       spot_options {
-        spot_instance_type             = "one-time"
-        instance_interruption_behavior = "terminate"
+        spot_instance_type             = "persistent"
+        instance_interruption_behavior = "stop"
       }
     }
   }

@@ -180,7 +180,7 @@ resource "aws_instance" "this" {
   }
 
   lifecycle {
-    ignore_changes = [ami] # a newer image is for a new machine; this one has the tuner's history
+    ignore_changes = [ami] # a newer image is for a new machine
   }
 
   depends_on = [
@@ -199,4 +199,30 @@ resource "aws_eip_association" "this" {
   for_each      = var.router.machines
   allocation_id = aws_eip.this[each.key].id
   instance_id   = aws_instance.this[each.key].id
+}
+
+# -- the tuner's history, which outlives the machine
+
+resource "aws_ebs_volume" "history" {
+  # checkov:skip=CKV_AWS_189: Weights and their scores, no secret; the account's key encrypts them.
+  # checkov:skip=CKV2_AWS_9: A campaign can be run again; gorgo freeze --export keeps its result.
+  for_each          = var.router.has_history ? var.router.machines : {}
+  availability_zone = data.aws_subnet.this.availability_zone
+  type              = "gp3"
+  size              = 8
+  encrypted         = true
+  tags              = { Name = "${each.key}-history" }
+}
+
+resource "aws_volume_attachment" "history" {
+  for_each    = aws_ebs_volume.history
+  device_name = "/dev/sdh"
+  volume_id   = each.value.id
+  instance_id = aws_instance.this[each.key].id
+  # The file system is unmounted in order before a machine is replaced.
+  stop_instance_before_detaching = true
+}
+
+data "aws_subnet" "this" {
+  id = var.subnet_id
 }

@@ -5,7 +5,7 @@ variable "name" {
 
 variable "router" {
   description = "The core module's output `router`."
-  type        = object({ machines = map(string), user_data = string })
+  type        = object({ machines = map(string), user_data = string, has_history = bool })
 }
 
 variable "balancer" {

@@ -10,7 +10,7 @@ variables {
   server_name  = "llm.example.org"
   artefacts    = "s3://gorgo-test"
   package = {
-    wheel       = "gorgo_router-0.1.0-py3-none-any.whl"
+    wheel       = "gorgo_router-0.2.0-py3-none-any.whl"
     sha256      = "0000000000000000000000000000000000000000000000000000000000000000"
     lock_sha256 = "1111111111111111111111111111111111111111111111111111111111111111"
   }

@@ -63,6 +63,7 @@ def busy() -> Snapshot:
         scrape_age_s=5.0,
         index_tokens=2_345_678,
         prefill_slowdown=1.5,
+        parallel_prefills=1,
         prefill_tokens_per_s=9_876.0,
         probe_age_s=3.0,
     )

@@ -115,14 +115,21 @@ async def test_one_connection_more_than_the_bound_is_closed_and_the_others_stay(
     second.close()
 
 
-async def test_a_drained_connection_closes_once_its_last_call_has_ended(served: Served) -> None:
-    reader, writer = await connect(served, GREETING, headers(1), data(1, message(b"one")))
+async def test_a_draining_server_serves_new_calls_and_new_connections_until_its_end(served: Served) -> None:
+    """Envoy may have sent a call before it reads the announcement, and there may be no other server to connect to."""
+    old_reader, old = await connect(served, GREETING, headers(1), data(1, message(b"one"), end=True))
     await until(lambda: bool(served.calls) and served.calls[0].received == [b"one"])
     served.server.start_drain()
-    await until(lambda: open_connections(served) == 1)
-    writer.write(data(1, b"", end=True))
-    found = await to_the_end(reader)
+    old.write(headers(3) + data(3, message(b"two"), end=True))
+    new_reader, new = await connect(served, GREETING)
+    await new_reader.readexactly(frames.HEAD_BYTES)
+    new.write(headers(1) + data(1, message(b"three"), end=True))
+    await until(lambda: len(served.calls) == 3)
+    assert sorted(each.received[0] for each in served.calls) == [b"one", b"three", b"two"]
+    served.closing.set()
+    found = await to_the_end(old_reader)
     goaways = [int.from_bytes(each.payload[:4], "big") for each in found if each.kind == frames.GOAWAY]
-    assert goaways == [frames.LARGEST_WINDOW, 1]
+    assert goaways == [frames.LARGEST_WINDOW, 3]
     assert open_connections(served) == 0
-    writer.close()
+    old.close()
+    new.close()

@@ -13,7 +13,7 @@ import pytest
 
 from gorgo.config.model import TlsConfig
 from gorgo.errors import ConfigError
-from gorgo.picker.transport.http2 import server as http2_server
+from gorgo.live.http import tls
 from tests.picker.transport.conftest import Served, serving
 from tests.proxy.authority import Authority, needs_openssl
 from tests.proxy.conftest import until
@@ -48,7 +48,7 @@ async def test_a_call_goes_over_tls_and_one_without_it_does_not(authority: Autho
 async def test_a_renewed_certificate_is_shown_without_a_restart(
     authority: Authority, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(http2_server, "RENEW_S", 0.02)
+    monkeypatch.setattr(tls, "RENEW_S", 0.02)
     pairs = [authority.pair("before"), authority.pair("after")]
     files = [str(tmp_path / name) for name in ("served.crt", "served.key")]
     for source, target in zip(pairs[0], files, strict=True):

@@ -1,0 +1,478 @@
+"""A streamed answer that goes on at another replica after the first one broke off: what is known of it, and its seam.
+
+Owns what of an answer can be continued (`refusal`, `read_answer`), the request that asks for the rest
+(`continued_body`), and the events of the rest as those of the one answer that the client is reading (`Seam`). Leaves
+whether an answer is continued, and where, to `core.dispatch.lifecycle`; the bytes that the client has to the relay.
+
+Theory of operation. Nothing is parsed until an answer breaks off. Then the whole events that the client has are read
+once, and the text so far becomes the beginning of the answer in a new request: for a chat as the last message, which
+the engine goes on with, for a completion as the end of the prompt. The engine reads its own text back from its
+characters, so the tokens beside the seam may be others than the unbroken answer's; the text is the same where the model
+is as sure of it as it was. What the engine then sends has another id, a role, counts of its own and an end; each event
+is made again with the id of the first answer, and the counts of both parts.
+
+An answer is not continued where the rest could contradict what was sent, or where characters do not say all that the
+engine knows: several choices, log probabilities, an echo, a call of a tool or a format in progress, a chain of thought
+(its engines drop it from messages of the past), a response that is stored.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import field
+from enum import Enum
+from typing import Any
+
+from gorgo.core.numeric import parse_json
+from gorgo.core.record import mutable_record, record
+from gorgo.core.stream import error_status
+
+CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
+#: Routes whose answers can be continued.
+ROUTES = frozenset({CHAT, COMPLETIONS, GENERATE})
+#: An event that is longer is passed on in parts, and its answer is not continued.
+MAX_EVENT_BYTES = 64 * 1024
+#: A line of a stream that its reader skips.
+_COMMENT = b":"
+_DONE = b"[DONE]"
+_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
+_EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+#: Members of a request by which the rest could contradict what was sent, if they are set.
+_REFUSED = (
+    *("echo", "suffix", "logprobs", "top_logprobs", "prompt_logprobs", "return_logprob", "store", "best_of"),
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "json_schema", "regex"),
+    *("ebnf", "grammar", "structural_tag", "audio", "return_hidden_states", "use_beam_search", "function_call"),
+)
+#: Bounds of the length of an answer, by the route's member that has them.
+_MOST = ("max_completion_tokens", "max_tokens", "max_new_tokens", "n_predict")
+_LEAST = ("min_tokens", "min_new_tokens")
+
+
+class Continuation(Enum):
+    """How an engine is asked to go on with the last message of a chat; completions have their prompt."""
+
+    #: By `continue_final_message` without `add_generation_prompt` (vLLM, SGLang).
+    FLAGS = "flags"
+    #: By a last message of the assistant alone (llama.cpp).
+    LAST_MESSAGE = "last_message"
+
+
+@record
+class PartialAnswer:
+    """The answer that a client has so far.
+
+    Parameters
+    ----------
+    text:
+        Its text.
+    tokens:
+        Its tokens: as the stream reported them, else one for each event with content.
+    token_ids:
+        Of `/generate`, where the engine sent them; empty otherwise.
+    fields:
+        Members of its events that every event of one answer has in common, as `id` and `model`.
+    finished:
+        The client has its finish reason.
+    """
+
+    text: str = ""
+    tokens: int = 0
+    token_ids: tuple[int, ...] = ()
+    fields: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    finished: bool = False
+
+
+class NotContinuableError(Exception):
+    """An answer that cannot be continued; the message says why, in words for a log."""
+
+
+# Requests.
+
+
+def refusal(route: str, body: Mapping[str, Any]) -> str | None:
+    """Return why the answers to a request cannot be continued; `None` if they can.
+
+    >>> refusal("/v1/chat/completions", {"n": 2}), refusal("/v1/completions", {"prompt": "a", "n": 1})
+    ('n', None)
+    """
+    if route not in ROUTES:
+        return "route"
+    sampling = body.get("sampling_params")
+    for fields in (body, sampling if isinstance(sampling, dict) else {}):
+        for name in _REFUSED:
+            value = fields.get(name)
+            if value is not None and value is not False and not (name == "best_of" and value == 1):
+                return name
+        if fields.get("n") not in (None, 1):
+            return "n"
+    form = body.get("response_format")
+    if isinstance(form, dict) and form.get("type") not in (None, "text"):
+        return "response_format"
+    choice = body.get("tool_choice")
+    if choice not in (None, "auto", "none"):
+        return "tool_choice"
+    if route == COMPLETIONS and not isinstance(body.get("prompt"), str):
+        return "prompt"
+    if route == GENERATE and not isinstance(body.get("text"), str):
+        return "text"
+    return None
+
+
+def continued_body(route: str, body: Mapping[str, Any], answer: PartialAnswer, how: Continuation) -> bytes:
+    """Return the request for the rest of an answer, as a body for an engine that is asked in this way (`how`).
+
+    Its bounds of length are less by the tokens so far. At least one is asked for, which `Seam` drops where there is no
+    room for it: the engine's counts and end are wanted.
+    """
+    new = dict(body)
+    if route == CHAT:
+        messages = list(new["messages"])
+        last = messages[-1] if messages else None
+        if isinstance(last, dict) and last.get("role") == "assistant" and isinstance(last.get("content"), str):
+            messages[-1] = {**last, "content": last["content"] + answer.text}
+        else:
+            messages.append({"role": "assistant", "content": answer.text})
+        new["messages"] = messages
+        if how is Continuation.FLAGS:
+            new["continue_final_message"], new["add_generation_prompt"] = True, False
+    else:
+        name = "prompt" if route == COMPLETIONS else "text"
+        new[name] += answer.text
+    sampling = new.get("sampling_params")
+    if isinstance(sampling, dict):
+        new["sampling_params"] = sampling = dict(sampling)
+    for fields in (new, sampling if isinstance(sampling, dict) else {}):
+        for name in (*_MOST, *_LEAST):
+            value = fields.get(name)
+            if isinstance(value, int) and value > 0:
+                fields[name] = max(1 if name in _MOST else 0, value - answer.tokens)
+    return json.dumps(new, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+
+
+def tokens_left(body: Mapping[str, Any], answer: PartialAnswer) -> int | None:
+    """Return how many tokens the rest may have; `None` without a bound.
+
+    >>> tokens_left({"max_tokens": 5}, PartialAnswer(tokens=3)), tokens_left({}, PartialAnswer(tokens=3))
+    (2, None)
+    """
+    sampling = body.get("sampling_params")
+    found = [
+        value - answer.tokens
+        for fields in (body, sampling if isinstance(sampling, dict) else {})
+        for name in _MOST
+        if isinstance(value := fields.get(name), int) and value > 0
+    ]
+    return min(found, default=None)
+
+
+# Answers.
+
+
+def whole_events(data: bytes) -> int:
+    """Return the size of the whole events and comments at the beginning of `data`.
+
+    >>> whole_events(b"data: 1\\n\\ndata: 2"), whole_events(b": wait\\n"), whole_events(b"data: 1")
+    (9, 7, 0)
+    """
+    if data[:1] == _COMMENT and data[-1:] == b"\n" and b"data:" not in data:
+        return len(data)
+    places = ((data.rfind(end), len(end)) for end in _ENDS)
+    return max(place + size if place >= 0 else 0 for place, size in places)
+
+
+def first_error(data: bytes) -> int | None:
+    """Return where the first error event of the engine's own begins in whole events; `None` without one."""
+    start = 0
+    for end in _EVENT_END.finditer(data):
+        if (_error_of(data[start : end.start()]) or 0) >= 500:
+            return start
+        start = end.end()
+    return None
+
+
+def _error_of(event: bytes) -> int | None:
+    name, data = _read(event)
+    return error_status(name, _json(data))
+
+
+def read_answer(route: str, stream: bytes) -> PartialAnswer:
+    """Return the answer in the whole events of a stream. Raises `NotContinuableError`."""
+    reader = _AnswerReader(route)
+    for event in _EVENT_END.split(stream):
+        reader.add(_json(_read(event)[1]))
+    return PartialAnswer(
+        "".join(reader.texts), reader.reported or reader.events, tuple(reader.ids), reader.fields, reader.finished
+    )
+
+
+class _AnswerReader:
+    """Reads the events of one answer."""
+
+    def __init__(self, route: str) -> None:
+        self.texts: list[str] = []
+        self.events = 0
+        #: Tokens by the stream's own counts; 0 without.
+        self.reported = 0
+        self.ids: list[int] = []
+        self.fields: dict[str, Any] = {}
+        self.finished = False
+        self._route = route
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        if not event:
+            return
+        if self._route == GENERATE:
+            self._add_generated(event)
+        else:
+            self._add_choices(event)
+
+    def _add_choices(self, event: Mapping[str, Any]) -> None:
+        for name, value in event.items():
+            if name not in ("choices", "usage"):
+                self.fields.setdefault(name, value)
+        self.reported = max(self.reported, _count(event.get("usage"), "completion_tokens"))
+        for choice in event.get("choices") or ():
+            if choice.get("index") or choice.get("logprobs"):
+                raise NotContinuableError("several choices" if choice.get("index") else "log probabilities")
+            self.finished = self.finished or choice.get("finish_reason") is not None
+            text = choice.get("text") if self._route == COMPLETIONS else _delta_text(choice.get("delta") or {})
+            if text:
+                self.texts.append(text)
+                self.events += 1
+
+    def _add_generated(self, event: Mapping[str, Any]) -> None:
+        # Each event has the whole text so far.
+        text, before = event.get("text"), self.texts[0] if self.texts else ""
+        if not isinstance(text, str) or not text.startswith(before):
+            raise NotContinuableError("events without the whole text")
+        if event.get("index"):
+            raise NotContinuableError("several choices")
+        meta = event.get("meta_info") or {}
+        self.fields.setdefault("meta_info", meta)
+        self.reported = max(self.reported, _count(meta, "completion_tokens"))
+        self.finished = self.finished or bool(meta.get("finish_reason"))
+        ids = event.get("output_ids")
+        self.ids = list(ids) if isinstance(ids, list) else []
+        if len(text) > len(before):
+            self.events += 1
+        self.texts = [text]
+
+
+def _delta_text(delta: Mapping[str, Any]) -> str:
+    """Return the text of a delta of a chat; raises `NotContinuableError` for any other content."""
+    for name, value in delta.items():
+        if value and name not in ("role", "content"):
+            raise NotContinuableError(f"{name} in progress")
+    content = delta.get("content")
+    return content if isinstance(content, str) else ""
+
+
+def _count(fields: object, name: str) -> int:
+    value = fields.get(name) if isinstance(fields, dict) else None
+    return value if type(value) is int and value > 0 else 0
+
+
+def _read(event: bytes) -> tuple[str, bytes]:
+    """Return an event's name and data."""
+    name, data = "", []
+    for line in event.removeprefix(b"\xef\xbb\xbf").splitlines():
+        if line.startswith(b"data:"):
+            data.append(line[5:].removeprefix(b" "))
+        elif line.startswith(b"event:"):
+            name = line[6:].strip().decode("utf-8", "replace")
+    return name, b"\n".join(data)
+
+
+def _json(data: bytes) -> Mapping[str, Any]:
+    if not data:
+        return {}
+    try:
+        found = parse_json(data)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+# The seam.
+
+
+@mutable_record
+class SeamCounts:
+    """Tokens of the rest as its replica reports them; `None` until it does."""
+
+    prompt: int | None = None
+    cached: int | None = None
+    output: int | None = None
+
+
+class Seam:
+    """Turns the stream of the rest into the end of the one answer.
+
+    Parameters
+    ----------
+    route, answer:
+        Of the request, and what the client has of its answer.
+    body:
+        The request as the client sent it.
+    show_usage:
+        Whether the client asked for an event with the counts.
+
+    After each `feed`: `begun` once there is content or an end, `ended` after the last event, `error` with the status of
+    an error event, which is not passed on.
+    """
+
+    def __init__(self, route: str, answer: PartialAnswer, body: Mapping[str, Any], *, show_usage: bool) -> None:
+        self.begun = self.ended = False
+        self.error: int | None = None
+        self.usage = SeamCounts()
+        self._route, self._before, self._show_usage = route, answer, show_usage
+        self._left = tokens_left(body, answer)
+        self._stops = _stop_strings(body)
+        #: The last characters of the answer, as many as a stop string may have before the seam.
+        self._behind = answer.text[-(max(map(len, self._stops), default=1) - 1) :] if self._stops else ""
+        self._texts: list[str] = []
+        self._events = 0
+        self._finished = answer.finished
+        self._pending = b""
+
+    def answer(self) -> PartialAnswer:
+        """Return what the client has of the answer by now."""
+        before = self._before
+        tokens = before.tokens + (self.usage.output or self._events)
+        return PartialAnswer(before.text + "".join(self._texts), tokens, (), before.fields, self._finished)
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Return the events that end in `chunk`, for the client."""
+        data = self._pending + chunk
+        size = whole_events(data)
+        self._pending = data[size:]
+        if len(self._pending) > MAX_EVENT_BYTES:
+            self.error = 500
+            return b""
+        parts: list[bytes] = []
+        for event in _EVENT_END.split(data[:size]):
+            if not event or self.ended or self.error is not None:
+                continue
+            if event[:1] == _COMMENT and b"data:" not in event:
+                parts.append(event.rstrip(b"\r\n") + b"\n\n")
+            else:
+                parts.append(self._event(event))
+        return b"".join(parts)
+
+    def _event(self, event: bytes) -> bytes:
+        name, data = _read(event)
+        if data.strip() == _DONE:
+            self.begun = self.ended = True
+            return b"data: [DONE]\n\n"
+        fields = _json(data)
+        self.error = error_status(name, fields)
+        if self.error is not None or not fields:
+            return b""
+        made = self._generated(fields) if self._route == GENERATE else self._choices(fields)
+        return b"" if made is None else b"data: " + json.dumps(made, ensure_ascii=False).encode() + b"\n\n"
+
+    def _choices(self, event: Mapping[str, Any]) -> dict[str, Any] | None:
+        made = {**event, **self._before.fields}
+        usage = event.get("usage")
+        if isinstance(usage, dict):
+            made["usage"] = self._merged(usage)
+            if not self._show_usage:
+                del made["usage"]
+        choices = [new for choice in event.get("choices") or () if (new := self._choice(choice)) is not None]
+        made["choices"] = choices
+        return made if choices or (isinstance(usage, dict) and self._show_usage and not event.get("choices")) else None
+
+    def _choice(self, choice: Mapping[str, Any]) -> dict[str, Any] | None:
+        is_chat = self._route == CHAT
+        delta = dict(choice.get("delta") or {}) if is_chat else {}
+        text = (delta.get("content") if is_chat else choice.get("text")) or ""
+        finish = choice.get("finish_reason")
+        text, stopped = self._take(text)
+        if stopped and finish is None:
+            finish = "stop"
+        if self._finished:
+            return None
+        if finish is not None:
+            self.begun = self._finished = True
+            if self._left is not None and self._left <= 0 and not stopped:
+                finish = "length"
+        new = {**choice, "finish_reason": finish}
+        if is_chat:
+            delta.pop("role", None)
+            if "content" in delta:
+                delta["content"] = text
+            new["delta"] = delta
+            has_content = any(delta.values())
+        else:
+            new["text"] = text
+            has_content = bool(text)
+        self.begun = self.begun or has_content
+        return new if has_content or finish is not None else None
+
+    def _take(self, text: str) -> tuple[str, bool]:
+        """Return what of new text belongs to the answer, and whether a stop string across the seam ends it."""
+        if not text or self._finished:
+            return "", False
+        if self._left is not None and self._events >= max(0, self._left):
+            return "", False
+        self._events += 1
+        stopped = False
+        if self._behind:
+            joined = self._behind + "".join(self._texts) + text
+            places = [place for stop in self._stops if 0 <= (place := joined.find(stop)) < len(self._behind)]
+            if places:
+                text, stopped = joined[len(self._behind) : max(len(self._behind), min(places))], True
+            elif len(joined) > 2 * len(self._behind) + max(map(len, self._stops)):
+                self._behind = ""  # no stop string reaches back to the seam any more
+        self._texts.append(text)
+        return text, stopped
+
+    def _generated(self, event: Mapping[str, Any]) -> dict[str, Any] | None:
+        before, meta = self._before, dict(event.get("meta_info") or {})
+        text, known = event.get("text") or "", "".join(self._texts)
+        new = text[len(known) :] if text.startswith(known) else ""
+        finish = meta.get("finish_reason")
+        taken, stopped = self._take(new)
+        if self._finished or not (taken or finish or stopped):
+            return None
+        first = before.fields.get("meta_info") or {}
+        merged = self._merged(meta)
+        made = {**event, "text": before.text + "".join(self._texts)}
+        if isinstance(event.get("output_ids"), list):
+            made["output_ids"] = [*before.token_ids, *event["output_ids"]]
+        if stopped and not finish:
+            finish = {"type": "stop"}
+        if finish and self._left is not None and self._left <= 0:
+            finish = {"type": "length", "length": before.tokens}
+        made["meta_info"] = {**meta, **merged, "finish_reason": finish or None, "id": first.get("id", meta.get("id"))}
+        self.begun = True
+        self._finished = bool(finish)
+        self.ended = self.ended or self._finished
+        return made
+
+    def _merged(self, usage: Mapping[str, Any]) -> dict[str, Any]:
+        """Return counts of the whole answer; the rest's prompt ends with the tokens before the seam."""
+        prompt, output = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
+        details = usage.get("prompt_tokens_details")
+        cached = _count(details if isinstance(details, dict) else usage, "cached_tokens")
+        self.usage = SeamCounts(prompt, cached, output)
+        own = max(0, prompt - self._before.tokens)
+        if self._left is not None and self._left <= 0:
+            output = 0
+        made = {**usage, "prompt_tokens": own, "completion_tokens": output + self._before.tokens}
+        if "total_tokens" in usage:
+            made["total_tokens"] = made["prompt_tokens"] + made["completion_tokens"]
+        if isinstance(details, dict) and "cached_tokens" in details:
+            made["prompt_tokens_details"] = {**details, "cached_tokens": min(cached, own)}
+        elif "cached_tokens" in usage:
+            made["cached_tokens"] = min(cached, own)
+        return made
+
+
+def _stop_strings(body: Mapping[str, Any]) -> list[str]:
+    sampling = body.get("sampling_params")
+    found = body.get("stop") or (sampling.get("stop") if isinstance(sampling, dict) else None)
+    values: Iterator[Any] = iter([found] if isinstance(found, str) else found if isinstance(found, list) else [])
+    return [value for value in values if isinstance(value, str) and value]

@@ -1,0 +1,261 @@
+"""Answers that break off: what is read of them, what is asked for, and the events behind the seam."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gorgo.core.continuation import (
+    CHAT,
+    COMPLETIONS,
+    GENERATE,
+    Continuation,
+    NotContinuableError,
+    PartialAnswer,
+    Seam,
+    continued_body,
+    first_error,
+    read_answer,
+    refusal,
+    tokens_left,
+    whole_events,
+)
+
+FLAGS, LAST = Continuation.FLAGS, Continuation.LAST_MESSAGE
+
+
+def event(fields: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(fields).encode() + b"\n\n"
+
+
+def chat(delta: dict[str, Any], finish: str | None = None, *, name: str = "first", **more: Any) -> bytes:
+    choices = [{"index": 0, "delta": delta, "finish_reason": finish}]
+    return event({"id": name, "created": 1, "model": "m", "choices": choices, **more})
+
+
+def events_of(stream: bytes) -> list[dict[str, Any]]:
+    return [json.loads(part[6:]) for part in stream.split(b"\n\n") if part.startswith(b"data: {")]
+
+
+COUNTS = {"prompt_tokens": 12, "completion_tokens": 4, "total_tokens": 16}
+FIRST = chat({"role": "assistant", "content": ""}) + chat({"content": "Hel"}) + chat({"content": "lo"})
+
+
+def answer_of(stream: bytes = FIRST, route: str = CHAT) -> PartialAnswer:
+    return read_answer(route, stream)
+
+
+def test_the_text_of_a_chat_and_its_tokens_are_those_of_its_events() -> None:
+    found = answer_of(b": comment\n\n" + FIRST)
+    assert (found.text, found.tokens, found.finished) == ("Hello", 2, False)
+    assert found.fields == {"id": "first", "created": 1, "model": "m"}
+
+
+def test_tokens_that_the_stream_itself_reports_count() -> None:
+    last = chat({"content": "!"}, usage={"prompt_tokens": 9, "completion_tokens": 7})
+    assert answer_of(FIRST + last).tokens == 7
+
+
+@pytest.mark.parametrize(
+    ("delta", "more"),
+    [
+        ({"tool_calls": [{"index": 0}]}, {}),
+        ({"reasoning_content": "hm"}, {}),
+        ({"audio": {"data": "a"}}, {}),
+    ],
+)
+def test_calls_reasoning_and_audio_in_progress_are_not_continued(delta: dict[str, Any], more: dict[str, Any]) -> None:
+    with pytest.raises(NotContinuableError):
+        answer_of(FIRST + chat(delta, **more))
+
+
+def test_a_second_choice_is_not_continued() -> None:
+    with pytest.raises(NotContinuableError):
+        answer_of(event({"id": "a", "choices": [{"index": 1, "delta": {"content": "b"}}]}))
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "why"),
+    [
+        (CHAT, {"messages": []}, None),
+        (CHAT, {"n": 1, "logprobs": False, "tools": [{}], "tool_choice": "auto", "store": False}, None),
+        (CHAT, {"response_format": {"type": "text"}}, None),
+        (CHAT, {"n": 2}, "n"),
+        (CHAT, {"logprobs": True}, "logprobs"),
+        (CHAT, {"store": True}, "store"),
+        (CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
+        (CHAT, {"tool_choice": "required"}, "tool_choice"),
+        (CHAT, {"guided_json": {}}, "guided_json"),
+        (COMPLETIONS, {"prompt": "a", "best_of": 1}, None),
+        (COMPLETIONS, {"prompt": "a", "best_of": 2}, "best_of"),
+        (COMPLETIONS, {"prompt": "a", "echo": True}, "echo"),
+        (COMPLETIONS, {"prompt": ["a", "b"]}, "prompt"),
+        (GENERATE, {"text": "a", "sampling_params": {"n": 3}}, "n"),
+        (GENERATE, {"text": "a", "sampling_params": {"json_schema": "{}"}}, "json_schema"),
+        (GENERATE, {"input_ids": [1]}, "text"),
+        ("/v1/messages", {}, "route"),
+    ],
+)
+def test_requests_whose_rest_could_contradict_the_beginning_are_refused(
+    route: str, body: dict[str, Any], why: str | None
+) -> None:
+    assert refusal(route, body) == why
+
+
+def test_a_chat_goes_on_with_its_text_as_the_last_message() -> None:
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 10, "min_tokens": 1, "stream": True}
+    new = json.loads(continued_body(CHAT, body, answer_of(), FLAGS))
+    assert new["messages"] == [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    assert (new["continue_final_message"], new["add_generation_prompt"]) == (True, False)
+    assert (new["max_tokens"], new["min_tokens"], new["stream"]) == (8, 0, True)
+    assert "continue_final_message" not in json.loads(continued_body(CHAT, body, answer_of(), LAST))
+    assert len(body["messages"]) == 1  # type: ignore[arg-type]
+
+
+def test_a_client_s_own_beginning_of_the_answer_is_gone_on_with() -> None:
+    body = {"messages": [{"role": "assistant", "content": "Well: "}], "continue_final_message": True}
+    new = json.loads(continued_body(CHAT, body, answer_of(), FLAGS))
+    assert new["messages"] == [{"role": "assistant", "content": "Well: Hello"}]
+
+
+def test_completions_go_on_behind_their_prompt() -> None:
+    answer = PartialAnswer(text=" there 😀", tokens=3)
+    new = json.loads(continued_body(COMPLETIONS, {"prompt": "Hi", "max_tokens": 3}, answer, FLAGS))
+    assert (new["prompt"], new["max_tokens"]) == ("Hi there 😀", 1)
+    sampling = {"sampling_params": {"max_new_tokens": 9}}
+    new = json.loads(continued_body(GENERATE, {"text": "Hi", **sampling}, answer, FLAGS))
+    assert (new["text"], new["sampling_params"]) == ("Hi there 😀", {"max_new_tokens": 6})
+    assert sampling == {"sampling_params": {"max_new_tokens": 9}}
+
+
+def test_the_least_bound_counts() -> None:
+    assert tokens_left({"max_tokens": 5, "max_completion_tokens": 4}, PartialAnswer(tokens=4)) == 0
+
+
+def test_whole_events_end_with_the_last_blank_line() -> None:
+    assert whole_events(b"data: 1\r\n\r\ndata: 2\r\n") == len(b"data: 1\r\n\r\n")
+    assert [whole_events(b"\n\n"), whole_events(b""), whole_events(b"data: a\n")] == [2, 0, 0]
+
+
+def test_an_error_of_the_engine_s_own_is_found_and_a_client_s_is_not() -> None:
+    failed, refused = event({"error": {"code": 500, "message": "x"}}), event({"error": {"code": 400}})
+    assert first_error(FIRST + failed) == len(FIRST)
+    assert first_error(FIRST + refused) is None
+    assert first_error(chat({"content": '"error"'})) is None
+
+
+# -- the seam
+
+
+def rest(*events: bytes, body: dict[str, Any] | None = None, answer: PartialAnswer | None = None) -> tuple[Seam, bytes]:
+    seam = Seam(CHAT, answer or answer_of(), body or {"max_tokens": 10}, show_usage=True)
+    return seam, b"".join(seam.feed(one) for one in events)
+
+
+def second(content: str | None, finish: str | None = None, **more: Any) -> bytes:
+    return chat({} if content is None else {"content": content}, finish, name="second", **more)
+
+
+def text_of(stream: bytes) -> str:
+    return "".join(
+        choice["delta"].get("content") or "" for fields in events_of(stream) for choice in fields.get("choices", [])
+    )
+
+
+def test_the_rest_has_the_first_id_no_role_one_end_and_the_counts_of_both() -> None:
+    seam, made = rest(
+        chat({"role": "assistant", "content": ""}, name="second"),
+        second(" world"),
+        second(None, "stop"),
+        event(
+            {"id": "second", "choices": [], "usage": {"prompt_tokens": 12, "completion_tokens": 4, "total_tokens": 16}}
+        ),
+        b"data: [DONE]\n\n",
+    )
+    events = events_of(made)
+    assert {fields["id"] for fields in events} == {"first"}
+    assert b"role" not in made
+    assert text_of(made) == " world"
+    assert [choice["finish_reason"] for fields in events for choice in fields["choices"]] == [None, "stop"]
+    assert events[-1]["usage"] == {"prompt_tokens": 10, "completion_tokens": 6, "total_tokens": 16}
+    assert made.endswith(b"data: [DONE]\n\n")
+    assert (seam.begun, seam.ended, seam.error) == (True, True, None)
+    assert (seam.answer().text, seam.answer().tokens) == ("Hello world", 6)
+
+
+def test_usage_that_the_client_did_not_ask_for_is_left_out() -> None:
+    seam = Seam(CHAT, answer_of(), {}, show_usage=False)
+    usage: dict[str, Any] = {"usage": {"prompt_tokens": 12, "completion_tokens": 4}}
+    made = seam.feed(second("a", None, **usage) + event({"id": "s", "choices": [], **usage}) + b"data: [DONE]\n\n")
+    assert b"usage" not in made
+    assert (seam.usage.prompt, seam.usage.output) == (12, 4)
+
+
+def test_cached_tokens_are_at_most_the_prompt_s() -> None:
+    usage = {"prompt_tokens": 12, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 11}}
+    _, made = rest(event({"id": "s", "choices": [], "usage": usage}))
+    assert events_of(made)[0]["usage"]["prompt_tokens_details"] == {"cached_tokens": 10}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 50])
+def test_the_rest_is_the_same_however_its_bytes_are_split(size: int) -> None:
+    stream = second("é ") + b": ping\n\n" + second("w") + second(None, "stop") + b"data: [DONE]\n\n"
+    _, whole = rest(stream)
+    _, split = rest(*(stream[at : at + size] for at in range(0, len(stream), size)))
+    assert events_of(split) == events_of(whole)
+
+
+def test_without_room_for_a_token_the_end_alone_is_passed() -> None:
+    seam, made = rest(second("x"), second(None, "length"), b"data: [DONE]\n\n", body={"max_tokens": 2})
+    assert text_of(made) == ""
+    assert [choice["finish_reason"] for fields in events_of(made) for choice in fields["choices"]] == ["length"]
+    assert seam.answer().text == "Hello"
+
+
+def test_an_answer_that_has_its_end_gets_no_other_one() -> None:
+    answer = answer_of(FIRST + chat({}, "stop"))
+    _, made = rest(second("x"), second(None, "length"), b"data: [DONE]\n\n", answer=answer)
+    assert made == b"data: [DONE]\n\n"
+
+
+def test_a_stop_string_across_the_seam_ends_the_answer() -> None:
+    answer = PartialAnswer(text="one EN", tokens=2, fields={"id": "first"})
+    seam, made = rest(second("D two"), second(" three"), body={"stop": ["END"]}, answer=answer)
+    assert text_of(made) == ""
+    assert [choice["finish_reason"] for fields in events_of(made) for choice in fields["choices"]] == ["stop"]
+    assert seam.answer().finished
+
+
+def test_an_error_event_is_not_passed() -> None:
+    seam, made = rest(second("a"), event({"error": {"code": 503}}))
+    assert (text_of(made), seam.error) == ("a", 503)
+
+
+def test_a_completion_goes_on() -> None:
+    first = event({"id": "first", "object": "text_completion", "choices": [{"index": 0, "text": "a "}]})
+    seam = Seam(COMPLETIONS, answer_of(first, COMPLETIONS), {"prompt": "p"}, show_usage=True)
+    made = seam.feed(
+        event({"id": "second", "choices": [{"index": 0, "text": "b", "finish_reason": None}]})
+        + event({"id": "second", "choices": [{"index": 0, "text": "", "finish_reason": "length"}]})
+    )
+    found = events_of(made)
+    assert [fields["id"] for fields in found] == ["first", "first"]
+    assert [fields["choices"][0]["text"] for fields in found] == ["b", ""]
+
+
+def test_events_of_generate_have_the_whole_text_and_all_tokens() -> None:
+    def generated(text: str, ids: list[int], name: str, prompt: int, finish: object = None) -> bytes:
+        meta = {"id": name, "prompt_tokens": prompt, "completion_tokens": len(ids), "finish_reason": finish}
+        return event({"text": text, "output_ids": ids, "meta_info": meta})
+
+    answer = answer_of(generated("a", [1], "first", 5) + generated("a b", [1, 2], "first", 5), GENERATE)
+    assert (answer.text, answer.tokens, answer.token_ids) == ("a b", 2, (1, 2))
+    seam = Seam(GENERATE, answer, {"text": "p"}, show_usage=False)
+    made = seam.feed(generated(" c", [3], "second", 7) + generated(" c d", [3, 4], "second", 7, {"type": "stop"}))
+    last = events_of(made)[-1]
+    assert (last["text"], last["output_ids"]) == ("a b c d", [1, 2, 3, 4])
+    assert last["meta_info"]["id"] == "first"
+    assert (last["meta_info"]["prompt_tokens"], last["meta_info"]["completion_tokens"]) == (5, 4)
+    assert seam.feed(b"data: [DONE]\n\n") in (b"data: [DONE]\n\n", b"")

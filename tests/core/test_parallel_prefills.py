@@ -1,0 +1,219 @@
+"""Replicas that prefill in parallel, under the default policy with its queue, and those that do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+from itertools import count
+
+import numpy as np
+import pytest
+
+from gorgo.core.fleet.replica import ReplicaSpec
+from gorgo.core.fleet.request_filter import LEARN_AFTER_S
+from gorgo.core.latency.prefill import MOST_AT_ONCE, ParallelPrefills, PrefillQueue
+from gorgo.core.limits import OverloadLimits, RouterLimits
+from gorgo.core.messages.actions import Action, Dispatch
+from gorgo.core.messages.request import AttemptResult, Outcome, RouteRequest
+from gorgo.core.router import Router
+from gorgo.policies.registry import make_policy
+
+RTT_S = 0.01
+#: From a first token to the end of its answer.
+DECODE_S = 0.3
+#: When what was learned at the start must hold.
+SETTLED_S = 10.0
+
+#: Seconds of a prefill of so many tokens.
+Prefill = Callable[[int], float]
+
+
+class Engines:
+    """One or more engines behind one URL, each with one queue; `None` is one for every request."""
+
+    def __init__(self, prefill_s: Prefill, engines: int | None) -> None:
+        self._prefill_s = prefill_s
+        self._free_s = None if engines is None else [0.0] * engines
+
+    def first_token_s(self, tokens: int, *, now: float) -> float:
+        if self._free_s is None:
+            return now + self._prefill_s(tokens)
+        engine = self._free_s.index(min(self._free_s))
+        self._free_s[engine] = max(self._free_s[engine], now) + self._prefill_s(tokens)
+        return self._free_s[engine]
+
+
+class Run:
+    """Two replicas, and Poisson arrivals for so long."""
+
+    def __init__(
+        self,
+        policy: str,
+        prefill_s: Prefill,
+        *,
+        engines: int | None = None,
+        rate: float = 16.0,
+        tokens: tuple[int, int] = (500, 9_890),
+        seed: int = 0,
+        lasts_s: float = 18.0,
+    ) -> None:
+        self.router = Router(
+            [ReplicaSpec(name, "here") for name in ("a", "b")],
+            make_policy(policy),
+            rng=np.random.default_rng(1),
+            boot_id="boot",
+            limits=RouterLimits(overload=OverloadLimits(queue_enabled=True)),
+        )
+        self._engines = {name: Engines(prefill_s, engines) for name in ("a", "b")}
+        for name in self._engines:
+            self.router.replicas.on_probe(name, RTT_S, now=0.0)
+        self.ttft_s: dict[str, float] = {}
+        self._requests: dict[str, RouteRequest] = {}
+        self._events: list[tuple[float, int, Callable[[float], None]]] = []
+        self._numbers = count()
+        rng, at_s = np.random.default_rng(seed), 0.0
+        while (at_s := at_s + rng.exponential(1 / rate)) < lasts_s:
+            name = f"r{len(self._requests)}"
+            request = RouteRequest(name, at_s, int(rng.integers(*tokens)), b"", 64.0, 1)
+            self._requests[name] = request
+            self._at(at_s, lambda now, request=request: self._arrive(request, now))  # type: ignore[misc]
+        while self._events:
+            now, _, event = heappop(self._events)
+            event(now)
+            due_s = self.router.next_timer()
+            if due_s is not None and now < lasts_s + 300.0:
+                self._at(max(due_s, now + 1e-3), self._timer)
+
+    def p95_s(self, since_s: float = SETTLED_S) -> float:
+        late = [self.ttft_s[name] for name, request in self._requests.items() if request.received_s >= since_s]
+        return float(np.quantile(late, 0.95))
+
+    def at_once(self, name: str = "a") -> int:
+        (snapshot,) = [each for each in self.router.view.snapshots(now=0.0) if each.name == name]
+        return snapshot.parallel_prefills
+
+    def _at(self, at_s: float, event: Callable[[float], None]) -> None:
+        heappush(self._events, (at_s, next(self._numbers), event))
+
+    def _arrive(self, request: RouteRequest, now: float) -> None:
+        own, others = self.router.submit(request, now=now)
+        self._do([*others, own], now)
+
+    def _timer(self, now: float) -> None:
+        due_s = self.router.next_timer()
+        if due_s is not None and due_s <= now:
+            self._do(self.router.handle_timer(now=now), now)
+
+    def _do(self, actions: Sequence[Action], now: float) -> None:
+        for action in actions:
+            if isinstance(action, Dispatch):
+                tokens = self._requests[action.request_id].prompt_tokens
+                first_s = self._engines[action.replica].first_token_s(tokens, now=now + RTT_S / 2) + RTT_S / 2
+                self._at(first_s, lambda at, attempt=action: self._first_token(attempt, at))  # type: ignore[misc]
+
+    def _first_token(self, attempt: Dispatch, now: float) -> None:
+        self.ttft_s[attempt.request_id] = now - self._requests[attempt.request_id].received_s
+        self._do(self.router.on_first_token(attempt.attempt_id, now=now), now)
+        self._at(now + DECODE_S, lambda at: self._end(attempt, at))
+
+    def _end(self, attempt: Dispatch, now: float) -> None:
+        own, others = self.router.on_finish(attempt.attempt_id, Outcome(AttemptResult.COMPLETED, status=200), now=now)
+        assert own is None
+        self._do(others, now)
+
+
+def drawn(seed: int) -> Prefill:
+    """Return times that have nothing to do with the prompt."""
+    rng = np.random.default_rng(seed)
+    return lambda _tokens: rng.uniform(0.3, 0.86)
+
+
+ALWAYS = 0.86
+
+
+@pytest.mark.parametrize("policy", ["gorgo-ms", "gorgo-residual"])
+@pytest.mark.parametrize(
+    "prefill_s",
+    [lambda tokens: tokens / 11_500, lambda _tokens: ALWAYS, drawn(9), lambda tokens: 0.3 + tokens / 20_000],
+    ids=["as the prior says", "always the same", "by chance", "a constant and a rate"],
+)
+def test_replicas_that_prefill_in_parallel_are_as_quick_as_under_least_load(policy: str, prefill_s: Prefill) -> None:
+    """16 requests a second, each with a first token within 0.86 s wherever it goes."""
+    assert Run(policy, prefill_s).p95_s() <= 1.1 * Run("least-load", prefill_s).p95_s()
+
+
+def test_ranks_behind_one_url_are_counted() -> None:
+    run = Run("gorgo-ms", lambda tokens: tokens / 11_500, engines=4, rate=7.0)
+    assert run.p95_s() <= 1.1 * Run("least-load", lambda tokens: tokens / 11_500, engines=4, rate=7.0).p95_s()
+    assert 2 <= max(run.at_once("a"), run.at_once("b")) <= 8
+
+
+@pytest.mark.parametrize("tokens_per_s", [6_000, 11_500, 20_000])
+@pytest.mark.parametrize("rate", [3.0, 6.0])
+def test_an_engine_with_one_queue_is_taken_for_one_at_any_load(tokens_per_s: int, rate: float) -> None:
+    run = Run("gorgo-ms", lambda tokens: 0.012 + tokens / tokens_per_s, engines=1, rate=rate, tokens=(200, 6_000))
+    assert (run.at_once("a"), run.at_once("b")) == (1, 1)
+
+
+def test_a_request_that_waits_behind_others_shows_that_there_is_one_queue() -> None:
+    parallel = ParallelPrefills()
+    known = []
+    for second in range(0, 100, 10):
+        arrivals = [parallel.arrive(before) for before in range(3)]
+        for before, arrival in enumerate(arrivals):
+            parallel.on_first_token(arrival, arrived_s=second, engine_s=second + 1.0 + before, prior_s=1.0)
+            known.append(not parallel.needs_evidence(engine_s=second + 1.0 + before))
+    assert parallel.count == 1
+    assert not all(known[:3]), "nothing is known before two have met"
+    assert any(known), "it is known for a while"
+    assert parallel.needs_evidence(engine_s=100.0 + 61.0), "and asked again"
+
+
+def test_engines_that_leave_a_url_are_noticed() -> None:
+    parallel = ParallelPrefills()
+    for second in range(0, 100, 10):
+        arrivals = [parallel.arrive(before) for before in range(4)]
+        for arrival in arrivals:
+            parallel.on_first_token(arrival, arrived_s=second, engine_s=second + 1.0, prior_s=1.0)
+    assert parallel.count >= 4
+    for second in range(100, 400, 10):
+        arrivals = [parallel.arrive(before) for before in range(4)]
+        for before, arrival in enumerate(arrivals):
+            parallel.on_first_token(arrival, arrived_s=second, engine_s=second + 1.0 + before, prior_s=1.0)
+    assert parallel.count == 1
+
+
+def test_one_more_may_begin_while_fewer_go_on_than_the_engine_does_at_once() -> None:
+    queue = PrefillQueue()
+    queue.speed.parallel.count = 2
+    queue.add("first", arrives_s=10.0, prior_s=1.0, streamed=True)
+    assert (queue.drained_at_s, queue.backlog_s) == (10.0, 0.5)
+    queue.add("second", arrives_s=10.5, prior_s=1.0, streamed=True)
+    assert (queue.drained_at_s, queue.backlog_s) == (11.0, 1.0)
+    queue.add("third", arrives_s=10.5, prior_s=2.0, streamed=True)
+    assert queue.drained_at_s == 11.5, "the third begins at 11, and the second ends before it"
+    assert queue.head_due_s == 11.0
+    queue.check()
+
+
+def test_a_queue_without_visible_ends_shows_nothing() -> None:
+    queue = PrefillQueue()
+    first = queue.speed.parallel.arrive(0)
+    queue.speed.parallel.on_first_token(first, arrived_s=0.0, engine_s=1.0, prior_s=1.0)
+    assert queue.needs_evidence(engine_s=2.0)
+    queue.add("whole", arrives_s=2.0, prior_s=1.0, streamed=False)
+    assert not queue.needs_evidence(engine_s=2.0)
+
+
+def test_no_more_are_taken_to_go_on_at_once_than_there_may_be() -> None:
+    parallel = ParallelPrefills()
+    for second in range(0, 200, 10):
+        arrivals = [parallel.arrive(before) for before in range(3 * MOST_AT_ONCE)]
+        for arrival in arrivals:
+            parallel.on_first_token(arrival, arrived_s=second, engine_s=second + 1.0, prior_s=1.0)
+    assert parallel.count == MOST_AT_ONCE
+    assert not parallel.needs_evidence(engine_s=1e9)
+
+
+def test_learning_begins_only_when_a_request_has_waited() -> None:
+    assert 0.2 < LEARN_AFTER_S < 1.0

@@ -1,0 +1,44 @@
+"""The picker stops behind a real Envoy, under load: no client hears of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.picker.envoy.envoy import needs_envoy
+from tests.picker.envoy.rig import CHAT, Rig, rig
+from tests.proxy.fakes import DONE, USAGE, delta, stream
+
+pytestmark = needs_envoy
+CLIENTS = 6
+#: Of each client, after the picker has ended.
+LATER = 10
+
+
+@pytest.mark.parametrize("front", ["own"])
+async def test_no_request_is_lost_while_the_picker_stops(front: str, tmp_path: Path) -> None:
+    async with rig(tmp_path) as running:
+        running.script(stream(*([delta("a")] * 20), USAGE, DONE))
+        found: Counter[int | str] = Counter()
+        clients = [asyncio.create_task(_send(running, front, found)) for _ in range(CLIENTS)]
+        async with asyncio.timeout(20):
+            while sum(found.values()) < 10 * CLIENTS:
+                await asyncio.sleep(0)
+        running.shutdown.set()
+        await asyncio.wait_for(asyncio.gather(*clients), 20)
+    assert set(found) == {200}
+
+
+async def _send(running: Rig, front: str, found: Counter[int | str]) -> None:
+    """Send one request after another, until the picker has ended and some more."""
+    later = 0
+    async with running.client(front) as client:
+        while later < LATER:
+            later += running.task.done()
+            answered = await client.post(
+                CHAT, json={"messages": [{"role": "user", "content": "hello"}], "stream": True}
+            )
+            found[answered.status_code] += 1

@@ -1,0 +1,197 @@
+"""Answers that break off at one replica and go on at another, in virtual time: what the client gets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gorgo.live.upstream.client import UpstreamError
+from tests.proxy.exchange.test_handler import config
+from tests.proxy.fakes import DONE, ROLE, chat
+from tests.proxy.virtual import Script, Step, VirtualProxy, in_virtual_time
+
+STREAM = chat(stream=True)
+LOST = UpstreamError("disconnected")
+
+
+def event(fields: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(fields).encode() + b"\n\n"
+
+
+def said(text: str, finish: str | None = None, name: str = "first", **more: Any) -> bytes:
+    choices = [{"index": 0, "delta": {"content": text} if text else {}, "finish_reason": finish}]
+    return event({"id": name, "model": "m", "choices": choices, **more})
+
+
+REST = Script([0.2, ROLE, said("c", name="second"), said("d", name="second"), said("", "stop", "second"), DONE])
+
+
+def virtually(
+    test: Callable[[VirtualProxy], Awaitable[None]], *scripts: list[Script], engines: str = "vllm", **limits: Any
+) -> None:
+    names = {f"r{number}": script for number, script in enumerate(scripts)}
+    found = config(**limits)
+    third = replace(found.replicas[1], name="r2")
+    rows = tuple(replace(row, engine=engines) for row in (*found.replicas, third) if row.name in names)
+    in_virtual_time(test, replace(found, replicas=rows), names)
+
+
+def text_of(stream: bytes) -> str:
+    found = [json.loads(part[6:]) for part in stream.split(b"\n\n") if part.startswith(b"data: {")]
+    return "".join(choice["delta"].get("content") or "" for each in found for choice in each.get("choices", []))
+
+
+def broken(*steps: Step) -> Script:
+    return Script([said("a"), 0.1, said("b"), 0.1, *(steps or (LOST,))])
+
+
+def test_an_answer_whose_replica_dies_goes_on_at_another_one(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="gorgo")
+
+    async def test(proxy: VirtualProxy) -> None:
+        answered = await proxy.ask(STREAM)
+        assert text_of(answered.body) == "abcd"
+        assert (answered.status, answered.complete) == (200, True)
+        assert answered.body.count(b"[DONE]") == answered.body.count(b'"stop"') == 1
+        assert b'"second"' not in answered.body
+        assert b": x-gorgo-continued r1\n\n" in answered.body
+        asked = json.loads(proxy.replicas["r1"].received[0].body)
+        assert asked["messages"][-1] == {"role": "assistant", "content": "ab"}
+        assert asked["continue_final_message"] is True
+        sample = proxy.state.routing.router.samples.after(0, 1)["samples"][0]
+        assert (sample["status"], sample["continued"], sample["retries"], sample["replica"]) == (200, 1, 0, "r1")
+        assert sample["ttft_ms"] == pytest.approx(0.0)
+        assert proxy.total("gorgo_streams_continued_total", reason="disconnected") == 1.0
+        assert proxy.total("gorgo_stream_seam_seconds_sum") == pytest.approx(0.3)
+        assert proxy.total("gorgo_attempts_total", replica="r0", region="here", result="failed_after_content") == 1.0
+        assert proxy.state.buffers.used_bytes == 0
+        proxy.state.routing.router.check()
+
+    virtually(test, [broken()], [REST])
+    (found,) = [record for record in caplog.records if record.getMessage() == "request"]
+    assert found.fields["continued"] == 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        pytest.param((said("half")[:20], LOST), id="in the middle of an event"),
+        pytest.param((0.1,), id="without an end"),
+        pytest.param((event({"error": {"message": "cuda", "code": 500}}), DONE), id="by an error of the engine"),
+        pytest.param((said("x")[:9], said("x")[9:] + said("y")[:5], LOST), id="after a split event"),
+        pytest.param((1000.0,), id="by silence"),
+    ],
+)
+def test_the_client_sees_no_doubled_and_no_missing_character_however_it_breaks_off(steps: tuple[Step, ...]) -> None:
+    async def test(proxy: VirtualProxy) -> None:
+        answered = await proxy.ask(STREAM)
+        between = "x" if b"x" in b"".join(step for step in steps if isinstance(step, bytes)) else ""
+        assert text_of(answered.body) == f"ab{between}cd"
+        assert b'"error"' not in answered.body
+        assert answered.complete
+
+    virtually(test, [broken(*steps)], [REST])
+
+
+def test_a_rest_that_breaks_off_too_goes_on_a_second_time_and_no_third() -> None:
+    second = Script([said("c", name="second"), LOST])
+
+    async def test(proxy: VirtualProxy) -> None:
+        answered = await proxy.ask(STREAM)
+        assert text_of(answered.body) == "abccd"
+        assert json.loads(proxy.replicas["r2"].received[0].body)["messages"][-1]["content"] == "abc"
+
+    virtually(test, [broken()], [second], [REST])
+
+    async def ends(proxy: VirtualProxy) -> None:
+        answered = await proxy.ask(STREAM)
+        assert text_of(answered.body) == "abc"
+        assert answered.body.endswith(b"\n\n")
+        assert b'"upstream_failed"' in answered.body
+        assert proxy.replicas["r2"].received == []
+
+    virtually(ends, [broken()], [second], [REST], continuations=1)
+
+
+def test_a_replica_that_fails_before_the_rest_is_followed_by_another_one() -> None:
+    async def test(proxy: VirtualProxy) -> None:
+        assert text_of((await proxy.ask(STREAM)).body) == "abcd"
+        assert len(proxy.replicas["r1"].received) == len(proxy.replicas["r2"].received) == 1
+
+    virtually(test, [broken()], [Script(refuses="connect_failed")], [REST])
+
+
+@pytest.mark.parametrize(
+    ("body", "engines", "limits"),
+    [
+        (STREAM, "vllm", {"continuations": 0}),
+        (STREAM, "openai", {}),
+        (STREAM[:-1] + b', "n": 2}', "vllm", {}),
+        (STREAM[:-1] + b', "response_format": {"type": "json_object"}}', "vllm", {}),
+    ],
+)
+def test_what_cannot_be_continued_ends_with_an_error_event(body: bytes, engines: str, limits: dict[str, int]) -> None:
+    async def test(proxy: VirtualProxy) -> None:
+        answered = await proxy.ask(body)
+        assert text_of(answered.body) == "ab"
+        assert b'"upstream_failed"' in answered.body
+        assert proxy.replicas["r1"].received == []
+        assert proxy.state.buffers.used_bytes == 0
+
+    virtually(test, [broken()], [REST], engines=engines, **limits)
+
+
+def test_an_error_of_the_engine_is_passed_on_where_no_replica_can_go_on() -> None:
+    failure = event({"error": {"message": "cuda", "code": 500}})
+
+    async def test(proxy: VirtualProxy) -> None:
+        answered = await proxy.ask(STREAM)
+        assert answered.body == said("a") + said("b") + failure
+        assert answered.complete
+
+    virtually(test, [broken(failure)])
+
+
+def test_the_counts_are_those_of_the_whole_answer() -> None:
+    usage = event({"id": "second", "choices": [], "usage": {"prompt_tokens": 14, "completion_tokens": 3}})
+    rest = Script([said("c", name="second"), said("", "stop", "second"), usage, DONE])
+
+    async def test(proxy: VirtualProxy) -> None:
+        answered = await proxy.ask(STREAM[:-1] + b', "stream_options": {"include_usage": true}}')
+        assert b'"usage": {"prompt_tokens": 12, "completion_tokens": 5}' in answered.body
+        sample = proxy.state.routing.router.samples.after(0, 1)["samples"][0]
+        assert (sample["input_tokens"], sample["output_tokens"]) == (12, 5)
+
+    virtually(test, [broken()], [rest])
+
+
+def test_a_client_that_leaves_behind_the_seam_leaves_no_load() -> None:
+    async def test(proxy: VirtualProxy) -> None:
+        await proxy.ask(STREAM, leaves_s=0.3)
+        assert len(proxy.replicas["r1"].received) == 1
+
+    virtually(test, [broken()], [Script([said("c"), 1000.0])])
+
+
+def test_memory_that_an_upload_needs_is_given_up_and_the_answer_is_not_continued() -> None:
+    async def test(proxy: VirtualProxy) -> None:
+        budget = proxy.state.buffers
+
+        async def upload() -> None:
+            await asyncio.sleep(4.0)
+            large = budget.new_buffer("another", now=proxy.now_s)
+            assert budget.reserve(large, budget.size_limit, now=proxy.now_s)
+            budget.close(large)
+
+        answered, _ = await asyncio.gather(proxy.ask(STREAM), upload())
+        assert text_of(answered.body) == "abz"
+        assert b'"upstream_failed"' in answered.body
+        assert budget.used_bytes == 0
+
+    virtually(test, [broken(5.0, said("z"), LOST)], [REST])
