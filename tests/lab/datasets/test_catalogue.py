@@ -71,7 +71,7 @@ def test_filters_act_on_generated_windows_as_on_files() -> None:
 
 
 def test_a_name_that_nothing_has_lists_those_there_are() -> None:
-    with pytest.raises(TraceError, match=r"nothing: No such file.*there are: art-chat-apr5, .*wildchat-like"):
+    with pytest.raises(TraceError, match=r"nothing: No such file.*there are: agents, art-chat-apr5, .*wildchat-like"):
         load_requests("nothing")
 
 
