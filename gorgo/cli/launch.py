@@ -189,7 +189,11 @@ FULL_RUNS = 3
 
 
 def freeze_startup_objects() -> None:
-    """Freeze all objects and set the thresholds; call once, after set-up."""
-    gc.collect()
+    """Freeze all objects, set the thresholds and enable the collector; call once, after set-up.
+
+    What the start dropped in cycles stays too: 2 % of the objects, for which a full collection would take a tenth of
+    the start.
+    """
     gc.freeze()
+    gc.enable()
     gc.set_threshold(YOUNG_OBJECTS, MIDDLE_RUNS, FULL_RUNS)

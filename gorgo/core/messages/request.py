@@ -14,6 +14,7 @@ from typing import Any
 
 from gorgo.core.latency.ttft import Pacing, TcpWindows
 from gorgo.core.prompt.fingerprint import MAX_NAME
+from gorgo.core.prompt.media import MediaParts
 from gorgo.core.record import record
 
 
@@ -74,6 +75,8 @@ class RouteRequest:
         Prompt tokens up to the end of each message, ascending, exact or estimated.
     prefix_len:
         First tokens by which `sticky-least-loaded` knows a holder; `None`: its weight.
+    media:
+        Its images, audio and video, whose tokens are in `prompt_tokens` and not in `text_bytes`.
     credential:
         Hash of the key that the client sent for the engine, which may refuse one and not others; `None` without one.
     most_output_tokens:
@@ -104,6 +107,7 @@ class RouteRequest:
     replicas: frozenset[str] | None = None
     prefix_len: int | None = None
     credential: int | None = None
+    media: tuple[MediaParts, ...] = ()
     most_output_tokens: int | None = None
 
     @property

@@ -434,12 +434,17 @@ def parse_request(
     ratio = _BYTES_PER_ID if are_ids else routing.router.token_ratios.ratio(model)
     fingerprint = routing.fingerprinter.hash_sketch(fields.sketch, adapter=adapter)
     prompt_tokens = ceil(fingerprint.text_bytes / ratio) if tokens is None else tokens
+    block_tokens, media = BLOCK_BYTES / ratio, fields.sketch.media
+    if media and tokens is None:
+        text_tokens = (fingerprint.text_bytes - fields.sketch.media_bytes) / ratio
+        prompt_tokens = max(1, ceil(text_tokens + routing.router.media_tokens.estimate(model, media)))
+        block_tokens = BLOCK_BYTES * prompt_tokens / fingerprint.text_bytes
     request = RouteRequest(
         request_id=request_id,
         received_s=received_s,
         prompt_tokens=prompt_tokens,
         blocks=fingerprint.blocks,
-        block_tokens=BLOCK_BYTES / ratio,
+        block_tokens=block_tokens,
         prefix_hash=fingerprint.prefix_hash,
         model=model,
         session_id=session_of(headers),
@@ -451,7 +456,7 @@ def parse_request(
         client=client,
         regions=options.regions,
         idempotent=_is_idempotent(route, parsed),
-        text_bytes=None if are_ids else fingerprint.text_bytes,
+        text_bytes=None if are_ids else fingerprint.text_bytes - fields.sketch.media_bytes,
         route=route,
         slo_tpot_s=options.slo_tpot_s,
         kv_hashes={} if exact is None else exact.kv_hashes,
@@ -459,6 +464,7 @@ def parse_request(
         replicas=replicas,
         prefix_len=options.prefix_len,
         credential=_credential(headers) if client is None else None,
+        media=media,
         most_output_tokens=most_output_tokens(parsed),
     )
     may_be_short = route not in NOT_GENERATING and request.idempotent and wants_more_than_one(parsed)
@@ -575,6 +581,11 @@ class Gaps:
             if FirstTokenDetector(route).feed(chunk) is StreamState.CONTENT:
                 return
             self._seconds.pop()
+
+    def median(self) -> float | None:
+        """Return the median; `None` without a gap."""
+        seconds = self._seconds
+        return sorted(seconds)[len(seconds) // 2] if seconds else None
 
     def p95(self) -> float | None:
         """Return the 95th percentile; `None` without a gap."""

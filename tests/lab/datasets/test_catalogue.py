@@ -10,6 +10,8 @@ import pytest
 
 from gorgo.errors import TraceError
 from gorgo.lab.datasets import (
+    AgentsShape,
+    HerdShape,
     SharingShape,
     describe_trace,
     generate_requests,
@@ -26,7 +28,7 @@ from gorgo.lab.traces import TraceFilters, TraceRequest, load_trace
 @pytest.mark.parametrize("name", ["art-chat-sample", "wildchat-like", "chat-small"])
 def test_memory_and_file_hold_the_same_requests(name: str, tmp_path: Path) -> None:
     found = read_shape(shapes()[name])
-    assert not isinstance(found, SharingShape)
+    assert not isinstance(found, SharingShape | HerdShape | AgentsShape)
     shape = replace(found, duration_s=60.0)
     write_trace(shape, tmp_path / "t.jsonl.gz")
     assert TraceFilters().apply(generate_requests(shape)) == load_trace(tmp_path / "t.jsonl.gz")
@@ -63,7 +65,7 @@ def test_filters_act_on_generated_windows_as_on_files() -> None:
 
 
 def test_a_name_that_nothing_has_lists_those_there_are() -> None:
-    with pytest.raises(TraceError, match=r"nothing: No such file.*there are: art-chat-apr5, .*wildchat-like"):
+    with pytest.raises(TraceError, match=r"nothing: No such file.*there are: agents, art-chat-apr5, .*wildchat-like"):
         load_requests("nothing")
 
 

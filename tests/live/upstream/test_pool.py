@@ -304,7 +304,7 @@ async def test_request_never_waits_for_dns_while_an_address_is_known(monkeypatch
         with pytest.raises(socket.gaierror):
             await place.look_up()
         (await place.open_socket()).close()
-        assert (names.asked, place.addresses) == (asked + 1, {"127.0.0.2"})
+        assert (names.asked, place.addresses) == (asked + 1, frozenset({"127.0.0.2"}))
 
 
 def test_addresses_of_two_families_are_one_machine() -> None:

@@ -185,7 +185,7 @@ async def test_status_has_what_the_page_shows(fleet: Running) -> None:
     (made,) = shown["decisions"]
     assert made["request_id"] == "mine"
     assert {row["replica"] for row in made["candidates"]} == {"r0", "r1"}
-    assert set(made["candidates"][0]["terms"]) == {"rtt", "queue", "prefill", "externality"}
+    assert set(made["candidates"][0]["terms"]) == {"rtt", "queue", "prefill", "externality", "room", "shared"}
     assert made["sample"]["ttft_ms"] > 0
     assert made["error_ms"] == pytest.approx(made["sample"]["ttft_ms"] - made["predicted_ttft_ms"])
     assert shown["recent_stats"]["n"] == 1
