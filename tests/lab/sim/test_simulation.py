@@ -407,12 +407,16 @@ def test_who_waits_goes_as_soon_as_an_operator_has_made_room() -> None:
     ("policy", "given", "interval_s"), [("load-prefix", None, 1.0), ("gorgo-ms", None, 30.0), ("load-prefix", 7.0, 7.0)]
 )
 def test_scrapes_are_as_frequent_as_the_policy_needs_as_in_the_proxy(
-    policy: str, given: float | None, interval_s: float
+    policy: str, given: float | None, interval_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     simulated = Simulation(three_regions(), make_policy(policy), seed=0, scrape_interval_s=given)
-    asked: list[float] = []
-    every = simulated.kernel.every
-    simulated.kernel.every = lambda period_s, action: (asked.append(period_s), every(period_s, action))[1]  # type: ignore[method-assign]
+    every, intervals_s = simulated.kernel.every, list[float]()
+
+    def record(period_s: float, handler: Callable[[], None]) -> None:
+        intervals_s.append(period_s)
+        every(period_s, handler)
+
+    monkeypatch.setattr(simulated.kernel, "every", record)
     simulated.run([])
-    assert interval_s in asked
+    assert interval_s in intervals_s
     assert simulated.router.settings.limits.stale_after_s == 90.0
