@@ -278,7 +278,7 @@ class MultiDepth:
             1.0,
             0.0,
             2.0,
-            "1: a route at the end of each message, else each 128 tokens; 2: the deepest alone; 0: 2, hash of the whole",
+            "1: a route at the end of each message, else each 128 tokens; 2: the deepest alone; 0: 2, the whole hashed",
             tunable="no",
         ),
         WeightSpec(
