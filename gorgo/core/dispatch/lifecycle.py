@@ -454,6 +454,8 @@ class RequestLifecycle:
         if refused or outcome is _REFUSED_ELSEWHERE:
             pass  # What another replica makes of the request decides.
         elif outcome.result is COMPLETED:
+            if outcome.output_tokens:
+                replica.learn_answer(outcome.output_tokens)
             if replica.token_gap is not None:
                 _learn_gap(attempt, outcome, now)
             whole = outcome.short is not None
