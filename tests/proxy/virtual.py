@@ -10,6 +10,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
+from urllib.parse import unquote
 
 import pytest
 
@@ -189,13 +190,14 @@ class VirtualProxy:
             answered.parts.append((self.now_s, message["body"]))
             answered.complete = not message["more_body"]
 
+        path, _, query = route.partition("?")
         scope: dict[str, object] = {
             "type": "http",
             "http_version": "1.1",
             "method": method,
-            "path": route,
-            "raw_path": route.encode(),
-            "query_string": b"",
+            "path": unquote(path),
+            "raw_path": path.encode(),
+            "query_string": query.encode(),
             "headers": [(b"content-type", media_type), *headers],
         }
         on_disconnect: list[Callable[[], None]] = []
