@@ -12,6 +12,7 @@ from tests.core.routers import PROMPT, a_request
 def view_of(parts: Parts) -> RouterView:
     return RouterView(
         parts.fleet,
+        parts.table,
         parts.request_filter.slow_start,
         parts.regions,
         parts.index,

@@ -24,6 +24,10 @@ class Replica:
     alive: bool = True
     model: EngineModel[EngineRequest] = field(default_factory=lambda: EngineModel(round_profile(), item_bytes=1))
 
+    @property
+    def models(self) -> list[EngineModel[EngineRequest]]:
+        return [self.model]
+
 
 class Lab:
     """A background on a heap of its own, and a line per thing told."""

@@ -33,7 +33,8 @@ def sim_request(index: int, at_s: float, tokens: int, blocks: bytes) -> SimReque
 
 def p95_ms(policy: str, *, since_s: float = 10.0, lasts_s: float = 25.0) -> float:
     """Return the p95 of the requests that arrive after the first seconds: prompts of 0.3 to 0.8 s, 12 a second."""
-    rng, feed, at_s = np.random.default_rng(0), [], 0.0
+    feed: list[SimRequest] = []
+    rng, at_s = np.random.default_rng(0), 0.0
     while (at_s := at_s + rng.exponential(1 / 12)) < lasts_s:
         tokens = int(rng.integers(4_000, 8_000))
         blocks = rng.bytes(8 * (tokens // 64))
