@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from experiments.pictures import Picture
@@ -36,10 +36,6 @@ class Grid:
     counts: Sequence[int] = (2, 4, 8)
     first_requests: int | None = None
     pictures: bool = False
-
-    def with_seeds(self, count: int) -> Grid:
-        """Return the first so many seeds."""
-        return replace(self, seeds=self.seeds[:count])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The README's quick start, pasted into bash as a whole: all of it arrives before its first command has ended."""
+"""The quick start by hand, pasted into bash as a whole: all of it arrives before its first command has ended."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def shell(script: str, folder: Path, environ: dict[str, str]) -> tuple[int, str]
 
 
 def test_quick_start_can_be_pasted_and_one_line_stops_it(tmp_path: Path) -> None:
-    text = section((ROOT / "README.md").read_text(), "## Quick start by hand")
+    text = section((ROOT / "docs/README.md").read_text(), "## Quick start by hand")
     pasted = blocks(text, "sh")[0]
     (stop,) = re.findall(r"`(.*)` stops it all", text)
     assert pasted.startswith(INSTALL)

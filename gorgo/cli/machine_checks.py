@@ -19,7 +19,7 @@ from gorgo.config.load import inside, items
 from gorgo.config.model import ClientsConfig, ModelConfig, PickerConfig, ProxyConfig, SharedConfig, TlsConfig
 from gorgo.errors import ConfigError, InvalidValueError, MissingExtra
 from gorgo.live.extras import DNS, EVENTS, SHARED, Extra, is_installed
-from gorgo.live.http.tls import served_tls, upstream_tls
+from gorgo.live.http.tls import served_tls, shared_tls, upstream_tls
 from gorgo.live.listener.sockets import check_bind
 from gorgo.live.prompt_tokens import read_tokenizers
 from gorgo.live.replica_secrets import replica_secrets
@@ -108,7 +108,7 @@ def _tokenizers(document: Document) -> Iterator[Problem]:
 def _replicas(document: Document, environ: Mapping[str, str]) -> Iterator[Problem]:
     #: Errors by files: a thousand replicas share a few.
     errors: dict[ReplicaConfig, InvalidValueError | None] = {}
-    shared = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    shared = shared_tls(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
     rows: list[tuple[Path, object]] = [
         (("replicas", number), item) for number, item in enumerate(items(document.data, "replicas"))
     ]

@@ -117,10 +117,9 @@ def several_addresses(addresses: Iterable[str]) -> str | None:
     >>> several_addresses(["10.0.0.2", "10.0.0.1"])
     'its name has 2 addresses (10.0.0.1, 10.0.0.2): requests go to one of them; fleet_sources make a replica of each'
     """
-    families: dict[bool, set[str]] = {True: set(), False: set()}
-    for address in addresses:
-        families[":" in address].add(address)
-    most = sorted(max(families.values(), key=len))
+    found = set(addresses)
+    six = {address for address in found if ":" in address}
+    most = sorted(six if len(six) > len(found - six) else found - six)
     if len(most) < 2:
         return None
     more = f" and {len(most) - ADDRESSES_SHOWN} more" if len(most) > ADDRESSES_SHOWN else ""

@@ -25,7 +25,7 @@ def mutable_record(cls: type[T]) -> type[T]:
 
     Setting a field takes twice as long as in a dataclass, making one a third.
     """
-    return _as_struct(dataclass(init=False, eq=False)(cls), frozen=False)
+    return _as_struct(dataclass(init=False, repr=False, eq=False)(cls), frozen=False)
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
@@ -41,7 +41,9 @@ def record(cls: type[T]) -> type[T]:
     >>> Point(1.0) == Point(1.0, 0.0), {Point(1.0): "found"}[Point(1.0)]
     (True, 'found')
     """
-    return _as_struct(dataclass(init=False, unsafe_hash=True)(cls), frozen=True)
+    # The struct hashes all of its fields.
+    own_hash = any(isinstance(value, Field) and value.hash is False for value in vars(cls).values())
+    return _as_struct(dataclass(init=False, repr=False, eq=False, unsafe_hash=own_hash)(cls), frozen=True)
 
 
 def _as_struct(made: type[Any], *, frozen: bool) -> type[Any]:
@@ -62,6 +64,8 @@ def _as_struct(made: type[Any], *, frozen: bool) -> type[Any]:
 
 
 def _as_struct_field(each: Field[Any]) -> tuple[str, Any] | tuple[str, Any, Any]:
+    if not (each.repr and each.compare):
+        raise TypeError(f"field {each.name!r} of a record: expected one that is compared and shown")
     if each.default_factory is not MISSING:
         return each.name, each.type, msgspec.field(default_factory=each.default_factory)
     if not each.init:

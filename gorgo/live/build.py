@@ -26,7 +26,7 @@ from gorgo.live.control.state_file import PersistedState, StateFile, initial_sta
 from gorgo.live.event_loop import RouterGateway, epoch_clock
 from gorgo.live.extras import check_extras
 from gorgo.live.http.body import UploadCounter
-from gorgo.live.http.tls import served_tls, upstream_tls
+from gorgo.live.http.tls import served_tls, shared_tls, upstream_tls
 from gorgo.live.logs import log
 from gorgo.live.parsing.workers import BodyWorkers
 from gorgo.live.policy_training import PolicyTraining
@@ -58,8 +58,7 @@ def build_live(
     """Wire what routes. Needs a running event loop, which owns the connection pools.
 
     `persisted` is the content of `state_file` and may override `policy` and `weights`. `tls` is for replicas without
-    own files; the default trusts the system's authorities, which take 30 ms to read. `kind` is the front
-    end's.
+    own files; the default trusts the system's authorities, read when a replica needs them. `kind` is the front end's.
     """
     registered = _registered(persisted, config)
     file_config, config = config, registered.merged(config)
@@ -71,8 +70,8 @@ def build_live(
     served = served_tls(config.proxy.tls)
     tokens_of = read_tokenizers(config.models)
     fingerprinter = Fingerprinter(key=_fingerprint_key(config, key, environ), block_bytes=BLOCK_BYTES)
-    tls = tls or ssl.create_default_context()
-    tls_of = {replica.name: upstream_tls(replica, tls) for replica in config.replicas}
+    system_tls = shared_tls(tls)
+    tls_of = {replica.name: upstream_tls(replica, system_tls) for replica in config.replicas}
     clock = epoch_clock()
     router = Router(
         replica_specs(config),
@@ -128,7 +127,7 @@ def build_live(
     )
     replicas = Replicas(
         targets=targets,
-        tls=tls,
+        tls=system_tls,
         found=found,
         pushes=PushService(router, gateway, clock),
         model_lists=ModelLists(clock),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -32,7 +31,7 @@ from gorgo.live.cache_push import PushService, PushSource, PushStats
 from gorgo.live.control.service import ControlService
 from gorgo.live.event_loop import Clock, RouterGateway
 from gorgo.live.http.body import UploadCounter
-from gorgo.live.http.tls import ServedTls
+from gorgo.live.http.tls import ServedTls, SharedTls
 from gorgo.live.kv_feed_stats import KvFeedStats
 from gorgo.live.logs import LineLog, log, log_missing
 from gorgo.live.parsing.workers import BodyWorkers
@@ -200,7 +199,7 @@ class Replicas:
     #: Replaced as a whole by a reload, in the same step as the Router's fleet: both have the same replicas.
     targets: Mapping[str, Target]
     #: For all replicas, those of later reloads included.
-    tls: ssl.SSLContext
+    tls: SharedTls
     #: Replicas of fleet sources.
     found: FoundFleet
     #: What engines push of their caches.

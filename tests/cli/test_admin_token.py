@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gorgo.cli.launch import made_admin_token
-from gorgo.cli.validation import MIN_TOKEN_CHARS
+from gorgo.config.values import MIN_TOKEN_CHARS
 
 
 def test_token_is_printed_and_ends_with_a_process_without_a_state_file() -> None:

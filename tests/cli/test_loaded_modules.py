@@ -22,6 +22,7 @@ UNCONFIGURED = (
     *("gorgo.learning", "gorgo.live.training", "gorgo.live.tokens", "gorgo.live.kv_events", "gorgo.live.peer_store"),
     *("gorgo.policies.learned", "gorgo.policies.sticky", "gorgo.live.fleet_sources.kubernetes"),
     *("zmq", "redis", "tokenizers", "lightgbm", "dns", "opentelemetry", "sqlalchemy", "cma", "joblib", "aiohttp"),
+    *("rich", "pygments", "click"),  # of httpx's own command line
 )
 #: Of the proxy's process alone, or of other commands.
 NOT_FOR_A_CHECK = ("gorgo.proxy", "gorgo.live.state", "httpx", "starlette", "hypercorn", "prometheus_client", "rich")
@@ -29,14 +30,15 @@ _PROGRAM = """
 import atexit, sys
 from pathlib import Path
 written = Path(sys.argv.pop(1))
-atexit.register(lambda: written.write_text("\\n".join(sys.modules)))
+loaded = lambda: [name for name, module in sys.modules.items() if module is not None]
+atexit.register(lambda: written.write_text("\\n".join(loaded())))
 from gorgo.cli import main
 main()
 """
 
 
-def loaded(folder: Path, words: list[str], *, until: str | None = None) -> set[str]:
-    """Return the modules that `gorgo` has loaded when it ends: by itself, or after a line with `until`."""
+def loaded(folder: Path, words: list[str], *, until: str | None = None, code: int = 0) -> set[str]:
+    """Return the modules that `gorgo` has loaded when it ends with `code`: by itself, or after a line with `until`."""
     written = folder / "modules"
     command = [sys.executable, "-c", _PROGRAM, str(written), *words]
     environ = os.environ | {"GORGO_ADMIN_TOKEN": "token-of-the-test" * 2}
@@ -48,7 +50,7 @@ def loaded(folder: Path, words: list[str], *, until: str | None = None) -> set[s
             assert until in process.stdout.readline()
             process.send_signal(signal.SIGTERM)
         process.communicate(timeout=120)
-    assert process.returncode == 0
+    assert process.returncode == code
     return set(written.read_text().split())
 
 
@@ -92,3 +94,13 @@ def test_a_policy_that_learns_loads_its_training(config: Path) -> None:
     learning = loaded(config.parent, [*words, "--policy", "gorgo-residual"], until="listening")
     assert {"gorgo.learning.model_file", "gorgo.live.training.service"} <= learning
     assert below(learning, *LABORATORY) == []
+
+
+def test_the_tuner_beside_a_proxy_loads_no_simulator(tmp_path: Path) -> None:
+    settings = tmp_path / "tune.yaml"
+    settings.write_text("proxy_wait_s: 0.1")
+    database = f"sqlite:///{tmp_path / 'tuner.db'}"
+    words = ["tune", "--url", "http://127.0.0.1:9", "--database", database, "--settings", str(settings)]
+    tuning = loaded(tmp_path, words, code=1)
+    assert "tuner.sidecar.loop" in tuning
+    assert below(tuning, "gorgo.lab.sim", "gorgo.lab.simulate", "tuner.offline", "joblib") == []

@@ -9,6 +9,7 @@ import pytest
 
 from gorgo.config.load import parse_config
 from gorgo.config.model import SharedConfig
+from gorgo.config.values import BUILT_IN, checked_engine, engine_names
 from gorgo.errors import ConfigError
 
 GOOD = {"url": "redis://store:6379/0", "group": "qwen", "key_env": "GROUP_KEY"}
@@ -61,3 +62,16 @@ def test_password_in_the_address_is_refused_and_not_shown() -> None:
 def test_missing_key_is_named(key: str) -> None:
     with pytest.raises(ConfigError, match=f"shared.{key} .*: missing; expected this key with text"):
         shared({name: value for name, value in GOOD.items() if name != key})
+
+
+# Which engines regions.yaml may name.
+
+
+def test_names_of_this_package_come_first() -> None:
+    assert tuple(engine_names()[: len(BUILT_IN)]) == BUILT_IN
+    assert [checked_engine(name) for name in BUILT_IN] == list(BUILT_IN)
+
+
+def test_another_name_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(ValueError, match=r"^'sglang', 'vllm', .* or '\w+'$"):
+        checked_engine("triton")

@@ -65,14 +65,14 @@ async def test_no_body_of_a_client_that_left_is_left_to_the_collector(start: Sta
     await expect_nothing_large(fleet, cycles)
 
 
-def test_what_is_there_at_the_start_is_frozen() -> None:
+def test_what_is_there_at_the_start_is_frozen_and_the_collector_runs_from_then_on() -> None:
     """In a process of its own: the setting is for all of it."""
     program = (
-        "import gc; from gorgo.cli.launch import freeze_startup_objects; freeze_startup_objects(); "
-        "print(gc.get_freeze_count() > 0, gc.get_threshold())"
+        "import gc; from gorgo.cli.launch import freeze_startup_objects; gc.disable(); freeze_startup_objects(); "
+        "print(gc.get_freeze_count() > 0, gc.isenabled(), gc.get_threshold())"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == f"True {(YOUNG_OBJECTS, MIDDLE_RUNS, FULL_RUNS)}"
+    assert done.stdout.strip() == f"True True {(YOUNG_OBJECTS, MIDDLE_RUNS, FULL_RUNS)}"
 
 
 async def expect_nothing_large(fleet: Running, cycles: list[object]) -> None:

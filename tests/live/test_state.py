@@ -45,11 +45,11 @@ async def test_replicas_must_show_a_certificate_of_the_system_s_authorities_by_d
 ) -> None:
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     monkeypatch.setattr(ssl, "create_default_context", lambda: made)
-    assert (await built()).replicas.tls is made
+    assert (await built()).replicas.tls() is made
 
 
 async def test_a_context_that_is_given_is_the_one_of_replicas_without_files() -> None:
-    assert (await built(tls=system_tls())).replicas.tls is system_tls()
+    assert (await built(tls=system_tls())).replicas.tls() is system_tls()
 
 
 @pytest.mark.parametrize(("variable", "internal"), [({}, False), ({"GORGO_INTERNAL_ROUTES": "1"}, True)])

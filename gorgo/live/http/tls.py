@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 
 from gorgo.config.fleet import ReplicaConfig
@@ -145,10 +146,19 @@ def _element(der: bytes, at: int) -> tuple[int, int, int]:
     return tag, start, start + size
 
 
-def upstream_tls(replica: ReplicaConfig, shared: ssl.SSLContext) -> ssl.SSLContext:
-    """Return the context for one replica; `shared` if it has no files of its own. Raises `ConfigError`."""
+#: Makes the context of all replicas without files of their own, or returns the one that it made.
+SharedTls = Callable[[], ssl.SSLContext]
+
+
+def shared_tls(given: ssl.SSLContext | None = None) -> SharedTls:
+    """Return the maker of `given`; by default of one that trusts the system's authorities, which take 30 ms to read."""
+    return cache(ssl.create_default_context) if given is None else lambda: given
+
+
+def upstream_tls(replica: ReplicaConfig, shared: SharedTls) -> ssl.SSLContext:
+    """Return the context for one replica; that of `shared` if it has no files of its own. Raises `ConfigError`."""
     if replica.ca_file is None and replica.client_cert is None:
-        return shared
+        return shared() if replica.url.lower().startswith("https:") else _trusting_none()
     place = f"replica {replica.name!r}"
     context = ssl.create_default_context() if replica.ca_file is None else _trusting(place, replica.ca_file)
     if replica.client_cert is not None and replica.client_key is not None:
@@ -164,6 +174,12 @@ def _server_context(cert: str, key: str, place: str, alpn: Sequence[str]) -> ssl
     context.set_alpn_protocols(list(alpn))
     _load(place, context, cert, key)
     return context
+
+
+@cache
+def _trusting_none() -> ssl.SSLContext:
+    """Return the context of connections that are not encrypted: a handshake with it fails."""
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def _trusting(place: str, ca_file: str) -> ssl.SSLContext:

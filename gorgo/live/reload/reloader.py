@@ -27,7 +27,7 @@ from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.weights import Weights
 from gorgo.errors import ConfigError, GorgoError, NoConfigFile
 from gorgo.live.control.transactions import AppliedReload
-from gorgo.live.http.tls import upstream_tls
+from gorgo.live.http.tls import SharedTls, upstream_tls
 from gorgo.live.logs import log, log_config_warnings, log_failure
 from gorgo.live.monitor.fleet_monitor import FleetMonitor
 from gorgo.live.monitor.replica_monitor import ProbeResult, ReplicaMonitor
@@ -156,7 +156,7 @@ def _differ(old: Any, new: Any, section: str) -> list[str]:
 # Parts of a new configuration that are made before it is applied; each may fail.
 
 
-def tls_contexts(config: Config, shared: ssl.SSLContext) -> dict[str, ssl.SSLContext]:
+def tls_contexts(config: Config, shared: SharedTls) -> dict[str, ssl.SSLContext]:
     """Return the TLS context per replica. Reading authorities takes the time of a hundred stream events."""
     return {row.name: upstream_tls(row, shared) for row in config.replicas}
 

@@ -140,7 +140,7 @@ def live(
         state.routing.gateway = RouterGateway(state.routing.router, loop.time, HealthLog(state.telemetry.metrics))
         shell = LiveShell(state, fleet_of(found, profile), FEED, seed=SEED, block_tokens=BLOCK_TOKENS)
         use(state, shell)
-        shell.start(probe_interval_s=found.proxy.probe_interval_s, scrape_interval_s=found.proxy.scrape_interval_s)
+        shell.start(probe_interval_s=found.proxy.probe_interval_s, scrape_interval_s=state.scrape_interval_s)
         if learns is not None:
             trains(shell, state.routing.router, learns)
         if dies:

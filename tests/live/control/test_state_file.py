@@ -270,7 +270,7 @@ def test_downgrade_keeps_freeze_drains_and_known_weights_and_says_what_it_sets_a
     """It refused to start, and without the file the freeze and the drains were lost."""
     left = kept(config(), frozen=FROZEN, weights={"w_rtt": 0.7, "w_new": 1.0}, draining=frozenset({"a"}))
     found = started(left, config())
-    assert (found.frozen, found.draining, found.source) == (FROZEN, {"a"}, "state")
+    assert (found.frozen, found.draining, found.source) == (FROZEN, frozenset({"a"}), "state")
     assert (found.weights["w_rtt"], found.set_aside, found.gained) == (0.7, ("weights.w_new",), {"w_queue": 0.1})
     assert "w_new" not in found.weights
 
@@ -278,7 +278,7 @@ def test_downgrade_keeps_freeze_drains_and_known_weights_and_says_what_it_sets_a
 def test_downgrade_from_an_unknown_policy_runs_that_of_the_file_and_keeps_freeze_and_drains() -> None:
     left = kept(config(), frozen=FROZEN, policy="gone", weights={"w": 1.0}, draining=frozenset({"a"}), version=7)
     found = started(left, config())
-    assert (found.frozen, found.draining, found.source) == (FROZEN, {"a"}, "configuration")
+    assert (found.frozen, found.draining, found.source) == (FROZEN, frozenset({"a"}), "configuration")
     assert (found.policy.name, found.weights.version) == (config().proxy.policy, 8)
     assert found.set_aside == ("policy gone", "weights.w")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import ssl
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from gorgo.config.fleet import ReplicaConfig
 from gorgo.config.model import TlsConfig
 from gorgo.errors import ConfigError
-from gorgo.live.http.tls import served_tls, upstream_tls
+from gorgo.live.http.tls import served_tls, shared_tls, upstream_tls
 
 PAIR = "a certificate chain and a private key without a passphrase, both in PEM form"
 
@@ -37,7 +38,7 @@ def test_a_file_of_a_replica_that_cannot_be_used_is_named_with_the_replica(
         path.write_text("no certificate")
     shared = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     with pytest.raises(ConfigError) as raised:
-        upstream_tls(replica(**{key: value.format(path) for key, value in files.items()}), shared)
+        upstream_tls(replica(**{key: value.format(path) for key, value in files.items()}), shared_tls(shared))
     reason = ".+" if exists else "No such file or directory"
     words = re.escape(f"replica 'a': {subject.format(path)}: ") + reason + re.escape(f"; expected {expected}")
     assert re.fullmatch(words, str(raised.value))
@@ -45,7 +46,26 @@ def test_a_file_of_a_replica_that_cannot_be_used_is_named_with_the_replica(
 
 def test_a_replica_without_files_of_its_own_has_the_shared_context() -> None:
     shared = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    assert upstream_tls(replica(), shared) is shared
+    assert upstream_tls(replica(), shared_tls(shared)) is shared
+
+
+def test_the_authorities_are_read_once_and_for_a_replica_that_encrypts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[ssl.SSLContext] = []
+
+    def create() -> ssl.SSLContext:
+        made.append(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+        return made[-1]
+
+    monkeypatch.setattr(ssl, "create_default_context", create)
+    shared = shared_tls()
+    plain = upstream_tls(replace(replica(), url="http://a:80"), shared)
+    assert made == []
+    assert plain.verify_mode is ssl.CERT_REQUIRED, "and it trusts nobody"
+    assert plain.get_ca_certs() == []
+    assert [upstream_tls(replica(), shared), upstream_tls(replica(), shared)] == [made[0], made[0]]
+    assert len(made) == 1
 
 
 def test_a_certificate_of_the_listener_that_cannot_be_used_is_named() -> None:

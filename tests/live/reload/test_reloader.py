@@ -33,6 +33,7 @@ from gorgo.config.model import (
 )
 from gorgo.core.fleet.replica import ReplicaSpec
 from gorgo.core.messages.kv_events import CacheSnapshot
+from gorgo.live.http.tls import SharedTls
 from gorgo.live.reload.reloader import ConfigDiff, diff, keep_restart_only
 from gorgo.live.state import FLUSH_BLOCKS
 from tests.core.routers import set_policy
@@ -378,9 +379,9 @@ async def test_files_of_authorities_are_read_while_streams_go_on(
     followed = await follow(start, tmp_path, regions({"a": a}), [a])
     readers: list[threading.Thread] = []
 
-    def read(_: object, shared: ssl.SSLContext) -> ssl.SSLContext:
+    def read(_: object, shared: SharedTls) -> ssl.SSLContext:
         readers.append(threading.current_thread())
-        return shared
+        return shared()
 
     monkeypatch.setattr("gorgo.live.reload.reloader.upstream_tls", read)
     await followed.rewrite(regions({"a": a}, limits={"max_attempts": 2}))

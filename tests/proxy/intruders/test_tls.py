@@ -22,7 +22,7 @@ from gorgo.config.load import parse_config
 from gorgo.config.model import TlsConfig
 from gorgo.errors import ConfigError
 from gorgo.live.http import tls
-from gorgo.live.http.tls import expiry_s, served_tls, upstream_tls
+from gorgo.live.http.tls import expiry_s, served_tls, shared_tls, upstream_tls
 from tests.proxy.authority import OPENSSL, Authority, needs_openssl
 from tests.proxy.conftest import QUIET, Running, Start, config_for
 from tests.proxy.fakes import DONE, answer, chat, delta, stream
@@ -305,12 +305,10 @@ def test_files_that_do_not_fit_are_named(authority: Authority, pair: tuple[str, 
         with pytest.raises(ConfigError, match="pipe' is a pipe; expected a certificate chain"):
             served_tls(TlsConfig(cert=cert, key=key))
     with pytest.raises(ConfigError, match=r"ca_file .*pipe' is a pipe; expected certificates"):
-        upstream_tls(
-            ReplicaConfig(name="a", region="here", url="https://a", ca_file=pipe), ssl.create_default_context()
-        )
+        upstream_tls(ReplicaConfig(name="a", region="here", url="https://a", ca_file=pipe), shared_tls())
     replica = ReplicaConfig(name="a", region="here", url="https://a", ca_file=str(empty))
     with pytest.raises(ConfigError, match="ca_file"):
-        upstream_tls(replica, ssl.create_default_context())
+        upstream_tls(replica, shared_tls())
 
 
 # -- replicas

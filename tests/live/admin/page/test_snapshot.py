@@ -252,3 +252,11 @@ def test_a_router_without_its_store_and_one_that_differs_are_warnings() -> None:
         ("warn", "Router eu-1/4f of group qwen: alone for 5 s, the store is full (OutOfMemoryError: maxmemory)"),
         ("warn", "Router eu-2/1a: policy gorgo, here gorgo-ms; frozen, not here"),
     ]
+
+
+def test_reports_that_are_not_used_and_signals_that_are_too_old_are_warnings() -> None:
+    unused = {"no tokenizer for m": ["a", "b", "c", "d", "e"]}
+    slow = "proxy.scrape_interval_s: 30 s is too slow: lodestar needs x at most 1 s old"
+    found = [alert.text for alert in told(unused=unused, signals=[slow])]
+    assert "Reports of caches are not used (a, b, c, d and 1 more): history: no tokenizer for m" in found
+    assert slow in found

@@ -1,0 +1,203 @@
+"""`gorgo tune-offline`: the search of a recorded window or the simulated campaign, with history and weights file.
+
+Owns the composition: the window from a trace or a request log, the fleet from regions.yaml and learned values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from gorgo.config.weights_file import WeightsFile, write_weights_file
+from gorgo.core.limits import RouterLimits
+from gorgo.errors import TunerError
+from gorgo.lab.datasets import load_requests, own_block_tokens
+from gorgo.lab.request_log import is_request_log, load_request_log
+from gorgo.lab.sim.fleet import SimFleet
+from gorgo.lab.simulate import SimJob
+from gorgo.lab.simulate.feed import feed_of
+from gorgo.lab.traces import BLOCK_TOKENS, TraceFilters
+from tuner.campaign.generation import Generation
+from tuner.campaign.options import CampaignOptions
+from tuner.history import History
+from tuner.offline.calibration import calibrated
+from tuner.offline.search import SearchOptions, check_start, search_weights
+from tuner.offline.simulated_campaign import CampaignRun, simulate_campaign
+from tuner.offline.verdict import SearchVerdict, decide, weights_file
+
+#: Outcome of an interrupted search in the history; it is repeated, not resumed.
+BROKEN_OFF = "broken off"
+
+OnProgress = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfflineOptions:
+    """What is tuned on which window.
+
+    `job_of` makes a `SimJob` of them: it reads a request log as a feed, and puts what the proxy has learned into the
+    fleet.
+
+    Parameters
+    ----------
+    source:
+        A trace's file, name or shape, or the proxy's request log.
+    filters, time_scale:
+        As in a replay.
+    policy, weights:
+        The tuned policy, and its start weights.
+    fleet, limits, probe_interval_s, scrape_interval_s:
+        As in `SimJob`.
+    learned:
+        An answer of `GET /admin/fleet`, and its source.
+    database:
+        URL of the history.
+    out:
+        Weights file to write; None: none.
+    """
+
+    source: str
+    policy: str
+    weights: Mapping[str, float]
+    fleet: SimFleet
+    filters: TraceFilters = field(default_factory=TraceFilters)
+    time_scale: float = 1.0
+    limits: RouterLimits | None = None
+    probe_interval_s: float = 30.0
+    scrape_interval_s: float | None = None
+    learned: tuple[Mapping[str, Any], str] | None = None
+    database: str
+    out: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TuneResult:
+    """The result of a search: rows of the history, the decision, and its weights file."""
+
+    rows: Sequence[Generation]
+    result: SearchVerdict
+    file: WeightsFile
+
+
+def tune_offline(
+    options: OfflineOptions, twin: SearchOptions, *, now: Callable[[], float], on_progress: OnProgress = lambda: None
+) -> TuneResult:
+    """Search, decide on the held-out part, and write history and weights file. `now` is Unix time.
+
+    Raises `TraceError`, `TunerError`, `WeightsError`, `HistoryError`, and `OSError` for a file that cannot be written.
+    """
+    job = job_of(options, seed=twin.seed)
+    check_start(job, twin)
+    history = History(options.database)
+    rows: list[Generation] = []
+    outcome = BROKEN_OFF
+    campaign = _begun(history, options, asdict(twin), now())
+
+    def record(row: Generation) -> None:
+        rows.append(_stamped(row, now()))
+        history.record(campaign, rows[-1])
+
+    try:
+        search = search_weights(job, twin, on_progress=on_progress, on_row=record)
+        result = decide(job, search, twin, on_progress=on_progress)
+        outcome = f"{search.stopped}; {result.reason}"
+    finally:
+        history.end_campaign(campaign, now_s=now(), outcome=outcome)
+        history.close()
+    created = datetime.fromtimestamp(now(), UTC).isoformat(timespec="seconds")
+    file = weights_file(job, result, source="gorgo tune, twin", created=created, window=_window(options, job))
+    _write(options.out, file)
+    return TuneResult(rows, result, file)
+
+
+def simulated_campaign(
+    options: OfflineOptions,
+    campaign_options: CampaignOptions,
+    *,
+    algorithm: str | None,
+    seed: int,
+    tune_lambda: bool,
+    box: Mapping[str, tuple[float, float]],
+    now: Callable[[], float],
+) -> CampaignRun:
+    """Run the live campaign along the window; raises as `tune_offline` does."""
+    begun_s = now()
+    run = simulate_campaign(
+        job_of(options, seed=seed), campaign_options, optimizer=algorithm, seed=seed, tune_lambda=tune_lambda, box=box
+    )
+    history = History(options.database)
+    try:
+        settings = asdict(campaign_options) | {"algorithm": algorithm or campaign_options.algorithm, "seed": seed}
+        campaign = _begun(history, options, settings, begun_s)
+        rows = [_later(row, begun_s) for row in run.generations]
+        history.write(campaign, generations=rows, outcome=run.stopped or "the end of the window", now_s=now())
+    finally:
+        history.close()
+    return run
+
+
+def job_of(options: OfflineOptions, *, seed: int) -> SimJob:
+    """Return the window as a job."""
+    fleet = options.fleet
+    if options.learned is not None:
+        reported, where = options.learned
+        fleet = calibrated(fleet, reported, source=where)
+    path = Path(options.source)
+    log = path.is_file() and is_request_log(path)
+    block_tokens = BLOCK_TOKENS if log else own_block_tokens(options.source)
+    if log:
+        requests = load_request_log(path, options.filters)
+    else:
+        requests = load_requests(options.source, options.filters, seed=seed, block_tokens=block_tokens)
+    return SimJob(
+        trace=path.name,
+        feed=feed_of(requests, block_tokens=block_tokens),
+        block_tokens=block_tokens,
+        policy=options.policy,
+        weights=dict(options.weights),
+        fleet=fleet,
+        time_scale=options.time_scale,
+        limits=options.limits,
+        probe_interval_s=options.probe_interval_s,
+        scrape_interval_s=options.scrape_interval_s,
+        seed=seed,
+    )
+
+
+def _begun(history: History, options: OfflineOptions, settings: Mapping[str, Any], now_s: float) -> int:
+    target = f"twin of {Path(options.source).name}"
+    plain = {name: dict(value) if isinstance(value, Mapping) else value for name, value in settings.items()}
+    return history.begin_campaign(now_s=now_s, target=target, policy=options.policy, options=plain)
+
+
+def _stamped(row: Generation, now_s: float) -> Generation:
+    """Return the row with the time at which it was made."""
+    return replace(row, started_s=now_s, finished_s=now_s)
+
+
+def _later(row: Generation, begun_s: float) -> Generation:
+    """Return the row at its virtual time after the start."""
+    return replace(row, started_s=begun_s + row.started_s, finished_s=begun_s + row.finished_s)
+
+
+def _window(options: OfflineOptions, job: SimJob) -> dict[str, Any]:
+    feed = job.feed or ()
+    return {
+        "trace": job.trace,
+        "requests": len(feed),
+        "seconds": round(feed[-1].arrival_s, 3) if feed else 0.0,
+        "time_scale": options.time_scale,
+        "calibrated": options.learned is not None,
+    }
+
+
+def _write(out: Path | None, file: WeightsFile) -> None:
+    if out is None:
+        return
+    try:
+        write_weights_file(out, file)
+    except OSError as error:
+        raise TunerError(f"{out}: cannot be written: {error.strerror or error}") from error
