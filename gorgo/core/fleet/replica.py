@@ -92,9 +92,9 @@ class _Answers:
     __slots__ = ("_bits", "_count", "broken", "in_a_row")
 
     def __init__(self) -> None:
-        self.clear()
+        self.forget()
 
-    def clear(self) -> None:
+    def forget(self) -> None:
         self.in_a_row = 0
         #: Those in a row that broke off after content.
         self.broken = 0
@@ -107,7 +107,7 @@ class _Answers:
         if not bad:
             self.broken = 0
 
-    def fail(self, tolerated: int) -> bool:
+    def are_bad(self, tolerated: int) -> bool:
         """Return whether so many failed in a row, or half of the last ones did."""
         often = self._count >= RECENT_ANSWERS and 2 * self._bits.bit_count() >= max(RECENT_ANSWERS, 2 * tolerated)
         return self.in_a_row >= tolerated or often
@@ -234,7 +234,7 @@ class OutlierDetector:
         if by == "refusals":  # says something of some requests, and nothing of the other answers
             return False
         self._answers[streamed].add(bad=True)
-        return self._answers[streamed].fail(self._tolerated) and self._eject(by, now, streamed)
+        return self._answers[streamed].are_bad(self._tolerated) and self._eject(by, now, streamed)
 
     def answer_broken(self, *, dispatched_s: float, now: float, streamed: bool = True) -> bool:
         """Record an answer that broke off after content. Several that were open at once are one event."""
@@ -245,7 +245,7 @@ class OutlierDetector:
         answers.add(bad=True)
         answers.broken += 1
         self.broken_s = now
-        return answers.fail(self._tolerated) and self._eject("answers", now, streamed)
+        return answers.are_bad(self._tolerated) and self._eject("answers", now, streamed)
 
     def attempt_busy(self, last: bool, *, dispatched_s: float, now: float) -> bool:
         """Eject an engine that was busy once too often: `last`, or again after it was ejected for that."""
@@ -310,7 +310,7 @@ class OutlierDetector:
         """Forget what says nothing of the replica as it is now."""
         self.attempt_failures = self.probe_failures = 0
         for answers in self._answers:
-            answers.clear()
+            answers.forget()
 
     def _changed(self) -> bool:
         if self.on_change is not None:
@@ -739,7 +739,7 @@ class Replica:
             columns.head_due_s[slot] = queue.head_due_s
             columns.waiting_prefill_s[slot] = queue.backlog_s
             columns.slowdown[slot] = queue.speed.factor
-            if queue.speed.looks_slow:
+            if queue.speed.is_slow:
                 self.slow[self] = None
             elif self.slow and queue.speed.is_forgotten:
                 self.slow.pop(self, None)

@@ -168,7 +168,7 @@ class DecodeTimes:
     -------
     >>> times = DecodeTimes()
     >>> for _ in range(FIRST_STREAMS):
-    ...     times.learn(2.0, tokens=201, itl_s_p95=0.02)
+    ...     times.on_stream(2.0, tokens=201, itl_s_p95=0.02)
     >>> times.tpot_s, times.itl_s_p95
     (0.01, 0.02)
     """
@@ -179,7 +179,7 @@ class DecodeTimes:
         self._tpot_s = self._itl_s = 0.0
         self._streams = self._itls = 0
 
-    def learn(self, spent_s: float, *, tokens: int | None, itl_s_p95: float | None) -> None:
+    def on_stream(self, spent_s: float, *, tokens: int | None, itl_s_p95: float | None) -> None:
         """Record a whole stream of so many tokens, `spent_s` from its first to its last."""
         if tokens is not None and tokens > 1:
             self._streams += 1
@@ -199,12 +199,12 @@ class DecodeTimes:
         return self._itl_s if self._itls >= FIRST_STREAMS else None
 
 
-def over_others(values: Sequence[float]) -> list[float | None]:
+def relative_to_others(values: Sequence[float]) -> list[float | None]:
     """Return each value over the median of the others; `None` for a lone one.
 
     Example
     -------
-    >>> over_others([0.01, 0.1, 0.01]), over_others([0.01])
+    >>> relative_to_others([0.01, 0.1, 0.01]), relative_to_others([0.01])
     ([0.18181818181818182, 10.0, 0.18181818181818182], [None])
     """
     if len(values) < 2:

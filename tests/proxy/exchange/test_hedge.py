@@ -238,9 +238,8 @@ async def test_nobody_speaks_beside_the_last_words(start: Start, monkeypatch: py
 
 
 async def test_a_plain_answer_of_a_replica_that_probes_eject_comes_from_another_one(start: Start) -> None:
-    proxy, near = await hedging(
-        start, hang(), answer(200, b'{"choices": [], "from": "second"}'), hedge_budget_ratio=0.01
-    )
+    second = answer(200, b'{"choices": [], "from": "second"}')
+    proxy, near = await hedging(start, hang(), second, hedge_budget_ratio=0.01)
     task = asyncio.create_task(proxy.client.post(CHAT, content=chat()))
     await until(lambda: near.arrived.is_set())
     routing = proxy.state.routing
