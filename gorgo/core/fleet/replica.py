@@ -92,9 +92,9 @@ class _Answers:
     __slots__ = ("_bits", "_count", "broken", "in_a_row")
 
     def __init__(self) -> None:
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         self.in_a_row = 0
         #: Those in a row that broke off after content.
         self.broken = 0
@@ -310,7 +310,7 @@ class OutlierDetector:
         """Forget what says nothing of the replica as it is now."""
         self.attempt_failures = self.probe_failures = 0
         for answers in self._answers:
-            answers.forget()
+            answers.reset()
 
     def _changed(self) -> bool:
         if self.on_change is not None:
