@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gorgo.core.backoff import backoff_s
-from gorgo.core.latency.decode import PRIOR_TOKENS, AnswerLength, ConcurrencyLimit, DecodeTimes, TokenGap
+from gorgo.core.latency.decode import ConcurrencyLimit, DecodeTimes, TokenGap
 from gorgo.core.latency.prefill import PrefillPrior, PrefillQueue, ReportedSpeed
 from gorgo.core.latency.ttft import (
     INITIAL_WINDOW_BYTES,
@@ -333,7 +333,6 @@ _EMPTY: Mapping[str, float] = {
     "prefill_token_s": 0.0,
     "prefill_kappa_s": 0.0,
     "slowdown": 1.0,
-    "answer_tokens": PRIOR_TOKENS,
     "drained_at_s": -inf,
     "head_due_s": inf,
     "waiting_prefill_s": 0.0,
@@ -390,8 +389,6 @@ class Columns:
     first_tokens_s: Floats
     #: Learned time per output token of a request alone, s. NaN before an answer reports its tokens.
     token_gap_s: Floats
-    #: Mean output tokens of its answers, a prior before they are known (`core.latency.decode`).
-    answer_tokens: Floats
     #: Scraped from the engine: requests running, requests waiting, KV tokens in use. NaN when unknown or stale.
     running_requests: Floats
     queued_requests: Floats
@@ -624,8 +621,6 @@ class Replica:
     token_gap: TokenGap | None = None
     #: Times between the tokens of its streams, for operators.
     decode_times: DecodeTimes = field(default_factory=DecodeTimes)
-    #: Of its whole answers.
-    answer_length: AnswerLength = field(default_factory=AnswerLength)
     restarts: RestartDetector = field(default_factory=RestartDetector)
     #: The fleet's replicas that look slow; this one is there until it looks as its prior again.
     slow: dict[Replica, None] = field(default_factory=dict)
@@ -719,12 +714,6 @@ class Replica:
             self.reported_speed = ReportedSpeed(prior)
             self._publish_prior()
             self.prefill_queue.reset_speed()
-
-    def learn_answer(self, tokens: int) -> None:
-        """Record the length of a whole answer."""
-        if self.slot >= 0:
-            self.answer_length.add(tokens)
-            self.columns.answer_tokens[self.slot] = self.answer_length.mean_tokens
 
     def learn_gap(self, spent_s: float, *, tokens: int, mark: float) -> None:
         """Record a whole answer of two or more tokens, `spent_s` from its first to its last."""

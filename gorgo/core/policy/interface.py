@@ -105,7 +105,6 @@ class Candidates:
     decoding_requests = _column("decoding_requests")
     first_tokens_s = _column("first_tokens_s")
     token_gap_s = _column("token_gap_s")
-    answer_tokens = _column("answer_tokens")
     running_requests = _column("running_requests")
     queued_requests = _column("queued_requests")
     used_tokens = _column("used_tokens")

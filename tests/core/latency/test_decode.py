@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 from math import inf, isnan
-from random import Random
 from statistics import median
 from typing import Any
 
@@ -19,14 +18,11 @@ from gorgo.core.latency.decode import (
     FIRST_STREAMS,
     FULL_TRUST,
     LEAST,
-    LENGTH_MEMORY,
     MOST,
     PRIOR,
-    PRIOR_TOKENS,
     PRIOR_WEIGHT,
     SHARE,
     WINDOW,
-    AnswerLength,
     Checkpoint,
     ConcurrencyLimit,
     DecodeSlope,
@@ -40,33 +36,6 @@ from gorgo.core.messages.request import Outcome
 from gorgo.core.router import Router
 from tests.core.routers import COMPLETED, FAILED, dispatched, submitted
 from tests.core.test_deadline import asked, held, holding
-
-
-def test_a_few_long_answers_at_the_start_move_the_mean_little() -> None:
-    length = AnswerLength()
-    assert length.mean_tokens == PRIOR_TOKENS
-    for _ in range(4):
-        length.add(256)
-    assert length.mean_tokens == pytest.approx(142.0, rel=0.01)
-
-
-def test_the_mean_of_lengths_that_spread_as_much_as_their_mean_is_known_to_a_tenth() -> None:
-    draw, length, found = Random(1), AnswerLength(), []
-    for number in range(8 * int(LENGTH_MEMORY)):
-        length.add(1 + int(draw.expovariate(1 / 300.0)))
-        if number > 4 * LENGTH_MEMORY and number % 64 == 0:
-            found.append(length.mean_tokens)
-    assert found == pytest.approx([300.0] * len(found), rel=0.15)
-    assert sum(found) / len(found) == pytest.approx(300.0, rel=0.1)
-
-
-def test_lengths_that_change_are_followed() -> None:
-    length = AnswerLength()
-    for tokens in (500, 100):
-        for _ in range(4 * int(LENGTH_MEMORY)):
-            length.add(tokens)
-        assert length.mean_tokens == pytest.approx(tokens, rel=0.1)
-
 
 GOAL_S = 10.0
 #: How long a request stays, by its number, among so many.
