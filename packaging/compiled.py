@@ -82,6 +82,7 @@ EXCLUDED = {
     "gorgo/lab/sim/engine/profiles.py": "frozen dataclasses that go to other processes",
     "gorgo/lab/sim/records.py": "the record of a live replay, which stays Python, inherits from one of them",
     "gorgo/lab/sim/fleet.py": "frozen dataclasses that go to other processes",
+    "gorgo/lab/sim/pinned.py": "a protocol for isinstance",
     "gorgo/lab/sim/network.py": "frozen dataclasses that go to other processes",
     "gorgo/core/fleet/peer_loads.py": "columns are attributes by name",
     "gorgo/core/latency/prefill.py": "one function for floats and arrays",

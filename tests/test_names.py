@@ -314,13 +314,13 @@ class Held(Base):
     kept: int = 0
 
     def told(self, asked: str, *, door: str = "", **gone: object) -> None:
-        self.seen, [look] = asked, gone.get("standing"), {"wishes": "a_key_anywhere", door: "--the-option"}["room"]
+        self.seen, [look] = asked, gone.get("standing"), {"wishes": "a_key_anywhere", door: "--the-option"}["kept"]
 """
     nodes = list(ast.walk(ast.parse(source)))
     named = {text for node in nodes for text in defined(node)} - {"self"}
     assert named == {"Held", "kept", "told", "asked", "door", "gone", "seen", "look"}
     found = {text for node in nodes for text in keys(node)}
-    assert found == {"standing", "wishes", "a_key_anywhere", "--the-option", "room"}
+    assert found == {"standing", "wishes", "a_key_anywhere", "--the-option", "kept"}
     assert {text for text in named | found if field_words(Name(text, "gorgo/module.py"))} == named | found - {
         "a_key_anywhere",
         "--the-option",

@@ -14,7 +14,7 @@ from gorgo.core.metric_spec import LabelSpec, MetricSpec
 from gorgo.live.telemetry.peers import PEER_LABELS, PEER_METRICS
 
 _REPLICA = ("replica", "region")
-#: Values of OpenTelemetry's `gen_ai.operation.name` by route; the routes that generate or embed nothing have none.
+#: Values of OpenTelemetry's "gen_ai.operation.name" by route; the routes that generate or embed nothing have none.
 OPERATIONS: Mapping[str, str] = {
     "/v1/chat/completions": "chat",
     "/v1/messages": "chat",
@@ -25,7 +25,7 @@ OPERATIONS: Mapping[str, str] = {
 }
 #: Of OpenTelemetry's attributes, as its exporters for Prometheus spell them.
 _GEN_AI = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
-#: This router, to its clients; `gen_ai.provider.name` of the span of an attempt is the engine.
+#: This router, to its clients; "gen_ai.provider.name" of the span of an attempt is the engine.
 PROVIDER = "gorgo"
 
 #: Every metric of the proxy's own; the process metrics of prometheus_client come on top with the prefix
@@ -224,7 +224,7 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("gorgo_config_reload_failed", "gauge", (), "1 while the file is refused."),
     MetricSpec("gorgo_config_last_reload_timestamp_seconds", "gauge", (), "Unix time of the last applied file."),
     MetricSpec("gorgo_build_info", "gauge", ("version",), "1; the version is the label."),
-    # `gen_ai.server.*` of OpenTelemetry's semantic conventions for generative AI, with the buckets that they advise.
+    # "gen_ai.server.*" of OpenTelemetry's semantic conventions for generative AI, with the buckets that they advise.
     MetricSpec(
         "gen_ai_server_request_duration_seconds",
         "histogram",

@@ -27,6 +27,7 @@ def test_a_new_record_knows_only_when_its_request_was_received() -> None:
         "request": None,
         "queued_s": None,
         "hedged": False,
+        "continued": 0,
         "trace": None,
         "client": None,
         "ended_s": None,

@@ -12,6 +12,8 @@ def test_the_key_is_in_no_log_and_counts_are_the_target_s_own() -> None:
     assert [field.name for field in fields(Target) if not field.init] == [
         "pushes",
         "kv_events_changed",
+        "unused_reports",
+        "streams",
         "found_engine",
         "connection_lost",
         "last_failure",
@@ -30,6 +32,7 @@ def test_the_key_is_in_no_log_and_counts_are_the_target_s_own() -> None:
     assert {field.name: field.default for field in fields(Target) if isinstance(field.default, int | None)} == {
         "request_usage": False,
         "kv_events": None,
+        "unused_reports": None,
         "detects_engine": False,
         "found_engine": None,
         "last_failure": None,
