@@ -274,6 +274,8 @@ class Dispatcher:
         """Let the policy choose. `eligible` has at least one replica."""
         if self._index.changed or self._feeds.changed_slots:
             self._updater.update_fills()
+        if self._fleet.slow:
+            self._fleet.forget_slow(now=now)
         columns = self._fleet.all_loads(now=now)
         matched, shared = self._index.match_runs(request.blocks, len(columns.salt), block_tokens=request.block_tokens)
         if self.raise_matches is not None:
@@ -352,7 +354,7 @@ class Dispatcher:
         if evaluation.behind is not None:
             attempt.behind = evaluation.behind.get(replica.slot)
         attempt.learn = evaluation.choice.learn
-        attempt.withhold = replica.doubtful and len(evaluation.eligible.replicas) > 1
+        attempt.withhold = replica.doubtful(request.streamed) and len(evaluation.eligible.replicas) > 1
         return Dispatch(
             request.request_id,
             attempt.attempt_id,

@@ -149,7 +149,7 @@ class PrefixUpdater:
         index, feeds, fills = self._index, self._feeds, self._fleet.columns.cache_fill
         changed = index.changed | feeds.changed_slots
         index.changed = feeds.changed_slots = 0
-        counted, group_blocks = feeds.counted, self.group_blocks
+        counted, group_blocks = feeds.reported and feeds.counted, self.group_blocks
         for slot in slots_of(changed):
             reported = feeds.fill(slot) if counted else None
             if reported is None:

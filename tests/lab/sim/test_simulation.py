@@ -412,7 +412,12 @@ def test_scrapes_are_as_frequent_as_the_policy_needs_as_in_the_proxy(
     simulated = Simulation(three_regions(), make_policy(policy), seed=0, scrape_interval_s=given)
     asked: list[float] = []
     every = simulated.kernel.every
-    simulated.kernel.every = lambda period_s, action: (asked.append(period_s), every(period_s, action))[1]  # type: ignore[method-assign]
+
+    def asked_every(interval_s: float, handler: Callable[[], None]) -> None:
+        asked.append(interval_s)
+        every(interval_s, handler)
+
+    simulated.kernel.every = asked_every  # type: ignore[method-assign]
     simulated.run([])
     assert interval_s in asked
     assert simulated.router.settings.limits.stale_after_s == 90.0

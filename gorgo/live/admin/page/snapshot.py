@@ -19,6 +19,7 @@ from gorgo.config.model import SharedConfig
 from gorgo.config.replica_advice import remedy, scrape_warnings, without_api_path
 from gorgo.core.dispatch.in_flight import PoisonPrompt
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
+from gorgo.core.latency.decode import SLOW_DECODE
 from gorgo.core.messages.decision import Decision
 from gorgo.core.messages.request import Sample
 from gorgo.core.policy.interface import RouteStats
@@ -142,7 +143,13 @@ NAMES_SHOWN = 4
 MOST_POISON = 3
 
 #: States that are a warning, as they follow the replica's name.
-_WARNINGS = {"draining": " is draining", "failing": "", "overdue": " is late", "slow start": " is warming up"}
+_WARNINGS = {
+    "draining": " is draining",
+    "failing": "",
+    "overdue": " is late",
+    "slow": " is slow",
+    "slow start": " is warming up",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +169,7 @@ class Alert:
 
 
 def condition_of(view: ReplicaSnapshot, failure: str | None = None) -> Condition:
-    """Return ready, slow start, overdue, failing, draining, ejected or on trial.
+    """Return ready, slow start, slow, overdue, failing, draining, ejected or on trial.
 
     `failure` is the cause of its last failure.
     """
@@ -182,6 +189,10 @@ def condition_of(view: ReplicaSnapshot, failure: str | None = None) -> Condition
         named = ", ".join(view.overdue) + (", ..." if view.overdue_requests > len(view.overdue) else "")
         late = f"no answer to {_many(view.overdue_requests, 'request')} for up to {view.overdue_for_s or 0:.0f} s"
         return Condition("overdue", f"{late} longer than expected: {named}")
+    if (slower := view.decode_slowdown) is not None and slower >= SLOW_DECODE:
+        return Condition(
+            "slow", f"decodes {slower:.1f} times slower than the others: {view.tpot_ms or 0:.0f} ms a token"
+        )
     if view.slow_start_for_s is not None:
         most = f"at most {_many(view.slow_start_in_flight or 0, 'request')}"
         return Condition("slow start", f"{most} for another {ceil(view.slow_start_for_s)} s")

@@ -247,7 +247,18 @@ async def test_updates_begin_with_every_part_and_go_on_with_what_changes(fleet: 
             assert response.headers["content-type"].startswith("text/event-stream")
             told = events(response)
             first = [json.loads(data)["name"] async for kind, data in _until_tick(told) if kind == "part"]
-            assert first == ["alerts", "stats", "chart", "fleet", "sources", "peers", "routes", "clients", "decisions", "weights"]
+            assert first == [
+                "alerts",
+                "stats",
+                "chart",
+                "fleet",
+                "sources",
+                "peers",
+                "routes",
+                "clients",
+                "decisions",
+                "weights",
+            ]
             await fleet.client.post(CHAT, content=chat(stream=True), headers={"x-request-id": "news"})
             async for kind, data in told:
                 if kind == "part" and json.loads(data)["name"] == "decisions":
