@@ -3,7 +3,7 @@
 #
 #   sh digests.sh > .env      # once, and with each new version; compose reads .env, and refuses to start without it
 #
-# CONTAINER_ENGINE=podman for another engine. Not run where this was written, which has no container engine.
+# CONTAINER_ENGINE=podman for another engine.
 set -eu
 cd "$(dirname "$0")"
 

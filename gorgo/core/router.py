@@ -144,6 +144,7 @@ class Router:
             found_shares,
             answers,
             feeds,
+            updater,
             policy=policy,
             weights=Weights.of(policy.weight_specs, version=1) if weights is None else weights,
             rng=rng,

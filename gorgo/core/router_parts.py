@@ -7,7 +7,7 @@ in flight.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from gorgo.core.admission import AdmissionController
@@ -19,6 +19,7 @@ from gorgo.core.fleet.region_outage import RegionOutages
 from gorgo.core.fleet.replica import Replica, ReplicaSpec, record_connection
 from gorgo.core.fleet.request_filter import RequestFilter, SlowStart
 from gorgo.core.fleet.snapshot import ReplicaSnapshot, snapshot_replica
+from gorgo.core.latency.decode import relative_to_others
 from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.actions import Action, ReplicaRestarted
 from gorgo.core.messages.decision import CacheSourceStats, Decision
@@ -201,8 +202,9 @@ class RouterView:
 
     def snapshots(self, *, now: float) -> list[ReplicaSnapshot]:
         """Return a row per replica, in the order in which they joined."""
-        overdue = self._table.overdue(now=now)
-        return [self._snapshot(replica, overdue.get(replica, []), now) for replica in self._fleet.replicas.values()]
+        overdue, replicas = self._table.overdue(now=now), self._fleet.replicas.values()
+        slowdowns = _decode_slowdowns(replicas)
+        return [self._snapshot(each, overdue.get(each, []), slowdowns.get(each), now) for each in replicas]
 
     def overdue_replicas(self, *, now: float) -> list[str]:
         """Return the replicas with overdue requests; cheaper than the whole view."""
@@ -250,7 +252,9 @@ class RouterView:
         """Return the last decisions, newest first."""
         return self._dispatcher.newest_decisions(limit)
 
-    def _snapshot(self, replica: Replica, overdue: Sequence[tuple[float, Attempt]], now: float) -> ReplicaSnapshot:
+    def _snapshot(
+        self, replica: Replica, overdue: Sequence[tuple[float, Attempt]], decode_slowdown: float | None, now: float
+    ) -> ReplicaSnapshot:
         return snapshot_replica(
             self._fleet,
             self._slow_start,
@@ -258,9 +262,24 @@ class RouterView:
             index_blocks=self._index.resident_blocks(replica.slot),
             block_tokens=self._prefix_updater.block_tokens,
             found_share=self._found_shares.recent(replica.slot),
+            decode_slowdown=decode_slowdown,
             overdue=[(overdue_s, attempt.state.request.request_id) for overdue_s, attempt in overdue],
             now=now,
         )
+
+
+def _decode_slowdowns(replicas: Iterable[Replica]) -> dict[Replica, float | None]:
+    """Return how much slower each replica decodes than the others with its models and accelerator."""
+    alike: dict[tuple[frozenset[str], str | None], list[tuple[Replica, float]]] = {}
+    for replica in replicas:
+        if (tpot_s := replica.decode_times.tpot_s) is not None:
+            alike.setdefault((frozenset(replica.models), replica.spec.accelerator), []).append((replica, tpot_s))
+    found: dict[Replica, float | None] = {}
+    for group in alike.values():
+        found |= zip(
+            (replica for replica, _ in group), relative_to_others([tpot_s for _, tpot_s in group]), strict=True
+        )
+    return found
 
 
 # What a Router learns of its replicas: the fleet and its changes, probes, scrapes, connections and models.

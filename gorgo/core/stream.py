@@ -706,6 +706,26 @@ def error_of_body(body: bytes) -> int | None:
     return error_status("", data) if isinstance(data, Mapping) else None
 
 
+#: What a whole answer of a route has in any case.
+_ANSWER_KEYS = {
+    "/v1/chat/completions": b'"choices"',
+    "/v1/completions": b'"choices"',
+    "/v1/embeddings": b'"data"',
+    "/v1/messages": b'"content"',
+    "/v1/responses": b'"output"',
+}
+
+
+def lacks_answer(route: str, body: bytes) -> bool:
+    """Return whether a JSON body of a generating route has nothing that could be an answer.
+
+    >>> lacks_answer("/v1/chat/completions", b'{"status": "ok"}'), lacks_answer("/tokenize", b'{"count": 3}')
+    (True, False)
+    """
+    key = _ANSWER_KEYS.get(route)
+    return key is not None and key not in body
+
+
 def is_json(body: bytes) -> bool:
     """Return whether a body looks like a whole JSON object or list."""
     text = body.strip()
@@ -745,6 +765,7 @@ __all__ = [
     "has_end",
     "is_json",
     "is_short",
+    "lacks_answer",
     "parse_event",
     "read_usage",
 ]

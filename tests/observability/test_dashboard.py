@@ -115,13 +115,18 @@ def test_every_metric_has_a_panel_an_alert_or_a_reason_not_to() -> None:
     beside |= {metric.name for metric in METRICS if metric.name.startswith(("gorgo_model_", "gorgo_training_"))}
     beside |= {"gorgo_fallbacks_total"}
     beside -= {"gorgo_build_info", "gorgo_model_writes_total"}
+    # Drawn against the other replicas'; the times themselves are on the page. Prefills at once change with the engine.
+    beside |= {"gorgo_tpot_seconds", "gorgo_itl_p95_seconds", "gorgo_parallel_prefills"}
     # Exact prompts matter to models with a tokenizer alone.
     beside |= {"gorgo_exact_prompts_total"}
     # The alert has the phantoms; the others lead from it to the feed, in the runbook.
-    beside |= {f"gorgo_cache_{word}" for word in ("source", "reported_blocks", "report_age_seconds")}
+    beside |= {f"gorgo_cache_{word}" for word in ("source_total", "reported_blocks", "report_age_seconds")}
     beside |= {"gorgo_cache_missed_tokens_total", "gorgo_cache_reports_total"}
     # `GET /admin/fleet` has the problems by name.
     beside |= {f"gorgo_fleet_source_{word}" for word in ("age_seconds", "replicas", "problems")}
+    # Of one policy, of streams that were sent on, and of what is learned: `gorgo status` and the status page have them.
+    beside |= {metric.name for metric in METRICS if metric.name.startswith(("gorgo_route", "gorgo_stream"))}
+    beside |= {"gorgo_parallel_prefills"}
     # For dashboards that know OpenTelemetry's conventions, and not this router.
     beside |= {metric.name for metric in METRICS if metric.name.startswith("gen_ai_")}
     queried = {re.sub(r"_(bucket|sum|count)$", "", name) for target in TARGETS for name in target.names}

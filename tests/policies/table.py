@@ -30,6 +30,7 @@ COUNTS = (
     "prefill_share_s",
     "connect_round_trips",
     "answer_tokens",
+    "cache_fill",
 )
 
 

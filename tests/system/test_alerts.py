@@ -21,8 +21,7 @@ from aiohttp import web
 
 from gorgo.lab.demo.run import Processes
 from tests.proxy.authority import OPENSSL, needs_openssl
-from tests.proxy.fakes import DONE, ROLE, FakeReplica, Script, answer, chat, delta, hang, reset_after, running
-from tests.proxy.fakes import stream as streaming
+from tests.proxy.fakes import DONE, ROLE, FakeReplica, Script, answer, chat, delta, event, hang, reset_after, running
 from tests.system.prometheus_process import prometheus, promtool
 
 __all__ = ["promtool"]
@@ -32,7 +31,10 @@ LIMIT_S = 300.0
 WELL_S = 20.0
 #: Of each router: between two requests of its one client, and how long that client waits for an answer, s.
 EVERY_S, PATIENCE_S = 0.1, 4.0
-GOOD = streaming(ROLE, *(delta("a") for _ in range(5)), DONE)
+TOKENS = [delta("a") for _ in range(8)]
+USAGE = event({"choices": [], "usage": {"prompt_tokens": 12, "completion_tokens": len(TOKENS)}})
+#: Between two tokens of a good replica, and of one that decodes slowly, s.
+STEP_S, SLOW_STEP_S = 0.01, 0.1
 _READY = r"gorgo serve listening on (\S+) "
 
 #: Alert, the label that tells which, and its value.
@@ -42,6 +44,7 @@ EXPECTED = {
     ("GorgoCertificateExpired", "job", "outage"),
     ("GorgoBrokenStreams", "replica", "cut"),
     ("GorgoReplicaOut", "replica", "hung"),
+    ("GorgoDecodeSlow", "replica", "slow"),
     ("GorgoCannotWrite", "job", "full"),
 }
 
@@ -50,12 +53,15 @@ EXPECTED = {
 async def test_each_fault_raises_its_alert_within_five_minutes(promtool: str, tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         engines = {
-            name: await stack.enter_async_context(running(GOOD)) for name in ("good", "cut", "hung", "bad", "other")
+            name: await stack.enter_async_context(running(decoding(STEP_S)))
+            for name in ("good", "fine", "cut", "hung", "slow", "bad", "other")
         }
         processes = stack.enter_context(Processes(tmp_path, {"PATH": "/usr/bin:/bin"}))
         full = stack.enter_context(small_disk(tmp_path / "disk"))
         urls = {
-            "faults": start(processes, tmp_path, "faults", {name: engines[name] for name in ("good", "cut", "hung")}),
+            "faults": start(
+                processes, tmp_path, "faults", {name: engines[name] for name in ("good", "fine", "cut", "hung", "slow")}
+            ),
             "outage": start(processes, tmp_path, "outage", {"bad": engines["bad"]}, tls=expired(tmp_path)),
             "full": start(processes, tmp_path, "full", {"other": engines["other"]}, log=full / "requests.jsonl"),
         }
@@ -68,6 +74,7 @@ async def test_each_fault_raises_its_alert_within_five_minutes(promtool: str, tm
 
         begun_s = time.monotonic()
         engines["cut"].scripts = [every_fourth(reset_after(ROLE, delta("a"), delta("b")))]
+        engines["slow"].scripts = [decoding(SLOW_STEP_S)]
         engines["hung"].scripts, engines["hung"].silent = [hang()], "/ping"
         engines["bad"].scripts = [answer(500, b'{"error": {"message": "no"}}')]
         (full / "others").write_bytes(bytes(free_bytes(full)))
@@ -82,12 +89,28 @@ async def test_each_fault_raises_its_alert_within_five_minutes(promtool: str, tm
     assert EXPECTED - set(seen) == set()
 
 
+def decoding(step_s: float) -> Script:
+    """A stream with its usage, a token after another."""
+
+    async def script(request: web.Request, _: bytes) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        for chunk in (ROLE, *TOKENS):
+            await response.write(chunk)
+            await asyncio.sleep(step_s)
+        await response.write(USAGE + DONE)
+        await response.write_eof()
+        return response
+
+    return script
+
+
 def every_fourth(broken: Script) -> Script:
     """Three good answers and a broken one: what breaks always is ejected, and then its alert is another."""
-    count = itertools.count(1)
+    count, good = itertools.count(1), decoding(STEP_S)
 
     async def script(request: web.Request, body: bytes) -> web.StreamResponse:
-        return await (GOOD if next(count) % 4 else broken)(request, body)
+        return await (good if next(count) % 4 else broken)(request, body)
 
     return script
 

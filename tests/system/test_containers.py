@@ -27,7 +27,7 @@ BASE, TAG = "docker.io/library/python:3.11.13-slim-bookworm", "gorgo:0.1.0"
 #: The engine's other runtime does not start where the control groups of two versions are mixed.
 RUNTIME = "/usr/bin/runc"
 LIMITS = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096")
-_PACKAGES = ("podman", "runc", "netavark", "aardvark-dns", "debootstrap")
+_PACKAGES = ("podman", "runc", "netavark", "aardvark-dns", "iptables", "debootstrap")
 _BUILD_S, _START_S = 1800, 180.0
 #: Of others, from a registry.
 FOREIGN = ("prometheus", "grafana")
@@ -154,7 +154,7 @@ def compose(engine: Engine, tmp_path: Path) -> Iterator[Path]:
 
 def test_composed_fleet_answers_a_request_and_its_tuner_sees_it(compose: Path) -> None:
     _until_status("http://127.0.0.1:8080/ready", 200)
-    body = {"model": "simulated", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+    body = {"model": "gorgo-sim", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
     with httpx.Client(trust_env=False, timeout=60) as client:
         answer = client.post("http://127.0.0.1:8080/v1/chat/completions", json=body)
         assert answer.status_code == 200, answer.text

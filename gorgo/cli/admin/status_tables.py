@@ -18,7 +18,7 @@ from rich.text import Text
 from gorgo import formatting
 
 #: On narrower terminals columns are left out rather than cut.
-WIDE = 172
+WIDE = 181
 CANDIDATES_SHOWN = 8
 DECISIONS_SHOWN = 3
 CLIENTS_SHOWN = 12
@@ -118,6 +118,7 @@ FLEET: tuple[Column, ...] = (
     ("age", lambda row: formatting.age(row["scrape_age_s"]), 0),
     ("cached", lambda row: formatting.count(row["index_tokens"]), 0),
     ("prefill/s", lambda row: formatting.count(row["prefill_tokens_per_s"]), 0),
+    ("tpot ms", lambda row: formatting.ms(row["tpot_ms"]), 0),
     ("n", lambda row: formatting.count(row["recent_stats"]["n"]), 7),
     ("p50 ms", lambda row: formatting.ms(row["recent_stats"]["ttft_ms_p50"]), 0),
     ("p95 ms", lambda row: formatting.ms(row["recent_stats"]["ttft_ms_p95"]), 3),
@@ -131,14 +132,14 @@ def _fleet(status: Row, *, width: int) -> Table:
     named.append(("state", [_state(row) for row in status["replicas"]]))
     if width < WIDE and sum(_width(name, cells) for name, cells in named) > width + 1:
         del named[0]
-    figures = [(name, [Text(show(row)) for row in status["replicas"]]) for name, show, _ in FLEET]
+    measures = [(name, [Text(show(row)) for row in status["replicas"]]) for name, show, _ in FLEET]
     ranks = [rank if rank or width >= WIDE else None for _, _, rank in FLEET]
     left = width + 1 - sum(_width(name, cells) for name, cells in named)  # no divider behind the last
-    shown = _fitting([_width(name, cells) for name, cells in figures], ranks, left)
+    shown = _fitting([_width(name, cells) for name, cells in measures], ranks, left)
     table = _table(*(name for name, _ in named))
     for place in shown:
-        table.add_column(figures[place][0], justify="right", no_wrap=True)
-    columns = [*named, *(figures[place] for place in shown)]
+        table.add_column(measures[place][0], justify="right", no_wrap=True)
+    columns = [*named, *(measures[place] for place in shown)]
     for cells in zip(*(cells for _, cells in columns), strict=True):
         table.add_row(*cells)
     return table

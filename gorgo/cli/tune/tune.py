@@ -117,8 +117,8 @@ def tune(
     raise typer.Exit(0 if left_in_order == [True] else FAILED)
 
 
-#: Between two look-ups of the names, s: the usual time for which DNS answers may be cached.
-LOOK_UP_S = 30.0
+#: Between two resolutions of the names, s: the usual time for which DNS answers may be cached.
+RESOLVE_S = 30.0
 
 
 def addresses_of(urls: Sequence[str]) -> list[str]:
@@ -160,7 +160,7 @@ class Changes:
         import asyncio
 
         while True:
-            await asyncio.sleep(LOOK_UP_S)
+            await asyncio.sleep(RESOLVE_S)
             try:
                 now = await asyncio.to_thread(addresses_of, self._urls)
             except typer.BadParameter:

@@ -103,17 +103,17 @@ class Refusals:
 
     def on_result(self, attempt: Attempt, outcome: Outcome, *, now: float) -> bool:
         """Record the end of an attempt. Return whether it is doubtful: another replica may answer the request."""
-        replica = attempt.replica
-        if outcome.over_context:
+        replica, streamed = attempt.replica, attempt.state.request.streamed
+        if outcome.too_long:
             # It says nothing of the replica but its context. A longer one is tried once.
-            if attempt.state.over_context_of is not None or not outcome.unsent:
+            if attempt.state.too_long_for is not None or not outcome.unsent:
                 return False
-            attempt.state.over_context_of = replica
+            attempt.state.too_long_for = replica
             return True
         if outcome.short:
-            if replica.short_answers <= 0:
-                replica.short_answers_s = now
-            replica.short_answers += 1
+            if replica.short_answers[streamed] <= 0:
+                replica.short_answers_s[streamed] = now
+            replica.short_answers[streamed] += 1
             doubtful = True
             if outcome.sent:
                 self._short_answers.on_short(replica, doubtful=attempt.withhold, now=now)
@@ -153,8 +153,9 @@ class Refusals:
         self.on_first_token(attempt, now=now)
         replica, state = attempt.replica, attempt.state
         if not short:
-            if short is not None and attempt.dispatched_s >= replica.short_answers_s:
-                replica.short_answers = min(replica.short_answers, 0)
+            streamed = state.request.streamed
+            if short is not None and attempt.dispatched_s >= replica.short_answers_s[streamed]:
+                replica.short_answers[streamed] = min(replica.short_answers[streamed], 0)
                 self._short_answers.on_longer(replica)
             if state.refused:
                 state.refused = self._blame(state, now, short=True)
@@ -196,8 +197,8 @@ class Refusals:
             others = {other.replica for other, same in failed if same == kind} - {attempt.replica}
             if answered or not (others or refused):
                 health = attempt.replica.health
-                by = "answers" if health.breaks_answers else "attempts"
-                health.attempt_failed(dispatched_s=attempt.dispatched_s, now=now, by=by)
+                by, streamed = "answers" if health.breaks_answers else "attempts", state.request.streamed
+                health.attempt_failed(dispatched_s=attempt.dispatched_s, now=now, by=by, streamed=streamed)
 
     def _blame(self, state: RequestState, now: float, *, short: bool) -> list[tuple[Attempt, int | None]]:
         """Blame the replicas of refusals, or of all results; return the others."""
@@ -215,13 +216,14 @@ class Refusals:
                 if not self._kinds.on_proven(replica, state.request, status, now=now):
                     continue
             by = "answers" if status is None else "refusals"
-            replica.health.attempt_failed(dispatched_s=refused.dispatched_s, now=now, by=by)
+            streamed = state.request.streamed
+            replica.health.attempt_failed(dispatched_s=refused.dispatched_s, now=now, by=by, streamed=streamed)
         return left
 
 
 def _trust(*attempts: Attempt) -> None:
     for attempt in attempts:
-        attempt.replica.short_answers = -TRUSTED_ANSWERS
+        attempt.replica.short_answers[attempt.state.request.streamed] = -TRUSTED_ANSWERS
 
 
 # What an ended attempt leaves for a training: a row in the ring of the learner that decided on it, and in the log.
@@ -346,7 +348,9 @@ class RequestLifecycle:
 
     def on_first_token(self, attempt: Attempt, *, now: float) -> list[Action]:
         """Take the attempt as the answer; return Cancels for the request's other attempts."""
-        attempt.replica.health.attempt_succeeded(dispatched_s=attempt.dispatched_s, now=now, whole=False)
+        attempt.replica.health.attempt_succeeded(
+            dispatched_s=attempt.dispatched_s, now=now, whole=False, streamed=attempt.state.request.streamed
+        )
         self._refusals.on_first_token(attempt, now=now)
         self._busy.on_answer(attempt.replica)
         self._prefix_updater.on_first_token(attempt, now=now)
@@ -441,7 +445,7 @@ class RequestLifecycle:
 
     def _update_health(self, attempt: Attempt, outcome: Outcome, now: float, *, refused: bool) -> None:
         """Update the replica's concurrency limit and health, and the prefix index."""
-        replica = attempt.replica
+        replica, streamed = attempt.replica, attempt.state.request.streamed
         replica.health.attempt_ended(attempt.attempt_id)
         if outcome.result is COMPLETED and self._slo_e2e_s is not None and not attempt.moved:
             replica.concurrency.on_completed(
@@ -454,25 +458,28 @@ class RequestLifecycle:
         if refused or outcome is _REFUSED_ELSEWHERE:
             pass  # What another replica makes of the request decides.
         elif outcome.result is COMPLETED:
+            if streamed and attempt.first_token_s is not None:
+                spent_s = now - attempt.first_token_s
+                replica.decode_times.on_stream(spent_s, tokens=outcome.output_tokens, itl_s_p95=outcome.itl_s_p95)
             if outcome.output_tokens:
                 replica.learn_answer(outcome.output_tokens)
             if replica.token_gap is not None:
                 _learn_gap(attempt, outcome, now)
             whole = outcome.short is not None
-            replica.health.attempt_succeeded(dispatched_s=attempt.dispatched_s, now=now, whole=whole)
+            replica.health.attempt_succeeded(dispatched_s=attempt.dispatched_s, now=now, whole=whole, streamed=streamed)
             self._refusals.on_answer(attempt, short=outcome.short, now=now)
             self._busy.on_answer(replica)
         elif outcome.result is AttemptResult.UPSTREAM_4XX:
             # The client's fault, which proves the replica alive.
-            replica.health.attempt_succeeded(dispatched_s=attempt.dispatched_s, now=now, whole=False)
+            replica.health.attempt_succeeded(dispatched_s=attempt.dispatched_s, now=now, whole=False, streamed=streamed)
         elif _is_engine_busy(outcome):
             self._busy.on_busy(replica, dispatched_s=attempt.dispatched_s, retry_after_s=outcome.retry_after_s, now=now)
         elif outcome.result is AttemptResult.FAILED_BEFORE_CONTENT:
             if not self._refusals.on_failure(attempt, outcome):
                 by = "answers" if replica.health.breaks_answers else "attempts"
-                replica.health.attempt_failed(dispatched_s=attempt.dispatched_s, now=now, by=by)
-        elif outcome.result is AttemptResult.FAILED_AFTER_CONTENT and outcome.error != TIMEOUT:
-            replica.health.answer_broken(dispatched_s=attempt.dispatched_s, now=now)
+                replica.health.attempt_failed(dispatched_s=attempt.dispatched_s, now=now, by=by, streamed=streamed)
+        elif outcome.result is AttemptResult.FAILED_AFTER_CONTENT:
+            replica.health.answer_broken(dispatched_s=attempt.dispatched_s, now=now, streamed=streamed)
         if outcome.error == _FAILED:
             self._poison.on_broken(attempt.state.request, replica, dispatched_s=attempt.dispatched_s, now=now)
         elif outcome.error == _REFUSED:
@@ -497,7 +504,7 @@ class RequestLifecycle:
             return self._dispatch(state, left, now)
         if outcome.error == _REFUSED and not _has_healthy_replica(left):
             # No replica listens: an outage, not a failed request, and worth another try.
-            return no_replica(state.request, RETRY_AFTER_S)
+            return no_replica(state.request, RETRY_AFTER_S, state.causes)
         return upstream_error(state, outcome, self._open_in_s(state, now))
 
     def _continue(self, attempt: Attempt, outcome: Outcome, now: float) -> Continue | None:
@@ -542,8 +549,8 @@ class RequestLifecycle:
 
     def _untried(self, state: RequestState, now: float) -> CandidateSet:
         left = self._filter.untried(state.request, state.tried_replicas, now)
-        over = state.over_context_of
-        return left if over is None else self._filter.longer(left, state.request, over)
+        short = state.too_long_for
+        return left if short is None else self._filter.longer(left, state.request, short)
 
     def _dispatch(self, state: RequestState, left: CandidateSet, now: float) -> Dispatch:
         return self._dispatcher.dispatch(state, self._dispatcher.evaluate(state.request, left, now=now), now=now)

@@ -114,7 +114,7 @@ def is_stale(observed_s: float | None, *, now: float, after_s: float) -> bool:
     return observed_s is not None and now >= observed_s + after_s
 
 
-#: Of probes so soon after the first answered one the shortest counts, s: they come a second apart.
+#: Of probes so soon after the first answered one a shorter one counts alone, s: they come a second apart.
 FIRST_PROBES_S = 5.0
 #: Events retained for a shell that takes none, as the simulation.
 MAX_EVENTS = 1000
@@ -163,6 +163,8 @@ class Fleet:
     events: deque[FleetEvent] = field(default_factory=lambda: deque(maxlen=MAX_EVENTS))
     #: Replicas that were probed and have never answered: how far they are is unknown.
     unprobed: dict[Replica, None] = field(default_factory=dict)
+    #: Replicas that look much slower than their priors.
+    slow: dict[Replica, None] = field(default_factory=dict)
     #: Load that other routers report; `None` without peers.
     peers: PeerLoads | None = None
     #: Called with a replica that outlier detection readmits, and with one that it ejects.
@@ -241,6 +243,11 @@ class Fleet:
         if state is HealthState.EJECTED and self.on_ejected is not None:
             self.on_ejected(replica, now=replica.health.changed_s)
 
+    def forget_slow(self, *, now: float) -> None:
+        """Let replicas that look slow, and get no work therefore, go back to their priors."""
+        for replica in list(self.slow):
+            replica.prefill_queue.age(engine_s=now)
+
     @staticmethod
     def _health_event(replica: Replica) -> HealthChanged:
         name, health = replica.spec.name, replica.health
@@ -301,7 +308,8 @@ class Fleet:
     def probed(self, replica: Replica, rtt_s: float | None, *, now: float) -> None:
         replica.answers = rtt_s is not None
         if rtt_s is None:
-            if replica.first_probed_s is None:
+            replica.prefill_queue.on_silence(engine_s=now)
+            if replica.first_probed_s is None and replica.probe_refusal is None:
                 self.unprobed[replica] = None
             replica.health.probe_failed(now=now)
             return
@@ -310,11 +318,9 @@ class Fleet:
             self.unprobed.pop(replica, None)
         column = self.columns.rtt_s
         known_s = column.item(replica.slot)
-        if known_s == known_s and now - replica.first_probed_s <= FIRST_PROBES_S:
-            # The way was slow once: the shortest of the first counts.
-            column[replica.slot] = min(known_s, rtt_s)
-        else:
-            column[replica.slot] = ewma(known_s, rtt_s, self.rtt_ewma_alpha)
+        # Of the first probes a shorter one counts alone: the way was slow before.
+        is_first = rtt_s < known_s and now - replica.first_probed_s <= FIRST_PROBES_S
+        column[replica.slot] = rtt_s if is_first else ewma(known_s, rtt_s, self.rtt_ewma_alpha)
         replica.probed_s = now
         self._set_timer(replica)
         replica.health.probe_succeeded(now=now)
@@ -380,12 +386,14 @@ class Fleet:
     def _join(self, spec: ReplicaSpec) -> Replica:
         replica = Replica.create(spec, self._free.pop(), self.columns, self.ejection)
         replica.health.on_change = partial(self._on_health_change, replica)
+        replica.slow = self.slow
         self.replicas[spec.name] = replica
         return replica
 
     def _leave(self, name: str) -> int:
         replica = self.replicas.pop(name)
         self.unprobed.pop(replica, None)
+        self.slow.pop(replica, None)
         self._timers.set(replica, None)
         slot, replica.slot = replica.slot, -1
         self.columns.clear(slot)

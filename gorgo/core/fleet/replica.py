@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gorgo.core.backoff import backoff_s
-from gorgo.core.latency.decode import PRIOR_TOKENS, AnswerLength, ConcurrencyLimit, TokenGap
+from gorgo.core.latency.decode import PRIOR_TOKENS, AnswerLength, ConcurrencyLimit, DecodeTimes, TokenGap
 from gorgo.core.latency.prefill import PrefillPrior, PrefillQueue, ReportedSpeed
 from gorgo.core.latency.ttft import (
     INITIAL_WINDOW_BYTES,
@@ -47,6 +47,9 @@ from gorgo.core.numeric import Floats
 #     HEALTHY --3 failures in a row--> EJECTED --back-off over--> HALF_OPEN --probe or attempt succeeds--> HEALTHY
 #                                         ^                           |
 #                                         '---- any failure, back-off doubled
+#
+# Streams and answers in one piece are counted apart: an engine may cut every stream and answer all else. Of each kind
+# three bad answers in a row eject, or half of the last ones, and only a good answer of that kind ends it.
 #
 # One that was ejected for failed probes is half open as soon as a probe succeeds.
 #
@@ -79,6 +82,37 @@ class HealthState(Enum):
 _HEALTHY, _EJECTED, _HALF_OPEN = HealthState
 
 
+#: Answers of one kind that are remembered; half of them bad is no chance.
+RECENT_ANSWERS = 6
+
+
+class _Answers:
+    """The last answers of one kind: how many failed or broke off, in a row and of the last ones."""
+
+    __slots__ = ("_bits", "_count", "broken", "in_a_row")
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        self.in_a_row = 0
+        #: Those in a row that broke off after content.
+        self.broken = 0
+        self._bits = self._count = 0
+
+    def add(self, *, bad: bool) -> None:
+        self._bits = (self._bits << 1 | bad) & ((1 << RECENT_ANSWERS) - 1)
+        self._count += 1
+        self.in_a_row = self.in_a_row + 1 if bad else 0
+        if not bad:
+            self.broken = 0
+
+    def are_bad(self, tolerated: int) -> bool:
+        """Return whether so many failed in a row, or half of the last ones did."""
+        often = self._count >= RECENT_ANSWERS and 2 * self._bits.bit_count() >= max(RECENT_ANSWERS, 2 * tolerated)
+        return self.in_a_row >= tolerated or often
+
+
 class OutlierDetector:
     """The state of one replica.
 
@@ -92,12 +126,13 @@ class OutlierDetector:
     """
 
     __slots__ = (
+        "_answers",
         "attempt_failures",
         "backoff_until_s",
-        "broken_answers",
         "broken_s",
         "changed_s",
         "ejected_by",
+        "ejected_for_streams",
         "ejected_since_s",
         "ejections",
         "limits",
@@ -114,14 +149,17 @@ class OutlierDetector:
         self.state = _HEALTHY
         self.attempt_failures = 0
         self.probe_failures = 0
-        #: Answers in a row that broke off after content, and when the last one was counted.
-        self.broken_answers = 0
+        #: Answers in one piece, and streams.
+        self._answers = (_Answers(), _Answers())
+        #: When the last answer that broke off was counted.
         self.broken_s = float("-inf")
         #: Ejections since the last good attempt: the exponent of the back-off.
         self.ejections = 0
         #: Cause of the last ejection: failed `attempts`, `refusals` of what others answer, broken or short
         #: `answers`, a `busy` engine, failed `probes`, or its unreachable `region`.
         self.ejected_by: str | None = None
+        #: Whether it was ejected for streams, or for answers in one piece; `None` for what concerns both.
+        self.ejected_for_streams: bool | None = None
         #: First ejection since it was healthy, `None` while healthy.
         self.ejected_since_s: float | None = None
         #: Last ejection or readmission.
@@ -155,35 +193,59 @@ class OutlierDetector:
         return self._changed()
 
     @property
+    def broken_answers(self) -> int:
+        """Return how many answers of one kind broke off in a row."""
+        return max(answers.broken for answers in self._answers)
+
+    @property
     def breaks_answers(self) -> bool:
-        """Return whether answers broke off twice, or ejected it, without a whole one since."""
+        """Return whether answers broke off twice, or ejected it, without a whole one of their kind since."""
         return self.broken_answers > 1 or (self.ejections > 0 and self.ejected_by == "answers")
 
-    def attempt_succeeded(self, *, dispatched_s: float, now: float, whole: bool = True) -> bool:
-        """Record an answer: `whole`, or its first token, which says nothing of a replica that breaks answers off."""
+    def breaks(self, streamed: bool) -> bool:
+        """Return whether answers of this kind do."""
+        ejected = self.ejections > 0 and self.ejected_by == "answers" and self.ejected_for_streams in (None, streamed)
+        return self._answers[streamed].broken > 1 or ejected
+
+    def attempt_succeeded(self, *, dispatched_s: float, now: float, whole: bool = True, streamed: bool = True) -> bool:
+        """Record an answer: `whole`, or its first token, which says nothing of a replica that breaks answers off.
+
+        Nor does an answer in one piece of a replica whose streams fail, and the other way round.
+        """
         if dispatched_s < self.changed_s:
             return False
         if whole:
-            self.broken_answers = 0
-        elif self.breaks_answers:
+            self._answers[streamed].add(bad=False)
+        elif self.breaks(streamed):
             return False
-        self.attempt_failures = self.probe_failures = self.ejections = 0
+        self.attempt_failures = self.probe_failures = 0
+        if self.ejections and self.ejected_for_streams not in (None, streamed):
+            return False
+        self.ejections = 0
         return self.state is not _HEALTHY and self._readmit(now)
 
-    def attempt_failed(self, *, dispatched_s: float, now: float, by: str = "attempts") -> bool:
+    def attempt_failed(self, *, dispatched_s: float, now: float, by: str = "attempts", streamed: bool = True) -> bool:
+        """Record an attempt without an answer. It ejects after others in a row, of its kind or of both."""
         if dispatched_s < self.changed_s or self.state is _EJECTED:
             return False
         self.attempt_failures += 1
-        return self.attempt_failures >= self._tolerated and self._eject(by, now)
+        if self.attempt_failures >= self._tolerated:
+            return self._eject(by, now)
+        if by == "refusals":  # says something of some requests, and nothing of the other answers
+            return False
+        self._answers[streamed].add(bad=True)
+        return self._answers[streamed].are_bad(self._tolerated) and self._eject(by, now, streamed)
 
-    def answer_broken(self, *, dispatched_s: float, now: float) -> bool:
+    def answer_broken(self, *, dispatched_s: float, now: float, streamed: bool = True) -> bool:
         """Record an answer that broke off after content. Several that were open at once are one event."""
         together = dispatched_s < self.broken_s and now - self.broken_s < TOGETHER_S
         if dispatched_s < self.changed_s or self.state is _EJECTED or together:
             return False
-        self.broken_answers += 1
+        answers = self._answers[streamed]
+        answers.add(bad=True)
+        answers.broken += 1
         self.broken_s = now
-        return self.broken_answers >= self._tolerated and self._eject("answers", now)
+        return answers.are_bad(self._tolerated) and self._eject("answers", now, streamed)
 
     def attempt_busy(self, last: bool, *, dispatched_s: float, now: float) -> bool:
         """Eject an engine that was busy once too often: `last`, or again after it was ejected for that."""
@@ -229,9 +291,10 @@ class OutlierDetector:
     def _tolerated(self) -> int:
         return 1 if self.ejections else self.limits.failures
 
-    def _eject(self, by: str, now: float) -> bool:
+    def _eject(self, by: str, now: float, streamed: bool | None = None) -> bool:
         self.ejections += 1
-        self.attempt_failures = self.probe_failures = self.broken_answers = 0
+        self.ejected_for_streams = streamed
+        self._forget()
         self.state, self.changed_s, self.ejected_by = _EJECTED, now, by
         self.ejected_since_s = now if self.ejected_since_s is None else self.ejected_since_s
         self.backoff_until_s = now + backoff_s(self.ejections, first_s=self.limits.base_s, longest_s=self.limits.max_s)
@@ -240,8 +303,14 @@ class OutlierDetector:
     def _readmit(self, now: float) -> bool:
         self.state, self.changed_s, self.backoff_until_s = _HEALTHY, now, None
         self.ejected_since_s = None
-        self.attempt_failures = self.probe_failures = 0
+        self._forget()
         return self._changed()
+
+    def _forget(self) -> None:
+        """Forget what says nothing of the replica as it is now."""
+        self.attempt_failures = self.probe_failures = 0
+        for answers in self._answers:
+            answers.forget()
 
     def _changed(self) -> bool:
         if self.on_change is not None:
@@ -273,6 +342,7 @@ _EMPTY: Mapping[str, float] = {
     "head_began_s": -inf,
     "prefill_share": 0.0,
     "prefill_share_s": 0.0,
+    "cache_fill": 0.0,
     "connect_round_trips": 1.0,
     "pace_bytes": inf,
     "burst_bytes": inf,
@@ -352,6 +422,8 @@ class Columns:
     #: (`core.latency.prefill`).
     prefill_share: Floats
     prefill_share_s: Floats
+    #: Share of the KV capacity that cached blocks take (`core.dispatch.prefix_updates`). 0 where it is unknown.
+    cache_fill: Floats
     #: Connection of the next request: TCP windows (`core.latency.ttft`; 0 where none is open, NaN where not reported),
     #: time of the last send, and round trips to open a new connection.
     cwnd_bytes: Floats
@@ -550,9 +622,13 @@ class Replica:
     concurrency: ConcurrencyLimit = field(default_factory=ConcurrencyLimit)
     #: Requests that decode and their time per output token; `None` while nothing counts them.
     token_gap: TokenGap | None = None
+    #: Times between the tokens of its streams, for operators.
+    decode_times: DecodeTimes = field(default_factory=DecodeTimes)
     #: Of its whole answers.
     answer_length: AnswerLength = field(default_factory=AnswerLength)
     restarts: RestartDetector = field(default_factory=RestartDetector)
+    #: The fleet's replicas that look slow; this one is there until it looks as its prior again.
+    slow: dict[Replica, None] = field(default_factory=dict)
     #: Models that the engine itself lists; empty while unknown.
     listed_models: tuple[str, ...] = ()
     #: Longest prompt with its answer, by model that the engine lists; a model of unknown context is not there.
@@ -579,10 +655,11 @@ class Replica:
     #: 4xx in a row, and when the first of them was: only an answer to a later request ends the count.
     client_errors: int = 0
     client_errors_s: float = float("-inf")
-    #: Doubtfully short answers in a row; negative after other replicas have answered as shortly.
-    short_answers: int = 0
-    #: End of the first of them: only a longer answer to a later request ends the count.
-    short_answers_s: float = float("-inf")
+    #: Doubtfully short answers in a row, in one piece and as streams; negative after other replicas have answered as
+    #: shortly.
+    short_answers: list[int] = field(default_factory=lambda: [0, 0])
+    #: End of the first of them: only a longer answer of the kind to a later request ends the count.
+    short_answers_s: list[float] = field(default_factory=lambda: [float("-inf"), float("-inf")])
     #: Objectives per output token of the requests in flight there that have one, ascending, s.
     tpot_objectives: list[float] = field(default_factory=list)
 
@@ -604,15 +681,14 @@ class Replica:
         """Models of the configuration, then others that the engine lists; empty means any."""
         return tuple(dict.fromkeys((*self.spec.models, *self.listed_models)))
 
+    def doubtful(self, streamed: bool) -> bool:
+        """Return whether its last answers of a kind broke off or were short."""
+        return self.short_answers[streamed] >= SUSPECT_AFTER or self.health.breaks(streamed)
+
     def context_tokens(self, model: str | None) -> int | None:
         """Return the longest prompt with its answer for `model`, by a name that it lists or any; `None` is unknown."""
         found = self.contexts.get(model or "")
         return max(self.contexts.values(), default=None) if found is None else found
-
-    @property
-    def doubtful(self) -> bool:
-        """Return whether its last answers broke off or were short."""
-        return self.short_answers >= SUSPECT_AFTER or self.health.breaks_answers
 
     def add_tpot_objective(self, slo_tpot_s: float) -> None:
         """Count a request in flight with an objective per output token."""
@@ -663,6 +739,10 @@ class Replica:
             columns.head_due_s[slot] = queue.head_due_s
             columns.waiting_prefill_s[slot] = queue.backlog_s
             columns.slowdown[slot] = queue.speed.factor
+            if queue.speed.is_slow:
+                self.slow[self] = None
+            elif self.slow and queue.speed.is_forgotten:
+                self.slow.pop(self, None)
             shared_s = queue.shared_s
             if shared_s or columns.shared_s.item(slot):
                 columns.shared_s[slot] = shared_s

@@ -258,7 +258,7 @@ class ShortAnswers:
         """Record a short answer, of a replica that was `doubtful` at its dispatch."""
         if replica.slot < 0:
             return
-        if replica.short_answers >= SUSPECT_AFTER:
+        if max(replica.short_answers) >= SUSPECT_AFTER:
             self._short.add(replica)
         until_s, trials = self._paused.get(replica, (now, 0))
         if doubtful and until_s <= now:

@@ -59,6 +59,11 @@ class ReplicaSnapshot:
     parallel_prefills: int
     #: Linear prefill rate by the prior and the learned factor.
     prefill_tokens_per_s: float
+    #: Time per output token of its last streams, the 95th percentile of their inter-token times, and the former over
+    #: the median of the other replicas with its models and accelerator.
+    tpot_ms: float | None
+    itl_ms_p95: float | None
+    decode_slowdown: float | None
     running_requests: float | None
     queued_requests: float | None
     used_tokens: float | None
@@ -93,6 +98,7 @@ def snapshot_replica(
     block_tokens: float,
     found_share: float | None,
     overdue: Sequence[tuple[float, str]],
+    decode_slowdown: float | None,
     now: float,
 ) -> ReplicaSnapshot:
     """Return the row of `replica`."""
@@ -127,6 +133,9 @@ def snapshot_replica(
         prefill_slowdown_reported=replica.reported_speed.factor,
         parallel_prefills=replica.prefill_queue.speed.parallel.count,
         prefill_tokens_per_s=replica.prior.tokens_per_s / replica.prefill_queue.speed.factor,
+        tpot_ms=_scaled(replica.decode_times.tpot_s, 1e3),
+        itl_ms_p95=_scaled(replica.decode_times.itl_s_p95, 1e3),
+        decode_slowdown=decode_slowdown,
         running_requests=_cell(columns, "running_requests", replica),
         queued_requests=_cell(columns, "queued_requests", replica),
         used_tokens=_cell(columns, "used_tokens", replica),

@@ -5,6 +5,7 @@ Owns what is learned of one replica's decoding. Leaves prefills to `core.latency
 
 - `DecodeSlope` is how much longer a token takes per request beside it.
 - `TokenGap` is the time per output token, and the requests that decode.
+- `DecodeTimes` are the times between tokens as clients see them, for operators, and how they compare with the fleet's.
 - `AnswerLength` is the mean length of an answer.
 - `ConcurrencyLimit` is the number in flight at which most requests end in time.
 
@@ -20,6 +21,7 @@ The number that decodes is integrated over time, so that its mean during an answ
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf, nan
 
 import numpy as np
@@ -145,6 +147,78 @@ class TokenGap:
     def _advance(self, now: float) -> None:
         self._integral += self.decoding * (now - self._now)
         self._now = now
+
+
+# The times between tokens of a replica's streams, as they ended lately: what an operator compares, and no policy reads.
+#
+# They contain stalls and the batch, and so differ by some factor between replicas under different load. One that is
+# `SLOW_DECODE` times slower than the median of the others with its models and accelerator is slow for another reason.
+
+
+#: Streams after which one weighs 1 / e, and those before which nothing is said.
+DECODE_MEMORY, FIRST_STREAMS = 8.0, 4
+#: Times the fleet's median that no load explains.
+SLOW_DECODE = 3.0
+
+
+class DecodeTimes:
+    """Time per output token (TPOT) of one replica and the 95th percentile of its inter-token times (ITL), s.
+
+    Example
+    -------
+    >>> times = DecodeTimes()
+    >>> for _ in range(FIRST_STREAMS):
+    ...     times.on_stream(2.0, tokens=201, itl_s_p95=0.02)
+    >>> times.tpot_s, times.itl_s_p95
+    (0.01, 0.02)
+    """
+
+    __slots__ = ("_itl_s", "_itls", "_streams", "_tpot_s")
+
+    def __init__(self) -> None:
+        self._tpot_s = self._itl_s = 0.0
+        self._streams = self._itls = 0
+
+    def on_stream(self, spent_s: float, *, tokens: int | None, itl_s_p95: float | None) -> None:
+        """Record a whole stream of so many tokens, `spent_s` from its first to its last."""
+        if tokens is not None and tokens > 1:
+            self._streams += 1
+            self._tpot_s += (spent_s / (tokens - 1) - self._tpot_s) / min(self._streams, DECODE_MEMORY)
+        if itl_s_p95 is not None:
+            self._itls += 1
+            self._itl_s += (itl_s_p95 - self._itl_s) / min(self._itls, DECODE_MEMORY)
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Return the time per output token; `None` before some streams."""
+        return self._tpot_s if self._streams >= FIRST_STREAMS else None
+
+    @property
+    def itl_s_p95(self) -> float | None:
+        """Return the mean 95th percentile of inter-token times; `None` before some streams."""
+        return self._itl_s if self._itls >= FIRST_STREAMS else None
+
+
+def relative_to_others(values: Sequence[float]) -> list[float | None]:
+    """Return each value over the median of the others; `None` for a lone one.
+
+    Example
+    -------
+    >>> relative_to_others([0.01, 0.1, 0.01]), relative_to_others([0.01])
+    ([0.18181818181818182, 10.0, 0.18181818181818182], [None])
+    """
+    if len(values) < 2:
+        return [None] * len(values)
+    order = sorted(range(len(values)), key=values.__getitem__)
+    ranked = [values[index] for index in order]
+    found: list[float | None] = [None] * len(values)
+    lower, upper = (len(values) - 2) // 2, (len(values) - 1) // 2
+    for rank, index in enumerate(order):
+        # The two in the middle of what is left without this one.
+        middle = [ranked[place + (place >= rank)] for place in (lower, upper)]
+        median = sum(middle) / 2
+        found[index] = ranked[rank] / median if median > 0.0 else None
+    return found
 
 
 # The mean length of a replica's answers, as their usage reports it: so long a request in flight slows the others.

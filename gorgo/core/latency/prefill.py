@@ -152,6 +152,11 @@ def mean_of_columns(shares: Floats) -> float:
 # the prior for a few requests only and remembers half as long; it counts where it is further from the prior than noise
 # takes it.
 #
+# A stall (a stopped process, a lost path) is no speed. What stalls together has its tokens together, of which the first
+# alone counts; a request under which a probe failed counts for nothing. And while a replica is not used because it
+# looks slow, nothing would ever correct that. So what was learned of one that looks `NOISE` times slower than its prior
+# goes back to it with the time without a first token.
+#
 # Without a configured prior, learning starts from the speed that the engine reports (`ReportedSpeed`).
 # The reported speed has the weight of a prior. Samples stay in seconds of the default prior, so no sample counts twice
 # and no queued prefill changes its length.
@@ -166,6 +171,11 @@ NOISE = 2.0
 STEP_IN_PROGRESS_S = 0.005
 #: Requests that may pass one: a stuck one is passed until it fails.
 MOST_PASSED = 64
+#: Time without a first token after which a replica that looks slow has lost 1 - 1 / e of what was learned of it, s: one
+#: stall of many seconds is forgotten within twenty, and one that is slow indeed has a request as often.
+FORGET_S = 3.0
+#: Factor on the start down to which it goes.
+FORGOTTEN = 1.05
 #: Clamp: beyond it the prior is for another engine.
 SLOWEST, FASTEST = 10.0, 0.1
 
@@ -182,7 +192,7 @@ class PrefillSpeed:
     True
     """
 
-    __slots__ = ("_passed", "_quick", "_start", "_steady", "factor", "last_s", "parallel")
+    __slots__ = ("_aged_s", "_passed", "_quick", "_start", "_steady", "factor", "last_s", "parallel")
 
     def __init__(self) -> None:
         self.factor = 1.0
@@ -191,6 +201,8 @@ class PrefillSpeed:
         self._start = 1.0
         #: When the engine produced the last first token that was counted.
         self.last_s = -inf
+        #: Until when the time without one has been counted.
+        self._aged_s = -inf
         #: Of the requests that have passed an older one since: first token, prior, end of others' work.
         self._passed: list[tuple[float, float, float]] = []
         self._steady = _Average(STEADY_MEMORY_S, STEADY_TRUST_S)
@@ -214,7 +226,7 @@ class PrefillSpeed:
             self.parallel.on_first_token(arrival, arrived_s=arrived_s, engine_s=engine_s, prior_s=prior_s)
             self._weigh()
         else:
-            self.parallel.end(engine_s)
+            self.parallel.on_end(engine_s)
         if not head:
             self._pass(engine_s, prior_s, shared_until_s)
             return
@@ -229,6 +241,25 @@ class PrefillSpeed:
         if shared_until_s <= begun_s:
             self._learn(spent_s, prior_s)
         self._begin(engine_s)
+
+    def age(self, *, engine_s: float) -> None:
+        """Forget with the time without a first token."""
+        idle_s = engine_s - max(self.last_s, self._aged_s)
+        if 0.0 < idle_s < inf:
+            self._aged_s = engine_s
+            for average in (self._steady, self._quick):
+                average.fade(exp(-idle_s / FORGET_S))
+            self._weigh()
+
+    @property
+    def is_slow(self) -> bool:
+        """Return whether prefills take much longer than where learning started."""
+        return self.factor > NOISE * self._start
+
+    @property
+    def is_forgotten(self) -> bool:
+        """Return whether they take about as long."""
+        return self.factor <= FORGOTTEN * self._start
 
     @property
     def samples(self) -> tuple[float, float]:
@@ -281,6 +312,10 @@ class _Average:
         self._spent_s = self._spent_s * decay + spent_s
         self._done_s = self._done_s * decay + prior_s
 
+    def fade(self, left: float) -> None:
+        self._spent_s *= left
+        self._done_s *= left
+
     @property
     def sums(self) -> tuple[float, float]:
         return self._spent_s, self._done_s
@@ -308,6 +343,8 @@ class _Average:
 
 #: A gateway with more engines than that is never full for one router.
 MOST_AT_ONCE = 64
+#: A prefill counts for no more than so many times as long as it should take, and so much more, s: a stall is no speed.
+_MOST_SLOWER, _STALLED_S = 4.0, 0.3
 #: Of a predicted prefill: how wrong the prior and the estimated cached tokens are for one request.
 NOISE_SHARE = 0.3
 #: Standard deviations of a verdict.
@@ -354,7 +391,7 @@ class _Evidence:
         self._sum = decay * self._sum + weight * (apart_s / 2.0 - beyond_s)
         self._squares = decay * decay * self._squares + weight * apart_s
 
-    def clear(self) -> None:
+    def reset(self) -> None:
         self._sum = self._squares = 0.0
 
     @property
@@ -375,7 +412,7 @@ class _Alone:
     def __init__(self) -> None:
         self._weight = self._sum_s = self._sum_prior_s = self._squares = self._products = 0.0
 
-    def learn(self, took_s: float, prior_s: float) -> None:
+    def add(self, took_s: float, prior_s: float) -> None:
         decay = 1.0 - 1.0 / _ALONE_MEMORY
         self._weight = decay * self._weight + 1.0
         self._sum_s = decay * self._sum_s + took_s
@@ -407,7 +444,7 @@ class ParallelPrefills:
     -------
     >>> parallel = ParallelPrefills()
     >>> for second in range(0, 40, 4):  # two arrive together, and each has its first token after a second
-    ...     both = [parallel.arrive(before) for before in (0, 1)]
+    ...     both = [parallel.on_arrival(before) for before in (0, 1)]
     ...     for arrival in both:
     ...         parallel.on_first_token(arrival, arrived_s=second, engine_s=second + 1.0, prior_s=1.0)
     >>> parallel.count
@@ -441,11 +478,11 @@ class ParallelPrefills:
         #: Verdicts in a row that the count is right, and the end of the pause after the last.
         self._verdicts, self._again_s = 0, -inf
 
-    def arrive(self, before: int | None) -> Arrival:
+    def on_arrival(self, before: int | None) -> Arrival:
         """Return the place of a request that arrives now behind `before` others."""
         return Arrival(self._ended, before)
 
-    def end(self, engine_s: float) -> None:
+    def on_end(self, engine_s: float) -> None:
         """Count a prefill that has ended without a first token."""
         self._ends[self._ended % _ENDS] = engine_s
         self._ended += 1
@@ -454,7 +491,7 @@ class ParallelPrefills:
         """Record a first token."""
         if arrival.before is not None:
             self._learn(arrival.before, arrival, arrived_s, engine_s, prior_s)
-        self.end(engine_s)
+        self.on_end(engine_s)
 
     def waited_s(self, arrival: Arrival, count: int, *, arrived_s: float, engine_s: float) -> float:
         """Return how long a request had to wait until `engine_s` if the engine does `count` prefills at once."""
@@ -484,15 +521,18 @@ class ParallelPrefills:
         return self._speed.value(start)
 
     def _learn(self, before: int, arrival: Arrival, arrived_s: float, engine_s: float, prior_s: float) -> None:
-        count, half, took_s = self.count, self.count // 2, engine_s - arrived_s
+        count, half = self.count, self.count // 2
         waits_s = self.waited_s(arrival, count, arrived_s=arrived_s, engine_s=engine_s)
+        expected = self._alone.prefill_s(prior_s)
+        took_s = engine_s - arrived_s
+        if expected is not None:
+            took_s = min(took_s, waits_s + _MOST_SLOWER * max(expected[0], self._alone.mean_s) + _STALLED_S)
         spent_s = took_s - waits_s
         self._speed.learn(spent_s, prior_s)
         self.mean_s = spent_s if not self.mean_s else self.mean_s + (spent_s - self.mean_s) / _ALONE_MEMORY
         if before < max(1, half):
-            self._alone.learn(took_s, prior_s)
+            self._alone.add(took_s, prior_s)
             return
-        expected = self._alone.prefill_s(prior_s)
         if expected is None:
             return
         waited_s, noise_s = took_s - expected[0], expected[1]
@@ -514,12 +554,12 @@ class ParallelPrefills:
         elif found < -SURE:
             self._verdicts += 1
             self._again_s = engine_s + backoff_s(self._verdicts, first_s=OVERLAP_AGAIN_S, longest_s=LONGEST_AGAIN_S)
-            self._of_double.clear()
+            self._of_double.reset()
 
     def _set(self, count: int) -> None:
         self.count, self._verdicts, self._again_s = count, 0, -inf
-        self._of_double.clear()
-        self._of_half.clear()
+        self._of_double.reset()
+        self._of_half.reset()
 
 
 # The reported prefill factor of an engine: how much slower than its prior it is, by its own counters.
@@ -663,6 +703,7 @@ class PrefillQueue:
         "_entries",
         "_invisible",
         "_prior_s",
+        "_silent_s",
         "drained_at_s",
         "head_due_s",
         "on_change",
@@ -684,6 +725,8 @@ class PrefillQueue:
         self._prior_s = 0.0
         #: Queued requests whose first token is not visible.
         self._invisible = 0
+        #: When the engine last did not answer a probe.
+        self._silent_s = -inf
         #: Work of other routers before the queued requests, as of their dispatches, s; `drained_at_s` contains it.
         self.shared_s = 0.0
 
@@ -757,7 +800,7 @@ class PrefillQueue:
     def add(self, key: str, *, arrives_s: float, prior_s: float, streamed: bool, shared_s: float = 0.0) -> None:
         """Add a dispatched request; `shared_s` is work of other routers before it that is not before others queued."""
         assert key not in self._entries, "an attempt is dispatched once"
-        place = self.speed.parallel.arrive(None if self._invisible else len(self._entries))
+        place = self.speed.parallel.on_arrival(None if self._invisible else len(self._entries))
         self._entries[key] = _Entry(arrives_s, prior_s, streamed, shared_s, place)
         self._invisible += not streamed
         self._prior_s += prior_s
@@ -784,7 +827,7 @@ class PrefillQueue:
             arrived_s=entry.arrival_s,
             prior_s=entry.prior_s,
             head=head_key == key,
-            shared_until_s=shared_until_s,
+            shared_until_s=max(shared_until_s, self._silent_s),
             arrival=entry.place,
         )
         self._remove(key)
@@ -798,7 +841,7 @@ class PrefillQueue:
         entry = self._entries.get(key)
         if entry is None:
             return
-        self.speed.parallel.end(engine_s)
+        self.speed.parallel.on_end(engine_s)
         spent_s = 0.0
         if self._head_key() == key:
             began_s = self._anchor_s if self._anchor_s > entry.arrival_s else entry.arrival_s
@@ -811,6 +854,15 @@ class PrefillQueue:
             self._pass_on_shared(key, entry)
         self._remove(key)
         self._advance(engine_s)
+        self.on_change()
+
+    def on_silence(self, *, engine_s: float) -> None:
+        """Record a failed probe: what is queued now has stalled."""
+        self._silent_s = engine_s
+
+    def age(self, *, engine_s: float) -> None:
+        """Forget what was learned with the time without a first token."""
+        self.speed.age(engine_s=engine_s)
         self.on_change()
 
     def set_speed_prior(self, factor: float) -> None:
@@ -858,7 +910,7 @@ class PrefillQueue:
         if self._invisible:
             for key, entry in list(self._entries.items()):
                 if not entry.streamed and self._begins_s(entry, engine_s) + entry.prior_s * factor <= engine_s:
-                    parallel.end(engine_s)
+                    parallel.on_end(engine_s)
                     self._remove(key)
         self.drained_at_s = self._free_at_s(engine_s) + self.shared_s
         if self._entries and (head := self._head()).streamed:
@@ -886,7 +938,7 @@ class PrefillQueue:
 
     def _pass_head(self) -> None:
         head = self._head()
-        self.speed.parallel.end(max(self._anchor_s, head.arrival_s) + head.prior_s * self.speed.factor)
+        self.speed.parallel.on_end(max(self._anchor_s, head.arrival_s) + head.prior_s * self.speed.factor)
         self._anchor_s = max(self._anchor_s, head.arrival_s) + head.shared_s + head.prior_s * self.speed.factor
         self._remove(self._head_key())
 

@@ -116,22 +116,22 @@ def most_output_tokens(parsed: Mapping[str, Any]) -> int | None:
 
 
 #: How engines say that a request is longer than the model's context: vLLM and OpenAI, SGLang, llama.cpp, TGI, gateways.
-_OVER_CONTEXT = re.compile(
+_TOO_LONG = re.compile(
     rb"context[ _-]?(?:length|size|window)|max_model_len|maximum (?:model|allowed|prompt|input) length"
     rb"|(?:prompt|input) is too long|reduce the length of the|must be <= ?\d+\. given",
     re.IGNORECASE,
 )
 #: Of a refusal, which names it at its beginning.
-_OVER_CONTEXT_BYTES = 4096
+_TOO_LONG_BYTES = 4096
 
 
-def is_over_context(status: int, body: bytes) -> bool:
+def exceeds_context(status: int, body: bytes) -> bool:
     """Return whether a refusal says that the request is longer than the model's context there.
 
-    >>> is_over_context(400, b"This model's maximum context length is 8192 tokens.")
+    >>> exceeds_context(400, b"This model's maximum context length is 8192 tokens.")
     True
     """
-    return status in (400, 413, 422) and _OVER_CONTEXT.search(body[:_OVER_CONTEXT_BYTES]) is not None
+    return status in (400, 413, 422) and _TOO_LONG.search(body[:_TOO_LONG_BYTES]) is not None
 
 
 #: Of an engine's own text in an error, a log or a status: some lines of a terminal.
@@ -221,13 +221,13 @@ def _without(text: str, prompt: str) -> str:
         place = lowered.find(short)
         if place >= 0:
             shared[place : place + len(short)] = [True] * len(short)
-    kept: list[str] = []
+    parts: list[str] = []
     for place, each in enumerate(text):
         if not shared[place]:
-            kept.append(each)
+            parts.append(each)
         elif not place or not shared[place - 1]:
-            kept.append(_LEFT_OUT)
-    return "".join(kept)
+            parts.append(_LEFT_OUT)
+    return "".join(parts)
 
 
 def _retry_after_s(headers: Sequence[Header]) -> float | None:
@@ -581,6 +581,11 @@ class Gaps:
             if FirstTokenDetector(route).feed(chunk) is StreamState.CONTENT:
                 return
             self._seconds.pop()
+
+    def median(self) -> float | None:
+        """Return the median; `None` without a gap."""
+        seconds = self._seconds
+        return sorted(seconds)[len(seconds) // 2] if seconds else None
 
     def p95(self) -> float | None:
         """Return the 95th percentile; `None` without a gap."""

@@ -136,6 +136,11 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("gorgo_queued_prefill_tokens", "gauge", _REPLICA, "Prompt tokens before their first content."),
     MetricSpec("gorgo_queued_prefill_seconds", "gauge", _REPLICA, "Predicted prefill queue."),
     MetricSpec("gorgo_prefill_slowdown", "gauge", _REPLICA, "Learned prefill time over its prior."),
+    MetricSpec(
+        "gorgo_tpot_seconds", "gauge", _REPLICA, "Time per output token of its last streams; absent if unknown."
+    ),
+    MetricSpec("gorgo_itl_p95_seconds", "gauge", _REPLICA, "Mean p95 of inter-token times of its last streams."),
+    MetricSpec("gorgo_decode_slowdown", "gauge", _REPLICA, "Time per output token over the median of others alike."),
     MetricSpec("gorgo_parallel_prefills", "gauge", _REPLICA, "Prefills that the engine does at once, as learned."),
     MetricSpec("gorgo_replica_eligible", "gauge", _REPLICA, "1 if the replica is eligible."),
     MetricSpec("gorgo_ready", "gauge", (), "1 while `GET /ready` is answered with 200."),

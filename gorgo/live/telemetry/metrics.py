@@ -454,6 +454,12 @@ def _replica_gauges(view: ReplicaSnapshot) -> Iterable[tuple[str, float]]:
     yield "gorgo_queued_prefill_seconds", view.backlog_s
     yield "gorgo_prefill_slowdown", view.prefill_slowdown
     yield "gorgo_parallel_prefills", view.parallel_prefills
+    if view.tpot_ms is not None:
+        yield "gorgo_tpot_seconds", view.tpot_ms / 1e3
+    if view.itl_ms_p95 is not None:
+        yield "gorgo_itl_p95_seconds", view.itl_ms_p95 / 1e3
+    if view.decode_slowdown is not None:
+        yield "gorgo_decode_slowdown", view.decode_slowdown
     yield "gorgo_replica_eligible", float(view.eligible)
     yield "gorgo_index_blocks", view.index_blocks
 

@@ -18,6 +18,7 @@ from gorgo.config.fleet import ReplicaConfig
 from gorgo.config.model import Config, TlsConfig
 from gorgo.config.values import REPLICA_KEEP_ALIVE_S
 from gorgo.core.messages.request import REFUSALS
+from gorgo.core.record import record
 from gorgo.picker.protocol.messages import DESTINATION, SERVED_BY, STATUS
 
 Json = dict[str, Any]
@@ -227,13 +228,33 @@ REPLICAS = "replicas"
 LABELS = "gorgo"
 #: Authorities of the machine, where a replica has none of its own.
 SYSTEM_CA = "/etc/ssl/certs/ca-certificates.crt"
-#: Between two checks of the picker's health, s: a stopping one is left within two of them.
+
+
+@record
+class Patience:
+    """How long Envoy bears with a picker that does not answer.
+
+    Parameters
+    ----------
+    health_answer_s, unhealthy_after:
+        Bound of a check, one of which begins each `_HEALTH_S`, and how many in a row must fail.
+    keepalive_s, keepalive_answer_s:
+        Between two pings on a connection, and their bound: its calls are given up then.
+    """
+
+    health_answer_s: float
+    unhealthy_after: int
+    keepalive_s: float
+    keepalive_answer_s: float
+
+
+#: Between two checks of the picker's health, s.
 _HEALTH_S = 1.0
-#: Bound of a check, s. Two without an answer are a stalled picker; one may be a busy machine.
-_HEALTH_ANSWER_S = 2.0
-#: Between two pings on a connection to it, and their bound, s: calls of a stalled picker are given up by then. Every
-#: 5 s is as often as the picker's gRPC library allows.
-_KEEPALIVE_S, _KEEPALIVE_ANSWER_S = 6.0, 3.0
+#: With a list of replicas: a stalled picker costs a request 2.5 s at most, as Envoy chooses by itself then. One late
+#: answer of a busy machine costs a few worse choices.
+_WITH_LIST = Patience(health_answer_s=1.5, unhealthy_after=1, keepalive_s=1.0, keepalive_answer_s=1.5)
+#: Without one a request that is given up is a 503, so a busy machine is borne with longer.
+_WITHOUT_LIST = Patience(health_answer_s=2.0, unhealthy_after=2, keepalive_s=6.0, keepalive_answer_s=3.0)
 #: Retries under way at once: half of the requests, as where one of two replicas is lost. Envoy's default is 3.
 _RETRIES: Json = {"budget_percent": {"value": 50.0}, "min_retry_concurrency": 16}
 _HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
@@ -262,17 +283,18 @@ def replicas_cluster(config: Config) -> Json:
 def picker_cluster(config: Config) -> Json:
     """Return the cluster of the picker."""
     host, port = split_bind(config.picker.bind)
-    keepalive = {"interval": seconds(_KEEPALIVE_S), "timeout": seconds(_KEEPALIVE_ANSWER_S)}
+    patience = _WITHOUT_LIST if config.fleet_sources else _WITH_LIST
+    keepalive = {"interval": seconds(patience.keepalive_s), "timeout": seconds(patience.keepalive_answer_s)}
     options = typed(
         "upstreams.http.v3.HttpProtocolOptions",
         explicit_http_config={"http2_protocol_options": {"connection_keepalive": keepalive}},
     )
     check = {
-        "timeout": seconds(_HEALTH_ANSWER_S),
+        "timeout": seconds(patience.health_answer_s),
         "interval": seconds(_HEALTH_S),
         # Else the second check comes a minute after the first, which no traffic has preceded.
         "no_traffic_interval": seconds(_HEALTH_S),
-        "unhealthy_threshold": 2,
+        "unhealthy_threshold": patience.unhealthy_after,
         "healthy_threshold": 1,
         "grpc_health_check": {"service_name": "deciding"},
     }

@@ -29,6 +29,7 @@ from gorgo.core.stream import (
     filled,
     has_end,
     is_json,
+    lacks_answer,
     read_usage,
 )
 from gorgo.live.http.headers import Header, is_encoded, is_event_stream
@@ -345,7 +346,7 @@ def _shortness(answer: ObservedAnswer, usage: Usage | None) -> bool | None:
         return is_short_usage(usage, may_be_short=request.may_be_short)
     if answer.is_stream:
         return is_short_stream(answer.route, answer.tail, usage, may_be_short=request.may_be_short)
-    if body is not None and not is_json(body):
+    if body is not None and (not is_json(body) or lacks_answer(answer.route, body)):
         return True
     return is_short_usage(usage, may_be_short=request.may_be_short)
 

@@ -79,10 +79,10 @@ def test_each_column_of_the_fleet_is_what_its_head_says() -> None:
     head, line = (next(one for one in text.splitlines() if word in one) for word in ("prefill/s", "us-0     ready"))
     same(
         head,
-        "region replica state rtt ms age open tokens to prefill work ms running queued kv age cached prefill/s n "
-        "p50 ms p95 ms hit failed",
+        "region replica state rtt ms age open tokens to prefill work ms running queued kv age cached prefill/s tpot ms "
+        "n p50 ms p95 ms hit failed",
     )
-    same(line, "near us-0 ready 2.0 3 s 4 4,005 1,506 251 8 9 25 % 10 s 12.3k 11.5k 2 100 118 40 % 1")
+    same(line, "near us-0 ready 2.0 3 s 4 4,005 1,506 251 8 9 25 % 10 s 12.3k 11.5k - 2 100 118 40 % 1")
 
 
 def test_a_narrow_terminal_has_the_columns_that_matter_most() -> None:

@@ -39,7 +39,7 @@ def test_a_name_is_all_of_its_addresses_once_and_in_a_stable_order(names: dict[s
 async def test_other_addresses_end_the_tuner_and_a_name_server_that_is_down_does_not(
     names: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tune, "LOOK_UP_S", 0.0)
+    monkeypatch.setattr(tune, "RESOLVE_S", 0.0)
     urls, stop = ["http://pods:9090"], asyncio.Event()
     pods = names.pop("pods")
     before = [f"http://{'[' + each + ']' if ':' in each else each}:9090" for each in pods]

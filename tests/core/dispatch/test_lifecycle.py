@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from gorgo.core.dispatch.lifecycle import TRUSTED_ANSWERS
+from gorgo.core.fleet.replica import ReplicaSpec
 from gorgo.core.limits import ClientLimits, ClientRules, HedgeLimits, OverloadLimits, RouterLimits
 from gorgo.core.messages.actions import Cancel, Dispatch, Forward, Hedge, Hold, Reject
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.core.router import Router
+from gorgo.live.admin.page.snapshot import condition_of
 from tests.core.routers import (
     COMPLETED,
     FAILED,
@@ -447,21 +449,91 @@ def test_a_replica_that_breaks_answers_off_is_withheld_after_the_second() -> Non
         assert not sent.withhold
         router.on_first_token(sent.attempt_id, now=1.0 + number)
         assert finished(router, sent.attempt_id, broken, now=1.0 + number) == []
-    for number in range(2, 5):
-        sent = dispatched(submitted(router, a_request(f"r{number}"), now=1.0 + number))
-        assert (sent.replica, sent.withhold) == ("a", True)
-        again = Outcome(AttemptResult.FAILED_BEFORE_CONTENT, status=200, error="truncated")
-        sent = dispatched(finished(router, sent.attempt_id, again, now=1.0 + number))
-        assert (sent.replica, sent.withhold) == ("b", False)
-        finished(router, sent.attempt_id, COMPLETED, now=1.0 + number)
+    sent = dispatched(submitted(router, a_request("third"), now=3.0))
+    assert (sent.replica, sent.withhold) == ("a", True)
+    again = Outcome(AttemptResult.FAILED_BEFORE_CONTENT, status=200, error="truncated")
+    sent = dispatched(finished(router, sent.attempt_id, again, now=3.0))
+    assert (sent.replica, sent.withhold) == ("b", False)
+    finished(router, sent.attempt_id, COMPLETED, now=3.0)
     assert router.view.snapshots(now=6.0)[0].ejected_by == "answers"
 
 
-def test_a_stalled_stream_is_no_broken_answer() -> None:
+def test_a_replica_whose_streams_stall_is_ejected_however_well_it_answers_in_one_piece() -> None:
     router = make_router("a", "b")
     stalled = Outcome(AttemptResult.FAILED_AFTER_CONTENT, status=200, error="timeout")
-    for number in range(9):
+    for number in range(3):
+        plain = a_request(f"plain-{number}", streamed=False)
+        finished(router, dispatched(submitted(router, plain, now=0.5 + number)).attempt_id, COMPLETED, now=0.9 + number)
         sent = dispatched(submitted(router, a_request(f"r{number}"), now=1.0 + number))
         assert sent.replica == "a"
         router.on_first_token(sent.attempt_id, now=1.0 + number)
         finished(router, sent.attempt_id, stalled, now=1.0 + number)
+    (row, _) = router.view.snapshots(now=4.0)
+    assert (row.state, row.ejected_by) == ("ejected", "answers")
+
+
+#: What a faulty replica makes of a stream: whether it has a first token, and its end.
+CUT = Outcome(AttemptResult.FAILED_AFTER_CONTENT, status=200, error="truncated")
+EMPTY = Outcome(AttemptResult.COMPLETED, status=200, short=True)
+
+
+@pytest.mark.parametrize(("bad_streams", "end"), [(True, CUT), (True, EMPTY), (False, EMPTY)])
+def test_few_clients_see_the_bad_answers_of_one_kind_while_the_other_kind_goes_well(
+    bad_streams: bool, end: Outcome
+) -> None:
+    """300 requests, half of them streams; one kind is bad on one of two replicas."""
+    router = make_router("bad", "good")
+    seen = 0
+    for number in range(300):
+        now, streamed = 1.0 + 0.2 * number, number % 2 == 0
+        if number % 150 == 149:
+            router.replicas.on_probe("bad", 0.01, now=now)
+        sent = dispatched(submitted(router, a_request(f"r{number}", streamed=streamed, received_s=now), now=now))
+        while True:
+            bad = sent.replica == "bad" and streamed is bad_streams
+            result = end if bad else COMPLETED
+            if bad and sent.withhold:
+                failed = replace(end, result=AttemptResult.FAILED_BEFORE_CONTENT)
+                result = failed if end is CUT else replace(end, unsent=True)
+            else:
+                seen += bad
+                if streamed and (not bad or end is CUT):
+                    router.on_first_token(sent.attempt_id, now=now)
+            own, _ = router.on_finish(sent.attempt_id, result, now=now + 0.05)
+            if not isinstance(own, Dispatch):
+                break
+            sent = own
+    assert seen <= 3
+
+
+def test_a_replica_that_decodes_ten_times_slower_than_those_alike_is_named() -> None:
+    router = make_router("a", "b", "slow", policy="round-robin")
+    for number in range(30):
+        sent = dispatched(submitted(router, a_request(f"r{number}", received_s=float(number)), now=float(number)))
+        router.on_first_token(sent.attempt_id, now=number + 0.1)
+        token_s = 0.1 if sent.replica == "slow" else 0.01
+        end = replace(COMPLETED, output_tokens=51, itl_s_p95=2.0 * token_s)
+        finished(router, sent.attempt_id, end, now=number + 0.1 + 50 * token_s)
+    rows = {row.name: row for row in router.view.snapshots(now=60.0)}
+    assert rows["slow"].tpot_ms == pytest.approx(100.0)
+    assert rows["slow"].itl_ms_p95 == pytest.approx(200.0)
+    assert rows["slow"].decode_slowdown == pytest.approx(10.0)
+    assert rows["a"].decode_slowdown < 1.0  # type: ignore[operator]
+    assert condition_of(rows["slow"]).why == "decodes 10.0 times slower than the others: 100 ms a token"
+    assert condition_of(rows["a"]).word == "ready"
+
+
+def test_answers_in_one_piece_and_replicas_of_another_model_are_not_compared() -> None:
+    router = make_router(replicas=[ReplicaSpec("a", "here", models=("m",)), ReplicaSpec("b", "here", models=("n",))])
+    for number in range(20):
+        for model, token_s in (("m", 0.01), ("n", 0.1)):
+            for streamed in (True, False):
+                request = a_request(f"{model}{number}{streamed}", model=model, streamed=streamed)
+                sent = dispatched(submitted(router, request, now=float(number)))
+                if streamed:
+                    router.on_first_token(sent.attempt_id, now=float(number))
+                end = replace(COMPLETED, output_tokens=11)
+                finished(router, sent.attempt_id, end, now=number + (10 * token_s if streamed else 30.0))
+    rows = router.view.snapshots(now=99.0)
+    assert [row.tpot_ms for row in rows] == pytest.approx([10.0, 100.0])
+    assert [row.decode_slowdown for row in rows] == [None, None]

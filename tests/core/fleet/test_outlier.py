@@ -232,12 +232,43 @@ def test_answers_that_break_off_eject_though_each_has_a_first_token(health: Outl
     assert (health.ejected_by, health.breaks_answers, health.probe_down) == ("answers", True, False)
 
 
-def test_a_whole_answer_in_between_starts_the_count_of_broken_ones_again(health: OutlierDetector) -> None:
-    for now in range(20):
-        assert not break_off(health, dispatched_s=2.0 * now, now=2.0 * now)
-        if now % 2:
-            health.attempt_succeeded(dispatched_s=2.0 * now, now=2.0 * now)
+def test_whole_answers_in_between_start_the_count_of_broken_ones_again(health: OutlierDetector) -> None:
+    for now in range(0, 60, 3):
+        assert not break_off(health, dispatched_s=now, now=now)
+        for later in (1, 2):
+            health.attempt_succeeded(dispatched_s=now + later, now=now + later)
             assert not health.breaks_answers
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_half_of_the_answers_of_a_kind_eject_if_they_break_off(health: OutlierDetector, streamed: bool) -> None:
+    ejected = []
+    for now in range(0, 8, 2):
+        ejected.append(health.answer_broken(dispatched_s=now, now=now, streamed=streamed))
+        if not ejected[-1]:
+            health.attempt_succeeded(dispatched_s=now + 1, now=now + 1, streamed=streamed)
+    assert ejected == [False, False, False, True]
+    assert (health.ejected_by, health.ejected_for_streams) == ("answers", streamed)
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.parametrize("breaks", [True, False])
+def test_answers_of_the_other_kind_say_nothing_of_one_that_fails(
+    health: OutlierDetector, streamed: bool, breaks: bool
+) -> None:
+    fails = health.answer_broken if breaks else health.attempt_failed
+    for now in range(3):
+        assert fails(dispatched_s=now, now=now, streamed=streamed) is (now == 2)
+        health.attempt_succeeded(dispatched_s=now, now=now, streamed=not streamed)
+    health.end_backoff(now=7.0)
+    assert not health.attempt_succeeded(dispatched_s=7.0, now=7.0, streamed=not streamed), "nor does it readmit"
+    assert health.state is HealthState.HALF_OPEN
+    health.probe_succeeded(now=7.5)
+    health.attempt_succeeded(dispatched_s=8.0, now=8.0, streamed=not streamed)
+    assert fails(dispatched_s=8.0, now=8.0, streamed=streamed), "one more is enough until one of its kind is good"
+    health.end_backoff(now=18.0)
+    assert health.attempt_succeeded(dispatched_s=18.0, now=18.0, streamed=streamed)
+    assert (health.state, health.ejections) == (HealthState.HEALTHY, 0)
 
 
 def test_open_answers_that_break_off_together_are_one(health: OutlierDetector) -> None:

@@ -278,9 +278,8 @@ def test_a_retry_goes_to_a_replica_on_its_ramp_when_nobody_else_is_left() -> Non
             == "new"
         )
         # In good standing, so that it is the bound of the new one that matters.
-        finished(
-            router, dispatched(submitted(router, a_request(f"well-{number}"), now=1.0)).attempt_id, COMPLETED, now=1.0
-        )
+        for name in (f"well-{number}", f"too-{number}"):
+            finished(router, dispatched(submitted(router, a_request(name), now=1.0)).attempt_id, COMPLETED, now=1.0)
 
 
 def test_a_readmitted_replica_is_on_its_ramp_and_the_last_one_left_is_not() -> None:

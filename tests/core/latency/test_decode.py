@@ -6,13 +6,17 @@ from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 from math import inf, isnan
 from random import Random
+from statistics import median
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gorgo.core.latency.decode import (
     FIRST_SHARE,
+    FIRST_STREAMS,
     FULL_TRUST,
     LEAST,
     LENGTH_MEMORY,
@@ -26,7 +30,9 @@ from gorgo.core.latency.decode import (
     Checkpoint,
     ConcurrencyLimit,
     DecodeSlope,
+    DecodeTimes,
     TokenGap,
+    relative_to_others,
 )
 from gorgo.core.latency.decode import GAP_MEMORY as MEMORY_TOKEN_GAP
 from gorgo.core.latency.decode import SLOPE_MEMORY as MEMORY_DECODE_SLOPE
@@ -409,3 +415,37 @@ def test_an_answer_that_takes_no_time_is_no_division_by_zero() -> None:
     gap = TokenGap()
     answer(gap, 0.0, 3, at=1.0)
     assert gap.alone_s == 0.0
+
+
+@pytest.mark.parametrize(
+    ("values", "factors"),
+    [
+        ([], []),
+        ([0.01], [None]),
+        ([0.01, 0.1], [0.1, 10.0]),
+        ([0.01, 0.01, 0.1], [0.01 / 0.055, 0.01 / 0.055, 10.0]),
+        ([4.0, 1.0, 2.0, 3.0], [2.0, 1.0 / 3.0, 2.0 / 3.0, 1.5]),
+    ],
+)
+def test_a_replica_is_compared_with_the_median_of_the_others(values: list[float], factors: list[float | None]) -> None:
+    assert relative_to_others(values) == [None if factor is None else pytest.approx(factor) for factor in factors]
+
+
+@given(st.lists(st.floats(0.001, 10.0), min_size=2, max_size=9))
+def test_the_median_of_the_others_is_that_of_a_list_without_the_one(values: list[float]) -> None:
+    expected = [value / median(values[:row] + values[row + 1 :]) for row, value in enumerate(values)]
+    assert relative_to_others(values) == pytest.approx(expected)
+
+
+def test_times_between_tokens_are_unknown_before_some_streams_and_follow_a_change() -> None:
+    times = DecodeTimes()
+    for number in range(FIRST_STREAMS):
+        assert (times.tpot_s, times.itl_s_p95) == (None, None), number
+        times.on_stream(1.0, tokens=101, itl_s_p95=0.03)
+    times.on_stream(1.0, tokens=1, itl_s_p95=None)
+    assert times.tpot_s == pytest.approx(0.01)
+    assert times.itl_s_p95 == pytest.approx(0.03)
+    for _ in range(30):
+        times.on_stream(10.0, tokens=101, itl_s_p95=0.3)
+    assert times.tpot_s == pytest.approx(0.1, rel=0.05)
+    assert times.itl_s_p95 == pytest.approx(0.3, rel=0.05)

@@ -326,3 +326,28 @@ def test_the_same_engine_is_as_fast_whatever_the_lengths_of_its_prompts() -> Non
         told.on_request(60, prior.seconds(60, 4000))
     told.on_counters(tokens, spent_s)
     assert told.factor == pytest.approx(1.0, rel=0.02)
+
+
+def test_a_replica_that_stalled_once_looks_like_its_prior_again_within_twenty_seconds_without_work() -> None:
+    speed = PrefillSpeed()
+    for second in range(30):
+        speed.on_first_token(engine_s=second + 0.1, arrived_s=float(second), prior_s=0.1, head=True)
+    speed.on_first_token(engine_s=38.0, arrived_s=30.0, prior_s=0.1, head=True)
+    for _ in range(5):  # what waited with it has its token at once
+        speed.on_first_token(engine_s=38.0, arrived_s=30.5, prior_s=0.1, head=True)
+    assert speed.is_slow
+    for engine_s in range(39, 59):
+        speed.age(engine_s=float(engine_s))
+    assert speed.factor < 1.1
+    assert speed.is_forgotten
+
+
+def test_what_was_learned_fades_alike_however_often_its_age_is_asked_for() -> None:
+    once, often = PrefillSpeed(), PrefillSpeed()
+    for speed in (once, often):
+        speed.on_first_token(engine_s=5.0, arrived_s=0.0, prior_s=0.5, head=True)
+    once.age(engine_s=9.0)
+    for step in range(1, 41):
+        often.age(engine_s=5.0 + step / 10)
+    assert often.factor == pytest.approx(once.factor)
+    assert once.factor < 5.0

@@ -42,8 +42,22 @@ def test_a_stalled_picker_is_left_before_its_calls_time_out() -> None:
     (check,) = picker["health_checks"]
     assert check["grpc_health_check"] == {"service_name": DECIDING}
     assert check["no_traffic_interval"] == check["interval"] == "1s"
+    # Envoy chooses by itself then: what waits is given up within 2.5 s, and nothing is asked after that.
+    options = next(iter(picker["typed_extension_protocol_options"].values()))
+    keepalive = options["explicit_http_config"]["http2_protocol_options"]["connection_keepalive"]
+    times = [keepalive["interval"], keepalive["timeout"], check["interval"], check["timeout"]]
+    given_up, left = (sum(float(each.removesuffix("s")) for each in pair) for pair in (times[:2], times[2:]))
+    assert (given_up, left, check["unhealthy_threshold"]) == (2.5, 2.5, 1)
     # In panic Envoy would call an unhealthy picker, for there is no other.
     assert picker["common_lb_config"] == {"healthy_panic_threshold": {"value": 0.0}}
+
+
+def test_a_picker_of_a_found_fleet_is_borne_with_longer_for_what_is_given_up_is_a_503() -> None:
+    _, picker = envoy_config(FOUND)["static_resources"]["clusters"]
+    (check,) = picker["health_checks"]
+    options = next(iter(picker["typed_extension_protocol_options"].values()))
+    keepalive = options["explicit_http_config"]["http2_protocol_options"]["connection_keepalive"]
+    assert (check["timeout"], check["unhealthy_threshold"], keepalive) == ("2s", 2, {"interval": "6s", "timeout": "3s"})
 
 
 def test_a_silent_replica_is_left_for_another_before_the_stream_ends() -> None:

@@ -51,6 +51,7 @@ COLUMNS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
             ("cached", "prompt tokens estimated cached there"),
             ("by", "source of that: history of requests, KV events or pushes"),
             ("prefill/s", "prefill speed in tokens/s, prior and learned"),
+            ("tpot ms", "time per output token of the last streams"),
         ),
     ),
     (
@@ -181,9 +182,12 @@ def _learned(row: ReplicaStatus) -> Iterator[Child]:
     if cache is None:
         yield formatting.UNKNOWN
     else:
-        yield tag("span", cache.stats.source, title=formatting.cache_line(cache.as_dict()))
+        source = cache.stats.source if cache.unused is None else "history"
+        yield tag("span", source, title=formatting.cache_line(cache.as_dict()))
     factor = view.prefill_slowdown
     yield tag("span", formatting.count(view.prefill_tokens_per_s), title=f"prefills take {factor:.2f} times the prior")
+    gaps = f"p95 of inter-token times {formatting.ms(view.itl_ms_p95)} ms"
+    yield tag("span", formatting.ms(view.tpot_ms), title=gaps)
 
 
 def _recent(row: ReplicaStatus) -> Iterator[Child]:
