@@ -90,7 +90,7 @@ class ScriptedUpstream:
     open_responses: int = 0
 
     async def open(
-        self, path: str, headers: Sequence[Header], body: bytes, *, repeatable: bool, on_sent: Callable[[], None]
+        self, path: str, headers: Sequence[Header], body: bytes, *, repeatable: bool = True, on_sent: Callable[[], None]
     ) -> ScriptedSource:
         now = asyncio.get_running_loop().time
         request = Received(now(), path, headers, body)
