@@ -224,7 +224,8 @@ class PrefillSpeed:
         """
         if arrival is not None and shared_until_s <= arrived_s:
             self.parallel.on_first_token(arrival, arrived_s=arrived_s, engine_s=engine_s, prior_s=prior_s)
-            self._weigh()
+            if self.parallel.count > 1:
+                self._weigh()
         else:
             self.parallel.on_end(engine_s)
         if not head:
@@ -421,6 +422,11 @@ class _Alone:
         self._products = decay * self._products + prior_s * took_s
 
     @property
+    def sums(self) -> tuple[float, float]:
+        """Times, and times by the prior, s, both fading."""
+        return self._sum_s, self._sum_prior_s
+
+    @property
     def mean_s(self) -> float:
         """Return the mean time; infinite while unknown."""
         return self._sum_s / self._weight if self._weight > 0.0 else inf
@@ -522,13 +528,17 @@ class ParallelPrefills:
 
     def _learn(self, before: int, arrival: Arrival, arrived_s: float, engine_s: float, prior_s: float) -> None:
         count, half = self.count, self.count // 2
+        if not before and count == 1:  # most often; a stall is no speed
+            self._alone.add(min(engine_s - arrived_s, _MOST_SLOWER * self._alone.mean_s + _STALLED_S), prior_s)
+            return
         waits_s = self.waited_s(arrival, count, arrived_s=arrived_s, engine_s=engine_s)
         expected = self._alone.prefill_s(prior_s)
         took_s = engine_s - arrived_s
         if expected is not None:
             took_s = min(took_s, waits_s + _MOST_SLOWER * max(expected[0], self._alone.mean_s) + _STALLED_S)
         spent_s = took_s - waits_s
-        self._speed.learn(spent_s, prior_s)
+        if count > 1:
+            self._speed.learn(spent_s, prior_s)
         self.mean_s = spent_s if not self.mean_s else self.mean_s + (spent_s - self.mean_s) / _ALONE_MEMORY
         if before < max(1, half):
             self._alone.add(took_s, prior_s)
@@ -557,6 +567,9 @@ class ParallelPrefills:
             self._of_double.reset()
 
     def _set(self, count: int) -> None:
+        if self.count == 1:
+            self._speed = _Average(QUICK_MEMORY_S, QUICK_TRUST_S)
+            self._speed.learn(*self._alone.sums)
         self.count, self._verdicts, self._again_s = count, 0, -inf
         self._of_double.reset()
         self._of_half.reset()
