@@ -18,6 +18,7 @@ from gorgo.core.messages.decision import Decision
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.policy.interface import Candidates, Choice
 from gorgo.core.policy.weights import Weights, WeightSpec
+from gorgo.core.prefix.residency import SharedRuns
 from gorgo.policies import registry
 from gorgo.policies.registry import POLICIES, make_policy
 from tests.core.routers import a_request, dispatched, make_router, submitted
@@ -133,8 +134,15 @@ def _example(text: str, *found: tuple[Row, list[Row]]) -> Example:
     assert prompt
     assert chosen
     prompt_tokens, body_bytes = (int((number or "0").replace(",", "")) for number in prompt.groups())
+    candidates = _table([code(cell)[0] for cell in header[1:]], rows, prompt_tokens)
+    if found_share := re.search(r"([\d]+) % of recent prompt tokens", text):
+        candidates.found_share = int(found_share[1]) / 100
+    if went_on := re.search(r"(\d+) other prompts went on from its first ([\d,]+) tokens", text):
+        others, depth = int(went_on[1]), float(went_on[2].replace(",", ""))
+        copies = int((candidates.matched_tokens >= depth).sum())
+        candidates.shared = SharedRuns([depth, 0.0], [0.0, depth * others / (others + copies + 1)])
     return Example(
-        _table([code(cell)[0] for cell in header[1:]], rows, prompt_tokens),
+        candidates,
         RouteRequest("r", 0.0, prompt_tokens, b"", 64.0, 0, body_bytes=body_bytes),
         {row[0]: dict(zip(terms[1:], row[1:], strict=True)) for row in values},
         chosen[1],

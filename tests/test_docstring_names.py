@@ -27,7 +27,7 @@ FOLDERS = ("gorgo", "tuner")
 _TICKS = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 _COMMENT = re.compile(r"^\s*#.*|(?<=  )# .*", re.MULTILINE)
 _DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
-_PATH = re.compile(r"[\w./-]+\.(?:py|md|ya?ml|jsonl?|js|html|jinja)")
+_PATH = re.compile(r"[\w./-]+\.(?:py|md|ya?ml|jsonl?|js|html|jinja|proto|binpb)")
 _WORD = re.compile(r"[A-Za-z_]\w*")
 #: Strings of this length at most are keys, headers or labels, not prose.
 _LONGEST_KEY = 80
@@ -36,9 +36,9 @@ _LONGEST_KEY = 80
 OTHERS = {
     "Linux": {"net.ipv4.tcp_slow_start_after_idle"},
     "OpenAI's API": {"chat.completion.chunk", "stream_options.include_usage"},
-    "Envoy": {"envoy.filters.http.ext_proc", "envoy.filters.http.lua", "envoy.service.ext_proc.v3",
-              "envoy.service.accesslog.v3", "HeaderValueOption.HeaderAppendAction", "ProcessingMode.BodySendMode",
-              "sse_to_metadata", "opentelemetry.proto"},
+    "Envoy": {"envoy.filters.http.ext_proc", "envoy.filters.http.lua", "HeaderMap", "HttpHeaders",
+              "HeaderValueOption.HeaderAppendAction", "ProcessingMode.BodySendMode", "sse_to_metadata",
+              "opentelemetry.proto"},
     "OpenTelemetry": {"OTEL_EXPORTER_OTLP_HEADERS"},
     "PyTorch": {"clip_grad_norm_", "ExponentialLR"},
     "Hugging Face": {"transformers", "bos_token", "eos_token", "tokenizer.json", "tokenizer_config.json",

@@ -131,6 +131,8 @@ FIELD_NAMES: Mapping[str, str] = {
     "one_way_s": "",
     # Fallbacks of learned routers: the words of the specification.
     "affinity_kept": "gorgo/policies/learned/",
+    # The term of a cost for room in a cache: what a prompt pushes out of it.
+    "room": "",
     # Reading a bounded number of items before they are due.
     "look_ahead": "",
 }

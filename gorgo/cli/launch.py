@@ -155,9 +155,9 @@ def made_admin_token(state: Path | None) -> tuple[str, str]:
     advice = f"for other commands: export GORGO_ADMIN_TOKEN_FILE={path}"
     try:
         path.chmod(PRIVATE)
-        kept = path.read_text(encoding="ascii").strip()
-        if len(kept) == _TOKEN_CHARS and kept.isprintable() and " " not in kept:
-            return kept, f"the token is that of {path}; {advice}"
+        stored = path.read_text(encoding="ascii").strip()
+        if len(stored) == _TOKEN_CHARS and stored.isprintable() and " " not in stored:
+            return stored, f"the token is that of {path}; {advice}"
     except FileNotFoundError:
         pass
     except (OSError, ValueError) as error:

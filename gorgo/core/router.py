@@ -40,6 +40,7 @@ from gorgo.core.prefix.index import Answers, PrefixIndex
 from gorgo.core.prefix.kv_feeds import KvFeeds
 from gorgo.core.prefix.residency import FoundShares
 from gorgo.core.prompt.fingerprint import BytesPerToken
+from gorgo.core.prompt.media import MediaTokens
 from gorgo.core.router_parts import RouterCaches, RouterReplicas, RouterSettings, RouterView
 from gorgo.core.training.learning import Learning
 
@@ -134,6 +135,8 @@ class Router:
         self.samples = SampleRing(boot_id, limits.max_samples)
         #: Learned from the usage of responses; the shell estimates prompt tokens by it.
         self.token_ratios = BytesPerToken()
+        #: The same for images, audio and video.
+        self.media_tokens = MediaTokens()
         self._dispatcher = dispatcher = Dispatcher(
             fleet,
             table,
@@ -141,6 +144,7 @@ class Router:
             found_shares,
             answers,
             feeds,
+            updater,
             policy=policy,
             weights=Weights.of(policy.weight_specs, version=1) if weights is None else weights,
             rng=rng,
@@ -284,11 +288,20 @@ class Router:
             return None, []
         request = attempt.state.request
         if request.text_bytes is not None and outcome.prompt_tokens is not None:
-            self.token_ratios.learn(request.model, text_bytes=request.text_bytes, prompt_tokens=outcome.prompt_tokens)
+            self._learn_tokens(request, request.text_bytes, outcome.prompt_tokens)
         ended_s = now if attempt.released_s is None else attempt.released_s
         own, others = self._lifecycle.on_result(attempt, outcome, now=ended_s)
         others += self._drain_queue(now)
         return own, others
+
+    def _learn_tokens(self, request: RouteRequest, text_bytes: int, prompt_tokens: int) -> None:
+        """Learn of a report how many tokens a text has, or beside a text its media."""
+        if not request.media:
+            self.token_ratios.learn(request.model, text_bytes=text_bytes, prompt_tokens=prompt_tokens)
+            return
+        text_tokens = text_bytes / self.token_ratios.ratio(request.model)
+        media_tokens = prompt_tokens - text_tokens
+        self.media_tokens.on_reported(request.model, request.media, tokens=media_tokens, text_tokens=text_tokens)
 
     def on_served_elsewhere(
         self, attempt_id: str, replica: str, *, now: float, refused: bool = False

@@ -19,7 +19,7 @@ from gorgo.core.fleet.region_outage import RegionOutages
 from gorgo.core.fleet.replica import Replica, ReplicaSpec, record_connection
 from gorgo.core.fleet.request_filter import RequestFilter, SlowStart
 from gorgo.core.fleet.snapshot import ReplicaSnapshot, snapshot_replica
-from gorgo.core.latency.decode import over_others
+from gorgo.core.latency.decode import relative_to_others
 from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.actions import Action, ReplicaRestarted
 from gorgo.core.messages.decision import CacheSourceStats, Decision
@@ -276,7 +276,9 @@ def _decode_slowdowns(replicas: Iterable[Replica]) -> dict[Replica, float | None
             alike.setdefault((frozenset(replica.models), replica.spec.accelerator), []).append((replica, tpot_s))
     found: dict[Replica, float | None] = {}
     for group in alike.values():
-        found |= zip((replica for replica, _ in group), over_others([tpot_s for _, tpot_s in group]), strict=True)
+        found |= zip(
+            (replica for replica, _ in group), relative_to_others([tpot_s for _, tpot_s in group]), strict=True
+        )
     return found
 
 

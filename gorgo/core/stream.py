@@ -50,6 +50,11 @@ class SseEvent:
 class SseReader:
     """Turns chunks into events; comments and events without data are left out.
 
+    Parameters
+    ----------
+    max_lines:
+        Lines that are read.
+
     Example
     -------
     >>> reader = SseReader()
@@ -57,9 +62,10 @@ class SseReader:
     ([SseEvent(name='', data=b'1')], [SseEvent(name='', data=b'2')])
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, max_lines: float = MAX_LINES) -> None:
         #: A bound was exceeded: bytes of a line or an event, or lines in all. Nothing is read after it.
         self.overflowed = False
+        self._max_lines = max_lines
         self._pending = b""
         self._searched = 0
         self._started = False
@@ -79,7 +85,7 @@ class SseReader:
         start = 0
         for end in _EOL.finditer(self._pending, self._searched):
             self._lines += 1
-            if self._lines > MAX_LINES or not self._line(self._pending[start : end.start()], events):
+            if self._lines > self._max_lines or not self._line(self._pending[start : end.start()], events):
                 self.overflowed = True
                 return events
             start = end.end()
@@ -744,17 +750,22 @@ def _last_data(stream: bytes) -> Iterator[bytes]:
 
 __all__ = [
     "FirstTokenDetector",
+    "SseEvent",
+    "SseReader",
     "StreamEnd",
     "StreamState",
     "Usage",
     "UsageEventFilter",
     "UsageReader",
+    "content_rule",
     "end_of_stream",
     "error_of_body",
+    "error_status",
     "filled",
     "has_end",
     "is_json",
     "is_short",
     "lacks_answer",
+    "parse_event",
     "read_usage",
 ]

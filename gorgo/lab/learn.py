@@ -222,7 +222,8 @@ class _Reader:
                 yield row
 
     def _row(self, entry: Mapping[str, Any], where: str) -> _Row | None:
-        if entry.get("ttft_s") is None:
+        unstreamed = entry.get("unstreamed", False)  # a log of earlier versions has streams alone
+        if unstreamed is None or (entry.get("ttft_s") is None and unstreamed is False):
             return None
         censored, group, chosen = entry.get("censored"), entry.get("group"), entry.get("chosen")
         if not isinstance(censored, bool):
@@ -231,13 +232,13 @@ class _Reader:
             _fail(where, "group", group, "a whole number of 64 bits")
         if not isinstance(chosen, int) or isinstance(chosen, bool) or chosen < 0:
             _fail(where, "chosen", chosen, "the place of the chosen candidate")
-        unstreamed = entry.get("unstreamed", False)  # a log of earlier versions has streams alone
         if not isinstance(unstreamed, bool):
             _fail(where, "unstreamed", unstreamed, "true or false")
         return _Row(
             features=tuple(_feature(entry.get("features"), name, chosen, where) for name in self._names),
             dispatched_s=_number(entry, "dispatched_s", where),
-            ttft_s=_number(entry, "ttft_s", where),
+            # Of an answer in one piece the time to its end is learned.
+            ttft_s=_number(entry, "e2e_s" if unstreamed and not censored else "ttft_s", where),
             tpot_s=_number_or_nan(entry, "tpot_s", where),
             e2e_s=_number(entry, "e2e_s", where),
             output_tokens=_number_or_nan(entry, "output_tokens", where),

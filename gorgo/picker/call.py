@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Protocol
+from urllib.parse import unquote
 
 from gorgo.core.messages.actions import Dispatch
 from gorgo.core.messages.request import AttemptResult, Outcome
@@ -192,7 +193,8 @@ def own_answer(state: PickerState, head: RequestHead, client: str | None) -> Own
     count_own_answer(state.routing, state.telemetry, client)
     if path == _MODELS:
         return OwnAnswer(200, model_list(rows))
-    return OwnAnswer(200, model_row(state.routing, rows, path[len(_MODELS) + 1 :], client=client))
+    # Some clients encode the slash in a name; on every other path a percent sign is no route.
+    return OwnAnswer(200, model_row(state.routing, rows, unquote(path[len(_MODELS) + 1 :]), client=client))
 
 
 # The response as it passes through the call of its request, where Envoy sends it there.

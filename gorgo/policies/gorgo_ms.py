@@ -48,9 +48,6 @@ from gorgo.core.record import record
 # the means of the fleet, the engines' time is what is short: a prefill delays all that come until the queues are gone,
 # and a batch is even soon. So the price of a prefill rises by this excess and the price of a request in flight falls
 # by it, within a bound: in lasting overload all numbers are large, and one cached prefix would outweigh any queue.
-#
-# A request in flight makes each step of the others longer until they or it end, so its price grows with the length of
-# answers. Short ones keep the price as given: where the length is not known nothing else is.
 
 
 #: Mean number in flight up to which differences count in full. Of 4, 6, 8 and 10 in simulation, 4 raises p95 E2E.
@@ -62,10 +59,6 @@ FEW_RUN = 4.0
 STALLED = 2.0
 #: Bound of the rise. Without one and with 4 the p95 TTFT of a lasting overload rises by a quarter, with 2 it falls.
 RISE_MAX = 2.0
-#: Mean length of answers for which the price of a request in flight is as given, tokens; it is that of ART-Chat-like.
-GIVEN_TOKENS = 128.0
-#: Bound of its rise with longer ones: beyond it a replica with few requests would outweigh any round trip.
-LONGER_MAX = 4.0
 
 
 def counted(numbers: Floats) -> Floats:
@@ -114,17 +107,6 @@ def excess(mean: float, share: float) -> float:
     return clamp(mean * share / STALLED, 1.0, RISE_MAX)
 
 
-def longer(answer_tokens: float) -> float:
-    """Return the factor on the price of a request in flight by the mean length of answers, from 1 to `LONGER_MAX`.
-
-    Example
-    -------
-    >>> longer(80.0), longer(256.0), longer(1e4)
-    (1.0, 2.0, 4.0)
-    """
-    return clamp(answer_tokens / GIVEN_TOKENS, 1.0, LONGER_MAX)
-
-
 #: Constants as arrays: numpy makes one of a Python number at each use, which takes as long as the arithmetic.
 _MS, _HALF, _NONE = np.array(1e3), np.array(0.5), np.array(0.0)
 
@@ -160,20 +142,25 @@ class _Scales(NamedTuple):
 
 
 class GorgoMs:
-    """cost = m_rtt * N + m_queue * W + P + lambda * P * m + delta * n + eta * s, in ms.
+    """cost = m_rtt * N + m_queue * W + P + lambda * P * m + delta * n + eta * s + room + shared, in ms.
 
     N is the network's time: the round trip, as often as this body takes over the connection that it would get there. W
     is the work before this request by the replica's prefill queue when it arrives, P its own prefill by the replica's
     priors and learned speed, n the requests in flight there, which a prefill stalls, and m the same with differences
-    damped where many are in flight (`stall_ms`): lambda prices what this request costs the others, as a
-    preference for end-to-end times over first tokens. delta is the same price for decoding: of every request in flight
-    there, how much its tokens and this request's come later for there being one more; it grows with the mean length of
-    answers (`longer`). eta prices the prefills that will stall this request: s is the share of its time that the
-    replica prefills (`core.latency.prefill`), and it counts for less where many are in flight. Where prefills
-    stall many at any time, lambda rises and delta falls (`excess`). Of more requests than its running batch an engine
-    stalls that batch alone: the others wait in any case.
+    damped where many are in flight (`counted`): lambda prices what this request costs the others, as a preference for
+    end-to-end times over first tokens. delta is the same price for decoding: of every request in flight there, how much
+    its tokens and this request's come later for there being one more. eta prices the prefills that will stall this
+    request: s is the share of its time that the replica prefills (`core.latency.prefill`), and it counts for less where
+    many are in flight (`stall_ms`). Where prefills stall many at any time, lambda rises and delta falls (`excess`). Of
+    more requests than its running batch an engine stalls that batch alone: the others wait in any case.
     An unknown round trip counts as the worst known one. The first three terms without their factors are the predicted
     time to first token.
+
+    room and shared price what a placement does to the next requests. g is the fill of the replica's KV pool times the
+    share of prompt tokens that some replica has: what the new tokens push out is prefilled again as far as it is
+    requested again, so room = P * g. shared = -P * (1 - g) * d, at most 0: of a run that the replica lacks and other
+    prompts went on from, this one owes its part alone (`core.prefix.residency.SharedRuns`); d is the part of the
+    prefill that the others owe, unless the copy will be pushed out.
 
     References
     ----------
@@ -182,8 +169,9 @@ class GorgoMs:
 
     name: ClassVar[str] = "gorgo-ms"
     summary: ClassVar[str] = (
-        "every term a time: least m_rtt * RTT + m_queue * W + P + lambda * P * m + delta * in flight + eta * s, "
-        "W the work there, P the prefill, m those in flight, damped where many are, s the share of its time in prefills"
+        "every term a time: least m_rtt * RTT + m_queue * W + P + lambda * P * m + delta * in flight + eta * s + room "
+        "+ shared, W the work there, P the prefill, m those in flight, damped where many are, s the share of its time "
+        "in prefills, room what the prompt pushes out of a full cache, shared (below 0) what its copy saves others"
     )
     unit: ClassVar[str] = "ms"
     index: ClassVar[IndexKind] = "events"
@@ -215,14 +203,17 @@ class GorgoMs:
         mean = in_flight.sum().item() / len(in_flight)
         rise = excess(mean, mean_of_columns(shares))
         stalled_ms = prefill_ms * (scales.share * rise) * counted(in_flight)
-        delta_ms = scales.delta_ms * longer(mean_of_columns(candidates.answer_tokens)) / rise
+        delta_ms = scales.delta_ms / rise
         stalled_ms = stalled_ms + in_flight * delta_ms
         stalled_ms = stalled_ms + shares * stall_ms(scales.eta_ms, mean)
+        again_ms = prefill_ms * (candidates.cache_fill * candidates.found_share)
         terms = {
             "rtt": network_s * scales.rtt,
             "queue": work_s * scales.queue,
             "prefill": prefill_ms,
             "externality": stalled_ms,
+            "room": again_ms,
+            "shared": (prefill_ms - again_ms) * candidates.discounts,
         }
         times = PredictedTimes(request, candidates, network_s, work_s, prefill_ms)
         return choose_min_cost(terms, candidates, rng, predicted_ttft_s=times.ttft_s, forecast=times.prediction)
@@ -298,18 +289,29 @@ def _terms_of_rows(
         shares.append(faded(s, now - at_s))
     mean = sum(in_flight) / len(in_flight)
     rise = excess(mean, mean_of_rows(shares))
-    delta_ms = delta_ms * longer(mean_of_rows(table.answer_tokens.tolist())) / rise
-    share, eta_ms = share * rise, stall_ms(eta_ms, mean)
-    externality, cost = [], []
-    for a, b, c, m, n, s in zip(rtt, queue, prefill, counted_of_rows(in_flight), in_flight, shares, strict=True):
+    share, delta_ms, eta_ms = share * rise, delta_ms / rise, stall_ms(eta_ms, mean)
+    if candidates.shared is None:
+        discounts = [0.0] * len(rtt)
+    else:
+        discounts = candidates.shared.discounts_of_rows(candidates.cached_tokens.tolist(), candidates.prompt_tokens)
+    found, fills = candidates.found_share, table.cache_fill.tolist()
+    externality, room, shared, cost = [], [], [], []
+    columns = zip(rtt, queue, prefill, counted_of_rows(in_flight), in_flight, shares, fills, discounts, strict=True)
+    for a, b, c, m, n, s, fill, discount in columns:
         d = c * share * m + n * delta_ms + s * eta_ms
+        e = c * (fill * found)
+        f = (c - e) * discount
         externality.append(d)
-        cost.append(a + b + c + d)
+        room.append(e)
+        shared.append(f)
+        cost.append(a + b + c + d + e + f)
     terms = {
         "rtt": np.array(rtt),
         "queue": np.array(queue),
         "prefill": np.array(prefill),
         "externality": np.array(externality),
+        "room": np.array(room),
+        "shared": np.array(shared),
     }
     return terms, cost
 

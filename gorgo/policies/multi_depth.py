@@ -211,16 +211,6 @@ def even_prefixes(request: RouteRequest) -> list[Prefix]:
     return [_text_prefix(request, depth) for depth in depths]
 
 
-def whole_prefix(request: RouteRequest) -> Prefix:
-    """Return the whole prompt as a prefix of its own, which is found by the same prompt alone.
-
-    The text behind the last full block is known by its length.
-    """
-    size = request.prompt_tokens if request.text_bytes is None else request.text_bytes
-    numbers = b"".join(number.to_bytes(_HASH_BYTES, "little") for number in (request.prefix_hash & _MASK, size))
-    return Prefix((request.recorded_model, b"whole" + request.blocks[-_HASH_BYTES:] + numbers), request.prompt_tokens)
-
-
 def remote_prefixes(request: RouteRequest) -> list[Prefix]:
     """Return the prefixes that other routers name."""
     full_blocks = len(request.blocks) // _HASH_BYTES
@@ -255,8 +245,8 @@ def _text_prefix(request: RouteRequest, depth: int) -> Prefix:
     return Prefix(key, depth * request.block_tokens)
 
 
-#: The value of weight `depths` with a route at the end of the last message alone.
-DEEPEST_ALONE = 2
+#: The value of weight `depths` with a route at every depth; others have one at the deepest alone.
+ALL_DEPTHS = 1
 
 
 class MultiDepth:
@@ -266,8 +256,8 @@ class MultiDepth:
     that shares only the beginning finds its replica. A prompt without messages has one every 128 tokens, and so have
     the routes of other routers. If that replica has far more requests than the median, the least loaded
     serves. The route still names the replica of the match or of the hash: a diversion is temporary, and learning it
-    would move prefixes to and fro. With `depths` 0 a prompt is known as a whole, as the post's router with one depth
-    has it: a prompt that continues another one is another prompt.
+    would move prefixes to and fro. The post's router with one depth (`depths` 0) has a route for the whole prompt
+    alone, and places a prompt without a route by the hash of all of it: prompts with one beginning are spread.
 
     References
     ----------
@@ -288,7 +278,7 @@ class MultiDepth:
             1.0,
             0.0,
             2.0,
-            "1: a route at the end of each message, else every 128 tokens; 2: at the deepest alone; 0: a whole prompt",
+            "1: a route at the end of each message, else each 128 tokens; 2: the deepest alone; 0: 2, the whole hashed",
             tunable="no",
         ),
         WeightSpec(
@@ -319,17 +309,17 @@ class MultiDepth:
     ) -> Choice:
         load = candidates.in_flight_requests
         depths = int(weights["depths"])
-        prefixes = prefixes_of(request) if depths else [whole_prefix(request)]
+        prefixes = prefixes_of(request)
         matched = np.zeros(len(candidates))
         fallback = None
-        found = self._longest(self._with_remote(request, prefixes) if depths else prefixes, candidates)
+        found = self._longest(self._with_remote(request, prefixes), candidates)
         if found is None:
-            key = _prompt_hash(request) if depths else _whole_hash(prefixes[0])
+            key = _prompt_hash(request) if depths else whole_hash(request)
             row, fallback = _place(key, candidates, weights), "no_match"
         else:
             row, matched[found[0]] = found
         first_chosen = candidates.names[row]
-        learned = prefixes[-1:] if depths == DEEPEST_ALONE else prefixes
+        learned = prefixes if depths == ALL_DEPTHS else prefixes[-1:]
         if _is_overloaded(row, load, weights):
             row, fallback = least_loaded(candidates, rng), "overloaded"
 
@@ -387,8 +377,12 @@ def _prompt_hash(request: RouteRequest) -> int:
     return int.from_bytes(prefixes[0].key[1], "little") if prefixes else request.prefix_hash
 
 
-def _whole_hash(prefix: Prefix) -> int:
-    return int.from_bytes(blake2b(prefix.key[1], digest_size=_HASH_BYTES).digest(), "little")
+def whole_hash(request: RouteRequest) -> int:
+    """Return the hash of a whole prompt; its text behind the last full block is known by its length."""
+    size = request.prompt_tokens if request.text_bytes is None else request.text_bytes
+    numbers = b"".join(number.to_bytes(_HASH_BYTES, "little") for number in (request.prefix_hash & _MASK, size))
+    digest = blake2b(request.blocks[-_HASH_BYTES:] + numbers, digest_size=_HASH_BYTES).digest()
+    return int.from_bytes(digest, "little")
 
 
 def _place(key: int, candidates: Candidates, weights: Weights) -> int:

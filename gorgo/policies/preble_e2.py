@@ -16,6 +16,8 @@ from gorgo.core.policy.weights import Weights, WeightSpec
 
 #: Most requests whose cost is remembered; beyond it the oldest is forgotten early. 180 s at 360 requests a second.
 MAX_REMEMBERED = 65_536
+#: Length of an answer, which the paper takes from its profile; no policy is told the lengths of answers.
+ANSWER_TOKENS = 128.0
 
 
 class PrebleE2:
@@ -29,7 +31,7 @@ class PrebleE2:
     From the paper are exploitation and exploration by shared against computed length, the load as a sum over a window
     of prefills and decoding, the prefill of the request itself, and the shift of load beyond a threshold. Decided here:
     the prefill is predicted by the replica's priors and learned speed, in the place of the paper's regression; decoding
-    takes the mean length of answers at the learned time per token, and nothing where that is unknown everywhere. The
+    takes `ANSWER_TOKENS` at the learned time per token, and nothing where that is unknown everywhere. The
     threshold includes the request's own prefill, since an idle replica's load is 0 and every ratio to it infinite. The
     cost of what a prompt would evict is left out: no list of a replica's blocks in the order of use reaches a policy.
     A request that is evaluated again counts once.
@@ -64,7 +66,7 @@ class PrebleE2:
         c, cached = candidates, candidates.cached_tokens
         prior_s = prefill_s(c.prefill_base_s, c.prefill_token_s, c.prefill_kappa_s, c.uncached_tokens, cached)
         prefill_ms = c.slowdown * prior_s * 1e3
-        decoding_ms = c.answer_tokens * fill_unknown(c.token_gap_s) * 1e3
+        decoding_ms = ANSWER_TOKENS * fill_unknown(c.token_gap_s) * 1e3
         self._window.drop_before(c.now - weights["window_s"])
         load_ms = self._window.loads_ms(c.names, without=request.request_id)
         terms = {"cached_tokens": cached.copy(), "load": load_ms, "prefill": prefill_ms}

@@ -86,12 +86,12 @@ async def test_an_engine_says_its_kind_and_its_models(configured: str, shown: st
 async def test_name_with_several_addresses_is_warned_of_and_one_of_each_family_is_not(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def look_up(host: object, *_: object, **__: object) -> list[tuple[Any, ...]]:
+    def resolve(host: object, *_: object, **__: object) -> list[tuple[Any, ...]]:
         name = host.decode() if isinstance(host, bytes) else str(host)
         found = {"pods": ("127.0.0.1", "127.0.0.2"), "one": ("127.0.0.1",)}[name.partition(".")[0]]
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, int(port))) for address in found]
 
-    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
     async with answering(lambda _: 200) as url:
         port = url.rpartition(":")[2]
         file = tmp_path / "regions.yaml"

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from gorgo.config.fleet import ReplicaConfig
-from gorgo.config.replica_advice import url_warnings, without_api_path
+from gorgo.config.fleet import KvEventsConfig, ReplicaConfig
+from gorgo.config.model import Config, ModelConfig, ProxyConfig, RegionConfig
+from gorgo.config.replica_advice import model_warnings, url_warnings, without_api_path
+from gorgo.policies.registry import make_policy
 
 
 def warnings_of(*urls: str) -> list[str]:
@@ -49,3 +51,21 @@ def test_a_url_with_v1_is_the_same_engine_as_the_one_without() -> None:
 
 def test_ports_schemes_and_paths_make_different_engines() -> None:
     assert len(warnings_of("http://a:1", "http://a:2", "https://a:1", "http://a:1/x", "http://a:1/y")) == 2
+
+
+def test_reports_of_a_replica_whose_listed_models_have_no_tokenizer_are_named() -> None:
+    replicas = (
+        ReplicaConfig(name="a", region="here", url="http://a", kv_events=KvEventsConfig()),
+        ReplicaConfig(name="b", region="here", url="http://b", kv_events=KvEventsConfig()),
+        ReplicaConfig(name="c", region="here", url="http://c"),
+    )
+    config = Config(
+        proxy=ProxyConfig(region="here"),
+        regions=(RegionConfig(name="here"),),
+        replicas=replicas,
+        models=(ModelConfig(name="m", aliases=("alias",), tokenizer="simulated"),),
+    )
+    listed = {"a": ["n", "o"], "b": ["alias"], "c": ["n"]}
+    found = model_warnings(config, [make_policy("gorgo-ms")], listed)
+    assert found == ["a: history: no tokenizer for n, o; set models[].tokenizer"]
+    assert model_warnings(config, [make_policy("random")], listed) == [], "said of the file already"

@@ -85,6 +85,7 @@ def make_parts(*names: str, policy: str = "nearest", slow_start_s: float = 0.0) 
         found_shares,
         answers,
         feeds,
+        updater,
         policy=chosen,
         weights=Weights.of(chosen.weight_specs, version=1),
         rng=np.random.default_rng(0),

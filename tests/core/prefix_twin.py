@@ -51,6 +51,19 @@ class PrefixTwin:
     def match(self, key: Key, slot: int) -> int:
         return max((k for k in range(1, len(key) + 1) if key[:k] in self.replicas[slot].ticks), default=0)
 
+    def worth_behind(self, key: Key, depth: int) -> float:
+        """What copies of the matched blocks of `key` behind `depth` are worth to other prompts, block by block."""
+        stored = self.stored
+        matched = max((k for k in range(1, len(key) + 1) if key[:k] in stored), default=0)
+        others = [len({p[k] for p in stored if len(p) > k and p[:k] == key[:k]}) for k in range(matched + 1)]
+        others = [count - (k < matched) for k, count in enumerate(others)]
+        worth = 0.0
+        for k in range(depth + 1, matched + 1):
+            most = max(others[k:])
+            copies = sum(key[:k] in replica.ticks for replica in self.replicas.values())
+            worth += most / (most + copies + 1)
+        return worth
+
     def insert(self, key: Key, slot: int, *, shown: bool = False) -> Key:
         replica = self.replicas[slot]
         key = key[: self.room(replica) if replica.capacity is None else min(replica.capacity, self.max_blocks)]

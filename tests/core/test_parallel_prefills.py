@@ -159,7 +159,7 @@ def test_a_request_that_waits_behind_others_shows_that_there_is_one_queue() -> N
     parallel = ParallelPrefills()
     known = []
     for second in range(0, 100, 10):
-        arrivals = [parallel.arrive(before) for before in range(3)]
+        arrivals = [parallel.on_arrival(before) for before in range(3)]
         for before, arrival in enumerate(arrivals):
             parallel.on_first_token(arrival, arrived_s=second, engine_s=second + 1.0 + before, prior_s=1.0)
             known.append(not parallel.needs_evidence(engine_s=second + 1.0 + before))
@@ -172,12 +172,12 @@ def test_a_request_that_waits_behind_others_shows_that_there_is_one_queue() -> N
 def test_engines_that_leave_a_url_are_noticed() -> None:
     parallel = ParallelPrefills()
     for second in range(0, 100, 10):
-        arrivals = [parallel.arrive(before) for before in range(4)]
+        arrivals = [parallel.on_arrival(before) for before in range(4)]
         for arrival in arrivals:
             parallel.on_first_token(arrival, arrived_s=second, engine_s=second + 1.0, prior_s=1.0)
     assert parallel.count >= 4
     for second in range(100, 400, 10):
-        arrivals = [parallel.arrive(before) for before in range(4)]
+        arrivals = [parallel.on_arrival(before) for before in range(4)]
         for before, arrival in enumerate(arrivals):
             parallel.on_first_token(arrival, arrived_s=second, engine_s=second + 1.0 + before, prior_s=1.0)
     assert parallel.count == 1
@@ -198,7 +198,7 @@ def test_one_more_may_begin_while_fewer_go_on_than_the_engine_does_at_once() -> 
 
 def test_a_queue_without_visible_ends_shows_nothing() -> None:
     queue = PrefillQueue()
-    first = queue.speed.parallel.arrive(0)
+    first = queue.speed.parallel.on_arrival(0)
     queue.speed.parallel.on_first_token(first, arrived_s=0.0, engine_s=1.0, prior_s=1.0)
     assert queue.needs_evidence(engine_s=2.0)
     queue.add("whole", arrives_s=2.0, prior_s=1.0, streamed=False)
@@ -208,7 +208,7 @@ def test_a_queue_without_visible_ends_shows_nothing() -> None:
 def test_no_more_are_taken_to_go_on_at_once_than_there_may_be() -> None:
     parallel = ParallelPrefills()
     for second in range(0, 200, 10):
-        arrivals = [parallel.arrive(before) for before in range(3 * MOST_AT_ONCE)]
+        arrivals = [parallel.on_arrival(before) for before in range(3 * MOST_AT_ONCE)]
         for arrival in arrivals:
             parallel.on_first_token(arrival, arrived_s=second, engine_s=second + 1.0, prior_s=1.0)
     assert parallel.count == MOST_AT_ONCE

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from gorgo.core.prefix.index import PrefixIndex
+from gorgo.core.prefix.index import PrefixIndex, slots_of
 from tests.core.prefix_twin import Key, PrefixTwin, TwinReplica, as_blocks
 
 SLOTS = st.integers(0, 3)
@@ -27,6 +29,8 @@ class IndexAndTwin(RuleBasedStateMachine):
         self.twin = PrefixTwin(max_blocks=max_blocks, bounded=bounded)
         #: Of earlier beliefs.
         self.ticks = [0]
+        #: By slot, as a reader has them who reads those that have changed alone.
+        self.fills: dict[int, float] = {}
         for slot in range(4):
             self._add(slot, None)
 
@@ -76,6 +80,7 @@ class IndexAndTwin(RuleBasedStateMachine):
     @rule(slot=SLOTS, capacity=CAPACITIES)
     def replace_replica(self, slot: int, capacity: int | None) -> None:
         self.index.remove_replica(slot)
+        self.fills.pop(slot, None)  # as the fleet empties the cells of a slot
         self.twin.remove(slot)
         self._add(slot, capacity)
 
@@ -93,7 +98,24 @@ class IndexAndTwin(RuleBasedStateMachine):
 
     @rule(key=KEYS)
     def match(self, key: Key) -> None:
-        assert self.index.match(as_blocks(key), 4).tolist() == [self.twin.match(key, slot) for slot in range(4)]
+        matched, shared = self.index.match_runs(as_blocks(key), 4)
+        assert matched.tolist() == [self.twin.match(key, slot) for slot in range(4)]
+        worths = [self.twin.worth_behind(key, depth) for depth in range(len(key) + 1)]
+        if shared is None:
+            assert not any(worths)
+            return
+        discounts = shared.discounts_of_rows([float(depth) for depth in range(len(key) + 1)], 1000)
+        owed = [-worth / (1000 - depth) for depth, worth in enumerate(worths)]
+        assert discounts == pytest.approx(owed, abs=1e-9)
+        assert shared.discounts(np.arange(len(key) + 1.0), 1000) == pytest.approx(owed, abs=1e-9)
+
+    @invariant()
+    def every_change_of_a_fill_is_announced(self) -> None:
+        changed, self.index.changed = self.index.changed, 0
+        self.fills |= {slot: self.index.fill(slot) for slot in slots_of(changed)}
+        for slot, replica in self.twin.replicas.items():
+            expected = min(1.0, len(replica.ticks) / replica.capacity) if replica.capacity else 0.0
+            assert self.fills.get(slot, 0.0) == expected
 
     @invariant()
     def agree(self) -> None:

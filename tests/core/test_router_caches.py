@@ -501,3 +501,39 @@ def test_a_rank_that_is_cleared_leaves_the_history_of_the_others() -> None:
     assert cached(router, "a") == (32, "events")
     router.caches.on_kv_lost("a", now=0.0)
     assert cached(router, "a") == (64, "history")
+
+
+def fill_of(router: Router, replica: str, *, now: float = 0.0) -> float:
+    """As the next decision reads it."""
+    decide(router, a_request(f"reader-{now}", prompt_tokens=1, blocks=b""), now=now)
+    return float(router._fleet.columns.cache_fill[router._fleet.member(replica).slot])
+
+
+def test_a_pool_is_as_full_as_its_complete_feed_says() -> None:
+    """Of 160 tokens the history expects 64 and the events report 48; CPU memory is no part of the pool."""
+    replicas = [ReplicaSpec("a", "here", kv_capacity_tokens=160)]
+    router = make_router(policy="gorgo-ms", replicas=replicas, limits=RouterLimits(block_tokens=64))
+    serve(router, "a")
+    assert fill_of(router, "a") == 0.5, "one of two blocks of the history"
+    report(router, "a", stored(3))
+    assert fill_of(router, "a", now=0.1) == 48 / 128
+    report(router, "a", BlocksRemoved((3,), KvTier.GPU))
+    assert fill_of(router, "a", now=0.2) == 32 / 128
+    report(router, "a", BlocksStored((1, 2), None, TOKENS[:128], 16, KvTier.CPU))
+    assert fill_of(router, "a", now=0.3) == 32 / 128
+    report(router, "a", complete=False)
+    assert fill_of(router, "a", now=0.4) == 0.5, "a partial feed leaves the history"
+    router.caches.on_kv_lost("a", now=1.0)
+    assert fill_of(router, "a", now=1.1) == 0.5
+
+
+def test_a_pool_is_as_full_as_its_last_snapshot_says() -> None:
+    router = make_router(policy="gorgo-ms", replicas=[ReplicaSpec("a", "here", kv_capacity_tokens=640)])
+    push(router, "a", HASHES[:3])
+    assert fill_of(router, "a") == 48 / 640
+    change(router, [HASHES[3]], [HASHES[0], HASHES[1]])
+    assert fill_of(router, "a", now=0.1) == 32 / 640
+    router.caches.on_evictions("a", CacheEvictions(None, 16, [HASHES[3]]), now=0.2)
+    assert fill_of(router, "a", now=0.3) == 16 / 640
+    router.caches.on_push_lost("a", now=0.4)
+    assert fill_of(router, "a", now=0.5) == 0.0

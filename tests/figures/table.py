@@ -580,6 +580,10 @@ NOT_STORED: Mapping[str, NotStored] = {
     "several-routers-more": NotStored(
         "one seed of an earlier commit, and time on a busy machine", "a8aa696, ee77183, b781046"
     ),
+    "herd": NotStored(
+        "three seeds of `python -m experiments --system herd`, whose groups take half an hour each with more",
+        "959d57d",
+    ),
     "protocol-ends": NotStored("three seeds of the protocol, in a script", "255eb35"),
     "no-harm": NotStored("five seeds of a group of which `tuning` stores two", "c66f0b9"),
 }

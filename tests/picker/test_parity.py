@@ -9,12 +9,15 @@ by Envoy's message timeout, and Envoy answers for a replica that broke off befor
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import logging
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from hashlib import sha256
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
@@ -90,7 +93,92 @@ def _break(state: LiveState) -> None:
     state.routing.fingerprinter = cast(Any, type("Broken", (), {"sketch": refuse, "hash_sketch": refuse}))()
 
 
+ZSTD = next((f"{name}.zstd" for name in ("compression", "backports") if find_spec(name)), None)
+#: Without a library for zstd the same by gzip.
+CODEX_CODING = "gzip" if ZSTD is None else "zstd"
+#: What Codex CLI sends: no chat, and compressed.
+CODEX = {
+    "model": "m",
+    "instructions": "You are a coding agent.",
+    "input": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "fix the test " * 100}]}],
+    "tools": [{"type": "function", "name": "shell", "parameters": {"type": "object"}, "strict": False}],
+    "tool_choice": "auto",
+    "reasoning": {"summary": "auto"},
+    "store": False,
+    "stream": True,
+    "include": ["reasoning.encrypted_content"],
+    "prompt_cache_key": "c",
+}
+#: What Claude Code sends: blocks with marks for the cache, a beta of its own, a query, and compressed where it is long.
+CLAUDE = {
+    "model": "m",
+    "max_tokens": 32_000,
+    "system": [{"type": "text", "text": "You are a CLI.", "cache_control": {"type": "ephemeral"}}],
+    "messages": [{"role": "user", "content": [{"type": "text", "text": "fix the test " * 100}]}],
+    "tools": [{"name": "Bash", "input_schema": {"type": "object"}}],
+    "metadata": {"user_id": "u"},
+    "stream": True,
+}
+CLAUDE_HEADERS = (("anthropic-version", "2023-06-01"), ("anthropic-beta", "claude-code-20250219"), ("x-app", "cli"))
+
+
+def named(kind: str, **fields: object) -> bytes:
+    """An event of `/v1/responses` or `/v1/messages`."""
+    return f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}\n\n".encode()
+
+
+def packed(body: object, coding: str) -> bytes:
+    data = json.dumps(body).encode()
+    return gzip.compress(data) if coding == "gzip" else bytes(import_module(str(ZSTD)).compress(data))
+
+
+RESPONDED = Script(
+    [
+        named("response.created", response={"id": "resp_1"}),
+        0.3,
+        *(named("response.output_text.delta", delta=text) for text in ("a", "b", "c")),
+        named("response.completed", response={"id": "resp_1", "usage": {"input_tokens": 400, "output_tokens": 3}}),
+    ],
+    head_s=0.2,
+)
+MESSAGED = Script(
+    [
+        named("message_start", message={"id": "msg_1", "usage": {"input_tokens": 400, "output_tokens": 1}}),
+        0.3,
+        named("content_block_start", index=0, content_block={"type": "text", "text": ""}),
+        *(named("content_block_delta", index=0, delta={"type": "text_delta", "text": text}) for text in "abc"),
+        named("content_block_stop", index=0),
+        named("message_delta", delta={"stop_reason": "end_turn"}, usage={"output_tokens": 3}),
+        named("message_stop"),
+    ],
+    head_s=0.2,
+)
+
 CASES = {
+    "Codex CLI": Case(
+        200,
+        packed(CODEX, CODEX_CODING),
+        RESPONDED,
+        headers=(("content-encoding", CODEX_CODING), ("accept-encoding", "zstd, gzip"), ("originator", "codex_cli_rs")),
+        route="/v1/responses",
+        dispatched=True,
+    ),
+    "Claude Code": Case(
+        200,
+        packed(CLAUDE, "gzip"),
+        MESSAGED,
+        headers=(("content-encoding", "gzip"), *CLAUDE_HEADERS),
+        route="/v1/messages?beta=true",
+        dispatched=True,
+    ),
+    "Claude Code's count of tokens": Case(
+        200,
+        json.dumps({name: CLAUDE[name] for name in ("model", "system", "messages", "tools")}).encode(),
+        Script([0.1, b'{"input_tokens": 400}'], headers=JSON),
+        headers=CLAUDE_HEADERS,
+        route="/v1/messages/count_tokens?beta=true",
+        dispatched=True,
+    ),
     "a stream": Case(200, dispatched=True),
     "a whole answer": Case(200, chat(), Script([0.4, WHOLE], headers=JSON), dispatched=True),
     "a replica's own 4xx": Case(404, script=Script([REFUSED], status=404, headers=JSON), dispatched=True),
@@ -132,6 +220,8 @@ OWN = {
     "no readiness while it stops": Case(503, route="/readyz", method="GET", prepare=_stop),
     "the models": Case(200, route="/v1/models", method="GET"),
     "one model": Case(200, route="/v1/models/m", method="GET"),
+    "one model by its encoded name": Case(200, route="/v1/models/%6D", method="GET"),
+    "a model behind an encoded slash": Case(404, route="/v1/models/org%2Fzzz", method="GET"),
     "no such model": Case(404, route="/v1/models/zzz", method="GET"),
     "too many lists of a client": Case(
         429, route="/v1/models", method="GET", headers=(KEY,), config={"keys": True}, prepare=_use_up

@@ -29,7 +29,7 @@ COUNTS = (
     "prefill_share",
     "prefill_share_s",
     "connect_round_trips",
-    "answer_tokens",
+    "cache_fill",
 )
 
 

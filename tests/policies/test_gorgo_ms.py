@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gorgo.core.policy.interface import Candidates, Choice
+from gorgo.core.prefix.residency import SharedRuns
 from gorgo.policies.gorgo_ms import GorgoMs
 from tests.policies.table import choose, request, rows_chosen, table
 
@@ -32,6 +33,15 @@ def chosen(rows: Candidates, **weights: Any) -> Choice:
     return choose(GorgoMs(), rows, asked=replace(request(), received_s=99.5), **weights)
 
 
+def _runs(lengths: list[int], share: float) -> SharedRuns:
+    """Runs of so many tokens, of each of which that share is worth something to others."""
+    depths, worths = [float(sum(lengths))], [0.0]
+    for length in lengths:
+        depths.append(depths[-1] - length)
+        worths.append(worths[-1] + share * length)
+    return SharedRuns(depths, worths)
+
+
 def test_cost_is_the_sum_of_times() -> None:
     rows = candidates(
         cached=(0, 600),
@@ -48,6 +58,34 @@ def test_cost_is_the_sum_of_times() -> None:
     np.testing.assert_allclose(choice.terms["externality"], [3 * (0.1 * prefill[0] + 7), 0.1 * prefill[1] + 7])
     assert choice.cost is not None
     np.testing.assert_allclose(choice.cost, sum(choice.terms.values()))
+
+
+def test_what_a_full_pool_pushes_out_is_prefilled_again_as_far_as_prompts_are_found() -> None:
+    """A prefill of 1,010 ms on a pool that is half full, where 80 % of prompt tokens are found."""
+    rows = replace(candidates(cache_fill=[0.5, 0.0]), found_share=0.8)
+    choice = chosen(rows)
+    np.testing.assert_allclose(choice.terms["room"], [0.5 * 0.8 * 1010, 0.0])
+    assert choice.row == 1, "404 ms more than 98 ms of distance"
+    assert choice.predicted_ttft_s == pytest.approx(0.5 + 0.1 + 1.01), "no part of the prediction"
+
+
+def test_a_copy_that_others_will_use_is_not_charged_unless_it_is_pushed_out_again() -> None:
+    """Of 1,000 tokens the near replica has 800, which 60 others went on from: 60 / 62 of the copy is theirs."""
+    shared = _runs([800], 60 / 62)
+    rows = replace(candidates(cached=(800, 0), cache_fill=[1.0, 0.5]), shared=shared, found_share=0.4)
+    terms = chosen(rows).terms
+    np.testing.assert_allclose(terms["prefill"], [210, 1010])
+    np.testing.assert_allclose(terms["room"], [0.4 * 210, 0.2 * 1010])
+    np.testing.assert_allclose(terms["shared"], [0.0, -1010 * 0.8 * (800 * 60 / 62) / 1000], rtol=1e-6)
+
+
+def test_sixty_sessions_with_one_system_prompt_leave_its_owner_when_it_has_work() -> None:
+    """Without the term the owner wins by 800 ms of prefill; with it 0.1 s of work there suffice."""
+    idle_s, busy_s = [-np.inf, -np.inf], [100.1, -np.inf]
+    for drained_at_s, row in ((idle_s, 0), (busy_s, 1)):
+        rows = candidates(cached=(800, 0), drained_at_s=drained_at_s, rtt_s=[0.002, 0.002])
+        assert chosen(replace(rows, shared=_runs([800], 60 / 62))).row == row
+        assert chosen(rows).row == 0
 
 
 def test_a_prefill_stalls_the_running_batch_at_most() -> None:
@@ -82,14 +120,6 @@ def test_what_was_prefilled_long_ago_stalls_nobody() -> None:
     near, far = chosen(rows).terms["externality"]
     assert near < 5.0
     np.testing.assert_allclose(far, 160.0)
-
-
-def test_a_request_in_flight_costs_in_proportion_to_the_length_of_answers_beyond_128_tokens() -> None:
-    """By the mean of the candidates, so that what is learned by chance prefers none of them."""
-    for tokens, price in (([200.0, 312.0], 50.0), ([60.0, 20.0], 25.0), ([1e3, 1e3], 100.0)):
-        rows = candidates(in_flight_requests=[4, 2], answer_tokens=tokens)
-        with_it, without = (chosen(rows, **weights).terms["externality"] for weights in ({}, {"delta": 0.0}))
-        np.testing.assert_allclose(with_it - without, [4 * price, 2 * price])
 
 
 def test_where_batches_are_large_stalls_to_come_count_for_less() -> None:
@@ -241,13 +271,14 @@ def _cells(*values: st.SearchStrategy[float]) -> st.SearchStrategy[list[float]]:
             "prefill_kappa_s": _cells(st.floats(0, 1e-8)),
             "prefill_share": _cells(st.floats(0, 2)),
             "prefill_share_s": _cells(st.floats(0, 100)),
-            "answer_tokens": _cells(st.floats(1, 1000)),
             "in_flight_requests": _cells(st.integers(0, 60).map(float)),
             "max_running_requests": _cells(st.integers(1, 60).map(float), st.just(np.nan)),
+            "cache_fill": _cells(st.floats(0, 1)),
         }
     ),
     cached=_cells(st.integers(0, 1000).map(float)),
     body_bytes=st.sampled_from([0, 500, 1_460, 2_000, 14_600, 20_000, 300_000]),
+    runs=st.none() | st.builds(_runs, st.lists(st.integers(1, 300), min_size=1, max_size=3), st.floats(0.01, 0.99)),
     slots=st.sampled_from([[0, 1, 2, 3, 4, 5], [1, 4], [3]]),
     delta=st.sampled_from([0.0, 50.0]),
     eta=st.sampled_from([0.0, 800.0]),
@@ -256,13 +287,14 @@ def test_a_few_candidates_row_by_row_have_the_very_values_of_columns(
     given_columns: dict[str, list[float]],
     cached: list[float],
     body_bytes: int,
+    runs: SharedRuns | None,
     slots: list[int],
     delta: float,
     eta: float,
 ) -> None:
     width = max(slots) + 1
     columns: dict[str, Any] = {name: cells[:width] for name, cells in given_columns.items()}
-    rows = replace(table(6, cached=cached[:width], slots=slots, **columns), now=100.0)
+    rows = replace(table(6, cached=cached[:width], slots=slots, **columns), now=100.0, shared=runs, found_share=0.7)
     asked = replace(request(), received_s=99.5, body_bytes=body_bytes)
     by_rows = choose(GorgoMs(), rows, asked=asked, delta=delta, eta=eta)
     with pytest.MonkeyPatch.context() as patch:

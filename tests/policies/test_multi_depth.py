@@ -24,6 +24,7 @@ from gorgo.policies.multi_depth import (
     jump_hash,
     prefixes_of,
     two_choices,
+    whole_hash,
 )
 from gorgo.policies.registry import make_policy
 from tests.core.routers import (
@@ -121,37 +122,32 @@ def test_the_number_of_depths_changes_with_the_next_weights() -> None:
     assert learned == [1, 2, 1]
 
 
-def whole(policy: MultiDepth, asked: RouteRequest, *, now: float = 0.0) -> Choice:
-    """Decide with one route per whole prompt, and let the replica answer."""
-    choice = choose(policy, four(), asked=asked, depths=0.0)
-    assert choice.learn is not None
-    choice.learn(now)
-    return choice
-
-
-def test_a_whole_prompt_is_found_by_the_same_prompt_and_by_no_other() -> None:
-    policy, asked = MultiDepth(), conversation(1, 2, 3, 4, ends=(64, 192))
-    first = whole(policy, asked)
-    assert (first.fallback, len(policy.routes)) == ("no_match", 1)
-    again = whole(policy, replace(asked, request_id="again"))
-    assert (again.row, again.fallback, again.terms["route_tokens"].max()) == (first.row, None, 256.0)
-    for other in (prompt(1, 2, 3, 4, 5), prompt(1, 2, 3), replace(asked, prompt_tokens=270), replace(asked, model="n")):
-        assert whole(policy, other).fallback == "no_match"
-
-
-def test_whole_prompts_without_a_route_are_spread_by_their_own_hash() -> None:
-    """Prompts with the same beginning: by the hash of the first 128 tokens they all go to one replica."""
+def test_one_depth_of_the_post_has_a_route_for_the_whole_prompt_and_spreads_prompts_with_one_beginning() -> None:
     siblings = [prompt(1, 2, number) for number in range(60)]
-    assert {whole(MultiDepth(), each).row for each in siblings} == {0, 1, 2, 3}
-    assert len(set(rows(MultiDepth(), siblings))) == 1
+    by_whole = [choose(MultiDepth(), four(), asked=each, depths=0.0) for each in siblings]
+    assert {choice.row for choice in by_whole} == {0, 1, 2, 3}
+    assert {choice.fallback for choice in by_whole} == {"no_match"}
+    for depths in (1.0, 2.0):
+        rows_found = {choose(MultiDepth(), four(), asked=each, depths=depths).row for each in siblings}
+        assert len(rows_found) == 1, "by the hash of the first 128 tokens all go to one replica"
 
 
-def test_a_short_prompt_has_a_whole_route_too() -> None:
-    policy, short = MultiDepth(), replace(a_request("r", prompt_tokens=7, blocks=b""), prefix_hash=11)
-    first = whole(policy, short)
-    assert whole(policy, short).fallback is None
-    assert whole(policy, replace(short, prefix_hash=12)).fallback == "no_match"
-    assert first.fallback == "no_match"
+def test_one_depth_of_the_post_finds_what_continues_a_prompt_and_nothing_that_branches_off() -> None:
+    policy, asked = MultiDepth(), conversation(1, 2, 3, 4, ends=(64, 256))
+    first = choose(policy, four(), asked=asked, depths=0.0)
+    assert first.learn is not None
+    first.learn(0.0)
+    assert len(policy.routes) == 1
+    found = choose(policy, four(), asked=conversation(1, 2, 3, 4, 5, 6, ends=(64, 256, 384)), depths=0.0)
+    assert (found.row, found.fallback) == (first.row, None)
+    assert choose(policy, four(), asked=prompt(1, 2, 9, 9), depths=0.0).fallback == "no_match"
+
+
+def test_the_hash_of_a_whole_prompt_differs_with_its_end_and_with_its_length() -> None:
+    short = replace(a_request("r", prompt_tokens=7, blocks=b""), prefix_hash=11)
+    others = [replace(short, prefix_hash=12), replace(short, prompt_tokens=8), prompt(1, 2, 3), prompt(1, 2, 4)]
+    assert len({whole_hash(each) for each in (short, *others)}) == 5
+    assert whole_hash(replace(short, request_id="again")) == whole_hash(short)
 
 
 def test_bounds_are_replaced_while_routes_are_in_use() -> None:

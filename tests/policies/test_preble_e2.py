@@ -6,7 +6,7 @@ import pytest
 
 from gorgo.core.policy.interface import Candidates
 from gorgo.policies import preble_e2
-from gorgo.policies.preble_e2 import LoadWindow, PrebleE2
+from gorgo.policies.preble_e2 import ANSWER_TOKENS, LoadWindow, PrebleE2
 from tests.policies.table import choose, table
 
 
@@ -63,9 +63,9 @@ def test_load_is_shifted_where_exploitation_costs_more_than_the_threshold(
 
 def test_a_request_is_load_for_the_window_with_its_prefill_and_decoding() -> None:
     policy = PrebleE2()
-    begun = engines(cached=[0, 900], answer_tokens=[50.0, 50.0], token_gap_s=[0.01, 0.01])
+    begun = engines(cached=[0, 900], token_gap_s=[0.01, 0.01])
     assert choose(policy, begun).row == 1
-    for now, load_ms in ((180.0, 100.0 + 500.0), (180.1, 0.0)):
+    for now, load_ms in ((180.0, 100.0 + 10.0 * ANSWER_TOKENS), (180.1, 0.0)):
         policy._window.drop_before(now - 180.0)
         assert policy._window.loads_ms(["replica-0", "replica-1"]).tolist() == [0.0, load_ms]
 
@@ -88,8 +88,8 @@ def test_a_request_that_is_evaluated_again_counts_once() -> None:
 
 def test_an_unknown_time_per_token_counts_as_the_worst_known_one() -> None:
     policy = PrebleE2()
-    choose(policy, engines(cached=[0, 900], answer_tokens=[50.0, 50.0], token_gap_s=[0.02, float("nan")]))
-    assert policy._window.loads_ms(["replica-1"]).tolist() == [100.0 + 1000.0]
+    choose(policy, engines(cached=[0, 900], token_gap_s=[0.02, float("nan")]))
+    assert policy._window.loads_ms(["replica-1"]).tolist() == [100.0 + 20.0 * ANSWER_TOKENS]
 
 
 def test_the_window_forgets_the_oldest_beyond_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,6 +61,8 @@ def answer(choice: Choice) -> tuple[object, ...]:
     return choice.row, choice.fallback, choice.predicted_ttft_s, terms
 
 
+#: Terms of `gorgo-ms` that no weight changes: nothing is shared, and the pools are empty.
+ALONE = {"prefill": [1000, 400], "room": [0, 0], "shared": [0, 0]}
 #: Those of a learned policy take effect with a model (`learned/test_weights.py`), those of `multi-depth` with routes
 #: (`test_multi_depth.py`), those of `preble-e2` with earlier requests (`test_preble_e2.py`).
 WEIGHTED = [
@@ -91,32 +93,32 @@ def test_an_instance_that_has_chosen_goes_by_the_next_weights_as_a_new_one_does(
         (
             GorgoMs(),
             {},
-            {"rtt": [20, 100], "queue": [2000, 500], "prefill": [1000, 400], "externality": [3 * 175 + 320, 85 + 80]},
+            {"rtt": [20, 100], "queue": [2000, 500], "externality": [3 * 175 + 320, 85 + 80], **ALONE},
         ),
         (
             GorgoMs(),
             {"m_rtt": 3.0},
-            {"rtt": [60, 300], "queue": [2000, 500], "prefill": [1000, 400], "externality": [3 * 175 + 320, 85 + 80]},
+            {"rtt": [60, 300], "queue": [2000, 500], "externality": [3 * 175 + 320, 85 + 80], **ALONE},
         ),
         (
             GorgoMs(),
             {"m_queue": 0.5},
-            {"rtt": [20, 100], "queue": [1000, 250], "prefill": [1000, 400], "externality": [3 * 175 + 320, 85 + 80]},
+            {"rtt": [20, 100], "queue": [1000, 250], "externality": [3 * 175 + 320, 85 + 80], **ALONE},
         ),
         (
             GorgoMs(),
             {"lambda": 1.0},
-            {"rtt": [20, 100], "queue": [2000, 500], "prefill": [1000, 400], "externality": [3 * 1025 + 320, 425 + 80]},
+            {"rtt": [20, 100], "queue": [2000, 500], "externality": [3 * 1025 + 320, 425 + 80], **ALONE},
         ),
         (
             GorgoMs(),
             {"delta": 0.0},
-            {"rtt": [20, 100], "queue": [2000, 500], "prefill": [1000, 400], "externality": [3 * 150 + 320, 60 + 80]},
+            {"rtt": [20, 100], "queue": [2000, 500], "externality": [3 * 150 + 320, 60 + 80], **ALONE},
         ),
         (
             GorgoMs(),
             {"eta": 0.0},
-            {"rtt": [20, 100], "queue": [2000, 500], "prefill": [1000, 400], "externality": [3 * 175, 85]},
+            {"rtt": [20, 100], "queue": [2000, 500], "externality": [3 * 175, 85], **ALONE},
         ),
     ],
 )

@@ -33,7 +33,8 @@ def regions(
 ) -> bytes:
     """The text of a file; JSON is YAML too. `sections` are put in as they are."""
     rows = [
-        {"name": name, "region": "here"} | ({"url": row.url} if isinstance(row, FakeReplica) else dict(row))
+        {"name": name, "region": "here", "engine": "sglang"}
+        | ({"url": row.url} if isinstance(row, FakeReplica) else dict(row))
         for name, row in replicas.items()
     ]
     document: dict[str, Any] = {"proxy": PROXY | dict(proxy or {}), "regions": [{"name": "here"}], "replicas": rows}

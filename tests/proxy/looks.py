@@ -108,7 +108,7 @@ def text_of(ground: Ground, edits: Edits) -> bytes:
     document: dict[str, Any] = {
         "proxy": dict(PROXY),
         "regions": [{"name": "here"}, {"name": "there"}],
-        "replicas": [{"name": "a", "region": "here", "url": ground.a.url}],
+        "replicas": [{"name": "a", "region": "here", "engine": "sglang", "url": ground.a.url}],
         "limits": {"shutdown_grace_s": 5.0},
     }
     for path, value in edits.items():
@@ -126,8 +126,8 @@ def second(region: str = "here", **more: Any) -> Edits:
 
     def both(ground: Ground) -> list[dict[str, Any]]:
         return [
-            {"name": "a", "region": "here", "url": ground.a.url},
-            {"name": "b", "region": region, "url": ground.b.url, **more},
+            {"name": "a", "region": "here", "engine": "sglang", "url": ground.a.url},
+            {"name": "b", "region": region, "engine": "sglang", "url": ground.b.url, **more},
         ]
 
     return {"replicas": both}

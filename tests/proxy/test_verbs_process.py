@@ -107,7 +107,7 @@ async def test_explain_lists_recent_requests_and_shows_one_as_a_table(proxy: Ser
     assert lines[0].startswith("second: ")
     assert lines[0].endswith(", the lowest cost of gorgo-ms")
     assert lines[1:3] == ["client -, model m", "weights version 1: m_rtt=1 m_queue=1 lambda=0.15 delta=25 eta=800"]
-    assert lines[3].split() == ["candidate", "rtt", "queue", "prefill", "externality", "cost,", "ms"]
+    assert lines[3].split() == ["candidate", "rtt", "queue", "prefill", "externality", "room", "shared", "cost,", "ms"]
     rows = [line.split() for line in lines[4:6]]
     assert (rows[0][0], {rows[0][1], rows[1][0]}) == ("*", {"left", "right"})
     assert lines[-2].startswith("observed TTFT: ")

@@ -10,6 +10,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
+from urllib.parse import unquote
 
 import pytest
 
@@ -89,7 +90,7 @@ class ScriptedUpstream:
     open_responses: int = 0
 
     async def open(
-        self, path: str, headers: Sequence[Header], body: bytes, *, on_sent: Callable[[], None]
+        self, path: str, headers: Sequence[Header], body: bytes, *, repeatable: bool, on_sent: Callable[[], None]
     ) -> ScriptedSource:
         now = asyncio.get_running_loop().time
         request = Received(now(), path, headers, body)
@@ -189,13 +190,14 @@ class VirtualProxy:
             answered.parts.append((self.now_s, message["body"]))
             answered.complete = not message["more_body"]
 
+        path, _, query = route.partition("?")
         scope: dict[str, object] = {
             "type": "http",
             "http_version": "1.1",
             "method": method,
-            "path": route,
-            "raw_path": route.encode(),
-            "query_string": b"",
+            "path": unquote(path),
+            "raw_path": path.encode(),
+            "query_string": query.encode(),
             "headers": [(b"content-type", media_type), *headers],
         }
         on_disconnect: list[Callable[[], None]] = []

@@ -90,7 +90,7 @@ def test_decision_opens_on_click_and_stays_while_it_is_read(page: Open) -> None:
     assert page.browser.run("return document.querySelector('#decisions .inside').checkVisibility()") is False
     page.browser.click(f"[id='{chosen}'] summary")
     terms = page.browser.text(f"[id='{chosen}'] table.terms").split()
-    assert {*REPLICAS, "rtt", "queue", "prefill", "externality", "cost", "chosen"} <= set(terms)
+    assert {*REPLICAS, "rtt", "queue", "prefill", "externality", "room", "shared", "cost", "chosen"} <= set(terms)
     page.browser.until(
         lambda: page.browser.run("return !document.querySelector('.waits').hidden"), "newer decisions waited"
     )

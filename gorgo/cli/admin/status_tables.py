@@ -132,14 +132,14 @@ def _fleet(status: Row, *, width: int) -> Table:
     named.append(("state", [_state(row) for row in status["replicas"]]))
     if width < WIDE and sum(_width(name, cells) for name, cells in named) > width + 1:
         del named[0]
-    figures = [(name, [Text(show(row)) for row in status["replicas"]]) for name, show, _ in FLEET]
+    measures = [(name, [Text(show(row)) for row in status["replicas"]]) for name, show, _ in FLEET]
     ranks = [rank if rank or width >= WIDE else None for _, _, rank in FLEET]
     left = width + 1 - sum(_width(name, cells) for name, cells in named)  # no divider behind the last
-    shown = _fitting([_width(name, cells) for name, cells in figures], ranks, left)
+    shown = _fitting([_width(name, cells) for name, cells in measures], ranks, left)
     table = _table(*(name for name, _ in named))
     for place in shown:
-        table.add_column(figures[place][0], justify="right", no_wrap=True)
-    columns = [*named, *(figures[place] for place in shown)]
+        table.add_column(measures[place][0], justify="right", no_wrap=True)
+    columns = [*named, *(measures[place] for place in shown)]
     for cells in zip(*(cells for _, cells in columns), strict=True):
         table.add_row(*cells)
     return table

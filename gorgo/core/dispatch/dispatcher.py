@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gorgo.core.dispatch.in_flight import Attempt, InFlightTable, RequestState
+from gorgo.core.dispatch.prefix_updates import PrefixUpdater
 from gorgo.core.fleet.eligibility import CandidateSet
 from gorgo.core.fleet.fleet import Fleet
 from gorgo.core.fleet.replica import Columns, Replica, arrival_s, one_way_s
@@ -194,7 +195,7 @@ class Dispatcher:
 
     Parameters
     ----------
-    fleet, table, index, found_shares, answers, feeds:
+    fleet, table, index, found_shares, answers, feeds, updater:
         The Router's. Shares and answers count where the index is bounded: the published one is never corrected.
     policy, weights:
         Of the choice; both may be replaced.
@@ -216,6 +217,7 @@ class Dispatcher:
         found_shares: FoundShares,
         answers: Answers,
         feeds: KvFeeds,
+        updater: PrefixUpdater,
         *,
         policy: Policy,
         weights: Weights,
@@ -230,6 +232,7 @@ class Dispatcher:
         self._found_shares = found_shares
         self._answers = answers
         self._feeds = feeds
+        self._updater = updater
         self.policy = policy
         self.weights = weights
         self._rng = rng
@@ -269,10 +272,12 @@ class Dispatcher:
 
     def evaluate(self, request: RouteRequest, eligible: CandidateSet, *, now: float) -> Evaluation:
         """Let the policy choose. `eligible` has at least one replica."""
+        if self._index.changed or self._feeds.changed_slots:
+            self._updater.update_fills()
         if self._fleet.slow:
             self._fleet.forget_slow(now=now)
         columns = self._fleet.all_loads(now=now)
-        matched = self._index.match(request.blocks, len(columns.salt), block_tokens=request.block_tokens)
+        matched, shared = self._index.match_runs(request.blocks, len(columns.salt), block_tokens=request.block_tokens)
         if self.raise_matches is not None:
             matched = self.raise_matches(matched, request)
         # No numpy number, whose `round` takes microseconds; of two kinds, which mypyc keeps apart.
@@ -282,6 +287,7 @@ class Dispatcher:
             most = request.prompt_tokens
         behind: dict[int, Behind] | None = None
         if most and self._index.bounded:
+            whole = most
             behind = self._answers.behind(request, matched, most)
             found = self._found_shares.found_tokens(matched, request.recorded_model)
             if behind is not None:
@@ -289,6 +295,8 @@ class Dispatcher:
                     found[slot] += self._answers.found_tokens(slot, answer)
             if found is not matched or behind is not None:
                 matched, most = found, found.item(found.argmax())
+            if shared is not None and most < whole:
+                shared = shared.found(most / whole) if most else None
         reported = None
         if request.kv_hashes and self._feeds.counted:
             reported = self._feeds.match(request, matched, now=now)
@@ -298,7 +306,15 @@ class Dispatcher:
             known = None if self.policy.index == "any" else matched
             eligible = sample_candidates(eligible, columns, known, most=self._sample, rng=self._rng)
         candidates = Candidates(
-            eligible.slots, eligible.names, columns, matched, request.prompt_tokens, is_all=eligible.is_all, now=now
+            eligible.slots,
+            eligible.names,
+            columns,
+            matched,
+            request.prompt_tokens,
+            is_all=eligible.is_all,
+            now=now,
+            shared=shared,
+            found_share=self._updater.found_share,
         )
         choice = self.policy.choose(request, candidates, self.weights, self._rng)
         shadowed = None if self._shadow is None else self._shadow.choose(request, candidates)
@@ -313,6 +329,8 @@ class Dispatcher:
     def dispatch(self, state: RequestState, evaluation: Evaluation, *, now: float) -> Dispatch:
         """Reserve the replica chosen. `evaluation` was made at `now`."""
         request, replica = state.request, evaluation.replica
+        if not state.attempts:
+            self._updater.on_request(request, found_tokens=evaluation.most_matched)
         state.attempts += 1
         state.tried_replicas.add(replica.spec.name)
         if state.first_dispatched_s is None:

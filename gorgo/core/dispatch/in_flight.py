@@ -131,7 +131,7 @@ class RequestState:
     #: Attempts that failed as the request might make every replica fail, with the status or the word of the failure.
     failed: list[tuple[Attempt, int | str]] = field(default_factory=list)
     #: The replica whose context it was longer than, by the engine's own word.
-    over_context_of: Replica | None = None
+    too_long_for: Replica | None = None
     #: Why its attempts failed, in words, with the name of each replica.
     causes: list[str] = field(default_factory=list)
     #: Attempts that have not ended, first one first.
@@ -571,12 +571,13 @@ def poison_prompt(request: RouteRequest, poison: PoisonPrompt | None) -> Reject:
     return Reject(request.request_id, 502, "poison_prompt", message)
 
 
-def no_replica(request: RouteRequest, retry_after_s: float) -> Reject:
+def no_replica(request: RouteRequest, retry_after_s: float, causes: Sequence[str] = ()) -> Reject:
+    """Return the reject of a request that no replica can take; `causes` are those of its own attempts."""
     if request.replicas is None:
         message = "no replica can take the request now"
     else:
         message = f"none of the {len(request.replicas)} replicas in the gateway's subset can take the request now"
-    return Reject(request.request_id, 503, "no_replica", message, retry_after_s)
+    return Reject(request.request_id, 503, "no_replica", message + _listed(causes), retry_after_s)
 
 
 def subset_unknown(request: RouteRequest) -> Reject:
@@ -612,11 +613,15 @@ def cause_of(outcome: Outcome, spent_s: float) -> str:
     return f"{what} after {spent_s:.2g} s{text}" if spent_s < 100 else f"{what} after {spent_s:.0f} s{text}"
 
 
+def _listed(causes: Sequence[str]) -> str:
+    return f": {'; '.join(causes[-CAUSES_SHOWN:])}" if causes else ""
+
+
 def upstream_error(state: RequestState, outcome: Outcome, retry_after_s: float = RETRY_AFTER_S) -> Reject:
     """Return the reject for the last failure."""
     request_id = state.request.request_id
     tried = f"tried {len(state.tried_replicas)} replica{'s' if len(state.tried_replicas) > 1 else ''}"
-    why = "".join(f"{'; ' if place else ': '}{cause}" for place, cause in enumerate(state.causes[-CAUSES_SHOWN:]))
+    why = _listed(state.causes)
     if outcome.result is AttemptResult.BUSY:
         status = 429 if outcome.status == 429 else 503
         return Reject(request_id, status, "replicas_busy", f"every replica is busy ({tried}){why}", retry_after_s)

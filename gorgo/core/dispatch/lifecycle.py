@@ -104,11 +104,11 @@ class Refusals:
     def on_result(self, attempt: Attempt, outcome: Outcome, *, now: float) -> bool:
         """Record the end of an attempt. Return whether it is doubtful: another replica may answer the request."""
         replica, streamed = attempt.replica, attempt.state.request.streamed
-        if outcome.over_context:
+        if outcome.too_long:
             # It says nothing of the replica but its context. A longer one is tried once.
-            if attempt.state.over_context_of is not None or not outcome.unsent:
+            if attempt.state.too_long_for is not None or not outcome.unsent:
                 return False
-            attempt.state.over_context_of = replica
+            attempt.state.too_long_for = replica
             return True
         if outcome.short:
             if replica.short_answers[streamed] <= 0:
@@ -458,11 +458,9 @@ class RequestLifecycle:
         if refused or outcome is _REFUSED_ELSEWHERE:
             pass  # What another replica makes of the request decides.
         elif outcome.result is COMPLETED:
-            if outcome.output_tokens:
-                replica.learn_answer(outcome.output_tokens)
             if streamed and attempt.first_token_s is not None:
                 spent_s = now - attempt.first_token_s
-                replica.decode_times.learn(spent_s, tokens=outcome.output_tokens, itl_s_p95=outcome.itl_s_p95)
+                replica.decode_times.on_stream(spent_s, tokens=outcome.output_tokens, itl_s_p95=outcome.itl_s_p95)
             if replica.token_gap is not None:
                 _learn_gap(attempt, outcome, now)
             whole = outcome.short is not None
@@ -504,7 +502,7 @@ class RequestLifecycle:
             return self._dispatch(state, left, now)
         if outcome.error == _REFUSED and not _has_healthy_replica(left):
             # No replica listens: an outage, not a failed request, and worth another try.
-            return no_replica(state.request, RETRY_AFTER_S)
+            return no_replica(state.request, RETRY_AFTER_S, state.causes)
         return upstream_error(state, outcome, self._open_in_s(state, now))
 
     def _continue(self, attempt: Attempt, outcome: Outcome, now: float) -> Continue | None:
@@ -549,8 +547,8 @@ class RequestLifecycle:
 
     def _untried(self, state: RequestState, now: float) -> CandidateSet:
         left = self._filter.untried(state.request, state.tried_replicas, now)
-        over = state.over_context_of
-        return left if over is None else self._filter.longer(left, state.request, over)
+        short = state.too_long_for
+        return left if short is None else self._filter.longer(left, state.request, short)
 
     def _dispatch(self, state: RequestState, left: CandidateSet, now: float) -> Dispatch:
         return self._dispatcher.dispatch(state, self._dispatcher.evaluate(state.request, left, now=now), now=now)

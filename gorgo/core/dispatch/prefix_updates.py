@@ -7,6 +7,7 @@ estimated and reported cached tokens are compared (`CacheAccuracy`). See `prefix
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,7 +16,7 @@ from gorgo.core.fleet.fleet import Fleet, FleetChange
 from gorgo.core.fleet.replica import Replica
 from gorgo.core.messages.decision import CacheSourceStats
 from gorgo.core.messages.request import COMPLETED, Outcome, RouteRequest
-from gorgo.core.prefix.index import Answers, PrefixIndex
+from gorgo.core.prefix.index import Answers, PrefixIndex, slots_of
 from gorgo.core.prefix.kv_feeds import KvFeeds
 from gorgo.core.prefix.residency import CacheReport, FoundShares, LearnedCapacity
 
@@ -86,6 +87,12 @@ class CacheAccuracy:
         )
 
 
+#: Prompts over which the share of found tokens is averaged.
+WINDOW_PROMPTS = 256
+#: What the average begins with: 32 prompts of 4,000 tokens, half of them found.
+FIRST_TOKENS, FIRST_SHARE = 128_000.0, 0.5
+
+
 class PrefixObserver(Protocol):
     """Receiver of what results of attempts say about prefixes."""
 
@@ -133,6 +140,32 @@ class PrefixUpdater:
         self._learned_capacities: dict[int, LearnedCapacity] = {}
         #: Collects what peers are told; `None` without peers.
         self.observer: PrefixObserver | None = None
+        #: Blocks that prompts of all routers have on a slot, as far as they are reported; `None` without peers.
+        self.group_blocks: Callable[[int], int] | None = None
+        self._prompt_tokens, self._found_tokens = FIRST_TOKENS, FIRST_SHARE * FIRST_TOKENS
+
+    def update_fills(self) -> None:
+        """Write the fill of each cache that has changed."""
+        index, feeds, fills = self._index, self._feeds, self._fleet.columns.cache_fill
+        changed = index.changed | feeds.changed_slots
+        index.changed = feeds.changed_slots = 0
+        counted, group_blocks = feeds.reported and feeds.counted, self.group_blocks
+        for slot in slots_of(changed):
+            reported = feeds.fill(slot) if counted else None
+            if reported is None:
+                reported = index.fill(slot, blocks=0 if group_blocks is None else group_blocks(slot))
+            fills[slot] = reported
+
+    def on_request(self, request: RouteRequest, *, found_tokens: float) -> None:
+        """Count a prompt that is dispatched for the first time, of which some replica has `found_tokens`."""
+        memory = 1.0 - 1.0 / WINDOW_PROMPTS
+        self._found_tokens = self._found_tokens * memory + found_tokens
+        self._prompt_tokens = self._prompt_tokens * memory + request.prompt_tokens
+
+    @property
+    def found_share(self) -> float:
+        """The share of prompt tokens that some replica had, of the last `WINDOW_PROMPTS` or so."""
+        return self._found_tokens / self._prompt_tokens
 
     def on_first_token(self, attempt: Attempt, *, now: float) -> None:
         """Confirm the prompt on the replica."""
@@ -191,7 +224,9 @@ class PrefixUpdater:
 
     def resize(self, replica: Replica) -> None:
         """Bound the replica's blocks by its KV capacity."""
-        self._index.set_capacity(replica.slot, self.capacity_blocks(replica))
+        blocks = self.capacity_blocks(replica)
+        self._index.set_capacity(replica.slot, blocks)
+        self._feeds.set_capacity(replica.slot, None if blocks is None else blocks * self.block_tokens)
 
     def _confirmed(self, attempt: Attempt, now: float) -> None:
         """Pass on that a replica has prefilled a prompt."""

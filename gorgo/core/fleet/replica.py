@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gorgo.core.backoff import backoff_s
-from gorgo.core.latency.decode import PRIOR_TOKENS, AnswerLength, ConcurrencyLimit, DecodeTimes, TokenGap
+from gorgo.core.latency.decode import ConcurrencyLimit, DecodeTimes, TokenGap
 from gorgo.core.latency.prefill import PrefillPrior, PrefillQueue, ReportedSpeed
 from gorgo.core.latency.ttft import (
     INITIAL_WINDOW_BYTES,
@@ -92,9 +92,9 @@ class _Answers:
     __slots__ = ("_bits", "_count", "broken", "in_a_row")
 
     def __init__(self) -> None:
-        self.clear()
+        self.reset()
 
-    def clear(self) -> None:
+    def reset(self) -> None:
         self.in_a_row = 0
         #: Those in a row that broke off after content.
         self.broken = 0
@@ -107,7 +107,7 @@ class _Answers:
         if not bad:
             self.broken = 0
 
-    def fail(self, tolerated: int) -> bool:
+    def are_bad(self, tolerated: int) -> bool:
         """Return whether so many failed in a row, or half of the last ones did."""
         often = self._count >= RECENT_ANSWERS and 2 * self._bits.bit_count() >= max(RECENT_ANSWERS, 2 * tolerated)
         return self.in_a_row >= tolerated or often
@@ -234,7 +234,7 @@ class OutlierDetector:
         if by == "refusals":  # says something of some requests, and nothing of the other answers
             return False
         self._answers[streamed].add(bad=True)
-        return self._answers[streamed].fail(self._tolerated) and self._eject(by, now, streamed)
+        return self._answers[streamed].are_bad(self._tolerated) and self._eject(by, now, streamed)
 
     def answer_broken(self, *, dispatched_s: float, now: float, streamed: bool = True) -> bool:
         """Record an answer that broke off after content. Several that were open at once are one event."""
@@ -245,7 +245,7 @@ class OutlierDetector:
         answers.add(bad=True)
         answers.broken += 1
         self.broken_s = now
-        return answers.fail(self._tolerated) and self._eject("answers", now, streamed)
+        return answers.are_bad(self._tolerated) and self._eject("answers", now, streamed)
 
     def attempt_busy(self, last: bool, *, dispatched_s: float, now: float) -> bool:
         """Eject an engine that was busy once too often: `last`, or again after it was ejected for that."""
@@ -310,7 +310,7 @@ class OutlierDetector:
         """Forget what says nothing of the replica as it is now."""
         self.attempt_failures = self.probe_failures = 0
         for answers in self._answers:
-            answers.clear()
+            answers.reset()
 
     def _changed(self) -> bool:
         if self.on_change is not None:
@@ -333,7 +333,6 @@ _EMPTY: Mapping[str, float] = {
     "prefill_token_s": 0.0,
     "prefill_kappa_s": 0.0,
     "slowdown": 1.0,
-    "answer_tokens": PRIOR_TOKENS,
     "drained_at_s": -inf,
     "head_due_s": inf,
     "waiting_prefill_s": 0.0,
@@ -342,6 +341,7 @@ _EMPTY: Mapping[str, float] = {
     "head_began_s": -inf,
     "prefill_share": 0.0,
     "prefill_share_s": 0.0,
+    "cache_fill": 0.0,
     "connect_round_trips": 1.0,
     "pace_bytes": inf,
     "burst_bytes": inf,
@@ -389,8 +389,6 @@ class Columns:
     first_tokens_s: Floats
     #: Learned time per output token of a request alone, s. NaN before an answer reports its tokens.
     token_gap_s: Floats
-    #: Mean output tokens of its answers, a prior before they are known (`core.latency.decode`).
-    answer_tokens: Floats
     #: Scraped from the engine: requests running, requests waiting, KV tokens in use. NaN when unknown or stale.
     running_requests: Floats
     queued_requests: Floats
@@ -421,6 +419,8 @@ class Columns:
     #: (`core.latency.prefill`).
     prefill_share: Floats
     prefill_share_s: Floats
+    #: Share of the KV capacity that cached blocks take (`core.dispatch.prefix_updates`). 0 where it is unknown.
+    cache_fill: Floats
     #: Connection of the next request: TCP windows (`core.latency.ttft`; 0 where none is open, NaN where not reported),
     #: time of the last send, and round trips to open a new connection.
     cwnd_bytes: Floats
@@ -621,8 +621,6 @@ class Replica:
     token_gap: TokenGap | None = None
     #: Times between the tokens of its streams, for operators.
     decode_times: DecodeTimes = field(default_factory=DecodeTimes)
-    #: Of its whole answers.
-    answer_length: AnswerLength = field(default_factory=AnswerLength)
     restarts: RestartDetector = field(default_factory=RestartDetector)
     #: The fleet's replicas that look slow; this one is there until it looks as its prior again.
     slow: dict[Replica, None] = field(default_factory=dict)
@@ -717,12 +715,6 @@ class Replica:
             self._publish_prior()
             self.prefill_queue.reset_speed()
 
-    def learn_answer(self, tokens: int) -> None:
-        """Record the length of a whole answer."""
-        if self.slot >= 0:
-            self.answer_length.add(tokens)
-            self.columns.answer_tokens[self.slot] = self.answer_length.mean_tokens
-
     def learn_gap(self, spent_s: float, *, tokens: int, mark: float) -> None:
         """Record a whole answer of two or more tokens, `spent_s` from its first to its last."""
         if self.token_gap is not None and self.slot >= 0:
@@ -736,7 +728,7 @@ class Replica:
             columns.head_due_s[slot] = queue.head_due_s
             columns.waiting_prefill_s[slot] = queue.backlog_s
             columns.slowdown[slot] = queue.speed.factor
-            if queue.speed.looks_slow:
+            if queue.speed.is_slow:
                 self.slow[self] = None
             elif self.slow and queue.speed.is_forgotten:
                 self.slow.pop(self, None)

@@ -1,4 +1,4 @@
-"""Decoding on a replica, learned from its answers: time per token, its growth with the batch, length, and the limit.
+"""Decoding on a replica, learned from its answers: time per token, its growth with the batch, and the limit.
 
 Owns what is learned of one replica's decoding. Leaves prefills to `core.latency.prefill`, and the use of the limit to
 `fleet.request_filter`.
@@ -6,7 +6,6 @@ Owns what is learned of one replica's decoding. Leaves prefills to `core.latency
 - `DecodeSlope` is how much longer a token takes per request beside it.
 - `TokenGap` is the time per output token, and the requests that decode.
 - `DecodeTimes` are the times between tokens as clients see them, for operators, and how they compare with the fleet's.
-- `AnswerLength` is the mean length of an answer.
 - `ConcurrencyLimit` is the number in flight at which most requests end in time.
 
 The paragraphs below are the theory of `TokenGap`; that of the others stands before each.
@@ -168,7 +167,7 @@ class DecodeTimes:
     -------
     >>> times = DecodeTimes()
     >>> for _ in range(FIRST_STREAMS):
-    ...     times.learn(2.0, tokens=201, itl_s_p95=0.02)
+    ...     times.on_stream(2.0, tokens=201, itl_s_p95=0.02)
     >>> times.tpot_s, times.itl_s_p95
     (0.01, 0.02)
     """
@@ -179,7 +178,7 @@ class DecodeTimes:
         self._tpot_s = self._itl_s = 0.0
         self._streams = self._itls = 0
 
-    def learn(self, spent_s: float, *, tokens: int | None, itl_s_p95: float | None) -> None:
+    def on_stream(self, spent_s: float, *, tokens: int | None, itl_s_p95: float | None) -> None:
         """Record a whole stream of so many tokens, `spent_s` from its first to its last."""
         if tokens is not None and tokens > 1:
             self._streams += 1
@@ -199,12 +198,12 @@ class DecodeTimes:
         return self._itl_s if self._itls >= FIRST_STREAMS else None
 
 
-def over_others(values: Sequence[float]) -> list[float | None]:
+def relative_to_others(values: Sequence[float]) -> list[float | None]:
     """Return each value over the median of the others; `None` for a lone one.
 
     Example
     -------
-    >>> over_others([0.01, 0.1, 0.01]), over_others([0.01])
+    >>> relative_to_others([0.01, 0.1, 0.01]), relative_to_others([0.01])
     ([0.18181818181818182, 10.0, 0.18181818181818182], [None])
     """
     if len(values) < 2:
@@ -219,49 +218,6 @@ def over_others(values: Sequence[float]) -> list[float | None]:
         median = sum(middle) / 2
         found[index] = ranked[rank] / median if median > 0.0 else None
     return found
-
-
-# The mean length of a replica's answers, as their usage reports it: so long a request in flight slows the others.
-#
-# Theory of operation. A request that joins a batch makes each step longer: for itself until it ends, a mean length, and
-# for each other one until either ends, half a mean length. (Of one that is met in flight t tokens are left with the
-# density P(length > t) / mean; its overlap with a new one is the integral of P(left > t) P(length > t), which is half
-# the mean for any distribution.) So without knowing a length the price grows with the mean. It is one over the last
-# `LENGTH_MEMORY` answers, with a prior that weighs as much as `PRIOR_WEIGHT` answers: a few long ones at the start move
-# little.
-
-
-#: Mean tokens of an answer while unknown: those for which the prices of `gorgo-ms` were measured.
-PRIOR_TOKENS = 128.0
-#: Answers after which one weighs 1 / e. Lengths spread as much as their mean, so the mean is known to some 5 %.
-LENGTH_MEMORY = 256.0
-
-
-class AnswerLength:
-    """The mean of one replica.
-
-    Example
-    -------
-    >>> length = AnswerLength()
-    >>> for _ in range(1000):
-    ...     length.add(256)
-    >>> round(length.mean_tokens, 1)
-    255.7
-    """
-
-    __slots__ = ("_tokens", "_weight", "mean_tokens")
-
-    def __init__(self) -> None:
-        self.mean_tokens = PRIOR_TOKENS
-        self._weight = PRIOR_WEIGHT
-        self._tokens = PRIOR_WEIGHT * PRIOR_TOKENS
-
-    def add(self, tokens: int) -> None:
-        """Count a whole answer of so many tokens."""
-        decay = 1.0 - 1.0 / LENGTH_MEMORY
-        self._weight = decay * self._weight + 1.0
-        self._tokens = decay * self._tokens + tokens
-        self.mean_tokens = self._tokens / self._weight
 
 
 # The learned concurrency limit of a replica: the number in flight at which most requests per second end in time.

@@ -226,7 +226,7 @@ class PrefillSpeed:
             self.parallel.on_first_token(arrival, arrived_s=arrived_s, engine_s=engine_s, prior_s=prior_s)
             self._weigh()
         else:
-            self.parallel.end(engine_s)
+            self.parallel.on_end(engine_s)
         if not head:
             self._pass(engine_s, prior_s, shared_until_s)
             return
@@ -252,7 +252,7 @@ class PrefillSpeed:
             self._weigh()
 
     @property
-    def looks_slow(self) -> bool:
+    def is_slow(self) -> bool:
         """Return whether prefills take much longer than where learning started."""
         return self.factor > NOISE * self._start
 
@@ -391,7 +391,7 @@ class _Evidence:
         self._sum = decay * self._sum + weight * (apart_s / 2.0 - beyond_s)
         self._squares = decay * decay * self._squares + weight * apart_s
 
-    def clear(self) -> None:
+    def reset(self) -> None:
         self._sum = self._squares = 0.0
 
     @property
@@ -412,7 +412,7 @@ class _Alone:
     def __init__(self) -> None:
         self._weight = self._sum_s = self._sum_prior_s = self._squares = self._products = 0.0
 
-    def learn(self, took_s: float, prior_s: float) -> None:
+    def add(self, took_s: float, prior_s: float) -> None:
         decay = 1.0 - 1.0 / _ALONE_MEMORY
         self._weight = decay * self._weight + 1.0
         self._sum_s = decay * self._sum_s + took_s
@@ -444,7 +444,7 @@ class ParallelPrefills:
     -------
     >>> parallel = ParallelPrefills()
     >>> for second in range(0, 40, 4):  # two arrive together, and each has its first token after a second
-    ...     both = [parallel.arrive(before) for before in (0, 1)]
+    ...     both = [parallel.on_arrival(before) for before in (0, 1)]
     ...     for arrival in both:
     ...         parallel.on_first_token(arrival, arrived_s=second, engine_s=second + 1.0, prior_s=1.0)
     >>> parallel.count
@@ -478,11 +478,11 @@ class ParallelPrefills:
         #: Verdicts in a row that the count is right, and the end of the pause after the last.
         self._verdicts, self._again_s = 0, -inf
 
-    def arrive(self, before: int | None) -> Arrival:
+    def on_arrival(self, before: int | None) -> Arrival:
         """Return the place of a request that arrives now behind `before` others."""
         return Arrival(self._ended, before)
 
-    def end(self, engine_s: float) -> None:
+    def on_end(self, engine_s: float) -> None:
         """Count a prefill that has ended without a first token."""
         self._ends[self._ended % _ENDS] = engine_s
         self._ended += 1
@@ -491,7 +491,7 @@ class ParallelPrefills:
         """Record a first token."""
         if arrival.before is not None:
             self._learn(arrival.before, arrival, arrived_s, engine_s, prior_s)
-        self.end(engine_s)
+        self.on_end(engine_s)
 
     def waited_s(self, arrival: Arrival, count: int, *, arrived_s: float, engine_s: float) -> float:
         """Return how long a request had to wait until `engine_s` if the engine does `count` prefills at once."""
@@ -531,7 +531,7 @@ class ParallelPrefills:
         self._speed.learn(spent_s, prior_s)
         self.mean_s = spent_s if not self.mean_s else self.mean_s + (spent_s - self.mean_s) / _ALONE_MEMORY
         if before < max(1, half):
-            self._alone.learn(took_s, prior_s)
+            self._alone.add(took_s, prior_s)
             return
         if expected is None:
             return
@@ -554,12 +554,12 @@ class ParallelPrefills:
         elif found < -SURE:
             self._verdicts += 1
             self._again_s = engine_s + backoff_s(self._verdicts, first_s=OVERLAP_AGAIN_S, longest_s=LONGEST_AGAIN_S)
-            self._of_double.clear()
+            self._of_double.reset()
 
     def _set(self, count: int) -> None:
         self.count, self._verdicts, self._again_s = count, 0, -inf
-        self._of_double.clear()
-        self._of_half.clear()
+        self._of_double.reset()
+        self._of_half.reset()
 
 
 # The reported prefill factor of an engine: how much slower than its prior it is, by its own counters.
@@ -800,7 +800,7 @@ class PrefillQueue:
     def add(self, key: str, *, arrives_s: float, prior_s: float, streamed: bool, shared_s: float = 0.0) -> None:
         """Add a dispatched request; `shared_s` is work of other routers before it that is not before others queued."""
         assert key not in self._entries, "an attempt is dispatched once"
-        place = self.speed.parallel.arrive(None if self._invisible else len(self._entries))
+        place = self.speed.parallel.on_arrival(None if self._invisible else len(self._entries))
         self._entries[key] = _Entry(arrives_s, prior_s, streamed, shared_s, place)
         self._invisible += not streamed
         self._prior_s += prior_s
@@ -841,7 +841,7 @@ class PrefillQueue:
         entry = self._entries.get(key)
         if entry is None:
             return
-        self.speed.parallel.end(engine_s)
+        self.speed.parallel.on_end(engine_s)
         spent_s = 0.0
         if self._head_key() == key:
             began_s = self._anchor_s if self._anchor_s > entry.arrival_s else entry.arrival_s
@@ -910,7 +910,7 @@ class PrefillQueue:
         if self._invisible:
             for key, entry in list(self._entries.items()):
                 if not entry.streamed and self._begins_s(entry, engine_s) + entry.prior_s * factor <= engine_s:
-                    parallel.end(engine_s)
+                    parallel.on_end(engine_s)
                     self._remove(key)
         self.drained_at_s = self._free_at_s(engine_s) + self.shared_s
         if self._entries and (head := self._head()).streamed:
@@ -938,7 +938,7 @@ class PrefillQueue:
 
     def _pass_head(self) -> None:
         head = self._head()
-        self.speed.parallel.end(max(self._anchor_s, head.arrival_s) + head.prior_s * self.speed.factor)
+        self.speed.parallel.on_end(max(self._anchor_s, head.arrival_s) + head.prior_s * self.speed.factor)
         self._anchor_s = max(self._anchor_s, head.arrival_s) + head.shared_s + head.prior_s * self.speed.factor
         self._remove(self._head_key())
 

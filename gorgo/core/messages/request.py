@@ -14,6 +14,7 @@ from typing import Any
 
 from gorgo.core.latency.ttft import Pacing, TcpWindows
 from gorgo.core.prompt.fingerprint import MAX_NAME
+from gorgo.core.prompt.media import MediaParts
 from gorgo.core.record import record
 
 
@@ -74,6 +75,8 @@ class RouteRequest:
         Prompt tokens up to the end of each message, ascending, exact or estimated.
     prefix_len:
         First tokens by which `sticky-least-loaded` knows a holder; `None`: its weight.
+    media:
+        Its images, audio and video, whose tokens are in `prompt_tokens` and not in `text_bytes`.
     credential:
         Hash of the key that the client sent for the engine, which may refuse one and not others; `None` without one.
     most_output_tokens:
@@ -104,6 +107,7 @@ class RouteRequest:
     replicas: frozenset[str] | None = None
     prefix_len: int | None = None
     credential: int | None = None
+    media: tuple[MediaParts, ...] = ()
     most_output_tokens: int | None = None
 
     @property
@@ -174,7 +178,7 @@ class Outcome:
     `status` is the HTTP status sent by the replica, `None` if it sent none. Token counts come from the response's
     `usage`; `None` where it had none. `itl_s_p95` is the 95th percentile of gaps between content events.
     `retry_after_s` is the replica's own. `unsent`: the response is complete, and the client was sent none of it.
-    `sent`: the client has the answer or its failure, and nothing is retried. `over_context`: a 4xx that says that the
+    `sent`: the client has the answer or its failure, and nothing is retried. `too_long`: a 4xx that says that the
     request is longer than the model's context there. `text`: the engine's own words of its failure, bounded and without
     any of a prompt, or why there was no connection. `short`: an answer of one token or none to
     a request that allows more, or a body that is no JSON; `None` for one to a request that allows no more, which says
@@ -195,7 +199,7 @@ class Outcome:
     short: bool | None = False
     continue_on: frozenset[str] = frozenset()
     partial_tokens: int = 0
-    over_context: bool = False
+    too_long: bool = False
     text: str | None = None
 
     def used_tokens(self, estimated_prompt: int, *, has_content: bool) -> tuple[int, int]:

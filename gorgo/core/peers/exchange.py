@@ -382,6 +382,7 @@ class SharedPrefixes:
         oldest = self._prefixes.use(
             replica.slot, marks, origin, tick=self._index.tick, now=now, capacity_blocks=capacity_blocks
         )
+        self._index.changed |= 1 << replica.slot
         self._evict_older(replica.slot, oldest)
 
     def _evict_older(self, slot: int, tick: int) -> None:

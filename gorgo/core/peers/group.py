@@ -83,6 +83,7 @@ class PeerGroup:
             status=self._status,
         )
         self._fleet.peers, updater.observer = exchange.loads, exchange.observer
+        updater.group_blocks = exchange.prefixes.blocks_of
         dispatcher.raise_matches, dispatcher.on_sent = exchange.prefixes.raise_matches, exchange.observer.on_sent
         return exchange
 

@@ -245,6 +245,11 @@ class GroupPrefixes:
                 self._leave(word, each)
             self._all_slots &= ~(1 << each)
 
+    def blocks_of(self, slot: int) -> int:
+        """Return the blocks that the marks of a replica stand for."""
+        replica = self._replicas.get(slot)
+        return 0 if replica is None else replica.blocks
+
     def marks_of(self, slot: int, origin: Origin) -> int:
         """Return the number of marks of a replica."""
         return len(self._replicas[slot].of(origin))

@@ -20,6 +20,7 @@ from gorgo.core.messages.decision import ShadowScore
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.numeric import Floats, none_if_nan
 from gorgo.core.policy.weights import Weights, WeightSpec
+from gorgo.core.prefix.residency import SharedRuns
 from gorgo.core.record import mutable_record, record
 from gorgo.errors import ConfigError
 
@@ -71,6 +72,10 @@ class Candidates:
         True when the rows are all slots in order, so that columns need no gathering.
     now:
         When the decision is made, for columns that hold times.
+    shared:
+        Runs of this prompt that others went on from; `None` without one.
+    found_share:
+        Share of recent prompt tokens that some replica had.
     """
 
     slots: NDArray[np.intp]
@@ -80,6 +85,8 @@ class Candidates:
     prompt_tokens: int
     is_all: bool
     now: float = 0.0
+    shared: SharedRuns | None = None
+    found_share: float = 0.0
     #: The columns of the rows.
     table: Columns = field(init=False)
     _cached: Floats | None = field(default=None, init=False)
@@ -98,7 +105,6 @@ class Candidates:
     decoding_requests = _column("decoding_requests")
     first_tokens_s = _column("first_tokens_s")
     token_gap_s = _column("token_gap_s")
-    answer_tokens = _column("answer_tokens")
     running_requests = _column("running_requests")
     queued_requests = _column("queued_requests")
     used_tokens = _column("used_tokens")
@@ -117,6 +123,7 @@ class Candidates:
     prefill_base_s = _column("prefill_base_s")
     prefill_token_s = _column("prefill_token_s")
     prefill_kappa_s = _column("prefill_kappa_s")
+    cache_fill = _column("cache_fill")
     cwnd_bytes = _column("cwnd_bytes")
     rwnd_bytes = _column("rwnd_bytes")
     sent_s = _column("sent_s")
@@ -143,6 +150,13 @@ class Candidates:
     def uncached_tokens(self) -> Floats:
         """Prompt tokens of this request to prefill, per row (U_i, docs/policies/gorgo.md)."""
         return self.prompt_tokens - self.cached_tokens
+
+    @property
+    def discounts(self) -> Floats:
+        """What a prefill leaves to other prompts, as a negative part of it, per row (`SharedRuns`)."""
+        if self.shared is None:
+            return np.zeros(len(self.slots))
+        return self.shared.discounts(self.cached_tokens, self.prompt_tokens)
 
     @property
     def prefilling_requests(self) -> Floats:

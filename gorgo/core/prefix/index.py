@@ -32,7 +32,15 @@ from numpy.typing import NDArray
 from gorgo.core.lru import Lru
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.numeric import Floats
-from gorgo.core.prefix.residency import BLOCK_HASH_BYTES, NO_PREFIX, ConfirmedPrefix, Node, RadixTree, Residency
+from gorgo.core.prefix.residency import (
+    BLOCK_HASH_BYTES,
+    NO_PREFIX,
+    ConfirmedPrefix,
+    Node,
+    RadixTree,
+    Residency,
+    SharedRuns,
+)
 from gorgo.core.record import record
 
 # Shares of clients: what each client stored in the prefix index, and which of it was used least recently.
@@ -195,6 +203,8 @@ class PrefixIndex:
         self._shares = ClientShares()
         self._resident_nodes = 0
         self.tick = 0  # of the latest use
+        #: Replicas whose fill, the share of a known capacity, has changed since it was last read, one bit per slot.
+        self.changed = 0
         #: (a tick not after the replica's oldest, slot), one per replica.
         self._oldest: list[tuple[int, int]] = []
 
@@ -221,12 +231,15 @@ class PrefixIndex:
         heappush(self._oldest, (0, slot))
 
     def set_capacity(self, slot: int, capacity_blocks: int | None) -> None:
-        self._residencies[slot].capacity = capacity_blocks
-        self._trim_replica(self._residencies[slot])
+        residency = self._residencies[slot]
+        residency.capacity = capacity_blocks
+        self.changed |= residency.bit
+        self._trim_replica(residency)
 
     def remove_replica(self, slot: int) -> None:
         """Remove the replica and its blocks."""
         self.flush(slot)
+        self.changed &= ~self._residencies[slot].bit
         del self._residencies[slot]
         self._list_oldest()
 
@@ -245,21 +258,52 @@ class PrefixIndex:
     def resident_blocks(self, slot: int) -> int:
         return self._residencies[slot].blocks
 
+    def fill(self, slot: int, *, blocks: int = 0) -> float:
+        """Return the share of a replica's capacity that its blocks take, or `blocks` if these are more; 0 if that is
+        unknown.
+        """
+        residency = self._residencies[slot]
+        if not residency.capacity:
+            return 0.0
+        fill = max(residency.blocks, blocks) / residency.capacity
+        return fill if fill < 1.0 else 1.0
+
     def match(self, blocks: bytes, n_slots: int, *, block_tokens: float = 1.0) -> NDArray[np.float64]:
         """Return the leading blocks estimated on each of the first `n_slots` slots, in tokens where a block has
         `block_tokens`. The order of use stays.
         """
-        depths = np.zeros(n_slots)
+        return self.match_runs(blocks, n_slots, block_tokens=block_tokens)[0]
+
+    def match_runs(
+        self, blocks: bytes, n_slots: int, *, block_tokens: float = 1.0
+    ) -> tuple[NDArray[np.float64], SharedRuns | None]:
+        """Return the same, and what copies of the matched runs are worth to other prompts; `None` if nothing."""
+        matched = np.zeros(n_slots)
         path, depth = self._tree.match_path(blocks)
         all_slots = (1 << n_slots) - 1
-        deeper = 0
+        deeper = others = own = 0
+        worth, depths, worths = 0.0, list[float](), list[float]()
         for node in reversed(path):
-            residents = node.residents & all_slots
+            resident = node.residents
+            residents = resident & all_slots
             if residents != deeper:
-                set_bits(depths, residents ^ deeper, depth * block_tokens)
+                set_bits(matched, residents ^ deeper, depth * block_tokens)
                 deeper = residents
-            depth = node.end - len(node.edge) // BLOCK_HASH_BYTES
-        return depths
+            # The prompt parts from another one within the last run, or behind it. Else one of the children is its own.
+            here = len(node.children) - own if node.end <= depth else 1
+            own = 1
+            start = node.end - len(node.edge) // BLOCK_HASH_BYTES
+            if here > others:
+                others = here
+            if others:
+                if not worth:
+                    depths.append(depth * block_tokens)
+                    worths.append(0.0)
+                worth += (depth - start) * block_tokens * others / (others + resident.bit_count() + 1)
+                depths.append(start * block_tokens)
+                worths.append(worth)
+            depth = start
+        return matched, SharedRuns(depths, worths) if worth else None
 
     def insert(self, blocks: bytes, slot: int, client: str | None = None) -> ConfirmedPrefix:
         """Add `blocks` of a request of `client` to `slot`, unconfirmed and used last.
@@ -292,7 +336,7 @@ class PrefixIndex:
                 return
             if not node.confirmed & residency.bit:
                 for dropped in residency.remove_below(node):
-                    self._dropped(dropped)
+                    self._dropped(dropped, residency)
                 if last is not None:
                     self.tick += 2
                     residency.touch(last, self.tick)
@@ -308,7 +352,7 @@ class PrefixIndex:
         while (oldest := residency.oldest_tick()) is not None and oldest < before:
             if not next(iter(residency.recent)).confirmed & residency.bit:
                 return
-            self._dropped(residency.evict(oldest))
+            self._dropped(residency.evict(oldest), residency)
 
     def check(self) -> None:
         """Assert every invariant; visits the whole tree."""
@@ -366,6 +410,8 @@ class PrefixIndex:
         if last.owner is not None:
             self._shares.use(last)
         if added:
+            if residency.capacity is not None:
+                self.changed |= residency.bit
             self._trim_replica(residency)
         if self.stored_blocks > self.max_blocks or self._resident_nodes > self.max_blocks:
             self._trim_total(client)
@@ -393,8 +439,10 @@ class PrefixIndex:
         self._shares.count_pairs(upper, upper.residents.bit_count())
         return upper
 
-    def _dropped(self, node: Node) -> None:
+    def _dropped(self, node: Node, residency: Residency) -> None:
         """Count a node that a replica dropped, and remove it without residents."""
+        if residency.capacity is not None:
+            self.changed |= residency.bit
         self._resident_nodes -= 1
         self._shares.count_pairs(node, -1)
         if not node.residents:
@@ -419,7 +467,7 @@ class PrefixIndex:
         while residency.blocks > limit:
             oldest = residency.oldest_tick()
             assert oldest is not None
-            self._dropped(residency.evict(oldest))
+            self._dropped(residency.evict(oldest), residency)
 
     def _trim_total(self, client: str | None = None) -> None:
         """Evict what exceeds the bound on memory: blocks of the `client` that adds, where it is beyond its share."""
@@ -431,14 +479,14 @@ class PrefixIndex:
             for slot in slots_of(own.residents):
                 self.tick += 2
                 self._residencies[slot].evict_early(own, self.tick)
-                self._dropped(own)
+                self._dropped(own, self._residencies[slot])
 
     def _evict_oldest_of_all(self) -> None:
         bound, slot = self._oldest[0]
         residency = self._residencies[slot]
         oldest = residency.oldest_tick()
         if oldest == bound:
-            self._dropped(residency.evict(oldest))
+            self._dropped(residency.evict(oldest), residency)
         else:
             heapreplace(self._oldest, (self.tick + 1 if oldest is None else oldest, slot))
 

@@ -252,6 +252,10 @@ class KvFeeds:
 
     def __init__(self, *, max_blocks: int, used: bool = True) -> None:
         self.used = used
+        #: Replicas whose reports or capacity have changed since their fill was last read, one bit per slot.
+        self.changed_slots = 0
+        #: Tokens of each replica's KV pool, where known.
+        self._capacity_tokens: dict[int, float] = {}
         self._table = FeedTable(max_blocks=max_blocks)
         self._speculations = SpeculationQueue()
         self._evicted_of_left = 0
@@ -282,12 +286,19 @@ class KvFeeds:
         """Remove all of a replica that has left: the slot's next one starts without a feed."""
         self.drop(slot)
         self._lost.discard(slot)
+        self._capacity_tokens.pop(slot, None)
+        self.changed_slots &= ~(1 << slot)
         self._decided.pop(slot, None)
         self._evicted_of_left += self._table.stats.pop(slot, KvEventStats()).evicted
 
     def set_max_blocks(self, max_blocks: int) -> None:
         """Replace the bound on memory, and remove what exceeds it."""
         self._table.set_max_blocks(max_blocks)
+
+    def set_capacity(self, slot: int, capacity_tokens: float | None) -> None:
+        """Record the size of a replica's KV pool; `None` if it is unknown."""
+        self._capacity_tokens[slot] = capacity_tokens or 0.0
+        self.changed_slots |= 1 << slot
 
     # -- reports
 
@@ -304,6 +315,7 @@ class KvFeeds:
         if whole:
             feed.flushed, feed.evicted = False, stats.evicted
         feed.index.apply(slot, batch)
+        self.changed_slots |= 1 << slot
         self._table.set_complete(feed, complete and not feed.flushed and feed.evicted == stats.evicted)
         return whole
 
@@ -320,6 +332,7 @@ class KvFeeds:
         self._table.set_complete(feed, not excess)
         pushed.expire_confirmed(slot, before_s=now - SNAPSHOT_AGE_S)
         feed.index.speculated.confirm_all(slot, snapshot.hashes)
+        self.changed_slots |= 1 << slot
 
     def evict(self, slot: int, evictions: CacheEvictions, *, now: float) -> None:
         """Remove pushed blocks of a replica; ignored without a snapshot that had them."""
@@ -327,6 +340,7 @@ class KvFeeds:
         if feed is not None:
             feed.newest_s = now
             feed.index.pushed.remove(slot, evictions.hashes)
+            self.changed_slots |= 1 << slot
 
     def change(self, slot: int, changes: CacheChanges, *, now: float) -> None:
         """Apply a part of the difference to the last snapshot of a replica; ignored without one."""
@@ -336,6 +350,7 @@ class KvFeeds:
         feed.newest_s = now
         pushed, stats = feed.index.pushed, self._table.stats[slot]
         pushed.remove(slot, changes.removed)
+        self.changed_slots |= 1 << slot
         excess = pushed.add(slot, changes.added, limit=feed.index.max_blocks_per_replica)
         stats.evicted += excess
         self._table.set_complete(feed, feed.complete and not excess)
@@ -345,6 +360,7 @@ class KvFeeds:
 
     def drop(self, slot: int, source: CacheSource | None = None) -> None:
         """Drop the feeds of a replica, or those of one source."""
+        self.changed_slots |= 1 << slot
         for feed in list(self._table.of(slot).values()):
             if source is None or feed.source == source:
                 self._table.drop(slot, feed)
@@ -356,7 +372,7 @@ class KvFeeds:
 
     def flush(self, slot: int) -> None:
         """Forget the blocks of a replica. Its cache has them still: its events are incomplete until it is cleared."""
-        self.drop(slot, "push")
+        self.drop(slot, "push")  # which says that its fill has changed
         for feed in self._table.of(slot).values():
             feed.index.clear_replica(slot)
             feed.flushed = True
@@ -368,6 +384,7 @@ class KvFeeds:
         Until the flush or the drop that follows they are incomplete.
         """
         removed = 0
+        self.changed_slots |= 1 << slot
         for feed in self._table.of(slot).values():
             if source is None or feed.source == source:
                 feed.flushed = True
@@ -383,6 +400,7 @@ class KvFeeds:
         feed = self._table.of(slot).get(model)
         if feed is None or feed.source != "events":
             return 0, False
+        self.changed_slots |= 1 << slot
         removed = feed.index.remove_some(slot, blocks, rank=rank)
         return removed, feed.index.ranks(slot) <= {rank}
 
@@ -391,6 +409,7 @@ class KvFeeds:
 
         Events that began anew since the last scrape are those of the present process: the former one's broke off.
         """
+        self.changed_slots |= 1 << slot
         for feed in list(self._table.of(slot).values()):
             if not feed.cleared and not (slot in self._lost and feed.source == "events"):
                 self._table.drop(slot, feed)
@@ -496,6 +515,14 @@ class KvFeeds:
     def newest(self, slot: int) -> Feed | None:
         """Return the feed of a replica with the newest report."""
         return max(self._table.of(slot).values(), key=lambda feed: feed.newest_s, default=None)
+
+    def fill(self, slot: int) -> float | None:
+        """Return the share of a replica's KV pool that it reports as cached on its GPUs; `None` without all reports."""
+        capacity_tokens, feeds = self._capacity_tokens.get(slot), self._table.of(slot).values()
+        if not capacity_tokens or not any(feed.complete for feed in feeds):
+            return None
+        tokens = sum(feed.index.gpu_blocks(slot) * feed.index.block_tokens for feed in feeds)
+        return min(1.0, tokens / capacity_tokens)
 
     def blocks(self, slot: int) -> int:
         """Return the blocks that a replica reports, of all its models."""

@@ -305,6 +305,14 @@ class KvEventIndex:
         """Return the blocks of a replica, each of its caches counted."""
         return self._blocks.get(slot, 0) + self.pushed.blocks_of(slot)
 
+    def gpu_blocks(self, slot: int) -> int:
+        """Return the blocks of a replica on its GPUs: of each rank the KV cache group with the most."""
+        most: Counter[int] = Counter()
+        for (rank, tier, _), source in self._sources.get(slot, {}).items():
+            if tier is KvTier.GPU:
+                most[rank] = max(most[rank], len(source.own))
+        return most.total() + self.pushed.blocks_of(slot)
+
     def match(self, hashes: Sequence[int], n_slots: int) -> NDArray[np.float64]:
         """Return the leading blocks of a prompt on each of the first `n_slots` slots, in tokens weighed by tier."""
         return self.match_blocks(hashes, n_slots).tokens

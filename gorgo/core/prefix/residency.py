@@ -1,6 +1,7 @@
 """Residency: the blocks that one replica is estimated to have in the prefix tree, and their order of eviction.
 
-Owns, for one replica, the order of use and the sums over its nodes. See `index` for the tree and the bounds.
+Owns, for one replica, the order of use and the sums over its nodes, and what one more copy of a run is worth
+(`SharedRuns`). See `index` for the tree and the bounds.
 
 Theory of operation. Eviction is least recently used, leaves first: every use gets the next tick, recorded only at the
 last node of its path in `recent` (ordered by tick). A node's true last use is the latest of its own tick and those of
@@ -315,6 +316,69 @@ class Residency:
                     node = child
                     break
         return latest
+
+
+# What a copy of a shared run is worth.
+#
+# A prompt that is sent to a replica without a run of it leaves a copy there. Of n other prompts that went on from the
+# run, with k replicas that have it, some n / (k + 1) later ones will use the new copy. So this prompt owes
+# 1 / (1 + n / (k + 1)) of its prefill, and the rest, n / (n + k + 1), is an investment. The turns of one conversation
+# go on from each other alone: n is 0, and all of it is owed. Of a run above one with more others, n is theirs.
+
+
+#: Tokens: a prompt that is cached as a whole has no uncached ones to divide by.
+_TINY = 1e-6
+
+
+@record
+class SharedRuns:
+    """The matched runs of a prompt that others went on from, the deepest first.
+
+    A replica that has the prompt up to one of `depths`, tokens, lacks copies that are worth as many tokens to others as
+    `worths` says. Discounts are negative, the part of its prefill that a prompt does not owe.
+
+    Example
+    -------
+    >>> runs = SharedRuns(depths=[150.0, 100.0, 0.0], worths=[0.0, 30.0, 120.0])
+    >>> [round(discount, 3) for discount in runs.discounts_of_rows([0.0, 100.0, 125.0, 150.0], prompt_tokens=200)]
+    [-0.6, -0.3, -0.2, 0.0]
+    """
+
+    depths: list[float]
+    worths: list[float]
+
+    def found(self, share: float) -> SharedRuns:
+        """Return the same where engines find that share of a prefix: a copy is worth as much."""
+        return SharedRuns([depth * share for depth in self.depths], [worth * share for worth in self.worths])
+
+    def discounts(self, cached: Floats, prompt_tokens: float) -> Floats:
+        """Return the discount of replicas with so many cached tokens."""
+        depths, worths = self.depths, self.worths
+        if len(depths) > 2:
+            missing = np.interp(cached, depths[::-1], worths[::-1])
+        else:
+            missing = np.maximum(depths[0] - cached, 0.0) * (worths[1] / depths[0])
+        discounts: Floats = missing / (cached - (prompt_tokens + _TINY))
+        return discounts
+
+    def discounts_of_rows(self, cached: list[float], prompt_tokens: float) -> list[float]:
+        """Return the same of a few replicas to the last bit, in less time."""
+        depths, worths = self.depths, self.worths
+        deepest, tokens, discounts = depths[0], prompt_tokens + _TINY, list[float]()
+        first = worths[1] / (deepest - depths[1])
+        for had in cached:
+            if had >= deepest:
+                discounts.append(0.0)
+            elif len(depths) == 2:
+                discounts.append((deepest - had) * first / (had - tokens))
+            else:
+                at = 1
+                while depths[at] > had:
+                    at += 1
+                start, worth = depths[at], worths[at]
+                fall = (worths[at - 1] - worth) / (depths[at - 1] - start)
+                discounts.append((fall * (had - start) + worth) / (had - tokens))
+        return discounts
 
 
 # What reports of cached tokens teach: the share of a prefix that an engine finds, and the size of its cache.

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from gorgo.core.lru import Lru
 from gorgo.core.numeric import FEW
+from gorgo.core.prompt.media import MediaParts
 from gorgo.core.prompt.parse import Mark, Marks, Prompt, message_ends
 from gorgo.core.record import mutable_record, record
 
@@ -111,7 +112,8 @@ class Fingerprint:
 class PromptSketch:
     """A prompt reduced to what its fingerprint is made of, whatever the adapter: small enough to pass on.
 
-    `sums` has one number per block, the marks in it included; `head_marks` are the marks within `head`.
+    `sums` has one number per block, the marks in it included; `head_marks` are the marks within `head`. `media` enter
+    by `media_bytes` of the text's bytes.
     """
 
     sums: Words
@@ -119,6 +121,8 @@ class PromptSketch:
     head_marks: tuple[tuple[int, str], ...]
     text_bytes: int
     message_ends: tuple[int, ...] = ()
+    media: tuple[MediaParts, ...] = ()
+    media_bytes: int = 0
 
 
 class Fingerprinter:
@@ -177,7 +181,7 @@ class Fingerprinter:
             self._add_few_marks(sums, starts, roles)
         head, head_marks = head_of(prompt)
         ends = message_ends(starts, len(text))
-        return PromptSketch(sums=sums, head=head, head_marks=head_marks, text_bytes=len(text), message_ends=ends)
+        return PromptSketch(sums, head, head_marks, len(text), ends, prompt.media, prompt.media_bytes)
 
     def hash_sketch(self, sketch: PromptSketch, *, adapter: str | None = None) -> Fingerprint:
         """Return the fingerprint of a sketch."""

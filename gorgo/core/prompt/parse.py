@@ -9,7 +9,8 @@ prompt, or with one of the wrong type, is rejected.
 - `read_prompt` finds the fields of each route.
 
 Theory of operation. Text is what the engine would template: tools first, then each message's role (a mark, not text)
-and its contents. Images, audio and other parts that are not text enter by a digest of 16 bytes of their JSON.
+and its contents. Parts that are not text enter by a digest of 16 bytes of their JSON. That of an image, of audio or of
+video is repeated for as many bytes as its tokens take, so that it has its share of the blocks.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from hashlib import sha256
 from itertools import accumulate, islice
 from typing import Any, TypeVar, overload
 
+from gorgo.core.prompt.media import MediaParts, joined, measured, media_of
 from gorgo.core.record import record
 from gorgo.errors import BadRequest
 
@@ -120,6 +122,9 @@ def bounded(ends: Sequence[_T]) -> Sequence[_T]:
 
 #: Bytes by which an image, or anything else that is not text, enters.
 DIGEST_BYTES = 16
+#: Bytes of a prompt by which its media enter, each digest once included: as many as 262,144 tokens of text have, more
+#: than a context. What comes beyond enters by its digest alone.
+MAX_MEDIA_BYTES = 1 << 20
 #: Messages, prompts, parts, and what parts consist of: more than any conversation or batch has. Each takes
 #: microseconds, and a body of 32 MiB may have eleven million, for which all other requests would wait half a minute.
 MAX_PIECES = 65_536
@@ -128,9 +133,12 @@ _FEW_MESSAGES = 8
 
 
 class PromptText:
-    """Collects parts and marks."""
+    """Collects parts and marks. The `model` decides by which formula an image has tokens."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: object = None) -> None:
+        self._model = model
+        self._media: list[MediaParts] = []
+        self.media_bytes = 0
         self._parts: list[bytes] = []
         #: Of messages: where they start, and their roles.
         self._starts: list[int] = []
@@ -191,9 +199,21 @@ class PromptText:
         self.add(_dump(value))
 
     def add_digest(self, value: object) -> None:
+        self.add_bytes(self._digest(value))
+
+    def add_media(self, value: object, media: MediaParts) -> None:
+        """Add an image or the like by its digest, as long as its tokens."""
+        digest = self._digest(value)
+        size = max(DIGEST_BYTES, min(TOKEN_ID_BYTES * media.tokens, MAX_MEDIA_BYTES - self.media_bytes))
+        times = size // DIGEST_BYTES
+        self._media.append(media)
+        self.media_bytes += times * DIGEST_BYTES
+        self.add_bytes(digest * times)
+
+    def _digest(self, value: object) -> bytes:
         digest = sha256()
         self._feed(digest.update, value)
-        self.add_bytes(digest.digest()[:DIGEST_BYTES])
+        return digest.digest()[:DIGEST_BYTES]
 
     def add_tools(self, body: Mapping[str, object]) -> None:
         tools = body.get("tools") or body.get("functions")
@@ -236,6 +256,8 @@ class PromptText:
             self.add_content(part.get("content"), f"{where}.content")
         elif part.get("type") == "tool_use":
             self.add_json([part.get("name"), part.get("input")])
+        elif (media := media_of(part, self._model)) is not None:
+            self.add_media(part, media)
         else:
             self.add_digest(part)
 
@@ -258,6 +280,15 @@ class PromptText:
         else:
             update(b"%d " % len(text := _utf8(_dump(value))))
             update(text)
+
+    @property
+    def media(self) -> tuple[MediaParts, ...]:
+        """Return the media, those of one class together."""
+        return joined(self._media) if self._media else ()
+
+    def prompt(self) -> Prompt:
+        """Return what was collected."""
+        return Prompt(self.text, self.marks, media=self.media, media_bytes=self.media_bytes)
 
     @property
     def is_empty(self) -> bool:
@@ -323,11 +354,15 @@ class Prompt:
         (byte offset at which a message starts, its role). They enter the hash, not the length.
     tokens:
         Exact length, where the client sent token ids.
+    media:
+        Images, audio and video, and by how many bytes of the text they enter.
     """
 
     text: bytes
     message_starts: Sequence[Mark]
     tokens: int | None = None
+    media: tuple[MediaParts, ...] = ()
+    media_bytes: int = 0
 
     @property
     def is_single(self) -> bool:
@@ -373,20 +408,20 @@ def read_texts(route: str, body: Mapping[str, object]) -> Prompt | None:
 
 
 def _read_chat(body: Mapping[str, object]) -> Prompt:
-    text = PromptText()
+    text = PromptText(body.get("model"))
     text.add_tools(body)
     _add_messages(text, body)
-    return Prompt(text.text, text.marks)
+    return text.prompt()
 
 
 def _read_messages(body: Mapping[str, object]) -> Prompt:
-    text = PromptText()
+    text = PromptText(body.get("model"))
     text.add_tools(body)
     if body.get("system"):
         text.mark("system")
         text.add_content(body["system"], "system")
     _add_messages(text, body)
-    return Prompt(text.text, text.marks)
+    return text.prompt()
 
 
 def _add_messages(text: PromptText, body: Mapping[str, object]) -> None:
@@ -418,7 +453,7 @@ def _add_message(text: PromptText, message: Mapping[str, object], where: str) ->
 
 
 def _read_responses(body: Mapping[str, object]) -> Prompt:
-    text = PromptText()
+    text = PromptText(body.get("model"))
     text.add_tools(body)
     if body.get("instructions"):
         text.mark("system")
@@ -427,7 +462,7 @@ def _read_responses(body: Mapping[str, object]) -> Prompt:
         text.mark("prompt")
         text.add_json(body["prompt"])
     _add_items(text, body)
-    return Prompt(text.text, text.marks)
+    return text.prompt()
 
 
 def _add_items(text: PromptText, body: Mapping[str, object]) -> None:
@@ -504,19 +539,26 @@ def _read_pairs(body: Mapping[str, object]) -> Prompt:
 
 def _read_generate(body: Mapping[str, object]) -> Prompt:
     """SGLang's own route: text, ids or embeddings. Media come first, since what is cached depends on them."""
-    text = PromptText()
+    text = PromptText(body.get("model"))
     for media in ("image_data", "audio_data", "video_data"):
         if body.get(media):
             text.mark(media)
-            text.add_digest(body[media])
+            _add_media(text, media.removesuffix("_data"), body[media], body.get("model"))
     if body.get("input_embeds") is not None:
         text.add_digest(body["input_embeds"])
-        return Prompt(text.text, text.marks)
+        return text.prompt()
     if body.get("text") is None and "input_ids" in body:
         return _read_sequences(body, "input_ids", text)
     if any(isinstance(item, dict) for item in _sequences(body.get("text"))):
         raise BadRequest("text: expected a string or a list of strings, got an object")
     return _read_sequences(body, "text", text)
+
+
+def _add_media(text: PromptText, kind: str, value: object, model: object) -> None:
+    """Add SGLang's list of media, which has the data itself."""
+    for one in value if isinstance(value, list) else [value]:
+        data = one.get("url") if isinstance(one, dict) else one
+        text.add_media(one, measured(kind, data if isinstance(data, str) else None, model))
 
 
 def _read_sequences(body: Mapping[str, object], name: str, before: PromptText | None = None) -> Prompt:
@@ -533,7 +575,7 @@ def _read_sequences(body: Mapping[str, object], name: str, before: PromptText | 
         else:
             exact = False
             _add_text(text, sequence, where)
-    prompt = Prompt(text.text, text.marks)
+    prompt = text.prompt()
     return replace(prompt, tokens=len(prompt.text) // TOKEN_ID_BYTES) if exact else prompt
 
 

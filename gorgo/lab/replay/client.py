@@ -7,15 +7,25 @@ transport of httpx (`PoolTransport`). Leaves the schedule to `gorgo.lab.replay.r
 from __future__ import annotations
 
 import asyncio
-import re
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
+from math import inf
 
 import httpx
 
 from gorgo.config.values import REPLICA_KEEP_ALIVE_S
 from gorgo.core.numeric import parse_number
-from gorgo.core.stream import FirstTokenDetector, StreamState, Usage, UsageReader
+from gorgo.core.stream import (
+    SseEvent,
+    SseReader,
+    StreamEnd,
+    Usage,
+    UsageReader,
+    content_rule,
+    end_of_stream,
+    error_status,
+    parse_event,
+)
 from gorgo.errors import ReplayError
 from gorgo.lab.replay.options import ReplayOptions
 from gorgo.lab.replay.summary import ReplayRecord
@@ -24,41 +34,45 @@ from gorgo.live.http.headers import Header
 from gorgo.live.upstream.client import UpstreamPool, encode_head, request_line
 from gorgo.live.upstream.response import HttpResponse
 
-#: The end of a stream is looked for in its last bytes only; an error event or `[DONE]` is far shorter.
-TAIL_BYTES = 4096
-#: Events without a token: the end, and usage, which some engines write with a space.
-_NO_TOKEN = re.compile(rb'\[DONE\]|"usage"\s*:\s*\{')
-_ERROR_EVENT = re.compile(rb'(?:^|\n)(?:event: ?error|data: ?\{"error")')
+ROUTE = "/v1/chat/completions"
 
 
 class StreamReader:
-    """Timing and usage of one stream of chat completion chunks.
+    """Timing and usage of one stream of chat completion chunks, by the proxy's rules of content, errors and ends.
 
-    A gap is the time between two arrivals after the first content. Tokens that arrive together make one gap, and what
-    arrives with the end (`[DONE]`, usage) makes none: it carries no token, or the last one together with the end.
+    A gap is the time between two arrivals of content after the first. Tokens that arrive together make one gap, and a
+    chunk without content makes none: the end, usage, a comment, a part of an event.
     """
 
     def __init__(self) -> None:
         self.first_content_s: float | None = None
         self.gaps_s: list[float] = []
         self._last_s = 0.0
-        self._scanner = FirstTokenDetector("/v1/chat/completions")
+        #: Of the first error event.
+        self._error_status: int | None = None
+        self._events = SseReader(max_lines=inf)
+        self._has_content = content_rule(ROUTE)
         self._usage = UsageReader()
-        self._tail = b""
 
     def feed(self, chunk: bytes, *, now: float) -> None:
         """Bytes as they came, at `now`."""
         self._usage.feed(chunk)
-        self._tail = (self._tail + chunk)[-TAIL_BYTES:]
-        if self.first_content_s is not None:
-            self._gap(chunk, now)
-        elif self._scanner.feed(chunk) is StreamState.CONTENT:
-            self.first_content_s = self._last_s = now
-
-    def _gap(self, chunk: bytes, now: float) -> None:
-        if _NO_TOKEN.search(chunk) is None:
+        # An event that is too long for the reader has content, and so has what comes behind it.
+        found = [self._read(event) for event in self._events.feed(chunk)]
+        if not (any(found) or self._events.overflowed):
+            return
+        if self.first_content_s is None:
+            self.first_content_s = now
+        else:
             self.gaps_s.append(now - self._last_s)
-            self._last_s = now
+        self._last_s = now
+
+    def _read(self, event: SseEvent) -> bool:
+        """Return whether an event has content; note an error."""
+        data = parse_event(event.data)
+        if self._error_status is None:
+            self._error_status = error_status(event.name, data)
+        return self._error_status is None and self._has_content(data)
 
     @property
     def usage(self) -> Usage | None:
@@ -67,14 +81,14 @@ class StreamReader:
 
     def error(self) -> str | None:
         """Why the stream, now at its end, is not a whole answer."""
-        if self.first_content_s is None and self._scanner.error_status is not None:
-            return f"stream error {self._scanner.error_status}: before any content"
-        if _ERROR_EVENT.search(self._tail):
+        if self._error_status is not None:
+            if self.first_content_s is None:
+                return f"stream error {self._error_status}: before any content"
             return "stream error: an error event in the stream"
         if self.first_content_s is None:
             return "no content: the stream ended without any"
-        if b"[DONE]" not in self._tail:
-            return "truncated: the stream ended without [DONE]"
+        if end_of_stream(ROUTE, self._usage.tail) is not StreamEnd.COMPLETE:
+            return "truncated: the stream ended without a finish reason, usage or [DONE]"
         return None
 
 
@@ -272,7 +286,7 @@ class ReplayClient:
         self, http: httpx.AsyncClient, options: ReplayOptions, *, clock: Callable[[], float], start_s: float, run: str
     ) -> None:
         self._http = http
-        self._url = f"{options.url.rstrip('/')}/v1/chat/completions"
+        self._url = f"{options.url.rstrip('/')}{ROUTE}"
         self._timeout_s = options.request_timeout_s
         self._clock = clock
         self._start_s = start_s

@@ -28,6 +28,8 @@ MIXED = ("1xA30-Llama-3.1-8B", "1xL40S-Llama-3.1-8B", "1xH100-Llama-3.1-8B")
 #: Of the estimate for Qwen3-Coder-480B: a decode step has the fixed cost that the published 22 ms per token leave, a
 #: prefill the speed at which first tokens are seconds late at the published rates. Assumed, as is the longest context.
 AS_PUBLISHED = {"decode_base_s": 0.019, "prefill_tokens_per_s": 5000.0, "context_tokens": 140_000}
+#: The same engine with the context to which its model is stretched, so that the longest prompts of agents fit. Assumed.
+LONG_CONTEXT = {**AS_PUBLISHED, "context_tokens": 524_288}
 #: The same GPUs and model as estimated: every cached prefix is found.
 ESTIMATE = "2xL40S-Qwen3.5-35B-A3B-FP8-estimate"
 
@@ -201,6 +203,11 @@ _TABLE: tuple[NamedFleet | PooledFleet, ...] = (
         name="13x8xH200",
         description="llm-d's production traffic: Qwen3-Coder-480B on 13 times 8 H200",
         pools=[ReplicaPool(count=13, name="h200", profile="8xH200-Qwen3-Coder-480B-A35B-FP8", changes=AS_PUBLISHED)],
+    ),
+    PooledFleet(
+        name="8x8xH200",
+        description="for agents' long prompts: Qwen3-Coder-480B with 512k tokens of context on 8 times 8 H200",
+        pools=[ReplicaPool(count=8, name="h200", profile="8xH200-Qwen3-Coder-480B-A35B-FP8", changes=LONG_CONTEXT)],
     ),
 )
 

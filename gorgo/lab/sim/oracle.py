@@ -26,20 +26,21 @@ from gorgo.core.policy.weights import Weights, WeightSpec
 from gorgo.lab.sim.engine.engines import predict_first_token
 from gorgo.lab.sim.engine.prediction import ArrivingRequest, idle_ttft_s
 from gorgo.lab.sim.faults.injector import EngineView
-from gorgo.policies.gorgo_ms import GorgoMs, counted, excess, longer, stall_ms
+from gorgo.policies.gorgo_ms import GorgoMs, counted, excess, stall_ms
 
 #: Cost of a dead replica, ms: more than any queue, and finite, so that sums of terms stay numbers.
 DEAD_MS = 3.6e6
 
 
 class Oracle:
-    """cost = N + W + P + lambda * P * m + delta * n + eta * s, in ms, every term true.
+    """cost = N + W + P + lambda * P * m + delta * n + eta * s + room + shared, in ms, every term true.
 
     N is the network's time (mean round trip, as often as this body takes), W + P the time in the engine until the first
     token without later arrivals, P this request's own prefill alone on that engine, n the requests there and on the way
     there, at most its running batch, m the same with damped differences, s the share of its time that it prefills, by
     what was sent there: its future is as unknown as to the router. The first three are the predicted time to first
-    token.
+    token. room and shared are by the true fill of each pool and the tokens that will be cached there; what is requested
+    again, and who went on from a run, is known from the past alone, as to the router.
 
     `observe` gives it the engines, once, before the first choice.
 
@@ -75,18 +76,24 @@ class Oracle:
         trips = _trips(request, candidates, rtt_s)
         arrives_s = candidates.now + rtt_s * (trips - 0.5)
         there = zip(views, arrives_s.tolist(), strict=True)
-        engine_ms, prefill_ms = np.array([_engine_ms(view, request, at_s, candidates.now) for view, at_s in there]).T
+        engines = [_engine_ms(view, request, at_s, candidates.now) for view, at_s in there]
+        engine_ms, prefill_ms, cached_tokens = np.array(engines).T
         in_flight = _stalled(views)
         shares = shares_of_columns(candidates.prefill_share, candidates.prefill_share_s, candidates.now)
         mean = float(in_flight.mean())
         rise = excess(mean, mean_of_columns(shares))
-        delta_ms = weights["delta"] * longer(mean_of_columns(candidates.answer_tokens)) / rise
+        delta_ms = weights["delta"] / rise
         decoding_ms = delta_ms * in_flight + stall_ms(weights["eta"], mean) * shares
+        again_ms = prefill_ms * np.array([_fill(view) for view in views]) * candidates.found_share
+        shared = candidates.shared
+        discounts = 0.0 if shared is None else shared.discounts(cached_tokens, request.prompt_tokens)
         terms = {
             "rtt": rtt_s * trips * 1e3,
             "queue": engine_ms - prefill_ms,
             "prefill": prefill_ms,
             "externality": weights["lambda"] * rise * prefill_ms * counted(in_flight) + decoding_ms,
+            "room": again_ms,
+            "shared": (prefill_ms - again_ms) * discounts,
         }
         predicted_s = (candidates.now - request.received_s) + (terms["rtt"] + engine_ms) / 1e3
         return choose_min_cost(terms, candidates, rng, predicted_ttft_s=predicted_s)
@@ -108,16 +115,22 @@ def _trips(request: RouteRequest, candidates: Candidates, rtt_s: Floats) -> Floa
     )
 
 
-def _engine_ms(view: EngineView, request: RouteRequest, arrives_s: float, now: float) -> tuple[float, float]:
-    """Return the time from arrival to first token, and the part of the request's own prefill."""
+def _engine_ms(view: EngineView, request: RouteRequest, arrives_s: float, now: float) -> tuple[float, float, float]:
+    """Return the time from arrival to first token, the part of the request's own prefill, and its cached tokens."""
     if not view.alive:
-        return DEAD_MS, 0.0
+        return DEAD_MS, 0.0, 0.0
     model = view.model
     arrival = ArrivingRequest(request.blocks, request.prompt_tokens, arrives_s)
     predicted = predict_first_token(model, view.in_transit, arrival, now=now)
     new_tokens = request.prompt_tokens - predicted.cached_tokens
     prefill_s = idle_ttft_s(model.profile, new_tokens, predicted.cached_tokens) * model.slowdown
-    return (predicted.first_token_s - arrives_s) * 1e3, prefill_s * 1e3
+    return (predicted.first_token_s - arrives_s) * 1e3, prefill_s * 1e3, predicted.cached_tokens
+
+
+def _fill(view: EngineView) -> float:
+    """Return the share of the KV pool that is in use, cached blocks included."""
+    pool = view.model.cache
+    return 1.0 - pool.free_tokens / pool.capacity_tokens
 
 
 def _stalled(views: list[EngineView]) -> Floats:

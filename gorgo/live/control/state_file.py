@@ -389,15 +389,15 @@ def _persisted_state(
         after, file = Weights(dict(weights), persisted.version + 1), FileRouting(ConfigSnapshot.by(config))
         return InitialState(policy, after, persisted.frozen, draining, "configuration", file, aside)
     known = {spec.name for spec in live.weight_specs}
-    kept = {name: value for name, value in persisted.weights.items() if name in known}
+    values = {name: value for name, value in persisted.weights.items() if name in known}
     aside = (*persisted.unknown_keys, *(f"weights.{name}" for name in persisted.weights if name not in known))
     try:
         # Their range was checked when they were set.
-        in_force = Weights.of(live.weight_specs, kept, version=persisted.version, allow_out_of_range=True)
+        in_force = Weights.of(live.weight_specs, values, version=persisted.version, allow_out_of_range=True)
     except WeightsError as error:
         advice = "move the file away to start from the configuration"
         raise ConfigError(f"{source}: its weights are invalid: {error}; {advice}") from error
-    gained = {name: value for name, value in in_force.items() if name not in kept}
+    gained = {name: value for name, value in in_force.items() if name not in values}
     file = FileRouting(persisted.configured).deferred(config, policy, weights)
     return InitialState(live, in_force, persisted.frozen, draining, "state", file, aside, gained)
 

@@ -37,15 +37,16 @@ class ResettableTimeout:
     `TimeoutError`.
 
     Used as a context manager. A later `deadline` may just be assigned. `extend(limit_s)` may also move it nearer.
-    `last` (monotonic s) bounds every `deadline`.
+    `last` (monotonic s) bounds every `deadline`. `on_deadline` is called at one: it returns a later one, or `None`.
     """
 
-    __slots__ = ("_cancelling", "_task", "_timer", "deadline", "expired", "last")
+    __slots__ = ("_cancelling", "_task", "_timer", "deadline", "expired", "last", "on_deadline")
 
     def __init__(self, limit_s: float, *, last: float = inf, task: asyncio.Task[Any] | None = None) -> None:
         self.deadline = monotonic() + limit_s
         self.last = last
         self.expired = False
+        self.on_deadline: Callable[[float], float | None] | None = None
         self._task = task
         self._timer: _SharedTimer | None = None
         self._cancelling = 0
@@ -115,6 +116,11 @@ class _SharedTimer:
         now, next_s = monotonic(), inf
         for timeout in tuple(self.entered):
             due_s = min(timeout.deadline, timeout.last)
+            if due_s <= now < timeout.last and timeout.on_deadline is not None:
+                later_s = timeout.on_deadline(now)
+                if later_s is not None and later_s > now:
+                    timeout.deadline = later_s
+                    due_s = min(later_s, timeout.last)
             if due_s > now:
                 next_s = min(next_s, due_s)
             else:

@@ -158,7 +158,7 @@ def shared_tls(given: ssl.SSLContext | None = None) -> SharedTls:
 def upstream_tls(replica: ReplicaConfig, shared: SharedTls) -> ssl.SSLContext:
     """Return the context for one replica; that of `shared` if it has no files of its own. Raises `ConfigError`."""
     if replica.ca_file is None and replica.client_cert is None:
-        return shared() if replica.url.lower().startswith("https:") else _trusting_nobody()
+        return shared() if replica.url.lower().startswith("https:") else _trusting_none()
     place = f"replica {replica.name!r}"
     context = ssl.create_default_context() if replica.ca_file is None else _trusting(place, replica.ca_file)
     if replica.client_cert is not None and replica.client_key is not None:
@@ -177,7 +177,7 @@ def _server_context(cert: str, key: str, place: str, alpn: Sequence[str]) -> ssl
 
 
 @cache
-def _trusting_nobody() -> ssl.SSLContext:
+def _trusting_none() -> ssl.SSLContext:
     """Return the context of connections that are not encrypted: a handshake with it fails."""
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 

@@ -30,7 +30,7 @@ from gorgo.live.http.headers import Header
 from gorgo.live.logs import log, log_missing
 from gorgo.live.monitor.discovery import Discovered, Discovery
 from gorgo.live.state import LiveState
-from gorgo.live.upstream.address import LOOK_UP_INTERVAL_S
+from gorgo.live.upstream.address import RESOLVE_INTERVAL_S
 from gorgo.live.upstream.client import POOL_EXHAUSTED, UpstreamError
 from gorgo.live.upstream.connection import NextConnectionState
 from gorgo.live.upstream.target import Target
@@ -190,7 +190,7 @@ class ReplicaMonitor:
             loops.create_task(self._every(discovery_s, self.discover))
             loops.create_task(self._every(lambda: WARM_INTERVAL_S, self.warm))
             if self._target.upstream.has_name:
-                loops.create_task(self._every(lambda: LOOK_UP_INTERVAL_S, self.look_up))
+                loops.create_task(self._every(lambda: RESOLVE_INTERVAL_S, self.resolve_name))
             loops.create_task(self._probe_after_breaks())
             loops.create_task(self._follow_kv_events())
 
@@ -378,10 +378,10 @@ class ReplicaMonitor:
         connection = None if found is None else OpenConnection(found.windows, now - found.idle_s, found.pacing)
         self._state.routing.router.replicas.on_connection(self._target.name, connection, now=now)
 
-    async def look_up(self) -> None:
+    async def resolve_name(self) -> None:
         """Look up the name of the replica, which may have moved; warn of one with several addresses."""
         try:
-            found = await self._target.upstream.look_up()
+            found = await self._target.upstream.resolve_name()
         except OSError:
             return  # What is known stays: a connection that fails says why.
         advice = several_addresses(found)

@@ -116,22 +116,22 @@ def most_output_tokens(parsed: Mapping[str, Any]) -> int | None:
 
 
 #: How engines say that a request is longer than the model's context: vLLM and OpenAI, SGLang, llama.cpp, TGI, gateways.
-_OVER_CONTEXT = re.compile(
+_TOO_LONG = re.compile(
     rb"context[ _-]?(?:length|size|window)|max_model_len|maximum (?:model|allowed|prompt|input) length"
     rb"|(?:prompt|input) is too long|reduce the length of the|must be <= ?\d+\. given",
     re.IGNORECASE,
 )
 #: Of a refusal, which names it at its beginning.
-_OVER_CONTEXT_BYTES = 4096
+_TOO_LONG_BYTES = 4096
 
 
-def is_over_context(status: int, body: bytes) -> bool:
+def exceeds_context(status: int, body: bytes) -> bool:
     """Return whether a refusal says that the request is longer than the model's context there.
 
-    >>> is_over_context(400, b"This model's maximum context length is 8192 tokens.")
+    >>> exceeds_context(400, b"This model's maximum context length is 8192 tokens.")
     True
     """
-    return status in (400, 413, 422) and _OVER_CONTEXT.search(body[:_OVER_CONTEXT_BYTES]) is not None
+    return status in (400, 413, 422) and _TOO_LONG.search(body[:_TOO_LONG_BYTES]) is not None
 
 
 #: Of an engine's own text in an error, a log or a status: some lines of a terminal.
@@ -221,13 +221,13 @@ def _without(text: str, prompt: str) -> str:
         place = lowered.find(short)
         if place >= 0:
             shared[place : place + len(short)] = [True] * len(short)
-    kept: list[str] = []
+    parts: list[str] = []
     for place, each in enumerate(text):
         if not shared[place]:
-            kept.append(each)
+            parts.append(each)
         elif not place or not shared[place - 1]:
-            kept.append(_LEFT_OUT)
-    return "".join(kept)
+            parts.append(_LEFT_OUT)
+    return "".join(parts)
 
 
 def _retry_after_s(headers: Sequence[Header]) -> float | None:
@@ -434,12 +434,17 @@ def parse_request(
     ratio = _BYTES_PER_ID if are_ids else routing.router.token_ratios.ratio(model)
     fingerprint = routing.fingerprinter.hash_sketch(fields.sketch, adapter=adapter)
     prompt_tokens = ceil(fingerprint.text_bytes / ratio) if tokens is None else tokens
+    block_tokens, media = BLOCK_BYTES / ratio, fields.sketch.media
+    if media and tokens is None:
+        text_tokens = (fingerprint.text_bytes - fields.sketch.media_bytes) / ratio
+        prompt_tokens = max(1, ceil(text_tokens + routing.router.media_tokens.estimate(model, media)))
+        block_tokens = BLOCK_BYTES * prompt_tokens / fingerprint.text_bytes
     request = RouteRequest(
         request_id=request_id,
         received_s=received_s,
         prompt_tokens=prompt_tokens,
         blocks=fingerprint.blocks,
-        block_tokens=BLOCK_BYTES / ratio,
+        block_tokens=block_tokens,
         prefix_hash=fingerprint.prefix_hash,
         model=model,
         session_id=session_of(headers),
@@ -451,7 +456,7 @@ def parse_request(
         client=client,
         regions=options.regions,
         idempotent=_is_idempotent(route, parsed),
-        text_bytes=None if are_ids else fingerprint.text_bytes,
+        text_bytes=None if are_ids else fingerprint.text_bytes - fields.sketch.media_bytes,
         route=route,
         slo_tpot_s=options.slo_tpot_s,
         kv_hashes={} if exact is None else exact.kv_hashes,
@@ -459,6 +464,7 @@ def parse_request(
         replicas=replicas,
         prefix_len=options.prefix_len,
         credential=_credential(headers) if client is None else None,
+        media=media,
         most_output_tokens=most_output_tokens(parsed),
     )
     may_be_short = route not in NOT_GENERATING and request.idempotent and wants_more_than_one(parsed)
@@ -575,6 +581,11 @@ class Gaps:
             if FirstTokenDetector(route).feed(chunk) is StreamState.CONTENT:
                 return
             self._seconds.pop()
+
+    def median(self) -> float | None:
+        """Return the median; `None` without a gap."""
+        seconds = self._seconds
+        return sorted(seconds)[len(seconds) // 2] if seconds else None
 
     def p95(self) -> float | None:
         """Return the 95th percentile; `None` without a gap."""

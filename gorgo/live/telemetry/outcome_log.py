@@ -58,7 +58,8 @@ class OutcomeLine:
             "features": dict(zip(self.names, map(_cells, outcome.features.T), strict=True)),
             "result": outcome.result.value,
             "e2e_s": _number(outcome.e2e_s, 6),
-            "ttft_s": None if row is None else _number(row.ttft_s, 6),
+            # An answer in one piece has no first token: what is learned of it is `e2e_s`.
+            "ttft_s": None if row is None or (row.unstreamed and not row.censored) else _number(row.ttft_s, 6),
             "censored": None if row is None else row.censored,
             "unstreamed": None if row is None else row.unstreamed,
             "tpot_s": None if row is None else _number(row.tpot_s, 6),

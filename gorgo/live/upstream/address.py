@@ -17,10 +17,10 @@ from ipaddress import ip_address
 from aiohappyeyeballs import start_connection
 
 #: Between two look-ups of a name in the background, s. Kubernetes' DNS holds an answer for 5 s by default.
-LOOK_UP_INTERVAL_S = 5.0
+RESOLVE_INTERVAL_S = 5.0
 #: Look-ups in a row without an address after which it has left: servers that name a few of many addresses, or another
 #: one each time, leave one out now and then.
-MISSING_LOOK_UPS = 2
+MISSING_ANSWERS = 2
 #: Head start of an address before the next one is tried beside it, s (RFC 8305).
 ATTEMPT_DELAY_S = 0.25
 
@@ -42,8 +42,8 @@ _Address = tuple[int, int, int, str, tuple[str, int] | tuple[str, int, int, int]
 class Address:
     """Where a replica listens.
 
-    A name is looked up at the first connection and after a failed one; `look_up` does it in between, so that no request
-    waits for DNS. The address in use is tried first while the name has it: one replica is one process.
+    A name is looked up at the first connection and after a failed one; `resolve_name` does it in between, so that no
+    request waits for DNS. The address in use is tried first while the name has it: one replica is one process.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -54,29 +54,29 @@ class Address:
         self.peer: str | None = None
         #: By address and port, with the look-ups in a row that were without it.
         self._found: dict[tuple[str, int], tuple[_Address, int]] = {}
-        self._looking_up: asyncio.Task[None] | None = None
+        self._resolving: asyncio.Task[None] | None = None
         #: The last connection failed: the name may have moved.
         self._failed = False
 
     @property
     def addresses(self) -> frozenset[str]:
-        """What the name has: found by one of the last `MISSING_LOOK_UPS` look-ups; empty before the first."""
+        """What the name has: found by one of the last `MISSING_ANSWERS` look-ups; empty before the first."""
         return frozenset(text for text, _ in self._found)
 
-    async def look_up(self) -> None:
+    async def resolve_name(self) -> None:
         """Look the name up. Raises `OSError`; what was found before then stays."""
-        if self._looking_up is None:
-            self._looking_up = asyncio.ensure_future(self._look_up())
-            self._looking_up.add_done_callback(self._looked_up)
-        await asyncio.shield(self._looking_up)
+        if self._resolving is None:
+            self._resolving = asyncio.ensure_future(self._resolve())
+            self._resolving.add_done_callback(self._on_resolved)
+        await asyncio.shield(self._resolving)
 
     async def open_socket(self) -> socket.socket:
         """Return a connected socket to the first address that accepts. Raises `OSError`."""
         if not self._found:
-            await self.look_up()
+            await self.resolve_name()
         elif self._failed:
             with suppress(OSError):  # without DNS the known addresses are as good as before
-                await self.look_up()
+                await self.resolve_name()
         # Those of the last answer first, in its order, but the one in use before all.
         known = sorted(self._found.items(), key=lambda found: (found[0][0] != self.peer, found[1][1]))
         try:
@@ -99,20 +99,20 @@ class Address:
             return False
         return not ({before, peer} <= self.addresses and (":" in before) != (":" in peer))
 
-    async def _look_up(self) -> None:
+    async def _resolve(self) -> None:
         loop = asyncio.get_running_loop()
         answer: list[_Address] = [*await loop.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)]
         found: dict[tuple[str, int], tuple[_Address, int]] = {}
         for address in answer:
             found.setdefault((str(address[4][0]), int(address[4][1])), (address, 0))
         for place, (known, missing) in self._found.items():
-            if place not in found and missing + 1 < MISSING_LOOK_UPS:
+            if place not in found and missing + 1 < MISSING_ANSWERS:
                 found[place] = known, missing + 1
         if answer:
             self._found = found
 
-    def _looked_up(self, task: asyncio.Task[None]) -> None:
-        self._looking_up = None
+    def _on_resolved(self, task: asyncio.Task[None]) -> None:
+        self._resolving = None
         if not task.cancelled():
             task.exception()  # whoever waits gets it; nobody may
 

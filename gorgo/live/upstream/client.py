@@ -101,12 +101,12 @@ class UpstreamPool:
         """Return whether the origin's host is a name, which may move."""
         return self._address.is_name
 
-    async def look_up(self) -> frozenset[str]:
+    async def resolve_name(self) -> frozenset[str]:
         """Look the name up, and return its addresses. Raises `OSError`.
 
         Connections to an address that has left carry no other request.
         """
-        await self._address.look_up()
+        await self._address.resolve_name()
         found = self._address.addresses
         for connection in [*self._open]:
             if connection.peer is not None and connection.peer not in found:
@@ -465,9 +465,9 @@ class UpstreamClient:
         """Return whether the URL has a name, which may move, in the place of an address."""
         return self._transport is None and self._pool.has_name
 
-    async def look_up(self) -> frozenset[str]:
+    async def resolve_name(self) -> frozenset[str]:
         """Look the name up, and return its addresses; connections to others carry no new request. Raises `OSError`."""
-        return await self._pool.look_up()
+        return await self._pool.resolve_name()
 
     def on_replaced(self, report: Callable[[str, str], None]) -> None:
         """Call `report` with the old and the new address when another process has taken the replica's place."""

@@ -9,6 +9,7 @@ import asyncio
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from gorgo.config.fleet import KvEventsConfig, ReplicaConfig
 from gorgo.config.model import LimitsConfig
@@ -24,6 +25,19 @@ from gorgo.live.upstream.client import UpstreamClient
 
 #: Two rounds of pings on warm connections: one that is refused may be an engine that restarts.
 UNREACHABLE_PINGS = 2 * WARM_CONNECTIONS
+
+
+class RunningStream(Protocol):
+    """A stream of a replica that could go on at another one."""
+
+    @property
+    def last_s(self) -> float:
+        """Return when its last event came (monotonic s)."""
+        ...
+
+    def interrupt(self, reason: str) -> bool:
+        """End it here, so that it goes on elsewhere; return whether it can."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -49,6 +63,8 @@ class Target:
     unused_reports: str | None = field(default=None, init=False)
     #: Whether the kind of engine is found by asking.
     detects_engine: bool = False
+    #: Its streams that could go on elsewhere, the oldest first.
+    streams: dict[RunningStream, None] = field(default_factory=dict, init=False)
     found_engine: FoundEngine | None = field(default=None, init=False)
     #: An attempt lost a connection, or had one refused, since the last scrape.
     connection_lost: asyncio.Event = field(default_factory=asyncio.Event, init=False, repr=False)

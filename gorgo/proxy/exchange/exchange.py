@@ -284,6 +284,8 @@ def _fixed_headers(replica: str, region: str, policy: str, weights_version: int)
     )
 
 
+#: The reason of an answer that goes on elsewhere because its replica is drained.
+MOVED = "moved"
 #: A larger request is not sent again for the rest of its answer: it would be parsed within the event loop, 10 ms a MB.
 MAX_CONTINUED_BODY = 1024 * 1024
 
@@ -561,7 +563,8 @@ class Exchange:
                 # The client has not read for as long as a replica may be silent: the response is cut.
                 self.response.disconnected = True
                 return Outcome(AttemptResult.CLIENT_DISCONNECTED, status=writer.status, error="client_stalled")
-            return await self._upstream_failed("timeout")
+            interrupted = None if self._retained is None else self._retained.interrupted
+            return await self._upstream_failed(interrupted or "timeout")
 
     async def _relay(self, lease: Lease, timer: ResettableTimeout) -> Outcome:
         dispatch, target = lease.dispatch, lease.target
@@ -608,6 +611,8 @@ class Exchange:
                 outcome = replace(outcome, text=engine_text(passage.failure_body, self.request.body))
             return outcome
         finally:
+            if passage is not None:
+                target.streams.pop(passage, None)
             await source.aclose()
 
     def _passage(self, lease: Lease, timer: ResettableTimeout) -> Passage:
@@ -627,7 +632,7 @@ class Exchange:
             on_content=partial(self._first_content, lease),
             on_commit=partial(self._commit, lease),
             on_head=record_stored if self.route == "/v1/responses" else None,
-            on_keep=self._keep if self._is_continuable(target) else None,
+            on_keep=partial(self._keep, target) if self._is_continuable(target) else None,
             withhold=dispatch.withhold,
             may_be_short=request.may_be_short,
             passed_headers=state.passed_headers,
@@ -671,6 +676,8 @@ class Exchange:
             await self._end_stream(self._retained)
             return outcome
         self._broken = broken
+        if reason == MOVED:  # by an operator; the replica has not failed
+            outcome = Outcome(AttemptResult.SUPERSEDED, status=self.response.writer.status, error=reason)
         return replace(outcome, continue_on=broken.replicas, partial_tokens=broken.answer.tokens)
 
     async def _deadline_exceeded(self) -> Outcome:
@@ -691,7 +698,7 @@ class Exchange:
             and len(self.request.body) <= MAX_CONTINUED_BODY
         )
 
-    def _keep(self, passage: Passage) -> None:
+    def _keep(self, target: Target, passage: Passage) -> None:
         """Retain the request and its answer, as long as nothing else needs the memory."""
         size = len(self.request.body)
 
@@ -702,6 +709,19 @@ class Exchange:
             self._retained = passage
             passage.keep(lambda answer_bytes: self.buffer.keep(size + answer_bytes, drop))
             self.buffer.release_body()
+            passage.follow(target.streams, partial(self._can_move, target))
+            target.streams[passage] = None
+
+    def _can_move(self, target: Target) -> bool:
+        """Return whether the answer could go on at another replica than `target` now."""
+        snapshots = self.state.routing.router.view.snapshots(now=self.state.routing.clock())
+        known = self.state.replicas.targets
+        others = any(
+            each.eligible and each.name != target.name and continuation_of(known[each.name].dialect) is not None
+            for each in snapshots
+            if each.name in known
+        )
+        return others and self._read() is not None
 
     def _break_off(self, reason: str) -> BrokenAnswer | None:
         """Return the answer so far, if another replica can go on with it."""
@@ -711,18 +731,23 @@ class Exchange:
         if known is not None:
             assert known.seam is not None, "the rest has begun"
             return replace(known, answer=known.seam.answer(), reason=reason, seam=None)
-        stream = passage.tail.whole
+        found = self._read()
+        if found is None:
+            return None
+        targets = self.state.replicas.targets
+        replicas = frozenset(name for name, each in targets.items() if continuation_of(each.dialect) is not None)
+        return BrokenAnswer(*found, replicas, reason, passage.gaps.last_s)
+
+    def _read(self) -> tuple[Mapping[str, Any], PartialAnswer] | None:
+        """Return the request and the answer so far; `None` if it cannot be continued."""
+        stream = None if self._retained is None else self._retained.tail.whole
         try:
             body = parse_json(self.request.body)
             if stream is None or refusal(self.route, body) is not None:
                 return None
-            answer = read_answer(self.route, stream)
+            return body, read_answer(self.route, stream)
         except (NotContinuableError, ValueError, RecursionError):
             return None
-        replicas = (
-            name for name, each in self.state.replicas.targets.items() if continuation_of(each.dialect) is not None
-        )
-        return BrokenAnswer(body, answer, frozenset(replicas), reason, passage.gaps.last_s)
 
     def _continue(self, dispatch: Dispatch) -> Lease:
         """Begin the attempt that goes on with the answer."""

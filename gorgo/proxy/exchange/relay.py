@@ -13,8 +13,9 @@ short stream is treated like a 4xx, and one that breaks off like any failure.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -39,15 +40,16 @@ from gorgo.live.http.errors import Message, Send
 from gorgo.live.http.headers import Header, downstream_headers, find, is_encoded, is_event_stream
 from gorgo.live.request.parse import (
     Gaps,
+    exceeds_context,
     failure_of,
     failure_of_event,
     is_comment,
-    is_over_context,
     is_short_stream,
     is_short_usage,
     result_of_stream,
 )
 from gorgo.live.upstream.client import ResponseSource, UpstreamError
+from gorgo.live.upstream.target import RunningStream
 
 # The response of one exchange to its client, over ASGI: status, headers, chunks, end.
 
@@ -153,6 +155,12 @@ class ResponseWriter:
 
 #: The reason of an attempt whose engine sent an error in the middle of its answer.
 ERROR_EVENT = "error_event"
+#: A replica has stalled if none of its streams has had an event for this time, s, and for so many times the median gap
+#: of the one that is checked: a step of an engine with many prompts to read takes one or two seconds.
+STALL_S = 5.0
+STALL_GAPS = 20
+#: From one check to the next while other streams of the replica go on, s.
+RECHECK_S = 1.0
 #: Retained of one answer that may have to be continued, and by how much the reservation grows: 5,000 events of an
 #: ordinary size, and those of some seconds.
 MAX_RETAINED_BYTES = 1024 * 1024
@@ -212,6 +220,8 @@ class Passage:
     """
 
     __slots__ = (
+        "_can_move",
+        "_silence_s",
         "_try_write",
         "_unsent",
         "buffer",
@@ -220,6 +230,7 @@ class Passage:
         "filter",
         "gaps",
         "has_error",
+        "interrupted",
         "keep_more",
         "may_be_short",
         "on_commit",
@@ -283,10 +294,15 @@ class Passage:
         self.gaps = Gaps()
         #: Pass whole events alone, so that the answer can go on behind the last of them, and none that is an error.
         self.whole_only = False
+        #: Longest silence where `chunk_limit_s` is the time of the next check.
+        self._silence_s = chunk_limit_s
         #: What is not passed yet: the beginning of an event, or from an error event on.
         self.withheld = b""
         #: The engine has sent an error in the middle of its answer, which is withheld.
         self.has_error = False
+        self._can_move: Callable[[], bool] = bool
+        #: Why it was ended although nothing of it has failed.
+        self.interrupted: str | None = None
         self._try_write = writer.try_write
         #: A chunk for which the client's connection had no room.
         self._unsent = b""
@@ -348,6 +364,43 @@ class Passage:
         """
         self.whole_only, self.keep_more = True, keep_more
         self.tail.keep(self._keep_more)
+
+    def follow(self, others: Iterable[RunningStream], can_move: Callable[[], bool]) -> None:
+        """Look for a stall of the replica, of which `others` are the streams beside this one.
+
+        `can_move`: whether the answer can go on at another replica now.
+        """
+        self.timeout.on_deadline, self._can_move = partial(self._check_stall, others), can_move
+        self.chunk_limit_s, self._silence_s = min(self.chunk_limit_s, STALL_S), self.chunk_limit_s
+
+    def interrupt(self, reason: str) -> bool:
+        """End the stream, so that its answer goes on elsewhere; return whether it can."""
+        if self.interrupted is not None or not self.whole_only or not self._can_move():
+            return False
+        self.interrupted = reason
+        self.timeout.extend(0.0)
+        return True
+
+    def _check_stall(self, others: Iterable[RunningStream], now: float) -> float | None:
+        """Return when to check again, `None` to end a stream that stands still with all others of its replica."""
+        last_s = self.gaps.last_s
+        if not last_s or self.interrupted is not None or now - last_s >= self._silence_s:
+            return None
+        if self.writer.sending:  # for the client
+            return last_s + self._silence_s
+        stall_s = max(STALL_S, STALL_GAPS * (self.gaps.median() or 0.0))
+        if now - last_s < stall_s:
+            return min(last_s + stall_s, last_s + self._silence_s)
+        others_go_on = any(now - other.last_s < stall_s / 2 for other in others if other is not self)
+        if others_go_on or not self.whole_only or not self._can_move():
+            return min(now + RECHECK_S, last_s + self._silence_s)
+        self.interrupted = "stalled"
+        return None
+
+    @property
+    def last_s(self) -> float:
+        """When its last event came (monotonic s)."""
+        return self.gaps.last_s
 
     def _keep_more(self, size: int) -> int:
         if size < MAX_RETAINED_BYTES and self.keep_more(size + KEEP_STEP_BYTES):
@@ -429,9 +482,7 @@ class Passage:
         """Retain a refusal; return its outcome."""
         self.retain(body)
         status = status or self.source.status
-        return Outcome(
-            AttemptResult.UPSTREAM_4XX, status=status, unsent=True, over_context=is_over_context(status, body)
-        )
+        return Outcome(AttemptResult.UPSTREAM_4XX, status=status, unsent=True, too_long=exceeds_context(status, body))
 
     def failed(self, body: bytes, failure: Outcome) -> Outcome:
         """Retain the answer of a failure; return its outcome. The client gets it if other replicas fail alike."""

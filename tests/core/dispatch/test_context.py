@@ -11,7 +11,7 @@ from gorgo.core.messages.request import AttemptResult, Outcome, RouteRequest
 from gorgo.core.router import Router
 from tests.core.routers import COMPLETED, REFUSED, a_request, dispatched, finished, make_router, submitted
 
-TOO_LONG = Outcome(AttemptResult.UPSTREAM_4XX, status=400, unsent=True, over_context=True)
+TOO_LONG = Outcome(AttemptResult.UPSTREAM_4XX, status=400, unsent=True, too_long=True)
 
 
 def router_of(**contexts: int | None) -> Router:

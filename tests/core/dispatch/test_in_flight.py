@@ -162,15 +162,6 @@ def test_requests_and_tokens_are_counted_before_and_after_the_first_token() -> N
     assert set(counted(router, now=2.0).values()) == {0.0}
 
 
-def test_whole_answers_teach_how_long_answers_are_and_broken_ones_do_not() -> None:
-    router = make_router(policy="gorgo-ms", replicas=[timed("a")])
-    router.on_finish(send(router, "broken", 10, now=0.0), replace(GONE, output_tokens=4000), now=1.0)
-    router.on_finish(send(router, "uncounted", 10, now=1.0), COMPLETED, now=2.0)
-    assert row_of(router, now=2.0).answer_tokens[0] == 128.0
-    router.on_finish(send(router, "whole", 10, now=2.0, streamed=False), replace(COMPLETED, output_tokens=458), now=3.0)
-    assert row_of(router, now=3.0).answer_tokens[0] == pytest.approx(128 + 330 / 33, rel=0.01)
-
-
 def test_decode_tokens_are_the_first_ones_and_one_more_per_learned_gap() -> None:
     router = learning_router()
     teacher = send(router, "teacher", 10, now=0.0)

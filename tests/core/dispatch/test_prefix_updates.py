@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from gorgo.core.fleet.replica import ReplicaSpec
 from gorgo.core.limits import RouterLimits
+from gorgo.core.messages.actions import Dispatch
 from gorgo.core.messages.request import EngineSample
+from gorgo.core.prefix.residency import LEAST_REPORTS
 from gorgo.core.router import Router
-from tests.core.routers import COMPLETED, GONE, a_request, dispatched, make_router, submitted
+from tests.core.parts import make_parts
+from tests.core.routers import COMPLETED, FAILED, GONE, a_request, dispatched, make_router, submitted
 
 
 def prompt(name: int, count: int = 40) -> bytes:
@@ -74,3 +78,94 @@ def test_a_replica_holds_as_many_blocks_as_its_pool_has_room_for() -> None:
     assert router.index.resident_blocks(0) == 50
     router.replicas.on_engine_sample("a", EngineSample(kv_capacity_tokens=128 * 20 + 127), now=6.0)
     assert router.index.resident_blocks(0) == 20
+
+
+CAPACITY = 100
+
+
+def sized_router(*names: str, policy: str = "gorgo-ms") -> Router:
+    specs = [ReplicaSpec(name, "here", kv_capacity_tokens=CAPACITY * 64) for name in names]
+    return make_router(policy=policy, replicas=specs)
+
+
+def fills(router: Router, *, now: float) -> list[float]:
+    """As the next decision reads them."""
+    probe = a_request(f"probe-{now}", prompt_tokens=10, blocks=b"")
+    router.on_finish(dispatched(submitted(router, probe, now=now)).attempt_id, COMPLETED, now=now)
+    return [float(fill) for fill in router._fleet.columns.cache_fill]
+
+
+def test_a_cache_is_as_full_as_the_prompts_that_were_sent_there() -> None:
+    router = sized_router("a")
+    assert fills(router, now=0.0) == [0.0]
+    attempt = send(router, 1, now=1.0, count=40)
+    assert fills(router, now=1.1) == [0.4]
+    router.on_first_token(attempt, now=2.0)
+    router.on_finish(attempt, COMPLETED, now=3.0)
+    send(router, 2, now=4.0, count=70)
+    assert fills(router, now=4.1) == [0.7], "the first one was evicted as a whole"
+
+
+def test_a_prompt_that_failed_a_flush_and_a_larger_pool_change_the_fill() -> None:
+    router = sized_router("a")
+    router.on_finish(send(router, 1, now=0.0), GONE, now=1.0)
+    assert fills(router, now=1.1) == [0.0]
+    router.on_first_token(send(router, 2, now=2.0), now=3.0)
+    router.replicas.on_engine_sample("a", EngineSample(kv_capacity_tokens=2 * CAPACITY * 64), now=3.5)
+    assert fills(router, now=3.6) == [0.2]
+    router.caches.flush(now=4.0)
+    assert fills(router, now=4.1) == [0.0]
+
+
+def test_the_fill_of_a_pool_of_unknown_size_is_nothing() -> None:
+    router = make_router("a")
+    send(router, 1, now=0.0)
+    assert fills(router, now=0.1) == [0.0]
+
+
+def test_a_replica_in_the_slot_of_another_has_an_empty_cache() -> None:
+    router = sized_router("a")
+    send(router, 1, now=0.0)
+    assert fills(router, now=0.1) == [0.4]
+    router.replicas.set_fleet([ReplicaSpec("b", "here", kv_capacity_tokens=CAPACITY * 64)], now=1.0)
+    assert fills(router, now=1.1) == [0.0]
+
+
+def found_share(router: Router) -> float:
+    return router._prefix_updater.found_share
+
+
+def test_the_share_of_found_tokens_begins_at_a_half_and_follows_the_prompts() -> None:
+    """Of 2,560 tokens nothing is found, and then all."""
+    router = sized_router("a")
+    assert found_share(router) == 0.5
+    router.on_first_token(send(router, 1, now=0.0), now=0.5)
+    first = 64_000 * 255 / 256 / (128_000 * 255 / 256 + 2560)
+    assert found_share(router) == pytest.approx(first)
+    send(router, 1, now=1.0)
+    total = (128_000 * 255 / 256 + 2560) * 255 / 256 + 2560
+    assert found_share(router) == pytest.approx((64_000 * (255 / 256) ** 2 + 2560) / total)
+
+
+def test_a_prompt_counts_once_however_often_it_is_evaluated_and_sent() -> None:
+    router = sized_router("a", "b")
+    request = a_request("r", prompt_tokens=2560, blocks=prompt(1))
+    first = dispatched(submitted(router, request, now=0.0))
+    once = found_share(router)
+    assert once < 0.5
+    again, _ = router.on_finish(first.attempt_id, FAILED, now=0.5)
+    assert isinstance(again, Dispatch), "it is sent to the other one"
+    assert found_share(router) == once
+
+
+@pytest.mark.parametrize(("found", "part"), [(1.0, 1.0), (0.25, 0.25), (0.0, 0.0)])
+def test_a_copy_is_worth_the_part_of_a_prefix_that_engines_find(found: float, part: float) -> None:
+    """Four sessions went on from 40 blocks on the first replica; the second lacks them."""
+    parts = make_parts("a", "b", policy="gorgo-ms")
+    for session in range(4):
+        parts.index.confirm(prompt(1) + prompt(10 + session, 5), 0)
+    for _ in range(LEAST_REPORTS):
+        parts.found_shares.learn(0, None, confirmed_tokens=40 * 64.0, found_tokens=40 * 64.0 * found)
+    request = a_request(prompt_tokens=50 * 64, blocks=prompt(1) + prompt(90, 10))
+    terms = parts.dispatch(request, now=0.0).decision.terms
+    np.testing.assert_allclose(terms["shared"], [0.0, -terms["prefill"][1] * part * 40 * 4 / 6 / 50], atol=1e-6)

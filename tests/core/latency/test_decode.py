@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 from math import inf, isnan
-from random import Random
 from statistics import median
 from typing import Any
 
@@ -19,20 +18,17 @@ from gorgo.core.latency.decode import (
     FIRST_STREAMS,
     FULL_TRUST,
     LEAST,
-    LENGTH_MEMORY,
     MOST,
     PRIOR,
-    PRIOR_TOKENS,
     PRIOR_WEIGHT,
     SHARE,
     WINDOW,
-    AnswerLength,
     Checkpoint,
     ConcurrencyLimit,
     DecodeSlope,
     DecodeTimes,
     TokenGap,
-    over_others,
+    relative_to_others,
 )
 from gorgo.core.latency.decode import GAP_MEMORY as MEMORY_TOKEN_GAP
 from gorgo.core.latency.decode import SLOPE_MEMORY as MEMORY_DECODE_SLOPE
@@ -40,33 +36,6 @@ from gorgo.core.messages.request import Outcome
 from gorgo.core.router import Router
 from tests.core.routers import COMPLETED, FAILED, dispatched, submitted
 from tests.core.test_deadline import asked, held, holding
-
-
-def test_a_few_long_answers_at_the_start_move_the_mean_little() -> None:
-    length = AnswerLength()
-    assert length.mean_tokens == PRIOR_TOKENS
-    for _ in range(4):
-        length.add(256)
-    assert length.mean_tokens == pytest.approx(142.0, rel=0.01)
-
-
-def test_the_mean_of_lengths_that_spread_as_much_as_their_mean_is_known_to_a_tenth() -> None:
-    draw, length, found = Random(1), AnswerLength(), []
-    for number in range(8 * int(LENGTH_MEMORY)):
-        length.add(1 + int(draw.expovariate(1 / 300.0)))
-        if number > 4 * LENGTH_MEMORY and number % 64 == 0:
-            found.append(length.mean_tokens)
-    assert found == pytest.approx([300.0] * len(found), rel=0.15)
-    assert sum(found) / len(found) == pytest.approx(300.0, rel=0.1)
-
-
-def test_lengths_that_change_are_followed() -> None:
-    length = AnswerLength()
-    for tokens in (500, 100):
-        for _ in range(4 * int(LENGTH_MEMORY)):
-            length.add(tokens)
-        assert length.mean_tokens == pytest.approx(tokens, rel=0.1)
-
 
 GOAL_S = 10.0
 #: How long a request stays, by its number, among so many.
@@ -428,23 +397,24 @@ def test_an_answer_that_takes_no_time_is_no_division_by_zero() -> None:
     ],
 )
 def test_a_replica_is_compared_with_the_median_of_the_others(values: list[float], factors: list[float | None]) -> None:
-    assert over_others(values) == [None if factor is None else pytest.approx(factor) for factor in factors]
+    assert relative_to_others(values) == [None if factor is None else pytest.approx(factor) for factor in factors]
 
 
 @given(st.lists(st.floats(0.001, 10.0), min_size=2, max_size=9))
 def test_the_median_of_the_others_is_that_of_a_list_without_the_one(values: list[float]) -> None:
     expected = [value / median(values[:row] + values[row + 1 :]) for row, value in enumerate(values)]
-    assert over_others(values) == pytest.approx(expected)
+    assert relative_to_others(values) == pytest.approx(expected)
 
 
 def test_times_between_tokens_are_unknown_before_some_streams_and_follow_a_change() -> None:
     times = DecodeTimes()
     for number in range(FIRST_STREAMS):
         assert (times.tpot_s, times.itl_s_p95) == (None, None), number
-        times.learn(1.0, tokens=101, itl_s_p95=0.03)
-    times.learn(1.0, tokens=1, itl_s_p95=None)
-    assert (times.tpot_s, times.itl_s_p95) == (pytest.approx(0.01), pytest.approx(0.03))
+        times.on_stream(1.0, tokens=101, itl_s_p95=0.03)
+    times.on_stream(1.0, tokens=1, itl_s_p95=None)
+    assert times.tpot_s == pytest.approx(0.01)
+    assert times.itl_s_p95 == pytest.approx(0.03)
     for _ in range(30):
-        times.learn(10.0, tokens=101, itl_s_p95=0.3)
+        times.on_stream(10.0, tokens=101, itl_s_p95=0.3)
     assert times.tpot_s == pytest.approx(0.1, rel=0.05)
     assert times.itl_s_p95 == pytest.approx(0.3, rel=0.05)

@@ -335,7 +335,7 @@ def test_a_replica_that_stalled_once_looks_like_its_prior_again_within_twenty_se
     speed.on_first_token(engine_s=38.0, arrived_s=30.0, prior_s=0.1, head=True)
     for _ in range(5):  # what waited with it has its token at once
         speed.on_first_token(engine_s=38.0, arrived_s=30.5, prior_s=0.1, head=True)
-    assert speed.looks_slow
+    assert speed.is_slow
     for engine_s in range(39, 59):
         speed.age(engine_s=float(engine_s))
     assert speed.factor < 1.1

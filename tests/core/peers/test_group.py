@@ -8,6 +8,7 @@ from gorgo.core.messages.kv_events import CacheSnapshot
 from gorgo.core.peers.records import PeerReport, ReplicaLoad
 from gorgo.core.prefix.index import Origin
 from tests.core.parts import STATUS, make_parts
+from tests.core.prefix_twin import as_blocks
 from tests.core.routers import a_request
 
 KEY = "key"
@@ -58,3 +59,19 @@ def test_evicted_blocks_of_pushes_count_beside_the_marks_of_peers() -> None:
     parts.feeds.set_max_blocks(2)
     parts.feeds.replace(parts.fleet.member("a").slot, CacheSnapshot("m", 16, [1, 2, 3]), now=0.0)
     assert parts.peers.evicted_prefixes()[Origin.PUSH] == 1
+
+
+def test_prompts_of_peers_fill_a_cache_as_far_as_they_are_reported() -> None:
+    """Half of a pool of eight blocks, and as much of the own: together, and not each alone."""
+    mine, other = make_parts("a"), make_parts("a")
+    for name, parts in (("me", mine), ("other", other)):
+        parts.peers.join(name, key_id=KEY)
+        parts.index.set_capacity(0, 8)
+    for parts, words in ((other, (1, 2, 3, 4)), (mine, (5, 6, 7, 8))):
+        sent = parts.dispatch(a_request(prompt_tokens=256, blocks=as_blocks(words)), now=0.0)
+        parts.prefix_updater.on_first_token(parts.open_attempt(sent.attempt_id), now=0.5)
+    mine.prefix_updater.update_fills()
+    assert mine.fleet.columns.cache_fill.tolist() == [0.5]
+    mine.peers.on_report(other.peers.report(now=1.0), now=1.0)
+    mine.prefix_updater.update_fills()
+    assert mine.fleet.columns.cache_fill.tolist() == [1.0]

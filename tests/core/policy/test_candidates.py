@@ -62,8 +62,8 @@ def test_a_new_slot_is_empty_and_an_old_one_can_be_emptied() -> None:
     }
     assert {name: value for name, value in empty.items() if name not in unknown} == {
         **dict.fromkeys(("in_flight_requests", "in_flight_tokens", "queued_prefill_tokens", "waiting_prefill_s"), 0.0),
-        **dict.fromkeys(("prefill_base_s", "prefill_token_s", "prefill_kappa_s", "salt"), 0.0),
-        **{"slowdown": 1.0, "connect_round_trips": 1.0, "answer_tokens": 128.0},
+        **dict.fromkeys(("prefill_base_s", "prefill_token_s", "prefill_kappa_s", "salt", "cache_fill"), 0.0),
+        **{"slowdown": 1.0, "connect_round_trips": 1.0},
         **dict.fromkeys(("drained_at_s", "head_began_s"), -np.inf),
         **dict.fromkeys(("shared_s", "head_shared_s", "prefill_share", "prefill_share_s"), 0.0),
         **dict.fromkeys(("head_due_s", "pace_bytes", "burst_bytes"), np.inf),

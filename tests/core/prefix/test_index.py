@@ -302,3 +302,89 @@ def test_whatever_a_client_does_another_has_what_it_had(
             getattr(index, what)(key, slot, "bob")
         index.check()
     assert index.match(own, 1).tolist() == [len(own) // 8]
+
+
+SYSTEM = (1, 2, 3, 4)
+
+
+def discounts(index: PrefixIndex, prompt: tuple[int, ...], n_slots: int, *, tokens: float = 10.0) -> list[float]:
+    """Of replicas that have what the index says, for a prompt of its blocks and nothing more."""
+    matched, shared = index.match_runs(as_blocks(prompt), n_slots, block_tokens=tokens)
+    if shared is None:
+        return [0.0] * n_slots
+    return [round(one, 6) for one in shared.discounts(matched, len(prompt) * tokens).tolist()]
+
+
+def test_a_copy_of_what_others_went_on_from_is_paid_by_those_who_will_use_it() -> None:
+    """Four sessions went on from the system prompt of four blocks on replica 0: 4 / (4 + 1 + 1) of a copy is theirs."""
+    index = index_of(None, None)
+    for session in range(4):
+        index.insert(as_blocks((*SYSTEM, 10 + session, 20 + session)), 0)
+    assert discounts(index, (*SYSTEM, 90, 91, 92, 93), 2) == [0.0, round(-40 * 4 / 6 / 80, 6)]
+    index.insert(as_blocks(SYSTEM), 1)
+    assert discounts(index, (*SYSTEM, 90, 91, 92, 93), 2) == [0.0, 0.0], "there is a copy everywhere"
+
+
+def test_turns_of_one_session_owe_their_copy_in_full() -> None:
+    index = index_of(None, None)
+    for turns in range(1, 5):
+        index.insert(as_blocks(tuple(range(3 * turns))), 0)
+    assert discounts(index, tuple(range(15)), 2) == [0.0, 0.0]
+
+
+def test_the_next_turn_of_a_session_owes_its_own_turns_and_shares_the_system_prompt() -> None:
+    """Three others went on from the four shared blocks; the eight of its own behind them are nobody else's."""
+    index = index_of(None, None)
+    own = (*SYSTEM, *range(10, 18))
+    for session in (own, (*SYSTEM, 30), (*SYSTEM, 40), (*SYSTEM, 50)):
+        index.insert(as_blocks(session), 0)
+    assert discounts(index, (*own, 18), 2) == [0.0, round(-40 * 3 / 5 / 130, 6)]
+
+
+def test_a_run_is_worth_at_least_as_much_as_those_below_it() -> None:
+    """Two groups part behind the first block; twelve prompts went on from the second run of one of them."""
+    index = index_of(None, None)
+    for session in range(12):
+        index.insert(as_blocks((1, 2, 100 + session)), 0)
+    index.insert(as_blocks((1, 3)), 0)
+    assert discounts(index, (1, 2, 90, 91), 2) == [0.0, round(-20 * 12 / 14 / 40, 6)]
+
+
+def test_a_prompt_that_parts_within_a_run_has_one_other_that_went_on() -> None:
+    index = index_of(None, None)
+    index.insert(as_blocks((1, 2, 3, 4)), 0)
+    assert discounts(index, (1, 2, 9, 9), 2) == [0.0, round(-20 * 1 / 3 / 40, 6)]
+
+
+def test_where_engines_find_a_part_of_a_prefix_a_copy_is_worth_as_much() -> None:
+    index = index_of(None, None)
+    for session in range(4):
+        index.insert(as_blocks((*SYSTEM, 10 + session)), 0)
+    shared = index.match_runs(as_blocks((*SYSTEM, 90)), 2, block_tokens=10.0)[1]
+    assert shared is not None
+    quarter = shared.found(0.25)
+    assert quarter.discounts_of_rows([10.0, 0.0], 50) == pytest.approx([0.0, -0.25 * 40 * 4 / 6 / 50])
+
+
+def test_a_prompt_that_is_cached_as_a_whole_has_nothing_to_divide() -> None:
+    index = index_of(None, None)
+    for session in range(2):
+        index.insert(as_blocks((*SYSTEM, 10 + session)), 0)
+    assert discounts(index, SYSTEM, 1) == [0.0]
+
+
+def test_fill_is_the_share_of_a_known_capacity() -> None:
+    index = index_of(8, None, 0)
+    for slot in range(3):
+        index.insert(as_blocks((1, 2)), slot)
+    assert [index.fill(slot) for slot in range(3)] == [0.25, 0.0, 0.0]
+    assert index.fill(0, blocks=4) == 0.5, "prompts of other routers"
+    assert index.fill(0, blocks=100) == 1.0
+
+
+def test_a_slot_that_is_used_again_is_empty() -> None:
+    index = index_of(4)
+    index.insert(as_blocks((1, 2, 3, 4)), 0)
+    index.remove_replica(0)
+    index.add_replica(0, capacity_blocks=4)
+    assert index.fill(0) == 0.0

@@ -12,7 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gorgo.core.prompt.fingerprint import Fingerprinter
-from gorgo.core.prompt.parse import MAX_BOUNDARIES, Marks, Prompt, bounded, message_ends, read_prompt, token_boundaries
+from gorgo.core.prompt.media import MediaParts
+from gorgo.core.prompt.parse import (
+    MAX_BOUNDARIES,
+    MAX_MEDIA_BYTES,
+    Marks,
+    Prompt,
+    bounded,
+    message_ends,
+    read_prompt,
+    token_boundaries,
+)
 from gorgo.errors import BadRequest
 
 CHAT = "/v1/chat/completions"
@@ -38,11 +48,19 @@ def test_text_parts_read_as_plain_text() -> None:
     assert chat(user({"type": "text", "text": "a"})) == chat(user("a"))
 
 
-def test_image_enters_by_a_digest_of_16_bytes() -> None:
+def test_image_enters_by_a_digest_as_long_as_its_tokens() -> None:
     other = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAB"}}
     one, two = chat(user([IMAGE])), chat(user([other]))
-    assert (len(one.text), len(two.text)) == (16, 16)
-    assert one != two
+    assert one.text == one.text[:16] * 256
+    assert (one.media, one.media_bytes) == ((MediaParts("image", 0, 1, 1024),), 4096)
+    digests = [{prompt.text[n : n + 16] for n in range(0, 4096, 16)} for prompt in (one, two)]
+    assert not digests[0] & digests[1]
+
+
+def test_media_beyond_the_bound_enter_by_their_digest_alone() -> None:
+    several = chat(user([IMAGE] * 300))
+    assert several.media == (MediaParts("image", 0, 300, 300 * 1024),)
+    assert len(several.text) == several.media_bytes == MAX_MEDIA_BYTES + 44 * 16
 
 
 def test_parts_of_other_shape_have_other_digests() -> None:
@@ -60,7 +78,7 @@ def test_parts_of_other_shape_have_other_digests() -> None:
         1.5,
     ]
     values += [None, True, [1], [1, "a"], [{}], {}, [], "\ud800"]
-    texts = {chat(user([{"type": "audio", "data": value}])).text for value in values}
+    texts = {chat(user([{"type": "file", "data": value}])).text for value in values}
     assert len(texts) == len(values)
     assert {len(text) for text in texts} == {16}
 
@@ -114,7 +132,7 @@ def test_batch_of_texts_starts_like_its_first(route: str, field: str) -> None:
 def test_media_beside_a_generate_text_come_first() -> None:
     plain = read_prompt("/generate", {"text": "what is this?"})
     shown = read_prompt("/generate", {"text": "what is this?", "image_data": "AAAA"})
-    assert shown.text[16:] == plain.text
+    assert shown.text[4096:] == plain.text
     assert shown.message_starts == ((0, "image_data"),)
     assert read_prompt("/generate", {"input_ids": [1], "image_data": "AAAA"}).tokens is None
 
@@ -159,7 +177,7 @@ def test_messages_takes_a_system_text_and_content_blocks() -> None:
         ],
     }
     prompt = read_prompt("/v1/messages", body)
-    assert prompt.text[:-16] == b'briefhi["f",{}]42'
+    assert prompt.text[:-4096] == b'briefhi["f",{}]42'
     assert [role for _, role in prompt.message_starts] == ["system", "user", "assistant", "user", "user"]
 
 
@@ -241,10 +259,11 @@ def test_every_field_that_an_engine_templates_is_in_its_place(route: str, body: 
 
 def test_media_enter_in_one_order_each_with_its_mark() -> None:
     shown = read_prompt("/generate", {"text": "t", "video_data": "v", "audio_data": "a", "image_data": "i"})
-    assert shown.message_starts == ((0, "image_data"), (16, "audio_data"), (32, "video_data"))
-    assert (len(shown.text), shown.text[-1:], shown.tokens) == (49, b"t", None)
+    assert [role for _, role in shown.message_starts] == ["image_data", "audio_data", "video_data"]
+    assert [each.kind for each in shown.media] == ["image", "audio", "video"]
+    assert (len(shown.text), shown.text[-1:], shown.tokens) == (shown.media_bytes + 1, b"t", None)
     embedded = read_prompt("/generate", {"text": "t", "input_embeds": [[0.5]], "image_data": "i"})
-    assert (embedded.message_starts, len(embedded.text)) == (((0, "image_data"),), 32)
+    assert (embedded.message_starts, len(embedded.text)) == (((0, "image_data"),), 4096 + 16)
 
 
 def test_as_many_pieces_as_the_bound_are_read() -> None:

@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 from math import ceil
 
 import pytest
 
-from gorgo.lab.calibrate.measure import Stalls, stalls, step_budget
+from gorgo.core.messages.request import EngineSample
+from gorgo.errors import CalibrationError
+from gorgo.lab.calibrate.calibration import Calibration
+from gorgo.lab.calibrate.fit import DecodePoint, PrefillPoint, fit_decode, fit_prefill
+from gorgo.lab.calibrate.measure import (
+    BATCHES,
+    PREFILL_TOKENS,
+    Bounds,
+    SharedPrefix,
+    Stalls,
+    shared_prefix,
+    stalls,
+    step_budget,
+)
 from gorgo.lab.calibrate.measured_engine import Answer
+from gorgo.lab.calibrate.run import EngineReport, measured
+from gorgo.lab.sim.engine.profiles import PROFILES, EngineProfile, find_profile
+from tests.lab.calibrate.virtual_engine import OVERHEAD_S, VirtualEngine
 
 DECODE_S, TOKENS_PER_S = 0.005, 7000.0
 
@@ -54,3 +72,271 @@ def test_a_decode_that_ends_first_or_fails_tells_nothing() -> None:
 
 def test_without_any_there_is_no_budget() -> None:
     assert step_budget([]) is None
+
+
+# A decode step that takes longer above a batch: found where it is, and nowhere else.
+
+
+LLAMA = find_profile("1xH100-Llama-3.1-8B")
+MIXTURE = find_profile("2xL40S-Qwen3.5-35B-A3B-FP8-estimate")
+
+
+def points(profile: EngineProfile, *, noise: float, seed: int) -> list[DecodePoint]:
+    """Return measured steps with relative errors of the standard deviation `noise`."""
+    draw = random.Random(seed)
+    return [
+        DecodePoint(batch, batch * context, profile.decode_s(batch, batch * context) * draw.gauss(1.0, noise))
+        for context in (300, 6200)
+        for batch in BATCHES
+    ]
+
+
+@pytest.mark.parametrize("profile", [LLAMA, MIXTURE], ids=["dense", "mixture"])
+async def test_largest_batch_with_a_graph_is_found_between_two_measured_ones(profile: EngineProfile) -> None:
+    eager = replace(profile, cuda_graph_max_batch=20, decode_eager_s=0.025)
+    again = (await calibration_of(eager, kv_capacity_tokens=eager.kv_tokens)).profile("again")
+    assert again.cuda_graph_max_batch == 20
+    assert again.decode_eager_s == pytest.approx(0.025, rel=0.05)
+    for batch, context in ((1, 100), (20, 100_000), (24, 100_000), (64, 300_000)):
+        assert again.decode_s(batch, context) == pytest.approx(eager.decode_s(batch, context), rel=0.03)
+
+
+#: The profile that is fitted to the paper has a largest graph.
+WITHOUT_JUMP = [name for name, one in PROFILES.items() if "vLLM" not in name and one.cuda_graph_max_batch is None]
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.01, 0.03, 0.1])
+@pytest.mark.parametrize("name", WITHOUT_JUMP[::4])
+def test_no_jump_is_found_where_there_is_none(name: str, noise: float) -> None:
+    for seed in range(3):
+        fit = fit_decode(points(find_profile(name), noise=noise, seed=seed))
+        assert fit.graph_max_batch is None
+        assert fit.eager_s == 0
+
+
+@pytest.mark.parametrize(("active", "experts"), [(4, 60), (1, 16), (6, 160)])
+def test_curve_of_another_number_of_experts_is_no_jump(active: int, experts: int) -> None:
+    profile = replace(MIXTURE, experts_per_token=active, experts=experts)
+    assert fit_decode(points(profile, noise=0.01, seed=1)).graph_max_batch is None
+
+
+def test_jump_is_found_among_errors_of_three_percent() -> None:
+    eager = replace(LLAMA, cuda_graph_max_batch=32, decode_eager_s=0.02)
+    fit = fit_decode(points(eager, noise=0.03, seed=1))
+    assert fit.graph_max_batch == 32
+    assert fit.eager_s == pytest.approx(0.02, rel=0.15)
+
+
+# A calibration in virtual time finds the constants of the engine that it measures.
+
+
+SMALL_POOL = replace(LLAMA, kv_tokens=150_000)
+
+
+def ignore(words: str) -> None:
+    """Show no progress."""
+    del words
+
+
+async def calibration_of(profile: EngineProfile, bounds: Bounds | None = None, **sizes: float) -> Calibration:
+    bounds = bounds or Bounds(time_s=3600.0, fill_s=60.0)
+    report = EngineReport(scheduler=profile.scheduler)
+    return await measured(
+        VirtualEngine(profile), EngineSample(**sizes), bounds, seed=1, source="test", advance=ignore, report=report
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in PROFILES if "V100" not in name])
+async def test_costs_of_every_profile_are_found_within_three_percent(name: str) -> None:
+    profile = find_profile(name)
+    calibration = await calibration_of(profile, kv_capacity_tokens=profile.kv_tokens)
+    again = calibration.profile("again")
+    for new, cached in ((64, 0), (1000, 0), (9000, 0), (20_000, 0), (500, 8000), (4000, 16_000)):
+        expected = profile.prefill_s(new, new * (cached + new / 2))
+        assert again.prefill_s(new, new * (cached + new / 2)) == pytest.approx(expected, rel=0.03)
+    for batch, context in ((1, 100), (4, 20_000), (16, 20_000), (64, 300_000)):
+        assert again.decode_s(batch, context) == pytest.approx(profile.decode_s(batch, context), rel=0.03)
+    assert again.prefill_tokens_per_s == pytest.approx(profile.prefill_tokens_per_s, rel=0.03)
+    assert calibration.capacity()["kv_tokens"] == profile.kv_tokens
+    assert calibration.prefill.overhead_s == pytest.approx(OVERHEAD_S, abs=0.002)
+    assert again.scheduler == profile.scheduler
+    assert again.block_tokens == profile.block_tokens
+    assert (again.prefix_cache, again.checkpoint_tokens) == (True, 1)
+    assert again.hit_share == pytest.approx(profile.hit_share, abs=0.02)
+    assert again.cuda_graph_max_batch == profile.cuda_graph_max_batch
+
+
+async def test_pool_that_is_not_reported_is_found_by_what_it_evicts() -> None:
+    calibration = await calibration_of(SMALL_POOL)
+    assert calibration.pool is not None
+    assert not calibration.pool.is_lower_bound
+    assert calibration.pool.tokens == pytest.approx(150_000, rel=0.06)
+
+
+async def test_pool_that_is_not_full_in_time_is_a_lower_bound_and_no_prior() -> None:
+    calibration = await calibration_of(LLAMA, Bounds(time_s=3600.0, fill_s=2.0))
+    assert calibration.pool is not None
+    assert calibration.pool.is_lower_bound
+    assert "kv_tokens" not in calibration.capacity()
+    assert "at least" in calibration.errors()["kv_tokens"]
+
+
+@pytest.mark.parametrize(("share", "step"), [(1.0, 1), (0.6, 1), (0.3, 1), (1.0, 512), (1.0, 1024)])
+async def test_what_is_found_of_a_shared_beginning_is_learned(share: float, step: int) -> None:
+    profile = replace(LLAMA, hit_share=share, checkpoint_tokens=step)
+    again = (await calibration_of(profile, kv_capacity_tokens=profile.kv_tokens)).profile("again")
+    assert again.hit_share == pytest.approx(share, abs=0.02)
+    assert again.checkpoint_tokens == step
+
+
+def test_small_divisor_that_a_few_lengths_have_by_chance_is_no_page() -> None:
+    found = [(tokens, tokens + extra) for tokens, extra in ((1103, 1), (1789, 3), (2333, 5), (3169, 1), (4211, 3))]
+    assert shared_prefix(found) == SharedPrefix(found_share=1.0, step_tokens=1)
+
+
+@pytest.mark.parametrize("chunk_tokens", [1024, 16_384])
+def test_chunk_is_found_among_errors_of_two_percent(chunk_tokens: int) -> None:
+    profile = replace(LLAMA, prefill_base_s=0.004, prefill_tokens_per_s=6800.0, chunk_tokens=chunk_tokens)
+    for seed in range(8):
+        draw, points = random.Random(seed), []
+        for new, cached in [(tokens, 0) for tokens in PREFILL_TOKENS if tokens <= 5000] + [(256, 4096)]:
+            steps_s = (ceil(new / chunk_tokens) - 1) * profile.prefill_base_s
+            seconds = steps_s + profile.prefill_s(new, new * (cached + new / 2))
+            points.append(PrefillPoint(new, cached, seconds * draw.gauss(1.0, 0.02)))
+        found = fit_prefill(points, round_trip_s=0.001)
+        if chunk_tokens > 5000:
+            assert found.chunk_tokens == chunk_tokens
+        assert found.ttft_s(700, 0) == pytest.approx(profile.prefill_s(700, 700 * 350), rel=0.03)
+
+
+def test_time_outside_of_the_steps_is_not_the_base_of_the_only_step_of_each_prompt() -> None:
+    points = [PrefillPoint(tokens, 0, 0.006 + 0.005 + tokens / 7000) for tokens in PREFILL_TOKENS if tokens <= 5000]
+    found = fit_prefill(points, round_trip_s=0.001, floor_s=0.005, most_base_s=0.0051)
+    assert found.base_s == pytest.approx(0.0051)
+    assert found.overhead_s == pytest.approx(0.0059)
+    assert found.ttft_s(1000, 0) == pytest.approx(0.011 + 1 / 7)
+
+
+@pytest.mark.parametrize(
+    "engine", [VirtualEngine(LLAMA, compile_s=0.010), VirtualEngine(LLAMA, wake_s=0.010)], ids=["length", "pause"]
+)
+async def test_what_a_new_length_or_an_idle_engine_costs_is_part_of_a_prefill(engine: VirtualEngine) -> None:
+    sizes = EngineSample(kv_capacity_tokens=450_000.0)
+    calibration = await measured(engine, sizes, Bounds(time_s=3600.0), seed=1, source="test", advance=ignore)
+    expected_s = OVERHEAD_S + 0.010 + LLAMA.prefill_s(1000, 1000 * 500)
+    assert calibration.prefill.ttft_s(1000, 0) == pytest.approx(expected_s, rel=0.03)
+
+
+async def test_no_request_starts_after_the_time_is_done() -> None:
+    engine = VirtualEngine(LLAMA)
+    bounds = Bounds(time_s=4.0)
+    with pytest.raises(CalibrationError, match="decode: 0 measured batches; expected at least 5"):
+        await measured(engine, EngineSample(), bounds, seed=1, source="test", advance=ignore)
+    assert engine.now_s() < 4.0 + LLAMA.prefill_s(24_000, 24_000 * 12_000) + OVERHEAD_S
+
+
+async def test_longer_prompts_than_the_engine_takes_are_left_out_and_reported() -> None:
+    profile = replace(LLAMA, context_tokens=9000)
+    calibration = await calibration_of(profile, kv_capacity_tokens=profile.kv_tokens)
+    assert calibration.profile("again").prefill_tokens_per_s == pytest.approx(LLAMA.prefill_tokens_per_s, rel=0.03)
+    assert "longer than the model's context length" in calibration.refused[0]
+
+
+async def test_engine_without_reports_of_cached_tokens_is_calibrated_without_what_needs_them() -> None:
+    engine = VirtualEngine(LLAMA, reports_cached=False)
+    calibration = await measured(engine, EngineSample(), Bounds(time_s=3600.0), seed=1, source="test", advance=ignore)
+    assert calibration.pool is None
+    assert calibration.shared is None
+    assert "not measured" in calibration.errors()["shared_prefix"]
+    assert calibration.profile("again").prefill_tokens_per_s == pytest.approx(LLAMA.prefill_tokens_per_s, rel=0.03)
+
+
+async def test_whole_blocks_that_vllm_finds_are_its_blocks() -> None:
+    profile = replace(find_profile("1xH100-Llama-3.1-8B-vLLM"), block_tokens=128)
+    again = (await calibration_of(profile, kv_capacity_tokens=profile.kv_tokens)).profile("again")
+    assert (again.scheduler, again.block_tokens, again.checkpoint_tokens) == ("vllm", 128, 1)
+
+
+async def test_pool_of_vllm_that_is_not_reported_is_found_by_what_it_evicts() -> None:
+    profile = replace(find_profile("1xH100-Llama-3.1-8B-vLLM"), kv_tokens=150_000)
+    calibration = await calibration_of(profile)
+    assert calibration.pool is not None
+    assert calibration.pool.tokens == pytest.approx(150_000, rel=0.06)
+
+
+@pytest.mark.parametrize("name", ["1xH100-Llama-3.1-8B", "1xH100-Llama-3.1-8B-vLLM"])
+async def test_engine_without_a_prefix_cache_is_found(name: str) -> None:
+    profile = replace(find_profile(name), prefix_cache=False)
+    calibration = await calibration_of(profile)
+    again = calibration.profile("again")
+    assert (again.prefix_cache, again.hit_share, again.checkpoint_tokens) == (False, 1.0, 1)
+    assert calibration.pool is None
+    assert calibration.errors()["shared_prefix"] == "nothing is found of any: no prefix cache"
+    assert calibration.errors()["kv_tokens"] == "not measured: there is no prefix cache"
+    assert again.prefill_tokens_per_s == pytest.approx(profile.prefill_tokens_per_s, rel=0.03)
+
+
+async def test_settings_that_the_engine_reports_are_used() -> None:
+    report = EngineReport(chunk_tokens=3000, context_tokens=40_960, max_running_requests=48)
+    profile = replace(LLAMA, chunk_tokens=3000)
+    calibration = await measured(
+        VirtualEngine(profile),
+        EngineSample(kv_capacity_tokens=450_000.0),
+        Bounds(time_s=3600.0),
+        seed=1,
+        source="test",
+        advance=ignore,
+        report=report,
+    )
+    again = calibration.profile("again")
+    assert (again.chunk_tokens, again.context_tokens, again.max_running_requests) == (3000, 40_960, 48)
+    assert again.prefill_base_s == pytest.approx(LLAMA.prefill_base_s, rel=0.03)
+    assert calibration.capacity()["max_running_requests"] == 48
+
+
+class DyingEngine(VirtualEngine):
+    """An engine whose process ends after so many calls."""
+
+    def __init__(self, profile: EngineProfile, *, calls: int) -> None:
+        super().__init__(profile)
+        self.calls = calls
+
+    async def generate(self, prompts: Sequence[str], *, output_tokens: int) -> list[Answer]:
+        self.calls -= 1
+        if self.calls < 0:
+            return [Answer(None, None, (), "ConnectError: refused", is_connected=False) for _ in prompts]
+        return await super().generate(prompts, output_tokens=output_tokens)
+
+
+@pytest.mark.parametrize("calls", [2, 30, 75, 100])
+async def test_engine_that_dies_ends_the_measurement_with_the_reason(calls: int) -> None:
+    engine = DyingEngine(SMALL_POOL, calls=calls)
+    with pytest.raises(CalibrationError, match=r"stopped answering after \d+ requests: ConnectError: refused"):
+        await measured(engine, EngineSample(), Bounds(time_s=3600.0), seed=1, source="test", advance=ignore)
+    assert engine.calls == -3
+
+
+async def test_one_broken_connection_is_a_failed_request_only() -> None:
+    class Interrupted(DyingEngine):
+        async def generate(self, prompts: Sequence[str], *, output_tokens: int) -> list[Answer]:
+            answers = await super().generate(prompts, output_tokens=output_tokens)
+            self.calls = 1_000_000 if self.calls < 0 else self.calls
+            return answers
+
+    calibration = await measured(
+        Interrupted(LLAMA, calls=20),
+        EngineSample(kv_capacity_tokens=450_000.0),
+        Bounds(time_s=3600.0),
+        seed=1,
+        source="test",
+        advance=ignore,
+    )
+    assert calibration.refused == ("ConnectError: refused",)
+    assert calibration.profile("again").prefill_tokens_per_s == pytest.approx(LLAMA.prefill_tokens_per_s, rel=0.03)
+
+
+@pytest.mark.parametrize("budget", [512, 2048, 8192])
+async def test_step_budget_of_vllm_is_found_by_gaps_beside_a_prompt(budget: int) -> None:
+    profile = replace(find_profile("1xH100-Llama-3.1-8B-vLLM"), chunk_tokens=budget, max_running_requests=128)
+    calibration = await calibration_of(profile, kv_capacity_tokens=profile.kv_tokens)
+    assert calibration.profile("again").chunk_tokens == budget

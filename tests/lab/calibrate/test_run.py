@@ -34,7 +34,7 @@ from gorgo.lab.sim.engine.model import EngineModel
 from gorgo.lab.sim.engine.profiles import EngineProfile, find_profile
 from gorgo.lab.sim.engine.request import EngineRequest
 from gorgo.live.logs import Finished, RequestLogFile
-from tests.lab.calibrate.test_measured import ignore
+from tests.lab.calibrate.test_measure import ignore
 from tests.lab.engine_server.conftest import QUICK, serving
 
 Answer = Callable[[web.Request], web.Response]

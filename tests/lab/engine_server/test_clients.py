@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from array import array
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import aiohttp
 import anthropic
 import openai
 import pytest
+from msgspec import msgpack
 from pydantic import BaseModel
 
-from gorgo.lab.engine_server import replica
+from gorgo.core.prefix.kv_source import chain_hashes
+from gorgo.core.prompt.fingerprint import Fingerprinter
+from gorgo.lab.engine_server import replica, run_engine
+from gorgo.lab.engine_server.push import PushTarget
+from gorgo.live.kv_events.sockets import import_zmq
+from gorgo.live.parsing.json_body import read_fields
+from gorgo.live.prompt_tokens import PromptTokens
+from gorgo.live.tokens.model_tokens import ModelTokens
 from tests.lab.engine_server.client import post
-from tests.lab.engine_server.conftest import Start, serving
+from tests.lab.engine_server.conftest import QUICK, Start, serving
+from tests.lab.engine_server.test_reporter import listening, until
+from tests.live.kv_events.extra import needs_zmq
 from tests.real.served import Served, served
 
 WEATHER = {
@@ -375,3 +387,121 @@ async def test_a_message_that_is_not_simulated_is_a_400(
         "type": "error",
         "error": {"type": "invalid_request_error", "message": said},
     }
+
+
+# What a proxy counts for `tokenizer: simulated` is what a simulated engine reports, on every route.
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+FUNCTION_TOOL = {
+    "type": "function",
+    "function": {"name": "f", "description": "ü", "parameters": {"type": "object"}},
+}
+BODIES: list[tuple[str, dict[str, Any]]] = [
+    (
+        "/v1/chat/completions",
+        {"messages": [{"role": "system", "content": "Kürze"}, {"role": "user", "content": "Hello"}]},
+    ),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "text", "text": "abc"}, IMAGE]}]}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "tools": [FUNCTION_TOOL]}),
+    ("/v1/completions", {"prompt": "The replica is here"}),
+    ("/v1/completions", {"prompt": [5, 6, 7, 8, 9]}),
+    ("/generate", {"text": "The replica is here", "sampling_params": {"max_new_tokens": 4}}),
+    ("/generate", {"input_ids": [5, 6, 7]}),
+    ("/v1/embeddings", {"input": "The replica"}),
+    ("/v1/messages", {"system": "Kürze", "messages": [{"role": "user", "content": "Hello"}]}),
+    ("/v1/responses", {"instructions": "Kürze", "input": "Hello there", "store": False}),
+]
+
+
+@pytest.mark.parametrize(("route", "body"), BODIES)
+async def test_counted_tokens_are_the_reported_ones(
+    engine: aiohttp.ClientSession, route: str, body: dict[str, Any]
+) -> None:
+    whole = {"model": "test", "max_tokens": 4, **body}
+    fields = read_fields(route, json.dumps(whole).encode(), Fingerprinter(key=1))
+    prompts = PromptTokens({"test": ModelTokens("test")}, lambda _: (16,), lambda _: None)
+    exact = await prompts.exact_prompt(route, fields, model="test", base="test")
+    assert exact is not None
+    async with engine.post(route, json=whole) as response:
+        answer = await response.json()
+        assert response.status == 200, answer
+    assert exact.tokens == _reported(answer)
+
+
+def _reported(answer: dict[str, Any]) -> int:
+    usage = answer.get("usage") or answer["meta_info"]
+    found: object = usage.get("prompt_tokens", usage.get("input_tokens"))
+    assert isinstance(found, int), usage
+    cached: int = usage.get("cache_read_input_tokens") or 0
+
+    return found + cached
+
+
+# `gorgo engine` that both publishes KV events and pushes its cache: each has every change.
+
+
+LAST = b"\xff" * 8
+
+
+@asynccontextmanager
+async def serving_reports(push_url: str) -> AsyncIterator[str]:
+    """Yield the address of an engine with both reports."""
+    stop, bound = asyncio.Event(), asyncio.get_running_loop().create_future()
+    engine = asyncio.create_task(
+        run_engine(
+            name="test",
+            profile=QUICK,
+            rtt_ms=0.0,
+            seed=0,
+            host="127.0.0.1",
+            port=0,
+            ready=lambda host, port: bound.set_result(f"http://{host}:{port}"),
+            stop=stop,
+            push=PushTarget(url=push_url, replica="r0", model="gorgo-sim", token="secret"),
+            kv_events="tcp://127.0.0.1:0",
+            notify=lambda _: None,
+        )
+    )
+    try:
+        yield await bound
+    finally:
+        stop.set()
+        await engine
+
+
+async def replayed(port: int) -> list[dict[str, Any]]:
+    """Return all events that the engine has published."""
+    zmq = import_zmq()
+    context = zmq.asyncio.Context()
+    try:
+        replays = context.socket(zmq.DEALER)
+        replays.connect(f"tcp://127.0.0.1:{port}")
+        await replays.send_multipart([b"", bytes(8)])
+        events: list[dict[str, Any]] = []
+        while (frames := await replays.recv_multipart())[-2] != LAST:
+            events += msgpack.decode(frames[-1])[1]
+        return events
+    finally:
+        context.destroy(linger=0)
+
+
+@needs_zmq
+async def test_an_engine_pushes_the_blocks_that_its_events_name() -> None:
+    async with AsyncExitStack() as running, asyncio.timeout(10):
+        # The first push is refused, so that the next one comes half a second later: with the blocks of the prompt.
+        proxy = await running.enter_async_context(listening((503, {})))
+        url = await running.enter_async_context(serving_reports(proxy.url))
+        session = await running.enter_async_context(aiohttp.ClientSession(url))
+        body = {"model": "gorgo-sim", "prompt": "".join(f"{number:04d}" for number in range(512)), "max_tokens": 1}
+        async with session.post("/v1/completions", json=body) as answer:
+            assert answer.status == 200
+        await until(lambda: any(hashes for _, _, hashes in proxy.pushes))
+        async with session.get("/server_info") as answer:
+            port = (await answer.json())["kv_events"]["replay_endpoint_port_base"]
+        events = await replayed(port)
+    (query, pushed) = next((query, hashes) for _, query, hashes in proxy.pushes if hashes)
+    assert {event["type"] for event in events} == {"BlockStored"}
+    tokens = array("I", [token for event in events for token in event["token_ids"]])
+    assert len(tokens) >= 512
+    assert sorted(pushed) == sorted(chain_hashes(tokens.tobytes(), block_tokens=int(query["block_tokens"])))

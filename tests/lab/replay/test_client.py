@@ -72,11 +72,38 @@ def test_a_stream_that_is_no_whole_answer_says_why(stream: bytes, said: str) -> 
     assert error.startswith(said)
 
 
-@pytest.mark.parametrize(("behind", "whole"), [(4088, True), (4089, False)])
-def test_the_end_is_looked_for_in_the_last_bytes(behind: int, whole: bool) -> None:
-    """`[DONE]` and two line ends are 8 of the last 4,096 bytes."""
-    error = read((1.0, token() + DONE + b":" * behind)).error()
-    assert (error is None) == whole
+STOP = event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+
+
+@pytest.mark.parametrize("end", [STOP, usage(10, 4, 3), STOP + usage(10, 4, 3), DONE, b"data:[DONE]\n\n"])
+def test_a_stream_is_whole_by_any_end_that_the_proxy_takes(end: bytes) -> None:
+    for stream in (token() + token() + end, (token() + token() + end).replace(b"\n", b"\r\n")):
+        assert read((1.0, stream)).error() is None
+    assert read((1.0, token() + end), (2.0, b": ping\n\n" * 600)).error() is None
+
+
+def test_a_token_with_a_running_usage_is_a_token() -> None:
+    counted = {"choices": [{"index": 0, "delta": {"content": "a"}}], "usage": {"prompt_tokens": 9}}
+    reader = read((1.0, event(counted)), (1.5, event(counted)), (1.75, event(counted)), (3.0, STOP), (4.0, DONE))
+    assert reader.gaps_s == [0.5, 0.25]
+
+
+def test_text_that_looks_like_an_end_or_a_usage_is_a_token() -> None:
+    reader = read((1.0, token()), (1.5, token("[DONE]")), (1.75, token('"usage": {')), (2.0, DONE))
+    assert reader.gaps_s == [0.5, 0.25]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        {"object": "error", "message": "x", "code": 500},
+        {"message": "x", "error": {"code": 500}},
+        {"error": {"message": "x", "code": 400}},
+        {"type": "error", "error": {"type": "overloaded_error"}},
+    ],
+)
+def test_an_error_event_of_any_form_is_an_error(error: object) -> None:
+    assert str(read((1.0, token() + event(error) + DONE)).error()).startswith("stream error")
 
 
 def test_text_that_looks_like_an_error_event_is_text() -> None:

@@ -220,7 +220,7 @@ class SiteUpstream:
         self._open = partial(shell.open, replica)
 
     async def open(
-        self, _path: str, headers: Sequence[Header], _body: bytes, *, on_sent: Callable[[], None]
+        self, _path: str, headers: Sequence[Header], _body: bytes, *, repeatable: bool, on_sent: Callable[[], None]
     ) -> SiteSource:
         on_sent()
         return await self._open(headers)

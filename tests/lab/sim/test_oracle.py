@@ -10,6 +10,7 @@ import pytest
 
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.policy.interface import Choice, Policy
+from gorgo.core.prefix.residency import SharedRuns
 from gorgo.lab.sim.engine.engines import Engine as AnyEngine
 from gorgo.lab.sim.engine.model import EngineModel
 from gorgo.lab.sim.engine.request import EngineRequest
@@ -73,6 +74,8 @@ def test_terms_are_as_computed_by_hand() -> None:
         "queue": [190.0 - 5.0 - 60.0, 0.0],
         "prefill": [60.0, 60.0],
         "externality": [(0.15 * 60.0 + 25.0) * 2, 0.0],
+        "room": [0.0, 0.0],
+        "shared": [0.0, 0.0],
     }
     assert chosen.row == 1
     assert chosen.predicted_ttft_s == pytest.approx(0.160)
@@ -82,6 +85,20 @@ def test_a_replica_that_was_sent_many_prefills_is_priced_as_by_gorgo_ms() -> Non
     shares: dict[str, Any] = {"prefill_share": [0.5, 0.25], "prefill_share_s": [0.0, 0.0]}
     chosen = choose(looking(Engine(0.010), Engine(0.100)), table(2, names=NAMES, **shares), asked=ask(b"z" * 50))
     assert chosen.terms["externality"].round(6).tolist() == [400.0, 200.0]
+
+
+def test_it_knows_how_full_a_pool_is_and_who_lacks_a_shared_run() -> None:
+    """The near pool has a prompt of 100 tokens, of which the index knows nothing; half of all tokens are found."""
+    near, far = Engine(0.010), Engine(0.100)
+    near.serve(b"s" * 80 + b"x" * 20)
+    capacity = near.model.cache.capacity_tokens
+    rows = replace(table(2, names=NAMES), shared=SharedRuns([80.0, 0.0], [0.0, 40.0]), found_share=0.5)
+    terms = choose(looking(near, far), rows, asked=ask(b"s" * 80 + b"y" * 20)).terms
+    full = 1.0 - near.model.cache.free_tokens / capacity
+    assert full == pytest.approx(101 / capacity, abs=2 / capacity)
+    assert terms["prefill"].round(6).tolist() == [30.0, 110.0]
+    assert terms["room"] == pytest.approx([30.0 * full * 0.5, 0.0])
+    assert terms["shared"] == pytest.approx([0.0, -110.0 * 40 / 100], rel=1e-6)
 
 
 def test_an_engine_of_vllm_decodes_beside_the_newcomers_prompt() -> None:

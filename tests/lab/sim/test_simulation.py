@@ -401,3 +401,23 @@ def test_who_waits_goes_as_soon_as_an_operator_has_made_room() -> None:
     simulated.router.replicas.drain(NEAR, now=0.0)
     (record,) = simulated.run([one(at_s=1.0)]).records
     assert (record.status, record.queued_s) == (200, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("policy", "given", "interval_s"), [("load-prefix", None, 1.0), ("gorgo-ms", None, 30.0), ("load-prefix", 7.0, 7.0)]
+)
+def test_scrapes_are_as_frequent_as_the_policy_needs_as_in_the_proxy(
+    policy: str, given: float | None, interval_s: float
+) -> None:
+    simulated = Simulation(three_regions(), make_policy(policy), seed=0, scrape_interval_s=given)
+    asked: list[float] = []
+    every = simulated.kernel.every
+
+    def asked_every(interval_s: float, handler: Callable[[], None]) -> None:
+        asked.append(interval_s)
+        every(interval_s, handler)
+
+    simulated.kernel.every = asked_every  # type: ignore[method-assign]
+    simulated.run([])
+    assert interval_s in asked
+    assert simulated.router.settings.limits.stale_after_s == 90.0

@@ -118,6 +118,8 @@ async def test_weights_set_live_are_in_the_terms_of_the_next_decision(start: Sta
                 "queue": pytest.approx(weights["m_queue"] * outlook["queue"], abs=2e-3),
                 "prefill": pytest.approx(outlook["prefill"]),
                 "externality": pytest.approx(weights["lambda"] * outlook["prefill"] + weights["delta"]),
+                "room": 0.0,
+                "shared": 0.0,
             }
             assert min(row["terms"]["rtt"], row["terms"]["prefill"]) > 0.0
         fleet.replicas[0].release.set()

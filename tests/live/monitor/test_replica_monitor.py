@@ -58,7 +58,7 @@ class Engine:
     def has_name(self) -> bool:
         return self.addresses is not None
 
-    async def look_up(self) -> frozenset[str]:
+    async def resolve_name(self) -> frozenset[str]:
         self.looked_up.append(asyncio.get_running_loop().time())
         if not self.addresses:
             raise OSError("no answer")
@@ -690,7 +690,7 @@ def test_name_with_several_addresses_is_warned_of_once_and_dns_may_be_away(caplo
     async def test(watch: Watch) -> None:
         for addresses in (["10.0.0.1", "fd00::1"], ["10.0.0.1", "10.0.0.2"], [], ["10.0.0.1", "10.0.0.2", "10.0.0.3"]):
             watch.engine.addresses = addresses
-            await watch.watcher.look_up()
+            await watch.watcher.resolve_name()
 
     watched(test)
     (said,) = [record for record in caplog.records if record.getMessage() == "replica_has_several_addresses"]

@@ -21,7 +21,9 @@ QUICK = stream(delta("x"), DONE)
 
 
 async def post(followed: Followed, name: str, url: str, **keys: Any) -> httpx.Response:
-    return await followed.fleet.admin.post("/admin/replicas", json={"name": name, "region": "here", "url": url, **keys})
+    return await followed.fleet.admin.post(
+        "/admin/replicas", json={"name": name, "region": "here", "engine": "sglang", "url": url, **keys}
+    )
 
 
 async def delete(followed: Followed, name: str) -> httpx.Response:

@@ -73,9 +73,13 @@ async def test_a_failed_attempt_and_its_retry_have_lines_and_one_answer_in_one_p
     await fleet.stop()
     lines = [json.loads(line) for line in path.read_text().splitlines()[1:]]
     results = Counter((line["result"], line["censored"]) for line in lines)
-    assert results == {("failed_before_content", True): 1, ("completed", False): 1, ("completed", None): 1}
-    found = read_outcomes(path, ("prompt_tokens",))
-    assert len(found.rows) + found.left_out == len(lines)
+    assert results == {("failed_before_content", True): 1, ("completed", False): 2}
+    (whole,) = (line for line in lines if line["unstreamed"])
+    assert (whole["ttft_s"], whole["e2e_s"] > 0.0) == (None, True)
+    found = read_outcomes(path, ("prompt_tokens", "streamed"))
+    assert (len(found.rows), found.left_out) == (3, 0)
+    assert found.rows.unstreamed.tolist() == [line["unstreamed"] for line in lines]
+    assert found.rows.ttft_s[found.rows.unstreamed].tolist() == [whole["e2e_s"]]
 
 
 def test_a_wrong_path_is_refused_at_the_start(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from aiohappyeyeballs import start_connection
 
 from gorgo.live.upstream import address, client
 from gorgo.live.upstream import client as pool
-from gorgo.live.upstream.address import MISSING_LOOK_UPS, Address
+from gorgo.live.upstream.address import MISSING_ANSWERS, Address
 from gorgo.live.upstream.client import POOL_EXHAUSTED, UpstreamClient, UpstreamError
 from tests.live.upstream.engine import OK, Speak, listening, whole
 from tests.live.upstream.engine import engine as plain_engine
@@ -245,11 +245,11 @@ async def test_name_that_moves_is_followed_by_requests_on_kept_connections(monke
         upstream.on_replaced(lambda before, now: moved.append((before, now)))
         await upstream.fetch("/", timeout_s=5.0)
         names.addresses = ["127.0.0.3"]
-        for _ in range(MISSING_LOOK_UPS - 1):
-            await upstream.look_up()
+        for _ in range(MISSING_ANSWERS - 1):
+            await upstream.resolve_name()
             await upstream.fetch("/", timeout_s=5.0)
         assert (served, moved) == ({"127.0.0.2": 2, "127.0.0.3": 0}, []), "one answer without it is no proof"
-        assert await upstream.look_up() == {"127.0.0.3"}
+        assert await upstream.resolve_name() == {"127.0.0.3"}
         await upstream.fetch("/", timeout_s=5.0)
         assert (served, moved) == ({"127.0.0.2": 2, "127.0.0.3": 1}, [("127.0.0.2", "127.0.0.3")])
         await upstream.aclose()
@@ -265,8 +265,8 @@ async def test_answer_in_progress_ends_on_the_address_that_left_and_its_connecti
         )
         source = await upstream.open("/", [], b"x")
         names.addresses = ["127.0.0.3"]
-        for _ in range(MISSING_LOOK_UPS):
-            await upstream.look_up()
+        for _ in range(MISSING_ANSWERS):
+            await upstream.resolve_name()
         async with source.chunks() as chunks:
             assert b"".join([chunk async for chunk in chunks]) == b"ok"
         await source.aclose()
@@ -283,7 +283,7 @@ async def test_name_with_two_addresses_stays_with_one_until_that_one_fails(monke
         with socket.create_server(("127.0.0.3", place.port)):
             for order in (["127.0.0.2", "127.0.0.3"], ["127.0.0.3", "127.0.0.2"], ["127.0.0.3"]):
                 names.addresses = order
-                await place.look_up()
+                await place.resolve_name()
                 connected = await place.open_socket()
                 assert connected.getpeername()[0] == "127.0.0.2"
                 assert not place.is_replaced("127.0.0.2")
@@ -302,7 +302,7 @@ async def test_request_never_waits_for_dns_while_an_address_is_known(monkeypatch
         (await place.open_socket()).close()
         names.addresses, asked = None, names.asked
         with pytest.raises(socket.gaierror):
-            await place.look_up()
+            await place.resolve_name()
         (await place.open_socket()).close()
         assert (names.asked, place.addresses) == (asked + 1, frozenset({"127.0.0.2"}))
 

@@ -195,3 +195,39 @@ def test_memory_that_an_upload_needs_is_given_up_and_the_answer_is_not_continued
         assert budget.used_bytes == 0
 
     virtually(test, [broken(5.0, said("z"), LOST)], [REST])
+
+
+def test_a_replica_whose_streams_all_stand_still_loses_them_long_before_the_bound_of_silence() -> None:
+    async def test(proxy: VirtualProxy) -> None:
+        answered = await proxy.ask(STREAM)
+        assert text_of(answered.body) == "abcd"
+        assert answered.at_s == pytest.approx(5.3)
+        assert proxy.total("gorgo_streams_continued_total", reason="stalled") == 1.0
+
+    virtually(test, [broken(100.0, said("late"), DONE)], [REST])
+
+
+def test_a_stream_that_pauses_while_others_of_its_replica_go_on_is_waited_for() -> None:
+    lively = Script([*(step for _ in range(30) for step in (said("y"), 1.0)), said("", "stop"), DONE])
+    paused = Script([said("a"), 0.1, 20.0, said("b"), said("", "stop"), DONE])
+
+    async def test(proxy: VirtualProxy) -> None:
+        first = asyncio.create_task(proxy.ask(STREAM))
+        await asyncio.sleep(0.01)
+        proxy.replicas["r1"].scripts = [REST]
+        second = asyncio.create_task(proxy.ask(STREAM))
+        await asyncio.sleep(0.01)
+        third = asyncio.create_task(proxy.ask(STREAM))
+        assert text_of((await first).body) == "y" * 30
+        await second
+        assert text_of((await third).body) == "ab"
+        assert proxy.total("gorgo_streams_continued_total", reason="stalled") == 0.0
+
+    virtually(test, [lively, paused], [REST])
+
+
+def test_a_stalled_stream_without_another_replica_is_waited_for() -> None:
+    async def test(proxy: VirtualProxy) -> None:
+        assert text_of((await proxy.ask(STREAM)).body) == "ablate"
+
+    virtually(test, [broken(30.0, said("late"), DONE)])

@@ -235,3 +235,19 @@ async def test_nobody_speaks_beside_the_last_words(start: Start, monkeypatch: py
     await proxy.stop()
     assert "stopping" in (await request).text
     assert open_attempts == [0]
+
+
+async def test_a_plain_answer_of_a_replica_that_probes_eject_comes_from_another_one(start: Start) -> None:
+    second = answer(200, b'{"choices": [], "from": "second"}')
+    proxy, near = await hedging(start, hang(), second, hedge_budget_ratio=0.01)
+    task = asyncio.create_task(proxy.client.post(CHAT, content=chat()))
+    await until(lambda: near.arrived.is_set())
+    routing = proxy.state.routing
+    routing.router.replicas.drain("r1", False, now=routing.clock())
+    for _ in range(3):
+        routing.gateway.apply(routing.router.replicas.on_probe("r0", None, now=routing.clock()))
+    response = await asyncio.wait_for(task, 10)
+    assert (response.status_code, response.json()["from"]) == (200, "second")
+    assert response.headers["x-gorgo-replica"] == "r1"
+    await asyncio.wait_for(near.dropped.wait(), 10)
+    await proxy.idle()

@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import json
 import random
+from base64 import b64encode
 
 import httpx
 import pytest
@@ -114,6 +115,19 @@ async def test_encoded_stream_is_passed_at_once(start: Start) -> None:
         fleet.replicas[0].release.set()
         rest = b"".join([chunk async for chunk in raw])
     assert first + rest == packed + late
+
+
+async def test_an_image_is_priced_by_its_size_and_then_as_its_model_reports(start: Start) -> None:
+    usage = event({"choices": [], "usage": {"prompt_tokens": 3000, "completion_tokens": 1}})
+    fleet = await start.fleet([stream(delta("a"), usage, DONE)])
+    head = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + (1120).to_bytes(4, "big") * 2
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{b64encode(head).decode()}"}}
+    for tokens in (1601, 3000):  # 40 x 40 patches of 28 pixels and a word, and as reported
+        body = chat(messages=[{"role": "user", "content": [image, {"type": "text", "text": "what"}]}], stream=True)
+        response = await fleet.client.post("/v1/chat/completions", content=body)
+        (decision,) = fleet.state.routing.router.view.decisions(response.headers["x-request-id"])
+        assert decision.prompt_tokens == tokens
+    await fleet.idle()
 
 
 async def test_nothing_is_sent_before_the_first_content(start: Start) -> None:

@@ -71,6 +71,7 @@ def _no_fault_of_our_own(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     assert [record for record in caplog.get_records("call") if record.levelno >= logging.ERROR] == []
 
 
+WHOLE_ANSWER = b'{"choices": [{"message": {"content": "a b c"}}], "usage": {"completion_tokens": 3}}'
 #: Answers that end before anything could be believed: another replica answers instead.
 WITHHELD = {
     "fewer bytes than the length": says(JSON + b"content-length: 100\r\n\r\n{}", close=True),
@@ -142,6 +143,33 @@ async def test_answer_that_cannot_be_replaced_is_a_clear_error(fleet: Fleet) -> 
         assert response.status_code in (502, 503, 504), lie
         assert response.json()["error"]["type"] == "server_error", lie
         assert "location" not in response.headers, lie
+    await running.idle()
+
+
+@pytest.mark.parametrize(
+    ("lie", "streamed"),
+    [
+        (whole(b'{"object": "chat.completion", "id": "x"}'), False),
+        (says(SSE + CHUNKED + chunk(DONE) + END), True),
+    ],
+    ids=["JSON without choices", "[DONE] alone"],
+)
+async def test_few_clients_see_answers_without_an_answer_while_the_other_kind_goes_well(
+    fleet: Fleet, lie: Speaker, streamed: bool
+) -> None:
+    good = {True: says(SSE + CHUNKED + chunk(GOOD * 3 + DONE) + END), False: whole(WHOLE_ANSWER)}
+    running, liar = await fleet(lie)
+    running.replicas[0].scripts[:] = [answer(200, WHOLE_ANSWER)]
+    seen = 0
+    for _ in range(12):
+        for kind in (True, False):
+            liar.speak = lie if kind is streamed else good[kind]
+            response = await running.client.post(CHAT, content=chat(stream=kind))
+            assert response.status_code == 200
+            bad = response.headers["x-gorgo-replica"] == "liar" and kind is streamed
+            seen += bad
+    assert liar.posts >= 3
+    assert seen <= 3
     await running.idle()
 
 

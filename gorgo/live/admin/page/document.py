@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from gorgo import formatting
@@ -214,6 +215,13 @@ PEERS_SHOWN = 32
 _COLUMNS = ("router", "last report", "policy", "weights", "frozen", "draining", "ejected", "differs")
 
 
+def routes_section(status: Snapshot) -> Iterator[Html]:
+    """Yield the routes of a policy that learns some, with ages and evictions."""
+    if status.routes is not None:
+        line = tag("p", formatting.routes_line(asdict(status.routes)), class_="quiet")
+        yield tag("section", tag("h2", "Routes"), line)
+
+
 def peers_section(status: Snapshot) -> Iterator[Html]:
     """Yield the state of the link, and a row per router."""
     store = status.store
@@ -267,6 +275,7 @@ class Writer:
             "fleet": fleet_section,
             "sources": sources_section,
             "peers": peers_section,
+            "routes": routes_section,
             "clients": clients_section,
             "decisions": DecisionsSection(),
             "weights": WeightsSection(),
@@ -335,6 +344,7 @@ def _sections(parts: Mapping[str, Html]) -> list[Html]:
         tag("section", tag("h2", "Fleet"), _part(parts, "fleet")),
         _part(parts, "sources"),
         _part(parts, "peers"),
+        _part(parts, "routes"),
         _part(parts, "clients"),
         tag("section", tag("h2", "Last decisions ", wait), _part(parts, "decisions")),
         tag("section", tag("h2", "Weights"), _part(parts, "weights")),

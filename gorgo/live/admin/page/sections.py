@@ -182,7 +182,8 @@ def _learned(row: ReplicaStatus) -> Iterator[Child]:
     if cache is None:
         yield formatting.UNKNOWN
     else:
-        yield tag("span", cache.stats.source, title=formatting.cache_line(cache.as_dict()))
+        source = cache.stats.source if cache.unused is None else "history"
+        yield tag("span", source, title=formatting.cache_line(cache.as_dict()))
     factor = view.prefill_slowdown
     yield tag("span", formatting.count(view.prefill_tokens_per_s), title=f"prefills take {factor:.2f} times the prior")
     gaps = f"p95 of inter-token times {formatting.ms(view.itl_ms_p95)} ms"

@@ -137,6 +137,8 @@ _EJECTED = {
 }
 
 
+#: Replicas named in an alert.
+NAMES_SHOWN = 4
 #: Poison prompts with a line of their own; a client can make many of them.
 MOST_POISON = 3
 
@@ -215,12 +217,14 @@ def alerts(
     poison: Sequence[PoisonPrompt] = (),
     now: float = 0.0,
     signals: Sequence[str] = (),
+    unused: Mapping[str, Sequence[str]] | None = None,
 ) -> list[Alert]:
     """Return all alerts, worst first.
 
     `failures` has the cause of a replica's last failure, `not_ready` why no request could be served, `sources` the rows
     of fleet sources, `store` the link to the store of several routers, `poison` the prompts that replicas went down
-    under, as of `now`, `signals` what is older than the policy needs.
+    under, as of `now`, `signals` what is older than the policy needs, `unused` the replicas
+    whose reports of caches no decision uses, by the reason.
     """
     failures = failures or {}
     found = [
@@ -235,9 +239,18 @@ def alerts(
     found += [] if store is None else _of_store(store)
     found += [Alert("warn", f"Edit not in force: {text}") for text in waiting]
     found += [Alert("warn", text) for text in signals]
+    found += [
+        Alert("warn", f"Reports of caches are not used ({_few(names)}): history: {reason}")
+        for reason, names in (unused or {}).items()
+    ]
     if out_of_range:
         found.append(Alert("warn", f"Weights outside the policy's box: {', '.join(out_of_range)}"))
     return sorted(found, key=lambda alert: alert.level != "bad")
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return ", ".join(names[:NAMES_SHOWN]) + more
 
 
 def _of_refusals(views: Sequence[ReplicaSnapshot], replicas: Mapping[str, ReplicaConfig]) -> Iterator[Alert]:
@@ -474,6 +487,10 @@ def take_snapshot(state: LiveState) -> Snapshot:
     differing, missing = differences(state), state.why_not_ready()
     store = None if state.routing.peer_store is None else state.routing.peer_store.as_dict()
     sources = state.replicas.found.as_rows(now)
+    caches, unused = state.cache_states(), defaultdict[str, list[str]](list)
+    for name, cache in caches.items():
+        if cache.unused is not None:
+            unused[cache.unused].append(name)
     return Snapshot(
         boot_id=router.boot_id,
         region=state.config.proxy.region,
@@ -501,11 +518,12 @@ def take_snapshot(state: LiveState) -> Snapshot:
             signals=scrape_warnings(
                 state.config.proxy.scrape_interval_s, [each for each in (settings.policy, settings.shadow) if each]
             ),
+            unused=unused,
         ),
         stats=stats,
         span_s=_span_s(samples, now=now, up_s=now - state.started_s),
         ttft_series=ttft_series(samples, now=now, up_s=now - state.started_s),
-        regions=_regions(state, views, samples),
+        regions=_regions(state, views, samples, caches),
         unreachable_regions=router.view.unreachable_regions,
         policy=router.settings.policy.name,
         unit=router.settings.policy.unit,
@@ -532,12 +550,14 @@ def _span_s(samples: Sequence[Sample], *, now: float, up_s: float) -> float:
 
 
 def _regions(
-    state: LiveState, views: Sequence[ReplicaSnapshot], samples: Sequence[Sample]
+    state: LiveState,
+    views: Sequence[ReplicaSnapshot],
+    samples: Sequence[Sample],
+    caches: Mapping[str, CacheState],
 ) -> dict[str, list[ReplicaStatus]]:
     by_replica: defaultdict[str, list[Sample]] = defaultdict(list)
     for sample in samples:
         by_replica[sample.replica].append(sample)
-    caches = state.cache_states()
     rows: dict[str, list[ReplicaStatus]] = {region.name: [] for region in state.config.regions}
     for view in views:
         stats = RecentStats.of(by_replica.get(view.name, ()))

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections import Counter
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from gorgo.errors import ConfigError
+from gorgo.lab.sim.engine.driver import SimAttempt
+from gorgo.lab.sim.event_queue import EventQueue
+from gorgo.lab.sim.network import RandomTable, TripDelays
 from gorgo.lab.sim.oracle import make_oracle
 from gorgo.lab.sim.records import SimResult
+from gorgo.lab.sim.remote_replica import RemoteReplica
 from gorgo.lab.sim.routers.group import RouterGroup
+from gorgo.lab.sim.routers.shell import FirstTokenTimeouts
 from gorgo.lab.sim.simulation import Simulation
 from gorgo.lab.sim.workload import SimRequest
 from gorgo.policies.registry import make_policy
@@ -167,3 +173,114 @@ def test_reports_of_caches_are_for_one_router() -> None:
 def test_an_empty_feed_ends_at_once() -> None:
     feed: list[SimRequest] = []
     assert simulation(sharing="store").run(feed).records == []
+
+
+# group
+
+
+GROUP_FEED = conversations(300, every_s=0.1)
+
+
+def test_random_requests_are_spread_evenly_and_alike_for_one_seed() -> None:
+    group = RouterGroup(count=4)
+    counts = Counter(group.router_of(request, seed=0) for request in GROUP_FEED)
+    assert set(counts) == {0, 1, 2, 3}
+    assert min(counts.values()) > 50
+    again = [group.router_of(request, seed=0) for request in GROUP_FEED]
+    assert again == [group.router_of(request, seed=0) for request in GROUP_FEED]
+    assert again != [group.router_of(request, seed=1) for request in GROUP_FEED]
+
+
+def test_a_session_stays_with_its_router() -> None:
+    group = RouterGroup(count=4, split="session")
+    routers = {(request.session_id, group.router_of(request, seed=index)) for index, request in enumerate(GROUP_FEED)}
+    assert len(routers) == len({request.session_id for request in GROUP_FEED})
+
+
+def test_one_router_that_sees_all_gets_every_request() -> None:
+    group = RouterGroup(count=8, sharing="all")
+    assert {group.router_of(request, seed=0) for request in GROUP_FEED} == {0}
+
+
+def test_a_router_of_another_region_has_that_region_near() -> None:
+    group, fleet = RouterGroup(count=3, split="region"), three_regions()
+    links = [[round(link.rtt_s, 3) for link in group.links(fleet, number)] for number in range(3)]
+    assert links == [[0.002, 0.095, 0.18], [0.097, 0.002, 0.275], [0.182, 0.275, 0.002]]
+    random = RouterGroup(count=3)
+    assert [link.rtt_s for link in random.links(fleet, 2)] == [0.002, 0.095, 0.18]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"count": 0}, "at least 1"),
+        ({"split": "region", "sharing": "all"}, "in one region"),
+        ({"loss": 1.5}, "share of 0 to 1"),
+        ({"delay_s": -1.0}, "not negative"),
+    ],
+)
+def test_a_wrong_group_is_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        RouterGroup(**wrong)
+
+
+# How long an attempt may be without content, and that those are given up alone that have none.
+
+
+DRAWS = RandomTable(0)
+
+
+class Giver:
+    """A site that notes what it is to give up, and when."""
+
+    def __init__(self, kernel: EventQueue) -> None:
+        self.kernel = kernel
+        self.given_up: list[tuple[float, str]] = []
+
+    def time_out(self, sending: SimAttempt) -> None:
+        self.given_up.append((self.kernel.now, sending.request_id))
+        sending.done = True
+
+
+def sending(name: str) -> SimAttempt:
+    trips = TripDelays(DRAWS, 0)
+    return SimAttempt(name, f"{name}/1", b"", prompt_tokens=1, output_tokens=1, body_bytes=0, trips=trips)
+
+
+class Lab:
+    def __init__(self) -> None:
+        self.kernel = EventQueue()
+        self.site = Giver(self.kernel)
+        self.deadlines = FirstTokenTimeouts(self.kernel)
+
+    def watch(self, name: str, *, at_s: float) -> SimAttempt:
+        one = sending(name)
+        self.kernel.at(at_s, lambda: self.deadlines.watch(one, cast(RemoteReplica, self.site)))
+        return one
+
+
+def test_an_attempt_is_given_up_two_minutes_after_it_was_sent() -> None:
+    lab = Lab()
+    for name, at_s in (("one", 0.0), ("two", 0.0), ("three", 50.0)):
+        lab.watch(name, at_s=at_s)
+    lab.kernel.run()
+    assert lab.site.given_up == [(120.0, "one"), (120.0, "two"), (170.0, "three")]
+
+
+def test_an_attempt_with_content_or_an_end_is_not_given_up_and_holds_up_no_other() -> None:
+    lab = Lab()
+    content, over = lab.watch("content", at_s=0.0), lab.watch("over", at_s=1.0)
+    lab.watch("late", at_s=2.0)
+    lab.kernel.at(100.0, lambda: setattr(content, "has_first_token", True))
+    lab.kernel.at(100.0, lambda: setattr(over, "done", True))
+    lab.kernel.run()
+    assert lab.site.given_up == [(122.0, "late")]
+
+
+def test_a_pause_in_the_traffic_ends_no_watch() -> None:
+    lab = Lab()
+    lab.watch("one", at_s=0.0)
+    lab.watch("two", at_s=500.0)
+    lab.kernel.run()
+    assert lab.site.given_up == [(120.0, "one"), (620.0, "two")]
+    assert lab.kernel.handled == 4, "and asks for no event in between"

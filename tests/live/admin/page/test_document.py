@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gorgo.core.policy.interface import RouteStats
 from gorgo.live.admin.page.charts import Html, joined, probe_line, term_bar, ttft_chart
 from gorgo.live.admin.page.document import (
     CLIENTS_SHOWN,
@@ -19,6 +20,7 @@ from gorgo.live.admin.page.document import (
     clients_section,
     login_page,
     off_page,
+    routes_section,
     status_page,
 )
 from gorgo.live.admin.page.recent_stats import BINS, ttft_series
@@ -336,6 +338,14 @@ def test_every_class_of_the_page_has_a_style_and_every_style_its_class() -> None
     styled = set(re.findall(r"\.([a-z][\w-]*)", re.sub(r"/\*.*?\*/", "", css, flags=re.DOTALL)))
     assert used - styled == UNSTYLED
     assert styled - used == ELSEWHERE
+
+
+def test_routes_of_the_policy_have_a_section_and_without_routes_there_is_none() -> None:
+    routes = RouteStats(1000, 3600.0, {"local": 7, "remote": 2}, {"local": 120.0}, {"local": 0, "remote": 5})
+    assert "7 local, 2 remote of at most 1,000, the longest unused 2 min ago" in "".join(
+        routes_section(status(routes=routes))
+    )
+    assert "".join(routes_section(status())) == ""
 
 
 def test_without_keys_there_is_no_table() -> None:

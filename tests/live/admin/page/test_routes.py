@@ -185,7 +185,7 @@ async def test_status_has_what_the_page_shows(fleet: Running) -> None:
     (made,) = shown["decisions"]
     assert made["request_id"] == "mine"
     assert {row["replica"] for row in made["candidates"]} == {"r0", "r1"}
-    assert set(made["candidates"][0]["terms"]) == {"rtt", "queue", "prefill", "externality"}
+    assert set(made["candidates"][0]["terms"]) == {"rtt", "queue", "prefill", "externality", "room", "shared"}
     assert made["sample"]["ttft_ms"] > 0
     assert made["error_ms"] == pytest.approx(made["sample"]["ttft_ms"] - made["predicted_ttft_ms"])
     assert shown["recent_stats"]["n"] == 1
@@ -247,7 +247,18 @@ async def test_updates_begin_with_every_part_and_go_on_with_what_changes(fleet: 
             assert response.headers["content-type"].startswith("text/event-stream")
             told = events(response)
             first = [json.loads(data)["name"] async for kind, data in _until_tick(told) if kind == "part"]
-            assert first == ["alerts", "stats", "chart", "fleet", "sources", "peers", "clients", "decisions", "weights"]
+            assert first == [
+                "alerts",
+                "stats",
+                "chart",
+                "fleet",
+                "sources",
+                "peers",
+                "routes",
+                "clients",
+                "decisions",
+                "weights",
+            ]
             await fleet.client.post(CHAT, content=chat(stream=True), headers={"x-request-id": "news"})
             async for kind, data in told:
                 if kind == "part" and json.loads(data)["name"] == "decisions":

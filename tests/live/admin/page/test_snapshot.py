@@ -33,6 +33,17 @@ def told(*views: ReplicaSnapshot, stats: RecentStats = WELL, **changes: Any) -> 
     [
         ({}, "ready", None),
         ({"failures_in_a_row": 2}, "failing", "2 failures in a row"),
+        (
+            {"overdue_requests": 4, "overdue_for_s": 45.3, "overdue": ("r1", "r2", "r3"), "slow_start_for_s": 6.2},
+            "overdue",
+            "no answer to 4 requests for up to 45 s longer than expected: r1, r2, r3, ...",
+        ),
+        (
+            {"decode_slowdown": 9.96, "tpot_ms": 103.0},
+            "slow",
+            "decodes 10.0 times slower than the others: 103 ms a token",
+        ),
+        ({"decode_slowdown": 2.9, "tpot_ms": 30.0}, "ready", None),
         ({"slow_start_for_s": 6.2, "slow_start_in_flight": 9}, "slow start", "at most 9 requests for another 7 s"),
         (
             {"state": "ejected", "ejected_by": "probes", "ejected_for_s": 4.4},
@@ -241,3 +252,11 @@ def test_a_router_without_its_store_and_one_that_differs_are_warnings() -> None:
         ("warn", "Router eu-1/4f of group qwen: alone for 5 s, the store is full (OutOfMemoryError: maxmemory)"),
         ("warn", "Router eu-2/1a: policy gorgo, here gorgo-ms; frozen, not here"),
     ]
+
+
+def test_reports_that_are_not_used_and_signals_that_are_too_old_are_warnings() -> None:
+    unused = {"no tokenizer for m": ["a", "b", "c", "d", "e"]}
+    slow = "proxy.scrape_interval_s: 30 s is too slow: lodestar needs x at most 1 s old"
+    found = [alert.text for alert in told(unused=unused, signals=[slow])]
+    assert "Reports of caches are not used (a, b, c, d and 1 more): history: no tokenizer for m" in found
+    assert slow in found
