@@ -115,7 +115,6 @@ def test_every_metric_has_a_panel_an_alert_or_a_reason_not_to() -> None:
     beside |= {metric.name for metric in METRICS if metric.name.startswith(("gorgo_model_", "gorgo_training_"))}
     beside |= {"gorgo_fallbacks_total"}
     beside -= {"gorgo_build_info", "gorgo_model_writes_total"}
-    # Prefills at once change with the engine.
     # Exact prompts matter to models with a tokenizer alone.
     beside |= {"gorgo_exact_prompts_total"}
     # The alert has the phantoms; the others lead from it to the feed, in the runbook.

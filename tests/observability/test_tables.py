@@ -104,7 +104,7 @@ def codes(path: Path) -> Iterator[str]:
     for call in ast.walk(ast.parse(path.read_text())):
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in position:
             if any(isinstance(each, ast.Starred) for each in call.args):
-                continue  # made again from what another process sent
+                continue  # made elsewhere, and passed on
             code = call.args[position[call.func.id]]
             if isinstance(code, ast.Constant):
                 yield str(code.value)

@@ -42,7 +42,7 @@ mkdir -p state/partial
 apt-get update -qq $places
 apt-get source -qq $places kubernetes
 cd kubernetes-*/
-export PATH=/usr/lib/go-1.19/bin:$PATH GOFLAGS=-mod=vendor GOTOOLCHAIN=local
+export PATH=/usr/lib/go-1.19/bin:$PATH GOFLAGS=-mod=vendor GO111MODULE=auto GOTOOLCHAIN=local
 export KUBE_GIT_VERSION=v1.20.2 KUBE_GIT_COMMIT=debian KUBE_GIT_TREE_STATE=clean KUBE_GIT_MAJOR=1 KUBE_GIT_MINOR=20
 make WHAT=cmd/kube-apiserver
 cp _output/local/bin/linux/amd64/kube-apiserver ../kube-apiserver
