@@ -13,8 +13,8 @@ from gorgo.live.helper_worker import Work, run_worker
 
 #: Signals by which a job ends or stops its own process.
 SIGNALS = {b"killed": signal.SIGKILL, b"stopped": signal.SIGSTOP}
-#: What a stream of asyncio reads ahead (128 KiB) and what a pipe holds (64 KiB) when the file exists.
-SMALL_BYTES, FEW = 64 * 1024, 3
+#: What a stream of asyncio reads ahead (128 KiB) when the file exists: a pipe may hold a page and no more.
+SMALL_BYTES, FEW = 32 * 1024, 4
 #: More than any pipe holds.
 LARGE_BYTES = 4 * 1024 * 1024
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import os
 import pickle
@@ -149,12 +150,13 @@ async def test_a_cancelled_job_ends_its_process_and_leaves_nothing_to_the_next()
 async def test_a_job_whose_answers_are_not_read_leaves_no_pipe_open(tmp_path: Path) -> None:
     async with helper() as found:
         await does(found, b"a")  # what the event loop opens with its first process stays
+    gc.collect()  # what other tests have left would be closed in between
     before = open_files()
     async with helper() as found, aclosing(found.answers(b"many answers", os.fsencode(tmp_path / "begun"))) as answers:
         await anext(answers)
         await until((tmp_path / "begun").exists)
     await asyncio.sleep(0)  # transports close their files in the next turn
-    assert open_files() == before
+    assert open_files() <= before
 
 
 def open_files() -> int:
