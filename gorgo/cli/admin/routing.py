@@ -89,17 +89,20 @@ def _values(words: Sequence[str]) -> dict[str, float]:
 def drain(
     name: Annotated[str, typer.Argument(help="Name of the replica, as in regions.yaml.")],
     undo: Annotated[bool, typer.Option("--undo", help="End the drain: the replica gets new requests again.")] = False,
+    move: Annotated[
+        bool, typer.Option("--move", help="Let the streams that run there go on at other replicas, the oldest first.")
+    ] = False,
     url: options.AdminUrl = options.ADMIN_URL,
     as_json: options.Json = False,
 ) -> None:
-    """Drain a replica: no new requests; open streams continue.
+    """Drain a replica: no new requests. Open streams end there, or with --move go on at other replicas.
 
     With a state file the drain holds over restarts, until --undo or an edit of `draining` in regions.yaml.
     """
     from gorgo.cli.admin.call import as_expected, call_admin
 
     path = f"/admin/replicas/{quote(name, safe='')}/drain"
-    answer = call_admin("POST", url, path, options.admin_token(), {"drain": not undo})
+    answer = call_admin("POST", url, path, options.admin_token(), {"drain": not undo, "move": move and not undo})
     with as_expected(url):
         in_flight, durable = int(answer["in_flight"]), bool(answer["durable"])
         if as_json:
@@ -107,7 +110,8 @@ def drain(
         elif undo:
             typer.echo(f"{name} gets new requests again")
         else:
-            typer.echo(f"{name} is draining: no new requests, {in_flight} in flight")
+            moving = ", and its streams go on at other replicas" if move else ""
+            typer.echo(f"{name} is draining: no new requests, {in_flight} in flight{moving}")
     if not durable:
         why = "the proxy runs without --state, or its state file cannot be written (its log says why)"
         typer.echo(f"gorgo: {why}: the change ends with its process", err=True)

@@ -247,7 +247,7 @@ async def test_decisions_are_listed_newest_first_by_replica_or_policy_and_at_mos
 
 async def test_drained_replica_gets_nothing_new_until_it_is_undrained(fleet: Running) -> None:
     drained = (await fleet.admin.post("/admin/replicas/r0/drain")).json()
-    assert drained == {"replica": "r0", "drain": True, "in_flight": 0, "durable": False}
+    assert drained == {"replica": "r0", "drain": True, "move": False, "in_flight": 0, "durable": False}
     for _ in range(4):
         response = await fleet.client.post(CHAT, content=chat(stream=True))
         assert response.headers["x-gorgo-replica"] == "r1"

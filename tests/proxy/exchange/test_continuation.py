@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gorgo.live.admin.routes import move_streams
 from gorgo.live.upstream.client import UpstreamError
 from tests.proxy.exchange.test_handler import config
 from tests.proxy.fakes import DONE, ROLE, chat
@@ -231,3 +232,30 @@ def test_a_stalled_stream_without_another_replica_is_waited_for() -> None:
         assert text_of((await proxy.ask(STREAM)).body) == "ablate"
 
     virtually(test, [broken(30.0, said("late"), DONE)])
+
+
+def test_a_drained_replica_gives_its_streams_to_others_and_has_not_failed() -> None:
+    async def test(proxy: VirtualProxy) -> None:
+        asking = asyncio.create_task(proxy.ask(STREAM))
+        await asyncio.sleep(1.0)
+        router = proxy.state.routing.router
+        router.replicas.drain("r0", now=proxy.now_s)
+        assert await move_streams(proxy.state, "r0") == 1
+        assert text_of((await asking).body) == "abcd"
+        view = router.view.snapshots(now=proxy.now_s)[0]
+        assert (view.failures, view.failures_in_a_row, view.in_flight_requests) == (0, 0, 0)
+        assert proxy.total("gorgo_streams_continued_total", reason="moved") == 1.0
+        assert proxy.total("gorgo_attempts_total", replica="r0", region="here", result="superseded") == 1.0
+
+    virtually(test, [broken(100.0, said("late"), DONE)], [REST])
+
+
+def test_a_stream_that_cannot_go_on_elsewhere_stays_at_its_drained_replica() -> None:
+    async def test(proxy: VirtualProxy) -> None:
+        asking = asyncio.create_task(proxy.ask(STREAM[:-1] + b', "n": 1, "logprobs": true}'))
+        await asyncio.sleep(1.0)
+        proxy.state.routing.router.replicas.drain("r0", now=proxy.now_s)
+        assert await move_streams(proxy.state, "r0") == 0
+        assert text_of((await asking).body) == "ablate"
+
+    virtually(test, [broken(20.0, said("late"), said("", "stop"), DONE)], [REST])
