@@ -77,6 +77,8 @@ class RequestRecord:
 
     def attempt_ended(self, dispatch: Dispatch, outcome: Outcome) -> None:
         """Record the end of an attempt."""
+        if self.request is not None:
+            outcome = self.routing.router.bounded(self.request.route, dispatch.replica, outcome)
         if outcome.result is not AttemptResult.SUPERSEDED:
             self.outcome = outcome
         replica, region = dispatch.replica, dispatch.region
