@@ -91,7 +91,7 @@ class RequestRecord:
             self.telemetry.metrics.completed(replica, region, e2e_s, outcome, estimated_cached_tokens=estimated)
             exact = None if self.request is None else self.request.exact
             if exact is not None and outcome.prompt_tokens is not None:
-                self.routing.prompt_tokens.compare_report(exact, outcome.prompt_tokens)
+                self.routing.prompt_tokens.compare_report(exact, outcome.prompt_tokens, replica)
 
     def close(self, route: str, request_id: str, *, sent_status: int, disconnected: bool) -> None:
         """Record the end of the request: one count, one line in each log. `sent_status` is 0 if nothing was sent."""
