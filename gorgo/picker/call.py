@@ -66,8 +66,12 @@ def choose(state: PickerState, pending: PendingRequest, exchange: PickerExchange
     model = None if request is None else request.route.model
     name = None if model is None else state.routing.models.engine_name(dispatch.replica, model)
     same = (each for each in dispatch.fallbacks if _gets_the_same(state, target, each, name, model))
-    destination = ",".join(filter(None, map(state.endpoints.address, (dispatch.replica, *same))))
+    addresses = list(filter(None, map(state.endpoints.address, (dispatch.replica, *same))))
+    destination = ",".join(addresses)
     set_headers, removed = _headers(state, pending, exchange)
+    if _is_closed(state, target):
+        # Envoy has no other replica to try, and would answer 503 in place of the last refusal.
+        set_headers.append((MAX_RETRIES, b"%d" % max(0, len(addresses) - 1)))
     body, adds_usage = None, False
     if request is not None:
         adds_usage = target.request_usage and request.adds_usage
@@ -84,6 +88,17 @@ def labels_of(state: PickerState, exchange: PickerExchange) -> Labels:
     if not state.routing.client_policies.may_see_estimates(exchange.client):
         return made
     return ("replica", dispatch.replica), ("region", dispatch.region), *made
+
+
+#: By this header Envoy sends a request to no more replicas than the picker has named.
+MAX_RETRIES = b"x-envoy-max-retries"
+
+
+def _is_closed(state: PickerState, target: Target) -> bool:
+    """Return whether no replica may get a request but those that the picker names (`gorgo.picker.envoy.config`)."""
+    routing = state.routing
+    policies = routing.client_policies
+    return routing.client_keys is not None or bool(policies.models) or target.secrets.api_key is not None
 
 
 def _gets_the_same(state: PickerState, target: Target, replica: str, name: str | None, model: str | None) -> bool:

@@ -245,6 +245,8 @@ def test_time_to_drain_follows_the_configuration(helm: Environment) -> None:
         ({"ingress": {"enabled": True}}, "/ingress/host"),
         ({"extraEnv": [{"value": "x"}]}, "/extraEnv/0"),
         ({"serviceMonitor": {"enabled": True}}, "serviceMonitor needs metrics.secret"),
+        ({"picker": {"enabled": True}, "clientKeys": {"secret": "keys"}}, "client keys need .*FailClose"),
+        ({"picker": {"enabled": True}, "config": {"clients": {"keys_file": "/k"}}}, "client keys need .*FailClose"),
     ],
 )
 def test_wrong_value_is_refused_with_its_place(helm: Environment, values: Mapping[str, Any], place: str) -> None:
@@ -274,6 +276,15 @@ def test_picker_s_gateway_is_led_over_the_pool_to_the_picker_and_the_picker_to_t
     (role,) = (each for (kind, _), each in found.items() if kind == "Role")
     assert [rule.get("resourceNames") for rule in role["rules"]] == [None, ["qwen"]]
     assert picker["failureMode"] == "FailOpen", "a gateway outlives its picker"
+
+
+def test_client_keys_are_accepted_where_the_gateway_fails_closed(helm: Environment) -> None:
+    pool = {"failureMode": "FailClose"}
+    values = {"picker": {"enabled": True, "inferencePool": pool}, "clientKeys": {"secret": "keys"}}
+    found = rendered(helm, values)
+    assert [
+        each["spec"]["endpointPickerRef"]["failureMode"] for (kind, _), each in found.items() if kind == "InferencePool"
+    ] == ["FailClose"]
 
 
 def test_extension_with_a_field_that_is_none_is_refused(helm: Environment) -> None:

@@ -198,6 +198,8 @@ def _decision(message_timeout_s: float) -> Json:
         message_timeout=seconds(message_timeout_s),
         # Replies in flight survive the picker. A request without a choice is the cluster's to answer.
         failure_mode_allow=True,
+        # The picker bounds the retries of a request by `x-envoy-max-retries`.
+        mutation_rules={"allow_envoy": True},
         metadata_options={"receiving_namespaces": {"untyped": [LB, OWN]}},
     )
     return {"name": "envoy.filters.http.ext_proc", "typed_config": config}
@@ -230,14 +232,17 @@ def _first_token(message_timeout_s: float) -> Json:
 # Envoy's clusters: the replicas, and the picker.
 #
 # Replicas that are all in regions.yaml are a list that Envoy has too: it retries down the picker's fallbacks by
-# itself, and goes on by its own policy while no picker answers. Those of fleet sources come and go: Envoy connects to
-# whichever address the picker names, and has no other.
+# itself, and goes on by its own policy while no picker answers. Not so where the picker's choice is more than a good
+# one (`is_closed`): then no replica but those that it names gets the request. Those of fleet sources come and go: Envoy
+# connects to whichever address the picker names, and has no other.
 
 
 #: Cluster of the replicas.
 REPLICAS = "replicas"
 #: Namespace of a replica's names in Envoy's metadata of endpoints.
 LABELS = "gorgo"
+#: Key of endpoints' metadata that none has.
+NOBODY = "nobody"
 #: Authorities of the machine, where a replica has none of its own.
 SYSTEM_CA = "/etc/ssl/certs/ca-certificates.crt"
 
@@ -273,6 +278,20 @@ _HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
+def is_closed(config: Config) -> bool:
+    """Return whether a request without the picker's choice is a 503.
+
+    So it is where the picker alone checks client keys, holds clients or models to regions, or has engines' keys, of
+    which each is for its own replica; and where Envoy has no list.
+    """
+    return bool(
+        config.fleet_sources
+        or config.clients.keys_file is not None
+        or any(model.allowed_regions for model in config.models)
+        or any(replica.api_key_env is not None for replica in config.replicas)
+    )
+
+
 def replicas_cluster(config: Config) -> Json:
     """Return the cluster of the replicas."""
     limits = config.limits
@@ -295,7 +314,7 @@ def replicas_cluster(config: Config) -> Json:
 def picker_cluster(config: Config) -> Json:
     """Return the cluster of the picker."""
     host, port = split_bind(config.picker.bind)
-    patience = _WITHOUT_LIST if config.fleet_sources else _WITH_LIST
+    patience = _WITHOUT_LIST if is_closed(config) else _WITH_LIST
     keepalive = {"interval": seconds(patience.keepalive_s), "timeout": seconds(patience.keepalive_answer_s)}
     options = typed(
         "upstreams.http.v3.HttpProtocolOptions",
@@ -340,8 +359,17 @@ def _by_address() -> Json:
 
 def _by_list(config: Config) -> Json:
     key = {"key": LB, "path": [{"key": "x-gateway-destination-endpoint"}]}
-    own = {"name": "envoy.load_balancing_policies.least_request"}
-    own["typed_config"] = typed("load_balancing_policies.least_request.v3.LeastRequest")  # type: ignore[assignment]
+    own: Json = {"name": "envoy.load_balancing_policies.least_request"}
+    own["typed_config"] = typed("load_balancing_policies.least_request.v3.LeastRequest")
+    if is_closed(config):
+        # Of a subset that no request names: none.
+        nobody = typed(
+            "load_balancing_policies.subset.v3.Subset",
+            fallback_policy="NO_FALLBACK",
+            subset_selectors=[{"keys": [NOBODY], "fallback_policy": "NO_FALLBACK"}],
+            subset_lb_policy={"policies": [{"typed_extension_config": own}]},
+        )
+        own = {"name": "envoy.load_balancing_policies.subset", "typed_config": nobody}
     override = typed(
         "load_balancing_policies.override_host.v3.OverrideHost",
         override_host_sources=[{"metadata": key}],
@@ -411,7 +439,7 @@ _HEAD = """\
 
 def envoy_yaml(config: Config) -> str:
     """Return the configuration as YAML."""
-    without = "503" if config.fleet_sources else "to the replica with fewest requests"
+    without = "503" if is_closed(config) else "to the replica with fewest requests"
     return _HEAD.format(without=without) + yaml.safe_dump(envoy_config(config), sort_keys=False, width=120)
 
 

@@ -101,7 +101,7 @@ def config_for(replicas: list[FakeReplica], keys_file: Path) -> Config:
 
 
 @asynccontextmanager
-async def rig(folder: Path) -> AsyncIterator[Rig]:
+async def rig(folder: Path, *, with_keys: bool = True) -> AsyncIterator[Rig]:
     """Run picker, replicas and Envoy until the end of the block."""
     loop = asyncio.get_running_loop()
     states: list[PickerState] = []
@@ -117,6 +117,8 @@ async def rig(folder: Path) -> AsyncIterator[Rig]:
     async with AsyncExitStack() as stack:
         replicas = [await stack.enter_async_context(running(answer(200))) for _ in range(2)]
         config = config_for(replicas, folder / "keys")
+        if not with_keys:
+            config = replace(config, clients=ClientsConfig())
         options = ProcessOptions(policy=make_policy("round-robin"), environ={}, key=7, seed=7)
         shutdown = asyncio.Event()
         stack.enter_context(patch.object(process, "build_live", build))

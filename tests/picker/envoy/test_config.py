@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gorgo.config.fleet import FleetSourceConfig, ReplicaConfig
-from gorgo.config.model import Config, PickerConfig, ProxyConfig, RegionConfig, TlsConfig
+from gorgo.config.model import ClientsConfig, Config, ModelConfig, PickerConfig, ProxyConfig, RegionConfig, TlsConfig
 from gorgo.picker.envoy.config import RETRIES, envoy_config, envoy_yaml
 from gorgo.picker.transport.services import DECIDING
 from tests.picker.envoy.envoy import PROGRAM, needs_envoy
@@ -68,8 +68,28 @@ def test_a_silent_replica_is_left_for_another_before_the_stream_ends() -> None:
     assert float(route["idle_timeout"].removesuffix("s")) == CONFIG.picker.hold_s + tries_s
 
 
+WITH_KEYS = replace(CONFIG, clients=ClientsConfig(keys_file="keys"))
+CLOSED = {
+    "client keys": WITH_KEYS,
+    "a model of one region": replace(CONFIG, models=(ModelConfig(name="m", allowed_regions=("here",)),)),
+    "an engine's key": replace(CONFIG, replicas=(replace(CONFIG.replicas[0], api_key_env="KEY"), *CONFIG.replicas[1:])),
+}
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_envoy_has_no_choice_of_its_own_where_the_picker_s_is_more_than_a_good_one(name: str) -> None:
+    def fallback(config: Config) -> str:
+        cluster, _ = envoy_config(config)["static_resources"]["clusters"]
+        (override,) = cluster["load_balancing_policy"]["policies"]
+        (found,) = override["typed_extension_config"]["typed_config"]["fallback_policy"]["policies"]
+        return str(found["typed_extension_config"]["name"].rpartition(".")[2])
+
+    assert (fallback(CONFIG), fallback(CLOSED[name])) == ("least_request", "subset")
+    assert "without a choice of the picker: 503" in envoy_yaml(CLOSED[name])
+
+
 @needs_envoy
-@pytest.mark.parametrize("config", [CONFIG, FOUND], ids=["listed", "found"])
+@pytest.mark.parametrize("config", [CONFIG, FOUND, WITH_KEYS], ids=["listed", "found", "with keys"])
 def test_envoy_accepts_the_printed_configuration(config: Config, tmp_path: Path) -> None:
     assert "OK" in validate(config, tmp_path)
 

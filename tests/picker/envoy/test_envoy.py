@@ -288,6 +288,23 @@ async def test_a_client_without_the_grant_is_told_no_replica(running: Rig, front
     await running.idle()
 
 
+@pytest.mark.parametrize("status", [404, 429, 500, 503])
+async def test_a_retry_of_envoy_goes_to_no_replica_that_the_picker_has_not_named(running: Rig, status: int) -> None:
+    """It may be in a forbidden region, or another operator's, who would get the first one's key."""
+    await readmitted(running)
+    running.script(answer(status, b'{"detail": "no"}'))
+    router, clock = running.state.routing.router, running.state.routing.clock
+    router.replicas.drain("r1", now=clock())
+    try:
+        async with running.client() as client:
+            responses = [await client.post(CHAT, content=chat()) for _ in range(2)]
+    finally:
+        router.replicas.drain("r1", False, now=clock())
+    assert {response.status_code for response in responses} == {status}
+    assert running.replicas[1].seen == []
+    await running.idle()
+
+
 async def readmitted(running: Rig) -> None:
     """Let both replicas answer until neither is ejected, nor has a failure that counts."""
     running.script(stream(delta("a"), USAGE, DONE))

@@ -16,11 +16,12 @@ pytestmark = needs_envoy
 CLIENTS = 6
 #: Of each client, after the picker has ended.
 LATER = 10
+BODY = {"messages": [{"role": "user", "content": "hello"}], "stream": True}
 
 
 @pytest.mark.parametrize("front", ["own"])
 async def test_no_request_is_lost_while_the_picker_stops(front: str, tmp_path: Path) -> None:
-    async with rig(tmp_path) as running:
+    async with rig(tmp_path, with_keys=False) as running:
         running.script(stream(*([delta("a")] * 20), USAGE, DONE))
         found: Counter[int | str] = Counter()
         clients = [asyncio.create_task(_send(running, front, found)) for _ in range(CLIENTS)]
@@ -30,6 +31,21 @@ async def test_no_request_is_lost_while_the_picker_stops(front: str, tmp_path: P
         running.shutdown.set()
         await asyncio.wait_for(asyncio.gather(*clients), 20)
     assert set(found) == {200}
+
+
+async def test_with_client_keys_no_request_passes_without_the_picker(tmp_path: Path) -> None:
+    """Envoy checks no key, no quota and no region: neither a known key nor a wrong one gets to an engine."""
+    async with rig(tmp_path) as running:
+        running.script(stream(delta("a"), USAGE, DONE))
+        async with running.client() as client:
+            assert (await client.post(CHAT, json=BODY)).status_code == 200
+            running.shutdown.set()
+            await asyncio.wait_for(asyncio.shield(running.task), 20)
+            running.script(stream(delta("a"), USAGE, DONE))
+            for headers in ({}, {"authorization": "Bearer wrong"}):
+                for _ in range(5):
+                    assert (await client.post(CHAT, json=BODY, headers=headers)).status_code == 503
+            assert [replica.seen for replica in running.replicas] == [[], []]
 
 
 async def _send(running: Rig, front: str, found: Counter[int | str]) -> None:
