@@ -181,6 +181,8 @@ class FleetSourceConfig:
     pool: Name | None = None
     #: Read the region of a replica from its node; this needs a right to list nodes.
     node_regions: bool = False
+    #: Accept replicas at loopback and link-local addresses, which are the proxy's own machine or its cloud's metadata.
+    local_addresses: bool = False
     api: KubernetesApiConfig = field(default_factory=KubernetesApiConfig)
     replica: SourceReplicaConfig = field(default_factory=SourceReplicaConfig)
 

@@ -14,8 +14,10 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from functools import cache, lru_cache
 from hashlib import blake2b
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from types import MappingProxyType
 from typing import Any
+from urllib.parse import urlsplit
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
@@ -64,6 +66,46 @@ class Found:
 
     replicas: tuple[FoundReplica, ...] = ()
     rejected: Mapping[str, str] = field(default_factory=dict)
+
+
+def without_refused(found: Found, config: FleetSourceConfig) -> Found:
+    """Return the result without replicas at addresses that no replica of a source has, which are `rejected`.
+
+    Prompts and keys of engines would go to the own machine, or to the metadata service of its cloud.
+    """
+    kept: list[FoundReplica] = []
+    rejected = dict(found.rejected)
+    for replica in found.replicas:
+        host = urlsplit(replica.entry.url).hostname or ""
+        reason = refused_address(host, local=config.local_addresses, is_name_allowed=not config.watches)
+        if reason is None:
+            kept.append(replica)
+        else:
+            rejected[replica.entry.name] = reason
+    return found if len(kept) == len(found.replicas) else Found(tuple(kept), rejected)
+
+
+def refused_address(host: str, *, local: bool, is_name_allowed: bool) -> str | None:
+    """Return why no replica of a source is at `host`; `None` if one may be.
+
+    >>> refused_address("169.254.169.254", local=False, is_name_allowed=False)
+    'its address 169.254.169.254 is link-local; expected one of a network, or `local_addresses: true`'
+    """
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return None if is_name_allowed else f"its address {host!r} is none; expected an IP address"
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    address = mapped or address
+    if address.is_unspecified or address.is_multicast or address == _BROADCAST:
+        return f"its address {host} is that of no machine"
+    kind = "loopback" if address.is_loopback else "link-local" if address.is_link_local else None
+    if kind is None or local:
+        return None
+    return f"its address {host} is {kind}; expected one of a network, or `local_addresses: true`"
+
+
+_BROADCAST = IPv4Address("255.255.255.255")
 
 
 def next_entries(before: Mapping[str, ReplicaConfig], found: Found) -> dict[str, ReplicaConfig]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from gorgo.config.fleet import FleetSourceConfig, ReplicaConfig
 from gorgo.config.model import Config
-from gorgo.fleet_sources.entries import MAX_REPLICAS, Found, merge, next_entries
+from gorgo.fleet_sources.entries import MAX_REPLICAS, Found, merge, next_entries, without_refused
 
 #: From the start, `/ready` waits no longer for a source that does not answer: others may have replicas.
 FIRST_SYNC_S = 30.0
@@ -76,6 +76,7 @@ class FoundFleet:
         if len(found.replicas) > MAX_REPLICAS:
             self.fail(name, f"{len(found.replicas)} replicas; expected at most {MAX_REPLICAS}", now=now)
             return None
+        found = without_refused(found, source.config)
         entries = next_entries(source.entries, found)
         rejected = dict(found.rejected)
         changed = not source.synced or (entries, rejected) != (source.entries, source.rejected)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from gorgo.config.fleet import FleetSourceConfig, ReplicaConfig
 from gorgo.config.model import Config, ProxyConfig, RegionConfig
 from gorgo.fleet_sources.entries import MAX_REPLICAS, Found, FoundReplica, ReplicaState
 from gorgo.fleet_sources.fleet import FIRST_SYNC_S, MAX_SHOWN, FoundFleet
 
 ONE = FleetSourceConfig(name="one", kind="dns", host="one.llm", port=1)
+PODS = FleetSourceConfig(name="one", kind="pods", selector={"app": "engine"}, port=1)
 TWO = replace(ONE, name="two")
 A = ReplicaConfig(name="a", region="here", url="http://10.0.0.1:1")
 B = ReplicaConfig(name="b", region="here", url="http://10.0.0.2:1")
@@ -32,6 +35,39 @@ def test_result_is_a_change_once() -> None:
     assert (len(changes), fleet.sources["one"].answered_s) == (1, 2.0)
     assert fleet.merged(config(ONE)).replicas == (A,)
     assert fleet.origin == {"a": "one"}
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("169.254.169.254", "127.0.0.1", "127.8.9.1", "[::1]", "[fe80::1]", "[::ffff:169.254.169.254]"),
+        *("0.0.0.0", "[::]", "255.255.255.255", "224.0.0.1", "[ff02::1]"),
+    ],
+)
+def test_replica_at_an_address_of_the_own_machine_or_of_none_is_refused(host: str) -> None:
+    for source in (ONE, PODS):
+        fleet = FoundFleet([source])
+        state = fleet.apply_result("one", found(A, replace(B, url=f"http://{host}:1")), now=1.0)
+        assert state is not None
+        assert host.strip("[]") in state.rejected["b"]
+        assert fleet.merged(config(source)).replicas == (A,)
+
+
+@pytest.mark.parametrize("host", ["169.254.169.254", "127.0.0.1", "[::1]"])
+def test_local_addresses_are_accepted_where_the_source_allows_them(host: str) -> None:
+    local = replace(PODS, local_addresses=True)
+    fleet = FoundFleet([local])
+    near, nobody = replace(A, url=f"http://{host}:1"), replace(B, url="http://0.0.0.0:1")
+    fleet.apply_result("one", found(near, nobody), now=1.0)
+    assert fleet.merged(config(local)).replicas == (near,)
+
+
+def test_a_pod_has_an_address_and_a_name_in_dns_may_have_a_name() -> None:
+    named = replace(A, url="http://metadata.internal:1")
+    for source, replicas in ((PODS, ()), (ONE, (named,))):
+        fleet = FoundFleet([source])
+        fleet.apply_result("one", found(named), now=1.0)
+        assert fleet.merged(config(source)).replicas == replicas
 
 
 def test_empty_first_result_is_one() -> None:

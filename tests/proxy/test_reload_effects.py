@@ -383,7 +383,7 @@ OF_FLEET_SOURCES = {
     f"fleet_sources[].{key}"
     for key in (
         *("name", "kind", "host", "port", "port_name", "interval_s"),
-        *("namespace", "service", "selector", "pool", "node_regions"),
+        *("namespace", "service", "selector", "pool", "node_regions", "local_addresses"),
         *(f"api.{key}" for key in ("url", "token_file", "ca_file")),
         *(f"replica.{key}" for key in ("region", "scheme", "engine", "models", "accelerator", "api_key_env")),
         *(

@@ -43,6 +43,7 @@ def source(server: ApiServer, name: str = "pods", **keys: Any) -> dict[str, Any]
         "namespace": "llm",
         "selector": {"app": "qwen"},
         "port_name": "http",
+        "local_addresses": True,
         "api": {"url": server.url},
         "replica": {"region": "here", "engine": "sglang"},
     } | keys
