@@ -164,7 +164,7 @@ proxy: {region: here}
 regions: [{name: here}]
 limits: {connect_timeout_s: 1}
 fleet_sources:
-  - {name: near, kind: dns, host: 127.0.0.1, port: 1, replica: {region: here}}
+  - {name: near, kind: dns, host: 127.0.0.1, port: 1, local_addresses: true, replica: {region: here}}
   - {name: pods, kind: pods, namespace: llm, selector: {a: b}, port: 1, api: {url: "http://127.0.0.1:1"}}
 """
     (tmp_path / "regions.yaml").write_text(text)

@@ -24,6 +24,8 @@ from gorgo.picker.transport.streams import CallHandlers, Opener, Output, ServedC
 LIVENESS, DECIDING = "liveness", "deciding"
 #: Names of the one status that can change.
 READINESS = ("readiness", "envoy.service.ext_proc.v3.ExternalProcessor", "")
+#: Calls of `Watch` at a time: Envoys, gateways and probes of a cluster, and each is looked at four times a second.
+MAX_WATCHES = 512
 #: Between two looks at the state, s: below the second of Envoy's shortest usual interval of health checks.
 INTERVAL_S = 0.25
 
@@ -50,9 +52,14 @@ class Health:
             await asyncio.sleep(INTERVAL_S)
 
     def update(self) -> None:
-        """Send the status to each watching call that has another one."""
+        """Send the status to each watching call that has another one. The state is looked at once for all."""
+        answers: dict[str, bytes] = {}
         for subscriber in tuple(self._subscribers):
-            subscriber.send_status()
+            service = subscriber.service
+            answer = answers.get(service)
+            if answer is None:
+                answer = answers[service] = self.answer(service) or _UNKNOWN
+            subscriber.send_status(answer)
 
     def answer(self, service: str) -> bytes | None:
         """Return the serialized answer for a service; `None` for an unknown one."""
@@ -99,14 +106,21 @@ class WatchCall:
         """Take the request."""
         if self._service is not None:
             raise ProtocolError("expected one HealthCheckRequest")
+        if len(self._subscribers) >= MAX_WATCHES:
+            self._output.fail_call(Status.RESOURCE_EXHAUSTED, f"{MAX_WATCHES} calls of Watch are open")
+            return
         self._service = _service(message)
         self._subscribers.add(self)
-        self.send_status()
+        self.send_status(self._health.answer(self._service) or _UNKNOWN)
 
-    def send_status(self) -> None:
-        """Send the status if it is another than the last one."""
+    @property
+    def service(self) -> str:
+        """Return the service that is watched."""
         assert self._service is not None, "subscribers have a service"
-        answer = self._health.answer(self._service) or _UNKNOWN
+        return self._service
+
+    def send_status(self, answer: bytes) -> None:
+        """Send the status if it is another than the last one."""
         if answer != self._last:
             self._last = answer
             self._output.send_message(answer)

@@ -10,7 +10,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
-from gorgo.picker.transport.services import ACCESS_LOGS, CHECK, DECIDING, WATCH, Health
+from gorgo.picker.transport.services import ACCESS_LOGS, CHECK, DECIDING, MAX_WATCHES, WATCH, Health
+from gorgo.picker.transport.streams import Status
 from tests.picker.transport.conftest import MESSAGE_BYTES, Served
 from tests.proxy.conftest import until
 
@@ -182,6 +183,47 @@ async def test_watched_health_changes_once_per_change(served: Served) -> None:
     assert status(await watch.read()) == "NOT_SERVING"
     watch.cancel()
     await until(lambda: not served.health._subscribers)
+
+
+class WatchOutput:
+    """The answers of one call."""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+        self.failed: Status | None = None
+
+    def send_message(self, message: bytes) -> None:
+        self.sent.append(message)
+
+    def end_call(self) -> None:
+        raise AssertionError("a watch has no end of its own")
+
+    def fail_call(self, status: Status, text: str) -> None:
+        self.failed = status
+
+
+def test_watching_calls_are_bounded_and_the_state_is_looked_at_once_for_all() -> None:
+    """16,000 of them looked at the fleet 64,000 times a second."""
+    looks = [0]
+
+    def is_ready() -> bool:
+        looks[0] += 1
+        return looks[0] <= MAX_WATCHES
+
+    health = Health(is_ready)
+    outputs = [WatchOutput() for _ in range(MAX_WATCHES + 3)]
+    calls = [health.watch(output) for output in outputs]
+    for call in calls:
+        call.take_message(checked("readiness"))
+    assert [output.failed for output in outputs[-4:]] == [None, *[Status.RESOURCE_EXHAUSTED] * 3]
+    assert looks == [MAX_WATCHES]
+    health.update()
+    assert looks == [MAX_WATCHES + 1]
+    assert {len(output.sent) for output in outputs[:MAX_WATCHES]} == {2}
+    calls[0].on_end()
+    later = WatchOutput()
+    health.watch(later).take_message(checked("readiness"))
+    assert (later.failed, len(later.sent)) == (None, 1)
 
 
 async def test_watch_of_an_unknown_service_says_so_and_stays_open(served: Served) -> None:
