@@ -73,16 +73,16 @@ def without_refused(found: Found, config: FleetSourceConfig) -> Found:
 
     Prompts and keys of engines would go to the own machine, or to the metadata service of its cloud.
     """
-    kept: list[FoundReplica] = []
+    retained: list[FoundReplica] = []
     rejected = dict(found.rejected)
     for replica in found.replicas:
         host = urlsplit(replica.entry.url).hostname or ""
         reason = refused_address(host, local=config.local_addresses, is_name_allowed=not config.watches)
         if reason is None:
-            kept.append(replica)
+            retained.append(replica)
         else:
             rejected[replica.entry.name] = reason
-    return found if len(kept) == len(found.replicas) else Found(tuple(kept), rejected)
+    return found if len(retained) == len(found.replicas) else Found(tuple(retained), rejected)
 
 
 def refused_address(host: str, *, local: bool, is_name_allowed: bool) -> str | None:

@@ -174,7 +174,7 @@ class Rig:
                 response = await stack.enter_async_context(stream)
                 reading.append(response.aiter_raw())  # one that is dropped closes its stream
                 await anext(reading[-1])
-                serving.append(response.headers["x-gorgo-replica"])
+                serving.append(response.headers.get("x-gorgo-replica", ""))
             yield serving
         await self.followed.fleet.idle()
 
