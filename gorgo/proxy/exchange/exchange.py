@@ -712,6 +712,12 @@ class Exchange:
             passage.follow(target.streams, partial(self._can_move, target))
             target.streams[passage] = None
 
+    def release_answer(self) -> None:
+        """Forget the answer at the end of the exchange."""
+        if self._retained is not None:
+            self._retained.release()
+            self._retained = self._broken = None
+
     def _can_move(self, target: Target) -> bool:
         """Return whether the answer could go on at another replica than `target` now."""
         snapshots = self.state.routing.router.view.snapshots(now=self.state.routing.clock())
