@@ -449,7 +449,6 @@ class Seam:
         made["meta_info"] = {**meta, **merged, "finish_reason": finish or None, "id": first.get("id", meta.get("id"))}
         self.begun = True
         self._finished = bool(finish)
-        self.ended = self.ended or self._finished
         return made
 
     def _merged(self, usage: Mapping[str, Any]) -> dict[str, Any]:
