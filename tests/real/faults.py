@@ -99,8 +99,8 @@ async def state_of(proxy: Served, name: str) -> str:
 class Death:
     """Of the replica `victim` beside `other`, both of which serve `slots` streams at once.
 
-    `kill` ends it as `kill -9` does, and `restart` brings it back where it was. `continues`: what it had begun to answer
-    goes on at the other one.
+    `kill` ends it as `kill -9` does, and `restart` brings it back where it was. `continues`: what it had begun to
+    answer goes on at the other one.
     """
 
     slots: int
