@@ -110,7 +110,7 @@ class ClientRuleConfig:
     priority: Annotated[int, Field(ge=-100, le=100)] = 0
     #: Regions that may serve it; empty means any.
     allowed_regions: tuple[Name, ...] = ()
-    #: Whether it gets the estimated cached tokens and the predicted TTFT.
+    #: Whether it gets the estimated cached tokens, the predicted TTFT, and the names of replica and region.
     estimates: bool = False
     #: Fields of a body that steer the engine, and that it may send (`live.request.parse`).
     engine_fields: Annotated[tuple[Text, ...], Field(max_length=64)] = ()

@@ -223,6 +223,8 @@ class RouterLimits:
 # Memory is bounded: a client with nothing in flight and a full bucket is like one that never came.
 
 
+#: Longest wait that the counts of engines cause a client, s: one false count must not lock it out.
+MAX_REPORTED_DEBT_S = 60.0
 #: Clients counted before those with a full bucket are dropped; a list of keys has a quarter of it.
 MAX_CLIENTS = 4096
 #: Retry-After of a client with too many in flight, s: the end of one of its requests is not predicted.
@@ -340,13 +342,17 @@ class ClientQuotas:
             quota.in_flight -= 1
 
     def charge(self, client: str | None, *, tokens: int, used: int) -> None:
-        """Charge a request that is no longer in flight. Parameters as in `release`."""
+        """Charge a request that is no longer in flight. Parameters as in `release`.
+
+        `used` is an engine's word: it leaves a debt of a minute at most. The own count on arrival has no such bound.
+        """
         quota = None if client is None else self._quotas.get(client)
         if quota is None or client is None:
             return
         limits = self._rules.for_client(client)
         if limits.tokens_per_s is not None:
-            quota.tokens = min(limits.most_tokens, quota.tokens + tokens - used)
+            least = min(quota.tokens, -MAX_REPORTED_DEBT_S * limits.tokens_per_s)
+            quota.tokens = min(limits.most_tokens, max(least, quota.tokens + tokens - used))
 
     def _quota(self, client: str, limits: ClientLimits, now: float) -> _Quota:
         quota = self._quotas.get(client)

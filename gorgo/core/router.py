@@ -287,12 +287,18 @@ class Router:
         if attempt is None:
             return None, []
         request = attempt.state.request
+        outcome = outcome.bounded(request, attempt.replica.context_tokens(request.model))
         if request.text_bytes is not None and outcome.prompt_tokens is not None:
             self._learn_tokens(request, request.text_bytes, outcome.prompt_tokens)
         ended_s = now if attempt.released_s is None else attempt.released_s
         own, others = self._lifecycle.on_result(attempt, outcome, now=ended_s)
         others += self._drain_queue(now)
         return own, others
+
+    def bounded(self, request: RouteRequest, replica: str, outcome: Outcome) -> Outcome:
+        """Return an outcome with no larger counts than `request` can have used on `replica`, for records of it."""
+        found = self._fleet.replicas.get(replica)
+        return outcome.bounded(request, None if found is None else found.context_tokens(request.model))
 
     def _learn_tokens(self, request: RouteRequest, text_bytes: int, prompt_tokens: int) -> None:
         """Learn of a report how many tokens a text has, or beside a text its media."""

@@ -405,6 +405,12 @@ class UsageReader:
     _tail: bytearray = field(default_factory=bytearray)
     _limit: int = TAIL_BYTES + SLACK_BYTES
     _more: Callable[[int], int] | None = None
+    _dropped: int = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of the stream so far."""
+        return self._dropped + len(self._tail)
 
     def feed(self, chunk: bytes) -> None:
         tail = self._tail
@@ -433,6 +439,7 @@ class UsageReader:
             self._more, self._limit = None, TAIL_BYTES + SLACK_BYTES
         if not self._head:
             self._head = bytes(tail[:HEAD_BYTES])
+        self._dropped += len(tail) - TAIL_BYTES
         del tail[:-TAIL_BYTES]
 
     @property

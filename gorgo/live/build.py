@@ -103,6 +103,14 @@ def build_live(
             config.shared, environ, router, gateway, clock, key_id=fingerprinter.key_id
         )
         metrics.peers.read = peer_store.measures
+    models = ServedModels(config)
+    prompt_tokens = PromptTokens(
+        tokens_of,
+        router.caches.block_sizes,
+        metrics.exact_prompt,
+        lambda base: models.serving(base, prompt_tokens.models),
+        clock,
+    )
     routing = Routing(
         router=router,
         clock=clock,
@@ -117,10 +125,10 @@ def build_live(
             seed=seed % (1 << 32),
         ),
         client_policies=ClientPolicies.for_client(config),
-        models=ServedModels(config),
+        models=models,
         fingerprinter=fingerprinter,
         body_workers=BodyWorkers(fingerprinter),
-        prompt_tokens=PromptTokens(tokens_of, router.caches.block_sizes, metrics.exact_prompt),
+        prompt_tokens=prompt_tokens,
         uploads=UploadCounter(router),
         client_keys=client_keys,
         peer_store=peer_store,

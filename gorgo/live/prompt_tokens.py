@@ -4,8 +4,8 @@ Owns when a prompt is counted, and where: short new texts on the event loop, lon
 Owns the cache of hashes by part as well (`BlockHashes`). Leaves the ids to `tokens`.
 
 Theory of operation. The tokenizer releases the interpreter, so a thread encodes while the loop runs. Hashing does not,
-so it takes place on the loop, and lets other tasks run after every few milliseconds. One report of another count stops
-the counting for its model until a reload: exact tokens that are wrong would match no block of an engine.
+so it takes place on the loop, and lets other tasks run after every few milliseconds. Exact tokens that are wrong match
+no block of an engine: once all replicas of a model have reported other counts, it is estimated for a while.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import logging
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from gorgo.config.model import ModelConfig
@@ -126,6 +127,11 @@ def _memory(section: tuple[int, bytes]) -> int:
 QUICK_CHARS = 512
 #: Prompts that wait for the thread, the one in progress included; more are estimated.
 MAX_WAITING = 32
+#: Reports of a replica with another count, in a row, after which it counts otherwise: an engine that truncates a long
+#: prompt, or a request that it has rewritten, differs now and then.
+SEVERAL = 3
+#: Time after which a model's prompts are counted again, s: a replica may have got another tokenizer, or have left.
+RETRY_S = 600.0
 #: Blocks hashed in one turn of the event loop: about 3 ms.
 _BLOCKS_PER_TURN = 2048
 
@@ -141,6 +147,10 @@ class PromptTokens:
         Tokens per block of the engines' caches in use, by model.
     count:
         Counts a prompt by its result: `counted`, `skipped` or `different`.
+    serving:
+        Returns the names of the replicas that serve a model of `models`.
+    clock:
+        Seconds.
     """
 
     def __init__(
@@ -148,8 +158,12 @@ class PromptTokens:
         models: Mapping[str, ModelTokens],
         block_sizes: Callable[[str | None], Collection[int]],
         count: Callable[[str], None],
+        serving: Callable[[str], Collection[str]] = lambda _: (),
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self.models = models
+        self._serving = serving
+        self._clock = clock
         self._block_sizes = block_sizes
         self._count = count
         self._hashes = BlockHashes()
@@ -164,7 +178,7 @@ class PromptTokens:
         `base` is the model with the tokenizer: another than `model` for an adapter, which is `adapter` too.
         """
         known = self.models.get(base or "")
-        if known is not None and known.differs:
+        if known is not None and known.differs and not self._is_tried_again(known):
             return None
         found = None if known is None else await self._encoded(known, route, fields, adapter)
         if found is None and fields.token_ids is not None:
@@ -181,20 +195,42 @@ class PromptTokens:
         self._count("counted")
         return ExactPrompt(None if known is None else known.name, prompt.tokens, hashes, boundaries)
 
-    def compare_report(self, exact: ExactPrompt, reported: int) -> None:
-        """Compare a count with an engine's report."""
+    def compare_report(self, exact: ExactPrompt, reported: int, replica: str) -> None:
+        """Compare a count with the report of a replica's engine.
+
+        One engine can err or lie: the model's prompts are estimated once all of its replicas differ several times in a
+        row, and are counted again after a while.
+        """
         known = self.models.get(exact.model or "")
-        if known is None or known.differs or reported == exact.tokens:
+        if known is None:
             return
-        known.differs = True
+        if reported == exact.tokens:
+            known.differences.pop(replica, None)
+            known.differs = False
+            return
+        before = known.differences.get(replica, 0)
+        known.differences[replica] = min(before + 1, SEVERAL)
+        if known.differs or known.differences[replica] < SEVERAL:
+            return
+        serving = self._serving(known.name)
+        if serving:
+            known.differences = {name: count for name, count in known.differences.items() if name in serving}
+        known.differs = all(known.differences.get(name, 0) >= SEVERAL for name in serving)
+        if known.differs:
+            known.retry_s = self._clock() + RETRY_S
+        if before == SEVERAL and not known.differs:
+            return
         self._count("different")
         log(
             "prompt_tokens_differ",
             level=logging.WARNING,
             model=known.name,
+            replica=replica,
             counted=exact.tokens,
             reported=reported,
-            in_force="estimates, until a reload",
+            in_force=f"estimates, for {RETRY_S:g} s"
+            if known.differs
+            else "own counts: other replicas agree or are silent",
         )
 
     def close(self) -> None:
@@ -203,6 +239,14 @@ class PromptTokens:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
     # -- helpers
+
+    def _is_tried_again(self, known: ModelTokens) -> bool:
+        """Return whether the prompts of a model are counted again: one more difference of each replica ends that."""
+        if self._clock() < known.retry_s:
+            return False
+        known.differs = False
+        known.differences = dict.fromkeys(known.differences, SEVERAL - 1)
+        return True
 
     async def _encoded(
         self, known: ModelTokens, route: str, fields: BodyFields, adapter: str | None

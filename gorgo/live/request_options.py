@@ -66,7 +66,7 @@ class ClientPolicies:
         return cls(clients, models, frozenset(names))
 
     def may_see_estimates(self, client: str | None) -> bool:
-        """Return whether `client` gets estimates of caches and of its TTFT; always without client keys."""
+        """Return whether `client` gets estimates of caches and its TTFT, and names of replicas; always without keys."""
         return client is None or (client in self.clients and self.clients[client].estimates)
 
     def request_options(self, headers: Iterable[Header], *, client: str | None, model: str | None) -> RequestOptions:

@@ -109,6 +109,14 @@ class ServedModels:
         base = None if model in rules else self._parents.get(model or "")
         return model if base is None else self._aliases.get(base, base)
 
+    def serving(self, base: str, rules: Container[str]) -> list[str]:
+        """Return the replicas that serve `base`, a model of `rules`, or an adapter of it, or any model."""
+        return [
+            replica
+            for replica in self._configured
+            if not (served := self.served(replica)) or any(self.governing(name, rules) == base for name in served)
+        ]
+
     def names(self, model: str) -> list[str]:
         """Return the names by which clients may call a model of the Router."""
         return list(dict.fromkeys([model, *(alias for alias, name in self._aliases.items() if name == model)]))

@@ -73,18 +73,17 @@ def choose(state: PickerState, pending: PendingRequest, exchange: PickerExchange
         adds_usage = target.request_usage and request.adds_usage
         sent = request.body_for(name, with_usage=target.request_usage)
         body = None if sent is request.body and not pending.is_unpacked else sent
-    labels = labels_of(dispatch)
+    labels = labels_of(state, exchange)
     return EndpointChoice(destination, exchange.exchange_id, set_headers, removed, body, adds_usage, labels)
 
 
-def labels_of(dispatch: Dispatch) -> Labels:
-    """Return what clients see of a decision, as the proxy shows it."""
-    decision = dispatch.decision
-    version = str(decision.weights_version)
-    return (
-        *(("replica", dispatch.replica), ("region", dispatch.region)),
-        *(("policy", decision.policy), ("weights-version", version)),
-    )
+def labels_of(state: PickerState, exchange: PickerExchange) -> Labels:
+    """Return what the client sees of a decision, as the proxy shows it."""
+    dispatch, decision = exchange.dispatch, exchange.dispatch.decision
+    made = ("policy", decision.policy), ("weights-version", str(decision.weights_version))
+    if not state.routing.client_policies.may_see_estimates(exchange.client):
+        return made
+    return ("replica", dispatch.replica), ("region", dispatch.region), *made
 
 
 def _gets_the_same(state: PickerState, target: Target, replica: str, name: str | None, model: str | None) -> bool:
@@ -212,12 +211,15 @@ class CarriedResponse:
         How Envoy sends the body of the response; nothing comes before the choice.
     output:
         The transport's end of the call.
+    state:
+        The running picker.
     """
 
-    __slots__ = ("_filter", "_is_returned", "_output", "has_body", "removes_usage")
+    __slots__ = ("_filter", "_is_returned", "_output", "_state", "has_body", "removes_usage")
 
-    def __init__(self, body_mode: int, output: CallOutput) -> None:
+    def __init__(self, body_mode: int, output: CallOutput, state: PickerState) -> None:
         self._output = output
+        self._state = state
         #: Whether the body passes through the call, and whether Envoy has only what is sent back of it.
         self.has_body = body_mode in (ProcessingMode.STREAMED, ProcessingMode.FULL_DUPLEX_STREAMED)
         self._is_returned = body_mode == ProcessingMode.FULL_DUPLEX_STREAMED
@@ -241,7 +243,7 @@ class CarriedResponse:
             exchange.answer.complete = True
             self._output.send_message(UNCHANGED[kind])
         elif kind == "response_headers":
-            labels = labels_of(exchange.dispatch)
+            labels = labels_of(self._state, exchange)
             self._output.send_message(answered(labels, is_shortened=self._filter is not None))
         else:
             self._output.send_message(UNCHANGED[kind])
@@ -325,7 +327,7 @@ class RequestCall:
         self._state = state
         self._output = output
         mode = start.mode.request_body
-        self._response = CarriedResponse(start.mode.response_body, self._output)
+        self._response = CarriedResponse(start.mode.response_body, self._output, state)
         self._head: RequestHead = start.head
         self._subset = start.mode.subset
         if mode not in _MODES and not self._head.ended:

@@ -227,3 +227,24 @@ def test_long_run_holds_the_rate_whatever_the_answers_are() -> None:
             used += 190
         now += 0.5
     assert 10_000 - 190 <= used <= 10_000 + 100 + 190
+
+
+def test_a_false_count_of_an_engine_costs_a_client_a_minute_and_no_century() -> None:
+    quotas = tokens()
+    for _ in range(2):
+        assert quotas.acquire("a", now=0.0, tokens=10) is None
+    quotas.release("a", tokens=10, used=10**15)
+    quotas.release("a", tokens=10, used=10**15)
+    exceeded = quotas.acquire("a", now=0.0)
+    assert exceeded is not None
+    assert exceeded.retry_after_s == pytest.approx(60.0)
+    assert quotas.acquire("a", now=60.1) is None
+
+
+def test_a_prompt_of_many_minutes_is_charged_in_full_whatever_an_engine_reports() -> None:
+    quotas = tokens()
+    quotas.acquire("a", now=0.0, tokens=100_100)
+    quotas.release("a", tokens=100_100, used=100_100)
+    exceeded = quotas.acquire("a", now=0.0)
+    assert exceeded is not None
+    assert exceeded.retry_after_s == pytest.approx(10_000.0)

@@ -656,3 +656,10 @@ def test_filter_split_anywhere_gives_the_same_bytes(before: list[bytes], after: 
         usage_filter = UsageEventFilter()
         assert b"".join([*map(usage_filter.feed, pieces), usage_filter.flush()]) == expected
         assert usage_filter.usage == Usage(9, 5, 2)
+
+
+def test_bytes_of_a_stream_are_counted_beyond_what_is_retained() -> None:
+    tail = UsageReader()
+    for _ in range(10):
+        tail.feed(b"x" * TAIL_BYTES)
+    assert tail.size == 10 * TAIL_BYTES

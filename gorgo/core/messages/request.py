@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from itertools import islice
 from typing import Any
 
 from gorgo.core.latency.ttft import Pacing, TcpWindows
+from gorgo.core.numeric import MAX_AMOUNT
 from gorgo.core.prompt.fingerprint import MAX_NAME
 from gorgo.core.prompt.media import MediaParts
 from gorgo.core.record import record
@@ -81,6 +82,8 @@ class RouteRequest:
         Hash of the key that the client sent for the engine, which may refuse one and not others; `None` without one.
     most_output_tokens:
         Most tokens of its answer that it asks for, which an engine adds to its prompt; `None` without a limit.
+    answers:
+        Answers that it asks for, each of so many tokens: choices of each of its prompts. `None` if that is not known.
     """
 
     request_id: str
@@ -109,6 +112,7 @@ class RouteRequest:
     credential: int | None = None
     media: tuple[MediaParts, ...] = ()
     most_output_tokens: int | None = None
+    answers: int | None = 1
 
     @property
     def recorded_model(self) -> str | None:
@@ -183,7 +187,7 @@ class Outcome:
     any of a prompt, or why there was no connection. `short`: an answer of one token or none to
     a request that allows more, or a body that is no JSON; `None` for one to a request that allows no more, which says
     nothing of the replica. `continue_on` are the replicas that could go on with an answer that broke off, of which the
-    client has `partial_tokens`.
+    client has `partial_tokens`. `answer_bytes`: what was relayed of an answer, where the shell sees it.
     """
 
     result: AttemptResult
@@ -201,6 +205,7 @@ class Outcome:
     partial_tokens: int = 0
     too_long: bool = False
     text: str | None = None
+    answer_bytes: int | None = None
 
     def used_tokens(self, estimated_prompt: int, *, has_content: bool) -> tuple[int, int]:
         """Return prompt and output tokens of the client's account: as reported, else the estimate and none.
@@ -211,6 +216,47 @@ class Outcome:
             return 0, 0
         prompt = estimated_prompt if self.prompt_tokens is None else self.prompt_tokens
         return prompt, self.output_tokens or 0
+
+    def bounded(self, request: RouteRequest, context_tokens: int | None) -> Outcome:
+        """Return the outcome with no larger count than `request` can have used, whatever the engine reports.
+
+        An answer has as many tokens as the request asks for, else as the model's context, else as the answer has bytes.
+        `context_tokens` is the longest prompt with its answer of the model there; `None` is unknown.
+        """
+        prompt, cached, output = self.prompt_tokens, self.cached_tokens, self.output_tokens
+        most_prompt = _most_prompt_tokens(request, context_tokens)
+        if prompt is not None and prompt > most_prompt:
+            prompt = most_prompt
+        if cached is not None and cached > (most_prompt if prompt is None else prompt):
+            cached = most_prompt if prompt is None else prompt
+        if output is not None:
+            each = request.most_output_tokens
+            if context_tokens is not None and (each is None or each > context_tokens):
+                each = context_tokens
+            answers = request.answers
+            if each is None:
+                each, answers = self.answer_bytes, 1
+            if each is not None and answers is not None and output > each * answers:
+                output = each * answers
+        if (prompt, cached, output) == (self.prompt_tokens, self.cached_tokens, self.output_tokens):
+            return self
+        return replace(self, prompt_tokens=prompt, cached_tokens=cached, output_tokens=output)
+
+
+#: Tokens that a chat template and tools of the engine's own add to a prompt.
+_TEMPLATE_TOKENS = 4096
+#: Tokens of images and of other languages than those before, against their estimate.
+_MOST_RATIO = 4
+
+
+def _most_prompt_tokens(request: RouteRequest, context_tokens: int | None) -> int:
+    """Return the most tokens that a prompt can have: each has a byte of the body, but for media and the template.
+
+    A prompt that goes on with a response stored at the engine is as long as the model's context.
+    """
+    if request.pinned_replica is not None:
+        return int(MAX_AMOUNT) if context_tokens is None else context_tokens
+    return max(request.body_bytes, request.text_bytes or 0, _MOST_RATIO * request.prompt_tokens) + _TEMPLATE_TOKENS
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,7 +203,7 @@ ENGINE_FIELDS = frozenset(
 READ_FIELDS = ENGINE_FIELDS | {
     *("model", "lora_path", "stream", "store", "previous_response_id", "stream_options", "sampling_params"),
     *("max_completion_tokens", "max_tokens", "max_output_tokens", "max_new_tokens"),
-    "cache_salt",
+    *("cache_salt", "n", "best_of"),
 }
 #: Characters of a field's text in a body that another process reads: names and ids are shorter.
 MAX_TEXT = 4096

@@ -115,6 +115,33 @@ def most_output_tokens(parsed: Mapping[str, Any]) -> int | None:
     return None
 
 
+#: Routes of one prompt, and fields of those that may have several.
+_ONE_PROMPT = frozenset({"/v1/chat/completions", "/v1/responses", "/v1/messages"})
+_PROMPTS = ("prompt", "text", "input_ids")
+
+
+def answers_of(route: str, parsed: Mapping[str, Any]) -> int | None:
+    """Return how many answers a request asks for; `None` if its prompts are not known, as of a large body.
+
+    >>> answers_of("/v1/chat/completions", {"n": 2}), answers_of("/v1/completions", {"prompt": ["a"] * 2, "n": 3})
+    (2, 6)
+    """
+    sampling = parsed.get("sampling_params")
+    choices = 1
+    for fields in (parsed, sampling if isinstance(sampling, dict) else {}):
+        for name in ("n", "best_of"):
+            number = fields.get(name)
+            if isinstance(number, int) and number > choices:
+                choices = number
+    if route in _ONE_PROMPT:
+        return choices
+    prompts = next((parsed[name] for name in _PROMPTS if name in parsed), None)
+    if isinstance(sampling, list) or prompts is None:
+        return None
+    several = isinstance(prompts, list) and prompts and not isinstance(prompts[0], int)
+    return choices * len(prompts) if several else choices
+
+
 #: How engines say that a request is longer than the model's context: vLLM and OpenAI, SGLang, llama.cpp, TGI, gateways.
 _TOO_LONG = re.compile(
     rb"context[ _-]?(?:length|size|window)|max_model_len|maximum (?:model|allowed|prompt|input) length"
@@ -466,6 +493,7 @@ def parse_request(
         credential=_credential(headers) if client is None else None,
         media=media,
         most_output_tokens=most_output_tokens(parsed),
+        answers=answers_of(route, parsed),
     )
     may_be_short = route not in NOT_GENERATING and request.idempotent and wants_more_than_one(parsed)
     adds_usage = _adds_usage(route, body, parsed)

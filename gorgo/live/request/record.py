@@ -77,6 +77,8 @@ class RequestRecord:
 
     def attempt_ended(self, dispatch: Dispatch, outcome: Outcome) -> None:
         """Record the end of an attempt."""
+        if self.request is not None:
+            outcome = self.routing.router.bounded(self.request.route, dispatch.replica, outcome)
         if outcome.result is not AttemptResult.SUPERSEDED:
             self.outcome = outcome
         replica, region = dispatch.replica, dispatch.region
@@ -89,7 +91,7 @@ class RequestRecord:
             self.telemetry.metrics.completed(replica, region, e2e_s, outcome, estimated_cached_tokens=estimated)
             exact = None if self.request is None else self.request.exact
             if exact is not None and outcome.prompt_tokens is not None:
-                self.routing.prompt_tokens.compare_report(exact, outcome.prompt_tokens)
+                self.routing.prompt_tokens.compare_report(exact, outcome.prompt_tokens, replica)
 
     def close(self, route: str, request_id: str, *, sent_status: int, disconnected: bool) -> None:
         """Record the end of the request: one count, one line in each log. `sent_status` is 0 if nothing was sent."""

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from math import inf
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NoReturn
@@ -299,13 +300,16 @@ class FileTokens:
 class ModelTokens:
     """How the prompts of a model become tokens; without `files` as simulated engines count.
 
-    `differs`: an engine has reported another count, so the model's prompts are estimated until a reload. `failed`: the
-    template or the tokenizer has failed for a prompt, which is logged once.
+    `differences`: by replica, how many of its last reports in a row had another count. `differs`: those of all replicas
+    of the model do, so its prompts are estimated until `retry_s`, or a reload. `failed`: the template or the tokenizer
+    has failed for a prompt, which is logged once.
     """
 
     name: str
     files: FileTokens | None = None
     differs: bool = False
+    differences: dict[str, int] = field(default_factory=dict)
+    retry_s: float = inf
     failed: bool = False
 
 

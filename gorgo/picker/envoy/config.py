@@ -81,7 +81,7 @@ _CHUNK_BYTES, _PART_BYTES = 8192, 256
 _SCRIPT = """\
 function envoy_on_response(handle)
   local headers = handle:headers()
-  local kind, coding = headers:get("content-type") or "", headers:get("content-encoding")
+%(hide)s  local kind, coding = headers:get("content-type") or "", headers:get("content-encoding")
   local is_stream = kind:find("^text/event%%-stream")
   if coding or not (is_stream or kind:find("^application/json")) then return end
   -- The last four parts: a short one is joined with the next.
@@ -120,9 +120,20 @@ end
 """
 
 
-def usage_filter() -> Json:
-    """Return the filter."""
-    script = _SCRIPT % {"chunk": _CHUNK_BYTES, "part": _PART_BYTES, "usage": USAGE}
+#: The picker names replica and region in its metadata to clients that may know them.
+_HIDE = """\
+  local own = handle:streamInfo():dynamicMetadata():get("%s")
+  if not (own and own["replica"]) then
+    headers:remove("x-gorgo-replica")
+    headers:remove("x-gorgo-region")
+  end
+"""
+
+
+def usage_filter(*, hides_replica: bool) -> Json:
+    """Return the filter; with `hides_replica` it removes the replica's name where the picker has not given it."""
+    hide = _HIDE % OWN if hides_replica else ""
+    script = _SCRIPT % {"chunk": _CHUNK_BYTES, "part": _PART_BYTES, "usage": USAGE, "hide": hide}
     config = typed("filters.http.lua.v3.Lua", default_source_code={"inline_string": script})
     return {"name": "envoy.filters.http.lua", "typed_config": config}
 
@@ -147,9 +158,10 @@ _FIRST_BODY = "%COMMON_DURATION(DS_RX_BEG:US_RX_BODY_BEG:us)%"
 _FLUSH_S = 0.05
 
 
-def picker_filters(message_timeout_s: float) -> list[Json]:
+def picker_filters(config: Config, message_timeout_s: float) -> list[Json]:
     """Return the filters before the router's."""
-    return [_decision(message_timeout_s), _first_token(message_timeout_s), usage_filter()]
+    hides = config.clients.keys_file is not None
+    return [_decision(message_timeout_s), _first_token(message_timeout_s), usage_filter(hides_replica=hides)]
 
 
 def access_log() -> Json:
@@ -449,7 +461,7 @@ def _connection_manager(config: Config) -> Json:
         early_header_mutation_extensions=[_strip()],
         route_config={"name": "clients", "virtual_hosts": [_virtual_host(config)]},
         http_filters=[
-            *picker_filters(config.picker.hold_s + MESSAGE_MARGIN_S),
+            *picker_filters(config, config.picker.hold_s + MESSAGE_MARGIN_S),
             {
                 "name": "envoy.filters.http.router",
                 "typed_config": typed("filters.http.router.v3.Router", suppress_envoy_headers=True),

@@ -401,6 +401,11 @@ class PickerExchange:
         state.open_exchanges.add(self)
 
     @property
+    def client(self) -> str | None:
+        """Return the name of the client's key."""
+        return self._pending.record.client
+
+    @property
     def target(self) -> Target:
         """The replica, as it was at the dispatch."""
         return self._target

@@ -140,8 +140,12 @@ def refused(status: int, headers: Iterable[Header], body: bytes, *, code: str) -
 
 @lru_cache(MAX_LABELS)
 def answered(labels: Labels, *, is_shortened: bool) -> bytes:
-    """Return the answer to the head of a response: headers `x-gorgo-*`, and no length of a body that gets shorter."""
+    """Return the answer to the head of a response: headers `x-gorgo-*`, and no length of a body that gets shorter.
+
+    The engine's own headers of these names are replaced, or removed where the client may not know the replica.
+    """
     mutation = [_option(f"x-gorgo-{name}".encode(), text.encode()) for name, text in labels]
+    mutation += [field(2, f"x-gorgo-{name}".encode()) for name in ("replica", "region") if name not in dict(labels)]
     if is_shortened:
         mutation.append(field(2, b"content-length"))
     return field(_KINDS["response_headers"], field(1, field(_HEADER_MUTATION, b"".join(mutation))))

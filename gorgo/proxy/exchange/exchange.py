@@ -261,9 +261,10 @@ class ClientResponse:
 
 
 def own_headers(request_id: str, dispatch: Dispatch, *, estimates: bool) -> list[Header]:
-    """Return the proxy's headers. `estimates` tell a client which prompts others have sent."""
+    """Return the proxy's headers. `estimates` tell a client which prompts others have sent, and so does the replica."""
     decision = dispatch.decision
-    fixed = _fixed_headers(dispatch.replica, dispatch.region, decision.policy, decision.weights_version)
+    replica, region = (dispatch.replica, dispatch.region) if estimates else ("", "")
+    fixed = _fixed_headers(replica, region, decision.policy, decision.weights_version)
     headers = [(b"x-request-id", request_id.encode()), *fixed]
     if not estimates:
         return headers
@@ -275,10 +276,13 @@ def own_headers(request_id: str, dispatch: Dispatch, *, estimates: bool) -> list
 
 @lru_cache(MAX_FIXED)
 def _fixed_headers(replica: str, region: str, policy: str, weights_version: int) -> tuple[Header, ...]:
-    """Return the headers that are the same for all responses of a replica under one policy and its weights."""
+    """Return the headers that are the same for all responses of a replica under one policy and its weights.
+
+    An empty name of a replica is not for the client.
+    """
+    named = ((b"x-gorgo-replica", replica.encode()), (b"x-gorgo-region", region.encode())) if replica else ()
     return (
-        (b"x-gorgo-replica", replica.encode()),
-        (b"x-gorgo-region", region.encode()),
+        *named,
         (b"x-gorgo-policy", policy.encode()),
         (b"x-gorgo-weights-version", b"%d" % weights_version),
     )
@@ -784,7 +788,7 @@ class Exchange:
         body = rest.body_for(name, with_usage=target.request_usage)
         source = await target.upstream.open(self.route, headers, body, on_sent=partial(self._count, lease))
         try:
-            return await relay_rest(passage, source, seam, b": x-gorgo-continued %s\n\n" % dispatch.replica.encode())
+            return await relay_rest(passage, source, seam, self._seam_note(dispatch))
         finally:
             broken.last_s = passage.gaps.last_s
             await source.aclose()
@@ -800,6 +804,11 @@ class Exchange:
         """End an answer that no replica goes on with."""
         if not (self.response.writer.finished or self.response.disconnected):
             await self._end_stream(self._retained)
+
+    def _seam_note(self, dispatch: Dispatch) -> bytes:
+        """Return the comment at the seam of a continued answer. It names the replica where the headers do."""
+        named = self.state.routing.client_policies.may_see_estimates(self.request.route.client)
+        return b": x-gorgo-continued %s\n\n" % dispatch.replica.encode() if named else b": x-gorgo-continued\n\n"
 
     async def _end_stream(self, passage: Passage | None) -> None:
         """End a response that has begun, with the engine's own error event or else with one of the proxy's."""

@@ -511,6 +511,7 @@ class Passage:
         *,
         usage: Usage | None = None,
         short: bool | None = False,
+        answer_bytes: int | None = None,
     ) -> Outcome:
         """Return the outcome, with what the response reports and what was measured."""
         usage = usage or (None if self.filter is None else self.filter.usage) or self.tail.usage()
@@ -522,6 +523,7 @@ class Passage:
             output_tokens=None if usage is None else usage.output_tokens,
             itl_s_p95=self.gaps.p95(),
             short=short,
+            answer_bytes=answer_bytes or self.tail.size or None,
         )
 
 
@@ -797,7 +799,7 @@ async def relay_body(passage: Passage, limit: int) -> Outcome:
     await passage.send_head(head=body, has_events=False)
     passage.timeout.extend(passage.chunk_limit_s)
     await passage.writer.finish(body)
-    return passage.outcome(AttemptResult.COMPLETED, usage=usage, short=short)
+    return passage.outcome(AttemptResult.COMPLETED, usage=usage, short=short, answer_bytes=len(body))
 
 
 async def _read(passage: Passage, limit: int) -> tuple[bytes, bool]:

@@ -22,7 +22,7 @@ from gorgo.errors import InvalidValueError
 from gorgo.live import prompt_tokens
 from gorgo.live.http.errors import HttpError
 from gorgo.live.parsing.json_body import BodyFields, read_fields, read_large_body
-from gorgo.live.prompt_tokens import MAX_WAITING, QUICK_CHARS, PromptTokens
+from gorgo.live.prompt_tokens import MAX_WAITING, QUICK_CHARS, RETRY_S, PromptTokens
 from gorgo.live.tokens.model_tokens import ChatTemplate, ModelTokens, read_models
 from tests.live.tokens.files import (
     LLAMA3,
@@ -44,7 +44,11 @@ class Counts:
 
     def __init__(self, models: Mapping[str, ModelTokens], sizes: tuple[int, ...] = (16,)) -> None:
         self.results: list[str] = []
-        self.prompts = PromptTokens(models, lambda _: sizes, self.results.append)
+        self.now = 0.0
+        self.serving: list[str] = []
+        self.prompts = PromptTokens(
+            models, lambda _: sizes, self.results.append, lambda _: self.serving, lambda: self.now
+        )
 
     async def __call__(
         self, body: Mapping[str, Any], *, route: str = CHAT, model: str = "m", adapter: str | None = None
@@ -275,10 +279,10 @@ async def test_a_differing_report_is_logged_once_and_ends_the_counting(caplog: p
     body = {"messages": conversation("a" * 40)}
     exact = await count(body, model="sim")
     assert exact is not None
-    count.prompts.compare_report(exact, 10)
+    count.prompts.compare_report(exact, 10, "r0")
     assert await count(body, model="sim") == exact
-    for _ in range(3):
-        count.prompts.compare_report(exact, 11)
+    for _ in range(5):
+        count.prompts.compare_report(exact, 11, "r0")
     assert await count(body, model="sim") is None
     assert await count(body, model="other") is not None
     assert count.results == ["counted", "counted", "different", "counted"]
@@ -287,6 +291,50 @@ async def test_a_differing_report_is_logged_once_and_ends_the_counting(caplog: p
     [(event, fields)] = logged(caplog)
     assert event == "prompt_tokens_differ"
     assert (fields["model"], fields["counted"], fields["reported"]) == ("sim", 10, 11)
+
+
+async def test_one_false_report_of_one_replica_ends_no_counting(caplog: pytest.LogCaptureFixture) -> None:
+    """Two replicas: one that lies for ever ends nothing while the other one agrees or has not reported."""
+    count = Counts({"sim": ModelTokens("sim")})
+    count.serving = ["liar", "honest"]
+    body = {"messages": conversation("a" * 40)}
+    exact = await count(body, model="sim")
+    assert exact is not None
+    for _ in range(20):
+        count.prompts.compare_report(exact, 6666, "liar")
+    assert await count(body, model="sim") == exact
+    for reported in (11, 11, exact.tokens, 11, 11):
+        count.prompts.compare_report(exact, reported, "honest")
+    assert await count(body, model="sim") == exact
+    [(event, fields)] = logged(caplog)
+    assert (event, fields["replica"]) == ("prompt_tokens_differ", "liar")
+    count.prompts.compare_report(exact, 11, "honest")
+    assert await count(body, model="sim") is None, "now no replica counts like this"
+
+
+async def test_counting_is_tried_again_and_one_difference_of_each_replica_ends_that() -> None:
+    count = Counts({"sim": ModelTokens("sim")})
+    count.serving = ["a", "b"]
+    body = {"messages": conversation("a" * 40)}
+    exact = await count(body, model="sim")
+    assert exact is not None
+    for replica in ("a", "b"):
+        for _ in range(3):
+            count.prompts.compare_report(exact, 11, replica)
+    count.now = RETRY_S - 1
+    assert await count(body, model="sim") is None
+    count.now = RETRY_S
+    assert await count(body, model="sim") == exact
+    for replica in ("a", "b"):
+        assert await count(body, model="sim") == exact
+        count.prompts.compare_report(exact, 11, replica)
+    assert await count(body, model="sim") is None
+    count.now = 2 * RETRY_S
+    assert await count(body, model="sim") == exact
+    count.prompts.compare_report(exact, exact.tokens, "a")
+    for _ in range(3):
+        count.prompts.compare_report(exact, 11, "b")
+    assert await count(body, model="sim") == exact, "one replica agrees again"
 
 
 @needs_tokenizers

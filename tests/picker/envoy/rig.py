@@ -36,7 +36,7 @@ from tests.proxy.conftest import QUIET, system_tls, until
 from tests.proxy.fakes import FakeReplica, answer, running
 
 CHAT = "/v1/chat/completions"
-KEYS = {"main": "key-of-the-main-client", "small": "key-of-the-small-client"}
+KEYS = {"main": "key-of-the-main-client", "small": "key-of-the-small-client", "plain": "key-of-no-rule"}
 
 
 @dataclass
@@ -89,7 +89,11 @@ def config_for(replicas: list[FakeReplica], keys_file: Path) -> Config:
         picker=PickerConfig(bind="127.0.0.1:0"),
         # A minute's quota of six allows one request at a time.
         clients=ClientsConfig(
-            keys_file=str(keys_file), rules=(ClientRuleConfig(name="small", requests_per_minute=6.0),)
+            keys_file=str(keys_file),
+            rules=(
+                ClientRuleConfig(name="small", requests_per_minute=6.0),
+                ClientRuleConfig(name="main", estimates=True),
+            ),
         ),
         limits=LimitsConfig(shutdown_grace_s=0.5),
         overload=OverloadConfig(no_replica_wait_s=0.0),

@@ -274,6 +274,20 @@ async def test_retry_of_envoy_is_credited_to_the_replica_that_served(running: Ri
     assert {sample["replica"] for sample in running.samples[before:]} == {"r1"}
 
 
+@pytest.mark.parametrize("front", [*FRONTS, FOUND])
+async def test_a_client_without_the_grant_is_told_no_replica(running: Rig, front: str) -> None:
+    """Neither its choice nor the engine's own header: the replica tells which prompts others have sent."""
+    running.script(answer(200, headers={"x-gorgo-replica": "another"}))
+    async with running.client(front, key="plain") as client:
+        response = await client.post(CHAT, content=chat())
+    assert response.status_code == 200
+    assert {name for name in response.headers if name.startswith("x-gorgo-")} == {
+        "x-gorgo-policy",
+        "x-gorgo-weights-version",
+    }
+    await running.idle()
+
+
 async def readmitted(running: Rig) -> None:
     """Let both replicas answer until neither is ejected, nor has a failure that counts."""
     running.script(stream(delta("a"), USAGE, DONE))

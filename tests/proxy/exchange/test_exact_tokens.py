@@ -23,6 +23,7 @@ from tests.proxy.fakes import DONE, chat, delta, event, stream
 CHAT = "/v1/chat/completions"
 #: 64 tokens of a simulated engine, in blocks of 16.
 TEXT = "abc " * 64
+SIMULATED = ModelConfig(name="m", tokenizer="simulated")
 
 
 async def served(
@@ -148,7 +149,8 @@ async def test_a_tokenizer_that_counts_otherwise_is_named_as_why_reports_are_not
     fleet = await served(start, reported=65)
     fleet.state.routing.models.set_list("r0", [ServedModel("m")], engine="sglang")
     stored(fleet, TEXT)
-    await post(fleet)
+    for _ in range(3):
+        await post(fleet)
     await until(lambda: counted(fleet, "different"))
     assert (await shown_cache(fleet))["unused"] == "the tokenizer of m counts other tokens than the engine"
 
@@ -158,14 +160,26 @@ async def test_a_differing_report_is_logged_once_and_the_text_index_counts_again
 ) -> None:
     fleet = await served(start, reported=65)
     stored(fleet, TEXT)
-    first = await post(fleet)
+    first, *_ = [await post(fleet) for _ in range(3)]
     await until(lambda: counted(fleet, "different"))
     second = await post(fleet)
     assert (first["cache_source"], second["cache_source"]) == ("events", "history")
     await post(fleet)
     lines = [record for record in caplog.records if record.getMessage() == "prompt_tokens_differ"]
     assert [(line.levelno, line.fields["model"]) for line in lines] == [(logging.WARNING, "m")]  # type: ignore[attr-defined]
-    assert (counted(fleet, "counted"), counted(fleet, "different")) == (1, 1)
+    assert (counted(fleet, "counted"), counted(fleet, "different")) == (3, 1)
+
+
+async def test_one_lying_replica_ends_the_counting_for_no_other(start: Start) -> None:
+    """The second replica reports no counts at all: the first one's word alone ends nothing."""
+    usage = event({"choices": [], "usage": {"prompt_tokens": 6666, "completion_tokens": 2}})
+    replicas = [await start.replica(stream(delta("a"), *lie, DONE)) for lie in ([usage], [])]
+    config = replace(config_for(replicas, replace(QUIET, policy="round-robin")), models=(SIMULATED,))
+    fleet = await start.proxy(config, replicas)
+    for _ in range(20):
+        await post(fleet)
+    await fleet.idle()
+    assert (counted(fleet, "counted"), counted(fleet, "different")) == (20, 1)
 
 
 async def test_the_bytes_per_token_are_learned_beside_exact_tokens(start: Start) -> None:

@@ -8,8 +8,11 @@ Owns the state of the connection. Leaves single frames to `gorgo.picker.transpor
 - `FrameWriter`: what is sent, in order and within the client's windows;
 - `Connection`: what each received frame does.
 
-Theory of operation. `receive` acts on each frame at once; what has to be sent gathers in `take_output`. The client's
-window of a stream is renewed while few answers wait in it, so that a client that reads nothing sends nothing either.
+Theory of operation. `receive` acts on each frame at once; what has to be sent gathers in `take_output`. Windows are
+summed while frames are read, and what has waited for them is written once, after the last frame: the work of a frame
+does not grow with the streams that are open. `receive` ends after `TURN_S`, and goes on in the next turn, so that other
+connections have theirs. The client's window of a stream is renewed while few answers wait in it, so that a client that
+reads nothing sends nothing either.
 
 Errors of the peer raise `Http2Error`: the caller sends `goaway_for` it and closes the connection.
 """
@@ -17,6 +20,7 @@ Errors of the peer raise `Http2Error`: the caller sends `goaway_for` it and clos
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import perf_counter
 
 from gorgo.picker.transport.http2 import frames
 from gorgo.picker.transport.http2.frames import (
@@ -45,8 +49,8 @@ class ClientSettings:
         self.stream_window = frames.FIRST_WINDOW
         self.frame_bytes = frames.FRAME_BYTES
 
-    def read_frame(self, payload: bytes) -> int:
-        """Apply a SETTINGS frame; return the change of each open stream's window. Raises `Http2Error`."""
+    def read_frame(self, payload: bytes) -> bool:
+        """Apply a SETTINGS frame; return whether each open stream's window is another now. Raises `Http2Error`."""
         before = self.stream_window
         for key, value in frames.read_settings(payload):
             if key == frames.INITIAL_WINDOW_SIZE:
@@ -60,7 +64,7 @@ class ClientSettings:
             elif key == frames.ENABLE_PUSH and value > 1:
                 raise Http2Error(Code.PROTOCOL_ERROR, "expected ENABLE_PUSH of 0 or 1")
         self.is_known = True
-        return self.stream_window - before
+        return self.stream_window != before
 
 
 # A flood of frames that carry no part of a message is cheap to send. Rapid resets, pings, settings, windows,
@@ -71,6 +75,16 @@ class ClientSettings:
 FREE_FRAMES = 10_000
 #: Allowed by each message received, and each DATA frame sent: a reset, and windows of stream and connection.
 FRAMES_PER_MESSAGE = 4
+#: A DATA frame that neither ends a message nor has so many bytes allows none: a window of one byte would pay itself.
+LEAST_PAID_BYTES = 1024
+#: Open streams that a change of their windows looks at for the price of a frame.
+STREAMS_PER_FRAME = 16
+#: Time of one `receive`, s: other connections wait for it.
+TURN_S = 0.005
+#: DATA frames that have waited and that one `receive` sends: some 3 ms.
+FRAMES_PER_TURN = 512
+#: Bytes of a block that is not cached which cost as much as a frame: its Huffman code is decoded at 4 MB/s.
+BLOCK_BYTES_PER_FRAME = 256
 
 
 class FrameBudget:
@@ -90,9 +104,9 @@ class FrameBudget:
         if self._left < FREE_FRAMES:
             self._left += FRAMES_PER_MESSAGE
 
-    def spend(self) -> None:
-        """Count a frame. Raises `Http2Error` for one too many."""
-        self._left -= 1
+    def spend(self, frames_: int = 1) -> None:
+        """Count a frame, or one that makes the work of so many. Raises `Http2Error` for one too many."""
+        self._left -= frames_
         if self._left < 0:
             raise Http2Error(Code.ENHANCE_YOUR_CALM, f"expected messages: {FREE_FRAMES} frames had no part of one")
 
@@ -130,8 +144,10 @@ class FrameWriter:
         #: Bytes that the client takes on the connection.
         self._window = frames.FIRST_WINDOW
         self._is_full = False
-        #: Streams whose DATA waits, in order.
-        self._waiting: dict[int, CallStream] = {}
+        #: Streams whose DATA waits for the connection alone, in turn; not those that wait for their own window.
+        self._ready: dict[int, CallStream] = {}
+        #: Of all streams.
+        self.unsent_bytes = 0
 
     def take_output(self) -> bytes:
         """Return what has to be sent."""
@@ -148,29 +164,47 @@ class FrameWriter:
             self._wake()
 
     def set_full(self, is_full: bool) -> None:
-        """The transport takes no DATA for now, or does again."""
+        """The transport takes no DATA for now, or does again; `write_waiting` follows."""
         self._is_full = is_full
-        self.write_waiting()
 
     def add_window(self, size: int) -> None:
-        """The client takes more on the connection. Raises `Http2Error`."""
+        """The client takes more on the connection; `write_waiting` follows. Raises `Http2Error`."""
         self._window = checked_window(self._window + size)
-        self.write_waiting()
 
-    def write_waiting(self) -> None:
-        """Send what has waited."""
-        for stream in tuple(self._waiting.values()):
-            if self._window <= 0 or self._is_full:
-                break
-            self.write(stream)
+    def add_stream_window(self, stream: CallStream, size: int) -> None:
+        """The client takes more of a stream; `write_waiting` follows. Raises `Http2Error`."""
+        checked_window(self.client.stream_window + stream.granted + size)
+        stream.granted += size
+        self.find_ready(stream)
+
+    def find_ready(self, stream: CallStream) -> None:
+        """Let a stream have its turn if its window allows it."""
+        if stream.unsent and self.client.stream_window + stream.granted > 0:
+            self._ready.setdefault(stream.stream_id, stream)
+
+    def write_waiting(self) -> bool:
+        """Send what has waited, a frame of each stream in turn; return whether more could be sent at once."""
+        for _ in range(FRAMES_PER_TURN):
+            if not self._ready or self._window <= 0 or self._is_full:
+                return False
+            stream = self._ready.pop(next(iter(self._ready)))
+            self.write(stream, most_frames=1)
+        return bool(self._ready) and self._window > 0
 
     def write_message(self, stream: CallStream, message: bytes) -> None:
         """Send a message, in one frame if nothing is in its way, or let it wait."""
         size = len(message) + frames.PREFIX_BYTES
-        most = min(self.client.frame_bytes, self._window, stream.window)
-        if stream.unsent or self._is_full or size > most:
+        client = self.client
+        if (
+            stream.unsent
+            or self._is_full
+            or size > self._window
+            or size > client.frame_bytes
+            or size > client.stream_window + stream.granted
+        ):
             stream.unsent.append(b"\0" + len(message).to_bytes(4, "big") + message)
             stream.unsent_bytes += size
+            self.unsent_bytes += size
             self.write(stream)
             return
         if not stream.is_head_sent:
@@ -178,7 +212,7 @@ class FrameWriter:
         self._output.append(frames.message_frame(stream.stream_id, message))
         self._budget.earn()
         self._window -= size
-        stream.window -= size
+        stream.granted -= size
         self._drained(stream)
         if not self.is_receiving:
             self._wake()
@@ -187,29 +221,33 @@ class FrameWriter:
         stream.is_head_sent = True
         self._output.append(frames.frame(frames.HEADERS, frames.END_HEADERS, stream.stream_id, RESPONSE))
 
-    def write(self, stream: CallStream) -> None:
-        """Send what of a stream can be sent."""
-        stream_id, unsent, output = stream.stream_id, stream.unsent, self._output
+    def write(self, stream: CallStream, most_frames: int | None = None) -> None:
+        """Send what of a stream can be sent, or `most_frames` of it."""
+        stream_id, unsent, output, client = stream.stream_id, stream.unsent, self._output, self.client
         if unsent and not stream.is_head_sent:
             self._send_head(stream)
-        while unsent and not self._is_full:
+        while unsent and not self._is_full and most_frames != 0:
             data = unsent[0]
-            size = min(len(data), self.client.frame_bytes, self._window, stream.window)
+            size = min(len(data), client.frame_bytes, self._window, client.stream_window + stream.granted)
             if size <= 0:
                 break
+            if most_frames is not None:
+                most_frames -= 1
             unsent.popleft()
+            if size == len(data) or size >= LEAST_PAID_BYTES:
+                self._budget.earn()
             if size < len(data):
                 unsent.appendleft(data[size:])
                 data = data[:size]
             output.append(frames.frame(frames.DATA, 0, stream_id, data))
-            self._budget.earn()
             self._window -= size
-            stream.window -= size
+            stream.granted -= size
             stream.unsent_bytes -= size
+            self.unsent_bytes -= size
         if unsent:
-            self._waiting[stream_id] = stream
+            self.find_ready(stream)
         else:
-            self._waiting.pop(stream_id, None)
+            self._ready.pop(stream_id, None)
             if stream.end_status is None:
                 self._drained(stream)
             else:
@@ -219,7 +257,10 @@ class FrameWriter:
 
     def drop_stream(self, stream: CallStream) -> None:
         """Drop what waits of a stream."""
-        self._waiting.pop(stream.stream_id, None)
+        self._ready.pop(stream.stream_id, None)
+        self.unsent_bytes -= stream.unsent_bytes
+        stream.unsent_bytes = 0
+        stream.unsent.clear()
 
     def _end(self, stream: CallStream) -> None:
         assert stream.end_status is not None, "the caller has looked"
@@ -256,10 +297,21 @@ _CARRYING = frozenset({frames.DATA, frames.HEADERS})
 class Connection:
     """The server's side of one connection.
 
-    `wake` is called when output gathers outside of `receive`.
+    `wake` is called when output gathers outside of `receive`. `clock` bounds the time of a `receive`, s.
     """
 
-    def __init__(self, services: Services, limits: TransportLimits, wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        services: Services,
+        limits: TransportLimits,
+        wake: Callable[[], None],
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        self._clock = clock
+        #: The windows of all streams have changed since what waits for them was last looked at.
+        self._windows_changed = False
+        #: `receive` has ended before the last whole frame: call it again, with no bytes, before it gets more.
+        self.is_behind = False
         self._services = services
         self._limits = limits
         self._blocks = BlockReader()
@@ -311,10 +363,11 @@ class Connection:
         return self._writer.take_output()
 
     def receive(self, data: bytes) -> None:
-        """Act on received bytes. Raises `Http2Error`."""
+        """Act on received bytes, for `TURN_S`: `is_behind` says whether frames are left. Raises `Http2Error`."""
         buffer = self._buffer + data if self._buffer else data
         position, last = 0, len(buffer) - frames.HEAD_BYTES
-        self._writer.is_receiving = True
+        self._writer.is_receiving, self.is_behind = True, False
+        due_s = self._clock() + TURN_S
         try:
             if not self._greeted:
                 position = self._greet(buffer)
@@ -334,6 +387,13 @@ class Connection:
                 position += frames.HEAD_BYTES + size
                 if handler is not None:  # others are extensions
                     handler(stream_id, flags, buffer[position - size : position])
+                if position <= last and self._clock() > due_s:
+                    self.is_behind = True
+                    break
+            if self._windows_changed:
+                self._look_at_windows()
+            if self._writer.write_waiting():
+                self.is_behind = True
         finally:
             self._writer.is_receiving = False
         self._buffer = buffer[position:] if position < len(buffer) else b""
@@ -364,10 +424,17 @@ class Connection:
         self._budget.renew()
 
     def set_full(self, is_full: bool) -> None:
-        """The transport takes no more DATA for now, or does again."""
+        """The transport takes no more DATA for now, or does again: `receive` writes what has waited."""
         self._writer.set_full(is_full)
 
     # -- streams
+
+    def _look_at_windows(self) -> None:
+        """Find the streams that a change of their initial window lets go on. Raises `Http2Error`."""
+        self._windows_changed = False
+        for stream in self._streams.values():
+            checked_window(self._writer.client.stream_window + stream.granted)
+            self._writer.find_ready(stream)
 
     def _drained(self, stream: CallStream) -> None:
         """Nothing of a stream waits any more."""
@@ -378,7 +445,7 @@ class Connection:
 
     def _renew_all(self) -> None:
         """Let the client send more on the connection, unless too much waits for it."""
-        if sum(stream.unsent_bytes for stream in self._streams.values()) <= UNSENT_TOTAL_BYTES:
+        if self._writer.unsent_bytes <= UNSENT_TOTAL_BYTES:
             self._writer.add(frames.window_update(0, self._unacknowledged))
             self._unacknowledged = 0
 
@@ -480,7 +547,7 @@ class Connection:
         if block.stream_id > self._last_id:
             self._open(block)
             return
-        self._budget.spend()
+        self._budget.spend(1 + len(block.fragment) // BLOCK_BYTES_PER_FRAME)
         self._heads.skip(block.fragment)
         stream = self._streams.get(block.stream_id)
         if stream is None:
@@ -490,6 +557,8 @@ class Connection:
         self._end_input(stream)
 
     def _open(self, block: HeaderBlock) -> None:
+        if not self._heads.is_cached(block.fragment):
+            self._budget.spend(1 + len(block.fragment) // BLOCK_BYTES_PER_FRAME)
         head = self._heads.decode(block.fragment)
         stream_id = self._last_id = block.stream_id
         if len(self._streams) >= self._limits.calls:
@@ -501,8 +570,7 @@ class Connection:
             ends = frames.END_HEADERS | frames.END_STREAM
             self._writer.add(frames.frame(frames.HEADERS, ends, stream_id, refusal(head.refusal)))
             return
-        window, message_bytes = self._writer.client.stream_window, self._limits.message_bytes
-        stream = CallStream(self._writer, stream_id, window=window, message_bytes=message_bytes)
+        stream = CallStream(self._writer, stream_id, message_bytes=self._limits.message_bytes)
         self._streams[stream_id] = stream
         stream.call = self._services.open_call(head.path, stream)
         if stream.call is None:
@@ -527,11 +595,10 @@ class Connection:
                 raise Http2Error(Code.FRAME_SIZE_ERROR, "expected no payload in an acknowledgement")
             self._heads.forbid_table()
             return
-        change = self._writer.client.read_frame(payload)
-        for stream in self._streams.values():
-            stream.window = checked_window(stream.window + change)
+        if self._writer.client.read_frame(payload):
+            self._budget.spend(len(self._streams) // STREAMS_PER_FRAME)
+            self._windows_changed = True
         self._writer.add(frames.frame(frames.SETTINGS, frames.ACK, 0))
-        self._writer.write_waiting()
 
     def _on_ping(self, stream_id: int, flags: int, payload: bytes) -> None:
         if stream_id:
@@ -554,8 +621,7 @@ class Connection:
             return
         stream = self._streams.get(stream_id)
         if stream is not None:
-            stream.window = checked_window(stream.window + size)
-            self._writer.write(stream)
+            self._writer.add_stream_window(stream, size)
 
     def _on_priority(self, stream_id: int, flags: int, payload: bytes) -> None:  # noqa: ARG002
         if not stream_id:

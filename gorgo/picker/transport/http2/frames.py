@@ -168,6 +168,10 @@ class HeadDecoder:
         """The client has taken the settings: a block that uses a dynamic table is an error from now on."""
         self._decoder.max_allowed_table_size = 0
 
+    def is_cached(self, block: bytes) -> bool:
+        """Return whether a block need not be decoded."""
+        return block in self._cached
+
     def decode(self, block: bytes) -> CallHead:
         """Return the head of a request. Raises `Http2Error`: the state of the decoder is lost with a wrong block."""
         found = self._cached.get(block)
@@ -227,8 +231,8 @@ def refusal(status: int) -> bytes:
     return _block((b":status", b"%d" % status))
 
 
-#: A block, with all its CONTINUATION frames.
-BLOCK_BYTES = MAX_LIST_BYTES
+#: A block, with all its CONTINUATION frames: as much as servers of gRPC take, and the work of a Huffman code is in it.
+BLOCK_BYTES = 16 * 1024
 #: These frames of one block: four of the smallest allowed bound, with some to spare. Each copies what came before it.
 MAX_CONTINUATIONS = 16
 _PRIORITY_BYTES = 5

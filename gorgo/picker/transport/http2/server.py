@@ -117,7 +117,7 @@ class ServerProtocol(asyncio.Protocol):
         self._server = server
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._flush_due = False
+        self._flush_due = self._turn_due = False
         self._timer: asyncio.TimerHandle | None = None
         self._received_s = self._loop.time()
         self._pinged = False
@@ -141,8 +141,21 @@ class ServerProtocol(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._received_s, self._pinged = self._loop.time(), False
+        self._receive(data)
+
+    def _receive(self, data: bytes) -> None:
+        """Act on received bytes; read no more before the frames that are left have had their turns."""
         try:
+            was_behind = self._connection.is_behind
             self._connection.receive(data)
+            if self._connection.is_behind:
+                if not was_behind and self._transport is not None:
+                    self._transport.pause_reading()
+                if not self._turn_due:
+                    self._turn_due = True
+                    self._loop.call_soon(self._go_on)
+            elif was_behind and self._transport is not None:
+                self._transport.resume_reading()
         except Http2Error as error:
             log("connection_refused", error=str(error))
             self._write(self._connection.take_output() + self._connection.goaway_for(error))
@@ -150,12 +163,17 @@ class ServerProtocol(asyncio.Protocol):
             return
         self._flush()
 
+    def _go_on(self) -> None:
+        self._turn_due = False
+        if self._transport is not None and not self._transport.is_closing():
+            self._receive(b"")
+
     def pause_writing(self) -> None:
         self._connection.set_full(True)
 
     def resume_writing(self) -> None:
         self._connection.set_full(False)
-        self._flush()
+        self._receive(b"")
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         if self._timer is not None:

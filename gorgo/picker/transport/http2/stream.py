@@ -112,6 +112,7 @@ class CallStream:
         "counted_bytes",
         "end_status",
         "end_text",
+        "granted",
         "input_ended",
         "is_head_sent",
         "reader",
@@ -119,10 +120,9 @@ class CallStream:
         "unacknowledged",
         "unsent",
         "unsent_bytes",
-        "window",
     )
 
-    def __init__(self, writer: StreamOutput, stream_id: int, *, window: int, message_bytes: int) -> None:
+    def __init__(self, writer: StreamOutput, stream_id: int, *, message_bytes: int) -> None:
         self._writer = writer
         self.stream_id = stream_id
         #: `None` for a stream that is answered without a service.
@@ -130,8 +130,9 @@ class CallStream:
         self.reader = MessageReader(message_bytes)
         #: Bytes of its incomplete message that the connection has counted.
         self.counted_bytes = 0
-        #: Bytes that the client still takes.
-        self.window = window
+        #: Bytes that the client still takes beyond its initial window, which is the same for all streams: a change of
+        #: that one touches no stream.
+        self.granted = 0
         #: Received bytes for which the client has no new window yet.
         self.unacknowledged = 0
         #: Messages, or rests of them, that wait for the window.

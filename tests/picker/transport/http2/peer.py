@@ -78,6 +78,8 @@ class Peer:
     calls_limit: int = CALLS
     calls: list[EchoCall] = field(default_factory=list)
     wakes: int = 0
+    #: Of the connection's clock, which stands still.
+    now: float = 0.0
 
     def __post_init__(self) -> None:
         def process(output: Output) -> CallHandlers:
@@ -86,7 +88,7 @@ class Peer:
 
         self.services = Services({PROCESS: process})
         limits = TransportLimits(MESSAGE_BYTES, self.calls_limit)
-        self.connection = Connection(self.services, limits, self._wake)
+        self.connection = Connection(self.services, limits, self._wake, clock=lambda: self.now)
 
     def _wake(self) -> None:
         self.wakes += 1

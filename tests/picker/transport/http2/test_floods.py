@@ -8,6 +8,7 @@ import pytest
 
 from gorgo.picker.transport.http2 import connection, frames
 from gorgo.picker.transport.http2.frames import BLOCK_BYTES, MAX_CONTINUATIONS, Code, Http2Error
+from gorgo.picker.transport.http2.stream import CallStream
 from tests.picker.transport.http2.peer import BLOCK, Peer, block, data, greeted, headers, message
 
 FREE = 300
@@ -51,6 +52,90 @@ def test_a_flood_ends_its_connection(name: str) -> None:
     assert failure.value.code is Code.ENHANCE_YOUR_CALM
     peer.connection.close()
     assert len(peer.services) == 0
+
+
+def waiting_answers(calls: int) -> Peer:
+    """Calls whose answers all wait for their windows."""
+    peer = greeted({frames.INITIAL_WINDOW_SIZE: 0}, calls_limit=calls)
+    for turn in range(calls):
+        peer.send(headers(2 * turn + 1), data(2 * turn + 1, message(b"x")))
+    return peer
+
+
+@pytest.mark.parametrize(
+    ("frame_", "most"),
+    [
+        (frames.window_update(0, 1), 0),
+        (frames.window_update(1, 1), 1),
+        (frames.settings({frames.MAX_FRAME_SIZE: 20_000}), 0),
+    ],
+    ids=["window of the connection", "window of a stream", "settings"],
+)
+def test_frames_of_windows_write_once_and_only_what_can_be_sent(
+    monkeypatch: pytest.MonkeyPatch, frame_: bytes, most: int
+) -> None:
+    """200 frames over 1,000 open calls made 200,000 attempts to write."""
+    peer = waiting_answers(1000)
+    writes: list[int] = []
+    write = connection.FrameWriter.write
+
+    def counted(self: connection.FrameWriter, stream: CallStream, most_frames: int | None = None) -> None:
+        writes.append(stream.stream_id)
+        write(self, stream, most_frames)
+
+    monkeypatch.setattr(connection.FrameWriter, "write", counted)
+    peer.send(frame_ * 200)
+    assert len(writes) <= most
+
+
+def test_a_window_of_one_byte_for_each_frame_does_not_pay_for_the_next() -> None:
+    peer = greeted({frames.INITIAL_WINDOW_SIZE: 0})
+    peer.send(headers(1), data(1, message(b"pieces 1")))
+    with pytest.raises(Http2Error) as failure:  # noqa: PT012 - one of many frames raises it
+        for _ in range(2 * FREE):
+            peer.send(frames.window_update(1, 1))
+    assert failure.value.code is Code.ENHANCE_YOUR_CALM
+
+
+def test_a_change_of_all_windows_costs_by_the_streams_that_are_open() -> None:
+    """1,000 streams: 63 frames each, of 300."""
+    peer = waiting_answers(1000)
+    peer.connection.renew_budget()
+    with pytest.raises(Http2Error) as failure:  # noqa: PT012 - one of many frames raises it
+        for turn in range(8):
+            peer.send(frames.settings({frames.INITIAL_WINDOW_SIZE: turn + 1}))
+    assert failure.value.code is Code.ENHANCE_YOUR_CALM
+
+
+def test_waiting_answers_are_sent_in_turns_of_a_bounded_number_of_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "FRAMES_PER_TURN", 30)
+    peer = waiting_answers(100)
+    sent, turns = peer.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 4000})), 1
+    while peer.connection.is_behind:
+        sent += peer.send()
+        turns += 1
+    order = [each.stream_id for each in sent if each.kind == frames.DATA]
+    assert (sorted(order), turns) == ([2 * turn + 1 for turn in range(100)], 4)
+
+
+def test_frames_beyond_the_time_of_a_turn_wait_for_the_next() -> None:
+    peer = greeted()
+    times = iter(range(1000))
+    peer.connection._clock = lambda: float(next(times))
+    ping = frames.frame(frames.PING, 0, 0, bytes(8))
+    answers = [len(peer.send(ping * 3 + ping[:5]))]
+    while peer.connection.is_behind:
+        answers.append(len(peer.send()))
+    assert answers == [1, 1, 1]
+    assert len(peer.send(ping[5:])) == 1
+
+
+def test_heads_that_are_decoded_anew_cost_by_their_bytes() -> None:
+    peer = greeted(calls_limit=1000)
+    with pytest.raises(Http2Error) as failure:  # noqa: PT012 - one of many frames raises it
+        for turn in range(20):
+            peer.send(headers(2 * turn + 1, block("/x", "POST", (f"a{turn}", "a" * 9000))))
+    assert failure.value.code is Code.ENHANCE_YOUR_CALM
 
 
 @pytest.mark.parametrize("name", ["ping", "rapid reset", "settings"])

@@ -34,7 +34,8 @@ def checked(peer: Peer, sent: bytes) -> bool:
     assert connection._partial_bytes == sum(stream.reader.partial_bytes for stream in connection._streams.values())
     for stream in connection._streams.values():
         assert stream.unsent_bytes == sum(map(len, stream.unsent))
-        assert (stream.stream_id in connection._writer._waiting) == bool(stream.unsent)
+        can_go_on = connection._writer.client.stream_window + stream.granted > 0
+        assert (stream.stream_id in connection._writer._ready) == (bool(stream.unsent) and can_go_on)
     streams = connection._streams.values()
     assert len(peer.services) == sum(stream.call is not None and not stream.input_ended for stream in streams)
     return True
