@@ -778,7 +778,12 @@ class Exchange:
         body = rest.body_for(name, with_usage=target.request_usage)
         source = await target.upstream.open(self.route, headers, body, on_sent=partial(self._count, lease))
         try:
-            return await relay_rest(passage, source, seam, b": x-gorgo-continued %s\n\n" % dispatch.replica.encode())
+            note = b": x-gorgo-continued %s\n\n" % dispatch.replica.encode()
+            outcome = await relay_rest(passage, source, seam, note)
+            if outcome.result is AttemptResult.UPSTREAM_4XX:
+                # The request is the proxy's: a shorter context or an older engine may refuse what others take.
+                return replace(outcome, continue_on=broken.replicas, partial_tokens=broken.answer.tokens)
+            return outcome
         finally:
             broken.last_s = passage.gaps.last_s
             await source.aclose()

@@ -120,6 +120,16 @@ def test_a_rest_that_breaks_off_too_goes_on_a_second_time_and_no_third() -> None
     virtually(ends, [broken()], [second], [REST], continuations=1)
 
 
+@pytest.mark.parametrize("status", [400, 401, 404, 422])
+def test_a_rest_that_a_replica_refuses_goes_on_at_another_one(status: int) -> None:
+    async def test(proxy: VirtualProxy) -> None:
+        assert text_of((await proxy.ask(STREAM)).body) == "abcd"
+        assert [len(proxy.replicas[name].received) for name in ("r0", "r1", "r2")] == [1, 1, 1]
+        assert proxy.state.buffers.used_bytes == 0
+
+    virtually(test, [broken()], [Script([b"{}"], status=status)], [REST])
+
+
 def test_a_rest_that_breaks_off_behind_its_end_is_whole_and_asked_for_nowhere_else() -> None:
     second = Script([said("c", name="second"), said("", "stop", "second"), LOST])
 
