@@ -734,18 +734,23 @@ async def relay_rest(passage: Passage, source: ResponseSource, seam: Seam, note:
 
     begun = False
     while not seam.ended and seam.error is None:
-        is_end = await source.pipe(take)
+        try:
+            is_end = await source.pipe(take)
+        except UpstreamError:
+            if not seam.answer().finished:  # else nothing but `[DONE]` and counts are lost
+                raise
+            is_end = True
         events = b"".join(made)
         made.clear()
         if seam.begun and not begun:
             begun = True
             passage.on_content()
             events = note + events
-        if events and seam.error is None:
+        if events:
             await passage.write_rest(events)
         if is_end:
             break
-    if seam.error is not None:
+    if seam.error is not None and not seam.answer().finished:
         raise UpstreamError(ERROR_EVENT)
     if not seam.ended and not seam.answer().finished:
         raise UpstreamError("truncated")
