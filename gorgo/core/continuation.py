@@ -75,6 +75,8 @@ class PartialAnswer:
         Members of its events that every event of one answer has in common, as `id` and `model`.
     finished:
         The client has its finish reason.
+    counted:
+        Its events with text have counts, whether asked for or not.
     """
 
     text: str = ""
@@ -82,6 +84,7 @@ class PartialAnswer:
     token_ids: tuple[int, ...] = ()
     fields: Mapping[str, Any] = field(default_factory=dict, hash=False)
     finished: bool = False
+    counted: bool = False
 
 
 class NotContinuableError(Exception):
@@ -113,6 +116,8 @@ def refusal(route: str, body: Mapping[str, Any]) -> str | None:
     choice = body.get("tool_choice")
     if choice not in (None, "auto", "none"):
         return "tool_choice"
+    if route == CHAT and not isinstance(body.get("messages", []), list):
+        return "messages"
     if route == COMPLETIONS and not isinstance(body.get("prompt"), str):
         return "prompt"
     if route == GENERATE and not isinstance(body.get("text"), str):
@@ -124,11 +129,11 @@ def continued_body(route: str, body: Mapping[str, Any], answer: PartialAnswer, h
     """Return the request for the rest of an answer, as a body for an engine that is asked in this way (`how`).
 
     Its bounds of length are less by the tokens so far. At least one is asked for, which `Seam` drops where there is no
-    room for it: the engine's counts and end are wanted.
+    room for it, or where the answer has its finish reason: the engine's counts and end are wanted.
     """
     new = dict(body)
     if route == CHAT:
-        messages = list(new["messages"])
+        messages = list(new.get("messages", []))
         last = messages[-1] if messages else None
         if isinstance(last, dict) and last.get("role") == "assistant" and isinstance(last.get("content"), str):
             messages[-1] = {**last, "content": last["content"] + answer.text}
@@ -143,12 +148,24 @@ def continued_body(route: str, body: Mapping[str, Any], answer: PartialAnswer, h
     sampling = new.get("sampling_params")
     if isinstance(sampling, dict):
         new["sampling_params"] = sampling = dict(sampling)
+    if answer.finished:
+        bounds = new if route != GENERATE else new.setdefault("sampling_params", {})
+        bounds.setdefault("max_tokens" if route != GENERATE else "max_new_tokens", 1)
     for fields in (new, sampling if isinstance(sampling, dict) else {}):
         for name in (*_MOST, *_LEAST):
             value = fields.get(name)
             if isinstance(value, int) and value > 0:
-                fields[name] = max(1 if name in _MOST else 0, value - answer.tokens)
-    return json.dumps(new, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+                left = 0 if answer.finished else value - answer.tokens
+                fields[name] = max(1 if name in _MOST else 0, left)
+    return _encoded(new)
+
+
+def _encoded(value: Mapping[str, Any]) -> bytes:
+    """Return JSON. Half a character, as engines send that cut text between units of UTF-16, is no UTF-8: an escape."""
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError:
+        return json.dumps(value, separators=(",", ":")).encode()
 
 
 def tokens_left(body: Mapping[str, Any], answer: PartialAnswer) -> int | None:
@@ -203,7 +220,12 @@ def read_answer(route: str, stream: bytes) -> PartialAnswer:
     for event in _EVENT_END.split(stream):
         reader.add(_json(_read(event)[1]))
     return PartialAnswer(
-        "".join(reader.texts), reader.reported or reader.events, tuple(reader.ids), reader.fields, reader.finished
+        "".join(reader.texts),
+        reader.reported or reader.events,
+        tuple(reader.ids),
+        reader.fields,
+        reader.finished,
+        reader.counted,
     )
 
 
@@ -217,7 +239,7 @@ class _AnswerReader:
         self.reported = 0
         self.ids: list[int] = []
         self.fields: dict[str, Any] = {}
-        self.finished = False
+        self.finished = self.counted = False
         self._route = route
 
     def add(self, event: Mapping[str, Any]) -> None:
@@ -233,23 +255,26 @@ class _AnswerReader:
             if name not in ("choices", "usage"):
                 self.fields.setdefault(name, value)
         self.reported = max(self.reported, _count(event.get("usage"), "completion_tokens"))
-        for choice in event.get("choices") or ():
+        for choice in _choices_of(event):
             if choice.get("index") or choice.get("logprobs"):
                 raise NotContinuableError("several choices" if choice.get("index") else "log probabilities")
+            self.counted = self.counted or isinstance(event.get("usage"), dict)
             self.finished = self.finished or choice.get("finish_reason") is not None
-            text = choice.get("text") if self._route == COMPLETIONS else _delta_text(choice.get("delta") or {})
+            for name, value in (choice.get("delta") or {}).items():
+                if value and name not in ("role", "content"):
+                    raise NotContinuableError(f"{name} in progress")
+            text = _text_of(self._route, choice)
             if text:
                 self.texts.append(text)
                 self.events += 1
 
     def _add_generated(self, event: Mapping[str, Any]) -> None:
         # Each event has the whole text so far.
-        text, before = event.get("text"), self.texts[0] if self.texts else ""
-        if not isinstance(text, str) or not text.startswith(before):
+        (text, meta), before = _generated_of(event), self.texts[0] if self.texts else ""
+        if not text.startswith(before):
             raise NotContinuableError("events without the whole text")
         if event.get("index"):
             raise NotContinuableError("several choices")
-        meta = event.get("meta_info") or {}
         self.fields.setdefault("meta_info", meta)
         self.reported = max(self.reported, _count(meta, "completion_tokens"))
         self.finished = self.finished or bool(meta.get("finish_reason"))
@@ -260,13 +285,31 @@ class _AnswerReader:
         self.texts = [text]
 
 
-def _delta_text(delta: Mapping[str, Any]) -> str:
-    """Return the text of a delta of a chat; raises `NotContinuableError` for any other content."""
-    for name, value in delta.items():
-        if value and name not in ("role", "content"):
-            raise NotContinuableError(f"{name} in progress")
-    content = delta.get("content")
-    return content if isinstance(content, str) else ""
+def _choices_of(event: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the choices of an event; raises `NotContinuableError` for any other form."""
+    choices = event.get("choices") or []
+    if not isinstance(choices, list):
+        raise NotContinuableError("choices of an unknown form")
+    for choice in choices:
+        if not isinstance(choice, dict) or not isinstance(choice.get("delta") or {}, dict):
+            raise NotContinuableError("choices of an unknown form")
+    return choices
+
+
+def _text_of(route: str, choice: Mapping[str, Any]) -> str:
+    """Return the text of a choice; raises `NotContinuableError` for content of any other form."""
+    text = (choice.get("delta") or {}).get("content") if route == CHAT else choice.get("text")
+    if not isinstance(text, str | None):
+        raise NotContinuableError("text of an unknown form")
+    return text or ""
+
+
+def _generated_of(event: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the text and the counts of an event of `/generate`; raises `NotContinuableError` for any other form."""
+    text, meta = event.get("text"), event.get("meta_info") or {}
+    if not isinstance(text, str) or not isinstance(meta, dict):
+        raise NotContinuableError("events of an unknown form")
+    return text, meta
 
 
 def _count(fields: object, name: str) -> int:
@@ -320,7 +363,7 @@ class Seam:
         Whether the client asked for an event with the counts.
 
     After each `feed`: `begun` once there is content or an end, `ended` after the last event, `error` with the status of
-    an error event, which is not passed on.
+    an error event, or 500 for one of an unknown form, which are not passed on.
     """
 
     def __init__(self, route: str, answer: PartialAnswer, body: Mapping[str, Any], *, show_usage: bool) -> None:
@@ -333,6 +376,8 @@ class Seam:
         #: The last characters of the answer, as many as a stop string may have before the seam.
         self._behind = answer.text[-(max(map(len, self._stops), default=1) - 1) :] if self._stops else ""
         self._texts: list[str] = []
+        #: Of `/generate`: the tokens of the rest.
+        self._ids: list[int] = []
         self._events = 0
         self._finished = answer.finished
         self._pending = b""
@@ -341,7 +386,9 @@ class Seam:
         """Return what the client has of the answer by now."""
         before = self._before
         tokens = before.tokens + (self.usage.output or self._events)
-        return PartialAnswer(before.text + "".join(self._texts), tokens, (), before.fields, self._finished)
+        ids = (*before.token_ids, *self._ids)
+        text = before.text + "".join(self._texts)
+        return PartialAnswer(text, tokens, ids, before.fields, self._finished, before.counted)
 
     def feed(self, chunk: bytes) -> bytes:
         """Return the events that end in `chunk`, for the client."""
@@ -370,26 +417,29 @@ class Seam:
         self.error = error_status(name, fields)
         if self.error is not None or not fields:
             return b""
-        made = self._generated(fields) if self._route == GENERATE else self._choices(fields)
-        return b"" if made is None else b"data: " + json.dumps(made, ensure_ascii=False).encode() + b"\n\n"
+        try:
+            made = self._generated(fields) if self._route == GENERATE else self._choices(fields)
+        except NotContinuableError:
+            self.error = 500
+            return b""
+        return b"" if made is None else b"data: " + _encoded(made) + b"\n\n"
 
     def _choices(self, event: Mapping[str, Any]) -> dict[str, Any] | None:
         made = {**event, **self._before.fields}
         usage = event.get("usage")
         if isinstance(usage, dict):
             made["usage"] = self._merged(usage)
-            if not self._show_usage:
+            if not self._show_usage and not (self._before.counted and event.get("choices")):
                 del made["usage"]
-        choices = [new for choice in event.get("choices") or () if (new := self._choice(choice)) is not None]
+        choices = [new for choice in _choices_of(event) if (new := self._choice(choice)) is not None]
         made["choices"] = choices
         return made if choices or (isinstance(usage, dict) and self._show_usage and not event.get("choices")) else None
 
     def _choice(self, choice: Mapping[str, Any]) -> dict[str, Any] | None:
         is_chat = self._route == CHAT
         delta = dict(choice.get("delta") or {}) if is_chat else {}
-        text = (delta.get("content") if is_chat else choice.get("text")) or ""
         finish = choice.get("finish_reason")
-        text, stopped = self._take(text)
+        text, stopped = self._take(_text_of(self._route, choice))
         if stopped and finish is None:
             finish = "stop"
         if self._finished:
@@ -413,9 +463,7 @@ class Seam:
 
     def _take(self, text: str) -> tuple[str, bool]:
         """Return what of new text belongs to the answer, and whether a stop string across the seam ends it."""
-        if not text or self._finished:
-            return "", False
-        if self._left is not None and self._events >= max(0, self._left):
+        if not text or self._finished or (self._left is not None and self._left <= 0):
             return "", False
         self._events += 1
         stopped = False
@@ -430,8 +478,8 @@ class Seam:
         return text, stopped
 
     def _generated(self, event: Mapping[str, Any]) -> dict[str, Any] | None:
-        before, meta = self._before, dict(event.get("meta_info") or {})
-        text, known = event.get("text") or "", "".join(self._texts)
+        before, (text, meta) = self._before, _generated_of(event)
+        known = "".join(self._texts)
         new = text[len(known) :] if text.startswith(known) else ""
         finish = meta.get("finish_reason")
         taken, stopped = self._take(new)
@@ -440,8 +488,9 @@ class Seam:
         first = before.fields.get("meta_info") or {}
         merged = self._merged(meta)
         made = {**event, "text": before.text + "".join(self._texts)}
-        if isinstance(event.get("output_ids"), list):
-            made["output_ids"] = [*before.token_ids, *event["output_ids"]]
+        if isinstance(ids := event.get("output_ids"), list):
+            self._ids = [] if self._left is not None and self._left <= 0 else ids
+            made["output_ids"] = [*before.token_ids, *self._ids]
         if stopped and not finish:
             finish = {"type": "stop"}
         if finish and self._left is not None and self._left <= 0:
@@ -449,7 +498,6 @@ class Seam:
         made["meta_info"] = {**meta, **merged, "finish_reason": finish or None, "id": first.get("id", meta.get("id"))}
         self.begun = True
         self._finished = bool(finish)
-        self.ended = self.ended or self._finished
         return made
 
     def _merged(self, usage: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.numeric import Floats
-from gorgo.core.policy.interface import Candidates, Choice, IndexKind, argmin_tiebreak, fill_unknown
+from gorgo.core.policy.interface import USUAL_SCRAPE_S, Candidates, Choice, IndexKind, argmin_tiebreak, fill_unknown
 from gorgo.core.policy.weights import Weights, WeightSpec
 from gorgo.policies.base import longest_match
 
@@ -40,6 +41,7 @@ class SkyWalker:
     )
     unit: ClassVar[str] = ""
     index: ClassVar[IndexKind] = "published"
+    signal_ages: ClassVar[Mapping[str, float]] = {"queued_requests": USUAL_SCRAPE_S}
     #: It reads requests before a first token, which are counted for policies that say so.
     reads_progress: ClassVar[bool] = True
     weight_specs: ClassVar[tuple[WeightSpec, ...]] = (

@@ -110,6 +110,7 @@ async def _run(exchange: Exchange, task: asyncio.Task[None]) -> None:
         if exchange.router_id is not None:
             state.routing.gateway.unregister(exchange.router_id)
         exchange.buffer.release()
+        exchange.release_answer()
         record.close(
             exchange.route,
             exchange.id,

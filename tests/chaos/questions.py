@@ -214,7 +214,7 @@ def _whole(question: Question, body: bytes) -> Verdict:
 
 def _stream(question: Question, body: bytes) -> Verdict:
     """Ends in `[DONE]` or in an error event, once and last."""
-    events = [event for event in body.split(b"\n\n") if event.strip()]
+    events = [event for event in body.split(b"\n\n") if event.strip() and not event.startswith(b":")]
     if not body.endswith(b"\n\n") or not events:
         return Verdict(Ending.WRONG, reason=f"the stream ends in mid-event: {body[-80:]!r}")
     last, ends = events[-1], sum(event == b"data: [DONE]" for event in events)

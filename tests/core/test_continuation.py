@@ -193,6 +193,14 @@ def test_usage_that_the_client_did_not_ask_for_is_left_out() -> None:
     assert (seam.usage.prompt, seam.usage.output) == (12, 4)
 
 
+def test_counts_that_come_with_the_text_unasked_go_on_behind_the_seam() -> None:
+    answer = answer_of(FIRST + chat({"content": "!"}, usage={"prompt_tokens": 9, "completion_tokens": 3}))
+    seam = Seam(CHAT, answer, {}, show_usage=False)
+    usage: dict[str, Any] = {"usage": {"prompt_tokens": 12, "completion_tokens": 1}}
+    made = seam.feed(second("a", None, **usage) + event({"id": "s", "choices": [], **usage}))
+    assert [fields["usage"] for fields in events_of(made)] == [{"prompt_tokens": 9, "completion_tokens": 4}]
+
+
 def test_cached_tokens_are_at_most_the_prompt_s() -> None:
     usage = {"prompt_tokens": 12, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 11}}
     _, made = rest(event({"id": "s", "choices": [], "usage": usage}))
@@ -212,6 +220,11 @@ def test_without_room_for_a_token_the_end_alone_is_passed() -> None:
     assert text_of(made) == ""
     assert [choice["finish_reason"] for fields in events_of(made) for choice in fields["choices"]] == ["length"]
     assert seam.answer().text == "Hello"
+
+
+def test_events_that_are_shorter_than_a_token_are_all_passed() -> None:
+    _, made = rest(*(second(character) for character in "world"), second(None, "length"), body={"max_tokens": 4})
+    assert text_of(made) == "world"
 
 
 def test_an_answer_that_has_its_end_gets_no_other_one() -> None:
@@ -245,11 +258,12 @@ def test_a_completion_goes_on() -> None:
     assert [fields["choices"][0]["text"] for fields in found] == ["b", ""]
 
 
-def test_events_of_generate_have_the_whole_text_and_all_tokens() -> None:
-    def generated(text: str, ids: list[int], name: str, prompt: int, finish: object = None) -> bytes:
-        meta = {"id": name, "prompt_tokens": prompt, "completion_tokens": len(ids), "finish_reason": finish}
-        return event({"text": text, "output_ids": ids, "meta_info": meta})
+def generated(text: str, ids: list[int], name: str, prompt: int, finish: object = None) -> bytes:
+    meta = {"id": name, "prompt_tokens": prompt, "completion_tokens": len(ids), "finish_reason": finish}
+    return event({"text": text, "output_ids": ids, "meta_info": meta})
 
+
+def test_events_of_generate_have_the_whole_text_and_all_tokens() -> None:
     answer = answer_of(generated("a", [1], "first", 5) + generated("a b", [1, 2], "first", 5), GENERATE)
     assert (answer.text, answer.tokens, answer.token_ids) == ("a b", 2, (1, 2))
     seam = Seam(GENERATE, answer, {"text": "p"}, show_usage=False)
@@ -258,4 +272,68 @@ def test_events_of_generate_have_the_whole_text_and_all_tokens() -> None:
     assert (last["text"], last["output_ids"]) == ("a b c d", [1, 2, 3, 4])
     assert last["meta_info"]["id"] == "first"
     assert (last["meta_info"]["prompt_tokens"], last["meta_info"]["completion_tokens"]) == (5, 4)
-    assert seam.feed(b"data: [DONE]\n\n") in (b"data: [DONE]\n\n", b"")
+    assert seam.feed(b"data: [DONE]\n\n") == b"data: [DONE]\n\n"
+    assert seam.ended
+
+
+def test_an_answer_of_generate_in_three_parts_has_the_tokens_of_all() -> None:
+    answer = answer_of(generated("a", [1], "first", 5), GENERATE)
+    seam = Seam(GENERATE, answer, {"text": "p"}, show_usage=False)
+    seam.feed(generated(" b", [2], "second", 6))
+    assert seam.answer().token_ids == (1, 2)
+    third = Seam(GENERATE, seam.answer(), {"text": "p"}, show_usage=False)
+    (last,) = events_of(third.feed(generated(" c", [3], "third", 7)))
+    assert (last["text"], last["output_ids"]) == ("a b c", [1, 2, 3])
+
+
+def test_a_token_of_generate_for_which_there_is_no_room_is_in_no_part_of_an_event() -> None:
+    answer = answer_of(generated("a", [1], "first", 5), GENERATE)
+    seam = Seam(GENERATE, answer, {"text": "p", "sampling_params": {"max_new_tokens": 1}}, show_usage=False)
+    (last,) = events_of(seam.feed(generated(" b", [2], "second", 6, {"type": "length", "length": 1})))
+    assert (last["text"], last["output_ids"], last["meta_info"]["completion_tokens"]) == ("a", [1], 1)
+
+
+#: Half of a character that takes two units of UTF-16, as engines send that cut their text there.
+HALVES = ("\ud83d", "\ude00")
+
+
+def test_half_a_character_before_the_seam_is_a_request_that_engines_can_read() -> None:
+    answer = answer_of(FIRST + chat({"content": HALVES[0]}))
+    body = continued_body(CHAT, {"messages": []}, answer, FLAGS)
+    assert json.loads(body.decode())["messages"][-1]["content"] == "Hello" + HALVES[0]
+
+
+def test_a_character_in_two_events_passes_the_seam() -> None:
+    _, made = rest(*map(second, HALVES))
+    assert text_of(made) == "".join(HALVES)
+
+
+ODD: list[dict[str, Any]] = [
+    {"choices": [None]},
+    {"choices": "text"},
+    {"choices": {"a": 1}},
+    {"choices": [{"index": 0, "delta": "text"}]},
+    {"choices": [{"index": 0, "delta": {"content": [{"type": "text", "text": "a"}]}}]},
+]
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_events_of_an_unknown_form_are_not_continued_and_end_a_rest(odd: dict[str, Any]) -> None:
+    with pytest.raises(NotContinuableError):
+        answer_of(FIRST + event(odd))
+    seam, made = rest(event(odd))
+    assert (made, seam.error) == (b"", 500)
+
+
+@pytest.mark.parametrize("odd", [{"text": 1}, {"text": "a", "meta_info": "a"}])
+def test_events_of_generate_of_an_unknown_form_are_not_continued_and_end_a_rest(odd: dict[str, Any]) -> None:
+    with pytest.raises(NotContinuableError):
+        answer_of(event(odd), GENERATE)
+    seam = Seam(GENERATE, PartialAnswer(), {"text": "p"}, show_usage=False)
+    assert (seam.feed(event(odd)), seam.error) == (b"", 500)
+
+
+@pytest.mark.parametrize("body", [{"messages": []}, {"messages": [], "max_tokens": 9}])
+def test_an_answer_that_has_its_end_asks_for_one_token_more(body: dict[str, Any]) -> None:
+    answer = answer_of(FIRST + chat({}, "stop"))
+    assert json.loads(continued_body(CHAT, body, answer, FLAGS))["max_tokens"] == 1

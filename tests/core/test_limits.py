@@ -11,6 +11,9 @@ from gorgo.core.messages.request import RouteRequest
 def test_bounds_are_those_of_the_design() -> None:
     assert {name: value for name, value in asdict(RouterLimits()).items() if not isinstance(value, dict)} == {
         "max_attempts": 3,
+        "continuations": 2,
+        "max_routes": 100_000,
+        "route_ttl_s": 3600.0,
         "max_in_flight": 4096,
         "stale_after_s": 90.0,
         "rtt_ewma_alpha": 0.3,
@@ -42,7 +45,13 @@ def test_queueing_and_hedging_are_off_by_default() -> None:
         "infeasible_max_wait_s": 0.3,
         "no_replica_wait_s": 0.0,
     }
-    assert asdict(HedgeLimits()) == {"budget_ratio": 0.0, "window_s": 300.0, "delay_s": 0.5, "grace_s": 0.1}
+    assert asdict(HedgeLimits()) == {
+        "budget_ratio": 0.0,
+        "budget_minimum": 0,
+        "window_s": 300.0,
+        "delay_s": 0.5,
+        "grace_s": 0.1,
+    }
     assert not RouterLimits().clients.has_limits
     assert ClientLimits() == ClientLimits(None, None, None)
 

@@ -325,6 +325,7 @@ def test_a_sample_tells_the_whole_request() -> None:
         "best_cached_tokens": 0,
         "client": "team-a",
         "model": "m",
+        "continued": 0,
     }
     shown = router.view.decisions("r")[1].as_dict()
     assert (shown["client"], shown["model"]) == ("team-a", "m")

@@ -584,6 +584,8 @@ NOT_STORED: Mapping[str, NotStored] = {
         "three seeds of `python -m experiments --system herd`, whose groups take half an hour each with more",
         "959d57d",
     ),
+    "herd-spread": NotStored("three seeds, and a cost without two of its terms, which no option gives", "c392007"),
+    "less-ttft": NotStored("two seeds for each of five factors on two weights", "c392007"),
     "protocol-ends": NotStored("three seeds of the protocol, in a script", "255eb35"),
     "no-harm": NotStored("five seeds of a group of which `tuning` stores two", "c66f0b9"),
 }

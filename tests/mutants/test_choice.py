@@ -69,11 +69,11 @@ def test_sources_are_of_the_packages_that_are_wanted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("test_file", "path", "mirrored"),
     [
-        ("tests/core/latency/test_tcp.py", "gorgo/core/latency/ttft.py", True),
-        ("tests/core/latency/test_tcp_properties.py", "gorgo/core/latency/ttft.py", True),
-        ("tests/core/latency/test_tcps.py", "gorgo/core/latency/ttft.py", False),
+        ("tests/core/latency/test_ttft.py", "gorgo/core/latency/ttft.py", True),
+        ("tests/core/latency/test_ttft_properties.py", "gorgo/core/latency/ttft.py", True),
+        ("tests/core/latency/test_ttfts.py", "gorgo/core/latency/ttft.py", False),
         ("tests/live/admin/page/test_routes.py", "gorgo/live/admin/page.py", True),
-        ("tests/proxy/test_tcp.py", "gorgo/core/latency/ttft.py", False),
+        ("tests/proxy/test_ttft.py", "gorgo/core/latency/ttft.py", False),
         ("tests/tuner/campaign/test_comparison.py", "tuner/campaign/comparison.py", True),
     ],
 )

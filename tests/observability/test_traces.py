@@ -129,6 +129,16 @@ async def test_each_attempt_is_a_span_of_its_own_and_a_failure_shows(start: Star
     assert spans["POST /v1/chat/completions"][0].attributes["gorgo.retries"] == 1
 
 
+async def test_the_rest_of_a_stream_that_broke_off_is_sent_under_the_span_of_its_own_attempt(
+    start: Start, collector: Collector
+) -> None:
+    fleet = await start.fleet([stream(delta("a"))], [GOOD], proxy=traced(collector))
+    await ask(fleet)
+    given = [fleet.replicas[n].seen[-1].header("traceparent")[0].split("-")[2] for n in (0, 1)]
+    spans = await sent(fleet, collector)
+    assert sorted(given) == sorted(span.span_id for span in spans["attempt"])
+
+
 async def test_a_request_that_is_refused_is_a_span_with_its_code(start: Start, collector: Collector) -> None:
     fleet = await start.fleet([GOOD], proxy=traced(collector))
     assert (await fleet.client.post(CHAT, content=b"[]")).status_code == 400

@@ -58,10 +58,14 @@ def scripted(name: str, told: dict[str, str]) -> Script:
         if user == "mute" or (user.startswith("stuck") and first):
             await request.app[REPLICA].release.wait()
         if not asked.get("stream"):
-            return web.json_response({"data": [{"id": f"of-{name}"}]})
+            return web.json_response({"data": [{"id": f"of-{name}"}], "choices": [{"message": {"content": name}}]})
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
         await response.write(ROLE + delta(name))
+        if user.startswith("torn") and first:
+            assert request.transport is not None, "the client is connected"
+            request.transport.abort()
+            return response
         if user == "open":
             await request.app[REPLICA].release.wait()
         await response.write(delta(" and more") + DONE)  # one token alone would be doubtful
@@ -308,6 +312,16 @@ async def asked_of_one_that_fails(rig: Rig) -> str:
     return said(await rig.ask(fresh("ill")))
 
 
+async def asked_of_one_that_breaks_off(rig: Rig) -> str:
+    return said(await rig.client.post(CHAT, content=chat(stream=True, user=fresh("torn"))))
+
+
+async def bounds_of_routes(rig: Rig) -> tuple[int, float]:
+    found = rig.followed.fleet.state.routing.router.settings.route_stats(now=0.0)
+    assert found is not None, "the policy has routes"
+    return found.max_routes, found.ttl_s
+
+
 async def half_a_head(client: RawClient) -> None:
     client.writer.write(b"POST /v1")
 
@@ -487,7 +501,7 @@ async def more_failures_than_the_least_of_retries(rig: Rig) -> bool:
     found = set()
     for _ in range(21):
         found.add(said(await rig.ask(fresh("ill"))))
-        for _ in "ab":  # good answers in between, so that neither is ejected
+        for _ in "abab":  # good answers in between, so that neither is ejected
             await rig.ask(fresh("well"))
     return found == {"200"}
 

@@ -60,6 +60,7 @@ async def test_every_answer_is_one_replicas_or_an_error(start: Start, seed: int)
         proxy=replace(QUIET, policy="random"),
         first_token_timeout_s=0.3,
         max_attempts=3,
+        continuations=0,
     )
 
     async def one(number: int) -> None:

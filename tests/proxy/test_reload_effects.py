@@ -32,10 +32,12 @@ from tests.proxy.looks import (
     Rig,
     allowed_origin,
     asked,
+    asked_of_one_that_breaks_off,
     asked_of_one_that_fails,
     beside,
     beside_one_that_waits,
     both_keys,
+    bounds_of_routes,
     common_name,
     compared,
     connection_beside_another,
@@ -162,6 +164,7 @@ def timeouts() -> list[Effect]:
     ]
 
 
+ROUTES: Edits = {"proxy.policy": "multi-depth"}
 EFFECTS = [
     one("proxy.region", "there", region_of_the_proxy, "here", "there"),
     one(
@@ -289,6 +292,9 @@ EFFECTS = [
     one("limits.body_timeout_s", SHORT_S, raw(half_a_body), NOT_TAKEN, "408", {"limits.body_timeout_s": LONG_S}),
     one("limits.max_buffered_bytes", 4000, asked("x" * 1000), "200", "413 request_too_large"),
     one("limits.max_attempts", 1, asked_of_one_that_fails, "200", "502 upstream_failed", second()),
+    one("limits.continuations", 0, asked_of_one_that_breaks_off, "200", "200 upstream_failed", second()),
+    one("proxy.multi_depth.max_routes", 7, bounds_of_routes, (100_000, 3600.0), (7, 3600.0), ROUTES),
+    one("proxy.multi_depth.ttl_s", 9.0, bounds_of_routes, (100_000, 3600.0), (100_000, 9.0), ROUTES),
     one("limits.max_in_flight", 1, beside(next_one()), "goes", "429 too_many_in_flight"),
     one("limits.sampled_replicas", 1, compared, 17, 1, PREDICTS | replicas(17)),
     one("limits.connections_per_replica", 1, beside(next_one()), "goes", "503 replicas_busy"),

@@ -99,13 +99,15 @@ async def state_of(proxy: Served, name: str) -> str:
 class Death:
     """Of the replica `victim` beside `other`, both of which serve `slots` streams at once.
 
-    `kill` ends it as `kill -9` does, and `restart` brings it back where it was.
+    `kill` ends it as `kill -9` does, and `restart` brings it back where it was. `continues`: what it had begun to
+    answer goes on at the other one.
     """
 
     slots: int
     words: int
     kill: Callable[[], None]
     restart: Callable[[], Awaitable[None]]
+    continues: bool = True
 
 
 async def survive(proxy: Served, death: Death) -> None:
@@ -115,8 +117,12 @@ async def survive(proxy: Served, death: Death) -> None:
     bodies = [chat(number, max_tokens=death.words) for number in range(4 * death.slots)]
     asked = await ask_many(proxy.url, bodies, begun=2 * death.slots, then=death.kill)
     cut = [one for one in asked if not one.is_complete]
-    assert [one.number for one in cut if one.replica != "victim" or not one.is_cut_visibly] == []
-    assert 1 <= len(cut) <= death.slots, "those that waited there without content were asked elsewhere"
+    if death.continues:
+        assert [one.number for one in cut] == []
+        assert 1 <= sum(b": x-gorgo-continued other" in one.body for one in asked) <= death.slots
+    else:
+        assert [one.number for one in cut if one.replica != "victim" or not one.is_cut_visibly] == []
+        assert 1 <= len(cut) <= death.slots, "those that waited there without content were asked elsewhere"
     assert await proxy.ledger() == EMPTY_LEDGER
     assert len(await proxy.samples()) == len(bodies)
     await eventually_so(lambda: state_of(proxy, "victim"), "ejected", "half_open")

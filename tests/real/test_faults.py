@@ -28,7 +28,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("faults") / "tiny.gguf")
 
 
-async def test_killed_engine_costs_the_streams_that_it_had_begun_and_nothing_else(model: Path) -> None:
+async def test_killed_engine_costs_no_stream_since_what_it_had_begun_goes_on_at_the_other_one(model: Path) -> None:
     with ExitStack() as stack:
         victim, other = (stack.enter_context(llama_server(model, slots=SLOTS, context=2048)) for _ in range(2))
 

@@ -378,7 +378,7 @@ def read_prompt(route: str, body: object) -> Prompt:
     Example
     -------
     >>> read_prompt("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}]})
-    Prompt(text=b'hello', message_starts=((0, 'user'),), tokens=None)
+    Prompt(text=b'hello', message_starts=((0, 'user'),), tokens=None, media=(), media_bytes=0)
     """
     if not isinstance(body, dict):
         raise BadRequest(f"body: expected a JSON object, got {kind_of(body)}")
@@ -395,7 +395,7 @@ def read_texts(route: str, body: Mapping[str, object]) -> Prompt | None:
     """Return the prompt of a body of texts alone, which costs little whatever else the body has; `None` for any other.
 
     >>> read_texts("/v1/completions", {"prompt": "hello"}), read_texts("/v1/completions", {"prompt": [7, 8]})
-    (Prompt(text=b'hello', message_starts=(), tokens=None), None)
+    (Prompt(text=b'hello', message_starts=(), tokens=None, media=(), media_bytes=0), None)
     """
     text, messages = PromptText(), body.get("messages")
     if route == "/v1/completions" and type(prompt := body.get("prompt")) is str:

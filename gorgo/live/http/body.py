@@ -263,6 +263,7 @@ class RequestBuffer:
         """Release everything."""
         self._budget.close(self._buffer)
         if self._retained is not None:
+            self._retained.on_evict = None
             self._budget.close(self._retained)
 
 

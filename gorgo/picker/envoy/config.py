@@ -242,7 +242,7 @@ REPLICAS = "replicas"
 #: Namespace of a replica's names in Envoy's metadata of endpoints.
 LABELS = "gorgo"
 #: Key of endpoints' metadata that none has.
-NOBODY = "nobody"
+NO_REPLICA = "no_replica"
 #: Authorities of the machine, where a replica has none of its own.
 SYSTEM_CA = "/etc/ssl/certs/ca-certificates.crt"
 
@@ -363,13 +363,13 @@ def _by_list(config: Config) -> Json:
     own["typed_config"] = typed("load_balancing_policies.least_request.v3.LeastRequest")
     if is_closed(config):
         # Of a subset that no request names: none.
-        nobody = typed(
+        refusal = typed(
             "load_balancing_policies.subset.v3.Subset",
             fallback_policy="NO_FALLBACK",
-            subset_selectors=[{"keys": [NOBODY], "fallback_policy": "NO_FALLBACK"}],
+            subset_selectors=[{"keys": [NO_REPLICA], "fallback_policy": "NO_FALLBACK"}],
             subset_lb_policy={"policies": [{"typed_extension_config": own}]},
         )
-        own = {"name": "envoy.load_balancing_policies.subset", "typed_config": nobody}
+        own = {"name": "envoy.load_balancing_policies.subset", "typed_config": refusal}
     override = typed(
         "load_balancing_policies.override_host.v3.OverrideHost",
         override_host_sources=[{"metadata": key}],

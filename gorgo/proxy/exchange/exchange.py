@@ -572,14 +572,7 @@ class Exchange:
 
     async def _relay(self, lease: Lease, timer: ResettableTimeout) -> Outcome:
         dispatch, target = lease.dispatch, lease.target
-        headers = headers_for_replica(
-            self.headers,
-            request_id=self.id,
-            api_key=target.api_key,
-            passed=self.state.passed_headers,
-        )
-        if self.record.trace is not None:
-            headers = self.record.trace.carry(headers, dispatch.attempt_id)
+        headers = self._headers(lease)
         model = self.request.route.model
         name = None if model is None else self.state.routing.models.engine_name(dispatch.replica, model)
         passage: Passage | None = None
@@ -618,6 +611,17 @@ class Exchange:
             if passage is not None:
                 target.streams.pop(passage, None)
             await source.aclose()
+
+    def _headers(self, lease: Lease) -> list[Header]:
+        """Return the headers for a replica."""
+        headers = headers_for_replica(
+            self.headers,
+            request_id=self.id,
+            api_key=lease.target.api_key,
+            passed=self.state.passed_headers,
+        )
+        trace = self.record.trace
+        return headers if trace is None else trace.carry(headers, lease.dispatch.attempt_id)
 
     def _passage(self, lease: Lease, timer: ResettableTimeout) -> Passage:
         dispatch, target = lease.dispatch, lease.target
@@ -716,6 +720,12 @@ class Exchange:
             passage.follow(target.streams, partial(self._can_move, target))
             target.streams[passage] = None
 
+    def release_answer(self) -> None:
+        """Forget the answer at the end of the exchange."""
+        if self._retained is not None:
+            self._retained.release()
+            self._retained = self._broken = None
+
     def _can_move(self, target: Target) -> bool:
         """Return whether the answer could go on at another replica than `target` now."""
         snapshots = self.state.routing.router.view.snapshots(now=self.state.routing.clock())
@@ -767,9 +777,7 @@ class Exchange:
         assert broken is not None, "there is an answer to continue"
         if how is None:  # another engine has taken the replica's place
             return Outcome(AttemptResult.FAILED_BEFORE_CONTENT, error="not_continued")
-        headers = headers_for_replica(
-            self.headers, request_id=self.id, api_key=target.api_key, passed=self.state.passed_headers
-        )
+        headers = self._headers(lease)
         model = self.request.route.model
         name = None if model is None else self.state.routing.models.engine_name(dispatch.replica, model)
         rest = replace(self.request, body=continued_body(self.route, broken.body, broken.answer, how), spans=None)
@@ -782,7 +790,11 @@ class Exchange:
         body = rest.body_for(name, with_usage=target.request_usage)
         source = await target.upstream.open(self.route, headers, body, on_sent=partial(self._count, lease))
         try:
-            return await relay_rest(passage, source, seam, self._seam_note(dispatch))
+            outcome = await relay_rest(passage, source, seam, self._seam_note(dispatch))
+            if outcome.result is AttemptResult.UPSTREAM_4XX:
+                # The request is the proxy's: a shorter context or an older engine may refuse what others take.
+                return replace(outcome, continue_on=broken.replicas, partial_tokens=broken.answer.tokens)
+            return outcome
         finally:
             broken.last_s = passage.gaps.last_s
             await source.aclose()

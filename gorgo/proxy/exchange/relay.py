@@ -373,6 +373,12 @@ class Passage:
         self.timeout.on_deadline, self._can_move = partial(self._check_stall, others), can_move
         self.chunk_limit_s, self._silence_s = min(self.chunk_limit_s, STALL_S), self.chunk_limit_s
 
+    def release(self) -> None:
+        """Forget what was retained, and who is asked about it: both would wait for the garbage collector."""
+        self.tail, self.whole_only = UsageReader(), False
+        self.keep_more = self._can_move = bool
+        self.timeout.on_deadline = None
+
     def interrupt(self, reason: str) -> bool:
         """End the stream, so that its answer goes on elsewhere; return whether it can."""
         if self.interrupted is not None or not self.whole_only or not self._can_move():
@@ -386,8 +392,6 @@ class Passage:
         last_s = self.gaps.last_s
         if not last_s or self.interrupted is not None or now - last_s >= self._silence_s:
             return None
-        if self.writer.sending:  # for the client
-            return last_s + self._silence_s
         stall_s = max(STALL_S, STALL_GAPS * (self.gaps.median() or 0.0))
         if now - last_s < stall_s:
             return min(last_s + stall_s, last_s + self._silence_s)
@@ -460,8 +464,16 @@ class Passage:
 
     async def _write(self, chunk: bytes) -> None:
         self.writer.sending = True
+        # The wait is for the client: the replica is not checked meanwhile.
+        check, self.timeout.on_deadline = self.timeout.on_deadline, None
+        goes_on = check is not None and bool(self.gaps.last_s)
+        if goes_on:
+            self.timeout.extend(self._silence_s)
         with self.buffer.stalled(self.timeout):
             await self.writer.write(chunk)
+        self.timeout.on_deadline = check
+        if goes_on:
+            self.timeout.extend(self.chunk_limit_s)
         self.writer.sending = False
 
     # -- what is retained
@@ -722,18 +734,23 @@ async def relay_rest(passage: Passage, source: ResponseSource, seam: Seam, note:
 
     begun = False
     while not seam.ended and seam.error is None:
-        is_end = await source.pipe(take)
+        try:
+            is_end = await source.pipe(take)
+        except UpstreamError:
+            if not seam.answer().finished:  # else nothing but `[DONE]` and counts are lost
+                raise
+            is_end = True
         events = b"".join(made)
         made.clear()
         if seam.begun and not begun:
             begun = True
             passage.on_content()
             events = note + events
-        if events and seam.error is None:
+        if events:
             await passage.write_rest(events)
         if is_end:
             break
-    if seam.error is not None:
+    if seam.error is not None and not seam.answer().finished:
         raise UpstreamError(ERROR_EVENT)
     if not seam.ended and not seam.answer().finished:
         raise UpstreamError("truncated")

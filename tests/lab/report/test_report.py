@@ -39,8 +39,8 @@ def test_files_of_a_simulation_are_read_with_their_references(tmp_path: Path) ->
     assert result.exit_code == 0, result.stderr
     found = find_results(tmp_path)
     (comparison,) = found.comparisons
-    assert comparison.labels == ["gorgo-ms", "random", "floor", "oracle"]
-    assert [[requests.count for requests in cell.requests] for cell in comparison.cells] == [[20]] * 4
+    assert comparison.labels == ["gorgo-ms", "random", "floor", "oracle", "pinned"]
+    assert [[requests.count for requests in cell.requests] for cell in comparison.cells] == [[20]] * 5
     assert all(len(cell.ttft_ms) for cell in comparison.cells)
     assert found.left_out == ()
 

@@ -142,7 +142,7 @@ def test_a_shifted_region_is_used_less_from_then_on() -> None:
             late += [record for record in all_records if record.scheduled_s >= 0.5 * at_s]
         first_half = [[one.ttft_ms for one in records if one.scheduled_s < 0.45 * at_s] for records in runs]
         assert first_half[0] == first_half[1]
-    assert share(shifted, "eu-frankfurt-0") < 0.5 * share(steady, "eu-frankfurt-0")
+    assert share(shifted, "eu-frankfurt-0") < 0.6 * share(steady, "eu-frankfurt-0")
 
 
 def test_a_killed_replica_serves_nobody_and_comes_back_cold() -> None:

@@ -120,6 +120,61 @@ def test_a_rest_that_breaks_off_too_goes_on_a_second_time_and_no_third() -> None
     virtually(ends, [broken()], [second], [REST], continuations=1)
 
 
+@pytest.mark.parametrize("status", [400, 401, 404, 422])
+def test_a_rest_that_a_replica_refuses_goes_on_at_another_one(status: int) -> None:
+    async def test(proxy: VirtualProxy) -> None:
+        assert text_of((await proxy.ask(STREAM)).body) == "abcd"
+        assert [len(proxy.replicas[name].received) for name in ("r0", "r1", "r2")] == [1, 1, 1]
+        assert proxy.state.buffers.used_bytes == 0
+
+    virtually(test, [broken()], [Script([b"{}"], status=status)], [REST])
+
+
+def test_a_rest_that_breaks_off_behind_its_end_is_whole_and_asked_for_nowhere_else() -> None:
+    second = Script([said("c", name="second"), said("", "stop", "second"), LOST])
+
+    async def test(proxy: VirtualProxy) -> None:
+        answered = await proxy.ask(STREAM)
+        assert (text_of(answered.body), answered.complete) == ("abc", True)
+        assert b'"error"' not in answered.body
+        assert proxy.replicas["r2"].received == []
+
+    virtually(test, [broken()], [second], [REST])
+
+
+def test_what_comes_in_one_chunk_with_an_error_of_the_rest_reaches_the_client_before_the_next_seam() -> None:
+    error = event({"error": {"message": "cuda", "code": 500}})
+
+    async def test(proxy: VirtualProxy) -> None:
+        answered = await proxy.ask(STREAM)
+        assert json.loads(proxy.replicas["r2"].received[0].body)["messages"][-1]["content"] == "abc"
+        assert text_of(answered.body) == "abccd"
+
+    virtually(test, [broken()], [Script([said("c", name="second") + error])], [REST])
+
+
+def test_an_event_of_an_unknown_form_leaves_the_client_an_error_event() -> None:
+    odd = event({"id": "first", "choices": [None]})
+
+    async def test(proxy: VirtualProxy) -> None:
+        answered = await proxy.ask(STREAM)
+        assert b'"upstream_failed"' in answered.body
+        assert answered.complete
+
+    virtually(test, [broken(odd, LOST)], [REST])
+
+
+def test_an_event_of_an_unknown_form_in_a_rest_sends_the_answer_on() -> None:
+    odd = Script([said("c", name="second"), event({"id": "second", "choices": [None]}), DONE])
+
+    async def test(proxy: VirtualProxy) -> None:
+        answered = await proxy.ask(STREAM)
+        assert text_of(answered.body) == "abccd"
+        assert answered.body.count(b"[DONE]") == 1
+
+    virtually(test, [broken()], [odd], [REST])
+
+
 def test_a_replica_that_fails_before_the_rest_is_followed_by_another_one() -> None:
     async def test(proxy: VirtualProxy) -> None:
         assert text_of((await proxy.ask(STREAM)).body) == "abcd"
@@ -165,7 +220,7 @@ def test_the_counts_are_those_of_the_whole_answer() -> None:
 
     async def test(proxy: VirtualProxy) -> None:
         answered = await proxy.ask(STREAM[:-1] + b', "stream_options": {"include_usage": true}}')
-        assert b'"usage": {"prompt_tokens": 12, "completion_tokens": 5}' in answered.body
+        assert b'"usage":{"prompt_tokens":12,"completion_tokens":5}' in answered.body
         sample = proxy.state.routing.router.samples.after(0, 1)["samples"][0]
         assert (sample["input_tokens"], sample["output_tokens"]) == (12, 5)
 

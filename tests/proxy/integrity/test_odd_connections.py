@@ -189,7 +189,8 @@ async def test_answer_that_ends_at_any_byte_behind_content_never_looks_complete(
         async with connected(running.addresses.data) as client:
             await client.post(CHAT, BODY)
             said = await client.reader.readuntil(END)
-        assert b"upstream_failed" in said, size
+        is_proven = b"[DONE]" in rest[:size]  # then the missing end of the connection takes nothing from the client
+        assert (b"upstream_failed" in said) is not is_proven, size
         assert said.count(b"good") >= 1, size
     await running.idle()
 

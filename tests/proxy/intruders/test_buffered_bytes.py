@@ -37,7 +37,7 @@ async def proxy(
 ) -> AsyncIterator[Served]:
     """A process with few bytes to buffer; nothing is buffered at the end, and it never took more memory."""
     monkeypatch.setenv("GORGO_INTERNAL_ROUTES", "1")
-    rows = ", ".join(f"{{name: r{n}, region: a, url: '{url}'}}" for n, url in enumerate(urls))
+    rows = ", ".join(f"{{name: r{n}, region: a, url: '{url}', engine: sglang}}" for n, url in enumerate(urls))
     lines = [f"proxy: {{region: a, policy: round-robin{more}}}", "regions: [{name: a}]", f"replicas: [{rows}]"]
     lines.append(f"limits: {{max_buffered_bytes: {BUDGET}}}")
     if keys:

@@ -391,7 +391,7 @@ class Connection:
                     self.is_behind = True
                     break
             if self._windows_changed:
-                self._find_ready_streams()
+                self._send_windows()
             if self._writer.write_waiting():
                 self.is_behind = True
         finally:
@@ -429,7 +429,7 @@ class Connection:
 
     # -- streams
 
-    def _find_ready_streams(self) -> None:
+    def _send_windows(self) -> None:
         """Find the streams that a change of their initial window lets go on. Raises `Http2Error`."""
         self._windows_changed = False
         for stream in self._streams.values():

@@ -74,7 +74,7 @@ def test_reports_leave_no_phantoms_where_pools_evict(kind: str) -> None:
     assert max(phantoms["events"], phantoms["exact"]) < (IN_PREFILL if kind == "sglang" else 0.001)
     if kind == "sglang":  # The bounded history evicts in the order of vLLM's pool.
         assert phantoms["push"] < phantoms["none"]
-        assert phantoms["none"] > 0.01
+        assert phantoms["none"] > 0.005
 
 
 def test_what_a_run_without_reports_does_not_know_is_in_its_records() -> None:
