@@ -495,6 +495,8 @@ class Seam:
             finish = {"type": "stop"}
         if finish and self._left is not None and self._left <= 0:
             finish = {"type": "length", "length": before.tokens}
+        elif isinstance(finish, dict) and "length" in finish:  # the bound of the rest
+            finish = {**finish, "length": merged["completion_tokens"]}
         made["meta_info"] = {**meta, **merged, "finish_reason": finish or None, "id": first.get("id", meta.get("id"))}
         self.begun = True
         self._finished = bool(finish)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -337,3 +341,83 @@ def test_events_of_generate_of_an_unknown_form_are_not_continued_and_end_a_rest(
 def test_an_answer_that_has_its_end_asks_for_one_token_more(body: dict[str, Any]) -> None:
     answer = answer_of(FIRST + chat({}, "stop"))
     assert json.loads(continued_body(CHAT, body, answer, FLAGS))["max_tokens"] == 1
+
+
+WORDS = ["a ", "é", "😀", '"', "\\", "\n", "data: ", ": x", "[DONE]", '"error"', "b\r\n", "c ", "d ", "e ", "f "]
+
+
+def engine_stream(route: str, begin: int, most: int | None, rng: random.Random) -> bytes:
+    """Return the answer of an engine that goes on behind word `begin`, one word a token."""
+    line, name = rng.choice([b"\n", b"\r\n", b"\r"]), f"engine {begin}"
+    end = len(WORDS) if most is None else min(len(WORDS), begin + most)
+    reason = "stop" if end == len(WORDS) else "length"
+    parts: list[bytes] = []
+    for at in range(begin, end + 1):
+        count, finish = min(at + 1, end) - begin, reason if at == end else None
+        usage = {"prompt_tokens": 9 + begin, "completion_tokens": count}
+        word = "" if at == end else WORDS[at]
+        if route == GENERATE:
+            ended = {"type": finish, "length": count} if finish == "length" else {"type": finish}
+            meta = {"id": name, **usage, "finish_reason": finish and ended}
+            ids = list(range(begin, begin + count))
+            fields: dict[str, Any] = {
+                "text": "".join(WORDS[begin : begin + count]),
+                "output_ids": ids,
+                "meta_info": meta,
+            }
+        else:
+            said = {"delta": {"content": word}} if route == CHAT else {"text": word}
+            fields = {"id": name, "choices": [{"index": 0, "finish_reason": finish, **said}], "usage": usage}
+        comment = rng.choice([b"", b": ping" + line, b": ping" + line + line])
+        data = json.dumps(fields, ensure_ascii=rng.random() < 0.5).encode()
+        parts.append(comment + b"data:" + rng.choice([b"", b" "]) + data + line + line)
+    return b"".join(parts) + b"data: [DONE]" + line + line
+
+
+def split(stream: bytes, rng: random.Random) -> Iterator[bytes]:
+    at = 0
+    while at < len(stream):
+        size = rng.choice([1, 3, 17, 200])
+        yield stream[at : at + size]
+        at += size
+
+
+def summary(route: str, stream: bytes) -> tuple[PartialAnswer, list[Any], int]:
+    """Return the answer without what only its first engine knows, its finish reasons, and its ends."""
+    datas = re.findall(rb"(?m)^data: ?(.*?)\r?$", stream.replace(b"\r\n", b"\n").replace(b"\r", b"\n"))
+    found = [json.loads(data) for data in datas if data != b"[DONE]"]
+    places = [fields["meta_info"] if route == GENERATE else fields["choices"][0] for fields in found]
+    reasons = [place["finish_reason"] for place in places if place["finish_reason"]]
+    assert len({place["id"] for place in (places if route == GENERATE else found)}) == 1
+    counts = found[-1].get("meta_info") or found[-1]["usage"]
+    answer = read_answer(route, stream)
+    fields = {name: counts[name] for name in ("prompt_tokens", "completion_tokens")}
+    return replace(answer, fields=fields), reasons, datas.count(b"[DONE]")
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_an_answer_in_up_to_five_parts_is_the_unbroken_one_wherever_it_breaks(seed: int) -> None:
+    rng = random.Random(seed)
+    route, most = rng.choice([CHAT, COMPLETIONS, GENERATE]), rng.choice([None, 4, 9])
+    bounds = {"max_tokens": most} if route != GENERATE else {"sampling_params": {"max_new_tokens": most}}
+    body: dict[str, Any] = {"messages": [], "prompt": "", "text": "", **(bounds if most else {})}
+    stream, client, withheld = engine_stream(route, 0, most, rng), b"", b""
+    expected = summary(route, stream)
+    for chunk in split(stream[: rng.randrange(len(stream))], rng):
+        data = withheld + chunk
+        size = whole_events(data)
+        client, withheld = client + data[:size], data[size:]
+    answer = read_answer(route, client)
+    last = rng.randrange(4)
+    for part in range(last + 1):
+        if not answer.text or answer.finished:
+            return
+        asked = json.loads(continued_body(route, body, answer, FLAGS))
+        left = asked.get("max_tokens") or asked.get("sampling_params", {}).get("max_new_tokens")
+        stream = engine_stream(route, answer.tokens, left, rng)
+        seam = Seam(route, answer, body, show_usage=False)
+        for chunk in split(stream if part == last else stream[: rng.randrange(len(stream))], rng):
+            client += seam.feed(chunk)
+        assert seam.error is None
+        answer = seam.answer() if seam.begun else answer
+    assert summary(route, client) == expected
