@@ -425,6 +425,10 @@ class UsageReader:
         """
         self._more = more
 
+    def stop_keeping(self) -> None:
+        """Retain only the two ends from the next cut on."""
+        self._more = None
+
     @property
     def whole(self) -> bytes | None:
         """The whole stream so far, if it is retained."""

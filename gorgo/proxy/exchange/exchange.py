@@ -290,6 +290,8 @@ def _fixed_headers(replica: str, region: str, policy: str, weights_version: int)
 
 #: The reason of an answer that goes on elsewhere because its replica is drained.
 MOVED = "moved"
+#: A request of this size is retained beside its answer without a reservation, as the ends of each answer are.
+UNRESERVED_BYTES = 4096
 #: A larger request is not sent again for the rest of its answer: it would be parsed within the event loop, 10 ms a MB.
 MAX_CONTINUED_BODY = 1024 * 1024
 
@@ -331,6 +333,7 @@ class Exchange:
         "_race",
         "_refused",
         "_retained",
+        "_retained_at",
         "_task",
         "buffer",
         "client",
@@ -390,6 +393,7 @@ class Exchange:
         self._pending: PendingDispatch | None = None
         #: The passage of an answer that can be continued if it breaks off, and the answer that has.
         self._retained: Passage | None = None
+        self._retained_at: Target | None = None
         self._broken: BrokenAnswer | None = None
         #: The last refusal, which the client has not been sent, and the time that the client may take to read it.
         self._refused: tuple[Lease, Refusal, float] | None = None
@@ -708,17 +712,23 @@ class Exchange:
 
     def _keep(self, target: Target, passage: Passage) -> None:
         """Retain the request and its answer, as long as nothing else needs the memory."""
-        size = len(self.request.body)
+        self._retained, self._retained_at = passage, target
+        if len(self.request.body) > UNRESERVED_BYTES and not self.retain(0):
+            self._retained = None
+            return
+        self.buffer.release_body()
+        passage.keep(self, target.streams)
+        target.streams[passage] = None
 
-        def drop() -> None:
-            passage.whole_only, self._retained, self.request.body = False, None, b""
+    def retain(self, answer_bytes: int) -> bool:
+        """Reserve memory for the request and so much of its answer; False: there is none."""
+        return self.buffer.keep(len(self.request.body) + answer_bytes, self._drop_retained)
 
-        if self.buffer.keep(size, drop):
-            self._retained = passage
-            passage.keep(lambda answer_bytes: self.buffer.keep(size + answer_bytes, drop))
-            self.buffer.release_body()
-            passage.follow(target.streams, partial(self._can_move, target))
-            target.streams[passage] = None
+    def _drop_retained(self) -> None:
+        """Give the memory up: the answer is not continued if it breaks off."""
+        if self._retained is not None:
+            self._retained.give_up()
+        self._retained, self.request.body = None, b""
 
     def release_answer(self) -> None:
         """Forget the answer at the end of the exchange."""
@@ -726,8 +736,10 @@ class Exchange:
             self._retained.release()
             self._retained = self._broken = None
 
-    def _can_move(self, target: Target) -> bool:
-        """Return whether the answer could go on at another replica than `target` now."""
+    def can_move(self) -> bool:
+        """Return whether the answer could go on at another replica now."""
+        target = self._retained_at
+        assert target is not None, "the answer is retained"
         snapshots = self.state.routing.router.view.snapshots(now=self.state.routing.clock())
         known = self.state.replicas.targets
         others = any(

@@ -15,9 +15,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 from gorgo.core.continuation import Seam, first_error, whole_events
 from gorgo.core.messages.request import AttemptResult, Outcome
@@ -186,6 +185,18 @@ class Refusal:
         await writer.finish(self.body)
 
 
+class AnswerOwner(Protocol):
+    """Who can have an answer go on at another replica."""
+
+    def retain(self, answer_bytes: int) -> bool:
+        """Reserve memory for so much of the answer in all; False: there is none."""
+        ...
+
+    def can_move(self) -> bool:
+        """Return whether the answer can go on at another replica now."""
+        ...
+
+
 class Passage:
     """Passes one response on.
 
@@ -220,7 +231,8 @@ class Passage:
     """
 
     __slots__ = (
-        "_can_move",
+        "_others",
+        "_owner",
         "_silence_s",
         "_try_write",
         "_unsent",
@@ -231,7 +243,6 @@ class Passage:
         "gaps",
         "has_error",
         "interrupted",
-        "keep_more",
         "may_be_short",
         "on_commit",
         "on_content",
@@ -300,7 +311,8 @@ class Passage:
         self.withheld = b""
         #: The engine has sent an error in the middle of its answer, which is withheld.
         self.has_error = False
-        self._can_move: Callable[[], bool] = bool
+        self._owner: AnswerOwner | None = None
+        self._others: Iterable[RunningStream] = ()
         #: Why it was ended although nothing of it has failed.
         self.interrupted: str | None = None
         self._try_write = writer.try_write
@@ -332,6 +344,8 @@ class Passage:
         """Send a part of the body. Call `record` once that is done, or as soon as it has to wait for the client."""
         if self.whole_only:
             chunk = self._whole_events(chunk)
+        elif self.withheld:
+            chunk, self.withheld = self.withheld + chunk, b""
         passed = chunk if self.filter is None else self.filter.feed(chunk)
         is_sent = not passed or self._try_write(passed)
         self.tail.feed(chunk)
@@ -357,37 +371,39 @@ class Passage:
             rest, self.withheld = self.withheld, b""
             await self.forward(rest)
 
-    def keep(self, keep_more: Callable[[int], bool]) -> None:
-        """Retain what is passed of an answer that may have to go on at another replica.
+    def keep(self, owner: AnswerOwner, others: Iterable[RunningStream]) -> None:
+        """Retain what is passed of an answer that may have to go on at another replica, and check for stalls.
 
-        `keep_more` is called with the bytes that are to be retained in all; False: there is no memory for them.
+        `others` are the streams of its replica, this one included.
         """
-        self.whole_only, self.keep_more = True, keep_more
+        self.whole_only, self._owner, self._others = True, owner, others
         self.tail.keep(self._keep_more)
-
-    def follow(self, others: Iterable[RunningStream], can_move: Callable[[], bool]) -> None:
-        """Look for a stall of the replica, of which `others` are the streams beside this one.
-
-        `can_move`: whether the answer can go on at another replica now.
-        """
-        self.timeout.on_deadline, self._can_move = partial(self._check_stall, others), can_move
-        self.chunk_limit_s, self._silence_s = min(self.chunk_limit_s, STALL_S), self.chunk_limit_s
+        self.timeout.on_deadline = self._check_stall
+        self._silence_s = self.chunk_limit_s
+        if self.chunk_limit_s > STALL_S:
+            self.chunk_limit_s = STALL_S
 
     def release(self) -> None:
-        """Forget what was retained, and who is asked about it: both would wait for the garbage collector."""
-        self.tail, self.whole_only = UsageReader(), False
-        self.keep_more = self._can_move = bool
+        """Forget who owns the answer, and its bytes: both would wait for the garbage collector."""
+        self.whole_only, self._owner, self._others = False, None, ()
+        self.tail.stop_keeping()
         self.timeout.on_deadline = None
+        self.chunk_limit_s = self._silence_s
+
+    def give_up(self) -> None:
+        """Pass the rest of the answer as it comes: it can no longer go on elsewhere."""
+        self.release()
+        self.timeout.extend(self._silence_s)
 
     def interrupt(self, reason: str) -> bool:
         """End the stream, so that its answer goes on elsewhere; return whether it can."""
-        if self.interrupted is not None or not self.whole_only or not self._can_move():
+        if self.interrupted is not None or not self.whole_only or self._owner is None or not self._owner.can_move():
             return False
         self.interrupted = reason
         self.timeout.extend(0.0)
         return True
 
-    def _check_stall(self, others: Iterable[RunningStream], now: float) -> float | None:
+    def _check_stall(self, now: float) -> float | None:
         """Return when to check again, `None` to end a stream that stands still with all others of its replica."""
         last_s = self.gaps.last_s
         if not last_s or self.interrupted is not None or now - last_s >= self._silence_s:
@@ -395,8 +411,8 @@ class Passage:
         stall_s = max(STALL_S, STALL_GAPS * (self.gaps.median() or 0.0))
         if now - last_s < stall_s:
             return min(last_s + stall_s, last_s + self._silence_s)
-        others_go_on = any(now - other.last_s < stall_s / 2 for other in others if other is not self)
-        if others_go_on or not self.whole_only or not self._can_move():
+        others_go_on = any(now - other.last_s < stall_s / 2 for other in self._others if other is not self)
+        if others_go_on or not self.whole_only or self._owner is None or not self._owner.can_move():
             return min(now + RECHECK_S, last_s + self._silence_s)
         self.interrupted = "stalled"
         return None
@@ -407,7 +423,8 @@ class Passage:
         return self.gaps.last_s
 
     def _keep_more(self, size: int) -> int:
-        if size < MAX_RETAINED_BYTES and self.keep_more(size + KEEP_STEP_BYTES):
+        owner = self._owner
+        if owner is not None and size < MAX_RETAINED_BYTES and owner.retain(size + KEEP_STEP_BYTES):
             return size + KEEP_STEP_BYTES
         return 0
 
@@ -445,6 +462,8 @@ class Passage:
                 return False
             if not chunk:
                 return True
+        elif self.withheld and not self.whole_only:
+            chunk, self.withheld = self.withheld + chunk, b""
         self.tail.feed(chunk)
         if self.filter is None:
             if self._try_write(chunk):

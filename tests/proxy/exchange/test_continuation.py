@@ -245,7 +245,8 @@ def test_memory_that_an_upload_needs_is_given_up_and_the_answer_is_not_continued
             assert budget.reserve(large, budget.size_limit, now=proxy.now_s)
             budget.close(large)
 
-        answered, _ = await asyncio.gather(proxy.ask(STREAM), upload())
+        body = STREAM[:-1] + b', "user": "' + b"x" * 8192 + b'"}'
+        answered, _ = await asyncio.gather(proxy.ask(body), upload())
         assert text_of(answered.body) == "abz"
         assert b'"upstream_failed"' in answered.body
         assert budget.used_bytes == 0
@@ -314,3 +315,24 @@ def test_a_stream_that_cannot_go_on_elsewhere_stays_at_its_drained_replica() -> 
         assert text_of((await asking).body) == "ablate"
 
     virtually(test, [broken(20.0, said("late"), said("", "stop"), DONE)], [REST])
+
+
+def test_memory_is_given_up_in_the_middle_of_an_event_and_no_byte_is_lost_or_out_of_order() -> None:
+    half = said("half")
+    slow = Script([said("a"), 3.0, half[:20], 2.0, half[20:], 20.0, said("z"), said("", "stop"), DONE])
+
+    async def test(proxy: VirtualProxy) -> None:
+        budget = proxy.state.buffers
+
+        async def upload() -> None:
+            await asyncio.sleep(4.0)
+            large = budget.new_buffer("another", now=proxy.now_s)
+            assert budget.reserve(large, budget.size_limit, now=proxy.now_s)
+            budget.close(large)
+
+        body = STREAM[:-1] + b', "user": "' + b"x" * 8192 + b'"}'
+        answered, _ = await asyncio.gather(proxy.ask(body), upload())
+        assert answered.body == said("a") + half + said("z") + said("", "stop") + DONE
+        assert proxy.replicas["r1"].received == []
+
+    virtually(test, [slow], [REST])
