@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from openai import AsyncOpenAI
 
 from tests.proxy.served import environ, served
 
@@ -122,3 +123,34 @@ async def test_a_killed_engine_costs_no_character(tmp_path: Path, kind: str) -> 
         assert (len(after.ids), after.finished, after.done, after.errors, len(after.usage)) == (1, 1, 1, 0, 1)
         for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
             assert after.usage[0][name] == before.usage[0][name]
+
+
+async def test_the_openai_client_reads_one_answer_over_a_seam(tmp_path: Path) -> None:
+    config = tmp_path / "regions.yaml"
+    config.write_text(regions([1, 2], "vllm"))
+    async with engine(config, "r0") as (victim, a), engine(config, "r1") as (_, b):
+        config.write_text(regions([a, b], "vllm"))
+        async with served(tmp_path) as proxy:
+            client = AsyncOpenAI(base_url=f"{proxy.client.base_url}/v1", api_key="none", max_retries=0)
+
+            async def read(*, kill: bool) -> tuple[str, set[str], str | None]:
+                text, ids, finish = "", set(), None
+                messages: list[Any] = [{"role": "user", "content": "a question " * 20}]
+                stream = await client.chat.completions.create(
+                    model="m", messages=messages, max_tokens=TOKENS, stream=True
+                )
+                async for chunk in stream:
+                    ids.add(chunk.id)
+                    for choice in chunk.choices:
+                        text += choice.delta.content or ""
+                        finish = choice.finish_reason or finish
+                    if kill and len(text) == 40:
+                        victim.kill()
+                return text, ids, finish
+
+            # Round robin: the first and the third are the victim's.
+            whole, _, _ = await read(kill=False)
+            await read(kill=False)
+            text, ids, finish = await read(kill=True)
+            await client.close()
+    assert (text, len(ids), finish) == (whole, 1, "length")

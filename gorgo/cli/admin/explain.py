@@ -176,9 +176,12 @@ def _sample(sample: Row) -> str:
     parts = sample["ttft_parts_ms"]
     made_of = "" if not parts else f"; parts: {_parts(parts)}"
     cached = "not reported" if sample["cached_tokens"] is None else f"{sample['cached_tokens']:,}"
+    seams = sample.get("continued", 0)  # an older proxy has none
+    continued = "" if not seams else f"; its answer broke off and went on elsewhere: {seams}"
     return (
         f"observed TTFT: {_ms(sample['ttft_ms'])} ms{made_of}\n"
         f"status {sample['status']}, {sample['e2e_s']:.2f} s, {sample['retries']} retries, cached tokens {cached}"
+        f"{continued}"
     )
 
 

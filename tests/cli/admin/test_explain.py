@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gorgo.cli import app
+from gorgo.cli.admin.explain import _sample
 from tests.live.admin.page.made import decision, sample
 
 NASTY = "[bold]\x1b[2J"
@@ -162,3 +163,9 @@ def test_words_of_clients_move_nothing_on_the_terminal(explained: Any) -> None:
     lines = explained(shown(decision(NASTY, terms={NASTY: np.array([1.0, 2.0])})), "r1")
     assert lines[0].startswith("[bold]?[2J: ")
     assert not any("\x1b" in line for line in lines)
+
+
+def test_an_answer_that_went_on_at_another_replica_is_said() -> None:
+    sample = {"ttft_parts_ms": None, "cached_tokens": None, "ttft_ms": 12.0, "status": 200, "e2e_s": 1.0, "retries": 0}
+    assert _sample({**sample, "continued": 1}).endswith("; its answer broke off and went on elsewhere: 1")
+    assert "went on" not in _sample(sample)

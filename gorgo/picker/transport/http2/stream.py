@@ -113,6 +113,7 @@ class CallStream:
         "end_status",
         "end_text",
         "granted",
+        "granted",
         "input_ended",
         "is_head_sent",
         "reader",
