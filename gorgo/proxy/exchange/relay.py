@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any, Protocol
 
-from gorgo.core.continuation import Seam, first_error, whole_events
+from gorgo.core.continuation import MAX_EVENT_BYTES, Seam, first_error, whole_events
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.core.stream import (
     FirstTokenDetector,
@@ -434,7 +434,9 @@ class Passage:
         size = whole_events(data)
         if b'"error"' in data and (error := first_error(data[:size])) is not None:
             self.has_error, size = True, error
-        elif len(data) - size > MAX_RETAINED_BYTES:
+        elif len(data) - size > MAX_EVENT_BYTES:
+            # Too long to wait for, and to copy with each part of it: the answer is not continued.
+            self.give_up()
             size = len(data)
         self.withheld = data[size:]
         return data[:size]

@@ -336,3 +336,17 @@ def test_memory_is_given_up_in_the_middle_of_an_event_and_no_byte_is_lost_or_out
         assert proxy.replicas["r1"].received == []
 
     virtually(test, [slow], [REST])
+
+
+def test_an_event_that_is_too_long_to_wait_for_passes_in_parts_and_its_answer_is_not_continued() -> None:
+    long = said("x" * 100_000)
+    parts = [long[at : at + 30_000] for at in range(0, len(long), 30_000)]
+
+    async def test(proxy: VirtualProxy) -> None:
+        answered = await proxy.ask(STREAM)
+        assert answered.body.startswith(said("a") + long + said("b"))
+        assert b'"upstream_failed"' in answered.body
+        assert len(answered.parts[1][1]) < len(long), "before its end"
+        assert proxy.replicas["r1"].received == []
+
+    virtually(test, [Script([said("a"), 0.1, *parts, said("b"), 0.1, LOST])], [REST])
