@@ -392,8 +392,10 @@ class Passage:
 
     def give_up(self) -> None:
         """Pass the rest of the answer as it comes: it can no longer go on elsewhere."""
+        is_checked = self.timeout.on_deadline is not None
         self.release()
-        self.timeout.extend(self._silence_s)
+        if is_checked:  # else it waits for its client, whose time is another
+            self.timeout.extend(self._silence_s)
 
     def interrupt(self, reason: str) -> bool:
         """End the stream, so that its answer goes on elsewhere; return whether it can."""
@@ -492,7 +494,7 @@ class Passage:
             self.timeout.extend(self._silence_s)
         with self.buffer.stalled(self.timeout):
             await self.writer.write(chunk)
-        self.timeout.on_deadline = check
+        self.timeout.on_deadline = None if self._owner is None else check
         if goes_on:
             self.timeout.extend(self.chunk_limit_s)
         self.writer.sending = False
