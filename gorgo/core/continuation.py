@@ -25,9 +25,8 @@ from dataclasses import field
 from enum import Enum
 from typing import Any
 
-from gorgo.core.numeric import parse_json
 from gorgo.core.record import mutable_record, record
-from gorgo.core.stream import error_status
+from gorgo.core.stream import error_status, parse_event
 
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
 #: Routes whose answers can be continued.
@@ -37,8 +36,9 @@ MAX_EVENT_BYTES = 64 * 1024
 #: A line of a stream that its reader skips.
 _COMMENT = b":"
 _DONE = b"[DONE]"
-_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
-_EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+#: A blank line: two line ends in a row, of any kind. A CR that is last so far ends a line; an LF behind it is a blank
+#: line more, which its reader skips.
+_EVENT_END = re.compile(rb"(?:\r\n|\n|\r(?!\n)){2}")
 #: Members of a request by which the rest could contradict what was sent, if they are set.
 _REFUSED = (
     *("echo", "suffix", "logprobs", "top_logprobs", "prompt_logprobs", "return_logprob", "store", "best_of"),
@@ -195,8 +195,7 @@ def whole_events(data: bytes) -> int:
     """
     if data[:1] == _COMMENT and data[-1:] == b"\n" and b"data:" not in data:
         return len(data)
-    places = ((data.rfind(end), len(end)) for end in _ENDS)
-    return max(place + size if place >= 0 else 0 for place, size in places)
+    return max((end.end() for end in _EVENT_END.finditer(data)), default=0)
 
 
 def first_error(data: bytes) -> int | None:
@@ -211,14 +210,14 @@ def first_error(data: bytes) -> int | None:
 
 def _error_of(event: bytes) -> int | None:
     name, data = _read(event)
-    return error_status(name, _json(data))
+    return error_status(name, parse_event(data))
 
 
 def read_answer(route: str, stream: bytes) -> PartialAnswer:
     """Return the answer in the whole events of a stream. Raises `NotContinuableError`."""
     reader = _AnswerReader(route)
     for event in _EVENT_END.split(stream):
-        reader.add(_json(_read(event)[1]))
+        reader.add(parse_event(_read(event)[1]))
     return PartialAnswer(
         "".join(reader.texts),
         reader.reported or reader.events,
@@ -328,16 +327,6 @@ def _read(event: bytes) -> tuple[str, bytes]:
     return name, b"\n".join(data)
 
 
-def _json(data: bytes) -> Mapping[str, Any]:
-    if not data:
-        return {}
-    try:
-        found = parse_json(data)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 # The seam.
 
 
@@ -413,7 +402,7 @@ class Seam:
         if data.strip() == _DONE:
             self.begun = self.ended = True
             return b"data: [DONE]\n\n"
-        fields = _json(data)
+        fields = parse_event(data)
         self.error = error_status(name, fields)
         if self.error is not None or not fields:
             return b""

@@ -141,6 +141,7 @@ def test_the_least_bound_counts() -> None:
 def test_whole_events_end_with_the_last_blank_line() -> None:
     assert whole_events(b"data: 1\r\n\r\ndata: 2\r\n") == len(b"data: 1\r\n\r\n")
     assert [whole_events(b"\n\n"), whole_events(b""), whole_events(b"data: a\n")] == [2, 0, 0]
+    assert [whole_events(b"data: 1\n\r\ndata"), whole_events(b"data: 1\r\n\ndata")] == [10, 10]
 
 
 def test_an_error_of_the_engine_s_own_is_found_and_a_client_s_is_not() -> None:
