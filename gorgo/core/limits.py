@@ -397,8 +397,8 @@ def _refill_s(missing: float, per_s: float | None) -> float:
 #
 # Theory of operation. A client may buffer as much as is left free afterwards: one client gets half of the limit, two
 # get a third each, and some is always left for another one (the dynamic threshold of shared-memory switches). A
-# reservation that does not fit evicts slow uploads, the slowest first. If all of them do not suffice, it is refused,
-# and none is evicted.
+# reservation that does not fit evicts spare ones, whose end costs no request, and then slow uploads, the slowest first.
+# If all of them do not suffice, it is refused, and none is evicted.
 #
 # References
 # ----------
@@ -414,15 +414,17 @@ SLOW_BYTES_PER_S = 256 * 1024
 class Buffer:
     """The reservation of one request, or of one fetch.
 
-    `size` is reserved; `on_evict` is set while its upload, or its unread answer, can be evicted.
+    `size` is reserved; `on_evict` is set while its upload, or its unread answer, can be evicted. A `spare` one can be
+    evicted at any time, before all others, and evicts none.
     """
 
-    __slots__ = ("_before", "_received", "_since_s", "_window_s", "client", "evicted", "on_evict", "size")
+    __slots__ = ("_before", "_received", "_since_s", "_window_s", "client", "evicted", "on_evict", "size", "spare")
 
     def __init__(self, client: str, now: float) -> None:
         self.client = client
         self.size = 0
         self.evicted = False
+        self.spare = False
         self.on_evict: Callable[[], None] | None = None
         self._since_s = self._window_s = now
         self._received = self._before = 0
@@ -448,9 +450,11 @@ class Buffer:
             return self._received / passed_s
         return (self._received + self._before) / (GRACE_S + passed_s)
 
-    def is_slow(self, now: float) -> bool:
-        """Return whether the upload may be evicted."""
-        return self.on_evict is not None and now - self._since_s >= GRACE_S and self.rate(now) < SLOW_BYTES_PER_S
+    def is_evictable(self, now: float) -> bool:
+        """Return whether the reservation may be evicted: a spare one, or that of a slow upload or reader."""
+        if self.on_evict is None or self.spare:
+            return self.spare
+        return now - self._since_s >= GRACE_S and self.rate(now) < SLOW_BYTES_PER_S
 
 
 class BufferBudget:
@@ -531,11 +535,13 @@ class BufferBudget:
         assert sum(by_client.values()) == self.used_bytes, "buffered bytes in sum"
 
     def _evictable(self, lacking: int, buffer: Buffer, now: float) -> list[Buffer]:
-        """Return the slowest uploads whose end frees `lacking` for `buffer`; none if all do not."""
-        slow = [other for other in self._buffers if other is not buffer and other.size and other.is_slow(now)]
-        slow.sort(key=lambda other: other.rate(now))
+        """Return spare reservations, then slow uploads, whose end frees `lacking` for `buffer`; none if all do not."""
+        if buffer.spare:
+            return []
+        evictable = [other for other in self._buffers if other is not buffer and other.size and other.is_evictable(now)]
+        evictable.sort(key=lambda other: (not other.spare, other.rate(now)))
         chosen: list[Buffer] = []
-        for other in slow:
+        for other in evictable:
             # The client's own bytes count in the sum and in its share.
             lacking -= other.size * (2 if other.client == buffer.client else 1)
             chosen.append(other)

@@ -53,14 +53,37 @@ def test_slow_uploads_of_the_same_client_make_way_and_no_more_than_needed() -> N
     assert [buffer.evicted for buffer in buffers] == [False, False, True]
 
 
+def test_spare_reservation_makes_way_at_once_and_before_a_slow_upload() -> None:
+    budget = BufferBudget(120)
+    (slow,) = uploads(budget, "a", [30])
+    (spare,) = uploads(budget, "answers", [20])
+    spare.spare = True
+    late = budget.new_buffer("b", now=0.0)
+    assert budget.reserve(late, 40, now=0.0)
+    assert (slow.evicted, spare.evicted) == (False, True)
+    (spare,) = uploads(budget, "answers", [5])
+    spare.spare = True
+    assert budget.reserve(late, 45, now=LATER_S)
+    assert (slow.evicted, spare.evicted) == (False, True)
+
+
+def test_spare_reservation_evicts_none() -> None:
+    budget = BufferBudget(120)
+    uploads(budget, "a", [60])
+    (spare,) = uploads(budget, "answers", [20])
+    spare.spare = True
+    assert not budget.reserve(spare, 40, now=LATER_S)
+    assert budget.used_bytes == 80
+
+
 def test_burst_that_turns_into_a_drip_is_slow() -> None:
     (buffer,) = uploads(BufferBudget(1000), "a", [1])
     buffer.received(30 * 2**20, now=0.5)
-    assert not buffer.is_slow(GRACE_S)
+    assert not buffer.is_evictable(GRACE_S)
     buffer.received(1, now=4.0)
     buffer.received(1, now=8.0)
     assert buffer.rate(9.0) < 2
-    assert buffer.is_slow(9.0)
+    assert buffer.is_evictable(9.0)
 
 
 def test_steady_upload_above_the_rate_is_never_slow() -> None:
@@ -68,7 +91,7 @@ def test_steady_upload_above_the_rate_is_never_slow() -> None:
     for tenth in range(1, 200):
         now = tenth / 10
         buffer.received(int(SLOW_BYTES_PER_S * 0.12), now=now)
-        assert not buffer.is_slow(now + 0.05)
+        assert not buffer.is_evictable(now + 0.05)
 
 
 def test_uploads_that_would_not_suffice_are_not_evicted() -> None:

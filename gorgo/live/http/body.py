@@ -214,7 +214,7 @@ class RequestBuffer:
         """
         if self._retained is None:
             self._retained = self._budget.new_buffer(RETAINED_ANSWERS, now=monotonic())
-            self._retained.make_evictable(on_evict, now=monotonic())
+            self._retained.spare, self._retained.on_evict = True, on_evict
         return self._budget.reserve(self._retained, size, now=monotonic())
 
     def release_body(self) -> None:
