@@ -95,7 +95,9 @@ LogLevel = Annotated[
 
 Trace = Annotated[
     str,
-    typer.Argument(help="Mooncake or ART-Chat JSONL, `.gz` or not; or the name of a shipped trace or shape."),
+    typer.Argument(
+        help="Mooncake or ART-Chat JSONL, `.gz` or not; a request log; or a shipped trace or shape by name."
+    ),
 ]
 _LOAD_HELP = "Load relative to the trace's own: 0.5 is the same trace in twice the time. Default: 1."
 _TIME_SCALE_HELP = (

@@ -1,4 +1,4 @@
-"""The proxy's request log as a trace, for `gorgo tune-offline`.
+"""The proxy's request log as a trace.
 
 Owns the reading of log files and their rotated predecessors, the check of each line (`LoggedRequest`), and the step
 from bytes to blocks. The form is `gorgo.live.logs`'s.
@@ -27,9 +27,11 @@ from typing import Any, NoReturn
 from gorgo.core.prompt.parse import MAX_BOUNDARIES
 from gorgo.errors import TraceError
 from gorgo.lab.traces import BLOCK_TOKENS, TraceFilters, TraceRequest
-from gorgo.lab.traces.load import SPAN_S_MAX
+from gorgo.lab.traces.load import COMPRESSED, SPAN_S_MAX
 from gorgo.lab.traces.rows import MAX_TOKENS
-from gorgo.live.logs import SCHEMA
+
+#: Form of the log that is read here: that of `gorgo.live.logs`, which a simulation does not load.
+SCHEMA = 1
 
 # Log files of the proxy as lines of JSON, with a bound on each line.
 
@@ -39,10 +41,15 @@ MAX_LINE_BYTES = 4 << 20
 
 
 def read_lines(path: Path, expected: str) -> Iterator[bytes]:
-    """Yield the lines of a file; raise `TraceError`, which says what was `expected`, for one that is too long."""
+    """Yield the lines of a file; raise `TraceError`, which says what was `expected`.
+
+    For a line that is too long, and for a compressed file: a log is written and rotated without.
+    """
     try:
         with path.open("rb") as file:
             for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), start=1):
+                if number == 1 and line.startswith(COMPRESSED):
+                    raise TraceError(f"{path}: a compressed file; expected {expected}, unpacked")
                 if len(line) > MAX_LINE_BYTES:
                     raise TraceError(f"{path}, line {number}: over {MAX_LINE_BYTES:,} bytes; expected {expected}")
                 yield line

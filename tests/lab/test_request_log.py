@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+import lzma
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -263,3 +267,13 @@ def test_reader_takes_what_the_writer_gives(tmp_path: Path) -> None:
     file.close()
     trace = read_request_log(tmp_path / "log")
     assert [(request.input_tokens, request.output_tokens) for request in trace.requests] == [(1500, 20), (1100, 20)]
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress])
+def test_a_compressed_log_is_named_and_its_bytes_are_not_shown(
+    tmp_path: Path, compress: Callable[[bytes], bytes]
+) -> None:
+    packed = tmp_path / "log"
+    packed.write_bytes(compress(written(tmp_path / "plain", HEADER, ROW).read_bytes()))
+    with pytest.raises(TraceError, match=r"log: a compressed file; expected a request log, unpacked$"):
+        read_request_log(packed)

@@ -15,11 +15,10 @@ from gorgo.config.weights_file import WeightsFile, write_weights_file
 from gorgo.core.limits import RouterLimits
 from gorgo.errors import TunerError
 from gorgo.lab.datasets import load_requests, own_block_tokens
-from gorgo.lab.request_log import is_request_log, load_request_log
 from gorgo.lab.sim.fleet import SimFleet
 from gorgo.lab.simulate import SimJob
 from gorgo.lab.simulate.feed import feed_of
-from gorgo.lab.traces import BLOCK_TOKENS, TraceFilters
+from gorgo.lab.traces import TraceFilters
 from tuner.campaign.generation import Generation
 from tuner.campaign.options import CampaignOptions
 from tuner.history import History
@@ -145,15 +144,10 @@ def job_of(options: OfflineOptions, *, seed: int) -> SimJob:
     if options.learned is not None:
         reported, where = options.learned
         fleet = calibrated(fleet, reported, source=where)
-    path = Path(options.source)
-    log = path.is_file() and is_request_log(path)
-    block_tokens = BLOCK_TOKENS if log else own_block_tokens(options.source)
-    if log:
-        requests = load_request_log(path, options.filters)
-    else:
-        requests = load_requests(options.source, options.filters, seed=seed, block_tokens=block_tokens)
+    block_tokens = own_block_tokens(options.source)
+    requests = load_requests(options.source, options.filters, seed=seed, block_tokens=block_tokens)
     return SimJob(
-        trace=path.name,
+        trace=Path(options.source).name,
         feed=feed_of(requests, block_tokens=block_tokens),
         block_tokens=block_tokens,
         policy=options.policy,

@@ -53,7 +53,7 @@ def list_datasets(as_json: options.Json = False) -> None:
 
 @app.command()
 def describe(
-    traces: Annotated[list[str], typer.Argument(help="Files, names of shipped traces, or names of shapes.")],
+    traces: Annotated[list[str], typer.Argument(help="Traces, request logs, shapes, or names of shipped ones.")],
     max_input: options.MaxInput = None,
     max_output: options.MaxOutput = None,
     start: options.Start = None,
@@ -66,6 +66,7 @@ def describe(
     Requests, users, turns, lengths, and the ratio of blocks that an ideal cache reuses. Unknown is `-`.
     """
     from gorgo.lab.datasets import describe_trace, load_requests, own_block_tokens
+    from gorgo.lab.request_log import skipped_lines
     from gorgo.lab.traces import unit_warning
 
     filters = options.trace_filters(max_input=max_input, max_output=max_output, start=start, end=end)
@@ -73,8 +74,9 @@ def describe(
         trace: describe_trace(load_requests(trace, filters, block_tokens=block_tokens or own_block_tokens(trace)))
         for trace in traces
     }
-    for warning in filter(None, (unit_warning(trace, one.requests, one.duration_s) for trace, one in found.items())):
-        typer.echo(f"gorgo: {warning}", err=True)
+    for trace, one in found.items():
+        for warning in filter(None, (skipped_lines(Path(trace)), unit_warning(trace, one.requests, one.duration_s))):
+            typer.echo(f"gorgo: {warning}", err=True)
     if as_json:
         options.print_json([{"trace": trace, **_finite(asdict(stats))} for trace, stats in found.items()])
     else:

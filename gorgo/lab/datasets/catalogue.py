@@ -20,6 +20,7 @@ from gorgo.lab.datasets.prefix_shapes import AgentsShape, GroupsShape, HerdShape
 from gorgo.lab.datasets.shape import PoissonShape, Shape, UsersShape, read_shape
 from gorgo.lab.datasets.synthetic import MadeRow, as_lines, as_requests, conversation_rows, poisson_rows
 from gorgo.lab.datasets.users import agent_rows, group_rows, herd_rows, rag_rows, sharing_rows, user_rows
+from gorgo.lab.request_log import is_request_log, load_request_log
 from gorgo.lab.traces import BLOCK_TOKENS, TraceFilters, TraceRequest, load_trace
 
 #: Trace of `gorgo demo`.
@@ -81,9 +82,10 @@ def load_requests(
 ) -> list[TraceRequest]:
     """Return the requests that pass `filters`, in the order of time, the first at 0.
 
-    `trace` is the path of a trace or a shape, else the name of a shipped one. `seed` replaces the seed of a shape and
-    so selects another window; it is drawn in blocks of `block_tokens`. Those of a file are of this size. Raises
-    `TraceError` as `load_trace` does, and for an unknown name.
+    `trace` is the path of a trace, a request log or a shape, else the name of a shipped one. `seed` replaces the seed
+    of a shape and so selects another window; it is drawn in blocks of `block_tokens`. Those of a trace are of this
+    size, and those of a log of 512 tokens. Raises `TraceError` as `load_trace` and `load_request_log` do, and for an
+    unknown name.
 
     Example
     -------
@@ -98,7 +100,13 @@ def load_requests(
     if path is None:
         names = ", ".join(sorted({*shipped, *shapes()}))
         raise TraceError(f"{trace}: No such file, and no data set of that name; there are: {names}")
-    return load_trace(path, filters, block_tokens=block_tokens)
+    if not is_request_log(path):
+        return load_trace(path, filters, block_tokens=block_tokens)
+    if block_tokens != BLOCK_TOKENS:
+        raise TraceError(
+            f"{path}: a request log is read in blocks of {BLOCK_TOKENS} tokens; expected it without --block-tokens"
+        )
+    return load_request_log(path, filters)
 
 
 def own_block_tokens(trace: str | Path) -> int:

@@ -25,6 +25,8 @@ _COMPRESSED: tuple[tuple[bytes, str, Callable[[Path], Any]], ...] = (
     (b"\xfd7zXZ\x00", "xz", lzma.open),
 )
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+#: First bytes of every compressed file that is known here.
+COMPRESSED = (*(magic for magic, _, _ in _COMPRESSED), _ZSTD_MAGIC)
 #: Longest line that is read. A body of a million tokens is some 4 MB; a file without line ends must not fill memory.
 LINE_BYTES_MAX = 64 * 1024 * 1024
 #: In a row. A gigabyte of them is a megabyte of gzip, and the better part of a minute.

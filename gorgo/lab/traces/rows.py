@@ -33,6 +33,11 @@ USER_KEYS = ("user_id", "token_hash", "user_hash", "user")
 MAX_NUMBER = 2**53
 #: Ten times the longest context of any model; a replay holds such a prompt's text, four bytes a token, in memory.
 MAX_TOKENS = 10_000_000
+#: First keys of other files of GORGO, with what they are and what reads them.
+OTHER_FILES = {
+    "gorgo_request_log": "the header of a compressed request log; expected the file unpacked",
+    "gorgo_outcome_log": "the header of an outcome log; expected a trace (`gorgo learn` reads outcomes)",
+}
 #: Values of a line, by its commas and brackets; prose of the longest prompt has fewer. Each takes some 40 bytes.
 MAX_VALUES = 1_000_000
 
@@ -104,6 +109,8 @@ def read_row(text: str, *, file: str, line_number: int, index: int, block_tokens
     Raises `TraceError` naming file, line, field, value and expectation.
     """
     line = _Line(file, line_number, _object(text, file, line_number))
+    if (other := next((what for key, what in OTHER_FILES.items() if key in line.row), None)) is not None:
+        raise TraceError(f"{file}, line {line_number}: {other}")
     body = line.row.get("request")
     if body is not None and not (isinstance(body, dict) and isinstance(body.get("messages"), list)):
         line.fail("request", "a chat completion body with a list of messages")

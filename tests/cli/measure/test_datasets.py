@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import gzip
 import json
+from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner, Result
 
 from gorgo.cli import app
@@ -47,3 +50,58 @@ def test_list_says_what_is_here_what_is_made_and_what_is_elsewhere_with_licences
         "url": "https://raw.githubusercontent.com/kvcache-ai/Mooncake/main/FAST25-release/traces/toolagent_trace.jsonl",
     }
     assert all(one["licence"] for one in found.values())
+
+
+LOG = (
+    {"gorgo_request_log": 1, "boot_id": "boot", "started_s": 0.0, "block_bytes": 2048},
+    *(
+        {
+            "received_s": 100.0 + number,
+            "model": "m",
+            "input_tokens": 1100,
+            "output_tokens": 20,
+            "text_bytes": 4400,
+            "status": 200,
+            "block_hashes": ["00000000000000aa", "00000000000000bb"],
+        }
+        for number in range(5)
+    ),
+)
+
+
+def request_log(path: Path) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in LOG) + '{"received_s": 1')
+    return path
+
+
+def test_a_request_log_is_described_as_a_trace_is_and_lines_that_were_cut_off_are_named(tmp_path: Path) -> None:
+    result = run("describe", str(request_log(tmp_path / "requests.jsonl")), "--json")
+    (found,) = json.loads(result.stdout)
+    assert (found["requests"], found["duration_s"], found["input_p50"], found["output_mean"]) == (5, 4, 1100, 20)
+    assert found["block_reuse"] == 0.8
+    assert found["users"] is None
+    assert "1 line was cut off" in result.stderr
+
+
+def test_a_request_log_is_simulated(tmp_path: Path) -> None:
+    log = request_log(tmp_path / "requests.jsonl")
+    result = CliRunner().invoke(app, ["simulate", str(log), "--policy", "gorgo", "--json"])
+    assert result.exit_code == 0, result.output
+    assert {row["n"] for row in json.loads(result.stdout) if row["policy"] == "gorgo"} == {5}
+
+
+@pytest.mark.parametrize("block_tokens", [16, 1024])
+def test_a_request_log_has_blocks_of_512_tokens_only(tmp_path: Path, block_tokens: int) -> None:
+    log = request_log(tmp_path / "requests.jsonl")
+    result = run("describe", str(log), "--block-tokens", str(block_tokens))
+    assert result.exit_code != 0
+    assert f"{log}: a request log is read in blocks of 512 tokens" in result.stderr
+
+
+def test_other_files_of_gorgo_are_named_with_what_reads_them(tmp_path: Path) -> None:
+    packed = tmp_path / "requests.jsonl.gz"
+    packed.write_bytes(gzip.compress(request_log(tmp_path / "requests.jsonl").read_bytes()))
+    assert "compressed request log; expected the file unpacked" in run("describe", str(packed)).stderr
+    outcomes = tmp_path / "outcomes.jsonl"
+    outcomes.write_text('{"gorgo_outcome_log": 1, "boot_id": "boot", "started_s": 0.0}\n')
+    assert "outcome log; expected a trace (`gorgo learn` reads outcomes)" in run("describe", str(outcomes)).stderr
