@@ -94,11 +94,12 @@ def labels_of(state: PickerState, exchange: PickerExchange) -> Labels:
 MAX_RETRIES = b"x-envoy-max-retries"
 
 
-def _is_closed(state: PickerState, target: Target) -> bool:
+def _is_closed(state: PickerState, *targets: Target) -> bool:
     """Return whether no replica may get a request but those that the picker names (`gorgo.picker.envoy.config`)."""
     routing = state.routing
-    policies = routing.client_policies
-    return routing.client_keys is not None or bool(policies.models) or target.secrets.api_key is not None
+    if routing.client_keys is not None or routing.client_policies.models:
+        return True
+    return any(target.secrets.api_key is not None for target in targets)
 
 
 def _gets_the_same(state: PickerState, target: Target, replica: str, name: str | None, model: str | None) -> bool:
@@ -160,7 +161,8 @@ def _removed(headers: Sequence[Header], passed: frozenset[bytes], has_key: bool)
 
 
 # What the picker of an own Envoy answers itself, as the proxy does: health, readiness and known models, and the errors
-# 404 and 405. A gateway has routes of its own: there each path goes to a replica.
+# 404 and 405. A gateway has routes of its own: there each path goes to a replica. Not so with client keys, restricted
+# models or engines' keys: a path that is not read could be another spelling of one that is, or an order to the engine.
 
 
 _ALIVE = frozenset({"/health", "/healthz", "/livez"})
@@ -244,9 +246,10 @@ class CarriedResponse:
 
     def feed(self, exchange: PickerExchange, kind: str, message: Any) -> None:
         """Take a part of the response, answer it, and then read it: the client waits for the answer alone."""
+        # Of Envoy's metadata alone: a header of the same name can be the engine's, and would blame another replica.
         served = metadata_text(message, LB, SERVED)
         if kind == "response_headers":
-            served = self._take_head(exchange, message.response_headers) or served
+            self._take_head(exchange, message.response_headers)
         if served is not None:
             exchange.served_at(served, exchange.answer.status)
         if kind == "response_body":
@@ -263,15 +266,12 @@ class CarriedResponse:
         else:
             self._output.send_message(UNCHANGED[kind])
 
-    def _take_head(self, exchange: PickerExchange, message: Any) -> str | None:
-        """Read the head; return the address that has served, where a header says so."""
+    def _take_head(self, exchange: PickerExchange, message: Any) -> None:
         headers, answer = read_headers(message), exchange.answer
         answer.read_head(read_status(headers), headers)
         answer.complete = message.end_of_stream
         if self.removes_usage and self._is_returned and answer.is_stream and not answer.complete:
             self._filter = UsageEventFilter()
-        found = find(headers, SERVED.encode())
-        return None if found is None else found.decode("latin-1")
 
     def _send_body(self, body: bytes, *, end: bool) -> None:
         if not self._is_returned:
@@ -391,11 +391,12 @@ class RequestCall:
         """Take the head."""
         head, state = self._head, self._state
         client = None
+        has_own_routes = not self._duplex or _is_closed(state, *state.replicas.targets.values())
         try:
             answer = None if self._duplex else public_answer(state, head)
             if answer is None:
                 client = self._admit_client()
-                answer = None if self._duplex else own_answer(state, head, client)
+                answer = own_answer(state, head, client) if has_own_routes else None
         except HttpError as error:
             body = error_json(error.status, error.code, error.message, error.details, path=head.path)
             self.refused(error.status, (_JSON, *error.headers), body, error.code)
@@ -405,7 +406,7 @@ class RequestCall:
             return
         subset = self._subset
         # A gateway sends whatever else it has on these paths to a replica.
-        has_prompt = head.path in _INFERENCE and (head.method == "POST" or not self._duplex)
+        has_prompt = head.path in _INFERENCE and (head.method == "POST" or has_own_routes)
         self._pending = PendingRequest(
             state,
             head,

@@ -218,7 +218,7 @@ class OpenExchanges:
 
 #: Addresses behind the first, which Envoy may try by itself.
 FALLBACKS = 2
-#: Longest time in the queue, s: below a message timeout of 30 s, after which Envoy answers by itself.
+#: Longest time until the choice, s: below a message timeout of 30 s, after which Envoy answers by itself.
 HOLD_S = 20.0
 
 
@@ -227,7 +227,7 @@ class PickerState:
     """The running picker."""
 
     live: LiveState
-    #: Longest time in the queue, s.
+    #: Longest time until the choice: to read a large body and in the queue together, s.
     hold_s: float = HOLD_S
     #: Calls that Envoy has open.
     calls: set[object] = field(default_factory=set)

@@ -186,6 +186,45 @@ def test_a_large_compressed_body_is_unpacked_beside_the_event_loop() -> None:
     in_virtual_time(test)
 
 
+def test_a_large_body_waits_to_be_read_and_in_the_queue_for_no_longer_than_the_setting() -> None:
+    """Behind others it would outlast the message timeout of Envoy, which has no rule of the client."""
+
+    class Slow(_Workers):
+        async def read(self, route: str, body: bytes) -> BodyFields:
+            await asyncio.sleep(self.delay_s)
+            return await super().read(route, body)
+
+        delay_s = 60.0
+
+    async def test(picker: VirtualPicker) -> None:
+        large = BODY.replace(b"hello", b"a long story " * 400_000)
+        workers = Slow()
+        picker.state.routing.body_workers = cast(BodyWorkers, workers)
+        waiting, _ = picker.request(large)
+        await asyncio.sleep(4.9)
+        assert len(waiting.output.sent) == 1
+        await asyncio.sleep(0.2)
+        status, code, headers = error_of(waiting.last)
+        assert (status, code, headers["retry-after"]) == (503, "too_many_in_flight", "1")
+        assert (workers.bodies, picker.state.live.buffers.used_bytes) == ([], 0)
+        workers.delay_s = 3.0
+        picker.state.routing.router.replicas.drain("r0", now=picker.state.routing.clock())
+        queued, _ = picker.request(large)
+        await asyncio.sleep(4.9)
+        assert (len(queued.output.sent), picker.state.routing.router.queued) == (1, 1)
+        await asyncio.sleep(0.2)
+        assert error_of(queued.last)[:2] == (503, "no_replica")
+        picker.state.routing.router.replicas.drain("r0", draining=False, now=picker.state.routing.clock())
+        workers.delay_s = 0.0
+        read, _ = picker.request(large)
+        await asyncio.sleep(5.2)
+        assert read.last.WhichOneof("response") == "request_body"
+        for call in (waiting, queued, read):
+            call.close()
+
+    in_virtual_time(test, replace(ONE, overload=OverloadConfig(no_replica_wait_s=30.0)), hold_s=5.0)
+
+
 def test_a_body_without_a_prompt_passes_with_its_coding() -> None:
     async def test(picker: VirtualPicker) -> None:
         call = picker.call()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from gorgo.picker.call import ProtocolError
@@ -192,18 +194,34 @@ def test_response_trailers_end_an_answer() -> None:
     in_virtual_time(test)
 
 
-@pytest.mark.parametrize("by", ["metadata", "header"])
-def test_a_retry_of_the_gateway_is_credited_to_who_served(by: str) -> None:
+def served_by(address: str) -> Any:
+    """The head of a response with Envoy's own word on who has served."""
+    head = headers_message("response_headers", *EVENTS)
+    head.metadata_context.filter_metadata[LB].update({SERVED: address})
+    return head
+
+
+def test_a_retry_of_the_gateway_is_credited_to_who_served() -> None:
     async def test(picker: VirtualPicker) -> None:
         call = chosen(picker)
-        head = headers_message("response_headers", *EVENTS, *([(SERVED, "10.0.0.2:8000")] if by == "header" else []))
-        if by == "metadata":
-            head.metadata_context.filter_metadata[LB].update({SERVED: "10.0.0.2:8000"})
-        call.feed(head)
+        call.feed(served_by("10.0.0.2:8000"))
         call.feed(body_message("response_body", delta("a") + DONE))
         assert [target.active for target in picker.state.replicas.targets.values()] == [0, 1]
         call.close()
         assert (picker.attempts("failed_before_content"), picker.attempts("completed", "r1")) == (1, 1)
+
+    in_virtual_time(test)
+
+
+def test_a_header_of_an_engine_blames_no_other_replica() -> None:
+    async def test(picker: VirtualPicker) -> None:
+        call = chosen(picker)
+        status = (":status", "500"), ("content-type", "application/json")
+        call.feed(headers_message("response_headers", *status, (SERVED, "10.0.0.2:8000")))
+        call.feed(body_message("response_body", b"{}"))
+        assert [target.active for target in picker.state.replicas.targets.values()] == [1, 0]
+        call.close()
+        assert (picker.attempts("failed_before_content"), picker.attempts("failed_before_content", "r1")) == (1, 0)
 
     in_virtual_time(test)
 
@@ -213,7 +231,7 @@ def test_an_answer_of_the_address_that_was_chosen_or_of_an_unknown_one_moves_not
         for served in ("10.0.0.1:8000", "10.9.9.9:8000", "nonsense"):
             picker.state.routing.router.replicas.drain("r1", now=picker.state.routing.clock())
             call = chosen(picker)
-            call.feed(headers_message("response_headers", *EVENTS, (SERVED, served)))
+            call.feed(served_by(served))
             call.feed(body_message("response_body", delta("a") + DONE))
             call.close()
         assert picker.attempts("completed") == 3

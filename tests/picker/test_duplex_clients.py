@@ -112,3 +112,54 @@ def test_an_unknown_model_is_404_and_nothing_comes_back() -> None:
         call.close()
 
     in_virtual_time(test, with_replica(config_of("10.0.0.1:8000"), 0, models=("llama",)))
+
+
+#: Orders to engines, other spellings of a route with a prompt, and answers that somebody has stored.
+OTHER_PATHS = [
+    "/invocations",
+    "/v1/chat%2fcompletions",
+    "/v1/chat/completions/",
+    "//v1/chat/completions",
+    "/v1/load_lora_adapter",
+    "/flush_cache",
+    "/update_weights_from_disk",
+    "/sleep",
+    "/v1/responses/resp_1",
+    "/health",
+    "/metrics",
+]
+
+
+@pytest.mark.parametrize("kind", ["keys", "models", "engine"])
+def test_behind_a_gateway_no_path_goes_round_keys_models_and_an_engines_key(tmp_path: Path, kind: str) -> None:
+    config, headers, environ = with_keys(tmp_path), (MAIN,), {}
+    if kind == "models":
+        config = config_of("10.0.0.1:8000", models=(ModelConfig(name="m", allowed_regions=("here",)),))
+    elif kind == "engine":
+        config, environ = with_replica(config_of("10.0.0.1:8000"), 0, api_key_env="ENGINE_KEY"), {"ENGINE_KEY": "k" * 16}
+
+    async def test(picker: VirtualPicker) -> None:
+        for path in OTHER_PATHS:
+            for method in ("POST", "GET"):
+                call = picker.call()
+                message = headers_message("request_headers", *headers, mode=DUPLEX, method=method, path=path, end=True)
+                (refusal,) = call.feed(message)
+                assert error_of(refusal)[:2] == (404, "not_found"), path
+                call.close()
+        for path, method in (("/v1/completions", "PUT"), ("/v1/models", "POST")):
+            call = picker.call()
+            message = headers_message("request_headers", *headers, mode=DUPLEX, method=method, path=path, end=True)
+            (refusal,) = call.feed(message)
+            assert error_of(refusal)[:2] == (405, "method_not_allowed"), path
+            call.close()
+        call = picker.call()
+        (head,) = call.feed(
+            headers_message("request_headers", *headers, mode=DUPLEX, method="GET", path="/v1/models", end=True)
+        )
+        assert Picked(head).addresses == ["10.0.0.1:8000"], "nothing is listed yet"
+        call.close()
+        call = begin(picker, *headers)
+        assert Picked(call.feed(body_message("request_body", BODY))[0]).addresses == ["10.0.0.1:8000"]
+        call.close()
+
+    in_virtual_time(test, config, environ=environ)

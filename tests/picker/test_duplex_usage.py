@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gorgo.picker.protocol.messages import SERVED
+from gorgo.picker.protocol.messages import LB, SERVED
 from gorgo.picker.protocol.protos import ProcessingRequest
 from tests.picker.duplex import EVENTS, chosen, returned
 from tests.picker.virtual import (
@@ -32,9 +32,14 @@ WANTED = BODY.replace(b"true}", b'true, "stream_options": {"include_usage": true
 ALIKE = delta('"usage": {"prompt_tokens": 1}') + USAGE.replace(b'"choices": []', b'"choices": [{"index": 0}]')
 
 
-def answered(call: Call, chunks: Sequence[bytes], *headers: tuple[str, str], trailers: bool = False) -> bytes:
-    """The body that the client gets of an answer in these chunks."""
-    call.feed(headers_message("response_headers", *(headers or EVENTS)))
+def answered(
+    call: Call, chunks: Sequence[bytes], *headers: tuple[str, str], trailers: bool = False, served: str | None = None
+) -> bytes:
+    """The body that the client gets of an answer in these chunks, which Envoy says `served` has given."""
+    head = headers_message("response_headers", *(headers or EVENTS))
+    if served is not None:
+        head.metadata_context.filter_metadata[LB].update({SERVED: served})
+    call.feed(head)
     sent: list[Any] = []
     for chunk in chunks:
         sent += call.feed(body_message("response_body", chunk, end=False))
@@ -121,7 +126,7 @@ def test_an_answer_that_is_no_readable_stream_passes_byte_for_byte(headers: tupl
 def test_the_body_that_was_sent_decides_and_not_the_replica_that_served_in_the_end() -> None:
     async def test(picker: VirtualPicker) -> None:
         call = chosen(picker)
-        assert answered(call, [delta("a"), USAGE, DONE], *EVENTS, (SERVED, "10.0.0.2:8000")) == delta("a") + DONE
+        assert answered(call, [delta("a"), USAGE, DONE], served="10.0.0.2:8000") == delta("a") + DONE
         call.close()
         assert picker.total("gorgo_output_tokens_total", replica="r1", region="here") == 2
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gorgo.config.model import OverloadConfig
 from gorgo.picker.call import ProtocolError
-from gorgo.picker.protocol.messages import SERVED
+from gorgo.picker.protocol.messages import LB, SERVED
 from gorgo.picker.protocol.protos import ProcessingRequest
 from tests.picker.virtual import (
     BODY,
@@ -171,10 +171,12 @@ class Envoy:
         driven = self.one()
         if driven is None or not driven.duplex or driven.picked is None:
             return
-        served = [(SERVED, self.chance.choice(("10.0.0.1:8000", "10.0.0.2:8000", "nowhere")))]
+        served = self.chance.choice(("10.0.0.1:8000", "10.0.0.2:8000", "nowhere"))
         headers = [(":status", self.chance.choice(STATUSES)), ("content-type", "text/event-stream")]
-        shown = served if self.chance.random() < 0.3 else []
-        self.feed(driven, headers_message("response_headers", *headers, *shown))
+        message = headers_message("response_headers", *headers)
+        if self.chance.random() < 0.3:
+            message.metadata_context.filter_metadata[LB].update({SERVED: served})
+        self.feed(driven, message)
 
     async def answer(self) -> None:
         driven = self.one()

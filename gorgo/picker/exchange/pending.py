@@ -258,6 +258,7 @@ class PendingRequest:
             self._refuse_fault(failure)
             return
         if request is None:
+            self._bound_wait()
             self._task = asyncio.ensure_future(self._decide_later(body, fields, coding))
         else:
             self._submit(request)
@@ -399,15 +400,19 @@ class PendingRequest:
             self._state.routing.gateway.abandon(self.router_id)
             self.refuse(error)
             return
-        hold_s = self._state.hold_s
-        self._timer = asyncio.get_running_loop().call_later(hold_s, self._hold_expired, hold_s)
+        self._bound_wait()
+
+    def _bound_wait(self) -> None:
+        """Wait for `hold_s` at most, to be read and in the queue together: Envoy's message timeout passes after that."""
+        if self._timer is None:
+            hold_s = self._state.hold_s
+            self._timer = asyncio.get_running_loop().call_later(hold_s, self._wait_expired, hold_s)
 
     def deliver(self, action: Action) -> None:
         """Act on a decision of the Router that an event of another request, or of time, caused."""
         is_queued = self._queued_s is not None and not self._done
         match action:
             case Dispatch() if is_queued:
-                self._end_wait()
                 self._dispatched(action)
             case Dispatch():
                 self._state.routing.gateway.finish(action, Outcome(AttemptResult.CLIENT_DISCONNECTED))
@@ -416,14 +421,19 @@ class PendingRequest:
             case _:
                 raise AssertionError(f"{type(action).__name__} for a request of a picker, which is not queued")
 
-    def _hold_expired(self, hold_s: float) -> None:
+    def _wait_expired(self, hold_s: float) -> None:
         self._timer = None
+        if self._queued_s is None:
+            message = f"the request could not be read within {hold_s:g} s, behind other large ones"
+            self.refuse(HttpError(503, "too_many_in_flight", message, headers=RETRY_SOON))
+            return
         assert self.router_id is not None
         self._state.routing.gateway.abandon(self.router_id)
         message = f"no replica could take the request within {hold_s:g} s"
         self.refuse(HttpError(503, "no_replica", message, headers=RETRY_SOON))
 
     def _dispatched(self, dispatch: Dispatch) -> None:
+        self._end_wait()
         self._done = True
         self._call.dispatched(dispatch)
 
