@@ -561,7 +561,8 @@ def _has_room(state: LiveState) -> bool:
 async def apply_found(state: LiveState, reloader: Reloader) -> None:
     """Bring the replicas of fleet sources into the fleet, and out of it.
 
-    Those that leave or drain do so first: the probes of new ones may take seconds. Raises `ConfigError` for a missing
+    Those that leave or drain do so first: the probes of new ones may take seconds. The streams of those that leave, or
+    announce their end, go on at others. Raises `ConfigError` for a missing
     key or file of a new one.
     """
     async with reloader.turn:
@@ -572,4 +573,11 @@ async def apply_found(state: LiveState, reloader: Reloader) -> None:
             running = {row.name: row for row in state.config.replicas}
             rows = [running.get(row.name) if row.name in new else row for row in config.replicas]
             await reloader.apply_fleet(replace(config, replicas=tuple(row for row in rows if row is not None)))
+            _move_stopping(state, reloader)
         await reloader.apply_fleet(config)
+        _move_stopping(state, reloader)
+
+
+def _move_stopping(state: LiveState, reloader: Reloader) -> None:
+    for name in state.replicas.found.stopping():
+        reloader.move_streams(name)
