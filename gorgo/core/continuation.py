@@ -351,8 +351,9 @@ class Seam:
     show_usage:
         Whether the client asked for an event with the counts.
 
-    After each `feed`: `begun` once there is content or an end, `ended` after the last event, `error` with the status of
-    an error event, or 500 for one of an unknown form, which are not passed on.
+    `answer` is what the client has by the last `on_sent`. After each `feed`: `begun` once there is content or an end,
+    `ended` after the last event, `error` with the status of an error event, or 500 for one of an unknown form, which
+    are not passed on.
     """
 
     def __init__(self, route: str, answer: PartialAnswer, body: Mapping[str, Any], *, show_usage: bool) -> None:
@@ -370,14 +371,26 @@ class Seam:
         self._events = 0
         self._finished = answer.finished
         self._pending = b""
+        #: Of the rest, what the client has: pieces of text, tokens, their ids, and whether it ends there.
+        self._sent: tuple[int, int, list[int], bool] = (0, 0, [], answer.finished)
 
     def answer(self) -> PartialAnswer:
         """Return what the client has of the answer by now."""
         before = self._before
-        tokens = before.tokens + (self.usage.output or self._events)
-        ids = (*before.token_ids, *self._ids)
-        text = before.text + "".join(self._texts)
-        return PartialAnswer(text, tokens, ids, before.fields, self._finished, before.counted)
+        pieces, tokens, ids, finished = self._sent
+        text = before.text + "".join(self._texts[:pieces])
+        return PartialAnswer(
+            text, before.tokens + tokens, (*before.token_ids, *ids), before.fields, finished, before.counted
+        )
+
+    def on_sent(self) -> None:
+        """Record that the client has all events so far: the answer goes on behind them if this part breaks off too."""
+        self._sent = (len(self._texts), self.usage.output or self._events, self._ids, self._finished)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the events so far have the finish reason."""
+        return self._finished
 
     def feed(self, chunk: bytes) -> bytes:
         """Return the events that end in `chunk`, for the client."""

@@ -295,6 +295,11 @@ class Router:
         others += self._drain_queue(now)
         return own, others
 
+    def can_continue(self, attempt_id: str, replicas: frozenset[str], *, now: float) -> bool:
+        """Return whether one of `replicas` could go on with the answer of an open attempt, if it ended now."""
+        attempt = self._table.find(attempt_id)
+        return attempt is not None and self._lifecycle.can_continue(attempt, replicas, now=now)
+
     def bounded(self, request: RouteRequest, replica: str, outcome: Outcome) -> Outcome:
         """Return an outcome with no larger counts than `request` can have used on `replica`, for records of it."""
         found = self._fleet.replicas.get(replica)

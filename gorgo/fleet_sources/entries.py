@@ -40,8 +40,10 @@ class ReplicaState(Enum):
     """Whether an object may get requests."""
 
     READY = "ready"
-    #: Starts, fails its readiness probe, or is about to end.
+    #: Starts, or fails its readiness probe.
     NOT_READY = "not_ready"
+    #: Announces its end: a pod that is deleted, an endpoint that terminates.
+    STOPPING = "stopping"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +113,8 @@ _BROADCAST = IPv4Address("255.255.255.255")
 def next_entries(before: Mapping[str, ReplicaConfig], found: Found) -> dict[str, ReplicaConfig]:
     """Return the entries of a source after `found`, by name.
 
-    A replica that is not ready drains if it was in use, and is left out otherwise. A replica whose object became
-    invalid stays as it was: an edit with an error must not take it away.
+    A replica that is not ready, or stopping, drains if it was in use, and is left out otherwise. A replica whose object
+    became invalid stays as it was: an edit with an error must not take it away.
     """
     after: dict[str, ReplicaConfig] = {}
     for replica in found.replicas:

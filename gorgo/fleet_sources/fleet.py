@@ -8,7 +8,7 @@ from typing import Any
 
 from gorgo.config.fleet import FleetSourceConfig, ReplicaConfig
 from gorgo.config.model import Config
-from gorgo.fleet_sources.entries import MAX_REPLICAS, Found, merge, next_entries, without_refused
+from gorgo.fleet_sources.entries import MAX_REPLICAS, Found, ReplicaState, merge, next_entries, without_refused
 
 #: From the start, `/ready` waits no longer for a source that does not answer: others may have replicas.
 FIRST_SYNC_S = 30.0
@@ -36,6 +36,8 @@ class SourceState:
     answered_s: float | None = None
     entries: dict[str, ReplicaConfig] = field(default_factory=dict)
     rejected: dict[str, str] = field(default_factory=dict)
+    #: Names of entries that announce their end.
+    stopping: frozenset[str] = frozenset()
 
     @property
     def up(self) -> bool:
@@ -79,8 +81,14 @@ class FoundFleet:
         found = without_refused(found, source.config)
         entries = next_entries(source.entries, found)
         rejected = dict(found.rejected)
-        changed = not source.synced or (entries, rejected) != (source.entries, source.rejected)
-        source.entries, source.rejected, source.synced = entries, rejected, True
+        stopping = frozenset(
+            each.entry.name
+            for each in found.replicas
+            if each.state is ReplicaState.STOPPING and each.entry.name in entries
+        )
+        before = source.entries, source.rejected, source.stopping
+        changed = not source.synced or (entries, rejected, stopping) != before
+        source.entries, source.rejected, source.stopping, source.synced = entries, rejected, stopping, True
         source.answered_s = now
         if not changed:
             return None
@@ -116,6 +124,14 @@ class FoundFleet:
         self._joined, self.refused = merged.joined, merged.refused
         self.origin = {name: source for source, name in merged.joined}
         return merged.config
+
+    def stopping(self) -> list[str]:
+        """Return the replicas of the fleet that announce their end."""
+        return [
+            name
+            for name, source in self.origin.items()
+            if source in self.sources and name in self.sources[source].stopping
+        ]
 
     def pending(self, now: float) -> list[str]:
         """Return the sources without a first result, for `FIRST_SYNC_S` after they were configured."""

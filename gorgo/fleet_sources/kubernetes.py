@@ -46,7 +46,8 @@ def read_pod(document: Document) -> Pod:
     if not spec:
         raise ObjectError(f"pod {name}: no spec")
     conditions = {text(row, "type"): text(row, "status") for row in mappings(status, "conditions")}
-    ready = conditions.get("Ready") == "True" and not text(metadata, "deletionTimestamp")
+    stopping = bool(text(metadata, "deletionTimestamp"))
+    state = ReplicaState.READY if conditions.get("Ready") == "True" else ReplicaState.NOT_READY
     ports = tuple(
         (text(row, "name"), found)
         for container in mappings(spec, "containers")
@@ -59,7 +60,7 @@ def read_pod(document: Document) -> Pod:
         ip=text(status, "podIP"),
         node=text(spec, "nodeName"),
         described=described(document),
-        state=ReplicaState.READY if ready else ReplicaState.NOT_READY,
+        state=ReplicaState.STOPPING if stopping else state,
         ports=ports,
     )
 
@@ -162,9 +163,11 @@ def _endpoints(document: Document) -> Iterable[Endpoint]:
         if not isinstance(address, str):
             continue
         # Unknown means ready.
-        ready = conditions.get("ready") is not False and conditions.get("terminating") is not True
+        ready = conditions.get("ready") is not False
         pod = text(target, "name") if text(target, "kind") == "Pod" else ""
         state = ReplicaState.READY if ready else ReplicaState.NOT_READY
+        if conditions.get("terminating") is True:
+            state = ReplicaState.STOPPING
         yield Endpoint(address, state, pod, text(row, "nodeName"))
 
 

@@ -156,7 +156,18 @@ def test_an_error_of_the_engine_s_own_is_found_and_a_client_s_is_not() -> None:
 
 def rest(*events: bytes, body: dict[str, Any] | None = None, answer: PartialAnswer | None = None) -> tuple[Seam, bytes]:
     seam = Seam(CHAT, answer or answer_of(), body or {"max_tokens": 10}, show_usage=True)
-    return seam, b"".join(seam.feed(one) for one in events)
+    made = b"".join(seam.feed(one) for one in events)
+    seam.on_sent()
+    return seam, made
+
+
+def test_events_that_the_client_does_not_have_are_no_part_of_the_answer_that_goes_on() -> None:
+    seam, _ = rest(second(" big"))
+    made = seam.feed(second(" world", "stop"))
+    assert text_of(made) == " world"
+    assert (seam.answer().text, seam.answer().tokens, seam.answer().finished) == ("Hello big", 3, False)
+    seam.on_sent()
+    assert (seam.answer().text, seam.answer().tokens, seam.answer().finished) == ("Hello big world", 4, True)
 
 
 def second(content: str | None, finish: str | None = None, **more: Any) -> bytes:
@@ -285,6 +296,7 @@ def test_an_answer_of_generate_in_three_parts_has_the_tokens_of_all() -> None:
     answer = answer_of(generated("a", [1], "first", 5), GENERATE)
     seam = Seam(GENERATE, answer, {"text": "p"}, show_usage=False)
     seam.feed(generated(" b", [2], "second", 6))
+    seam.on_sent()
     assert seam.answer().token_ids == (1, 2)
     third = Seam(GENERATE, seam.answer(), {"text": "p"}, show_usage=False)
     (last,) = events_of(third.feed(generated(" c", [3], "third", 7)))
@@ -419,6 +431,7 @@ def test_an_answer_in_up_to_five_parts_is_the_unbroken_one_wherever_it_breaks(se
         seam = Seam(route, answer, body, show_usage=False)
         for chunk in split(stream if part == last else stream[: rng.randrange(len(stream))], rng):
             client += seam.feed(chunk)
+            seam.on_sent()
         assert seam.error is None
         answer = seam.answer() if seam.begun else answer
     assert summary(route, client) == expected

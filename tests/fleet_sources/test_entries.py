@@ -152,7 +152,7 @@ def test_address_of_version_six_has_brackets() -> None:
     [
         ({}, ReplicaState.READY),
         ({"ready": False}, ReplicaState.NOT_READY),
-        ({"terminating": True}, ReplicaState.NOT_READY),
+        ({"terminating": True}, ReplicaState.STOPPING),
     ],
 )
 def test_pod_is_ready_by_its_condition_until_it_terminates(changes: dict[str, Any], state: ReplicaState) -> None:

@@ -148,6 +148,18 @@ def test_replica_that_was_not_ready_joins_when_it_is() -> None:
     assert fleet.merged(config(ONE)).replicas == (replace(A, draining=True),)
 
 
+def test_a_replica_that_announces_its_end_is_named_once_it_does_and_no_longer_when_it_is_gone() -> None:
+    fleet = FoundFleet([ONE])
+    for state, stopping in ((ReplicaState.READY, []), (ReplicaState.NOT_READY, []), (ReplicaState.STOPPING, ["a"])):
+        assert fleet.apply_result("one", Found((FoundReplica(A, state), FoundReplica(B))), now=1.0) is not None
+        fleet.merged(config(ONE))
+        assert fleet.stopping() == stopping
+    assert fleet.apply_result("one", Found((FoundReplica(A, ReplicaState.STOPPING), FoundReplica(B))), now=2.0) is None
+    fleet.apply_result("one", found(B), now=3.0)
+    fleet.merged(config(ONE))
+    assert fleet.stopping() == []
+
+
 def test_replica_that_comes_into_an_unknown_region_stays_as_it_was_and_is_named() -> None:
     fleet = FoundFleet([ONE])
     fleet.apply_result("one", found(A, B), now=1.0)

@@ -78,7 +78,10 @@ async def test_sighup_and_a_renamed_file_change_the_fleet_under_a_running_stream
     b, c = await start.replica(stream(delta("b"), DONE)), await start.replica(stream(delta("c"), DONE))
     path = tmp_path / "regions.yaml"
     path.write_bytes(regions({"a": a}))
-    async with served(path) as proxy, proxy.client.stream("POST", CHAT, content=chat(stream=True)) as response:
+    async with (
+        served(path) as proxy,
+        proxy.client.stream("POST", CHAT, content=chat(stream=True, n=1, logprobs=True)) as response,
+    ):
         raw = response.aiter_raw()
         got = await anext(raw)
 

@@ -41,7 +41,7 @@ from gorgo.core.fleet.replica import SUSPECT_AFTER, HealthState, Replica
 from gorgo.core.fleet.request_filter import RequestFilter
 from gorgo.core.limits import ClientQuotas, RouterLimits
 from gorgo.core.messages.actions import Action, Cancel, Continue, Dispatch, Forward, Reject, RetryAction
-from gorgo.core.messages.request import COMPLETED, REFUSALS, AttemptResult, Outcome, SampleRing
+from gorgo.core.messages.request import COMPLETED, REFUSALS, AttemptResult, Outcome, RouteRequest, SampleRing
 from gorgo.core.training.features import prefix_group
 from gorgo.core.training.learning import OutcomeRecorder, RecordedOutcome
 from gorgo.core.training.outcomes import OutcomeRow
@@ -512,28 +512,43 @@ class RequestLifecycle:
         out of the budget, and is bounded by `continuations`.
         """
         state = attempt.state
-        if state.continuations >= self._max_continuations or state.attempts >= _MOST_PARTS:
-            return None
         if outcome.error == _FAILED and self._poison.stops(state.request, attempt.replica, now=now):
+            return None
+        if outcome.result is AttemptResult.SUPERSEDED:
+            # Its stream was moved: the replica has not failed, and may have the answer again once it is back.
+            state.tried_replicas.discard(attempt.replica.spec.name)
+        left = self._takers(state, outcome.continue_on, outcome.partial_tokens, now)
+        if left is None:
+            return None
+        request, candidates = left
+        if state.first_token_s is None:
+            state.first_token_s = attempt.first_token_s
+        state.request, state.partial_tokens = request, outcome.partial_tokens
+        state.continuations += 1
+        return Continue(request.request_id, self._dispatch(state, candidates, now))
+
+    def can_continue(self, attempt: Attempt, replicas: frozenset[str], *, now: float) -> bool:
+        """Return whether one of `replicas` could go on with the answer of an attempt that runs."""
+        return self._takers(attempt.state, replicas - {attempt.replica.spec.name}, 0, now) is not None
+
+    def _takers(
+        self, state: RequestState, replicas: frozenset[str], partial_tokens: int, now: float
+    ) -> tuple[RouteRequest, CandidateSet] | None:
+        """Return the request for the rest of an answer and which of `replicas` can have it; `None` if none can."""
+        if state.continuations >= self._max_continuations or state.attempts >= _MOST_PARTS:
             return None
         if self._quotas.is_spent(state.request.client, now=now):
             return None
         allowed = state.request.replicas
         request = replace(
             state.request,
-            prompt_tokens=state.request.prompt_tokens + outcome.partial_tokens - state.partial_tokens,
+            prompt_tokens=state.request.prompt_tokens + partial_tokens - state.partial_tokens,
             # The estimate of tokens by bytes is the prompt's.
             text_bytes=None,
-            replicas=outcome.continue_on if allowed is None else outcome.continue_on & allowed,
+            replicas=replicas if allowed is None else replicas & allowed,
         )
         left = self._filter.untried(request, state.tried_replicas, now)
-        if not left.replicas:
-            return None
-        if state.first_token_s is None:
-            state.first_token_s = attempt.first_token_s
-        state.request, state.partial_tokens = request, outcome.partial_tokens
-        state.continuations += 1
-        return Continue(request.request_id, self._dispatch(state, left, now))
+        return (request, left) if left.replicas else None
 
     def _retry_refused(self, attempt: Attempt, now: float) -> Dispatch | Forward:
         """Return the Dispatch to another replica, as long as there is one and budget, or the refusal for the client."""

@@ -11,7 +11,6 @@ Owns the reading of requests and the form of answers. Leaves changes to `Control
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, replace
@@ -50,7 +49,6 @@ from gorgo.live.cache_push import (
 )
 from gorgo.live.control.transactions import ChangeRequest, FleetChanges
 from gorgo.live.http.errors import HttpError
-from gorgo.live.logs import log
 from gorgo.live.state import LiveState, Replicas, Routing
 
 _TEXT: tuple[Check, str] = (is_text, "text of at most 1,000 characters")
@@ -251,30 +249,6 @@ _DRAIN: dict[str, tuple[Check, str]] = {
     "drain": (is_flag, 'true or false, as in {"drain": false}'),
     "move": (is_flag, 'true or false, as in {"move": true}'),
 }
-#: Between two streams that leave a drained replica: 20 a second, so that each choice counts those before it.
-MOVE_INTERVAL_S = 0.05
-#: Predicted prefill ahead of a new request, s, above which a replica takes no stream of a drained one: it has enough.
-MOST_BACKLOG_S = 0.2
-
-
-async def move_streams(state: LiveState, name: str) -> int:
-    """Have the streams of a drained replica go on elsewhere, the oldest first; return how many have been moved.
-
-    They go no faster than another replica has a short queue. A stream that cannot go on elsewhere stays until its end.
-    """
-    moved = 0
-    while (target := state.replicas.targets.get(name)) is not None and target.streams and not state.stopping:
-        views = state.routing.router.view.snapshots(now=state.routing.clock())
-        here = next((row for row in views if row.name == name), None)
-        if here is None or here.eligible:  # the drain has been undone
-            break
-        if any(row.eligible and (row.backlog_s or 0.0) <= MOST_BACKLOG_S for row in views):
-            if not any(stream.interrupt("moved") for stream in tuple(target.streams)):
-                break
-            moved += 1
-        await asyncio.sleep(MOVE_INTERVAL_S)
-    log("streams_moved", replica=name, streams=moved)
-    return moved
 
 
 class FleetRoutes:
@@ -283,8 +257,6 @@ class FleetRoutes:
     def __init__(self, state: LiveState, changes: FleetChanges) -> None:
         self._state = state
         self._changes = changes
-        #: Of drained replicas whose streams are being moved.
-        self._moves: set[asyncio.Task[int]] = set()
 
     async def register(self, request: Request) -> Response:
         body = await read_body(request)
@@ -314,9 +286,7 @@ class FleetRoutes:
         in_flight = 0 if view is None else view.in_flight_requests
         moves = draining and body.get("move") is True
         if moves:
-            task = asyncio.create_task(move_streams(self._state, name))
-            self._moves.add(task)
-            task.add_done_callback(self._moves.discard)
+            self._changes.move_streams(name)
         answer = {"replica": name, "drain": draining, "move": moves, "in_flight": in_flight, "durable": durable}
         return json_response(answer)
 

@@ -258,6 +258,10 @@ class FleetChanges(Protocol):
         """
         ...
 
+    def move_streams(self, name: str) -> None:
+        """Have the streams of a drained replica go on at others, as far as they can."""
+        ...
+
     async def remove(self, name: str) -> int:
         """Drain a registered replica and remove it later. Return its requests in flight.
 

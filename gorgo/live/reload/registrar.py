@@ -2,6 +2,7 @@
 
 A new replica is stored, probed, and then eligible, as one that is added to the file. One that leaves is drained: its
 removal is stored at once, so a restart does not bring it back, and it is in the fleet until its requests have ended.
+Its streams go on at other replicas, as far as they can: an engine that leaves is about to stop.
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ class Registrar:
         self._environ = environ
         #: Entries whose removal runs.
         self._removing: dict[str, ReplicaConfig] = {}
+
+    def move_streams(self, name: str) -> None:
+        self._reloader.move_streams(name)
 
     async def reload(self) -> AppliedReload:
         return await self._reloader.reload()
@@ -93,6 +97,7 @@ class Registrar:
             if self._removing.get(name) is not entry:
                 self._removing[name] = entry
                 self._reloader.spawn(self._remove(entry))
+                self._reloader.move_streams(name)
             return state.replicas.targets[name].active
 
     async def _remove(self, entry: ReplicaConfig) -> None:

@@ -7,7 +7,8 @@ Order of a reload: read and check all that can fail, probe new replicas, change 
 step without an await, then drain removed replicas. A refused file changes nothing.
 
 Theory of operation: an exchange takes its target in the step in which the Router dispatches it, so both always mean
-the same process. A running stream keeps its target. A removed replica is closed after its last stream.
+the same process. A running stream keeps its target. A removed replica's streams go on at others where they can, and it
+is closed after its last one.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from gorgo.live.reload.file_watch import ConfigFile, Found
 from gorgo.live.replica_secrets import ReplicaSecrets, replica_secrets
 from gorgo.live.request_options import ClientPolicies, read_client_keys
 from gorgo.live.state import LiveState
-from gorgo.live.upstream.target import Target, make_target
+from gorgo.live.upstream.target import MOVED, RunningStream, Target, make_target
 from gorgo.policies.registry import make_policy, make_shadow
 
 # The difference of two configurations, by the changes it needs in a running proxy. Pure.
@@ -242,6 +243,8 @@ class Reloader:
         #: Held by one change at a time: each starts from the configuration in force.
         self.turn = asyncio.Lock()
         self._tasks: asyncio.TaskGroup | None = None
+        #: Those whose streams are being moved.
+        self._moving: set[Target] = set()
         #: Callers of `reload` by the number of their request.
         self._callers: dict[int, asyncio.Future[AppliedReload]] = {}
 
@@ -263,6 +266,25 @@ class Reloader:
         """Run `work` until it ends or this reloader is cancelled."""
         assert self._tasks is not None, "runs since the start"
         self._tasks.create_task(work)
+
+    def move_streams(self, name: str) -> None:
+        """Have the streams of a draining replica go on at others; once at a time."""
+        target = self._state.replicas.targets.get(name)
+        if target is not None:
+            self._move(target)
+
+    def _move(self, target: Target) -> None:
+        if target not in self._moving:
+            self._moving.add(target)
+            self.spawn(self._move_once(target))
+
+    async def _move_once(self, target: Target) -> None:
+        try:
+            await move_streams(self._state, target)
+        except Exception as failure:  # noqa: BLE001 - streams that stay are no reason to end the process
+            log_failure("internal_error", failure, replica=target.name)
+        finally:
+            self._moving.discard(target)
 
     async def reload(self) -> AppliedReload:
         """Read the file now; see `FleetChanges`. Raises `TimeoutError` after `RELOAD_S`."""
@@ -444,6 +466,7 @@ class Reloader:
     def _drain(self, left: Sequence[tuple[Target, asyncio.Task[None]]]) -> None:
         for target, monitor_task in left:
             self.spawn(self._drain_removed(target, monitor_task))
+            self._move(target)
 
     def _change_fleet(self, changes: ConfigDiff, config: Config) -> None:
         router, now = self._state.routing.router, self._state.routing.clock()
@@ -486,13 +509,60 @@ def _leaving(changes: ConfigDiff) -> tuple[str, ...]:
     return (*changes.removed, *(replica.name for replica in changes.replaced))
 
 
+# Streams of a replica that drains or has left, which go on at other replicas.
+
+
+#: Between two streams that leave a replica: 20 a second, so that each choice counts those before it.
+MOVE_INTERVAL_S = 0.05
+#: Until streams that could not leave are tried again, and new ones: an answer may not have begun.
+MOVE_AGAIN_S = 1.0
+#: Predicted prefill ahead of a new request, s, above which a replica takes no stream of another: it has enough.
+MOST_BACKLOG_S = 0.2
+#: Streams that are tried between two of them, at 0.1 ms each.
+MOST_TRIED = 32
+
+
+async def move_streams(state: LiveState, target: Target) -> int:
+    """Have the streams of a replica go on elsewhere, the oldest first; return how many have been moved.
+
+    They go no faster than another replica has a short queue, until none is left, or the drain has been undone. A stream
+    that cannot go on elsewhere stays until its end.
+    """
+    if not target.active:
+        return 0
+    moved, tried = 0, set[RunningStream]()
+    while target.active and not state.stopping and _is_leaving(state, target):
+        left = [stream for stream in target.streams if stream not in tried][:MOST_TRIED]
+        if left and _has_room(state):
+            leaves = next((stream for stream in left if stream.interrupt(MOVED)), None)
+            moved += leaves is not None
+            tried.update(left if leaves is None else left[: left.index(leaves) + 1])
+        if not left:
+            tried.clear()
+        await asyncio.sleep(MOVE_INTERVAL_S if left else MOVE_AGAIN_S)
+    log("streams_moved", replica=target.name, streams=moved)
+    return moved
+
+
+def _is_leaving(state: LiveState, target: Target) -> bool:
+    if state.replicas.targets.get(target.name) is not target:
+        return True
+    return target.name in state.routing.router.view.draining()
+
+
+def _has_room(state: LiveState) -> bool:
+    rows = state.routing.router.view.snapshots(now=state.routing.clock())
+    return any(row.eligible and (row.backlog_s or 0.0) <= MOST_BACKLOG_S for row in rows)
+
+
 # Replicas of fleet sources that join, drain and leave while requests run.
 
 
 async def apply_found(state: LiveState, reloader: Reloader) -> None:
     """Bring the replicas of fleet sources into the fleet, and out of it.
 
-    Those that leave or drain do so first: the probes of new ones may take seconds. Raises `ConfigError` for a missing
+    Those that leave or drain do so first: the probes of new ones may take seconds. The streams of those that leave, or
+    announce their end, go on at others. Raises `ConfigError` for a missing
     key or file of a new one.
     """
     async with reloader.turn:
@@ -503,4 +573,11 @@ async def apply_found(state: LiveState, reloader: Reloader) -> None:
             running = {row.name: row for row in state.config.replicas}
             rows = [running.get(row.name) if row.name in new else row for row in config.replicas]
             await reloader.apply_fleet(replace(config, replicas=tuple(row for row in rows if row is not None)))
+            _move_stopping(state, reloader)
         await reloader.apply_fleet(config)
+        _move_stopping(state, reloader)
+
+
+def _move_stopping(state: LiveState, reloader: Reloader) -> None:
+    for name in state.replicas.found.stopping():
+        reloader.move_streams(name)

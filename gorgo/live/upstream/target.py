@@ -27,6 +27,10 @@ from gorgo.live.upstream.client import UpstreamClient
 UNREACHABLE_PINGS = 2 * WARM_CONNECTIONS
 
 
+#: The reason of an answer that goes on elsewhere because its replica drains or has left.
+MOVED = "moved"
+
+
 class RunningStream(Protocol):
     """A stream of a replica that could go on at another one."""
 

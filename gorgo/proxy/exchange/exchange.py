@@ -32,6 +32,7 @@ from gorgo.core.messages.actions import Action, Cancel, Continue, Dispatch, Forw
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.core.numeric import parse_json
 from gorgo.core.record import mutable_record
+from gorgo.core.stream import UsageReader
 from gorgo.engines.base import continuation_of
 from gorgo.live.event_loop import ahead_s
 from gorgo.live.http.body import RequestBuffer, ResettableTimeout, buffer_client
@@ -42,7 +43,7 @@ from gorgo.live.request.parse import ParsedRequest, engine_text, failure_of, fol
 from gorgo.live.request.record import RETRY_SOON, RequestRecord, record_refusal, refusal_headers
 from gorgo.live.state import LiveState
 from gorgo.live.upstream.client import CONNECTION_LOST, POOL_EXHAUSTED, UpstreamError
-from gorgo.live.upstream.target import Target
+from gorgo.live.upstream.target import MOVED, Target
 from gorgo.proxy.exchange.relay import (
     Passage,
     Refusal,
@@ -288,8 +289,6 @@ def _fixed_headers(replica: str, region: str, policy: str, weights_version: int)
     )
 
 
-#: The reason of an answer that goes on elsewhere because its replica is drained.
-MOVED = "moved"
 #: A request of this size is retained beside its answer without a reservation, as the ends of each answer are.
 UNRESERVED_BYTES = 4096
 #: A larger request is not sent again for the rest of its answer: it would be parsed within the event loop, 10 ms a MB.
@@ -333,7 +332,8 @@ class Exchange:
         "_race",
         "_refused",
         "_retained",
-        "_retained_at",
+        "_running",
+        "_running_at",
         "_task",
         "buffer",
         "client",
@@ -393,7 +393,9 @@ class Exchange:
         self._pending: PendingDispatch | None = None
         #: The passage of an answer that can be continued if it breaks off, and the answer that has.
         self._retained: Passage | None = None
-        self._retained_at: Target | None = None
+        #: The passage of its part that runs, and where.
+        self._running: Passage | None = None
+        self._running_at: Lease | None = None
         self._broken: BrokenAnswer | None = None
         #: The last refusal, which the client has not been sent, and the time that the client may take to read it.
         self._refused: tuple[Lease, Refusal, float] | None = None
@@ -571,7 +573,7 @@ class Exchange:
                 # The client has not read for as long as a replica may be silent: the response is cut.
                 self.response.disconnected = True
                 return Outcome(AttemptResult.CLIENT_DISCONNECTED, status=writer.status, error="client_stalled")
-            interrupted = None if self._retained is None else self._retained.interrupted
+            interrupted = None if self._running is None else self._running.interrupted
             return await self._upstream_failed(interrupted or "timeout")
 
     async def _relay(self, lease: Lease, timer: ResettableTimeout) -> Outcome:
@@ -644,7 +646,7 @@ class Exchange:
             on_content=partial(self._first_content, lease),
             on_commit=partial(self._commit, lease),
             on_head=record_stored if self.route == "/v1/responses" else None,
-            on_keep=partial(self._keep, target) if self._is_continuable(target) else None,
+            on_keep=partial(self._keep, lease) if self._is_continuable(target) else None,
             withhold=dispatch.withhold,
             may_be_short=request.may_be_short,
             passed_headers=state.passed_headers,
@@ -710,44 +712,58 @@ class Exchange:
             and len(self.request.body) <= MAX_CONTINUED_BODY
         )
 
-    def _keep(self, target: Target, passage: Passage) -> None:
+    def _keep(self, lease: Lease, passage: Passage) -> None:
         """Retain the request and its answer, as long as nothing else needs the memory."""
-        self._retained, self._retained_at = passage, target
+        self._retained = passage
         if len(self.request.body) > UNRESERVED_BYTES and not self.retain(0):
             self._retained = None
             return
         self.buffer.release_body()
-        passage.keep(self, target.streams)
-        target.streams[passage] = None
+        passage.keep(self, lease.target.streams)
+        self._track(lease, passage)
+
+    def _track(self, lease: Lease, passage: Passage) -> None:
+        self._running, self._running_at = passage, lease
+        lease.target.streams[passage] = None
 
     def retain(self, answer_bytes: int) -> bool:
-        """Reserve memory for the request and so much of its answer; False: there is none."""
-        return self.buffer.keep(len(self.request.body) + answer_bytes, self._drop_retained)
+        """Reserve memory for the request, what came of its answer before, and so much of this part; False if refused.
 
-    def _drop_retained(self) -> None:
+        A part before counts as its text, which is what is left of it.
+        """
+        before = 0 if self._broken is None else len(self._broken.answer.text)
+        return self.buffer.keep(len(self.request.body) + before + answer_bytes, self.drop)
+
+    def drop(self) -> None:
         """Give the memory up: the answer is not continued if it breaks off."""
-        if self._retained is not None:
-            self._retained.give_up()
+        for passage in (self._retained, self._running):
+            if passage is not None:
+                passage.give_up()
         self._retained, self.request.body = None, b""
 
     def release_answer(self) -> None:
         """Forget the answer at the end of the exchange."""
-        if self._retained is not None:
-            self._retained.release()
-            self._retained = self._broken = None
+        for passage in (self._retained, self._running):
+            if passage is not None:
+                passage.release()
+        self._retained = self._running = self._running_at = self._broken = None
 
     def can_move(self) -> bool:
-        """Return whether the answer could go on at another replica now."""
-        target = self._retained_at
-        assert target is not None, "the answer is retained"
-        snapshots = self.state.routing.router.view.snapshots(now=self.state.routing.clock())
-        known = self.state.replicas.targets
-        others = any(
-            each.eligible and each.name != target.name and continuation_of(known[each.name].dialect) is not None
-            for each in snapshots
-            if each.name in known
-        )
-        return others and self._read() is not None
+        """Return whether the answer could go on at another replica now. One that never can is given up."""
+        lease = self._running_at
+        assert lease is not None, "the answer is retained"
+        router, now = self.state.routing.router, self.state.routing.clock()
+        if not router.can_continue(lease.dispatch.attempt_id, self._able(), now=now):
+            return False
+        if self._broken is None and self._read() is None:
+            self.drop()
+            return False
+        return True
+
+    def _able(self) -> frozenset[str]:
+        """Return the replicas whose kind of engine can go on with an answer."""
+        targets = self.state.replicas.targets
+        return frozenset(name for name, each in targets.items() if continuation_of(each.dialect) is not None)
 
     def _break_off(self, reason: str) -> BrokenAnswer | None:
         """Return the answer so far, if another replica can go on with it."""
@@ -756,17 +772,15 @@ class Exchange:
             return None
         if known is not None:
             assert known.seam is not None, "the rest has begun"
-            return replace(known, answer=known.seam.answer(), reason=reason, seam=None)
+            return replace(known, answer=known.seam.answer(), replicas=self._able(), reason=reason, seam=None)
         found = self._read()
         if found is None:
             return None
-        targets = self.state.replicas.targets
-        replicas = frozenset(name for name, each in targets.items() if continuation_of(each.dialect) is not None)
-        return BrokenAnswer(*found, replicas, reason, passage.gaps.last_s)
+        return BrokenAnswer(*found, self._able(), reason, passage.gaps.last_s)
 
     def _read(self) -> tuple[Mapping[str, Any], PartialAnswer] | None:
         """Return the request and the answer so far; `None` if it cannot be continued."""
-        stream = None if self._retained is None else self._retained.tail.whole
+        stream = None if self._retained is None else self._retained.sent_stream
         try:
             body = parse_json(self.request.body)
             if stream is None or refusal(self.route, body) is not None:
@@ -778,6 +792,10 @@ class Exchange:
     def _continue(self, dispatch: Dispatch) -> Lease:
         """Begin the attempt that goes on with the answer."""
         self._race.winner = None
+        if self._running is not None:
+            self._running.release()
+            self._running.tail = UsageReader()  # its answer has been read
+            self._running = self._running_at = None
         # The engine's count of the rest's prompt is no check of the proxy's.
         self.request.exact = None
         return self.lease(dispatch)
@@ -797,7 +815,7 @@ class Exchange:
         show_usage = isinstance(options, dict) and bool(options.get("include_usage"))
         broken.seam = seam = Seam(self.route, broken.answer, broken.body, show_usage=show_usage)
         passage = self._passage(lease, timer)
-        passage.on_content = partial(self._rest_begins, lease, broken)
+        passage.on_content = partial(self._rest_begins, lease, broken, passage)
         passage.gaps.last_s = broken.last_s
         body = rest.body_for(name, with_usage=target.request_usage)
         source = await target.upstream.open(self.route, headers, body, on_sent=partial(self._count, lease))
@@ -809,14 +827,18 @@ class Exchange:
             return outcome
         finally:
             broken.last_s = passage.gaps.last_s
+            target.streams.pop(passage, None)
             await source.aclose()
 
-    def _rest_begins(self, lease: Lease, broken: BrokenAnswer) -> None:
+    def _rest_begins(self, lease: Lease, broken: BrokenAnswer, passage: Passage) -> None:
         """Record the first event of the rest of the answer."""
         self._race.claim(lease.dispatch.attempt_id)
         self.state.routing.gateway.first_token(lease.dispatch.attempt_id, now=self.state.routing.clock())
         self.record.continued += 1
         self.state.telemetry.metrics.continued(broken.reason, monotonic() - broken.last_s)
+        if self._retained is not None:
+            self._track(lease, passage)
+            passage.follow(self, lease.target.streams)
 
     async def _end_broken(self) -> None:
         """End an answer that no replica goes on with."""

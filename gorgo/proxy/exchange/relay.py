@@ -196,6 +196,10 @@ class AnswerOwner(Protocol):
         """Return whether the answer can go on at another replica now."""
         ...
 
+    def drop(self) -> None:
+        """Give up what is retained: there is no memory for more of it."""
+        ...
+
 
 class Passage:
     """Passes one response on.
@@ -233,9 +237,12 @@ class Passage:
     __slots__ = (
         "_others",
         "_owner",
+        "_rest_bytes",
+        "_rest_limit",
         "_silence_s",
         "_try_write",
         "_unsent",
+        "_unsent_bytes",
         "buffer",
         "chunk_limit_s",
         "failure_body",
@@ -318,6 +325,10 @@ class Passage:
         self._try_write = writer.try_write
         #: A chunk for which the client's connection had no room.
         self._unsent = b""
+        #: Bytes of the stream that it was made of.
+        self._unsent_bytes = 0
+        #: Of the rest of an answer: what the client has, and how much of it there is memory for.
+        self._rest_bytes = self._rest_limit = 0
 
     # -- what is sent
 
@@ -359,7 +370,7 @@ class Passage:
         self.timeout.extend(self.chunk_limit_s)
         self.gaps.last_s = monotonic()
         while not self.has_error and not await self.source.pipe(self._pass):
-            unsent, self._unsent = self._unsent, b""
+            unsent, self._unsent, self._unsent_bytes = self._unsent, b"", 0
             if unsent:
                 await self._write(unsent)
             else:
@@ -372,12 +383,17 @@ class Passage:
             await self.forward(rest)
 
     def keep(self, owner: AnswerOwner, others: Iterable[RunningStream]) -> None:
-        """Retain what is passed of an answer that may have to go on at another replica, and check for stalls.
+        """Retain what is passed of an answer that may have to go on at another replica, and `follow` it."""
+        self.whole_only = True
+        self.tail.keep(self._keep_more)
+        self.follow(owner, others)
+
+    def follow(self, owner: AnswerOwner, others: Iterable[RunningStream]) -> None:
+        """Check a stream for stalls from here on, and let it be interrupted.
 
         `others` are the streams of its replica, this one included.
         """
-        self.whole_only, self._owner, self._others = True, owner, others
-        self.tail.keep(self._keep_more)
+        self._owner, self._others = owner, others
         self.timeout.on_deadline = self._check_stall
         self._silence_s = self.chunk_limit_s
         if self.chunk_limit_s > STALL_S:
@@ -399,7 +415,9 @@ class Passage:
 
     def interrupt(self, reason: str) -> bool:
         """End the stream, so that its answer goes on elsewhere; return whether it can."""
-        if self.interrupted is not None or not self.whole_only or self._owner is None or not self._owner.can_move():
+        owner = self._owner
+        # What waits for the client is its own time: the bytes would be lost, and a later call finds them sent.
+        if self.interrupted is not None or self.writer.sending or owner is None or not owner.can_move():
             return False
         self.interrupted = reason
         self.timeout.extend(0.0)
@@ -414,8 +432,9 @@ class Passage:
         if now - last_s < stall_s:
             return min(last_s + stall_s, last_s + self._silence_s)
         others_go_on = any(now - other.last_s < stall_s / 2 for other in self._others if other is not self)
-        if others_go_on or not self.whole_only or self._owner is None or not self._owner.can_move():
-            return min(now + RECHECK_S, last_s + self._silence_s)
+        if others_go_on or self._owner is None or not self._owner.can_move():
+            # An answer that cannot be continued is given up by then, and waited for to the end of its time.
+            return last_s + self._silence_s if self._owner is None else min(now + RECHECK_S, last_s + self._silence_s)
         self.interrupted = "stalled"
         return None
 
@@ -462,6 +481,7 @@ class Passage:
             chunk = self._whole_events(chunk)
             if self.has_error:
                 self._unsent = chunk if self.filter is None else self.filter.feed(chunk)
+                self._unsent_bytes = len(chunk)
                 self.tail.feed(chunk)
                 return False
             if not chunk:
@@ -472,18 +492,29 @@ class Passage:
         if self.filter is None:
             if self._try_write(chunk):
                 return True
-            self._unsent = chunk
+            self._unsent, self._unsent_bytes = chunk, len(chunk)
             return False
         passed = self.filter.feed(chunk)
         if passed and not self._try_write(passed):
-            self._unsent = passed
+            self._unsent, self._unsent_bytes = passed, len(chunk)
             return False
         return passed is chunk
+
+    @property
+    def sent_stream(self) -> bytes | None:
+        """What the client has of the stream, if all of it is retained."""
+        whole = self.tail.whole
+        return whole if whole is None or not self._unsent_bytes else whole[: -self._unsent_bytes]
 
     async def write_rest(self, events: bytes) -> None:
         """Send events of the rest of an answer."""
         if not self._try_write(events):
             await self._write(events)
+        self._rest_bytes += len(events)
+        if self._owner is not None and self._rest_bytes > self._rest_limit:
+            self._rest_limit = self._keep_more(self._rest_bytes)
+            if self._rest_limit <= self._rest_bytes:
+                self._owner.drop()
 
     async def _write(self, chunk: bytes) -> None:
         self.writer.sending = True
@@ -760,7 +791,7 @@ async def relay_rest(passage: Passage, source: ResponseSource, seam: Seam, note:
         try:
             is_end = await source.pipe(take)
         except UpstreamError:
-            if not seam.answer().finished:  # else nothing but `[DONE]` and counts are lost
+            if not seam.finished:  # else nothing but `[DONE]` and counts are lost
                 raise
             is_end = True
         events = b"".join(made)
@@ -768,14 +799,16 @@ async def relay_rest(passage: Passage, source: ResponseSource, seam: Seam, note:
         if seam.begun and not begun:
             begun = True
             passage.on_content()
+            passage.timeout.extend(passage.chunk_limit_s)
             events = note + events
         if events:
             await passage.write_rest(events)
+        seam.on_sent()
         if is_end:
             break
-    if seam.error is not None and not seam.answer().finished:
+    if seam.error is not None and not seam.finished:
         raise UpstreamError(ERROR_EVENT)
-    if not seam.ended and not seam.answer().finished:
+    if not seam.ended and not seam.finished:
         raise UpstreamError("truncated")
     await passage.end_body()
     usage = Usage(seam.usage.prompt, seam.usage.cached, seam.usage.output)

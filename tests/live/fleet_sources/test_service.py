@@ -102,7 +102,8 @@ async def test_pod_that_terminates_drains_and_its_stream_ends_whole(
     server.put(PODS, engine("a", a))
     followed = await follow(start, tmp_path, regions({}, fleet_sources=[source(server)]), [a, b])
     await until(lambda: "a" in fleet(followed))
-    async with followed.fleet.client.stream("POST", CHAT, content=chat(stream=True)) as running:
+    body = chat(stream=True, logprobs=True)  # which no other replica can go on with
+    async with followed.fleet.client.stream("POST", CHAT, content=body) as running:
         lines = running.aiter_lines()
         assert "x" in await anext(lines)
         server.put(PODS, engine("b", b), engine("a", a, terminating=True))
@@ -114,6 +115,25 @@ async def test_pod_that_terminates_drains_and_its_stream_ends_whole(
         rest = [line async for line in lines]
         assert any("y" in line for line in rest)
         assert "data: [DONE]" in rest
+    await followed.fleet.idle()
+
+
+async def test_a_pod_that_terminates_gives_its_streams_to_others_while_it_is_there(
+    start: Start, tmp_path: Path, server: ApiServer
+) -> None:
+    a, b = await start.replica(hang(delta("x"))), await start.replica(stream(delta("y"), DONE))
+    server.put(PODS, engine("a", a))
+    followed = await follow(start, tmp_path, regions({}, fleet_sources=[source(server)]), [a, b])
+    await until(lambda: "a" in fleet(followed))
+    async with followed.fleet.client.stream("POST", CHAT, content=chat(stream=True)) as running:
+        lines = running.aiter_lines()
+        assert "x" in await anext(lines)
+        server.put(PODS, engine("b", b), engine("a", a, terminating=True))
+        rest = [line async for line in lines]
+        assert any('"y"' in line for line in rest)
+        assert "data: [DONE]" in rest
+        assert not any('"error"' in line for line in rest)
+    assert fleet(followed) == {"a": True, "b": False}
     await followed.fleet.idle()
 
 

@@ -133,8 +133,8 @@ async def test_removed_replica_drains_and_leaves_after_its_last_request(start: S
     followed = await follow(start, tmp_path, regions({"a": a}, proxy={"policy": "round-robin"}), [a, b])
     await post(followed, "b", b.url)
     async with (
-        followed.fleet.client.stream("POST", CHAT, content=chat(stream=True)) as one,
-        followed.fleet.client.stream("POST", CHAT, content=chat(stream=True)) as two,
+        followed.fleet.client.stream("POST", CHAT, content=chat(stream=True, logprobs=True)) as one,
+        followed.fleet.client.stream("POST", CHAT, content=chat(stream=True, logprobs=True)) as two,
     ):
         streams = {found.headers["x-gorgo-replica"]: found for found in (one, two)}
         done = await delete(followed, "b")
@@ -149,13 +149,28 @@ async def test_removed_replica_drains_and_leaves_after_its_last_request(start: S
     checked(await delete(followed, "b"), 404, "replica_not_found")
 
 
+async def test_a_replica_that_leaves_gives_its_streams_to_others(start: Start, tmp_path: Path) -> None:
+    a, b = await start.replica(stream(delta("c"), DONE)), await start.replica(hang(delta("b")))
+    followed = await follow(start, tmp_path, regions({"a": a}), [a, b])
+    await post(followed, "b", b.url)
+    await followed.fleet.admin.post("/admin/replicas/a/drain")
+    async with followed.fleet.client.stream("POST", CHAT, content=chat(stream=True)) as found:
+        await followed.fleet.admin.post("/admin/replicas/a/drain", json={"drain": False})
+        assert (await delete(followed, "b")).status_code == 202
+        got = b"".join([chunk async for chunk in found.aiter_bytes()])
+    assert got.startswith(delta("b"))
+    assert (got.count(b'"c"'), got.count(b"[DONE]"), b'"error"' in got) == (1, 1, False)
+    await until(lambda: list(followed.state.replicas.targets) == ["a"])
+    await until(lambda: not followed.state.replicas.draining_targets)
+
+
 async def test_removal_ends_after_the_grace_period_and_its_stream_goes_on(start: Start, tmp_path: Path) -> None:
     a, b = await start.replica(QUICK), await start.replica(hang(delta("b"), rest=(DONE,)))
     text = regions({"a": a}, limits={"shutdown_grace_s": 0.05})
     followed = await follow(start, tmp_path, text, [a, b])
     await post(followed, "b", b.url)
     await followed.fleet.admin.post("/admin/replicas/a/drain")
-    async with followed.fleet.client.stream("POST", CHAT, content=chat(stream=True)) as found:
+    async with followed.fleet.client.stream("POST", CHAT, content=chat(stream=True, logprobs=True)) as found:
         await followed.fleet.admin.post("/admin/replicas/a/drain", json={"drain": False})
         await delete(followed, "b")
         await until(lambda: list(followed.state.replicas.targets) == ["a"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import socket
@@ -103,12 +104,34 @@ async def test_added_replica_that_does_not_answer_joins_as_one_that_failed_a_pro
         await until(lambda: not followed.state.replicas.draining_targets)
 
 
-async def test_removed_replica_finishes_its_stream_and_then_closes(start: Start, tmp_path: Path) -> None:
+async def test_a_removed_replica_gives_its_streams_to_others_and_then_closes(start: Start, tmp_path: Path) -> None:
+    a, b = await start.replica(stream(delta("c"), delta("d"), DONE)), await start.replica(hang(delta("b")))
+    followed = await follow(start, tmp_path, regions({"b": b}), [a, b])
+    target = followed.state.replicas.targets["b"]
+    async with followed.fleet.client.stream("POST", CHAT, content=chat(stream=True)) as response:
+        raw = response.aiter_raw()
+        got = await anext(raw)
+        await followed.rewrite(regions({"a": a}))
+        got += b"".join([chunk async for chunk in raw])
+    events = [json.loads(part[6:]) for part in got.split(b"\n\n") if part.startswith(b"data: {")]
+    contents = [event["choices"][0]["delta"]["content"] for event in events if event["choices"]]
+    assert contents == ["b", "c", "d"]
+    assert b'"error"' not in got
+    assert got.count(b"[DONE]") == 1
+    await until(lambda: not followed.state.replicas.draining_targets)
+    assert (target.active, target.upstream.connections) == (0, 0)
+    await followed.fleet.idle()
+
+
+async def test_a_removed_replica_finishes_a_stream_that_cannot_go_on_elsewhere_and_then_closes(
+    start: Start, tmp_path: Path
+) -> None:
     a = await start.replica(stream(delta("a"), DONE))
     b = await start.replica(hang(delta("b"), rest=[delta("c"), DONE]))
     followed = await follow(start, tmp_path, regions({"b": b}), [a, b])
     target = followed.state.replicas.targets["b"]
-    async with followed.fleet.client.stream("POST", CHAT, content=chat(stream=True)) as response:
+    body = chat(stream=True, logprobs=True)
+    async with followed.fleet.client.stream("POST", CHAT, content=body) as response:
         raw = response.aiter_raw()
         got = await anext(raw)
         await followed.rewrite(regions({"a": a}))
@@ -482,7 +505,7 @@ async def test_stopping_ends_streams_on_replicas_that_have_left(start: Start, tm
     text = regions({"b": b}, limits={"shutdown_grace_s": 0.1})
     followed = await follow(start, tmp_path, text, [a, b])
     target = followed.state.replicas.targets["b"]
-    async with followed.fleet.client.stream("POST", CHAT, content=chat(stream=True)) as response:
+    async with followed.fleet.client.stream("POST", CHAT, content=chat(stream=True, logprobs=True)) as response:
         raw = response.aiter_raw()
         await anext(raw)
         await followed.rewrite(regions({"a": a}, limits={"shutdown_grace_s": 0.1}))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gorgo.live.admin.routes import move_streams
+from gorgo.live.reload.reloader import move_streams
 from gorgo.live.upstream.client import UpstreamError
 from tests.proxy.exchange.test_handler import config
 from tests.proxy.fakes import DONE, ROLE, chat
@@ -46,6 +46,10 @@ def virtually(
 def text_of(stream: bytes) -> str:
     found = [json.loads(part[6:]) for part in stream.split(b"\n\n") if part.startswith(b"data: {")]
     return "".join(choice["delta"].get("content") or "" for each in found for choice in each.get("choices", []))
+
+
+async def move_from(proxy: VirtualProxy, name: str) -> int:
+    return await move_streams(proxy.state, proxy.state.replicas.targets[name])
 
 
 def broken(*steps: Step) -> Script:
@@ -296,7 +300,7 @@ def test_a_drained_replica_gives_its_streams_to_others_and_has_not_failed() -> N
         await asyncio.sleep(1.0)
         router = proxy.state.routing.router
         router.replicas.drain("r0", now=proxy.now_s)
-        assert await move_streams(proxy.state, "r0") == 1
+        assert await move_from(proxy, "r0") == 1
         assert text_of((await asking).body) == "abcd"
         view = router.view.snapshots(now=proxy.now_s)[0]
         assert (view.failures, view.failures_in_a_row, view.in_flight_requests) == (0, 0, 0)
@@ -311,7 +315,7 @@ def test_a_stream_that_cannot_go_on_elsewhere_stays_at_its_drained_replica() -> 
         asking = asyncio.create_task(proxy.ask(STREAM[:-1] + b', "n": 1, "logprobs": true}'))
         await asyncio.sleep(1.0)
         proxy.state.routing.router.replicas.drain("r0", now=proxy.now_s)
-        assert await move_streams(proxy.state, "r0") == 0
+        assert await move_from(proxy, "r0") == 0
         assert text_of((await asking).body) == "ablate"
 
     virtually(test, [broken(20.0, said("late"), said("", "stop"), DONE)], [REST])
@@ -350,3 +354,137 @@ def test_an_event_that_is_too_long_to_wait_for_passes_in_parts_and_its_answer_is
         assert proxy.replicas["r1"].received == []
 
     virtually(test, [Script([said("a"), 0.1, *parts, said("b"), 0.1, LOST])], [REST])
+
+
+#: Content after a seam, and then silence.
+SILENT_REST = Script([said("c", name="second"), 100.0, said("late", name="second"), DONE])
+
+
+def test_a_rest_that_stands_still_with_all_streams_of_its_replica_goes_on_a_second_time() -> None:
+    async def test(proxy: VirtualProxy) -> None:
+        answered = await proxy.ask(STREAM)
+        assert text_of(answered.body) == "abccd"
+        assert answered.at_s == pytest.approx(5.4)
+        assert answered.body.count(b": x-gorgo-continued r1") == answered.body.count(b": x-gorgo-continued r2") == 1
+        assert proxy.total("gorgo_streams_continued_total", reason="stalled") == 1.0
+        assert proxy.state.buffers.used_bytes == 0
+
+    virtually(test, [broken()], [SILENT_REST], [REST])
+
+
+def test_a_rest_is_moved_from_a_drained_replica_as_a_first_part_is() -> None:
+    async def test(proxy: VirtualProxy) -> None:
+        asking = asyncio.create_task(proxy.ask(STREAM))
+        await asyncio.sleep(1.0)
+        proxy.state.routing.router.replicas.drain("r1", now=proxy.now_s)
+        assert await move_from(proxy, "r1") == 1
+        answered = await asking
+        assert text_of(answered.body) == "abccd"
+        assert json.loads(proxy.replicas["r2"].received[0].body)["messages"][-1]["content"] == "abc"
+        assert proxy.total("gorgo_streams_continued_total", reason="moved") == 1.0
+        assert not proxy.state.replicas.targets["r1"].streams
+
+    virtually(test, [broken()], [SILENT_REST], [REST])
+
+
+def test_a_rest_stays_where_it_is_once_its_continuations_are_used_up() -> None:
+    async def test(proxy: VirtualProxy) -> None:
+        asking = asyncio.create_task(proxy.ask(STREAM))
+        await asyncio.sleep(1.0)
+        proxy.state.routing.router.replicas.drain("r1", now=proxy.now_s)
+        assert await move_from(proxy, "r1") == 0
+        answered = await asking
+        assert text_of(answered.body) == "abclate"
+        assert b'"error"' not in answered.body
+        assert proxy.replicas["r2"].received == []
+
+    rest = Script([said("c", name="second"), 20.0, said("late", name="second"), said("", "stop", "second"), DONE])
+    virtually(test, [broken()], [rest], [REST], continuations=1)
+
+
+def test_a_stream_is_not_taken_from_its_replica_where_only_those_are_left_that_failed_it() -> None:
+    async def test(proxy: VirtualProxy) -> None:
+        asking = asyncio.create_task(proxy.ask(STREAM))
+        await asyncio.sleep(1.0)
+        proxy.state.routing.router.replicas.drain("r1", now=proxy.now_s)
+        assert await move_from(proxy, "r1") == 0
+        answered = await asking
+        assert text_of(answered.body) == "abclate"
+        assert b'"error"' not in answered.body
+
+    rest = Script([said("c", name="second"), 20.0, said("late", name="second"), said("", "stop", "second"), DONE])
+    virtually(test, [broken()], [rest])
+
+
+def test_a_moved_stream_may_come_back_to_a_replica_that_was_drained_before() -> None:
+    first = Script([said("a"), 0.1, said("b"), 100.0])
+
+    async def test(proxy: VirtualProxy) -> None:
+        router = proxy.state.routing.router
+        asking = asyncio.create_task(proxy.ask(STREAM))
+        await asyncio.sleep(1.0)
+        for name, scripts in (("r0", [REST]), ("r1", [])):
+            router.replicas.drain(name, now=proxy.now_s)
+            assert await move_from(proxy, name) == 1
+            proxy.replicas[name].scripts = scripts
+            await asyncio.sleep(0.1)
+            router.replicas.drain(name, False, now=proxy.now_s)
+        assert text_of((await asking).body) == "abccd"
+
+    virtually(test, [first], [SILENT_REST])
+
+
+def test_a_client_that_reads_slowly_keeps_its_stream_when_its_replica_is_drained() -> None:
+    blocked, reading = asyncio.Event(), asyncio.Event()
+    chatty = Script([said("a"), 0.1, said("b"), 5.0, said("c"), 20.0, said("late"), said("", "stop"), DONE])
+
+    async def reads(chunk: bytes) -> None:
+        if b'"b"' in chunk:
+            blocked.set()
+            await reading.wait()
+
+    async def test(proxy: VirtualProxy) -> None:
+        asking = asyncio.create_task(proxy.ask(STREAM, reads=reads))
+        await blocked.wait()
+        proxy.state.routing.router.replicas.drain("r0", now=proxy.now_s)
+        moving = asyncio.create_task(move_from(proxy, "r0"))
+        await asyncio.sleep(1.0)
+        reading.set()
+        assert text_of((await asking).body) == "abcd"
+        assert await moving == 1
+
+    virtually(test, [chatty], [REST])
+
+
+def test_a_stream_that_begins_after_the_drain_is_moved_too() -> None:
+    late = Script([said("a"), 0.1, said("b"), 100.0], head_s=3.0)
+
+    async def test(proxy: VirtualProxy) -> None:
+        asking = asyncio.create_task(proxy.ask(STREAM))
+        await asyncio.sleep(1.0)
+        proxy.state.routing.router.replicas.drain("r0", now=proxy.now_s)
+        assert await move_from(proxy, "r0") == 1
+        assert text_of((await asking).body).endswith("cd")
+
+    virtually(test, [late], [REST])
+
+
+def test_a_rest_without_memory_to_retain_it_passes_and_is_not_continued() -> None:
+    rest = Script([said("c", name="second"), 5.0, said("z", name="second"), LOST])
+
+    async def test(proxy: VirtualProxy) -> None:
+        budget = proxy.state.buffers
+
+        async def upload() -> None:
+            await asyncio.sleep(2.0)
+            large = budget.new_buffer("another", now=proxy.now_s)
+            assert budget.reserve(large, budget.size_limit, now=proxy.now_s)
+            budget.close(large)
+
+        answered, _ = await asyncio.gather(proxy.ask(STREAM), upload())
+        assert text_of(answered.body) == "abcz"
+        assert b'"upstream_failed"' in answered.body
+        assert proxy.replicas["r2"].received == []
+        assert budget.used_bytes == 0
+
+    virtually(test, [broken()], [rest], [REST])
