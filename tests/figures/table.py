@@ -401,6 +401,21 @@ def _lateness(results: Sequence[Any]) -> View:
     return View(tables=[Table(labels=("scenario", "with"), rows=rows)])
 
 
+def _continued(results: Sequence[Any]) -> View:
+    (lines,) = results
+    rows: dict[tuple[str, ...], dict[str, Cell]] = {}
+    for line in lines:
+        found = re.match(r"([\d.]+) +(\d+) +([\d.]+)% +(\d+) +([\d.]+)%$", line)
+        if found:
+            load, most, share, broken, of_broken = found.groups()
+            rows[load, most] = {
+                "of all requests": float(share),
+                "broken answers": int(broken),
+                "of these": float(of_broken),
+            }
+    return View(tables=[Table(labels=("load", "`limits.continuations`"), rows=rows)])
+
+
 # -- data sets
 
 _WINDOWS = ("art-chat-apr5", "art-chat-apr6", "art-chat-apr7")
@@ -500,6 +515,7 @@ FIGURES: Mapping[str, Figure] = {
     "tuning-fleets-more": Figure([FLEETS_MORE_COMMAND], tuning_fleets_more),
     "tuning-algorithms": Figure([ALGORITHMS_COMMAND], tuning_algorithms),
     "decision": Figure(["python -m tests.bench router_submit"], _submit),
+    "continued": Figure(["python -m tests.bench continued"], _continued),
     "lateness": Figure(["python -m tests.bench overload_lateness"], _lateness),
     "chaos": Figure(["python -m tests.chaos --short --seed 2026"], _printed),
     "fast-failures": Figure(

@@ -1,6 +1,6 @@
 """The open requests of a run: the Router's request for each, and its record.
 
-Owns the updates of a record: at arrival, dispatch, first token, rejection and end.
+Owns the updates of a record: at arrival, dispatch, first token, continuation, rejection and end.
 """
 
 from __future__ import annotations
@@ -85,8 +85,16 @@ class OpenRequests:
     def first_token(self, request_id: str, site: RemoteReplica, *, now: float) -> None:
         """`site` answers it."""
         record = self._open[request_id][1]
-        record.ttft_ms = (now - record.scheduled_s) * 1e3
+        if not record.continued:
+            record.ttft_ms = (now - record.scheduled_s) * 1e3
         record.replica, record.region = site.name, site.replica.region
+
+    def continued(self, request_id: str, tokens: int) -> None:
+        """Its answer broke off behind so many tokens, and goes on at another replica."""
+        request, record = self._open[request_id]
+        more = tokens - (request.prompt_tokens - record.input_tokens)
+        self._open[request_id] = request.rest(more, block_tokens=int(self._block_tokens)), record
+        record.continued += 1
 
     def rejected(self, reject: Reject, *, now: float) -> None:
         """The Router has turned it away."""
@@ -95,9 +103,14 @@ class OpenRequests:
 
     def on_result(self, request_id: str, outcome: Outcome, *, now: float) -> None:
         """It has ended with its attempt."""
+        before = self._open[request_id][0].prompt_tokens
         record = self._close(request_id, now)
         record.status, record.error = outcome.status, outcome.error
         record.cached_tokens, record.output_tokens = outcome.cached_tokens, outcome.output_tokens
+        if record.continued and outcome.output_tokens is not None:
+            # Counts of the rest, whose prompt ends with the tokens before it.
+            record.cached_tokens = min(outcome.cached_tokens or 0, record.input_tokens)
+            record.output_tokens = outcome.output_tokens + before - record.input_tokens
 
     def broken(self, request_id: str, error: str, *, now: float) -> None:
         """Its router has died."""

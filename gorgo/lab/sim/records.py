@@ -66,6 +66,8 @@ class SimRecord(ClientRecord):
     #: How long it waited at the proxy, and whether it was sent to a second replica as well.
     queued_s: float = 0.0
     hedged: bool = False
+    #: How often its answer went on at another replica.
+    continued: int = 0
     #: Score of the chosen replica by the shadow policy.
     shadow: ShadowScore | None = None
 
@@ -80,7 +82,7 @@ class SimRecord(ClientRecord):
         return {
             "shadow_policy": self.shadow.policy,
             "shadow_rank": self.shadow.rank,
-            "retries": max(self.attempts - 1, 0),
+            "retries": max(self.attempts - 1 - self.continued, 0),
         }
 
 

@@ -2,7 +2,7 @@
 
 Owns the times of requests on the network. A request leaves on a pooled connection, takes the round trips of its body,
 and its first and last tokens arrive a trip after they leave the engine. A dying replica resets open connections, which
-the proxy learns a trip later; later requests are refused. `port` has probes and scrapes on the same connections.
+the proxy learns a trip later; later requests are refused. Of an answer that breaks off it notes what the client has. `port` has probes and scrapes on the same connections.
 
 A profile with data-parallel `ranks` is as many engines, to which requests go in turn. Of these, observers (the oracle,
 reports of caches) see the first.
@@ -20,7 +20,7 @@ from functools import partial
 from gorgo.config.values import CONNECTIONS_PER_REPLICA
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.errors import BadRequest
-from gorgo.lab.sim.engine.driver import EngineDriver, SimAttempt
+from gorgo.lab.sim.engine.driver import EngineDriver, PartialAnswer, SimAttempt
 from gorgo.lab.sim.engine.engines import CacheReporter, Engine, make_engine
 from gorgo.lab.sim.engine.itl import ItlHistogram, p95_s
 from gorgo.lab.sim.engine.request import EngineRequest, Stage
@@ -265,11 +265,30 @@ class RemoteReplica:
 
     def _finished(self, sending: SimAttempt, at_s: float) -> None:
         assert sending.first_token_arrival_s is not None, "the first token comes first"
-        pairs = self._engines[sending.rank].gaps(sending)
-        self._gaps.add(pairs)
+        pairs = self._own_gaps(sending)
+        self._gaps.add(pairs if sending.before is None else [*sending.before.gaps, *pairs])
         outcome = completed_outcome(sending, itl_s_p95=p95_s(pairs) if self._has_samples else None)
         end_arrival_s = max(sending.first_token_arrival_s, at_s + sending.trips.one_way_s(sending.port.link))
         self._kernel.at(end_arrival_s, partial(self._end, sending, outcome))
+
+    def _own_gaps(self, sending: SimAttempt) -> list[tuple[float, int]]:
+        """Return the gaps of an attempt, from the client's last token before a seam on."""
+        pairs = self._engines[sending.rank].gaps(sending)
+        if sending.before is None or sending.first_token_arrival_s is None:
+            return pairs
+        return [(sending.first_token_arrival_s - sending.before.last_s, 1), *pairs]
+
+    def _break_off(self, sending: SimAttempt, heard_s: float) -> None:
+        """Note what the client has by the time at which the proxy hears of the end."""
+        if sending.first_token_arrival_s is None:
+            return
+        before, own = sending.before, self._own_gaps(sending)
+        spent_s = sum(gap_s * times for gap_s, times in own[before is not None :])
+        sending.so_far = PartialAnswer(
+            sending.emitted + (0 if before is None else before.tokens),
+            (*(() if before is None else before.gaps), *own),
+            min(heard_s, sending.first_token_arrival_s + spent_s),
+        )
 
     def _end(self, sending: SimAttempt, outcome: Outcome) -> None:
         if sending.done:
@@ -286,7 +305,12 @@ class RemoteReplica:
         if sending.pooled is not None:
             sending.port.pool.close(sending.pooled)
         if sending.has_first_token:
-            self._end(sending, Outcome(AttemptResult.FAILED_AFTER_CONTENT, status=200, error=reason))
+            assert sending.so_far is not None, "it broke off behind its first token"
+            tokens = sending.so_far.tokens
+            self._end(
+                sending,
+                Outcome(AttemptResult.FAILED_AFTER_CONTENT, status=200, error=reason, partial_tokens=tokens),
+            )
         else:
             self._end(sending, Outcome(AttemptResult.FAILED_BEFORE_CONTENT, error=reason))
 
@@ -305,6 +329,7 @@ class RemoteReplica:
                 continue
             self._engines[sending.rank].abort(sending)
             heard_s = max(sending.first_token_arrival_s or 0.0, now + sending.trips.one_way_s(sending.port.link))
+            self._break_off(sending, heard_s)
             reason = "disconnected"
             if sending.first_token_arrival_s is None and sending.pooled is not None and sending.pooled.used:
                 # A pooled connection that breaks before any answer is no failure: retried on a new one, and refused.

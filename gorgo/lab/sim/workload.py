@@ -53,6 +53,19 @@ class SimRequest:
     output_blocks: bytes = b""
     boundaries: tuple[int, ...] = ()
 
+    def rest(self, tokens: int, *, block_tokens: int) -> SimRequest:
+        """Return the request that goes on with its answer behind the first `tokens`: the end of a longer prompt."""
+        prompt_tokens, blocks = self.prompt_tokens + tokens, self.blocks + self.output_blocks
+        size = max(len(self.blocks), prompt_tokens // block_tokens * BLOCK_HASH_BYTES)
+        return replace(
+            self,
+            prompt_tokens=prompt_tokens,
+            output_tokens=self.output_tokens - tokens,
+            blocks=blocks[:size],
+            output_blocks=blocks[size:],
+            body_bytes=self.body_bytes * prompt_tokens // self.prompt_tokens,
+        )
+
     def __post_init__(self) -> None:
         assert len(self.blocks) % BLOCK_HASH_BYTES == len(self.output_blocks) % BLOCK_HASH_BYTES == 0, "whole hashes"
 

@@ -10,13 +10,15 @@ import asyncio
 import json
 import selectors
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from heapq import heappop, heappush
 from typing import Any
 
 from gorgo.config.values import WARM_INTERVAL_S
 from gorgo.core.messages.request import AttemptResult, EngineSample, OpenConnection, Outcome
-from gorgo.lab.sim.engine.driver import SimAttempt
+from gorgo.engines.registry import dialect
+from gorgo.lab.sim.engine.driver import PartialAnswer, SimAttempt
 from gorgo.lab.sim.engine.itl import ItlHistogram
 from gorgo.lab.sim.event_queue import EventQueue, Handler
 from gorgo.lab.sim.fleet import SimFleet
@@ -97,6 +99,9 @@ class LiveShell:
         self._draws = RandomTable(seed)
         self._answers: dict[SimAttempt, asyncio.Queue[Outcome | None]] = {}
         self._attempts: dict[str, int] = {}
+        #: What clients have of answers that broke off.
+        self._parts: dict[str, PartialAnswer] = {}
+        self._block_tokens = block_tokens
         self.engines = {
             replica.name: RemoteReplica(
                 self.kernel,
@@ -136,6 +141,9 @@ class LiveShell:
         request_id = dict(headers)[b"x-request-id"].decode()
         request = self._feed[request_id]
         attempt = self._attempts[request_id] = self._attempts.get(request_id, 0) + 1
+        before = self._parts.get(request_id)
+        if before is not None:
+            request = request.rest(before.tokens, block_tokens=self._block_tokens)
         sending = SimAttempt(
             request_id,
             f"{request_id}/{attempt}",
@@ -144,6 +152,7 @@ class LiveShell:
             output_tokens=request.output_tokens,
             body_bytes=request.body_bytes,
             trips=TripDelays(self._draws, request.index * KEYS_PER_REQUEST + attempt),
+            before=before,
         )
         answer = self._answers[sending] = asyncio.Queue()
         self.engines[replica].send(sending)
@@ -174,6 +183,10 @@ class LiveShell:
         self._answers[sending].put_nowait(None)
 
     def on_end(self, sending: SimAttempt, outcome: Outcome) -> None:
+        if sending.so_far is not None:
+            self._parts[sending.request_id] = sending.so_far
+            before = 0 if sending.before is None else sending.before.tokens
+            outcome = replace(outcome, output_tokens=sending.so_far.tokens - before)
         self._answers.pop(sending).put_nowait(outcome)
 
     # -- helpers
@@ -236,7 +249,7 @@ class SiteUpstream:
 
 
 class SiteSource(IteratedSource):
-    """An answer: the first token, then the rest when the last one is there."""
+    """An answer: the first token, an event a second, and the rest when the last token is there."""
 
     headers: Sequence[Header] = ((b"content-type", b"text/event-stream"),)
 
@@ -249,13 +262,25 @@ class SiteSource(IteratedSource):
         """The site keeps its own connections, and does nothing about an answer that has ended."""
         self._cancel()
 
+    async def _next(self) -> Outcome | None:
+        """The end of the answer, None after a second without: a stream that stands still is taken for stalled."""
+        try:
+            outcome = await asyncio.wait_for(self._answer.get(), 1.0)
+        except TimeoutError:
+            return None
+        assert outcome is not None, "an answer ends once"
+        return outcome
+
     async def each(self) -> AsyncIterator[bytes]:
         if self.status != 200:
             return
         yield ROLE + delta("first ")
-        outcome = await self._answer.get()
-        assert outcome is not None, "an answer ends once"
+        while (outcome := await self._next()) is None:
+            yield delta("more ")
         if outcome.result is not AttemptResult.COMPLETED:
+            # The engine counts in each event what it has sent.
+            more = {"index": 0, "delta": {"content": "more "}}
+            yield event({"choices": [more], "usage": {"completion_tokens": outcome.output_tokens}})
             raise UpstreamError(outcome.error or "disconnected")
         yield delta("last") + event({"choices": [], "usage": _usage(outcome)}) + DONE
 
@@ -272,6 +297,8 @@ def use(state: LiveState, shell: LiveShell) -> None:
     """Let the proxy reach its replicas through `shell`. Its real connections, none of which is open, are dropped."""
     for name, target in state.replicas.targets.items():
         target.upstream = SiteUpstream(shell, name)  # type: ignore[assignment]
+        # An engine that goes on with an answer.
+        target.dialect = dialect("vllm")
 
 
 def json_of(body: bytes) -> dict[str, Any]:

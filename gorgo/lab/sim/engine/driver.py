@@ -11,6 +11,7 @@ from functools import partial
 from typing import Protocol
 
 from gorgo.core.messages.request import Outcome
+from gorgo.core.record import record
 from gorgo.lab.sim.engine.engines import Engine
 from gorgo.lab.sim.engine.itl import DecodeTimeline
 from gorgo.lab.sim.engine.request import EngineRequest, Step
@@ -42,12 +43,29 @@ class SendingPort(Protocol):
     open_attempts: int
 
 
+@record
+class PartialAnswer:
+    """What the client has of an answer that broke off, of all attempts so far.
+
+    `gaps` are those between its tokens, as (s, how often), the ones at its seams included; `last_s` is when the last
+    token came.
+    """
+
+    tokens: int
+    gaps: tuple[tuple[float, int], ...]
+    last_s: float
+
+
 class SimAttempt(EngineRequest):
-    """One attempt: a request on its way to an engine, in it, and its answer on the way back."""
+    """One attempt: a request on its way to an engine, in it, and its answer on the way back.
+
+    `before` is the part of an answer that it goes on with: its prompt ends with that, and its output is the rest.
+    """
 
     __slots__ = (
         "arrives_s",
         "attempt_id",
+        "before",
         "body_bytes",
         "done",
         "earlier_gaps",
@@ -60,6 +78,7 @@ class SimAttempt(EngineRequest):
         "rank",
         "request_id",
         "resumed_s",
+        "so_far",
         "trips",
     )
 
@@ -74,12 +93,16 @@ class SimAttempt(EngineRequest):
         body_bytes: int,
         trips: TripDelays,
         output_key: bytes = b"",
+        before: PartialAnswer | None = None,
     ) -> None:
         super().__init__(key, prompt_tokens=prompt_tokens, output_tokens=output_tokens, output_key=output_key)
         self.request_id = request_id
         self.attempt_id = attempt_id
         self.body_bytes = body_bytes
         self.trips = trips
+        self.before = before
+        #: What the client has when the attempt has broken off after its first token.
+        self.so_far: PartialAnswer | None = None
         #: The engine of the replica that has it.
         self.rank = 0
         self.pooled: PooledSimConnection | None = None
@@ -165,7 +188,9 @@ class EngineDriver:
         self._step = None
 
     def gaps(self, request: SimAttempt) -> list[tuple[float, int]]:
-        """Times between the tokens of a request that has just finished."""
+        """Times between the tokens that a request has had from this engine, as long as nothing has happened since."""
+        if request.paused_s is not None:
+            return request.earlier_gaps
         since_s = request.first_token_s if request.resumed_s is None else request.resumed_s
         assert since_s is not None, "what has finished has begun"
         return [*request.earlier_gaps, *self.log.gaps(request.mark, first_token_s=since_s)]

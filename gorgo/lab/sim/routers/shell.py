@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from gorgo.config.values import FIRST_TOKEN_TIMEOUT_S
-from gorgo.core.messages.actions import Action, Cancel, Dispatch, Forward, Hedge, Reject
-from gorgo.core.messages.request import EngineSample, OpenConnection, Outcome
+from gorgo.core.messages.actions import Action, Cancel, Continue, Dispatch, Forward, Hedge, Reject
+from gorgo.core.messages.request import AttemptResult, EngineSample, OpenConnection, Outcome
 from gorgo.core.peers.exchange import is_urgent
 from gorgo.core.peers.records import PeerReport
 from gorgo.core.router import Router
-from gorgo.lab.sim.engine.driver import SimAttempt
+from gorgo.lab.sim.engine.driver import PartialAnswer, SimAttempt
 from gorgo.lab.sim.event_queue import EventQueue
 from gorgo.lab.sim.network import RandomTable, TripDelays
 from gorgo.lab.sim.open_requests import OpenRequests
@@ -133,8 +133,8 @@ class RouterShell:
         self.ports: dict[str, tuple[RemoteReplica, ReplicaPort]] = {}
         #: Attempts that have not ended, by id.
         self._attempts: dict[str, tuple[SimAttempt, RemoteReplica]] = {}
-        #: Requests that have not ended.
-        self._requests: dict[str, None] = {}
+        #: Requests that have not ended, with what their clients have of an answer that broke off.
+        self._requests: dict[str, PartialAnswer | None] = {}
         self._deadlines = FirstTokenTimeouts(self._kernel)
         self._timer = RouterTimer(self._kernel, lambda: self.router.next_timer(), self._wake)
         #: The next connections as of the Router's next event.
@@ -159,9 +159,11 @@ class RouterShell:
     def on_end(self, sending: SimAttempt, outcome: Outcome) -> None:
         if self._attempts.pop(sending.attempt_id, None) is None:
             return  # Of a Router that was replaced.
+        outcome = self._broken_off(sending, outcome)
         own, others = self.informed().on_finish(sending.attempt_id, self._run.reported(outcome), now=self._kernel.now)
-        # A refusal ends its request if the Router forwards it.
-        if isinstance(own, Forward) if outcome.unsent else outcome.result.final:
+        # A refusal ends its request if the Router forwards it, and a broken answer unless it goes on.
+        ended = outcome.result.final or bool(outcome.continue_on)
+        if isinstance(own, Forward) if outcome.unsent else ended and not isinstance(own, Continue):
             self._run.served.on_result(sending.request_id, outcome, now=self._kernel.now)
             self._end_request(sending.request_id)
         self.carry_out(others if own is None or isinstance(own, Forward) else [own, *others])
@@ -192,6 +194,11 @@ class RouterShell:
                     self._dispatch(action)
                 case Hedge():
                     self._run.served.hedged(action.request_id)
+                    self._dispatch(action.dispatch)
+                case Continue():
+                    part = self._requests[action.request_id]
+                    assert part is not None, "there is an answer to continue"
+                    self._run.served.continued(action.request_id, part.tokens)
                     self._dispatch(action.dispatch)
                 case Cancel():
                     sending, site = self._attempts[action.attempt_id]
@@ -254,6 +261,7 @@ class RouterShell:
             body_bytes=request.body_bytes,
             output_key=request.output_blocks,
             trips=TripDelays(self._run.draws, request.index * KEYS_PER_REQUEST + dispatch.attempt),
+            before=self._requests[dispatch.request_id],
         )
         site, port = self.ports[dispatch.replica]
         self._attempts[dispatch.attempt_id] = sending, site
@@ -261,6 +269,19 @@ class RouterShell:
         site.send(sending, port)
         if self._publish is not None and is_urgent(dispatch):
             self._publish(self)
+
+    def _broken_off(self, sending: SimAttempt, outcome: Outcome) -> Outcome:
+        """Return the outcome, with the replicas that can go on if it leaves an answer that the client has in part."""
+        part = sending.so_far if outcome.partial_tokens else sending.before
+        if part is None:
+            return outcome
+        if not outcome.partial_tokens:
+            if outcome.result is not AttemptResult.UPSTREAM_4XX:
+                return outcome
+            # The request for the rest is the proxy's own.
+            outcome = replace(outcome, error="not_continued", sent=True, unsent=False)
+        self._requests[sending.request_id] = part
+        return replace(outcome, continue_on=frozenset(self.ports), partial_tokens=part.tokens)
 
     def _end_request(self, request_id: str) -> None:
         self._requests.pop(request_id, None)
