@@ -100,6 +100,7 @@ def replica_spec(replica: ReplicaConfig) -> ReplicaSpec:
         prefill_tokens_per_s=capacity.prefill_tokens_per_s,
         tls=replica.url.lower().startswith("https:"),
         accelerator=replica.accelerator,
+        own_key=replica.api_key_env is not None,
     )
 
 

@@ -15,7 +15,8 @@ first token confirms it; an attempt that ends without one retracts it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -313,6 +314,16 @@ class Router:
         text_tokens = text_bytes / self.token_ratios.ratio(request.model)
         media_tokens = prompt_tokens - text_tokens
         self.media_tokens.on_reported(request.model, request.media, tokens=media_tokens, text_tokens=text_tokens)
+
+    def learned_tokens(self) -> dict[str, list[list[Any]]]:
+        """Return as JSON what reports have taught of prompts' lengths; empty if nothing."""
+        found = {"text": self.token_ratios.entries(), "media": self.media_tokens.entries()}
+        return {name: entries for name, entries in found.items() if entries}
+
+    def restore_tokens(self, learned: Mapping[str, object]) -> None:
+        """Take in `learned_tokens` of a former process. Raises `ValueError` for any other value."""
+        self.token_ratios.restore(learned.get("text", []))
+        self.media_tokens.restore(learned.get("media", []))
 
     def on_served_elsewhere(
         self, attempt_id: str, replica: str, *, now: float, refused: bool = False

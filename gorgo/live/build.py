@@ -82,6 +82,8 @@ def build_live(
         limits=kind.router_limits(config),
         shadow=_shadow(config, policy, start.policy),
     )
+    if persisted is not None:
+        router.restore_tokens(persisted.learned)
     for name in sorted(start.draining):
         router.replicas.drain(name, now=clock())
     buffers = BufferBudget(max_buffered_bytes(config.limits))

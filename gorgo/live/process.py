@@ -291,6 +291,7 @@ async def _run(
             fleet_monitor.start(monitors.pop())
         state.routing.models.read_all = fleet_monitor.read_models
         loops = [tasks.create_task(run_timers(state.routing)), tasks.create_task(state.routing.training.run())]
+        loops.append(tasks.create_task(state.routing.control.run()))
         loops.append(tasks.create_task(probe_overdue(state.routing, fleet_monitor)))
         loops.append(tasks.create_task(state.replicas.pushes.run(state.replicas.push_sources)))
         for line_log in state.telemetry.line_logs:

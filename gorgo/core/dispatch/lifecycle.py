@@ -52,7 +52,8 @@ from gorgo.core.training.outcomes import OutcomeRow
 # once, and a replica that fails fast looks free. The same statuses can be the client's own fault, and then every
 # replica refuses alike. So such a request is tried elsewhere, and the verdict is by the same request: if another
 # replica answers it, the ones that refused it do not serve such requests. That is a failure of a replica which has
-# answered nothing else of late; any other one gets no such request for a while (`RefusedKinds`). If all refuse, the
+# answered nothing else of late; any other one gets no such request for a while (`RefusedKinds`). A key that the client
+# sent and the replica refuses with 401 or 403 is no failure of the replica; its own key is. If all refuse, the
 # client gets the last refusal, and no replica is to blame.
 #
 # A 5xx or a timeout before any content is judged at the end of its request: it is the replica's failure, unless

@@ -582,6 +582,8 @@ class ReplicaSpec:
         Whether connections to it are: a new one then takes a round trip more.
     accelerator:
         Name of its accelerator from regions.yaml; `None` is unknown.
+    own_key:
+        Whether it is sent a key of its own, in place of the client's.
     """
 
     name: str
@@ -594,6 +596,7 @@ class ReplicaSpec:
     prefill_kappa_s: float | None = None
     tls: bool = False
     accelerator: str | None = None
+    own_key: bool = False
 
 
 #: Priors from regions.yaml that an engine's report replaces.

@@ -172,35 +172,53 @@ class RefusedKinds:
 
     A replica may lack a route or a model name and be well for all others. Its failures are then never three in a row,
     so outlier detection does not eject it, and each such request would be tried there first. A kind is a route and a
-    model, and for a 401 or 403 the client's key too; only kinds that another replica has answered are recorded, so that
-    clients cannot fill the table with names. Such refusals are failures of a replica only if it answers nothing else.
+    model, and for a 401 or 403 of a client's key that key too; only kinds that another replica has answered are
+    recorded, so that clients cannot fill the table with names. Such refusals are failures of a replica only if it
+    answers nothing else.
+
+    A key that a client brings and the replica refuses says nothing of the replica, unless it refuses those of
+    `REFUSALS_OF_A_KIND` clients, or all that it has answered, and answers none. Where clients bring keys, a request
+    without one is alike. A refused key from the replica's own configuration is its failure, and so is the lack of one
+    where clients' keys are not passed on.
     """
 
-    __slots__ = ("_answered", "_kinds")
+    __slots__ = ("_answered", "_keyed", "_kinds")
 
     def __init__(self) -> None:
         #: Count and time of the last one.
         self._kinds = Lru[Kind, dict[Replica, tuple[int, float]]](MAX_KINDS)
         #: The last answer of each kind, by replica.
         self._answered: dict[Replica, Lru[Kind, float]] = {}
+        #: Whether a client's key was answered.
+        self._keyed = False
 
     def on_proven(self, replica: Replica, request: RouteRequest, status: int, *, now: float) -> bool:
         """Record that another replica has answered a request that `replica` refused.
 
-        Return whether that is a failure of the replica: it has answered no other kind of late.
+        Return whether that is a failure of the replica: it has answered no other kind of late, and the key that it
+        refused, if it was one, is not the client's.
         """
-        kind = (request.route, request.model, request.credential if status in _OF_CREDENTIALS else _ANY)
+        of_client = status in _OF_CREDENTIALS and request.client is None and not replica.spec.own_key
+        kind = (request.route, request.model, request.credential if of_client else _ANY)
         found = self._kinds.get(kind)
         if found is None:
             found = {}
             self._kinds.put(kind, found)
         found[replica] = found.get(replica, (0, now))[0] + 1, now
         answered = self._answered.get(replica)
-        if answered is None:
-            return True
-        for other in [other for other in answered if other[:2] == kind[:2] and kind[2] in (_ANY, other[2])]:
-            del answered[other]
-        return not any(now - at_s < ANSWERED_S for at_s in answered.values())
+        if answered is not None:
+            for other in [other for other in answered if other[:2] == kind[:2] and kind[2] in (_ANY, other[2])]:
+                del answered[other]
+            if not answered:
+                return True  # it refuses all that it has answered
+            if any(now - at_s < ANSWERED_S for at_s in answered.values()):
+                return False
+        is_key_of_client = of_client and (self._keyed or request.credential is not None)
+        return not is_key_of_client or self._refused_keys(replica) >= REFUSALS_OF_A_KIND
+
+    def _refused_keys(self, replica: Replica) -> int:
+        """Return how many clients' keys a replica refuses."""
+        return len({key for (_, _, key), refusing in self._kinds.items() if key != _ANY and replica in refusing})
 
     def on_answer(self, replica: Replica, request: RouteRequest, *, now: float) -> None:
         """Forget the refusals of a kind that `replica` answers."""
@@ -210,6 +228,7 @@ class RefusedKinds:
                 return
             answered = self._answered[replica] = Lru(MAX_ANSWERED)
         answered.put((request.route, request.model, request.credential), now)
+        self._keyed = self._keyed or request.credential is not None
         for kind in _kinds(request) if self._kinds else ():
             if (found := self._kinds.get(kind)) is not None:
                 found.pop(replica, None)

@@ -14,8 +14,7 @@ from typing import Any
 
 from gorgo.core.latency.ttft import Pacing, TcpWindows
 from gorgo.core.numeric import MAX_AMOUNT
-from gorgo.core.prompt.fingerprint import MAX_NAME
-from gorgo.core.prompt.media import MediaParts
+from gorgo.core.prompt.media import MAX_NAME, MediaParts
 from gorgo.core.record import record
 
 

@@ -18,13 +18,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gorgo.core.lru import Lru
-from gorgo.core.numeric import FEW
-from gorgo.core.prompt.media import MediaParts
+from gorgo.core.numeric import FEW, is_number
+from gorgo.core.prompt.media import MAX_NAME, MediaParts, is_name, lists_of
 from gorgo.core.prompt.parse import Mark, Marks, Prompt, message_ends
 from gorgo.core.record import mutable_record, record
 
@@ -372,7 +373,8 @@ PRIOR_TOKENS = 1_000.0
 MEMORY_TOKENS = 1_000_000.0
 #: A client names the model, so their number and length are bounded.
 MAX_MODELS = 1_000
-MAX_NAME = 256
+#: Models whose ratio outlives the process, in some 100 KB of the state file at most.
+MAX_ENTRIES = 256
 
 
 @dataclass(slots=True)
@@ -414,6 +416,19 @@ class BytesPerToken:
         if ratio.tokens > MEMORY_TOKENS:
             ratio.text_bytes /= 2
             ratio.tokens /= 2
+
+    def entries(self) -> list[list[Any]]:
+        """Return what is learned as JSON: lists of model, bytes, tokens, of the newest models, the latest last."""
+        return [[model, each.text_bytes, each.tokens] for model, each in self._models.items()][-MAX_ENTRIES:]
+
+    def restore(self, entries: object) -> None:
+        """Take in `entries` of a former process. Raises `ValueError` for any other value."""
+        for model, text_bytes, tokens in lists_of(entries, 3):
+            if not (is_name(model) and is_number(text_bytes) and is_number(tokens) and tokens >= 1):
+                raise ValueError(f"{[model, text_bytes, tokens]}: expected model, bytes, tokens")
+            if not 0.99 * LOW <= text_bytes / tokens <= 1.01 * HIGH:  # sums are rounded
+                raise ValueError(f"{model}: expected {LOW:g} to {HIGH:g} bytes per token")
+            self._models.put(model, _ModelRatio(float(text_bytes), float(tokens)))
 
 
 def _key(model: str | None) -> str | None:

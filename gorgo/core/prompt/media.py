@@ -16,8 +16,10 @@ from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
+from typing import Any
 
 from gorgo.core.lru import Lru
+from gorgo.core.numeric import is_number
 from gorgo.core.record import record
 
 #: Tokens of one part at most: the bound of Qwen's processors, the largest that is published.
@@ -34,8 +36,12 @@ _BYTES_PER_S = {"audio": 16_000, "video": 250_000}
 _HEAD_BYTES, _JPEG_BYTES = 64, 64 * 1024
 #: Segments of a JPEG that are passed over.
 _MAX_SEGMENTS = 64
-#: Models whose media are learned; clients name them. Each has a few dozen classes at most.
+#: Models whose media are learned; clients name them, so that the length of a name is bounded too. Each has a few dozen
+#: classes at most.
 MAX_MODELS = 256
+MAX_NAME = 256
+#: Classes that outlive the process: those of the models of several fleets, in some 300 KB of the state file at most.
+MAX_ENTRIES = 1_000
 #: Older parts fade: once so many are counted, all of them count half.
 MEMORY_PARTS = 256
 #: A report teaches where the media are at least this share of the text, whose own estimate is off by some per cent.
@@ -94,7 +100,7 @@ class MediaTokens:
 
     def estimate(self, model: str | None, media: Sequence[MediaParts]) -> float:
         """Return the tokens of all parts of a prompt."""
-        learned = self._models.get(model) or {}
+        learned = self._models.get(None if model is not None and len(model) > MAX_NAME else model) or {}
         return sum((_tokens(learned, each) for each in media), 0.0)
 
     def on_reported(self, model: str | None, media: Sequence[MediaParts], *, tokens: float, text_tokens: float) -> None:
@@ -109,13 +115,57 @@ class MediaTokens:
         ):
             return
         (only,) = media
+        learned = self._of(model)
+        learned.setdefault((only.kind, only.size), _Learned()).add(only, tokens)
+        if only.size:  # of an unknown size the prior is no formula
+            learned.setdefault((only.kind, None), _Learned()).add(only, tokens)
+
+    def entries(self) -> list[list[Any]]:
+        """Return what is learned as JSON: lists of model, kind, size, parts, tokens by the prior, tokens.
+
+        The newest models, the latest last. A size of `None` stands for all known sizes of the kind.
+        """
+        return [
+            [model, kind, size, each.parts, each.prior, each.tokens]
+            for model, learned in self._models.items()
+            for (kind, size), each in learned.items()
+        ][-MAX_ENTRIES:]
+
+    def restore(self, entries: object) -> None:
+        """Take in `entries` of a former process. Raises `ValueError` for any other value."""
+        for entry in lists_of(entries, 6):
+            model, kind, size, *sums = entry
+            is_class = kind in tuple(UNKNOWN_TOKENS) and (size is None or (type(size) is int and 0 <= size <= 64))
+            if not (is_class and is_name(model) and all(map(is_number, sums)) and _are_possible(*sums)):
+                raise ValueError(f"{entry}: expected model, kind, size, parts, tokens by the prior, tokens")
+            self._of(model)[kind, size] = _Learned(*map(float, sums))
+
+    def _of(self, model: str | None) -> dict[tuple[str, int | None], _Learned]:
+        if model is not None and len(model) > MAX_NAME:
+            model = None
         learned = self._models.use(model)
         if learned is None:
             learned = {}
             self._models.put(model, learned)
-        learned.setdefault((only.kind, only.size), _Learned()).add(only, tokens)
-        if only.size:  # of an unknown size the prior is no formula
-            learned.setdefault((only.kind, None), _Learned()).add(only, tokens)
+        return learned
+
+
+def _are_possible(parts: float, prior: float, tokens: float) -> bool:
+    """Return whether reports can have these sums: each part has a token or more by the prior, and a bound by both."""
+    most = 1.01 * MAX_PART_TOKENS * parts  # sums are rounded
+    return 1 <= parts <= prior <= most and 0 < tokens <= 4 * most
+
+
+def is_name(value: object) -> bool:
+    """Return whether a value of JSON is the name of a model, or stands for requests without one."""
+    return value is None or (isinstance(value, str) and len(value) <= MAX_NAME)
+
+
+def lists_of(value: object, length: int) -> list[list[Any]]:
+    """Return a value of JSON that is a list of lists of `length`. Raises `ValueError` for any other."""
+    if not isinstance(value, list) or not all(isinstance(each, list) and len(each) == length for each in value):
+        raise ValueError(f"expected lists of {length} values")
+    return value
 
 
 def _tokens(learned: Mapping[tuple[str, int | None], _Learned], media: MediaParts) -> float:

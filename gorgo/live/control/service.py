@@ -6,6 +6,7 @@ plan. It is checked in full before anything is written or applied (see `transact
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -58,6 +59,10 @@ class WeightsHistory:
         self._rows.append(WeightsChange(*row))
 
 
+#: What a killed process may lose is learned again within this time, by the same traffic.
+SAVE_INTERVAL_S = 600.0
+
+
 def now_text(clock: Clock) -> str:
     """Return the time now in ISO 8601, UTC."""
     return datetime.fromtimestamp(clock() + ahead_s(clock), UTC).isoformat(timespec="milliseconds")
@@ -95,6 +100,7 @@ class ControlService:
         self.frozen: Frozen | None = None
         self._set_frozen(start.frozen)
         self._start = start
+        self._saved = router.learned_tokens()
         self._history.record(ChangeRequest(source=start.source, reason=_reason_of(start)))
 
     @property
@@ -128,8 +134,23 @@ class ControlService:
             log("weights_gained", level=logging.WARNING, weights=dict(self._start.gained), frozen=frozen)
         await (self._changes.write if fresh else self._changes.persist)(self._in_force())
 
+    async def run(self) -> None:
+        """Save what is learned of prompts' lengths from time to time, until cancelled: no change may come for weeks."""
+        while True:
+            await asyncio.sleep(SAVE_INTERVAL_S)
+            await self._save_learned()
+
     async def aclose(self) -> None:
+        """Wait for running changes, and save what was learned since the last one."""
         await self._changes.aclose()
+        await self._save_learned()
+
+    async def _save_learned(self) -> None:
+        """Write the state if lengths were learned since this was done last. A failed write is logged."""
+        learned = self._router.learned_tokens()
+        if self.durable and learned != self._saved:
+            async with self._changes.paused(self._in_force):
+                self._saved = learned
 
     # -- changes
 
@@ -338,6 +359,7 @@ class ControlService:
             draining=self._router.view.draining(),
             configured=self.file.applied,
             registered=tuple(self.registered.entries.values()),
+            learned=self._router.learned_tokens(),
         )
 
 

@@ -1,4 +1,4 @@
-"""The state that survives a restart: policy, weights with version, freeze, drain marks. One small JSON file.
+"""The state that survives a restart: policy, weights, freeze, drain marks, learned lengths. One small JSON file.
 
 Owns the file (`StateFile`), the edits of policy and weights in regions.yaml that wait (`FileRouting`), and the state
 with which a proxy starts (`InitialState`). Leaves the order of writes to `transactions`.
@@ -23,6 +23,8 @@ from gorgo.config.registered import entry_as_json, entry_from_json
 from gorgo.core.numeric import is_number
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.weights import Weights
+from gorgo.core.prompt.fingerprint import BytesPerToken
+from gorgo.core.prompt.media import MediaTokens
 from gorgo.errors import ConfigError, StateError, UnknownPolicy, WeightsError
 from gorgo.policies.registry import make_policy
 
@@ -34,7 +36,7 @@ MAX_VERSION = 1 << 53
 
 _KEYS = ("gorgo_state", "policy", "weights", "version", "frozen", "draining", "configured")
 #: Written only if there are any, so that other versions read a file without them.
-_REGISTERED = "registered"
+_REGISTERED, _LEARNED = "registered", "learned"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,8 @@ class PersistedState:
     configured: ConfigSnapshot
     #: Replicas registered by the admin API.
     registered: tuple[ReplicaConfig, ...] = ()
+    #: What reports taught of prompts' lengths (`Router.learned_tokens`): bytes per token and tokens of media, by model.
+    learned: Mapping[str, Any] = field(default_factory=dict)
     #: Keys of the file that this version does not know, as of a newer one.
     unknown_keys: tuple[str, ...] = ()
 
@@ -154,6 +158,8 @@ def encode_state(state: PersistedState) -> bytes:
     }
     if state.registered:
         document[_REGISTERED] = [entry_as_json(entry) for entry in state.registered]
+    if state.learned:
+        document[_LEARNED] = dict(state.learned)
     return json.dumps(document, indent=2, allow_nan=False).encode() + b"\n"
 
 
@@ -170,7 +176,7 @@ class _StateReader:
 
     def state(self, text: bytes) -> PersistedState:
         document = self._document(text)
-        registered = document.pop(_REGISTERED, [])
+        registered, learned = document.pop(_REGISTERED, []), document.pop(_LEARNED, {})
         unknown = sorted(document.keys() - set(_KEYS))
         for key in unknown:
             del document[key]
@@ -192,6 +198,7 @@ class _StateReader:
                 self._names(configured["draining"], "configured.draining"),
             ),
             registered=tuple(self._registered(registered)),
+            learned=self._learned(learned),
             unknown_keys=tuple(unknown),
         )
 
@@ -245,6 +252,16 @@ class _StateReader:
                 yield entry_from_json(entry)
             except ValueError:
                 self._damaged(f"{_REGISTERED}[{number}]", entry, "a replica as in regions.yaml")
+
+    def _learned(self, value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            self._damaged(_LEARNED, value, "lists by name")
+        for name, restore in (("text", BytesPerToken().restore), ("media", MediaTokens().restore)):
+            try:
+                restore(value.get(name, []))
+            except ValueError as error:
+                self._damaged(f"{_LEARNED}.{name}", value[name], f"what a process has learned ({error})")
+        return value
 
     def _damaged(self, place: str, value: object, expected: str) -> NoReturn:
         self._fail(f"{place} is {str(value)[:60]!r}; expected {expected}")

@@ -257,6 +257,51 @@ def test_a_replica_that_refuses_what_it_answered_before_is_ejected() -> None:
     assert router.view.health_states()["a"] == "ejected"
 
 
+def keyed(router: Router, number: int, *, status: int, now: float, **fields: Any) -> str:
+    """Serve a request that `a` refuses and `b` answers; return which had it first."""
+    request = replace(a_request(f"k{number}"), route="/v1/chat/completions", model="m", **fields)
+    attempt = dispatched(submitted(router, request, now=now))
+    first = attempt.replica
+    if first == "a":
+        attempt = dispatched(finished(router, attempt.attempt_id, refusal(status), now=now))
+    router.on_finish(attempt.attempt_id, COMPLETED, now=now)
+    return first
+
+
+@pytest.mark.parametrize("status", [401, 403])
+@pytest.mark.parametrize("key", [7, None], ids=["refused", "missing"])
+def test_a_client_s_key_that_a_replica_refuses_from_the_start_ejects_it_for_nobody(
+    status: int, key: int | None
+) -> None:
+    router = make_router("a", "b")
+    if key is None:  # others bring theirs
+        attempt = dispatched(submitted(router, replace(a_request("w"), credential=1, pinned_replica="b"), now=0.5))
+        router.on_finish(attempt.attempt_id, COMPLETED, now=0.6)
+    had = [keyed(router, n, status=status, now=1.0 + n / 10, credential=key) for n in range(60)]
+    assert router.view.health_states()["a"] == "healthy"
+    assert had.count("a") == 3, "it is spared requests with this key for a while"
+    assert keyed(router, 99, status=status, now=7.0, credential=1) == "a"
+
+
+@pytest.mark.parametrize("status", [401, 403])
+@pytest.mark.parametrize("of_client", [{"credential": 7}, {"client": "team"}], ids=["own key", "known client"])
+def test_a_replica_is_ejected_for_the_key_that_its_own_configuration_gives_or_lacks(
+    status: int, of_client: dict[str, Any]
+) -> None:
+    own_key = "credential" in of_client  # a known client's key stays here, so that without one of its own none is sent
+    router = make_router(replicas=[ReplicaSpec("a", "east", own_key=own_key), ReplicaSpec("b", "east")])
+    for number in range(6):
+        keyed(router, number, status=status, now=1.0 + number / 10, **of_client)
+    assert router.view.health_states()["a"] == "ejected"
+
+
+def test_a_replica_that_refuses_the_keys_of_every_client_is_ejected() -> None:
+    router = make_router("a", "b")
+    had = [keyed(router, n, status=401, now=1.0 + n / 10, credential=n) for n in range(40)]
+    assert router.view.health_states()["a"] == "ejected"
+    assert had.count("a") == 5, "three keys, and of them three in a row"
+
+
 @pytest.mark.parametrize("status", [401, 403, 404, 405])
 def test_what_every_replica_refuses_is_forwarded_and_ejects_none_however_often(status: int) -> None:
     router = make_router("a", "b")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import struct
 from base64 import b64encode
@@ -15,6 +16,8 @@ from hypothesis import strategies as st
 from gorgo.core.messages.request import Outcome
 from gorgo.core.prompt.fingerprint import Fingerprinter
 from gorgo.core.prompt.media import (
+    MAX_ENTRIES,
+    MAX_MODELS,
     MAX_PART_TOKENS,
     MediaParts,
     MediaTokens,
@@ -201,3 +204,57 @@ def test_two_images_of_one_size_share_no_block_and_one_image_shares_its_own() ->
     assert len(first) == 1369 * 4 // 256
     assert first == again
     assert not set(first) & set(second)
+
+
+# -- after a restart
+
+
+def test_what_is_learned_outlives_the_process_as_json() -> None:
+    before, after = MediaTokens(), MediaTokens()
+    for _ in range(300):
+        before.on_reported("m", [PHOTO], tokens=2000, text_tokens=50)
+    before.on_reported(None, [MediaParts("audio", 0, 2, 500)], tokens=90, text_tokens=50)
+    after.restore(json.loads(json.dumps(before.entries())))
+    assert after.entries() == before.entries()
+    for model, parts in (("m", PHOTO), ("m", ICON), (None, MediaParts("audio", 0, 1, 250)), ("other", PHOTO)):
+        assert after.estimate(model, [parts]) == before.estimate(model, [parts])
+
+
+def test_few_classes_of_many_outlive_the_process_the_newest() -> None:
+    learned = MediaTokens()
+    for number in range(MAX_MODELS):
+        for size in range(1, 9):
+            learned.on_reported(f"m{number}", [MediaParts("image", size, 1, 10)], tokens=20, text_tokens=0)
+    entries = learned.entries()
+    assert len(entries) == MAX_ENTRIES
+    assert entries[-1][0] == f"m{MAX_MODELS - 1}"
+
+
+def test_a_name_that_is_longer_than_any_model_s_is_not_kept() -> None:
+    learned = MediaTokens()
+    learned.on_reported("m" * 10_000, [PHOTO], tokens=2000, text_tokens=0)
+    assert {entry[0] for entry in learned.entries()} == {None}
+    assert learned.estimate("m" * 10_000, [PHOTO]) == 2000
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {},
+        [["m", "image", 20, 1.0, 1000.0]],
+        [[7, "image", 20, 1.0, 1000.0, 2000.0]],
+        [["m" * 257, "image", 20, 1.0, 1000.0, 2000.0]],
+        [["m", "smell", 20, 1.0, 1000.0, 2000.0]],
+        [["m", ["image"], 20, 1.0, 1000.0, 2000.0]],
+        [["m", "image", 2.5, 1.0, 1000.0, 2000.0]],
+        [["m", "image", -1, 1.0, 1000.0, 2000.0]],
+        [["m", "image", 20, 0.0, 1000.0, 2000.0]],
+        [["m", "image", 20, 1.0, 0.0, 2000.0]],
+        [["m", "image", 20, 1.0, 1000.0, float("nan")]],
+        [["m", "image", 20, 1.0, 1000.0, 1e9]],
+        [["m", "image", 20, 1.0, 1000.0, "2000"]],
+    ],
+)
+def test_what_no_process_can_have_learned_is_refused(entries: object) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        MediaTokens().restore(entries)

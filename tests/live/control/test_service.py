@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from gorgo.errors import StateError, WeightsError
+from gorgo.live.control import service
 from gorgo.live.control.state_file import PersistedState, StateFile
 from gorgo.live.control.transactions import ChangeRequest
 from tests.proxy.conftest import QUIET, Running, Start, config_for, until
@@ -433,3 +434,43 @@ async def test_a_change_of_weights_reads_drain_marks_without_a_view_of_the_whole
     written = disk.read()
     assert written is not None
     assert written.draining == {"r1"}
+
+
+PHOTO = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
+
+
+def with_photo() -> dict[str, Any]:
+    content = [{"type": "text", "text": "what is this?"}, PHOTO]
+    return {"model": "m", "messages": [{"role": "user", "content": content}]}
+
+
+async def lengths_learned(start: Start, disk: Disk) -> tuple[Running, Any]:
+    usage = {"prompt_tokens": 3000, "completion_tokens": 5, "total_tokens": 3005}
+    said = json.dumps({"choices": [{"message": {"content": "a cat"}}], "usage": usage}).encode()
+    replicas = [await start.replica(answer(200, said))]
+    fleet = await start.proxy(config_for(replicas, GORGO), replicas, state_file=disk)
+    assert (await fleet.client.post(CHAT, json=with_photo())).status_code == 200
+    await fleet.idle()
+    return fleet, fleet.state.routing.router.learned_tokens()
+
+
+async def test_restart_goes_on_with_what_reports_taught_of_the_lengths_of_images(start: Start, tmp_path: Path) -> None:
+    disk = Disk(tmp_path / "state")
+    first, learned = await lengths_learned(start, disk)
+    assert learned["media"]
+    await first.stop()
+    second = await start.proxy(first.state.config, first.replicas, state_file=disk)
+    assert second.state.routing.router.learned_tokens() == learned
+
+
+async def test_what_is_learned_is_saved_without_a_change_and_a_full_disk_is_said_and_does_no_harm(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(service, "SAVE_INTERVAL_S", 0.005)
+    disk = Disk(tmp_path / "state")
+    fleet, learned = await lengths_learned(start, disk)
+    await until(lambda: (kept := disk.read()) is not None and kept.learned == learned)
+    disk.full = True
+    assert (await fleet.client.post(CHAT, json=with_photo())).status_code == 200
+    await until(lambda: "state_not_written" in caplog.text)
+    assert (await fleet.client.post(CHAT, json=with_photo())).status_code == 200

@@ -58,6 +58,13 @@ def test_what_is_written_is_read(kept: PersistedState) -> None:
     assert parse_state(encode_state(kept), source="state") == kept
 
 
+def test_what_was_learned_of_lengths_is_read_as_written() -> None:
+    learned = {"text": [["m", 9000.0, 3000.0]], "media": [[None, "image", 20, 3.0, 3000.0, 6000.0]]}
+    kept = replace(KEPT, learned=learned)
+    assert parse_state(encode_state(kept), source="state") == kept
+    assert "learned" not in json.loads(encode_state(KEPT))
+
+
 def test_missing_file_is_a_fresh_start(tmp_path: Path) -> None:
     assert StateFile(tmp_path / "state").read() is None
 
@@ -132,6 +139,9 @@ def test_every_shorter_file_is_damaged() -> None:
         (document(frozen={"since": "x", "reason": 1, "by": None}), r"frozen\.reason is '1'; expected text or null"),
         (document(draining="r1"), "draining is 'r1'; expected a list of names"),
         (document(configured=None), "configured does not have exactly the keys"),
+        (document(learned=[]), r"learned is .*; expected lists by name"),
+        (document(learned={"text": [["m", 0, 5]]}), r"learned\.text is .*expected what a process has learned"),
+        (document(learned={"media": [["m", "image", 20, 1]]}), r"learned\.media is .*expected lists of 6 values"),
     ],
 )
 def test_damaged_file_is_an_error_with_place_and_advice(text: bytes, expected: str) -> None:
