@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from functools import cache, lru_cache
 from hashlib import blake2b
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
@@ -94,20 +94,41 @@ def refused_address(host: str, *, local: bool, is_name_allowed: bool) -> str | N
     'its address 169.254.169.254 is link-local; expected one of a network, or `local_addresses: true`'
     """
     try:
-        address = ip_address(host)
+        address = _inner(ip_address(host))
     except ValueError:
-        return None if is_name_allowed else f"its address {host!r} is none; expected an IP address"
-    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
-    address = mapped or address
-    if address.is_unspecified or address.is_multicast or address == _BROADCAST:
+        if not is_name_allowed:
+            return f"its address {host!r} is none; expected an IP address"
+        last = host.rstrip(".").rpartition(".")[2].lower()
+        if _NUMBER.fullmatch(last):
+            return f"its address {host!r} is neither a name nor written as usual"
+        return f"its name {host} is that of the own machine" if last == "localhost" and not local else None
+    if address.is_unspecified or address.is_multicast or any(address in network for network in _NO_MACHINE):
         return f"its address {host} is that of no machine"
     kind = "loopback" if address.is_loopback else "link-local" if address.is_link_local else None
+    if address in _OF_CLOUDS:
+        kind = "that of a cloud's own service"
     if kind is None or local:
         return None
     return f"its address {host} is {kind}; expected one of a network, or `local_addresses: true`"
 
 
-_BROADCAST = IPv4Address("255.255.255.255")
+#: "This network", and those of class E with the broadcast.
+_NO_MACHINE = tuple(map(ip_network, ("0.0.0.0/8", "240.0.0.0/4")))
+#: Addresses of networks at which clouds answer their machines with secrets: AWS by IPv6, Alibaba, Azure.
+_OF_CLOUDS = frozenset(map(ip_address, ("fd00:ec2::254", "100.100.100.200", "168.63.129.16")))
+#: Prefixes of IPv6 with an address of IPv4 in the last 32 bits: of translators (RFC 6052), and the old compatible one.
+_WITH_IPV4 = tuple(map(IPv6Network, ("64:ff9b::/96", "::/96")))
+#: The end of what resolvers read as an address: `127.1`, `0x7f000001`.
+_NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
+
+
+def _inner(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
+    """Return the address of IPv4 that one of IPv6 stands for, else itself."""
+    if isinstance(address, IPv4Address):
+        return address
+    if int(address) > 1 and any(address in network for network in _WITH_IPV4):
+        return IPv4Address(int(address) & 0xFFFFFFFF)
+    return address.ipv4_mapped or address.sixtofour or address
 
 
 def next_entries(before: Mapping[str, ReplicaConfig], found: Found) -> dict[str, ReplicaConfig]:

@@ -53,6 +53,35 @@ def test_replica_at_an_address_of_the_own_machine_or_of_none_is_refused(host: st
         assert fleet.merged(config(source)).replicas == (A,)
 
 
+@pytest.mark.parametrize(
+    "host",
+    [
+        # Other spellings that resolvers read as 127.0.0.1 or 169.254.169.254.
+        *("localhost", "engine.localhost", "127.1", "2130706433", "0x7f000001", "0177.0.0.1", "a.0x7f"),
+        *("[64:ff9b::a9fe:a9fe]", "[2002:7f00:1::]", "[::127.0.0.1]"),
+        # Services of clouds for their machines, at addresses of networks.
+        *("[fd00:ec2::254]", "100.100.100.200", "168.63.129.16"),
+        *("0.1.2.3", "240.0.0.1"),
+    ],
+)
+def test_other_spellings_of_such_addresses_are_refused_where_a_name_may_be_too(host: str) -> None:
+    fleet = FoundFleet([ONE])
+    state = fleet.apply_result("one", found(A, replace(B, url=f"http://{host}:1")), now=1.0)
+    assert state is not None
+    assert "b" in state.rejected
+    assert fleet.merged(config(ONE)).replicas == (A,)
+
+
+@pytest.mark.parametrize(
+    "host", ["engine-0.engines.llm", "10.0.0.5", "[fd00::5]", "100.64.0.7", "e2e", "0xdead.beef.llm"]
+)
+def test_usual_addresses_and_names_are_accepted(host: str) -> None:
+    fleet = FoundFleet([ONE])
+    near = replace(A, url=f"http://{host}:1")
+    fleet.apply_result("one", found(near), now=1.0)
+    assert fleet.merged(config(ONE)).replicas == (near,)
+
+
 @pytest.mark.parametrize("host", ["169.254.169.254", "127.0.0.1", "[::1]"])
 def test_local_addresses_are_accepted_where_the_source_allows_them(host: str) -> None:
     local = replace(PODS, local_addresses=True)

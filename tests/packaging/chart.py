@@ -82,7 +82,10 @@ PLAIN: Mapping[str, tuple[Sequence[str], Mapping[str, Any]]] = {
         {"picker": {"enabled": True, "httpRoute": {"gateway": "inference-gateway"}}, **METRICS},
     ),
     "autoscaler.yaml": (("horizontalpodautoscaler",), {"autoscaling": {"enabled": True}}),
-    "servicemonitor.yaml": (("servicemonitor",), {"serviceMonitor": {"enabled": True}, **METRICS}),
+    "servicemonitor.yaml": (
+        ("servicemonitor",),
+        {"serviceMonitor": {"enabled": True}, "networkPolicy": {"enabled": False}, **METRICS},
+    ),
 }
 _HEADS = {
     "gorgo.yaml": (
@@ -96,7 +99,7 @@ _HEADS = {
         "# (v1) and a Gateway with the name below. Replace namespace, image and digest; the Secrets as in gorgo.yaml.\n"
     ),
     "autoscaler.yaml": "# Needs an adapter that serves gorgo_saturation_ratio as a metric of pods.\n",
-    "servicemonitor.yaml": "# Needs the Prometheus operator.\n",
+    "servicemonitor.yaml": "# Needs the Prometheus operator, and its pods as peers of the port `admin` in the NetworkPolicy.\n",
 }
 
 

@@ -37,6 +37,8 @@ VERSIONS = ("1.27", "1.31", "1.35", "1.37")
 POD_SOURCE = {"name": "p", "kind": "pods", "selector": {"app": "x"}, "port": 1, "namespace": "engines"}
 SLICES = {"name": "s", "kind": "endpoint-slices", "service": "engines", "node_regions": True}
 POOL = {"name": "i", "kind": "inference-pool", "pool": "qwen"}
+RESTRICTED = {"name": "m", "allowed_regions": ["local"]}
+FAIL_CLOSE = {"enabled": True, "inferencePool": {"failureMode": "FailClose"}}
 DNS = {"name": "d", "kind": "dns", "host": "engines", "port": 1}
 OUTSIDE = {**POD_SOURCE, "name": "o", "api": {"url": "https://elsewhere.example.org"}}
 
@@ -101,6 +103,7 @@ CASES: Mapping[str, Mapping[str, Any]] = {
             "caSecret": "store-ca",
         },
         "autoscaling": {"enabled": True},
+        "networkPolicy": {"prometheus": [{"podSelector": {"matchLabels": {"app": "prometheus"}}}]},
         "serviceMonitor": {"enabled": True},
         "metrics": {"secret": "gorgo-metrics"},
         "tuner": {"enabled": True, "history": {"secret": "history"}},
@@ -247,6 +250,20 @@ def test_time_to_drain_follows_the_configuration(helm: Environment) -> None:
         ({"serviceMonitor": {"enabled": True}}, "serviceMonitor needs metrics.secret"),
         ({"picker": {"enabled": True}, "clientKeys": {"secret": "keys"}}, "client keys need .*FailClose"),
         ({"picker": {"enabled": True}, "config": {"clients": {"keys_file": "/k"}}}, "client keys need .*FailClose"),
+        ({"picker": {"enabled": True}, "config": {"models": [RESTRICTED]}}, "regions of models need .*FailClose"),
+        (
+            {"picker": {"enabled": True}, "engineKeys": {"secret": "k"}, "networkPolicy": {"clients": [{}]}},
+            "keys of engines need .*FailClose",
+        ),
+        ({"picker": FAIL_CLOSE, "engineKeys": {"secret": "k"}}, "keys of engines need networkPolicy.clients"),
+        (
+            {"picker": FAIL_CLOSE, "config": {"fleet_sources": [POD_SOURCE | {"replica": {"api_key_env": "K"}}]}},
+            "keys of engines need networkPolicy.clients",
+        ),
+        (
+            {"serviceMonitor": {"enabled": True}, "metrics": {"secret": "m"}},
+            "serviceMonitor needs networkPolicy.prometheus",
+        ),
     ],
 )
 def test_wrong_value_is_refused_with_its_place(helm: Environment, values: Mapping[str, Any], place: str) -> None:
@@ -285,6 +302,13 @@ def test_client_keys_are_accepted_where_the_gateway_fails_closed(helm: Environme
     assert [
         each["spec"]["endpointPickerRef"]["failureMode"] for (kind, _), each in found.items() if kind == "InferencePool"
     ] == ["FailClose"]
+
+
+def test_keys_of_engines_are_accepted_where_the_gateway_alone_reaches_the_picker(helm: Environment) -> None:
+    gateway = [{"podSelector": {"matchLabels": {"app": "gateway"}}}]
+    values = {"picker": FAIL_CLOSE, "engineKeys": {"secret": "keys"}, "networkPolicy": {"clients": gateway}}
+    (rule,) = rendered(helm, values)["NetworkPolicy", "gorgo-picker"]["spec"]["ingress"]
+    assert rule == {"ports": [{"port": "grpc"}], "from": gateway}
 
 
 def test_extension_with_a_field_that_is_none_is_refused(helm: Environment) -> None:

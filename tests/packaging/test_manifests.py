@@ -114,9 +114,8 @@ def test_role_has_what_the_sources_of_the_configuration_request() -> None:
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": POD["serviceAccountName"], "namespace": "llm"}]
 
 
-def test_admin_listener_is_for_pods_of_the_namespace_alone() -> None:
-    _, admin = OBJECTS["NetworkPolicy", "gorgo"]["spec"]["ingress"]
-    assert admin == {"ports": [{"port": "admin"}], "from": [{"podSelector": {}}]}
+def test_admin_listener_is_for_no_pod_of_the_namespace_which_has_the_engines_too() -> None:
+    assert OBJECTS["NetworkPolicy", "gorgo"]["spec"]["ingress"] == [{"ports": [{"port": "http"}]}]
     assert config().proxy.metrics_listener == "admin"
 
 

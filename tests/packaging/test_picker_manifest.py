@@ -68,9 +68,7 @@ def test_pod_has_the_time_that_replies_have_after_gateways_know() -> None:
     assert POD["terminationGracePeriodSeconds"] >= needed
 
 
-def test_admin_listener_is_for_pods_of_the_namespace_and_the_other_for_gateways() -> None:
+def test_admin_listener_is_for_no_pod_and_the_other_for_gateways() -> None:
     (policy,) = OBJECTS["NetworkPolicy"]
-    gateways, admin = policy["spec"]["ingress"]
-    assert gateways == {"ports": [{"port": "grpc"}]}
-    assert admin == {"ports": [{"port": "admin"}], "from": [{"podSelector": {}}]}
+    assert policy["spec"]["ingress"] == [{"ports": [{"port": "grpc"}]}]
     assert CONFIG.proxy.admin_bind == f"0.0.0.0:{PORTS['admin']}"

@@ -136,7 +136,10 @@ def test_behind_a_gateway_no_path_goes_round_keys_models_and_an_engines_key(tmp_
     if kind == "models":
         config = config_of("10.0.0.1:8000", models=(ModelConfig(name="m", allowed_regions=("here",)),))
     elif kind == "engine":
-        config, environ = with_replica(config_of("10.0.0.1:8000"), 0, api_key_env="ENGINE_KEY"), {"ENGINE_KEY": "k" * 16}
+        config, environ = (
+            with_replica(config_of("10.0.0.1:8000"), 0, api_key_env="ENGINE_KEY"),
+            {"ENGINE_KEY": "k" * 16},
+        )
 
     async def test(picker: VirtualPicker) -> None:
         for path in OTHER_PATHS:

@@ -1,14 +1,17 @@
 """Look-ups of SRV records by dnspython, of the extra `dns`: the system's resolver has no call for them.
 
 Owns the names that are tried, the bounds of a look-up, and what of an answer is a target. Priority and weight of a
-record are not used: the policy chooses.
+record are not used: the policy chooses. A look-up has a thread with an event loop of its own, since dnspython takes a
+quarter of a second to read an answer of 64 KiB.
 """
 
 from __future__ import annotations
 
+import asyncio
 import io
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from gorgo.errors import MissingExtra
@@ -68,6 +71,22 @@ class SrvLookup:
 
     async def __call__(self, host: str, port: int) -> Resolved:  # noqa: ARG002 - the records have the port
         """Return targets and ports of the first of its names that has records. Raises `OSError`."""
+        tasks: list[asyncio.Task[Resolved]] = []
+
+        def look_up() -> Resolved:
+            with asyncio.Runner() as runner:
+                tasks.append(runner.get_loop().create_task(self._look_up(host)))
+                return runner.run(_result(tasks[0]))
+
+        try:
+            return await asyncio.to_thread(look_up)
+        except asyncio.CancelledError:
+            for task in tasks:
+                with suppress(RuntimeError):  # its event loop is closed: it has ended
+                    task.get_loop().call_soon_threadsafe(task.cancel)
+            raise
+
+    async def _look_up(self, host: str) -> Resolved:
         if not _is_host(host.removesuffix(".")):
             raise OSError(f"{host!r} is no name")
         resolver = self._resolver()
@@ -81,6 +100,10 @@ class SrvLookup:
         except dns.exception.DNSException as error:
             raise OSError(str(error)) from error
         raise OSError(f"{host} has no SRV record")
+
+
+async def _result(task: asyncio.Task[Resolved]) -> Resolved:
+    return await task
 
 
 def names_to_try(host: str, resolver: Resolver) -> list[Name]:

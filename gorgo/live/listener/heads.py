@@ -1,5 +1,7 @@
 """Limits of heads: of one in bytes and time, and of all incomplete ones of a listener in sum.
 
+The sum has the bytes behind requests in progress too: they are the next head, or nothing.
+
 Nearly every head comes in one piece and is never counted for longer than a step of the event loop. Eight thousand
 connections with 64 KiB of a head each would be half a gigabyte, without a key and before any decision.
 """
@@ -24,7 +26,7 @@ class HeadLimits:
 
 
 class PartialHeads:
-    """The bytes of incomplete heads.
+    """The bytes of incomplete heads, and behind requests in progress.
 
     Example
     -------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -57,6 +58,41 @@ async def test_answer_that_does_not_fit_is_asked_for_over_tcp() -> None:
         found = await lookup(server)(NAME, 0)
         assert server.questions == [("udp", NAME), ("tcp", NAME)]
     assert len(found.addresses) == 400
+
+
+async def test_an_answer_of_64_kilobytes_is_read_beside_the_event_loop() -> None:
+    """dnspython takes a quarter of a second for it."""
+    threads = set()
+
+    def caught() -> Resolver:
+        threads.add(threading.current_thread())
+        return resolver(server.port)
+
+    async with name_server() as server:
+        server.records[NAME] = [srv(f"engine-{number}.engines", 30000) for number in range(1200)]
+        server.truncate = True
+        found = await SrvLookup(caught)(NAME, 0)
+    assert len(found.addresses) == 1200
+    assert threading.main_thread() not in threads
+
+
+async def test_a_look_up_that_is_cancelled_ends_in_its_thread_too() -> None:
+    threads = []
+
+    def caught() -> Resolver:
+        threads.append(threading.current_thread())
+        return resolver(server.port)
+
+    async with name_server() as server:
+        server.records[NAME], server.drop = [srv("a.engines", 30000)], 1_000
+        running = asyncio.create_task(SrvLookup(caught)(NAME, 0))
+        await until(lambda: bool(server.questions))
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+        await asyncio.get_running_loop().shutdown_default_executor()
+        assert len(server.questions) == 1, "a lost question is repeated as long as a look-up goes on"
+    assert threads != [threading.main_thread()]
 
 
 async def test_short_name_is_searched_in_the_domains_of_the_pod() -> None:

@@ -125,6 +125,8 @@ class ClientConnection(asyncio.Protocol):
         self._counted_bytes = 0
         self._dropped_bytes = 0
         self._stopping = self._at_eof = False
+        #: Another request may have been in the bytes that were dropped: the one in progress is the last.
+        self._is_last = False
         #: Set with the call of `on_end`.
         self.ended: asyncio.Future[None] = self.transport.loop.create_future()
 
@@ -233,7 +235,7 @@ class ClientConnection(asyncio.Protocol):
         assert cycle is not None
         if not self._reader.complete:
             self._close_while_sent_to()
-        elif not cycle.persistent or self._stopping or self._at_eof:
+        elif not cycle.persistent or self._is_last or self._stopping or self._at_eof:
             self.close()
         elif not self.transport.is_closing:
             self._reader.start_next()
@@ -253,7 +255,7 @@ class ClientConnection(asyncio.Protocol):
 
     def must_close(self) -> bool:
         """Return whether the response that begins is the last."""
-        return self._stopping or self._at_eof or self._requests > self._settings.requests_per_connection
+        return self._is_last or self._stopping or self._at_eof or self._requests > self._settings.requests_per_connection
 
     # -- bounds
 
@@ -268,13 +270,23 @@ class ClientConnection(asyncio.Protocol):
             self.transport.pause_reading(cycle.body_bytes > BODY_BYTES)
 
     def _count_head(self) -> None:
-        """Count the bytes that wait unread, and refuse an incomplete head if all of them are too many."""
+        """Count the bytes that wait unread; if all of them are too many, refuse an incomplete head or drop the rest."""
         before, now = self._counted_bytes, self._reader.buffered_bytes
         if now != before:
             self._counted_bytes = now
             fits = self._settings.heads.replace(before, now)
-            if not fits and now > before and self._cycle is None:
+            if fits or now < before:
+                return
+            if self._cycle is None:
                 self.refuse(503)
+            elif self._cycle.complete:
+                self._drop_rest()
+
+    def _drop_rest(self) -> None:
+        """Drop what came behind the request in progress, and end the connection after its response."""
+        self._is_last = True
+        self._reader.stop()
+        self._count_head()
 
     def _on_deadline(self) -> None:
         if self._has_begun:

@@ -36,6 +36,21 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- end }}
 
+{{- /* "true" if engines have keys. */ -}}
+{{- define "gorgo.engineKeys" -}}
+{{- if .Values.engineKeys.secret }}true{{ end -}}
+{{- range .Values.config.replicas | default list }}{{ if dig "api_key_env" "" . }}true{{ end }}{{ end -}}
+{{- range .Values.config.fleet_sources | default list }}{{ if dig "replica" "api_key_env" "" . }}true{{ end }}{{ end -}}
+{{- end }}
+
+{{- /* What only a picker enforces, so that a gateway must not choose without it; empty if that is nothing. */ -}}
+{{- define "gorgo.closed" -}}
+{{- if or .Values.clientKeys.secret (dig "clients" "keys_file" "" .Values.config) }}client keys
+{{- else if include "gorgo.engineKeys" . }}keys of engines
+{{- else }}{{ range .Values.config.models | default list }}{{ if .allowed_regions }}regions of models {{ end }}{{ end }}
+{{- end -}}
+{{- end }}
+
 {{- define "gorgo.pool" -}}
 {{- .Values.picker.inferencePool.name | default .Release.Name -}}
 {{- end }}
