@@ -167,6 +167,21 @@ def routes_line(routes: Mapping[str, Any]) -> str:
     return line + (f"; evicted {', '.join(evicted)}" if evicted else "")
 
 
+def streams_line(streams: Mapping[str, Mapping[str, int]]) -> str | None:
+    """Return how many answers broke off and went on elsewhere or not, each by reason; `None` without one.
+
+    >>> streams_line({"continued": {"disconnected": 3, "moved": 9}, "not_continued": {"no_replica": 1}})
+    'answers that broke off: 12 went on elsewhere (9 moved, 3 disconnected), 1 ended with an error (1 no_replica)'
+    """
+    parts = []
+    for end, words in (("continued", "went on elsewhere"), ("not_continued", "ended with an error")):
+        if reasons := streams.get(end):
+            ordered = sorted(reasons.items(), key=lambda each: (-each[1], each[0]))
+            by_reason = ", ".join(f"{count(number)} {reason}" for reason, number in ordered)
+            parts.append(f"{count(sum(reasons.values()))} {words} ({by_reason})")
+    return f"answers that broke off: {', '.join(parts)}" if parts else None
+
+
 def source_state(source: Mapping[str, Any]) -> str:
     """Return whether a fleet source is up, down, or without a first result."""
     return "up" if source["up"] else "down" if source["error"] is not None else "pending"

@@ -37,7 +37,8 @@ _STYLES = {"ready": "green", "ejected": "bold red"}
 
 def status_view(status: Row, *, width: int) -> RenderableType:
     """Return all tables, for a terminal of `width` columns."""
-    parts: list[RenderableType] = [_headline(status), *_alerts(status), _stats(status["recent_stats"], status), Text()]
+    parts: list[RenderableType] = [_headline(status), *_alerts(status), _stats(status["recent_stats"], status)]
+    parts += [*_streams(status), Text()]
     parts.append(_fleet(status, width=width))
     parts += [*_engines(status), *_caches(status), *_sources(status), *_peers(status), *_routes(status)]
     if status["clients"]:
@@ -201,6 +202,13 @@ def _peers(status: Row) -> Iterator[Text]:
         yield plain(formatting.store_line(store))
         for row in store["peers"][:NAMES_SHOWN]:
             yield plain(f"  {formatting.peer_line(row)}")
+
+
+def _streams(status: Row) -> Iterator[Text]:
+    """Yield the answers that broke off since the start."""
+    line = formatting.streams_line(status.get("streams") or {})  # an older proxy has none
+    if line is not None:
+        yield plain(line)
 
 
 def _routes(status: Row) -> Iterator[Text]:

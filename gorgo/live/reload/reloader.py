@@ -533,7 +533,7 @@ async def move_streams(state: LiveState, target: Target) -> int:
     moved, tried = 0, set[RunningStream]()
     while target.active and not state.stopping and _is_leaving(state, target):
         left = [stream for stream in target.streams if stream not in tried][:MOST_TRIED]
-        if left and _has_room(state):
+        if left and _has_capacity(state):
             leaves = next((stream for stream in left if stream.interrupt(MOVED)), None)
             moved += leaves is not None
             tried.update(left if leaves is None else left[: left.index(leaves) + 1])
@@ -550,7 +550,7 @@ def _is_leaving(state: LiveState, target: Target) -> bool:
     return target.name in state.routing.router.view.draining()
 
 
-def _has_room(state: LiveState) -> bool:
+def _has_capacity(state: LiveState) -> bool:
     rows = state.routing.router.view.snapshots(now=state.routing.clock())
     return any(row.eligible and (row.backlog_s or 0.0) <= MOST_BACKLOG_S for row in rows)
 

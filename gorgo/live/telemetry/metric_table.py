@@ -42,6 +42,12 @@ METRICS: tuple[MetricSpec, ...] = (
         "Answers that broke off and went on elsewhere.",
     ),
     MetricSpec(
+        "gorgo_streams_not_continued_total",
+        "counter",
+        ("reason",),
+        "Answers that broke off and ended there.",
+    ),
+    MetricSpec(
         "gorgo_stream_seam_seconds", "histogram", (), "Last event before such a break to the first one after it."
     ),
     MetricSpec("gorgo_hedges_total", "counter", _REPLICA, "Hedges sent to the replica."),
@@ -298,6 +304,9 @@ CACHE_REPORTS = (
 
 #: Why the answers broke off that went on at another replica.
 BREAKS = ("disconnected", "protocol_error", "truncated", "error_event", "timeout", "stalled", "moved")
+#: Why others ended there: what their request asks for or how they are sent, no memory to retain them, or no replica
+#: that may have the rest (none is left, continuations or the client's tokens are used up, or the prompt is poison).
+NOT_CONTINUED = ("request", "memory", "no_replica")
 
 LABELS: tuple[LabelSpec, ...] = (
     LabelSpec("replica", (), "names in regions.yaml", bound="replicas"),
@@ -314,6 +323,7 @@ LABELS: tuple[LabelSpec, ...] = (
         tuple(result.value for result in AttemptResult if result.retryable),
     ),
     LabelSpec("reason", ("gorgo_streams_continued_total",), "why the answer broke off", BREAKS),
+    LabelSpec("reason", ("gorgo_streams_not_continued_total",), "why it could not go on", NOT_CONTINUED),
     LabelSpec("reason", ("gorgo_rejects_total",), "`code` of the error", REJECT_CODES),
     LabelSpec("client", (), "names of keys; `other` beyond 64, `none` without keys", bound="66"),
     LabelSpec("model", (), "models that replicas list; `other` beyond 64 and for the rest, `none`", bound="66"),

@@ -178,6 +178,8 @@ class Metrics:
         self._completed: dict[tuple[str, str], tuple[Histogram, Counter, Counter, Counter]] = {}
         self._requests: dict[tuple[str, str, int], Counter] = {}
         self._attempts: dict[tuple[str, str, str], Counter] = {}
+        #: Answers that broke off, by whether they went on and the reason.
+        self._breaks: dict[tuple[str, str], Counter] = {}
         self._decision = self._histogram("gorgo_decision_seconds")
         self._body_read = self._histogram("gorgo_body_read_seconds")
         self.config = ActiveConfig(taken_s=clock())
@@ -269,8 +271,25 @@ class Metrics:
 
     def continued(self, reason: str, gap_s: float) -> None:
         """Count an answer that broke off for `reason` and goes on after `gap_s`."""
-        self._count("gorgo_streams_continued_total", reason).inc()
+        self._break("continued", reason)
         self._histogram("gorgo_stream_seam_seconds").observe(gap_s)
+
+    def not_continued(self, reason: str) -> None:
+        """Count an answer that broke off and could not go on for `reason`."""
+        self._break("not_continued", reason)
+
+    def _break(self, end: str, reason: str) -> None:
+        cell = self._breaks.get((end, reason))
+        if cell is None:
+            cell = self._breaks[end, reason] = self._count(f"gorgo_streams_{end}_total", reason)
+        cell.inc()
+
+    def stream_breaks(self) -> dict[str, dict[str, int]]:
+        """Return the answers that broke off since the start: `continued` and `not_continued`, each by reason."""
+        found: dict[str, dict[str, int]] = {"continued": {}, "not_continued": {}}
+        for (end, reason), cell in self._breaks.items():
+            found[end][reason] = int(cell.value)
+        return found
 
     def retried(self, reason: str) -> None:
         self._count("gorgo_retries_total", reason).inc()

@@ -328,6 +328,7 @@ class Exchange:
 
     __slots__ = (
         "_broken",
+        "_given_up",
         "_pending",
         "_race",
         "_refused",
@@ -396,6 +397,8 @@ class Exchange:
         #: The passage of its part that runs, and where.
         self._running: Passage | None = None
         self._running_at: Lease | None = None
+        #: Why what was retained is no longer.
+        self._given_up: str | None = None
         self._broken: BrokenAnswer | None = None
         #: The last refusal, which the client has not been sent, and the time that the client may take to read it.
         self._refused: tuple[Lease, Refusal, float] | None = None
@@ -610,6 +613,8 @@ class Exchange:
             if passage.refusal is not None and (self._refused is None or self._refused[1].status >= 400):
                 # A short answer is not replaced: it is better than another replica's refusal.
                 self._refused = lease, passage.refusal, target.deadlines.stream_idle_s
+            if outcome.result is AttemptResult.FAILED_AFTER_CONTENT:
+                self._count_end()  # by an error event of the engine, which was passed on
             if passage.failure_body:
                 outcome = replace(outcome, text=engine_text(passage.failure_body, self.request.body))
             return outcome
@@ -687,6 +692,7 @@ class Exchange:
         outcome = Outcome(AttemptResult.FAILED_AFTER_CONTENT, status=self.response.writer.status, error=reason)
         broken = self._break_off(reason)
         if broken is None:
+            self._count_end()
             await self._end_stream(self._retained)
             return outcome
         self._broken = broken
@@ -716,7 +722,7 @@ class Exchange:
         """Retain the request and its answer, as long as nothing else needs the memory."""
         self._retained = passage
         if len(self.request.body) > UNRESERVED_BYTES and not self.retain(0):
-            self._retained = None
+            self._retained, self._given_up = None, "memory"
             return
         self.buffer.release_body()
         passage.keep(self, lease.target.streams)
@@ -734,8 +740,9 @@ class Exchange:
         before = 0 if self._broken is None else len(self._broken.answer.text)
         return self.buffer.keep(len(self.request.body) + before + answer_bytes, self.drop)
 
-    def drop(self) -> None:
+    def drop(self, why: str = "memory") -> None:
         """Give the memory up: the answer is not continued if it breaks off."""
+        self._given_up = why
         for passage in (self._retained, self._running):
             if passage is not None:
                 passage.give_up()
@@ -756,7 +763,7 @@ class Exchange:
         if not router.can_continue(lease.dispatch.attempt_id, self._able(), now=now):
             return False
         if self._broken is None and self._read() is None:
-            self.drop()
+            self.drop(self._why_not())
             return False
         return True
 
@@ -777,6 +784,18 @@ class Exchange:
         if found is None:
             return None
         return BrokenAnswer(*found, self._able(), reason, passage.gaps.last_s)
+
+    def _why_not(self) -> str:
+        """Return why the answer cannot be read, as the metrics have it."""
+        passage = self._retained
+        if passage is None:
+            return self._given_up or "request"
+        return "memory" if passage.sent_stream is None else "request"
+
+    def _count_end(self) -> None:
+        """Count a stream that broke off and is not continued."""
+        if self.response.writer.carries_events:
+            self.state.telemetry.metrics.not_continued(self._why_not())
 
     def _read(self) -> tuple[Mapping[str, Any], PartialAnswer] | None:
         """Return the request and the answer so far; `None` if it cannot be continued."""
@@ -843,6 +862,7 @@ class Exchange:
     async def _end_broken(self) -> None:
         """End an answer that no replica goes on with."""
         if not (self.response.writer.finished or self.response.disconnected):
+            self.state.telemetry.metrics.not_continued("no_replica")
             await self._end_stream(self._retained)
 
     def _seam_note(self, dispatch: Dispatch) -> bytes:

@@ -180,6 +180,17 @@ def test_the_store_of_several_routers_is_a_line_and_so_is_each_peer() -> None:
     assert "of group" not in printed(look())
 
 
+def test_answers_that_broke_off_are_a_line_and_without_one_there_is_none() -> None:
+    streams = {"continued": {"stalled": 2, "moved": 7}, "not_continued": {"memory": 1}}
+    lines = printed(look(streams=streams)).splitlines()
+    expected = "answers that broke off: 9 went on elsewhere (7 moved, 2 stalled), 1 ended with an error (1 memory)"
+    assert [line.strip() for line in lines if "broke off" in line] == [expected]
+    older = look()
+    del older["streams"]
+    for shown in (older, look()):
+        assert "broke off" not in printed(shown)
+
+
 def test_a_decision_tells_what_was_predicted_and_what_came_of_it() -> None:
     """On a wide terminal all of it, on a narrow one the two times."""
     many = decision(

@@ -485,6 +485,37 @@ def test_a_rest_without_memory_to_retain_it_passes_and_is_not_continued() -> Non
         assert text_of(answered.body) == "abcz"
         assert b'"upstream_failed"' in answered.body
         assert proxy.replicas["r2"].received == []
+        assert proxy.state.telemetry.metrics.stream_breaks()["not_continued"] == {"memory": 1}
         assert budget.used_bytes == 0
 
     virtually(test, [broken()], [rest], [REST])
+
+
+@pytest.mark.parametrize(
+    ("body", "limits", "why"),
+    [
+        (STREAM[:-1] + b', "logprobs": true}', {}, "request"),
+        (STREAM, {"continuations": 0}, "request"),
+        (STREAM, {"continuations": 1}, "no_replica"),
+    ],
+)
+def test_an_answer_that_is_not_continued_is_counted_by_why_it_could_not_be(
+    body: bytes, limits: dict[str, int], why: str
+) -> None:
+    async def test(proxy: VirtualProxy) -> None:
+        assert b'"upstream_failed"' in (await proxy.ask(body)).body
+        assert proxy.total("gorgo_streams_not_continued_total", reason=why) == 1.0
+        streams = proxy.state.telemetry.metrics.stream_breaks()
+        assert streams["not_continued"] == {why: 1}
+        assert streams["continued"] == ({"disconnected": 1} if limits.get("continuations") else {})
+
+    virtually(test, [broken()], [Script([said("c", name="second"), LOST])], [REST], **limits)
+
+
+def test_an_error_of_the_engine_that_is_passed_on_is_counted_once() -> None:
+    async def test(proxy: VirtualProxy) -> None:
+        await proxy.ask(STREAM)
+        assert proxy.state.telemetry.metrics.stream_breaks()["not_continued"] == {"request": 1}
+
+    failure = event({"error": {"message": "cuda", "code": 500}})
+    virtually(test, [broken(failure, DONE)], [REST], continuations=0)

@@ -45,8 +45,14 @@ def stats_section(status: Snapshot) -> Iterator[Html]:
     requests = "request" if stats.n == 1 else "requests"
     covered = f"{stats.n:,} {requests} that finished in the last {formatting.age(status.span_s)}"
     up = f"up for {formatting.age(status.up_s)}"
+    lines = [f"{covered}; {up}."]
+    if (broken := formatting.streams_line(status.streams)) is not None:
+        lines.append(f"Since the start, {broken}.")
     yield joined(
-        [tag("div", *(_tile(*one) for one in tiles), class_="tiles"), tag("p", f"{covered}; {up}.", class_="quiet")]
+        [
+            tag("div", *(_tile(*one) for one in tiles), class_="tiles"),
+            *(tag("p", line, class_="quiet") for line in lines),
+        ]
     )
 
 

@@ -431,6 +431,8 @@ class Snapshot:
     clients: Sequence[ClientRow] = ()
     #: The link to the store of several routers, and the others (`peer_store`); `None` without one.
     store: Mapping[str, Any] | None = None
+    #: Answers that broke off since the start, by whether they went on elsewhere, each by reason.
+    streams: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     #: Routes of the policy; `None` for one without routes of its own.
     routes: RouteStats | None = None
     #: As in `GET /admin/fleet`.
@@ -471,6 +473,7 @@ class Snapshot:
             "fleet_sources": list(self.fleet_sources),
             "clients": [asdict(row) for row in self.clients],
             "peer_store": self.store,
+            "streams": self.streams,
             "routes": None if self.routes is None else asdict(self.routes),
             "decisions": [row.as_dict() for row in self.decisions],
         }
@@ -537,6 +540,7 @@ def take_snapshot(state: LiveState) -> Snapshot:
         decisions=decision_rows(router.view.newest_decisions(DECISIONS_SHOWN), samples, views),
         fleet_sources=sources,
         store=store,
+        streams=state.telemetry.metrics.stream_breaks(),
         routes=settings.route_stats(now=now),
         clients=() if state.routing.client_keys is None else state.telemetry.metrics.clients.last_minute(),
     )

@@ -21,6 +21,7 @@ from gorgo.live.admin.page.document import (
     login_page,
     off_page,
     routes_section,
+    stats_section,
     status_page,
 )
 from gorgo.live.admin.page.recent_stats import BINS, ttft_series
@@ -338,6 +339,14 @@ def test_every_class_of_the_page_has_a_style_and_every_style_its_class() -> None
     styled = set(re.findall(r"\.([a-z][\w-]*)", re.sub(r"/\*.*?\*/", "", css, flags=re.DOTALL)))
     assert used - styled == UNSTYLED
     assert styled - used == ELSEWHERE
+
+
+def test_answers_that_broke_off_are_counted_below_the_tiles_and_without_one_nothing_is_said() -> None:
+    streams = {"continued": {"moved": 7}, "not_continued": {"request": 2}}
+    (shown,) = stats_section(status(streams=streams))
+    assert "answers that broke off: 7 went on elsewhere (7 moved), 2 ended with an error (2 request)." in str(shown)
+    (calm,) = stats_section(status())
+    assert "broke off" not in str(calm)
 
 
 def test_routes_of_the_policy_have_a_section_and_without_routes_there_is_none() -> None:
