@@ -2,7 +2,8 @@
 
 Owns the times of requests on the network. A request leaves on a pooled connection, takes the round trips of its body,
 and its first and last tokens arrive a trip after they leave the engine. A dying replica resets open connections, which
-the proxy learns a trip later; later requests are refused. Of an answer that breaks off it notes what the client has. `port` has probes and scrapes on the same connections.
+the proxy learns a trip later; later requests are refused. Of an answer that breaks off it notes what the client has.
+`port` has probes and scrapes on the same connections.
 
 A profile with data-parallel `ranks` is as many engines, to which requests go in turn. Of these, observers (the oracle,
 reports of caches) see the first.

@@ -151,7 +151,7 @@ def live(
             loop.call_at(REVIVED_S, shell.engines[NEAR].set_failing, None)
         bodies = {str(request.index): body_of(request, MODEL) for request in TRACE}
         answers = await shell.serve(bodies.__getitem__)
-        assert dies or status == 400 or all(answer.endswith(b"data: [DONE]\n\n") for answer in answers.values())
+        assert status == 400 or all(answer.endswith(b"data: [DONE]\n\n") for answer in answers.values())
         return seen_of(state.routing.router, FEED)
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
@@ -194,6 +194,9 @@ def test_the_live_shell_and_the_simulator_decide_alike(
     _assert_samples_alike(mine.router, theirs.router)
     if dies:
         assert any(len(decisions) > 1 for decisions in theirs.decisions.values()), "somebody was sent elsewhere"
+        assert any(sample.continued for sample in theirs.router.samples), "somebody was in the middle of an answer"
+    asked = {str(request.index): request.output_tokens for request in FEED}
+    assert {sample.request_id: sample.output_tokens for sample in theirs.router.samples} == asked
 
 
 @pytest.mark.parametrize("status", [401, 404, 400, 429, 503, 500])
@@ -269,6 +272,7 @@ def _assert_samples_alike(one: Router, other: Router) -> None:
     for sample in other.samples:
         mine = found[sample.request_id]
         assert (mine.status, mine.replica, mine.retries) == (sample.status, sample.replica, sample.retries)
+        assert (mine.continued, mine.input_tokens) == (sample.continued, sample.input_tokens)
         assert (mine.cached_tokens, mine.output_tokens) == (sample.cached_tokens, sample.output_tokens)
         assert mine.ttft_ms == pytest.approx(sample.ttft_ms, abs=1e-6)
         assert mine.e2e_s == pytest.approx(sample.e2e_s, abs=1e-9)

@@ -12,12 +12,15 @@ from gorgo.core.router import Router
 from gorgo.errors import UnknownReplica
 from gorgo.lab.sim.faults.injector import FaultInjector
 from gorgo.lab.sim.fleet import SimFleet
+from gorgo.lab.sim.records import SimResult
 from gorgo.lab.sim.simulation import Simulation
 from gorgo.lab.sim.workload import SimRequest, scaled
 from gorgo.policies.registry import POLICIES, make_policy
 from tests.lab.sim.feeds import conversations
 from tests.lab.sim.fleets import three_regions
 
+#: A broken answer ends in an error.
+BROKEN = RouterLimits(block_tokens=512.0, continuations=0)
 NEAR, MIDDLE, FAR = "us-ashburn-0", "eu-frankfurt-0", "ap-seoul-0"
 
 
@@ -143,7 +146,7 @@ def test_half_the_load_is_served_sooner() -> None:
 def test_a_killed_replica_loses_nothing_that_could_be_retried() -> None:
     feed = conversations(200, every_s=0.1)
     killed = At(6.0, lambda world: world.kill(NEAR))
-    simulated = simulation(faults=[killed, At(12.0, lambda world: world.revive(NEAR))])
+    simulated = simulation(faults=[killed, At(12.0, lambda world: world.revive(NEAR))], limits=BROKEN)
     result = simulated.run(feed)
     assert simulated.router.in_flight == 0
     failed = [record for record in result.records if record.error is not None]
@@ -154,6 +157,62 @@ def test_a_killed_replica_loses_nothing_that_could_be_retried() -> None:
     for site in simulated.engines.values():
         site.model.check()
         assert site.model.idle
+
+
+def test_an_answer_whose_replica_dies_goes_on_elsewhere_with_every_token() -> None:
+    feed = conversations(200, every_s=0.1)
+    faults = [At(6.0, killing(NEAR)), At(12.0, lambda world: world.revive(NEAR))]
+    broken = {record.id: record for record in simulation(faults=faults, limits=BROKEN).run(feed).records if record.error}
+    simulated = simulation(faults=faults)
+    result = simulated.run(feed)
+    assert all(record.error is None and record.status == 200 for record in result.records)
+    assert [record.output_tokens for record in result.records] == [request.output_tokens for request in feed]
+    continued = {record.id: record for record in result.records if record.continued}
+    assert continued.keys() == broken.keys(), "the runs are the same until the replica dies"
+    for request_id, record in continued.items():
+        assert (record.continued, record.replica == NEAR) == (1, False)
+        assert record.ttft_ms == broken[request_id].ttft_ms, "the client had its first token from the first replica"
+        assert (record.e2e_s or 0.0) > (broken[request_id].e2e_s or 0.0)
+        assert (record.cached_tokens or 0) <= record.input_tokens
+    assert result.gaps.count == sum(request.output_tokens - 1 for request in feed), "a gap for each seam too"
+    assert {sample.request_id for sample in simulated.router.samples if sample.continued} == continued.keys()
+    assert simulated.router.in_flight == 0
+    for site in simulated.engines.values():
+        site.model.check()
+        assert site.model.idle
+
+
+def test_the_pause_at_a_seam_is_a_gap_and_the_rest_of_the_prompt_is_found_where_it_is_cached() -> None:
+    warm, asked = one(2000, 1, index=7), one(2000, 400, at_s=5.0, index=7)
+    feed = [replace(warm, index=0), replace(asked, index=1)]
+    fleet = SimFleet(three_regions(**{"us-ashburn": 0.002, "us-west": 0.030}).replicas)
+
+    def served(act: Callable[[FaultInjector], None]) -> tuple[SimResult, Simulation]:
+        simulated = simulation("round-robin", fleet=fleet, faults=[At(8.0, act)])
+        return simulated.run(feed), simulated
+
+    (whole, _), (broken, simulated) = served(lambda _: None), served(lambda world: world.kill("us-west-0"))
+    record = broken.records[1]
+    assert (record.continued, record.attempts, record.error, record.output_tokens) == (1, 2, None, 400)
+    assert record.cached_tokens == 1536, "the other replica had the prompt, without its last part"
+    (decision,) = [each for each in simulated.router.view.decisions("1") if each.attempt == 2]
+    pause_s = broken.gaps.quantile_s(1.0)
+    assert pause_s > 3 * whole.gaps.quantile_s(1.0)
+    # The trip of the news, of the request with its answer so far, and back; the prefill of what is not cached.
+    assert decision.decided_s == pytest.approx(8.0 + 0.015, abs=0.01)
+    assert pause_s < 0.5
+
+
+def test_a_second_death_breaks_the_answer_again_and_its_parts_add_up() -> None:
+    feed = [one(2000, 400)]
+    faults = [At(3.0, killing(NEAR)), At(4.0, killing(MIDDLE))]
+    for most, ended in ((2, (2, None, 400)), (1, (1, "disconnected", None))):
+        simulated = simulation("nearest", faults=faults, limits=replace(BROKEN, continuations=most))
+        result = simulated.run(feed)
+        (record,) = result.records
+        assert (record.continued, record.error, record.output_tokens) == ended
+        assert result.gaps.count == (399 if most == 2 else 0)
+        assert [sample.output_tokens for sample in simulated.router.samples] == [ended[2]]
 
 
 def test_a_revived_replica_is_cold() -> None:
