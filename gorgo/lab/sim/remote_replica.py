@@ -21,7 +21,7 @@ from functools import partial
 from gorgo.config.values import CONNECTIONS_PER_REPLICA
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.errors import BadRequest
-from gorgo.lab.sim.engine.driver import EngineDriver, PartialAnswer, SimAttempt
+from gorgo.lab.sim.engine.driver import CutAnswer, EngineDriver, SimAttempt
 from gorgo.lab.sim.engine.engines import CacheReporter, Engine, make_engine
 from gorgo.lab.sim.engine.itl import ItlHistogram, p95_s
 from gorgo.lab.sim.engine.request import EngineRequest, Stage
@@ -285,7 +285,7 @@ class RemoteReplica:
             return
         before, own = sending.before, self._own_gaps(sending)
         spent_s = sum(gap_s * times for gap_s, times in own[before is not None :])
-        sending.so_far = PartialAnswer(
+        sending.so_far = CutAnswer(
             sending.emitted + (0 if before is None else before.tokens),
             (*(() if before is None else before.gaps), *own),
             min(heard_s, sending.first_token_arrival_s + spent_s),

@@ -162,7 +162,9 @@ def test_a_killed_replica_loses_nothing_that_could_be_retried() -> None:
 def test_an_answer_whose_replica_dies_goes_on_elsewhere_with_every_token() -> None:
     feed = conversations(200, every_s=0.1)
     faults = [At(6.0, killing(NEAR)), At(12.0, lambda world: world.revive(NEAR))]
-    broken = {record.id: record for record in simulation(faults=faults, limits=BROKEN).run(feed).records if record.error}
+    broken = {
+        record.id: record for record in simulation(faults=faults, limits=BROKEN).run(feed).records if record.error
+    }
     simulated = simulation(faults=faults)
     result = simulated.run(feed)
     assert all(record.error is None and record.status == 200 for record in result.records)
