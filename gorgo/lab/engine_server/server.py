@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from time import monotonic, time
 from typing import Any, cast
@@ -159,7 +159,8 @@ async def _respond(served: Served, request: web.Request) -> web.StreamResponse:
     await response.prepare(request)
     served.open()
     await served.done
-    await response.write_eof()
+    with suppress(ConnectionError):  # the client left at its last token
+        await response.write_eof()
     return response
 
 

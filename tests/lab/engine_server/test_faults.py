@@ -5,6 +5,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from gorgo.errors import BadRequest
 from gorgo.lab.engine_server.faults import EngineFault, EngineFaults, FaultKind, read_fault
@@ -66,6 +67,20 @@ async def test_a_connection_is_reset_after_half_of_the_tokens(engine: aiohttp.Cl
             await response.read()
     await until_idle(engine)
     assert await post(engine, CHAT, chat("hello"))
+
+
+async def test_a_client_that_leaves_at_the_last_token_is_no_failure(
+    engine: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def end(_: web.StreamResponse, __: bytes = b"") -> None:
+        raise aiohttp.ClientConnectionResetError("Cannot write to closing transport")
+
+    monkeypatch.setattr(web.StreamResponse, "write_eof", end)
+    with pytest.raises(aiohttp.ClientPayloadError):
+        async with engine.post(CHAT, json=chat("hello", max_tokens=2, stream=True)) as response:
+            await response.read()
+    await until_idle(engine)
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 async def test_slow_makes_every_step_longer(engine: aiohttp.ClientSession) -> None:
