@@ -72,6 +72,8 @@ def choose(state: PickerState, pending: PendingRequest, exchange: PickerExchange
     if _is_closed(state, target):
         # Envoy has no other replica to try, and would answer 503 in place of the last refusal.
         set_headers.append((MAX_RETRIES, b"%d" % max(0, len(addresses) - 1)))
+    if request is not None and request.route.idempotent and not state.live.config.fleet_sources:
+        set_headers.append(MAY_BE_SENT_TWICE)
     body, adds_usage = None, False
     if request is not None:
         adds_usage = target.request_usage and request.adds_usage
@@ -92,6 +94,9 @@ def labels_of(state: PickerState, exchange: PickerExchange) -> Labels:
 
 #: By this header Envoy sends a request to no more replicas than the picker has named.
 MAX_RETRIES = b"x-envoy-max-retries"
+#: What Envoy retries beside its route's, for a request of which no engine stores anything (`RouteRequest.idempotent`).
+#: Alone it makes Envoy retry, so that a found fleet, whose route has no retries, goes without.
+MAY_BE_SENT_TWICE = (b"x-envoy-retry-on", b"5xx,reset")
 
 
 def _is_closed(state: PickerState, *targets: Target) -> bool:

@@ -33,8 +33,9 @@ from tests.picker.virtual import (
     headers_message,
     in_virtual_time,
 )
-from tests.proxy.conftest import with_replica
+from tests.proxy.conftest import QUIET, with_replica
 
+GORGO_MS = replace(QUIET, policy="gorgo-ms")
 ONE = config_of("10.0.0.1:8000")
 FOUND = config_of("10.0.0.1:8000", fleet_sources=(FleetSourceConfig(name="pods", kind="dns", host="r.internal"),))
 
@@ -455,3 +456,47 @@ def test_a_reload_changes_the_addresses_that_are_chosen_and_the_headers_that_pas
         call.close()
 
     in_virtual_time(test, ONE)
+
+
+def test_a_replica_that_hangs_is_overdue_and_once_probes_eject_it_the_next_requests_go_elsewhere() -> None:
+    """The request that hangs stays: Envoy has it, and tries another replica after its own `per_try_idle_timeout`."""
+
+    async def test(picker: VirtualPicker) -> None:
+        router, clock = picker.state.routing.router, picker.state.routing.clock
+        hung, picked = picker.request()
+        assert picked.addresses == ["10.0.0.1:8000", "10.0.0.2:8000"]
+        said = len(hung.output.sent)
+        await asyncio.sleep(30.0)
+        assert router.view.overdue_replicas(now=clock()) == ["r0"], "it is probed each second"
+        for _ in range(3):
+            router.replicas.on_probe("r0", None, now=clock())
+        assert router.view.health_states() == {"r0": "ejected", "r1": "healthy"}
+        for _ in range(3):
+            call, other = picker.request()
+            assert other.addresses[0] == "10.0.0.2:8000"
+            call.close()
+        assert (len(hung.output.sent), router.in_flight) == (said, 1), "nothing can be said to Envoy any more"
+        hung.close()
+
+    in_virtual_time(test, config_of("10.0.0.1:8000", "10.0.0.2:8000", proxy=GORGO_MS))
+
+
+@pytest.mark.parametrize(
+    ("config", "path", "body", "allowed"),
+    [
+        (ONE, CHAT, {}, "5xx,reset"),
+        (ONE, CHAT, {"store": True}, None),
+        (ONE, "/v1/responses", {"input": "hello"}, None),
+        (ONE, "/v1/responses", {"input": "hello", "store": False}, "5xx,reset"),
+        (FOUND, CHAT, {}, None),
+    ],
+)
+def test_envoy_may_send_twice_what_no_engine_stores(
+    config: Config, path: str, body: dict[str, object], allowed: str | None
+) -> None:
+    async def test(picker: VirtualPicker) -> None:
+        call, picked = picker.request(json.dumps(json.loads(BODY) | body).encode(), path=path)
+        assert picked.headers.get("x-envoy-retry-on") == allowed
+        call.close()
+
+    in_virtual_time(test, config)

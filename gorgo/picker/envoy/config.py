@@ -198,7 +198,8 @@ def _decision(message_timeout_s: float) -> Json:
         message_timeout=seconds(message_timeout_s),
         # Replies in flight survive the picker. A request without a choice is the cluster's to answer.
         failure_mode_allow=True,
-        # The picker bounds the retries of a request by `x-envoy-max-retries`.
+        # The picker bounds the retries of a request by `x-envoy-max-retries`, and by `x-envoy-retry-on` allows those of
+        # a request that may be sent twice.
         mutation_rules={"allow_envoy": True},
         metadata_options={"receiving_namespaces": {"untyped": [LB, OWN]}},
     )
@@ -422,10 +423,11 @@ def _is_address(host: str) -> bool:
 MESSAGE_MARGIN_S = 10.0
 #: Retries of a request that no reply has begun for; the picker names as many replicas behind the first.
 RETRIES = 2
-#: Connection lost or silent before a response, or a response that `gorgo serve` sends to another replica too.
-_RETRY_ON = "5xx,connect-failure,refused-stream,reset,retriable-status-codes"
-#: A refusal may be the fault of one replica: whether another one answers the same request says so.
-_RETRIED_STATUSES = sorted({429, *REFUSALS})
+#: A request that no engine can have begun. The picker adds the rest by `x-envoy-retry-on` where a request may be sent
+#: twice (`gorgo.picker.call`): a connection that is lost or silent before a response, and any 5xx.
+_RETRY_ON = "connect-failure,refused-stream,retriable-status-codes"
+#: The engine is busy, or refuses: whether another one answers the same request says whose fault that is.
+_RETRIED_STATUSES = sorted({429, 503, *REFUSALS})
 #: Above the 60 s of common load balancers.
 _CLIENT_IDLE_S = 75.0
 #: Streams of one HTTP/2 client, and its window: a body of that size comes without a pause.
@@ -485,7 +487,7 @@ def _connection_manager(config: Config) -> Json:
         preserve_external_request_id=True,
         always_set_request_id_in_response=True,
         server_header_transformation="PASS_THROUGH",
-        # A client may not choose its replica.
+        # A client may not choose its replica, nor how often its request is sent.
         early_header_mutation_extensions=[_strip()],
         route_config={"name": "clients", "virtual_hosts": [_virtual_host(config)]},
         http_filters=[
@@ -500,7 +502,7 @@ def _connection_manager(config: Config) -> Json:
 
 
 def _strip() -> Json:
-    names = (DESTINATION, f"{DESTINATION}-subset", f"{DESTINATION}-served")
+    names = (DESTINATION, f"{DESTINATION}-subset", f"{DESTINATION}-served", "x-envoy-retry-on", "x-envoy-max-retries")
     kind = "http.early_header_mutation.header_mutation.v3.HeaderMutation"
     mutation = typed(kind, mutations=[{"remove": name} for name in names])
     return {"name": "envoy.http.early_header_mutation.header_mutation", "typed_config": mutation}
