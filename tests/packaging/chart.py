@@ -99,7 +99,9 @@ _HEADS = {
         "# (v1) and a Gateway with the name below. Replace namespace, image and digest; the Secrets as in gorgo.yaml.\n"
     ),
     "autoscaler.yaml": "# Needs an adapter that serves gorgo_saturation_ratio as a metric of pods.\n",
-    "servicemonitor.yaml": "# Needs the Prometheus operator, and its pods as peers of the port `admin` in the NetworkPolicy.\n",
+    "servicemonitor.yaml": (
+        "# Needs the Prometheus operator, and its pods as peers of the port `admin` in the NetworkPolicy.\n"
+    ),
 }
 
 

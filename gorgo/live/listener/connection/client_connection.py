@@ -255,7 +255,9 @@ class ClientConnection(asyncio.Protocol):
 
     def must_close(self) -> bool:
         """Return whether the response that begins is the last."""
-        return self._is_last or self._stopping or self._at_eof or self._requests > self._settings.requests_per_connection
+        return (
+            self._is_last or self._stopping or self._at_eof or self._requests > self._settings.requests_per_connection
+        )
 
     # -- bounds
 
