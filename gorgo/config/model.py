@@ -58,7 +58,7 @@ class PickerConfig:
 
     bind: Bind = "127.0.0.1:9002"
     tls: Annotated[TlsConfig, AfterValidator(paired)] = field(default_factory=TlsConfig)
-    #: Longest time to read a body and in the queue. `message_timeout` of Envoy is ten seconds more: else Envoy answers.
+    #: Longest time to read a body and in the queue. Envoy's `message_timeout` is ten seconds more, or it would answer.
     hold_s: Positive = 20.0
 
 

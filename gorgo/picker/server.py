@@ -190,7 +190,7 @@ class GrpcFrontEnd:
         self.state = state
         self.health = Health(state.live.is_ready, partial(_is_left, state))
         self._services = services(partial(_open_call, state), partial(take_access_log, state), self.health)
-        self._server = Http2Server(self._services, TransportLimits.of(state.live.config.limits))
+        self._server = Http2Server(self._services, TransportLimits.of(state.live.config.limits), state.live.buffers)
         self.address = ("", 0)
 
     async def start(self) -> None:

@@ -403,7 +403,7 @@ class PendingRequest:
         self._bound_wait()
 
     def _bound_wait(self) -> None:
-        """Wait for `hold_s` at most, to be read and queued together: Envoy's message timeout passes after that."""
+        """Wait for `hold_s` at most, to be read and in the queue: Envoy's message timeout passes after that."""
         if self._timer is None:
             hold_s = self._state.hold_s
             self._timer = asyncio.get_running_loop().call_later(hold_s, self._wait_expired, hold_s)

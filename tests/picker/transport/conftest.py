@@ -12,6 +12,7 @@ import grpc
 import pytest
 
 from gorgo.config.model import TlsConfig
+from gorgo.core.limits import BufferBudget
 from gorgo.picker.transport.http2.server import Http2Server
 from gorgo.picker.transport.services import PROCESS, Health, Services, services
 from gorgo.picker.transport.streams import CallHandlers, Output, TransportLimits
@@ -67,7 +68,7 @@ async def serving(*, tls: TlsConfig | None = None, calls: int = 100) -> AsyncIte
 
     health = Health(lambda: ready[0])
     served = services(process, entries.append, health)
-    server = Http2Server(served, TransportLimits(MESSAGE_BYTES, calls))
+    server = Http2Server(served, TransportLimits(MESSAGE_BYTES, calls), BufferBudget(64 * MESSAGE_BYTES))
     _, port = server.bind("127.0.0.1:0", tls or TlsConfig())
     closing = asyncio.Event()
     task = asyncio.create_task(server.serve_calls(closing))

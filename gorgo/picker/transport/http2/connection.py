@@ -20,8 +20,10 @@ Errors of the peer raise `Http2Error`: the caller sends `goaway_for` it and clos
 from __future__ import annotations
 
 from collections.abc import Callable
-from time import perf_counter
+from functools import partial
+from time import monotonic
 
+from gorgo.core.limits import BufferBudget
 from gorgo.picker.transport.http2 import frames
 from gorgo.picker.transport.http2.frames import (
     MAX_LIST_BYTES,
@@ -288,8 +290,8 @@ CONNECTION_WINDOW = 64 * 1024 * 1024
 UNSENT_BYTES = 256 * 1024
 #: Answers of all streams that may wait before the connection gets no new window.
 UNSENT_TOTAL_BYTES = 64 * 1024 * 1024
-#: Incomplete messages of all streams; a stream beyond it is refused.
-PARTIAL_BYTES = 256 * 1024 * 1024
+#: Longest time of an incomplete message, s: Envoy sends a body that it has.
+PARTIAL_S = 60.0
 #: Frames of which most carry a message, or begin a call.
 _CARRYING = frozenset({frames.DATA, frames.HEADERS})
 
@@ -297,7 +299,14 @@ _CARRYING = frozenset({frames.DATA, frames.HEADERS})
 class Connection:
     """The server's side of one connection.
 
-    `wake` is called when output gathers outside of `receive`. `clock` bounds the time of a `receive`, s.
+    Parameters
+    ----------
+    wake:
+        Called when output gathers outside of `receive`.
+    buffers:
+        Bytes of incomplete messages count here, with those of all other connections.
+    clock:
+        Bounds the time of a `receive`, s.
     """
 
     def __init__(
@@ -305,9 +314,15 @@ class Connection:
         services: Services,
         limits: TransportLimits,
         wake: Callable[[], None],
-        clock: Callable[[], float] = perf_counter,
+        buffers: BufferBudget,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self._clock = clock
+        self._buffers = buffers
+        #: Host of the peer, for whom its incomplete messages count.
+        self.client = ""
+        #: Since when each stream has an incomplete message, s.
+        self._partial_since: dict[CallStream, float] = {}
         #: The windows of all streams have changed since what waits for them was last looked at.
         self._windows_changed = False
         #: `receive` has ended before the last whole frame: call it again, with no bytes, before it gets more.
@@ -323,7 +338,6 @@ class Connection:
         self._greeted = False
         self._last_id = 0
         self._unacknowledged = 0
-        self._partial_bytes = 0
         self._handlers = {
             frames.DATA: self._on_data,
             frames.HEADERS: self._on_headers,
@@ -420,8 +434,11 @@ class Connection:
         self._writer.add(frames.frame(frames.PING, 0, 0, bytes(8)))
 
     def renew_budget(self) -> None:
-        """Time has passed: the client may send frames without messages again."""
+        """Time has passed: the client may send frames without messages again. Messages that do not end are refused."""
         self._budget.renew()
+        due_s = self._clock() - PARTIAL_S
+        for stream in [stream for stream, since_s in self._partial_since.items() if since_s <= due_s]:
+            self._fail_partial(stream, f"expected a whole message within {PARTIAL_S:g} s")
 
     def set_full(self, is_full: bool) -> None:
         """The transport takes no more DATA for now, or does again: `receive` writes what has waited."""
@@ -460,7 +477,7 @@ class Connection:
         if self._streams.pop(stream.stream_id, None) is None:
             return
         self._writer.drop_stream(stream)
-        self._partial_bytes -= stream.counted_bytes
+        self._count_partial(stream, 0)
         call, stream.call = (
             stream.call,
             None,
@@ -479,17 +496,40 @@ class Connection:
         try:
             for message in stream.reader.feed(data):
                 self._budget.earn()
+                self._partial_since.pop(stream, None)
                 if stream.call is not None:
                     stream.call.feed(message)
         except MessageError as error:
             stream.fail_call(Status.RESOURCE_EXHAUSTED if error.too_large else Status.UNIMPLEMENTED, str(error))
-        partial_bytes = stream.reader.partial_bytes
-        if partial_bytes == stream.counted_bytes or stream.stream_id not in self._streams:
+        size = stream.reader.partial_bytes
+        if (size or stream.counted is not None) and stream.stream_id in self._streams:
+            self._count_partial(stream, size)
+
+    def _count_partial(self, stream: CallStream, size: int) -> None:
+        """Count an incomplete message, among those of all connections; refuse it where all of them are too many."""
+        buffers, counted = self._buffers, stream.counted
+        if not size:
+            self._partial_since.pop(stream, None)
+            if counted is not None:
+                stream.counted = counted.on_evict = None  # it refers to the stream
+                buffers.close(counted)
             return
-        self._partial_bytes += partial_bytes - stream.counted_bytes
-        stream.counted_bytes = partial_bytes
-        if self._partial_bytes > PARTIAL_BYTES:
-            stream.fail_call(Status.RESOURCE_EXHAUSTED, "too many bytes of incomplete messages")
+        now = self._clock()
+        self._partial_since.setdefault(stream, now)
+        if counted is None:
+            counted = stream.counted = buffers.new_buffer(self.client, now=now)
+            counted.on_evict = partial(self._fail_partial, stream, "others needed the memory of this slow message")
+        if size < counted.size:
+            buffers.shrink(counted, size)
+            return
+        counted.received(size - counted.size, now=now)
+        if not buffers.reserve(counted, size, now=now):
+            self._fail_partial(stream, "too many bytes of incomplete messages")
+
+    def _fail_partial(self, stream: CallStream, text: str) -> None:
+        stream.reader.drop_partial()
+        self._count_partial(stream, 0)
+        stream.fail_call(Status.RESOURCE_EXHAUSTED, text)
 
     # -- input
 
@@ -527,7 +567,7 @@ class Connection:
         stream.unacknowledged += size
         if stream.unacknowledged > STREAM_WINDOW:
             raise Http2Error(Code.FLOW_CONTROL_ERROR, "expected no more than the stream's window")
-        if data:
+        if data and stream.end_status is None:  # else it has failed, and its end waits to be sent
             self._take(stream, data)
         if flags & frames.END_STREAM:
             self._end_input(stream)

@@ -7,12 +7,15 @@ and a `Connection`. Leaves what the bytes mean to `gorgo.picker.transport.http2.
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import ssl
+from collections import Counter
 from contextlib import ExitStack
 from typing import cast
 
 from gorgo.config.model import TlsConfig
+from gorgo.core.limits import BufferBudget
 from gorgo.live.http.tls import ServedTls, follow_files, served_tls
 from gorgo.live.listener.sockets import BACKLOG, address_of, listening
 from gorgo.live.logs import log
@@ -39,6 +42,8 @@ def picker_tls(files: TlsConfig) -> ServedTls | None:
     return served_tls(files, place=PLACE, alpn=ALPN)
 
 
+#: Between two records of full places, s: a flood of connections is no flood of lines.
+LOG_S = 10.0
 #: Bytes in the transport that stop further DATA, and other frames beyond them that end a connection: its client sends
 #: and reads nothing.
 HIGH_BYTES = 256 * 1024
@@ -48,9 +53,13 @@ UNREAD_BYTES = 4 * 1024 * 1024
 class Http2Server:
     """One listening port."""
 
-    def __init__(self, services: Services, limits: TransportLimits) -> None:
+    def __init__(self, services: Services, limits: TransportLimits, buffers: BufferBudget) -> None:
         self._services = services
         self._limits = limits
+        self._buffers = buffers
+        #: When full places were logged last, and how many connections met them since.
+        self._logged_s = -LOG_S
+        self._refused = 0
         self._sockets = ExitStack()
         self._listener: socket.socket | None = None
         #: `None` before `bind`, and without a certificate.
@@ -97,7 +106,37 @@ class Http2Server:
             connection.announce_end()
 
     def _protocol(self) -> ServerProtocol:
-        return ServerProtocol(self, self._services, self._limits)
+        return ServerProtocol(self, self._services, self._limits, self._buffers)
+
+    def make_room(self, host: str) -> bool:
+        """Return whether a new connection of `host` has a place, for which another one may have been evicted.
+
+        That one is of the host with most connections: the one without a call for longest, or one with calls if the
+        new one's host has fewer.
+        """
+        if len(self.connections) < MAX_CONNECTIONS:
+            return True
+        counts = Counter(each.host for each in self.connections)
+        most = max(counts.values())
+        crowd = [each for each in self.connections if counts[each.host] == most]
+        victims = [each for each in crowd if each.is_idle] or (crowd if counts[host] + 1 < most else [])
+        self._refused += 1
+        now = asyncio.get_running_loop().time()
+        if now - self._logged_s >= LOG_S:
+            fields = {
+                "host": host,
+                "most_of_host": crowd[0].host,
+                "of_host": most,
+                "connections": len(self.connections),
+            }
+            log("picker_connections_full", level=logging.WARNING, evicted_or_refused=self._refused, **fields)
+            self._logged_s, self._refused = now, 0
+        if not victims:
+            return False
+        victim = min(victims, key=lambda each: each.active_s)
+        self.connections.discard(victim)
+        victim.abort()
+        return True
 
     async def _end(self) -> None:
         self._services.release_all()
@@ -113,17 +152,24 @@ class Http2Server:
 class ServerProtocol(asyncio.Protocol):
     """One connection on its transport."""
 
-    def __init__(self, server: Http2Server, services: Services, limits: TransportLimits) -> None:
+    def __init__(self, server: Http2Server, services: Services, limits: TransportLimits, buffers: BufferBudget) -> None:
         self._server = server
+        #: Address of the peer.
+        self.host = ""
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._flush_due = self._turn_due = False
         self._timer: asyncio.TimerHandle | None = None
-        self._received_s = self._loop.time()
+        self._received_s = self.active_s = self._loop.time()
         self._pinged = False
         #: Done once the connection is lost.
         self.closed: asyncio.Future[None] = self._loop.create_future()
-        self._connection = Connection(services, limits, self._wake)
+        self._connection = Connection(services, limits, self._wake, buffers)
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether no call is open."""
+        return self._connection.is_idle
 
     # -- asyncio
 
@@ -131,7 +177,9 @@ class ServerProtocol(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         tls = transport.get_extra_info("ssl_object")
         wrong = isinstance(tls, ssl.SSLObject) and tls.selected_alpn_protocol() != "h2"
-        if wrong or len(self._server.connections) >= MAX_CONNECTIONS:
+        peer = transport.get_extra_info("peername")
+        self.host = self._connection.client = str(peer[0]) if isinstance(peer, tuple) else ""
+        if wrong or not self._server.make_room(self.host):
             self._transport.abort()
             return
         self._server.connections.add(self)
@@ -148,6 +196,8 @@ class ServerProtocol(asyncio.Protocol):
         try:
             was_behind = self._connection.is_behind
             self._connection.receive(data)
+            if not self._connection.is_idle:
+                self.active_s = self._loop.time()
             if self._connection.is_behind:
                 if not was_behind and self._transport is not None:
                     self._transport.pause_reading()

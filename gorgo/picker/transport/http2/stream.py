@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
+from gorgo.core.limits import Buffer
 from gorgo.picker.transport.http2.frames import PREFIX_BYTES
 from gorgo.picker.transport.streams import ServedCall, Status
 
@@ -44,6 +45,10 @@ class MessageReader:
     def partial_bytes(self) -> int:
         """Return the bytes of an incomplete message."""
         return len(self._partial)
+
+    def drop_partial(self) -> None:
+        """Forget the incomplete message: its stream has failed."""
+        self._partial.clear()
 
     def feed(self, data: bytes) -> Iterable[bytes]:
         """Yield each message that is complete now. Raises `MessageError` at the prefix of a wrong one."""
@@ -109,10 +114,9 @@ class CallStream:
     __slots__ = (
         "_writer",
         "call",
-        "counted_bytes",
+        "counted",
         "end_status",
         "end_text",
-        "granted",
         "granted",
         "input_ended",
         "is_head_sent",
@@ -129,8 +133,8 @@ class CallStream:
         #: `None` for a stream that is answered without a service.
         self.call: ServedCall | None = None
         self.reader = MessageReader(message_bytes)
-        #: Bytes of its incomplete message that the connection has counted.
-        self.counted_bytes = 0
+        #: The reservation of its incomplete message; `None` without one.
+        self.counted: Buffer | None = None
         #: Bytes that the client still takes beyond its initial window, which is the same for all streams: a change of
         #: that one touches no stream.
         self.granted = 0

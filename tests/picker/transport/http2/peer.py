@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from hpack import Decoder, Encoder
 
+from gorgo.core.limits import BufferBudget
 from gorgo.picker.transport.http2 import frames
 from gorgo.picker.transport.http2.connection import Connection
 from gorgo.picker.transport.services import PROCESS, Services
@@ -80,6 +81,9 @@ class Peer:
     wakes: int = 0
     #: Of the connection's clock, which stands still.
     now: float = 0.0
+    #: Of all connections, and the host of this one.
+    buffers: BufferBudget = field(default_factory=lambda: BufferBudget(64 * MESSAGE_BYTES))
+    client: str = "10.0.0.9"
 
     def __post_init__(self) -> None:
         def process(output: Output) -> CallHandlers:
@@ -88,7 +92,8 @@ class Peer:
 
         self.services = Services({PROCESS: process})
         limits = TransportLimits(MESSAGE_BYTES, self.calls_limit)
-        self.connection = Connection(self.services, limits, self._wake, clock=lambda: self.now)
+        self.connection = Connection(self.services, limits, self._wake, self.buffers, clock=lambda: self.now)
+        self.connection.client = self.client
 
     def _wake(self) -> None:
         self.wakes += 1

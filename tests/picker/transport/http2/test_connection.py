@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gorgo.core.limits import BufferBudget
 from gorgo.picker.transport.http2 import connection, frames
 from gorgo.picker.transport.http2.frames import Code, Http2Error
 from tests.picker.transport.http2.peer import (
@@ -166,16 +167,59 @@ def test_a_compressed_message_is_unimplemented() -> None:
     assert decoded(head)["grpc-status"] == "12"
 
 
-def test_incomplete_messages_of_all_streams_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "PARTIAL_BYTES", 40_000)
-    peer = greeted()
+def test_incomplete_messages_of_all_connections_have_a_bound() -> None:
+    buffers = BufferBudget(80_000)
+    first, second = (Peer(buffers=buffers, client=host) for host in ("10.0.0.1", "10.0.0.2"))
+    for peer in (first, second):
+        peer.greet()
+        peer.send(headers(1), headers(3), headers(5))
     part = message(bytes(MESSAGE_BYTES))[:16_000]
-    peer.send(headers(1), headers(3), headers(5))
-    assert [peer.send(data(stream_id, part)) for stream_id in (1, 3)] == [[], []]
-    head, _ = peer.send(data(5, part))
+    assert [first.send(data(stream_id, part)) for stream_id in (1, 3)] == [[], []], "half of all is for one host"
+    head, _ = first.send(data(5, part))
     assert (head.stream_id, decoded(head)["grpc-status"]) == (5, "8")
-    peer.send(frames.reset(1, Code.CANCEL), headers(7))
-    assert peer.send(data(7, part)) == [], "there is room again"
+    assert second.send(data(1, part)) == [], "another host has a share"
+    head, _ = second.send(data(3, part))
+    assert (head.stream_id, decoded(head)["grpc-status"]) == (3, "8")
+    assert buffers.used_bytes == 48_000
+    first.send(frames.reset(1, Code.CANCEL), headers(7))
+    assert first.send(data(7, part)) == [], "there is room again"
+    for peer in (first, second):
+        peer.connection.close()
+    assert (buffers.used_bytes, len(buffers)) == (0, 0)
+
+
+def test_a_message_that_does_not_end_makes_way_for_others_and_is_refused_in_time() -> None:
+    buffers = BufferBudget(64_000)
+    slow, other = (Peer(buffers=buffers, client=host) for host in ("10.0.0.1", "10.0.0.2"))
+    for peer in (slow, other):
+        peer.greet()
+        peer.send(headers(1))
+    whole = message(bytes(40_000))
+    for start in (0, 16_000):
+        slow.send(data(1, message(bytes(MESSAGE_BYTES))[start : start + 16_000]))
+    slow.now = other.now = 3.0
+    for start in (0, 16_000, 32_000):
+        other.send(data(1, whole[start : start + 16_000]))
+    assert other.calls[0].received == [whole[5:]]
+    head, _ = slow.read()
+    assert (decoded(head)["grpc-status"], slow.calls[0].ends) == ("8", 1)
+    slow.send(headers(3), data(3, whole[:5]))
+    slow.now += connection.PARTIAL_S - 0.1
+    slow.connection.renew_budget()
+    assert slow.read() == []
+    slow.now += 0.2
+    slow.connection.renew_budget()
+    head, _ = slow.read()
+    assert (head.stream_id, decoded(head)["grpc-status"]) == (3, "8")
+    assert (buffers.used_bytes, len(buffers)) == (0, 0)
+
+
+def test_a_stream_that_has_failed_retains_no_more_though_its_client_reads_nothing() -> None:
+    peer = greeted({frames.INITIAL_WINDOW_SIZE: 0})
+    peer.send(headers(1), data(1, message(b"x")), data(1, b"\1\0\0\0\1x"))
+    for _ in range(20):
+        peer.send(data(1, bytes(16_000)))
+    assert (peer.buffers.used_bytes, len(peer.calls[0].received)) == (0, 1)
 
 
 def test_the_end_of_the_connection_ends_each_call_once() -> None:

@@ -26,12 +26,13 @@ def checked(peer: Peer, sent: bytes) -> bool:
         assert str(refusal).startswith("expected")
         assert connection.goaway_for(refusal)[3] == frames.GOAWAY
         connection.close()
-        assert (connection.is_idle, len(peer.services), connection._partial_bytes) == (True, 0, 0)
+        assert (connection.is_idle, len(peer.services), peer.buffers.used_bytes) == (True, 0, 0)
         assert [call.ends for call in peer.calls] == [1] * len(peer.calls)
         return False
     assert len(connection._streams) <= CALLS
     assert len(connection._buffer) < frames.HEAD_BYTES + frames.FRAME_BYTES
-    assert connection._partial_bytes == sum(stream.reader.partial_bytes for stream in connection._streams.values())
+    assert peer.buffers.used_bytes == sum(stream.reader.partial_bytes for stream in connection._streams.values())
+    peer.buffers.check()
     for stream in connection._streams.values():
         assert stream.unsent_bytes == sum(map(len, stream.unsent))
         can_go_on = connection._writer.client.stream_window + stream.granted > 0

@@ -102,12 +102,51 @@ async def test_a_client_that_sends_and_reads_nothing_is_closed(served: Served, m
     writer.close()
 
 
-async def test_one_connection_more_than_the_bound_is_closed_and_the_others_stay(
+async def test_a_new_connection_takes_the_place_of_the_one_without_a_call_for_longest(
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 3)
+    open_call = headers(1) + data(1, message(b"one"))
+    _, calling = await connect(served, GREETING, open_call)
+    await until(lambda: len(served.calls) == 1)
+    idle = []
+    for count in (2, 3):
+        idle.append(await connect(served, GREETING))
+        await until(lambda least=count: open_connections(served) == least)  # type: ignore[misc]
+    _, newest = await connect(served, GREETING, open_call)
+    await closed(idle[0][0])
+    await until(lambda: len(served.calls) == 2)
+    assert open_connections(served) == 3
+    assert served.calls[0].ends == 0
+    assert [each.message for each in caplog.records] == ["picker_connections_full"]
+    for writer in (calling, newest, *(writer for _, writer in idle)):
+        writer.close()
+
+
+async def test_a_host_that_has_all_places_leaves_one_to_another(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of its connections has a call: none is idle."""
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 3)
+    crowd = [await connect(served, GREETING, headers(1), data(1, message(b"one"))) for _ in range(3)]
+    await until(lambda: len(served.calls) == 3)
+    _, refused = await connect(served, GREETING)
+    for protocol in served.server.connections:
+        protocol.host = "10.0.0.1"
+    _, other = await connect(served, GREETING, headers(1), data(1, message(b"two")))
+    await until(lambda: len(served.calls) == 4)
+    assert sorted(call.ends for call in served.calls) == [0, 0, 0, 1]
+    assert open_connections(served) == 3
+    for writer in (refused, other, *(writer for _, writer in crowd)):
+        writer.close()
+
+
+async def test_one_connection_more_than_the_bound_is_closed_and_those_with_calls_stay(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "MAX_CONNECTIONS", 1)
-    _, first = await connect(served, GREETING)
-    await until(lambda: open_connections(served) == 1)
+    _, first = await connect(served, GREETING, headers(1), data(1, message(b"one")))
+    await until(lambda: len(served.calls) == 1)
     reader, second = await connect(served, GREETING)
     await closed(reader)
     assert open_connections(served) == 1
