@@ -90,6 +90,8 @@ def labels_of(state: PickerState, exchange: PickerExchange) -> Labels:
     return ("replica", dispatch.replica), ("region", dispatch.region), *made
 
 
+#: Headers of a request, as the proxy's own listener has it; Envoy's limit leaves room for those that are set here.
+MAX_HEADERS = 128
 #: By this header Envoy sends a request to no more replicas than the picker has named.
 MAX_RETRIES = b"x-envoy-max-retries"
 
@@ -392,6 +394,8 @@ class RequestCall:
         head, state = self._head, self._state
         client = None
         try:
+            if len(head.headers) > MAX_HEADERS:
+                raise HttpError(431, "headers_too_large", f"expected at most {MAX_HEADERS} headers")
             answer = None if self._duplex else public_answer(state, head)
             if answer is None:
                 client = self._admit_client()
