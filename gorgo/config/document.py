@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite, nan
 from typing import Any
 
@@ -93,6 +93,9 @@ def redact_secrets(line: str) -> str:
 # it.
 
 
+#: Characters from which on a value is hidden without quotes too: a secret has as many, and a shorter value may be a word
+#: of the message itself. Messages cut what is longer than `CUT_FROM`.
+LEAST_SECRET, CUT_FROM = 7, 24
 #: A file has few; the bound is on what a small file with a long variable can grow to.
 MAX_EXPANDED = 1024 * 1024
 EXPECTED = "${NAME}, ${NAME:-default}, or $$ for a dollar sign"
@@ -211,6 +214,8 @@ class Document:
     problems: list[Problem] = field(default_factory=list)
     #: Values from the environment, as the file has them; messages show no other.
     references: dict[Path, str] = field(default_factory=dict)
+    #: What stands for each expanded value in a message: the value, and the text of the file.
+    expanded: dict[str, str] = field(default_factory=dict)
     #: Names of the environment variables in the file.
     variables: Set[str] = frozenset()
     #: Paths whose variables are not set, where that is no error. Their values are null.
@@ -225,6 +230,25 @@ class Document:
     def report(self, path: Path, found: str, expected: str) -> None:
         """Add an error at `path`."""
         self.problems.append(Problem(path, self.line(path), found, expected))
+
+    def hide_expanded(self) -> None:
+        """Put the file's own text for each value from the environment into all errors so far."""
+        self.problems = [
+            replace(problem, found=self.hidden(problem.found), expected=self.hidden(problem.expected))
+            for problem in self.problems
+        ]
+
+    def hidden(self, message: str) -> str:
+        """Return a message with the file's own text for each value from the environment."""
+        for value in sorted(self.expanded, key=len, reverse=True):
+            shown = self.expanded[value]
+            for quoted in (json.dumps(value), ascii(value), f"'{value}'", show_value(value)):
+                message = message.replace(quoted, f"the value of {show_value(shown)}")
+            if len(value) > CUT_FROM:
+                message = re.sub(rf"{re.escape(value[:CUT_FROM])}[^\s\"',;]*", lambda _, text=shown: text, message)
+            elif len(value) >= LEAST_SECRET:
+                message = message.replace(value, shown)
+        return message
 
 
 def read_document(text: bytes, environ: Mapping[str, str] | None = None, *, allow_unset: bool = False) -> Document:
@@ -409,13 +433,16 @@ class _YamlReader:
             return text
         self._document.references[path] = text
         try:
-            return self._variables.expand(text)
+            expanded = self._variables.expand(text)
         except VariableError as error:
             if self._allow_unset and isinstance(error, UnsetVariableError):
                 self._document.unknown.add(path)
                 return None
             self._document.report(path, error.found, error.expected)
             return None
+        if expanded and expanded != text:
+            self._document.expanded[expanded] = text
+        return expanded
 
 
 def _plain(text: str) -> object:

@@ -88,6 +88,7 @@ def check_text(
     if further is not None and document.lines:
         known = {problem.path for problem in document.problems}
         document.problems.extend(problem for problem in further(document) if problem.path not in known)
+    document.hide_expanded()
     return document, config
 
 

@@ -38,6 +38,10 @@ from gorgo.errors import ConfigError
 
 LOGGER = logging.getLogger("gorgo")
 
+#: Fields that may have lines of their own in a text line: messages of this program. What a client, an engine or a
+#: source sends is in one word, so it begins no line.
+LONG_FIELDS = frozenset({"error", "hint", "problem", "traceback"})
+
 #: Columns of a text line: the longest level, and nearly all events.
 _LEVEL_WIDTH, _EVENT_WIDTH = 7, 24
 
@@ -81,8 +85,8 @@ class JsonLines(Lines):
 class TextLines(Lines):
     """Formats an event in columns: time (UTC), level, event, then `name=value`.
 
-    Unknown fields are left out, the id of a request comes last, and a text of several lines is indented below. A
-    control character cannot start a line of its own.
+    Unknown fields are left out, the id of a request comes last, and a message of several lines (`LONG_FIELDS`) is
+    indented below. No other field can begin a line.
     """
 
     def line(self, created_s: float, level: str, event: str, fields: Mapping[str, Any]) -> str:
@@ -90,7 +94,11 @@ class TextLines(Lines):
         fields = {name: value for name, value in fields.items() if value is not None}
         if "request_id" in fields:
             fields["request_id"] = fields.pop("request_id")
-        long = {name: value for name, value in fields.items() if isinstance(value, str) and "\n" in value}
+        long = {
+            name: value
+            for name, value in fields.items()
+            if name in LONG_FIELDS and isinstance(value, str) and "\n" in value
+        }
         words = [f"{name}={_word(value)}" for name, value in fields.items() if name not in long]
         head = f"{at}Z {level:{_LEVEL_WIDTH}} {event:{_EVENT_WIDTH}}"
         below = [f"    {_printable(line)}" for text in long.values() for line in text.splitlines()]

@@ -92,6 +92,8 @@ def labels_of(state: PickerState, exchange: PickerExchange) -> Labels:
     return ("replica", dispatch.replica), ("region", dispatch.region), *made
 
 
+#: Headers of a request, as the proxy's own listener has it; Envoy's limit leaves room for those that are set here.
+MAX_HEADERS = 128
 #: By this header Envoy sends a request to no more replicas than the picker has named.
 MAX_RETRIES = b"x-envoy-max-retries"
 #: What Envoy retries beside its route's, for a request of which no engine stores anything (`RouteRequest.idempotent`).
@@ -398,6 +400,8 @@ class RequestCall:
         client = None
         has_own_routes = not self._duplex or _is_closed(state, *state.replicas.targets.values())
         try:
+            if len(head.headers) > MAX_HEADERS:
+                raise HttpError(431, "headers_too_large", f"expected at most {MAX_HEADERS} headers")
             answer = None if self._duplex else public_answer(state, head)
             if answer is None:
                 client = self._admit_client()

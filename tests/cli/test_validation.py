@@ -17,6 +17,8 @@ import pytest
 from typer.testing import CliRunner
 
 from gorgo.cli.app import app
+from gorgo.cli.validation import Overrides, validate
+from gorgo.errors import ConfigError
 from gorgo.policies import registry
 from gorgo.proxy import server
 from tests.cli.test_processes import environ, gorgo
@@ -451,3 +453,35 @@ def test_port_in_use_is_a_warning_of_check_because_the_running_proxy_has_it(tmp_
     assert served.returncode == 2
     assert f"proxy.bind: cannot listen on 127.0.0.1:{port}" in served.stderr
     assert os.linesep not in served.stderr.rstrip()
+
+
+#: A section of a file, and values of it with `${S}` where each is invalid for another reason.
+HIDDEN = [
+    *(("proxy", "{%s}" % key) for key in ('policy: "${S}"', 'shadow_policy: "${S}"', 'probe_interval_s: "${S}"')),
+    *(("proxy", "{%s}" % key) for key in ('weights: {lambda: "${S}"}', 'region: "${S}"', 'bind: "${S}"')),
+    *(("proxy", "{%s}" % key) for key in ('metrics_listener: "${S}"', 'pass_headers: ["${S} "]', 'policy: "x-${S}-y"')),
+    ("replicas", '[{name: a, region: a, url: "http://10.0.0.9:1", engine: "${S}"}]'),
+    ("replicas", '[{name: a, region: "${S}", url: "${S}"}]'),
+    ("replicas", '[{name: "${S}", region: a, url: "http://a:1"}, {name: "${S}", region: a, url: "http://b:1"}]'),
+    ("regions", '[{name: "${S}"}, {name: "${S}"}]'),
+    ("clients", '{keys_file: "${S}"}'),
+    ("clients", '{keys_file: x, rules: [{name: "${S}", allowed_regions: ["${S}"]}]}'),
+    ("models", '[{name: m, tokenizer: "${S}"}]'),
+    ("models", '[{name: "${S}", aliases: ["${S}"], allowed_regions: ["${S}"]}]'),
+    ("simulation", '{profile: "${S}"}'),
+]
+
+
+@pytest.mark.parametrize("secret", ["s3cr3t-VALUE-98765432100-abcdef", "hunter2", "s3cr3t" * 20])
+@pytest.mark.parametrize(("section", "text"), HIDDEN)
+def test_no_message_shows_a_value_of_the_environment(tmp_path: Path, section: str, text: str, secret: str) -> None:
+    parts = {
+        "proxy": "{region: a}",
+        "regions": "[{name: a}]",
+        "replicas": '[{name: z, region: a, url: "http://10.0.0.7:1"}]',
+        section: text,
+    }
+    content = "".join(f"{key}: {part}\n" for key, part in parts.items()).encode()
+    with pytest.raises(ConfigError) as refused:
+        validate(content, source=tmp_path / "regions.yaml", overrides=Overrides(environ={"S": secret}, ports=False))
+    assert secret[:20] not in str(refused.value)

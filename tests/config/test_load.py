@@ -392,3 +392,10 @@ def test_a_password_in_a_url_is_not_shown() -> None:
 def test_a_url_given_twice_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"--replica http://a: given twice; expected each replica once"):
         made("http://a", "eu=http://a/")
+
+
+def test_a_short_value_of_the_environment_takes_no_letter_from_a_message() -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_config(b'proxy:\n  region: "${S}"\nregions: [{name: b}]\n', environ={"S": "a"})
+    assert "proxy.region (line 2): the value of '${S}' is not a region" in str(refused.value)
+    assert "replicas (line 1): missing; expected this key with a list" in str(refused.value)

@@ -99,6 +99,13 @@ def test_text_of_several_lines_is_indented_and_control_characters_are_not_printe
     ]
 
 
+def test_a_name_that_another_sends_begins_no_line_of_the_text_log() -> None:
+    for end in ("\n", "\r\n", "\u2028", "\x0b"):
+        line = TextLines().format(record("request", logging.INFO, model=f"m{end}2026-01-01 00:00:00Z error forged=1"))
+        assert line.splitlines() == [line], end
+        assert "\n" not in line
+
+
 def test_fault_of_the_proxy_has_its_place_in_both_formats(capsys: pytest.CaptureFixture[str]) -> None:
     for form in ("text", "json"):
         set_up_logs(form)

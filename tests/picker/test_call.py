@@ -17,7 +17,8 @@ from gorgo.core.prompt.fingerprint import Fingerprinter
 from gorgo.live.parsing.json_body import BodyFields, read_large_body
 from gorgo.live.parsing.unpacking import unpack
 from gorgo.live.parsing.workers import BodyWorkers
-from gorgo.picker.call import ProtocolError
+from gorgo.picker.call import MAX_HEADERS, ProtocolError
+from gorgo.picker.envoy.config import envoy_config
 from gorgo.picker.server import GrpcFrontEnd
 from gorgo.picker.transport.services import DECIDING
 from tests.picker.virtual import (
@@ -237,6 +238,26 @@ def test_a_body_without_a_prompt_passes_with_its_coding() -> None:
         call.close()
 
     in_virtual_time(test)
+
+
+def test_more_headers_than_envoy_has_room_for_are_refused_and_as_many_as_at_the_proxy_pass() -> None:
+    async def test(picker: VirtualPicker) -> None:
+        def headers(count: int) -> list[tuple[str, str]]:
+            return [(f"openai-x{n}", "1") for n in range(count)]
+
+        call, picked = picker.request(BODY, *headers(MAX_HEADERS - 1), (":scheme", "http"))
+        added = len(picked.common.header_mutation.set_headers)
+        (manager,) = envoy_config(ONE)["static_resources"]["listeners"][0]["filter_chains"][0]["filters"]
+        # The pseudo headers count at Envoy, and what it adds itself: its address, id, protocol, trace.
+        assert (
+            MAX_HEADERS + 4 + 10 + added <= manager["typed_config"]["common_http_protocol_options"]["max_headers_count"]
+        )
+        call.close()
+        refused = picker.call()
+        refused.feed(headers_message("request_headers", *headers(MAX_HEADERS + 1)))
+        assert error_of(refused.last)[:2] == (431, "headers_too_large")
+
+    in_virtual_time(test, ONE)
 
 
 def test_a_body_that_is_no_json_is_refused_as_the_proxy_refuses_it() -> None:

@@ -36,7 +36,7 @@ from gorgo.errors import (
 from gorgo.live.admin.bodies import Check, count_of, is_text, json_response, parse_body, read_body
 from gorgo.live.admin.page.routes import Page
 from gorgo.live.admin.routes import ControlRoutes, DecisionRoutes, FleetRoutes, PushRoutes
-from gorgo.live.admin.token_check import CHALLENGE, TokenCheck, bearer
+from gorgo.live.admin.token_check import CHALLENGE, NoAnswer, TokenCheck, bearer
 from gorgo.live.control.transactions import FleetChanges
 from gorgo.live.event_loop import ahead_s
 from gorgo.live.http.errors import HttpError, error_json, unknown_route
@@ -250,6 +250,7 @@ def admin_app(
     """Return the ASGI app of the admin listener."""
     handlers: dict[Any, Any] = {
         HttpError: _on_http_error,
+        NoAnswer: _on_no_answer,
         HTTPException: _on_routing_error,
         ConfigError: _on_bad_input,
         WeightsError: _on_bad_input,
@@ -275,6 +276,14 @@ def _error(error: HttpError) -> Response:
 async def _on_http_error(request: Request, error: Exception) -> Response:  # noqa: ARG001 - Starlette's signature
     assert isinstance(error, HttpError)
     return _error(error)
+
+
+async def _on_no_answer(request: Request, error: Exception) -> Response:  # noqa: ARG001 - Starlette's signature
+    """End the connection; another server than the own listener ends it behind an answer."""
+    abort = request.scope.get("state", {}).get("abort")
+    if abort is not None:
+        abort()
+    return _error(HttpError(401, "unauthorized", "too many wrong tokens", headers=((b"connection", b"close"),)))
 
 
 async def _on_bad_input(request: Request, error: Exception) -> Response:  # noqa: ARG001 - Starlette's signature

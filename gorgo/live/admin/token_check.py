@@ -1,7 +1,8 @@
 """Check of the admin token: in constant time, with wrong ones delayed, logged and counted.
 
 Theory of operation. The right token always passes at once, so guessing locks no operator out. After a few wrong ones
-within a minute each further one is answered late; only a few answers wait, so they do not use up the connections.
+within a minute each further one is answered late. Only a few answers wait, so they do not use up the connections, and
+the connection of a further one ends without an answer.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ DELAY_S = 1.0
 WAITING = 32
 #: Between two lines in the log.
 LOG_S = 10.0
+
+
+class NoAnswer(Exception):  # noqa: N818 - not an error of the program
+    """A wrong token beyond those whose answers wait: the connection ends without an answer."""
 
 
 #: Header of a 401.
@@ -63,8 +68,8 @@ class TokenCheck:
         """Return whether `given` is the token."""
         return self.token is not None and hmac.compare_digest(given, self.token)
 
-    def delay_s(self) -> float:
-        """Record a wrong token; return how long its answer has to wait."""
+    def delay_s(self) -> float | None:
+        """Record a wrong token; return how long its answer has to wait, and None for one that gets no answer."""
         now = self._clock()
         self._count()
         self._wrong.append(now)
@@ -73,11 +78,18 @@ class TokenCheck:
             log("admin_refused", level=logging.WARNING, wrong_tokens=self._unlogged)
             self._logged_s, self._unlogged = now, 0
         late = len(self._wrong) > FREE and now - self._wrong[0] < WINDOW_S
-        return DELAY_S if late and self._waiting < WAITING else 0.0
+        if not late:
+            return 0.0
+        return DELAY_S if self._waiting < WAITING else None
 
     async def refuse(self) -> None:
-        """Record a wrong token, and return when it may be answered."""
+        """Record a wrong token, and return when it may be answered.
+
+        Raises `NoAnswer` where too many answers wait: the connection is to end at once.
+        """
         delay_s = self.delay_s()
+        if delay_s is None:
+            raise NoAnswer
         if delay_s:
             self._waiting += 1
             try:

@@ -191,12 +191,15 @@ def _is_json(content_type: bytes) -> bool:
 # Owns the one parse of a body, wherever it takes place: here, or in the process of `worker`.
 
 
-#: Fields by which engines and gateways pick a worker, a host or a priority, or name a request of another client.
+#: Fields by which engines and gateways pick a worker, a host or a priority, or name a request of another client; and by
+#: which an engine runs code (SGLang unpickles `custom_logit_processor`), reads files or fetches as a client says.
 ENGINE_FIELDS = frozenset(
     {
         *("bootstrap_host", "bootstrap_port", "bootstrap_room", "data_parallel_rank", "data_parallel_rank_decode"),
-        *("disagg_prefill_dp_rank", "ec_transfer_params", "extra_args", "kv_transfer_params", "nvext", "priority"),
-        *("request_id", "rid", "routed_dp_rank", "session_params", "vllm_xargs"),
+        *("custom_logit_processor", "custom_params", "disagg_prefill_dp_rank", "dp_rank", "ec_transfer_params"),
+        *("extra_args", "kv_transfer_params", "lora_path", "media_io_kwargs", "mm_processor_kwargs", "nvext"),
+        *("prefill_instance_id", "decode_instance_id", "priority", "request_id", "rid", "routed_dp_rank"),
+        *("session_params", "vllm_xargs"),
     }
 )
 #: Fields that are read after the parse.

@@ -292,8 +292,13 @@ MODELS_SHOWN = 10
 NAME_SHOWN = 80
 
 
-def refuse_engine_fields(policies: ClientPolicies, client: str | None, parsed: Mapping[str, Any]) -> None:
-    """Raise `HttpError` (400) for a field that steers the engine, unless the client's rule grants it."""
+def refuse_engine_fields(
+    policies: ClientPolicies, client: str | None, parsed: Mapping[str, Any], *, has_adapter: bool = False
+) -> None:
+    """Raise `HttpError` (400) for a field that steers the engine, unless the client's rule grants it.
+
+    `has_adapter`: `lora_path` names an adapter that a replica lists, and is as good as `model`.
+    """
     if client is None:
         return
     found = ENGINE_FIELDS.intersection(parsed)
@@ -301,7 +306,7 @@ def refuse_engine_fields(policies: ClientPolicies, client: str | None, parsed: M
         return
     rule = policies.clients.get(client)
     for name in sorted(found.difference(() if rule is None else rule.engine_fields)):
-        if parsed[name] is not None:
+        if parsed[name] is not None and not (has_adapter and name == "lora_path"):
             message = f"{name}: this field steers the engine, and the rule of this client does not grant it"
             raise HttpError(400, "field_not_allowed", message)
 
@@ -453,7 +458,7 @@ def parse_request(
     named = _model(parsed)
     model, adapter = _names(routing.models, parsed)
     policies = routing.client_policies
-    refuse_engine_fields(policies, client, parsed)
+    refuse_engine_fields(policies, client, parsed, has_adapter=_adapter(routing.models, parsed) is not None)
     require_known_model(routing, model)
     governing = routing.models.governing(model, policies.models)
     options = policies.request_options(headers, client=client, model=governing)

@@ -430,6 +430,9 @@ _RETRY_ON = "connect-failure,refused-stream,retriable-status-codes"
 _RETRIED_STATUSES = sorted({429, 503, *REFUSALS})
 #: Above the 60 s of common load balancers.
 _CLIENT_IDLE_S = 75.0
+#: Headers of a request after the filters: the picker refuses a client's beyond `MAX_HEADERS` of `gorgo.picker.call`, and
+#: Envoy answers 500 where those that the picker sets do not fit.
+_HEADERS = 160
 #: Streams of one HTTP/2 client, and its window: a body of that size comes without a pause.
 _STREAMS, _WINDOW_BYTES = 1024, 1024 * 1024
 
@@ -473,7 +476,7 @@ def _connection_manager(config: Config) -> Json:
         stat_prefix="clients",
         codec_type="AUTO",
         http2_protocol_options={"max_concurrent_streams": _STREAMS, **window},
-        common_http_protocol_options={"idle_timeout": seconds(_CLIENT_IDLE_S)},
+        common_http_protocol_options={"idle_timeout": seconds(_CLIENT_IDLE_S), "max_headers_count": _HEADERS},
         max_request_headers_kb=max(1, min(8192, limits.max_header_bytes // 1024)),
         request_headers_timeout=seconds(limits.header_timeout_s),
         request_timeout=seconds(limits.body_timeout_s),

@@ -72,8 +72,12 @@ async def test_a_connection_is_reset_after_half_of_the_tokens(engine: aiohttp.Cl
 async def test_a_client_that_leaves_at_the_last_token_is_no_failure(
     engine: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def end(_: web.StreamResponse, __: bytes = b"") -> None:
-        raise aiohttp.ClientConnectionResetError("Cannot write to closing transport")
+    write_eof = web.StreamResponse.write_eof
+
+    async def end(self: web.StreamResponse, data: bytes = b"") -> None:
+        if self.content_type == "text/event-stream":
+            raise aiohttp.ClientConnectionResetError("Cannot write to closing transport")
+        await write_eof(self, data)
 
     monkeypatch.setattr(web.StreamResponse, "write_eof", end)
     with pytest.raises(aiohttp.ClientPayloadError):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+import httpx
 import pytest
 
-from gorgo.live.admin.token_check import FREE, LOG_S, WAITING, WINDOW_S, TokenCheck
+from gorgo.live.admin.token_check import FREE, LOG_S, WAITING, WINDOW_S, NoAnswer, TokenCheck
 from tests.proxy.conftest import TOKEN, Start
 from tests.proxy.fakes import answer
 
@@ -49,14 +50,15 @@ def test_a_line_tells_how_many_were_wrong_and_comes_once_in_a_while(caplog: pyte
     assert told == [{"wrong_tokens": 1}, {"wrong_tokens": int(LOG_S)}]
 
 
-async def test_a_few_answers_wait_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_few_answers_wait_and_beyond_them_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     guesses = Guesses()
     for _ in range(FREE):
         await guesses.check.refuse()
     monkeypatch.setattr("gorgo.live.admin.token_check.DELAY_S", 3600.0)
     waiting = [asyncio.create_task(guesses.check.refuse()) for _ in range(WAITING)]
     await asyncio.sleep(0)
-    await asyncio.wait_for(guesses.check.refuse(), 10)  # one more is answered at once
+    with pytest.raises(NoAnswer):
+        await guesses.check.refuse()
     assert not any(task.done() for task in waiting)
     for task in waiting:
         task.cancel()
@@ -65,6 +67,20 @@ async def test_a_few_answers_wait_and_no_more(monkeypatch: pytest.MonkeyPatch) -
     await asyncio.sleep(0)
     assert not again.done()
     again.cancel()
+
+
+async def test_a_guess_beyond_those_that_wait_ends_its_connection_unanswered(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = await start.fleet([answer(200)])
+    for _ in range(FREE):
+        assert (await fleet.admin.get("/admin/fleet", headers={"authorization": "Bearer guess"})).status_code == 401
+    monkeypatch.setattr("gorgo.live.admin.token_check.WAITING", 0)
+    with pytest.raises(httpx.TransportError):
+        await fleet.admin.get("/admin/fleet", headers={"authorization": "Bearer guess"})
+    with pytest.raises(httpx.TransportError):
+        await fleet.admin.post("/admin/page/login", content=b"token=guess")
+    assert (await fleet.admin.get("/admin/fleet", headers={"authorization": f"Bearer {TOKEN}"})).status_code == 200
 
 
 async def test_guesses_of_both_kinds_are_counted_and_leave_the_operator_alone(
