@@ -680,8 +680,12 @@ class Replica:
         return tuple(dict.fromkeys((*self.spec.models, *self.listed_models)))
 
     def doubtful(self, streamed: bool) -> bool:
-        """Return whether its last answers of a kind broke off or were short."""
-        return self.short_answers[streamed] >= SUSPECT_AFTER or self.health.breaks(streamed)
+        """Return whether its last answers of a kind broke off or were short; one short one is enough beside those of
+        the other kind.
+        """
+        short, others = self.short_answers[streamed], self.short_answers[not streamed]
+        is_short = short >= SUSPECT_AFTER or (short > 0 and others >= SUSPECT_AFTER)
+        return is_short or self.health.breaks(streamed)
 
     def context_tokens(self, model: str | None) -> int | None:
         """Return the longest prompt with its answer for `model`, by a name that it lists or any; `None` is unknown."""

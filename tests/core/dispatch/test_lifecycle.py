@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -423,9 +424,12 @@ def test_a_pinned_request_is_refused_by_its_only_replica() -> None:
 # -- short answers
 
 
-def serve_short(router: Router, number: int, short: str, *, now: float) -> tuple[list[str], object]:
+def serve_short(
+    router: Router, number: int, short: str, *, now: float, streamed: bool = True
+) -> tuple[list[str], object]:
     """Serve a request; the replicas named in `short` answer with one token, withheld where the Router says so."""
-    action: object = dispatched(submitted(router, a_request(f"r{number}", received_s=now), now=now))
+    request = a_request(f"r{number}", received_s=now, streamed=streamed)
+    action: object = dispatched(submitted(router, request, now=now))
     names = []
     while isinstance(action, Dispatch):
         names.append(action.replica)
@@ -445,6 +449,16 @@ def test_a_replica_of_short_answers_loses_three_requests_and_is_ejected_for_what
     assert all(names[-1] == "b" for names, _ in served[3:])
     (view, _) = router.view.snapshots(now=4.0)
     assert (view.state, view.ejected_by, view.refusal) == ("ejected", "answers", None)
+
+
+def test_short_answers_of_both_kinds_lose_no_more_than_five_requests() -> None:
+    for kinds in product((True, False), repeat=8):
+        router = make_router("a", "b")
+        lost = 0
+        for number, streamed in enumerate(kinds):
+            names, _ = serve_short(router, number, "a", now=1.0 + number / 10, streamed=streamed)
+            lost += names == ["a"]
+        assert 3 <= lost <= 5, kinds
 
 
 def test_an_answer_of_one_token_to_a_request_for_no_more_says_nothing_of_the_replica() -> None:
