@@ -500,7 +500,7 @@ def test_a_rest_without_memory_to_retain_it_passes_and_is_not_continued() -> Non
     ],
 )
 def test_an_answer_that_is_not_continued_is_counted_by_why_it_could_not_be(
-    body: bytes, limits: dict[str, int], why: str
+    body: bytes, limits: dict[str, Any], why: str
 ) -> None:
     async def test(proxy: VirtualProxy) -> None:
         assert b'"upstream_failed"' in (await proxy.ask(body)).body
