@@ -99,10 +99,10 @@ def test_a_module_counts_if_one_other_imports_it_and_no_table_names_it() -> None
 
 async def _entered(folder: Path) -> set[str]:
     """Return the own modules whose functions are called from a request's bytes to those of its answer."""
-    state = relay_alone._proxy(folder)
-    replicas = list(relay_alone._connect_replicas(state))
+    state = relay_alone.make_proxy(folder)
+    replicas = list(relay_alone.connect_replicas(state))
     assert replicas
-    clients = relay_alone._Clients(data_app(state), connections=1)
+    clients = relay_alone.Clients(data_app(state), connections=1)
     clients.use(SMALL, stream=False)
     await clients.send(8)  # what is loaded and made at the first requests is no part of the way
     code: set[str] = set()

@@ -16,7 +16,7 @@ from gorgo.core.dispatch.in_flight import Attempt, InFlightTable, PoisonPrompt, 
 from gorgo.core.dispatch.prefix_updates import CacheAccuracy, PrefixUpdater
 from gorgo.core.fleet.fleet import Fleet
 from gorgo.core.fleet.region_outage import RegionOutages
-from gorgo.core.fleet.replica import Replica, ReplicaSpec, record_connection
+from gorgo.core.fleet.replica import Replica, ReplicaSpec, one_way_s, record_connection
 from gorgo.core.fleet.request_filter import RequestFilter, SlowStart
 from gorgo.core.fleet.snapshot import ReplicaSnapshot, snapshot_replica
 from gorgo.core.latency.decode import relative_to_others
@@ -205,6 +205,15 @@ class RouterView:
         overdue, replicas = self._table.overdue(now=now), self._fleet.replicas.values()
         slowdowns = _decode_slowdowns(replicas)
         return [self._snapshot(each, overdue.get(each, []), slowdowns.get(each), now) for each in replicas]
+
+    def has_short_queue(self, *, backlog_s: float, now: float) -> bool:
+        """Return whether an eligible replica has at most so much prefill ahead, s; cheaper than the whole view."""
+        columns, eligibility = self._fleet.columns, self._fleet.eligibility
+        return any(
+            max(0.0, float(columns.drained_at_s[each.slot]) - now - one_way_s(columns, each.slot)) <= backlog_s
+            and each in eligibility.for_model(each.models[0] if each.models else "")
+            for each in self._fleet.replicas.values()
+        )
 
     def overdue_replicas(self, *, now: float) -> list[str]:
         """Return the replicas with overdue requests; cheaper than the whole view."""

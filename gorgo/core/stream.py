@@ -362,6 +362,7 @@ def _text(value: Any) -> str:
 TAIL_BYTES = 16 * 1024
 #: Bytes beyond that before it is cut again, so that the copy costs little per chunk.
 SLACK_BYTES = 2 * 1024
+_LONGEST_TAIL = TAIL_BYTES + SLACK_BYTES
 #: Bytes retained of a stream's start, where Anthropic's dialect reports the prompt's length.
 HEAD_BYTES = 2 * 1024
 #: Objects of that name that are searched for a usage: a dialect puts one or two behind it, and a reply of nothing else
@@ -403,47 +404,53 @@ class UsageReader:
     #: Empty while the tail has it.
     _head: bytes = b""
     _tail: bytearray = field(default_factory=bytearray)
-    _limit: int = TAIL_BYTES + SLACK_BYTES
+    #: What is before the tail, while all is retained. Pieces: a single buffer would be copied as it grows.
+    _pieces: list[bytes] = field(default_factory=list)
+    _reserved: int = 0
     _more: Callable[[int], int] | None = None
-    _dropped: int = 0
+    #: Bytes before the tail.
+    _cut_off: int = 0
 
     @property
     def size(self) -> int:
         """Bytes of the stream so far."""
-        return self._dropped + len(self._tail)
+        return self._cut_off + len(self._tail)
 
     def feed(self, chunk: bytes) -> None:
         tail = self._tail
         tail += chunk
-        if len(tail) > self._limit:
+        if len(tail) > _LONGEST_TAIL:
             self._cut()
 
     def keep(self, more: Callable[[int], int]) -> None:
         """Retain everything. `more` is called with the size when it exceeds the last limit, and returns the next one.
 
-        Where that is no larger than the size, only the two ends are retained from then on.
+        Where that is no larger than the size, only the two ends are retained from then on. The tail alone is not asked
+        for.
         """
         self._more = more
 
     def stop_keeping(self) -> None:
-        """Retain only the two ends from the next cut on."""
+        """Retain only the two ends."""
         self._more = None
+        self._pieces.clear()
 
     @property
     def whole(self) -> bytes | None:
         """The whole stream so far, if it is retained."""
-        return None if self._more is None else bytes(self._tail)
+        return None if self._more is None else b"".join((*self._pieces, self._tail))
 
     def _cut(self) -> None:
         tail = self._tail
-        if self._more is not None:
-            self._limit = self._more(len(tail))
-            if self._limit > len(tail):
-                return
-            self._more, self._limit = None, TAIL_BYTES + SLACK_BYTES
+        if self._more is not None and self.size > self._reserved:
+            self._reserved = self._more(self.size)
+            if self._reserved <= self.size:
+                self.stop_keeping()
         if not self._head:
             self._head = bytes(tail[:HEAD_BYTES])
-        self._dropped += len(tail) - TAIL_BYTES
+        if self._more is not None:
+            self._pieces.append(bytes(memoryview(tail)[:-TAIL_BYTES]))
+        self._cut_off += len(tail) - TAIL_BYTES
         del tail[:-TAIL_BYTES]
 
     @property

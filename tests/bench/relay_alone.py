@@ -73,7 +73,7 @@ class _Transport(asyncio.Transport):
     abort = close
 
 
-class _Replica:
+class Replica:
     """A connection to a replica, which answers in the loop's next turn, or begins a stream."""
 
     def __init__(self, connection: ReplicaConnection, cache: engine.PrefixCache) -> None:
@@ -98,7 +98,7 @@ class _BbrSocket:
         return b"bbr\0" if option == socket.TCP_CONGESTION else _INFO
 
 
-class _Clients:
+class Clients:
     """Connections of clients; each sends its next request when it has its answer."""
 
     def __init__(self, app: object, connections: int = _CLIENTS) -> None:
@@ -163,9 +163,9 @@ def run() -> None:
 
 
 async def _measure(folder: Path) -> None:
-    state = _proxy(folder)
-    replicas = list(_connect_replicas(state))
-    clients = _Clients(data_app(state))
+    state = make_proxy(folder)
+    replicas = list(connect_replicas(state))
+    clients = Clients(data_app(state))
     set_up_logs()
     with (folder / "log").open("w") as log:
         cast("logging.StreamHandler[TextIO]", LOGGER.handlers[0]).setStream(log)
@@ -187,17 +187,20 @@ async def _measure(folder: Path) -> None:
         await state.aclose()
 
 
-def _proxy(folder: Path) -> LiveState:
+def make_proxy(folder: Path, more: str = "") -> LiveState:
+    """Return a proxy with its keys and its request log in `folder`; `more` is appended to its configuration."""
     keys = folder / "clients.keys"
     keys.write_text(f"bench:{hashlib.sha256(KEY.encode()).hexdigest()}\n")
     keys.chmod(0o600)
     capacity = "{kv_tokens: 100000000, max_running_requests: 4096, prefill_tokens_per_s: 100000000}"
     rows = "".join(
         f"  - {{name: replica-{number}, region: here, url: 'http://127.0.0.1:{9000 + number}', models: [{MODEL}], "
-        f"capacity: {capacity}}}\n"
+        f"engine: sglang, capacity: {capacity}}}\n"
         for number in range(_REPLICAS)
     )
-    text = f"proxy: {{region: here}}\nclients: {{keys_file: '{keys}'}}\nregions: [{{name: here}}]\nreplicas:\n{rows}"
+    text = (
+        f"proxy: {{region: here}}\nclients: {{keys_file: '{keys}'}}\nregions: [{{name: here}}]\nreplicas:\n{rows}{more}"
+    )
     config = parse_config(text.encode())
     state = build_live(config, policy=make_policy("gorgo-ms"), weights=None, environ={}, key=1, seed=1)
     state.telemetry.request_log = open_request_log(folder / "requests.jsonl", state.routing, state.telemetry)
@@ -206,15 +209,15 @@ def _proxy(folder: Path) -> LiveState:
     return state
 
 
-def _connect_replicas(state: LiveState) -> Iterator[_Replica]:
+def connect_replicas(state: LiveState, connections: int = _CLIENTS) -> Iterator[Replica]:
     """Put idle connections into the pools."""
     for target in state.replicas.targets.values():
         pool, cache = target.upstream._pool, engine.PrefixCache()
         pool._keep_alive_s = _ENDLESS_S
         monitor = ReplicaMonitor(state, target)
         assert monitor.target is target, "it reports the pool's connections to the Router from now on"
-        for _ in range(_CLIENTS):
-            replica = _Replica(ReplicaConnection(pool._on_idle, pool._on_lost), cache)
+        for _ in range(connections):
+            replica = Replica(ReplicaConnection(pool._on_idle, pool._on_lost), cache)
             pool._open.add(replica.connection)
             replica.connection.socket = _BbrSocket()
             pool.tracker.on_acquire(replica.connection, 0)
@@ -222,13 +225,13 @@ def _connect_replicas(state: LiveState) -> Iterator[_Replica]:
             yield replica
 
 
-async def _cost(clients: _Clients) -> float:
+async def _cost(clients: Clients) -> float:
     begun_s = time.process_time()
     await clients.send(_BLOCK)
     return (time.process_time() - begun_s) / _BLOCK * 1e6
 
 
-async def _calls(clients: _Clients) -> float:
+async def _calls(clients: Clients) -> float:
     """Return how many functions, in Python and in C, a request calls."""
     found: Counter[str] = Counter()
 
@@ -243,7 +246,7 @@ async def _calls(clients: _Clients) -> float:
     return (found["call"] + found["c_call"]) / _BLOCK
 
 
-def _event_cost(clients: _Clients, replicas: list[_Replica]) -> float:
+def _event_cost(clients: Clients, replicas: list[Replica]) -> float:
     streams = [replica.connection for replica in replicas if replica.streams]
     assert len(streams) == _CLIENTS, "all streams have begun"
     before, begun_s = clients.written, time.process_time()

@@ -522,6 +522,29 @@ def test_prompt_length_told_at_the_start_is_kept() -> None:
     assert tail.usage() == Usage(9, None, 2000)
 
 
+def test_all_of_a_stream_is_retained_as_long_as_there_is_memory_for_it() -> None:
+    asked: list[int] = []
+
+    def more(size: int) -> int:
+        asked.append(size)
+        return size + 32 * 1024 if size < 200_000 else 0
+
+    reader, fed = UsageReader(), b""
+    reader.keep(more)
+    for number in range(3000):
+        chunk = b"event %d\n\n" % number * 7
+        reader.feed(chunk)
+        fed += chunk
+        assert reader.size == len(fed)
+        assert reader.tail == fed[-len(reader.tail) :]
+        if asked and asked[-1] >= 200_000:
+            break
+        if number % 100 == 0:
+            assert reader.whole == fed
+    assert len(asked) == 7, "once for 32 KiB each, and a last time in vain"
+    assert reader.whole is None
+
+
 @pytest.mark.parametrize(("before", "found"), [(HEAD_BYTES - 100, True), (HEAD_BYTES, False)])
 def test_the_start_of_a_stream_is_kept_up_to_its_bound(before: int, found: bool) -> None:
     start = b" " * before + b'"usage": {"input_tokens": 9}'

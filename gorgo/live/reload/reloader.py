@@ -533,7 +533,8 @@ async def move_streams(state: LiveState, target: Target) -> int:
     moved, tried = 0, set[RunningStream]()
     while target.active and not state.stopping and _is_leaving(state, target):
         left = [stream for stream in target.streams if stream not in tried][:MOST_TRIED]
-        if left and _has_capacity(state):
+        now = state.routing.clock()
+        if left and state.routing.router.view.has_short_queue(backlog_s=MOST_BACKLOG_S, now=now):
             leaves = next((stream for stream in left if stream.interrupt(MOVED)), None)
             moved += leaves is not None
             tried.update(left if leaves is None else left[: left.index(leaves) + 1])
@@ -548,11 +549,6 @@ def _is_leaving(state: LiveState, target: Target) -> bool:
     if state.replicas.targets.get(target.name) is not target:
         return True
     return target.name in state.routing.router.view.draining()
-
-
-def _has_capacity(state: LiveState) -> bool:
-    rows = state.routing.router.view.snapshots(now=state.routing.clock())
-    return any(row.eligible and (row.backlog_s or 0.0) <= MOST_BACKLOG_S for row in rows)
 
 
 # Replicas of fleet sources that join, drain and leave while requests run.

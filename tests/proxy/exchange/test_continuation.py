@@ -500,7 +500,7 @@ def test_a_rest_without_memory_to_retain_it_passes_and_is_not_continued() -> Non
     ],
 )
 def test_an_answer_that_is_not_continued_is_counted_by_why_it_could_not_be(
-    body: bytes, limits: dict[str, int], why: str
+    body: bytes, limits: dict[str, Any], why: str
 ) -> None:
     async def test(proxy: VirtualProxy) -> None:
         assert b'"upstream_failed"' in (await proxy.ask(body)).body
@@ -519,3 +519,26 @@ def test_an_error_of_the_engine_that_is_passed_on_is_counted_once() -> None:
 
     failure = event({"error": {"message": "cuda", "code": 500}})
     virtually(test, [broken(failure, DONE)], [REST], continuations=0)
+
+
+def test_a_drained_replica_gives_no_stream_to_one_whose_queue_is_long() -> None:
+    long = chat(stream=True, messages=[{"role": "user", "content": "word " * 60_000}])
+    busy = Script([said("x"), said("", "stop"), DONE], head_s=4.0)
+
+    async def test(proxy: VirtualProxy) -> None:
+        router = proxy.state.routing.router
+        asking = asyncio.create_task(proxy.ask(STREAM))
+        await asyncio.sleep(0.1)
+        waiting = asyncio.create_task(proxy.ask(long))
+        await asyncio.sleep(0.5)
+        backlog_s = router.view.snapshots(now=proxy.now_s)[1].backlog_s
+        assert backlog_s > 1.0
+        assert router.view.has_short_queue(backlog_s=backlog_s + 0.01, now=proxy.now_s)
+        router.replicas.drain("r0", now=proxy.now_s)
+        assert not router.view.has_short_queue(backlog_s=backlog_s - 0.01, now=proxy.now_s)
+        assert await move_from(proxy, "r0") == 1
+        assert text_of((await asking).body) == "abcd"
+        await waiting
+        assert proxy.replicas["r1"].received[1].at_s > 4.1, "the long prompt is read"
+
+    virtually(test, [broken(100.0, said("late"), DONE)], [busy, REST])
