@@ -22,6 +22,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gorgo.core.continuation import MOST_BACKLOG_S, MOVE_INTERVAL_S
 from gorgo.errors import GorgoError, NoConfigFile, StateError, VersionConflict, WeightsFrozen, closest
 from gorgo.live.admin.bodies import (
     Check,
@@ -251,10 +252,6 @@ _DRAIN: dict[str, tuple[Check, str]] = {
     "drain": (is_flag, 'true or false, as in {"drain": false}'),
     "move": (is_flag, 'true or false, as in {"move": true}'),
 }
-#: Between two streams that leave a drained replica: 20 a second, so that each choice counts those before it.
-MOVE_INTERVAL_S = 0.05
-#: Predicted prefill ahead of a new request, s, above which a replica takes no stream of a drained one: it has enough.
-MOST_BACKLOG_S = 0.2
 
 
 async def move_streams(state: LiveState, name: str) -> int:
