@@ -461,9 +461,7 @@ _TABLE = (
     Scenario("rtt-shift", "the round trip to `eu-frankfurt` becomes 320 ms half way through", faults=_rtt_shift),
     Scenario("killed", "the nearest replica is down from a third to a half of the run, then back cold", faults=_killed),
     Scenario("hung", "the nearest replica hangs from a third to a half of the run, then restarts cold", faults=_hung),
-    Scenario(
-        "drained", "the nearest replica is drained with its streams, and back at half of the run", faults=_drained
-    ),
+    Scenario("drained", "the nearest replica is drained with its streams, and back half way", faults=_drained),
     Scenario("stale-metrics", "no replica answers scrapes or pings in the middle third of the run", faults=_stale),
     Scenario("mixed-fleet", "the second nearest replica is one H100, with right priors for each replica", fleet=_mixed),
     Scenario("six-replicas", "a second replica in each region that has one", fleet=_two_per_region),
