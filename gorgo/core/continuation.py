@@ -33,6 +33,14 @@ CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/gener
 ROUTES = frozenset({CHAT, COMPLETIONS, GENERATE})
 #: An event that is longer is passed on in parts, and its answer is not continued.
 MAX_EVENT_BYTES = 64 * 1024
+#: A replica has stalled if none of its streams has had an event for this time, s, and for so many times the median gap
+#: of the one that is checked: a step of an engine with many prompts to read takes one or two seconds.
+STALL_S = 5.0
+STALL_GAPS = 20
+#: Between two streams that leave a drained replica: 20 a second, so that each choice counts those before it.
+MOVE_INTERVAL_S = 0.05
+#: Predicted prefill ahead of a new request, s, above which a replica takes no stream of a drained one: it has enough.
+MOST_BACKLOG_S = 0.2
 #: A line of a stream that its reader skips.
 _COMMENT = b":"
 _DONE = b"[DONE]"

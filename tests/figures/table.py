@@ -405,15 +405,15 @@ def _continued(results: Sequence[Any]) -> View:
     (lines,) = results
     rows: dict[tuple[str, ...], dict[str, Cell]] = {}
     for line in lines:
-        found = re.match(r"([\d.]+) +(\d+) +([\d.]+)% +(\d+) +([\d.]+)%$", line)
+        found = re.match(r"([\d.]+) +(an error|sent again|continued) +([\d.]+)% +(\d+) +([\d.]+)%$", line)
         if found:
-            load, most, share, broken, of_broken = found.groups()
-            rows[load, most] = {
+            load, way, share, broken, of_broken = found.groups()
+            rows[load, way] = {
                 "of all requests": float(share),
                 "broken answers": int(broken),
                 "of these": float(of_broken),
             }
-    return View(tables=[Table(labels=("load", "`limits.continuations`"), rows=rows)])
+    return View(tables=[Table(labels=("load", "a broken answer is"), rows=rows)])
 
 
 # -- data sets

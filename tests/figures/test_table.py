@@ -172,8 +172,8 @@ def test_benches_are_read_from_what_they_print() -> None:
         "empty index, with the fingerprint": [95.0, 139.4],
         "1.3 M blocks indexed": [43.0, 73.0],
     }
-    continued = view("continued", ["load continuations   of all", "0.8              2   99.95%      62    98.39%"])
-    assert row(continued, "0.8", "2") == {"of all requests": 99.95, "broken answers": 62, "of these": 98.39}
+    continued = view("continued", ["load broken answers", "0.8  sent again       99.95%      62    98.39%"])
+    assert row(continued, "0.8", "sent again") == {"of all requests": 99.95, "broken answers": 62, "of these": 98.39}
     late = view(
         "lateness",
         [

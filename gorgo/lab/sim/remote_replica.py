@@ -17,8 +17,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from math import inf
 
 from gorgo.config.values import CONNECTIONS_PER_REPLICA
+from gorgo.core.continuation import STALL_GAPS, STALL_S
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.errors import BadRequest
 from gorgo.lab.sim.engine.driver import CutAnswer, EngineDriver, SimAttempt
@@ -29,6 +31,11 @@ from gorgo.lab.sim.event_queue import EventQueue
 from gorgo.lab.sim.fleet import SimReplica
 from gorgo.lab.sim.network import Link, RandomTable, TripDelays, error_outcome
 from gorgo.lab.sim.port import Callbacks, ReplicaPort, background_trips, completed_outcome, out_s
+
+#: Of a client that has no part of an answer.
+_NOTHING = CutAnswer(0, (), 0.0)
+#: A token that comes just when its stream ends has come.
+_ROUNDING = 1e-6
 
 
 class RemoteReplica:
@@ -81,7 +88,7 @@ class RemoteReplica:
         self.ports = [ReplicaPort(kernel, self, shell, replica.link, background_trips(draws, number))]
         self._open: dict[SimAttempt, None] = {}
         self._in_transit: dict[SimAttempt, None] = {}
-        self._dead = self._unreachable = False
+        self._dead = self._unreachable = self._hung = False
         self._delay = (0.0, 0.0, 0.0)
         #: Status of each answer while the engine fails at once.
         self._failing: int | None = None
@@ -163,6 +170,16 @@ class RemoteReplica:
         """The proxy waits no longer."""
         self._cancel(sending, Outcome(AttemptResult.FAILED_BEFORE_CONTENT, error="timeout"))
 
+    def can_move(self, sending: SimAttempt) -> bool:
+        """Return whether it is a stream that has begun, and whose end has not left the engine."""
+        return sending.has_first_token and not sending.done and sending.stage is not Stage.FINISHED
+
+    def move(self, sending: SimAttempt) -> None:
+        """The proxy ends a stream that is to go on at another replica."""
+        self._settle()
+        self._break_off(sending, self._kernel.now)
+        self._cancel(sending, _broken(sending, AttemptResult.SUPERSEDED, "moved"))
+
     def cancel(self, sending: SimAttempt) -> None:
         """Another attempt has answered."""
         self._cancel(sending, Outcome(AttemptResult.SUPERSEDED))
@@ -206,6 +223,9 @@ class RemoteReplica:
 
     def kill(self) -> None:
         self._dead = True
+        if self._hung:
+            self._hung = False
+            self._set_monitored(True)
         self._lose_open()
         for engine in self._engines:
             engine.stop()
@@ -214,12 +234,41 @@ class RemoteReplica:
         if self._reporter is not None:
             self._reporter.attach(self.model)
 
+    def hang(self) -> None:
+        """Stand still with open connections, until killed. The proxy takes streams for stalled after a while."""
+        self._hung = True
+        self._settle()
+        for engine in self._engines:
+            engine.stop()
+        self._set_monitored(False)
+        for sending in self._open:
+            if sending.first_token_arrival_s is None or sending.stage is Stage.FINISHED or sending.done:
+                continue
+            self._break_off(sending, inf)
+            assert sending.so_far is not None, "it has its first token"
+            usual_s = max([gap_s for gap_s, _ in sending.so_far.gaps[-1:]], default=0.0)
+            stalled_s = sending.so_far.last_s + max(STALL_S, STALL_GAPS * usual_s)
+            self._kernel.at(max(stalled_s, self._kernel.now), partial(self._stall, sending))
+
     def revive(self) -> None:
         self._dead = False
         if self._reporter is not None:
             self._reporter.started()
 
     # -- helpers
+
+    def _stall(self, sending: SimAttempt) -> None:
+        if not sending.done:
+            self._cancel(sending, _broken(sending, AttemptResult.FAILED_AFTER_CONTENT, "stalled"))
+
+    def _set_monitored(self, answers: bool) -> None:
+        for port in self.ports:
+            port.background.reports_metrics = port.background.reports_probes = answers
+
+    def _settle(self) -> None:
+        """Bring the tokens and gaps of the engines' requests up to now."""
+        for engine in self._engines:
+            _ = engine.model
 
     def _new_engines(self) -> list[EngineDriver]:
         return [self._new_engine() for _ in range(self.replica.profile.ranks)]
@@ -240,6 +289,8 @@ class RemoteReplica:
     def _arrive(self, sending: SimAttempt) -> None:
         if self._in_transit.pop(sending, True) is not None:
             return  # Lost on the way.
+        if self._hung:
+            return
         if self._failing is not None:
             self._refuse(sending, error_outcome(self._failing))
             return
@@ -280,16 +331,21 @@ class RemoteReplica:
         return [(sending.first_token_arrival_s - sending.before.last_s, 1), *pairs]
 
     def _break_off(self, sending: SimAttempt, heard_s: float) -> None:
-        """Note what the client has by the time at which the proxy hears of the end."""
+        """Note what the client has by the time at which the proxy hears of the end, or ends the stream itself."""
         if sending.first_token_arrival_s is None:
             return
-        before, own = sending.before, self._own_gaps(sending)
-        spent_s = sum(gap_s * times for gap_s, times in own[before is not None :])
-        sending.so_far = CutAnswer(
-            sending.emitted + (0 if before is None else before.tokens),
-            (*(() if before is None else before.gaps), *own),
-            min(heard_s, sending.first_token_arrival_s + spent_s),
-        )
+        before, own = sending.before or _NOTHING, self._own_gaps(sending)
+        seam = own[: 0 if sending.before is None else 1]
+        last_s, gaps = sending.first_token_arrival_s, []
+        for gap_s, times in own[len(seam) :]:
+            came = min(float(times), (heard_s - last_s) / gap_s + _ROUNDING) // 1
+            if came >= 1:
+                gaps.append((gap_s, int(came)))
+                last_s += came * gap_s
+            if came < times:
+                break  # The rest is still on its way, and lost.
+        tokens = before.tokens + 1 + sum([times for _, times in gaps])
+        sending.so_far = CutAnswer(tokens, (*before.gaps, *seam, *gaps), last_s)
 
     def _end(self, sending: SimAttempt, outcome: Outcome) -> None:
         if sending.done:
@@ -306,12 +362,7 @@ class RemoteReplica:
         if sending.pooled is not None:
             sending.port.pool.close(sending.pooled)
         if sending.has_first_token:
-            assert sending.so_far is not None, "it broke off behind its first token"
-            tokens = sending.so_far.tokens
-            self._end(
-                sending,
-                Outcome(AttemptResult.FAILED_AFTER_CONTENT, status=200, error=reason, partial_tokens=tokens),
-            )
+            self._end(sending, _broken(sending, AttemptResult.FAILED_AFTER_CONTENT, reason))
         else:
             self._end(sending, Outcome(AttemptResult.FAILED_BEFORE_CONTENT, error=reason))
 
@@ -339,3 +390,9 @@ class RemoteReplica:
             self._kernel.at(heard_s, partial(self._fail, sending, reason))
         for port in self.ports:
             port.pool.lose_all()
+
+
+def _broken(sending: SimAttempt, result: AttemptResult, error: str) -> Outcome:
+    """Return the outcome of an answer that the client has in part."""
+    assert sending.so_far is not None, "it broke off behind its first token"
+    return Outcome(result, status=200, error=error, partial_tokens=sending.so_far.tokens)

@@ -10,8 +10,8 @@ pings that keep connections warm, faults and controllers are events beside those
 feed is exhausted and no request is open, whatever else is still in the heap. A cheap bound on memory follows: a record
 per request of the feed, and in the heap what is in flight.
 
-What the proxy does and this does not: the time-out between two chunks (60 s; a stalled stream of a simulated engine
-goes on), jitter of the intervals, and CPU time.
+What the proxy does and this does not: the time-out between two chunks (a stream of a slow simulated engine goes on;
+that of one that hangs is continued elsewhere), jitter of the intervals, and CPU time.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class Simulation:
             cache_reports, self.kernel, self.router, first.carry_out, sites, draws=draws, item_tokens=block_tokens
         )
         #: What can go wrong.
-        self.injector = FaultInjector(self.kernel, fleet, self.engines, self.caches)
+        self.injector = FaultInjector(self.kernel, fleet, self.engines, self.caches, self.shells)
         self._faults = faults
         self._intervals = (probe_interval_s, needed_scrape_s(scrape_interval_s, policy, shadow))
         self._controllers = controllers

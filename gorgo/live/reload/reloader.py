@@ -24,6 +24,7 @@ from typing import Any
 from gorgo.config.fleet import ReplicaConfig
 from gorgo.config.model import ClientRuleConfig, Config
 from gorgo.config.router_settings import deadlines_by_region, max_buffered_bytes, replica_specs
+from gorgo.core.continuation import MOST_BACKLOG_S, MOVE_INTERVAL_S
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.weights import Weights
 from gorgo.errors import ConfigError, GorgoError, NoConfigFile
@@ -512,12 +513,8 @@ def _leaving(changes: ConfigDiff) -> tuple[str, ...]:
 # Streams of a replica that drains or has left, which go on at other replicas.
 
 
-#: Between two streams that leave a replica: 20 a second, so that each choice counts those before it.
-MOVE_INTERVAL_S = 0.05
 #: Until streams that could not leave are tried again, and new ones: an answer may not have begun.
 MOVE_AGAIN_S = 1.0
-#: Predicted prefill ahead of a new request, s, above which a replica takes no stream of another: it has enough.
-MOST_BACKLOG_S = 0.2
 #: Streams that are tried between two of them, at 0.1 ms each.
 MOST_TRIED = 32
 

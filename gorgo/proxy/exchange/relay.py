@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any, Protocol
 
-from gorgo.core.continuation import MAX_EVENT_BYTES, Seam, first_error, whole_events
+from gorgo.core.continuation import MAX_EVENT_BYTES, STALL_GAPS, STALL_S, Seam, first_error, whole_events
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.core.stream import (
     FirstTokenDetector,
@@ -154,10 +154,6 @@ class ResponseWriter:
 
 #: The reason of an attempt whose engine sent an error in the middle of its answer.
 ERROR_EVENT = "error_event"
-#: A replica has stalled if none of its streams has had an event for this time, s, and for so many times the median gap
-#: of the one that is checked: a step of an engine with many prompts to read takes one or two seconds.
-STALL_S = 5.0
-STALL_GAPS = 20
 #: From one check to the next while other streams of the replica go on, s.
 RECHECK_S = 1.0
 #: Retained of one answer that may have to be continued, and by how much the reservation grows: 5,000 events of an

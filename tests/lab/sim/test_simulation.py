@@ -2,11 +2,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from gorgo.config.values import FIRST_TOKEN_TIMEOUT_S
+from gorgo.core.continuation import MOVE_INTERVAL_S, STALL_S
 from gorgo.core.limits import OverloadLimits, RouterLimits
 from gorgo.core.router import Router
 from gorgo.errors import UnknownReplica
@@ -206,15 +208,58 @@ def test_the_pause_at_a_seam_is_a_gap_and_the_rest_of_the_prompt_is_found_where_
 
 
 def test_a_second_death_breaks_the_answer_again_and_its_parts_add_up() -> None:
-    feed = [one(2000, 400)]
-    faults = [At(3.0, killing(NEAR)), At(4.0, killing(MIDDLE))]
-    for most, ended in ((2, (2, None, 400)), (1, (1, "disconnected", None))):
+    feed = [one(2000, 900)]
+    faults = [At(3.0, killing(NEAR)), At(6.0, killing(MIDDLE))]
+    for most, ended in ((2, (2, None, 900)), (1, (1, "disconnected", None))):
         simulated = simulation("nearest", faults=faults, limits=replace(BROKEN, continuations=most))
         result = simulated.run(feed)
         (record,) = result.records
         assert (record.continued, record.error, record.output_tokens) == ended
-        assert result.gaps.count == (399 if most == 2 else 0)
+        assert result.gaps.count == (899 if most == 2 else 0)
         assert [sample.output_tokens for sample in simulated.router.samples] == [ended[2]]
+
+
+def test_streams_of_a_replica_that_hangs_go_on_elsewhere_after_the_time_of_a_stall() -> None:
+    feed = [one(2000, 900), one(2000, 900, at_s=3.0, index=1)]
+    hung = At(3.01, lambda world: world.hang(NEAR))
+    simulated = simulation("nearest", faults=[hung, At(60.0, killing(NEAR))])
+    result = simulated.run([*feed, one(at_s=61.0, index=2)])
+    stream, unanswered, _ = result.records
+    assert (stream.continued, stream.error, stream.output_tokens) == (1, None, 900)
+    (decision,) = [each for each in simulated.router.view.decisions("0") if each.attempt == 2]
+    assert decision.decided_s == pytest.approx(3.01 + STALL_S, abs=0.1), "the last token came just before"
+    assert result.gaps.quantile_s(1.0) > STALL_S, "the pause counts as a gap"
+    assert (unanswered.continued, unanswered.error) == (0, None), "what had no token was tried again"
+    assert unanswered.attempts > 1
+    for site in simulated.engines.values():
+        site.model.check()
+
+
+def test_a_drained_replica_loses_its_streams_to_others_oldest_first_and_no_token_is_lost() -> None:
+    feed = [one(500, 900, at_s=0.1 * index, index=index) for index in range(5)]
+    drained = At(3.0, lambda world: world.drain(NEAR, True))
+    simulated = simulation("nearest", faults=[drained])
+    result = simulated.run([*feed, one(at_s=20.0, index=5)])
+    assert all(record.error is None for record in result.records)
+    assert [record.output_tokens for record in result.records] == [900] * 5 + [10]
+    assert [record.continued for record in result.records] == [1] * 5 + [0]
+    assert NEAR not in {record.replica for record in result.records}
+    moved_s = [max(each.decided_s for each in simulated.router.view.decisions(str(index))) for index in range(5)]
+    assert moved_s[0] == pytest.approx(3.0)
+    assert all(later - earlier >= MOVE_INTERVAL_S - 1e-9 for earlier, later in pairwise(moved_s))
+    assert result.gaps.count == 5 * 899 + 9
+    near = simulated.engines[NEAR].model
+    near.check()
+    assert near.idle
+    assert all(sample.retries == 0 and sample.status == 200 for sample in simulated.router.samples)
+
+
+def test_a_drain_that_is_undone_leaves_the_other_streams_where_they_are() -> None:
+    feed = [one(500, 900, at_s=0.1 * index, index=index) for index in range(5)]
+    faults = [At(3.0, lambda world: world.drain(NEAR, True)), At(3.04, lambda world: world.drain(NEAR, False))]
+    records = simulation("nearest", faults=faults).run(feed).records
+    assert [record.continued for record in records] == [1, 0, 0, 0, 0]
+    assert all(record.error is None and record.output_tokens == 900 for record in records)
 
 
 def test_a_revived_replica_is_cold() -> None:

@@ -18,6 +18,7 @@ from gorgo.lab.sim.fleet import SimFleet
 from gorgo.lab.sim.kv_events.path import PathFaults
 from gorgo.lab.sim.kv_events.reports import CacheReporting
 from gorgo.lab.sim.remote_replica import RemoteReplica
+from gorgo.lab.sim.routers.shell import RouterShell
 
 
 class FaultInjector:
@@ -25,18 +26,24 @@ class FaultInjector:
 
     Parameters
     ----------
-    kernel, fleet, engines, caches:
+    kernel, fleet, engines, caches, shells:
         The simulation's; `engines` by name. Every method raises `UnknownReplica` for a name that is not among them,
         and does nothing for a region without a replica.
     """
 
     def __init__(
-        self, kernel: EventQueue, fleet: SimFleet, engines: Mapping[str, RemoteReplica], caches: CacheReporting
+        self,
+        kernel: EventQueue,
+        fleet: SimFleet,
+        engines: Mapping[str, RemoteReplica],
+        caches: CacheReporting,
+        shells: Sequence[RouterShell] = (),
     ) -> None:
         self.kernel = kernel
         self.fleet = fleet
         self.engines = engines
         self._caches = caches
+        self._shells = shells
 
     def set_slowdown(self, replica: str, factor: float) -> None:
         """The replica's steps from now on take so many times as long."""
@@ -54,6 +61,16 @@ class FaultInjector:
     def revive(self, replica: str) -> None:
         """It answers again, with an empty cache."""
         self._site(replica).revive()
+
+    def hang(self, replica: str) -> None:
+        """Let it stand still with open connections, until it is killed."""
+        self._site(replica).hang()
+
+    def drain(self, replica: str, draining: bool) -> None:
+        """Drain it, and have its streams go on elsewhere; or undo that."""
+        self._site(replica)
+        for shell in self._shells:
+            shell.drain(replica, draining)
 
     def set_reachable(self, replica: str, reachable: bool) -> None:
         """Cut off from the proxy, as if killed, but it keeps its cache."""
@@ -163,6 +180,12 @@ class FaultApi(Protocol):
 
     def revive(self, replica: str) -> None:
         """Back, with an empty cache."""
+
+    def hang(self, replica: str) -> None:
+        """It stands still with open connections, until it is killed."""
+
+    def drain(self, replica: str, draining: bool) -> None:
+        """It gets no new requests, and its streams go on elsewhere; or that is undone."""
 
     def set_metrics(self, replica: str, reported: bool) -> None:
         """Whether its load figures can be scraped."""

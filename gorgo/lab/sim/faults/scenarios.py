@@ -84,6 +84,34 @@ class Kill:
 
 
 @dataclass(frozen=True, slots=True)
+class Hang:
+    """A replica stands still with open connections, and comes back cold."""
+
+    replica: str
+    start_s: float
+    end_s: float = inf
+
+    def start(self, world: FaultApi) -> None:
+        _replica(world, self.replica)
+        world.kernel.at(self.start_s, lambda: world.hang(self.replica))
+        if self.end_s < inf:
+            Kill(self.replica, self.end_s, self.end_s).start(world)
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """A replica gets no new requests, and its streams go on elsewhere."""
+
+    replica: str
+    start_s: float
+    end_s: float = inf
+
+    def start(self, world: FaultApi) -> None:
+        _replica(world, self.replica)
+        _set_between(world, world.drain, self.replica, (True, False), self.start_s, self.end_s)
+
+
+@dataclass(frozen=True, slots=True)
 class FailFast:
     """A replica answers each request with an error status at once, and its probes as before."""
 
@@ -406,6 +434,14 @@ def _killed(fleet: SimFleet, duration_s: float) -> Sequence[Fault]:
     return [Kill(nearest(fleet).name, duration_s / 3, duration_s / 2)]
 
 
+def _hung(fleet: SimFleet, duration_s: float) -> Sequence[Fault]:
+    return [Hang(nearest(fleet).name, duration_s / 3, duration_s / 2)]
+
+
+def _drained(fleet: SimFleet, duration_s: float) -> Sequence[Fault]:
+    return [Drain(nearest(fleet).name, duration_s / 3, duration_s / 2)]
+
+
 def _stale(_fleet: SimFleet, duration_s: float) -> Sequence[Fault]:
     start_s, end_s = duration_s / 3, duration_s * 2 / 3
     return [StaleMetrics(None, start_s, end_s), StaleProbes(None, start_s, end_s)]
@@ -424,6 +460,8 @@ _TABLE = (
     Scenario("slow-replica", "the nearest replica is 3x slower for the middle third of the run", faults=_slow_nearest),
     Scenario("rtt-shift", "the round trip to `eu-frankfurt` becomes 320 ms half way through", faults=_rtt_shift),
     Scenario("killed", "the nearest replica is down from a third to a half of the run, then back cold", faults=_killed),
+    Scenario("hung", "the nearest replica hangs from a third to a half of the run, then restarts cold", faults=_hung),
+    Scenario("drained", "the nearest replica is drained with its streams, and back half way", faults=_drained),
     Scenario("stale-metrics", "no replica answers scrapes or pings in the middle third of the run", faults=_stale),
     Scenario("mixed-fleet", "the second nearest replica is one H100, with right priors for each replica", fleet=_mixed),
     Scenario("six-replicas", "a second replica in each region that has one", fleet=_two_per_region),

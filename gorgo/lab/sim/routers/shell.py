@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from gorgo.config.values import FIRST_TOKEN_TIMEOUT_S
+from gorgo.core.continuation import MOST_BACKLOG_S, MOVE_INTERVAL_S
 from gorgo.core.messages.actions import Action, Cancel, Continue, Dispatch, Forward, Hedge, Reject
 from gorgo.core.messages.request import AttemptResult, EngineSample, OpenConnection, Outcome
 from gorgo.core.peers.exchange import is_urgent
@@ -211,6 +212,24 @@ class RouterShell:
     def arm(self) -> None:
         """Schedule the Router's next timer, which any event can bring forward."""
         self._timer.arm()
+
+    def drain(self, replica: str, draining: bool) -> None:
+        """Drain a replica and have its streams go on elsewhere, as by `gorgo drain --move`; or undo it."""
+        self.informed().replicas.drain(replica, draining, now=self._kernel.now)
+        if draining:
+            self._move(replica)
+        self.arm()
+
+    def _move(self, replica: str) -> None:
+        """Move the oldest stream if another replica has a short queue, and the next one soon."""
+        site = self.ports[replica][0]
+        streams = [each for each, at in self._attempts.values() if at is site and site.can_move(each)]
+        views = self.router.view.snapshots(now=self._kernel.now)
+        if not streams or any(row.name == replica and row.eligible for row in views):
+            return
+        if any(row.eligible and (row.backlog_s or 0.0) <= MOST_BACKLOG_S for row in views):
+            site.move(min(streams, key=lambda each: each.first_token_arrival_s or 0.0))
+        self._kernel.at(self._kernel.now + MOVE_INTERVAL_S, partial(self._move, replica))
 
     # -- peers
 

@@ -18,8 +18,10 @@ from gorgo.lab.sim.faults.injector import EngineView, FaultApi, FaultInjector
 from gorgo.lab.sim.faults.scenarios import (
     SCENARIOS,
     DelaySpikes,
+    Drain,
     FailFast,
     Fault,
+    Hang,
     Kill,
     Partition,
     PeriodicStall,
@@ -218,6 +220,12 @@ class Diary:
     def kill(self, replica: str) -> None:
         self._note("kill", replica)
 
+    def hang(self, replica: str) -> None:
+        self._note("hang", replica)
+
+    def drain(self, replica: str, draining: bool) -> None:
+        self._note("drain", replica, draining)
+
     def revive(self, replica: str) -> None:
         self._note("revive", replica)
 
@@ -262,6 +270,15 @@ def diary(*faults: Fault, world: Diary | None = None) -> list[tuple[object, ...]
         ),
         (Kill("us-ashburn-0", 1.0, 2.0), [(1.0, "kill", "us-ashburn-0"), (2.0, "revive", "us-ashburn-0")]),
         (Kill("us-ashburn-0", 1.0), [(1.0, "kill", "us-ashburn-0")]),
+        (Hang("us-ashburn-0", 1.0), [(1.0, "hang", "us-ashburn-0")]),
+        (
+            Hang("us-ashburn-0", 1.0, 2.0),
+            [(1.0, "hang", "us-ashburn-0"), (2.0, "kill", "us-ashburn-0"), (2.0, "revive", "us-ashburn-0")],
+        ),
+        (
+            Drain("us-ashburn-0", 1.0, 2.0),
+            [(1.0, "drain", "us-ashburn-0", True), (2.0, "drain", "us-ashburn-0", False)],
+        ),
         (
             StaleMetrics("us-ashburn-0", 1.0, 2.0),
             [(1.0, "metrics", "us-ashburn-0", False), (2.0, "metrics", "us-ashburn-0", True)],
