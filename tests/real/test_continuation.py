@@ -1,4 +1,4 @@
-"""Greedy answers of two llama.cpp servers behind `gorgo serve`, cut at a hundred places: the text is the uncut one's."""
+"""Greedy answers of two llama.cpp servers behind `gorgo serve`, cut at a hundred places: each is the uncut one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
 import pytest
 
 from tests.proxy.served import Served, served
@@ -21,9 +20,18 @@ from tests.real.llama_server import LlamaServer
 
 #: Cuts of the answers of each route.
 PLACES = {"/v1/chat/completions": 100, "/v1/completions": 20}
+MESSAGE_PLACES = 12
 TOKENS = 200
 #: Whole answers behind each that is cut: without them half of the last six would break off, and eject the replica.
 SHORT_BETWEEN = 3
+#: Of Anthropic's messages; its client adds events of its own making.
+RAW_EVENTS = frozenset(
+    {
+        *("message_start", "content_block_start", "content_block_delta"),
+        *("content_block_stop", "message_delta", "message_stop"),
+    }
+)
+COUNTED = "gorgo_streams_continued_total{"
 
 
 @dataclass
@@ -134,6 +142,11 @@ class Bench:
     proxy: Served
     cut: Cut
 
+    async def raw_message(self, *, said: str) -> bytes:
+        body = {"model": "tiny", "max_tokens": TOKENS, "messages": [{"role": "user", "content": said}]}
+        more = {"temperature": 0, "ignore_eos": True, "stream": True}
+        return (await self.proxy.client.post("/v1/messages", json=body | more)).content
+
     async def ask(self, route: str, *, tokens: int = TOKENS, after: int | None = None) -> Answer:
         said = "tell me of " + " ".join(["ban", "des", "fin"] * 8)
         asked = {"messages": [{"role": "user", "content": said}]} if "chat" in route else {"prompt": said}
@@ -165,13 +178,14 @@ async def bench(tmp_path: Path, llama_servers: tuple[LlamaServer, LlamaServer]) 
 
 
 def places_of(raw: bytes, count: int) -> list[int]:
-    """Half of them every few bytes of one event in the middle; half over the whole answer, from its third event on."""
-    half, middle = count // 2, raw.index(b"data: ", len(raw) // 2)
-    size = raw.index(b"data: ", middle + 1) - middle
-    within = [middle + size * number // half for number in range(half)]
-    # `raw` lacks the head and the frames, so a place in it is an earlier one in the response.
-    first = [found.start() for found in re.finditer(b"data: ", raw)][4]
-    last = raw.rindex(b'"finish_reason":"')
+    """Half of them every few bytes of one event in the middle; half over the whole answer, from its first events on.
+
+    `raw` lacks the head and the frames, so a place in it is an earlier one in the response.
+    """
+    half, starts = count // 2, [found.start() for found in re.finditer(b"data: ", raw)]
+    middle, behind = starts[len(starts) // 2 : len(starts) // 2 + 2]
+    within = [middle + (behind - middle) * number // half for number in range(half)]
+    first, last = starts[8], starts[-3]
     return within + [first + (last - first) * number // half for number in range(half)]
 
 
@@ -191,3 +205,46 @@ async def test_a_greedy_answer_that_is_cut_anywhere_is_the_uncut_one(bench: Benc
             await bench.ask(route, tokens=4)
     assert (kinds["failed"], seams) == (0, count)
     assert kinds["differs"] <= count // 100
+
+
+@dataclass
+class Message:
+    """What the client of Anthropic's makes of a stream, and the events that came."""
+
+    events: list[str]
+    text: str
+    reason: str | None
+    usage: tuple[int, int]
+
+
+async def test_the_anthropic_client_reads_one_message_wherever_it_is_cut(bench: Bench) -> None:
+    """Every event comes once and in order, and the end and the counts are those of the uncut message."""
+    anthropic = pytest.importorskip("anthropic", reason="ANTHROPIC CLIENT TEST SKIPPED: the package is not installed")
+    url = str(bench.proxy.client.base_url)
+    async with anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as client:
+
+        async def ask(*, tokens: int = TOKENS, after: int | None = None) -> Message:
+            bench.cut.after = after
+            said = {"role": "user", "content": "tell me of ban des fin"}
+            extra = {"temperature": 0, "ignore_eos": True}
+            async with client.messages.stream(
+                model="tiny", max_tokens=tokens, messages=[said], extra_body=extra
+            ) as stream:
+                kinds = [event.type async for event in stream if event.type in RAW_EVENTS]
+                made = await stream.get_final_message()
+            bench.cut.after = None
+            (block,) = made.content
+            usage = made.usage
+            prompt = usage.input_tokens + (usage.cache_read_input_tokens or 0)
+            return Message(kinds, block.text, made.stop_reason, (prompt, usage.output_tokens))
+
+        whole = await ask()
+        assert (len(whole.text) / 4, whole.reason, whole.usage[1]) == (TOKENS, "max_tokens", TOKENS)
+        raw = await bench.raw_message(said="tell me of ban des fin")
+        for place in places_of(raw, MESSAGE_PLACES):
+            assert await ask(after=place) == whole
+            for _ in range(SHORT_BETWEEN):
+                await ask(tokens=4)
+    metrics = (await bench.proxy.admin.get("/metrics")).text
+    continued = sum(float(line.split()[-1]) for line in metrics.splitlines() if line.startswith(COUNTED))
+    assert continued == MESSAGE_PLACES

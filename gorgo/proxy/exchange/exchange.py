@@ -705,7 +705,7 @@ class Exchange:
         return (
             self.route in ROUTES
             and self.request.route.streamed
-            and continuation_of(target.dialect) is not None
+            and continuation_of(target.dialect, self.route) is not None
             and self.state.config.limits.continuations > 0
             and len(self.request.body) <= MAX_CONTINUED_BODY
         )
@@ -743,7 +743,9 @@ class Exchange:
         snapshots = self.state.routing.router.view.snapshots(now=self.state.routing.clock())
         known = self.state.replicas.targets
         others = any(
-            each.eligible and each.name != target.name and continuation_of(known[each.name].dialect) is not None
+            each.eligible
+            and each.name != target.name
+            and continuation_of(known[each.name].dialect, self.route) is not None
             for each in snapshots
             if each.name in known
         )
@@ -761,7 +763,9 @@ class Exchange:
         if found is None:
             return None
         targets = self.state.replicas.targets
-        replicas = frozenset(name for name, each in targets.items() if continuation_of(each.dialect) is not None)
+        replicas = frozenset(
+            name for name, each in targets.items() if continuation_of(each.dialect, self.route) is not None
+        )
         return BrokenAnswer(*found, replicas, reason, passage.gaps.last_s)
 
     def _read(self) -> tuple[Mapping[str, Any], PartialAnswer] | None:
@@ -771,7 +775,7 @@ class Exchange:
             body = parse_json(self.request.body)
             if stream is None or refusal(self.route, body) is not None:
                 return None
-            return body, read_answer(self.route, stream)
+            return body, read_answer(self.route, stream, body)
         except (NotContinuableError, ValueError, RecursionError):
             return None
 
@@ -785,7 +789,7 @@ class Exchange:
     async def _relay_rest(self, lease: Lease, timer: ResettableTimeout) -> Outcome:
         """Ask a replica for the rest of the answer, and relay it behind what the client has."""
         dispatch, target, broken = lease.dispatch, lease.target, self._broken
-        how = continuation_of(target.dialect)
+        how = continuation_of(target.dialect, self.route)
         assert broken is not None, "there is an answer to continue"
         if how is None:  # another engine has taken the replica's place
             return Outcome(AttemptResult.FAILED_BEFORE_CONTENT, error="not_continued")
