@@ -29,8 +29,9 @@ from gorgo.core.record import mutable_record, record
 from gorgo.core.stream import error_status, parse_event
 
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
+MESSAGES = "/v1/messages"
 #: Routes whose answers can be continued.
-ROUTES = frozenset({CHAT, COMPLETIONS, GENERATE})
+ROUTES = frozenset({CHAT, COMPLETIONS, GENERATE, MESSAGES})
 #: An event that is longer is passed on in parts, and its answer is not continued.
 MAX_EVENT_BYTES = 64 * 1024
 #: A replica has stalled if none of its streams has had an event for this time, s, and for so many times the median gap
@@ -63,7 +64,7 @@ class Continuation(Enum):
 
     #: By `continue_final_message` without `add_generation_prompt` (vLLM, SGLang).
     FLAGS = "flags"
-    #: By a last message of the assistant alone (llama.cpp).
+    #: By a last message of the assistant alone (llama.cpp), in Anthropic's messages too.
     LAST_MESSAGE = "last_message"
 
 
@@ -85,6 +86,8 @@ class PartialAnswer:
         The client has its finish reason.
     counted:
         Its events with text have counts, whether asked for or not.
+    closed:
+        The client has the end of its text, of Anthropic's messages alone.
     """
 
     text: str = ""
@@ -93,6 +96,7 @@ class PartialAnswer:
     fields: Mapping[str, Any] = field(default_factory=dict, hash=False)
     finished: bool = False
     counted: bool = False
+    closed: bool = False
 
 
 class NotContinuableError(Exception):
@@ -122,6 +126,8 @@ def refusal(route: str, body: Mapping[str, Any]) -> str | None:
     if isinstance(form, dict) and form.get("type") not in (None, "text"):
         return "response_format"
     choice = body.get("tool_choice")
+    if route == MESSAGES:
+        return _message_refusal(body)
     if choice not in (None, "auto", "none"):
         return "tool_choice"
     if route == CHAT and not isinstance(body.get("messages", []), list):
@@ -133,6 +139,23 @@ def refusal(route: str, body: Mapping[str, Any]) -> str | None:
     return None
 
 
+def _message_refusal(body: Mapping[str, Any]) -> str | None:
+    """Return why the answers to a request of Anthropic's messages cannot be continued."""
+    for name, plain in (("tool_choice", ("auto", "none")), ("thinking", ("disabled",))):
+        value = body.get(name)
+        if value is not None and not (isinstance(value, dict) and value.get("type") in plain):
+            return name
+    for name in ("output_config", "output_format"):
+        value = body.get(name)
+        if value is not None and not (name == "output_config" and isinstance(value, dict) and not value.get("format")):
+            return name
+    messages = body.get("messages")
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    if not isinstance(last, dict) or (last.get("role") == "assistant" and not isinstance(last.get("content"), str)):
+        return "messages"
+    return None
+
+
 def continued_body(route: str, body: Mapping[str, Any], answer: PartialAnswer, how: Continuation) -> bytes:
     """Return the request for the rest of an answer, as a body for an engine that is asked in this way (`how`).
 
@@ -140,7 +163,8 @@ def continued_body(route: str, body: Mapping[str, Any], answer: PartialAnswer, h
     room for it, or where the answer has its finish reason: the engine's counts and end are wanted.
     """
     new = dict(body)
-    if route == CHAT:
+    ended = answer.finished or answer.closed
+    if route in (CHAT, MESSAGES):
         messages = list(new.get("messages", []))
         last = messages[-1] if messages else None
         if isinstance(last, dict) and last.get("role") == "assistant" and isinstance(last.get("content"), str):
@@ -156,14 +180,14 @@ def continued_body(route: str, body: Mapping[str, Any], answer: PartialAnswer, h
     sampling = new.get("sampling_params")
     if isinstance(sampling, dict):
         new["sampling_params"] = sampling = dict(sampling)
-    if answer.finished:
+    if ended:
         bounds = new if route != GENERATE else new.setdefault("sampling_params", {})
         bounds.setdefault("max_tokens" if route != GENERATE else "max_new_tokens", 1)
     for fields in (new, sampling if isinstance(sampling, dict) else {}):
         for name in (*_MOST, *_LEAST):
             value = fields.get(name)
             if isinstance(value, int) and value > 0:
-                left = 0 if answer.finished else value - answer.tokens
+                left = 0 if ended else value - answer.tokens
                 fields[name] = max(1 if name in _MOST else 0, left)
     return _encoded(new)
 
@@ -221,11 +245,13 @@ def _error_of(event: bytes) -> int | None:
     return error_status(name, parse_event(data))
 
 
-def read_answer(route: str, stream: bytes) -> PartialAnswer:
-    """Return the answer in the whole events of a stream. Raises `NotContinuableError`."""
+def read_answer(route: str, stream: bytes, body: Mapping[str, Any] | None = None) -> PartialAnswer:
+    """Return the answer in the whole events of a stream to a request. Raises `NotContinuableError`."""
     reader = _AnswerReader(route)
     for event in _EVENT_END.split(stream):
         reader.add(parse_event(_read(event)[1]))
+    if reader.closed and not reader.finished and _stop_strings(body or {}):
+        raise NotContinuableError("a text whose end may be a stop string")
     return PartialAnswer(
         "".join(reader.texts),
         reader.reported or reader.events,
@@ -233,6 +259,7 @@ def read_answer(route: str, stream: bytes) -> PartialAnswer:
         reader.fields,
         reader.finished,
         reader.counted,
+        reader.closed,
     )
 
 
@@ -246,7 +273,7 @@ class _AnswerReader:
         self.reported = 0
         self.ids: list[int] = []
         self.fields: dict[str, Any] = {}
-        self.finished = self.counted = False
+        self.finished = self.counted = self.closed = False
         self._route = route
 
     def add(self, event: Mapping[str, Any]) -> None:
@@ -254,6 +281,8 @@ class _AnswerReader:
             return
         if self._route == GENERATE:
             self._add_generated(event)
+        elif self._route == MESSAGES:
+            self._add_message(event)
         else:
             self._add_choices(event)
 
@@ -274,6 +303,21 @@ class _AnswerReader:
             if text:
                 self.texts.append(text)
                 self.events += 1
+
+    def _add_message(self, event: Mapping[str, Any]) -> None:
+        kind = event.get("type")
+        if kind == "message_start":
+            message = event.get("message")
+            usage = message.get("usage") if isinstance(message, dict) else None
+            self.fields = {"usage": usage if isinstance(usage, dict) else {}}
+        elif kind == "message_delta":
+            self.finished = True
+            self.reported = max(self.reported, _count(event.get("usage"), "output_tokens"))
+        elif kind == "content_block_stop":
+            self.closed = True
+        elif text := _message_text_of(event):
+            self.texts.append(text)
+            self.events += 1
 
     def _add_generated(self, event: Mapping[str, Any]) -> None:
         # Each event has the whole text so far.
@@ -309,6 +353,20 @@ def _text_of(route: str, choice: Mapping[str, Any]) -> str:
     if not isinstance(text, str | None):
         raise NotContinuableError("text of an unknown form")
     return text or ""
+
+
+def _message_text_of(event: Mapping[str, Any]) -> str:
+    """Return the text of an event of Anthropic's messages; raises `NotContinuableError` for any other content."""
+    kind = event.get("type")
+    inner = event.get({"content_block_start": "content_block", "content_block_delta": "delta"}.get(str(kind), ""))
+    if kind not in ("content_block_start", "content_block_delta"):
+        return ""
+    if not isinstance(inner, dict) or event.get("index") or inner.get("type") not in ("text", "text_delta"):
+        raise NotContinuableError("a block that is not the first text")
+    text = inner.get("text", "")
+    if not isinstance(text, str):
+        raise NotContinuableError("text of an unknown form")
+    return text
 
 
 def _generated_of(event: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -378,22 +436,26 @@ class Seam:
         self._ids: list[int] = []
         self._events = 0
         self._finished = answer.finished
+        #: The stop string across the seam that ends the answer, of Anthropic's messages.
+        self._stop: str | None = None
+        self._closed = answer.closed
         self._pending = b""
-        #: Of the rest, what the client has: pieces of text, tokens, their ids, and whether it ends there.
-        self._sent: tuple[int, int, list[int], bool] = (0, 0, [], answer.finished)
+        #: Of the rest, what the client has: pieces of text, tokens, their ids, whether it ends there, and its block.
+        self._sent: tuple[int, int, list[int], bool, bool] = (0, 0, [], answer.finished, answer.closed)
 
     def answer(self) -> PartialAnswer:
         """Return what the client has of the answer by now."""
         before = self._before
-        pieces, tokens, ids, finished = self._sent
+        pieces, tokens, ids, finished, closed = self._sent
         text = before.text + "".join(self._texts[:pieces])
         return PartialAnswer(
-            text, before.tokens + tokens, (*before.token_ids, *ids), before.fields, finished, before.counted
+            text, before.tokens + tokens, (*before.token_ids, *ids), before.fields, finished, before.counted, closed
         )
 
     def on_sent(self) -> None:
         """Record that the client has all events so far: the answer goes on behind them if this part breaks off too."""
-        self._sent = (len(self._texts), self.usage.output or self._events, self._ids, self._finished)
+        tokens = self.usage.output or self._events
+        self._sent = (len(self._texts), tokens, self._ids, self._finished, self._closed)
 
     @property
     def finished(self) -> bool:
@@ -428,11 +490,60 @@ class Seam:
         if self.error is not None or not fields:
             return b""
         try:
-            made = self._generated(fields) if self._route == GENERATE else self._choices(fields)
+            if self._route == MESSAGES:
+                made = self._message(fields)
+            else:
+                made = self._generated(fields) if self._route == GENERATE else self._choices(fields)
         except NotContinuableError:
             self.error = 500
             return b""
-        return b"" if made is None else b"data: " + _encoded(made) + b"\n\n"
+        if made is None:
+            return b""
+        named = b"event: %s\n" % str(made["type"]).encode() if self._route == MESSAGES else b""
+        return named + b"data: " + _encoded(made) + b"\n\n"
+
+    def _message(self, event: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return an event of Anthropic's messages for the client, who has had the start of the message and its text."""
+        kind = event.get("type")
+        if kind == "message_start":
+            message = event.get("message")
+            self._count_prompt(message.get("usage") if isinstance(message, dict) else None)
+        elif kind in ("content_block_start", "content_block_delta"):
+            text, stopped = self._take(_message_text_of(event))
+            self.begun = self.begun or bool(text) or stopped
+            if text:
+                return {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}}
+        elif kind == "content_block_stop" and not self._closed:
+            self.begun = self._closed = True
+            return {"type": kind, "index": 0}
+        elif kind == "message_delta" and not self._finished:
+            return self._message_end(event)
+        elif kind == "message_stop":
+            self.begun = self.ended = True
+            return {"type": kind}
+        return None
+
+    def _count_prompt(self, usage: object) -> None:
+        cached = _count(usage, "cache_read_input_tokens")
+        prompt = _count(usage, "input_tokens") + cached + _count(usage, "cache_creation_input_tokens")
+        self.usage = SeamCounts(prompt, cached, None)
+
+    def _message_end(self, event: Mapping[str, Any]) -> dict[str, Any]:
+        before, usage, delta = self._before, event.get("usage"), event.get("delta")
+        counts = usage if isinstance(usage, dict) else {}
+        ended = before.closed or (self._left is not None and self._left <= 0)
+        self.usage.output = output = 0 if ended else _count(counts, "output_tokens")
+        new = dict(delta) if isinstance(delta, dict) else {}
+        if self._stop is not None:
+            new |= {"stop_reason": "stop_sequence", "stop_sequence": self._stop}
+        elif ended:
+            is_full = self._left is not None and self._left <= 0
+            new |= {"stop_reason": "max_tokens" if is_full else "end_turn", "stop_sequence": None}
+        # The prompt is the first one's, which the start of the message has told.
+        first = before.fields.get("usage") or {}
+        told = {name: first[name] for name in counts if name in first}
+        self.begun = self._finished = True
+        return {**event, "delta": new, "usage": {**counts, **told, "output_tokens": before.tokens + output}}
 
     def _choices(self, event: Mapping[str, Any]) -> dict[str, Any] | None:
         made = {**event, **self._before.fields}
@@ -473,15 +584,23 @@ class Seam:
 
     def _take(self, text: str) -> tuple[str, bool]:
         """Return what of new text belongs to the answer, and whether a stop string across the seam ends it."""
-        if not text or self._finished or (self._left is not None and self._left <= 0):
+        if (
+            not text
+            or self._finished
+            or self._closed
+            or self._stop is not None
+            or (self._left is not None and self._left <= 0)
+        ):
             return "", False
         self._events += 1
         stopped = False
         if self._behind:
             joined = self._behind + "".join(self._texts) + text
-            places = [place for stop in self._stops if 0 <= (place := joined.find(stop)) < len(self._behind)]
-            if places:
-                text, stopped = joined[len(self._behind) : max(len(self._behind), min(places))], True
+            found = [(at, stop) for stop in self._stops if 0 <= (at := joined.find(stop)) < len(self._behind)]
+            if found:
+                place, stop = min(found)
+                text, stopped = joined[len(self._behind) : max(len(self._behind), place)], True
+                self._stop = stop if self._route == MESSAGES else None
             elif len(joined) > 2 * len(self._behind) + max(map(len, self._stops)):
                 self._behind = ""  # no stop string reaches back to the seam any more
         self._texts.append(text)
@@ -533,6 +652,8 @@ class Seam:
 
 def _stop_strings(body: Mapping[str, Any]) -> list[str]:
     sampling = body.get("sampling_params")
-    found = body.get("stop") or (sampling.get("stop") if isinstance(sampling, dict) else None)
+    found = (
+        body.get("stop") or body.get("stop_sequences") or (sampling.get("stop") if isinstance(sampling, dict) else None)
+    )
     values: Iterator[Any] = iter([found] if isinstance(found, str) else found if isinstance(found, list) else [])
     return [value for value in values if isinstance(value, str) and value]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar, Protocol, runtime_checkable
 
-from gorgo.core.continuation import Continuation
+from gorgo.core.continuation import MESSAGES, Continuation
 from gorgo.core.messages.request import EngineSample
 
 
@@ -40,15 +40,17 @@ class EngineDialect(Protocol):
     def read_capacity(self, loads: object) -> EngineSample: ...
 
 
-def continuation_of(engine: EngineDialect) -> Continuation | None:
-    """Return how the engine goes on with an answer that broke off; `None` if that is not known.
+def continuation_of(engine: EngineDialect, route: str) -> Continuation | None:
+    """Return how the engine goes on with an answer of a route that broke off; `None` if that is not known.
+
+    Anthropic's messages have no flags: an engine that needs them would begin another answer.
 
     >>> from gorgo.engines.registry import dialect
-    >>> continuation_of(dialect("vllm")), continuation_of(dialect("openai"))
+    >>> continuation_of(dialect("vllm"), "/v1/completions"), continuation_of(dialect("openai"), "/v1/completions")
     (<Continuation.FLAGS: 'flags'>, None)
     """
     found: Continuation | None = getattr(engine, "continuation", None)
-    return found
+    return None if route == MESSAGES and found is Continuation.FLAGS else found
 
 
 def merged(first: EngineSample, second: EngineSample) -> EngineSample:

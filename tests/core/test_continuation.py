@@ -15,6 +15,7 @@ from gorgo.core.continuation import (
     CHAT,
     COMPLETIONS,
     GENERATE,
+    MESSAGES,
     Continuation,
     NotContinuableError,
     PartialAnswer,
@@ -27,6 +28,7 @@ from gorgo.core.continuation import (
     whole_events,
 )
 
+HI = [{"role": "user", "content": "hi"}]
 FLAGS, LAST = Continuation.FLAGS, Continuation.LAST_MESSAGE
 
 
@@ -99,7 +101,14 @@ def test_a_second_choice_is_not_continued() -> None:
         (GENERATE, {"text": "a", "sampling_params": {"n": 3}}, "n"),
         (GENERATE, {"text": "a", "sampling_params": {"json_schema": "{}"}}, "json_schema"),
         (GENERATE, {"input_ids": [1]}, "text"),
-        ("/v1/messages", {}, "route"),
+        ("/v1/responses", {}, "route"),
+        (MESSAGES, {}, "messages"),
+        (MESSAGES, {"messages": [{"role": "assistant", "content": [{"type": "text", "text": "a"}]}]}, "messages"),
+        (MESSAGES, {"messages": HI, "tool_choice": {"type": "any"}}, "tool_choice"),
+        (MESSAGES, {"messages": HI, "thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
+        (MESSAGES, {"messages": HI, "output_config": {"format": {"type": "json_schema"}}}, "output_config"),
+        (MESSAGES, {"messages": HI, "output_format": {"type": "json_schema"}}, "output_format"),
+        (MESSAGES, {"messages": HI, "tool_choice": {"type": "auto"}, "thinking": {"type": "disabled"}}, None),
     ],
 )
 def test_requests_whose_rest_could_contradict_the_beginning_are_refused(
@@ -435,3 +444,87 @@ def test_an_answer_in_up_to_five_parts_is_the_unbroken_one_wherever_it_breaks(se
         assert seam.error is None
         answer = seam.answer() if seam.begun else answer
     assert summary(route, client) == expected
+
+
+TEXT = ["Hel", "lo ", "\u00e9", "\U0001f600", '"', "\n\n", "event: x", " end", "."]
+
+
+def message_stream(begin: int, most: int, name: str) -> bytes:
+    """Return the events of an engine that goes on behind text `begin`, one text a token."""
+    end = min(len(TEXT), begin + most)
+    usage = {"input_tokens": 5 + begin, "cache_read_input_tokens": 2, "output_tokens": 0}
+    message = {"id": name, "type": "message", "role": "assistant", "model": "m", "content": [], "usage": usage}
+    block = {"type": "text", "text": ""}
+    delta = {"stop_reason": "end_turn" if end == len(TEXT) else "max_tokens", "stop_sequence": None}
+    found: list[dict[str, Any]] = [
+        {"type": "message_start", "message": message},
+        {"type": "content_block_start", "index": 0, "content_block": block},
+        {"type": "ping"},
+    ]
+    found += [
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}}
+        for text in TEXT[begin:end]
+    ]
+    found += [
+        {"type": "content_block_stop", "index": 0},
+        {"type": "message_delta", "delta": delta, "usage": {**usage, "output_tokens": end - begin}},
+        {"type": "message_stop"},
+    ]
+    return b"".join(
+        b"event: %s\ndata: %s\n\n" % (each["type"].encode(), json.dumps(each, ensure_ascii=False).encode())
+        for each in found
+    )
+
+
+@pytest.mark.parametrize("most", [6, 20])
+def test_a_message_that_breaks_off_at_any_byte_is_the_unbroken_one_event_by_event(most: int) -> None:
+    body = {"messages": HI, "max_tokens": most}
+    unbroken = message_stream(0, most, "first")
+    first = unbroken.index(b"\n\n", unbroken.index(b"Hel")) + 2
+    sizes = {whole_events(unbroken[:place]) for place in range(first, len(unbroken))}
+    assert len(sizes) == min(most, len(TEXT)) + 2
+    for client in (unbroken[:size] for size in sorted(sizes)):
+        answer = answer_of(client, MESSAGES)
+        asked = json.loads(continued_body(MESSAGES, body, answer, LAST))
+        assert asked["messages"][-1] == {"role": "assistant", "content": answer.text}
+        seam = Seam(MESSAGES, answer, body, show_usage=False)
+        rest = message_stream(answer.tokens - answer.closed, asked["max_tokens"], "second")
+        for at in range(0, len(rest), 7):
+            client += seam.feed(rest[at : at + 7])
+        assert (seam.error, seam.begun, seam.ended) == (None, True, True)
+        assert messages_of(client) == messages_of(unbroken)
+
+
+def messages_of(stream: bytes) -> list[tuple[str, Any]]:
+    """Return the events with their names; a ping says nothing."""
+    found = [part.split(b"\n") for part in stream.split(b"\n\n") if part]
+    named = [(name.removeprefix(b"event: ").decode(), json.loads(data.removeprefix(b"data: "))) for name, data in found]
+    assert all(name == event["type"] for name, event in named)
+    return [(name, event) for name, event in named if name != "ping"]
+
+
+def test_a_stop_sequence_across_the_seam_ends_a_message_and_is_named() -> None:
+    body = {"messages": HI, "max_tokens": 20, "stop_sequences": ["o \u00e9"]}
+    broken = message_stream(0, 20, "first")
+    client = broken[: broken.index(b"event: content_block_delta", broken.index(b"lo "))]
+    seam = Seam(MESSAGES, answer_of(client, MESSAGES), body, show_usage=False)
+    events = messages_of(seam.feed(message_stream(2, 18, "second")))
+    assert [name for name, _ in events] == ["content_block_stop", "message_delta", "message_stop"]
+    assert events[1][1]["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": "o \u00e9"}
+
+
+@pytest.mark.parametrize("kind", ["thinking", "tool_use"])
+def test_a_message_with_another_block_than_text_is_not_continued(kind: str) -> None:
+    start = {"type": "content_block_start", "index": 0, "content_block": {"type": kind}}
+    with pytest.raises(NotContinuableError):
+        answer_of(event(start), MESSAGES)
+    seam = Seam(MESSAGES, PartialAnswer("a", 1), {"messages": HI}, show_usage=False)
+    assert (seam.feed(event(start)), seam.error) == (b"", 500)
+
+
+def test_a_text_that_a_stop_sequence_may_have_ended_is_not_given_another_end() -> None:
+    stream = message_stream(0, 20, "first")
+    closed = stream[: stream.index(b"event: message_delta")]
+    assert read_answer(MESSAGES, closed, {"messages": HI}).closed
+    with pytest.raises(NotContinuableError, match="stop string"):
+        read_answer(MESSAGES, closed, {"messages": HI, "stop_sequences": ["x"]})

@@ -713,7 +713,7 @@ class Exchange:
         return (
             self.route in ROUTES
             and self.request.route.streamed
-            and continuation_of(target.dialect) is not None
+            and continuation_of(target.dialect, self.route) is not None
             and self.state.config.limits.continuations > 0
             and len(self.request.body) <= MAX_CONTINUED_BODY
         )
@@ -770,7 +770,9 @@ class Exchange:
     def _able(self) -> frozenset[str]:
         """Return the replicas whose kind of engine can go on with an answer."""
         targets = self.state.replicas.targets
-        return frozenset(name for name, each in targets.items() if continuation_of(each.dialect) is not None)
+        return frozenset(
+            name for name, each in targets.items() if continuation_of(each.dialect, self.route) is not None
+        )
 
     def _break_off(self, reason: str) -> BrokenAnswer | None:
         """Return the answer so far, if another replica can go on with it."""
@@ -804,7 +806,7 @@ class Exchange:
             body = parse_json(self.request.body)
             if stream is None or refusal(self.route, body) is not None:
                 return None
-            return body, read_answer(self.route, stream)
+            return body, read_answer(self.route, stream, body)
         except (NotContinuableError, ValueError, RecursionError):
             return None
 
@@ -822,7 +824,7 @@ class Exchange:
     async def _relay_rest(self, lease: Lease, timer: ResettableTimeout) -> Outcome:
         """Ask a replica for the rest of the answer, and relay it behind what the client has."""
         dispatch, target, broken = lease.dispatch, lease.target, self._broken
-        how = continuation_of(target.dialect)
+        how = continuation_of(target.dialect, self.route)
         assert broken is not None, "there is an answer to continue"
         if how is None:  # another engine has taken the replica's place
             return Outcome(AttemptResult.FAILED_BEFORE_CONTENT, error="not_continued")
