@@ -134,6 +134,27 @@ class Arrivals:
 # The messages of one socket of ZeroMQ, for half the processor time of the package's own futures.
 
 
+#: Frames of one message: a topic, a number and a payload, behind an empty frame in a replay.
+MAX_FRAMES = 4
+
+
+class MessageRefused(Exception):
+    """A message or a backlog that no engine sends; the socket has to be closed, which drops it."""
+
+
+def with_rest(first: bytes, socket: Any, flags: int, more: int) -> list[bytes]:
+    """Return the frames of a message whose first was received, and all of which have come.
+
+    Raises `MessageRefused` for too many: a list of millions takes seconds.
+    """
+    frames = [first]
+    while socket.getsockopt(more):
+        if len(frames) == MAX_FRAMES:
+            raise MessageRefused(f"a message of more than {MAX_FRAMES} frames")
+        frames.append(socket.recv(flags))
+    return frames
+
+
 #: Looks at a socket without a message until the loop watches it again.
 IDLE_POLLS = 5
 
@@ -169,7 +190,7 @@ class Receiver:
 
     def __init__(self, zmq: ModuleType, socket: Any, arrivals: Arrivals, turn: Turn, *, taker: MessageTaker) -> None:
         self._socket = zmq.Socket.shadow(socket.underlying)
-        self._events, self._readable = zmq.EVENTS, zmq.POLLIN
+        self._events, self._readable, self._more = zmq.EVENTS, zmq.POLLIN, zmq.RCVMORE
         self._nowait, self._none_yet, self._error = zmq.NOBLOCK, zmq.Again, zmq.ZMQError
         self._descriptor: int = self._socket.FD
         self._arrivals = arrivals
@@ -181,7 +202,7 @@ class Receiver:
         self._idle_polls = 0
 
     async def next_message(self) -> list[bytes]:
-        """Return the frames of the next message that was not taken. Raises `zmq.ZMQError`."""
+        """Return the frames of the next message that was not taken. Raises `zmq.ZMQError` and `MessageRefused`."""
         self._waiter = self._loop.create_future()
         self._read_soon()
         return await self._waiter
@@ -205,12 +226,12 @@ class Receiver:
             if self._taker.finish_message():
                 self._is_queued = True
                 return True
-            frames: list[bytes] = self._socket.recv_multipart(self._nowait)
+            frames = with_rest(self._socket.recv(self._nowait), self._socket, self._nowait, self._more)
         except self._none_yet:
             if not self._is_polled:
                 self._watch()
             return False
-        except self._error as error:
+        except (self._error, MessageRefused) as error:
             self._waiter.set_exception(error)
             return False
         except Exception as error:  # noqa: BLE001 - the taker's

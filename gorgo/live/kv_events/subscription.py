@@ -17,7 +17,7 @@ from gorgo.engines.kv_events import decode_message
 from gorgo.engines.kv_sources import KvEventSource
 from gorgo.live.event_loop import Clock
 from gorgo.live.kv_events.feed import Apply, FeedAction, Forget, PublisherFeed, Replay
-from gorgo.live.kv_events.sockets import KvSockets, Receiver
+from gorgo.live.kv_events.sockets import KvSockets, MessageRefused, Receiver, with_rest
 from gorgo.live.kv_feed_stats import FeedState, KvFeedStats
 from gorgo.live.logs import log
 
@@ -63,17 +63,22 @@ IDLE_TIMEOUT_S = 2.0
 
 
 async def replay(sockets: KvSockets, endpoint: str, start: int) -> AsyncGenerator[tuple[int, bytes], None]:
-    """Yield the messages from number `start` on. Raises `TimeoutError`, and `zmq.ZMQError` for a bad address."""
+    """Yield the messages from number `start` on.
+
+    Raises `TimeoutError`, `MessageRefused`, and `zmq.ZMQError` for a bad address.
+    """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + REPLAY_TIMEOUT_S
     socket = sockets.request(endpoint)
+    direct = sockets.zmq.Socket.shadow(socket.underlying)
     try:
         # The request waits in the socket for the connection; without an end where ZeroMQ gave the connection up before.
         async with asyncio.timeout(IDLE_TIMEOUT_S):
             await socket.send_multipart(replay_request(start))
         while True:
             async with asyncio.timeout_at(min(deadline, loop.time() + IDLE_TIMEOUT_S)):
-                frames = await socket.recv_multipart()
+                first = await socket.recv()
+            frames = with_rest(first, direct, sockets.zmq.NOBLOCK, sockets.zmq.RCVMORE)
             if is_end(frames):
                 return
             message = read_message(frames)
@@ -145,10 +150,18 @@ class Subscription:
         while True:
             try:
                 await self._receive_all()
-            except self._sockets.zmq.ZMQError as error:
-                fields = {"replica": self._replica, "endpoint": self.source.endpoint, "error": str(error)}
-                log("kv_events_no_socket", level=logging.WARNING, **fields)
+            except* self._sockets.zmq.ZMQError as failed:
+                self._log_end("kv_events_no_socket", failed)
+            except* MessageRefused as refused:
+                # A new socket has nothing of what the old one has received.
+                self._log_end("kv_events_refused", refused)
+                self._stats.rejected_messages += 1
+                await self._handle(lambda: self.feed.disconnected(now=self._clock()))
             await asyncio.sleep(REOPEN_S)
+
+    def _log_end(self, event: str, errors: BaseExceptionGroup[Exception]) -> None:
+        fields = {"replica": self._replica, "endpoint": self.source.endpoint, "error": str(errors.exceptions[0])}
+        log(event, level=logging.WARNING, **fields)
 
     async def _receive_all(self) -> None:
         with self._sockets.subscribed(self.source, taker=self) as (receiver, monitor):
@@ -228,7 +241,7 @@ class Subscription:
                         return  # another replay is wanted by now
                     self._count(payload)
                     await self._handle(lambda: self.feed.replayed(generation, number, payload))  # noqa: B023 - awaited
-        except (TimeoutError, self._sockets.zmq.ZMQError) as error:
+        except (TimeoutError, MessageRefused, self._sockets.zmq.ZMQError) as error:
             reason = str(error) or "no answer in time"
             fields = {"replica": self._replica, "endpoint": self.source.replay, "reason": reason}
             log("kv_events_replay_failed", level=logging.WARNING, **fields)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gorgo.live.kv_events import sockets
-from gorgo.live.kv_events.sockets import Arrivals, Receiver, Turn, import_zmq
+from gorgo.live.kv_events.sockets import Arrivals, MessageRefused, Receiver, Turn, import_zmq
 from tests.live.kv_events.extra import needs_zmq
 from tests.live.kv_events.feeding import until
 
@@ -75,6 +75,16 @@ async def test_messages_come_in_order_one_by_one_and_in_bursts() -> None:
             for number in range(sent, sent + burst):
                 assert await receiver.next_message() == [b"topic", b"%d" % number]
             sent += burst
+
+
+async def test_a_message_of_many_frames_is_refused_at_its_first() -> None:
+    """A list of six million frames took the event loop for 18 s."""
+    with pair() as (sender, receiver):
+        sender.send_multipart([b"a", b"b", b"c", b"d"])
+        assert await receiver.next_message() == [b"a", b"b", b"c", b"d"]
+        sender.send_multipart([b"x"] * 1000)
+        with pytest.raises(MessageRefused, match="more than 4 frames"):
+            await receiver.next_message()
 
 
 async def test_messages_that_are_taken_stay_in_order_with_those_that_are_not() -> None:
