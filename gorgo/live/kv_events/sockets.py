@@ -141,19 +141,19 @@ class Arrivals:
 MAX_FRAMES = 4
 
 
-class MessageRefused(Exception):
+class MessageRefusedError(Exception):
     """A message or a backlog that no engine sends; the socket has to be closed, which drops it."""
 
 
 def with_rest(first: bytes, socket: Any, flags: int, more: int) -> list[bytes]:
     """Return the frames of a message whose first was received, and all of which have come.
 
-    Raises `MessageRefused` for too many: a list of millions takes seconds.
+    Raises `MessageRefusedError` for too many: a list of millions takes seconds.
     """
     frames = [first]
     while socket.getsockopt(more):
         if len(frames) == MAX_FRAMES:
-            raise MessageRefused(f"a message of more than {MAX_FRAMES} frames")
+            raise MessageRefusedError(f"a message of more than {MAX_FRAMES} frames")
         frames.append(socket.recv(flags))
     return frames
 
@@ -217,7 +217,7 @@ class Receiver:
         self._idle_polls = 0
 
     async def next_message(self) -> list[bytes]:
-        """Return the frames of the next message that was not taken. Raises `zmq.ZMQError` and `MessageRefused`."""
+        """Return the frames of the next message that was not taken. Raises `zmq.ZMQError` and `MessageRefusedError`."""
         self._waiter = self._loop.create_future()
         self._read_soon()
         return await self._waiter
@@ -246,7 +246,7 @@ class Receiver:
             if not self._is_polled:
                 self._watch()
             return False
-        except (self._error, MessageRefused) as error:
+        except (self._error, MessageRefusedError) as error:
             self._waiter.set_exception(error)
             return False
         except Exception as error:  # noqa: BLE001 - the taker's
@@ -361,17 +361,17 @@ class Backlog:
             self._delivered += len(frame) + (2 if len(frame) < 256 else 9)
 
     def check(self) -> None:
-        """Look at it again. Raises `MessageRefused` if too much waits."""
+        """Look at it again. Raises `MessageRefusedError` if too much waits."""
         self._delivered = min(self._delivered + BACKLOG_S * HEARTBEAT_BYTES_PER_S, float(received := self._received()))
         self.bytes = received - int(self._delivered)
         every = sum(other.bytes for other in self._others)
         if self.bytes > self._most_bytes:
-            raise MessageRefused(f"{self.bytes} bytes wait or have no end; expected at most {self._most_bytes}")
+            raise MessageRefusedError(f"{self.bytes} bytes wait or have no end; expected at most {self._most_bytes}")
         if every > MAX_ALL_BYTES and self.bytes == max(other.bytes for other in self._others):
-            raise MessageRefused(f"{every} bytes wait in all subscriptions; expected at most {MAX_ALL_BYTES}")
+            raise MessageRefusedError(f"{every} bytes wait in all subscriptions; expected at most {MAX_ALL_BYTES}")
 
     async def watch(self) -> None:
-        """Look at an interval until too much waits. Raises `MessageRefused`."""
+        """Look at an interval until too much waits. Raises `MessageRefusedError`."""
         while True:
             await asyncio.sleep(BACKLOG_S)
             self.check()

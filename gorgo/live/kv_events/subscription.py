@@ -21,7 +21,7 @@ from gorgo.live.kv_events.feed import Apply, FeedAction, Forget, PublisherFeed, 
 from gorgo.live.kv_events.sockets import (
     Backlog,
     KvSockets,
-    MessageRefused,
+    MessageRefusedError,
     Receiver,
     next_change,
     with_rest,
@@ -73,7 +73,7 @@ IDLE_TIMEOUT_S = 2.0
 async def replay(sockets: KvSockets, endpoint: str, start: int) -> AsyncGenerator[tuple[int, bytes], None]:
     """Yield the messages from number `start` on.
 
-    Raises `TimeoutError`, `MessageRefused`, and `zmq.ZMQError` for a bad address.
+    Raises `TimeoutError`, `MessageRefusedError`, and `zmq.ZMQError` for a bad address.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + REPLAY_TIMEOUT_S
@@ -101,7 +101,7 @@ async def replay(sockets: KvSockets, endpoint: str, start: int) -> AsyncGenerato
 
 
 async def _watch_replay(zmq: ModuleType, monitor: Any, backlog: Backlog) -> None:
-    """Look at what waits, until too much does. Raises `MessageRefused`."""
+    """Look at what waits, until too much does. Raises `MessageRefusedError`."""
 
     async def follow() -> None:
         while True:
@@ -193,7 +193,7 @@ class Subscription:
                 await self._receive_all()
             except* self._sockets.zmq.ZMQError as failed:
                 self._log_end("kv_events_no_socket", failed)
-            except* MessageRefused as refused:
+            except* MessageRefusedError as refused:
                 # A new socket has nothing of what the old one has received.
                 self._log_end("kv_events_refused", refused)
                 self._stats.rejected_messages += 1
@@ -283,7 +283,7 @@ class Subscription:
                         return  # another replay is wanted by now
                     self._count(payload)
                     await self._handle(lambda: self.feed.replayed(generation, number, payload))  # noqa: B023 - awaited
-        except (TimeoutError, MessageRefused, self._sockets.zmq.ZMQError) as error:
+        except (TimeoutError, MessageRefusedError, self._sockets.zmq.ZMQError) as error:
             reason = str(error) or "no answer in time"
             fields = {"replica": self._replica, "endpoint": self.source.replay, "reason": reason}
             log("kv_events_replay_failed", level=logging.WARNING, **fields)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gorgo.live.kv_events import sockets
-from gorgo.live.kv_events.sockets import Arrivals, Backlog, MessageRefused, Receiver, Turn, import_zmq
+from gorgo.live.kv_events.sockets import Arrivals, Backlog, MessageRefusedError, Receiver, Turn, import_zmq
 from tests.live.kv_events.extra import needs_zmq
 from tests.live.kv_events.feeding import until
 
@@ -85,7 +85,7 @@ async def test_a_message_of_many_frames_is_refused_at_its_first() -> None:
         sender.send_multipart([b"a", b"b", b"c", b"d"])
         assert await receiver.next_message() == [b"a", b"b", b"c", b"d"]
         sender.send_multipart([b"x"] * 1000)
-        with pytest.raises(MessageRefused, match="more than 4 frames"):
+        with pytest.raises(MessageRefusedError, match="more than 4 frames"):
             await receiver.next_message()
 
 
@@ -189,7 +189,7 @@ def test_what_has_come_and_was_not_delivered_waits_and_all_sockets_share_a_bound
         assert 49_000 < first.bytes < 51_000
         other.sendall(bytes(110_000))
         pairs[1][1].recv(110_000, socket.MSG_WAITALL)
-        with pytest.raises(MessageRefused, match="in all subscriptions"):
+        with pytest.raises(MessageRefusedError, match="in all subscriptions"):
             second.check()
         first.check()
         second.closed(pairs[1][1].fileno())
@@ -197,7 +197,7 @@ def test_what_has_come_and_was_not_delivered_waits_and_all_sockets_share_a_bound
         assert second.bytes == 0
         sender.sendall(bytes(80_000))
         receiving.recv(80_000, socket.MSG_WAITALL)
-        with pytest.raises(MessageRefused, match="expected at most 120000"):
+        with pytest.raises(MessageRefusedError, match="expected at most 120000"):
             first.check()
         first.close()
         second.close()

@@ -393,26 +393,28 @@ async def test_a_message_without_an_end_is_refused_and_its_connection_closed(
 ) -> None:
     monkeypatch.setattr(sockets, "MAX_LIVE_BYTES", 1_000_000)
     flood = frame(b"x" * size, more=True) * (60_000 // (size + 2) + 1)
-    async with hostile(kind=b"PUB", first=frame(b"kv", more=True), flood=flood) as (endpoint, written):
-        async with subscribed(KvEventsConfig(endpoint=endpoint)) as feeding:
-            await feeding.until("cut", rejected_messages=1)
-            (refusal,) = [each for each in caplog.records if each.message == "kv_events_refused"]
-            assert "have no end; expected at most 1000000" in vars(refusal)["fields"]["error"]
-            first = written[0]
-            for _ in range(100):
-                await asyncio.sleep(0)
-            assert written[0] <= first + 2 * len(flood), "its connection is closed"
+    async with (
+        hostile(kind=b"PUB", first=frame(b"kv", more=True), flood=flood) as (endpoint, written),
+        subscribed(KvEventsConfig(endpoint=endpoint)) as feeding,
+    ):
+        await feeding.until("cut", rejected_messages=1)
+        (refusal,) = [each for each in caplog.records if each.message == "kv_events_refused"]
+        assert "have no end; expected at most 1000000" in vars(refusal)["fields"]["error"]
+        first = written[0]
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert written[0] <= first + 2 * len(flood), "its connection is closed"
 
 
 @needs_linux
 async def test_a_replay_that_brings_more_than_is_taken_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sockets, "MAX_REPLAY_BYTES", 1_000_000)
     flood = frame(b"x" * 60_000, more=True)
-    async with hostile(kind=b"ROUTER", first=frame(b"", more=True), flood=flood) as (endpoint, _):
-        async with publishing() as engine:
-            assert engine.config is not None
-            config = replace(engine.config, replay=endpoint)
-            async with subscribed(config) as feeding:
-                await until(lambda: feeding.stats.failed_replays == 1)
-                await engine.store(prompt(1))
-                await until(lambda: feeding.router.cached(prompt(1)) == WHOLE)
+    async with (
+        hostile(kind=b"ROUTER", first=frame(b"", more=True), flood=flood) as (endpoint, _),
+        publishing() as engine,
+        subscribed(replace(engine.config, replay=endpoint)) as feeding,
+    ):
+        await until(lambda: feeding.stats.failed_replays == 1)
+        await engine.store(prompt(1))
+        await until(lambda: feeding.router.cached(prompt(1)) == WHOLE)
