@@ -319,7 +319,7 @@ MAX_LIVE_BYTES, MAX_REPLAY_BYTES, MAX_ALL_BYTES = 20 * 1024 * 1024, 64 * 1024 * 
 BACKLOG_S = 0.05
 #: Allowed for heartbeats, per s: an engine sends a few bytes of them.
 HEARTBEAT_BYTES_PER_S = 64.0
-#: Place of `tcpi_bytes_received` in Linux's `struct tcp_info`.
+#: Place of the received bytes in what Linux says of a TCP connection, and the size up to their end.
 _RECEIVED_AT, _TCP_INFO_BYTES = 128, 136
 
 
@@ -342,20 +342,20 @@ class Backlog:
         self._delivered = 0.0
         others.add(self)
 
-    def opened(self, descriptor: int) -> None:
+    def connection_opened(self, descriptor: int) -> None:
         """Count a connection. Its socket is shared with ZeroMQ, which may close its own number at any time."""
-        self.closed(descriptor)
+        self.connection_closed(descriptor)
         with suppress(OSError):  # it has ended already
             self._connections[descriptor] = socket.socket(fileno=os.dup(descriptor))
 
-    def closed(self, descriptor: int) -> None:
+    def connection_closed(self, descriptor: int) -> None:
         """Drop a connection: ZeroMQ drops what it has of it."""
         connection = self._connections.pop(descriptor, None)
         if connection is not None:
             connection.close()
             self._delivered = float(self._received())
 
-    def delivered(self, frames: Iterable[bytes]) -> None:
+    def count_delivered(self, frames: Iterable[bytes]) -> None:
         """Count the frames of a message that has been taken out."""
         for frame in frames:
             self._delivered += len(frame) + (2 if len(frame) < 256 else 9)
@@ -378,7 +378,7 @@ class Backlog:
 
     def close(self) -> None:
         for descriptor in tuple(self._connections):
-            self.closed(descriptor)
+            self.connection_closed(descriptor)
         self._others.discard(self)
 
     def _received(self) -> int:
@@ -411,9 +411,9 @@ async def next_change(zmq: ModuleType, monitor: Any, backlog: Backlog) -> int:
     event = await zmq.utils.monitor.recv_monitor_message(monitor)
     kind: int = event["event"]
     if kind in (zmq.EVENT_CONNECTED, zmq.EVENT_ACCEPTED):
-        backlog.opened(event["value"])
+        backlog.connection_opened(event["value"])
     elif kind in (zmq.EVENT_DISCONNECTED, zmq.EVENT_CLOSED):
-        backlog.closed(event["value"])
+        backlog.connection_closed(event["value"])
     return kind
 
 
@@ -459,7 +459,7 @@ class KvSockets:
         # Before the connection, which would else not be reported.
         monitor = self._monitor(found)
         backlog = Backlog(MAX_LIVE_BYTES, self.backlogs)
-        receiver = Receiver(zmq, found, self._arrivals, self._turn, taker=taker, delivered=backlog.delivered)
+        receiver = Receiver(zmq, found, self._arrivals, self._turn, taker=taker, delivered=backlog.count_delivered)
         try:
             (found.bind if source.mode == "bind" else found.connect)(source.endpoint)
             yield receiver, monitor, backlog

@@ -89,7 +89,7 @@ async def replay(sockets: KvSockets, endpoint: str, start: int) -> AsyncGenerato
             while True:
                 first = await _before(watching, socket.recv(), min(deadline - loop.time(), IDLE_TIMEOUT_S))
                 frames = with_rest(first, direct, zmq.NOBLOCK, zmq.RCVMORE)
-                backlog.delivered(frames)
+                backlog.count_delivered(frames)
                 if is_end(frames):
                     return
                 message = read_message(frames)

@@ -177,14 +177,14 @@ def test_what_has_come_and_was_not_delivered_waits_and_all_sockets_share_a_bound
         pairs = [tuple(map(stack.enter_context, tcp_pair())) for _ in range(2)]
         first, second = (Backlog(120_000, every) for _ in pairs)
         for backlog, (_, receiving) in zip((first, second), pairs, strict=True):
-            backlog.opened(receiving.fileno())
+            backlog.connection_opened(receiving.fileno())
             backlog.check()
         (sender, receiving), (other, _) = pairs
         sender.sendall(bytes(100_000))
         receiving.recv(100_000, socket.MSG_WAITALL)
         first.check()
         assert 99_000 < first.bytes <= 100_000
-        first.delivered([b"x" * 40_000, b"", b"y" * 9_900])
+        first.count_delivered([b"x" * 40_000, b"", b"y" * 9_900])
         first.check()
         assert 49_000 < first.bytes < 51_000
         other.sendall(bytes(110_000))
@@ -192,7 +192,7 @@ def test_what_has_come_and_was_not_delivered_waits_and_all_sockets_share_a_bound
         with pytest.raises(MessageRefusedError, match="in all subscriptions"):
             second.check()
         first.check()
-        second.closed(pairs[1][1].fileno())
+        second.connection_closed(pairs[1][1].fileno())
         second.check()
         assert second.bytes == 0
         sender.sendall(bytes(80_000))
