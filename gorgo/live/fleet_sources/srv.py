@@ -73,20 +73,20 @@ class SrvLookup:
         """Return targets and ports of the first of its names that has records. Raises `OSError`."""
         tasks: list[asyncio.Task[Resolved]] = []
 
-        def resolve() -> Resolved:
+        def find_in_thread() -> Resolved:
             with asyncio.Runner() as runner:
-                tasks.append(runner.get_loop().create_task(self._resolve(host)))
+                tasks.append(runner.get_loop().create_task(self._find_records(host)))
                 return runner.run(_result(tasks[0]))
 
         try:
-            return await asyncio.to_thread(resolve)
+            return await asyncio.to_thread(find_in_thread)
         except asyncio.CancelledError:
             for task in tasks:
                 with suppress(RuntimeError):  # its event loop is closed: it has ended
                     task.get_loop().call_soon_threadsafe(task.cancel)
             raise
 
-    async def _resolve(self, host: str) -> Resolved:
+    async def _find_records(self, host: str) -> Resolved:
         if not _is_host(host.removesuffix(".")):
             raise OSError(f"{host!r} is no name")
         resolver = self._resolver()

@@ -7,9 +7,12 @@ messages of one socket (`Receiver`). Leaves the meaning of a message to `subscri
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
+import sys
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from time import perf_counter
 from types import ModuleType
 from typing import Any, Protocol
@@ -134,6 +137,27 @@ class Arrivals:
 # The messages of one socket of ZeroMQ, for half the processor time of the package's own futures.
 
 
+#: Frames of one message: a topic, a number and a payload, behind an empty frame in a replay.
+MAX_FRAMES = 4
+
+
+class MessageRefusedError(Exception):
+    """A message or a backlog that no engine sends; the socket has to be closed, which drops it."""
+
+
+def with_rest(first: bytes, socket: Any, flags: int, more: int) -> list[bytes]:
+    """Return the frames of a message whose first was received, and all of which have come.
+
+    Raises `MessageRefusedError` for too many: a list of millions takes seconds.
+    """
+    frames = [first]
+    while socket.getsockopt(more):
+        if len(frames) == MAX_FRAMES:
+            raise MessageRefusedError(f"a message of more than {MAX_FRAMES} frames")
+        frames.append(socket.recv(flags))
+    return frames
+
+
 #: Looks at a socket without a message until the loop watches it again.
 IDLE_POLLS = 5
 
@@ -165,11 +189,23 @@ class Receiver:
         In its steps messages are read.
     taker:
         Handles the messages that it takes; `next_message` returns the others.
+    delivered:
+        Called with each message.
     """
 
-    def __init__(self, zmq: ModuleType, socket: Any, arrivals: Arrivals, turn: Turn, *, taker: MessageTaker) -> None:
+    def __init__(
+        self,
+        zmq: ModuleType,
+        socket: Any,
+        arrivals: Arrivals,
+        turn: Turn,
+        *,
+        taker: MessageTaker,
+        delivered: Callable[[list[bytes]], None] = lambda _: None,
+    ) -> None:
+        self._delivered = delivered
         self._socket = zmq.Socket.shadow(socket.underlying)
-        self._events, self._readable = zmq.EVENTS, zmq.POLLIN
+        self._events, self._readable, self._more = zmq.EVENTS, zmq.POLLIN, zmq.RCVMORE
         self._nowait, self._none_yet, self._error = zmq.NOBLOCK, zmq.Again, zmq.ZMQError
         self._descriptor: int = self._socket.FD
         self._arrivals = arrivals
@@ -181,7 +217,7 @@ class Receiver:
         self._idle_polls = 0
 
     async def next_message(self) -> list[bytes]:
-        """Return the frames of the next message that was not taken. Raises `zmq.ZMQError`."""
+        """Return the frames of the next message that was not taken. Raises `zmq.ZMQError` and `MessageRefusedError`."""
         self._waiter = self._loop.create_future()
         self._read_soon()
         return await self._waiter
@@ -205,17 +241,18 @@ class Receiver:
             if self._taker.finish_message():
                 self._is_queued = True
                 return True
-            frames: list[bytes] = self._socket.recv_multipart(self._nowait)
+            frames = with_rest(self._socket.recv(self._nowait), self._socket, self._nowait, self._more)
         except self._none_yet:
             if not self._is_polled:
                 self._watch()
             return False
-        except self._error as error:
+        except (self._error, MessageRefusedError) as error:
             self._waiter.set_exception(error)
             return False
         except Exception as error:  # noqa: BLE001 - the taker's
             self._waiter.set_exception(error)
             return False
+        self._delivered(frames)
         try:
             self._is_queued = self._taker.take_message(frames)
         except Exception as error:  # noqa: BLE001 - likewise
@@ -268,6 +305,97 @@ class Receiver:
         return bool(self._socket.getsockopt(self._events) & self._readable)
 
 
+# Bytes that ZeroMQ has received and not delivered: frames of a message that does not end, and messages that wait.
+#
+# libzmq bounds frames and counts messages; a message of endless frames, or a thousand long ones, is gigabytes. The
+# kernel counts what a connection has received, so what is left to deliver is known. Other systems than Linux, and
+# connections that are not TCP, are not counted.
+
+
+#: Of one subscription: the longest message, and some short ones. Of one replay: the thousand messages of its queue.
+#: Of all together; beyond it the one with most is refused.
+MAX_LIVE_BYTES, MAX_REPLAY_BYTES, MAX_ALL_BYTES = 20 * 1024 * 1024, 64 * 1024 * 1024, 128 * 1024 * 1024
+#: Between two looks, s: a fast network brings some dozens of megabytes.
+BACKLOG_S = 0.05
+#: Allowed for heartbeats, per s: an engine sends a few bytes of them.
+HEARTBEAT_BYTES_PER_S = 64.0
+#: Place of the received bytes in what Linux says of a TCP connection, and the size up to their end.
+_RECEIVED_AT, _TCP_INFO_BYTES = 128, 136
+
+
+class Backlog:
+    """What waits in one socket of ZeroMQ; `others` has that of all.
+
+    Parameters
+    ----------
+    most_bytes:
+        That may wait.
+    """
+
+    def __init__(self, most_bytes: int, others: set[Backlog]) -> None:
+        self._most_bytes = most_bytes
+        self._others = others
+        self._connections: dict[int, socket.socket] = {}
+        #: Received and not delivered, of the connections that are open, as of the last look.
+        self.bytes = 0
+        #: Bytes of the frames that were delivered, framing included, and allowed ones.
+        self._delivered = 0.0
+        others.add(self)
+
+    def connection_opened(self, descriptor: int) -> None:
+        """Count a connection. Its socket is shared with ZeroMQ, which may close its own number at any time."""
+        self.connection_closed(descriptor)
+        with suppress(OSError):  # it has ended already
+            self._connections[descriptor] = socket.socket(fileno=os.dup(descriptor))
+
+    def connection_closed(self, descriptor: int) -> None:
+        """Drop a connection: ZeroMQ drops what it has of it."""
+        connection = self._connections.pop(descriptor, None)
+        if connection is not None:
+            connection.close()
+            self._delivered = float(self._received())
+
+    def count_delivered(self, frames: Iterable[bytes]) -> None:
+        """Count the frames of a message that has been taken out."""
+        for frame in frames:
+            self._delivered += len(frame) + (2 if len(frame) < 256 else 9)
+
+    def check(self) -> None:
+        """Look at it again. Raises `MessageRefusedError` if too much waits."""
+        self._delivered = min(self._delivered + BACKLOG_S * HEARTBEAT_BYTES_PER_S, float(received := self._received()))
+        self.bytes = received - int(self._delivered)
+        every = sum(other.bytes for other in self._others)
+        if self.bytes > self._most_bytes:
+            raise MessageRefusedError(f"{self.bytes} bytes wait or have no end; expected at most {self._most_bytes}")
+        if every > MAX_ALL_BYTES and self.bytes == max(other.bytes for other in self._others):
+            raise MessageRefusedError(f"{every} bytes wait in all subscriptions; expected at most {MAX_ALL_BYTES}")
+
+    async def watch(self) -> None:
+        """Look at an interval until too much waits. Raises `MessageRefusedError`."""
+        while True:
+            await asyncio.sleep(BACKLOG_S)
+            self.check()
+
+    def close(self) -> None:
+        for descriptor in tuple(self._connections):
+            self.connection_closed(descriptor)
+        self._others.discard(self)
+
+    def _received(self) -> int:
+        return sum(map(_received_bytes, self._connections.values()))
+
+
+def _received_bytes(connection: socket.socket) -> int:
+    """Return what a connection has received; 0 where the system does not say."""
+    if sys.platform != "linux":
+        return 0
+    try:
+        found = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+    except OSError:
+        return 0
+    return int.from_bytes(found[_RECEIVED_AT:], sys.byteorder) if len(found) == _TCP_INFO_BYTES else 0
+
+
 #: Pause before a broken connection is tried again; it doubles up to the second one.
 RETRY_S = 1.0
 MAX_RETRY_S = 5.0
@@ -276,6 +404,17 @@ HEARTBEAT_S = 5.0
 HEARTBEAT_TIMEOUT_S = 10.0
 #: Messages that wait in a socket; the publisher drops further ones, which a replay repairs. Each has a few kilobytes.
 RECEIVE_QUEUE = 1000
+
+
+async def next_change(zmq: ModuleType, monitor: Any, backlog: Backlog) -> int:
+    """Return the next event of a connection, of which `backlog` hears too."""
+    event = await zmq.utils.monitor.recv_monitor_message(monitor)
+    kind: int = event["event"]
+    if kind in (zmq.EVENT_CONNECTED, zmq.EVENT_ACCEPTED):
+        backlog.connection_opened(event["value"])
+    elif kind in (zmq.EVENT_DISCONNECTED, zmq.EVENT_CLOSED):
+        backlog.connection_closed(event["value"])
+    return kind
 
 
 def import_zmq() -> ModuleType:
@@ -306,10 +445,11 @@ class KvSockets:
         self._turn = turn
         self._context: Any = zmq.asyncio.Context()
         self._arrivals = Arrivals()
+        self.backlogs: set[Backlog] = set()
 
     @contextmanager
-    def subscribed(self, source: KvEventSource, *, taker: MessageTaker) -> Iterator[tuple[Receiver, Any]]:
-        """Return a receiver of the events of `source`, and a socket that reports its connections.
+    def subscribed(self, source: KvEventSource, *, taker: MessageTaker) -> Iterator[tuple[Receiver, Any, Backlog]]:
+        """Return a receiver of the events of `source`, a socket that reports its connections, and what waits in it.
 
         Raises `zmq.ZMQError`.
         """
@@ -317,26 +457,38 @@ class KvSockets:
         found = self._socket(zmq.SUB)
         found.setsockopt(zmq.SUBSCRIBE, source.topic.encode())
         # Before the connection, which would else not be reported.
-        monitor = found.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
-        receiver = Receiver(zmq, found, self._arrivals, self._turn, taker=taker)
+        monitor = self._monitor(found)
+        backlog = Backlog(MAX_LIVE_BYTES, self.backlogs)
+        receiver = Receiver(zmq, found, self._arrivals, self._turn, taker=taker, delivered=backlog.count_delivered)
         try:
             (found.bind if source.mode == "bind" else found.connect)(source.endpoint)
-            yield receiver, monitor
+            yield receiver, monitor, backlog
         finally:
             receiver.close()
+            backlog.close()
             found.disable_monitor()
             monitor.close(linger=0)
             found.close(linger=0)
 
-    def request(self, endpoint: str) -> Any:
-        """Return a socket for the request of one replay. Raises `zmq.ZMQError`."""
+    @contextmanager
+    def requesting(self, endpoint: str) -> Iterator[tuple[Any, Any, Backlog]]:
+        """Return a socket for the request of one replay, and the others as `subscribed`. Raises `zmq.ZMQError`."""
         found = self._socket(self.zmq.DEALER)
+        monitor = self._monitor(found)
+        backlog = Backlog(MAX_REPLAY_BYTES, self.backlogs)
         try:
             found.connect(endpoint)
-        except self.zmq.ZMQError:
+            yield found, monitor, backlog
+        finally:
+            backlog.close()
+            found.disable_monitor()
+            monitor.close(linger=0)
             found.close(linger=0)
-            raise
-        return found
+
+    def _monitor(self, found: Any) -> Any:
+        zmq = self.zmq
+        ends = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
+        return found.get_monitor_socket(ends | zmq.EVENT_CONNECTED | zmq.EVENT_ACCEPTED)
 
     def close(self) -> None:
         self._context.destroy(linger=0)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from types import ModuleType
 from typing import Any, Protocol
 
 from gorgo.core.messages.kv_events import KvEventBatch, clears
@@ -17,7 +18,14 @@ from gorgo.engines.kv_events import decode_message
 from gorgo.engines.kv_sources import KvEventSource
 from gorgo.live.event_loop import Clock
 from gorgo.live.kv_events.feed import Apply, FeedAction, Forget, PublisherFeed, Replay
-from gorgo.live.kv_events.sockets import KvSockets, Receiver
+from gorgo.live.kv_events.sockets import (
+    Backlog,
+    KvSockets,
+    MessageRefusedError,
+    Receiver,
+    next_change,
+    with_rest,
+)
 from gorgo.live.kv_feed_stats import FeedState, KvFeedStats
 from gorgo.live.logs import log
 
@@ -63,24 +71,62 @@ IDLE_TIMEOUT_S = 2.0
 
 
 async def replay(sockets: KvSockets, endpoint: str, start: int) -> AsyncGenerator[tuple[int, bytes], None]:
-    """Yield the messages from number `start` on. Raises `TimeoutError`, and `zmq.ZMQError` for a bad address."""
+    """Yield the messages from number `start` on.
+
+    Raises `TimeoutError`, `MessageRefusedError`, and `zmq.ZMQError` for a bad address.
+    """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + REPLAY_TIMEOUT_S
-    socket = sockets.request(endpoint)
-    try:
-        # The request waits in the socket for the connection; without an end where ZeroMQ gave the connection up before.
-        async with asyncio.timeout(IDLE_TIMEOUT_S):
-            await socket.send_multipart(replay_request(start))
+    zmq = sockets.zmq
+    with sockets.requesting(endpoint) as (socket, monitor, backlog):
+        direct = zmq.Socket.shadow(socket.underlying)
+        watching = asyncio.ensure_future(_watch_replay(zmq, monitor, backlog))
+        try:
+            # The request waits in the socket for the connection; without an end where ZeroMQ gave the connection up
+            # before.
+            async with asyncio.timeout(IDLE_TIMEOUT_S):
+                await socket.send_multipart(replay_request(start))
+            while True:
+                first = await _before(watching, socket.recv(), min(deadline - loop.time(), IDLE_TIMEOUT_S))
+                frames = with_rest(first, direct, zmq.NOBLOCK, zmq.RCVMORE)
+                backlog.count_delivered(frames)
+                if is_end(frames):
+                    return
+                message = read_message(frames)
+                if message is not None:
+                    yield message
+        finally:
+            watching.cancel()
+            await asyncio.wait((watching,))
+
+
+async def _watch_replay(zmq: ModuleType, monitor: Any, backlog: Backlog) -> None:
+    """Look at what waits, until too much does. Raises `MessageRefusedError`."""
+
+    async def follow() -> None:
         while True:
-            async with asyncio.timeout_at(min(deadline, loop.time() + IDLE_TIMEOUT_S)):
-                frames = await socket.recv_multipart()
-            if is_end(frames):
-                return
-            message = read_message(frames)
-            if message is not None:
-                yield message
+            await next_change(zmq, monitor, backlog)
+
+    following = asyncio.ensure_future(follow())
+    try:
+        await backlog.watch()
     finally:
-        socket.close(linger=0)
+        following.cancel()
+        await asyncio.wait((following,))
+
+
+async def _before(watching: asyncio.Future[None], received: Awaitable[bytes], timeout_s: float) -> bytes:
+    """Return what is received; raises `TimeoutError`, or the error of `watching` if that ends first."""
+    future = asyncio.ensure_future(received)
+    try:
+        await asyncio.wait((watching, future), timeout=max(0.0, timeout_s), return_when=asyncio.FIRST_COMPLETED)
+        if watching.done():
+            watching.result()
+        if not future.done():
+            raise TimeoutError
+        return future.result()
+    finally:
+        future.cancel()
 
 
 #: Between two attempts to open a socket; interval of the feed's timer.
@@ -145,17 +191,26 @@ class Subscription:
         while True:
             try:
                 await self._receive_all()
-            except self._sockets.zmq.ZMQError as error:
-                fields = {"replica": self._replica, "endpoint": self.source.endpoint, "error": str(error)}
-                log("kv_events_no_socket", level=logging.WARNING, **fields)
+            except* self._sockets.zmq.ZMQError as failed:
+                self._log_end("kv_events_no_socket", failed)
+            except* MessageRefusedError as refused:
+                # A new socket has nothing of what the old one has received.
+                self._log_end("kv_events_refused", refused)
+                self._stats.rejected_messages += 1
+                await self._handle(lambda: self.feed.disconnected(now=self._clock()))
             await asyncio.sleep(REOPEN_S)
 
+    def _log_end(self, event: str, errors: BaseExceptionGroup[Exception]) -> None:
+        fields = {"replica": self._replica, "endpoint": self.source.endpoint, "error": str(errors.exceptions[0])}
+        log(event, level=logging.WARNING, **fields)
+
     async def _receive_all(self) -> None:
-        with self._sockets.subscribed(self.source, taker=self) as (receiver, monitor):
+        with self._sockets.subscribed(self.source, taker=self) as (receiver, monitor, backlog):
             try:
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(self._receive(receiver))
-                    tasks.create_task(self._watch(monitor))
+                    tasks.create_task(self._watch(monitor, backlog))
+                    tasks.create_task(backlog.watch())
                     tasks.create_task(self._replay_all())
                     tasks.create_task(self._tick())
             finally:
@@ -201,13 +256,13 @@ class Subscription:
             self._sink.changed()
         return True
 
-    async def _watch(self, monitor: Any) -> None:
+    async def _watch(self, monitor: Any, backlog: Backlog) -> None:
         zmq = self._sockets.zmq
         while True:
-            event = await zmq.utils.monitor.recv_monitor_message(monitor)
-            if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            event = await next_change(zmq, monitor, backlog)
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 await self._handle(lambda: self.feed.connected(now=self._clock()))
-            elif event["event"] == zmq.EVENT_DISCONNECTED:
+            elif event == zmq.EVENT_DISCONNECTED:
                 await self._handle(lambda: self.feed.disconnected(now=self._clock()))
 
     async def _replay_all(self) -> None:
@@ -228,7 +283,7 @@ class Subscription:
                         return  # another replay is wanted by now
                     self._count(payload)
                     await self._handle(lambda: self.feed.replayed(generation, number, payload))  # noqa: B023 - awaited
-        except (TimeoutError, self._sockets.zmq.ZMQError) as error:
+        except (TimeoutError, MessageRefusedError, self._sockets.zmq.ZMQError) as error:
             reason = str(error) or "no answer in time"
             fields = {"replica": self._replica, "endpoint": self.source.replay, "reason": reason}
             log("kv_events_replay_failed", level=logging.WARNING, **fields)

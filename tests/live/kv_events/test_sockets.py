@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
 
 from gorgo.live.kv_events import sockets
-from gorgo.live.kv_events.sockets import Arrivals, Receiver, Turn, import_zmq
+from gorgo.live.kv_events.sockets import Arrivals, Backlog, MessageRefusedError, Receiver, Turn, import_zmq
 from tests.live.kv_events.extra import needs_zmq
 from tests.live.kv_events.feeding import until
 
@@ -75,6 +77,16 @@ async def test_messages_come_in_order_one_by_one_and_in_bursts() -> None:
             for number in range(sent, sent + burst):
                 assert await receiver.next_message() == [b"topic", b"%d" % number]
             sent += burst
+
+
+async def test_a_message_of_many_frames_is_refused_at_its_first() -> None:
+    """A list of six million frames took the event loop for 18 s."""
+    with pair() as (sender, receiver):
+        sender.send_multipart([b"a", b"b", b"c", b"d"])
+        assert await receiver.next_message() == [b"a", b"b", b"c", b"d"]
+        sender.send_multipart([b"x"] * 1000)
+        with pytest.raises(MessageRefusedError, match="more than 4 frames"):
+            await receiver.next_message()
 
 
 async def test_messages_that_are_taken_stay_in_order_with_those_that_are_not() -> None:
@@ -153,3 +165,47 @@ def counted(receiver: Receiver, name: str) -> Iterator[list[object]]:
 
     setattr(receiver, name, call)
     yield results
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's count of received bytes is Linux's")
+def test_what_has_come_and_was_not_delivered_waits_and_all_sockets_share_a_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sockets, "MAX_ALL_BYTES", 150_000)
+    every: set[Backlog] = set()
+    with ExitStack() as stack:
+        pairs = [tuple(map(stack.enter_context, tcp_pair())) for _ in range(2)]
+        first, second = (Backlog(120_000, every) for _ in pairs)
+        for backlog, (_, receiving) in zip((first, second), pairs, strict=True):
+            backlog.connection_opened(receiving.fileno())
+            backlog.check()
+        (sender, receiving), (other, _) = pairs
+        sender.sendall(bytes(100_000))
+        receiving.recv(100_000, socket.MSG_WAITALL)
+        first.check()
+        assert 99_000 < first.bytes <= 100_000
+        first.count_delivered([b"x" * 40_000, b"", b"y" * 9_900])
+        first.check()
+        assert 49_000 < first.bytes < 51_000
+        other.sendall(bytes(110_000))
+        pairs[1][1].recv(110_000, socket.MSG_WAITALL)
+        with pytest.raises(MessageRefusedError, match="in all subscriptions"):
+            second.check()
+        first.check()
+        second.connection_closed(pairs[1][1].fileno())
+        second.check()
+        assert second.bytes == 0
+        sender.sendall(bytes(80_000))
+        receiving.recv(80_000, socket.MSG_WAITALL)
+        with pytest.raises(MessageRefusedError, match="expected at most 120000"):
+            first.check()
+        first.close()
+        second.close()
+    assert not every
+
+
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        sender = socket.create_connection(listening.getsockname())
+        receiving, _ = listening.accept()
+    return sender, receiving

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from gorgo.config.fleet import KvEventsConfig
 from gorgo.engines.kv_sources import VLLM_FLAG, VLLM_PATH
-from gorgo.live.kv_events import feed, subscriber, subscription
+from gorgo.live.kv_events import feed, sockets, subscriber, subscription
 from gorgo.live.kv_events.pieces import PIECE_BLOCKS
-from gorgo.live.kv_events.sockets import KvSockets
+from gorgo.live.kv_events.sockets import Backlog, KvSockets
 from tests.live.kv_events.extra import needs_zmq
 from tests.live.kv_events.feeding import BLOCK_TOKENS, prompt, publishing, subscribed, until
 
@@ -129,8 +133,20 @@ async def test_a_replay_fails_where_the_connection_is_refused_before_its_request
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(subscription, "IDLE_TIMEOUT_S", 0.2)
+
     # ZeroMQ takes the queue of a peer of the wrong kind away, and a request then waits for a place in one.
-    monkeypatch.setattr(KvSockets, "request", lambda sockets, _endpoint: sockets._socket(sockets.zmq.DEALER))
+    @contextmanager
+    def unconnected(sockets: KvSockets, _endpoint: str) -> Iterator[tuple[Any, Any, Backlog]]:
+        found = sockets._socket(sockets.zmq.DEALER)
+        monitor = sockets._monitor(found)
+        try:
+            yield found, monitor, Backlog(1, sockets.backlogs)
+        finally:
+            found.disable_monitor()
+            monitor.close(linger=0)
+            found.close(linger=0)
+
+    monkeypatch.setattr(KvSockets, "requesting", unconnected)
     async with publishing() as engine, subscribed(engine.config) as feeding:
         await until(lambda: feeding.stats.failed_replays == 1)
 
@@ -326,3 +342,79 @@ async def test_a_reload_without_events_forgets_them_in_slices() -> None:
         await until(lambda: feeding.router.index.blocks(0) == 0)
         await until(lambda: feeding.router.at_loss != [])
         assert set(feeding.router.at_loss) == {0}
+
+
+def frame(content: bytes, *, more: bool) -> bytes:
+    """A frame of ZMTP 3 (RFC 23)."""
+    if len(content) < 256:
+        return bytes([more, len(content)]) + content
+    return bytes([2 | more]) + len(content).to_bytes(8, "big") + content
+
+
+@asynccontextmanager
+async def hostile(*, kind: bytes, flood: bytes, first: bytes = b"") -> AsyncIterator[tuple[str, list[int]]]:
+    """A peer that speaks ZMTP by itself: after the handshake it sends `first`, and `flood` without an end.
+
+    Yields its endpoint, and what each of its connections has written.
+    """
+    written: list[int] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + bytes(32))
+        ready = b"\x05READY\x0bSocket-Type" + len(kind).to_bytes(4, "big") + kind
+        writer.write(bytes([4, len(ready)]) + ready)
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            await reader.readexactly(64)
+            await reader.readexactly(4)  # of the other's READY
+            written.append(0)
+            place = len(written) - 1
+            writer.write(first)
+            while True:
+                writer.write(flood)
+                written[place] += len(flood)
+                await writer.drain()
+                await asyncio.sleep(0)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}", written
+    finally:
+        server.close()
+
+
+needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's count of received bytes is Linux's")
+
+
+@needs_linux
+@pytest.mark.parametrize("size", [1, 60_000])
+async def test_a_message_without_an_end_is_refused_and_its_connection_closed(
+    size: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sockets, "MAX_LIVE_BYTES", 1_000_000)
+    flood = frame(b"x" * size, more=True) * (60_000 // (size + 2) + 1)
+    async with (
+        hostile(kind=b"PUB", first=frame(b"kv", more=True), flood=flood) as (endpoint, written),
+        subscribed(KvEventsConfig(endpoint=endpoint)) as feeding,
+    ):
+        await feeding.until("cut", rejected_messages=1)
+        (refusal,) = [each for each in caplog.records if each.message == "kv_events_refused"]
+        assert "have no end; expected at most 1000000" in vars(refusal)["fields"]["error"]
+        first = written[0]
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert written[0] <= first + 2 * len(flood), "its connection is closed"
+
+
+@needs_linux
+async def test_a_replay_that_brings_more_than_is_taken_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "MAX_REPLAY_BYTES", 1_000_000)
+    flood = frame(b"x" * 60_000, more=True)
+    async with (
+        hostile(kind=b"ROUTER", first=frame(b"", more=True), flood=flood) as (endpoint, _),
+        publishing() as engine,
+        subscribed(replace(engine.config, replay=endpoint)) as feeding,
+    ):
+        await until(lambda: feeding.stats.failed_replays == 1)
+        await engine.store(prompt(1))
+        await until(lambda: feeding.router.cached(prompt(1)) == WHOLE)

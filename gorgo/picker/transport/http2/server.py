@@ -108,7 +108,7 @@ class Http2Server:
     def _protocol(self) -> ServerProtocol:
         return ServerProtocol(self, self._services, self._limits, self._buffers)
 
-    def make_room(self, host: str) -> bool:
+    def admit_connection(self, host: str) -> bool:
         """Return whether a new connection of `host` has a place, for which another one may have been evicted.
 
         That one is of the host with most connections: the one without a call for longest, or one with calls if the
@@ -179,7 +179,7 @@ class ServerProtocol(asyncio.Protocol):
         wrong = isinstance(tls, ssl.SSLObject) and tls.selected_alpn_protocol() != "h2"
         peer = transport.get_extra_info("peername")
         self.host = self._connection.client = str(peer[0]) if isinstance(peer, tuple) else ""
-        if wrong or not self._server.make_room(self.host):
+        if wrong or not self._server.admit_connection(self.host):
             self._transport.abort()
             return
         self._server.connections.add(self)
