@@ -21,7 +21,7 @@ from gorgo.lab.sim.engine.itl import ItlHistogram
 from gorgo.lab.sim.lower_bound import LowerBound
 from gorgo.lab.sim.records import SimRecord, SimResult
 from gorgo.lab.sim.workload import SimRequest
-from gorgo.lab.simulate.job import STEADY, SimJob, SimulatedRun, goodput_of
+from gorgo.lab.simulate.job import STEADY, SimJob, SimulatedRun, goodput_of, run_digest, setting_of
 
 
 def simulated_run(job: SimJob, weights: Mapping[str, float], result: SimResult) -> SimulatedRun:
@@ -70,6 +70,7 @@ def _row(
     tally = ServedTally()
     for record in records:
         tally.add(record)
+    setting = setting_of(job)
     return ResultRow(
         trace=trace_name(job),
         time_scale=job.time_scale,
@@ -96,6 +97,8 @@ def _row(
         planned=len(records),
         failures=_failures(records),
         preemptions=preemptions,
+        setting=setting,
+        digest=run_digest(job, setting, weights),
         **tally.fields(),
     )
 
