@@ -54,6 +54,8 @@ class ResultRow:
     requests of the trace, more than `n` after an interrupt, None in files of earlier versions. `failures` are counts of
     failed requests by cause, see `gorgo.lab.failures`.
 
+    `queue` is whether requests could wait at the proxy for a replica with capacity, None live and in earlier files.
+
     `digest` is of everything that determines a simulated run, so rows with equal ones are copies of one run. `setting`
     is of the same without policy, weights, seed and time scale: only runs with equal ones may be averaged or paired.
     Both are None where it is unknown what determined the run: live, from requests in memory, in earlier files.
@@ -88,6 +90,7 @@ class ResultRow:
     goodput: Fraction | None = None
     prediction_error_ratio: Amount | None = None
     preemptions: Count | None = None
+    queue: bool | None = None
     setting: str | None = None
     digest: str | None = None
 

@@ -21,8 +21,8 @@ from gorgo.errors import ConfigError, UnknownPolicy
 from gorgo.lab.replay.summary import ReplayRecord
 from gorgo.lab.results import ResultRow, Spread
 from gorgo.lab.sim.routers.group import RouterGroup
-from gorgo.lab.simulate import SimJob, SimulateOptions, jobs_of, simulate_command
-from gorgo.lab.simulate.fleet import fleet_of, limits_of
+from gorgo.lab.simulate import SimJob, SimulateOptions, jobs_of, run_once, simulate_command
+from gorgo.lab.simulate.fleet import fleet_of, limits_of, with_queue_for_all
 from gorgo.lab.simulate.job import run_digest, setting_of
 from gorgo.lab.simulate.simulate import show_rows
 from gorgo.lab.traces import TraceFilters
@@ -186,6 +186,25 @@ def digests(one: SimJob, weights: Mapping[str, float] | None = None) -> tuple[st
 def test_whatever_else_determines_a_run_gives_another_setting(changes: dict[str, Any]) -> None:
     assert setting_of(job(**changes)) != setting_of(job())
     assert setting_of(job(**changes)) == setting_of(job(**changes))
+
+
+@pytest.mark.parametrize("queue", ["on", "off"])
+def test_every_row_but_the_floor_has_the_queue_or_none_has(queue: str) -> None:
+    words = ["chat-small", "--load", "4", "--limit", "80", "--policy", "gorgo-ms", "--policy", "gorgo", "--jobs", "1"]
+    result = CliRunner().invoke(app, ["simulate", *words, "--queue", queue, "--config", str(REGIONS), "--json"])
+    assert result.exit_code == 0, result.stderr
+    found = {one["policy"]: one["queue"] for one in json.loads(result.stdout)}
+    assert found.pop("floor") is None
+    assert found == dict.fromkeys(("gorgo-ms", "gorgo", "oracle", "pinned"), queue == "on")
+
+
+@pytest.mark.parametrize("policy", ["gorgo", "gorgo-ms", "oracle"])
+def test_a_queue_under_every_policy_queues_under_each(policy: str) -> None:
+    for enabled in (True, False):
+        limits = with_queue_for_all(RouterLimits(block_tokens=512.0), enabled=enabled)
+        run = run_once(job(policy=policy, filters=TraceFilters(limit=80), time_scale=0.25, limits=limits))
+        assert run.goodput is not None
+        assert (run.goodput.queued > 0.1, run.row.queue, run.row.errors) == (enabled, enabled, 0)
 
 
 @pytest.mark.parametrize("changes", [{"policy": "random"}, {"seed": 1}, {"time_scale": 2.0}])
@@ -423,9 +442,9 @@ def test_each_load_has_a_block_with_means_over_its_seeds() -> None:
         "t at load 0.5: 300 requests, seed 4",
         "u at load 1: 300 requests, seed 0",
     ]
-    # Errors, then p50 and p95 of TTFT: means of 50 and 150, and of 100 and 300 ms.
-    assert [line[1:4] for line in cells(text, "gorgo")] == [["0", "100", "200"], ["0", "40", "80"], ["0", "30", "60"]]
-    assert [line[1:4] for line in cells(text, "random")][:1] == [["0", "200", "400"]]
+    # The queue, errors, then p50 and p95 of TTFT: means of 50 and 150, and of 100 and 300 ms.
+    assert [line[2:5] for line in cells(text, "gorgo")] == [["0", "100", "200"], ["0", "40", "80"], ["0", "30", "60"]]
+    assert [line[2:5] for line in cells(text, "random")][:1] == [["0", "200", "400"]]
     assert text.index("\ngorgo ") < text.index("\nrandom ")
 
 
