@@ -140,9 +140,18 @@ class RetryAfter:
 # client with a thousand queued requests delays another with one request by one of its own at most, and a lone client
 # has its shortest request served first. A client that returns starts at the present virtual time and saves nothing up.
 # Strict priority can starve low priorities; deadlines and the bound on the queue limit that.
+#
+# Shortest first would starve long requests in an overload that lasts, so requests of a client age. First come, first
+# served, the prefill before a request's own first token is what its client had queued before it, and its own. Once the
+# client's requests that were served since, and those of before that still wait, come to `AGEING_FACTOR` times that, the
+# request and all that came before it are served in the order of arrival. So no request's first token is behind more
+# than that factor times the work of first-come-first-served, and what one drain dispatches.
 
 
 _Rank = tuple[float, int]
+#: Most work of its client before a queued request's first token, over that under first-come-first-served. At 1.2 long
+#: prompts lose at most a fifth, and in a short overload the short ones still pass them.
+AGEING_FACTOR = 1.2
 #: Clients whose virtual time is retained while none of their requests is queued.
 MAX_CLIENTS = 4096
 
@@ -153,13 +162,14 @@ class QueuedRequest:
 
     `prefill_s` is the prediction at its arrival: it orders the request and is charged to the client. `preferred` is the
     replica of the last evaluation, at `evaluated_s`. At `shed_at_s` the request may be infeasible; infinite without a
-    deadline.
+    deadline. Once its client was served `aged_at_s` of prefill in all, with what still waits before it, it has aged.
     """
 
     state: RequestState
     prefill_s: float
     enqueued_s: float
     number: int = 0
+    aged_at_s: float = inf
     preferred: str | None = None
     evaluated_s: float = -inf
     shed_at_s: float = inf
@@ -177,9 +187,36 @@ class QueuedRequest:
 
 @dataclass(slots=True)
 class _ClientQueue:
-    """Queued requests of one client at one priority, shortest first."""
+    """Queued requests of one client at one priority: shortest first, by arrival, and their prefill."""
 
     items: list[tuple[float, int, QueuedRequest]] = field(default_factory=list)
+    arrivals: dict[int, QueuedRequest] = field(default_factory=dict)
+    queued_s: float = 0.0
+    #: Prefill of the requests that were dispatched since the first of these was queued.
+    served_s: float = 0.0
+
+    def add(self, queued: QueuedRequest) -> None:
+        insort(self.items, (queued.prefill_s, queued.number, queued))
+        first_token_s = self.queued_s + queued.prefill_s
+        queued.aged_at_s = self.served_s + AGEING_FACTOR * first_token_s - queued.prefill_s
+        self.arrivals[queued.number] = queued
+        self.queued_s += queued.prefill_s
+
+    def remove(self, queued: QueuedRequest) -> None:
+        del self.items[bisect_left(self.items, queued._rank)]  # a shorter tuple sorts before the item itself
+        del self.arrivals[queued.number]
+        self.queued_s -= queued.prefill_s
+
+    def ordered(self) -> Iterator[QueuedRequest]:
+        """Yield those that have aged and all before them by arrival, then the others, shortest first."""
+        last, before_s = 0, self.served_s
+        for number, queued in self.arrivals.items():
+            if before_s > queued.aged_at_s + _NOISE_S:
+                last = number
+            before_s += queued.prefill_s
+        if last:
+            yield from (queued for number, queued in self.arrivals.items() if number <= last)
+        yield from (queued for _, number, queued in self.items if number > last)
 
 
 class FairQueue:
@@ -217,7 +254,7 @@ class FairQueue:
         for priority in sorted({priority for priority, _ in self._clients}, reverse=True):
             client_queues = [(client, queue) for (of, client), queue in self._clients.items() if of == priority]
             if len(client_queues) == 1:
-                yield from (queued for _, _, queued in client_queues[0][1].items)
+                yield from client_queues[0][1].ordered()
             else:
                 yield from (
                     queued for _, _, queued in merge(*(self._tag(client, queue) for client, queue in client_queues))
@@ -246,7 +283,7 @@ class FairQueue:
             # An idle client saves nothing up: it starts at the present virtual time.
             self._virtual_s[request.client] = max(self._now_s, self._virtual_s.get(request.client, 0.0))
         client_queue = self._clients.setdefault((request.priority, request.client), _ClientQueue())
-        insort(client_queue.items, (queued.prefill_s, queued.number, queued))
+        client_queue.add(queued)
         self._prefill_s += queued.prefill_s
 
     def pop(self, queued: QueuedRequest) -> None:
@@ -255,16 +292,17 @@ class FairQueue:
         start_s = self._virtual_s[client]
         self._now_s = max(self._now_s, start_s)
         self._virtual_s[client] = start_s + queued.prefill_s
+        self._clients[queued.state.request.priority, client].served_s += queued.prefill_s
         self.remove(queued)
 
     def remove(self, queued: QueuedRequest) -> None:
         """Remove a request."""
         request = queued.state.request
         key = request.priority, request.client
-        items = self._clients[key].items
-        del items[bisect_left(items, queued._rank)]  # a shorter tuple sorts before the item itself
+        client_queue = self._clients[key]
+        client_queue.remove(queued)
         del self.requests[queued.request_id]
-        if not items:
+        if not client_queue.items:
             del self._clients[key]
         self._prefill_s -= queued.prefill_s
         if request.client not in {client for _, client in self._clients} and (
@@ -281,14 +319,17 @@ class FairQueue:
         items = [item for queue in self._clients.values() for item in queue.items]
         assert sorted(id(queued) for _, _, queued in items) == sorted(id(queued) for queued in self.requests.values())
         assert all(queue.items == sorted(queue.items, key=lambda item: item[:2]) for queue in self._clients.values())
+        for queue in self._clients.values():
+            assert list(queue.arrivals) == sorted(number for _, number, _ in queue.items)
+            assert abs(sum(item[0] for item in queue.items) - queue.queued_s) < 1e-6
         assert abs(sum(item[0] for item in items) - self._prefill_s) < 1e-6
         assert {client for _, client in self._clients} <= set(self._virtual_s)
 
     def _tag(self, client: str | None, client_queue: _ClientQueue) -> Iterator[tuple[float, int, QueuedRequest]]:
         tag_s = self._virtual_s[client]
-        for prefill_s, number, queued in client_queue.items:
-            yield tag_s, number, queued
-            tag_s += prefill_s
+        for queued in client_queue.ordered():
+            yield tag_s, queued.number, queued
+            tag_s += queued.prefill_s
 
 
 # Times at which queued requests may have become infeasible, in a heap; entries that left the queue are skipped.
@@ -399,7 +440,7 @@ class AdmissionController:
             return self._queue_without_replica(state, now)
         evaluation = self._dispatcher.evaluate(request, eligible, now=now)
         prediction = evaluation.choice.prediction
-        if prediction is None or not self._limits.queue_enabled:
+        if not self._queues(evaluation):
             return self._dispatcher.dispatch(state, evaluation, now=now)
         evaluation = self._prefer_free_slot(request, evaluation, now)
         self.saturation.queued_since_s = self.queue.since_s
@@ -407,15 +448,18 @@ class AdmissionController:
         deadline_s = self._deadline_s(request)
         if has_capacity and (deadline_s is None or meets_deadline(evaluation.choice, deadline_s=deadline_s)):
             return self._dispatcher.dispatch(state, evaluation, now=now)
-        predicted = prediction()
+        predicted = None if prediction is None else prediction()
         waited_s = now - request.received_s
-        if deadline_s is not None and misses_deadline(
-            predicted, waited_s=waited_s, deadline_s=deadline_s, limits=self._limits
+        if (
+            deadline_s is not None
+            and predicted is not None
+            and misses_deadline(predicted, waited_s=waited_s, deadline_s=deadline_s, limits=self._limits)
         ):
             return deadline_exceeded(request, self._retry_after_s(now))
         if has_capacity:
             return self._dispatcher.dispatch(state, evaluation, now=now)
-        queued = QueuedRequest(state, float(predicted.prefill_s.min()), enqueued_s=now)
+        prefill_s = self._least_prefill_s(request) if predicted is None else float(predicted.prefill_s.min())
+        queued = QueuedRequest(state, prefill_s, enqueued_s=now)
         queued.preferred, queued.evaluated_s = evaluation.replica.spec.name, now
         queued.shed_at_s = self._shed_at_s(request, predicted, deadline_s)
         return self._enqueue(queued, now)
@@ -480,6 +524,11 @@ class AdmissionController:
 
     # -- helpers
 
+    def _queues(self, evaluation: Evaluation) -> bool:
+        """Return whether a request waits at the proxy for a replica with capacity."""
+        predicts = evaluation.choice.prediction is not None
+        return self._limits.queue_enabled and (predicts or self._limits.queue_every_policy)
+
     def _prefer_free_slot(self, request: RouteRequest, best: Evaluation, now: float) -> Evaluation:
         """Return `best`, or the next best with a free slot and as much cached, if that costs less than to wait."""
         cost, row, eligible = best.choice.cost, best.choice.row, best.eligible
@@ -533,12 +582,12 @@ class AdmissionController:
         queued.no_replica_since_s = None
         evaluation = self._dispatcher.evaluate(request, eligible, now=now)
         prediction = evaluation.choice.prediction
-        if not self._limits.queue_enabled or prediction is None:
+        if not self._queues(evaluation):
             return self._dispatch(queued, evaluation, now)
         evaluation = self._prefer_free_slot(request, evaluation, now)
         queued.preferred, queued.evaluated_s = evaluation.replica.spec.name, now
         deadline_s = self._deadline_s(request)
-        predicted = None if deadline_s is None else prediction()
+        predicted = None if deadline_s is None or prediction is None else prediction()
         if deadline_s is not None and predicted is not None:
             waited_s = now - request.received_s
             if misses_deadline(predicted, waited_s=waited_s, deadline_s=deadline_s, limits=self._limits):

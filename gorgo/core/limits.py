@@ -36,6 +36,9 @@ class OverloadLimits:
     queue_enabled:
         Queue a request while its replica is saturated, under a policy that predicts. A request without any eligible
         replica is queued under any policy.
+    queue_every_policy:
+        Queue under policies that do not predict too, shortest prompt first; for comparisons, where a queue must be
+        under every policy or under none.
     queue_max_requests:
         Most queued requests; one more is rejected. Each occupies memory for its body.
     max_backlog_s:
@@ -57,6 +60,7 @@ class OverloadLimits:
     """
 
     queue_enabled: bool = False
+    queue_every_policy: bool = False
     queue_max_requests: int = 1000
     max_backlog_s: float = 0.2
     max_concurrency_per_replica: int | None = None

@@ -6,7 +6,7 @@ Owns the columns and their formats; the rows are `gorgo.lab.results`.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
 
@@ -29,6 +29,8 @@ class ResultColumn:
     value: Callable[[ResultRow], float | None]
     form: str
     best: Callable[[Sequence[float]], float] | None = None
+    #: Texts of values that are no amounts.
+    words: Mapping[float, str] = field(default_factory=dict)
 
     def heading(self, before: ResultColumn | None) -> str:
         """Return the lines of the title behind the column `before`."""
@@ -49,7 +51,7 @@ class ResultColumn:
     def _cell(self, value: float | None, *, bold: bool) -> str:
         if value is None:
             return "-"
-        text = format(value, self.form)
+        text = self.words.get(value) or format(value, self.form)
         return f"[bold]{text}[/bold]" if bold else text
 
 
@@ -70,6 +72,7 @@ def _spreads(
 
 #: Every column by the name of `--column`.
 COLUMNS: Mapping[str, ResultColumn] = {
+    "queue": ResultColumn(("que-", "ue"), attrgetter("queue"), "d", words={True: "on", False: "off"}),
     "err": ResultColumn(("err",), attrgetter("errors"), "d"),
     **_spreads("ttft", "TTFT", "ms", attrgetter("ttft_ms"), ".0f"),
     **_spreads("e2e", "E2E", "s", attrgetter("e2e_s"), ".2f"),
@@ -86,6 +89,8 @@ COLUMNS: Mapping[str, ResultColumn] = {
 
 #: Narrow enough for 80 characters with the longest policy's name.
 DEFAULT = ("err", "ttft-p50", "ttft-p95", "ttft-p99", "e2e-p50", "e2e-p95", "itl-p95", "hit", "hit-estimated")
+#: A row of a simulation says whether it queued.
+SIMULATED = ("queue", *DEFAULT)
 HITS = "hit: share of prompt tokens found in cache, as engines report it and as the router estimated"
 
 

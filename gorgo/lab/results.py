@@ -54,6 +54,12 @@ class ResultRow:
     requests of the trace, more than `n` after an interrupt, None in files of earlier versions. `failures` are counts of
     failed requests by cause, see `gorgo.lab.failures`.
 
+    `queue` is whether requests could wait at the proxy for a replica with capacity, None live and in earlier files.
+
+    `digest` is of everything that determines a simulated run, so rows with equal ones are copies of one run. `setting`
+    is of the same without policy, weights, seed and time scale: only runs with equal ones may be averaged or paired.
+    Both are None where it is unknown what determined the run: live, from requests in memory, in earlier files.
+
     `tpot_ms` is (E2E - TTFT) / (output tokens - 1) per request, `e2e_per_token_ms` E2E / output tokens. `tokens_per_s`
     are output tokens over the time from the first request to the last end. `goodput` is the share of all requests with
     a first token within 2 s and a last one within 10 s, `prediction_error_ratio` the mean of |predicted - measured| /
@@ -84,6 +90,9 @@ class ResultRow:
     goodput: Fraction | None = None
     prediction_error_ratio: Amount | None = None
     preemptions: Count | None = None
+    queue: bool | None = None
+    setting: str | None = None
+    digest: str | None = None
 
     @property
     def is_partial(self) -> bool:

@@ -69,6 +69,13 @@ def simulate(
     peer_loss: Annotated[
         float, typer.Option(min=0, max=1, metavar="SHARE", help="Share of reports that a router never gets.")
     ] = 0.0,
+    queue: Annotated[
+        str,
+        typer.Option(
+            metavar="on|off",
+            help="Queue of the proxy before saturated replicas: under every policy, or under none.",
+        ),
+    ] = "off",
     weights: Annotated[
         Path | None,
         typer.Option(metavar="FILE", show_default=False, help="Weights file; its policy runs with these weights."),
@@ -102,10 +109,13 @@ def simulate(
     engines and can lose; `pinned` has each session on one replica, assigned with knowledge of the whole trace; `floor`
     runs each request alone and is a lower bound. Requests that fail in the simulation are a
     result: the table says why, and the exit code is 0.
+
+    No row has a queue at the proxy, so that routing alone is compared. With --queue on every row but `floor` has that
+    of `overload` in regions.yaml; `gorgo serve` queues under policies that predict TTFT.
     """
     from gorgo.config.load import load_config
     from gorgo.lab.simulate import DEFAULT_POLICIES, SimulateOptions, simulate_command
-    from gorgo.lab.simulate.fleet import chosen_fleet, limits_of
+    from gorgo.lab.simulate.fleet import chosen_fleet, limits_of, with_queue_for_all
 
     columns = _columns(column)
     loaded = load_config(config)
@@ -121,7 +131,7 @@ def simulate(
         time_scales=options.time_scales_of(time_scale, load),
         seeds=range(seed, seed + seeds),
         scenario=scenario,
-        limits=limits_of(loaded),
+        limits=with_queue_for_all(limits_of(loaded), enabled=_one_of(("on", "off"), queue, "--queue") == "on"),
         probe_interval_s=loaded.proxy.probe_interval_s,
         scrape_interval_s=loaded.proxy.scrape_interval_s,
         shadow=shadow,
@@ -163,12 +173,12 @@ def _one_of(known: Sequence[Name], named: str, option: str) -> Name:
 
 def _columns(named: list[str] | None) -> Sequence[str]:
     """Return the columns of the table, or raise a usage error for an unknown one."""
-    from gorgo.lab.result_table import COLUMNS, DEFAULT
+    from gorgo.lab.result_table import COLUMNS, SIMULATED
 
     for name in named or ():
         if name not in COLUMNS:
             raise typer.BadParameter(f"--column {name}: no such column; there are: {', '.join(COLUMNS)}")
-    return tuple(dict.fromkeys(named)) if named else DEFAULT
+    return tuple(dict.fromkeys(named)) if named else SIMULATED
 
 
 def _weights(

@@ -9,6 +9,8 @@ from __future__ import annotations
 import gzip
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from hashlib import file_digest
 from pathlib import Path
 
 import numpy as np
@@ -107,6 +109,23 @@ def load_requests(
             f"{path}: a request log is read in blocks of {BLOCK_TOKENS} tokens; expected it without --block-tokens"
         )
     return load_request_log(path, filters)
+
+
+def content_digest(trace: str | Path) -> str | None:
+    """Return a digest of the file of a trace or shape, by path or name; None if it is no regular file."""
+    shipped = {one.name: one.path for one in datasets()}
+    path = _shape_of(trace) or (Path(trace) if Path(trace).exists() else shipped.get(str(trace)))
+    if path is None or not path.is_file():
+        return None
+    found = path.stat()
+    return _file_digest((path, found.st_mtime_ns, found.st_size))
+
+
+@lru_cache(maxsize=64)
+def _file_digest(version: tuple[Path, int, int]) -> str:
+    """Hash a version of a file once: its path, its time of change in ns, and its size."""
+    with version[0].open("rb") as file:
+        return file_digest(file, "sha256").hexdigest()
 
 
 def own_block_tokens(trace: str | Path) -> int:

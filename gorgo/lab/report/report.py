@@ -9,7 +9,7 @@ import json
 import re
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -212,7 +212,9 @@ def _shown(value: object) -> str:
 # Result files in a folder and below it: result rows, the requests behind them, tuning histories.
 #
 # A requests.jsonl belongs to the only row of the results.json beside it. `gorgo demo` writes each row twice: into the
-# folder of all policies and into the policy's own folder. Of such equal rows the one with requests is used.
+# folder of all policies and into the policy's own folder. Of such equal rows the one with requests is used. A simulated
+# run is determined by its digest, so a second one is a copy wherever it lies, and no replicate; equal rows of earlier
+# versions, which have no digest, are copies as well.
 
 
 RESULTS, REQUESTS, HISTORY = "results.json", "requests.jsonl", "history.json"
@@ -253,20 +255,48 @@ def _read_runs(results: Sequence[Path], *, show_progress: bool) -> tuple[list[Ru
     runs: list[Run] = []
     left_out: list[str] = []
     folders: dict[str, set[Path]] = {}
+    #: The row that counts, by digest.
+    simulated: dict[str, str] = {}
+    counted: set[str] = set()
     paths = sorted(results, key=lambda path: (-len(path.parts), path.parts))
     shown = progress_display("reading results", len(paths), BarColumn(), TimeRemainingColumn(), transient=True)
     with shown if show_progress else nullcontext(None) as display:
         for path in paths:
             rows = read_results(path)
             requests = _requests_beside(path, rows, left_out)
+            copies, unlike = 0, 0
             for row in rows:
                 key = rows_as_json([row])
-                if not any(path.parent in folder.parents for folder in folders.get(key, ())):
-                    folders.setdefault(key, set()).add(path.parent)
-                    runs.append(Run(row, requests))
+                if any(path.parent in folder.parents for folder in folders.get(key, ())):
+                    continue
+                folders.setdefault(key, set()).add(path.parent)
+                if row.source == "simulated":
+                    first = simulated.setdefault(row.digest or key, key)
+                    if first != key:
+                        unlike += 1
+                        continue
+                    if key in counted:
+                        copies += 1
+                        continue
+                    counted.add(key)
+                runs.append(Run(row, requests))
+            left_out += _copies_left_out(path, copies, unlike)
             if display is not None:
                 display.advance()
     return runs, left_out
+
+
+def _copies_left_out(path: Path, copies: int, unlike: int) -> Iterator[str]:
+    """Yield why rows of a file do not count."""
+    if copies:
+        rows = "row is a copy" if copies == 1 else "rows are copies"
+        yield f"{path}: {copies} {rows} of simulated runs that count already: equal digests count once"
+    if unlike:
+        rows = "row has" if unlike == 1 else "rows have"
+        yield (
+            f"{path}: {unlike} {rows} the digest of a run that counts already and other figures: the code changed "
+            "between them; run both again"
+        )
 
 
 def _requests_beside(path: Path, rows: Sequence[ResultRow], left_out: list[str]) -> Requests | None:
@@ -504,6 +534,11 @@ def _comparison_section(
     tables = [load_table(comparison, time_scale) for time_scale in list(comparison.loads)[:MAX_TABLES]]
     more = (ratio_table(comparison), share_table(comparison), error_table(comparison))
     notes = []
+    if comparison.settings > 1:
+        notes.append(
+            f"One of {comparison.settings} settings of this trace: fleet, limits, filters or version differ, so the "
+            "runs of one are neither averaged nor paired with those of another."
+        )
     interrupted = list(dict.fromkeys(cell.label for cell in comparison.cells if cell.is_partial))
     if interrupted:
         names = ", ".join(_first(interrupted, MAX_TITLES))

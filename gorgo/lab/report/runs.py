@@ -1,8 +1,9 @@
 """Runs, grouped into the comparisons that tables and plots show, and the measures of a group.
 
 A **run** is one result row with the requests behind it. A **cell** is all runs of one policy at one load, one per seed.
-A **comparison** is all runs on one trace (whose name has the scenario of a simulation) from one source. Runs are paired
-by seed and repetition of it. `simulate.compare` owns the arithmetic of a ratio.
+A **comparison** is all runs on one trace (whose name has the scenario of a simulation) from one source in one setting,
+so unlike fleets or limits are neither averaged nor paired. Runs are paired by seed and repetition of it.
+`simulate.compare` owns the arithmetic of a ratio.
 """
 
 from __future__ import annotations
@@ -86,21 +87,28 @@ class Cell:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All runs on one trace from one source, live or simulated.
+    """All runs on one trace from one source, live or simulated, in one setting.
 
     Parameters
     ----------
     loads:
         Cells by time_scale, the highest load (least time_scale) last; cells in policy order, references last.
+    setting:
+        As in the rows.
+    settings:
+        How many settings this trace has from this source; each has a comparison.
     """
 
     trace: str
     source: str
     loads: Mapping[float, tuple[Cell, ...]]
+    setting: str | None = None
+    settings: int = 1
 
     @property
     def title(self) -> str:
-        return f"{self.trace}, {self.source}"
+        of = f", setting {self.setting or 'unknown'}" if self.settings > 1 else ""
+        return f"{self.trace}, {self.source}{of}"
 
     @property
     def cells(self) -> list[Cell]:
@@ -146,10 +154,15 @@ class ReportInput:
 
 def compare(runs: Sequence[Run], *, order: Sequence[str]) -> tuple[Comparison, ...]:
     """Group runs into comparisons. Policies are in the given `order`, then others by name, then references."""
-    groups: dict[tuple[str, str], list[Run]] = {}
+    groups: dict[tuple[str, str], dict[str, list[Run]]] = {}
     for run in runs:
-        groups.setdefault((run.row.trace, run.row.source), []).append(run)
-    return tuple(Comparison(trace, source, _loads(groups[trace, source], order)) for trace, source in sorted(groups))
+        settings = groups.setdefault((run.row.trace, run.row.source), {})
+        settings.setdefault(run.row.setting or "", []).append(run)
+    return tuple(
+        Comparison(trace, source, _loads(of, order), setting or None, len(settings))
+        for (trace, source), settings in sorted(groups.items())
+        for setting, of in sorted(settings.items())
+    )
 
 
 def _loads(runs: Sequence[Run], order: Sequence[str]) -> dict[float, tuple[Cell, ...]]:

@@ -126,6 +126,7 @@ def mean_row(rows: Sequence[ResultRow]) -> ResultRow:
         goodput=_mean([row.goodput for row in rows]),
         prediction_error_ratio=_mean([row.prediction_error_ratio for row in rows]),
         preemptions=None if first.preemptions is None else sum(row.preemptions or 0 for row in rows),
+        digest=None,  # no run's
         planned=None if first.planned is None else sum(row.planned or row.n for row in rows),
     )
 

@@ -59,3 +59,9 @@ def profile_of(simulation: SimulationConfig, replica: str) -> EngineProfile:
 def limits_of(config: Config) -> RouterLimits:
     """The Router's bounds as `gorgo serve` sets them, with blocks of a trace's size."""
     return replace(router_limits(config), block_tokens=float(BLOCK_TOKENS))
+
+
+def with_queue_for_all(limits: RouterLimits, *, enabled: bool) -> RouterLimits:
+    """Return the limits with the queue of the proxy under every policy, or under none."""
+    overload = replace(limits.overload, queue_enabled=enabled, queue_every_policy=enabled)
+    return replace(limits, overload=overload)

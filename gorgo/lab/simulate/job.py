@@ -1,15 +1,20 @@
 """One simulated run and its result, as records that can be sent to another process.
 
-Owns the records, the names of the three baselines, and goodput; `gorgo.lab.simulate.run` runs them.
+Owns the records, the digest of what determines a run, the names of the three baselines, and goodput;
+`gorgo.lab.simulate.run` runs them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+import json
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from hashlib import blake2b
 from typing import Any
 
+from gorgo import __version__
 from gorgo.core.limits import RouterLimits
+from gorgo.lab.datasets import content_digest
 from gorgo.lab.results import ResultRow
 from gorgo.lab.served import is_good
 from gorgo.lab.sim.fleet import SimFleet
@@ -55,6 +60,52 @@ def goodput_of(records: Sequence[SimRecord]) -> Goodput | None:
         queued=sum(record.queued_s > 0.0 for record in records) / n,
         hedged=sum(record.hedged for record in records) / n,
     )
+
+
+# What determines a run.
+#
+# The code is named by its version alone: a policy that was edited in between gives equal digests and unlike figures,
+# which `gorgo report` says.
+
+
+def setting_of(job: SimJob) -> str | None:
+    """Return a digest of what determines a run, but its policy, weights, seed and time scale.
+
+    That is the version, the bytes of the trace, its filters, the fleet with its engines and links, the scenario, the
+    limits (with the queue), the clients and the routers. None for a feed in memory, or a trace that is no regular file.
+    """
+    content = None if job.feed is not None else content_digest(job.trace)
+    if content is None:
+        return None
+    rest = (job.scenario, job.limits, job.probe_interval_s, job.scrape_interval_s, job.client_concurrency)
+    filters = replace(job.filters, seed=0)  # a run's own seed takes its place
+    return _digest([__version__, content, filters, job.fleet, *rest, job.slo_ttft_ms, job.block_tokens, job.routers])
+
+
+def run_digest(job: SimJob, setting: str | None, weights: Mapping[str, float] | None) -> str | None:
+    """Return a digest of everything that determines a run with these weights; None if its setting is unknown."""
+    if setting is None:
+        return None
+    return _digest([setting, job.policy, weights, job.seed, job.time_scale])
+
+
+def _digest(value: object) -> str:
+    return blake2b(json.dumps(_plain(value)).encode(), digest_size=8).hexdigest()
+
+
+def _plain(value: object) -> object:
+    """Return records as values of JSON, the same in every process."""
+    if is_dataclass(value):
+        return {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
+    if isinstance(value, Mapping):
+        return sorted([f"{key}", _plain(inner)] for key, inner in value.items())
+    if isinstance(value, Set):
+        return sorted(map(str, value))
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise TypeError(f"{type(value).__name__} has no digest; expected records, texts and numbers")
 
 
 #: Rows of every comparison that no proxy can run: the rule of `gorgo-ms` with full knowledge, sessions assigned with

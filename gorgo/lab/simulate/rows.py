@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gorgo.core.limits import RouterLimits
 from gorgo.lab.failures import count_cause
 from gorgo.lab.results import ResultRow, Spread
 from gorgo.lab.served import ServedTally
@@ -21,7 +22,7 @@ from gorgo.lab.sim.engine.itl import ItlHistogram
 from gorgo.lab.sim.lower_bound import LowerBound
 from gorgo.lab.sim.records import SimRecord, SimResult
 from gorgo.lab.sim.workload import SimRequest
-from gorgo.lab.simulate.job import STEADY, SimJob, SimulatedRun, goodput_of
+from gorgo.lab.simulate.job import FLOOR, STEADY, SimJob, SimulatedRun, goodput_of, run_digest, setting_of
 
 
 def simulated_run(job: SimJob, weights: Mapping[str, float], result: SimResult) -> SimulatedRun:
@@ -70,6 +71,7 @@ def _row(
     tally = ServedTally()
     for record in records:
         tally.add(record)
+    setting = setting_of(job)
     return ResultRow(
         trace=trace_name(job),
         time_scale=job.time_scale,
@@ -96,8 +98,21 @@ def _row(
         planned=len(records),
         failures=_failures(records),
         preemptions=preemptions,
+        queue=_queued(job, records),
+        setting=setting,
+        digest=run_digest(job, setting, weights),
         **tally.fields(),
     )
+
+
+def _queued(job: SimJob, records: Sequence[SimRecord]) -> bool | None:
+    """Return whether the proxy queued: by the limits, and where only policies that predict queue, by what happened."""
+    if job.policy == FLOOR:
+        return None
+    overload = (job.limits or RouterLimits()).overload
+    if overload.queue_enabled and not overload.queue_every_policy:
+        return any(record.queued_s > 0.0 for record in records)
+    return overload.queue_enabled
 
 
 def _failures(records: Sequence[SimRecord]) -> dict[str, int]:

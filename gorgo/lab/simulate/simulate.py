@@ -25,7 +25,7 @@ from gorgo.core.policy.weights import Weights
 from gorgo.lab.demo.options import PUBLISHED
 from gorgo.lab.failures import failure_lines
 from gorgo.lab.progress import shown_progress
-from gorgo.lab.result_table import DEFAULT, results_table
+from gorgo.lab.result_table import SIMULATED, results_table
 from gorgo.lab.results import ResultRow, load_text, write_results
 from gorgo.lab.sim.faults.scenarios import find_scenario
 from gorgo.lab.sim.fleet import SimFleet
@@ -174,7 +174,7 @@ _RATIOS: tuple[tuple[str, Figure], ...] = (("p95 TTFT", ttft_ms_p95), ("p95 E2E"
 
 
 def show_rows(
-    rows: Sequence[ResultRow], policies: Sequence[str], console: Console, *, columns: Sequence[str] = DEFAULT
+    rows: Sequence[ResultRow], policies: Sequence[str], console: Console, *, columns: Sequence[str] = SIMULATED
 ) -> None:
     """Every comparison in the rows, `policies` in their order, and of its table these `columns`."""
     for trace, time_scale in dict.fromkeys((row.trace, row.time_scale) for row in rows):

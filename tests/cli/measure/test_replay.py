@@ -17,7 +17,7 @@ from gorgo.lab.demo.options import DemoOptions
 from gorgo.lab.replay.options import ReplayOptions, ReplayReport
 from gorgo.lab.results import ResultRow
 from gorgo.lab.simulate import SimJob, SimulatedRun, SimulateOptions
-from gorgo.lab.simulate.fleet import fleet_of, limits_of
+from gorgo.lab.simulate.fleet import fleet_of, limits_of, with_queue_for_all
 from gorgo.lab.simulate.job import Goodput
 from gorgo.lab.traces import TraceFilters
 from gorgo.policies.registry import make_policy
@@ -109,7 +109,7 @@ def test_simulate_hands_on_every_option(config: Path, tmp_path: Path, monkeypatc
             time_scales=[2.0, 0.5],
             seeds=range(5, 8),
             scenario="bursts",
-            limits=limits_of(loaded),
+            limits=with_queue_for_all(limits_of(loaded), enabled=False),
             probe_interval_s=7.0,
             scrape_interval_s=11.0,
             shadow="gorgo-ms",
@@ -131,7 +131,7 @@ def test_simulate_by_default_runs_every_policy_once_on_all_cores(monkeypatch: py
             weights={"gorgo-ms": {spec.name: spec.default for spec in make_policy("gorgo-ms").weight_specs}},
             time_scales=[1.0],
             seeds=range(1),
-            limits=limits_of(loaded),
+            limits=with_queue_for_all(limits_of(loaded), enabled=False),
         )
     ]
     assert program.asked[0].policies == (

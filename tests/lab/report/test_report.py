@@ -19,7 +19,7 @@ from gorgo.cli import app
 from gorgo.errors import ReportError
 from gorgo.lab.report import report
 from gorgo.lab.report.report import find_results, read_history, read_requests, read_results
-from gorgo.lab.report.runs import ReportGeneration, format_weights
+from gorgo.lab.report.runs import TTFT_P95, ReportGeneration, format_weights, mean, ratio
 from gorgo.lab.results import Spread, write_results
 from tests.lab.report.builders import generation, records, row, write_run
 
@@ -110,11 +110,64 @@ def test_rows_that_a_demo_writes_twice_count_once_and_keep_their_requests(tmp_pa
     assert (comparison.labels, runs) == (["gorgo", "random"], [[(0, True), (7, False)], [(0, True)]])
 
 
-def test_equal_rows_in_folders_side_by_side_are_two_runs(tmp_path: Path) -> None:
+def test_equal_live_rows_in_folders_side_by_side_are_two_runs(tmp_path: Path) -> None:
     for name in ("first", "second"):
-        write_run(tmp_path / name, [10.0, 20.0])
-    (comparison,) = find_results(tmp_path).comparisons
-    assert [run.pair for run in comparison.cells[0].runs] == [(0, 0), (0, 1)]
+        write_run(tmp_path / name, [10.0, 20.0], source="live")
+    found = find_results(tmp_path)
+    assert [run.pair for run in found.comparisons[0].cells[0].runs] == [(0, 0), (0, 1)]
+    assert found.left_out == ()
+
+
+@pytest.mark.parametrize("digest", ["0123456789abcdef", None])
+def test_copies_of_a_simulated_run_count_once_and_the_page_says_so(tmp_path: Path, digest: str | None) -> None:
+    for name in ("first", "second", "third"):
+        rows = [row("gorgo", [10.0 + seed], seed=seed, digest=digest and f"{digest}{seed}") for seed in (0, 1)]
+        write_results(tmp_path / name, rows)
+    found = find_results(tmp_path)
+    assert [run.pair for run in found.comparisons[0].cells[0].runs] == [(0, 0), (1, 0)]
+    assert [text.partition(": ")[2] for text in found.left_out] == [
+        "2 rows are copies of simulated runs that count already: equal digests count once"
+    ] * 2
+    assert "2 rows are copies of simulated runs" in report.report(found, [500.0]).html
+
+
+def test_three_copies_of_a_folder_leave_an_interval_as_wide_as_one(tmp_path: Path) -> None:
+    def interval(folder: Path) -> tuple[float | None, float | None]:
+        (comparison,) = find_results(folder).comparisons
+        gorgo, random = comparison.cells
+        found = ratio(gorgo, random, TTFT_P95)
+        assert found is not None
+        return found.low, found.high
+
+    rows = [
+        row(policy, [10.0 + at + seed * scale], seed=seed, digest=f"{policy}{seed}")
+        for policy, at, scale in (("gorgo", 0.0, 1.0), ("random", 2.0, 0.3))
+        for seed in range(3)
+    ]
+    for copies in (1, 3):
+        for number in range(copies):
+            write_results(tmp_path / f"{copies}" / f"{number}", rows)
+    assert interval(tmp_path / "3") == interval(tmp_path / "1")
+
+
+def test_a_digest_with_other_figures_is_left_out_with_its_reason(tmp_path: Path) -> None:
+    for number, each_ms in enumerate(([10.0], [20.0])):
+        write_results(tmp_path / str(number), [row("gorgo", each_ms, digest="0123456789abcdef")])
+    found = find_results(tmp_path)
+    assert [run.row.ttft_ms.p95 for run in found.comparisons[0].cells[0].runs] == [10.0]
+    assert ["the code changed between them" in text for text in found.left_out] == [True]
+
+
+def test_unlike_settings_of_one_trace_are_neither_averaged_nor_paired(tmp_path: Path) -> None:
+    for setting, each_ms in (("aa", [10.0]), ("bb", [30.0])):
+        rows = [row(policy, each_ms, setting=setting, digest=f"{setting} {policy}") for policy in ("gorgo", "random")]
+        write_results(tmp_path / setting, rows)
+    found = find_results(tmp_path)
+    assert [one.title for one in found.comparisons] == [
+        f"small.jsonl, simulated, setting {setting}" for setting in ("aa", "bb")
+    ]
+    assert [[mean(cell, TTFT_P95) for cell in one.cells] for one in found.comparisons] == [[10.0, 10.0], [30.0, 30.0]]
+    assert "neither averaged nor paired" in report.report(found, [500.0]).html
 
 
 def test_traces_and_sources_have_sections_of_their_own(tmp_path: Path) -> None:

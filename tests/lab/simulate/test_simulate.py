@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -15,13 +16,14 @@ from typer.testing import CliRunner
 
 from gorgo.cli import app
 from gorgo.config.load import load_config
-from gorgo.core.limits import RouterLimits
+from gorgo.core.limits import OverloadLimits, RouterLimits
 from gorgo.errors import ConfigError, UnknownPolicy
 from gorgo.lab.replay.summary import ReplayRecord
 from gorgo.lab.results import ResultRow, Spread
 from gorgo.lab.sim.routers.group import RouterGroup
-from gorgo.lab.simulate import SimJob, SimulateOptions, jobs_of, simulate_command
-from gorgo.lab.simulate.fleet import fleet_of, limits_of
+from gorgo.lab.simulate import SimJob, SimulateOptions, jobs_of, run_once, simulate_command
+from gorgo.lab.simulate.fleet import fleet_of, limits_of, with_queue_for_all
+from gorgo.lab.simulate.job import run_digest, setting_of
 from gorgo.lab.simulate.simulate import show_rows
 from gorgo.lab.traces import TraceFilters
 from tests.lab.sim.fleets import three_regions
@@ -152,6 +154,84 @@ def test_a_region_without_a_round_trip_is_named(tmp_path: Path) -> None:
 # -- the command line
 
 RUN = ["simulate", "chat-small", "--limit", "25", "--jobs", "1", "--config", str(REGIONS)]
+
+
+def job(**changes: Any) -> SimJob:
+    values: dict[str, Any] = {"trace": "chat-small", "policy": "gorgo", "fleet": three_regions()}
+    return SimJob(**{**values, **changes})
+
+
+def digests(one: SimJob, weights: Mapping[str, float] | None = None) -> tuple[str | None, str | None]:
+    setting = setting_of(one)
+    return setting, run_digest(one, setting, weights)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"trace": "art-chat-apr5"},
+        {"filters": TraceFilters(limit=40)},
+        {"fleet": replace(three_regions(), name="another")},
+        {"fleet": replace(three_regions(), replicas=three_regions().replicas[:2])},
+        {"scenario": "slow-replica"},
+        {"limits": RouterLimits()},
+        {"limits": RouterLimits(overload=OverloadLimits(queue_enabled=False))},
+        {"client_concurrency": 4},
+        {"probe_interval_s": 7.0},
+        {"slo_ttft_ms": 500.0},
+        {"block_tokens": 16},
+        {"routers": RouterGroup(count=2)},
+    ],
+)
+def test_whatever_else_determines_a_run_gives_another_setting(changes: dict[str, Any]) -> None:
+    assert setting_of(job(**changes)) != setting_of(job())
+    assert setting_of(job(**changes)) == setting_of(job(**changes))
+
+
+@pytest.mark.parametrize("queue", ["on", "off"])
+def test_every_row_but_the_floor_has_the_queue_or_none_has(queue: str) -> None:
+    words = ["chat-small", "--load", "4", "--limit", "80", "--policy", "gorgo-ms", "--policy", "gorgo", "--jobs", "1"]
+    result = CliRunner().invoke(app, ["simulate", *words, "--queue", queue, "--config", str(REGIONS), "--json"])
+    assert result.exit_code == 0, result.stderr
+    found = {one["policy"]: one["queue"] for one in json.loads(result.stdout)}
+    assert found.pop("floor") is None
+    assert found == dict.fromkeys(("gorgo-ms", "gorgo", "oracle", "pinned"), queue == "on")
+
+
+@pytest.mark.parametrize("policy", ["gorgo", "gorgo-ms", "oracle"])
+def test_a_queue_under_every_policy_queues_under_each(policy: str) -> None:
+    for enabled in (True, False):
+        limits = with_queue_for_all(RouterLimits(block_tokens=512.0), enabled=enabled)
+        run = run_once(job(policy=policy, filters=TraceFilters(limit=80), time_scale=0.25, limits=limits))
+        assert run.goodput is not None
+        assert (run.goodput.queued > 0.1, run.row.queue, run.row.errors) == (enabled, enabled, 0)
+
+
+@pytest.mark.parametrize("changes", [{"policy": "random"}, {"seed": 1}, {"time_scale": 2.0}])
+def test_policy_seed_and_scale_give_another_digest_in_the_same_setting(changes: dict[str, Any]) -> None:
+    (setting, digest), (other_setting, other) = digests(job()), digests(job(**changes))
+    assert setting == other_setting
+    assert digest != other
+    assert digests(job(), {"w": 1.0})[1] != digests(job(), {"w": 2.0})[1]
+
+
+def test_a_trace_that_changes_under_its_name_has_another_digest(tmp_path: Path) -> None:
+    trace = str(write_trace(tmp_path / "own.jsonl", [100, 200]))
+    before = setting_of(job(trace=trace))
+    write_trace(tmp_path / "own.jsonl", [100, 2000])
+    assert setting_of(job(trace=trace)) not in (before, None)
+
+
+def test_a_feed_in_memory_has_no_digest() -> None:
+    assert digests(job(feed=())) == (None, None)
+
+
+def test_equal_runs_have_equal_digests_and_rows() -> None:
+    first, second = (simulate_command(asked(policies=("gorgo",)), warn=no_warning) for _ in range(2))
+    assert first == second
+    assert len({one.digest for one in first}) == len(first)
+    assert len({one.setting for one in first}) == 1
+    assert None not in {one.setting for one in first}
 
 
 def test_rows_of_a_named_fleet_say_so() -> None:
@@ -362,9 +442,9 @@ def test_each_load_has_a_block_with_means_over_its_seeds() -> None:
         "t at load 0.5: 300 requests, seed 4",
         "u at load 1: 300 requests, seed 0",
     ]
-    # Errors, then p50 and p95 of TTFT: means of 50 and 150, and of 100 and 300 ms.
-    assert [line[1:4] for line in cells(text, "gorgo")] == [["0", "100", "200"], ["0", "40", "80"], ["0", "30", "60"]]
-    assert [line[1:4] for line in cells(text, "random")][:1] == [["0", "200", "400"]]
+    # The queue, errors, then p50 and p95 of TTFT: means of 50 and 150, and of 100 and 300 ms.
+    assert [line[2:5] for line in cells(text, "gorgo")] == [["0", "100", "200"], ["0", "40", "80"], ["0", "30", "60"]]
+    assert [line[2:5] for line in cells(text, "random")][:1] == [["0", "200", "400"]]
     assert text.index("\ngorgo ") < text.index("\nrandom ")
 
 
