@@ -93,8 +93,8 @@ def redact_secrets(line: str) -> str:
 # it.
 
 
-#: Characters from which on a value is hidden without quotes too: a secret has as many, and a shorter value may be a word
-#: of the message itself. Messages cut what is longer than `CUT_FROM`.
+#: Characters from which on a value is hidden without quotes too: a secret has as many, and a shorter value may be a
+#: word of the message itself. Messages cut what is longer than `CUT_FROM`.
 LEAST_SECRET, CUT_FROM = 7, 24
 #: A file has few; the bound is on what a small file with a long variable can grow to.
 MAX_EXPANDED = 1024 * 1024
