@@ -34,6 +34,7 @@ from gorgo.policies.registry import make_policy
 from tests.core.routers import PROMPT, a_request, dispatched, submitted, timed
 
 PEER = "eu-2/run1"
+NAMES = StoreNames("g", b"key")
 REPORT = PeerReport(
     PEER,
     3,
@@ -63,7 +64,7 @@ class ListedEntries:
     """A store with these entries in the stream of one peer, and nothing else."""
 
     entries: list[tuple[bytes, dict[bytes, bytes]]] = field(default_factory=list)
-    members: list[bytes] = field(default_factory=lambda: [PEER.encode()])
+    members: list[bytes] = field(default_factory=lambda: [NAMES.listed(PEER).encode()])
 
     def pipeline(self, *, transaction: bool) -> ListedEntries:
         return self
@@ -120,10 +121,12 @@ async def apply(router: Router, entries: list[bytes], counts: PeerCounts) -> Non
     def apply_report(report: PeerReport, age_s: float) -> None:
         router.peers.on_report(report, now=2.0, age_s=age_s)
 
-    client = ListedEntries([(b"1700000000000-%d" % at, {b"report": text}) for at, text in enumerate(entries, 1)])
+    client = ListedEntries(
+        [(b"1700000000000-%d" % at, {b"report": NAMES.sealed(PEER, text)}) for at, text in enumerate(entries, 1)]
+    )
     reader = ReportReader(
         cast("Redis", client),
-        StoreNames("g"),
+        NAMES,
         "eu-1/run1",
         counts,
         lambda: 2.0,
@@ -172,7 +175,7 @@ async def test_random_bytes_as_reports_and_as_members_end_nothing(entries: list[
     assert_no_less_loaded(router)
     assert counts.reports["read"] == 0
     client = ListedEntries(members=members)
-    reader = ReportReader(cast("Redis", client), StoreNames("g"), "eu-1/run1", counts, lambda: 2.0, lambda *_: None)
+    reader = ReportReader(cast("Redis", client), NAMES, "eu-1/run1", counts, lambda: 2.0, lambda *_: None)
     reader.caught_up.set()
     await reader._find_members()
 
