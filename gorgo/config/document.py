@@ -245,7 +245,7 @@ class Document:
             for quoted in (json.dumps(value), ascii(value), f"'{value}'", show_value(value)):
                 message = message.replace(quoted, f"the value of {show_value(shown)}")
             if len(value) > CUT_FROM:
-                message = re.sub(rf"{re.escape(value[:CUT_FROM])}[^\s\"',;]*", lambda _, text=shown: text, message)
+                message = re.sub(rf"{re.escape(value[:CUT_FROM])}[^\s\"',;]*", shown.replace("\\", "\\\\"), message)
             elif len(value) >= LEAST_SECRET:
                 message = message.replace(value, shown)
         return message

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from redis.asyncio import Redis
 
 from gorgo.core.latency.prefill import shares_of_columns
-from gorgo.core.peers.codec import encode_report
+from gorgo.core.peers.codec import decode_report, encode_report
 from gorgo.core.peers.records import (
     LearnedSpeed,
     PeerReport,
@@ -27,10 +27,12 @@ from gorgo.core.peers.records import (
     StartedPrefill,
 )
 from gorgo.core.router import Router
+from gorgo.errors import BadReport, OtherFormat
 from gorgo.live.peer_store.connection import StoreNames
 from gorgo.live.peer_store.reader import ReportReader
 from gorgo.live.telemetry.peers import PeerCounts
 from gorgo.policies.registry import make_policy
+from tests import fuzz
 from tests.core.routers import PROMPT, a_request, dispatched, submitted, timed
 
 PEER = "eu-2/run1"
@@ -165,6 +167,39 @@ async def test_mutated_reports_end_nothing_and_make_no_replica_look_idle(seed: i
     assert sum(reports[name] for name in ("malformed", "foreign", "other_format", "read")) == 60
     # It still routes, and where it would.
     dispatched(submitted(router, a_request("after"), now=2.0))
+
+
+def test_cases_of_chance_of_entries_and_members_delay_nothing_and_only_the_group_s_are_parsed() -> None:
+    rng, good = random.Random(4), NAMES.sealed(PEER, TEXT)
+    listed, sound, forged = NAMES.listed(PEER).encode(), 0, 0
+
+    def damaged(text: bytes) -> bytes:
+        changed = bytearray(text)
+        for _ in range(rng.randint(1, 4)):
+            place = rng.randrange(len(changed))
+            changed[place : place + rng.randint(0, 3)] = rng.randbytes(rng.randint(0, 3))
+        return bytes(changed)
+
+    def case() -> None:
+        nonlocal sound, forged
+        entry, name = damaged(good), damaged(listed)
+        assert NAMES.opened(PEER, entry) is None or entry == good
+        assert NAMES.opened("eu-3/run1", good) is None
+        assert NAMES.read_listed(name) is None or name == listed
+        forged += entry != good
+        text = NAMES.opened(PEER, NAMES.sealed(PEER, mutated(rng)))
+        assert text is not None
+        try:
+            report = decode_report(text)
+        except (BadReport, OtherFormat):
+            return
+        sound += 1
+        assert decode_report(encode_report(report)).router == report.router
+
+    for _ in range(fuzz.CASES):
+        fuzz.timed(case)
+    assert forged > fuzz.CASES * 0.8
+    assert sound > fuzz.CASES // 20
 
 
 @settings(max_examples=60, deadline=None)
