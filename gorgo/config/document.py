@@ -93,8 +93,8 @@ def redact_secrets(line: str) -> str:
 # it.
 
 
-#: Characters from which on a value is hidden without quotes too: a secret has as many, and a shorter value may be a word
-#: of the message itself. Messages cut what is longer than `CUT_FROM`.
+#: Characters from which on a value is hidden without quotes too: a secret has as many, and a shorter value may be a
+#: word of the message itself. Messages cut what is longer than `CUT_FROM`.
 LEAST_SECRET, CUT_FROM = 7, 24
 #: A file has few; the bound is on what a small file with a long variable can grow to.
 MAX_EXPANDED = 1024 * 1024
@@ -245,7 +245,7 @@ class Document:
             for quoted in (json.dumps(value), ascii(value), f"'{value}'", show_value(value)):
                 message = message.replace(quoted, f"the value of {show_value(shown)}")
             if len(value) > CUT_FROM:
-                message = re.sub(rf"{re.escape(value[:CUT_FROM])}[^\s\"',;]*", lambda _, text=shown: text, message)
+                message = re.sub(rf"{re.escape(value[:CUT_FROM])}[^\s\"',;]*", shown.replace("\\", "\\\\"), message)
             elif len(value) >= LEAST_SECRET:
                 message = message.replace(value, shown)
         return message

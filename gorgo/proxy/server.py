@@ -147,11 +147,12 @@ async def _parse(exchange: Exchange, body: bytes) -> ParsedRequest:
     started = perf_counter()
     coding = check_media_type(exchange.headers)
     if coding is not None:
-        body = await state.routing.body_workers.unpack(coding, body, limit=body_limit(state.limits, exchange.buffer))
+        limit = body_limit(state.limits, exchange.buffer)
+        body = await state.routing.body_workers.unpack(coding, body, limit=limit, client=exchange.buffer.client)
         exchange.buffer.reserve_body(len(body))
     fields = read_quick_fields(route, body, state.routing.fingerprinter)
     if fields is None:
-        fields = await state.routing.body_workers.read(route, body)
+        fields = await state.routing.body_workers.read(route, body, client=exchange.buffer.client)
     fields.exact = await count_tokens(state.routing, route, fields)
     fields.prompt = None  # as large as the body, and needed no more
     exchange.record.decision_s = perf_counter() - started

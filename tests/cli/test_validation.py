@@ -457,9 +457,9 @@ def test_port_in_use_is_a_warning_of_check_because_the_running_proxy_has_it(tmp_
 
 #: A section of a file, and values of it with `${S}` where each is invalid for another reason.
 HIDDEN = [
-    *(("proxy", "{%s}" % key) for key in ('policy: "${S}"', 'shadow_policy: "${S}"', 'probe_interval_s: "${S}"')),
-    *(("proxy", "{%s}" % key) for key in ('weights: {lambda: "${S}"}', 'region: "${S}"', 'bind: "${S}"')),
-    *(("proxy", "{%s}" % key) for key in ('metrics_listener: "${S}"', 'pass_headers: ["${S} "]', 'policy: "x-${S}-y"')),
+    *(("proxy", f"{{{key}}}") for key in ('policy: "${S}"', 'shadow_policy: "${S}"', 'probe_interval_s: "${S}"')),
+    *(("proxy", f"{{{key}}}") for key in ('weights: {lambda: "${S}"}', 'region: "${S}"', 'bind: "${S}"')),
+    *(("proxy", f"{{{key}}}") for key in ('metrics_listener: "${S}"', 'pass_headers: ["${S} "]', 'policy: "x-${S}-y"')),
     ("replicas", '[{name: a, region: a, url: "http://10.0.0.9:1", engine: "${S}"}]'),
     ("replicas", '[{name: a, region: "${S}", url: "${S}"}]'),
     ("replicas", '[{name: "${S}", region: a, url: "http://a:1"}, {name: "${S}", region: a, url: "http://b:1"}]'),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
+from random import Random
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from hypothesis import given
@@ -21,7 +24,9 @@ from gorgo.fleet_sources.entries import (
     found_addresses,
     merge,
     next_entries,
+    refused_address,
     replica_name,
+    without_refused,
 )
 from gorgo.fleet_sources.kubernetes import (
     InferencePool,
@@ -32,6 +37,7 @@ from gorgo.fleet_sources.kubernetes import (
     read_pool,
     read_slice,
 )
+from tests import fuzz
 from tests.fleet_sources.documents import endpoint, endpoint_slice, node, pod, pool
 
 HERE = SourceReplicaConfig(region="here")
@@ -328,3 +334,80 @@ def test_every_key_is_a_place_in_an_entry() -> None:
     for place, _ in KEYS.values():
         assert place[0] in fields
         assert place[0] != "capacity" or place[1] in nested
+
+
+#: What somebody may write in the place of a value of a document.
+ODD: list[Any] = [
+    None,
+    True,
+    0,
+    -1,
+    2**70,
+    1e300,
+    "",
+    "\\x00",
+    "a" * 300,
+    [],
+    {},
+    [[[]]],
+    "169.254.169.254",
+    "::1",
+    "10.0.0.9",
+]
+
+
+def changed(chance: Random, document: dict[str, Any]) -> dict[str, Any]:
+    """A document with some values replaced, taken away or doubled."""
+    found = deepcopy(document)
+    for _ in range(chance.randrange(1, 4)):
+        inner: Any = found
+        while True:
+            keys = list(inner) if isinstance(inner, dict) else list(range(len(inner)))
+            if not keys:
+                break
+            key = chance.choice(keys)
+            if isinstance(inner[key], dict | list) and chance.random() < 0.8:
+                inner = inner[key]
+                continue
+            if chance.random() < 0.15:
+                del inner[key]
+            elif isinstance(inner, list) and chance.random() < 0.3:
+                inner.extend([inner[key]] * chance.randrange(1, 50))
+            else:
+                inner[key] = chance.choice(ODD)
+            break
+    return found
+
+
+def test_cases_of_chance_of_documents_delay_nothing_and_give_sound_replicas_or_a_reason() -> None:
+    chance = Random(5)
+    source = FleetSourceConfig(name="s", kind="pods", selector={"a": "b"}, port=30000, replica=HERE)
+    slices = FleetSourceConfig(name="e", kind="endpoint-slices", service="x", replica=HERE)
+    config = Config(proxy=ProxyConfig(region="here"), regions=(RegionConfig(name="here"),), fleet_sources=(source,))
+    sound = refused = 0
+
+    def case() -> None:
+        nonlocal sound, refused
+        try:
+            if chance.random() < 0.5:
+                found = found_pods(
+                    [read_pod(changed(chance, pod("p", annotations={"gorgo/models": "m"})))], (30000,), HERE
+                )
+            else:
+                document = endpoint_slice("e", [endpoint("10.0.0.5", "p", ready=True)], ports={"http": 30000})
+                found = found_slices([read_slice(changed(chance, document))], slices)
+            found = without_refused(found, source)
+            merged = merge(config, {"s": next_entries({}, found).values()})
+        except ObjectError:
+            refused += 1
+            return
+        for replica in found.replicas:
+            host = urlsplit(replica.entry.url).hostname or ""
+            assert refused_address(host, local=False, is_name_allowed=False) is None
+            sound += 1
+        assert merged
+
+    for _ in range(fuzz.CASES):
+        fuzz.timed(case)
+    assert sound > fuzz.CASES // 10
+    assert refused > 0

@@ -173,9 +173,10 @@ class RequestBuffer:
         Name of its key, or its address: each has a share.
     """
 
-    __slots__ = ("_body", "_budget", "_buffer", "_retained")
+    __slots__ = ("_body", "_budget", "_buffer", "_retained", "client")
 
     def __init__(self, budget: BufferBudget, client: str) -> None:
+        self.client = client
         self._budget = budget
         self._buffer = budget.new_buffer(client, now=monotonic())
         self._body = 0

@@ -5,11 +5,13 @@ Owns the client's bounds: each command has an end, and no command is repeated he
 
 from __future__ import annotations
 
+import hmac
 import re
 import socket
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -117,6 +119,11 @@ def group_key(shared: SharedConfig, environ: Mapping[str, str]) -> int:
     return int(text, 16)
 
 
+def seal_key(shared: SharedConfig, environ: Mapping[str, str]) -> bytes:
+    """Return the key of the tags of entries, derived from the group's. Raises `InvalidValueError`."""
+    return blake2b(f"{group_key(shared, environ):x}".encode(), person=b"gorgo entries").digest()
+
+
 def router_name(shared: SharedConfig) -> str:
     """Return the router's name in its group."""
     return shared.router or _NOT_IN_NAMES.sub("-", socket.gethostname()).strip("-._")[:63] or "router"
@@ -139,15 +146,25 @@ RETAIN_S = 600.0
 MEMBERS_S = 1.0
 
 
+#: Bytes of a tag: nobody forges one of these by trying.
+TAG_BYTES = 16
+
+
 @dataclass(frozen=True, slots=True)
 class StoreNames:
-    """Keys of one group.
+    """Keys of one group, and the tags by which its routers know what one of them has written.
 
-    >>> StoreNames("qwen").stream("eu-1/0123abcd")
+    `key` is the group's. Whoever may write to the store and has not this key writes nothing that is parsed.
+
+    >>> names = StoreNames("qwen", b"the key of the group")
+    >>> names.stream("eu-1/0123abcd")
     'gorgo:qwen:reports:eu-1/0123abcd'
+    >>> names.opened("eu-1/0123abcd", names.sealed("eu-1/0123abcd", b"[]"))
+    b'[]'
     """
 
     group: str
+    key: bytes
 
     @property
     def members(self) -> str:
@@ -157,6 +174,28 @@ class StoreNames:
     def stream(self, member: str) -> str:
         """Return the stream of a member, which it alone writes."""
         return f"gorgo:{self.group}:reports:{member}"
+
+    def sealed(self, member: str, report: bytes) -> bytes:
+        """Return an entry of the stream of `member`: a tag, then the report."""
+        return self._tag(b"report", member, report) + report
+
+    def opened(self, member: str, entry: bytes) -> bytes | None:
+        """Return the report of an entry; `None` without the tag of this group and member."""
+        report = entry[TAG_BYTES:]
+        return report if hmac.compare_digest(entry[:TAG_BYTES], self._tag(b"report", member, report)) else None
+
+    def listed(self, member: str) -> str:
+        """Return a member as the list of members has it: with its tag."""
+        return f"{member}#{self._tag(b'member', member, b'').hex()}"
+
+    def read_listed(self, name: bytes) -> str | None:
+        """Return a member of the list; `None` for what no router of this group has written."""
+        member = read_member(name.rpartition(b"#")[0])
+        return member if member is not None and hmac.compare_digest(name, self.listed(member).encode()) else None
+
+    def _tag(self, purpose: bytes, member: str, text: bytes) -> bytes:
+        place = f"{self.group}\0{member}\0".encode()
+        return blake2b(place + text, key=self.key, digest_size=TAG_BYTES, person=purpose).digest()
 
 
 def member_name(router: str, boot_id: str) -> str:

@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gorgo.core.fleet.peer_loads import MAX_PEERS
-from gorgo.core.peers.codec import decode_report
+from gorgo.core.peers.codec import MAX_BYTES, decode_report
 from gorgo.core.peers.records import PeerReport
 from gorgo.errors import BadReport, OtherFormat
 from gorgo.live.event_loop import Clock
 from gorgo.live.logs import log
-from gorgo.live.peer_store.connection import FIELD, MEMBERS_S, RETAIN_S, StoreNames, execute, read_member
+from gorgo.live.peer_store.connection import FIELD, MEMBERS_S, RETAIN_S, TAG_BYTES, StoreNames, execute
 from gorgo.live.telemetry.peers import PeerCounts
 
 if TYPE_CHECKING:
@@ -39,8 +39,10 @@ if TYPE_CHECKING:
 # is not read, so at most one page of each is in memory.
 
 
-#: Entries of one stream in a read: some seconds of a router.
-PAGE = 64
+#: Entries of one stream in a read: some seconds of a router. Fewer where the last read had larger ones, so that a read
+#: takes about as many bytes; a first read takes few, as their size is not known.
+PAGE, FIRST_PAGE = 64, 4
+PAGE_BYTES = 4 * 2**20
 #: A position so far after the store's clock is of another store: it was replaced, or its clock was set back.
 _AHEAD_MS = 1000
 
@@ -75,6 +77,8 @@ class Incoming:
 
     def __init__(self) -> None:
         self._streams: dict[str, _Stream] = {}
+        #: Entries of a stream in the next read.
+        self.page = min(FIRST_PAGE, PAGE)
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -101,11 +105,17 @@ class Incoming:
 
     def add(self, found: Mapping[str, Sequence[tuple[EntryId, bytes | None]]]) -> None:
         """Add what a read found, by member; members without anything new included."""
+        page, size, count = self.page, 0, 0
+        for entries in found.values():
+            size += sum(len(report or b"") for _, report in entries)
+            count += len(entries)
+        if count:
+            self.page = max(1, min(PAGE, PAGE_BYTES * count // max(1, size)))
         for member, entries in found.items():
             stream = self._streams.get(member)
             if stream is None:
                 continue
-            stream.full = len(entries) >= PAGE
+            stream.full = len(entries) >= page
             if entries:
                 stream.waiting.extend(Entry(entry_id, member, report) for entry_id, report in entries)
                 stream.position = entries[-1][0]
@@ -162,6 +172,10 @@ class StoreClock:
         return 0.0 if now is None else max(0.0, now - written_ms / 1e3)
 
 
+#: Names of the list of members that are looked at: forged ones, if there are so many, are removed from it.
+MAX_LISTED = 4 * MAX_PEERS
+#: Between two lines of the log on entries without the group's tag, s.
+FORGED_LOG_S = 60.0
 #: Longest wait of a read, s: a new member is read after it. Shorter than the time-out of a command.
 BLOCK_S = 0.5
 #: After a read, per stream and at most, s: with many members, reads of several reports at once cost less.
@@ -204,6 +218,9 @@ class ReportReader:
         self._incoming = Incoming()
         self._last_seq: dict[str, int] = {}
         self._members_due_s = float("-inf")
+        #: Members by the time, in ms of the store, at which the list had them last. Forged ones push none out.
+        self._listed: dict[str, int] = {}
+        self._forged_logged_s = float("-inf")
 
     async def read(self) -> None:
         """Read once, waiting for `BLOCK_S` at most, and apply what is in order. Raises what the client raises."""
@@ -225,7 +242,7 @@ class ReportReader:
         members = {self._names.stream(member): member for member in positions}
         answer: Any = await self._client.xread(
             {stream: positions[member] for stream, member in members.items()},
-            count=PAGE,
+            count=self._incoming.page,
             block=int(BLOCK_S * 1e3) if waits else None,
         )
         found: dict[str, list[tuple[bytes, dict[bytes, bytes]]]] = {
@@ -242,14 +259,29 @@ class ReportReader:
         requested_s = self._clock()
         pipeline = self._client.pipeline(transaction=False)
         pipeline.time()
-        pipeline.zrevrangebyscore(self._names.members, "+inf", "-inf", start=0, num=MAX_PEERS)
+        pipeline.zrevrangebyscore(self._names.members, "+inf", "-inf", start=0, num=MAX_LISTED)
         (seconds, microseconds), found = await execute(pipeline)
         self._store_clock.set_time(seconds + microseconds / 1e6, requested_s=requested_s)
         now_ms = seconds * 1000 + microseconds // 1000
-        members = {member for member in map(read_member, found) if member is not None} - {self._member}
+        opened = {name: self._names.read_listed(name) for name in found}
+        self._listed |= {member: now_ms for member in opened.values() if member is not None}
+        newest = sorted(self._listed.items(), key=lambda item: -item[1])[:MAX_PEERS]
+        self._listed = {member: ms for member, ms in newest if ms >= now_ms - RETAIN_S * 1e3}
+        forged = [name for name, member in opened.items() if member is None]
+        if forged:
+            self._report_forged(forged[0])
+        if len(found) >= MAX_LISTED and forged:
+            await self._client.zrem(self._names.members, *forged)  # they would hide a new member
+        members = set(self._listed) - {self._member}
         self._incoming.follow(members, now_ms=now_ms, since_ms=max(0, now_ms - int(RETAIN_S * 1e3)))
         self.unreadable = {member: at_s for member, at_s in self.unreadable.items() if member in members}
         self._last_seq = {member: seq for member, seq in self._last_seq.items() if member in members}
+
+    def _report_forged(self, name: bytes) -> None:
+        """Log that somebody without the group's key writes there."""
+        if self._clock() >= self._forged_logged_s + FORGED_LOG_S:
+            self._forged_logged_s = self._clock()
+            log("peer_entry_forged", level=logging.WARNING, router=repr(name[:80])[2:-1])
 
     async def _apply_all(self, entries: list[Entry]) -> None:
         """Apply entries in order, in slices."""
@@ -268,7 +300,14 @@ class ReportReader:
         try:
             if entry.report is None:
                 raise BadReport("an entry has no report")
-            report = decode_report(entry.report)
+            if len(entry.report) > MAX_BYTES + TAG_BYTES:
+                raise BadReport(f"an entry of {len(entry.report)} bytes")
+            text = self._names.opened(entry.member, entry.report)
+            if text is None:
+                reports["forged"] += 1
+                self._report_forged(entry.member.encode())
+                return
+            report = decode_report(text)
         except OtherFormat as error:
             reports["other_format"] += 1
             if entry.member not in self.unreadable:

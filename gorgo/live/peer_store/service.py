@@ -25,7 +25,7 @@ from gorgo.core.peers.records import PeerReport, PeerStatus
 from gorgo.core.router import Router
 from gorgo.live.event_loop import Clock, RouterGateway
 from gorgo.live.logs import log, log_failure
-from gorgo.live.peer_store.connection import StoreNames, member_name, router_name, store_client
+from gorgo.live.peer_store.connection import StoreNames, member_name, router_name, seal_key, store_client
 from gorgo.live.peer_store.reader import ReportReader
 from gorgo.live.peer_store.writer import ReportWriter
 from gorgo.live.telemetry.peers import PeerCounts, PeerMeasures, StoreFault, Subject
@@ -208,6 +208,8 @@ class PeerStoreService:
         Of the store; closed by the service.
     router, gateway, clock:
         Of the process.
+    key:
+        Of the tags of entries.
     key_id:
         Of the fingerprints.
     """
@@ -220,9 +222,10 @@ class PeerStoreService:
         gateway: RouterGateway,
         clock: Clock,
         *,
+        key: bytes,
         key_id: str,
     ) -> None:
-        names, member = StoreNames(shared.group), member_name(router_name(shared), router.boot_id)
+        names, member = StoreNames(shared.group, key), member_name(router_name(shared), router.boot_id)
         self.member = member
         self.shared = shared
         self.peers = router.peers.join(member, key_id=key_id)
@@ -250,7 +253,8 @@ class PeerStoreService:
         key_id: str,
     ) -> PeerStoreService:
         """Return the service with a client of its own. Raises `ConfigError` or `MissingExtra`."""
-        return cls(shared, store_client(shared, environ), router, gateway, clock, key_id=key_id)
+        key = seal_key(shared, environ)
+        return cls(shared, store_client(shared, environ), router, gateway, clock, key=key, key_id=key_id)
 
     async def run(self) -> None:
         """Write and read until cancelled."""

@@ -135,7 +135,7 @@ class ReportWriter:
         stream = self._names.stream(self._peers.name)
         enlists = started_s >= self._enlist_due_s
         pipeline = self._client.pipeline(transaction=False)
-        pipeline.xadd(stream, {FIELD: text}, maxlen=MAX_ENTRIES, approximate=True)
+        pipeline.xadd(stream, {FIELD: self._names.sealed(self._peers.name, text)}, maxlen=MAX_ENTRIES, approximate=True)
         if enlists:
             pipeline.expire(stream, int(RETAIN_S))
         written = (await execute(pipeline))[0]
@@ -151,7 +151,7 @@ class ReportWriter:
         """List this member at the store's time, and drop those that are gone."""
         members = self._names.members
         pipeline = self._client.pipeline(transaction=False)
-        pipeline.zadd(members, {self._peers.name: now_ms})
+        pipeline.zadd(members, {self._names.listed(self._peers.name): now_ms})
         pipeline.zremrangebyscore(members, "-inf", now_ms - RETAIN_S * 1e3)
         pipeline.expire(members, int(RETAIN_S))
         await execute(pipeline)

@@ -24,6 +24,8 @@ POLL_S = 1.0
 #: Interval of two equal reads, after which a requested file is complete.
 SETTLE_S = 0.05
 
+#: The last line of a file that is to be refused where this line is missing: any cut loses it.
+END = b"# end"
 #: Fields of `os.stat`; `None` without a file.
 FileStamp = tuple[int, ...]
 #: The content, or the error of reading it.
@@ -56,6 +58,7 @@ class ConfigFile:
     ) -> None:
         self._path = path
         self._parse = parse
+        self._has_end = has_end(text)
         self._poll_s = poll_s
         self._settle_s = settle_s
         self._reload_requested = asyncio.Event()
@@ -99,10 +102,17 @@ class ConfigFile:
                 return found
 
     async def parse(self, found: Found) -> Config:
-        """Parse in a thread. Raises `ConfigError`."""
+        """Parse in a thread. Raises `ConfigError`, also for a file that has lost the line of its end."""
         if isinstance(found, ConfigError):
             raise found
-        return await asyncio.to_thread(self._parse, found)
+        if self._has_end and not has_end(found):
+            raise ConfigError(
+                f"{self._path}: the last line is not {END.decode()!r}, as it was: the file seems to be cut; "
+                "a restart accepts it without this line"
+            )
+        config = await asyncio.to_thread(self._parse, found)
+        self._has_end = has_end(found)
+        return config
 
     async def _wait_for_request(self, limit_s: float) -> bool:
         with suppress(TimeoutError):
@@ -152,6 +162,15 @@ class ConfigFile:
     async def _read_file(self) -> tuple[Found, FileStamp | None]:
         """Read the content with its stamp; the stamp is `()` if it changed meanwhile."""
         return await asyncio.to_thread(_read_file, self._path)
+
+
+def has_end(text: bytes) -> bool:
+    """Return whether the last line that is not blank says that the file ends.
+
+    >>> has_end(b"proxy: {}\\n# end\\n"), has_end(b"proxy: {}\\n# en")
+    (True, False)
+    """
+    return text.rstrip().rpartition(b"\n")[2].strip() == END
 
 
 def file_stamp(path: Path) -> FileStamp | None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gorgo.config.fleet import ReplicaConfig
-from gorgo.config.model import ClientRuleConfig, Config
+from gorgo.config.model import ClientRuleConfig, Config, LimitsConfig
 from gorgo.config.router_settings import deadlines_by_region, max_buffered_bytes, replica_specs
 from gorgo.core.continuation import MOST_BACKLOG_S, MOVE_INTERVAL_S
 from gorgo.core.policy.interface import Policy
@@ -171,12 +171,16 @@ def file_policy(config: Config, running: Config) -> tuple[Policy, Weights]:
     return policy, Weights.of(policy.weight_specs, config.proxy.weights, allow_out_of_range=known)
 
 
-# Protection that a new configuration would take away: keys, rules and regions of clients and models. Pure.
+# Protection that a new configuration would take away: keys, rules and regions of clients and models, keys, files and
+# models of replicas, and bounds. Pure.
 #
 # A file that was cut while it was written is a valid file with fewer sections. So a reload that protects less is
-# refused unless the file says `clients: {open: true}`.
+# refused unless the file says `clients: {open: true}`. A number that lost digits is not noticed by this; the line
+# `# end` of a file is for that (`file_watch.END`).
 
 
+#: Of a replica that stays: what authenticates it or the proxy, and what it may be sent.
+_OF_REPLICA = ("api_key_env", "push_token_env", "ca_file", "client_cert", "models")
 _QUOTAS = ("max_in_flight", "requests_per_minute", "tokens_per_minute")
 
 
@@ -204,6 +208,15 @@ def _lost(old: Config, new: Config) -> Iterator[str]:
     for model in old.models:
         if model.allowed_regions and not regions.get(model.name):
             yield f"allowed_regions of model {model.name!r}"
+    replicas = {replica.name: replica for replica in new.replicas}
+    for replica in old.replicas:
+        now = replicas.get(replica.name)
+        for key in _OF_REPLICA if now is not None else ():
+            if getattr(replica, key) and not getattr(now, key):
+                yield f"{key} of replica {replica.name!r}"
+    # One bound may go back to its default; all of them at once are a section that is missing.
+    if old.limits != LimitsConfig() and new.limits == LimitsConfig():
+        yield "limits"
 
 
 def _lost_of_rule(rule: ClientRuleConfig, now: ClientRuleConfig | None) -> Iterator[str]:
@@ -213,6 +226,8 @@ def _lost_of_rule(rule: ClientRuleConfig, now: ClientRuleConfig | None) -> Itera
     for key in (*_QUOTAS, "allowed_regions"):
         if getattr(rule, key) and not getattr(now, key):
             yield f"{key} of client {rule.name!r}"
+    if rule.priority < 0 and now.priority == 0:
+        yield f"priority of client {rule.name!r}"
 
 
 RELOAD_S = 8.0  # probes take 5 s at most; operators' tools give up after ten

@@ -22,7 +22,7 @@ from gorgo.core.prefix.index import Origin
 #: Why the store does not serve.
 StoreFault = Literal["unreachable", "slow", "full", "refused", "not_ready", "error"]
 #: What became of reports: of own ones, then of those of others.
-ReportResult = Literal["written", "read", "missed", "malformed", "foreign", "other_format"]
+ReportResult = Literal["written", "read", "missed", "malformed", "foreign", "other_format", "forged"]
 #: Where a peer differs from this router.
 Subject = Literal["policy", "weights", "freeze", "model", "key", "format"]
 

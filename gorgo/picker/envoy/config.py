@@ -430,7 +430,7 @@ _RETRY_ON = "connect-failure,refused-stream,retriable-status-codes"
 _RETRIED_STATUSES = sorted({429, 503, *REFUSALS})
 #: Above the 60 s of common load balancers.
 _CLIENT_IDLE_S = 75.0
-#: Headers of a request after the filters: the picker refuses a client's beyond `MAX_HEADERS` of `gorgo.picker.call`, and
+#: Headers of a request after the filters. The picker refuses a client's beyond `MAX_HEADERS` of `gorgo.picker.call`;
 #: Envoy answers 500 where those that the picker sets do not fit.
 _HEADERS = 160
 #: Streams of one HTTP/2 client, and its window: a body of that size comes without a pause.

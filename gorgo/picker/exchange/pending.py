@@ -64,11 +64,11 @@ def read_now(
 
 
 async def read_later(
-    state: PickerState, route: str, body: bytes, fields: BodyFields | None, parse: Parse
+    state: PickerState, route: str, body: bytes, fields: BodyFields | None, parse: Parse, *, client: str
 ) -> ParsedRequest:
     """Return the request after all that it waits for. Raises `HttpError`."""
     if fields is None:
-        fields = await state.routing.body_workers.read(route, body)
+        fields = await state.routing.body_workers.read(route, body, client=client)
     fields.exact = await count_tokens(state.routing, route, fields)
     fields.prompt = None  # as large as the body, and needed no more
     request = parse(body, fields)
@@ -342,11 +342,13 @@ class PendingRequest:
 
     async def _decide_later(self, body: bytes, fields: BodyFields | None, coding: str | None) -> None:
         """Choose after another process, a tokenizer or lists of models have been waited for."""
+        client = self.client or buffer_client({"client": peer_of(self.head.varying)})
         try:
             if coding is not None:
-                body = await self._state.routing.body_workers.unpack(coding, body, limit=self._buffer.limit)
+                workers = self._state.routing.body_workers
+                body = await workers.unpack(coding, body, limit=self._buffer.limit, client=client)
                 self._buffer.unpacked(len(body))
-            request = await read_later(self._state, self.head.path, body, fields, self._parse)
+            request = await read_later(self._state, self.head.path, body, fields, self._parse, client=client)
             self._task = None
             self._submit(request)
         except HttpError as error:

@@ -19,7 +19,7 @@ from gorgo.live.http.errors import HttpError
 from gorgo.live.parsing import workers as workers_module
 from gorgo.live.parsing.json_body import MAX_TEXT, MAX_VALUES, BodyFields, read_fields
 from gorgo.live.parsing.worker import MAX_MEMORY_BYTES, reader
-from gorgo.live.parsing.workers import JOB_TIMEOUT_S, BodyWorkers
+from gorgo.live.parsing.workers import JOB_TIMEOUT_S, BodyWorkers, Turns
 from gorgo.live.request.parse import wants_more_than_one
 from tests.proxy.conftest import Start
 from tests.proxy.fakes import answer
@@ -124,6 +124,52 @@ async def test_lane_takes_a_bounded_number_of_jobs_and_ends_with_its_owner(monke
         assert [getattr(result, "status", 200) for result in results] == [200, 200, 429]
         pid = pid_of(found)
     assert not Path(f"/proc/{pid}").exists()
+
+
+async def test_bodies_of_clients_take_turns_however_many_one_has_sent() -> None:
+    turns, order = Turns(32), []
+
+    async def read(client: str) -> None:
+        await turns.wait(client)
+        order.append(client)
+        await asyncio.sleep(0)
+        turns.end()
+
+    async with asyncio.TaskGroup() as tasks:
+        for client in ("alice",) * 20 + ("bob",) * 2 + ("carol",):
+            tasks.create_task(read(client))
+    assert order[:6] == ["alice", "alice", "bob", "carol", "alice", "bob"]
+    assert order[6:] == ["alice"] * 17
+
+
+async def test_a_client_that_has_filled_a_lane_makes_room_for_another_and_for_none_of_its_own() -> None:
+    turns = Turns(8)
+    await turns.wait("alice")
+    alice = [asyncio.create_task(turns.wait("alice")) for _ in range(7)]
+    await asyncio.sleep(0)
+    with pytest.raises(HttpError) as refused:
+        await turns.wait("alice")
+    assert refused.value.status == 429
+    bob = [asyncio.create_task(turns.wait("bob")) for _ in range(3)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert [task.done() for task in alice] == [False] * 4 + [True] * 3
+    assert [getattr(task.exception(), "status", None) for task in alice[4:]] == [429] * 3
+    alice[0].cancel()  # leaves
+    turns.end()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert alice[1].done()
+    assert not bob[0].done()
+    turns.end()
+    bob[0].cancel()  # at the moment of its turn, which goes on to the next
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert bob[0].cancelled()
+    assert alice[2].done()
+    for task in (*alice, *bob):
+        task.cancel()
+    await asyncio.gather(*alice, *bob, return_exceptions=True)
 
 
 async def test_job_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,8 @@ from gorgo.policies.registry import make_policy
 from tests.core.routers import PROMPT, a_request, dispatched, submitted, timed
 
 KEY_ID = "one key"
+#: Of the group: its routers know by it what one of them has written.
+GROUP_KEY = "0123456789abcdef" * 2
 
 
 class Member:
@@ -30,7 +32,9 @@ class Member:
         for spec in replicas:
             self.router.replicas.on_probe(spec.name, 0.01, now=clock())
         self.gateway = RouterGateway(self.router, clock, lambda _: None)
-        self.service = PeerStoreService.connecting(shared, {}, self.router, self.gateway, clock, key_id=key_id)
+        self.service = PeerStoreService.connecting(
+            shared, {shared.key_env: GROUP_KEY}, self.router, self.gateway, clock, key_id=key_id
+        )
         self.probed: list[str] = []
         self.service.probe = self.probed.append
 

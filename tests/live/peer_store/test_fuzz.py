@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from redis.asyncio import Redis
 
 from gorgo.core.latency.prefill import shares_of_columns
-from gorgo.core.peers.codec import encode_report
+from gorgo.core.peers.codec import decode_report, encode_report
 from gorgo.core.peers.records import (
     LearnedSpeed,
     PeerReport,
@@ -27,13 +27,16 @@ from gorgo.core.peers.records import (
     StartedPrefill,
 )
 from gorgo.core.router import Router
+from gorgo.errors import BadReport, OtherFormat
 from gorgo.live.peer_store.connection import StoreNames
 from gorgo.live.peer_store.reader import ReportReader
 from gorgo.live.telemetry.peers import PeerCounts
 from gorgo.policies.registry import make_policy
+from tests import fuzz
 from tests.core.routers import PROMPT, a_request, dispatched, submitted, timed
 
 PEER = "eu-2/run1"
+NAMES = StoreNames("g", b"key")
 REPORT = PeerReport(
     PEER,
     3,
@@ -63,7 +66,7 @@ class ListedEntries:
     """A store with these entries in the stream of one peer, and nothing else."""
 
     entries: list[tuple[bytes, dict[bytes, bytes]]] = field(default_factory=list)
-    members: list[bytes] = field(default_factory=lambda: [PEER.encode()])
+    members: list[bytes] = field(default_factory=lambda: [NAMES.listed(PEER).encode()])
 
     def pipeline(self, *, transaction: bool) -> ListedEntries:
         return self
@@ -120,10 +123,12 @@ async def apply(router: Router, entries: list[bytes], counts: PeerCounts) -> Non
     def apply_report(report: PeerReport, age_s: float) -> None:
         router.peers.on_report(report, now=2.0, age_s=age_s)
 
-    client = ListedEntries([(b"1700000000000-%d" % at, {b"report": text}) for at, text in enumerate(entries, 1)])
+    client = ListedEntries(
+        [(b"1700000000000-%d" % at, {b"report": NAMES.sealed(PEER, text)}) for at, text in enumerate(entries, 1)]
+    )
     reader = ReportReader(
         cast("Redis", client),
-        StoreNames("g"),
+        NAMES,
         "eu-1/run1",
         counts,
         lambda: 2.0,
@@ -164,6 +169,39 @@ async def test_mutated_reports_end_nothing_and_make_no_replica_look_idle(seed: i
     dispatched(submitted(router, a_request("after"), now=2.0))
 
 
+def test_cases_of_chance_of_entries_and_members_delay_nothing_and_only_the_group_s_are_parsed() -> None:
+    rng, good = random.Random(4), NAMES.sealed(PEER, TEXT)
+    listed, sound, forged = NAMES.listed(PEER).encode(), 0, 0
+
+    def damaged(text: bytes) -> bytes:
+        changed = bytearray(text)
+        for _ in range(rng.randint(1, 4)):
+            place = rng.randrange(len(changed))
+            changed[place : place + rng.randint(0, 3)] = rng.randbytes(rng.randint(0, 3))
+        return bytes(changed)
+
+    def case() -> None:
+        nonlocal sound, forged
+        entry, name = damaged(good), damaged(listed)
+        assert NAMES.opened(PEER, entry) is None or entry == good
+        assert NAMES.opened("eu-3/run1", good) is None
+        assert NAMES.read_listed(name) is None or name == listed
+        forged += entry != good
+        text = NAMES.opened(PEER, NAMES.sealed(PEER, mutated(rng)))
+        assert text is not None
+        try:
+            report = decode_report(text)
+        except (BadReport, OtherFormat):
+            return
+        sound += 1
+        assert decode_report(encode_report(report)).router == report.router
+
+    for _ in range(fuzz.CASES):
+        fuzz.timed(case)
+    assert forged > fuzz.CASES * 0.8
+    assert sound > fuzz.CASES // 20
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.binary(max_size=200), max_size=8), st.lists(st.binary(max_size=300), max_size=3))
 async def test_random_bytes_as_reports_and_as_members_end_nothing(entries: list[bytes], members: list[bytes]) -> None:
@@ -172,7 +210,7 @@ async def test_random_bytes_as_reports_and_as_members_end_nothing(entries: list[
     assert_no_less_loaded(router)
     assert counts.reports["read"] == 0
     client = ListedEntries(members=members)
-    reader = ReportReader(cast("Redis", client), StoreNames("g"), "eu-1/run1", counts, lambda: 2.0, lambda *_: None)
+    reader = ReportReader(cast("Redis", client), NAMES, "eu-1/run1", counts, lambda: 2.0, lambda *_: None)
     reader.caught_up.set()
     await reader._find_members()
 

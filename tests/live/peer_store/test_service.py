@@ -9,12 +9,12 @@ from functools import partial
 
 import pytest
 
-from gorgo.core.peers.codec import encode_report
+from gorgo.core.peers.codec import decode_report, encode_report
 from gorgo.core.peers.records import PeerReport, PeerStatus, ReplicaLoad
 from gorgo.live.event_loop import epoch_clock
-from gorgo.live.peer_store.connection import StoreNames, store_client
+from gorgo.live.peer_store.connection import StoreNames, seal_key, store_client
 from tests.core.routers import PROMPT
-from tests.live.peer_store.group import KEY_ID, Member, member, until
+from tests.live.peer_store.group import GROUP_KEY, KEY_ID, Member, member, until
 from tests.live.peer_store.server import RedisServer
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -127,13 +127,51 @@ async def test_an_ejection_of_a_peer_is_probed_at_once(redis_server: RedisServer
         await until(lambda: first.probed == ["b"] and second.probed == ["b"])
 
 
-async def put(server: RedisServer, name: str, text: bytes, *, field: bytes = b"report") -> None:
-    """Write an entry as some router would."""
-    names = StoreNames("g")
+async def put(server: RedisServer, name: str, text: bytes, *, field: bytes = b"report", key: str = GROUP_KEY) -> None:
+    """Write an entry as some router would, or somebody with another key."""
+    names = StoreNames("g", seal_key(server.shared(), {server.shared().key_env: key}))
     async with store_client(server.shared(), {}) as client:
-        number = await client.xadd(names.stream(name), {field: text})
+        number = await client.xadd(names.stream(name), {field: names.sealed(name, text)})
         assert isinstance(number, bytes)
-        await client.zadd(names.members, {name: int(number.partition(b"-")[0])})
+        await client.zadd(names.members, {names.listed(name): int(number.partition(b"-")[0])})
+
+
+async def test_what_somebody_without_the_group_s_key_writes_is_not_parsed(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    parsed: list[bytes] = []
+
+    def decode(text: bytes) -> PeerReport:
+        parsed.append(text)
+        return decode_report(text)
+
+    monkeypatch.setattr("gorgo.live.peer_store.reader.decode_report", decode)
+    report = encode_report(PeerReport("eu-2/run1", 10**9, KEY_ID, loads=(ReplicaLoad("a", 50),)))
+    async with member(redis_server.shared(), "eu-1") as first, member(redis_server.shared(), "eu-2") as second:
+        await until(lambda: first.heard == {"eu-2": True})
+        await put(redis_server, "eu-2/run1", report, key="f" * 32)
+        await put(redis_server, "eu-9/x", report, key="f" * 32)
+        await until(lambda: first.service.counts.reports["forged"] == 1)
+        second.dispatch("r1")
+        await until(lambda: first.load_of_others() == 1.0)
+        assert first.heard == {"eu-2": True}
+    assert report not in parsed
+    assert "peer_entry_forged" in {record.getMessage() for record in caplog.records}
+
+
+async def test_a_flood_of_forged_members_hides_neither_an_old_one_nor_a_new_one(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gorgo.live.peer_store.reader.MAX_LISTED", 50)
+    shared = redis_server.shared()
+    async with member(shared, "eu-1") as first, member(shared, "eu-2") as second:
+        await until(lambda: first.heard == {"eu-2": True})
+        async with store_client(shared, {}) as client:
+            await client.zadd(StoreNames("g", b"").members, {f"eu-{n}/x#{n:032x}": 2**50 for n in range(200)})
+        second.dispatch("r1")
+        await until(lambda: first.load_of_others() == 1.0)
+        async with member(shared, "eu-3"):
+            await until(lambda: first.heard == {"eu-2": True, "eu-3": True})
 
 
 async def test_reports_of_another_version_are_named_once_and_the_others_count(

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -21,6 +21,7 @@ from aiohttp import web
 
 from gorgo.config.fleet import CapacityConfig, KvEventsConfig, ReplicaConfig
 from gorgo.config.model import (
+    ClientRuleConfig,
     ClientsConfig,
     Config,
     LimitsConfig,
@@ -34,8 +35,10 @@ from gorgo.config.model import (
 )
 from gorgo.core.fleet.replica import ReplicaSpec
 from gorgo.core.messages.kv_events import CacheSnapshot
+from gorgo.errors import ConfigError
 from gorgo.live.http.tls import SharedTls
-from gorgo.live.reload.reloader import ConfigDiff, diff, keep_restart_only
+from gorgo.live.reload.file_watch import ConfigFile
+from gorgo.live.reload.reloader import ConfigDiff, diff, keep_restart_only, refuse_loss
 from gorgo.live.state import FLUSH_BLOCKS
 from tests.core.routers import set_policy
 from tests.proxy.conftest import Start, until
@@ -393,6 +396,52 @@ async def test_file_that_was_cut_before_its_keys_keeps_them(
     assert "less protection than the running configuration: without clients.keys_file" in refusal
     await followed.rewrite(regions({"a": a}, clients={"open": True}))
     assert (await followed.fleet.client.post(CHAT, content=chat())).status_code == 200
+
+
+PROTECTED = {
+    "replicas": {"api_key_env": "K", "push_token_env": "P", "ca_file": "f", "models": ("m",)},
+    "clients": ClientsConfig(keys_file="k", rules=(ClientRuleConfig(name="a", priority=-1),)),
+    "limits": LimitsConfig(max_body_bytes=1000),
+}
+
+
+@pytest.mark.parametrize("lost", ["api_key_env", "push_token_env", "ca_file", "models", "limits", "priority", None])
+def test_a_file_that_was_cut_within_a_replica_or_its_bounds_is_refused(lost: str | None) -> None:
+    keys = cast(dict[str, Any], PROTECTED["replicas"])
+    clients, limits = cast(ClientsConfig, PROTECTED["clients"]), cast(LimitsConfig, PROTECTED["limits"])
+    replica = ReplicaConfig(name="r", region="here", url="https://r", **keys)
+    whole = Config(
+        proxy=ProxyConfig(region="here"),
+        regions=(RegionConfig(name="here"),),
+        replicas=(replica,),
+        clients=clients,
+        limits=limits,
+    )
+    cut = replace(
+        whole,
+        replicas=(replace(replica, **({lost: () if lost == "models" else None} if lost in keys else {})),),
+        limits=LimitsConfig() if lost == "limits" else replace(limits, max_attempts=2),
+        clients=replace(clients, rules=(ClientRuleConfig(name="a"),)) if lost == "priority" else clients,
+    )
+    if lost is None:
+        refuse_loss(whole, cut)
+        return
+    with pytest.raises(ConfigError, match=f"without {lost}"):
+        refuse_loss(whole, cut)
+    refuse_loss(whole, replace(cut, clients=replace(cut.clients, open=True)))
+    refuse_loss(whole, replace(cut, replicas=(), clients=clients, limits=limits))
+
+
+async def test_a_file_that_had_a_line_of_its_end_is_refused_without_it(tmp_path: Path) -> None:
+    config = Config(proxy=ProxyConfig(region="here"), regions=(RegionConfig(name="here"),), replicas=())
+    text = b"replicas: [{url: http://10.0.0.5:30000}]\n# end\n"
+    file = ConfigFile(tmp_path / "regions.yaml", lambda _: config, b"replicas: []\n")
+    assert await file.parse(b"url: 1") is config  # never had one
+    assert await file.parse(text) is config
+    for length in range(len(text) - 1):
+        with pytest.raises(ConfigError, match="seems to be cut"):
+            await file.parse(text[:length])
+    assert await file.parse(text.rstrip()) is config
 
 
 async def test_files_of_authorities_are_read_while_streams_go_on(

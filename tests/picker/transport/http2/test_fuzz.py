@@ -9,8 +9,11 @@ from hypothesis import strategies as st
 
 from gorgo.picker.transport.http2 import frames
 from gorgo.picker.transport.http2.frames import Code, Http2Error
+from tests import fuzz
 from tests.picker.transport.http2.peer import BLOCK, CALLS, Peer, block, data, greeted, headers, message
 
+#: Calls that are open under each case.
+OPEN = 64
 WORDS = (b"one", b"end", b"wrong", b"quiet x", b"broken", b"pieces 3", b"")
 
 
@@ -113,3 +116,49 @@ def test_a_good_conversation_that_is_cut_or_damaged_anywhere_ends_a_connection_a
             start += size
         peer.connection.close()
         assert len(peer.services) == 0
+
+
+def test_cases_of_chance_over_many_open_streams_delay_nothing_and_leave_nothing() -> None:
+    chance, peer = Random(3), Peer()
+    calls = b"".join(headers(2 * turn + 1) + data(2 * turn + 1, message(b"x")) for turn in range(OPEN))
+
+    def opened() -> Peer:
+        found = greeted({frames.INITIAL_WINDOW_SIZE: 0}, calls_limit=OPEN)
+        found.send(calls)
+        return found
+
+    def case() -> None:
+        for _ in range(chance.randrange(1, 4)):
+            stream_id = 2 * chance.randrange(OPEN) + 1
+            valid = (
+                frames.window_update(0, chance.randrange(1, 100)),
+                frames.window_update(stream_id, chance.randrange(1, 100)),
+                frames.settings({frames.INITIAL_WINDOW_SIZE: chance.randrange(10)}),
+                frames.settings({frames.MAX_FRAME_SIZE: 20_000}),
+                frames.reset(stream_id, Code.CANCEL),
+                data(stream_id, message(chance.choice(WORDS))),
+            )
+            sent = chance.choice(valid) if chance.random() < 0.95 else odd_frame(chance, stream_id)
+            peer.send(sent * chance.choice((1, 1, 1, 50)))
+
+    connections = 0
+    for _ in range(fuzz.CASES):
+        if peer.connection.is_idle:
+            peer = opened()
+            connections += 1
+        refusal = None
+        try:
+            fuzz.timed(case)
+        except Http2Error as error:
+            refusal = error
+        if refusal is not None:
+            assert str(refusal).startswith("expected")
+            peer.connection.close()
+            assert len(peer.services) == 0
+            assert [call.ends for call in peer.calls] == [1] * len(peer.calls)
+        assert peer.connection._writer.unsent_bytes == sum(
+            stream.unsent_bytes for stream in peer.connection._streams.values()
+        )
+    peer.connection.close()
+    assert (peer.connection._partial_bytes, peer.connection._writer.unsent_bytes) == (0, 0)
+    assert connections > fuzz.CASES // 100
