@@ -1,8 +1,9 @@
 """What it costs that answers could go on elsewhere: CPU per event and memory per open stream, with and without.
 
-Streams through `gorgo-ms` without sockets, as in `relay_alone`: so many of 2,000 tokens, none of which ends. Each round
-is a process of its own, whose resident memory is read before the streams begin and behind their last event. Rounds are
-in the order ABBA, so that a busy machine costs both alike. `ROUNDS=20` is another number of rounds than 12.
+Streams through `gorgo-ms` without sockets, as in `relay_alone`: so many of 2,000 events, none of which ends, before a
+proxy that retains their answers and one that does not. Each round is a process of its own, in which both get their
+events in turns of 20, in the order ABBA: a busy machine costs both alike. The memory is that of a process with one of
+the two, read before its streams begin and behind their last event. `ROUNDS=20` is another number of rounds than 8.
 """
 
 from __future__ import annotations
@@ -12,80 +13,124 @@ import multiprocessing
 import os
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import median
+from typing import TypeVar
 
 import uvloop
 
 from gorgo.cli.launch import freeze_startup_objects
+from gorgo.live.state import LiveState
 from gorgo.proxy.exchange.relay import Passage
 from gorgo.proxy.server import data_app
 from tests.bench.relay import engine
 from tests.bench.relay.measure import resident_bytes
 from tests.bench.relay.scenarios import SMALL
-from tests.bench.relay_alone import Clients, Replica, connect_replicas, make_proxy
+from tests.bench.relay_alone import Clients, connect_replicas, make_proxy
 
-ROUNDS, STREAMS, TOKENS = 12, 250, 2000
+ROUNDS, STREAMS, TOKENS, TURN = 8, 150, 2000, 20
 #: Most until all streams have their first token, s.
 BEGIN_S = 60.0
-#: `limits.continuations`: as by default, and off.
-ON, OFF = 2, 0
+#: `limits.continuations`: off, and as by default.
+OFF, ON = 0, 2
+
+_Result = TypeVar("_Result")
+
+
+class _Streams:
+    """A proxy and its streams."""
+
+    def __init__(self, folder: Path, continuations: int) -> None:
+        folder.mkdir()
+        self.state: LiveState = make_proxy(folder, f"limits: {{continuations: {continuations}}}\n")
+        self._retained = STREAMS if continuations else 0
+        self._replicas = list(connect_replicas(self.state, STREAMS))
+        self._clients = Clients(data_app(self.state), STREAMS)
+        self._clients.use(SMALL, stream=True)
+
+    async def begin(self) -> None:
+        """Return when each stream has its first token."""
+        self._clients.begin_streams()
+        async with asyncio.timeout(BEGIN_S):
+            while self._clients.written < STREAMS:
+                await asyncio.sleep(0.01)
+        self._replicas = [replica for replica in self._replicas if replica.streams]
+        assert len(self._replicas) == STREAMS, "all streams have begun"
+
+    def feed(self, events: int) -> float:
+        """Send each stream so many events; return the processor time, s."""
+        clients, connections = self._clients, [replica.connection for replica in self._replicas]
+        before, begun_s = clients.written, time.process_time()
+        for _ in range(events):
+            for connection in connections:
+                connection.data_received(engine.TOKEN)
+            clients.writes.flush()  # as the loop does in its next turn
+        spent_s = time.process_time() - begun_s
+        assert clients.written - before == events * STREAMS, "each event was written"
+        return spent_s
+
+    async def end(self) -> None:
+        running = [stream for target in self.state.replicas.targets.values() for stream in target.streams]
+        retained = sum(isinstance(stream, Passage) and stream.sent_stream is not None for stream in running)
+        assert retained == self._retained, "each answer could go on, or none"
+        await self.state.aclose()
 
 
 def run() -> None:
-    """Print the CPU per event and the memory per stream of both, and the median of their ratios and differences."""
+    """Print the CPU per event and the memory per stream of both, and their ratio and difference."""
     rounds = int(os.environ.get("ROUNDS", ROUNDS))
-    found: dict[int, list[tuple[float, float]]] = {ON: [], OFF: []}
-    spawning = multiprocessing.get_context("spawn")
-    for number in range(rounds):
-        for continuations in (ON, OFF) if number % 2 else (OFF, ON):
-            with ProcessPoolExecutor(1, mp_context=spawning) as fresh:
-                found[continuations].append(fresh.submit(_round, continuations).result())
-    print(f"{STREAMS} streams of {TOKENS} events of {len(engine.TOKEN)} bytes, {rounds} rounds each")
-    for continuations, name in ((OFF, "continuations: 0"), (ON, "continuations: 2")):
-        cpu, memory = zip(*found[continuations], strict=True)
+    found = [_in_process(_round, OFF) for _ in range(rounds)]
+    memory = {continuations: _in_process(_memory, continuations) / 1024 for continuations in (OFF, ON)}
+    print(f"{STREAMS} streams of {TOKENS} events of {len(engine.TOKEN)} bytes, {rounds} rounds")
+    for place, continuations in enumerate((OFF, ON)):
+        cpu = [each[place] for each in found]
         spent = f"CPU per event least {min(cpu):.2f}, median {median(cpu):.2f} us"
-        print(f"{name}   {spent}   memory per stream {median(memory) / 1024:.0f} KiB")
-    pairs = list(zip(found[ON], found[OFF], strict=True))
-    ratios = sorted(on[0] / off[0] for on, off in pairs)
-    more = median(on[1] - off[1] for on, off in pairs) / 1024
-    print(f"ratio of CPU {median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f}), {more:.0f} KiB more per stream")
+        print(f"continuations: {continuations}   {spent}   memory per stream {memory[continuations]:.0f} KiB")
+    ratios = sorted(on / off for off, on in found)
+    more = median(on - off for off, on in found)
+    print(f"CPU: {more:.2f} us more, ratio {median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})")
+    print(f"memory: {memory[ON] - memory[OFF]:.0f} KiB more per stream")
 
 
-def _round(continuations: int) -> tuple[float, float]:
-    """Return the CPU per event, us, and the resident bytes of a stream behind its last event."""
+def _in_process(call: Callable[[int], _Result], continuations: int) -> _Result:
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
+        return fresh.submit(call, continuations).result()
+
+
+def _round(_: int) -> Sequence[float]:
+    """Return the CPU per event, us, without and with continuations."""
     with tempfile.TemporaryDirectory() as folder:
-        return uvloop.run(_measure(Path(folder), continuations))
+        return uvloop.run(_cpu(Path(folder)))
 
 
-async def _measure(folder: Path, continuations: int) -> tuple[float, float]:
-    state = make_proxy(folder, f"limits: {{continuations: {continuations}}}\n")
-    replicas = list(connect_replicas(state, STREAMS))
-    clients = Clients(data_app(state), STREAMS)
-    clients.use(SMALL, stream=True)
+async def _cpu(folder: Path) -> Sequence[float]:
+    both = [_Streams(folder / str(continuations), continuations) for continuations in (OFF, ON)]
+    freeze_startup_objects()
+    for streams in both:
+        await streams.begin()
+    spent_s = [0.0, 0.0]
+    for turn in range(TOKENS // TURN):
+        for place in (0, 1) if turn % 2 else (1, 0):
+            spent_s[place] += both[place].feed(TURN)
+    for streams in both:
+        await streams.end()
+    return [each / (STREAMS * TOKENS) * 1e6 for each in spent_s]
+
+
+def _memory(continuations: int) -> float:
+    """Return the resident bytes of a stream behind its last event."""
+    with tempfile.TemporaryDirectory() as folder:
+        return uvloop.run(_resident(Path(folder), continuations))
+
+
+async def _resident(folder: Path, continuations: int) -> float:
+    streams = _Streams(folder / "proxy", continuations)
     freeze_startup_objects()
     before = resident_bytes([os.getpid()])
-    clients.begin_streams()
-    async with asyncio.timeout(BEGIN_S):
-        while clients.written < STREAMS:
-            await asyncio.sleep(0.01)
-    spent_s = _feed(clients, [replica for replica in replicas if replica.streams])
-    running = [stream for target in state.replicas.targets.values() for stream in target.streams]
-    retained = sum(isinstance(stream, Passage) and stream.sent_stream is not None for stream in running)
-    assert retained == (STREAMS if continuations else 0), "each answer could go on, or none"
+    await streams.begin()
+    streams.feed(TOKENS)
     used = resident_bytes([os.getpid()]) - before
-    await state.aclose()
-    return spent_s / (STREAMS * TOKENS) * 1e6, used / STREAMS
-
-
-def _feed(clients: Clients, replicas: list[Replica]) -> float:
-    """Send each stream its events; return the processor time, s."""
-    assert len(replicas) == STREAMS, "all streams have begun"
-    before, begun_s = clients.written, time.process_time()
-    for _ in range(TOKENS):
-        for replica in replicas:
-            replica.connection.data_received(engine.TOKEN)
-        clients.writes.flush()  # as the loop does in its next turn
-    assert clients.written - before == TOKENS * STREAMS, "each event was written"
-    return time.process_time() - begun_s
+    await streams.end()
+    return used / STREAMS
