@@ -213,7 +213,7 @@ class RouterShell:
         """Schedule the Router's next timer, which any event can bring forward."""
         self._timer.arm()
 
-    def drain(self, replica: str, draining: bool) -> None:
+    def set_draining(self, replica: str, draining: bool) -> None:
         """Drain a replica and have its streams go on elsewhere, as by `gorgo drain --move`; or undo it."""
         self.informed().replicas.drain(replica, draining, now=self._kernel.now)
         if draining:
