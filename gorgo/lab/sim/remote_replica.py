@@ -23,7 +23,7 @@ from gorgo.config.values import CONNECTIONS_PER_REPLICA
 from gorgo.core.continuation import STALL_GAPS, STALL_S
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.errors import BadRequest
-from gorgo.lab.sim.engine.driver import CutAnswer, EngineDriver, SimAttempt
+from gorgo.lab.sim.engine.driver import AnswerSoFar, EngineDriver, SimAttempt
 from gorgo.lab.sim.engine.engines import CacheReporter, Engine, make_engine
 from gorgo.lab.sim.engine.itl import ItlHistogram, p95_s
 from gorgo.lab.sim.engine.request import EngineRequest, Stage
@@ -33,7 +33,7 @@ from gorgo.lab.sim.network import Link, RandomTable, TripDelays, error_outcome
 from gorgo.lab.sim.port import Callbacks, ReplicaPort, background_trips, completed_outcome, out_s
 
 #: Of a client that has no part of an answer.
-_NOTHING = CutAnswer(0, (), 0.0)
+_NOTHING = AnswerSoFar(0, (), 0.0)
 #: A token that comes just when its stream ends has come.
 _ROUNDING = 1e-6
 
@@ -345,7 +345,7 @@ class RemoteReplica:
             if came < times:
                 break  # The rest is still on its way, and lost.
         tokens = before.tokens + 1 + sum([times for _, times in gaps])
-        sending.so_far = CutAnswer(tokens, (*before.gaps, *seam, *gaps), last_s)
+        sending.so_far = AnswerSoFar(tokens, (*before.gaps, *seam, *gaps), last_s)
 
     def _end(self, sending: SimAttempt, outcome: Outcome) -> None:
         if sending.done:

@@ -18,7 +18,7 @@ from typing import Any
 from gorgo.config.values import WARM_INTERVAL_S
 from gorgo.core.messages.request import AttemptResult, EngineSample, OpenConnection, Outcome
 from gorgo.engines.registry import dialect
-from gorgo.lab.sim.engine.driver import CutAnswer, SimAttempt
+from gorgo.lab.sim.engine.driver import AnswerSoFar, SimAttempt
 from gorgo.lab.sim.engine.itl import ItlHistogram
 from gorgo.lab.sim.event_queue import EventQueue, Handler
 from gorgo.lab.sim.fleet import SimFleet
@@ -100,7 +100,7 @@ class LiveShell:
         self._answers: dict[SimAttempt, asyncio.Queue[Outcome | None]] = {}
         self._attempts: dict[str, int] = {}
         #: What clients have of answers that broke off.
-        self._parts: dict[str, CutAnswer] = {}
+        self._parts: dict[str, AnswerSoFar] = {}
         self._block_tokens = block_tokens
         self.engines = {
             replica.name: RemoteReplica(

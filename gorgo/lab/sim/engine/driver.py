@@ -44,7 +44,7 @@ class SendingPort(Protocol):
 
 
 @record
-class CutAnswer:
+class AnswerSoFar:
     """What the client has of an answer that broke off, of all attempts so far.
 
     `gaps` are those between its tokens, as (s, how often), the ones at its seams included; `last_s` is when the last
@@ -93,7 +93,7 @@ class SimAttempt(EngineRequest):
         body_bytes: int,
         trips: TripDelays,
         output_key: bytes = b"",
-        before: CutAnswer | None = None,
+        before: AnswerSoFar | None = None,
     ) -> None:
         super().__init__(key, prompt_tokens=prompt_tokens, output_tokens=output_tokens, output_key=output_key)
         self.request_id = request_id
@@ -102,7 +102,7 @@ class SimAttempt(EngineRequest):
         self.trips = trips
         self.before = before
         #: What the client has when the attempt has broken off after its first token.
-        self.so_far: CutAnswer | None = None
+        self.so_far: AnswerSoFar | None = None
         #: The engine of the replica that has it.
         self.rank = 0
         self.pooled: PooledSimConnection | None = None

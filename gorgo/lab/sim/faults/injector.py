@@ -66,11 +66,11 @@ class FaultInjector:
         """Let it stand still with open connections, until it is killed."""
         self._site(replica).hang()
 
-    def drain(self, replica: str, draining: bool) -> None:
+    def set_draining(self, replica: str, draining: bool) -> None:
         """Drain it, and have its streams go on elsewhere; or undo that."""
         self._site(replica)
         for shell in self._shells:
-            shell.drain(replica, draining)
+            shell.set_draining(replica, draining)
 
     def set_reachable(self, replica: str, reachable: bool) -> None:
         """Cut off from the proxy, as if killed, but it keeps its cache."""
@@ -184,7 +184,7 @@ class FaultApi(Protocol):
     def hang(self, replica: str) -> None:
         """It stands still with open connections, until it is killed."""
 
-    def drain(self, replica: str, draining: bool) -> None:
+    def set_draining(self, replica: str, draining: bool) -> None:
         """It gets no new requests, and its streams go on elsewhere; or that is undone."""
 
     def set_metrics(self, replica: str, reported: bool) -> None:

@@ -108,7 +108,7 @@ class Drain:
 
     def start(self, world: FaultApi) -> None:
         _replica(world, self.replica)
-        _set_between(world, world.drain, self.replica, (True, False), self.start_s, self.end_s)
+        _set_between(world, world.set_draining, self.replica, (True, False), self.start_s, self.end_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from gorgo.core.messages.request import AttemptResult, EngineSample, OpenConnect
 from gorgo.core.peers.exchange import is_urgent
 from gorgo.core.peers.records import PeerReport
 from gorgo.core.router import Router
-from gorgo.lab.sim.engine.driver import CutAnswer, SimAttempt
+from gorgo.lab.sim.engine.driver import AnswerSoFar, SimAttempt
 from gorgo.lab.sim.event_queue import EventQueue
 from gorgo.lab.sim.network import RandomTable, TripDelays
 from gorgo.lab.sim.open_requests import OpenRequests
@@ -135,7 +135,7 @@ class RouterShell:
         #: Attempts that have not ended, by id.
         self._attempts: dict[str, tuple[SimAttempt, RemoteReplica]] = {}
         #: Requests that have not ended, with what their clients have of an answer that broke off.
-        self._requests: dict[str, CutAnswer | None] = {}
+        self._requests: dict[str, AnswerSoFar | None] = {}
         self._deadlines = FirstTokenTimeouts(self._kernel)
         self._timer = RouterTimer(self._kernel, lambda: self.router.next_timer(), self._wake)
         #: The next connections as of the Router's next event.
@@ -213,7 +213,7 @@ class RouterShell:
         """Schedule the Router's next timer, which any event can bring forward."""
         self._timer.arm()
 
-    def drain(self, replica: str, draining: bool) -> None:
+    def set_draining(self, replica: str, draining: bool) -> None:
         """Drain a replica and have its streams go on elsewhere, as by `gorgo drain --move`; or undo it."""
         self.informed().replicas.drain(replica, draining, now=self._kernel.now)
         if draining:

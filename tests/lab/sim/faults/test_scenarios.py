@@ -223,7 +223,7 @@ class Diary:
     def hang(self, replica: str) -> None:
         self._note("hang", replica)
 
-    def drain(self, replica: str, draining: bool) -> None:
+    def set_draining(self, replica: str, draining: bool) -> None:
         self._note("drain", replica, draining)
 
     def revive(self, replica: str) -> None:
