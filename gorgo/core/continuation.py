@@ -539,11 +539,11 @@ class Seam:
         elif ended:
             is_full = self._left is not None and self._left <= 0
             new |= {"stop_reason": "max_tokens" if is_full else "end_turn", "stop_sequence": None}
-        # The prompt is the first one's, which the start of the message has told.
+        # The prompt is the first one's, which the start of the message has reported.
         first = before.fields.get("usage") or {}
-        told = {name: first[name] for name in counts if name in first}
+        reported = {name: first[name] for name in counts if name in first}
         self.begun = self._finished = True
-        return {**event, "delta": new, "usage": {**counts, **told, "output_tokens": before.tokens + output}}
+        return {**event, "delta": new, "usage": {**counts, **reported, "output_tokens": before.tokens + output}}
 
     def _choices(self, event: Mapping[str, Any]) -> dict[str, Any] | None:
         made = {**event, **self._before.fields}

@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
 from tests.proxy.served import environ, served
@@ -154,3 +155,37 @@ async def test_the_openai_client_reads_one_answer_over_a_seam(tmp_path: Path) ->
             text, ids, finish = await read(kill=True)
             await client.close()
     assert (text, len(ids), finish) == (whole, 1, "length")
+
+
+async def test_the_anthropic_client_reads_one_message_over_a_seam(tmp_path: Path) -> None:
+    config = tmp_path / "regions.yaml"
+    config.write_text(regions([1, 2], "llamacpp"))
+    async with engine(config, "r0") as (victim, a), engine(config, "r1") as (_, b):
+        config.write_text(regions([a, b], "llamacpp"))
+        async with served(tmp_path) as proxy:
+            client = AsyncAnthropic(base_url=str(proxy.client.base_url), api_key="none", max_retries=0)
+
+            async def read(*, kill: bool) -> tuple[list[str], str, str | None, int]:
+                kinds: list[str] = []
+                text = ""
+                said: Any = [{"role": "user", "content": "a question " * 20}]
+                async with client.messages.stream(model="m", max_tokens=TOKENS, messages=said) as stream:
+                    async for event in stream:
+                        kinds.append(event.type)
+                        text += event.text if event.type == "text" else ""
+                        if kill and event.type == "text" and len(text) == 40:
+                            victim.kill()
+                    made = await stream.get_final_message()
+                assert "".join(getattr(block, "text", "") for block in made.content) == text
+                return kinds, text, made.stop_reason, made.usage.output_tokens
+
+            # Round robin: the first and the third are the victim's.
+            whole = await read(kill=False)
+            await read(kill=False)
+            over_a_seam = await read(kill=True)
+            metrics = (await proxy.admin.get("/metrics")).text
+            await client.close()
+    assert whole[2:] == ("max_tokens", TOKENS)
+    assert over_a_seam == whole
+    counts = [line.split()[-1] for line in metrics.splitlines() if line.startswith("gorgo_streams_continued_total{")]
+    assert sum(map(float, counts)) == 1
