@@ -11,12 +11,13 @@ import pytest
 
 from gorgo.core.fleet.replica import ReplicaSpec
 from gorgo.core.fleet.request_filter import LEARN_AFTER_S
-from gorgo.core.latency.prefill import MOST_AT_ONCE, ParallelPrefills, PrefillQueue
+from gorgo.core.latency.prefill import CONFIRMED_S, MOST_AT_ONCE, ParallelPrefills, PrefillQueue
 from gorgo.core.limits import OverloadLimits, RouterLimits
-from gorgo.core.messages.actions import Action, Dispatch
+from gorgo.core.messages.actions import Action, Dispatch, Hold
 from gorgo.core.messages.request import AttemptResult, Outcome, RouteRequest
 from gorgo.core.router import Router
 from gorgo.policies.registry import make_policy
+from tests.core.routers import COMPLETED, a_request, dispatched, make_router, timed
 
 RTT_S = 0.01
 #: From a first token to the end of its answer.
@@ -56,6 +57,7 @@ class Run:
         tokens: tuple[int, int] = (500, 9_890),
         seed: int = 0,
         lasts_s: float = 18.0,
+        streamed: bool = True,
     ) -> None:
         self.router = Router(
             [ReplicaSpec(name, "here") for name in ("a", "b")],
@@ -74,7 +76,7 @@ class Run:
         rng, at_s = np.random.default_rng(seed), 0.0
         while (at_s := at_s + rng.exponential(1 / rate)) < lasts_s:
             name = f"r{len(self._requests)}"
-            request = RouteRequest(name, at_s, int(rng.integers(*tokens)), b"", 64.0, 1)
+            request = RouteRequest(name, at_s, int(rng.integers(*tokens)), b"", 64.0, 1, streamed=streamed)
             self._requests[name] = request
             self._at(at_s, lambda now, request=request: self._arrive(request, now))  # type: ignore[misc]
         while self._events:
@@ -113,7 +115,8 @@ class Run:
 
     def _first_token(self, attempt: Dispatch, now: float) -> None:
         self.ttft_s[attempt.request_id] = now - self._requests[attempt.request_id].received_s
-        self._do(self.router.on_first_token(attempt.attempt_id, now=now), now)
+        if self._requests[attempt.request_id].streamed:
+            self._do(self.router.on_first_token(attempt.attempt_id, now=now), now)
         self._at(now + DECODE_S, lambda at: self._end(attempt, at))
 
     def _end(self, attempt: Dispatch, now: float) -> None:
@@ -140,6 +143,46 @@ ALWAYS = 0.86
 def test_replicas_that_prefill_in_parallel_are_as_quick_as_under_least_load(policy: str, prefill_s: Prefill) -> None:
     """16 requests a second, each with a first token within 0.86 s wherever it goes."""
     assert Run(policy, prefill_s).p95_s() <= 1.1 * Run("least-load", prefill_s).p95_s()
+
+
+@pytest.mark.parametrize("policy", ["gorgo-ms", "gorgo-residual"])
+@pytest.mark.parametrize(
+    "prefill_s",
+    [lambda tokens: tokens / 11_500, lambda _tokens: ALWAYS, lambda tokens: tokens / 60_000],
+    ids=["as the prior says", "always the same", "quicker than the prior"],
+)
+def test_answers_in_one_piece_are_as_quick_as_under_least_load_where_nothing_shows_the_backlog(
+    policy: str, prefill_s: Prefill
+) -> None:
+    of_policy = Run(policy, prefill_s, streamed=False).p95_s(since_s=0.0)
+    assert of_policy <= 1.1 * Run("least-load", prefill_s, streamed=False).p95_s(since_s=0.0)
+
+
+def test_answers_in_one_piece_of_a_quicker_engine_with_one_queue_are_not_held_at_the_prior_s_speed() -> None:
+    of_policy, least = (
+        Run(policy, lambda tokens: tokens / 60_000, engines=1, streamed=False).p95_s(since_s=0.0)
+        for policy in ("gorgo-ms", "least-load")
+    )
+    assert of_policy <= 1.1 * least
+
+
+def test_the_backlog_holds_back_answers_in_one_piece_while_first_tokens_show_it() -> None:
+    limits = RouterLimits(overload=OverloadLimits(queue_enabled=True, max_concurrency_per_replica=5))
+    router = make_router(policy="gorgo-ms", replicas=[timed("a")], limits=limits)
+
+    def submit(name: str, *, now: float, streamed: bool = False) -> Action:
+        own, _ = router.submit(a_request(name, received_s=now, prompt_tokens=1000, streamed=streamed), now=now)
+        return own
+
+    first = dispatched([submit("stream", now=0.0, streamed=True)])
+    router.on_first_token(first.attempt_id, now=1.0)
+    router.on_finish(first.attempt_id, COMPLETED, now=1.1)
+    assert isinstance(submit("w0", now=2.0), Dispatch)
+    held = submit("w1", now=2.0)
+    assert isinstance(held, Hold), "a second of prefill is before it"
+    router.abandon("w1", now=2.0)
+    late = 1.0 + CONFIRMED_S + 1.0
+    assert [type(submit(f"x{number}", now=late)) for number in range(6)] == [Dispatch] * 4 + [Hold] * 2
 
 
 def test_ranks_behind_one_url_are_counted() -> None:

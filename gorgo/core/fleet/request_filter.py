@@ -473,6 +473,10 @@ def _kinds(request: RouteRequest) -> tuple[Kind, Kind]:
 # How much prefill a replica has to do depends on how many go on there at once, which only requests that overlap can
 # show. So while a request has been queued for `LEARN_AFTER_S`, rounds of several requests are sent until that is known
 # (`core.latency.prefill.ParallelPrefills`): a bound on the backlog may not prevent its own correction.
+#
+# Answers in one piece have no first token that could correct the backlog: an engine that is quicker than its prior, or
+# does several prefills at once, would be held at a fraction of its speed for ever. So where all that is queued is of
+# this kind, and no first token has been seen of late, the backlog holds nothing back: the concurrency limit does.
 
 
 #: Times count from the epoch, where a float has a quarter of a microsecond.
@@ -505,6 +509,8 @@ class SaturationDetector:
         if not self.has_slot(replica):
             return False
         queue = replica.prefill_queue
+        if queue.is_unconfirmed(engine_s=now):
+            return True
         if now >= self.queued_since_s + LEARN_AFTER_S and queue.needs_evidence(engine_s=now):
             return queue.joins_round(engine_s=now) and not self._is_late(replica, now)
         return self.backlog_s(replica, now=now) <= self.limits.max_backlog_s + _NOISE_S

@@ -679,6 +679,8 @@ class ReportedSpeed:
 
 #: A first token may be so late before its replica counts as stuck, s.
 STUCK_AFTER_S = 0.3
+#: Age up to which a first token shows how quickly the engine works, s: as long as `STEADY_MEMORY_S`.
+CONFIRMED_S = 10.0
 #: Requests per prefill at once whose times are predicted one by one.
 _MOST_PLACED = 4
 
@@ -759,6 +761,11 @@ class PrefillQueue:
     def needs_evidence(self, *, engine_s: float) -> bool:
         """Return whether rounds are to show how many prefills go on at once; answers in one piece show nothing."""
         return not self._invisible and self.speed.parallel.needs_evidence(engine_s=engine_s)
+
+    def is_unconfirmed(self, *, engine_s: float) -> bool:
+        """Return whether nothing shows how much of the work is left: first tokens neither come nor came of late."""
+        is_invisible = 0 < self._invisible == len(self._entries)
+        return is_invisible and engine_s - self.speed.last_s > CONFIRMED_S
 
     def joins_round(self, *, engine_s: float) -> bool:
         """Return whether one more request belongs to the round that is queued."""
