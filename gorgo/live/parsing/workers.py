@@ -90,7 +90,7 @@ class Turns:
             self._count = 1
             return
         if self._count >= self._most:
-            self._make_room(client)
+            self._evict_last(client)
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(client, deque()).append(turn)
         self._count += 1
@@ -119,7 +119,7 @@ class Turns:
             turn.set_result(None)
             return
 
-    def _make_room(self, client: str) -> None:
+    def _evict_last(self, client: str) -> None:
         most = max(self._waiting, key=lambda one: len(self._waiting[one]), default=client)
         if len(self._waiting.get(most, ())) < len(self._waiting.get(client, ())) + 2:
             raise self._refusal()
