@@ -85,12 +85,12 @@ class Turns:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
     async def wait(self, client: str) -> None:
-        """Return when it is the turn of a body of `client`; `end` ends it. Raises `HttpError` (429)."""
+        """Return when it is the turn of a body of `client`; `release` ends it. Raises `HttpError` (429)."""
         if not self._count:
             self._count = 1
             return
         if self._count >= self._most:
-            self._make_room(client)
+            self._evict_last(client)
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(client, deque()).append(turn)
         self._count += 1
@@ -100,10 +100,10 @@ class Turns:
             if turn.cancelled():
                 self._leave(client, turn)
             elif turn.exception() is None:
-                self.end()  # it was its turn
+                self.release()  # it was its turn
             raise
 
-    def end(self) -> None:
+    def release(self) -> None:
         """End the turn; the first body of the client that has waited longest for one is next."""
         self._count -= 1
         while self._waiting:
@@ -119,7 +119,7 @@ class Turns:
             turn.set_result(None)
             return
 
-    def _make_room(self, client: str) -> None:
+    def _evict_last(self, client: str) -> None:
         most = max(self._waiting, key=lambda one: len(self._waiting[one]), default=client)
         if len(self._waiting.get(most, ())) < len(self._waiting.get(client, ())) + 2:
             raise self._refusal()
@@ -180,7 +180,7 @@ class _Lane:
         except HelperFailed:
             raise HttpError(500, "internal_error", "the body could not be read") from None
         finally:
-            self._turns.end()
+            self._turns.release()
 
     async def aclose(self) -> None:
         await self._helper.aclose()

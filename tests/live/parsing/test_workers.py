@@ -133,7 +133,7 @@ async def test_bodies_of_clients_take_turns_however_many_one_has_sent() -> None:
         await turns.wait(client)
         order.append(client)
         await asyncio.sleep(0)
-        turns.end()
+        turns.release()
 
     async with asyncio.TaskGroup() as tasks:
         for client in ("alice",) * 20 + ("bob",) * 2 + ("carol",):
@@ -156,12 +156,12 @@ async def test_a_client_that_has_filled_a_lane_makes_room_for_another_and_for_no
     assert [task.done() for task in alice] == [False] * 4 + [True] * 3
     assert [getattr(task.exception(), "status", None) for task in alice[4:]] == [429] * 3
     alice[0].cancel()  # leaves
-    turns.end()
+    turns.release()
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert alice[1].done()
     assert not bob[0].done()
-    turns.end()
+    turns.release()
     bob[0].cancel()  # at the moment of its turn, which goes on to the next
     for _ in range(3):
         await asyncio.sleep(0)

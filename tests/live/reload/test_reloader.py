@@ -417,9 +417,10 @@ def test_a_file_that_was_cut_within_a_replica_or_its_bounds_is_refused(lost: str
         clients=clients,
         limits=limits,
     )
+    without: dict[str, Any] = {lost: () if lost == "models" else None} if lost in keys else {}
     cut = replace(
         whole,
-        replicas=(replace(replica, **({lost: () if lost == "models" else None} if lost in keys else {})),),
+        replicas=(replace(replica, **without),),
         limits=LimitsConfig() if lost == "limits" else replace(limits, max_attempts=2),
         clients=replace(clients, rules=(ClientRuleConfig(name="a"),)) if lost == "priority" else clients,
     )
