@@ -256,7 +256,10 @@ def test_a_drained_replica_loses_its_streams_to_others_oldest_first_and_no_token
 
 def test_a_drain_that_is_undone_leaves_the_other_streams_where_they_are() -> None:
     feed = [one(500, 900, at_s=0.1 * index, index=index) for index in range(5)]
-    faults = [At(3.0, lambda world: world.set_draining(NEAR, True)), At(3.04, lambda world: world.drain(NEAR, False))]
+    faults = [
+        At(3.0, lambda world: world.set_draining(NEAR, True)),
+        At(3.04, lambda world: world.set_draining(NEAR, False)),
+    ]
     records = simulation("nearest", faults=faults).run(feed).records
     assert [record.continued for record in records] == [1, 0, 0, 0, 0]
     assert all(record.error is None and record.output_tokens == 900 for record in records)
