@@ -140,19 +140,9 @@ class RetryAfter:
 # client with a thousand queued requests delays another with one request by one of its own at most, and a lone client
 # has its shortest request served first. A client that returns starts at the present virtual time and saves nothing up.
 # Strict priority can starve low priorities; deadlines and the bound on the queue limit that.
-#
-# Shortest first would starve long requests in an overload that lasts, so requests of a client age. First come, first
-# served, the prefill before a request's own first token is what its client had queued before it, and its own. Once the
-# client's requests that were served since, and those of before that still wait, come to `AGEING_FACTOR` times that, the
-# request and all that came before it are served in the order of arrival. So the queue puts no request's first token
-# behind more than that factor times the work of first-come-first-served, and what one drain dispatches. Requests that
-# find a replica with capacity on arrival are not queued and not counted.
 
 
 _Rank = tuple[float, int]
-#: Most work of its client before a queued request's first token, over that under first-come-first-served. In
-#: simulation (ART-Chat-like, load 2.4) prompts of 16k to 24k tokens wait 117 s by it, and 194 s without ageing.
-AGEING_FACTOR = 1.2
 #: Clients whose virtual time is retained while none of their requests is queued.
 MAX_CLIENTS = 4096
 
@@ -163,14 +153,13 @@ class QueuedRequest:
 
     `prefill_s` is the prediction at its arrival: it orders the request and is charged to the client. `preferred` is the
     replica of the last evaluation, at `evaluated_s`. At `shed_at_s` the request may be infeasible; infinite without a
-    deadline. Once its client was served `aged_at_s` of prefill in all, with what still waits before it, it has aged.
+    deadline.
     """
 
     state: RequestState
     prefill_s: float
     enqueued_s: float
     number: int = 0
-    aged_at_s: float = inf
     preferred: str | None = None
     evaluated_s: float = -inf
     shed_at_s: float = inf
@@ -188,36 +177,9 @@ class QueuedRequest:
 
 @dataclass(slots=True)
 class _ClientQueue:
-    """Queued requests of one client at one priority: shortest first, by arrival, and their prefill."""
+    """Queued requests of one client at one priority, shortest first."""
 
     items: list[tuple[float, int, QueuedRequest]] = field(default_factory=list)
-    arrivals: dict[int, QueuedRequest] = field(default_factory=dict)
-    queued_s: float = 0.0
-    #: Prefill of the requests that were dispatched since the first of these was queued.
-    served_s: float = 0.0
-
-    def add(self, queued: QueuedRequest) -> None:
-        insort(self.items, (queued.prefill_s, queued.number, queued))
-        first_token_s = self.queued_s + queued.prefill_s
-        queued.aged_at_s = self.served_s + AGEING_FACTOR * first_token_s - queued.prefill_s
-        self.arrivals[queued.number] = queued
-        self.queued_s += queued.prefill_s
-
-    def remove(self, queued: QueuedRequest) -> None:
-        del self.items[bisect_left(self.items, queued._rank)]  # a shorter tuple sorts before the item itself
-        del self.arrivals[queued.number]
-        self.queued_s -= queued.prefill_s
-
-    def ordered(self) -> Iterator[QueuedRequest]:
-        """Yield those that have aged and all before them by arrival, then the others, shortest first."""
-        last, before_s = 0, self.served_s
-        for number, queued in self.arrivals.items():
-            if before_s > queued.aged_at_s + _NOISE_S:
-                last = number
-            before_s += queued.prefill_s
-        if last:
-            yield from (queued for number, queued in self.arrivals.items() if number <= last)
-        yield from (queued for _, number, queued in self.items if number > last)
 
 
 class FairQueue:
@@ -255,7 +217,7 @@ class FairQueue:
         for priority in sorted({priority for priority, _ in self._clients}, reverse=True):
             client_queues = [(client, queue) for (of, client), queue in self._clients.items() if of == priority]
             if len(client_queues) == 1:
-                yield from client_queues[0][1].ordered()
+                yield from (queued for _, _, queued in client_queues[0][1].items)
             else:
                 yield from (
                     queued for _, _, queued in merge(*(self._tag(client, queue) for client, queue in client_queues))
@@ -284,7 +246,7 @@ class FairQueue:
             # An idle client saves nothing up: it starts at the present virtual time.
             self._virtual_s[request.client] = max(self._now_s, self._virtual_s.get(request.client, 0.0))
         client_queue = self._clients.setdefault((request.priority, request.client), _ClientQueue())
-        client_queue.add(queued)
+        insort(client_queue.items, (queued.prefill_s, queued.number, queued))
         self._prefill_s += queued.prefill_s
 
     def pop(self, queued: QueuedRequest) -> None:
@@ -293,17 +255,16 @@ class FairQueue:
         start_s = self._virtual_s[client]
         self._now_s = max(self._now_s, start_s)
         self._virtual_s[client] = start_s + queued.prefill_s
-        self._clients[queued.state.request.priority, client].served_s += queued.prefill_s
         self.remove(queued)
 
     def remove(self, queued: QueuedRequest) -> None:
         """Remove a request."""
         request = queued.state.request
         key = request.priority, request.client
-        client_queue = self._clients[key]
-        client_queue.remove(queued)
+        items = self._clients[key].items
+        del items[bisect_left(items, queued._rank)]  # a shorter tuple sorts before the item itself
         del self.requests[queued.request_id]
-        if not client_queue.items:
+        if not items:
             del self._clients[key]
         self._prefill_s -= queued.prefill_s
         if request.client not in {client for _, client in self._clients} and (
@@ -320,17 +281,14 @@ class FairQueue:
         items = [item for queue in self._clients.values() for item in queue.items]
         assert sorted(id(queued) for _, _, queued in items) == sorted(id(queued) for queued in self.requests.values())
         assert all(queue.items == sorted(queue.items, key=lambda item: item[:2]) for queue in self._clients.values())
-        for queue in self._clients.values():
-            assert list(queue.arrivals) == sorted(number for _, number, _ in queue.items)
-            assert abs(sum(item[0] for item in queue.items) - queue.queued_s) < 1e-6
         assert abs(sum(item[0] for item in items) - self._prefill_s) < 1e-6
         assert {client for _, client in self._clients} <= set(self._virtual_s)
 
     def _tag(self, client: str | None, client_queue: _ClientQueue) -> Iterator[tuple[float, int, QueuedRequest]]:
         tag_s = self._virtual_s[client]
-        for queued in client_queue.ordered():
-            yield tag_s, queued.number, queued
-            tag_s += queued.prefill_s
+        for prefill_s, number, queued in client_queue.items:
+            yield tag_s, number, queued
+            tag_s += prefill_s
 
 
 # Times at which queued requests may have become infeasible, in a heap; entries that left the queue are skipped.

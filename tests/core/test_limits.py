@@ -36,6 +36,7 @@ def test_bounds_are_those_of_the_design() -> None:
 def test_queueing_and_hedging_are_off_by_default() -> None:
     assert asdict(OverloadLimits()) == {
         "queue_enabled": False,
+        "queue_every_policy": False,
         "queue_max_requests": 1000,
         "max_backlog_s": 0.2,
         "max_concurrency_per_replica": None,

@@ -159,11 +159,11 @@ class _Workers:
     def __init__(self) -> None:
         self.bodies: list[int] = []
 
-    async def unpack(self, coding: str, body: bytes, *, limit: int) -> bytes:
+    async def unpack(self, coding: str, body: bytes, *, limit: int, client: str = "") -> bytes:
         await asyncio.sleep(0.1)
         return b"".join(unpack(coding, body, limit=limit))
 
-    async def read(self, route: str, body: bytes) -> BodyFields:
+    async def read(self, route: str, body: bytes, *, client: str = "") -> BodyFields:
         await asyncio.sleep(0.1)
         self.bodies.append(len(body))
         return read_large_body(route, body, Fingerprinter(key=1))
@@ -192,7 +192,7 @@ def test_a_large_body_waits_to_be_read_and_in_the_queue_for_no_longer_than_the_s
     """Behind others it would outlast the message timeout of Envoy, which has no rule of the client."""
 
     class Slow(_Workers):
-        async def read(self, route: str, body: bytes) -> BodyFields:
+        async def read(self, route: str, body: bytes, *, client: str = "") -> BodyFields:
             await asyncio.sleep(self.delay_s)
             return await super().read(route, body)
 
