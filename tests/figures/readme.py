@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from gorgo.config.atomic import PUBLIC, write_atomically
 from tests.documents import ROOT
-from tests.figures.comparison import PICTURE, picture
+from tests.figures.comparison import BURST_HEADER, PICTURE, picture
 from tests.figures.marked import Table
 from tests.figures.table import view_of
 from tests.figures.written import write_table
 
 README = ROOT / "README.md"
 #: Of each figure the table that the README has, by its first column.
-SHOWN = {"demo": "policy", "comparison": "On what", "claims": "missed target"}
+SHOWN = {"demo": "policy", "comparison": "On what", "burst": BURST_HEADER[0], "claims": "missed target"}
 
 
 def table_of(name: str) -> Table:

@@ -20,8 +20,8 @@ from tests.figures.attacks import BEFORE as ATTACKS_BEFORE
 from tests.figures.attacks import attacks
 from tests.figures.cache_sources import COMMANDS as CACHE_SOURCES
 from tests.figures.cache_sources import SCENARIOS, WORKLOADS, cache_sources
+from tests.figures.comparison import BURST_COMMANDS, burst, comparison
 from tests.figures.comparison import COMMANDS as COMPARISON
-from tests.figures.comparison import comparison
 from tests.figures.engines import ENGINES, engines
 from tests.figures.fast_failures import BEFORE, fast_failures
 from tests.figures.learned_routers import (
@@ -502,6 +502,7 @@ def _printed(results: Sequence[Any]) -> View:
 FIGURES: Mapping[str, Figure] = {
     "demo": Figure(["gorgo demo"], _demo),
     "comparison": Figure(COMPARISON, comparison),
+    "burst": Figure(BURST_COMMANDS, burst),
     "overload": Figure(
         [f"gorgo overload {trace} --seed {seed} --json" for trace in _TRACES for seed in range(_SEEDS)], _overload
     ),

@@ -90,7 +90,7 @@ def _reach(deviations: Sequence[float]) -> float:
 
 
 def ratio_of_rows(rows: Iterable[ResultRow], others: Iterable[ResultRow], figure: Figure) -> Ratio | None:
-    """`rows` against `others`, paired by trace, time scale and seed; rows without a partner are left out."""
+    """`rows` against `others`, paired by trace, time scale, seed and setting; rows without a partner are left out."""
     found = {_pair_key(row): figure(row) for row in rows}
     pairs = [(found.get(_pair_key(other)), figure(other)) for other in others]
     return ratio_of([(one, other) for one, other in pairs if one is not None and other is not None])
@@ -135,8 +135,8 @@ def _causes(rows: Sequence[ResultRow]) -> list[str]:
     return list(dict.fromkeys(cause for row in rows for cause in row.failures))
 
 
-def _pair_key(row: ResultRow) -> tuple[str, float, int]:
-    return row.trace, row.time_scale, row.seed
+def _pair_key(row: ResultRow) -> tuple[str, float, int, str | None]:
+    return row.trace, row.time_scale, row.seed, row.setting
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

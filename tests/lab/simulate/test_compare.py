@@ -88,6 +88,18 @@ def test_rows_are_paired_by_seed_and_load() -> None:
     assert ratio_of_rows(ours, theirs, e2e_s_p95) is None
 
 
+def test_rows_of_unlike_settings_are_not_paired() -> None:
+    ours = [replace(row("a", seed, 50.0), setting="without a queue") for seed in (1, 2)]
+    unlike = replace(row("b", 1, 400.0), setting="with a queue")
+    unknown = row("b", 1, 400.0)
+    like = replace(row("b", 2, 100.0), setting="without a queue")
+    assert ratio_of_rows(ours, [unlike, unknown], ttft_ms_p95) is None
+    ratio = ratio_of_rows(ours, [unlike, unknown, like], ttft_ms_p95)
+    assert ratio is not None
+    assert ratio.n == 1
+    assert ratio.value == pytest.approx(0.5)
+
+
 def test_a_mean_row_has_means_of_quantiles_and_sums_of_counts() -> None:
     mean = mean_row([row("a", 1, 100.0, errors=1), row("a", 2, 50.0, errors=2), row("a", 3, None)])
     assert (mean.ttft_ms.p95, mean.ttft_ms.p50, mean.e2e_s.p95) == (75.0, 1.0, None)
