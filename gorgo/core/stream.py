@@ -502,41 +502,42 @@ class UsageEventFilter:
 
     def __init__(self) -> None:
         self.usage: Usage | None = None
-        self._pending = b""
+        #: The beginning of an event, which waits for its end.
+        self.pending = b""
         self._searched = 0
         self._passing = False
 
     def feed(self, chunk: bytes) -> bytes:
         """What may go downstream now."""
-        if not self._pending and chunk.endswith(b"\n\n") and b'"usage"' not in chunk:
-            # Whole events, as nearly always: nothing to buffer.
+        if not self.pending and chunk[-2:] == b"\n\n" and chunk.find(b'"usage"') < 0:
+            # Whole events, as nearly always: nothing to buffer. `find`, as `in` raises a TypeError inside it first.
             return chunk
-        self._pending += chunk
+        self.pending += chunk
         out: list[bytes] = []
         start = 0
-        for end in _EVENT_END.finditer(self._pending, self._searched):
-            event = self._pending[start : end.end()]
+        for end in _EVENT_END.finditer(self.pending, self._searched):
+            event = self.pending[start : end.end()]
             start = end.end()
             usage_only = not self._passing and self._is_usage_only(event)
             # Blank lines before it are not the event's.
             out.append(event[: len(event) - len(event.lstrip(b"\r\n"))] if usage_only else event)
             self._passing = False
-        self._pending = self._pending[start:]
+        self.pending = self.pending[start:]
         # An end is four bytes at most, and the last byte may be half of a CR LF.
-        self._searched = max(0, len(self._pending) - 4)
-        if self._passing or len(self._pending) > MAX_EVENT_BYTES:
+        self._searched = max(0, len(self.pending) - 4)
+        if self._passing or len(self.pending) > MAX_EVENT_BYTES:
             out.append(self._release())
         return b"".join(out)
 
     def flush(self) -> bytes:
         """Return the rest of a stream that ends without the end of its last event."""
-        rest, self._pending, self._searched = self._pending, b"", 0
+        rest, self.pending, self._searched = self.pending, b"", 0
         return rest
 
     def _release(self) -> bytes:
         """Let the rest of a long event through, but for the bytes that may belong to its end."""
         self._passing = True
-        rest, self._pending = self._pending[:-4], self._pending[-4:]
+        rest, self.pending = self.pending[:-4], self.pending[-4:]
         self._searched = 0
         return rest
 

@@ -473,24 +473,30 @@ class Passage:
             now = monotonic()
             self.timeout.deadline = now + self.chunk_limit_s
             self.gaps.add(chunk, now)
-        if self.whole_only and (self.withheld or chunk[-2:] != b"\n\n" or b'"error"' in chunk):
-            chunk = self._whole_events(chunk)
-            if self.has_error:
-                self._unsent = chunk if self.filter is None else self.filter.feed(chunk)
-                self._unsent_bytes = len(chunk)
-                self.tail.feed(chunk)
-                return False
-            if not chunk:
-                return True
-        elif self.withheld and not self.whole_only:
+        usage_filter = self.filter
+        if self.whole_only:
+            # `find`, as `in` raises and clears a TypeError before it searches bytes.
+            if self.withheld or chunk[-2:] != b"\n\n" or chunk.find(b'"error"') >= 0:
+                chunk = self._whole_events(chunk)
+                if self.has_error:
+                    self._unsent = chunk if usage_filter is None else usage_filter.feed(chunk)
+                    self._unsent_bytes = len(chunk)
+                    self.tail.feed(chunk)
+                    return False
+                if not chunk:
+                    return True
+            elif usage_filter is not None and not usage_filter.pending and chunk.find(b'"usage"') < 0:
+                # Whole events of which it removes none.
+                usage_filter = None
+        elif self.withheld:
             chunk, self.withheld = self.withheld + chunk, b""
         self.tail.feed(chunk)
-        if self.filter is None:
+        if usage_filter is None:
             if self._try_write(chunk):
                 return True
             self._unsent, self._unsent_bytes = chunk, len(chunk)
             return False
-        passed = self.filter.feed(chunk)
+        passed = usage_filter.feed(chunk)
         if passed and not self._try_write(passed):
             self._unsent, self._unsent_bytes = passed, len(chunk)
             return False
