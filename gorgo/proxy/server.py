@@ -115,7 +115,7 @@ async def _run(exchange: Exchange, task: asyncio.Task[None]) -> None:
             exchange.route,
             exchange.id,
             sent_status=response.writer.status,
-            disconnected=response.disconnected,
+            disconnected=response.disconnected and not response.had_end,
         )
 
 

@@ -80,6 +80,8 @@ class Lease:
     target: Target
     #: The metrics have the attempt.
     counted: bool = False
+    #: Its answer, while the attempt runs.
+    passage: Passage | None = None
 
 
 #: The next step of a request.
@@ -210,7 +212,7 @@ class ClientResponse:
         Writes chunks of a stream without waiting.
     """
 
-    __slots__ = ("_record", "_route", "_send", "_state", "disconnected", "request_id", "writer")
+    __slots__ = ("_record", "_route", "_send", "_state", "disconnected", "had_end", "request_id", "writer")
 
     def __init__(
         self,
@@ -229,6 +231,8 @@ class ClientResponse:
         self.writer = ResponseWriter(send, direct)
         #: The client has disconnected, or does not read.
         self.disconnected = False
+        #: It had the end of its answer before.
+        self.had_end = False
 
     async def send_error(self, error: HttpError) -> None:
         """Send an error of the proxy's own."""
@@ -532,6 +536,8 @@ class Exchange:
             if outcome.status == 404 and outcome.unsent:
                 await follow_model(self.state.routing, self.request.route.model, dispatch.replica)
         except asyncio.CancelledError:
+            if self.response.disconnected:
+                outcome = self._outcome_of_end(lease) or outcome
             if dispatch.attempt_id in self._race or self.response.disconnected:
                 raise
             task.uncancel()
@@ -540,6 +546,7 @@ class Exchange:
             # Reservations are released first, so that no failure in the records can keep them.
             self._race.done(dispatch.attempt_id)
             lease.target.release()
+            lease.passage = None
             action = self.state.routing.gateway.finish(dispatch, outcome)
             self._count(lease)
             self.state.replicas.check_usage(dispatch, lease.target, outcome)
@@ -640,7 +647,7 @@ class Exchange:
         client = request.route.client
         estimates = state.routing.client_policies.may_see_estimates(client)
         record_stored = partial(state.replicas.record_stored, dispatch, target, client=client)
-        return Passage(
+        lease.passage = Passage(
             self.response.writer,
             timer,
             self.buffer,
@@ -656,6 +663,18 @@ class Exchange:
             may_be_short=request.may_be_short,
             passed_headers=state.passed_headers,
         )
+        return lease.passage
+
+    def _outcome_of_end(self, lease: Lease) -> Outcome | None:
+        """Return the outcome of an answer whose end the client had before it left, or None.
+
+        Clients close at `[DONE]`, which may come before the replica ends the body.
+        """
+        if lease.passage is None or self.record.ttft_s is None:
+            return None
+        outcome = lease.passage.outcome_of_end()
+        self.response.had_end = outcome is not None
+        return outcome
 
     def _commit(self, lease: Lease) -> None:
         """Claim the response for an attempt, and stop any other one."""

@@ -582,6 +582,14 @@ class Passage:
             answer_bytes=answer_bytes or self.tail.size or None,
         )
 
+    def outcome_of_end(self) -> Outcome | None:
+        """Return the outcome of a stream whose end has been sent to the client, though the body goes on; else None."""
+        if self._unsent_bytes or self.writer.sending or not has_end(self.route, self.tail.tail):
+            return None
+        self.gaps.drop_end(self.route)
+        usage = self.tail.usage()
+        return self.outcome(AttemptResult.COMPLETED, usage=usage, short=_is_short(self, self.tail.tail, usage))
+
 
 #: Buffer of one response: above any preamble of an engine, small enough for thousands of responses at once.
 BUFFER_BYTES = 64 * 1024

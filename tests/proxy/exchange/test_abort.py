@@ -53,6 +53,19 @@ async def test_client_that_leaves_in_the_middle_cancels_upstream(start: Start, p
 
 
 @pytest.mark.parametrize("polite", [True, False])
+async def test_client_that_leaves_behind_the_end_of_its_answer_has_had_it(start: Start, polite: bool) -> None:
+    """As the OpenAI client does at `[DONE]`, which may be before the replica ends the body."""
+    fleet = await start.fleet([hang(delta("a"), DONE)])
+    async with connected(fleet.addresses.data) as client:
+        await client.post(CHAT, BODY)
+        await client.reader.readuntil(b"[DONE]")
+        leave(client, polite)
+        await until(fleet.replicas[0].dropped.is_set)
+    await fleet.idle()
+    assert next(iter(fleet.state.routing.router.samples)).status == 200
+
+
+@pytest.mark.parametrize("polite", [True, False])
 @pytest.mark.parametrize(
     "script", [pytest.param(hang(), id="before content"), pytest.param(hang(delta("a")), id="after")]
 )
