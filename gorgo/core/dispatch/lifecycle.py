@@ -534,9 +534,13 @@ class RequestLifecycle:
     def can_continue(self, attempt: Attempt, replicas: frozenset[str], *, now: float) -> bool:
         """Return whether one of `replicas` could go on with the answer of an attempt that runs."""
         others = attempt.state.open_attempts
-        if attempt.superseded or attempt.state.closed or any(not each.superseded for each in others if each is not attempt):
+        if (
+            attempt.superseded
+            or attempt.state.closed
+            or any(not each.superseded for each in others if each is not attempt)
+        ):
             return False
-        return self._takers(attempt, replicas - {attempt.replica.spec.name}, 0, now) is not None
+        return self._takers(attempt, replicas, 0, now) is not None
 
     def continue_beside(
         self, attempt: Attempt, replicas: frozenset[str], partial_tokens: int, *, now: float
@@ -547,7 +551,7 @@ class RequestLifecycle:
         """
         if not self.can_continue(attempt, replicas, now=now):
             return None
-        found = self._dispatch_rest(attempt, replicas - {attempt.replica.spec.name}, partial_tokens, now)
+        found = self._dispatch_rest(attempt, replicas, partial_tokens, now)
         assert found is not None, "it can be continued"
         attempt.state.open_attempts[-1].beside = attempt.attempt_id
         return found
