@@ -38,6 +38,11 @@ MAX_EVENT_BYTES = 64 * 1024
 #: of the one that is checked: a step of an engine with many prompts to read takes one or two seconds.
 STALL_S = 5.0
 STALL_GAPS = 20
+#: From one check of a stream that stands still to the next, s.
+RECHECK_S = 1.0
+#: A stream that is moved is held back for so long at most, s, until the rest of its answer begins elsewhere: a long
+#: prompt takes seconds. Then its client reads on where it is.
+MOST_HELD_S = 10.0
 #: Between two streams that leave a drained replica: 20 a second, so that each choice counts those before it.
 MOVE_INTERVAL_S = 0.05
 #: Predicted prefill ahead of a new request, s, above which a replica takes no stream of a drained one: it has enough.

@@ -18,7 +18,16 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any, Protocol
 
-from gorgo.core.continuation import MAX_EVENT_BYTES, STALL_GAPS, STALL_S, Seam, first_error, whole_events
+from gorgo.core.continuation import (
+    MAX_EVENT_BYTES,
+    MOST_HELD_S,
+    RECHECK_S,
+    STALL_GAPS,
+    STALL_S,
+    Seam,
+    first_error,
+    whole_events,
+)
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.core.stream import (
     FirstTokenDetector,
@@ -156,16 +165,12 @@ class ResponseWriter:
 STALLED = "stalled"
 #: The reason of an attempt whose engine sent an error in the middle of its answer.
 ERROR_EVENT = "error_event"
-#: From one check to the next while other streams of the replica go on, s.
-RECHECK_S = 1.0
 #: Retained of one answer that may have to be continued, and by how much the reservation grows: 5,000 events of an
 #: ordinary size, and those of some seconds.
 MAX_RETAINED_BYTES = 1024 * 1024
 KEEP_STEP_BYTES = 32 * 1024
-#: Held of a stream while its answer is about to go on elsewhere, and for how long: a long prompt takes seconds until
-#: its first token, and a client that has waited longer reads on where it is.
+#: Held of a stream that is moved: 100 tokens/s for `MOST_HELD_S`.
 MOST_HELD_BYTES = 256 * 1024
-MOST_HELD_S = 10.0
 #: Routes on which each event of a stream has a name.
 _NAMED_EVENTS = frozenset({"/v1/responses", "/v1/messages"})
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from gorgo.core.continuation import MOST_HELD_S
 from gorgo.live.reload.reloader import move_streams
 from gorgo.live.upstream.client import UpstreamError
-from gorgo.proxy.exchange.relay import MOST_HELD_S
 from tests.proxy.exchange.test_handler import config
 from tests.proxy.fakes import DONE, ROLE, chat
 from tests.proxy.virtual import Script, Step, VirtualProxy, in_virtual_time
