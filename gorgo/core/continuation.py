@@ -467,6 +467,16 @@ class Seam:
         """Whether the events so far have the finish reason."""
         return self._finished
 
+    @property
+    def has_sent_end(self) -> bool:
+        """Whether the client has the finish reason."""
+        return self._sent[3]
+
+    @property
+    def short(self) -> bool | None:
+        """What the rest says of its replica, as `Outcome.short`: one of a token or none says nothing."""
+        return False if (self.usage.output or self._events) > 1 else None
+
     def feed(self, chunk: bytes) -> bytes:
         """Return the events that end in `chunk`, for the client."""
         data = self._pending + chunk

@@ -294,6 +294,7 @@ class Passage:
         "passed_headers",
         "refusal",
         "route",
+        "seam",
         "source",
         "strip_usage",
         "tail",
@@ -338,6 +339,8 @@ class Passage:
         self.may_be_short = may_be_short
         self.passed_headers = passed_headers
         self.tail = UsageReader()
+        #: Of the rest of an answer.
+        self.seam: Seam | None = None
         #: Set where the usage event is removed.
         self.filter: UsageEventFilter | None = None
         #: What the replica says of a failure before any content.
@@ -684,9 +687,22 @@ class Passage:
             answer_bytes=answer_bytes or self.tail.size or None,
         )
 
+    def outcome_of_rest(self, seam: Seam) -> Outcome:
+        """Return the outcome of the rest of an answer.
+
+        That it is whole counts for its replica as a whole answer does: of two replicas that break off half of their
+        answers each has as many rests as it leaves to the other.
+        """
+        usage = Usage(seam.usage.prompt, seam.usage.cached, seam.usage.output)
+        return self.outcome(AttemptResult.COMPLETED, usage=usage, short=seam.short)
+
     def outcome_of_end(self) -> Outcome | None:
         """Return the outcome of a stream whose end has been sent to the client, though the body goes on; else None."""
-        if self._unsent_bytes or self._held or self.writer.sending or not has_end(self.route, self.tail.tail):
+        if self._unsent_bytes or self._held or self.writer.sending:
+            return None
+        if self.seam is not None:
+            return self.outcome_of_rest(self.seam) if self.seam.has_sent_end else None
+        if not has_end(self.route, self.tail.tail):
             return None
         self.gaps.drop_end(self.route)
         usage = self.tail.usage()
@@ -884,7 +900,7 @@ async def relay_rest(passage: Passage, source: ResponseSource, seam: Seam, note:
 
     Raises `UpstreamError` for one that breaks off. Every event is made anew (`core.continuation`).
     """
-    passage.source = source
+    passage.source, passage.seam = source, seam
     if source.status != 200 or not is_event_stream(source.headers) or is_encoded(source.headers):
         failure = failure_of(source.status, source.headers)
         return failure or Outcome(AttemptResult.UPSTREAM_4XX, status=source.status, error="not_continued", sent=True)
@@ -923,8 +939,7 @@ async def relay_rest(passage: Passage, source: ResponseSource, seam: Seam, note:
     if not seam.ended and not seam.finished:
         raise UpstreamError("truncated")
     await passage.end_body()
-    usage = Usage(seam.usage.prompt, seam.usage.cached, seam.usage.output)
-    return passage.outcome(AttemptResult.COMPLETED, usage=usage, short=None)
+    return passage.outcome_of_rest(seam)
 
 
 async def retain_failure(passage: Passage, source: ResponseSource, failure: Outcome) -> Outcome:

@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from gorgo.live.reload.reloader import move_streams
 from gorgo.live.upstream.client import UpstreamError
 from tests.proxy.exchange.test_handler import config
 from tests.proxy.fakes import DONE, ROLE, chat
-from tests.proxy.virtual import Script, Step, VirtualProxy, in_virtual_time
+from tests.proxy.virtual import Script, ScriptedUpstream, Step, VirtualProxy, in_virtual_time
 
 STREAM = chat(stream=True)
 LOST = UpstreamError("disconnected")
@@ -771,3 +771,63 @@ def test_memory_that_is_given_up_while_both_are_open_costs_no_character() -> Non
 
     for other in (late_rest(1.0), Script(head_s=1.0, refuses="disconnected")):
         virtually(test, [LIVELY], [other])
+
+
+def test_a_client_that_leaves_behind_the_end_of_a_rest_has_had_its_answer() -> None:
+    usage = event({"id": "second", "choices": [], "usage": {"prompt_tokens": 14, "completion_tokens": 3}})
+
+    async def test(proxy: VirtualProxy) -> None:
+        asked = STREAM[:-1] + b', "stream_options": {"include_usage": true}}'
+        answered = await proxy.ask(asked, leaves_s=5.0)
+        assert (text_of(answered.body), answered.complete) == ("abc", False)
+        sample = proxy.state.routing.router.samples.after(0, 1)["samples"][0]
+        assert (sample["status"], sample["input_tokens"], sample["output_tokens"]) == (200, 12, 5)
+        assert proxy.total("gorgo_client_disconnects_total") == 0.0
+
+    virtually(test, [broken()], [Script([said("c", name="second"), said("", "stop", "second"), usage, 100.0, DONE])])
+
+
+def test_a_client_that_leaves_in_the_middle_of_a_rest_has_not_had_its_answer() -> None:
+    async def test(proxy: VirtualProxy) -> None:
+        await proxy.ask(STREAM, leaves_s=5.0)
+        assert proxy.state.routing.router.samples.after(0, 1)["samples"][0]["status"] == 499
+
+    virtually(test, [broken()], [Script([said("c", name="second"), 100.0])])
+
+
+def alternating(upstream: ScriptedUpstream, rest: Script) -> None:
+    """Let every other answer break off, and each rest be whole."""
+    plain, number = upstream.open, count()
+
+    async def open_next(path: str, headers: Any, body: bytes, **more: Any) -> Any:
+        is_rest = json.loads(body)["messages"][-1]["role"] == "assistant"
+        whole = Script([said("a"), said("b"), said("", "stop"), DONE])
+        upstream.scripts = [rest if is_rest else broken() if next(number) % 2 == 0 else whole]
+        return await plain(path, headers, body, **more)
+
+    upstream.open = open_next  # type: ignore[method-assign]
+
+
+def lost_of_alternating(rest: Script) -> int:
+    """Return how many of 24 answers had no end."""
+    found: list[bool] = []
+
+    async def test(proxy: VirtualProxy) -> None:
+        for upstream in proxy.replicas.values():
+            alternating(upstream, rest)
+        for _ in range(24):
+            found.append(ended_once((await proxy.ask(STREAM)).body))
+            await asyncio.sleep(0.2)
+        states = set(proxy.state.routing.router.view.health_states().values())
+        assert all(found) == (states == {"healthy"})
+
+    virtually(test, [REST], [REST])
+    return found.count(False)
+
+
+def test_replicas_of_which_every_other_answer_breaks_off_do_not_eject_each_other_where_each_rest_is_whole() -> None:
+    assert lost_of_alternating(REST) == 0
+
+
+def test_a_rest_of_a_token_is_no_proof_that_its_replica_does_not_break_answers_off() -> None:
+    assert lost_of_alternating(Script([said("", "stop", "second"), DONE])) > 0
