@@ -6,7 +6,8 @@ or joined, except that the buffer is sent in one piece.
 
 Theory of operation: up to the first token (of an event stream) or the end (of any other body) nothing has been sent. A
 response that fails before can be replaced by another replica's without the client's notice. A 4xx is not sent at all:
-the passage keeps it for the Router's decision. Beyond `BUFFER_BYTES` the response is sent as it is. With `withhold` a
+the passage keeps it for the Router's decision. Beyond `BUFFER_BYTES` the response is sent as it is, and a JSON answer
+beyond `MAX_RETAINED_BYTES`: no client reads a part of it, and one that breaks off is asked for anew. With `withhold` a
 short stream is treated like a 4xx, and one that breaks off like any failure.
 """
 
@@ -45,7 +46,7 @@ from gorgo.core.stream import (
 )
 from gorgo.live.http.body import RequestBuffer, ResettableTimeout
 from gorgo.live.http.errors import Message, Send
-from gorgo.live.http.headers import Header, downstream_headers, find, is_encoded, is_event_stream
+from gorgo.live.http.headers import Header, downstream_headers, find, is_encoded, is_event_stream, is_json_type
 from gorgo.live.request.parse import (
     Gaps,
     exceeds_context,
@@ -888,7 +889,8 @@ def relay(passage: Passage, source: ResponseSource) -> Coroutine[Any, Any, Outco
     """Relay a response; return its outcome. A failure of the source is raised through it."""
     passage.source = source
     if source.status >= 300 or not is_event_stream(source.headers):
-        return relay_body(passage, BUFFER_BYTES)
+        is_answer = source.status < 300 and is_json_type(source.headers) and not is_encoded(source.headers)
+        return relay_body(passage, MAX_RETAINED_BYTES if is_answer and _fits(source.headers) else BUFFER_BYTES)
     if is_encoded(source.headers):
         # Unreadable, and its client waits for events: not buffered.
         return relay_body(passage, 0)
@@ -968,6 +970,9 @@ async def relay_body(passage: Passage, limit: int) -> Outcome:
         body, complete = await _read(passage, limit)
         if not complete:
             return await _send_as_it_comes(passage, body)
+    if len(body) > BUFFER_BYTES and source.status < 300 and is_json(body):
+        # Not parsed: a megabyte of it takes 10 ms.
+        return await _send_as_it_comes(passage, body, is_whole=True)
     # Else it takes no memory beyond this step, most often the one in which it came.
     if source.status >= 400:
         return passage.refused(body)
@@ -1005,11 +1010,19 @@ async def _read(passage: Passage, limit: int) -> tuple[bytes, bool]:
     return b"".join(chunks), complete
 
 
-async def _send_as_it_comes(passage: Passage, head: bytes) -> Outcome:
-    await passage.send_head(head=head)
-    passage.timeout.extend(passage.chunk_limit_s)
-    await passage.forward(head)
-    await passage.pass_rest()
+def _fits(headers: Sequence[Header]) -> bool:
+    """Return whether a body may be small enough to be retained."""
+    length = find(headers, b"content-length")
+    return length is None or not length.isdigit() or int(length) <= MAX_RETAINED_BYTES
+
+
+async def _send_as_it_comes(passage: Passage, head: bytes, *, is_whole: bool = False) -> Outcome:
+    await passage.send_head(head=head, has_events=not is_whole)
+    for at in range(0, max(1, len(head)), BUFFER_BYTES):
+        passage.timeout.extend(passage.chunk_limit_s)
+        await passage.forward(head[at : at + BUFFER_BYTES])
+    if not is_whole:
+        await passage.pass_rest()
     await passage.end_body()
     passage.gaps.drop_all()
     return passage.outcome(AttemptResult.COMPLETED if passage.source.status < 400 else AttemptResult.UPSTREAM_4XX)
