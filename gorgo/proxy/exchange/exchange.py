@@ -21,9 +21,11 @@ from typing import Any
 
 from gorgo.core.continuation import (
     ROUTES,
+    Continuation,
     NotContinuableError,
     PartialAnswer,
     Seam,
+    as_chat,
     continued_body,
     read_answer,
     refusal,
@@ -834,12 +836,12 @@ class Exchange:
         result = AttemptResult.FAILED_AFTER_CONTENT if failed else AttemptResult.SUPERSEDED
         return Outcome(result, status=self.response.writer.status, error=went_on.reason)
 
-    def _able(self) -> frozenset[str]:
-        """Return the replicas whose kind of engine can go on with an answer."""
-        targets = self.state.replicas.targets
-        return frozenset(
-            name for name, each in targets.items() if continuation_of(each.dialect, self.route) is not None
-        )
+    def _able(self, body: Mapping[str, Any] | None = None) -> frozenset[str]:
+        """Return the replicas whose kind of engine can go on with an answer, that to `body` if it has been read."""
+        hows = {name: continuation_of(each.dialect, self.route) for name, each in self.state.replicas.targets.items()}
+        if body is not None and Continuation.AS_CHAT in hows.values() and as_chat(body) is None:
+            hows = {name: None if how is Continuation.AS_CHAT else how for name, how in hows.items()}
+        return frozenset(name for name, how in hows.items() if how is not None)
 
     def _break_off(self, reason: str) -> BrokenAnswer | None:
         """Return the answer so far, if another replica can go on with it."""
@@ -848,11 +850,11 @@ class Exchange:
             return None
         if known is not None:
             assert known.seam is not None, "the rest has begun"
-            return replace(known, answer=known.seam.answer(), replicas=self._able(), reason=reason, seam=None)
+            able = self._able(known.body)
+            return replace(known, answer=known.seam.answer(), replicas=able, reason=reason, seam=None)
         found = self._read()
-        if found is None:
-            return None
-        return BrokenAnswer(*found, self._able(), reason, passage.gaps.last_s)
+        able = frozenset[str]() if found is None else self._able(found[0])
+        return None if found is None or not able else BrokenAnswer(*found, able, reason, passage.gaps.last_s)
 
     def _why_not(self) -> str:
         """Return why the answer cannot be read, as the metrics have it."""
@@ -896,7 +898,9 @@ class Exchange:
         dispatch, target, broken = lease.dispatch, lease.target, lease.rest
         how = continuation_of(target.dialect, self.route)
         assert broken is not None, "there is an answer to continue"
-        if how is None:  # another engine has taken the replica's place
+        if how is None or dispatch.replica not in self._able(
+            broken.body
+        ):  # another engine has taken the replica's place
             return Outcome(AttemptResult.FAILED_BEFORE_CONTENT, error="not_continued")
         headers = self._headers(lease)
         model = self.request.route.model
@@ -904,12 +908,13 @@ class Exchange:
         rest = replace(self.request, body=continued_body(self.route, broken.body, broken.answer, how), spans=None)
         options = broken.body.get("stream_options")
         show_usage = isinstance(options, dict) and bool(options.get("include_usage"))
-        broken.seam = seam = Seam(self.route, broken.answer, broken.body, show_usage=show_usage)
+        asked = how.route(self.route)
+        broken.seam = seam = Seam(self.route, broken.answer, broken.body, show_usage=show_usage, asked=asked)
         passage = self._passage(lease, timer)
         passage.on_content = partial(self._rest_begins, lease, broken, passage)
         passage.gaps.last_s = broken.last_s
         body = rest.body_for(name, with_usage=target.request_usage)
-        source = await target.upstream.open(self.route, headers, body, on_sent=partial(self._count, lease))
+        source = await target.upstream.open(asked, headers, body, on_sent=partial(self._count, lease))
         try:
             outcome = await relay_rest(passage, source, seam, self._seam_note(dispatch))
             if outcome.result is AttemptResult.UPSTREAM_4XX:
