@@ -908,13 +908,13 @@ class Exchange:
         rest = replace(self.request, body=continued_body(self.route, broken.body, broken.answer, how), spans=None)
         options = broken.body.get("stream_options")
         show_usage = isinstance(options, dict) and bool(options.get("include_usage"))
-        asked = how.route(self.route)
-        broken.seam = seam = Seam(self.route, broken.answer, broken.body, show_usage=show_usage, asked=asked)
+        path = how.route(self.route)
+        broken.seam = seam = Seam(self.route, broken.answer, broken.body, show_usage=show_usage, path=path)
         passage = self._passage(lease, timer)
         passage.on_content = partial(self._rest_begins, lease, broken, passage)
         passage.gaps.last_s = broken.last_s
         body = rest.body_for(name, with_usage=target.request_usage)
-        source = await target.upstream.open(asked, headers, body, on_sent=partial(self._count, lease))
+        source = await target.upstream.open(path, headers, body, on_sent=partial(self._count, lease))
         try:
             outcome = await relay_rest(passage, source, seam, self._seam_note(dispatch))
             if outcome.result is AttemptResult.UPSTREAM_4XX:

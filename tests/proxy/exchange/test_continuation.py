@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gorgo.core.continuation import MOST_HELD_S
+from gorgo.core.continuation import MOST_PAUSE_S
 from gorgo.live.reload.reloader import move_streams
 from gorgo.live.upstream.client import UpstreamError
 from tests.proxy.exchange.test_handler import config
@@ -696,7 +696,7 @@ def test_a_move_holds_an_answer_back_for_a_bounded_time_and_the_pause_is_a_gap()
         assert text_of(answered.body) == "ab" + "".join(f" {number}" for number in range(300))
         times = [at_s for at_s, part in answered.parts if b"data:" in part]
         pauses = [later - earlier for earlier, later in pairwise(times) if later - earlier > 0.2]
-        assert pauses == [pytest.approx(MOST_HELD_S, abs=0.2)]
+        assert pauses == [pytest.approx(MOST_PAUSE_S, abs=0.2)]
         assert proxy.replicas["r1"].received[0].closed_s == pytest.approx(11.1, abs=0.2)
 
     virtually(test, [long], [late_rest(1000.0)])
