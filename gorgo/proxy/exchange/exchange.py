@@ -829,8 +829,9 @@ class Exchange:
 
     def _superseded(self, lease: Lease) -> Outcome:
         """Return the outcome of an attempt that lost its race."""
-        went_on = self._broken
-        if went_on is None or lease.rest is went_on or lease.passage is None:
+        went_on, rest = self._broken, lease.rest
+        had_answer = rest is None or (rest.seam is not None and rest.seam.begun)
+        if went_on is None or not had_answer:
             return Outcome(AttemptResult.SUPERSEDED)
         failed = went_on.reason != MOVED  # by an operator; the replica has not failed
         result = AttemptResult.FAILED_AFTER_CONTENT if failed else AttemptResult.SUPERSEDED

@@ -831,3 +831,19 @@ def test_replicas_of_which_every_other_answer_breaks_off_do_not_eject_each_other
 
 def test_a_rest_of_a_token_is_no_proof_that_its_replica_does_not_break_answers_off() -> None:
     assert lost_of_alternating(Script([said("", "stop", "second"), DONE])) > 0
+
+
+def test_a_rest_that_stands_still_and_goes_on_first_blames_neither_replica() -> None:
+    resumed = Script([said("c", name="second"), 6.0, said("d", name="second"), 0.1, said("", "stop", "second"), DONE])
+
+    async def test(proxy: VirtualProxy) -> None:
+        answered = await proxy.ask(STREAM)
+        assert text_of(answered.body) == "abcd"
+        assert ended_once(answered.body)
+        assert [len(proxy.replicas[name].received) for name in ("r1", "r2")] == [1, 1]
+        views = proxy.state.routing.router.view.snapshots(now=proxy.now_s)
+        assert [view.failures for view in views] == [1, 0, 0]
+        sample = proxy.state.routing.router.samples.after(0, 1)["samples"][0]
+        assert (sample["replica"], sample["continued"], sample["retries"]) == ("r1", 1, 0)
+
+    virtually(test, [broken()], [resumed], [late_rest(3.0)])
