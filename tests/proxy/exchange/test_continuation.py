@@ -542,3 +542,44 @@ def test_a_drained_replica_gives_no_stream_to_one_whose_queue_is_long() -> None:
         assert proxy.replicas["r1"].received[1].at_s > 4.1, "the long prompt is read"
 
     virtually(test, [broken(100.0, said("late"), DONE)], [busy, REST])
+
+
+def words(text: str) -> list[str]:
+    """An engine's tokens: each letter, and white space."""
+    return list(text)
+
+
+@pytest.mark.parametrize("trims", [False, True])
+def test_an_engine_s_own_count_of_the_answer_bounds_the_rest(*, trims: bool) -> None:
+    """An event may have several tokens. A template that trims has the engine say the white space again."""
+
+    def tokens_of(asked: dict[str, Any]) -> list[str]:
+        if "messages" not in asked:
+            assert (asked["prompt"], asked["add_special_tokens"]) == (asked["content"], False)
+            return words(asked["prompt"])
+        assert (asked["continue_final_message"], asked["add_generation_prompt"]) == (True, False)
+        last = asked["messages"][-1]["content"]
+        return words(last.rstrip() if trims else last)
+
+    spaces = [said(" ", name="second"), said("\n", name="second")] if trims else []
+    usage = event({"id": "second", "choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 4}})
+    rest = Script([ROLE, *spaces, said("f", name="second"), said("", "length", "second"), usage, DONE])
+
+    async def test(proxy: VirtualProxy) -> None:
+        proxy.replicas["r1"].tokens_of = tokens_of
+        answered = await proxy.ask(chat(stream=True, max_tokens=10))
+        assert text_of(answered.body) == "abcde \nf"
+        asked = json.loads(proxy.replicas["r1"].received[0].body)
+        assert asked["max_tokens"] == (5 if trims else 3)
+        sample = proxy.state.routing.router.samples.after(0, 1)["samples"][0]
+        assert sample["output_tokens"] == (9 if trims else 11)
+
+    virtually(test, [Script([said("abc"), said("de \n"), LOST])], [rest])
+
+
+def test_an_engine_without_a_count_is_given_one_token_for_each_event() -> None:
+    async def test(proxy: VirtualProxy) -> None:
+        assert text_of((await proxy.ask(chat(stream=True, max_tokens=10))).body) == "abcd"
+        assert json.loads(proxy.replicas["r1"].received[0].body)["max_tokens"] == 8
+
+    virtually(test, [broken()], [REST])
