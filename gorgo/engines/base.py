@@ -44,14 +44,14 @@ class EngineDialect(Protocol):
 def continuation_of(engine: EngineDialect, route: str) -> Continuation | None:
     """Return how the engine goes on with an answer of a route that broke off; `None` if that is not known.
 
-    Anthropic's messages have no flags: an engine that needs them would begin another answer.
+    Anthropic's messages have no flags: an engine that needs them is asked by a chat.
 
     >>> from gorgo.engines.registry import dialect
     >>> continuation_of(dialect("vllm"), "/v1/completions"), continuation_of(dialect("openai"), "/v1/completions")
     (<Continuation.FLAGS: 'flags'>, None)
     """
     found: Continuation | None = getattr(engine, "continuation", None)
-    return None if route == MESSAGES and found is Continuation.FLAGS else found
+    return Continuation.AS_CHAT if route == MESSAGES and found is Continuation.FLAGS else found
 
 
 #: The route by which all engines that go on with an answer count tokens.
