@@ -6,8 +6,10 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import pytest
 
+from gorgo.engines.base import TOKENIZE_PATH, read_tokens, tokenize_body
 from tests.real.cutting import SHORT_BETWEEN, TOKENS, Bench, assert_cut_answers_are_whole, cut_engines, places_of
 from tests.real.llama_server import LlamaServer
 
@@ -76,3 +78,11 @@ async def test_the_anthropic_client_reads_one_message_wherever_it_is_cut(bench: 
     metrics = (await bench.proxy.admin.get("/metrics")).text
     continued = sum(float(line.split()[-1]) for line in metrics.splitlines() if line.startswith(COUNTED))
     assert continued == MESSAGE_PLACES
+
+
+async def test_llama_cpp_counts_the_tokens_of_a_text(llama_servers: tuple[LlamaServer, LlamaServer]) -> None:
+    async with httpx.AsyncClient(timeout=20) as http:
+        answer = await http.post(f"{llama_servers[0].url}{TOKENIZE_PATH}", content=tokenize_body("tiny", " ban des"))
+    found = read_tokens(answer.status_code, answer.content)
+    assert found is not None
+    assert len(found) == 2
