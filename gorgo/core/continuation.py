@@ -47,7 +47,7 @@ STALL_GAPS = 20
 RECHECK_S = 1.0
 #: A stream that is moved is held back for so long at most, s, until the rest of its answer begins elsewhere: a long
 #: prompt takes seconds. Then its client reads on where it is.
-MOST_HELD_S = 10.0
+MOST_PAUSE_S = 10.0
 #: Between two streams that leave a drained replica: 20 a second, so that each choice counts those before it.
 MOVE_INTERVAL_S = 0.05
 #: Predicted prefill ahead of a new request, s, above which a replica takes no stream of a drained one: it has enough.
@@ -512,7 +512,7 @@ class Seam:
         The request as the client sent it.
     show_usage:
         Whether the client asked for an event with the counts.
-    asked:
+    path:
         The path by which the rest was asked for; by default the request's.
 
     `answer` is what the client has by the last `on_sent`. After each `feed`: `begun` once there is content or an end,
@@ -521,9 +521,9 @@ class Seam:
     """
 
     def __init__(
-        self, route: str, answer: PartialAnswer, body: Mapping[str, Any], *, show_usage: bool, asked: str | None = None
+        self, route: str, answer: PartialAnswer, body: Mapping[str, Any], *, show_usage: bool, path: str | None = None
     ) -> None:
-        self._is_converted = asked not in (None, route)
+        self._is_converted = path not in (None, route)
         #: Of a chat whose rest is a message's: why it ended, and the stop string that did.
         self._end: tuple[str | None, str | None] = (None, None)
         self.begun = self.ended = False

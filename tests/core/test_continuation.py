@@ -564,7 +564,7 @@ def test_a_message_goes_on_as_a_chat_at_an_engine_whose_messages_have_no_flags(m
             "temperature",
             "stream_options",
         }
-        seam = Seam(MESSAGES, answer, body, show_usage=False, asked=Continuation.AS_CHAT.route(MESSAGES))
+        seam = Seam(MESSAGES, answer, body, show_usage=False, path=Continuation.AS_CHAT.route(MESSAGES))
         rest = chat_stream(answer.tokens - answer.closed, asked["max_tokens"])
         for at in range(0, len(rest), 7):
             client += seam.feed(rest[at : at + 7])
@@ -584,7 +584,7 @@ def test_a_message_goes_on_as_a_chat_at_an_engine_whose_messages_have_no_flags(m
 def test_the_stop_string_that_ended_a_chat_is_named_in_its_message(more: dict[str, Any], end: tuple[str, Any]) -> None:
     body = {"messages": HI, "max_tokens": 20, "stop_sequences": ["STOP"]}
     assert json.loads(continued_body(MESSAGES, body, PartialAnswer("a", 1), Continuation.AS_CHAT))["stop"] == ["STOP"]
-    seam = Seam(MESSAGES, PartialAnswer("a", 1), body, show_usage=False, asked=CHAT)
+    seam = Seam(MESSAGES, PartialAnswer("a", 1), body, show_usage=False, path=CHAT)
     choice = {"index": 0, "delta": {"content": "b"}, "finish_reason": "stop", **more}
     events = messages_of(seam.feed(event({"choices": [choice]}) + b"data: [DONE]\n\n"))
     assert [name for name, _ in events] == [
@@ -606,7 +606,7 @@ def test_the_stop_string_that_ended_a_chat_is_named_in_its_message(more: dict[st
     ],
 )
 def test_a_chat_that_cannot_be_the_rest_of_a_message_is_an_error(stream: bytes) -> None:
-    seam = Seam(MESSAGES, PartialAnswer("a", 1), {"messages": HI}, show_usage=False, asked=CHAT)
+    seam = Seam(MESSAGES, PartialAnswer("a", 1), {"messages": HI}, show_usage=False, path=CHAT)
     assert (seam.feed(stream), seam.error, seam.ended) == (b"", 500, False)
 
 

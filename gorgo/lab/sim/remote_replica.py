@@ -183,7 +183,7 @@ class RemoteReplica:
         assert sending.so_far is not None, "it has its first token"
         return sending.so_far
 
-    def leave(self, sending: SimAttempt, why: str) -> None:
+    def end_stream(self, sending: SimAttempt, why: str) -> None:
         """The proxy ends a stream whose answer goes on at another replica, because it was moved or stands still."""
         result = AttemptResult.SUPERSEDED if why == "moved" else AttemptResult.FAILED_AFTER_CONTENT
         self._cancel(sending, Outcome(result, status=200, error=why))

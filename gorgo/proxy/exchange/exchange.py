@@ -834,8 +834,9 @@ class Exchange:
 
     def _superseded(self, lease: Lease) -> Outcome:
         """Return the outcome of an attempt that lost its race."""
-        went_on = self._broken
-        if went_on is None or lease.rest is went_on or lease.passage is None:
+        went_on, rest = self._broken, lease.rest
+        had_answer = rest is None or (rest.seam is not None and rest.seam.begun)
+        if went_on is None or not had_answer:
             return Outcome(AttemptResult.SUPERSEDED)
         failed = went_on.reason != MOVED  # by an operator; the replica has not failed
         result = AttemptResult.FAILED_AFTER_CONTENT if failed else AttemptResult.SUPERSEDED
@@ -914,13 +915,13 @@ class Exchange:
         rest = replace(self.request, body=continued_body(self.route, broken.body, answer, how), spans=None)
         options = broken.body.get("stream_options")
         show_usage = isinstance(options, dict) and bool(options.get("include_usage"))
-        asked = how.route(self.route)
-        broken.seam = seam = Seam(self.route, answer, broken.body, show_usage=show_usage, asked=asked)
+path = how.route(self.route)
+        broken.seam = seam = Seam(self.route, answer, broken.body, show_usage=show_usage, path=path)
         passage = self._passage(lease, timer)
         passage.on_content = partial(self._rest_begins, lease, broken, passage)
         passage.gaps.last_s = broken.last_s
         body = rest.body_for(name, with_usage=target.request_usage)
-        source = await target.upstream.open(asked, headers, body, on_sent=partial(self._count, lease))
+        source = await target.upstream.open(path, headers, body, on_sent=partial(self._count, lease))
         try:
             outcome = await relay_rest(passage, source, seam, self._seam_note(dispatch))
             if outcome.result is AttemptResult.UPSTREAM_4XX:

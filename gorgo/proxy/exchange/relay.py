@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from gorgo.core.continuation import (
     MAX_EVENT_BYTES,
-    MOST_HELD_S,
+    MOST_PAUSE_S,
     RECHECK_S,
     STALL_GAPS,
     STALL_S,
@@ -170,8 +170,8 @@ ERROR_EVENT = "error_event"
 #: ordinary size, and those of some seconds.
 MAX_RETAINED_BYTES = 1024 * 1024
 KEEP_STEP_BYTES = 32 * 1024
-#: Held of a stream that is moved: 100 tokens/s for `MOST_HELD_S`.
-MOST_HELD_BYTES = 256 * 1024
+#: Held of a stream that is moved: 100 tokens/s for `MOST_PAUSE_S`.
+MOST_PAUSED_BYTES = 256 * 1024
 #: Routes on which each event of a stream has a name.
 _NAMED_EVENTS = frozenset({"/v1/responses", "/v1/messages"})
 
@@ -214,7 +214,7 @@ class AnswerOwner(Protocol):
 
 
 @dataclass(slots=True)
-class HeldEvents:
+class PausedStream:
     """What a stream brings while another replica is asked for the rest of its answer, from `since_s` (monotonic s).
 
     `most_bytes` is 0 for a stream that stood still: with its first event it goes on.
@@ -228,7 +228,7 @@ class HeldEvents:
 
     def add(self, chunk: bytes) -> bool:
         """Hold a chunk; False if the stream has to go on with it."""
-        if self.size + len(chunk) > self.most_bytes or monotonic() - self.since_s > MOST_HELD_S:
+        if self.size + len(chunk) > self.most_bytes or monotonic() - self.since_s > MOST_PAUSE_S:
             return False
         self.chunks.append(chunk)
         self.size += len(chunk)
@@ -269,9 +269,9 @@ class Passage:
     """
 
     __slots__ = (
-        "_held",
         "_others",
         "_owner",
+        "_paused",
         "_rest_bytes",
         "_rest_limit",
         "_resuming",
@@ -360,7 +360,7 @@ class Passage:
         self._owner: AnswerOwner | None = None
         self._others: Iterable[RunningStream] = ()
         #: Set while another replica is asked for the rest of the answer.
-        self._held: HeldEvents | None = None
+        self._paused: PausedStream | None = None
         #: It was held back for as long as that may last: it is not moved again.
         self._stays = False
         #: Set while what was held is written by another task.
@@ -444,7 +444,7 @@ class Passage:
 
     def release(self) -> None:
         """Forget who owns the answer, and its bytes: both would wait for the garbage collector."""
-        self._held = None
+        self._paused = None
         self._stop_keeping()
 
     def _stop_keeping(self) -> None:
@@ -465,58 +465,58 @@ class Passage:
 
         Until it begins, what comes is held, and is passed on if that replica fails or this stream ends before.
         """
-        return not self._stays and self._continue_beside(reason, MOST_HELD_BYTES)
+        return not self._stays and self._continue_beside(reason, MOST_PAUSED_BYTES)
 
-    def _continue_beside(self, reason: str, most_held: int) -> bool:
+    def _continue_beside(self, reason: str, most_bytes: int) -> bool:
         owner = self._owner
         # The answer so far is what the client has: while a part of it waits for the client, a later call finds it sent.
-        if self._held is not None or self._unsent_bytes or self.writer.sending or owner is None:
+        if self._paused is not None or self._unsent_bytes or self.writer.sending or owner is None:
             return False
         if not owner.continue_beside(reason):
             return False
-        self._held = HeldEvents(owner, monotonic(), most_held)
+        self._paused = PausedStream(owner, monotonic(), most_bytes)
         self._try_write = self._hold
         return True
 
     def _hold(self, chunk: bytes) -> bool:
         """Take the place of `try_write` while another replica is asked for the rest."""
-        held = self._held
-        if held is None:  # another replica has the answer
+        paused = self._paused
+        if paused is None:  # another replica has the answer
             return True
         if is_comment(chunk):  # which says nothing of the answer, and need not be sent
             self.writer.try_write(chunk)
             return True
-        return held.add(chunk)
+        return paused.add(chunk)
 
     async def resume(self) -> None:
         """Pass on what was held, and what follows: the stream has the answer. For another task than the stream's."""
-        if self._held is None:
+        if self._paused is None:
             return
         self._resuming = asyncio.Event()
         try:
-            await self._write_now(self._take_held())
+            await self._write_now(self._end_pause())
         finally:
             self._resuming.set()
             self._resuming = None
         if self._owner is not None:
             self.timeout.extend(min(RECHECK_S, self._silence_s))
 
-    def _take_held(self) -> bytes:
+    def _end_pause(self) -> bytes:
         """End the hold; return what was held. The pause counts as a gap."""
-        held, self._held = self._held, None
-        assert held is not None, "it is held"
+        paused, self._paused = self._paused, None
+        assert paused is not None, "it is paused"
         self._try_write = self.writer.try_write
-        if held.chunks:
-            self.gaps.add_pause(held.chunks[-1], monotonic() - held.since_s)
-        held.owner.resume()
-        return b"".join(held.chunks)
+        if paused.chunks:
+            self.gaps.add_pause(paused.chunks[-1], monotonic() - paused.since_s)
+        paused.owner.resume()
+        return b"".join(paused.chunks)
 
     def _check_stall(self, now: float) -> float | None:
         """Return when to check again, `None` to end a stream that stands still with all others of its replica."""
         last_s = self.gaps.last_s
         if not last_s or now - last_s >= self._silence_s:
             return None
-        if self._held is not None:
+        if self._paused is not None:
             return last_s + self._silence_s
         stall_s = max(STALL_S, STALL_GAPS * (self.gaps.median() or 0.0))
         if now - last_s < stall_s:
@@ -558,7 +558,7 @@ class Passage:
 
     async def end_body(self) -> None:
         """Send the end of the body."""
-        if self._held is not None:
+        if self._paused is not None:
             await self._write(b"")
         await self.writer.finish(b"" if self.filter is None else self.filter.flush())
 
@@ -574,7 +574,7 @@ class Passage:
             if self.withheld or chunk[-2:] != b"\n\n" or chunk.find(b'"error"') >= 0:
                 chunk = self._whole_events(chunk)
                 if self.has_error:
-                    if self._held is None:  # else the answer goes on elsewhere, from where that was asked for
+                    if self._paused is None:  # else the answer goes on elsewhere, from where that was asked for
                         self._unsent = chunk if usage_filter is None else usage_filter.feed(chunk)
                         self._unsent_bytes = len(chunk)
                         self.tail.feed(chunk)
@@ -615,9 +615,9 @@ class Passage:
                 self._owner.drop()
 
     async def _write(self, chunk: bytes) -> None:
-        if self._held is not None:
-            self._stays = self._held.most_bytes > 0
-            chunk = self._take_held() + chunk
+        if self._paused is not None:
+            self._stays = self._paused.most_bytes > 0
+            chunk = self._end_pause() + chunk
         if self._resuming is not None:
             await self._resuming.wait()
         await self._write_now(chunk)
@@ -699,7 +699,7 @@ class Passage:
 
     def outcome_of_end(self) -> Outcome | None:
         """Return the outcome of a stream whose end has been sent to the client, though the body goes on; else None."""
-        if self._unsent_bytes or self._held or self.writer.sending:
+        if self._unsent_bytes or self._paused or self.writer.sending:
             return None
         if self.seam is not None:
             return self.outcome_of_rest(self.seam) if self.seam.has_sent_end else None

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gorgo.core.continuation import MOST_HELD_S
+from gorgo.core.continuation import MOST_PAUSE_S
 from gorgo.live.reload.reloader import move_streams
 from gorgo.live.upstream.client import UpstreamError
 from tests.proxy.exchange.test_handler import config
@@ -737,7 +737,7 @@ def test_a_move_holds_an_answer_back_for_a_bounded_time_and_the_pause_is_a_gap()
         assert text_of(answered.body) == "ab" + "".join(f" {number}" for number in range(300))
         times = [at_s for at_s, part in answered.parts if b"data:" in part]
         pauses = [later - earlier for earlier, later in pairwise(times) if later - earlier > 0.2]
-        assert pauses == [pytest.approx(MOST_HELD_S, abs=0.2)]
+        assert pauses == [pytest.approx(MOST_PAUSE_S, abs=0.2)]
         assert proxy.replicas["r1"].received[0].closed_s == pytest.approx(11.1, abs=0.2)
 
     virtually(test, [long], [late_rest(1000.0)])
@@ -872,3 +872,19 @@ def test_replicas_of_which_every_other_answer_breaks_off_do_not_eject_each_other
 
 def test_a_rest_of_a_token_is_no_proof_that_its_replica_does_not_break_answers_off() -> None:
     assert lost_of_alternating(Script([said("", "stop", "second"), DONE])) > 0
+
+
+def test_a_rest_that_stands_still_and_goes_on_first_blames_neither_replica() -> None:
+    resumed = Script([said("c", name="second"), 6.0, said("d", name="second"), 0.1, said("", "stop", "second"), DONE])
+
+    async def test(proxy: VirtualProxy) -> None:
+        answered = await proxy.ask(STREAM)
+        assert text_of(answered.body) == "abcd"
+        assert ended_once(answered.body)
+        assert [len(proxy.replicas[name].received) for name in ("r1", "r2")] == [1, 1]
+        views = proxy.state.routing.router.view.snapshots(now=proxy.now_s)
+        assert [view.failures for view in views] == [1, 0, 0]
+        sample = proxy.state.routing.router.samples.after(0, 1)["samples"][0]
+        assert (sample["replica"], sample["continued"], sample["retries"]) == ("r1", 1, 0)
+
+    virtually(test, [broken()], [resumed], [late_rest(3.0)])

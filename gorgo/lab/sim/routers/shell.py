@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from gorgo.config.values import FIRST_TOKEN_TIMEOUT_S
-from gorgo.core.continuation import MOST_BACKLOG_S, MOST_HELD_S, MOVE_INTERVAL_S
+from gorgo.core.continuation import MOST_BACKLOG_S, MOST_PAUSE_S, MOVE_INTERVAL_S
 from gorgo.core.messages.actions import Action, Cancel, Continue, Dispatch, Forward, Hedge, Reject
 from gorgo.core.messages.request import AttemptResult, EngineSample, OpenConnection, Outcome
 from gorgo.core.peers.exchange import is_urgent
@@ -248,7 +248,7 @@ class RouterShell:
                     if why is None:
                         site.cancel(sending)
                     else:
-                        site.leave(sending, why)
+                        site.end_stream(sending, why)
                 case Reject():
                     self._run.served.rejected(action, now=self._kernel.now)
                     self._end_request(action.request_id)
@@ -296,7 +296,7 @@ class RouterShell:
         self._rests[sending.request_id] = rest = OpenRest(sending, new, dispatch, part, why)
         self._send(new, dispatch)
         if why == "moved":
-            self._kernel.at(now + MOST_HELD_S, partial(self._stay, rest))
+            self._kernel.at(now + MOST_PAUSE_S, partial(self._stay, rest))
         self.arm()
         return True
 
