@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from tests.proxy.served import Served, served
 
 TOKENS = 200
+COUNTED = "gorgo_streams_continued_total{"
 #: Whole answers behind each that is cut: without them half of the last six would break off, and eject the replica.
 SHORT_BETWEEN = 3
 

@@ -10,7 +10,15 @@ import httpx
 import pytest
 
 from gorgo.engines.base import TOKENIZE_PATH, read_tokens, tokenize_body
-from tests.real.cutting import SHORT_BETWEEN, TOKENS, Bench, assert_cut_answers_are_whole, cut_engines, places_of
+from tests.real.cutting import (
+    COUNTED,
+    SHORT_BETWEEN,
+    TOKENS,
+    Bench,
+    assert_cut_answers_are_whole,
+    cut_engines,
+    places_of,
+)
 from tests.real.llama_server import LlamaServer
 
 #: Cuts of the answers of each route.
@@ -23,7 +31,6 @@ RAW_EVENTS = frozenset(
         *("content_block_stop", "message_delta", "message_stop"),
     }
 )
-COUNTED = "gorgo_streams_continued_total{"
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.real.conftest import llama_servers  # noqa: F401  The fixture is of another folder.
-from tests.real.cutting import SHORT_BETWEEN, TOKENS, Bench, cut_engines, places_of
+from tests.real.cutting import COUNTED, SHORT_BETWEEN, TOKENS, Bench, cut_engines, places_of
 from tests.real.llama_server import LlamaServer
 from tests.system.environments import Environment, InstallError, litellm_environment
 
@@ -98,5 +98,5 @@ async def test_litellms_client_reads_one_answer_wherever_it_is_cut(client: Clien
         for _ in range(SHORT_BETWEEN):
             await client.ask(tokens=4)
     metrics = (await client.bench.proxy.admin.get("/metrics")).text
-    counted = [line for line in metrics.splitlines() if line.startswith("gorgo_streams_continued_total{")]
+    counted = [line for line in metrics.splitlines() if line.startswith(COUNTED)]
     assert sum(float(line.split()[-1]) for line in counted) == PLACES

@@ -915,7 +915,7 @@ class Exchange:
         rest = replace(self.request, body=continued_body(self.route, broken.body, answer, how), spans=None)
         options = broken.body.get("stream_options")
         show_usage = isinstance(options, dict) and bool(options.get("include_usage"))
-path = how.route(self.route)
+        path = how.route(self.route)
         broken.seam = seam = Seam(self.route, answer, broken.body, show_usage=show_usage, path=path)
         passage = self._passage(lease, timer)
         passage.on_content = partial(self._rest_begins, lease, broken, passage)
