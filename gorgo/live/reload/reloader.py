@@ -547,7 +547,7 @@ async def move_streams(state: LiveState, target: Target) -> int:
         left = [stream for stream in target.streams if stream not in tried][:MOST_TRIED]
         now = state.routing.clock()
         if left and state.routing.router.view.has_short_queue(backlog_s=MOST_BACKLOG_S, now=now):
-            leaves = next((stream for stream in left if stream.interrupt(MOVED)), None)
+            leaves = next((stream for stream in left if stream.move(MOVED)), None)
             moved += leaves is not None
             tried.update(left if leaves is None else left[: left.index(leaves) + 1])
         if not left:

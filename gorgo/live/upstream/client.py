@@ -506,17 +506,19 @@ class UpstreamClient:
             raise UpstreamError(POOL_EXHAUSTED)
         return self._open("POST", path, headers, body, on_sent, repeatable)
 
-    async def fetch(self, path: str, headers: Sequence[Header] = (), *, timeout_s: float) -> tuple[int, bytes]:
-        """GET a small response whole, on a pooled connection. Raises `UpstreamError`."""
+    async def fetch(
+        self, path: str, headers: Sequence[Header] = (), *, timeout_s: float, body: bytes | None = None
+    ) -> tuple[int, bytes]:
+        """GET a small response whole, or POST `body` for it, on a pooled connection. Raises `UpstreamError`."""
         try:
             async with asyncio.timeout(timeout_s):
-                source = await self._open("GET", path, headers, b"")
+                source = await self._open("GET" if body is None else "POST", path, headers, body or b"")
                 try:
                     async with source.chunks() as chunks:
-                        body = await _read_all(chunks, self._buffers)
-                    if body is None:
+                        answer = await _read_all(chunks, self._buffers)
+                    if answer is None:
                         raise UpstreamError("answer_too_large")
-                    return source.status, body
+                    return source.status, answer
                 finally:
                     await source.aclose()
         except TimeoutError:

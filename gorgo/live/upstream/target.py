@@ -39,8 +39,8 @@ class RunningStream(Protocol):
         """Return when its last event came (monotonic s)."""
         ...
 
-    def interrupt(self, reason: str) -> bool:
-        """End it here, so that it goes on elsewhere; return whether it can."""
+    def move(self, reason: str) -> bool:
+        """Ask another replica for the rest of its answer; return whether one was asked."""
         ...
 
 
