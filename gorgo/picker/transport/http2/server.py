@@ -14,7 +14,7 @@ from collections import Counter
 from contextlib import ExitStack
 from typing import cast
 
-from gorgo.config.model import TlsConfig
+from gorgo.config.model import PickerTlsConfig
 from gorgo.core.limits import BufferBudget
 from gorgo.live.http.tls import ServedTls, follow_files, served_tls
 from gorgo.live.listener.sockets import BACKLOG, address_of, listening
@@ -37,9 +37,9 @@ PLACE = "picker.tls"
 ALPN = ("h2",)
 
 
-def picker_tls(files: TlsConfig) -> ServedTls | None:
+def picker_tls(files: PickerTlsConfig) -> ServedTls | None:
     """Return TLS of the listener, `None` without a certificate. Raises `ConfigError`."""
-    return served_tls(files, place=PLACE, alpn=ALPN)
+    return served_tls(files, place=PLACE, alpn=ALPN, client_ca=files.client_ca)
 
 
 #: Between two records of full places, s: a flood of connections is no flood of lines.
@@ -64,10 +64,10 @@ class Http2Server:
         self._listener: socket.socket | None = None
         #: `None` before `bind`, and without a certificate.
         self.tls: ServedTls | None = None
-        self._files = TlsConfig()
+        self._files = PickerTlsConfig()
         self.connections: set[ServerProtocol] = set()
 
-    def bind(self, bind: str, tls: TlsConfig) -> tuple[str, int]:
+    def bind(self, bind: str, tls: PickerTlsConfig) -> tuple[str, int]:
         """Listen; return host and actual port. Raises `ConfigError`."""
         self._files, self.tls = tls, picker_tls(tls)
         self._listener = self._sockets.enter_context(listening(bind, "picker.bind"))
