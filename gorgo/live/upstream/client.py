@@ -101,6 +101,15 @@ class UpstreamPool:
         """Return whether the origin's host is a name, which may move."""
         return self._address.is_name
 
+    def refuse_addresses(self, refuses: Callable[[str], str | None] | None) -> None:
+        """Connect to no address of the name for which `refuses` has a reason, from now on."""
+        self._address.refuses = refuses
+
+    @property
+    def checked_peer(self) -> str | None:
+        """Return the address of the last connection where those of the name are checked."""
+        return None if self._address.refuses is None else self._address.peer
+
     async def resolve_name(self) -> frozenset[str]:
         """Look the name up, and return its addresses. Raises `OSError`.
 
@@ -451,6 +460,11 @@ class UpstreamClient:
         return httpx.URL(self._base).host
 
     @property
+    def checked_host(self) -> str:
+        """Return the host, for other connections: an address where those of its name are checked, once there is one."""
+        return self._pool.checked_peer or self.host
+
+    @property
     def connections(self) -> int:
         """Pooled connections that are open, in use or not."""
         return self._pool.tracker.alive
@@ -464,6 +478,10 @@ class UpstreamClient:
     def has_name(self) -> bool:
         """Return whether the URL has a name, which may move, in the place of an address."""
         return self._transport is None and self._pool.has_name
+
+    def refuse_addresses(self, refuses: Callable[[str], str | None] | None) -> None:
+        """Connect to no address of the URL's name for which `refuses` has a reason, from now on."""
+        self._pool.refuse_addresses(refuses)
 
     async def resolve_name(self) -> frozenset[str]:
         """Look the name up, and return its addresses; connections to others carry no new request. Raises `OSError`."""

@@ -135,6 +135,7 @@ class Target:
             self.kv_events = replica.kv_events
             self.kv_events_changed.set()
         self.upstream.set_limits(connections=limits.connections_per_replica, connect_timeout_s=deadlines.connect_s)
+        self.upstream.refuse_addresses(replica.refuses)
 
 
 def make_target(
@@ -147,16 +148,18 @@ def make_target(
 ) -> Target:
     """Return a target. Needs a running loop: connection pools belong to one."""
     engine = dialect(replica.engine)
+    upstream = UpstreamClient(
+        replica.url,
+        connections=limits.connections_per_replica,
+        connect_timeout_s=deadlines.connect_s,
+        tls=tls,
+        buffers=buffers,
+    )
+    upstream.refuse_addresses(replica.refuses)
     return Target(
         name=replica.name,
         region=replica.region,
-        upstream=UpstreamClient(
-            replica.url,
-            connections=limits.connections_per_replica,
-            connect_timeout_s=deadlines.connect_s,
-            tls=tls,
-            buffers=buffers,
-        ),
+        upstream=upstream,
         dialect=engine,
         reports=ReportWatch(engine),
         deadlines=deadlines,
