@@ -92,6 +92,8 @@ def prefill_s(base_s: Value, token_s: Value, kappa_s: Value, new_tokens: Value, 
 #: Memory, s: many prompts, and no longer than load stays as it is.
 FADE_S = 30.0
 _RATE = 0.25 / FADE_S
+#: As arrays: numpy makes one of a Python number at each use, which takes as long as half the arithmetic.
+_ONE, _RATES = np.array(1.0), np.array(_RATE)
 
 
 def faded(share: float, age_s: float) -> float:
@@ -114,7 +116,7 @@ def with_prefill(share: float, age_s: float, prefill_s: float) -> float:
 
 def shares_of_columns(shares: Floats, since_s: Floats, now: float) -> Floats:
     """Return the present shares of all candidates, each the same to the last bit as `faded`."""
-    left: Floats = 1.0 / (1.0 + (now - since_s) * _RATE)
+    left: Floats = _ONE / (_ONE + (now - since_s) * _RATES)
     left *= left
     return shares * (left * left)
 
@@ -129,7 +131,7 @@ def mean_of_rows(shares: Sequence[float]) -> float:
 
 def mean_of_columns(shares: Floats) -> float:
     """Return the mean, added in order; `numpy.sum` adds in pairs."""
-    return float(shares.cumsum()[-1] / len(shares))
+    return shares.cumsum().item(-1) / len(shares)
 
 
 # The learned prefill factor of a replica: how much slower than its prior it is, by the times of its first tokens.
