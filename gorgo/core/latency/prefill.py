@@ -92,6 +92,8 @@ def prefill_s(base_s: Value, token_s: Value, kappa_s: Value, new_tokens: Value, 
 #: Memory, s: many prompts, and no longer than load stays as it is.
 FADE_S = 30.0
 _RATE = 0.25 / FADE_S
+#: As arrays: numpy makes one of a Python number at each use, which takes as long as half the arithmetic.
+_ONE, _RATES = np.array(1.0), np.array(_RATE)
 
 
 def faded(share: float, age_s: float) -> float:
@@ -114,7 +116,7 @@ def with_prefill(share: float, age_s: float, prefill_s: float) -> float:
 
 def shares_of_columns(shares: Floats, since_s: Floats, now: float) -> Floats:
     """Return the present shares of all candidates, each the same to the last bit as `faded`."""
-    left: Floats = 1.0 / (1.0 + (now - since_s) * _RATE)
+    left: Floats = _ONE / (_ONE + (now - since_s) * _RATES)
     left *= left
     return shares * (left * left)
 
@@ -129,7 +131,7 @@ def mean_of_rows(shares: Sequence[float]) -> float:
 
 def mean_of_columns(shares: Floats) -> float:
     """Return the mean, added in order; `numpy.sum` adds in pairs."""
-    return float(shares.cumsum()[-1] / len(shares))
+    return shares.cumsum().item(-1) / len(shares)
 
 
 # The learned prefill factor of a replica: how much slower than its prior it is, by the times of its first tokens.
@@ -155,7 +157,8 @@ def mean_of_columns(shares: Floats) -> float:
 # A stall (a stopped process, a lost path) is no speed. What stalls together has its tokens together, of which the first
 # alone counts; a request under which a probe failed counts for nothing. And while a replica is not used because it
 # looks slow, nothing would ever correct that. So what was learned of one that looks `NOISE` times slower than its prior
-# goes back to it with the time without a first token.
+# goes back to it with the time without a first token. One slow prefill may be a stall and is soon forgotten. A replica
+# that is slow shows it in each prefill, so each further one in a row doubles the time.
 #
 # Without a configured prior, learning starts from the speed that the engine reports (`ReportedSpeed`).
 # The reported speed has the weight of a prior. Samples stay in seconds of the default prior, so no sample counts twice
@@ -172,8 +175,10 @@ STEP_IN_PROGRESS_S = 0.005
 #: Requests that may pass one: a stuck one is passed until it fails.
 MOST_PASSED = 64
 #: Time without a first token after which a replica that looks slow has lost 1 - 1 / e of what was learned of it, s: one
-#: stall of many seconds is forgotten within twenty, and one that is slow indeed has a request as often.
-FORGET_S = 3.0
+#: stall of many seconds is forgotten within twenty. It doubles with each further slow prefill in a row, so often at
+#: most: a throttled replica is tried again within two minutes. Without doubling the p95 E2E of `slow-replica` is 1.5
+#: times that of full knowledge in simulation.
+FORGET_S, MOST_DOUBLINGS = 3.0, 5
 #: Factor on the start down to which it goes.
 FORGOTTEN = 1.05
 #: Clamp: beyond it the prior is for another engine.
@@ -192,7 +197,7 @@ class PrefillSpeed:
     True
     """
 
-    __slots__ = ("_aged_s", "_passed", "_quick", "_start", "_steady", "factor", "last_s", "parallel")
+    __slots__ = ("_aged_s", "_passed", "_quick", "_slow", "_start", "_steady", "factor", "last_s", "parallel")
 
     def __init__(self) -> None:
         self.factor = 1.0
@@ -203,6 +208,8 @@ class PrefillSpeed:
         self.last_s = -inf
         #: Until when the time without one has been counted.
         self._aged_s = -inf
+        #: Slow prefills in a row.
+        self._slow = 0
         #: Of the requests that have passed an older one since: first token, prior, end of others' work.
         self._passed: list[tuple[float, float, float]] = []
         self._steady = _Average(STEADY_MEMORY_S, STEADY_TRUST_S)
@@ -248,8 +255,9 @@ class PrefillSpeed:
         idle_s = engine_s - max(self.last_s, self._aged_s)
         if 0.0 < idle_s < inf:
             self._aged_s = engine_s
+            forget_s = FORGET_S * 2.0 ** clamp(self._slow - 1.0, 0.0, MOST_DOUBLINGS)
             for average in (self._steady, self._quick):
-                average.fade(exp(-idle_s / FORGET_S))
+                average.fade(exp(-idle_s / forget_s))
             self._weigh()
 
     @property
@@ -286,6 +294,11 @@ class PrefillSpeed:
     def _learn(self, spent_s: float, prior_s: float) -> None:
         self._steady.learn(spent_s, prior_s)
         self._quick.learn(spent_s, prior_s)
+        usual_s = prior_s * self._start
+        if spent_s > NOISE * usual_s:
+            self._slow += 1
+        elif spent_s > FASTEST * usual_s:  # else its prefill was in the time of another
+            self._slow = 0
         self._weigh()
 
     def _weigh(self) -> None:
