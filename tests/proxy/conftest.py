@@ -199,9 +199,15 @@ class Start:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A module that says `IN_BOTH_FORMS` has each of its tests on the own HTTP and on that of `--plain`."""
-    if "is_plain" in metafunc.fixturenames:
-        metafunc.parametrize("is_plain", [True], ids=["plain"])
+    """A module that says `IN_BOTH_FORMS` has its tests on the own HTTP and on that of `--plain`.
+
+    Those of its `OWN_ALONE` have the first alone, and say why.
+    """
+    if "is_plain" in metafunc.fixturenames and getattr(metafunc.module, "IN_BOTH_FORMS", False):
+        alone = [name for names in getattr(metafunc.module, "OWN_ALONE", {}).values() for name in names]
+        assert all(hasattr(metafunc.module, name) for name in alone), "each is a test of the module"
+        if metafunc.function.__name__ not in alone:
+            metafunc.parametrize("is_plain", [False, True], ids=["own", "plain"])
 
 
 @pytest.fixture

@@ -159,14 +159,17 @@ class PlainTransport(httpx.AsyncBaseTransport):
         """Send a request as it is. Raises `httpx.TransportError`, as the own pool does."""
         try:
             response = await self._client.send(request, stream=True)
-            response.stream = _OneAnswer(cast(httpx.AsyncByteStream, response.stream), response.extensions)
-            return response
         except httpx.RemoteProtocolError as failure:
             found = failure.__cause__
             if isinstance(found, httpcore.RemoteProtocolError) and found.__cause__ is None:
                 # No error of h11: the connection ended before the head of a response.
                 raise httpx.ReadError(str(failure)) from failure
             raise
+        if {b"content-length", b"transfer-encoding"} <= {name.lower() for name, _ in response.headers.raw}:
+            await response.aclose()
+            raise httpx.RemoteProtocolError("a length and a coding: h11 takes the second and passes both on")
+        response.stream = _OneAnswer(cast(httpx.AsyncByteStream, response.stream), response.extensions)
+        return response
 
     async def aclose(self) -> None:
         await self._client.aclose()
