@@ -42,7 +42,8 @@ def main(arguments: list[str]) -> int:
     findings = judge_run(run)
     print_report(run, findings, console)
     broken = sum(bool(finding.violations) for finding in findings)
-    again = f"make chaos{'-short' if asked.short else ''} ARGS='{'--picker ' if asked.picker else ''}{'--plain ' if asked.plain else ''}--seed {seed}'"
+    kind = "--picker " if asked.picker else "--plain " if asked.plain else ""
+    again = f"make chaos{'-short' if asked.short else ''} ARGS='{kind}--seed {seed}'"
     half_s = median(look.took_s for look in run.watch.during)
     console.print(f"half of the looks at the proxy took {half_s * 1e3:.0f} ms or less", markup=False)
     took_s = time.monotonic() - began_s

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
 from functools import reduce
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from time import monotonic
@@ -18,7 +19,7 @@ import httpcore
 import httpx
 
 from gorgo.config.values import REPLICA_KEEP_ALIVE_S
-from gorgo.live.upstream.connection import STALE_S, ConnectionTracker
+from gorgo.live.upstream.connection import READ_BUFFER_BYTES, STALE_S, ConnectionTracker
 
 #: Makes a transport whose connections have this TLS.
 NewTransport = Callable[[ssl.SSLContext], httpx.AsyncBaseTransport]
@@ -28,7 +29,8 @@ class TrackedTransport:
     """A transport instead of the pool, with what the pool does for its connections beside sending.
 
     It reports to `tracker` the connections that httpx's transports name in the extensions of a response, repeats a
-    request that a kept connection lost, and closes the transport after its last response once it is retired.
+    request that a kept connection lost, and closes the transport after its last response once it is retired. httpx does
+    not say whether a part of a head had come, so a request is repeated where the pool would see one.
     """
 
     def __init__(self, wrapped: httpx.AsyncBaseTransport, tracker: ConnectionTracker) -> None:
@@ -60,6 +62,8 @@ class TrackedTransport:
                     raise
                 response = await self.wrapped.handle_async_request(_Sending(on_sent).traced(request()))
         except BaseException:
+            self._forget_closed()  # which of them it had is not known
+            self._tracker.report()
             self._ended(None)
             raise
         link = self._link_of(response.extensions.get("network_stream"))
@@ -75,17 +79,20 @@ class TrackedTransport:
         self._close_if_done()
 
     def _link_of(self, stream: object) -> _Link | None:
-        """Return the connection of a response; forget those that are closed."""
+        """Return the connection of a response."""
         if stream is None:
             return None
         found = self._links.get(id(stream))
         if found is None:
-            for key, link in [*self._links.items()]:
-                if not link.is_connected():
-                    del self._links[key]
-                    self._tracker.on_lost(link)
+            self._forget_closed()
             found = self._links[id(stream)] = _Link(stream)
         return found
+
+    def _forget_closed(self) -> None:
+        for key, link in [*self._links.items()]:
+            if not link.is_connected():
+                del self._links[key]
+                self._tracker.on_lost(link)
 
     def _ended(self, link: _Link | None) -> None:
         self._open -= 1
@@ -180,20 +187,35 @@ _TO_PARSER = ("_stream", "_httpcore_stream", "_stream", "_connection", "_h11_sta
 
 
 class _OneAnswer(httpx.AsyncByteStream):
-    """The body of a response, whose connection closes at its end if bytes came behind it.
+    """The body of a response, whose connection carries another request only if nothing else came on it.
 
-    h11 would read them as the response to the next request, which may be another client's.
+    h11 would read bytes behind a body as the response to the next request, which may be another client's. What came of
+    the body and is not wanted is read at the end, as far as that needs no wait: as in the own pool, the connection then
+    stays open.
     """
 
     def __init__(self, stream: httpx.AsyncByteStream, extensions: Mapping[str, Any]) -> None:
         self._stream = stream
+        self._chunks: AsyncIterator[bytes] | None = None
         self._network: Any = extensions.get("network_stream")
         self._parser = reduce(lambda found, name: getattr(found, name, None), _TO_PARSER, cast(Any, stream))
 
     def __aiter__(self) -> AsyncIterator[bytes]:
-        return aiter(self._stream)
+        if self._chunks is None:
+            self._chunks = aiter(self._stream)
+        return self._chunks
 
     async def aclose(self) -> None:
+        await self._drop_rest()
         if self._network is not None and (self._parser is None or self._parser.trailing_data[0]):
             await self._network.aclose()
         await self._stream.aclose()
+
+    async def _drop_rest(self) -> None:
+        left = READ_BUFFER_BYTES
+        with suppress(TimeoutError, httpx.TransportError):
+            async with asyncio.timeout(0):
+                async for chunk in self:
+                    left -= len(chunk)
+                    if left < 0:
+                        return
