@@ -22,6 +22,7 @@ from gorgo.engines.registry import dialect
 from gorgo.live.cache_push import PushSource
 from gorgo.live.replica_secrets import ReplicaSecrets
 from gorgo.live.upstream.client import UpstreamClient
+from gorgo.live.upstream.transport import PlainTransport
 
 #: Two rounds of pings on warm connections: one that is refused may be an engine that restarts.
 UNREACHABLE_PINGS = 2 * WARM_CONNECTIONS
@@ -145,8 +146,10 @@ def make_target(
     secrets: ReplicaSecrets,
     tls: ssl.SSLContext,
     buffers: BufferBudget,
+    *,
+    plain: bool = False,
 ) -> Target:
-    """Return a target. Needs a running loop: connection pools belong to one."""
+    """Return a target. Needs a running loop: connection pools belong to one. `plain`: requests by httpx."""
     engine = dialect(replica.engine)
     upstream = UpstreamClient(
         replica.url,
@@ -154,6 +157,7 @@ def make_target(
         connect_timeout_s=deadlines.connect_s,
         tls=tls,
         buffers=buffers,
+        new_transport=PlainTransport if plain else None,
     )
     upstream.refuse_addresses(replica.refuses)
     return Target(
