@@ -364,6 +364,10 @@ SURE = 2.0
 _ENDS = 4 * MOST_AT_ONCE
 #: Requests after which one weighs 1 / e as evidence, and as a prefill that had not to wait.
 _EVIDENCE_MEMORY, _ALONE_MEMORY = 24.0, 12.0
+#: The latter for the speed by which replicas are compared.
+_LONG_MEMORY = 96.0
+#: Prefill by the prior at which the speeds of replicas are compared, s: a usual one.
+COMPARED_S = 0.3
 #: Share of a prefill within which the requests of a round begin.
 _TOGETHER = 0.25
 #: First and longest pause after a verdict that the count is right, s: engines behind a URL rarely come or go.
@@ -419,13 +423,14 @@ class _Alone:
     is the other, so the fit contains half of a proportion with the weight of one request.
     """
 
-    __slots__ = ("_products", "_squares", "_sum_prior_s", "_sum_s", "_weight")
+    __slots__ = ("_memory", "_products", "_squares", "_sum_prior_s", "_sum_s", "_weight")
 
-    def __init__(self) -> None:
+    def __init__(self, memory: float) -> None:
+        self._memory = memory
         self._weight = self._sum_s = self._sum_prior_s = self._squares = self._products = 0.0
 
     def add(self, took_s: float, prior_s: float) -> None:
-        decay = 1.0 - 1.0 / _ALONE_MEMORY
+        decay = 1.0 - 1.0 / self._memory
         self._weight = decay * self._weight + 1.0
         self._sum_s = decay * self._sum_s + took_s
         self._sum_prior_s = decay * self._sum_prior_s + prior_s
@@ -473,9 +478,9 @@ class ParallelPrefills:
         "_alone",
         "_ended",
         "_ends",
+        "_long",
         "_of_double",
         "_of_half",
-        "_speed",
         "_verdicts",
         "count",
         "mean_s",
@@ -489,9 +494,8 @@ class ParallelPrefills:
         self._ends = [-inf] * _ENDS
         self._ended = 0
         #: Of requests without a reason to wait.
-        self._alone = _Alone()
+        self._alone, self._long = _Alone(_ALONE_MEMORY), _Alone(_LONG_MEMORY)
         self._of_double, self._of_half = _Evidence(), _Evidence()
-        self._speed = _Average(QUICK_MEMORY_S, QUICK_TRUST_S)
         #: Verdicts in a row that the count is right, and the end of the pause after the last.
         self._verdicts, self._again_s = 0, -inf
 
@@ -519,6 +523,11 @@ class ParallelPrefills:
             return max(0.0, engine_s - arrived_s)
         return max(0.0, self._ends[last % _ENDS] - arrived_s) if self._ended - last <= _ENDS else 0.0
 
+    def alone_s(self, prior_s: float) -> float | None:
+        """Return the time of a prefill that has not to wait; `None` while unknown."""
+        expected = self._alone.prefill_s(prior_s)
+        return None if expected is None else expected[0]
+
     @property
     def confirmed_until_s(self) -> float:
         """Until when the last verdict holds that the count is right; the past if there is none."""
@@ -535,16 +544,21 @@ class ParallelPrefills:
     @property
     def sums(self) -> tuple[float, float]:
         """Time spent and time by the prior, s, both fading, where several prefills go on at once."""
-        return self._speed.sums
+        factor, (_, prior_s) = self.factor(1.0), self._alone.sums
+        return factor * prior_s, prior_s
 
     def factor(self, start: float) -> float:
-        """Return how much slower than the prior a prefill is beside others."""
-        return self._speed.value(start)
+        """Return how much slower than the prior a prefill of `COMPARED_S` is beside others; `start` while unknown.
+
+        Of one length, because the factor of what a replica happened to prefill would draw more of that to it.
+        """
+        expected = self._long.prefill_s(COMPARED_S)
+        return start if expected is None else expected[0] / COMPARED_S
 
     def _learn(self, before: int, arrival: Arrival, arrived_s: float, engine_s: float, prior_s: float) -> None:
         count, half = self.count, self.count // 2
         if not before and count == 1:  # most often; a stall is no speed
-            self._alone.add(min(engine_s - arrived_s, _MOST_SLOWER * self._alone.mean_s + _STALLED_S), prior_s)
+            self._add_alone(min(engine_s - arrived_s, _MOST_SLOWER * self._alone.mean_s + _STALLED_S), prior_s)
             return
         waits_s = self.waited_s(arrival, count, arrived_s=arrived_s, engine_s=engine_s)
         expected = self._alone.prefill_s(prior_s)
@@ -552,11 +566,9 @@ class ParallelPrefills:
         if expected is not None:
             took_s = min(took_s, waits_s + _MOST_SLOWER * max(expected[0], self._alone.mean_s) + _STALLED_S)
         spent_s = took_s - waits_s
-        if count > 1:
-            self._speed.learn(spent_s, prior_s)
         self.mean_s = spent_s if not self.mean_s else self.mean_s + (spent_s - self.mean_s) / _ALONE_MEMORY
         if before < max(1, half):
-            self._alone.add(took_s, prior_s)
+            self._add_alone(took_s, prior_s)
             return
         if expected is None:
             return
@@ -568,6 +580,10 @@ class ParallelPrefills:
             more_s = self.waited_s(arrival, half, arrived_s=arrived_s, engine_s=engine_s)
             self._of_half.add(smaller_s=more_s, larger_s=waits_s, waited_s=waited_s, noise_s=noise_s)
         self._judge(engine_s)
+
+    def _add_alone(self, took_s: float, prior_s: float) -> None:
+        self._alone.add(took_s, prior_s)
+        self._long.add(took_s, prior_s)
 
     def _judge(self, engine_s: float) -> None:
         if self.count > 1 and self._of_half.for_larger < -SURE:
@@ -582,9 +598,6 @@ class ParallelPrefills:
             self._of_double.reset()
 
     def _set(self, count: int) -> None:
-        if self.count == 1:
-            self._speed = _Average(QUICK_MEMORY_S, QUICK_TRUST_S)
-            self._speed.learn(*self._alone.sums)
         self.count, self._verdicts, self._again_s = count, 0, -inf
         self._of_double.reset()
         self._of_half.reset()
@@ -961,21 +974,21 @@ class PrefillQueue:
 
     def _advance_parallel(self, engine_s: float) -> None:
         """Drop requests whose invisible prefill must be over, and set when one more may begin and the head is due."""
-        parallel, factor = self.speed.parallel, self.speed.factor
+        parallel = self.speed.parallel
         if self._invisible:
             for key, entry in list(self._entries.items()):
-                ends_s = self._begins_s(entry, engine_s) + entry.prior_s * factor
+                ends_s = self._begins_s(entry, engine_s) + self._takes_s(entry)
                 if not entry.streamed and ends_s <= engine_s:
                     parallel.on_end(ends_s)
                     self._remove(key)
         self.drained_at_s = self._free_at_s(engine_s) + self.shared_s
         if self._entries and (head := self._head()).streamed:
-            own_s = max(head.prior_s * factor, parallel.mean_s)
+            own_s = max(self._takes_s(head), parallel.mean_s)
             self.head_due_s = self._begins_s(head, engine_s) + head.shared_s + own_s
 
     def _free_at_s(self, engine_s: float) -> float:
         """Return when an engine that does several prefills at once may begin with one more; `engine_s` if now."""
-        count, factor = self.speed.parallel.count, self.speed.factor
+        count = self.speed.parallel.count
         if len(self._entries) < count:
             return engine_s
         if len(self._entries) > _MOST_PLACED * count:  # one by one would take too long, and says no more
@@ -983,8 +996,13 @@ class PrefillQueue:
         ends_s: list[float] = []
         for entry in self._entries.values():
             begins_s = self._begins_s(entry, engine_s) if len(ends_s) < count else max(entry.arrival_s, heappop(ends_s))
-            heappush(ends_s, max(engine_s, begins_s + entry.prior_s * factor))
+            heappush(ends_s, max(engine_s, begins_s + self._takes_s(entry)))
         return ends_s[0]
+
+    def _takes_s(self, entry: _Entry) -> float:
+        """Return the time of a prefill beside others: as those took that had not to wait, which has a constant part."""
+        alone = self.speed.parallel.alone_s(entry.prior_s)
+        return entry.prior_s * self.speed.factor if alone is None else alone
 
     def _begins_s(self, entry: _Entry, engine_s: float) -> float:
         """Return when the engine has begun with a request that is among the first."""
