@@ -11,6 +11,11 @@ characters, so the tokens beside the seam may be others than the unbroken answer
 is as sure of it as it was. What the engine then sends has another id, a role, counts of its own and an end; each event
 is made again with the id of the first answer, and the counts of both parts.
 
+An event is no token: engines put the tokens of one step, or those that came while they were slow to send, into one
+event. Where the stream has no counts, the engine that goes on is asked how many tokens the text has. The templates of
+many models trim a message; where an engine's does, it says the white space at the end of the text again, and what the
+client has of it is dropped.
+
 An answer is not continued where the rest could contradict what was sent, or where characters do not say all that the
 engine knows: several choices, log probabilities, an echo, a call of a tool or a format in progress, a chain of thought
 (its engines drop it from messages of the past), a response that is stored.
@@ -21,7 +26,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from enum import Enum
 from typing import Any
 
@@ -88,7 +93,12 @@ class PartialAnswer:
     text:
         Its text.
     tokens:
-        Its tokens: as the stream reported them, else one for each event with content.
+        Its tokens, less those of `again`: as the stream reported them, else one for each event with content, or as the
+        engine that goes on counts them.
+    exact:
+        The stream reported them.
+    again:
+        Characters of white space at the end of `text`, which the engine that goes on trims and says again.
     token_ids:
         Of `/generate`, where the engine sent them; empty otherwise.
     fields:
@@ -103,11 +113,18 @@ class PartialAnswer:
 
     text: str = ""
     tokens: int = 0
+    exact: bool = False
+    again: int = 0
     token_ids: tuple[int, ...] = ()
     fields: Mapping[str, Any] = field(default_factory=dict, hash=False)
     finished: bool = False
     counted: bool = False
     closed: bool = False
+
+    @property
+    def known(self) -> str:
+        """The text that the engine which goes on is given."""
+        return self.text[: len(self.text) - self.again]
 
 
 class NotContinuableError(Exception):
@@ -141,13 +158,21 @@ def refusal(route: str, body: Mapping[str, Any]) -> str | None:
         return _message_refusal(body)
     if choice not in (None, "auto", "none"):
         return "tool_choice"
-    if route == CHAT and not isinstance(body.get("messages", []), list):
+    if route == CHAT and not _can_follow(body.get("messages", [])):
         return "messages"
     if route == COMPLETIONS and not isinstance(body.get("prompt"), str):
         return "prompt"
     if route == GENERATE and not isinstance(body.get("text"), str):
         return "text"
     return None
+
+
+def _can_follow(messages: object) -> bool:
+    """Return whether the text of an answer can stand behind the messages of a chat."""
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    if isinstance(last, dict) and last.get("role") == "assistant" and not isinstance(last.get("content"), str):
+        return False
+    return isinstance(messages, list)
 
 
 def _message_refusal(body: Mapping[str, Any]) -> str | None:
@@ -225,18 +250,10 @@ def continued_body(route: str, body: Mapping[str, Any], answer: PartialAnswer, h
     new = dict(body if chat is None else chat)
     ended = answer.finished or answer.closed
     if route in (CHAT, MESSAGES):
-        messages = list(new.get("messages", []))
-        last = messages[-1] if messages else None
-        if isinstance(last, dict) and last.get("role") == "assistant" and isinstance(last.get("content"), str):
-            messages[-1] = {**last, "content": last["content"] + answer.text}
-        else:
-            messages.append({"role": "assistant", "content": answer.text})
-        new["messages"] = messages
-        if how is not Continuation.LAST_MESSAGE:
-            new["continue_final_message"], new["add_generation_prompt"] = True, False
+        _continue_chat(new, answer.known, how)
     else:
         name = "prompt" if route == COMPLETIONS else "text"
-        new[name] += answer.text
+        new[name] += answer.known
     sampling = new.get("sampling_params")
     if isinstance(sampling, dict):
         new["sampling_params"] = sampling = dict(sampling)
@@ -250,6 +267,24 @@ def continued_body(route: str, body: Mapping[str, Any], answer: PartialAnswer, h
                 left = 0 if ended else value - answer.tokens
                 fields[name] = max(1 if name in _MOST else 0, left)
     return _encoded(new)
+
+
+def _continue_chat(new: dict[str, Any], text: str, how: Continuation) -> None:
+    """Put the text so far behind the messages of a chat; with no text yet it is the same chat."""
+    if not text:
+        return
+    messages = list(new.get("messages", []))
+    last = messages[-1] if messages else None
+    # With flags, an engine goes on with the client's last message only if it was asked to.
+    is_own = isinstance(last, dict) and last.get("role") == "assistant"
+    goes_on = how is not Continuation.FLAGS or bool(new.get("continue_final_message"))
+    if isinstance(last, dict) and is_own and goes_on:
+        messages[-1] = {**last, "content": last["content"] + text}
+    else:
+        messages.append({"role": "assistant", "content": text})
+    new["messages"] = messages
+    if how is not Continuation.LAST_MESSAGE:
+        new["continue_final_message"], new["add_generation_prompt"] = True, False
 
 
 def _encoded(value: Mapping[str, Any]) -> bytes:
@@ -313,13 +348,14 @@ def read_answer(route: str, stream: bytes, body: Mapping[str, Any] | None = None
     if reader.closed and not reader.finished and _stop_strings(body or {}):
         raise NotContinuableError("a text whose end may be a stop string")
     return PartialAnswer(
-        "".join(reader.texts),
-        reader.reported or reader.events,
-        tuple(reader.ids),
-        reader.fields,
-        reader.finished,
-        reader.counted,
-        reader.closed,
+        text="".join(reader.texts),
+        tokens=reader.reported or reader.events,
+        exact=reader.reported > 0,
+        token_ids=tuple(reader.ids),
+        fields=reader.fields,
+        finished=reader.finished,
+        counted=reader.counted,
+        closed=reader.closed,
     )
 
 
@@ -498,6 +534,8 @@ class Seam:
         self._stops = _stop_strings(body)
         #: The last characters of the answer, as many as a stop string may have before the seam.
         self._behind = answer.text[-(max(map(len, self._stops), default=1) - 1) :] if self._stops else ""
+        #: White space that the client has, and the engine says again.
+        self._again = answer.text[len(answer.known) :]
         self._texts: list[str] = []
         #: Of `/generate`: the tokens of the rest.
         self._ids: list[int] = []
@@ -507,22 +545,36 @@ class Seam:
         self._stop: str | None = None
         self._closed = answer.closed
         self._pending = b""
-        #: Of the rest, what the client has: pieces of text, tokens, their ids, whether it ends there, and its block.
-        self._sent: tuple[int, int, list[int], bool, bool] = (0, 0, [], answer.finished, answer.closed)
+        #: Of the rest, what the client has: pieces of text, tokens as reported and by events, their ids, whether it
+        #: ends there, and its block.
+        self._sent: tuple[int, int | None, int, list[int], bool, bool]
+        self._sent = (0, None, 0, [], answer.finished, answer.closed)
 
     def answer(self) -> PartialAnswer:
         """Return what the client has of the answer by now."""
         before = self._before
-        pieces, tokens, ids, finished, closed = self._sent
-        text = before.text + "".join(self._texts[:pieces])
-        return PartialAnswer(
-            text, before.tokens + tokens, (*before.token_ids, *ids), before.fields, finished, before.counted, closed
+        size, reported, events, ids, finished, closed = self._sent
+        return replace(
+            before,
+            text=before.text + "".join(self._texts[:size]),
+            tokens=before.tokens + (reported or events),
+            exact=before.exact and (reported is not None or not events),
+            again=0,
+            token_ids=(*before.token_ids, *ids),
+            finished=finished,
+            closed=closed,
         )
 
     def on_sent(self) -> None:
         """Record that the client has all events so far: the answer goes on behind them if this part breaks off too."""
-        tokens = self.usage.output or self._events
-        self._sent = (len(self._texts), tokens, self._ids, self._finished, self._closed)
+        self._sent = (
+            len(self._texts),
+            self.usage.output,
+            self._events,
+            self._ids,
+            self._finished,
+            self._closed,
+        )
 
     @property
     def finished(self) -> bool:
@@ -530,9 +582,14 @@ class Seam:
         return self._finished
 
     @property
+    def tokens_before(self) -> int:
+        """Tokens of the answer before the rest."""
+        return self._before.tokens
+
+    @property
     def has_sent_end(self) -> bool:
         """Whether the client has the finish reason."""
-        return self._sent[3]
+        return self._sent[4]
 
     @property
     def short(self) -> bool | None:
@@ -722,6 +779,10 @@ class Seam:
         ):
             return "", False
         self._events += 1
+        if self._again:
+            text = self._less_again(text)
+        if not text:
+            return "", False
         stopped = False
         if self._behind:
             joined = self._behind + "".join(self._texts) + text
@@ -734,6 +795,14 @@ class Seam:
                 self._behind = ""  # no stop string reaches back to the seam any more
         self._texts.append(text)
         return text, stopped
+
+    def _less_again(self, text: str) -> str:
+        """Return new text without the white space that the client has."""
+        same = next((at for at, (had, new) in enumerate(zip(self._again, text, strict=False)) if had != new), None)
+        if same is None:
+            same = min(len(self._again), len(text))
+        self._again = self._again[same:] if same == len(text) else ""
+        return text[same:]
 
     def _generated(self, event: Mapping[str, Any]) -> dict[str, Any] | None:
         before, (text, meta) = self._before, _generated_of(event)

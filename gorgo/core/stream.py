@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field
 from enum import Enum
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from gorgo.core.numeric import MAX_AMOUNT, parse_json
@@ -360,9 +360,10 @@ def _text(value: Any) -> str:
 
 #: Bytes retained of a stream's end: more than any usage object with its tail, little enough for thousands of streams.
 TAIL_BYTES = 16 * 1024
-#: Bytes beyond that before it is cut again, so that the copy costs little per chunk.
-SLACK_BYTES = 2 * 1024
-_LONGEST_TAIL = TAIL_BYTES + SLACK_BYTES
+#: Of chunks that are joined into one piece: twenty of an ordinary size, so that neither the join nor the piece counts.
+PIECE_BYTES = 4 * 1024
+#: What a chunk takes beside its bytes: an object and its place in a list.
+_CHUNK_BYTES = 48
 #: Bytes retained of a stream's start, where Anthropic's dialect reports the prompt's length.
 HEAD_BYTES = 2 * 1024
 #: Objects of that name that are searched for a usage: a dialect puts one or two behind it, and a reply of nothing else
@@ -401,26 +402,30 @@ class UsageReader:
     With `keep` the whole stream is retained, as far as there is memory for it.
     """
 
-    #: Empty while the tail has it.
-    _head: bytes = b""
-    _tail: bytearray = field(default_factory=bytearray)
-    #: What is before the tail, while all is retained. Pieces: a single buffer would be copied as it grows.
+    #: The last chunks, which are joined once they take `PIECE_BYTES`: a bytearray would be moved as it is cut.
+    _chunks: list[bytes] = field(default_factory=list)
+    #: What they may still take.
+    _left: int = PIECE_BYTES
+    #: The bytes before them: up to the last `TAIL_BYTES`, or all of them.
     _pieces: list[bytes] = field(default_factory=list)
+    _pieces_bytes: int = 0
+    #: Empty while the pieces have it.
+    _head: bytes = b""
+    #: Bytes before the pieces.
+    _cut_off: int = 0
     _reserved: int = 0
     _more: Callable[[int], int] | None = None
-    #: Bytes before the tail.
-    _cut_off: int = 0
 
     @property
     def size(self) -> int:
         """Bytes of the stream so far."""
-        return self._cut_off + len(self._tail)
+        return self._cut_off + self._pieces_bytes + sum(map(len, self._chunks))
 
     def feed(self, chunk: bytes) -> None:
-        tail = self._tail
-        tail += chunk
-        if len(tail) > _LONGEST_TAIL:
-            self._cut()
+        self._chunks.append(chunk)
+        self._left = left = self._left - len(chunk) - _CHUNK_BYTES
+        if left < 0:
+            self._join()
 
     def keep(self, more: Callable[[int], int]) -> None:
         """Retain everything. `more` is called with the size when it exceeds the last limit, and returns the next one.
@@ -432,38 +437,70 @@ class UsageReader:
 
     def stop_keeping(self) -> None:
         """Retain only the two ends."""
-        self._more = None
-        self._pieces.clear()
+        if self._more is not None:
+            self._more = None
+            self._cut()
 
     @property
     def whole(self) -> bytes | None:
         """The whole stream so far, if it is retained."""
-        return None if self._more is None else b"".join((*self._pieces, self._tail))
+        return None if self._more is None else b"".join((*self._pieces, *self._chunks))
+
+    def _join(self) -> None:
+        """Make a piece of the chunks, and cut off what is not retained."""
+        piece = b"".join(self._chunks)
+        self._chunks.clear()
+        self._left = PIECE_BYTES
+        self._pieces.append(piece)
+        self._pieces_bytes += len(piece)
+        if self._more is None:
+            self._cut()
+        elif self._pieces_bytes > self._reserved and self._pieces_bytes > TAIL_BYTES:
+            self._reserved = self._more(self._pieces_bytes)
+            if self._reserved <= self._pieces_bytes:
+                self.stop_keeping()
 
     def _cut(self) -> None:
-        tail = self._tail
-        if self._more is not None and self.size > self._reserved:
-            self._reserved = self._more(self.size)
-            if self._reserved <= self.size:
-                self.stop_keeping()
-        if not self._head:
-            self._head = bytes(tail[:HEAD_BYTES])
-        if self._more is not None:
-            self._pieces.append(bytes(memoryview(tail)[:-TAIL_BYTES]))
-        self._cut_off += len(tail) - TAIL_BYTES
-        del tail[:-TAIL_BYTES]
+        pieces = self._pieces
+        if self._pieces_bytes > TAIL_BYTES and not self._head:
+            self._head = _first_bytes(pieces, HEAD_BYTES)
+        while (excess := self._pieces_bytes - TAIL_BYTES) > 0:
+            cut = min(excess, len(pieces[0]))
+            if cut == len(pieces[0]):
+                del pieces[0]
+            elif cut >= PIECE_BYTES:
+                pieces[0] = pieces[0][cut:]
+            else:
+                return
+            self._cut_off += cut
+            self._pieces_bytes -= cut
 
     @property
     def tail(self) -> bytes:
         """The last bytes: all of a short stream."""
-        return bytes(self._tail[-TAIL_BYTES:])
+        size, last = 0, list[bytes]()
+        for chunk in chain(reversed(self._chunks), reversed(self._pieces)):
+            last.append(chunk)
+            size += len(chunk)
+            if size >= TAIL_BYTES:
+                break
+        return b"".join(reversed(last))[-TAIL_BYTES:]
 
     def usage(self) -> Usage | None:
         last = _last_usage(self.tail)
         if last is not None and None not in (last.prompt_tokens, last.cached_tokens, last.output_tokens):
             return last
-        head = self._head or bytes(self._tail[:HEAD_BYTES])
+        head = self._head or _first_bytes(chain(self._pieces, self._chunks), HEAD_BYTES)
         return filled(last, _first_usage(head))
+
+
+def _first_bytes(chunks: Iterable[bytes], size: int) -> bytes:
+    found = b""
+    for chunk in chunks:
+        found += chunk[: size - len(found)]
+        if len(found) == size:
+            break
+    return found
 
 
 def read_usage(body: bytes) -> Usage | None:

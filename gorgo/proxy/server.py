@@ -414,7 +414,9 @@ class DataRouter(Router):
         self._open_paths = frozenset(open_paths)
         self._cors: Cors | None = None
         #: Endpoints of paths without a parameter, found without a search of the table.
-        self._endpoints: Mapping[str, Endpoint] = {route.path: route.app for route in routes if "{" not in route.path}
+        self._endpoints: Mapping[str, Endpoint] = {
+            route.path: route.app for route in routes if "{" not in route.path and not state.plain
+        }
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -500,13 +502,13 @@ class HttpFrontEnd:
 
     async def serve_requests(self, closing: asyncio.Event) -> None:
         """Serve clients until `closing` is set."""
-        served = self._live.served_tls
+        served, app, limits = self._live.served_tls, data_app(self._live), accept_limits(self._live)
         if served is None:
-            await serve_asgi(data_app(self._live), self._listener, closing, accept_limits(self._live))
+            await serve_asgi(app, self._listener, closing, limits, plain=self._live.plain)
             return
         renewing = asyncio.create_task(follow_files(served, lambda: self._live.config.proxy.tls))
         try:
-            await serve_asgi(data_app(self._live), self._listener, closing, accept_limits(self._live), served.context)
+            await serve_asgi(app, self._listener, closing, limits, served.context, plain=self._live.plain)
         finally:
             renewing.cancel()
 

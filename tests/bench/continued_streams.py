@@ -4,6 +4,9 @@ Streams through `gorgo-ms` without sockets, as in `relay_alone`: so many of 2,00
 proxy that retains their answers and one that does not. Each round is a process of its own, in which both get their
 events in turns of 20, in the order ABBA: a busy machine costs both alike. The memory is that of a process with one of
 the two, read before its streams begin and behind their last event. `ROUNDS=20` is another number of rounds than 8.
+
+Last comes the CPU per event of both as processes, over sockets; and of the one that retains answers to a version from
+before it, if `BEFORE=COMMIT` names one.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from gorgo.cli.launch import freeze_startup_objects
 from gorgo.live.state import LiveState
 from gorgo.proxy.exchange.relay import Passage
 from gorgo.proxy.server import data_app
-from tests.bench.relay import engine
+from tests.bench.relay import engine, pair, targets
 from tests.bench.relay.measure import resident_bytes
 from tests.bench.relay.scenarios import SMALL
 from tests.bench.relay_alone import Clients, connect_replicas, make_proxy
@@ -91,7 +94,12 @@ def run() -> None:
     ratios = sorted(on / off for off, on in found)
     more = median(on - off for off, on in found)
     print(f"CPU: {more:.2f} us more, ratio {median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})")
-    print(f"memory: {memory[ON] - memory[OFF]:.0f} KiB more per stream")
+    print(f"memory: {memory[ON] - memory[OFF]:.0f} KiB more per stream", flush=True)
+    both = {"on": targets.gorgo_retaining(ON), "off": targets.gorgo_retaining(OFF)}
+    print(f"over sockets, to continuations: 0 {pair.event_ratio(both, rounds)}", flush=True)
+    if before := os.environ.get("BEFORE"):
+        versions = {"now": targets.gorgo, "before": targets.other_gorgo(before)}
+        print(f"over sockets, to {before} {pair.event_ratio(versions, rounds)}", flush=True)
 
 
 def _in_process(call: Callable[[int], _Result], continuations: int) -> _Result:

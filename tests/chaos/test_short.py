@@ -30,9 +30,15 @@ async def test_a_minute_of_chaos_breaks_nothing(tmp_path: Path) -> None:
     await judged(SHORT, SEED, tmp_path)
 
 
-async def judged(plan: Plan, seed: int, folder: Path, *, behind_envoy: bool = False) -> Run:
+@pytest.mark.system
+@pytest.mark.timeout(300)
+async def test_a_minute_of_chaos_breaks_nothing_on_the_http_of_stock_libraries(tmp_path: Path) -> None:
+    await judged(SHORT, SEED, tmp_path, plain=True)
+
+
+async def judged(plan: Plan, seed: int, folder: Path, *, behind_envoy: bool = False, plain: bool = False) -> Run:
     """A run in which nothing is violated, and all is judged but memory; what it found is printed where that fails."""
-    run = await run_chaos(plan, seed, folder, behind_envoy=behind_envoy)
+    run = await run_chaos(plan, seed, folder, behind_envoy=behind_envoy, plain=plain)
     findings = judge_run(run)
     print_report(run, findings, Console(width=150))
     starved = starved_s(run)

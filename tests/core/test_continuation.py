@@ -134,6 +134,47 @@ def test_a_client_s_own_beginning_of_the_answer_is_gone_on_with() -> None:
     assert new["messages"] == [{"role": "assistant", "content": "Well: Hello"}]
 
 
+@pytest.mark.parametrize(("how", "goes_on"), [(FLAGS, False), (LAST, True)])
+def test_an_engine_with_flags_goes_on_with_a_client_s_message_only_if_it_was_asked_to(
+    how: Continuation, *, goes_on: bool
+) -> None:
+    """Without its flag the client's last message was whole, and the answer is the next one."""
+    messages = [*HI, {"role": "assistant", "content": "Well"}]
+    asked = json.loads(continued_body(CHAT, {"messages": messages}, answer_of(), how))["messages"]
+    assert asked == [*HI, {"role": "assistant", "content": "WellHello"}] if goes_on else [*messages, asked[-1]]
+    assert asked[-1]["content"] == ("WellHello" if goes_on else "Hello")
+
+
+@pytest.mark.parametrize(
+    ("again", "rest", "text"),
+    [
+        (" \n", [" ", "\n", "you"], "Hello \nyou"),
+        (" \n", [" \nyou"], "Hello \nyou"),
+        (" \n", ["\nyou"], "Hello \n\nyou"),
+        (" \n", [" you"], "Hello \nyou"),
+        (" \n", ["you"], "Hello \nyou"),
+        ("", ["\nyou"], "Hello\nyou"),
+    ],
+)
+def test_white_space_that_an_engine_trims_and_says_again_comes_once(again: str, rest: list[str], text: str) -> None:
+    client = FIRST + (chat({"content": again}) if again else b"")
+    answer = replace(answer_of(client), again=len(again))
+    asked = json.loads(continued_body(CHAT, {"messages": HI}, answer, FLAGS))
+    assert asked["messages"][-1]["content"] == "Hello"
+    seam = Seam(CHAT, answer, {"messages": HI}, show_usage=False)
+    for piece in rest:
+        client += seam.feed(chat({"content": piece}, name="second"))
+    seam.on_sent()
+    pieces = [choice["delta"].get("content") or "" for each in events_of(client) for choice in each["choices"]]
+    assert ("".join(pieces), seam.answer().text, seam.answer().again) == (text, text, 0)
+
+
+def test_an_answer_of_white_space_alone_is_asked_for_anew_where_it_is_trimmed() -> None:
+    answer = replace(answer_of(chat({"content": "\n"})), again=1)
+    asked = json.loads(continued_body(CHAT, {"messages": HI}, answer, FLAGS))
+    assert asked == {"messages": HI}
+
+
 def test_completions_go_on_behind_their_prompt() -> None:
     answer = PartialAnswer(text=" there 😀", tokens=3)
     new = json.loads(continued_body(COMPLETIONS, {"prompt": "Hi", "max_tokens": 3}, answer, FLAGS))

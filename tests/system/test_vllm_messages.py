@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 from tests.proxy.served import Served, served
-from tests.real.test_continuation import COUNTED, SHORT_BETWEEN, Cut, cutting, places_of
+from tests.real.cutting import COUNTED, SHORT_BETWEEN, Cut, cutting, places_of
 from tests.system.environments import Environment
 from tests.system.vllm_server import CACHED_TOKENS_FLAG, vllm_server, wait_until_ready
 

@@ -143,6 +143,8 @@ class PrefixUpdater:
         #: Blocks that prompts of all routers have on a slot, as far as they are reported; `None` without peers.
         self.group_blocks: Callable[[int], int] | None = None
         self._prompt_tokens, self._found_tokens = FIRST_TOKENS, FIRST_SHARE * FIRST_TOKENS
+        #: The share of prompt tokens that some replica had, of the last `WINDOW_PROMPTS` or so.
+        self.found_share = FIRST_SHARE
 
     def update_fills(self) -> None:
         """Write the fill of each cache that has changed."""
@@ -161,11 +163,7 @@ class PrefixUpdater:
         memory = 1.0 - 1.0 / WINDOW_PROMPTS
         self._found_tokens = self._found_tokens * memory + found_tokens
         self._prompt_tokens = self._prompt_tokens * memory + request.prompt_tokens
-
-    @property
-    def found_share(self) -> float:
-        """The share of prompt tokens that some replica had, of the last `WINDOW_PROMPTS` or so."""
-        return self._found_tokens / self._prompt_tokens
+        self.found_share = self._found_tokens / self._prompt_tokens
 
     def on_first_token(self, attempt: Attempt, *, now: float) -> None:
         """Confirm the prompt on the replica."""

@@ -404,8 +404,15 @@ class Reloader:
             deadlines = deadlines_by_region(config)
             for replica in (*changes.added, *changes.replaced):
                 tls = upstream_tls(replica, self._state.replicas.tls)
-                limits, buffers = config.limits, self._state.buffers
-                target = make_target(replica, limits, deadlines[replica.region], secrets[replica.name], tls, buffers)
+                target = make_target(
+                    replica,
+                    config.limits,
+                    deadlines[replica.region],
+                    secrets[replica.name],
+                    tls,
+                    self._state.buffers,
+                    plain=self._state.plain,
+                )
                 undo.push_async_callback(target.upstream.aclose)
                 monitors.append(ReplicaMonitor(self._state, target))
             results = await asyncio.gather(*(monitor.probe_once() for monitor in monitors))

@@ -10,6 +10,7 @@ import asyncio
 import json
 import re
 from array import array
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC
 from email.utils import parsedate_to_datetime
@@ -583,8 +584,8 @@ class Gaps:
         #: When the last chunk came.
         self.last_s = last_s
         self._seconds = array("d")
-        #: The last chunks that have a gap: that of gap n at n modulo `END_EVENTS`.
-        self._recent = [b""] * END_EVENTS
+        #: The last chunks that have a gap.
+        self._recent: deque[bytes] = deque(maxlen=END_EVENTS)
 
     def __len__(self) -> int:
         return len(self._seconds)
@@ -592,9 +593,8 @@ class Gaps:
     def add(self, chunk: bytes, now: float) -> None:
         """Count a chunk that is no comment."""
         seconds = self._seconds
-        count = len(seconds)
-        if count < MAX_GAPS:
-            self._recent[count % END_EVENTS] = chunk
+        if len(seconds) < MAX_GAPS:
+            self._recent.append(chunk)
             seconds.append(now - self.last_s)
         self.last_s = now
 
@@ -607,18 +607,19 @@ class Gaps:
     def drop_all(self) -> None:
         """Remove all gaps: pieces of one body are not tokens."""
         del self._seconds[:]
+        self._recent.clear()
 
     def drop_end(self, route: str) -> None:
         """Remove the gaps of the last chunks without a token. Done once per stream, to keep `add` short."""
-        count = len(self._seconds)
-        if count == MAX_GAPS:
+        if len(self._seconds) == MAX_GAPS:
             return
-        for place in range(count - 1, max(-1, count - 1 - END_EVENTS), -1):
-            chunk = self._recent[place % END_EVENTS]
+        while self._recent:
+            chunk = self._recent[-1]
             if len(chunk) > END_CHUNK_BYTES:
                 return
             if FirstTokenDetector(route).feed(chunk) is StreamState.CONTENT:
                 return
+            self._recent.pop()
             self._seconds.pop()
 
     def median(self) -> float | None:

@@ -17,7 +17,7 @@ import httpx
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from gorgo.live.http.headers import Header
-from gorgo.live.upstream.connection import ReplicaConnection
+from gorgo.live.upstream.connection import READ_BUFFER_BYTES, ReplicaConnection
 
 # One HTTP/1.1 response read by httptools: its head, its body, and whether its connection may carry another.
 #
@@ -187,10 +187,6 @@ class ResponseParser:
         self.failure = own if isinstance(own, ResponseError) else ResponseError(str(failure))
 
 
-#: Bytes of a body that its reader has yet to take, before the replica pauses. A read may come on top.
-READ_BUFFER_BYTES = 64 * 1024
-
-
 class HttpResponse(httpx.AsyncByteStream):
     """One response, and the stream of its body. Failures are those of `httpx.TransportError`."""
 
@@ -286,7 +282,17 @@ class HttpResponse(httpx.AsyncByteStream):
         had_head = parser.status
         body = parser.feed(data)
         if body:
-            self._pass_on(body)
+            # Without a call of its own: an event comes here.
+            sink = self._sink
+            if sink is None:
+                self._store(body)
+            else:
+                try:
+                    if not sink(body):
+                        self._end_piping()
+                except BaseException as failure:  # noqa: BLE001 - raised in the task that pipes
+                    self._raised = failure
+                    self._end_piping()
         if parser.failure is not None:
             self._fail(httpx.RemoteProtocolError(str(parser.failure)))
         elif parser.complete:
@@ -300,24 +306,18 @@ class HttpResponse(httpx.AsyncByteStream):
         else:
             self._fail(httpx.ReadError(str(failure or "the connection ended before its response")))
 
-    def _pass_on(self, body: bytes) -> None:
-        sink = self._sink
-        if sink is None:
-            self._buffer.append(body)
-            self._buffered_bytes += len(body)
-            if self._buffered_bytes > READ_BUFFER_BYTES:
-                self._stop()
-            self._wake()
-            return
-        try:
-            takes_more = sink(body)
-        except BaseException as failure:  # noqa: BLE001 - raised in the task that pipes
-            self._raised = failure
-            takes_more = False
-        if not takes_more:
-            self._sink = None
+    def _store(self, body: bytes) -> None:
+        """Buffer bytes that no sink takes yet."""
+        self._buffer.append(body)
+        self._buffered_bytes += len(body)
+        if self._buffered_bytes > READ_BUFFER_BYTES:
             self._stop()
-            self._wake()
+        self._wake()
+
+    def _end_piping(self) -> None:
+        self._sink = None
+        self._stop()
+        self._wake()
 
     def _is_piping(self) -> bool:
         return self._sink is not None

@@ -13,13 +13,14 @@ on no other attempt is made, so the request's body is dropped: a stream may take
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from time import monotonic
 from typing import Any
 
 from gorgo.core.continuation import (
+    CHAT,
     ROUTES,
     Continuation,
     NotContinuableError,
@@ -35,7 +36,7 @@ from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.core.numeric import parse_json
 from gorgo.core.record import mutable_record
 from gorgo.core.stream import UsageReader
-from gorgo.engines.base import continuation_of
+from gorgo.engines.base import TOKENIZE_PATH, continuation_of, read_tokens, template_body, tokenize_body
 from gorgo.live.event_loop import ahead_s
 from gorgo.live.http.body import RequestBuffer, ResettableTimeout, buffer_client
 from gorgo.live.http.errors import HttpError, Message, Receive, Send, error_event, send_error
@@ -69,6 +70,10 @@ from gorgo.proxy.exchange.relay import (
 # also cancels the other's task. A cancelled task runs no further line of its own, so two attempts never write. A task
 # that has not begun is not cancelled: it would then never begin, nor release its reservation. Its first act is to
 # check that it is open.
+
+
+#: For an engine's count of the tokens of an answer, s: milliseconds on one that is well, and the client waits.
+TOKENIZE_TIMEOUT_S = 1.0
 
 
 @mutable_record
@@ -906,11 +911,12 @@ class Exchange:
         headers = self._headers(lease)
         model = self.request.route.model
         name = None if model is None else self.state.routing.models.engine_name(dispatch.replica, model)
-        rest = replace(self.request, body=continued_body(self.route, broken.body, broken.answer, how), spans=None)
+        answer = broken.answer = await self._as_read(broken.answer, target, headers, name, how)
+        rest = replace(self.request, body=continued_body(self.route, broken.body, answer, how), spans=None)
         options = broken.body.get("stream_options")
         show_usage = isinstance(options, dict) and bool(options.get("include_usage"))
         path = how.route(self.route)
-        broken.seam = seam = Seam(self.route, broken.answer, broken.body, show_usage=show_usage, path=path)
+        broken.seam = seam = Seam(self.route, answer, broken.body, show_usage=show_usage, path=path)
         passage = self._passage(lease, timer)
         passage.on_content = partial(self._rest_begins, lease, broken, passage)
         passage.gaps.last_s = broken.last_s
@@ -920,12 +926,42 @@ class Exchange:
             outcome = await relay_rest(passage, source, seam, self._seam_note(dispatch))
             if outcome.result is AttemptResult.UPSTREAM_4XX:
                 # The request is the proxy's: a shorter context or an older engine may refuse what others take.
-                return replace(outcome, continue_on=broken.replicas, partial_tokens=broken.answer.tokens)
+                return replace(outcome, continue_on=broken.replicas, partial_tokens=answer.tokens)
             return outcome
         finally:
             broken.last_s = passage.gaps.last_s
             target.streams.pop(passage, None)
             await source.aclose()
+
+    async def _as_read(
+        self, answer: PartialAnswer, target: Target, headers: Sequence[Header], model: str | None, how: Continuation
+    ) -> PartialAnswer:
+        """Return the answer as the engine that goes on reads it: its tokens counted, and the white space it trims.
+
+        What the engine does not say stays as it was.
+        """
+        if answer.finished or answer.closed:
+            return answer
+
+        async def tokens(body: bytes) -> list[Any] | None:
+            try:
+                return read_tokens(
+                    *await target.upstream.fetch(TOKENIZE_PATH, headers, body=body, timeout_s=TOKENIZE_TIMEOUT_S)
+                )
+            except UpstreamError:
+                return None
+
+        space = answer.text[len(answer.text.rstrip()) :]
+        if space and how is not Continuation.LAST_MESSAGE and how.route(self.route) == CHAT:
+            whole = await tokens(template_body(model, space))
+            if whole is not None and whole == await tokens(template_body(model, "")):
+                answer = replace(answer, again=len(space))
+        if answer.exact and not answer.again:
+            return answer
+        counted = await tokens(tokenize_body(model, answer.known))
+        if counted is None:
+            return answer
+        return replace(answer, tokens=len(counted) if answer.again else max(answer.tokens, len(counted)))
 
     def _rest_begins(self, lease: Lease, broken: BrokenAnswer, passage: Passage) -> None:
         """Record the first event of the rest of the answer."""

@@ -172,6 +172,9 @@ MAX_RETAINED_BYTES = 1024 * 1024
 KEEP_STEP_BYTES = 32 * 1024
 #: Held of a stream that is moved: 100 tokens/s for `MOST_PAUSE_S`.
 MOST_PAUSED_BYTES = 256 * 1024
+#: A chunk with the same last bytes as one that has been searched ends as that one did: a token's event, and no error,
+#: which is the last event of its stream. Longer than what objects of all kinds share (`null}]}`).
+END_BYTES = 16
 #: Routes on which each event of a stream has a name.
 _NAMED_EVENTS = frozenset({"/v1/responses", "/v1/messages"})
 
@@ -272,6 +275,7 @@ class Passage:
         "_others",
         "_owner",
         "_paused",
+        "_plain_end",
         "_rest_bytes",
         "_rest_limit",
         "_resuming",
@@ -365,6 +369,8 @@ class Passage:
         self._stays = False
         #: Set while what was held is written by another task.
         self._resuming: asyncio.Event | None = None
+        #: How the last chunk ended, if it was whole events without an error and nothing before it waits to be passed.
+        self._plain_end = b""
         self._try_write = writer.try_write
         #: A chunk for which the client's connection had no room.
         self._unsent = b""
@@ -564,35 +570,43 @@ class Passage:
 
     def _pass(self, chunk: bytes) -> bool:
         """Send a chunk, and count it; return whether the next one may come in the same step. The hot loop."""
+        if chunk[-END_BYTES:] != self._plain_end or not (self.filter is None or chunk.find(b'"usage"') < 0):
+            return self._pass_checked(chunk)
+        now = monotonic()
+        self.timeout.deadline = now + self.chunk_limit_s
+        self.gaps.add(chunk, now)
+        self.tail.feed(chunk)
+        if self._try_write(chunk):
+            return True
+        self._unsent, self._unsent_bytes = chunk, len(chunk)
+        return False
+
+    def _pass_checked(self, chunk: bytes) -> bool:
+        """Do the same with a chunk that does not end as the one before it: it is searched."""
+        self._plain_end = b""
         if chunk[:1] != b":" or not is_comment(chunk):
             now = monotonic()
             self.timeout.deadline = now + self.chunk_limit_s
             self.gaps.add(chunk, now)
-        usage_filter = self.filter
-        if self.whole_only:
             # `find`, as `in` raises and clears a TypeError before it searches bytes.
-            if self.withheld or chunk[-2:] != b"\n\n" or chunk.find(b'"error"') >= 0:
-                chunk = self._whole_events(chunk)
-                if self.has_error:
-                    if self._paused is None:  # else the answer goes on elsewhere, from where that was asked for
-                        self._unsent = chunk if usage_filter is None else usage_filter.feed(chunk)
-                        self._unsent_bytes = len(chunk)
-                        self.tail.feed(chunk)
-                    return False
-                if not chunk:
-                    return True
-            elif usage_filter is not None and not usage_filter.pending and chunk.find(b'"usage"') < 0:
-                # Whole events of which it removes none.
-                usage_filter = None
+            is_plain = not self.withheld and chunk[-2:] == b"\n\n" and chunk.find(b'"error"') < 0
+        else:
+            is_plain = False
+        if self.whole_only and not is_plain:
+            chunk = self._whole_events(chunk)
+            if self.has_error and self._paused is not None:
+                return False  # the answer goes on elsewhere, from where that was asked for
+            if not chunk and not self.has_error:
+                return True
         elif self.withheld:
             chunk, self.withheld = self.withheld + chunk, b""
         self.tail.feed(chunk)
-        if usage_filter is None:
-            if self._try_write(chunk):
-                return True
-            self._unsent, self._unsent_bytes = chunk, len(chunk)
+        passed = chunk if self.filter is None else self.filter.feed(chunk)
+        if self.has_error:
+            self._unsent, self._unsent_bytes = passed, len(chunk)
             return False
-        passed = usage_filter.feed(chunk)
+        if is_plain and (self.filter is None or (passed == chunk and not self.filter.pending)):
+            self._plain_end = chunk[-END_BYTES:]
         if passed and not self._try_write(passed):
             self._unsent, self._unsent_bytes = passed, len(chunk)
             return False
@@ -695,7 +709,8 @@ class Passage:
         answers each has as many rests as it leaves to the other.
         """
         usage = Usage(seam.usage.prompt, seam.usage.cached, seam.usage.output)
-        return self.outcome(AttemptResult.COMPLETED, usage=usage, short=seam.short)
+        outcome = self.outcome(AttemptResult.COMPLETED, usage=usage, short=seam.short)
+        return replace(outcome, partial_tokens=seam.tokens_before)
 
     def outcome_of_end(self) -> Outcome | None:
         """Return the outcome of a stream whose end has been sent to the client, though the body goes on; else None."""

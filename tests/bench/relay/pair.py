@@ -11,10 +11,17 @@ from __future__ import annotations
 import itertools
 import socket
 import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
+import numpy as np
+
+from tests.bench.paired_windows import median_ratio
 from tests.bench.relay import bench, measure, scenarios, targets
 from tests.bench.relay.wire import NUMBER_BYTES, ResponseReader, request
 
@@ -23,6 +30,9 @@ _VARIANTS = 16
 _WARM_UP = 12
 _RECEIVED_MAX = 1 << 18
 _ANSWER_S_MAX = 30.0
+#: Of open streams: processes of each version, windows of each process, and their length, s.
+_ROUNDS, _WINDOWS, _WINDOW_S = 6, 3, 2.0
+_GAP_MS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +95,46 @@ class _Client:
 def run(against: str, seconds: float) -> None:
     """Print ratios of gorgo here to gorgo at `against`, `seconds` for each kind of request."""
     print(f"Relay, pairs of blocks of {_BLOCK} requests\n{measure.describe_machine()}", flush=True)
-    launches = {"gorgo": targets.RELAYS["gorgo"], f"gorgo {Path(against).name}": targets.other_gorgo(against)}
+    launches = {"gorgo": targets.gorgo, f"gorgo {Path(against).name}": targets.other_gorgo(against)}
     with bench.running(launches) as (relays, _), measure.on_load_core():
         now, earlier = (relay for relay in relays if relay.process is not None)
         # Numbers go on from run to run, so that no prompt comes twice.
         numbers = itertools.count(time.time_ns() // 1_000_000)
         for kind in KINDS:
             print(_compared(kind, now, earlier, numbers, seconds), flush=True)
+    print(f"{'events of open streams':<22}{event_ratio(launches)}", flush=True)
+
+
+def event_ratio(launches: Mapping[str, Any], rounds: int = _ROUNDS) -> str:
+    """Return the CPU per event of the first of two versions to that of the second, with its interval.
+
+    Both have so many open streams in the same windows of time, on one core: what else the machine does meets both. Each
+    round has new processes, and starts them in the other order.
+    """
+    pairs: list[tuple[float, float]] = []
+    for number in range(rounds):
+        order = dict(reversed(launches.items())) if number % 2 else launches
+        with ExitStack() as stack, bench.running(order) as (relays, _):
+            by_name = {relay.name: relay for relay in relays}
+            found = [(by_name[name], bench.Load(stack)) for name in launches]
+            with ThreadPoolExecutor(len(found)) as both:
+                for _ in range(_WINDOWS):
+                    now, earlier = both.map(_per_event, found)
+                    pairs.append((now, earlier))
+    value, low, high = median_ratio(np.log([now / earlier for now, earlier in pairs]))
+    spent = f"{median(now for now, _ in pairs):.2f} and {median(earlier for _, earlier in pairs):.2f} us"
+    return f"{len(pairs):5} pairs   CPU {value:.3f}x [{low:.3f}, {high:.3f}]   {spent}"
+
+
+def _per_event(version: tuple[bench.Relay, bench.Load]) -> float:
+    relay, load = version
+    job = {"kind": "hold", "size": scenarios.SMALL, "tokens": scenarios.ENDLESS, "gap_ms": _GAP_MS}
+    figures = load(
+        relay, scenarios.Scenario(name="events", job={**job, "connections": scenarios.STREAMS, "seconds": _WINDOW_S})
+    )
+    if figures["bad"] or not figures["tokens"]:
+        raise RuntimeError(f"no streams: {figures['problem']}")
+    return float(figures["cpu_s"]) / figures["tokens"] * 1e6
 
 
 def _compared(kind: Kind, now: bench.Relay, earlier: bench.Relay, numbers: itertools.count[int], seconds: float) -> str:
@@ -108,5 +151,9 @@ def _compared(kind: Kind, now: bench.Relay, earlier: bench.Relay, numbers: itert
     finally:
         for client in clients:
             client.close()
-    cpu, first = (median(own[place] / other[place] for own, other in pairs) for place in (0, 1))
-    return f"{kind.name:<22}{len(pairs):5} pairs   CPU {cpu:.3f}x   first byte of content or end {first:.3f}x"
+    (cpu, low, high), (first, _, _) = (
+        median_ratio(np.log([own[place] / other[place] for own, other in pairs])) for place in (0, 1)
+    )
+    spent = f"{median(own for (own, _), _ in pairs):.0f} and {median(other for _, (other, _) in pairs):.0f} us"
+    found = f"{len(pairs):5} pairs   CPU {cpu:.3f}x [{low:.3f}, {high:.3f}]   {spent}"
+    return f"{kind.name:<22}{found}   first byte of content or end {first:.3f}x"

@@ -17,7 +17,7 @@ _OPEN_STREAMS = 1000
 _GAP_MS = 10
 _TOKENS = 128
 #: Longer than any window, so that held streams end only when the load closes them.
-_ENDLESS = 100_000
+ENDLESS = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +108,7 @@ def plan_from_environment() -> Plan:
 
 def streams_at(count: int, scale: float) -> Scenario:
     """So many open streams of 100 events a second each."""
-    job = {"kind": "hold", "size": SMALL, "tokens": _ENDLESS, "gap_ms": _GAP_MS, "connections": count}
+    job = {"kind": "hold", "size": SMALL, "tokens": ENDLESS, "gap_ms": _GAP_MS, "connections": count}
     return Scenario(name=f"{count} streams", job={**job, "seconds": 1.5 * scale})
 
 
@@ -121,7 +121,7 @@ def each_round(plan: Plan) -> list[Scenario]:
         "kind": "hold",
         "open_s": 60.0,
         "size": SMALL,
-        "tokens": _ENDLESS,
+        "tokens": ENDLESS,
         "gap_ms": 1000,
         "connections": _OPEN_STREAMS,
     }
@@ -134,6 +134,6 @@ def each_round(plan: Plan) -> list[Scenario]:
         Scenario(name="ttft_large", job={**paced, "size": LARGE}, direct=True),
         # Two streams one after the other on each connection.
         Scenario(name="streams", job={**streams, "kind": "closed", "tokens": _TOKENS, "seconds": 2.0 * plan.scale}),
-        Scenario(name="events", job={**streams, "kind": "hold", "tokens": _ENDLESS, "seconds": 2.0 * plan.scale}),
+        Scenario(name="events", job={**streams, "kind": "hold", "tokens": ENDLESS, "seconds": 2.0 * plan.scale}),
     ]
     return [scenario for scenario in every if plan.takes(scenario.name)]

@@ -62,6 +62,11 @@ def gorgo(place: Place) -> Launch:
     return _gorgo(place, "")
 
 
+def gorgo_retaining(continuations: int) -> Callable[[Place], Launch]:
+    """Return the launch of one whose answers can go on elsewhere so many times: with 0 it retains none."""
+    return lambda place: _gorgo(place, "", f"limits: {{continuations: {continuations}}}\n")
+
+
 def gorgo_tls(place: Place) -> Launch:
     """The same with TLS to clients."""
     cert, key = place.folder / "cert.pem", place.folder / "key.pem"
@@ -77,7 +82,7 @@ def gorgo_tls(place: Place) -> Launch:
     return replace(_gorgo(place, f"tls: {{cert: '{cert}', key: '{key}'}}, "), tls=True)
 
 
-def _gorgo(place: Place, more: str) -> Launch:
+def _gorgo(place: Place, more: str, sections: str = "") -> Launch:
     # The engine computes nothing, so that nothing is ever queued for it.
     capacity = "{kv_tokens: 100000000, max_running_requests: 4096, prefill_tokens_per_s: 100000000}"
     replicas = "".join(
@@ -93,7 +98,7 @@ def _gorgo(place: Place, more: str) -> Launch:
         f"proxy:\n  {{region: here, policy: gorgo-ms, {more}"
         f"bind: '127.0.0.1:{place.port}', admin_bind: '127.0.0.1:{free_port()}'}}\n"
         f"clients: {{keys_file: '{keys}'}}\n"
-        f"regions: [{{name: here}}]\nreplicas:\n{replicas}"
+        f"{sections}regions: [{{name: here}}]\nreplicas:\n{replicas}"
     )
     log = ["--request-log", str(place.folder / "requests.jsonl")]
     return Launch(

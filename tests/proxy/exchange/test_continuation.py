@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from gorgo.core.continuation import MOST_PAUSE_S
+from gorgo.core.continuation import MOST_PAUSE_S, whole_events
 from gorgo.live.reload.reloader import move_streams
 from gorgo.live.upstream.client import UpstreamError
+from gorgo.proxy.exchange.relay import Passage
 from tests.proxy.exchange.test_handler import config
 from tests.proxy.fakes import DONE, ROLE, chat
 from tests.proxy.virtual import Script, ScriptedUpstream, Step, VirtualProxy, in_virtual_time
@@ -32,6 +33,8 @@ def said(text: str, finish: str | None = None, name: str = "first", **more: Any)
     return event({"id": name, "model": "m", "choices": choices, **more})
 
 
+#: Of the engine, in the middle of its answer.
+ERROR = event({"error": {"message": "cuda", "code": 500}})
 REST = Script([0.2, ROLE, said("c", name="second"), said("d", name="second"), said("", "stop", "second"), DONE])
 
 
@@ -104,6 +107,60 @@ def test_the_client_sees_no_doubled_and_no_missing_character_however_it_breaks_o
         assert answered.complete
 
     virtually(test, [broken(*steps)], [REST])
+
+
+def test_an_answer_that_comes_in_whole_events_is_not_searched_and_only_its_two_ends_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    searched: list[bytes] = []
+    looked_at: list[bytes] = []
+    checked = Passage._pass_checked
+
+    def check(passage: Passage, chunk: bytes) -> bool:
+        looked_at.append(chunk)
+        return checked(passage, chunk)
+
+    def search(data: bytes) -> int:
+        searched.append(data)
+        return whole_events(data)
+
+    monkeypatch.setattr(Passage, "_pass_checked", check)
+    monkeypatch.setattr("gorgo.proxy.exchange.relay.whole_events", search)
+    tokens = [said(f" word{number}") for number in range(300)]
+    stream = [said("a"), *(step for token in tokens for step in (0.02, token)), said("", "stop"), DONE]
+
+    async def test(proxy: VirtualProxy) -> None:
+        answered = await proxy.ask(STREAM)
+        assert answered.body == b"".join(step for step in stream if isinstance(step, bytes))
+
+    virtually(test, [Script(stream)], [REST])
+    assert searched == [said("a")], "the beginning, which is buffered"
+    assert len(looked_at) < 5, "the first, and those of the end"
+
+
+@pytest.mark.parametrize(
+    ("steps", "between"),
+    [
+        pytest.param((said("x"), 0.1, said("y") + ERROR, DONE), "xy", id="an error behind an event"),
+        pytest.param((said("x"), 0.1, ERROR), "x", id="an error of its own"),
+        pytest.param((said("x"), 0.1, said("y")[:30], 0.1, said("y")[30:], said("z"), LOST), "xyz", id="two halves"),
+        pytest.param(
+            (said("x"), said("y")[:30], 0.1, said("y")[30:] + said("z"), 0.1, said("w")[:-2], LOST), "xyz", id="an end"
+        ),
+        pytest.param((said("x"), b": wait\n\n", 0.1, said("y")[:-1], LOST), "x", id="a comment and no end"),
+    ],
+)
+@pytest.mark.parametrize("usage", ["", ', "stream_options": {"include_usage": true}'])
+def test_an_answer_of_events_that_end_alike_is_cut_at_the_last_whole_one(
+    steps: tuple[Step, ...], between: str, usage: str
+) -> None:
+    async def test(proxy: VirtualProxy) -> None:
+        answered = await proxy.ask(STREAM[:-1] + usage.encode() + b"}")
+        assert text_of(answered.body) == f"ab{between}cd"
+        assert b'"error"' not in answered.body
+        assert answered.complete
+
+    virtually(test, [broken(said(""), 0.1, *steps)], [REST])
 
 
 def test_a_rest_that_breaks_off_too_goes_on_a_second_time_and_no_third() -> None:
@@ -544,6 +601,47 @@ def test_a_drained_replica_gives_no_stream_to_one_whose_queue_is_long() -> None:
         assert proxy.replicas["r1"].received[1].at_s > 4.1, "the long prompt is read"
 
     virtually(test, [broken(100.0, said("late"), DONE)], [busy, REST])
+
+
+def words(text: str) -> list[str]:
+    """An engine's tokens: each letter, and white space."""
+    return list(text)
+
+
+@pytest.mark.parametrize("trims", [False, True])
+def test_an_engine_s_own_count_of_the_answer_bounds_the_rest(*, trims: bool) -> None:
+    """An event may have several tokens. A template that trims has the engine say the white space again."""
+
+    def tokens_of(asked: dict[str, Any]) -> list[str]:
+        if "messages" not in asked:
+            assert (asked["prompt"], asked["add_special_tokens"]) == (asked["content"], False)
+            return words(asked["prompt"])
+        assert (asked["continue_final_message"], asked["add_generation_prompt"]) == (True, False)
+        last = asked["messages"][-1]["content"]
+        return words(last.rstrip() if trims else last)
+
+    spaces = [said(" ", name="second"), said("\n", name="second")] if trims else []
+    usage = event({"id": "second", "choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 4}})
+    rest = Script([ROLE, *spaces, said("f", name="second"), said("", "length", "second"), usage, DONE])
+
+    async def test(proxy: VirtualProxy) -> None:
+        proxy.replicas["r1"].tokens_of = tokens_of
+        answered = await proxy.ask(chat(stream=True, max_tokens=10))
+        assert text_of(answered.body) == "abcde \nf"
+        asked = json.loads(proxy.replicas["r1"].received[0].body)
+        assert asked["max_tokens"] == (5 if trims else 3)
+        sample = proxy.state.routing.router.samples.after(0, 1)["samples"][0]
+        assert sample["output_tokens"] == (9 if trims else 11)
+
+    virtually(test, [Script([said("abc"), said("de \n"), LOST])], [rest])
+
+
+def test_an_engine_without_a_count_is_given_one_token_for_each_event() -> None:
+    async def test(proxy: VirtualProxy) -> None:
+        assert text_of((await proxy.ask(chat(stream=True, max_tokens=10))).body) == "abcd"
+        assert json.loads(proxy.replicas["r1"].received[0].body)["max_tokens"] == 8
+
+    virtually(test, [broken()], [REST])
 
 
 # A stream that stands still or is moved stays open until the rest of its answer begins elsewhere.
