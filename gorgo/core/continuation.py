@@ -582,6 +582,11 @@ class Seam:
         return self._finished
 
     @property
+    def tokens_before(self) -> int:
+        """Tokens of the answer before the rest."""
+        return self._before.tokens
+
+    @property
     def has_sent_end(self) -> bool:
         """Whether the client has the finish reason."""
         return self._sent[4]

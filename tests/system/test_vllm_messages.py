@@ -10,12 +10,15 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from tests.proxy.served import Served, served
 from tests.real.cutting import COUNTED, SHORT_BETWEEN, Cut, cutting, places_of
 from tests.system.environments import Environment
 from tests.system.vllm_server import CACHED_TOKENS_FLAG, vllm_server, wait_until_ready
 
 TOKENS, PLACES = 60, 12
+SAID = "tell me of ban des fin " * 4
 ORDER = [
     *("message_start", "content_block_start", "content_block_delta"),
     *("content_block_stop", "message_delta", "message_stop"),
@@ -23,13 +26,27 @@ ORDER = [
 
 
 async def ask(proxy: Served, *, tokens: int = TOKENS) -> tuple[bytes, list[dict[str, Any]]]:
-    said = [{"role": "user", "content": [{"type": "text", "text": "tell me of ban des fin " * 4}]}]
+    said = [{"role": "user", "content": [{"type": "text", "text": SAID}]}]
     body = {"model": "tiny", "max_tokens": tokens, "system": "Be brief.", "messages": said, "temperature": 0}
     response = await proxy.client.post("/v1/messages", json=body | {"stream": True})
     assert response.status_code == 200, response.text
-    raw = response.content
+    return response.content, events_of(response.content)
+
+
+def events_of(raw: bytes) -> list[dict[str, Any]]:
     found = [json.loads(part.partition(b"data: ")[2]) for part in raw.split(b"\n\n") if b"data: {" in part]
-    return raw, [event for event in found if event["type"] != "ping"]
+    return [event for event in found if event["type"] != "ping"]
+
+
+async def chat(url: str, begun: str, tokens: int) -> str:
+    """Return what the engine itself says in a chat, behind the beginning of its answer."""
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": SAID}]
+    flags = {"continue_final_message": True, "add_generation_prompt": False} if begun else {}
+    messages += [{"role": "assistant", "content": begun}] if begun else []
+    body = {"model": "tiny", "messages": messages, "max_tokens": tokens, "temperature": 0, **flags}
+    async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+        answer = (await client.post("/v1/chat/completions", json=body)).raise_for_status().json()
+    return str(answer["choices"][0]["message"]["content"])
 
 
 def text_of(events: list[dict[str, Any]]) -> str:
@@ -64,21 +81,24 @@ async def test_a_message_of_vllm_is_one_message_wherever_it_is_cut(
             proxy = await stack.enter_async_context(served(tmp_path))
             raw, whole = await ask(proxy)
             counts = counts_of(whole)
+            assert text_of(whole) == await chat(server.url, "", TOKENS), "a message is a chat to it"
             assert (len(whole) > 8, text_of(whole) != "", counts[1]) == (True, True, TOKENS)
             equal = 0
             for place in places_of(raw, PLACES):
                 cut.after = place
-                _, events = await ask(proxy)
+                answer, events = await ask(proxy)
                 cut.after = None
                 kinds = [event["type"] for event in events]
                 assert [kind for at, kind in enumerate(kinds) if not at or kinds[at - 1] != kind] == ORDER
                 assert events[-2]["delta"] == whole[-2]["delta"]
                 assert counts_of(events) == counts
-                equal += text_of(events) == text_of(whole)
+                before = events_of(answer[: answer.index(b": x-gorgo-continued ")])
+                said = sum(event["type"] == "content_block_delta" for event in before)
+                equal += text_of(events) == text_of(before) + await chat(server.url, text_of(before), TOKENS - said)
                 for _ in range(SHORT_BETWEEN):
                     await ask(proxy, tokens=4)
             metrics = (await proxy.admin.get("/metrics")).text
     continued = sum(float(line.split()[-1]) for line in metrics.splitlines() if line.startswith(COUNTED))
     assert continued == PLACES
-    # The text is random, so that a character of several tokens may be read back as others.
+    # Not the uncut text each time: that of random weights is read back as other tokens.
     assert equal >= PLACES - 1

@@ -927,7 +927,7 @@ class Exchange:
             if outcome.result is AttemptResult.UPSTREAM_4XX:
                 # The request is the proxy's: a shorter context or an older engine may refuse what others take.
                 return replace(outcome, continue_on=broken.replicas, partial_tokens=answer.tokens)
-            return replace(outcome, partial_tokens=answer.tokens)
+            return outcome
         finally:
             broken.last_s = passage.gaps.last_s
             target.streams.pop(passage, None)

@@ -709,7 +709,8 @@ class Passage:
         answers each has as many rests as it leaves to the other.
         """
         usage = Usage(seam.usage.prompt, seam.usage.cached, seam.usage.output)
-        return self.outcome(AttemptResult.COMPLETED, usage=usage, short=seam.short)
+        outcome = self.outcome(AttemptResult.COMPLETED, usage=usage, short=seam.short)
+        return replace(outcome, partial_tokens=seam.tokens_before)
 
     def outcome_of_end(self) -> Outcome | None:
         """Return the outcome of a stream whose end has been sent to the client, though the body goes on; else None."""
