@@ -439,7 +439,8 @@ class UsageReader:
         """Retain only the two ends."""
         if self._more is not None:
             self._more = None
-            self._cut()
+            if self._pieces_bytes > TAIL_BYTES:
+                self._cut()
 
     @property
     def whole(self) -> bytes | None:
@@ -453,16 +454,18 @@ class UsageReader:
         self._left = PIECE_BYTES
         self._pieces.append(piece)
         self._pieces_bytes += len(piece)
+        if self._pieces_bytes <= TAIL_BYTES:
+            return
         if self._more is None:
             self._cut()
-        elif self._pieces_bytes > self._reserved and self._pieces_bytes > TAIL_BYTES:
+        elif self._pieces_bytes > self._reserved:
             self._reserved = self._more(self._pieces_bytes)
             if self._reserved <= self._pieces_bytes:
                 self.stop_keeping()
 
     def _cut(self) -> None:
         pieces = self._pieces
-        if self._pieces_bytes > TAIL_BYTES and not self._head:
+        if not self._head:
             self._head = _first_bytes(pieces, HEAD_BYTES)
         while (excess := self._pieces_bytes - TAIL_BYTES) > 0:
             cut = min(excess, len(pieces[0]))
@@ -478,6 +481,8 @@ class UsageReader:
     @property
     def tail(self) -> bytes:
         """The last bytes: all of a short stream."""
+        if not self._pieces:
+            return b"".join(self._chunks)[-TAIL_BYTES:]
         size, last = 0, list[bytes]()
         for chunk in chain(reversed(self._chunks), reversed(self._pieces)):
             last.append(chunk)

@@ -333,8 +333,8 @@ def test_nobody_is_woken_after_the_end() -> None:
 def test_clock_goes_on_through_a_step_of_the_system_s_clock_and_knows_how_far_it_is_ahead() -> None:
     wall, steady = [1000.0], [50.0]
     clock = EpochClock(wall=lambda: wall[0], steady=lambda: steady[0])
-    assert (clock(), clock.ahead_s()) == (1000.0, 0.0)
+    assert (clock.now(), clock.ahead_s()) == (1000.0, 0.0)
     steady[0] += 10.0
     wall[0] = 90_000.0
-    assert (clock(), ahead_s(clock)) == (1010.0, 88_990.0)
+    assert (clock.now(), ahead_s(clock.now)) == (1010.0, 88_990.0)
     assert ahead_s(lambda: 3.0) == 0.0

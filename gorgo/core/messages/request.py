@@ -224,13 +224,23 @@ class Outcome:
         `context_tokens` is the longest prompt with its answer of the model there; `None` is unknown.
         """
         prompt, cached, output = self.prompt_tokens, self.cached_tokens, self.output_tokens
+        most_output = request.most_output_tokens
+        if (
+            prompt is not None
+            and (cached or 0) <= prompt <= request.body_bytes
+            and request.pinned_replica is None
+            and most_output is not None
+            and (output or 0) <= most_output
+            and (context_tokens is None or (output or 0) <= context_tokens)
+        ):
+            return self  # as nearly always
         most_prompt = _most_prompt_tokens(request, context_tokens)
         if prompt is not None and prompt > most_prompt:
             prompt = most_prompt
         if cached is not None and cached > (most_prompt if prompt is None else prompt):
             cached = most_prompt if prompt is None else prompt
         if output is not None:
-            each = request.most_output_tokens
+            each = most_output
             if context_tokens is not None and (each is None or each > context_tokens):
                 each = context_tokens
             answers = request.answers

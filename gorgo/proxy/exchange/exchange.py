@@ -783,6 +783,8 @@ class Exchange:
 
     def release_answer(self) -> None:
         """Forget the answer at the end of the exchange."""
+        if self._retained is None and self._running is None and self._broken is None:
+            return
         for passage in (self._retained, self._running):
             if passage is not None:
                 passage.release()

@@ -403,7 +403,8 @@ class Passage:
     async def forward(self, chunk: bytes, *, record: Callable[[], None] | None = None) -> None:
         """Send a part of the body. Call `record` once that is done, or as soon as it has to wait for the client."""
         if self.whole_only:
-            chunk = self._whole_events(chunk)
+            if self.withheld or chunk[-2:] != b"\n\n" or chunk.find(b'"error"') >= 0:
+                chunk = self._whole_events(chunk)
         elif self.withheld:
             chunk, self.withheld = self.withheld + chunk, b""
         passed = chunk if self.filter is None else self.filter.feed(chunk)
@@ -991,7 +992,8 @@ async def relay_body(passage: Passage, limit: int) -> Outcome:
     # Else it takes no memory beyond this step, most often the one in which it came.
     if source.status >= 400:
         return passage.refused(body)
-    if not body or not is_encoded(source.headers):
+    is_plain = not body or not is_encoded(source.headers)
+    if is_plain:
         if not is_json(body):
             return passage.hold(body)
         error_status = error_of_body(body)
@@ -1000,7 +1002,7 @@ async def relay_body(passage: Passage, limit: int) -> Outcome:
             return passage.refused(body, error_status) if failure is None else passage.failed(body, failure)
     usage = read_usage(body)
     short = is_short_usage(usage, may_be_short=passage.may_be_short)
-    if body and not is_encoded(source.headers) and lacks_answer(passage.route, body):
+    if body and is_plain and lacks_answer(passage.route, body):
         short = True
     if short and passage.withhold:
         return passage.hold(body, usage=usage)
