@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic, sleep, time
 from typing import Any
 
+from gorgo.live.peer_store.connection import StoreNames, seal_key
 from gorgo.picker.transport.http2 import frames
 from gorgo.picker.transport.services import CHECK, PROCESS, WATCH
 from tests.attacks.attacks import Attack, Run
@@ -25,6 +26,7 @@ from tests.attacks.target import CONFIG, Probe, Target, serving
 from tests.live.peer_store.server import ENVIRON, KEY_VARIABLE, RedisServer, running
 from tests.picker.transport.http2.peer import block, data, headers, message
 
+PEER = "peer/00000001"
 #: Of one attack.
 ATTACKED_S = 8.0
 MORE = """
@@ -150,6 +152,9 @@ def store_command(connection: socket.socket, *words: bytes) -> None:
 
 def write_store(server: RedisServer, work: Callable[[socket.socket, int], None]) -> Run:
     def run(target: Target, engine: HostileEngine) -> str:
+        # Beside a real peer, whose stream is read.
+        names = StoreNames("g", seal_key(server.shared(), ENVIRON))
+        server.command("ZADD", names.members, str(int(time() * 1000)), names.listed(PEER))
         with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
             threading.Thread(target=_discard, args=(connection,), daemon=True).start()
             end, number = monotonic() + ATTACKED_S, 0
@@ -180,7 +185,7 @@ def entries_of_own_stream(size: int) -> Callable[[socket.socket, int], None]:
 
     def write(connection: socket.socket, number: int) -> None:
         # To the stream of each member that is listed: the router's own peer.
-        store_command(connection, b"XADD", b"gorgo:g:reports:peer/1", b"MAXLEN", b"64", b"*", b"report", text)
+        store_command(connection, b"XADD", f"gorgo:g:reports:{PEER}".encode(), b"MAXLEN", b"64", b"*", b"report", text)
 
     return write
 

@@ -122,7 +122,8 @@ def seams_part(view: View) -> str:
         "",
         f"No attack takes more than {values['most cpu_ms']:.0f} ms of processor time within one health check, nor more",
         f"than {values['most memory_mib']:.0f} MiB. The rest of a wait is that of the machine, which other processes",
-        f"shared: without an attack it was up to {values['idle']:.0f} ms. `python -m tests.attacks --seams` repeats them.",
+        f"shared: without an attack it was up to {values['idle']:.0f} ms.",
+        "`python -m tests.attacks --seams` repeats them.",
     ]
     return "\n".join([*lines, ""])
 
