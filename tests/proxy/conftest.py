@@ -175,7 +175,7 @@ class Start:
     def __init__(self, stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch, *, plain: bool = False) -> None:
         self._stack = stack
         self._monkeypatch = monkeypatch
-        self._plain = plain
+        self.plain = plain
 
     async def replica(self, *scripts: Script) -> FakeReplica:
         return await self._stack.enter_async_context(running(*scripts))
@@ -189,7 +189,7 @@ class Start:
         return await self._stack.enter_async_context(engine(pair, ca))
 
     async def proxy(self, config: Config, replicas: list[FakeReplica], **options: Any) -> Running:
-        options = {"plain": self._plain, **options}
+        options = {"plain": self.plain, **options}
         return await self._stack.enter_async_context(proxy_for(config, self._monkeypatch, replicas, **options))
 
     async def fleet(self, *scripts: list[Script], proxy: ProxyConfig = QUIET, **limits: Any) -> Running:
@@ -203,20 +203,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
     Those of its `OWN_ALONE` have the first alone, and say why.
     """
-    if "is_plain" in metafunc.fixturenames and getattr(metafunc.module, "IN_BOTH_FORMS", False):
+    if "start" in metafunc.fixturenames and getattr(metafunc.module, "IN_BOTH_FORMS", False):
         alone = [name for names in getattr(metafunc.module, "OWN_ALONE", {}).values() for name in names]
         assert all(hasattr(metafunc.module, name) for name in alone), "each is a test of the module"
         if metafunc.function.__name__ not in alone:
-            metafunc.parametrize("is_plain", [False, True], ids=["own", "plain"])
+            metafunc.parametrize("start", [False, True], ids=["own", "plain"], indirect=True)
 
 
 @pytest.fixture
-def is_plain() -> bool:
-    return False
-
-
-@pytest.fixture
-async def start(monkeypatch: pytest.MonkeyPatch, is_plain: bool) -> AsyncIterator[Start]:
+async def start(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> AsyncIterator[Start]:
+    is_plain = getattr(request, "param", False)
     if is_plain and isinstance(asyncio.get_running_loop(), uvloop.Loop):
         pytest.skip("--plain runs on asyncio's loop")
     async with AsyncExitStack() as stack:

@@ -615,7 +615,7 @@ class UpstreamClient:
             extensions = {"timeout": {"connect": self._connect_timeout_s}}
             return httpx.Request(method, url, headers=named, stream=_Body(body), extensions=extensions)
 
-        response, ended = await transport.send(request, len(body), on_sent, repeatable=repeatable)
+        response, ended = await transport.send_request(request, len(body), on_sent, repeatable=repeatable)
 
         def on_close() -> None:
             self._release()

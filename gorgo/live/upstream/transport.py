@@ -41,7 +41,7 @@ class TrackedTransport:
         self._is_retired = False
         self._closing: asyncio.Task[None] | None = None
 
-    async def send(
+    async def send_request(
         self,
         request: Callable[[], httpx.Request],
         body_bytes: int,

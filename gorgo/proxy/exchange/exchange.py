@@ -953,6 +953,8 @@ class Exchange:
             except UpstreamError:
                 return None
 
+        # That of an engine that was asked before this one is its own.
+        answer = replace(answer, again=0)
         space = answer.text[len(answer.text.rstrip()) :]
         if space and how is not Continuation.LAST_MESSAGE and how.route(self.route) == CHAT:
             whole = await tokens(template_body(model, space))

@@ -142,9 +142,9 @@ async def test_ambiguous_request_is_refused_and_its_connection_ends(start: Start
     await fleet.idle()
 
 
-async def test_what_plain_accepts_reaches_a_replica_as_one_clear_request(start: Start, is_plain: bool) -> None:
+async def test_what_plain_accepts_reaches_a_replica_as_one_clear_request(start: Start) -> None:
     fleet = await start.fleet([answer(200)])
-    for form, request in FORMS.items() if is_plain else ():
+    for form, request in FORMS.items() if start.plain else ():
         async with connected(fleet.addresses.data) as client:
             client.writer.write(request)
             with suppress(TimeoutError, ConnectionError):  # h11 waits for more of some forms
