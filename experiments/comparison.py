@@ -124,11 +124,7 @@ class VariantComparison:
 
         def found(runs: Runs) -> Ratio | None:
             values = [value_of(run, figure) for run in self.runs_of(variant, runs, seeds)]
-            known = [factor * value for value in values if value is not None]
-            if not known:
-                return None
-            value, low, high = (*mean_interval(known), None, None)[:3]
-            return Ratio(value or 0.0, low, high, len(known))
+            return mean_of([factor * value for value in values if value is not None])
 
         return found
 
@@ -156,6 +152,14 @@ def ratio_between(
     ]
     known = [(one, other) for one, other in pairs if one and other]
     return ratio_of([(other, one) for one, other in known] if inverted else known)
+
+
+def mean_of(values: Sequence[float]) -> Ratio | None:
+    """Return a mean with its 95 % interval as a ratio is shown; None without a value."""
+    if not values:
+        return None
+    mean, low, high = (*mean_interval(values), None, None)[:3]
+    return Ratio(mean or 0.0, low, high, len(values))
 
 
 def value_of(run: TaskRun, figure: str) -> float | None:

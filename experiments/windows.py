@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -16,7 +16,7 @@ from experiments.tables import ClaimVerdict
 from gorgo.config.load import load_config
 from gorgo.core.limits import RouterLimits
 from gorgo.lab.datasets import Shape, generate_requests
-from gorgo.lab.demo.options import PAPER
+from gorgo.lab.demo.options import OURS, PAPER
 from gorgo.lab.results import ResultRow, load_text
 from gorgo.lab.sim.engine.profiles import EngineProfile
 from gorgo.lab.sim.faults.scenarios import with_accurate_priors
@@ -258,6 +258,22 @@ class RatioTarget:
             if len(pairs) == len(self.workloads)
         ]
         return ClaimVerdict.of_ratio(self.group, self.labels(best), ratio_of(whole), at_most=self.at_most)
+
+
+def targets_of(
+    group: str,
+    workloads: Iterable[Workload],
+    others: Sequence[str],
+    *bounds: tuple[str, float],
+    policy: str = OURS,
+) -> Iterator[RatioTarget]:
+    """Yield a target per figure, with its bound, and workload."""
+    found = list(workloads)
+    for figure, at_most in bounds:
+        for one in found:
+            yield RatioTarget(
+                group=group, policy=policy, workloads=(one,), others=others, figure=figure, at_most=at_most
+            )  # fmt: skip
 
 
 def _rows(runs: Runs, workload: Workload, policy: str, seeds: Sequence[int]) -> dict[int, ResultRow]:

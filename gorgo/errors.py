@@ -13,7 +13,11 @@ class GorgoError(Exception):
     """Base of all errors raised on purpose."""
 
 
-class ConfigError(GorgoError):
+class InputError(GorgoError):
+    """Base of errors that another command line or file avoids; commands end with exit code 2."""
+
+
+class ConfigError(InputError):
     """A file that configures GORGO is not as expected. The message lists each place, line, value and expectation."""
 
 
@@ -30,7 +34,7 @@ class ModelFileError(InvalidValueError):
     """A file of a trained model is damaged, foreign, or of another kind or features than those wanted."""
 
 
-class TraceError(GorgoError):
+class TraceError(InputError):
     """A trace file has a line that cannot be replayed. The message names the file and the line."""
 
 
@@ -62,7 +66,7 @@ class OtherFormat(BadReport):
     """A report of another router has records of another version."""
 
 
-class UnknownReplica(GorgoError, LookupError):  # noqa: N818 - reads as the fact
+class UnknownReplica(InputError, LookupError):  # noqa: N818 - reads as the fact
     """No replica of that name is in the fleet."""
 
 
@@ -78,27 +82,27 @@ class ReplicaInFile(GorgoError):  # noqa: N818
     """The configuration file names the replica, so the admin API neither registers nor removes it."""
 
 
-class UnknownPolicy(GorgoError, LookupError):  # noqa: N818
+class UnknownPolicy(InputError, LookupError):  # noqa: N818
     """No policy of that name is registered."""
 
 
-class UnknownProfile(GorgoError, LookupError):  # noqa: N818
+class UnknownProfile(InputError, LookupError):  # noqa: N818
     """No engine profile of that name is in the table."""
 
 
-class UnknownFleet(GorgoError, LookupError):  # noqa: N818
+class UnknownFleet(InputError, LookupError):  # noqa: N818
     """No fleet of that name is in the table."""
 
 
-class UnknownScenario(GorgoError, LookupError):  # noqa: N818
+class UnknownScenario(InputError, LookupError):  # noqa: N818
     """No scenario of that name is in the table."""
 
 
-class ScenarioError(GorgoError):
+class ScenarioError(InputError):
     """A scenario or a fault does not fit the fleet. The message says what it needs and what there is."""
 
 
-class WeightsError(GorgoError, ValueError):
+class WeightsError(InputError, ValueError):
     """Weights that the policy does not have, or outside their box."""
 
 
@@ -126,11 +130,11 @@ class LeadershipLost(GorgoError):  # noqa: N818 - reads as the fact
     """This process may not change weights any more: another tuner may lead. The message says how that was found."""
 
 
-class ReportError(GorgoError):
+class ReportError(InputError):
     """A folder has no results to report, or a file in it is damaged. The message names the file and the line."""
 
 
-class MissingExtra(GorgoError):  # noqa: N818 - reads as the fact
+class MissingExtra(InputError):  # noqa: N818 - reads as the fact
     """A package of an optional extra is not installed. The message says how to install it."""
 
 

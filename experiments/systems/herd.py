@@ -23,9 +23,9 @@ from experiments.systems.tuner_claims import HEADER as TUNER_HEADER
 from experiments.systems.tuner_claims import part_ratio, ttft
 from experiments.tables import ClaimVerdict, sections
 from experiments.tuning import Search, TuningTask, Windows
-from experiments.windows import RatioTarget, Workload
+from experiments.windows import RatioTarget, Workload, targets_of
 from gorgo.lab.datasets import AgentsShape, HerdShape
-from gorgo.lab.demo.options import OURS, PAPER
+from gorgo.lab.demo.options import PAPER
 from gorgo.lab.results import load_text
 from gorgo.lab.simulate import FLOOR, PINNED
 from gorgo.lab.simulate.compare import ratio_of
@@ -99,10 +99,10 @@ def all_targets() -> list[RatioTarget]:
     found: list[RatioTarget] = []
     for group, workloads in places.items():
         if group == "herd":
-            found += _each(group, workloads, (FLOOR,), (MEAN, OF_FLOOR), (P95, OF_FLOOR))
+            found += targets_of(group, workloads, (FLOOR,), (MEAN, OF_FLOOR), (P95, OF_FLOOR))
         else:
-            found += _each(group, workloads, (PINNED,), (MEAN, OF_PINNED))
-        found += _each(group, workloads, OTHERS, (MEAN, OF_OTHERS), (P95, OF_OTHERS))
+            found += targets_of(group, workloads, (PINNED,), (MEAN, OF_PINNED))
+        found += targets_of(group, workloads, OTHERS, (MEAN, OF_OTHERS), (P95, OF_OTHERS))
     return [*found, *_changing()]
 
 
@@ -111,18 +111,8 @@ def _changing() -> Iterator[RatioTarget]:
     places = product((ONE_REGION, THREE_REGIONS), (1.0, QUARTER))
     workloads = [one.on(fleet, pool_share=share) for fleet, share in places for one in changing]
     arrivals = [agents(rate).on(fleet, pool_share=share) for fleet, share, rate in ARRIVALS]
-    yield from _each("herd-changing", [*workloads, *arrivals], OTHERS, (MEAN, OF_OTHERS), (P95, OF_OTHERS))
-    yield from _each("herd-changing", arrivals, (PINNED,), (MEAN, OF_PINNED))
-
-
-def _each(
-    group: str, workloads: Sequence[Workload], others: Sequence[str], *bounds: tuple[str, float]
-) -> Iterator[RatioTarget]:
-    for figure, at_most in bounds:
-        for workload in workloads:
-            yield RatioTarget(
-                group=group, policy=OURS, workloads=(workload,), others=others, figure=figure, at_most=at_most
-            )  # fmt: skip
+    yield from targets_of("herd-changing", [*workloads, *arrivals], OTHERS, (MEAN, OF_OTHERS), (P95, OF_OTHERS))
+    yield from targets_of("herd-changing", arrivals, (PINNED,), (MEAN, OF_PINNED))
 
 
 def tuner(seeds: Sequence[int]) -> Experiment:

@@ -186,9 +186,7 @@ def _gates() -> VariantComparison:
 
 GROUPS = tuple(dict.fromkeys(one.group for one in comparisons()))
 _LADDER = Pictured(
-    "lines",
-    {"mean E2E per output token, ms": PER_TOKEN, "output tokens/s": "output tokens/s"},
-    x_label="requests/s",
+    "lines", {"mean E2E per output token, ms": PER_TOKEN, "output tokens/s": "output tokens/s"}, x_label="requests/s"
 )
 PICTURES = {
     "gates": Pictured("bars", {f"{MEAN}, ms": MEAN, f"{P99}, ms": P99}),

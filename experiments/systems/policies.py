@@ -18,7 +18,7 @@ from experiments.comparison import MEASURES
 from experiments.grid import Grid, SystemReport
 from experiments.runner import Runner, Runs
 from experiments.tables import TableSection, number, sections
-from experiments.windows import LEARNED, PolicyTask, RatioTarget, Workload
+from experiments.windows import LEARNED, PolicyTask, RatioTarget, Workload, targets_of
 from gorgo.lab.demo.options import ALL_READINGS, BASELINES, OURS, PAPER, RANDOM
 from gorgo.lab.results import ResultRow
 from gorgo.lab.simulate import ORACLE
@@ -105,7 +105,7 @@ def all_targets(conversation: str | None) -> list[RatioTarget]:
     workloads = [*art_chat, *_conversation(conversation)]
     return [
         *_baselines(art_chat), *_published(workloads), *_oracle(workloads), *_scenarios(),
-        _one("wildchat", (WILDCHAT,), (RANDOM,), "p95 TTFT", 0.85), *_priors(), *_paper(), *_learned(),
+        *targets_of("wildchat", (WILDCHAT,), (RANDOM,), ("p95 TTFT", 0.85)), *_priors(), *_paper(), *_learned(),
         *_engines(), *_partial_hits(), *_tail(), *_residual(workloads),
     ]  # fmt: skip
 
@@ -117,21 +117,11 @@ def _conversation(file: str | None) -> Iterable[Workload]:
     return [trace.at(load) for load in CONVERSATION_LOADS]
 
 
-def _one(
-    group: str, workloads: Sequence[Workload], others: Sequence[str], figure: str, at_most: float, policy: str = OURS
-) -> RatioTarget:
+def _mean_of(workloads: Sequence[Workload], figure: str, at_most: float) -> RatioTarget:
+    """Return the target of a geometric mean over workloads, against the published policy."""
     return RatioTarget(
-        group=group, policy=policy, workloads=workloads, others=others, figure=figure, at_most=at_most
+        group="published", policy=OURS, workloads=workloads, others=(PAPER,), figure=figure, at_most=at_most
     )  # fmt: skip
-
-
-def _each(
-    group: str, workloads: Iterable[Workload], others: Sequence[str], *bounds: tuple[str, float], policy: str = OURS
-) -> Iterator[RatioTarget]:
-    """Yield a target per figure and workload."""
-    found = list(workloads)
-    for figure, at_most in bounds:
-        yield from (_one(group, (workload,), others, figure, at_most, policy) for workload in found)
 
 
 def _baselines(workloads: Sequence[Workload]) -> Iterator[RatioTarget]:
@@ -139,58 +129,60 @@ def _baselines(workloads: Sequence[Workload]) -> Iterator[RatioTarget]:
     high = [workload for workload in workloads if workload.time_scale <= 1.25]
     for figure, bounds in (("p95 TTFT", (0.90, 0.80)), ("p95 E2E", (1.0, 0.90))):
         for some, bound in zip((low, high), bounds, strict=True):
-            yield from _each("baselines", some, ALL_READINGS, (figure, bound))
+            yield from targets_of("baselines", some, ALL_READINGS, (figure, bound))
 
 
 def _published(workloads: Sequence[Workload]) -> Iterator[RatioTarget]:
     """Yield a target per load and one of their geometric mean; p95 TTFT of each load need only be lower."""
     for figure, each, mean in (("p95 TTFT", 1.0, 0.90), ("p50 TTFT", 0.85, 0.85), ("p50 E2E", 1.03, 1.03)):
-        yield from _each("published", workloads, (PAPER,), (figure, each))
-        yield _one("published", workloads, (PAPER,), figure, mean)
+        yield from targets_of("published", workloads, (PAPER,), (figure, each))
+        yield _mean_of(workloads, figure, mean)
 
 
 def _oracle(workloads: Sequence[Workload]) -> Iterator[RatioTarget]:
-    yield from _each("oracle", workloads, (ORACLE,), ("p95 TTFT", 1.03), ("p95 E2E", 1.03))
+    yield from targets_of("oracle", workloads, (ORACLE,), ("p95 TTFT", 1.03), ("p95 E2E", 1.03))
 
 
 def _scenarios() -> Iterator[RatioTarget]:
     workloads = [SCENARIOS_AT.under(name) for name in SCENARIOS]
-    yield from _each("scenarios", workloads, (ORACLE,), ("p95 TTFT", 1.06), ("p95 E2E", 1.06))
-    yield from _each("scenarios", workloads[:1], (PAPER,), ("p95 E2E", 1.05))
+    yield from targets_of("scenarios", workloads, (ORACLE,), ("p95 TTFT", 1.06), ("p95 E2E", 1.06))
+    yield from targets_of("scenarios", workloads[:1], (PAPER,), ("p95 E2E", 1.05))
 
 
 def _priors() -> Iterator[RatioTarget]:
     for scenario in ("priors-fast", "priors-slow"):
-        found = _one("priors", (SCENARIOS_AT.under(scenario),), (OURS,), "p95 TTFT", 1.05)
-        yield replace(found, others_on=(SCENARIOS_AT,))
+        for found in targets_of("priors", (SCENARIOS_AT.under(scenario),), (OURS,), ("p95 TTFT", 1.05)):
+            yield replace(found, others_on=(SCENARIOS_AT,))
 
 
 def _paper() -> Iterator[RatioTarget]:
     for workload in HELD_OUT:
-        yield from _each("paper", [workload], BASELINES, ("p95 TTFT", PUBLISHED_RATIOS[workload.name]), policy=PAPER)
+        yield from targets_of(
+            "paper", [workload], BASELINES, ("p95 TTFT", PUBLISHED_RATIOS[workload.name]), policy=PAPER
+        )
 
 
 def _learned() -> Iterator[RatioTarget]:
     for others in (BASELINES, (PAPER,)):
         for workload in HELD_OUT:
             limit = PUBLISHED_RATIOS[workload.name] if others == BASELINES else 1.0
-            yield from _each("learned", [workload], others, ("p95 TTFT", limit), policy=LEARNED)
+            yield from targets_of("learned", [workload], others, ("p95 TTFT", limit), policy=LEARNED)
 
 
 def _engines() -> Iterator[RatioTarget]:
     bounds = [(figure, ENGINES_AT_MOST) for figure in ("p95 TTFT", "p95 E2E")]
-    yield from _each("engines", engine_workloads(), (PAPER, *ALL_READINGS), *bounds)
+    yield from targets_of("engines", engine_workloads(), (PAPER, *ALL_READINGS), *bounds)
 
 
 def _partial_hits() -> Iterator[RatioTarget]:
     loads = [replace(ART_CHAT, seeds=PARTIAL_HITS_SEEDS).at(load) for load in PARTIAL_HITS_LOADS]
     workloads = [workload.under(name) for name in PARTIAL_HITS for workload in loads]
-    yield from _each("partial-hits", workloads, (PAPER,), ("p95 TTFT", 0.97), ("p95 E2E", 1.0))
+    yield from targets_of("partial-hits", workloads, (PAPER,), ("p95 TTFT", 0.97), ("p95 E2E", 1.0))
 
 
 def _tail() -> Iterator[RatioTarget]:
     workload = replace(WILDCHAT, seeds=PARTIAL_HITS_SEEDS).at(1.0)
-    yield from _each("tail", [workload], (PAPER,), ("p99 TTFT", 1.0), ("p95 E2E", 1.0))
+    yield from targets_of("tail", [workload], (PAPER,), ("p99 TTFT", 1.0), ("p95 E2E", 1.0))
 
 
 def _residual(workloads: Sequence[Workload]) -> Iterator[RatioTarget]:
@@ -200,7 +192,7 @@ def _residual(workloads: Sequence[Workload]) -> Iterator[RatioTarget]:
     for workload in (*workloads, *scenarios, *partial, WILDCHAT, *HELD_OUT, *engine_workloads()):
         few = (replace(workload, seeds=RESIDUAL_SEEDS),)
         bounds = [(figure, RESIDUAL_AT_MOST) for figure in ("p95 TTFT", "p95 E2E")]
-        yield from _each("residual", few, (OURS,), *bounds, policy=RESIDUAL)
+        yield from targets_of("residual", few, (OURS,), *bounds, policy=RESIDUAL)
 
 
 def report(groups: Sequence[str], grid: Grid, runner: Runner) -> SystemReport:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from experiments.caches import cached, report_of
-from experiments.comparison import ComparisonTarget, VariantComparison
+from experiments.comparison import ComparisonTarget, VariantComparison, mean_of
 from experiments.fleets import ExperimentFleet
 from experiments.grid import Grid, SystemReport
 from experiments.pictures import Pictured
@@ -22,7 +22,7 @@ from experiments.traffic import ChatTraffic, ContextTraffic, Traffic
 from gorgo.lab.datasets import own_block_tokens
 from gorgo.lab.sim.faults.scenarios import BadReports, RouterRestart
 from gorgo.lab.sim.kv_events.path import PathFaults
-from gorgo.lab.simulate.compare import Ratio, mean_interval
+from gorgo.lab.simulate.compare import Ratio
 
 NAME, TITLE = "push-map", "push-based cache map"
 ROUND_ROBIN, STICKY, HISTORY, EVENTS, EXACT = (
@@ -180,7 +180,4 @@ def _phantoms_s(grid: Grid, runs: Runs) -> Ratio | None:
         late = [(one["begins_s"] or 0.0) + 5.0 for one in run.slices
                 if CUT_S[1] <= (one["begins_s"] or 0.0) < RESTART_S and (one["phantom"] or 0.0) > 0.05]  # fmt: skip
         lasted.append(max(late, default=CUT_S[1]) - CUT_S[1])
-    if not lasted:
-        return None
-    value, low, high = (*mean_interval(lasted), None, None)[:3]
-    return Ratio(value or 0.0, low, high, len(lasted))
+    return mean_of(lasted)

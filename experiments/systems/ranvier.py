@@ -23,10 +23,7 @@ _A100 = ExperimentFleet(name="8xA100", profile=LLAMA_13B.name, replicas=8, vllm=
 #: Conversations that begin, 1/s.
 RATES: dict[ConversationKind, float] = {"branching": 0.4, "continued": 1.5, "resumed": 1.5}
 #: Published over round robin, as what is left of it: TTFT -33 to -44 %, P99 -60 to -85 %.
-AGAINST_ROUND_ROBIN = {
-    "mean TTFT": ("0.56-0.67", "TTFT, -33 to -44 %"),
-    "p99 TTFT": ("0.15-0.40", "P99, -60 to -85 %"),
-}
+AGAINST_ROUND_ROBIN = {"mean TTFT": ("0.56-0.67", "TTFT, -33 to -44 %"), "p99 TTFT": ("0.15-0.40", "P99, -60 to -85 %")}
 
 
 def _published(text: str, row: str, column: str) -> Published:

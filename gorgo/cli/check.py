@@ -30,8 +30,7 @@ def check(
         bool, typer.Option("--live", help="Also send a request to every fleet source and every replica.")
     ] = False,
     no_files: Annotated[
-        bool,
-        typer.Option("--no-files", help="Skip what needs this machine: files, environment variables, addresses."),
+        bool, typer.Option("--no-files", help="Skip what needs this machine: files, environment variables, addresses.")
     ] = False,
     as_json: options.Json = False,
 ) -> None:

@@ -16,20 +16,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from gorgo.errors import (
-    ConfigError,
-    GorgoError,
-    MissingExtra,
-    ReportError,
-    ScenarioError,
-    TraceError,
-    UnknownFleet,
-    UnknownPolicy,
-    UnknownProfile,
-    UnknownReplica,
-    UnknownScenario,
-    WeightsError,
-)
+from gorgo.errors import GorgoError, InputError
 
 # Environment variables of options: each option of each command has one, named by the command and the option.
 #
@@ -82,21 +69,6 @@ def _upper(word: str) -> str:
 FAILED = 1
 BAD_INPUT = 2
 
-#: Errors that another command line or file avoids.
-_INPUT_ERRORS = (
-    ConfigError,
-    MissingExtra,
-    ReportError,
-    ScenarioError,
-    TraceError,
-    UnknownFleet,
-    UnknownPolicy,
-    UnknownProfile,
-    UnknownReplica,
-    UnknownScenario,
-    WeightsError,
-)
-
 
 class Commands(TyperGroup):
     """The group of all commands: its errors become exit codes."""
@@ -116,7 +88,7 @@ def _errors_as_exit_codes() -> Iterator[None]:
     try:
         yield
     except GorgoError as error:
-        raise fail(str(error), code=BAD_INPUT if isinstance(error, _INPUT_ERRORS) else FAILED) from error
+        raise fail(str(error), code=BAD_INPUT if isinstance(error, InputError) else FAILED) from error
     except OSError as error:
         if error.errno == errno.EPIPE:
             raise  # the reader closed the pipe; typer ends quietly

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 import typer
 
+from gorgo.errors import InvalidValueError
+
 if TYPE_CHECKING:
     from gorgo.cli.validation import Overrides, ValidConfig
     from gorgo.config.model import Config
@@ -55,7 +57,7 @@ class RunFrontEnd(Protocol):
 class Launch:
     """One start: the text of regions.yaml with the options of the command line.
 
-    `config` is the file, or `--replica` where no file is followed.
+    `config` is the file, or `--replica` where no file is followed. `plain`: without httptools and uvloop.
     """
 
     config: Path
@@ -67,6 +69,7 @@ class Launch:
     seed: int | None
     log_format: Literal["json", "text"]
     log_level: str
+    plain: bool = False
 
     def validate(self) -> ValidConfig:
         """Return the configuration. Raises `ConfigError` with every error."""
@@ -78,7 +81,7 @@ class Launch:
         """Run the process until a signal; print the line `shown` once requests can be routed."""
         import secrets
 
-        import uvloop
+        run = _loop_runner(plain=self.plain)
 
         from gorgo.cli.validation import validate
         from gorgo.live.control.state_file import StateFile
@@ -121,9 +124,25 @@ class Launch:
             state_file=None if self.state is None else StateFile(self.state),
             request_log=self.request_log,
             outcome_log=self.outcome_log,
+            plain=self.plain,
         )
         # The process handles the signals itself: a second one ends its grace period.
-        uvloop.run(front_end(started.config, options, ready=ready))
+        run(front_end(started.config, options, ready=ready))
+
+
+def _loop_runner(*, plain: bool) -> Callable[[Coroutine[Any, Any, None]], object]:
+    """Return what runs the process: uvloop, or with `plain` asyncio's loop. Raises `ConfigError` without its parts."""
+    if plain:
+        import asyncio
+
+        return asyncio.run
+    try:
+        import httptools  # noqa: F401 - for the listener, which is loaded later
+        import uvloop
+    except ImportError as error:
+        expected = "httptools and uvloop, or `gorgo serve --plain`, which is slower and needs neither"
+        raise InvalidValueError("this Python", str(error), expected) from error
+    return uvloop.run
 
 
 # The admin token of a process that was given none.

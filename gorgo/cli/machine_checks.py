@@ -19,7 +19,7 @@ from gorgo.config.load import inside, items
 from gorgo.config.model import ClientsConfig, ModelConfig, PickerConfig, ProxyConfig, SharedConfig, TlsConfig
 from gorgo.errors import ConfigError, InvalidValueError, MissingExtra
 from gorgo.live.extras import DNS, EVENTS, SHARED, Extra, is_installed
-from gorgo.live.http.tls import served_tls, shared_tls, upstream_tls
+from gorgo.live.http.tls import served_tls, shared_tls, trust_clients_of, upstream_tls
 from gorgo.live.listener.sockets import check_bind
 from gorgo.live.prompt_tokens import read_tokenizers
 from gorgo.live.replica_secrets import replica_secrets
@@ -43,6 +43,11 @@ def machine_problems(
     if len(picker_tls) == 2:
         check = partial(served_tls, TlsConfig(**picker_tls), place="picker.tls")
         yield from _checked(document, ("picker", "tls", "cert"), check)
+    client_ca = _texts(inside(inside(document.data, "picker"), "tls"), "client_ca").get("client_ca")
+    if client_ca is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        check_ca = partial(trust_clients_of, context, client_ca, "picker.tls")
+        yield from _checked(document, ("picker", "tls", "client_ca"), check_ca)
     keys_file = _texts(inside(document.data, "clients"), "keys_file").get("keys_file")
     if keys_file is not None:
         yield from _checked(

@@ -85,13 +85,9 @@ AdminUrls = Annotated[
 ]
 
 LogFormat = Annotated[
-    Literal["json", "text"],
-    typer.Option(help="Format of log lines: json for programs, text for readers."),
+    Literal["json", "text"], typer.Option(help="Format of log lines: json for programs, text for readers.")
 ]
-LogLevel = Annotated[
-    Literal["debug", "info", "warning", "error"],
-    typer.Option(help="Least level of a log line."),
-]
+LogLevel = Annotated[Literal["debug", "info", "warning", "error"], typer.Option(help="Least level of a log line.")]
 
 Trace = Annotated[
     str,
@@ -113,8 +109,7 @@ MaxOutput = Annotated[
     int | None, typer.Option(min=1, help="Cap the output tokens of each request.", show_default=False)
 ]
 Spread = Annotated[
-    float,
-    typer.Option(min=0, callback=finite, help="Scatter requests with equal time stamps over this many seconds."),
+    float, typer.Option(min=0, callback=finite, help="Scatter requests with equal time stamps over this many seconds.")
 ]
 BlockTokens = Annotated[
     int | None,

@@ -41,6 +41,10 @@ def serve(
     request_log: launch.RequestLog = None,
     outcome_log: launch.OutcomeLog = None,
     seed: options.MaybeSeed = None,
+    plain: Annotated[
+        bool,
+        typer.Option("--plain", help="HTTP by hypercorn, Starlette and httpx: slower, without httptools or uvloop."),
+    ] = False,
     log_format: options.LogFormat = "json",
     log_level: options.LogLevel = "info",
 ) -> None:
@@ -77,6 +81,7 @@ def serve(
         seed=seed,
         log_format=log_format,
         log_level=log_level,
+        plain=plain,
     )
     started = start.validate()
     if print_config:

@@ -1,4 +1,4 @@
-"""Programs that run until SIGTERM or SIGINT."""
+"""Programs that run until SIGTERM or SIGINT, on uvloop where it is installed."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import asyncio
 import signal
 from collections.abc import Awaitable, Callable
 
-import uvloop
-
 
 def run_until_stopped(program: Callable[[asyncio.Event], Awaitable[None]]) -> None:
-    """Run `program` on uvloop; SIGTERM and SIGINT set the event that it gets as its argument."""
+    """Run `program`; SIGTERM and SIGINT set the event that it gets as its argument."""
 
     async def run() -> None:
         stop = asyncio.Event()
@@ -18,4 +16,9 @@ def run_until_stopped(program: Callable[[asyncio.Event], Awaitable[None]]) -> No
             asyncio.get_running_loop().add_signal_handler(signal_number, stop.set)
         await program(stop)
 
-    uvloop.run(run())
+    try:
+        import uvloop
+    except ImportError:  # it does not build everywhere
+        asyncio.run(run())
+    else:
+        uvloop.run(run())

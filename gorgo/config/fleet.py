@@ -6,7 +6,7 @@ source to `gorgo.fleet_sources`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -95,6 +95,11 @@ class ReplicaConfig:
     capacity: CapacityConfig = field(default_factory=CapacityConfig)
     #: Off by default; needs the extra `events`.
     kv_events: KvEvents | None = None
+
+    @property
+    def refuses(self) -> Callable[[str], str | None] | None:
+        """Return what says why its name must not stand for an address; `None`: a name of the file may be any."""
+        return None
 
 
 # One entry of `fleet_sources`: where replicas come from that regions.yaml does not name.

@@ -53,11 +53,35 @@ def paired(tls: TlsConfig) -> TlsConfig:
 
 @strict
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PickerTlsConfig(TlsConfig):
+    """Files of the picker's listener, and those by which it knows its Envoy."""
+
+    #: Whoever connects shows a certificate that one of these authorities has signed.
+    client_ca: FilePath | None = None
+    #: Envoy's own, on Envoy's machine: they are printed for it, and the picker reads neither.
+    client_cert: FilePath | None = None
+    client_key: FilePath | None = None
+
+
+def _both_paired(tls: PickerTlsConfig) -> PickerTlsConfig:
+    """Return `tls` if each certificate has its key, and those of clients a listener with TLS."""
+    paired(tls)
+    if (tls.client_cert is None) != (tls.client_key is None):
+        raise ValueError("client_cert and client_key, both or neither")
+    if tls.client_ca is not None and tls.cert is None:
+        raise ValueError("cert and key beside client_ca")
+    if tls.client_cert is not None and tls.client_ca is None:
+        raise ValueError("client_ca beside client_cert")
+    return tls
+
+
+@strict
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PickerConfig:
     """The endpoint picker; `gorgo serve` reads none of it. A change needs a restart."""
 
     bind: Bind = "127.0.0.1:9002"
-    tls: Annotated[TlsConfig, AfterValidator(paired)] = field(default_factory=TlsConfig)
+    tls: Annotated[PickerTlsConfig, AfterValidator(_both_paired)] = field(default_factory=PickerTlsConfig)
     #: Longest time to read a body and in the queue. Envoy's `message_timeout` is ten seconds more, or it would answer.
     hold_s: Positive = 20.0
 

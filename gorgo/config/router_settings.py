@@ -108,9 +108,7 @@ def client_rules(config: Config) -> ClientRules:
     """Return the quotas of all clients, per second."""
     clients = config.clients
     default = ClientLimits(
-        clients.max_in_flight,
-        _per_s(clients.requests_per_minute),
-        tokens_per_s=_per_s(clients.tokens_per_minute),
+        clients.max_in_flight, _per_s(clients.requests_per_minute), tokens_per_s=_per_s(clients.tokens_per_minute)
     )
     named = {
         rule.name: ClientLimits(

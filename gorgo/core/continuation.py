@@ -11,6 +11,11 @@ characters, so the tokens beside the seam may be others than the unbroken answer
 is as sure of it as it was. What the engine then sends has another id, a role, counts of its own and an end; each event
 is made again with the id of the first answer, and the counts of both parts.
 
+An event is no token: engines put the tokens of one step, or those that came while they were slow to send, into one
+event. Where the stream has no counts, the engine that goes on is asked how many tokens the text has. The templates of
+many models trim a message; where an engine's does, it says the white space at the end of the text again, and what the
+client has of it is dropped.
+
 An answer is not continued where the rest could contradict what was sent, or where characters do not say all that the
 engine knows: several choices, log probabilities, an echo, a call of a tool or a format in progress, a chain of thought
 (its engines drop it from messages of the past), a response that is stored.
@@ -21,7 +26,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from enum import Enum
 from typing import Any
 
@@ -38,6 +43,11 @@ MAX_EVENT_BYTES = 64 * 1024
 #: of the one that is checked: a step of an engine with many prompts to read takes one or two seconds.
 STALL_S = 5.0
 STALL_GAPS = 20
+#: From one check of a stream that stands still to the next, s.
+RECHECK_S = 1.0
+#: A stream that is moved is held back for so long at most, s, until the rest of its answer begins elsewhere: a long
+#: prompt takes seconds. Then its client reads on where it is.
+MOST_PAUSE_S = 10.0
 #: Between two streams that leave a drained replica: 20 a second, so that each choice counts those before it.
 MOVE_INTERVAL_S = 0.05
 #: Predicted prefill ahead of a new request, s, above which a replica takes no stream of a drained one: it has enough.
@@ -66,6 +76,12 @@ class Continuation(Enum):
     FLAGS = "flags"
     #: By a last message of the assistant alone (llama.cpp), in Anthropic's messages too.
     LAST_MESSAGE = "last_message"
+    #: Anthropic's messages as a chat, by the flags (vLLM, SGLang): that is what these engines make of them.
+    AS_CHAT = "as_chat"
+
+    def route(self, route: str) -> str:
+        """Return the path by which the rest of an answer of `route` is asked for."""
+        return CHAT if self is Continuation.AS_CHAT else route
 
 
 @record
@@ -77,7 +93,12 @@ class PartialAnswer:
     text:
         Its text.
     tokens:
-        Its tokens: as the stream reported them, else one for each event with content.
+        Its tokens, less those of `again`: as the stream reported them, else one for each event with content, or as the
+        engine that goes on counts them.
+    exact:
+        The stream reported them.
+    again:
+        Characters of white space at the end of `text`, which the engine that goes on trims and says again.
     token_ids:
         Of `/generate`, where the engine sent them; empty otherwise.
     fields:
@@ -92,11 +113,18 @@ class PartialAnswer:
 
     text: str = ""
     tokens: int = 0
+    exact: bool = False
+    again: int = 0
     token_ids: tuple[int, ...] = ()
     fields: Mapping[str, Any] = field(default_factory=dict, hash=False)
     finished: bool = False
     counted: bool = False
     closed: bool = False
+
+    @property
+    def known(self) -> str:
+        """The text that the engine which goes on is given."""
+        return self.text[: len(self.text) - self.again]
 
 
 class NotContinuableError(Exception):
@@ -130,13 +158,21 @@ def refusal(route: str, body: Mapping[str, Any]) -> str | None:
         return _message_refusal(body)
     if choice not in (None, "auto", "none"):
         return "tool_choice"
-    if route == CHAT and not isinstance(body.get("messages", []), list):
+    if route == CHAT and not _can_follow(body.get("messages", [])):
         return "messages"
     if route == COMPLETIONS and not isinstance(body.get("prompt"), str):
         return "prompt"
     if route == GENERATE and not isinstance(body.get("text"), str):
         return "text"
     return None
+
+
+def _can_follow(messages: object) -> bool:
+    """Return whether the text of an answer can stand behind the messages of a chat."""
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    if isinstance(last, dict) and last.get("role") == "assistant" and not isinstance(last.get("content"), str):
+        return False
+    return isinstance(messages, list)
 
 
 def _message_refusal(body: Mapping[str, Any]) -> str | None:
@@ -156,27 +192,68 @@ def _message_refusal(body: Mapping[str, Any]) -> str | None:
     return None
 
 
+#: Members of a message request that a chat has by the same name, those that it has by another or not at all, and those
+#: of no effect on an answer in text.
+_SHARED = frozenset(
+    {"model", "max_tokens", "temperature", "top_p", "top_k", "cache_salt", "chat_template_kwargs", "vllm_xargs"}
+)
+_CONVERTED = frozenset({"messages", "system", "stop_sequences", "stream"})
+_WITHOUT_EFFECT = frozenset({"metadata", "service_tier"})
+
+
+def as_chat(body: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return a request of Anthropic's messages as the chat that vLLM and SGLang make of it; `None` if that is not sure.
+
+    Their versions differ in how they join blocks and show tools, so each message has to be one text. One that ends with
+    the assistant's is refused too: these engines begin another answer behind it.
+
+    >>> as_chat({"max_tokens": 9, "system": "Be brief.", "messages": [{"role": "user", "content": "Hi"}]})["messages"]
+    [{'role': 'system', 'content': 'Be brief.'}, {'role': 'user', 'content': 'Hi'}]
+    >>> as_chat({"max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}], "tools": [{}]}) is None
+    True
+    """
+    rest = {name for name, value in body.items() if value not in (None, [])} - _SHARED - _CONVERTED - _WITHOUT_EFFECT
+    messages = body.get("messages")
+    if rest - {"tool_choice"} or not isinstance(messages, list):
+        return None
+    system, made = body.get("system"), list[dict[str, Any]]()
+    for message in ([] if system in (None, "", []) else [{"role": "system", "content": system}]) + messages:
+        text = _only_text(message.get("content")) if isinstance(message, dict) else None
+        if not text or message.get("role") not in ("system", "user", "assistant"):
+            return None
+        made.append({"role": message["role"], "content": text})
+    if not made or made[-1]["role"] != "user" or any(each["role"] == "system" for each in made[1:]):
+        return None
+    new = {name: body[name] for name in body if name in _SHARED}
+    new |= {"messages": made, "stream": True, "stream_options": {"include_usage": True}}
+    if body.get("stop_sequences"):
+        new["stop"] = body["stop_sequences"]
+    return new
+
+
+def _only_text(content: object) -> str | None:
+    if isinstance(content, list) and len(content) == 1 and isinstance(block := content[0], dict):
+        # vLLM leaves out a block that begins with this header.
+        is_text = block.get("type") == "text" and not str(block.get("text")).startswith("x-anthropic-billing-header")
+        content = block.get("text") if is_text else None
+    return content if isinstance(content, str) and content.strip() else None
+
+
 def continued_body(route: str, body: Mapping[str, Any], answer: PartialAnswer, how: Continuation) -> bytes:
     """Return the request for the rest of an answer, as a body for an engine that is asked in this way (`how`).
 
     Its bounds of length are less by the tokens so far. At least one is asked for, which `Seam` drops where there is no
     room for it, or where the answer has its finish reason: the engine's counts and end are wanted.
     """
-    new = dict(body)
+    chat = as_chat(body) if how is Continuation.AS_CHAT else None
+    assert chat is not None or how is not Continuation.AS_CHAT, "it can be asked for as a chat"
+    new = dict(body if chat is None else chat)
     ended = answer.finished or answer.closed
     if route in (CHAT, MESSAGES):
-        messages = list(new.get("messages", []))
-        last = messages[-1] if messages else None
-        if isinstance(last, dict) and last.get("role") == "assistant" and isinstance(last.get("content"), str):
-            messages[-1] = {**last, "content": last["content"] + answer.text}
-        else:
-            messages.append({"role": "assistant", "content": answer.text})
-        new["messages"] = messages
-        if how is Continuation.FLAGS:
-            new["continue_final_message"], new["add_generation_prompt"] = True, False
+        _continue_chat(new, answer.known, how)
     else:
         name = "prompt" if route == COMPLETIONS else "text"
-        new[name] += answer.text
+        new[name] += answer.known
     sampling = new.get("sampling_params")
     if isinstance(sampling, dict):
         new["sampling_params"] = sampling = dict(sampling)
@@ -190,6 +267,24 @@ def continued_body(route: str, body: Mapping[str, Any], answer: PartialAnswer, h
                 left = 0 if ended else value - answer.tokens
                 fields[name] = max(1 if name in _MOST else 0, left)
     return _encoded(new)
+
+
+def _continue_chat(new: dict[str, Any], text: str, how: Continuation) -> None:
+    """Put the text so far behind the messages of a chat; with no text yet it is the same chat."""
+    if not text:
+        return
+    messages = list(new.get("messages", []))
+    last = messages[-1] if messages else None
+    # With flags, an engine goes on with the client's last message only if it was asked to.
+    is_own = isinstance(last, dict) and last.get("role") == "assistant"
+    goes_on = how is not Continuation.FLAGS or bool(new.get("continue_final_message"))
+    if isinstance(last, dict) and is_own and goes_on:
+        messages[-1] = {**last, "content": last["content"] + text}
+    else:
+        messages.append({"role": "assistant", "content": text})
+    new["messages"] = messages
+    if how is not Continuation.LAST_MESSAGE:
+        new["continue_final_message"], new["add_generation_prompt"] = True, False
 
 
 def _encoded(value: Mapping[str, Any]) -> bytes:
@@ -253,13 +348,14 @@ def read_answer(route: str, stream: bytes, body: Mapping[str, Any] | None = None
     if reader.closed and not reader.finished and _stop_strings(body or {}):
         raise NotContinuableError("a text whose end may be a stop string")
     return PartialAnswer(
-        "".join(reader.texts),
-        reader.reported or reader.events,
-        tuple(reader.ids),
-        reader.fields,
-        reader.finished,
-        reader.counted,
-        reader.closed,
+        text="".join(reader.texts),
+        tokens=reader.reported or reader.events,
+        exact=reader.reported > 0,
+        token_ids=tuple(reader.ids),
+        fields=reader.fields,
+        finished=reader.finished,
+        counted=reader.counted,
+        closed=reader.closed,
     )
 
 
@@ -416,13 +512,20 @@ class Seam:
         The request as the client sent it.
     show_usage:
         Whether the client asked for an event with the counts.
+    path:
+        The path by which the rest was asked for; by default the request's.
 
     `answer` is what the client has by the last `on_sent`. After each `feed`: `begun` once there is content or an end,
     `ended` after the last event, `error` with the status of an error event, or 500 for one of an unknown form, which
     are not passed on.
     """
 
-    def __init__(self, route: str, answer: PartialAnswer, body: Mapping[str, Any], *, show_usage: bool) -> None:
+    def __init__(
+        self, route: str, answer: PartialAnswer, body: Mapping[str, Any], *, show_usage: bool, path: str | None = None
+    ) -> None:
+        self._is_converted = path not in (None, route)
+        #: Of a chat whose rest is a message's: why it ended, and the stop string that did.
+        self._end: tuple[str | None, str | None] = (None, None)
         self.begun = self.ended = False
         self.error: int | None = None
         self.usage = SeamCounts()
@@ -431,6 +534,8 @@ class Seam:
         self._stops = _stop_strings(body)
         #: The last characters of the answer, as many as a stop string may have before the seam.
         self._behind = answer.text[-(max(map(len, self._stops), default=1) - 1) :] if self._stops else ""
+        #: White space that the client has, and the engine says again.
+        self._again = answer.text[len(answer.known) :]
         self._texts: list[str] = []
         #: Of `/generate`: the tokens of the rest.
         self._ids: list[int] = []
@@ -440,27 +545,56 @@ class Seam:
         self._stop: str | None = None
         self._closed = answer.closed
         self._pending = b""
-        #: Of the rest, what the client has: pieces of text, tokens, their ids, whether it ends there, and its block.
-        self._sent: tuple[int, int, list[int], bool, bool] = (0, 0, [], answer.finished, answer.closed)
+        #: Of the rest, what the client has: pieces of text, tokens as reported and by events, their ids, whether it
+        #: ends there, and its block.
+        self._sent: tuple[int, int | None, int, list[int], bool, bool]
+        self._sent = (0, None, 0, [], answer.finished, answer.closed)
 
     def answer(self) -> PartialAnswer:
         """Return what the client has of the answer by now."""
         before = self._before
-        pieces, tokens, ids, finished, closed = self._sent
-        text = before.text + "".join(self._texts[:pieces])
-        return PartialAnswer(
-            text, before.tokens + tokens, (*before.token_ids, *ids), before.fields, finished, before.counted, closed
+        size, reported, events, ids, finished, closed = self._sent
+        return replace(
+            before,
+            text=before.text + "".join(self._texts[:size]),
+            tokens=before.tokens + (reported or events),
+            exact=before.exact and (reported is not None or not events),
+            again=0,
+            token_ids=(*before.token_ids, *ids),
+            finished=finished,
+            closed=closed,
         )
 
     def on_sent(self) -> None:
         """Record that the client has all events so far: the answer goes on behind them if this part breaks off too."""
-        tokens = self.usage.output or self._events
-        self._sent = (len(self._texts), tokens, self._ids, self._finished, self._closed)
+        self._sent = (
+            len(self._texts),
+            self.usage.output,
+            self._events,
+            self._ids,
+            self._finished,
+            self._closed,
+        )
 
     @property
     def finished(self) -> bool:
         """Whether the events so far have the finish reason."""
         return self._finished
+
+    @property
+    def tokens_before(self) -> int:
+        """Tokens of the answer before the rest."""
+        return self._before.tokens
+
+    @property
+    def has_sent_end(self) -> bool:
+        """Whether the client has the finish reason."""
+        return self._sent[4]
+
+    @property
+    def short(self) -> bool | None:
+        """What the rest says of its replica, as `Outcome.short`: one of a token or none says nothing."""
+        return False if (self.usage.output or self._events) > 1 else None
 
     def feed(self, chunk: bytes) -> bytes:
         """Return the events that end in `chunk`, for the client."""
@@ -482,14 +616,18 @@ class Seam:
 
     def _event(self, event: bytes) -> bytes:
         name, data = _read(event)
-        if data.strip() == _DONE:
+        if data.strip() == _DONE and not self._is_converted:
             self.begun = self.ended = True
             return b"data: [DONE]\n\n"
+        if data.strip() == _DONE:
+            return b"".join(map(_named, self._end_of_chat()))
         fields = parse_event(data)
         self.error = error_status(name, fields)
         if self.error is not None or not fields:
             return b""
         try:
+            if self._is_converted:
+                return b"".join(map(_named, self._message_of_chat(fields)))
             if self._route == MESSAGES:
                 made = self._message(fields)
             else:
@@ -499,8 +637,7 @@ class Seam:
             return b""
         if made is None:
             return b""
-        named = b"event: %s\n" % str(made["type"]).encode() if self._route == MESSAGES else b""
-        return named + b"data: " + _encoded(made) + b"\n\n"
+        return _named(made) if self._route == MESSAGES else b"data: " + _encoded(made) + b"\n\n"
 
     def _message(self, event: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return an event of Anthropic's messages for the client, who has had the start of the message and its text."""
@@ -522,6 +659,55 @@ class Seam:
             self.begun = self.ended = True
             return {"type": kind}
         return None
+
+    def _message_of_chat(self, event: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the events of a message for one of a chat."""
+        made: list[dict[str, Any]] = []
+        usage = event.get("usage")
+        if isinstance(usage, dict):
+            details = usage.get("prompt_tokens_details")
+            cached = _count(details if isinstance(details, dict) else usage, "cached_tokens")
+            self.usage = SeamCounts(_count(usage, "prompt_tokens"), cached, _count(usage, "completion_tokens"))
+        choices = _choices_of(event)
+        for choice in choices:
+            if choice.get("index") or any(
+                value for name, value in (choice.get("delta") or {}).items() if name not in ("role", "content")
+            ):
+                raise NotContinuableError("other content than text")
+            text, stopped = self._take(_text_of(CHAT, choice))
+            if text:
+                delta = {"type": "text_delta", "text": text}
+                made.append({"type": "content_block_delta", "index": 0, "delta": delta})
+            finish = choice.get("finish_reason")
+            if (finish is not None or stopped) and self._end[0] is None:
+                matched = choice.get("stop_reason", choice.get("matched_stop"))
+                self._end = finish or "stop", matched if matched in self._stops else None
+                if not self._closed:
+                    self._closed = True
+                    made.append({"type": "content_block_stop", "index": 0})
+        if not choices and self._end[0] is not None:
+            made += self._delta_of_chat()
+        self.begun = self.begun or bool(made)
+        return made
+
+    def _delta_of_chat(self) -> list[dict[str, Any]]:
+        """Return the event with the counts and the reason of the end, once."""
+        if self._finished:
+            return []
+        finish, stop = self._end
+        reason = "max_tokens" if finish == "length" else "end_turn" if stop is None else "stop_sequence"
+        first = self._before.fields.get("usage") or {"input_tokens": 0}
+        usage = {**first, "output_tokens": self.usage.output or self._events}
+        delta = {"stop_reason": reason, "stop_sequence": stop}
+        return [self._message_end({"type": "message_delta", "delta": delta, "usage": usage})]
+
+    def _end_of_chat(self) -> list[dict[str, Any]]:
+        if self._end[0] is None:
+            self.error = 500
+            return []
+        made = [*self._delta_of_chat(), {"type": "message_stop"}]
+        self.begun = self.ended = True
+        return made
 
     def _count_prompt(self, usage: object) -> None:
         cached = _count(usage, "cache_read_input_tokens")
@@ -593,6 +779,10 @@ class Seam:
         ):
             return "", False
         self._events += 1
+        if self._again:
+            text = self._less_again(text)
+        if not text:
+            return "", False
         stopped = False
         if self._behind:
             joined = self._behind + "".join(self._texts) + text
@@ -605,6 +795,14 @@ class Seam:
                 self._behind = ""  # no stop string reaches back to the seam any more
         self._texts.append(text)
         return text, stopped
+
+    def _less_again(self, text: str) -> str:
+        """Return new text without the white space that the client has."""
+        same = next((at for at, (had, new) in enumerate(zip(self._again, text, strict=False)) if had != new), None)
+        if same is None:
+            same = min(len(self._again), len(text))
+        self._again = self._again[same:] if same == len(text) else ""
+        return text[same:]
 
     def _generated(self, event: Mapping[str, Any]) -> dict[str, Any] | None:
         before, (text, meta) = self._before, _generated_of(event)
@@ -648,6 +846,10 @@ class Seam:
         elif "cached_tokens" in usage:
             made["cached_tokens"] = min(cached, own)
         return made
+
+
+def _named(event: Mapping[str, Any]) -> bytes:
+    return b"event: %s\ndata: %s\n\n" % (str(event["type"]).encode(), _encoded(event))
 
 
 def _stop_strings(body: Mapping[str, Any]) -> list[str]:

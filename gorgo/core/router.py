@@ -31,7 +31,7 @@ from gorgo.core.fleet.region_outage import RegionOutages
 from gorgo.core.fleet.replica import HealthState, Replica, ReplicaSpec
 from gorgo.core.fleet.request_filter import RequestFilter
 from gorgo.core.limits import ClientQuotas, RouterLimits
-from gorgo.core.messages.actions import Action, AdmissionAction, Dispatch, Reject, RetryAction
+from gorgo.core.messages.actions import Action, AdmissionAction, Continue, Dispatch, Reject, RetryAction
 from gorgo.core.messages.request import Outcome, RouteRequest, SampleRing
 from gorgo.core.peers.group import PeerGroup
 from gorgo.core.peers.records import PeerStatus
@@ -259,7 +259,7 @@ class Router:
         attempt = self._table.first_token(attempt_id, now=now)
         if attempt is None:
             return []
-        if ahead and attempt.state.request.streamed:
+        if ahead and attempt.request.streamed:
             waiting = [other for key in ahead if (other := self._table.find(key)) is not None]
             self._hedger.on_superseded(waiting, now=now)
         return [*self._lifecycle.on_first_token(attempt, now=now), *self._drain_queue(now)]
@@ -287,7 +287,7 @@ class Router:
         attempt = self._table.close(attempt_id, now=now)
         if attempt is None:
             return None, []
-        request = attempt.state.request
+        request = attempt.request
         outcome = outcome.bounded(request, attempt.replica.context_tokens(request.model))
         if request.text_bytes is not None and outcome.prompt_tokens is not None:
             self._learn_tokens(request, request.text_bytes, outcome.prompt_tokens)
@@ -300,6 +300,27 @@ class Router:
         """Return whether one of `replicas` could go on with the answer of an open attempt, if it ended now."""
         attempt = self._table.find(attempt_id)
         return attempt is not None and self._lifecycle.can_continue(attempt, replicas, now=now)
+
+    def continue_beside(
+        self, attempt_id: str, replicas: frozenset[str], partial_tokens: int, *, now: float
+    ) -> Continue | None:
+        """Dispatch the rest of an answer to one of `replicas`, while its attempt stays open.
+
+        The client has `partial_tokens` of it. The first content of the new attempt makes it the answer, and returns a
+        Cancel for the old one. `on_resumed` does the reverse, and the end of one leaves the answer to the other. `None`
+        if the answer cannot go on elsewhere: it stays where it is.
+        """
+        self._now = now
+        attempt = self._table.find(attempt_id)
+        if attempt is None:
+            return None
+        return self._lifecycle.continue_beside(attempt, replicas, partial_tokens, now=now)
+
+    def on_resumed(self, attempt_id: str, *, now: float) -> list[Action]:
+        """Record that an answer goes on at its attempt before the continuation beside it has begun; cancel that."""
+        self._now = now
+        attempt = self._table.find(attempt_id)
+        return [] if attempt is None else self._lifecycle.on_resumed(attempt)
 
     def bounded(self, request: RouteRequest, replica: str, outcome: Outcome) -> Outcome:
         """Return an outcome with no larger counts than `request` can have used on `replica`, for records of it."""

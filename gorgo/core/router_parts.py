@@ -272,7 +272,7 @@ class RouterView:
             block_tokens=self._prefix_updater.block_tokens,
             found_share=self._found_shares.recent(replica.slot),
             decode_slowdown=decode_slowdown,
-            overdue=[(overdue_s, attempt.state.request.request_id) for overdue_s, attempt in overdue],
+            overdue=[(overdue_s, attempt.request.request_id) for overdue_s, attempt in overdue],
             now=now,
         )
 

@@ -6,10 +6,11 @@ replica does not make (`ReportWatch`). Readers are plain functions over text; th
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from gorgo.core.continuation import MESSAGES, Continuation
 from gorgo.core.messages.request import EngineSample
@@ -43,14 +44,52 @@ class EngineDialect(Protocol):
 def continuation_of(engine: EngineDialect, route: str) -> Continuation | None:
     """Return how the engine goes on with an answer of a route that broke off; `None` if that is not known.
 
-    Anthropic's messages have no flags: an engine that needs them would begin another answer.
+    Anthropic's messages have no flags: an engine that needs them is asked by a chat.
 
     >>> from gorgo.engines.registry import dialect
     >>> continuation_of(dialect("vllm"), "/v1/completions"), continuation_of(dialect("openai"), "/v1/completions")
     (<Continuation.FLAGS: 'flags'>, None)
     """
     found: Continuation | None = getattr(engine, "continuation", None)
-    return None if route == MESSAGES and found is Continuation.FLAGS else found
+    return Continuation.AS_CHAT if route == MESSAGES and found is Continuation.FLAGS else found
+
+
+#: The route by which all engines that go on with an answer count tokens.
+TOKENIZE_PATH = "/tokenize"
+#: A text of a message, and white space behind it that a template may trim.
+_LETTER = "a"
+
+
+def tokenize_body(model: str | None, text: str) -> bytes:
+    """Return the request for the tokens of a text; each engine reads the members that it knows."""
+    named = {} if model is None else {"model": model}
+    plain = {"prompt": text, "add_special_tokens": False, "content": text, "add_special": False}
+    return json.dumps(named | plain).encode()
+
+
+def template_body(model: str | None, space: str) -> bytes:
+    """Return the request for the tokens of a chat whose last message ends with `space` and is to be gone on with.
+
+    Where they are those of the chat without it, the template of the model trims its messages.
+    """
+    named = {} if model is None else {"model": model}
+    messages = [{"role": "user", "content": _LETTER}, {"role": "assistant", "content": _LETTER + space}]
+    flags = {"continue_final_message": True, "add_generation_prompt": False}
+    return json.dumps({**named, "messages": messages, **flags}).encode()
+
+
+def read_tokens(status: int, answer: bytes) -> list[Any] | None:
+    """Return the tokens of an answer to either; `None` if the engine has no such route, or another one.
+
+    >>> read_tokens(200, b'{"tokens": [5, 7]}'), read_tokens(404, b"{}")
+    ([5, 7], None)
+    """
+    try:
+        found = json.loads(answer) if status == 200 else None
+    except (ValueError, RecursionError):
+        return None
+    tokens = found.get("tokens") if isinstance(found, dict) else None
+    return tokens if isinstance(tokens, list) else None
 
 
 def merged(first: EngineSample, second: EngineSample) -> EngineSample:

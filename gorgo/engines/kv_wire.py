@@ -16,12 +16,7 @@ EngineHash = int | bytes
 MAX_RANK = 65_535
 LOW_64_BITS = (1 << 64) - 1
 #: Memory by the engines' names for it; a missing one is the GPU's. Others (disks, other machines) are not indexed.
-TIERS: Mapping[str | None, KvTier] = {
-    None: KvTier.GPU,
-    "GPU": KvTier.GPU,
-    "CPU": KvTier.CPU,
-    "CPU_PINNED": KvTier.CPU,
-}
+TIERS: Mapping[str | None, KvTier] = {None: KvTier.GPU, "GPU": KvTier.GPU, "CPU": KvTier.CPU, "CPU_PINNED": KvTier.CPU}
 #: Kinds of KV cache groups whose blocks are cached as long as their prefix is. Those of windows and states are not.
 INDEXED_KINDS = frozenset({None, "unknown", "full_attention", "mla_attention", "sink_full_attention"})
 #: A field that is missing, undecoded.

@@ -43,9 +43,7 @@ class LlamaCpp:
             return EngineSample()
         busy = [slot for slot in slots if slot.get("is_processing") is True]
         return EngineSample(
-            running_requests=float(len(busy)),
-            used_tokens=_tokens(busy),
-            max_running_requests=float(len(slots)),
+            running_requests=float(len(busy)), used_tokens=_tokens(busy), max_running_requests=float(len(slots))
         )
 
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from hashlib import blake2b
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 from types import MappingProxyType
@@ -70,6 +70,27 @@ class Found:
     rejected: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedReplica(ReplicaConfig):
+    """A replica of a source that has a name in the place of an address.
+
+    What the name stands for is checked at each look-up: whoever writes its zone may change it at any time.
+    """
+
+    #: As in `FleetSourceConfig`.
+    local_addresses: bool = False
+
+    @property
+    def refuses(self) -> Callable[[str], str | None]:
+        """Return what says why no replica of the source is at an address; `None` if one may be."""
+        return partial(refused_address, local=self.local_addresses, is_name_allowed=False)
+
+
+def _checked_later(found: FoundReplica, config: FleetSourceConfig) -> FoundReplica:
+    values = {key.name: getattr(found.entry, key.name) for key in fields(ReplicaConfig)}
+    return replace(found, entry=NamedReplica(**values, local_addresses=config.local_addresses))
+
+
 def without_refused(found: Found, config: FleetSourceConfig) -> Found:
     """Return the result without replicas at addresses that no replica of a source has, which are `rejected`.
 
@@ -81,10 +102,18 @@ def without_refused(found: Found, config: FleetSourceConfig) -> Found:
         host = urlsplit(replica.entry.url).hostname or ""
         reason = refused_address(host, local=config.local_addresses, is_name_allowed=not config.watches)
         if reason is None:
-            retained.append(replica)
+            retained.append(_checked_later(replica, config) if _is_name(host) else replica)
         else:
             rejected[replica.entry.name] = reason
-    return found if len(retained) == len(found.replicas) else Found(tuple(retained), rejected)
+    return Found(tuple(retained), rejected)
+
+
+def _is_name(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return True
+    return False
 
 
 def refused_address(host: str, *, local: bool, is_name_allowed: bool) -> str | None:

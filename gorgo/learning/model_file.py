@@ -28,7 +28,7 @@ from gorgo.learning.models.base import Scaler
 from gorgo.learning.models.linear import LinearModel
 from gorgo.learning.models.network import MlpModel, Perceptron, parameter_count
 from gorgo.learning.models.residual import PRIOR, EngineWaits, ResidualModel
-from gorgo.learning.models.trees import BOOSTERS, SPLIT_BOOSTERS, Trees, TreesModel
+from gorgo.learning.models.trees import BOOSTERS, SPLIT_BOOSTERS, Trees, TreesModel, check_text
 
 # Models out of the header and the arrays of a file: each value is checked, and the first wrong one is named.
 
@@ -197,9 +197,10 @@ def _booster(parts: ModelParts, name: str) -> Trees:
     columns = parts.array(f"{name}_columns", np.int64)
     if not len(columns) or columns.min() < 0 or columns.max() >= len(parts.names):
         raise parts.error(f"{name}_columns", repr(columns.tolist()), f"columns from 0 to {len(parts.names) - 1}")
-    text = parts.array(f"{name}_text", np.uint8).tobytes()
     try:
-        trees = Trees(text.decode(), columns.astype(np.intp))
+        text = parts.array(f"{name}_text", np.uint8).tobytes().decode()
+        check_text(text, len(columns))
+        trees = Trees(text, columns.astype(np.intp))
     except MissingExtra as error:
         raise parts.error("kind", "'trees'", str(error)) from error
     except Exception as error:
@@ -217,6 +218,9 @@ READERS: Mapping[str, Callable[[ModelParts], Model]] = {
     "trees": _trees,
 }
 
+
+#: Kinds that a library reads by code of its own, which a damaged file can end or occupy: in another process first.
+NATIVE_KINDS = ("trees",)
 
 FORMAT = "gorgo-model"
 FORMAT_VERSION = 1
@@ -242,9 +246,13 @@ def load(path: Path, *, names: tuple[str, ...] | None = None, kinds: Collection[
     Raises `ModelFileError` for a file that is damaged, foreign, of other features or of another kind, and `OSError`
     for one that cannot be read.
     """
+    return loads(read(path), str(path), names=names, kinds=kinds)
+
+
+def read(path: Path) -> bytes:
+    """Return the bytes of a file, one more than allowed at most. Raises `OSError`."""
     with path.open("rb") as file:
-        data = file.read(MAX_BYTES + 1)
-    return loads(data, str(path), names=names, kinds=kinds)
+        return file.read(MAX_BYTES + 1)
 
 
 def dumps(model: Model) -> bytes:
@@ -343,9 +351,7 @@ def load_outcomes(path: Path, *, names: tuple[str, ...]) -> TrainingRows:
 
     Raises `ModelFileError` for one that is damaged or of other features, and `OSError`.
     """
-    with path.open("rb") as file:
-        data = file.read(MAX_BYTES + 1)
-    arrays = _arrays(data, str(path))
+    arrays = _arrays(read(path), str(path))
     header = _header(arrays, str(path), form=OUTCOMES_FORMAT, expected=_OUTCOMES_EXPECTED)
     found, first_seq = header.get("names"), header.get("first_seq")
     if found != list(names):

@@ -54,11 +54,13 @@ def build_live(
     persisted: PersistedState | None = None,
     tls: ssl.SSLContext | None = None,
     kind: FrontEndKind = PROXY,
+    plain: bool = False,
 ) -> LiveState:
     """Wire what routes. Needs a running event loop, which owns the connection pools.
 
     `persisted` is the content of `state_file` and may override `policy` and `weights`. `tls` is for replicas without
     own files; the default trusts the system's authorities, read when a replica needs them. `kind` is the front end's.
+    `plain`: HTTP by stock libraries.
     """
     registered = _registered(persisted, config)
     file_config, config = config, registered.merged(config)
@@ -92,7 +94,13 @@ def build_live(
     deadlines = deadlines_by_region(config)
     targets = {
         replica.name: make_target(
-            replica, config.limits, deadlines[replica.region], secrets[replica.name], tls_of[replica.name], buffers
+            replica,
+            config.limits,
+            deadlines[replica.region],
+            secrets[replica.name],
+            tls_of[replica.name],
+            buffers,
+            plain=plain,
         )
         for replica in config.replicas
     }
@@ -155,6 +163,7 @@ def build_live(
         started_s=clock(),
         served_tls=served,
         internal_routes=environ.get(INTERNAL_VARIABLE) == "1",
+        plain=plain,
     )
 
 

@@ -167,6 +167,18 @@ class RouterGateway:
         self._report_dispatch(own)
         return own
 
+    def continue_beside(self, dispatch: Dispatch, replicas: frozenset[str], partial_tokens: int) -> Dispatch | None:
+        """Dispatch the rest of an answer while its attempt stays open; `None` if it stays there."""
+        if self.stale_connections:
+            self.refresh_connections()
+        found = self._router.continue_beside(dispatch.attempt_id, replicas, partial_tokens, now=self._clock())
+        self._report_dispatch(found)
+        return None if found is None else found.dispatch
+
+    def resumed(self, dispatch: Dispatch) -> None:
+        """Leave an answer to the attempt that had it, and cancel the one beside it."""
+        self.apply(self._router.on_resumed(dispatch.attempt_id, now=self._clock()))
+
     def served_elsewhere(self, dispatch: Dispatch, replica: str, *, refused: bool = False) -> Dispatch | None:
         """Move an attempt to the replica that a gateway chose by itself; `None` if there is nothing to move."""
         now = self._clock()

@@ -16,12 +16,12 @@ import logging
 import signal
 import socket
 import ssl
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from gorgo.config.model import Config
 from gorgo.config.values import BLOCK_BYTES
@@ -32,9 +32,7 @@ from gorgo.live.admin.bodies import BoundedBodies
 from gorgo.live.build import build_live
 from gorgo.live.control.state_file import PersistedState, StateFile
 from gorgo.live.fleet_sources.service import FleetSources
-from gorgo.live.listener.heads import HeadLimits
-from gorgo.live.listener.hypercorn_server import ServerConfig
-from gorgo.live.listener.listener import AcceptLimits, serve_app
+from gorgo.live.listener.heads import AcceptLimits, HeadLimits
 from gorgo.live.listener.sockets import BACKLOG, ServerAddresses, address_of, listening
 from gorgo.live.logs import BLOCKS_PER_HASH, LOGGER, LineLog, RequestLogFile, flush_logs, log
 from gorgo.live.monitor.fleet_monitor import FleetMonitor, probe_all, probe_overdue, run_timers
@@ -45,6 +43,12 @@ from gorgo.live.reload.registrar import Registrar
 from gorgo.live.reload.reloader import Reloader, apply_found
 from gorgo.live.state import PROXY, FrontEndKind, LiveState, Routing, Telemetry
 
+if TYPE_CHECKING:
+    from gorgo.live.listener.hypercorn_server import ServerConfig
+    from gorgo.live.listener.plain import PlainConfig
+
+HypercornConfig = TypeVar("HypercornConfig", "ServerConfig", "PlainConfig")
+
 # ASGI apps of a process: their listeners, and the end of their exchanges.
 
 
@@ -54,15 +58,31 @@ KEEP_ALIVE_S = 75.0
 CLOSE_S = 1.0
 
 
-async def serve_asgi(
+def serve_asgi(
     app: Any,
     listener: socket.socket,
     closing: asyncio.Event,
     limits: Callable[[], AcceptLimits],
     tls: ssl.SSLContext | None = None,
-) -> None:
-    """Serve `app` until `closing` is set."""
-    config = ServerConfig()
+    *,
+    plain: bool = False,
+) -> Coroutine[Any, Any, None]:
+    """Return what serves `app` until `closing` is set: the own listener, or with `plain` stock hypercorn.
+
+    The code of the one that serves is loaded at this call, and needs neither httptools nor uvloop with `plain`.
+    """
+    if plain:
+        from gorgo.live.listener.plain import PlainConfig, serve_plain
+
+        return serve_plain(app, _set_up(PlainConfig()), listener, closing, limits=limits, tls=tls)
+    from gorgo.live.listener.hypercorn_server import ServerConfig
+    from gorgo.live.listener.listener import serve_app
+
+    return serve_app(app, _set_up(ServerConfig()), listener, closing, limits=limits, tls=tls)
+
+
+def _set_up(config: HypercornConfig) -> HypercornConfig:
+    """Set what both kinds of listeners share, and return `config`."""
     config.errorlog = _hypercorn_log()
     config.accesslog = None
     config.backlog = BACKLOG
@@ -72,7 +92,7 @@ async def serve_asgi(
     # A replica's `server` and `date` pass; responses of the process's own have a date.
     config.include_server_header = False
     config.include_date_header = False
-    await serve_app(app, config, listener, closing, limits=limits, tls=tls)
+    return config
 
 
 def accept_limits(state: LiveState, connections: int | None = None) -> Callable[[], AcceptLimits]:
@@ -165,6 +185,8 @@ class ProcessOptions:
         File of finished requests.
     outcome_log:
         File of ended attempts with the features of all candidates.
+    plain:
+        HTTP by stock hypercorn, Starlette's router and httpx, without httptools and uvloop.
     """
 
     policy: Policy
@@ -178,6 +200,7 @@ class ProcessOptions:
     state_file: StateFile | None = None
     request_log: Path | None = None
     outcome_log: Path | None = None
+    plain: bool = False
 
 
 # Signals of a process: the first stops it in order, the second at once, SIGHUP reloads.
@@ -193,15 +216,25 @@ def stop_signals(file: ConfigFile | None) -> Iterator[tuple[asyncio.Event, async
         (stop_now if stop.is_set() else stop).set()
 
     handlers: dict[signal.Signals, Callable[[], object]] = {signal.SIGTERM: on_signal, signal.SIGINT: on_signal}
-    if file is not None:
+    if file is not None and hasattr(signal, "SIGHUP"):  # not on Windows
         handlers[signal.SIGHUP] = file.request_reload
-    for number, handler in handlers.items():
-        loop.add_signal_handler(number, handler)
+    try:
+        for number, handler in handlers.items():
+            loop.add_signal_handler(number, handler)
+    except NotImplementedError:
+        # The loops of Windows leave signals to the main thread, which the loop does not see.
+        for number, handler in handlers.items():
+            signal.signal(number, partial(_pass_signal, loop, handler))
     try:
         yield stop, stop_now
     finally:
         for number in handlers:
-            loop.remove_signal_handler(number)
+            with suppress(NotImplementedError):
+                loop.remove_signal_handler(number)
+
+
+def _pass_signal(loop: asyncio.AbstractEventLoop, handler: Callable[[], object], *_: object) -> None:
+    loop.call_soon_threadsafe(handler)
 
 
 #: Operators, tuners and their tools, each with a connection or two.
@@ -246,6 +279,7 @@ async def run_process(
             state_file=options.state_file,
             persisted=persisted,
             kind=kind,
+            plain=options.plain,
         )
         try:
             front_end = make_front_end(state)
@@ -310,7 +344,8 @@ async def _run(
         operators = BoundedBodies(
             admin_app(state, registrar, options.admin_token, closing, metrics_token=options.metrics_token)
         )
-        tasks.create_task(serve_asgi(operators, admin, closing, accept_limits(state, ADMIN_CONNECTIONS)))
+        limits = accept_limits(state, ADMIN_CONNECTIONS)
+        tasks.create_task(serve_asgi(operators, admin, closing, limits, plain=state.plain))
         if ready is not None:
             ready(addresses)
         log("ready", data=addresses.data_url, admin=addresses.admin_url, replicas=len(state.replicas.targets))

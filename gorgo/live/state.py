@@ -293,6 +293,8 @@ class LiveState:
     served_tls: ServedTls | None = None
     #: Whether `GET /admin/check` is on.
     internal_routes: bool = False
+    #: HTTP by stock hypercorn, Starlette's router and httpx.
+    plain: bool = False
     #: Set at the first signal: new requests are rejected.
     stopping: bool = False
     #: Tasks of the open exchanges, for the end of the grace period.

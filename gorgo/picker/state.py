@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from itertools import count
+from types import MappingProxyType
 from typing import Protocol
 from urllib.parse import urlsplit
 
@@ -30,6 +31,8 @@ from gorgo.picker.protocol.heads import HeadReader
 
 
 _PORTS = {"http": 80, "https": 443}
+#: By name of a replica: why its name in DNS must not stand for an address, `None` for one that may be.
+Checks = Mapping[str, Callable[[str], str | None]]
 
 
 class Endpoints:
@@ -42,15 +45,23 @@ class Endpoints:
     ('10.0.0.5:30000', '[fd00::1]:80', 'a', None)
     """
 
-    def __init__(self, urls: Mapping[str, str]) -> None:
+    def __init__(self, urls: Mapping[str, str], checks: Checks = MappingProxyType({})) -> None:
         self._addresses: dict[str, str] = {}
         self._resolved: dict[tuple[str, int], str] = {}
-        self.configure(urls)
+        self.configure(urls, checks)
 
-    def configure(self, urls: Mapping[str, str]) -> None:
-        """Use the URLs of another fleet, by name; addresses of names that stay are retained."""
+    def configure(self, urls: Mapping[str, str], checks: Checks = MappingProxyType({})) -> None:
+        """Use the URLs of another fleet, by name; addresses of names that stay are retained.
+
+        `checks` says why the name of a replica must not stand for an address.
+        """
         self._places = {name: _place(url) for name, url in urls.items()}
-        self._resolved = {place: found for place, found in self._resolved.items() if place in self._places.values()}
+        self._checks = {self._places[name]: check for name, check in checks.items()}
+        self._resolved = {
+            place: found
+            for place, found in self._resolved.items()
+            if place in self._places.values() and self._may_be(place, found)
+        }
         self._index()
 
     def address(self, replica: str) -> str | None:
@@ -73,11 +84,15 @@ class Endpoints:
                 found = await asyncio.get_running_loop().getaddrinfo(*place, type=socket.SOCK_STREAM)
             except OSError:
                 continue
-            addresses = [str(address[4][0]) for address in found]
+            addresses = [text for address in found if self._may_be(place, text := str(address[4][0]))]
             # The one in use stays while the name has it: answers come in another order each time.
             if addresses and self._resolved.get(place) not in addresses:
                 self._resolved[place] = addresses[0]
         self._index()
+
+    def _may_be(self, place: tuple[str, int], address: str) -> bool:
+        check = self._checks.get(place)
+        return check is None or check(address) is None
 
     def _index(self) -> None:
         self._addresses = {}
@@ -91,6 +106,11 @@ class Endpoints:
 def urls_of(config: Config) -> dict[str, str]:
     """Return the URL of each replica."""
     return {replica.name: replica.url for replica in config.replicas}
+
+
+def checks_of(config: Config) -> Checks:
+    """Return what says why the name of a replica must not stand for an address, where something does."""
+    return {replica.name: refuses for replica in config.replicas if (refuses := replica.refuses) is not None}
 
 
 def _place(url: str) -> tuple[str, int]:
@@ -244,9 +264,9 @@ class PickerState:
     def __post_init__(self) -> None:
         live = self.live
         self.routing, self.replicas, self.telemetry = live.routing, live.replicas, live.telemetry
-        self.endpoints = Endpoints(urls_of(live.config))
+        self.endpoints = Endpoints(urls_of(live.config), checks_of(live.config))
         self.open_exchanges = OpenExchanges(self.routing.clock, picker=self.routing.router.boot_id[:8])
-        live.on_config = lambda config: self.endpoints.configure(urls_of(config))
+        live.on_config = lambda config: self.endpoints.configure(urls_of(config), checks_of(config))
 
 
 def _limits(config: Config) -> RouterLimits:

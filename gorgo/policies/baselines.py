@@ -33,11 +33,7 @@ class RoundRobin:
         self._last = ""
 
     def choose(
-        self,
-        request: RouteRequest,
-        candidates: Candidates,
-        weights: Weights,
-        rng: np.random.Generator,
+        self, request: RouteRequest, candidates: Candidates, weights: Weights, rng: np.random.Generator
     ) -> Choice:
         names = candidates.names
         following = [name for name in names if name > self._last]
@@ -55,11 +51,7 @@ class Random:
     weight_specs: ClassVar[tuple[WeightSpec, ...]] = ()
 
     def choose(
-        self,
-        request: RouteRequest,
-        candidates: Candidates,
-        weights: Weights,
-        rng: np.random.Generator,
+        self, request: RouteRequest, candidates: Candidates, weights: Weights, rng: np.random.Generator
     ) -> Choice:
         return Choice(int(rng.integers(len(candidates))))
 
@@ -75,11 +67,7 @@ class Nearest:
     weight_specs: ClassVar[tuple[WeightSpec, ...]] = ()
 
     def choose(
-        self,
-        request: RouteRequest,
-        candidates: Candidates,
-        weights: Weights,
-        rng: np.random.Generator,
+        self, request: RouteRequest, candidates: Candidates, weights: Weights, rng: np.random.Generator
     ) -> Choice:
         return choose_min_cost({"rtt": fill_unknown(candidates.rtt_s) * 1e3}, candidates, rng)
 
@@ -104,11 +92,7 @@ class SimpleSessionAffinity:
     by_session: ClassVar[bool] = True
 
     def choose(
-        self,
-        request: RouteRequest,
-        candidates: Candidates,
-        weights: Weights,
-        rng: np.random.Generator,
+        self, request: RouteRequest, candidates: Candidates, weights: Weights, rng: np.random.Generator
     ) -> Choice:
         return Choice(int(rendezvous_scores(candidates.salt, _key(request)).argmax()))
 

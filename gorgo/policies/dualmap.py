@@ -51,11 +51,7 @@ class DualMap:
     )
 
     def choose(
-        self,
-        request: RouteRequest,
-        candidates: Candidates,
-        weights: Weights,
-        rng: np.random.Generator,
+        self, request: RouteRequest, candidates: Candidates, weights: Weights, rng: np.random.Generator
     ) -> Choice:
         token_ms = 1e3 / weights["tokens_per_s"]
         queue_ms = fill_unknown(candidates.uncached_prefill_tokens) * token_ms

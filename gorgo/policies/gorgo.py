@@ -33,11 +33,7 @@ class Gorgo:
     )
 
     def choose(
-        self,
-        request: RouteRequest,
-        candidates: Candidates,
-        weights: Weights,
-        rng: np.random.Generator,
+        self, request: RouteRequest, candidates: Candidates, weights: Weights, rng: np.random.Generator
     ) -> Choice:
         terms = {  # equation 3
             "rtt": weights["w_rtt"] * (fill_unknown(candidates.rtt_s) * 1e3),

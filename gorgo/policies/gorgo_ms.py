@@ -15,6 +15,7 @@ from gorgo.core.latency.ttft import (
     exchange_round_trips,
     is_one_burst,
     is_one_round_trip,
+    is_paced,
     paced_round_trips_after_idle,
     round_trips_after_idle,
 )
@@ -61,22 +62,20 @@ STALLED = 2.0
 RISE_MAX = 2.0
 
 
-def counted(numbers: Floats) -> Floats:
-    """Return the numbers with their differences from the mean damped.
+def counted(numbers: Floats, mean: float) -> Floats:
+    """Return the numbers with their differences from their mean damped.
 
     Example
     -------
     >>> import numpy as np
-    >>> counted(np.array([2.0, 8.0])).tolist(), counted(np.array([30.0, 34.0])).tolist()
+    >>> counted(np.array([2.0, 8.0]), 5.0).tolist(), counted(np.array([30.0, 34.0]), 32.0).tolist()
     ([2.0, 8.0], [31.5, 32.5])
     """
-    mean = numbers.sum() / len(numbers)
     return numbers if mean <= WHOLE else mean + (numbers - mean) * (WHOLE / mean)
 
 
-def counted_of_rows(numbers: list[float]) -> list[float]:
-    """Return the same of a few candidates, to the last bit: sums of whole numbers are exact in any order."""
-    mean = sum(numbers) / len(numbers)
+def counted_of_rows(numbers: list[float], mean: float) -> list[float]:
+    """Return the same of a few candidates, to the last bit."""
     if mean <= WHOLE:
         return numbers
     damping = WHOLE / mean
@@ -127,18 +126,14 @@ class _Factors(NamedTuple):
 
 
 class _Scales(NamedTuple):
-    """The factors of the weights as arrays without a dimension."""
+    """The factors of times in seconds as arrays without a dimension."""
 
     rtt: Floats
     queue: Floats
-    share: Floats
-    delta_ms: float
-    eta_ms: float
 
     @classmethod
     def of(cls, factors: _Factors) -> _Scales:
-        arrays = np.array(factors.rtt), np.array(factors.queue), np.array(factors.share)
-        return cls(*arrays, factors.delta_ms, factors.eta_ms)
+        return cls(np.array(factors.rtt), np.array(factors.queue))
 
 
 class GorgoMs:
@@ -197,16 +192,17 @@ class GorgoMs:
         factors, scales = self._scales(weights)
         if len(candidates.names) <= FEW:
             return _choose_by_rows(request, candidates, factors, rng)
+        table = candidates.table
         network_s, work_s, prefill_ms = _times_of_columns(request, candidates)
-        in_flight = np.fmin(candidates.in_flight_requests, candidates.max_running_requests)
-        shares = shares_of_columns(candidates.prefill_share, candidates.prefill_share_s, candidates.now)
-        mean = in_flight.sum().item() / len(in_flight)
+        in_flight = np.fmin(table.in_flight_requests, table.max_running_requests)
+        shares = shares_of_columns(table.prefill_share, table.prefill_share_s, candidates.now)
+        # Sums of whole numbers are exact in any order, so that rows have the same mean.
+        mean = np.add.reduce(in_flight).item() / len(in_flight)
         rise = excess(mean, mean_of_columns(shares))
-        stalled_ms = prefill_ms * (scales.share * rise) * counted(in_flight)
-        delta_ms = scales.delta_ms / rise
-        stalled_ms = stalled_ms + in_flight * delta_ms
-        stalled_ms = stalled_ms + shares * stall_ms(scales.eta_ms, mean)
-        again_ms = prefill_ms * (candidates.cache_fill * candidates.found_share)
+        stalled_ms = prefill_ms * (factors.share * rise) * counted(in_flight, mean)
+        stalled_ms += in_flight * (factors.delta_ms / rise)
+        stalled_ms += shares * stall_ms(factors.eta_ms, mean)
+        again_ms = prefill_ms * (table.cache_fill * candidates.found_share)
         terms = {
             "rtt": network_s * scales.rtt,
             "queue": work_s * scales.queue,
@@ -296,7 +292,8 @@ def _terms_of_rows(
         discounts = candidates.shared.discounts_of_rows(candidates.cached_tokens.tolist(), candidates.prompt_tokens)
     found, fills = candidates.found_share, table.cache_fill.tolist()
     externality, room, shared, cost = [], [], [], []
-    columns = zip(rtt, queue, prefill, counted_of_rows(in_flight), in_flight, shares, fills, discounts, strict=True)
+    damped = counted_of_rows(in_flight, mean)
+    columns = zip(rtt, queue, prefill, damped, in_flight, shares, fills, discounts, strict=True)
     for a, b, c, m, n, s, fill, discount in columns:
         d = c * share * m + n * delta_ms + s * eta_ms
         e = c * (fill * found)
@@ -384,7 +381,7 @@ def _connections(
 
 def _times_of_columns(request: RouteRequest, candidates: Candidates) -> tuple[Floats, Floats, Floats]:
     """Return N and W in seconds and P in milliseconds of each candidate."""
-    rtt_s = fill_unknown(candidates.rtt_s)
+    rtt_s = fill_unknown(candidates.table.rtt_s)
     trips = _trips(request, candidates, rtt_s)
     network_s = rtt_s if trips is None else rtt_s * trips
     one_way_s = rtt_s * _HALF
@@ -393,34 +390,38 @@ def _times_of_columns(request: RouteRequest, candidates: Candidates) -> tuple[Fl
 
 def _trips(request: RouteRequest, candidates: Candidates, rtt_s: Floats) -> Floats | None:
     """Round trips until the first byte of an answer that takes no time; `None` if it is one everywhere."""
-    congestion, pace = candidates.cwnd_bytes, candidates.pace_bytes
-    if is_one_round_trip(request.body_bytes, congestion, pace):
+    table, body_bytes = candidates.table, request.body_bytes
+    pace: Floats | None = table.pace_bytes
+    if body_bytes > SEGMENT_BYTES and not is_paced(table.pace_bytes):
+        pace = None
+    if is_one_round_trip(body_bytes, table.cwnd_bytes, pace):
         return None
     return exchange_round_trips(
-        request.body_bytes,
-        congestion=congestion,
-        receive=candidates.rwnd_bytes,
-        idle_s=candidates.now - candidates.sent_s,
+        body_bytes,
+        congestion=table.cwnd_bytes,
+        receive=table.rwnd_bytes,
+        idle_s=candidates.now - table.sent_s,
         rtt_s=rtt_s,
-        connect=candidates.connect_round_trips,
+        connect=table.connect_round_trips,
         pace=pace,
-        burst=candidates.burst_bytes,
+        burst=None if pace is None else table.burst_bytes,
     )
 
 
 def _work_s(candidates: Candidates, outbound_s: Floats, one_way_s: Floats) -> Floats:
     """W: work left when this request gets there; on a stuck engine all that waits and how late it is."""
-    work_s: Floats = np.maximum(candidates.drained_at_s - candidates.now - outbound_s, _NONE)
-    due_s, late_since_s = candidates.head_due_s, candidates.now - STUCK_AFTER_S
-    if due_s[due_s.argmin()] >= late_since_s:  # no first token is due yet
+    table, now = candidates.table, candidates.now
+    work_s: Floats = np.maximum(table.drained_at_s - now - outbound_s, _NONE)
+    due_s, late_since_s = table.head_due_s, now - STUCK_AFTER_S
+    if due_s.item(due_s.argmin()) >= late_since_s:  # no first token is due yet
         return work_s
     late_s = late_since_s - due_s - one_way_s
-    return np.where(late_s > 0.0, candidates.waiting_prefill_s + late_s, work_s)
+    return np.where(late_s > 0.0, table.waiting_prefill_s + late_s, work_s)
 
 
 def _prefill_s(candidates: Candidates) -> Floats:
     """Return P: the prefill of the uncached tokens behind the cached ones."""
-    c = candidates
-    cached = c.cached_tokens
-    prior_s = prefill_s(c.prefill_base_s, c.prefill_token_s, c.prefill_kappa_s, c.prompt_tokens - cached, cached)
-    return c.slowdown * prior_s
+    table, cached = candidates.table, candidates.cached_tokens
+    uncached = candidates.prompt_tokens - cached
+    prior_s = prefill_s(table.prefill_base_s, table.prefill_token_s, table.prefill_kappa_s, uncached, cached)
+    return table.slowdown * prior_s

@@ -48,11 +48,7 @@ class LeastLoad:
     weight_specs: ClassVar[tuple[WeightSpec, ...]] = ()
 
     def choose(
-        self,
-        request: RouteRequest,
-        candidates: Candidates,
-        weights: Weights,
-        rng: np.random.Generator,
+        self, request: RouteRequest, candidates: Candidates, weights: Weights, rng: np.random.Generator
     ) -> Choice:
         terms = {"in_flight_tokens": candidates.in_flight_tokens.copy(), **_reported(candidates)}
         cost = np.sum(list(terms.values()), axis=0)
@@ -78,11 +74,7 @@ class LeastLoadFirstToken:
     weight_specs: ClassVar[tuple[WeightSpec, ...]] = ()
 
     def choose(
-        self,
-        request: RouteRequest,
-        candidates: Candidates,
-        weights: Weights,
-        rng: np.random.Generator,
+        self, request: RouteRequest, candidates: Candidates, weights: Weights, rng: np.random.Generator
     ) -> Choice:
         terms = {"queued_prefill": candidates.queued_prefill_tokens.copy(), **_reported(candidates)}
         return choose_min_cost(terms, candidates, rng)
@@ -119,11 +111,7 @@ class LeastRequest:
     weight_specs: ClassVar[tuple[WeightSpec, ...]] = ()
 
     def choose(
-        self,
-        request: RouteRequest,
-        candidates: Candidates,
-        weights: Weights,
-        rng: np.random.Generator,
+        self, request: RouteRequest, candidates: Candidates, weights: Weights, rng: np.random.Generator
     ) -> Choice:
         own = candidates.in_flight_requests.copy()
         excess = np.maximum(fill_unknown(candidates.running_requests) - own, 0.0)
@@ -144,11 +132,7 @@ class LeastRequestInFlight:
     weight_specs: ClassVar[tuple[WeightSpec, ...]] = ()
 
     def choose(
-        self,
-        request: RouteRequest,
-        candidates: Candidates,
-        weights: Weights,
-        rng: np.random.Generator,
+        self, request: RouteRequest, candidates: Candidates, weights: Weights, rng: np.random.Generator
     ) -> Choice:
         return choose_min_cost({"in_flight": candidates.in_flight_requests.copy()}, candidates, rng)
 
@@ -168,11 +152,7 @@ class PowerOfTwo:
     weight_specs: ClassVar[tuple[WeightSpec, ...]] = ()
 
     def choose(
-        self,
-        request: RouteRequest,
-        candidates: Candidates,
-        weights: Weights,
-        rng: np.random.Generator,
+        self, request: RouteRequest, candidates: Candidates, weights: Weights, rng: np.random.Generator
     ) -> Choice:
         load = candidates.in_flight_requests
         if len(candidates) == 1:

@@ -34,11 +34,7 @@ class LMetric:
     weight_specs: ClassVar[tuple[WeightSpec, ...]] = ()
 
     def choose(
-        self,
-        request: RouteRequest,
-        candidates: Candidates,
-        weights: Weights,
-        rng: np.random.Generator,
+        self, request: RouteRequest, candidates: Candidates, weights: Weights, rng: np.random.Generator
     ) -> Choice:
         batch = candidates.in_flight_requests + 1.0
         return choose_min_cost({"product": np.maximum(candidates.uncached_tokens, 1.0) * batch}, candidates, rng)

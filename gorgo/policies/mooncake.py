@@ -34,11 +34,7 @@ class Mooncake:
     )
 
     def choose(
-        self,
-        request: RouteRequest,
-        candidates: Candidates,
-        weights: Weights,
-        rng: np.random.Generator,
+        self, request: RouteRequest, candidates: Candidates, weights: Weights, rng: np.random.Generator
     ) -> Choice:
         token_ms = 1e3 / weights["tokens_per_s"]
         terms = {

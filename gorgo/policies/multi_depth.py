@@ -301,11 +301,7 @@ class MultiDepth:
         self.routes = RouteTable()
 
     def choose(
-        self,
-        request: RouteRequest,
-        candidates: Candidates,
-        weights: Weights,
-        rng: np.random.Generator,
+        self, request: RouteRequest, candidates: Candidates, weights: Weights, rng: np.random.Generator
     ) -> Choice:
         load = candidates.in_flight_requests
         depths = int(weights["depths"])

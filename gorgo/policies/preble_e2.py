@@ -57,11 +57,7 @@ class PrebleE2:
         self._window = LoadWindow()
 
     def choose(
-        self,
-        request: RouteRequest,
-        candidates: Candidates,
-        weights: Weights,
-        rng: np.random.Generator,
+        self, request: RouteRequest, candidates: Candidates, weights: Weights, rng: np.random.Generator
     ) -> Choice:
         c, cached = candidates, candidates.cached_tokens
         prior_s = prefill_s(c.prefill_base_s, c.prefill_token_s, c.prefill_kappa_s, c.uncached_tokens, cached)

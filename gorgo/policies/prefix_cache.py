@@ -45,11 +45,7 @@ class PrefixCache:
     weight_specs: ClassVar[tuple[WeightSpec, ...]] = ()
 
     def choose(
-        self,
-        request: RouteRequest,
-        candidates: Candidates,
-        weights: Weights,
-        rng: np.random.Generator,
+        self, request: RouteRequest, candidates: Candidates, weights: Weights, rng: np.random.Generator
     ) -> Choice:
         running = fill_unknown(candidates.running_requests).copy()
         own = candidates.in_flight_requests.copy()
@@ -85,11 +81,7 @@ class PrefixCacheInFlight:
     weight_specs: ClassVar[tuple[WeightSpec, ...]] = ()
 
     def choose(
-        self,
-        request: RouteRequest,
-        candidates: Candidates,
-        weights: Weights,
-        rng: np.random.Generator,
+        self, request: RouteRequest, candidates: Candidates, weights: Weights, rng: np.random.Generator
     ) -> Choice:
         return longest_prefix(candidates, rng, deviations=2)
 
@@ -111,11 +103,7 @@ class PrefixCacheAndLoad:
     weight_specs: ClassVar[tuple[WeightSpec, ...]] = ()
 
     def choose(
-        self,
-        request: RouteRequest,
-        candidates: Candidates,
-        weights: Weights,
-        rng: np.random.Generator,
+        self, request: RouteRequest, candidates: Candidates, weights: Weights, rng: np.random.Generator
     ) -> Choice:
         return longest_prefix(candidates, rng, deviations=1)
 
@@ -142,11 +130,7 @@ class PrefixThreshold:
     )
 
     def choose(
-        self,
-        request: RouteRequest,
-        candidates: Candidates,
-        weights: Weights,
-        rng: np.random.Generator,
+        self, request: RouteRequest, candidates: Candidates, weights: Weights, rng: np.random.Generator
     ) -> Choice:
         if candidates.cached_tokens.max() <= weights["tau"] * candidates.prompt_tokens:
             return Choice(least_loaded(candidates, rng), evidence(candidates), fallback="below_threshold")
@@ -180,11 +164,7 @@ class LoadPrefix:
     )
 
     def choose(
-        self,
-        request: RouteRequest,
-        candidates: Candidates,
-        weights: Weights,
-        rng: np.random.Generator,
+        self, request: RouteRequest, candidates: Candidates, weights: Weights, rng: np.random.Generator
     ) -> Choice:
         terms = {
             "prefix": weights["prefix"] * candidates.uncached_tokens / max(candidates.prompt_tokens, 1),

@@ -49,11 +49,7 @@ class SkyWalker:
     )
 
     def choose(
-        self,
-        request: RouteRequest,
-        candidates: Candidates,
-        weights: Weights,
-        rng: np.random.Generator,
+        self, request: RouteRequest, candidates: Candidates, weights: Weights, rng: np.random.Generator
     ) -> Choice:
         rtt_ms = fill_unknown(candidates.rtt_s) * 1e3
         pending, cached = _pending(candidates), candidates.cached_tokens

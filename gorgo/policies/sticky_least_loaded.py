@@ -40,11 +40,7 @@ class StickyLeastLoaded:
     )
 
     def choose(
-        self,
-        request: RouteRequest,
-        candidates: Candidates,
-        weights: Weights,
-        rng: np.random.Generator,
+        self, request: RouteRequest, candidates: Candidates, weights: Weights, rng: np.random.Generator
     ) -> Choice:
         needed = _needed_tokens(request.prefix_len or weights["prefix_len"], request)
         holders = np.flatnonzero(candidates.cached_tokens >= needed) if needed > 0.0 else ()

@@ -408,13 +408,17 @@ class DataRouter(Router):
     they are accepted in the name of a model alone.
     """
 
-    def __init__(self, state: LiveState, routes: list[Route], open_paths: Collection[str]) -> None:
+    def __init__(
+        self, state: LiveState, routes: list[Route], open_paths: Collection[str], *, finds_by_path: bool = True
+    ) -> None:
         super().__init__(routes, redirect_slashes=False, default=self._not_found)
         self._state = state
         self._open_paths = frozenset(open_paths)
         self._cors: Cors | None = None
         #: Endpoints of paths without a parameter, found without a search of the table.
-        self._endpoints: Mapping[str, Endpoint] = {route.path: route.app for route in routes if "{" not in route.path}
+        self._endpoints: Mapping[str, Endpoint] = {
+            route.path: route.app for route in routes if finds_by_path and "{" not in route.path
+        }
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -457,8 +461,8 @@ class DataRouter(Router):
             await send_error(send, unknown_route(scope["path"], self.routes), path=scope["path"])
 
 
-def data_app(state: LiveState) -> Any:
-    """Return the ASGI app of the data listener."""
+def data_app(state: LiveState, *, plain: bool = False) -> Any:
+    """Return the ASGI app of the data listener. `plain`: Starlette's router finds every endpoint."""
     routes = [Route(path, InferenceEndpoint(state, path)) for path in INFERENCE_ROUTES]
     small = {
         "/health": health,
@@ -472,7 +476,7 @@ def data_app(state: LiveState) -> Any:
         "/openapi.json": description,
     }
     routes += [Route(path, GetEndpoint(state, respond)) for path, respond in small.items()]
-    return DataRouter(state, routes, PUBLIC_ROUTES)
+    return DataRouter(state, routes, PUBLIC_ROUTES, finds_by_path=not plain)
 
 
 async def serve(
@@ -500,13 +504,14 @@ class HttpFrontEnd:
 
     async def serve_requests(self, closing: asyncio.Event) -> None:
         """Serve clients until `closing` is set."""
-        served = self._live.served_tls
+        live = self._live
+        served, app, limits = live.served_tls, data_app(live, plain=live.plain), accept_limits(live)
         if served is None:
-            await serve_asgi(data_app(self._live), self._listener, closing, accept_limits(self._live))
+            await serve_asgi(app, self._listener, closing, limits, plain=live.plain)
             return
-        renewing = asyncio.create_task(follow_files(served, lambda: self._live.config.proxy.tls))
+        renewing = asyncio.create_task(follow_files(served, lambda: live.config.proxy.tls))
         try:
-            await serve_asgi(data_app(self._live), self._listener, closing, accept_limits(self._live), served.context)
+            await serve_asgi(app, self._listener, closing, limits, served.context, plain=live.plain)
         finally:
             renewing.cancel()
 

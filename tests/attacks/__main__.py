@@ -14,13 +14,14 @@ import json
 import re
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tests.attacks.attacks import Attack, attacks
 from tests.attacks.bodies import MIB
 from tests.attacks.engine import HostileEngine
+from tests.attacks.seams import PickerProbe, attacked_picker, picker_attacks, seams
 from tests.attacks.target import Probe, Target, target
 from tests.chaos.fast_failures import _checkout
 from tests.documents import ROOT
@@ -43,11 +44,11 @@ class Row:
     answer: str
 
 
-def measure(attack: Attack, running: Target, engine: HostileEngine) -> Row:
+def measure(attack: Attack, running: Target, engine: HostileEngine, prober: type[Probe] = Probe) -> Row:
     """Run one attack beside a probe."""
     run = attack.prepare()
     before = running.reset_peak()
-    with Probe(running) as probe:
+    with prober(running) as probe:
         answer = run(running, engine)
     delays = sorted(probe.delays_s)
     return Row(
@@ -68,17 +69,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--mib", type=int, nargs="+", default=[1, 32], help="sizes of what is sent")
     parser.add_argument("--only", default="", metavar="REGEX", help="attacks whose kind and name match")
     parser.add_argument("--every", action="store_true", help="every kind of value in every field")
+    parser.add_argument("--seams", action="store_true", help="attacks on the picker, by KV events, store and sources")
     wanted = parser.parse_args(arguments)
     rows: list[Row] = []
     engine = HostileEngine()
     with tempfile.TemporaryDirectory(prefix="gorgo-attacks-") as scratch:
         code = ROOT if wanted.at is None else _checkout(wanted.at, Path(scratch) / "tree")
-        for size in wanted.mib:
+
+        def attack_all(found: Iterable[Attack], running: Target, prober: type[Probe] = Probe) -> None:
+            for attack in found:
+                if re.search(wanted.only, f"{attack.kind}: {attack.name}"):
+                    rows.append(measure(attack, running, engine, prober))
+                    print(rows[-1], file=sys.stderr, flush=True)
+
+        if wanted.seams:
+            with attacked_picker(Path(scratch), engine, code) as running:
+                attack_all(picker_attacks(), running, PickerProbe)
+            with seams(Path(scratch), engine, code) as among:
+                attack_all(among.attacks, among.target)
+        for size in () if wanted.seams else wanted.mib:
             with target(Path(scratch) / f"proxy-{size}", engine.port, code) as running:
-                for attack in attacks(size * MIB, every=wanted.every):
-                    if re.search(wanted.only, f"{attack.kind}: {attack.name}"):
-                        rows.append(measure(attack, running, engine))
-                        print(rows[-1], file=sys.stderr, flush=True)
+                attack_all(attacks(size * MIB, every=wanted.every), running)
     engine.close()
     print(json.dumps({"of": wanted.at, "rows": [asdict(row) for row in rows]}))
     return 0

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import clock_gettime, monotonic, sleep
@@ -98,13 +98,20 @@ def _status(pid: int, name: str) -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), 0) * 1024
 
 
-@contextmanager
-def target(folder: Path, port: int, code: Path) -> Iterator[Target]:
+def target(folder: Path, port: int, code: Path) -> AbstractContextManager[Target]:
     """Run `gorgo serve` of the code at `code` before an engine."""
-    folder.mkdir()
-    (folder / "regions.yaml").write_text(CONFIG.format(port=port))
-    environ: Mapping[str, str] = {**os.environ, "GORGO_ADMIN_TOKEN": TOKEN, "PYTHONPATH": str(code)}
-    command = [sys.executable, "-m", "gorgo", "serve", "--config", str(folder / "regions.yaml")]
+    return serving(folder, CONFIG.format(port=port), code)
+
+
+@contextmanager
+def serving(
+    folder: Path, config: str, code: Path, *, verb: str = "serve", environ: Mapping[str, str] = {}
+) -> Iterator[Target]:
+    """Run `gorgo serve`, or `gorgo picker`, of the code at `code`."""
+    folder.mkdir(parents=True)
+    (folder / "regions.yaml").write_text(config)
+    environ = {**os.environ, **environ, "GORGO_ADMIN_TOKEN": TOKEN, "PYTHONPATH": str(code)}
+    command = [sys.executable, "-m", "gorgo", verb, "--config", str(folder / "regions.yaml")]
     with (folder / "router.log").open("wb") as log:
         process = subprocess.Popen(command, env=environ, cwd=folder, stdout=subprocess.PIPE, stderr=log, text=True)
     try:
@@ -123,7 +130,7 @@ def target(folder: Path, port: int, code: Path) -> Iterator[Target]:
         process.stdout.close()
 
 
-@dataclass(slots=True)
+@dataclass
 class Probe:
     """`GET /health` on one connection over and over, and the times that it took.
 
@@ -152,16 +159,22 @@ class Probe:
         self._thread.join()
 
     def _run(self) -> None:
-        with socket.create_connection(self.target.address, timeout=120) as connection:
+        with self._connect() as connection:
             while not self._stop.is_set():
                 before, began = self.target.processor_s(), monotonic()
-                connection.sendall(b"GET /health HTTP/1.1\r\nhost: g\r\n\r\n")
-                got = b""
-                while b'"ok"}' not in got:
-                    data = connection.recv(4096)
-                    if not data:
-                        raise ConnectionError("the probe's connection was closed")
-                    got += data
+                self._ask(connection)
                 self.delays_s.append(monotonic() - began)
                 self.cpu_s.append(self.target.processor_s() - before)
                 self._stop.wait(PAUSE_S)
+
+    def _connect(self) -> socket.socket:
+        return socket.create_connection(self.target.address, timeout=120)
+
+    def _ask(self, connection: socket.socket) -> None:
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost: g\r\n\r\n")
+        got = b""
+        while b'"ok"}' not in got:
+            data = connection.recv(4096)
+            if not data:
+                raise ConnectionError("the probe's connection was closed")
+            got += data

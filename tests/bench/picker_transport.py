@@ -18,7 +18,7 @@ from typing import Any
 
 import uvloop
 
-from gorgo.config.model import TlsConfig
+from gorgo.config.model import PickerTlsConfig
 from gorgo.core.limits import BufferBudget
 from gorgo.live.logs import set_up_logs
 from gorgo.picker.call import PickerCall
@@ -107,7 +107,7 @@ def _serve_process(with_picker: bool, pipe: Pipe) -> None:
 async def _serve(with_picker: bool, pipe: Pipe) -> None:
     limits = TransportLimits(1_000_000, 10_000)
     server = Http2Server(_with_picker() if with_picker else _alone(), limits, BufferBudget(1 << 28))
-    _, port = server.bind("127.0.0.1:0", TlsConfig())
+    _, port = server.bind("127.0.0.1:0", PickerTlsConfig())
     closing = asyncio.Event()
 
     def on_order() -> None:

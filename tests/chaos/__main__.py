@@ -1,4 +1,4 @@
-"""`python -m tests.chaos [--picker] [--short] [--seed N] [--seconds S] [--per-s R] [--keep FOLDER]`.
+"""`python -m tests.chaos [--picker | --plain] [--short] [--seed N] [--seconds S] [--per-s R] [--keep FOLDER]`.
 
 The exit code is 1 if anything did not hold, and 3 if so on a machine on which nothing else could be expected.
 """
@@ -36,11 +36,14 @@ def main(arguments: list[str]) -> int:
     console.print(f"seed {seed}: {plan.load_s:g} s of load at {plan.per_s:g} requests/s", markup=False)
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="gorgo-chaos-") as scratch:
-        run = asyncio.run(run_chaos(plan, seed, asked.keep or Path(scratch), behind_envoy=asked.picker))
+        run = asyncio.run(
+            run_chaos(plan, seed, asked.keep or Path(scratch), behind_envoy=asked.picker, plain=asked.plain)
+        )
     findings = judge_run(run)
     print_report(run, findings, console)
     broken = sum(bool(finding.violations) for finding in findings)
-    again = f"make chaos{'-short' if asked.short else ''} ARGS='{'--picker ' if asked.picker else ''}--seed {seed}'"
+    kind = "--picker " if asked.picker else "--plain " if asked.plain else ""
+    again = f"make chaos{'-short' if asked.short else ''} ARGS='{kind}--seed {seed}'"
     half_s = median(look.took_s for look in run.watch.during)
     console.print(f"half of the looks at the proxy took {half_s * 1e3:.0f} ms or less", markup=False)
     took_s = time.monotonic() - began_s
@@ -54,7 +57,9 @@ def main(arguments: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
-    parser.add_argument("--picker", action="store_true", help="Envoy and `gorgo picker` in the place of the proxy")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--picker", action="store_true", help="Envoy and `gorgo picker` in the place of the proxy")
+    kind.add_argument("--plain", action="store_true", help="`gorgo serve --plain` as the proxy")
     parser.add_argument("--short", action="store_true", help="the form of one minute")
     parser.add_argument("--seed", type=int, help="of schedule and load; by chance without one")
     parser.add_argument("--seconds", type=float, help="of load")

@@ -68,6 +68,9 @@ class Edits:
 class Fleet:
     """Everything that runs, by its name."""
 
+    #: Options of the proxy beside those of every run.
+    options: tuple[str, ...] = ()
+
     def __init__(self, folder: Path, processes: Processes, seed: int, limits: Mapping[str, float]) -> None:
         self.folder = folder
         self.seed = seed
@@ -94,6 +97,7 @@ class Fleet:
 
     async def start_proxy(self) -> None:
         words = ["serve", "--config", str(self.config), "--state", str(self.state_file), "--seed", str(self.seed)]
+        words += self.options
         ready = await self._start(SERVE, words, r"listening on (http://\S+) \(admin (http://[^\s)]+)\)")
         self.url, self.admin_url = ready[1], ready[2]
 
@@ -208,6 +212,12 @@ def free_ports(count: int) -> list[int]:
     finally:
         for probe in probes:
             probe.close()
+
+
+class PlainFleet(Fleet):
+    """With the HTTP of stock libraries."""
+
+    options = ("--plain",)
 
 
 @asynccontextmanager

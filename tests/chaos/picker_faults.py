@@ -1,8 +1,9 @@
 """`python -m tests.chaos.picker_faults [--short] [--json]`: requests through Envoy while its picker fails.
 
 One picker behind two Envoys, of which one fails open, as `gorgo picker --print-envoy` has it, and the other closed. A
-steady load goes through both; the picker is stalled (SIGSTOP), killed (SIGKILL) and started again, or slow: each of
-its answers is 50 ms late. Per time since the fault began: how much later than before it first bytes come, and errors.
+steady load goes through both; the picker is stalled (SIGSTOP), killed (SIGKILL), stopped (SIGTERM) and started again,
+or slow: each of its answers is 50 ms late. Per time since the fault began: how much later than before it first bytes
+come, and errors.
 """
 
 # ruff: noqa: T201 - a command says what it found
@@ -37,7 +38,7 @@ from tests.chaos.late_link import LateLink
 from tests.picker.envoy.envoy import PROGRAM
 from tests.proxy.fakes import DONE, USAGE, delta, running, stream
 
-STALLED, KILLED, SLOW = "stalled", "killed", "slow"
+STALLED, KILLED, STOPPED, SLOW = "stalled", "killed", "stopped", "slow"
 OPEN, CLOSED = "open", "closed"
 HOST = "127.0.0.1"
 LATE_S = 0.05
@@ -63,6 +64,8 @@ class Plan:
 
 
 FULL = Plan(before_s=5.0, fault_s=12.0, after_s=8.0, per_s=20.0, bounds=(0.0, 2.0, 5.0, 12.0, 15.0, 20.0))
+#: 600 requests of each Envoy.
+RESTART = Plan(before_s=4.0, fault_s=3.0, after_s=3.0, per_s=60.0, bounds=(0.0, 3.0, 6.0))
 SHORT = Plan(before_s=2.0, fault_s=6.0, after_s=4.0, per_s=10.0, bounds=(0.0, 4.0, 6.0, 8.0, 10.0))
 
 
@@ -135,6 +138,10 @@ class Scene:
         if number is signal.SIGKILL:
             process.wait()
 
+    async def await_end(self) -> None:
+        """Wait until a picker that was stopped has ended."""
+        await asyncio.to_thread(self._processes.wait, f"picker-{self._pickers}", timeout_s=START_S)
+
     async def close(self) -> None:
         if self.link is not None:
             await self.link.close()
@@ -176,12 +183,16 @@ async def _scene(folder: Path, *, late: bool) -> AsyncIterator[Scene]:
                 await scene.close()
 
 
-async def measure(fault: str, plan: Plan, folder: Path) -> list[Row]:
-    """Return the rows of one fault, of both Envoys."""
+async def measure(fault: str, plan: Plan, folder: Path, *, modes: Sequence[str] = (OPEN, CLOSED)) -> list[Row]:
+    """Return the rows of one fault, of the Envoys that get load."""
     connector = aiohttp.TCPConnector(limit=MAX_OPEN)
     async with _scene(folder, late=fault == SLOW) as scene, aiohttp.ClientSession(connector=connector) as session:
         begins_s = monotonic() + plan.before_s
-        loads = {mode: asyncio.create_task(_load(session, url, begins_s, plan)) for mode, url in scene.urls.items()}
+        loads = {
+            mode: asyncio.create_task(_load(session, url, begins_s, plan))
+            for mode, url in scene.urls.items()
+            if mode in modes
+        }
         await asyncio.sleep(begins_s - monotonic())
         back = await _break(scene, fault)
         await asyncio.sleep(begins_s + plan.fault_s - monotonic())
@@ -203,6 +214,14 @@ async def _break(scene: Scene, fault: str) -> Any:
     if fault == KILLED:
         scene.signal(signal.SIGKILL)
         return scene.start_picker
+    if fault == STOPPED:
+        scene.signal(signal.SIGTERM)
+
+        async def starts_again() -> None:
+            await scene.await_end()
+            await scene.start_picker()
+
+        return starts_again
     scene.signal(signal.SIGSTOP)
 
     async def goes_on() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from tests.chaos.behind_envoy import EnvoyFleet
 from tests.chaos.faults import Saboteur, read_history
-from tests.chaos.fleet import LIMITS, REPLICAS, SERVE, Fleet, running_fleet
+from tests.chaos.fleet import LIMITS, REPLICAS, SERVE, Fleet, PlainFleet, running_fleet
 from tests.chaos.invariants import Run
 from tests.chaos.load import Load
 from tests.chaos.observe import IDLE_LOOKS, Observer, admin_client, events_of
@@ -72,11 +72,14 @@ def plan_schedule(plan: Plan, seed: int) -> list[Planned]:
     )
 
 
-async def run_chaos(plan: Plan, seed: int, folder: Path, *, behind_envoy: bool = False) -> Run:
-    """Everything that became of it, for the invariants; with Envoy and a picker in the place of the proxy or not."""
+async def run_chaos(plan: Plan, seed: int, folder: Path, *, behind_envoy: bool = False, plain: bool = False) -> Run:
+    """Everything that became of it, for the invariants; with Envoy and a picker in the place of the proxy or not.
+
+    `plain`: the proxy has the HTTP of stock libraries.
+    """
     questions = draw_questions(seed, seconds=plan.load_s, per_s=plan.per_s)
     planned = plan_schedule(plan, seed)
-    kind = EnvoyFleet if behind_envoy else Fleet
+    kind = EnvoyFleet if behind_envoy else PlainFleet if plain else Fleet
     async with running_fleet(folder, seed, plan.limits, kind) as fleet, admin_client(fleet) as admin:
         observer, saboteur = Observer(fleet, admin), Saboteur(fleet)
         await observer.before(plan.idle_looks)

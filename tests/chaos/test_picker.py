@@ -6,7 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.picker_faults import CLOSED, FULL, KILLED, OPEN, SHORT, SLOW, STALLED, Row, Seen, measure_all, rows_of
+from tests.chaos.picker_faults import (
+    CLOSED,
+    FULL,
+    KILLED,
+    OPEN,
+    RESTART,
+    SHORT,
+    SLOW,
+    STALLED,
+    STOPPED,
+    Row,
+    Seen,
+    measure,
+    measure_all,
+    rows_of,
+)
 from tests.chaos.questions import CUT_OFF, OF_ENVOY, Ending, draw_questions, judge_behind_envoy
 from tests.chaos.run import SHORT as SHORT_CHAOS
 from tests.chaos.test_short import SEED, judged
@@ -33,6 +48,20 @@ async def test_an_envoy_that_fails_open_answers_every_request_while_its_picker_i
     assert {status for row in while_killed for status in row.statuses} == {500}
     assert all(row.errors == row.requests for row in while_killed if row.from_s > 0)
     assert errors(rows, CLOSED, (SLOW,)) == 0
+
+
+@needs_envoy
+@pytest.mark.system
+@pytest.mark.timeout(400)
+async def test_no_request_of_600_is_lost_while_the_picker_stops_and_starts_again_five_times_over(
+    tmp_path: Path,
+) -> None:
+    lost = []
+    for number in range(5):
+        rows = await measure(STOPPED, RESTART, tmp_path / str(number), modes=(OPEN,))
+        assert sum(row.requests for row in rows) == 600
+        lost.append(sum(row.errors for row in rows))
+    assert lost == [0, 0, 0, 0, 0]
 
 
 def errors(rows: list[Row], fails: str, faults: tuple[str, ...]) -> int:

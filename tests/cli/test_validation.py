@@ -88,6 +88,15 @@ CASES = [
         machine=True,
     ),
     Case(
+        "authority of the picker's clients missing",
+        BASE + "picker: {tls: {cert: no.pem, key: no.key, client_ca: no.pem}}",
+        [
+            f"picker.tls.cert (line 5): 'no.pem' with 'no.key': No such file or directory; {PAIR}",
+            "picker.tls.client_ca (line 5): client_ca 'no.pem': No such file or directory; expected certificates of",
+        ],
+        machine=True,
+    ),
+    Case(
         "fleet source without a cluster",
         sources("{name: p, kind: pods, selector: {app: x}, port: 1}"),
         [

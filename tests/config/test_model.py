@@ -75,3 +75,23 @@ def test_names_of_this_package_come_first() -> None:
 def test_another_name_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(ValueError, match=r"^'sglang', 'vllm', .* or '\w+'$"):
         checked_engine("triton")
+
+
+PICKER_TLS = {"cert": "c.pem", "key": "k.pem"}
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"client_ca": "ca.pem"}, "cert and key beside client_ca"),
+        (PICKER_TLS | {"client_ca": "ca.pem", "client_cert": "e.pem"}, "client_cert and client_key, both or neither"),
+        (PICKER_TLS | {"client_cert": "e.pem", "client_key": "e.key"}, "client_ca beside client_cert"),
+        ({"cert": "c.pem"}, "cert and key, both or neither"),
+    ],
+)
+def test_picker_demands_certificates_with_tls_of_its_own_and_whole_pairs(files: Any, expected: str) -> None:
+    document = {"proxy": {"region": "us"}, "regions": [{"name": "us"}], "picker": {"tls": files}}
+    document["replicas"] = [{"name": "a", "region": "us", "url": "http://a"}]
+    with pytest.raises(ConfigError) as raised:
+        parse_config(json.dumps(document).encode())
+    assert f"picker.tls (line 1): a mapping; expected {expected}" in str(raised.value)

@@ -20,6 +20,7 @@ from gorgo.core.continuation import (
     NotContinuableError,
     PartialAnswer,
     Seam,
+    as_chat,
     continued_body,
     first_error,
     read_answer,
@@ -131,6 +132,47 @@ def test_a_client_s_own_beginning_of_the_answer_is_gone_on_with() -> None:
     body = {"messages": [{"role": "assistant", "content": "Well: "}], "continue_final_message": True}
     new = json.loads(continued_body(CHAT, body, answer_of(), FLAGS))
     assert new["messages"] == [{"role": "assistant", "content": "Well: Hello"}]
+
+
+@pytest.mark.parametrize(("how", "goes_on"), [(FLAGS, False), (LAST, True)])
+def test_an_engine_with_flags_goes_on_with_a_client_s_message_only_if_it_was_asked_to(
+    how: Continuation, *, goes_on: bool
+) -> None:
+    """Without its flag the client's last message was whole, and the answer is the next one."""
+    messages = [*HI, {"role": "assistant", "content": "Well"}]
+    asked = json.loads(continued_body(CHAT, {"messages": messages}, answer_of(), how))["messages"]
+    assert asked == [*HI, {"role": "assistant", "content": "WellHello"}] if goes_on else [*messages, asked[-1]]
+    assert asked[-1]["content"] == ("WellHello" if goes_on else "Hello")
+
+
+@pytest.mark.parametrize(
+    ("again", "rest", "text"),
+    [
+        (" \n", [" ", "\n", "you"], "Hello \nyou"),
+        (" \n", [" \nyou"], "Hello \nyou"),
+        (" \n", ["\nyou"], "Hello \n\nyou"),
+        (" \n", [" you"], "Hello \nyou"),
+        (" \n", ["you"], "Hello \nyou"),
+        ("", ["\nyou"], "Hello\nyou"),
+    ],
+)
+def test_white_space_that_an_engine_trims_and_says_again_comes_once(again: str, rest: list[str], text: str) -> None:
+    client = FIRST + (chat({"content": again}) if again else b"")
+    answer = replace(answer_of(client), again=len(again))
+    asked = json.loads(continued_body(CHAT, {"messages": HI}, answer, FLAGS))
+    assert asked["messages"][-1]["content"] == "Hello"
+    seam = Seam(CHAT, answer, {"messages": HI}, show_usage=False)
+    for piece in rest:
+        client += seam.feed(chat({"content": piece}, name="second"))
+    seam.on_sent()
+    pieces = [choice["delta"].get("content") or "" for each in events_of(client) for choice in each["choices"]]
+    assert ("".join(pieces), seam.answer().text, seam.answer().again) == (text, text, 0)
+
+
+def test_an_answer_of_white_space_alone_is_asked_for_anew_where_it_is_trimmed() -> None:
+    answer = replace(answer_of(chat({"content": "\n"})), again=1)
+    asked = json.loads(continued_body(CHAT, {"messages": HI}, answer, FLAGS))
+    assert asked == {"messages": HI}
 
 
 def test_completions_go_on_behind_their_prompt() -> None:
@@ -493,6 +535,106 @@ def test_a_message_that_breaks_off_at_any_byte_is_the_unbroken_one_event_by_even
             client += seam.feed(rest[at : at + 7])
         assert (seam.error, seam.begun, seam.ended) == (None, True, True)
         assert messages_of(client) == messages_of(unbroken)
+
+
+def chat_stream(begin: int, most: int) -> bytes:
+    """Return the same text of an engine that was asked by a chat, as vLLM sends it."""
+    end = min(len(TEXT), begin + most)
+    parts = [chat({"role": "assistant", "content": ""}, name="second")]
+    parts += [chat({"content": text}, name="second") for text in TEXT[begin:end]]
+    parts.append(chat({"content": ""}, "stop" if end == len(TEXT) else "length", name="second"))
+    usage = {"prompt_tokens": 7 + begin, "completion_tokens": end - begin, "total_tokens": 7 + end}
+    return b"".join((*parts, event({"id": "second", "choices": [], "usage": usage}), b"data: [DONE]\n\n"))
+
+
+@pytest.mark.parametrize("most", [6, 20])
+def test_a_message_goes_on_as_a_chat_at_an_engine_whose_messages_have_no_flags(most: int) -> None:
+    body = {"model": "m", "messages": HI, "system": "Be brief.", "max_tokens": most, "temperature": 0, "metadata": {}}
+    unbroken = message_stream(0, most, "first")
+    first = unbroken.index(b"\n\n", unbroken.index(b"Hel")) + 2
+    for client in (
+        unbroken[:size] for size in sorted({whole_events(unbroken[:at]) for at in range(first, len(unbroken))})
+    ):
+        answer = answer_of(client, MESSAGES)
+        asked = json.loads(continued_body(MESSAGES, body, answer, Continuation.AS_CHAT))
+        said = {"role": "assistant", "content": answer.text}
+        assert asked["messages"] == [{"role": "system", "content": "Be brief."}, *HI, said]
+        assert (asked["continue_final_message"], asked["add_generation_prompt"]) == (True, False)
+        assert asked.keys() & {"system", "metadata", "temperature", "stream_options"} == {
+            "temperature",
+            "stream_options",
+        }
+        seam = Seam(MESSAGES, answer, body, show_usage=False, path=Continuation.AS_CHAT.route(MESSAGES))
+        rest = chat_stream(answer.tokens - answer.closed, asked["max_tokens"])
+        for at in range(0, len(rest), 7):
+            client += seam.feed(rest[at : at + 7])
+        assert (seam.error, seam.begun, seam.ended) == (None, True, True)
+        assert messages_of(client) == messages_of(unbroken)
+
+
+@pytest.mark.parametrize(
+    ("more", "end"),
+    [
+        ({"stop_reason": "STOP"}, ("stop_sequence", "STOP")),
+        ({"matched_stop": "STOP"}, ("stop_sequence", "STOP")),
+        ({"stop_reason": 7}, ("end_turn", None)),
+        ({}, ("end_turn", None)),
+    ],
+)
+def test_the_stop_string_that_ended_a_chat_is_named_in_its_message(more: dict[str, Any], end: tuple[str, Any]) -> None:
+    body = {"messages": HI, "max_tokens": 20, "stop_sequences": ["STOP"]}
+    assert json.loads(continued_body(MESSAGES, body, PartialAnswer("a", 1), Continuation.AS_CHAT))["stop"] == ["STOP"]
+    seam = Seam(MESSAGES, PartialAnswer("a", 1), body, show_usage=False, path=CHAT)
+    choice = {"index": 0, "delta": {"content": "b"}, "finish_reason": "stop", **more}
+    events = messages_of(seam.feed(event({"choices": [choice]}) + b"data: [DONE]\n\n"))
+    assert [name for name, _ in events] == [
+        "content_block_delta",
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+    ]
+    assert events[2][1]["delta"] == {"stop_reason": end[0], "stop_sequence": end[1]}
+    assert events[2][1]["usage"]["output_tokens"] == 2, "without counts each event is a token"
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        event({"choices": [{"index": 0, "delta": {"tool_calls": [{}]}}]}),
+        event({"choices": [{"index": 1, "delta": {"content": "b"}}]}),
+        b"data: [DONE]\n\n",
+    ],
+)
+def test_a_chat_that_cannot_be_the_rest_of_a_message_is_an_error(stream: bytes) -> None:
+    seam = Seam(MESSAGES, PartialAnswer("a", 1), {"messages": HI}, show_usage=False, path=CHAT)
+    assert (seam.feed(stream), seam.error, seam.ended) == (b"", 500, False)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"tools": [{"name": "f"}]},
+        {"thinking": {"type": "disabled"}},
+        {"output_config": {"effort": "low"}},
+        {"unknown": 1},
+        {"system": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"system": [{"type": "text", "text": "x-anthropic-billing-header: 1"}]},
+        {"messages": [*HI, {"role": "assistant", "content": "a"}]},
+        {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+        {"messages": [*HI, {"role": "system", "content": "a"}, *HI]},
+    ],
+)
+def test_a_message_whose_chat_is_not_sure_is_not_asked_for_as_one(more: dict[str, Any]) -> None:
+    assert as_chat({"messages": HI, "max_tokens": 5} | more) is None
+
+
+def test_a_message_of_one_block_is_a_chat_of_its_text() -> None:
+    block = [{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}]
+    found = as_chat(
+        {"system": block, "messages": [{"role": "user", "content": block}], "tools": [], "tool_choice": None}
+    )
+    assert found is not None
+    assert found["messages"] == [{"role": "system", "content": "hi"}, {"role": "user", "content": "hi"}]
 
 
 def messages_of(stream: bytes) -> list[tuple[str, Any]]:

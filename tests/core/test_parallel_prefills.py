@@ -11,13 +11,13 @@ import pytest
 
 from gorgo.core.fleet.replica import ReplicaSpec
 from gorgo.core.fleet.request_filter import LEARN_AFTER_S
-from gorgo.core.latency.prefill import CONFIRMED_S, MOST_AT_ONCE, ParallelPrefills, PrefillQueue
+from gorgo.core.latency.prefill import LONGEST_AGAIN_S, MOST_AT_ONCE, ParallelPrefills, PrefillQueue
 from gorgo.core.limits import OverloadLimits, RouterLimits
 from gorgo.core.messages.actions import Action, Dispatch, Hold
 from gorgo.core.messages.request import AttemptResult, Outcome, RouteRequest
 from gorgo.core.router import Router
 from gorgo.policies.registry import make_policy
-from tests.core.routers import COMPLETED, a_request, dispatched, make_router, timed
+from tests.core.routers import COMPLETED, a_request, make_router, timed
 
 RTT_S = 0.01
 #: From a first token to the end of its answer.
@@ -166,7 +166,7 @@ def test_answers_in_one_piece_of_a_quicker_engine_with_one_queue_are_not_held_at
     assert of_policy <= 1.1 * least
 
 
-def test_the_backlog_holds_back_answers_in_one_piece_while_first_tokens_show_it() -> None:
+def test_the_backlog_holds_back_answers_in_one_piece_while_first_tokens_have_shown_one_queue() -> None:
     limits = RouterLimits(overload=OverloadLimits(queue_enabled=True, max_concurrency_per_replica=5))
     router = make_router(policy="gorgo-ms", replicas=[timed("a")], limits=limits)
 
@@ -174,14 +174,23 @@ def test_the_backlog_holds_back_answers_in_one_piece_while_first_tokens_show_it(
         own, _ = router.submit(a_request(name, received_s=now, prompt_tokens=1000, streamed=streamed), now=now)
         return own
 
-    first = dispatched([submit("stream", now=0.0, streamed=True)])
-    router.on_first_token(first.attempt_id, now=1.0)
-    router.on_finish(first.attempt_id, COMPLETED, now=1.1)
-    assert isinstance(submit("w0", now=2.0), Dispatch)
-    held = submit("w1", now=2.0)
-    assert isinstance(held, Hold), "a second of prefill is before it"
-    router.abandon("w1", now=2.0)
-    late = 1.0 + CONFIRMED_S + 1.0
+    assert [type(submit(f"v{number}", now=0.0)) for number in range(2)] == [Dispatch] * 2, "nothing is known yet"
+    for number in range(2):
+        router.on_finish(f"v{number}#1", COMPLETED, now=2.0)
+    queue = router._fleet.replicas["a"].prefill_queue
+    for second in range(10, 40, 10):
+        for before, name in enumerate("xyz"):
+            queue.add(f"{name}{second}", arrives_s=float(second), prior_s=1.0, streamed=True)
+        for before, name in enumerate("xyz"):
+            queue.on_first_token(f"{name}{second}", engine_s=second + 1.0 + before)
+    known_until_s = queue.speed.parallel.confirmed_until_s
+    assert known_until_s > 33.0
+    assert isinstance(submit("w0", now=33.0), Dispatch)
+    assert isinstance(submit("w1", now=33.0), Hold), "a second of prefill is before it"
+    due_s = router.next_timer()
+    assert due_s is not None and due_s <= known_until_s, "the end of what is known needs no event"
+    router.abandon("w1", now=33.0)
+    late = 33.0 + LONGEST_AGAIN_S + 1.0
     assert [type(submit(f"x{number}", now=late)) for number in range(6)] == [Dispatch] * 4 + [Hold] * 2
 
 

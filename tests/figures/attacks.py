@@ -1,6 +1,7 @@
 """The view of `tests.attacks`: the worst delay of `/health` under each attack, processor time in it, and memory.
 
-`python -m tests.figures.attacks` writes the stored result into docs/security.md, after `... record attacks`.
+`python -m tests.figures.attacks` writes the stored results into docs/security.md, after `... record attacks
+attacks-seams`: the second are those on the picker, by KV events, by the store and by fleet sources.
 """
 
 from __future__ import annotations
@@ -26,7 +27,12 @@ SHOWN = (
     "metrics: a label without a value",
 )
 COLUMNS = ("32 MiB, before, ms", "32 MiB, after, ms", "32 MiB, after, processor ms", "memory, after, MiB")
-_PART = re.compile(r"(?<=<!-- figures: attacks -->\n).*?(?=<!-- /figures -->)", re.DOTALL)
+#: Columns of the other sides' attacks.
+SEAM_COLUMNS = ("longest wait, ms", "processor, ms", "memory, MiB")
+_PARTS = {
+    name: re.compile(rf"(?<=<!-- figures: {name} -->\n).*?(?=<!-- /figures -->)", re.DOTALL)
+    for name in ("attacks", "attacks-seams")
+}
 
 
 def attacks(results: Sequence[Any]) -> View:
@@ -83,9 +89,54 @@ def page_part(view: View) -> str:
     return "\n".join([*lines, ""])
 
 
+def attacks_of_seams(results: Sequence[Any]) -> View:
+    """Return the table of all rows."""
+    (result,) = results
+    keys = ("delay_ms", "cpu_ms", "memory_mib")
+    rows: dict[tuple[str, ...], dict[str, Cell]] = {
+        (f"{row['kind']}: {row['attack']}",): dict(zip(SEAM_COLUMNS, (row[key] for key in keys), strict=True))
+        for row in result["rows"]
+    }
+    attacked = [row for row in result["rows"] if row["attack"] != "nothing"]
+    worst = {f"most {key}": max(row[key] for row in attacked) for key in keys}
+    return View(
+        tables=[Table(labels=("attack",), rows=rows)],
+        values=worst | {"idle": max(row["delay_ms"] for row in result["rows"] if row["attack"] == "nothing")},
+    )
+
+
+def seams_part(view: View) -> str:
+    """Return what the page says of it, between its marks."""
+    values, (table,) = view.values, view.tables
+    lines = [
+        "The table shows the same for attacks from the other sides: on the picker, where the wait is that of a health",
+        "check by gRPC, and on the proxy by KV events, the store and a fleet source. Each lasts for seconds.",
+        "",
+        f"| {' | '.join(('attack', *SEAM_COLUMNS))} |",
+        "|---" * (1 + len(SEAM_COLUMNS)) + "|",
+    ]
+    for (name,), cells in table.rows.items():
+        shown = (f"{cell + 0.0:.0f}" for cell in cells.values() if isinstance(cell, float | int))
+        lines.append(f"| {' | '.join((name, *shown))} |")
+    lines += [
+        "",
+        f"No attack takes more than {values['most cpu_ms']:.0f} ms of processor time within one health check, nor more",
+        f"than {values['most memory_mib']:.0f} MiB. The rest of a wait is that of the machine, which other processes",
+        f"shared: without an attack it was up to {values['idle']:.0f} ms.",
+        "`python -m tests.attacks --seams` repeats them.",
+    ]
+    return "\n".join([*lines, ""])
+
+
 def main() -> None:
-    part = page_part(attacks(read_stored("attacks").results))
-    PAGE.write_text(_PART.sub(lambda _: part, PAGE.read_text()))
+    text = PAGE.read_text()
+    parts = {
+        "attacks": page_part(attacks(read_stored("attacks").results)),
+        "attacks-seams": seams_part(attacks_of_seams(read_stored("attacks-seams").results)),
+    }
+    for name, part in parts.items():
+        text = _PARTS[name].sub(lambda _, part=part: part, text)  # type: ignore[misc]
+    PAGE.write_text(text)
 
 
 if __name__ == "__main__":

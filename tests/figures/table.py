@@ -17,7 +17,7 @@ from experiments.systems.policies import PUBLISHED_RATIOS
 from gorgo.lab.demo.options import ALL_READINGS
 from tests.documents import tables
 from tests.figures.attacks import BEFORE as ATTACKS_BEFORE
-from tests.figures.attacks import attacks
+from tests.figures.attacks import attacks, attacks_of_seams
 from tests.figures.cache_sources import COMMANDS as CACHE_SOURCES
 from tests.figures.cache_sources import SCENARIOS, WORKLOADS, cache_sources
 from tests.figures.comparison import BURST_COMMANDS, burst, comparison
@@ -523,6 +523,7 @@ FIGURES: Mapping[str, Figure] = {
         [f"python -m tests.chaos.fast_failures --at {BEFORE}", "python -m tests.chaos.fast_failures"], fast_failures
     ),
     "attacks": Figure([f"python -m tests.attacks --at {ATTACKS_BEFORE}", "python -m tests.attacks"], attacks),
+    "attacks-seams": Figure(["python -m tests.attacks --seams"], attacks_of_seams),
     "relay": Figure(RELAY_COMMANDS, relay),
     "learned-routers": Figure(commands(GROUPS), learned_routers),
     "learned-routers-lodestar": Figure(commands(LODESTAR), learned_routers),

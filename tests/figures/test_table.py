@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.figures.attacks import BEFORE, SHOWN, page_part
+from tests.figures.attacks import BEFORE, SHOWN, page_part, seams_part
 from tests.figures.marked import Cell, View, problems
 from tests.figures.table import FIGURES
 
@@ -229,6 +229,20 @@ def test_the_part_of_the_page_on_attacks_is_written_from_the_result() -> None:
     assert f"| {SHOWN[0]} | 640 | 48 | 3 | 8 |" in part
     changed = part.replace("| 640 |", "| 641 |", 1)
     assert problems(changed, shown) != []
+
+
+def test_the_part_of_the_page_on_attacks_from_other_sides_is_written_from_the_result() -> None:
+    names = [("picker", "nothing"), ("picker", "pings"), ("store", "forged members")]
+    rows = [
+        {"kind": kind, "attack": attack, "mib": 0, "delay_ms": 20.4 * at, "cpu_ms": 3.4, "memory_mib": -0.1 + 7.6 * at}
+        for at, (kind, attack) in enumerate(names, 1)
+    ]
+    shown = view("attacks-seams", {"of": None, "rows": rows})
+    part = seams_part(shown)
+    assert problems(part, shown) == []
+    assert "| store: forged members | 61 | 3 | 23 |" in part
+    assert "without an attack it was up to 20 ms" in part
+    assert problems(part.replace("| 61 |", "| 62 |"), shown) != []
 
 
 def test_cache_sources_show_figures_by_source_and_count_targets() -> None:

@@ -356,6 +356,24 @@ ODD: list[Any] = [
 ]
 
 
+def test_what_the_name_of_an_srv_record_stands_for_is_checked_at_each_look_up() -> None:
+    for local, refused in ((False, {"127.0.0.1", "169.254.169.254", "0.0.0.0", "fe80::1"}), (True, {"0.0.0.0"})):
+        source = FleetSourceConfig(name="s", kind="dns", host="_x._tcp.e", local_addresses=local, replica=HERE)
+        found = found_addresses([HostPort("engine.example", 8000), HostPort("10.0.0.5", 8000)], source)
+        named, literal = sorted(
+            (each.entry for each in without_refused(found, source).replicas), key=lambda entry: entry.url, reverse=True
+        )
+        assert literal.refuses is None
+        assert named.refuses is not None
+        asked = ("127.0.0.1", "169.254.169.254", "0.0.0.0", "fe80::1", "10.0.0.5")
+        assert {address for address in asked if named.refuses(address) is not None} == refused
+        # What it is is retained on its way into the fleet.
+        config = Config(proxy=ProxyConfig(region="here"), regions=(RegionConfig(name="here"),))
+        entries = next_entries({}, without_refused(found, source)).values()
+        assert sum(each.refuses is not None for each in merge(config, {"s": entries}).config.replicas) == 1
+        assert replace(named, draining=True).refuses is not None
+
+
 def changed(chance: Random, document: dict[str, Any]) -> dict[str, Any]:
     """A document with some values replaced, taken away or doubled."""
     found = deepcopy(document)

@@ -17,9 +17,10 @@ from gorgo.core.training.model import Model, ModelKind, TrainingSpec
 from gorgo.core.training.outcomes import COLUMNS
 from gorgo.errors import ConfigError, ModelFileError
 from gorgo.learning import model_file
+from gorgo.learning.models.trees import TreesModel, check_text
 from gorgo.learning.trainer import fit
 from tests.learning.extra import needs_lightgbm
-from tests.learning.outcomes import NAMES, training_rows
+from tests.learning.outcomes import NAMES, training_rows, with_censoring
 
 
 def fitted(kind: ModelKind = "linear", rows: int = 200) -> Model:
@@ -191,12 +192,129 @@ def test_pickles_are_never_read() -> None:
     [
         ({"ttft_text": np.frombuffer(b"no trees", np.uint8)}, "m: ttft_text: no model"),
         ({"ttft_columns": np.array([0, 99])}, r"m: ttft_columns: \[0, 99\]; expected columns from 0 to 6"),
-        ({"ttft_columns": np.array([0, 1])}, "m: ttft_text: trees of 7 columns; expected trees of 2"),
+        (
+            {"ttft_columns": np.array([0, 1])},
+            "m: ttft_text: no model .max_feature_idx '6'; expected 1.; exp",
+        ),
     ],
 )
 def test_damaged_trees_are_named(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelFileError, match=message):
         model_file.loads(changed(model_file.dumps(fitted("trees")), **change), "m")
+
+
+#: A tree of four leaves over two columns, one of them of categories.
+TREE = """tree
+version=v4
+num_class=1
+num_tree_per_iteration=1
+label_index=0
+max_feature_idx=1
+objective=regression
+feature_names=a b
+feature_infos=[0:1] -1:3:0:1:2
+tree_sizes={size}
+
+{tree}end of trees
+
+pandas_categorical:null
+"""
+FOUR_LEAVES = """Tree=0
+num_leaves=4
+num_cat=1
+split_feature=1 0 0
+split_gain=4 2 1
+threshold=0 0.4 0.6
+decision_type=1 2 2
+left_child=1 -1 -2
+right_child=2 -3 -4
+leaf_value=1 2 3 4
+leaf_weight=5 5 5 5
+leaf_count=5 5 5 5
+internal_value=1 2 3
+internal_weight=20 10 10
+internal_count=20 10 10
+cat_boundaries=0 1
+cat_threshold=3
+is_linear=0
+shrinkage=1
+
+
+"""
+
+
+def with_tree(tree: str, text: str = TREE) -> str:
+    return text.format(size=len(tree), tree=tree)
+
+
+def test_trees_of_that_form_are_accepted() -> None:
+    check_text(with_tree(FOUR_LEAVES), 2)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        # Each of these aborts LightGBM, is followed for ever, or reads and writes memory of others.
+        ("left_child=1 -1 -2", "left_child=1 0 -2", "left_child that is neither a later node nor a leaf"),
+        ("left_child=1 -1 -2", "left_child=1 -9 -2", "left_child that is neither a later node nor a leaf"),
+        ("right_child=2 -3 -4", "right_child=9 -3 -4", "right_child that is neither a later node nor a leaf"),
+        ("right_child=2 -3 -4", "right_child=2 -3", "2 numbers of right_child; expected 3"),
+        ("right_child=2 -3 -4\n", "", "no right_child"),
+        ("split_feature=1 0 0", "split_feature=1 0 7", "split_feature that is not 0 to 1"),
+        ("split_feature=1 0 0", "split_feature=1 0 -1", "split_feature that is not 0 to 1"),
+        ("num_leaves=4", "num_leaves=4000000000", "expected 3999999999"),
+        ("num_leaves=4", "num_leaves=-4", "leaves, categories or linear leaves that there are not"),
+        ("num_leaves=4", "num_leaves=4\nnum_leaves=9", "the line 'num_leaves=9'"),
+        ("leaf_value=1 2 3 4", "leaf_value=1 2 3 nan", "leaf_value that is not finite"),
+        ("leaf_value=1 2 3 4", "leaf_value=1 2 3", "3 numbers of leaf_value; expected 4"),
+        ("threshold=0 0.4", "threshold=1 0.4", "threshold of categories that is not 0 to 0"),
+        ("decision_type=1 2 2", "decision_type=1 2 1", "threshold of categories"),
+        ("decision_type=1 2 2", "decision_type=1 2 14", "decision_type that there is not"),
+        ("cat_boundaries=0 1", "cat_boundaries=0 99", "1 numbers of cat_threshold; expected 99"),
+        ("cat_boundaries=0 1", "cat_boundaries=-5 1", "cat_boundaries that do not ascend"),
+        ("is_linear=0", "is_linear=1", "linear leaves"),
+        ("shrinkage=1", "shrinkage=1\nleaf_features=0", "the line 'leaf_features=0'"),
+        ("shrinkage=1\n\n\n", "shrinkage=1\n", "no end"),
+    ],
+)
+def test_trees_that_lightgbm_would_follow_astray_are_refused(before: str, after: str, message: str) -> None:
+    assert before in FOUR_LEAVES
+    with pytest.raises(ValueError, match=message):
+        check_text(with_tree(FOUR_LEAVES.replace(before, after)), 2)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("num_class=1", "num_class=9", "num_class '9'; expected 1"),
+        ("num_tree_per_iteration=1", "num_tree_per_iteration=9", "num_tree_per_iteration '9'; expected 1"),
+        ("objective=regression", "objective=multiclass num_class:9", "expected regression"),
+        ("max_feature_idx=1", "max_feature_idx=8", "max_feature_idx '8'; expected 1"),
+        ("tree_sizes={size}", "tree_sizes=20 {size}", "no end"),
+        ("tree_sizes={size}", "tree_sizes=99999", "no tree 0 where it begins by tree_sizes"),
+        ("tree_sizes={size}", "tree_sizes=", "no trees"),
+        ("end of trees", "Tree=1", "no end of the trees"),
+        ("tree\n", "dart\n", "another format"),
+        ("label_index=0", "label_index=0\r", "another format"),
+        ("label_index=0", "average_output", "the line 'average_output'"),
+    ],
+)
+def test_a_head_that_sends_lightgbm_astray_is_refused(before: str, after: str, message: str) -> None:
+    assert before in TREE
+    with pytest.raises(ValueError, match=message):
+        check_text(with_tree(FOUR_LEAVES, TREE.replace(before, after, 1)), 2)
+
+
+@needs_lightgbm
+@pytest.mark.parametrize("rows", [5, 30, 1500])
+def test_trees_of_any_training_pass(rows: int) -> None:
+    model = fitted("trees", rows)
+    assert isinstance(model, TreesModel)
+    censored = fit(
+        with_censoring(training_rows(400), seed=1, patience_s=0.5), TrainingSpec("trees", NAMES), seed=1, version=1
+    )
+    for found in (model, censored):
+        assert model_file.loads(model_file.dumps(found), "m").kind == "trees"
 
 
 @needs_lightgbm

@@ -121,6 +121,7 @@ async def proxy_for(
     state_file: StateFile | None = None,
     request_log: Path | None = None,
     outcome_log: Path | None = None,
+    plain: bool = False,
 ) -> AsyncIterator[Running]:
     """`serve` as a task; its state is caught on the way so that a test can look at the ledger."""
     loop = asyncio.get_running_loop()
@@ -146,6 +147,7 @@ async def proxy_for(
                 state_file=state_file,
                 request_log=request_log,
                 outcome_log=outcome_log,
+                plain=plain,
             ),
             ready=bound.set_result,
             shutdown=shutdown,
@@ -170,9 +172,10 @@ async def proxy_for(
 class Start:
     """Starts proxies for one test and stops them after it."""
 
-    def __init__(self, stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch, *, plain: bool = False) -> None:
         self._stack = stack
         self._monkeypatch = monkeypatch
+        self.plain = plain
 
     async def replica(self, *scripts: Script) -> FakeReplica:
         return await self._stack.enter_async_context(running(*scripts))
@@ -186,6 +189,7 @@ class Start:
         return await self._stack.enter_async_context(engine(pair, ca))
 
     async def proxy(self, config: Config, replicas: list[FakeReplica], **options: Any) -> Running:
+        options = {"plain": self.plain, **options}
         return await self._stack.enter_async_context(proxy_for(config, self._monkeypatch, replicas, **options))
 
     async def fleet(self, *scripts: list[Script], proxy: ProxyConfig = QUIET, **limits: Any) -> Running:
@@ -194,10 +198,25 @@ class Start:
         return await self.proxy(config_for(replicas, proxy, **limits), replicas)
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A module that says `IN_BOTH_FORMS` has its tests on the own HTTP and on that of `--plain`.
+
+    Those of its `OWN_ALONE` have the first alone, and say why.
+    """
+    if "start" in metafunc.fixturenames and getattr(metafunc.module, "IN_BOTH_FORMS", False):
+        alone = [name for names in getattr(metafunc.module, "OWN_ALONE", {}).values() for name in names]
+        assert all(hasattr(metafunc.module, name) for name in alone), "each is a test of the module"
+        if metafunc.function.__name__ not in alone:
+            metafunc.parametrize("start", [False, True], ids=["own", "plain"], indirect=True)
+
+
 @pytest.fixture
-async def start(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
+async def start(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> AsyncIterator[Start]:
+    is_plain = getattr(request, "param", False)
+    if is_plain and isinstance(asyncio.get_running_loop(), uvloop.Loop):
+        pytest.skip("--plain runs on asyncio's loop")
     async with AsyncExitStack() as stack:
-        yield Start(stack, monkeypatch)
+        yield Start(stack, monkeypatch, plain=is_plain)
 
 
 def with_replica(config: Config, index: int, **changes: Any) -> Config:

@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,11 +32,11 @@ class Served:
 
 
 @asynccontextmanager
-async def served(folder: Path, *options: str) -> AsyncIterator[Served]:
-    """The proxy, killed at the end of the block if it has not ended."""
+async def served(folder: Path, *options: str, program: Sequence[str] = ("-m", "gorgo")) -> AsyncIterator[Served]:
+    """The proxy, killed at the end of the block if it has not ended. `program`: what Python runs."""
     words = ("serve", "--config", str(folder / "regions.yaml"), "--bind", "127.0.0.1:0", "--admin-bind", "127.0.0.1:0")
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gorgo", *words, *options),
+        *(sys.executable, *program, *words, *options),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
         env=environ(),

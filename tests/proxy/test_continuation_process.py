@@ -157,11 +157,12 @@ async def test_the_openai_client_reads_one_answer_over_a_seam(tmp_path: Path) ->
     assert (text, len(ids), finish) == (whole, 1, "length")
 
 
-async def test_the_anthropic_client_reads_one_message_over_a_seam(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["llamacpp", "vllm"])
+async def test_the_anthropic_client_reads_one_message_over_a_seam(tmp_path: Path, kind: str) -> None:
     config = tmp_path / "regions.yaml"
-    config.write_text(regions([1, 2], "llamacpp"))
+    config.write_text(regions([1, 2], kind))
     async with engine(config, "r0") as (victim, a), engine(config, "r1") as (_, b):
-        config.write_text(regions([a, b], "llamacpp"))
+        config.write_text(regions([a, b], kind))
         async with served(tmp_path) as proxy:
             client = AsyncAnthropic(base_url=str(proxy.client.base_url), api_key="none", max_retries=0)
 

@@ -402,7 +402,8 @@ OF_FLEET_SOURCES = {
 NEED_A_NEW_START = {
     *("proxy.bind", "proxy.admin_bind", "proxy.tracing.endpoint", "proxy.tracing.sample_ratio"),
     *(f"shared.{key.name}" for key in fields(SharedConfig)),
-    *("picker.bind", "picker.tls.cert", "picker.tls.key", "picker.hold_s"),
+    *("picker.bind", "picker.hold_s", "picker.tls.cert", "picker.tls.key"),
+    *("picker.tls.client_ca", "picker.tls.client_cert", "picker.tls.client_key"),
 }
 REFERENCE = (DOCS / "reference.md").read_text()
 

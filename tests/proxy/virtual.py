@@ -88,6 +88,16 @@ class ScriptedUpstream:
     scripts: list[Script]
     received: list[Received] = field(default_factory=list)
     open_responses: int = 0
+    #: What its engine says the tokens are, asked for them in this form; without it the engine has no such route.
+    tokens_of: Callable[[dict[str, Any]], list[str]] | None = None
+
+    async def fetch(
+        self, path: str, headers: Sequence[Header], *, timeout_s: float, body: bytes | None = None
+    ) -> tuple[int, bytes]:
+        assert (path, timeout_s <= 1) == ("/tokenize", True)
+        if self.tokens_of is None or body is None:
+            return 404, b"{}"
+        return 200, json.dumps({"tokens": self.tokens_of(json.loads(body))}).encode()
 
     async def open(
         self, path: str, headers: Sequence[Header], body: bytes, *, repeatable: bool = True, on_sent: Callable[[], None]

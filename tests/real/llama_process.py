@@ -19,6 +19,7 @@ def main() -> None:
     parser.add_argument("--slots", type=int, required=True, help="requests at once")
     parser.add_argument("--context", type=int, required=True, help="KV cells in all, shared evenly by the slots")
     parser.add_argument("--port", type=int, default=0, help="a free one by default")
+    parser.add_argument("--cache-mib", type=int, default=64, help="for sequences that have left their slots")
     parser.add_argument("--no-metrics", action="store_true")
     asked = parser.parse_args()
     stop = {signal.SIGTERM, signal.SIGINT}
@@ -42,7 +43,7 @@ def _server(asked: argparse.Namespace) -> Any:
     parameters.n_ctx = asked.context
     parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = 1
     parameters.n_threads_http = 8
-    parameters.cache_ram_mib = 64
+    parameters.cache_ram_mib = asked.cache_mib
     parameters.endpoint_metrics = not asked.no_metrics
     parameters.endpoint_slots = True
     parameters.warmup = False

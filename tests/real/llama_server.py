@@ -45,11 +45,14 @@ class LlamaServer:
 
 @contextmanager
 def llama_server(
-    model: Path, *, slots: int = 4, context: int = 16_384, metrics: bool = True, port: int = 0
+    model: Path, *, slots: int = 4, context: int = 16_384, cache_mib: int = 64, metrics: bool = True, port: int = 0
 ) -> Iterator[LlamaServer]:
-    """A server with `slots` places of `context / slots` tokens each; stopped by its pid at the end, if it runs yet."""
+    """A server with `slots` places of `context / slots` tokens each; stopped by its pid at the end, if it runs yet.
+
+    Sequences that leave their slots stay in a cache of `cache_mib`, of the tiny model 1,024 tokens per MiB.
+    """
     command = [sys.executable, str(_PROGRAM), "--model", str(model), "--slots", str(slots), "--context", str(context)]
-    command += ["--port", str(port)]
+    command += ["--port", str(port), "--cache-mib", str(cache_mib)]
     log = model.with_suffix(f".{'metrics' if metrics else 'plain'}.log")
     with log.open("ab") as errors:
         process = subprocess.Popen(

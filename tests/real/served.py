@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from gorgo.config.fleet import ReplicaConfig
-from gorgo.config.model import Config, LimitsConfig, ProxyConfig, RegionConfig
+from gorgo.config.model import Config, LimitsConfig, OverloadConfig, ProxyConfig, RegionConfig
 from gorgo.config.values import EngineName
 from gorgo.live.listener.sockets import ServerAddresses
 from gorgo.live.process import ProcessOptions
@@ -64,6 +64,7 @@ async def served(
     request_usage: bool = False,
     probe_interval_s: float = 30.0,
     limits: LimitsConfig | None = None,
+    overload: OverloadConfig | None = None,
 ) -> AsyncIterator[Served]:
     """A proxy before `replicas` (name to URL), all in one region, on free ports of loopback."""
     stop = asyncio.Event()
@@ -82,6 +83,7 @@ async def served(
             for name, url in replicas.items()
         ),
         limits=limits or LimitsConfig(shutdown_grace_s=2.0),
+        overload=overload or OverloadConfig(),
     )
     running = asyncio.create_task(
         serve(

@@ -19,6 +19,7 @@ from pathlib import Path
 VLLM_VERSION = "0.32.0"
 TORCH_VERSION = "2.13.0"
 AIPERF_VERSION = "0.13.0"
+LITELLM_VERSION = "1.109.1"
 CHECKOV_VERSION = "3.3.30"
 MOTO_VERSION = "5.2.1"
 SCHEMATHESIS_VERSION = "4.32.5"
@@ -92,6 +93,14 @@ def aiperf_environment() -> Environment:
         if missing is not None:
             missing.pip("install", "-q", f"aiperf=={AIPERF_VERSION}")
     return Environment(cache_folder() / f"aiperf-{AIPERF_VERSION}")
+
+
+def litellm_environment() -> Environment:
+    """A client library that speaks to many providers: 300 MB, half a minute the first time."""
+    with _made(f"litellm-{LITELLM_VERSION}", f"litellm=={LITELLM_VERSION}") as missing:
+        if missing is not None:
+            missing.pip("install", "-q", f"litellm=={LITELLM_VERSION}")
+    return Environment(cache_folder() / f"litellm-{LITELLM_VERSION}")
 
 
 def schemathesis_environment() -> Environment:

@@ -28,8 +28,41 @@ from tests.system.environments import InstallError, cache_folder
 NAMED = "GORGO_TEST_KUBE_APISERVER"
 NAMESPACE = "llm"
 ADMIN, SOURCE = "token-of-the-cluster-s-admin", "token-of-the-fleet-source"
+#: What fleet sources list and watch, by group.
+SOURCES = {"": "pods", "discovery.k8s.io": "endpointslices", "inference.networking.k8s.io": "inferencepools"}
+#: The pool's kind with as much of a schema as every server takes: that of the extension has rules which 1.20 refuses.
+INFERENCE_POOLS: dict[str, Any] = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {
+        "name": "inferencepools.inference.networking.k8s.io",
+        "annotations": {
+            "api-approved.kubernetes.io": "https://github.com/kubernetes-sigs/gateway-api-inference-extension"
+        },
+    },
+    "spec": {
+        "group": "inference.networking.k8s.io",
+        "scope": "Namespaced",
+        "names": {
+            "kind": "InferencePool",
+            "listKind": "InferencePoolList",
+            "plural": "inferencepools",
+            "singular": "inferencepool",
+        },
+        "versions": [
+            {
+                "name": "v1",
+                "served": True,
+                "storage": True,
+                "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
+            }
+        ],
+    },
+}
 _START_S = 90.0
-_PACKAGES = ("etcd-server", "golang-1.19-go", "rsync", "dpkg-dev", "make", "gcc")
+#: The vendored `reflect2` of 1.20 walks maps as Go did before 1.18: a custom resource then crashes the server.
+_REFLECT = "golang-github-modern-go-reflect2-dev"
+_PACKAGES = ("etcd-server", "golang-1.19-go", "rsync", "dpkg-dev", "make", "gcc", _REFLECT)
 #: `apt-get source` needs a list of sources, which the machine's own file may not have.
 _BUILD = """
 set -eu
@@ -42,6 +75,8 @@ mkdir -p state/partial
 apt-get update -qq $places
 apt-get source -qq $places kubernetes
 cd kubernetes-*/
+rm vendor/github.com/modern-go/reflect2/*.go
+cp /usr/share/gocode/src/github.com/modern-go/reflect2/*.go vendor/github.com/modern-go/reflect2/
 export PATH=/usr/lib/go-1.19/bin:$PATH GOFLAGS=-mod=vendor GO111MODULE=auto GOTOOLCHAIN=local
 export KUBE_GIT_VERSION=v1.20.2 KUBE_GIT_COMMIT=debian KUBE_GIT_TREE_STATE=clean KUBE_GIT_MAJOR=1 KUBE_GIT_MINOR=20
 make WHAT=cmd/kube-apiserver
@@ -56,7 +91,7 @@ def program() -> Path:
         return Path(named)
     if shutil.which("apt-get") is None or os.geteuid() != 0:
         raise InstallError(f"needs root and apt-get, or a kube-apiserver that {NAMED} names")
-    folder = cache_folder() / "kube-apiserver-1.20.2"
+    folder = cache_folder() / "kube-apiserver-1.20.2-1"
     made = folder / "kube-apiserver"
     with (cache_folder() / "kube-apiserver.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -137,6 +172,11 @@ class Cluster:
             self._patch(f"{path}/{name}", {"metadata": described})
         self._patch(f"{path}/{name}/status", {"status": document["status"]})
 
+    def serves(self, path: str) -> bool:
+        """Return whether the server has a resource at a path."""
+        with self.client() as client:
+            return client.get(path).status_code == 200
+
     def delete_pod(self, name: str, *, grace_s: int = 0) -> None:
         self.call("DELETE", f"/api/v1/namespaces/{NAMESPACE}/pods/{name}", params={"gracePeriodSeconds": grace_s})
 
@@ -204,7 +244,10 @@ def cluster(server: Path, folder: Path) -> Iterator[Cluster]:
             "apiVersion": "rbac.authorization.k8s.io/v1",
             "kind": "Role",
             "metadata": {"name": "source", "namespace": NAMESPACE},
-            "rules": [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}],
+            "rules": [
+                {"apiGroups": [group], "resources": [resource], "verbs": ["list", "watch"]}
+                for group, resource in SOURCES.items()
+            ],
         }
         found.call("POST", f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}/roles", role)
         found.allow(pods=True)

@@ -20,7 +20,7 @@ import httpx
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 40.0
 TOKEN = "token-of-the-tests"
-_LISTENING = re.compile(r"gorgo serve listening on (?P<data>\S+) \(admin (?P<admin>\S+)\)")
+_LISTENING = re.compile(r"gorgo (?:serve|picker) listening on (?P<data>\S+) \(admin (?P<admin>\S+)\)")
 
 _REGIONS = """
 proxy: {{region: here, bind: "127.0.0.1:0", admin_bind: "127.0.0.1:0", policy: {policy}}}

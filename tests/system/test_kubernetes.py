@@ -1,4 +1,4 @@
-"""A real Kubernetes API server: the fleet source `pods`, `gorgo check --live`, and the chart by a dry run."""
+"""A real Kubernetes API server: the fleet sources, `gorgo check --live`, and the chart by a dry run."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from gorgo.fleet_sources.fleet import FoundFleet, SourceState
 from gorgo.live.fleet_sources import kubernetes
 from gorgo.live.fleet_sources.kubernetes import KubernetesSource
 from gorgo.live.fleet_sources.reports import Reports
-from tests.fleet_sources.documents import pod
+from tests.fleet_sources.documents import endpoint, endpoint_slice, pod, pool
 from tests.packaging.chart import EXTENSIONS, OPERATORS, documents, render, with_values
 from tests.packaging.test_chart import CASES
 from tests.proxy.authority import needs_openssl
 from tests.proxy.fakes import answer, running
 from tests.system.environments import InstallError, kubernetes_environment
-from tests.system.kube_apiserver import NAMESPACE, SOURCE, Cluster, cluster, program
+from tests.system.kube_apiserver import INFERENCE_POOLS, NAMED, NAMESPACE, SOURCE, Cluster, cluster, program
 
 pytestmark = needs_openssl
 LIMIT_S = 60.0
@@ -54,7 +54,7 @@ def source_config(api: Cluster, **keys: Any) -> FleetSourceConfig:
     token = api.folder / "token"
     token.write_text(SOURCE)
     where = KubernetesApiConfig(url=api.url, token_file=str(token), ca_file=api.ca)
-    chosen: dict[str, Any] = {"kind": "pods", "selector": {"app": "qwen"}, "port_name": "http", **keys}
+    chosen: dict[str, Any] = keys or {"kind": "pods", "selector": {"app": "qwen"}, "port_name": "http"}
     return FleetSourceConfig(
         name="pods", namespace=NAMESPACE, api=where, replica=SourceReplicaConfig(region="here"), **chosen
     )
@@ -82,6 +82,10 @@ async def until(condition: Any) -> None:
 
 def replicas(state: SourceState) -> dict[str, tuple[str, bool]]:
     return {name: (entry.url, entry.draining) for name, entry in state.entries.items()}
+
+
+def urls(state: SourceState) -> set[str]:
+    return {entry.url for entry in state.entries.values()}
 
 
 async def test_pods_join_drain_and_leave_as_the_server_says(api: Cluster) -> None:
@@ -131,6 +135,64 @@ async def test_rights_that_are_taken_and_a_server_that_restarts_cost_no_replica(
         api.delete_pod(name)
 
 
+async def test_pods_of_a_pool_follow_its_ports_and_outlive_it(api: Cluster) -> None:
+    pools = f"/apis/inference.networking.k8s.io/v1/namespaces/{NAMESPACE}/inferencepools"
+    if not api.serves(pools):
+        await asyncio.to_thread(
+            api.call, "POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", INFERENCE_POOLS
+        )
+        await until(lambda: api.serves(pools))
+    document = {
+        "apiVersion": "inference.networking.k8s.io/v1",
+        "kind": "InferencePool",
+        **pool({"app": "qwen"}, [8000]),
+    }
+    del document["metadata"]["resourceVersion"]
+    document["spec"]["endpointPickerRef"] = {"name": "gorgo", "port": {"number": 9002}}
+    await asyncio.to_thread(api.call, "POST", pools, document)
+    async with following(source_config(api, kind="inference-pool", pool="qwen")) as state:
+        await until(lambda: state.synced)
+        await asyncio.to_thread(api.put_pod, pod("a", "10.1.0.1"))
+        await asyncio.to_thread(api.put_pod, pod("other", "10.1.0.9", labels={"app": "web"}))
+        await until(lambda: urls(state) == {"http://10.1.0.1:8000"})
+        ports = [{"number": 8000}, {"number": 8001}]
+        headers = {"content-type": "application/merge-patch+json"}
+        change = {"spec": {"targetPorts": ports}}
+        await asyncio.to_thread(lambda: api.call("PATCH", f"{pools}/qwen", change, headers=headers))
+        await until(lambda: urls(state) == {"http://10.1.0.1:8000", "http://10.1.0.1:8001"})
+        # The pool deleted and back: its pods served meanwhile.
+        await asyncio.to_thread(api.call, "DELETE", f"{pools}/qwen")
+        await until(lambda: not state.up)
+        assert urls(state) == {"http://10.1.0.1:8000", "http://10.1.0.1:8001"}
+        await asyncio.to_thread(api.call, "POST", pools, document)
+        await until(lambda: state.up and urls(state) == {"http://10.1.0.1:8000"})
+    await asyncio.to_thread(api.call, "DELETE", f"{pools}/qwen")
+    for name in ("a", "other"):
+        api.delete_pod(name)
+
+
+async def test_endpoints_of_a_service_join_and_leave_as_the_server_says(api: Cluster) -> None:
+    slices = f"/apis/discovery.k8s.io/v1/namespaces/{NAMESPACE}/endpointslices"
+    if not api.serves(slices):
+        pytest.skip(f"ENDPOINTSLICES SKIPPED: this API server is older than their v1; {NAMED} may name a newer one")
+    services = f"/api/v1/namespaces/{NAMESPACE}/services"
+    service = {"metadata": {"name": "qwen"}, "spec": {"ports": [{"port": 30000}]}}
+    await asyncio.to_thread(api.call, "POST", services, service)
+    document = endpoint_slice("qwen-1", [endpoint("10.1.0.1", ready=True)])
+    del document["metadata"]["resourceVersion"]
+    document["metadata"]["labels"] = {"kubernetes.io/service-name": "qwen"}
+    await asyncio.to_thread(api.call, "POST", slices, document)
+    async with following(source_config(api, kind="endpoint-slices", service="qwen", port=30000)) as state:
+        await until(lambda: urls(state) == {"http://10.1.0.1:30000"})
+        headers = {"content-type": "application/merge-patch+json"}
+        change = {"endpoints": [endpoint("10.1.0.1", ready=True), endpoint("10.1.0.2", ready=True)]}
+        await asyncio.to_thread(lambda: api.call("PATCH", f"{slices}/qwen-1", change, headers=headers))
+        await until(lambda: urls(state) == {"http://10.1.0.1:30000", "http://10.1.0.2:30000"})
+        await asyncio.to_thread(api.call, "DELETE", f"{slices}/qwen-1")
+        await until(lambda: not state.entries)
+    await asyncio.to_thread(api.call, "DELETE", f"{services}/qwen")
+
+
 async def test_check_reaches_replicas_that_the_cluster_names(api: Cluster, tmp_path: Path) -> None:
     async with running(answer(200)) as engine:
         await asyncio.to_thread(api.put_pod, pod("a", "127.0.0.1", ports={"http": engine.port}))
@@ -145,6 +207,7 @@ async def test_check_reaches_replicas_that_the_cluster_names(api: Cluster, tmp_p
                     "selector": {"app": "qwen"},
                     "port_name": "http",
                     "namespace": NAMESPACE,
+                    "local_addresses": True,
                     "api": {"url": where.url, "token_file": where.token_file, "ca_file": where.ca_file},
                     "replica": {"region": "here"},
                 }

@@ -16,17 +16,7 @@ from alembic.config import Config
 from alembic.runtime.environment import EnvironmentContext
 from alembic.runtime.migration import MigrationContext, StampStep
 from alembic.script import ScriptDirectory
-from sqlalchemy import (
-    Connection,
-    RowMapping,
-    delete,
-    func,
-    insert,
-    inspect,
-    select,
-    text,
-    update,
-)
+from sqlalchemy import Connection, RowMapping, delete, func, insert, inspect, select, text, update
 
 from gorgo.core.numeric import is_number
 from gorgo.errors import HistoryError, LeadershipLost

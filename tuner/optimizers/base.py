@@ -98,12 +98,7 @@ class BaseOptimizer:
     tolerance: ClassVar[float] = 0.0
 
     def __init__(
-        self,
-        box: LogBox,
-        start: Mapping[str, float],
-        rng: np.random.Generator,
-        *,
-        budget: int = BUDGET,
+        self, box: LogBox, start: Mapping[str, float], rng: np.random.Generator, *, budget: int = BUDGET
     ) -> None:
         if budget < 1:
             raise TunerError(f"budget is {budget!r}; expected a number of evaluations, 1 or more")

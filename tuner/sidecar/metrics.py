@@ -22,12 +22,7 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("gorgo_tuner_generations_total", "counter", ("outcome",), "Generations, `accepted` or `rejected`."),
     MetricSpec("gorgo_tuner_rollbacks_total", "counter", (), "Immediate roll-backs of weights."),
     MetricSpec("gorgo_tuner_objective_seconds", "gauge", ("arm",), "p95 TTFT of the last generation's two arms."),
-    MetricSpec(
-        "gorgo_tuner_window_ttft_seconds",
-        "gauge",
-        (),
-        "p95 TTFT of the newest window; NaN without one.",
-    ),
+    MetricSpec("gorgo_tuner_window_ttft_seconds", "gauge", (), "p95 TTFT of the newest window; NaN without one."),
     MetricSpec("gorgo_tuner_sigma", "gauge", (), "Step size in log space."),
     MetricSpec("gorgo_tuner_weight", "gauge", ("weight", "set"), "Weights `in_force`, and those of the `incumbent`."),
     MetricSpec("gorgo_tuner_comparing", "gauge", (), "1 while two weight sets are compared."),

@@ -95,9 +95,7 @@ def freeze(
 
 
 def unfreeze(
-    url: options.AdminUrls = options.ADMIN_URLS,
-    reason: options.Reason = None,
-    as_json: options.Json = False,
+    url: options.AdminUrls = options.ADMIN_URLS, reason: options.Reason = None, as_json: options.Json = False
 ) -> None:
     """Unfreeze the weights of a running proxy, or of several.
 

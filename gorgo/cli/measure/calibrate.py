@@ -31,15 +31,13 @@ def calibrate(
         ),
     ] = None,
     model: Annotated[
-        str | None,
-        typer.Option(show_default=False, help="Model to request. Default: the first of GET /v1/models."),
+        str | None, typer.Option(show_default=False, help="Model to request. Default: the first of GET /v1/models.")
     ] = None,
     minutes: Annotated[float, typer.Option(min=0.1, max=60, help="No request starts later.")] = 10.0,
     max_input: options.MaxInput = 24_000,
     max_batch: Annotated[int, typer.Option(min=1, max=1024, help="Most requests at once.")] = 64,
     out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", show_default=False, help="Write the profile file there."),
+        Path | None, typer.Option(metavar="FILE", show_default=False, help="Write the profile file there.")
     ] = None,
     seed: options.Seed = 0,
     as_json: options.Json = False,

@@ -14,8 +14,7 @@ from gorgo.cli.tables import wide_console
 
 def demo(
     trace: Annotated[
-        str | None,
-        typer.Option(metavar="TRACE", show_default=False, help="Trace to replay. Default: the shipped one."),
+        str | None, typer.Option(metavar="TRACE", show_default=False, help="Trace to replay. Default: the shipped one.")
     ] = None,
     policy: Annotated[
         list[str] | None,
@@ -30,8 +29,7 @@ def demo(
     limit: options.Limit = None,
     max_input: options.MaxInput = None,
     tune: Annotated[
-        bool,
-        typer.Option("--tune", help="Run a tuner with a small window beside each proxy; policy gorgo by default."),
+        bool, typer.Option("--tune", help="Run a tuner with a small window beside each proxy; policy gorgo by default.")
     ] = False,
     out: options.Out = None,
     as_json: options.Json = False,

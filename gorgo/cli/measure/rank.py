@@ -21,8 +21,7 @@ MAX_PAGES = 100
 
 def rank(
     file: Annotated[
-        Path | None,
-        typer.Argument(help="JSONL of samples or requests. Default: the samples of a running proxy."),
+        Path | None, typer.Argument(help="JSONL of samples or requests. Default: the samples of a running proxy.")
     ] = None,
     url: options.AdminUrl = options.ADMIN_URL,
     policy: Annotated[

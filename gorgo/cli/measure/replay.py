@@ -27,8 +27,7 @@ def replay(
     start: options.Start = None,
     end: options.End = None,
     model: Annotated[
-        str | None,
-        typer.Option(show_default=False, help="Model to request. Default: the first of GET /v1/models."),
+        str | None, typer.Option(show_default=False, help="Model to request. Default: the first of GET /v1/models.")
     ] = None,
     out: options.Out = None,
     seed: options.Seed = 0,

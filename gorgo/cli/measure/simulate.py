@@ -60,8 +60,7 @@ def simulate(
         ),
     ] = "random",
     sharing: Annotated[
-        str,
-        typer.Option(metavar="none|store|all", help="Shared by routers: nothing, reports, or one that sees all."),
+        str, typer.Option(metavar="none|store|all", help="Shared by routers: nothing, reports, or one that sees all.")
     ] = "none",
     peer_delay: Annotated[
         float, typer.Option(min=0, callback=options.finite, metavar="MS", help="Delay of reports between routers.")
@@ -72,8 +71,7 @@ def simulate(
     queue: Annotated[
         str,
         typer.Option(
-            metavar="on|off",
-            help="Queue of the proxy before saturated replicas: under every policy, or under none.",
+            metavar="on|off", help="Queue of the proxy before saturated replicas: under every policy, or under none."
         ),
     ] = "off",
     weights: Annotated[

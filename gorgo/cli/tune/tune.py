@@ -39,8 +39,7 @@ def tune(
     settings: tuning.Settings = None,
     max_generations: tuning.MaxGenerations = 100,
     budget_s: Annotated[
-        float | None,
-        typer.Option(callback=options.finite, help="Stop after this many seconds.", show_default=False),
+        float | None, typer.Option(callback=options.finite, help="Stop after this many seconds.", show_default=False)
     ] = None,
     freeze: Annotated[bool, typer.Option("--freeze", help="Freeze the incumbent when the campaign stops.")] = False,
     new: Annotated[bool, typer.Option("--new", help="Start a new campaign instead of resuming.")] = False,

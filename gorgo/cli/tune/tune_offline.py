@@ -22,8 +22,7 @@ def tune_offline(
         typer.Option(metavar="NAME", show_default=False, help="Routing policy. Default: the one of regions.yaml."),
     ] = None,
     weights: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", show_default=False, help="Weights file with the initial weights."),
+        Path | None, typer.Option(metavar="FILE", show_default=False, help="Weights file with the initial weights.")
     ] = None,
     fleet: Annotated[
         str | None,

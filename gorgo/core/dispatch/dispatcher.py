@@ -451,6 +451,7 @@ class Dispatcher:
         attempt = Attempt(
             f"{state.request.request_id}/{state.attempts}",
             state,
+            state.request,
             replica,
             dispatched_s=now,
             decision=decision,
@@ -458,6 +459,7 @@ class Dispatcher:
             arrival_s=network.arrives_s,
             prior_s=network.prior_s,
             outcomes=self._learning.outcomes,
+            partial_tokens=state.partial_tokens,
         )
         self._table.open(attempt)
         attempt.confirmed_prefix = self._index.insert(state.request.blocks, replica.slot, state.request.client)

@@ -152,7 +152,7 @@ class Hedger:
 
     def watch(self, attempt: Attempt) -> None:
         """Set the time at which a reserved attempt counts as late."""
-        predicted_s, request = _predicted_s(attempt), attempt.state.request
+        predicted_s, request = _predicted_s(attempt), attempt.request
         if predicted_s is not None and request.streamed and request.idempotent:
             self._evaluate(attempt.dispatched_s + predicted_s + max(self._limits.delay_s, predicted_s), attempt)
 
@@ -244,4 +244,4 @@ def _predicted_s(attempt: Attempt) -> float | None:
     predicted_s = attempt.decision.predicted_ttft_s
     if predicted_s is None:
         return None
-    return predicted_s - (attempt.dispatched_s - attempt.state.request.received_s)
+    return predicted_s - (attempt.dispatched_s - attempt.request.received_s)

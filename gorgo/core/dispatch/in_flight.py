@@ -121,6 +121,7 @@ class ProgressCounts:
 class RequestState:
     """A request from its first dispatch to the end of its last attempt."""
 
+    #: As its next attempt is asked.
     request: RouteRequest
     #: Counted against the client's quota (`core.limits`).
     has_quota: bool = False
@@ -145,10 +146,12 @@ class RequestState:
     #: Its client's quota of requests in flight is released, before the outcome is known.
     released: bool = False
     first_dispatched_s: float | None = None
-    #: How often its answer was continued, the tokens that its client had by then, and when it had the first.
+    #: How often its answer was continued, the tokens before its next attempt, and when its client had the first.
     continuations: int = 0
     partial_tokens: int = 0
     first_token_s: float | None = None
+    #: Continuations that were cancelled, because the answer went on where it was.
+    withdrawn: int = 0
 
 
 @mutable_record
@@ -157,6 +160,8 @@ class Attempt:
 
     attempt_id: str
     state: RequestState
+    #: What its replica is asked: the request, or the rest of its answer.
+    request: RouteRequest
     replica: Replica
     dispatched_s: float
     decision: Decision
@@ -194,20 +199,27 @@ class Attempt:
     prefix_reported: bool = False
     #: Called with the time of its completion, where its policy learns from answers.
     learn: Callable[[float], None] | None = None
+    #: Tokens of the answer before it, at the end of its prompt.
+    partial_tokens: int = 0
+    #: The attempt beside which it was opened, to go on with the answer of that one; whichever brings more of it first
+    #: has it from then on.
+    beside: str | None = None
+    #: Another attempt is the answer; its own end is still to come.
+    superseded: bool = False
 
     def overdue_s(self, *, now: float) -> float:
         """Return how much longer it has had no answer than it should, s; 0 while that may still be."""
         if self.first_token_s is not None:
             return 0.0
         expected_s = self.decision.estimate.expected_s
-        patience_s = OVERDUE_AFTER_S if self.state.request.streamed else WHOLE_OVERDUE_AFTER_S
+        patience_s = OVERDUE_AFTER_S if self.request.streamed else WHOLE_OVERDUE_AFTER_S
         late_s = now - self.dispatched_s - expected_s
         return late_s if late_s > max(patience_s, expected_s) else 0.0
 
     @property
     def uncached_tokens(self) -> int:
         """Prompt tokens that the index did not find there at the decision."""
-        return self.state.request.prompt_tokens - self.decision.estimated_cached_tokens
+        return self.request.prompt_tokens - self.decision.estimated_cached_tokens
 
     @property
     def longest_confirmed(self) -> ConfirmedPrefix:
@@ -287,7 +299,7 @@ class InFlightTable:
         self._open[attempt.attempt_id] = attempt
         self.changes += 1
         attempt.state.open_attempts.append(attempt)
-        replica, request = attempt.replica, attempt.state.request
+        replica, request = attempt.replica, attempt.request
         self._fleet.reserve(replica, request.prompt_tokens)
         if self._progress is not None:
             self._progress.on_dispatched(replica, attempt.uncached_tokens)
@@ -318,7 +330,7 @@ class InFlightTable:
             return None
         attempt.first_token_s = now
         self.changes += 1
-        replica, request = attempt.replica, attempt.state.request
+        replica, request = attempt.replica, attempt.request
         uncached_tokens = attempt.uncached_tokens
         self._fleet.release_prefill(replica, request.prompt_tokens)
         if self._progress is not None:
@@ -347,11 +359,11 @@ class InFlightTable:
         assert not self._open.keys() & self._released.keys(), "a released attempt is not open"
         for name, replica in self._fleet.replicas.items():
             mine = [each for each in self._open.values() if each.replica is replica]
-            tokens = [each.state.request.prompt_tokens for each in mine]
+            tokens = [each.request.prompt_tokens for each in mine]
             prefilling = [each for each in mine if each.first_token_s is None]
             charged = columns.in_flight_requests[replica.slot], columns.in_flight_tokens[replica.slot]
             assert charged == (len(tokens), sum(tokens)), f"{name}: {charged} reserved for {len(tokens)} open attempts"
-            waiting = sum(each.state.request.prompt_tokens for each in prefilling)
+            waiting = sum(each.request.prompt_tokens for each in prefilling)
             assert columns.queued_prefill_tokens[replica.slot] == waiting, f"{name}: tokens before a first token"
             if self._progress is not None:
                 first_s = [each.first_token_s for each in mine if each.first_token_s is not None]
@@ -376,15 +388,15 @@ class InFlightTable:
             return None
         self.changes += 1
         attempt.state.open_attempts.remove(attempt)
-        replica, tokens = attempt.replica, attempt.state.request.prompt_tokens
+        replica, tokens = attempt.replica, attempt.request.prompt_tokens
         if attempt.first_token_s is None:
             self._fleet.release_prefill(replica, tokens)
             replica.prefill_queue.remove(attempt_id, engine_s=now + one_way_s(self._fleet.columns, replica.slot))
         if self._progress is not None:
             self._progress.on_end(replica, attempt.uncached_tokens, attempt.first_token_s, now=now)
         self._fleet.release(replica, tokens)
-        if attempt.state.request.slo_tpot_s is not None:
-            replica.remove_tpot_objective(attempt.state.request.slo_tpot_s)
+        if attempt.request.slo_tpot_s is not None:
+            replica.remove_tpot_objective(attempt.request.slo_tpot_s)
         replica.concurrency.on_left(now=now)
         return attempt
 
@@ -647,16 +659,18 @@ def status_of(outcome: Outcome) -> int:
 
 def to_sample(attempt: Attempt, outcome: Outcome, status: int, *, seq: int, now: float) -> Sample:
     """Return the sample of a request by its last attempt."""
-    request, spec = attempt.state.request, attempt.replica.spec
+    request, spec = attempt.request, attempt.replica.spec
     state, decision, first_s = attempt.state, attempt.decision, attempt.first_token_s
     shadow = decision.shadow
     prompt_tokens = request.prompt_tokens if outcome.prompt_tokens is None else outcome.prompt_tokens
     output_tokens = outcome.output_tokens
-    if state.continuations:
+    if state.first_token_s is not None:
         # Of the whole answer: the last part's prompt ends with those before it.
         first_s = state.first_token_s
-        prompt_tokens -= state.partial_tokens
-        output_tokens = None if output_tokens is None else output_tokens + state.partial_tokens
+        counted = outcome.partial_tokens if outcome.result is AttemptResult.COMPLETED else 0
+        before = counted or attempt.partial_tokens
+        prompt_tokens -= attempt.partial_tokens if outcome.prompt_tokens is None else before
+        output_tokens = None if output_tokens is None else output_tokens + before
     ttft_s = None if first_s is None else first_s - request.received_s
     # By position: more than fifteen keywords go through a dict, which takes 2 us: 2 % of a request in the Router.
     # A test compares the order with the fields.
@@ -678,7 +692,7 @@ def to_sample(attempt: Attempt, outcome: Outcome, status: int, *, seq: int, now:
         now - request.received_s,  # e2e_s
         _ms(outcome.itl_s_p95),  # itl_ms_p95
         status,
-        state.attempts - 1 - state.hedged - state.continuations,  # retries
+        state.attempts - 1 - state.hedged - state.continuations - state.withdrawn,  # retries
         state.hedged,
         {name: column.item(decision.row) for name, column in decision.terms.items()},  # terms
         None if shadow is None else shadow.policy,  # shadow_policy

@@ -104,7 +104,7 @@ class Refusals:
 
     def on_result(self, attempt: Attempt, outcome: Outcome, *, now: float) -> bool:
         """Record the end of an attempt. Return whether it is doubtful: another replica may answer the request."""
-        replica, streamed = attempt.replica, attempt.state.request.streamed
+        replica, streamed = attempt.replica, attempt.request.streamed
         if outcome.too_long:
             # It says nothing of the replica but its context. A longer one is tried once.
             if attempt.state.too_long_for is not None or not outcome.unsent:
@@ -143,7 +143,7 @@ class Refusals:
         """Blame the replicas that refused a request which `attempt` answers."""
         if attempt.dispatched_s >= attempt.replica.client_errors_s:
             attempt.replica.client_errors, attempt.replica.refusal = 0, None
-        self._kinds.on_answer(attempt.replica, attempt.state.request, now=now)
+        self._kinds.on_answer(attempt.replica, attempt.request, now=now)
         if attempt.state.refused:
             attempt.state.refused = self._blame(attempt.state, now, short=False)
         if attempt.state.failed:
@@ -224,7 +224,7 @@ class Refusals:
 
 def _trust(*attempts: Attempt) -> None:
     for attempt in attempts:
-        attempt.replica.short_answers[attempt.state.request.streamed] = -TRUSTED_ANSWERS
+        attempt.replica.short_answers[attempt.request.streamed] = -TRUSTED_ANSWERS
 
 
 # What an ended attempt leaves for a training: a row in the ring of the learner that decided on it, and in the log.
@@ -252,7 +252,7 @@ def to_row(attempt: Attempt, outcome: Outcome, *, now: float) -> OutcomeRow | No
     time to first token. An answer in one piece has the time to its end instead. Any other end without a first token is
     censored.
     """
-    request, first_s = attempt.state.request, attempt.first_token_s
+    request, first_s = attempt.request, attempt.first_token_s
     whole = not request.streamed and outcome.result is COMPLETED
     if first_s is None and not whole and outcome.result in (COMPLETED, AttemptResult.UPSTREAM_4XX):
         return None
@@ -350,16 +350,22 @@ class RequestLifecycle:
     def on_first_token(self, attempt: Attempt, *, now: float) -> list[Action]:
         """Take the attempt as the answer; return Cancels for the request's other attempts."""
         attempt.replica.health.attempt_succeeded(
-            dispatched_s=attempt.dispatched_s, now=now, whole=False, streamed=attempt.state.request.streamed
+            dispatched_s=attempt.dispatched_s, now=now, whole=False, streamed=attempt.request.streamed
         )
         self._refusals.on_first_token(attempt, now=now)
         self._busy.on_answer(attempt.replica)
         self._prefix_updater.on_first_token(attempt, now=now)
         state = attempt.state
-        if state.answered or state.closed:
+        if attempt.beside is None and (state.answered or state.closed):
             return []
         state.answered = True
         return _stop_others(attempt)
+
+    def on_resumed(self, attempt: Attempt) -> list[Action]:
+        """Leave the answer to the attempt that had it; return a Cancel for the continuation beside it."""
+        actions = _stop_others(attempt)
+        self._withdraw(attempt.state)
+        return actions
 
     def on_released(self, attempt: Attempt) -> None:
         """Take the request out of its client's requests in flight; its outcome follows."""
@@ -376,9 +382,14 @@ class RequestLifecycle:
         state, result = attempt.state, outcome.result
         refused = self._record_end(attempt, outcome, now)
         unanswered = outcome.status is None and result is AttemptResult.DEADLINE_EXCEEDED
-        if state.closed or (state.open_attempts and (unanswered or refused or not result.final)):
+        if state.closed or self._is_left_to_another(attempt, outcome):
             return None, []
-        if outcome.continue_on and not state.open_attempts:
+        is_open = any(not other.superseded for other in state.open_attempts)
+        if is_open and (unanswered or refused or not result.final):
+            return None, []
+        # Of two attempts at the rest, another one may have been dispatched since.
+        state.request, state.partial_tokens = attempt.request, attempt.partial_tokens
+        if outcome.continue_on and not is_open:
             continued = self._continue(attempt, outcome, now)
             if continued is not None:
                 return continued, []
@@ -446,13 +457,13 @@ class RequestLifecycle:
 
     def _update_health(self, attempt: Attempt, outcome: Outcome, now: float, *, refused: bool) -> None:
         """Update the replica's concurrency limit and health, and the prefix index."""
-        replica, streamed = attempt.replica, attempt.state.request.streamed
+        replica, streamed = attempt.replica, attempt.request.streamed
         replica.health.attempt_ended(attempt.attempt_id)
         if outcome.result is COMPLETED and self._slo_e2e_s is not None and not attempt.moved:
             replica.concurrency.on_completed(
                 attempt.checkpoint,
                 stayed_s=now - attempt.dispatched_s,
-                waited_s=attempt.dispatched_s - attempt.state.request.received_s,
+                waited_s=attempt.dispatched_s - attempt.request.received_s,
                 goal_s=self._slo_e2e_s,
                 tokens=outcome.output_tokens,
             )
@@ -480,11 +491,11 @@ class RequestLifecycle:
         elif outcome.result is AttemptResult.FAILED_AFTER_CONTENT:
             replica.health.answer_broken(dispatched_s=attempt.dispatched_s, now=now, streamed=streamed)
         if outcome.error == _FAILED:
-            self._poison.on_broken(attempt.state.request, replica, dispatched_s=attempt.dispatched_s, now=now)
+            self._poison.on_broken(attempt.request, replica, dispatched_s=attempt.dispatched_s, now=now)
         elif outcome.error == _REFUSED:
             self._poison.on_down(replica, now=now)
         elif outcome.result is COMPLETED:
-            self._poison.on_answered(attempt.state.request, now=now)
+            self._poison.on_answered(attempt.request, now=now)
         replica.failures += outcome.result.failed
         self._prefix_updater.on_result(attempt, outcome, now=now)
 
@@ -518,32 +529,81 @@ class RequestLifecycle:
         if outcome.result is AttemptResult.SUPERSEDED:
             # Its stream was moved: the replica has not failed, and may have the answer again once it is back.
             state.tried_replicas.discard(attempt.replica.spec.name)
-        left = self._takers(state, outcome.continue_on, outcome.partial_tokens, now)
+        return self._dispatch_rest(attempt, outcome.continue_on, outcome.partial_tokens, now)
+
+    def can_continue(self, attempt: Attempt, replicas: frozenset[str], *, now: float) -> bool:
+        """Return whether one of `replicas` could go on with the answer of an attempt that runs."""
+        others = attempt.state.open_attempts
+        if (
+            attempt.superseded
+            or attempt.state.closed
+            or any(not each.superseded for each in others if each is not attempt)
+        ):
+            return False
+        return self._takers(attempt, replicas, 0, now) is not None
+
+    def continue_beside(
+        self, attempt: Attempt, replicas: frozenset[str], partial_tokens: int, *, now: float
+    ) -> Continue | None:
+        """Dispatch the rest of an answer whose attempt stays open; `None` if it stays there alone.
+
+        It counts as a continuation unless the answer goes on where it was.
+        """
+        if not self.can_continue(attempt, replicas, now=now):
+            return None
+        found = self._dispatch_rest(attempt, replicas, partial_tokens, now)
+        assert found is not None, "it can be continued"
+        attempt.state.open_attempts[-1].beside = attempt.attempt_id
+        return found
+
+    def _dispatch_rest(
+        self, attempt: Attempt, replicas: frozenset[str], partial_tokens: int, now: float
+    ) -> Continue | None:
+        state, left = attempt.state, self._takers(attempt, replicas, partial_tokens, now)
         if left is None:
             return None
         request, candidates = left
         if state.first_token_s is None:
             state.first_token_s = attempt.first_token_s
-        state.request, state.partial_tokens = request, outcome.partial_tokens
+        state.request, state.partial_tokens = request, partial_tokens
         state.continuations += 1
         return Continue(request.request_id, self._dispatch(state, candidates, now))
 
-    def can_continue(self, attempt: Attempt, replicas: frozenset[str], *, now: float) -> bool:
-        """Return whether one of `replicas` could go on with the answer of an attempt that runs."""
-        return self._takers(attempt.state, replicas - {attempt.replica.spec.name}, 0, now) is not None
+    def _is_left_to_another(self, attempt: Attempt, outcome: Outcome) -> bool:
+        """Return whether the answer is left to the other one of an attempt and its continuation."""
+        state, result = attempt.state, outcome.result
+        if attempt.superseded and state.open_attempts:
+            if result is AttemptResult.SUPERSEDED:
+                state.tried_replicas.discard(attempt.replica.spec.name)
+            return True
+        if attempt.first_token_s is None and any(each.attempt_id == attempt.beside for each in state.open_attempts):
+            state.continuations -= 1  # it has not begun, and the answer may go on where it was
+            return True
+        has_rest = any(each.beside == attempt.attempt_id for each in state.open_attempts)
+        return has_rest and result is AttemptResult.FAILED_AFTER_CONTENT
+
+    def _withdraw(self, state: RequestState) -> None:
+        """Count a continuation that has not begun no longer: its replica may be asked another time."""
+        for each in state.open_attempts:
+            if each.beside is not None and each.first_token_s is None:
+                each.beside = None
+                state.continuations -= 1
+                state.withdrawn += 1
+                state.tried_replicas.discard(each.replica.spec.name)
 
     def _takers(
-        self, state: RequestState, replicas: frozenset[str], partial_tokens: int, now: float
+        self, attempt: Attempt, replicas: frozenset[str], partial_tokens: int, now: float
     ) -> tuple[RouteRequest, CandidateSet] | None:
         """Return the request for the rest of an answer and which of `replicas` can have it; `None` if none can."""
+        state = attempt.state
         if state.continuations >= self._max_continuations or state.attempts >= _MOST_PARTS:
             return None
-        if self._quotas.is_spent(state.request.client, now=now):
+        if self._quotas.is_spent(attempt.request.client, now=now):
             return None
-        allowed = state.request.replicas
+        allowed = attempt.request.replicas
         request = replace(
-            state.request,
-            prompt_tokens=state.request.prompt_tokens + partial_tokens - state.partial_tokens,
+            attempt.request,
+            prompt_tokens=attempt.request.prompt_tokens + partial_tokens - attempt.partial_tokens,
             # The estimate of tokens by bytes is the prompt's.
             text_bytes=None,
             replicas=replicas if allowed is None else replicas & allowed,
@@ -578,16 +638,17 @@ class RequestLifecycle:
     def _close(self, attempt: Attempt, outcome: Outcome, status: int, now: float) -> None:
         state = attempt.state
         state.closed = True
+        self._withdraw(state)
         self._refusals.on_closed(state)
         if state.failed:
             refused = outcome.result is AttemptResult.UPSTREAM_4XX
             self._refusals.judge_failures(state, now=now, answered=False, refused=refused)
         if attempt.state.has_quota:
-            request = attempt.state.request
+            request = attempt.request
             has_content = attempt.first_token_s is not None or state.first_token_s is not None
             used = outcome.used_tokens(request.prompt_tokens, has_content=has_content)
             charge = self._quotas.charge if attempt.state.released else self._quotas.release
-            charge(request.client, tokens=request.prompt_tokens - state.partial_tokens, used=sum(used))
+            charge(request.client, tokens=request.prompt_tokens - attempt.partial_tokens, used=sum(used))
         if self._samples.capacity:
             self._samples.append(to_sample(attempt, outcome, status, seq=self._samples.next_seq, now=now))
 
@@ -596,14 +657,18 @@ def _stop_others(attempt: Attempt) -> list[Action]:
     others = attempt.state.open_attempts
     if not others:
         return []
-    request_id = attempt.state.request.request_id
-    return [Cancel(request_id, other.attempt_id) for other in others if other is not attempt]
+    request_id, actions = attempt.request.request_id, list[Action]()
+    for other in others:
+        if other is not attempt:
+            other.superseded = True
+            actions.append(Cancel(request_id, other.attempt_id))
+    return actions
 
 
 def _learn_gap(attempt: Attempt, outcome: Outcome, now: float) -> None:
     """Let the replica learn its time per output token from a streamed answer."""
     tokens, first_s = outcome.output_tokens, attempt.first_token_s
-    if tokens is not None and tokens > 1 and first_s is not None and attempt.state.request.streamed:
+    if tokens is not None and tokens > 1 and first_s is not None and attempt.request.streamed:
         attempt.replica.learn_gap(now - first_s, tokens=tokens, mark=attempt.decode_mark)
 
 

@@ -143,6 +143,8 @@ class PrefixUpdater:
         #: Blocks that prompts of all routers have on a slot, as far as they are reported; `None` without peers.
         self.group_blocks: Callable[[int], int] | None = None
         self._prompt_tokens, self._found_tokens = FIRST_TOKENS, FIRST_SHARE * FIRST_TOKENS
+        #: The share of prompt tokens that some replica had, of the last `WINDOW_PROMPTS` or so.
+        self.found_share = FIRST_SHARE
 
     def update_fills(self) -> None:
         """Write the fill of each cache that has changed."""
@@ -161,27 +163,23 @@ class PrefixUpdater:
         memory = 1.0 - 1.0 / WINDOW_PROMPTS
         self._found_tokens = self._found_tokens * memory + found_tokens
         self._prompt_tokens = self._prompt_tokens * memory + request.prompt_tokens
-
-    @property
-    def found_share(self) -> float:
-        """The share of prompt tokens that some replica had, of the last `WINDOW_PROMPTS` or so."""
-        return self._found_tokens / self._prompt_tokens
+        self.found_share = self._found_tokens / self._prompt_tokens
 
     def on_first_token(self, attempt: Attempt, *, now: float) -> None:
         """Confirm the prompt on the replica."""
         if attempt.replica.slot >= 0:
-            self._index.confirm(attempt.state.request.blocks, attempt.replica.slot, attempt.state.request.client)
+            self._index.confirm(attempt.request.blocks, attempt.replica.slot, attempt.request.client)
             self._confirmed(attempt, now)
 
     def on_result(self, attempt: Attempt, outcome: Outcome, *, now: float) -> None:
         """Confirm or retract the prompt, and correct the index by the engine's report."""
         if attempt.replica.slot < 0:
             return
-        blocks, slot = attempt.state.request.blocks, attempt.replica.slot
+        blocks, slot = attempt.request.blocks, attempt.replica.slot
         completed, bounded = outcome.result is COMPLETED, self._index.bounded
         if completed and (bounded or attempt.first_token_s is None):
             # Once more after the first token: the engine used the blocks until now.
-            self._index.confirm(blocks, slot, attempt.state.request.client)
+            self._index.confirm(blocks, slot, attempt.request.client)
             if attempt.first_token_s is None:
                 self._confirmed(attempt, now)
         elif attempt.first_token_s is None:
@@ -194,11 +192,11 @@ class PrefixUpdater:
             estimated_tokens = attempt.decision.estimated_cached_tokens
             if self.observer is not None:
                 self.observer.on_completed(attempt, outcome)
-            self._accuracy.add(slot, attempt.state.request, outcome, estimated_tokens=estimated_tokens)
+            self._accuracy.add(slot, attempt.request, outcome, estimated_tokens=estimated_tokens)
         if completed and bounded:
             self._correct(attempt, outcome)
             if outcome.output_tokens:
-                self.answers.add(slot, attempt.state.request, outcome.output_tokens)
+                self.answers.add(slot, attempt.request, outcome.output_tokens)
                 if self.observer is not None:
                     self.observer.on_answered(attempt, outcome.output_tokens)
 
@@ -230,14 +228,14 @@ class PrefixUpdater:
 
     def _confirmed(self, attempt: Attempt, now: float) -> None:
         """Pass on that a replica has prefilled a prompt."""
-        if attempt.state.request.kv_hashes:
-            self._feeds.confirm(attempt.replica.slot, attempt.state.request, now=now)
+        if attempt.request.kv_hashes:
+            self._feeds.confirm(attempt.replica.slot, attempt.request, now=now)
         if self.observer is not None:
             self.observer.on_confirmed(attempt)
 
     def _correct(self, attempt: Attempt, outcome: Outcome) -> None:
         """Correct the replica's blocks by the engine's report of cached tokens."""
-        request, replica = attempt.state.request, attempt.replica
+        request, replica = attempt.request, attempt.replica
         confirmed = attempt.longest_confirmed
         report = CacheReport.of(request, confirmed, outcome)
         if report is None or not report.confirmed_tokens:

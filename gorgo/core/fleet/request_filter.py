@@ -470,13 +470,14 @@ def _kinds(request: RouteRequest) -> tuple[Kind, Kind]:
 # replica is chosen among all, saturated or not: choosing among the others only would spread requests with a common
 # prefix.
 #
-# How much prefill a replica has to do depends on how many go on there at once, which only requests that overlap can
-# show. So while a request has been queued for `LEARN_AFTER_S`, rounds of several requests are sent until that is known
-# (`core.latency.prefill.ParallelPrefills`): a bound on the backlog may not prevent its own correction.
+# A bound on the backlog may not prevent its own correction. How much prefill a replica has to do depends on how many go
+# on there at once, which only requests that overlap can show (`core.latency.prefill.ParallelPrefills`). So the backlog
+# holds requests back only from an engine with one queue:
 #
-# Answers in one piece have no first token that could correct the backlog: an engine that is quicker than its prior, or
-# does several prefills at once, would be held at a fraction of its speed for ever. So where all that is queued is of
-# this kind, and no first token has been seen of late, the backlog holds nothing back: the concurrency limit does.
+# - Where several prefills go on at once, nothing is gained by an order before them: the concurrency limit alone holds.
+# - Answers in one piece have no first token that could correct the backlog. While such arrive, it holds nothing back
+#   unless first tokens of others have shown of late that there is one queue.
+# - While a request has been queued for `LEARN_AFTER_S` and the verdict is old, streams are sent in rounds of two.
 
 
 #: Times count from the epoch, where a float has a quarter of a microsecond.
@@ -509,7 +510,7 @@ class SaturationDetector:
         if not self.has_slot(replica):
             return False
         queue = replica.prefill_queue
-        if queue.is_unconfirmed(engine_s=now):
+        if not queue.is_one_queue(engine_s=now):
             return True
         if now >= self.queued_since_s + LEARN_AFTER_S and queue.needs_evidence(engine_s=now):
             return queue.joins_round(engine_s=now) and not self._is_late(replica, now)
@@ -531,12 +532,15 @@ class SaturationDetector:
         """Return when a saturated replica has capacity without a further event; `None` if it needs one."""
         queue, half_rtt_s = replica.prefill_queue, one_way_s(self._fleet.columns, replica.slot)
         others_s = self._fleet.others_prefill_s(replica.slot)
-        if self._is_late(replica, now) or queue.drained_at_s == inf or not self.has_slot(replica):
+        if not self.has_slot(replica):
             return None
-        at_s = queue.own_drained_at_s(engine_s=now) - half_rtt_s - self.limits.max_backlog_s
-        if others_s:
-            at_s = max(at_s, now - self.limits.max_backlog_s) + others_s
-        return at_s if at_s > now + _NOISE_S else None
+        at_s = queue.one_queue_until_s(engine_s=now)
+        if not self._is_late(replica, now):
+            drained_s = queue.own_drained_at_s(engine_s=now) - half_rtt_s - self.limits.max_backlog_s
+            if others_s:
+                drained_s = max(drained_s, now - self.limits.max_backlog_s) + others_s
+            at_s = min(at_s, drained_s)
+        return at_s if now + _NOISE_S < at_s < inf else None
 
     def _is_late(self, replica: Replica, now: float) -> bool:
         """Return whether a first token is later than it may be."""

@@ -92,6 +92,8 @@ def prefill_s(base_s: Value, token_s: Value, kappa_s: Value, new_tokens: Value, 
 #: Memory, s: many prompts, and no longer than load stays as it is.
 FADE_S = 30.0
 _RATE = 0.25 / FADE_S
+#: As arrays: numpy makes one of a Python number at each use, which takes as long as half the arithmetic.
+_ONE, _RATES = np.array(1.0), np.array(_RATE)
 
 
 def faded(share: float, age_s: float) -> float:
@@ -114,7 +116,7 @@ def with_prefill(share: float, age_s: float, prefill_s: float) -> float:
 
 def shares_of_columns(shares: Floats, since_s: Floats, now: float) -> Floats:
     """Return the present shares of all candidates, each the same to the last bit as `faded`."""
-    left: Floats = 1.0 / (1.0 + (now - since_s) * _RATE)
+    left: Floats = _ONE / (_ONE + (now - since_s) * _RATES)
     left *= left
     return shares * (left * left)
 
@@ -129,7 +131,7 @@ def mean_of_rows(shares: Sequence[float]) -> float:
 
 def mean_of_columns(shares: Floats) -> float:
     """Return the mean, added in order; `numpy.sum` adds in pairs."""
-    return float(shares.cumsum()[-1] / len(shares))
+    return shares.cumsum().item(-1) / len(shares)
 
 
 # The learned prefill factor of a replica: how much slower than its prior it is, by the times of its first tokens.
@@ -155,7 +157,8 @@ def mean_of_columns(shares: Floats) -> float:
 # A stall (a stopped process, a lost path) is no speed. What stalls together has its tokens together, of which the first
 # alone counts; a request under which a probe failed counts for nothing. And while a replica is not used because it
 # looks slow, nothing would ever correct that. So what was learned of one that looks `NOISE` times slower than its prior
-# goes back to it with the time without a first token.
+# goes back to it with the time without a first token. One slow prefill may be a stall and is soon forgotten. A replica
+# that is slow shows it in each prefill, so each further one in a row doubles the time.
 #
 # Without a configured prior, learning starts from the speed that the engine reports (`ReportedSpeed`).
 # The reported speed has the weight of a prior. Samples stay in seconds of the default prior, so no sample counts twice
@@ -172,8 +175,10 @@ STEP_IN_PROGRESS_S = 0.005
 #: Requests that may pass one: a stuck one is passed until it fails.
 MOST_PASSED = 64
 #: Time without a first token after which a replica that looks slow has lost 1 - 1 / e of what was learned of it, s: one
-#: stall of many seconds is forgotten within twenty, and one that is slow indeed has a request as often.
-FORGET_S = 3.0
+#: stall of many seconds is forgotten within twenty. It doubles with each further slow prefill in a row, so often at
+#: most: a throttled replica is tried again within two minutes. Without doubling the p95 E2E of `slow-replica` is 1.5
+#: times that of full knowledge in simulation.
+FORGET_S, MOST_DOUBLINGS = 3.0, 5
 #: Factor on the start down to which it goes.
 FORGOTTEN = 1.05
 #: Clamp: beyond it the prior is for another engine.
@@ -192,7 +197,7 @@ class PrefillSpeed:
     True
     """
 
-    __slots__ = ("_aged_s", "_passed", "_quick", "_start", "_steady", "factor", "last_s", "parallel")
+    __slots__ = ("_aged_s", "_passed", "_quick", "_slow", "_start", "_steady", "factor", "last_s", "parallel")
 
     def __init__(self) -> None:
         self.factor = 1.0
@@ -203,6 +208,8 @@ class PrefillSpeed:
         self.last_s = -inf
         #: Until when the time without one has been counted.
         self._aged_s = -inf
+        #: Slow prefills in a row.
+        self._slow = 0
         #: Of the requests that have passed an older one since: first token, prior, end of others' work.
         self._passed: list[tuple[float, float, float]] = []
         self._steady = _Average(STEADY_MEMORY_S, STEADY_TRUST_S)
@@ -217,10 +224,14 @@ class PrefillSpeed:
         head: bool,
         shared_until_s: float = -inf,
         arrival: Arrival | None = None,
+        unseen: tuple[float, float] | None = None,
+        in_turn: bool = True,
     ) -> None:
         """The first token of a request that should take `prior_s`; `head` if no older one still waits for its own.
 
         Until `shared_until_s` the engine had prefills of other routers. `arrival` is the request's place among others.
+        `unseen` is when the engine began with those directly before it that have no visible end, and their prior, s.
+        The time is that of this prefill only if those before it had theirs `in_turn`.
         """
         if arrival is not None and shared_until_s <= arrived_s:
             self.parallel.on_first_token(arrival, arrived_s=arrived_s, engine_s=engine_s, prior_s=prior_s)
@@ -232,6 +243,8 @@ class PrefillSpeed:
             self._pass(engine_s, prior_s, shared_until_s)
             return
         begun_s = max(arrived_s, self.last_s)
+        if unseen is not None:
+            begun_s, prior_s = max(unseen[0], self.last_s), prior_s + unseen[1]
         spent_s = engine_s - begun_s
         if arrived_s + STEP_IN_PROGRESS_S > self.last_s:
             spent_s -= STEP_IN_PROGRESS_S
@@ -239,7 +252,7 @@ class PrefillSpeed:
             if passed_s > begun_s:
                 prior_s += passed_prior_s
                 shared_until_s = max(shared_until_s, passed_shared_s)
-        if shared_until_s <= begun_s:
+        if in_turn and shared_until_s <= begun_s:
             self._learn(spent_s, prior_s)
         self._begin(engine_s)
 
@@ -248,8 +261,9 @@ class PrefillSpeed:
         idle_s = engine_s - max(self.last_s, self._aged_s)
         if 0.0 < idle_s < inf:
             self._aged_s = engine_s
+            forget_s = FORGET_S * 2.0 ** clamp(self._slow - 1.0, 0.0, MOST_DOUBLINGS)
             for average in (self._steady, self._quick):
-                average.fade(exp(-idle_s / FORGET_S))
+                average.fade(exp(-idle_s / forget_s))
             self._weigh()
 
     @property
@@ -286,6 +300,11 @@ class PrefillSpeed:
     def _learn(self, spent_s: float, prior_s: float) -> None:
         self._steady.learn(spent_s, prior_s)
         self._quick.learn(spent_s, prior_s)
+        usual_s = prior_s * self._start
+        if spent_s > NOISE * usual_s:
+            self._slow += 1
+        elif spent_s > FASTEST * usual_s:  # else its prefill was in the time of another
+            self._slow = 0
         self._weigh()
 
     def _weigh(self) -> None:
@@ -337,9 +356,13 @@ class _Average:
 # request that would have waited less at twice the count is evidence for one of the two, and likewise at half of it.
 # Evidence is summed until it is `SURE` times the noise of so many predicted prefills.
 #
-# Evidence needs overlap, which a queue in front of the engine prevents. So that queue sends rounds of twice the count
-# (`joins_round`) until there is a verdict, and again after a pause, which doubles with each verdict that the count is
-# right. The requests of a round begin together, where the two differ most, and its first one has not to wait.
+# Evidence needs overlap, which a queue in front of the engine prevents. So where the engine is taken for one queue, that
+# queue sends rounds of two (`joins_round`) until there is a verdict, and again after a pause, which doubles with each
+# verdict that there is one. The requests of a round begin together, where the two differ most, and its first one has
+# not to wait. Where several go on at once, nothing is held back, and requests overlap by themselves.
+#
+# Prefills of answers in one piece have no visible end. They count as ended when they should be by the count, and each
+# that is before a request adds the noise of a predicted prefill to its evidence.
 
 
 #: A gateway with more engines than that is never full for one router.
@@ -354,6 +377,10 @@ SURE = 2.0
 _ENDS = 4 * MOST_AT_ONCE
 #: Requests after which one weighs 1 / e as evidence, and as a prefill that had not to wait.
 _EVIDENCE_MEMORY, _ALONE_MEMORY = 24.0, 12.0
+#: The latter for the speed by which replicas are compared.
+_LONG_MEMORY = 96.0
+#: Prefill by the prior at which the speeds of replicas are compared, s: a usual one.
+COMPARED_S = 0.3
 #: Share of a prefill within which the requests of a round begin.
 _TOGETHER = 0.25
 #: First and longest pause after a verdict that the count is right, s: engines behind a URL rarely come or go.
@@ -364,11 +391,12 @@ OVERLAP_AGAIN_S, LONGEST_AGAIN_S = 1.0, 60.0
 class Arrival:
     """The place of a request among the prefills of its replica: how many had ended, and how many were before it.
 
-    `before` is `None` if one of those has no visible end.
+    `unseen` of those before it have no visible end.
     """
 
     ended: int
-    before: int | None
+    before: int
+    unseen: int = 0
 
 
 class _Evidence:
@@ -408,13 +436,14 @@ class _Alone:
     is the other, so the fit contains half of a proportion with the weight of one request.
     """
 
-    __slots__ = ("_products", "_squares", "_sum_prior_s", "_sum_s", "_weight")
+    __slots__ = ("_memory", "_products", "_squares", "_sum_prior_s", "_sum_s", "_weight")
 
-    def __init__(self) -> None:
+    def __init__(self, memory: float) -> None:
+        self._memory = memory
         self._weight = self._sum_s = self._sum_prior_s = self._squares = self._products = 0.0
 
     def add(self, took_s: float, prior_s: float) -> None:
-        decay = 1.0 - 1.0 / _ALONE_MEMORY
+        decay = 1.0 - 1.0 / self._memory
         self._weight = decay * self._weight + 1.0
         self._sum_s = decay * self._sum_s + took_s
         self._sum_prior_s = decay * self._sum_prior_s + prior_s
@@ -462,9 +491,9 @@ class ParallelPrefills:
         "_alone",
         "_ended",
         "_ends",
+        "_long",
         "_of_double",
         "_of_half",
-        "_speed",
         "_verdicts",
         "count",
         "mean_s",
@@ -478,15 +507,14 @@ class ParallelPrefills:
         self._ends = [-inf] * _ENDS
         self._ended = 0
         #: Of requests without a reason to wait.
-        self._alone = _Alone()
+        self._alone, self._long = _Alone(_ALONE_MEMORY), _Alone(_LONG_MEMORY)
         self._of_double, self._of_half = _Evidence(), _Evidence()
-        self._speed = _Average(QUICK_MEMORY_S, QUICK_TRUST_S)
         #: Verdicts in a row that the count is right, and the end of the pause after the last.
         self._verdicts, self._again_s = 0, -inf
 
-    def on_arrival(self, before: int | None) -> Arrival:
-        """Return the place of a request that arrives now behind `before` others."""
-        return Arrival(self._ended, before)
+    def on_arrival(self, before: int, unseen: int = 0) -> Arrival:
+        """Return the place of a request that arrives now behind `before` others, `unseen` without a visible end."""
+        return Arrival(self._ended, before, unseen)
 
     def on_end(self, engine_s: float) -> None:
         """Count a prefill that has ended without a first token."""
@@ -495,41 +523,55 @@ class ParallelPrefills:
 
     def on_first_token(self, arrival: Arrival, *, arrived_s: float, engine_s: float, prior_s: float) -> None:
         """Record a first token."""
-        if arrival.before is not None:
-            self._learn(arrival.before, arrival, arrived_s, engine_s, prior_s)
+        self._learn(arrival.before, arrival, arrived_s, engine_s, prior_s)
         self.on_end(engine_s)
 
     def waited_s(self, arrival: Arrival, count: int, *, arrived_s: float, engine_s: float) -> float:
         """Return how long a request had to wait until `engine_s` if the engine does `count` prefills at once."""
         before = arrival.before
-        if before is None or before < count:
+        if before < count:
             return 0.0
         last = arrival.ended + before - count
         if last >= self._ended:
             return max(0.0, engine_s - arrived_s)
         return max(0.0, self._ends[last % _ENDS] - arrived_s) if self._ended - last <= _ENDS else 0.0
 
+    def alone_s(self, prior_s: float) -> float | None:
+        """Return the time of a prefill that has not to wait; `None` while unknown."""
+        expected = self._alone.prefill_s(prior_s)
+        return None if expected is None else expected[0]
+
+    @property
+    def confirmed_until_s(self) -> float:
+        """Until when the last verdict holds that the count is right; the past if there is none."""
+        return self._again_s
+
     def needs_evidence(self, *, engine_s: float) -> bool:
-        """Return whether rounds are to show if the count is right; without a prefill of known length they cannot."""
-        return engine_s >= self._again_s and self.count < MOST_AT_ONCE and self._alone.mean_s < inf
+        """Return whether rounds are to show if there is one queue; without a prefill of known length they cannot."""
+        return self.count == 1 and engine_s >= self._again_s and self._alone.mean_s < inf
 
     def joins_round(self, queued: int, *, since_s: float) -> bool:
         """Return whether one more belongs to the round of `queued` requests, the last of which came `since_s` ago."""
-        return queued < self.count or (queued < 2 * self.count and since_s <= _TOGETHER * self._alone.mean_s)
+        return not queued or (queued < 2 and since_s <= _TOGETHER * self._alone.mean_s)
 
     @property
     def sums(self) -> tuple[float, float]:
         """Time spent and time by the prior, s, both fading, where several prefills go on at once."""
-        return self._speed.sums
+        factor, (_, prior_s) = self.factor(1.0), self._alone.sums
+        return factor * prior_s, prior_s
 
     def factor(self, start: float) -> float:
-        """Return how much slower than the prior a prefill is beside others."""
-        return self._speed.value(start)
+        """Return how much slower than the prior a prefill of `COMPARED_S` is beside others; `start` while unknown.
+
+        Of one length, because the factor of what a replica happened to prefill would draw more of that to it.
+        """
+        expected = self._long.prefill_s(COMPARED_S)
+        return start if expected is None else expected[0] / COMPARED_S
 
     def _learn(self, before: int, arrival: Arrival, arrived_s: float, engine_s: float, prior_s: float) -> None:
         count, half = self.count, self.count // 2
         if not before and count == 1:  # most often; a stall is no speed
-            self._alone.add(min(engine_s - arrived_s, _MOST_SLOWER * self._alone.mean_s + _STALLED_S), prior_s)
+            self._add_alone(min(engine_s - arrived_s, _MOST_SLOWER * self._alone.mean_s + _STALLED_S), prior_s)
             return
         waits_s = self.waited_s(arrival, count, arrived_s=arrived_s, engine_s=engine_s)
         expected = self._alone.prefill_s(prior_s)
@@ -537,15 +579,13 @@ class ParallelPrefills:
         if expected is not None:
             took_s = min(took_s, waits_s + _MOST_SLOWER * max(expected[0], self._alone.mean_s) + _STALLED_S)
         spent_s = took_s - waits_s
-        if count > 1:
-            self._speed.learn(spent_s, prior_s)
         self.mean_s = spent_s if not self.mean_s else self.mean_s + (spent_s - self.mean_s) / _ALONE_MEMORY
         if before < max(1, half):
-            self._alone.add(took_s, prior_s)
+            self._add_alone(took_s, prior_s)
             return
         if expected is None:
             return
-        waited_s, noise_s = took_s - expected[0], expected[1]
+        waited_s, noise_s = took_s - expected[0], expected[1] * sqrt(1.0 + arrival.unseen)
         if before >= count and count < MOST_AT_ONCE:
             less_s = self.waited_s(arrival, 2 * count, arrived_s=arrived_s, engine_s=engine_s)
             self._of_double.add(smaller_s=waits_s, larger_s=less_s, waited_s=waited_s, noise_s=noise_s)
@@ -553,6 +593,10 @@ class ParallelPrefills:
             more_s = self.waited_s(arrival, half, arrived_s=arrived_s, engine_s=engine_s)
             self._of_half.add(smaller_s=more_s, larger_s=waits_s, waited_s=waited_s, noise_s=noise_s)
         self._judge(engine_s)
+
+    def _add_alone(self, took_s: float, prior_s: float) -> None:
+        self._alone.add(took_s, prior_s)
+        self._long.add(took_s, prior_s)
 
     def _judge(self, engine_s: float) -> None:
         if self.count > 1 and self._of_half.for_larger < -SURE:
@@ -567,9 +611,6 @@ class ParallelPrefills:
             self._of_double.reset()
 
     def _set(self, count: int) -> None:
-        if self.count == 1:
-            self._speed = _Average(QUICK_MEMORY_S, QUICK_TRUST_S)
-            self._speed.learn(*self._alone.sums)
         self.count, self._verdicts, self._again_s = count, 0, -inf
         self._of_double.reset()
         self._of_half.reset()
@@ -679,8 +720,8 @@ class ReportedSpeed:
 
 #: A first token may be so late before its replica counts as stuck, s.
 STUCK_AFTER_S = 0.3
-#: Age up to which a first token shows how quickly the engine works, s: as long as `STEADY_MEMORY_S`.
-CONFIRMED_S = 10.0
+#: Age up to which an answer in one piece says that there will be others, s: rarer ones show in little of the backlog.
+MIXED_S = 10.0
 #: Requests per prefill at once whose times are predicted one by one.
 _MOST_PLACED = 4
 
@@ -719,6 +760,7 @@ class PrefillQueue:
         "_invisible",
         "_prior_s",
         "_silent_s",
+        "_unseen_s",
         "drained_at_s",
         "head_due_s",
         "on_change",
@@ -740,6 +782,8 @@ class PrefillQueue:
         self._prior_s = 0.0
         #: Queued requests whose first token is not visible.
         self._invisible = 0
+        #: When a request without a visible first token last arrived.
+        self._unseen_s = -inf
         #: When the engine last did not answer a probe.
         self._silent_s = -inf
         #: Work of other routers before the queued requests, as of their dispatches, s; `drained_at_s` contains it.
@@ -759,13 +803,24 @@ class PrefillQueue:
         return prior_s * self.speed.factor if count == 1 else prior_s * self.speed.factor / count
 
     def needs_evidence(self, *, engine_s: float) -> bool:
-        """Return whether rounds are to show how many prefills go on at once; answers in one piece show nothing."""
-        return not self._invisible and self.speed.parallel.needs_evidence(engine_s=engine_s)
+        """Return whether rounds are to show if there is one queue; answers in one piece show nothing."""
+        return not self._is_mixed(engine_s) and self.speed.parallel.needs_evidence(engine_s=engine_s)
 
-    def is_unconfirmed(self, *, engine_s: float) -> bool:
-        """Return whether nothing shows how much of the work is left: first tokens neither come nor came of late."""
-        is_invisible = 0 < self._invisible == len(self._entries)
-        return is_invisible and engine_s - self.speed.last_s > CONFIRMED_S
+    def is_one_queue(self, *, engine_s: float) -> bool:
+        """Return whether the predicted work tells when the engine begins with one more.
+
+        Not where several prefills go on at once, nor where there are answers in one piece, which no first token
+        corrects, and no other request has shown lately that there is one queue.
+        """
+        parallel = self.speed.parallel
+        return parallel.count == 1 and (engine_s < parallel.confirmed_until_s or not self._is_mixed(engine_s))
+
+    def one_queue_until_s(self, *, engine_s: float) -> float:
+        """Return when `is_one_queue` ends without an event; infinite if it does not."""
+        return self.speed.parallel.confirmed_until_s if self._is_mixed(engine_s) else inf
+
+    def _is_mixed(self, engine_s: float) -> bool:
+        return engine_s - self._unseen_s <= MIXED_S
 
     def joins_round(self, *, engine_s: float) -> bool:
         """Return whether one more request belongs to the round that is queued."""
@@ -820,9 +875,11 @@ class PrefillQueue:
     def add(self, key: str, *, arrives_s: float, prior_s: float, streamed: bool, shared_s: float = 0.0) -> None:
         """Add a dispatched request; `shared_s` is work of other routers before it that is not before others queued."""
         assert key not in self._entries, "an attempt is dispatched once"
-        place = self.speed.parallel.on_arrival(None if self._invisible else len(self._entries))
+        place = self.speed.parallel.on_arrival(len(self._entries), self._invisible)
         self._entries[key] = _Entry(arrives_s, prior_s, streamed, shared_s, place)
-        self._invisible += not streamed
+        if not streamed:
+            self._invisible += 1
+            self._unseen_s = arrives_s
         self._prior_s += prior_s
         self.shared_s += shared_s
         begins_s = arrives_s if arrives_s > self.drained_at_s else self.drained_at_s
@@ -838,9 +895,11 @@ class PrefillQueue:
         entry = self._entries.get(key)
         if entry is None:
             return
+        ahead, began_s = 0.0, self._began_s()
         while (head_key := self._head_key()) != key and not self._entries[head_key].streamed:
             if self.speed.parallel.count > 1:
                 break
+            ahead += self._entries[head_key].prior_s
             self._pass_head()
         self.speed.on_first_token(
             engine_s=engine_s,
@@ -849,6 +908,8 @@ class PrefillQueue:
             head=head_key == key,
             shared_until_s=max(shared_until_s, self._silent_s),
             arrival=entry.place,
+            unseen=(began_s, ahead) if ahead else None,
+            in_turn=not entry.place.before or self.is_one_queue(engine_s=engine_s),
         )
         self._remove(key)
         self._anchor_s = engine_s
@@ -926,20 +987,21 @@ class PrefillQueue:
 
     def _advance_parallel(self, engine_s: float) -> None:
         """Drop requests whose invisible prefill must be over, and set when one more may begin and the head is due."""
-        parallel, factor = self.speed.parallel, self.speed.factor
+        parallel = self.speed.parallel
         if self._invisible:
             for key, entry in list(self._entries.items()):
-                if not entry.streamed and self._begins_s(entry, engine_s) + entry.prior_s * factor <= engine_s:
-                    parallel.on_end(engine_s)
+                ends_s = self._begins_s(entry, engine_s) + self._takes_s(entry)
+                if not entry.streamed and ends_s <= engine_s:
+                    parallel.on_end(ends_s)
                     self._remove(key)
         self.drained_at_s = self._free_at_s(engine_s) + self.shared_s
         if self._entries and (head := self._head()).streamed:
-            own_s = max(head.prior_s * factor, parallel.mean_s)
+            own_s = max(self._takes_s(head), parallel.mean_s)
             self.head_due_s = self._begins_s(head, engine_s) + head.shared_s + own_s
 
     def _free_at_s(self, engine_s: float) -> float:
         """Return when an engine that does several prefills at once may begin with one more; `engine_s` if now."""
-        count, factor = self.speed.parallel.count, self.speed.factor
+        count = self.speed.parallel.count
         if len(self._entries) < count:
             return engine_s
         if len(self._entries) > _MOST_PLACED * count:  # one by one would take too long, and says no more
@@ -947,8 +1009,13 @@ class PrefillQueue:
         ends_s: list[float] = []
         for entry in self._entries.values():
             begins_s = self._begins_s(entry, engine_s) if len(ends_s) < count else max(entry.arrival_s, heappop(ends_s))
-            heappush(ends_s, max(engine_s, begins_s + entry.prior_s * factor))
+            heappush(ends_s, max(engine_s, begins_s + self._takes_s(entry)))
         return ends_s[0]
+
+    def _takes_s(self, entry: _Entry) -> float:
+        """Return the time of a prefill beside others: as those took that had not to wait, which has a constant part."""
+        alone = self.speed.parallel.alone_s(entry.prior_s)
+        return entry.prior_s * self.speed.factor if alone is None else alone
 
     def _begins_s(self, entry: _Entry, engine_s: float) -> float:
         """Return when the engine has begun with a request that is among the first."""

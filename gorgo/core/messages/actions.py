@@ -77,9 +77,10 @@ class Forward:
 
 @record
 class Continue:
-    """Go on with an answer that broke off, at another replica: `dispatch` is reserved like any other.
+    """Go on with an answer at another replica: `dispatch` is reserved like any other.
 
-    The client keeps what it has; the shell asks for the rest (`core.continuation`).
+    The client keeps what it has; the shell asks for the rest (`core.continuation`). The attempt before has broken off,
+    or it stays open beside the new one until either brings more of the answer.
     """
 
     request_id: str

@@ -186,7 +186,8 @@ class Outcome:
     any of a prompt, or why there was no connection. `short`: an answer of one token or none to
     a request that allows more, or a body that is no JSON; `None` for one to a request that allows no more, which says
     nothing of the replica. `continue_on` are the replicas that could go on with an answer that broke off, of which the
-    client has `partial_tokens`. `answer_bytes`: what was relayed of an answer, where the shell sees it.
+    client has `partial_tokens`; of the end of one, those before it, as the engine that went on has counted them.
+    `answer_bytes`: what was relayed of an answer, where the shell sees it.
     """
 
     result: AttemptResult

@@ -65,9 +65,9 @@ def own_loads(table: InFlightTable, *, now: float) -> Iterable[ReplicaLoad]:
         yield ReplicaLoad(
             replica.spec.name,
             len(attempts),
-            sum(each.state.request.prompt_tokens for each in attempts),
+            sum(each.request.prompt_tokens for each in attempts),
             len(waiting),
-            sum(each.state.request.prompt_tokens for each in waiting),
+            sum(each.request.prompt_tokens for each in waiting),
             sum(each.uncached_tokens for each in waiting),
             replica.prefill_queue.left_s(engine_s=now),
             max(0.0, len(first_s) * now - sum(first_s)),
@@ -184,7 +184,7 @@ class Outbox:
         """Add an engine's report."""
         shared = SharedCacheReport(
             attempt.replica.spec.name,
-            attempt.state.request.recorded_model,
+            attempt.request.recorded_model,
             report.confirmed_tokens,
             report.found_tokens,
         )
@@ -193,7 +193,7 @@ class Outbox:
 
     def on_answered(self, attempt: Attempt, output_tokens: int) -> None:
         """Add a whole answer of which a next turn may find the tokens cached."""
-        request = attempt.state.request
+        request = attempt.request
         prompt = request.blocks[-BLOCK_HASH_BYTES:]
         if prompt and request.boundaries and output_tokens > 0:
             self.dropped += len(self._answers) == MAX_ANSWERS
@@ -222,7 +222,7 @@ class Outbox:
 
 def _marks_of(attempt: Attempt, kind: MarkKind) -> PrefixMarks | None:
     """Return the marks of a prompt; `None` without a full block."""
-    request = attempt.state.request
+    request = attempt.request
     depths = _marked_depths(request)
     if not depths:
         return None
@@ -318,7 +318,7 @@ class SharedPrefixes:
     def on_confirmed(self, attempt: Attempt) -> None:
         """Mark the prefixes of a prompt, here and in the next report."""
         slot = attempt.replica.slot
-        blocks, dispatched_s = attempt.state.request.blocks, attempt.dispatched_s
+        blocks, dispatched_s = attempt.request.blocks, attempt.dispatched_s
         attempt.group_prefix = self._prefixes.last_used(slot, blocks, before_s=dispatched_s)
         marks = self._outbox.on_confirmed(attempt)
         if marks is not None:
@@ -332,7 +332,7 @@ class SharedPrefixes:
 
     def on_completed(self, attempt: Attempt, outcome: Outcome) -> None:
         """Remove the marks that are older than one which the engine did not have."""
-        prefix, request, slot = attempt.group_prefix, attempt.state.request, attempt.replica.slot
+        prefix, request, slot = attempt.group_prefix, attempt.request, attempt.replica.slot
         report = CacheReport.of(request, prefix, outcome)
         if report is not None and report.confirmed_tokens:
             usual = self._found_shares.of(slot, request.recorded_model, report.confirmed_tokens)

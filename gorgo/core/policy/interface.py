@@ -234,7 +234,7 @@ class Choice:
 def argmin_tiebreak(cost: NDArray[np.float64], in_flight: NDArray[np.float64], rng: np.random.Generator) -> int:
     """Return the row of the least cost; ties go to the fewest in flight, then to chance, against herding in a burst."""
     least = int(cost.argmin())
-    tied = (cost <= cost[least] + TIE_EPSILON).nonzero()[0]
+    tied = (cost <= cost.item(least) + TIE_EPSILON).nonzero()[0]
     if len(tied) == 1:
         return least
     load = in_flight[tied]

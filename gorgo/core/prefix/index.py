@@ -282,24 +282,29 @@ class PrefixIndex:
         path, depth = self._tree.match_path(blocks)
         all_slots = (1 << n_slots) - 1
         deeper = others = own = 0
-        worth, depths, worths = 0.0, list[float](), list[float]()
+        having, copies = 0, 1
+        worth = 0.0
+        depths: list[float] = []
+        worths: list[float] = []
         for node in reversed(path):
-            resident = node.residents
-            residents = resident & all_slots
-            if residents != deeper:
-                set_bits(matched, residents ^ deeper, depth * block_tokens)
-                deeper = residents
+            if node.residents != having:
+                having = node.residents
+                copies = having.bit_count() + 1
+                residents = having & all_slots
+                if residents != deeper:
+                    set_bits(matched, residents ^ deeper, depth * block_tokens)
+                    deeper = residents
             # The prompt parts from another one within the last run, or behind it. Else one of the children is its own.
             here = len(node.children) - own if node.end <= depth else 1
             own = 1
-            start = node.end - len(node.edge) // BLOCK_HASH_BYTES
+            start = 0 if node.parent is None else node.parent.end
             if here > others:
                 others = here
             if others:
                 if not worth:
                     depths.append(depth * block_tokens)
                     worths.append(0.0)
-                worth += (depth - start) * block_tokens * others / (others + resident.bit_count() + 1)
+                worth += (depth - start) * block_tokens * others / (others + copies)
                 depths.append(start * block_tokens)
                 worths.append(worth)
             depth = start

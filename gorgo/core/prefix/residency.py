@@ -328,6 +328,8 @@ class Residency:
 
 #: Tokens: a prompt that is cached as a whole has no uncached ones to divide by.
 _TINY = 1e-6
+#: As an array: numpy makes one of a Python number at each use.
+_NONE = np.array(0.0)
 
 
 @record
@@ -357,14 +359,15 @@ class SharedRuns:
         if len(depths) > 2:
             missing = np.interp(cached, depths[::-1], worths[::-1])
         else:
-            missing = np.maximum(depths[0] - cached, 0.0) * (worths[1] / depths[0])
+            missing = np.maximum(depths[0] - cached, _NONE) * (worths[1] / depths[0])
         discounts: Floats = missing / (cached - (prompt_tokens + _TINY))
         return discounts
 
     def discounts_of_rows(self, cached: list[float], prompt_tokens: float) -> list[float]:
         """Return the same of a few replicas to the last bit, in less time."""
         depths, worths = self.depths, self.worths
-        deepest, tokens, discounts = depths[0], prompt_tokens + _TINY, list[float]()
+        deepest, tokens = depths[0], prompt_tokens + _TINY
+        discounts: list[float] = []
         first = worths[1] / (deepest - depths[1])
         for had in cached:
             if had >= deepest:

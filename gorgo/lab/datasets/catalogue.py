@@ -76,11 +76,7 @@ def write_trace(shape: Shape, path: Path) -> None:
 
 
 def load_requests(
-    trace: str | Path,
-    filters: TraceFilters | None = None,
-    *,
-    seed: int | None = None,
-    block_tokens: int = BLOCK_TOKENS,
+    trace: str | Path, filters: TraceFilters | None = None, *, seed: int | None = None, block_tokens: int = BLOCK_TOKENS
 ) -> list[TraceRequest]:
     """Return the requests that pass `filters`, in the order of time, the first at 0.
 

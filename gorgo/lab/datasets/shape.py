@@ -20,14 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gorgo.errors import TraceError
-from gorgo.lab.datasets.prefix_shapes import (
-    AgentsShape,
-    GroupsShape,
-    HerdShape,
-    Quantiles,
-    RagShape,
-    SharingShape,
-)
+from gorgo.lab.datasets.prefix_shapes import AgentsShape, GroupsShape, HerdShape, Quantiles, RagShape, SharingShape
 from gorgo.lab.traces import BLOCK_TOKENS
 
 #: Two dozen parameters are 1 kB. The parser takes time with the square of a dotted key's parts.

@@ -441,13 +441,7 @@ def _thinks(value: Any) -> bool:
 
 
 _REFUSED: dict[str, dict[str, Callable[[Any], object]]] = {
-    CHAT: {
-        "functions": _is_on,
-        "function_call": _is_on,
-        "logprobs": _is_on,
-        "audio": _is_on,
-        "modalities": _has_audio,
-    },
+    CHAT: {"functions": _is_on, "function_call": _is_on, "logprobs": _is_on, "audio": _is_on, "modalities": _has_audio},
     COMPLETIONS: {
         "best_of": _above_one,
         "echo": _is_on,

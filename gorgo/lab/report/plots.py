@@ -271,12 +271,7 @@ def _group_plot(comparison: Comparison, series: PlotSeries, groups: Sequence[str
     return figure
 
 
-def _draw_groups(
-    panel: Axes,
-    groups: Sequence[float] | Sequence[str],
-    names: Sequence[str],
-    curves: Curves,
-) -> None:
+def _draw_groups(panel: Axes, groups: Sequence[float] | Sequence[str], names: Sequence[str], curves: Curves) -> None:
     """Draw each policy at its own place within a group, with thin lines between groups."""
     places = {group: place for place, group in enumerate(groups)}
     step = GROUP_WIDTH / max(1, len(curves))

@@ -125,9 +125,7 @@ _TABLE: tuple[NamedFleet | PooledFleet, ...] = (
     NamedFleet(name="paper", description="the paper's: 2x L40S in each of three regions, fitted", profiles=[QWEN_L40S]),
     NamedFleet(name="h100", description="the paper's for WildChat: one H100 in each region", profiles=[QWEN_H100]),
     NamedFleet(
-        name="mixed-gpus",
-        description="Llama-3.1-8B: A30 near, L40S in Frankfurt, H100 in Seoul",
-        profiles=MIXED,
+        name="mixed-gpus", description="Llama-3.1-8B: A30 near, L40S in Frankfurt, H100 in Seoul", profiles=MIXED
     ),
     NamedFleet(name="mixed-gpus-x2", description="the same with two of each GPU", profiles=MIXED, per_region=2),
     NamedFleet(name="mixed-gpus-x3", description="the same with three of each GPU", profiles=MIXED, per_region=3),

@@ -78,6 +78,16 @@ class OpenRequests:
         record.predicted_ttft_ms = None if predicted_s is None else predicted_s * 1e3
         return request
 
+    def rest_of(self, request_id: str, tokens: int) -> SimRequest:
+        """Return the request that goes on with its answer behind so many tokens."""
+        request, record = self._open[request_id]
+        more = tokens - (request.prompt_tokens - record.input_tokens)
+        return request.rest(more, block_tokens=int(self._block_tokens))
+
+    def opened_beside(self, dispatch: Dispatch) -> None:
+        """Another replica is asked for the rest of its answer, while its stream is open."""
+        self._open[dispatch.request_id][1].attempts = dispatch.attempt
+
     def hedged(self, request_id: str) -> None:
         """It goes to a second replica while the first has not answered."""
         self._open[request_id][1].hedged = True
@@ -91,9 +101,8 @@ class OpenRequests:
 
     def continued(self, request_id: str, tokens: int) -> None:
         """Its answer broke off behind so many tokens, and goes on at another replica."""
-        request, record = self._open[request_id]
-        more = tokens - (request.prompt_tokens - record.input_tokens)
-        self._open[request_id] = request.rest(more, block_tokens=int(self._block_tokens)), record
+        record = self._open[request_id][1]
+        self._open[request_id] = self.rest_of(request_id, tokens), record
         record.continued += 1
 
     def rejected(self, reject: Reject, *, now: float) -> None:

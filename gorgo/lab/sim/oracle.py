@@ -91,7 +91,7 @@ class Oracle:
             "rtt": rtt_s * trips * 1e3,
             "queue": engine_ms - prefill_ms,
             "prefill": prefill_ms,
-            "externality": weights["lambda"] * rise * prefill_ms * counted(in_flight) + decoding_ms,
+            "externality": weights["lambda"] * rise * prefill_ms * counted(in_flight, mean) + decoding_ms,
             "room": again_ms,
             "shared": (prefill_ms - again_ms) * discounts,
         }

@@ -97,11 +97,7 @@ class Pinned:
         }
 
     def choose(
-        self,
-        request: RouteRequest,
-        candidates: Candidates,
-        weights: Weights,
-        rng: np.random.Generator,
+        self, request: RouteRequest, candidates: Candidates, weights: Weights, rng: np.random.Generator
     ) -> Choice:
         names = list(candidates.names)
         replica = self._replica_of.get(request.request_id)
@@ -326,11 +322,7 @@ def _times(feed: Sequence[SimRequest]) -> tuple[float, float]:
 
 
 def assign(
-    feed: Sequence[SimRequest],
-    sessions: Sequence[Sequence[int]],
-    fleet: SimFleet,
-    *,
-    block_tokens: int = BLOCK_TOKENS,
+    feed: Sequence[SimRequest], sessions: Sequence[Sequence[int]], fleet: SimFleet, *, block_tokens: int = BLOCK_TOKENS
 ) -> list[int]:
     """Return the place in the fleet of each session, at the least estimate that the search finds."""
     if not feed:

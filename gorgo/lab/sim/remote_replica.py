@@ -19,8 +19,9 @@ from dataclasses import replace
 from functools import partial
 from math import inf
 
+from gorgo.config.model import LimitsConfig
 from gorgo.config.values import CONNECTIONS_PER_REPLICA
-from gorgo.core.continuation import STALL_GAPS, STALL_S
+from gorgo.core.continuation import RECHECK_S, STALL_GAPS, STALL_S
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.errors import BadRequest
 from gorgo.lab.sim.engine.driver import AnswerSoFar, EngineDriver, SimAttempt
@@ -174,11 +175,18 @@ class RemoteReplica:
         """Return whether it is a stream that has begun, and whose end has not left the engine."""
         return sending.has_first_token and not sending.done and sending.stage is not Stage.FINISHED
 
-    def move(self, sending: SimAttempt) -> None:
-        """The proxy ends a stream that is to go on at another replica."""
-        self._settle()
-        self._break_off(sending, self._kernel.now)
-        self._cancel(sending, _broken(sending, AttemptResult.SUPERSEDED, "moved"))
+    def so_far(self, sending: SimAttempt) -> AnswerSoFar:
+        """Return what the client has of a stream that has begun."""
+        if not self._hung:  # else that was noted when it stood still
+            self._settle()
+            self._break_off(sending, self._kernel.now)
+        assert sending.so_far is not None, "it has its first token"
+        return sending.so_far
+
+    def end_stream(self, sending: SimAttempt, why: str) -> None:
+        """The proxy ends a stream whose answer goes on at another replica, because it was moved or stands still."""
+        result = AttemptResult.SUPERSEDED if why == "moved" else AttemptResult.FAILED_AFTER_CONTENT
+        self._cancel(sending, Outcome(result, status=200, error=why))
 
     def cancel(self, sending: SimAttempt) -> None:
         """Another attempt has answered."""
@@ -249,6 +257,8 @@ class RemoteReplica:
             usual_s = max([gap_s for gap_s, _ in sending.so_far.gaps[-1:]], default=0.0)
             stalled_s = sending.so_far.last_s + max(STALL_S, STALL_GAPS * usual_s)
             self._kernel.at(max(stalled_s, self._kernel.now), partial(self._stall, sending))
+            silent_s = max(stalled_s, sending.so_far.last_s + LimitsConfig().stream_idle_timeout_s)
+            self._kernel.at(silent_s, partial(self._end_silent, sending))
 
     def revive(self) -> None:
         self._dead = False
@@ -259,7 +269,12 @@ class RemoteReplica:
 
     def _stall(self, sending: SimAttempt) -> None:
         if not sending.done:
-            self._cancel(sending, _broken(sending, AttemptResult.FAILED_AFTER_CONTENT, "stalled"))
+            sending.port.shell.on_stalled(sending)
+            self._kernel.at(self._kernel.now + RECHECK_S, partial(self._stall, sending))
+
+    def _end_silent(self, sending: SimAttempt) -> None:
+        if not sending.done:
+            self._cancel(sending, _broken(sending, AttemptResult.FAILED_AFTER_CONTENT, "timeout"))
 
     def _set_monitored(self, answers: bool) -> None:
         for port in self.ports:

@@ -10,9 +10,11 @@ LightGBM is an extra, imported when a model is fitted or loaded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
@@ -85,6 +87,137 @@ def import_lightgbm() -> ModuleType:
         raise MissingExtra(MISSING) from error
     module: ModuleType = lightgbm
     return module
+
+
+# LightGBM reads a text of its own as it is: a number that is missing or wrong is a place in the memory, at which it
+# aborts, or a branch that it follows for ever.
+
+_HEAD_KEYS = frozenset(
+    (
+        *("version", "num_class", "num_tree_per_iteration", "label_index", "max_feature_idx", "objective"),
+        *("feature_names", "feature_infos", "tree_sizes"),
+    )
+)
+#: Numbers of a tree by how many there are of them: one for each node, for each leaf, or in all.
+_OF_NODES = ["split_feature", "split_gain", "threshold", "decision_type", "left_child", "right_child"]
+_OF_NODES += ["internal_value", "internal_weight", "internal_count"]
+_OF_LEAVES = ["leaf_value", "leaf_weight", "leaf_count"]
+_IN_ALL = ["num_leaves", "num_cat", "is_linear", "shrinkage"]
+_OF_CATEGORIES = ["cat_boundaries", "cat_threshold"]
+#: Lists that it reads without a look at whether there is one.
+_REQUIRED = frozenset(
+    ("num_leaves", "num_cat", "split_feature", "threshold", "left_child", "right_child", "leaf_value")
+)
+#: Of a decision: whether it is one of categories, and the value that counts as missing (0 to 2), behind one bit more.
+_CATEGORICAL, _MISSING_SHIFT, _MOST_MISSING = 1, 2, 2
+
+
+def check_text(text: str, features: int) -> None:
+    """Check that the trees of LightGBM's format lead over `features` columns to their leaves.
+
+    Raises `ValueError` for a text that LightGBM does not write for the settings of this module.
+    """
+    if "\r" in text or "\0" in text or not text.startswith("tree\n"):
+        raise ValueError("another format")
+    start = text.find("\nTree=") + 1
+    head = _assignments(text[len("tree\n") : start], _HEAD_KEYS)
+    wanted = {"num_class": "1", "num_tree_per_iteration": "1", "max_feature_idx": str(features - 1)}
+    for key, value in wanted.items():
+        if head.get(key) != value:
+            raise ValueError(f"{key} {head.get(key)!r}; expected {value}")
+    if head.get("objective", "regression") != "regression":
+        raise ValueError(f"objective {head['objective']!r}; expected regression")
+    sizes = _integers(head, "tree_sizes")
+    if not start or not sizes or min(sizes) < 1:
+        raise ValueError("no trees")
+    data = text[start:].encode()
+    for number, size in enumerate(sizes):
+        first = b"Tree=%d\n" % number
+        if not data.startswith(first) or size > len(data):
+            raise ValueError(f"no tree {number} where it begins by tree_sizes")
+        try:
+            _check_tree(data[len(first) : size].decode(), features)
+        except ValueError as error:
+            raise ValueError(f"tree {number}: {error}") from None
+        data = data[size:]
+    if not data.startswith(b"end of trees\n"):
+        raise ValueError("no end of the trees where it is by tree_sizes")
+
+
+def _check_tree(text: str, features: int) -> None:
+    body = text.rstrip("\n")
+    if len(text) - len(body) < 2 or "\n\n" in body:
+        raise ValueError("no end")
+    found = _assignments(body, {*_OF_NODES, *_OF_LEAVES, *_IN_ALL, *_OF_CATEGORIES})
+    if not found.keys() >= _REQUIRED:
+        raise ValueError(f"no {', '.join(sorted(_REQUIRED - found.keys()))}")
+    (leaves,), (categories,) = _integers(found, "num_leaves", 1), _integers(found, "num_cat", 1)
+    if leaves < 1 or categories < 0 or found.get("is_linear", "0") != "0":
+        raise ValueError("leaves, categories or linear leaves that there are not")
+    nodes = leaves - 1
+    for keys, count in ((_OF_NODES, nodes), (_OF_LEAVES, leaves), (["shrinkage"], 1)):
+        for key in keys:
+            # LightGBM writes no weight of a leaf that is the whole tree, and reads none.
+            if key in found and not (leaves == 1 and key != "leaf_value" and not found[key]):
+                _numbers(found, key, count)
+    if not all(map(math.isfinite, _numbers(found, "leaf_value", leaves))):
+        raise ValueError("a leaf_value that is not finite")
+    if not all(0 <= column < features for column in _integers(found, "split_feature", nodes)):
+        raise ValueError(f"a split_feature that is not 0 to {features - 1}")
+    for key in ("left_child", "right_child"):
+        # A node is made after its parent; leaves are negative.
+        children = _integers(found, key, nodes)
+        if not all(node < child < nodes or -leaves <= child < 0 for node, child in enumerate(children)):
+            raise ValueError(f"a {key} that is neither a later node nor a leaf")
+    _check_categories(found, nodes, categories)
+
+
+def _check_categories(found: Mapping[str, str], nodes: int, categories: int) -> None:
+    decisions = _integers(found, "decision_type", nodes) if "decision_type" in found else [0] * nodes
+    if not all(0 <= each >> _MISSING_SHIFT <= _MOST_MISSING for each in decisions):
+        raise ValueError("a decision_type that there is not")
+    places = [
+        place
+        for place, decision in zip(_numbers(found, "threshold", nodes), decisions, strict=True)
+        if decision & _CATEGORICAL
+    ]
+    if not all(place.is_integer() and 0 <= place < categories for place in places):
+        raise ValueError(f"a threshold of categories that is not 0 to {categories - 1}")
+    if categories:
+        bounds = _integers(found, "cat_boundaries", categories + 1)
+        if bounds[0] != 0 or any(after <= before for before, after in pairwise(bounds)):
+            raise ValueError("cat_boundaries that do not ascend from 0")
+        words = _integers(found, "cat_threshold", bounds[-1])
+        if not all(0 <= word < 1 << 32 for word in words):
+            raise ValueError("a cat_threshold of more than 32 bits")
+
+
+def _assignments(text: str, keys: Set[str]) -> dict[str, str]:
+    """Return the lines `key=value`, each key once."""
+    found: dict[str, str] = {}
+    for line in text.split("\n"):
+        key, _, value = line.partition("=")
+        if line and (key not in keys or key in found or "=" not in line):
+            raise ValueError(f"the line {line[:40]!r}")
+        found[key] = value
+    return found
+
+
+def _numbers(found: Mapping[str, str], key: str, count: int) -> list[float]:
+    words = _words(found, key, count)
+    return [float(word) for word in words]
+
+
+def _integers(found: Mapping[str, str], key: str, count: int | None = None) -> list[int]:
+    return [int(word) for word in _words(found, key, count)]
+
+
+def _words(found: Mapping[str, str], key: str, count: int | None) -> Sequence[str]:
+    value = found.get(key, "")
+    words = value.split(" ") if value else []
+    if (count is not None and len(words) != count) or not value.isascii() or "_" in value:
+        raise ValueError(f"{len(words)} numbers of {key}; expected {count}")
+    return words
 
 
 class Trees:

@@ -175,6 +175,11 @@ def is_event_stream(headers: Sequence[Header]) -> bool:
     return kind is not None and kind.lstrip().lower().startswith(b"text/event-stream")
 
 
+def is_json_type(headers: Sequence[Header]) -> bool:
+    kind = find(headers, b"content-type")
+    return kind is not None and kind.partition(b";")[0].strip().lower() == b"application/json"
+
+
 def is_encoded(headers: Sequence[Header]) -> bool:
     """Return whether a coding other than `identity` applies."""
     for name, value in headers:

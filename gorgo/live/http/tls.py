@@ -34,6 +34,8 @@ class ServedTls:
     place: str = "proxy.tls"
     #: Protocols that clients may negotiate.
     alpn: Sequence[str] = ("http/1.1",)
+    #: File of the authorities that sign clients' certificates; `None` demands none of a client.
+    client_ca: str | None = None
     #: When the first certificate of the loaded chain expires, s since 1970; `None` if it cannot be read.
     expires_s: float | None = field(default=None)
 
@@ -41,16 +43,51 @@ class ServedTls:
         """Load the files anew, for handshakes from now on. Raises `ConfigError` and keeps the old pair."""
         if files.cert is None or files.key is None:
             return  # turning TLS off needs a restart
-        _server_context(files.cert, files.key, self.place, self.alpn)
+        fresh = _server_context(files.cert, files.key, self.place, self.alpn, self.client_ca)
         _load(self.place, self.context, files.cert, files.key)
+        if self.client_ca is not None:
+            _hand_on(self.context, fresh)
         self.expires_s = expiry_s(files.cert)
 
 
-def served_tls(files: TlsConfig, *, place: str = "proxy.tls", alpn: Sequence[str] = ("http/1.1",)) -> ServedTls | None:
-    """Return TLS of a listener, None without a certificate. Raises `ConfigError`."""
+def served_tls(
+    files: TlsConfig,
+    *,
+    place: str = "proxy.tls",
+    alpn: Sequence[str] = ("http/1.1",),
+    client_ca: str | None = None,
+) -> ServedTls | None:
+    """Return TLS of a listener, None without a certificate. Raises `ConfigError`.
+
+    With `client_ca` the handshake of a client without a certificate of those authorities fails, and one of TLS 1.2.
+    """
     if files.cert is None or files.key is None:
         return None
-    return ServedTls(_server_context(files.cert, files.key, place, alpn), place, alpn, expiry_s(files.cert))
+    context = _server_context(files.cert, files.key, place, alpn, client_ca)
+    return ServedTls(context, place, alpn, client_ca, expiry_s(files.cert))
+
+
+def trust_clients_of(context: ssl.SSLContext, client_ca: str, place: str) -> None:
+    """Demand a certificate of clients that one of the file's authorities has signed. Raises `ConfigError`."""
+    with _explained(place, f"client_ca {client_ca!r}", "certificates of authorities in PEM form"):
+        _no_pipe(client_ca)
+        context.load_verify_locations(client_ca)
+        if not context.cert_store_stats()["x509_ca"]:
+            raise ValueError("none of its certificates is an authority's")  # every client would be refused
+    context.verify_mode = ssl.CERT_REQUIRED
+    # A resumed session shows no certificate: it would outlive the authority that is taken away. Those of TLS 1.2 are in
+    # OpenSSL's own cache too, which Python cannot turn off; of TLS 1.3 there are none without tickets.
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.num_tickets = 0
+
+
+def _hand_on(context: ssl.SSLContext, fresh: ssl.SSLContext) -> None:
+    """Let handshakes with `context` go on with `fresh`: an authority is never taken out of a context in use."""
+
+    def switch(handshake: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        handshake.context = fresh
+
+    context.sni_callback = switch
 
 
 #: Between two looks at the files of a listener, s.
@@ -63,12 +100,12 @@ async def follow_files(served: ServedTls, files: Callable[[], TlsConfig]) -> Non
     `files` returns those of the configuration in force.
     """
     now = files()
-    watched = _PemFiles(now)
+    watched = _PemFiles(now, served.client_ca)
     while True:
         await asyncio.sleep(RENEW_S)
         if files() != now:  # a reload has loaded the others
             now = files()
-            watched = _PemFiles(now)
+            watched = _PemFiles(now, served.client_ca)
         elif watched.have_changed():
             with suppress(ConfigError):  # replaced again meanwhile: the next look finds that
                 served.renew(now)
@@ -76,12 +113,13 @@ async def follow_files(served: ServedTls, files: Callable[[], TlsConfig]) -> Non
 
 
 class _PemFiles:
-    """Certificate and key on disk, and whether they have changed since they were last in use."""
+    """Certificate, key and authorities on disk, and whether they have changed since they were last in use."""
 
-    def __init__(self, files: TlsConfig) -> None:
+    def __init__(self, files: TlsConfig, client_ca: str | None) -> None:
         assert files.cert is not None, "the listener has TLS"
         assert files.key is not None, "the listener has TLS"
-        self._paths = (Path(files.key), Path(files.cert))
+        self._client_ca = client_ca
+        self._paths = (Path(files.key), Path(files.cert), *(() if client_ca is None else (Path(client_ca),)))
         self._stamps = self._read_stamps()
 
     def have_changed(self) -> bool:
@@ -92,7 +130,9 @@ class _PemFiles:
                 return False
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(self._paths[1], self._paths[0], password=b"")
-        except (OSError, ValueError):  # half-written, or gone: the old pair stays
+            if self._client_ca is not None:
+                trust_clients_of(context, self._client_ca, "")
+        except (OSError, ValueError, ConfigError):  # half-written, or gone: the old pair stays
             return False
         self._stamps = stamps
         return True
@@ -166,13 +206,15 @@ def upstream_tls(replica: ReplicaConfig, shared: SharedTls) -> ssl.SSLContext:
     return context
 
 
-def _server_context(cert: str, key: str, place: str, alpn: Sequence[str]) -> ssl.SSLContext:
+def _server_context(cert: str, key: str, place: str, alpn: Sequence[str], client_ca: str | None) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     # A renegotiation costs the server more than the client; OpenSSL 1.1.1 allows it by default.
     context.options |= ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols(list(alpn))
     _load(place, context, cert, key)
+    if client_ca is not None:
+        trust_clients_of(context, client_ca, place)
     return context
 
 

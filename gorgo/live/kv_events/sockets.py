@@ -315,12 +315,42 @@ class Receiver:
 #: Of one subscription: the longest message, and some short ones. Of one replay: the thousand messages of its queue.
 #: Of all together; beyond it the one with most is refused.
 MAX_LIVE_BYTES, MAX_REPLAY_BYTES, MAX_ALL_BYTES = 20 * 1024 * 1024, 64 * 1024 * 1024, 128 * 1024 * 1024
+#: Memory by which the process may grow while bytes wait, beside twice these: ZeroMQ takes 64 bytes for a frame of one
+#: byte, which is two on the network.
+MAX_GROWTH_BYTES = 64 * 1024 * 1024
+#: Bytes that wait in all subscriptions below which memory is none of theirs.
+FEW_BYTES = 256 * 1024
 #: Between two looks, s: a fast network brings some dozens of megabytes.
 BACKLOG_S = 0.05
 #: Allowed for heartbeats, per s: an engine sends a few bytes of them.
 HEARTBEAT_BYTES_PER_S = 64.0
 #: Place of the received bytes in what Linux says of a TCP connection, and the size up to their end.
 _RECEIVED_AT, _TCP_INFO_BYTES = 128, 136
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class Backlogs(set["Backlog"]):
+    """What waits in all sockets of a process.
+
+    Parameters
+    ----------
+    resident:
+        Returns the memory of the process in bytes, 0 where the system does not say.
+    """
+
+    def __init__(self, resident: Callable[[], int] = lambda: _resident_bytes()) -> None:
+        super().__init__()
+        self._resident = resident
+        self._before: int | None = None
+
+    def growth_bytes(self, waiting: int) -> int:
+        """Return by how much the process has grown since `FEW_BYTES` wait; `waiting` do now."""
+        if waiting < FEW_BYTES:
+            self._before = None
+            return 0
+        now = self._resident()
+        self._before = now if self._before is None else self._before
+        return now - self._before
 
 
 class Backlog:
@@ -332,7 +362,7 @@ class Backlog:
         That may wait.
     """
 
-    def __init__(self, most_bytes: int, others: set[Backlog]) -> None:
+    def __init__(self, most_bytes: int, others: Backlogs) -> None:
         self._most_bytes = most_bytes
         self._others = others
         self._connections: dict[int, socket.socket] = {}
@@ -367,8 +397,12 @@ class Backlog:
         every = sum(other.bytes for other in self._others)
         if self.bytes > self._most_bytes:
             raise MessageRefusedError(f"{self.bytes} bytes wait or have no end; expected at most {self._most_bytes}")
-        if every > MAX_ALL_BYTES and self.bytes == max(other.bytes for other in self._others):
+        has_most = self.bytes == max(other.bytes for other in self._others)
+        if every > MAX_ALL_BYTES and has_most:
             raise MessageRefusedError(f"{every} bytes wait in all subscriptions; expected at most {MAX_ALL_BYTES}")
+        growth, most = self._others.growth_bytes(every), MAX_GROWTH_BYTES + 2 * every
+        if growth > most and has_most:
+            raise MessageRefusedError(f"{every} bytes that wait or have no end took {growth}; expected at most {most}")
 
     async def watch(self) -> None:
         """Look at an interval until too much waits. Raises `MessageRefusedError`."""
@@ -383,6 +417,15 @@ class Backlog:
 
     def _received(self) -> int:
         return sum(map(_received_bytes, self._connections.values()))
+
+
+def _resident_bytes() -> int:
+    """Return the memory of this process; 0 where the system does not say."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * _PAGE_BYTES
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def _received_bytes(connection: socket.socket) -> int:
@@ -445,7 +488,7 @@ class KvSockets:
         self._turn = turn
         self._context: Any = zmq.asyncio.Context()
         self._arrivals = Arrivals()
-        self.backlogs: set[Backlog] = set()
+        self.backlogs = Backlogs()
 
     @contextmanager
     def subscribed(self, source: KvEventSource, *, taker: MessageTaker) -> Iterator[tuple[Receiver, Any, Backlog]]:

@@ -54,16 +54,15 @@ class KvSources:
 
     async def announced(self) -> tuple[KvEventSource, ...] | None:
         """Return the sources that the engine announces, none of an engine without events."""
-        host = self._target.upstream.host
         match self._target.dialect.name:
             case "sglang":
                 for path in SGLANG_PATHS:
-                    found = read_sglang(await self._answer(path), host=host)
+                    found = read_sglang(await self._answer(path), host=self._target.upstream.checked_host)
                     if found is not None:
                         return found
                 return None
             case "vllm":
-                return read_vllm(await self._answer(VLLM_PATH), host=host)
+                return read_vllm(await self._answer(VLLM_PATH), host=self._target.upstream.checked_host)
         return None if self._target.detects_engine and self._target.found_engine is None else ()
 
 

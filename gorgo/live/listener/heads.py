@@ -1,4 +1,4 @@
-"""Limits of heads: of one in bytes and time, and of all incomplete ones of a listener in sum.
+"""Limits of a listener: of connections, of one head in bytes and time, and of all incomplete heads in sum.
 
 The sum has the bytes behind requests in progress too: they are the next head, or nothing.
 
@@ -23,6 +23,18 @@ class HeadLimits:
 
     size_bytes: int
     timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptLimits:
+    """Limits of new connections.
+
+    `connections` may be open at once. One more ends the connection that has been idle for longest. If none is idle, it
+    is closed without a response, which would need the resources in short supply.
+    """
+
+    head: HeadLimits
+    connections: int
 
 
 class PartialHeads:

@@ -14,11 +14,10 @@ import ssl
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, cast
 
 from gorgo.live.listener.connection.client_connection import ClientConnection, ServerSettings
-from gorgo.live.listener.heads import HeadLimits, PartialHeads
+from gorgo.live.listener.heads import AcceptLimits, PartialHeads
 from gorgo.live.listener.hypercorn_server import ServerConfig, run_server
 from gorgo.live.logs import log
 
@@ -27,18 +26,6 @@ _ACCEPT_AGAIN_S = 1.0
 #: Parts of a stop, each with its share of `graceful_timeout`: open requests end, their calls are cancelled, transports
 #: are aborted.
 _STAGES = 3
-
-
-@dataclass(frozen=True, slots=True)
-class AcceptLimits:
-    """Limits of new connections.
-
-    `connections` may be open at once. One more ends the connection that has been idle for longest. If none is idle, it
-    is closed without a response, which would need the resources in short supply.
-    """
-
-    head: HeadLimits
-    connections: int
 
 
 async def serve_app(

@@ -404,8 +404,15 @@ class Reloader:
             deadlines = deadlines_by_region(config)
             for replica in (*changes.added, *changes.replaced):
                 tls = upstream_tls(replica, self._state.replicas.tls)
-                limits, buffers = config.limits, self._state.buffers
-                target = make_target(replica, limits, deadlines[replica.region], secrets[replica.name], tls, buffers)
+                target = make_target(
+                    replica,
+                    config.limits,
+                    deadlines[replica.region],
+                    secrets[replica.name],
+                    tls,
+                    self._state.buffers,
+                    plain=self._state.plain,
+                )
                 undo.push_async_callback(target.upstream.aclose)
                 monitors.append(ReplicaMonitor(self._state, target))
             results = await asyncio.gather(*(monitor.probe_once() for monitor in monitors))
@@ -547,7 +554,7 @@ async def move_streams(state: LiveState, target: Target) -> int:
         left = [stream for stream in target.streams if stream not in tried][:MOST_TRIED]
         now = state.routing.clock()
         if left and state.routing.router.view.has_short_queue(backlog_s=MOST_BACKLOG_S, now=now):
-            leaves = next((stream for stream in left if stream.interrupt(MOVED)), None)
+            leaves = next((stream for stream in left if stream.move(MOVED)), None)
             moved += leaves is not None
             tried.update(left if leaves is None else left[: left.index(leaves) + 1])
         if not left:

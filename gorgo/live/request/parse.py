@@ -608,6 +608,12 @@ class Gaps:
             seconds.append(now - self.last_s)
         self.last_s = now
 
+    def add_pause(self, chunk: bytes, seconds: float) -> None:
+        """Count a pause of the client's that ended with a chunk which had come before."""
+        last_s = self.last_s
+        self.add(chunk, last_s + seconds)
+        self.last_s = last_s
+
     def drop_all(self) -> None:
         """Remove all gaps: pieces of one body are not tokens."""
         del self._seconds[:]

@@ -43,6 +43,8 @@ class RequestRecord:
     hedged: bool = False
     #: How often its answer broke off and went on at another replica.
     continued: int = 0
+    #: Attempts at the rest of its answer that were cancelled, because it went on where it was.
+    withdrawn: int = 0
     #: `None` unless this request is traced.
     trace: Trace | None = None
     #: Name of its key; `None` while clients need none.
@@ -146,7 +148,7 @@ class RequestRecord:
 
     @property
     def _retries(self) -> int:
-        return max(0, self.attempts - 1 - self.hedged - self.continued)
+        return max(0, self.attempts - 1 - self.hedged - self.continued - self.withdrawn)
 
     def _log(self, route: str, request_id: str, status: int, now: float) -> None:
         outcome = self.outcome

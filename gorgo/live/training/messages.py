@@ -1,4 +1,7 @@
-"""What passes between the proxy and the process that trains: settings there, then outcomes, and replies back."""
+"""What passes between the proxy and the process that trains: settings there, then outcomes, and replies back.
+
+A process that starts without settings tries model files instead.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,15 @@ class Settings:
     spec: TrainingSpec
     seed: int
     incumbent: bytes | None
+
+
+@record
+class GivenModel:
+    """The bytes of a model file, the file's name for errors, and the features that are expected."""
+
+    data: bytes
+    place: str
+    names: tuple[str, ...]
 
 
 @record

@@ -1,7 +1,7 @@
 """Files of the models of one proxy: one per policy beside the state file, and the one that the configuration names.
 
-Beside each model are the newest outcomes, with which a training goes on after a restart. Owns which model a policy
-starts with. Leaves their form to `gorgo.learning.model_file`. Every call blocks.
+Beside each model are the newest outcomes, with which a training goes on after a restart. Owns which file counts first.
+Leaves their form to `gorgo.learning.model_file`. Every call blocks.
 """
 
 from __future__ import annotations
@@ -12,18 +12,16 @@ from pathlib import Path
 
 from gorgo.config.atomic import write_atomically
 from gorgo.core.training.learning import Learner
-from gorgo.core.training.model import Model
 from gorgo.core.training.outcomes import TrainingRows
 from gorgo.errors import GorgoError
-from gorgo.learning.model_file import dump_outcomes, load, load_outcomes
+from gorgo.learning.model_file import dump_outcomes, load_outcomes
 from gorgo.live.logs import log
 
 
 @dataclass(frozen=True, slots=True)
-class StoredModel:
-    """A model with its file and the time of its last change, seconds since the epoch."""
+class StoredFile:
+    """A file of a model and the time of its last change, seconds since the epoch."""
 
-    model: Model
     path: Path
     changed_s: float
 
@@ -58,23 +56,15 @@ class ModelStore:
         state = self._state_path
         return None if state is None else state.with_name(f"{state.name}.{policy}.outcomes.npz")
 
-    def load(self, learner: Learner, configured: Path | None, *, own: bool = True) -> StoredModel | None:
-        """Return the newest model that `learner` can use: its own beside the state file, or the configured one.
+    def files(self, policy: str, configured: Path | None, *, own: bool = True) -> list[StoredFile]:
+        """Return the files that a policy's model may be in, newest first: its own, and the configured one.
 
-        A file that cannot be used is logged, and then the other one counts. With `own=False` only the configured one
-        is read.
+        One that cannot be looked at is logged. With `own=False` it is the configured one alone.
         """
-        paths = [path for path in (self.path(learner.name) if own else None, configured) if path is not None]
+        paths = [path for path in (self.path(policy) if own else None, configured) if path is not None]
         times = {path: _changed_s(path, required=path is configured) for path in paths}
-        found = [(changed_s, path) for path, changed_s in times.items() if changed_s is not None]
-        for changed_s, path in sorted(found, reverse=True):
-            try:
-                return StoredModel(
-                    load(path, names=learner.feature_names, kinds=(learner.training.kind,)), path, changed_s
-                )
-            except (GorgoError, OSError) as error:
-                log("model_not_loaded", level=logging.ERROR, file=str(path), policy=learner.name, reason=str(error))
-        return None
+        found = [StoredFile(path, changed_s) for path, changed_s in times.items() if changed_s is not None]
+        return sorted(found, key=lambda file: file.changed_s, reverse=True)
 
     def save(self, policy: str, data: bytes) -> Path | None:
         """Write the bytes of a model file durably; return the file, `None` without one. Raises `OSError`."""

@@ -29,14 +29,14 @@ from gorgo.core.router import Router
 from gorgo.core.training.learning import Learner
 from gorgo.core.training.model import Model, TrainingSpec
 from gorgo.core.training.outcomes import TrainingRows
-from gorgo.errors import GorgoError
-from gorgo.learning.model_file import dumps, loads
+from gorgo.errors import GorgoError, ModelFileError
+from gorgo.learning.model_file import NATIVE_KINDS, dumps, loads, read
 from gorgo.live.event_loop import Clock
 from gorgo.live.helper_process import HelperFailed, HelperProcess
 from gorgo.live.helper_worker import pickled
 from gorgo.live.logs import log
 from gorgo.live.telemetry.counters import LearningMetrics, ModelGauges
-from gorgo.live.training.messages import Outcomes, Reply, Settings
+from gorgo.live.training.messages import GivenModel, Outcomes, Reply, Settings
 from gorgo.live.training.model_store import ModelStore
 from gorgo.live.training_status import ModelInUse, TrainingState
 
@@ -70,10 +70,26 @@ MAX_ROWS = 2000
 MAX_MEASURED = 200
 #: Time for one round; the largest takes tens of seconds on a core of its own.
 ROUND_TIMEOUT_S = 900.0
+#: Time to start a process, load a model and predict once: seconds on a busy machine.
+TRY_TIMEOUT_S = 60.0
+WORKER = "gorgo.live.training.worker"
 #: Added to the proxy's own: where processors are few, the event loop goes first.
 NICENESS = 19
 #: Delay of the next process after a failure; doubles from the first to the last.
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 60.0
+
+
+async def _try(given: GivenModel) -> None:
+    """Load a model and predict in another process. Raises `ModelFileError` if that ends it, or it has no times."""
+    process = HelperProcess(WORKER, niceness=0, timeout_s=TRY_TIMEOUT_S, again=False)
+    try:
+        problem = await process.answer(pickled(given))
+    except HelperFailed as failure:
+        problem = f"loading it and predicting once in another process: it {failure}"
+    finally:
+        await process.aclose()
+    if problem is not None:
+        raise ModelFileError(given.place, problem, "a model file that GORGO wrote")
 
 
 class TrainingService:
@@ -193,11 +209,32 @@ class TrainingService:
             return
         learner.training = self._settled()
         file = None if configured is None else Path(configured)
-        stored = await asyncio.to_thread(self._store.load, learner, file, own=joins)
+        stored = await self._stored(learner, file, own=joins)
         if stored is not None and self._router.learning.learner is learner:
-            self._adopt(ModelInUse(stored.model, stored.changed_s, stored.path))
+            self._adopt(stored)
         if joins:
             await self._restore(learner)
+
+    async def _stored(self, learner: Learner, configured: Path | None, *, own: bool) -> ModelInUse | None:
+        """Return the newest model that `learner` can use; a file that cannot be used is logged."""
+        names, kind = learner.feature_names, learner.training.kind
+        for file in await asyncio.to_thread(self._store.files, learner.name, configured, own=own):
+            try:
+                data = await asyncio.to_thread(read, file.path)
+                if kind in NATIVE_KINDS:
+                    await _try(GivenModel(data, str(file.path), names))
+                model = await asyncio.to_thread(loads, data, str(file.path), names=names, kinds=(kind,))
+            except (GorgoError, OSError) as error:
+                log(
+                    "model_not_loaded",
+                    level=logging.ERROR,
+                    file=str(file.path),
+                    policy=learner.name,
+                    reason=str(error),
+                )
+                continue
+            return ModelInUse(model, file.changed_s, file.path)
+        return None
 
     async def _restore(self, learner: Learner) -> None:
         """Put the outcomes of a former process into the ring."""
@@ -233,7 +270,7 @@ class TrainingService:
         in_use = self._in_use
         incumbent = None if in_use is None else await asyncio.to_thread(dumps, in_use.model)
         self._process = HelperProcess(
-            "gorgo.live.training.worker",
+            WORKER,
             niceness=NICENESS,
             timeout_s=ROUND_TIMEOUT_S,
             first=Settings(learner.training, self._seed, incumbent),

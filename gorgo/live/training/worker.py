@@ -5,6 +5,9 @@ if a round was due. The buffers are here alone; another process begins with the 
 
 A busy neighbour costs the event loop caches and memory bandwidth, whatever its priority. So the process computes for a
 slice and then pauses for three: a quarter of the requests meet it, and a round takes four times as long.
+
+Without settings it tries model files of others: it loads one and predicts once, and the worst that comes of it is its
+own end.
 """
 
 from __future__ import annotations
@@ -14,10 +17,13 @@ import signal
 from collections.abc import Callable, Iterator
 from time import perf_counter, sleep
 
+import numpy as np
+
+from gorgo.errors import GorgoError
 from gorgo.learning.model_file import dumps, loads
 from gorgo.learning.trainer import Trainer
 from gorgo.live.helper_worker import Work, run_worker
-from gorgo.live.training.messages import Outcomes, Reply, Settings
+from gorgo.live.training.messages import GivenModel, Outcomes, Reply, Settings
 
 #: Data of this process: numpy's libraries, and ten times the largest buffers.
 MAX_MEMORY_BYTES = 2 << 30
@@ -25,8 +31,27 @@ MAX_MEMORY_BYTES = 2 << 30
 SLICE_S, PAUSE_S = 0.01, 0.03
 
 
-def training(settings: Settings) -> Work:
-    """Return what trains on the outcomes of one message."""
+def prepared(settings: Settings | None) -> Work:
+    """Return what trains on the outcomes of one message, or what tries a model."""
+    return _tried if settings is None else _training(settings)
+
+
+def _tried(message: bytes) -> Iterator[str | None]:
+    """Yield what is wrong with the predictions of a model; `None` for one that could be used, or is refused anyway."""
+    given: GivenModel = pickle.loads(message)
+    try:
+        model = loads(given.data, given.place, names=given.names)
+    except GorgoError:  # the proxy finds the same
+        yield None
+        return
+    table = np.vstack([model.low, model.high, np.zeros_like(model.low), (model.low + model.high) / 2]).astype("f4")
+    times = [found for found in (model.ttft_s(table), model.tpot_s(table)) if found is not None]
+    sound = all(found.shape == (len(table),) and np.isfinite(found).all() for found in times)
+    yield None if sound else "predictions that are no times"
+
+
+def _training(settings: Settings) -> Work:
+    pace()
     spec, given = settings.spec, settings.incumbent
     incumbent = None if given is None else loads(given, "the model in use", names=spec.names)
     trainer = Trainer(spec, settings.seed, incumbent)
@@ -55,9 +80,8 @@ def pace(pause: Callable[[float], object] = sleep) -> None:
 
 
 def main() -> None:
-    """Train until the standard input ends."""
-    pace()
-    run_worker(training, frames=1, max_memory_bytes=MAX_MEMORY_BYTES)
+    """Work until the standard input ends."""
+    run_worker(prepared, frames=1, max_memory_bytes=MAX_MEMORY_BYTES)
 
 
 if __name__ == "__main__":

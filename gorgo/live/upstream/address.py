@@ -10,7 +10,7 @@ import asyncio
 import errno
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from ipaddress import ip_address
 
@@ -39,6 +39,10 @@ _BY_ERRNO = {
 _Address = tuple[int, int, int, str, tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]]
 
 
+class AddressRefusedError(OSError):
+    """A name stands for no address at which its replica may be. The message says why."""
+
+
 class Address:
     """Where a replica listens.
 
@@ -49,6 +53,8 @@ class Address:
     def __init__(self, host: str, port: int) -> None:
         self.host = host
         self.port = port
+        #: Says why an address that the name stands for is not connected to, `None` for one that may be.
+        self.refuses: Callable[[str], str | None] | None = None
         self.is_name = not _is_literal(host)
         #: The address of the last connection.
         self.peer: str | None = None
@@ -79,6 +85,9 @@ class Address:
                 await self.resolve_name()
         # Those of the last answer first, in its order, but the one in use before all.
         known = sorted(self._found.items(), key=lambda found: (found[0][0] != self.peer, found[1][1]))
+        known = [found for found in known if self._refused(found[0][0]) is None]
+        if not known:
+            raise AddressRefusedError(f"its name {self.host} stands for addresses that are refused since then")
         try:
             connected = await start_connection(
                 [address for _, (address, _) in known], happy_eyeballs_delay=ATTEMPT_DELAY_S
@@ -99,12 +108,21 @@ class Address:
             return False
         return not ({before, peer} <= self.addresses and (":" in before) != (":" in peer))
 
+    def _refused(self, text: str) -> str | None:
+        return None if self.refuses is None or not self.is_name else self.refuses(text)
+
     async def _resolve(self) -> None:
         loop = asyncio.get_running_loop()
         answer: list[_Address] = [*await loop.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)]
         found: dict[tuple[str, int], tuple[_Address, int]] = {}
+        reason: str | None = None
         for address in answer:
-            found.setdefault((str(address[4][0]), int(address[4][1])), (address, 0))
+            if (refused := self._refused(str(address[4][0]))) is None:
+                found.setdefault((str(address[4][0]), int(address[4][1])), (address, 0))
+            else:
+                reason = refused
+        if reason is not None and not found:
+            raise AddressRefusedError(f"its name {self.host} stands for another place: {reason}")
         for place, (known, missing) in self._found.items():
             if place not in found and missing + 1 < MISSING_ANSWERS:
                 found[place] = known, missing + 1
@@ -137,6 +155,8 @@ def connect_cause(failure: BaseException) -> str | None:
 
 
 def _words(failure: BaseException) -> str | None:
+    if isinstance(failure, AddressRefusedError):
+        return str(failure)
     if isinstance(failure, socket.gaierror):
         return "its name is not in DNS" if failure.errno in _NO_NAME else "DNS does not answer"
     if isinstance(failure, ssl.SSLCertVerificationError):

@@ -3,8 +3,9 @@
 Owns how many responses may be open, the stable words for failures, and the pool of connections. Leaves the meaning
 of the bytes to the relay, which sees `ResponseSource` and `UpstreamError`.
 
-Any `httpx.AsyncBaseTransport` can stand in place of the pool. The pool itself is called without httpx's objects, which
-would cost each request tens of microseconds, and with the head's fixed lines as bytes.
+Any `httpx.AsyncBaseTransport` can stand in place of the pool, as in `gorgo serve --plain`. The pool itself is called
+without httpx's objects, which would cost each request tens of microseconds, and with the head's fixed lines as bytes.
+Its reader of responses is loaded with its first request, so that a transport does not need it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from time import monotonic
 from types import TracebackType
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import httpx
 
@@ -29,6 +30,7 @@ from gorgo.core.record import mutable_record
 from gorgo.live.http.headers import Header, UpstreamHeaders, encode_lines
 from gorgo.live.upstream.address import Address, connect_cause
 from gorgo.live.upstream.connection import (
+    STALE_S,
     ConnectionTracker,
     OnChange,
     PooledConnection,
@@ -36,7 +38,10 @@ from gorgo.live.upstream.connection import (
     bbr_state,
     idling_shrinks,
 )
-from gorgo.live.upstream.response import HttpResponse
+from gorgo.live.upstream.transport import NewTransport, TrackedTransport
+
+if TYPE_CHECKING:
+    from gorgo.live.upstream.response import HttpResponse
 
 # Connections to one replica: which one a request takes, how long an idle one stays open, and the repeated request.
 #
@@ -50,9 +55,6 @@ from gorgo.live.upstream.response import HttpResponse
 # request, so it is not repeated.
 
 
-#: A connection that the server closed before a request fails within this, s: a round trip to anywhere. A replica that
-#: fails later may have worked at the request; repeating it would double the load of a failing replica.
-STALE_S = 0.5
 _METHOD = re.compile(rb"[A-Za-z]+")
 _TARGET = re.compile(rb"[\x21-\x7e]+")
 
@@ -83,6 +85,8 @@ class UpstreamPool:
         self._idle: OrderedDict[ReplicaConnection, float] = OrderedDict()
         self._expiry: asyncio.TimerHandle | None = None
         self._is_closed = False
+        #: Loaded by the first request.
+        self._response: type[HttpResponse] | None = None
         #: Called with the old and the new address when another process has taken the replica's place.
         self.on_replaced: Callable[[str, str], None] | None = None
 
@@ -100,6 +104,15 @@ class UpstreamPool:
     def has_name(self) -> bool:
         """Return whether the origin's host is a name, which may move."""
         return self._address.is_name
+
+    def refuse_addresses(self, refuses: Callable[[str], str | None] | None) -> None:
+        """Connect to no address of the name for which `refuses` has a reason, from now on."""
+        self._address.refuses = refuses
+
+    @property
+    def checked_peer(self) -> str | None:
+        """Return the address of the last connection where those of the name are checked."""
+        return None if self._address.refuses is None else self._address.peer
 
     async def resolve_name(self) -> frozenset[str]:
         """Look the name up, and return its addresses. Raises `OSError`.
@@ -131,11 +144,14 @@ class UpstreamPool:
         the wait for its response; again for a repeated request. Only what is `repeatable` may reach the replica twice.
         """
         stale: httpx.NetworkError | None = None
+        new_response = self._response
+        if new_response is None:
+            new_response = self._response = _response_type()
         connection = self._take_idle()
         if connection is not None:
             loop = connection.loop
             begun_s = loop.time()
-            response = HttpResponse(connection, head_only=head_only)
+            response = new_response(connection, head_only=head_only)
             try:
                 return await self._exchange(connection, response, head, body, on_sent)
             except httpx.NetworkError as failure:
@@ -148,7 +164,7 @@ class UpstreamPool:
             if stale is None:
                 raise
             raise stale.with_traceback(None) from None
-        return await self._exchange(connection, HttpResponse(connection, head_only=head_only), head, body, on_sent)
+        return await self._exchange(connection, new_response(connection, head_only=head_only), head, body, on_sent)
 
     async def aclose(self) -> None:
         """Close every connection at once, those in use too."""
@@ -265,6 +281,12 @@ class UpstreamPool:
             connection.close()
 
 
+def _response_type() -> type[HttpResponse]:
+    from gorgo.live.upstream.response import HttpResponse
+
+    return HttpResponse
+
+
 def request_line(method: bytes, target: bytes) -> bytes:
     """Return the first line of a head. Raises `ValueError` for what does not stay within it."""
     if _METHOD.fullmatch(method) is None or _TARGET.fullmatch(target) is None:
@@ -360,6 +382,8 @@ class UpstreamResponse:
     headers: Sequence[Header]
     stream: httpx.AsyncByteStream
     on_close: Callable[[], None]
+    #: The same stream, if it can pass chunks by itself.
+    piped: HttpResponse | None = None
     _chunks: AsyncIterator[bytes] | None = None
     _closed: bool = False
 
@@ -377,10 +401,9 @@ class UpstreamResponse:
             raise UpstreamError("disconnected") from failure.with_traceback(None)
 
     async def pipe(self, sink: PassChunk) -> bool:
-        stream = self.stream
         try:
-            if isinstance(stream, HttpResponse):
-                return await stream.pipe(sink)
+            if self.piped is not None:
+                return await self.piped.pipe(sink)
             async for chunk in self._rest():
                 if not sink(chunk):
                     return False
@@ -389,8 +412,7 @@ class UpstreamResponse:
         return True
 
     def take_whole(self, limit: int) -> bytes | None:
-        stream = self.stream
-        return stream.take_whole(limit) if isinstance(stream, HttpResponse) else None
+        return None if self.piped is None else self.piped.take_whole(limit)
 
     def _rest(self) -> AsyncIterator[bytes]:
         # One iterator: a stream of another transport may be iterated once.
@@ -421,8 +443,8 @@ class UpstreamClient:
         Shared by all replicas: loading the certificates takes 20 ms.
     buffers:
         Bounds large responses of `fetch` in sum; by default each has its own bound alone.
-    transport:
-        Sends the requests instead of the pool.
+    new_transport:
+        Makes what sends the requests instead of the pool, for given TLS.
     """
 
     def __init__(
@@ -433,14 +455,15 @@ class UpstreamClient:
         connect_timeout_s: float,
         tls: ssl.SSLContext,
         buffers: BufferBudget | None = None,
-        transport: httpx.AsyncBaseTransport | None = None,
+        new_transport: NewTransport | None = None,
     ) -> None:
         self._base = base_url.rstrip("/")
         self._urls: dict[str, httpx.URL] = {}
         #: The fixed lines of a head, by method and path.
         self._starts: dict[tuple[str, str], bytes] = {}
         self._pool = UpstreamPool(httpx.URL(self._base), tls=tls)
-        self._transport = transport
+        self._new_transport = new_transport
+        self._transport = None if new_transport is None else TrackedTransport(new_transport(tls), self._pool.tracker)
         self._buffers = buffers
         self.set_limits(connections=connections, connect_timeout_s=connect_timeout_s)
         self.open_responses = 0
@@ -451,6 +474,11 @@ class UpstreamClient:
         return httpx.URL(self._base).host
 
     @property
+    def checked_host(self) -> str:
+        """Return the host, for other connections: an address where those of its name are checked, once there is one."""
+        return self._pool.checked_peer or self.host
+
+    @property
     def connections(self) -> int:
         """Pooled connections that are open, in use or not."""
         return self._pool.tracker.alive
@@ -458,12 +486,16 @@ class UpstreamClient:
     @property
     def has_idle(self) -> bool:
         """Return whether an open connection is free for a request."""
-        return self._transport is None and self._pool.has_idle
+        return self._pool.has_idle if self._transport is None else self._pool.tracker.next() is not None
 
     @property
     def has_name(self) -> bool:
         """Return whether the URL has a name, which may move, in the place of an address."""
         return self._transport is None and self._pool.has_name
+
+    def refuse_addresses(self, refuses: Callable[[str], str | None] | None) -> None:
+        """Connect to no address of the URL's name for which `refuses` has a reason, from now on."""
+        self._pool.refuse_addresses(refuses)
 
     async def resolve_name(self) -> frozenset[str]:
         """Look the name up, and return its addresses; connections to others carry no new request. Raises `OSError`."""
@@ -487,6 +519,9 @@ class UpstreamClient:
     def set_tls(self, tls: ssl.SSLContext) -> None:
         """Use `tls` for connections opened from now on."""
         self._pool.set_tls(tls)
+        if self._transport is not None and self._new_transport is not None:
+            self._transport.retire()
+            self._transport = TrackedTransport(self._new_transport(tls), self._pool.tracker)
 
     def open(
         self,
@@ -499,24 +534,26 @@ class UpstreamClient:
     ) -> Coroutine[Any, Any, ResponseSource]:
         """POST `body`; return at the head of the response. Raises `UpstreamError`.
 
-        `on_sent` is called when the pool has written the request, before the wait for its response; again for a
-        repeated request, and never by another transport. Only what is `repeatable` may reach the replica twice.
+        `on_sent` is called when the request is written, before the wait for its response; again for a repeated
+        request. Only what is `repeatable` may reach the replica twice.
         """
         if self.open_responses >= self._limit:
             raise UpstreamError(POOL_EXHAUSTED)
         return self._open("POST", path, headers, body, on_sent, repeatable)
 
-    async def fetch(self, path: str, headers: Sequence[Header] = (), *, timeout_s: float) -> tuple[int, bytes]:
-        """GET a small response whole, on a pooled connection. Raises `UpstreamError`."""
+    async def fetch(
+        self, path: str, headers: Sequence[Header] = (), *, timeout_s: float, body: bytes | None = None
+    ) -> tuple[int, bytes]:
+        """GET a small response whole, or POST `body` for it, on a pooled connection. Raises `UpstreamError`."""
         try:
             async with asyncio.timeout(timeout_s):
-                source = await self._open("GET", path, headers, b"")
+                source = await self._open("GET" if body is None else "POST", path, headers, body or b"")
                 try:
                     async with source.chunks() as chunks:
-                        body = await _read_all(chunks, self._buffers)
-                    if body is None:
+                        answer = await _read_all(chunks, self._buffers)
+                    if answer is None:
                         raise UpstreamError("answer_too_large")
-                    return source.status, body
+                    return source.status, answer
                 finally:
                     await source.aclose()
         except TimeoutError:
@@ -525,7 +562,7 @@ class UpstreamClient:
     async def aclose(self) -> None:
         await self._pool.aclose()
         if self._transport is not None:
-            await self._transport.aclose()
+            await self._transport.wrapped.aclose()
 
     async def _open(
         self,
@@ -539,13 +576,13 @@ class UpstreamClient:
         self.open_responses += 1
         try:
             if self._transport is not None:
-                return await self._send_by(self._transport, method, path, headers, body)
+                return await self._send_by(self._transport, method, path, headers, body, on_sent, repeatable)
             length = len(body) if method == "POST" else None
             head = encode_head(self._start(method, path), headers, length=length)
             response = await self._pool.send(
                 head, body, connect_timeout_s=self._connect_timeout_s, repeatable=repeatable, on_sent=on_sent
             )
-            return UpstreamResponse(response.status, response.headers, response, self._release)
+            return UpstreamResponse(response.status, response.headers, response, self._release, response)
         except BaseException as failure:
             self._release()
             if isinstance(failure, httpx.TransportError):
@@ -559,18 +596,33 @@ class UpstreamClient:
         self.open_responses -= 1
 
     async def _send_by(
-        self, transport: httpx.AsyncBaseTransport, method: str, path: str, headers: Sequence[Header], body: bytes
+        self,
+        transport: TrackedTransport,
+        method: str,
+        path: str,
+        headers: Sequence[Header],
+        body: bytes,
+        on_sent: Callable[[], None] | None,
+        repeatable: bool,
     ) -> UpstreamResponse:
         url = self._url(path)
-        extensions = {"timeout": {"connect": self._connect_timeout_s}}
         # With a stream, because then httpx adds no headers.
         named = [(b"Host", url.netloc), *headers]
         if method == "POST":
             named.append((b"Content-Length", b"%d" % len(body)))
-        request = httpx.Request(method, url, headers=named, stream=_Body(body), extensions=extensions)
-        response = await transport.handle_async_request(request)
+
+        def request() -> httpx.Request:
+            extensions = {"timeout": {"connect": self._connect_timeout_s}}
+            return httpx.Request(method, url, headers=named, stream=_Body(body), extensions=extensions)
+
+        response, ended = await transport.send_request(request, len(body), on_sent, repeatable=repeatable)
+
+        def on_close() -> None:
+            self._release()
+            ended()
+
         stream = cast(httpx.AsyncByteStream, response.stream)
-        return UpstreamResponse(response.status_code, response.headers.raw, stream, self._release)
+        return UpstreamResponse(response.status_code, response.headers.raw, stream, on_close)
 
     def _start(self, method: str, path: str) -> bytes:
         start = self._starts.get((method, path))

@@ -51,6 +51,13 @@ _NAME_BYTES = 16
 _SETTINGS = Path("/proc/sys/net/ipv4")
 
 
+#: A connection that the server closed before a request fails within this, s: a round trip to anywhere. A replica that
+#: fails later may have worked at the request; repeating it would double the load of a failing replica.
+STALE_S = 0.5
+#: Bytes of a body that its reader has yet to take, before the replica pauses. A read may come on top.
+READ_BUFFER_BYTES = 64 * 1024
+
+
 class NextConnectionState(NamedTuple):
     """The idle connection that the next request takes."""
 

@@ -17,7 +17,7 @@ import httpx
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from gorgo.live.http.headers import Header
-from gorgo.live.upstream.connection import ReplicaConnection
+from gorgo.live.upstream.connection import READ_BUFFER_BYTES, ReplicaConnection
 
 # One HTTP/1.1 response read by httptools: its head, its body, and whether its connection may carry another.
 #
@@ -185,10 +185,6 @@ class ResponseParser:
             return  # what follows a response concerns the connection alone
         own = failure.__context__
         self.failure = own if isinstance(own, ResponseError) else ResponseError(str(failure))
-
-
-#: Bytes of a body that its reader has yet to take, before the replica pauses. A read may come on top.
-READ_BUFFER_BYTES = 64 * 1024
 
 
 class HttpResponse(httpx.AsyncByteStream):

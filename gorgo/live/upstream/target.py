@@ -22,6 +22,7 @@ from gorgo.engines.registry import dialect
 from gorgo.live.cache_push import PushSource
 from gorgo.live.replica_secrets import ReplicaSecrets
 from gorgo.live.upstream.client import UpstreamClient
+from gorgo.live.upstream.transport import PlainTransport
 
 #: Two rounds of pings on warm connections: one that is refused may be an engine that restarts.
 UNREACHABLE_PINGS = 2 * WARM_CONNECTIONS
@@ -39,8 +40,8 @@ class RunningStream(Protocol):
         """Return when its last event came (monotonic s)."""
         ...
 
-    def interrupt(self, reason: str) -> bool:
-        """End it here, so that it goes on elsewhere; return whether it can."""
+    def move(self, reason: str) -> bool:
+        """Ask another replica for the rest of its answer; return whether one was asked."""
         ...
 
 
@@ -135,6 +136,7 @@ class Target:
             self.kv_events = replica.kv_events
             self.kv_events_changed.set()
         self.upstream.set_limits(connections=limits.connections_per_replica, connect_timeout_s=deadlines.connect_s)
+        self.upstream.refuse_addresses(replica.refuses)
 
 
 def make_target(
@@ -144,19 +146,24 @@ def make_target(
     secrets: ReplicaSecrets,
     tls: ssl.SSLContext,
     buffers: BufferBudget,
+    *,
+    plain: bool = False,
 ) -> Target:
-    """Return a target. Needs a running loop: connection pools belong to one."""
+    """Return a target. Needs a running loop: connection pools belong to one. `plain`: requests by httpx."""
     engine = dialect(replica.engine)
+    upstream = UpstreamClient(
+        replica.url,
+        connections=limits.connections_per_replica,
+        connect_timeout_s=deadlines.connect_s,
+        tls=tls,
+        buffers=buffers,
+        new_transport=PlainTransport if plain else None,
+    )
+    upstream.refuse_addresses(replica.refuses)
     return Target(
         name=replica.name,
         region=replica.region,
-        upstream=UpstreamClient(
-            replica.url,
-            connections=limits.connections_per_replica,
-            connect_timeout_s=deadlines.connect_s,
-            tls=tls,
-            buffers=buffers,
-        ),
+        upstream=upstream,
         dialect=engine,
         reports=ReportWatch(engine),
         deadlines=deadlines,

@@ -19,6 +19,7 @@ from gorgo.config.model import Config, TlsConfig
 from gorgo.config.values import REPLICA_KEEP_ALIVE_S
 from gorgo.core.messages.request import REFUSALS
 from gorgo.core.record import record
+from gorgo.errors import InvalidValueError
 from gorgo.picker.protocol.messages import DESTINATION, SERVED_BY, STATUS
 
 Json = dict[str, Any]
@@ -48,17 +49,24 @@ def listener_address(bind: str) -> Json:
 
 def server_tls(files: TlsConfig, *alpn: str) -> Json:
     """Return TLS of a listener."""
-    certificate = {"certificate_chain": {"filename": files.cert}, "private_key": {"filename": files.key}}
-    common = {"alpn_protocols": list(alpn), "tls_certificates": [certificate]}
+    common = {"alpn_protocols": list(alpn), "tls_certificates": [_certificate(files)]}
     context = typed("transport_sockets.tls.v3.DownstreamTlsContext", common_tls_context=common)
     return {"name": "envoy.transport_sockets.tls", "typed_config": context}
 
 
-def client_tls(*, sni: str | None, ca_file: str, alpn: tuple[str, ...] = ()) -> Json:
-    """Return TLS to a server that an authority of `ca_file` has certified."""
+def _certificate(files: TlsConfig) -> Json:
+    return {"certificate_chain": {"filename": files.cert}, "private_key": {"filename": files.key}}
+
+
+def client_tls(*, sni: str | None, ca_file: str, alpn: tuple[str, ...] = (), shown: TlsConfig | None = None) -> Json:
+    """Return TLS to a server that an authority of `ca_file` has certified; `shown` is Envoy's own certificate."""
     common: Json = {"validation_context": {"trusted_ca": {"filename": ca_file}}}
     if alpn:
         common["alpn_protocols"] = list(alpn)
+    if shown is not None:
+        common["tls_certificates"] = [_certificate(shown)]
+        # The picker demands it with certificates; Envoy's default as a client was TLS 1.2.
+        common["tls_params"] = {"tls_maximum_protocol_version": "TLSv1_3"}
     if sni is not None:
         match = {"san_type": "DNS", "matcher": {"exact": sni}}
         common["validation_context"]["match_typed_subject_alt_names"] = [match]
@@ -97,9 +105,16 @@ function envoy_on_response(handle)
     end
   end
   local text = first .. second .. third .. last
-  -- A quote within a text of JSON is escaped: no text looks like a key. Without `^` each place would be searched from.
-  local usage = text:match('^.*()"usage"%%s*:%%s*{') or 0
-  local start = math.max(usage, text:match('^.*()"meta_info"%%s*:%%s*{') or 0)
+  -- A quote within a text of JSON is escaped: no text looks like a key. A plain search costs less than a pattern.
+  local function last_of(key)
+    local at, found = text:find(key, 1, true), 0
+    while at do
+      if text:find("^%%s*:%%s*{", at + #key) then found = at end
+      at = text:find(key, at + #key, true)
+    end
+    return found
+  end
+  local start = math.max(last_of('"usage"'), last_of('"meta_info"'))
   if start == 0 then return end
   local found = text:sub(start)
   local function read(name) return tonumber(found:match('"' .. name .. '"%%s*:%%s*(%%d+)')) end
@@ -342,9 +357,12 @@ def picker_cluster(config: Config) -> Json:
         "health_checks": [check],
         "load_assignment": {"cluster_name": PICKER, "endpoints": [{"lb_endpoints": [endpoint]}]},
     }
-    cert = config.picker.tls.cert
-    if cert is not None:
-        cluster["transport_socket"] = client_tls(sni=None, ca_file=cert, alpn=("h2",))
+    files = config.picker.tls
+    if files.client_ca is not None and files.client_cert is None:
+        raise InvalidValueError("picker.tls", "client_ca without a certificate of Envoy", "client_cert and client_key")
+    if files.cert is not None:
+        shown = TlsConfig(cert=files.client_cert, key=files.client_key) if files.client_cert is not None else None
+        cluster["transport_socket"] = client_tls(sni=None, ca_file=files.cert, alpn=("h2",), shown=shown)
     return cluster
 
 

@@ -203,12 +203,7 @@ class Forecast:
         return prior if self._ttft_s is None else divided(self._ttft_s, prior)
 
     def choice(
-        self,
-        rule: Choice,
-        table: Table,
-        *,
-        guard: Guard | None = None,
-        estimates: Mapping[str, Floats] | None = None,
+        self, rule: Choice, table: Table, *, guard: Guard | None = None, estimates: Mapping[str, Floats] | None = None
     ) -> Choice:
         """Return a rule's choice with this prediction and the features; without its cost if a guard decided."""
         return Choice(

@@ -93,11 +93,7 @@ class GorgoResidual(LearnedPolicy):
         return self._table(request, candidates, predict_times(request, candidates).prediction())
 
     def choose(
-        self,
-        request: RouteRequest,
-        candidates: Candidates,
-        weights: Weights,
-        rng: np.random.Generator,
+        self, request: RouteRequest, candidates: Candidates, weights: Weights, rng: np.random.Generator
     ) -> Choice:
         base = self._gorgo_ms.choose(request, candidates, weights, rng)
         assert base.cost is not None

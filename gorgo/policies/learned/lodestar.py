@@ -126,11 +126,7 @@ class Lodestar(LearnedPolicy):
         self._heuristic = PrefixCacheAndLoad()
 
     def choose(
-        self,
-        request: RouteRequest,
-        candidates: Candidates,
-        weights: Weights,
-        rng: np.random.Generator,
+        self, request: RouteRequest, candidates: Candidates, weights: Weights, rng: np.random.Generator
     ) -> Choice:
         heuristic = self._heuristic.choose(request, candidates, weights, rng)
         table, model = self.features(request, candidates), self._model

@@ -291,11 +291,7 @@ class PredictedLatency(LearnedPolicy):
         self._heuristic_weights = Weights.of(LoadPrefix.weight_specs)
 
     def choose(
-        self,
-        request: RouteRequest,
-        candidates: Candidates,
-        weights: Weights,
-        rng: np.random.Generator,
+        self, request: RouteRequest, candidates: Candidates, weights: Weights, rng: np.random.Generator
     ) -> Choice:
         table, model = self.features(request, candidates), self._model
         predicted = None if model is None else predict_both(model, table)

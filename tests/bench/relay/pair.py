@@ -25,6 +25,8 @@ from tests.bench.paired_windows import median_ratio
 from tests.bench.relay import bench, measure, scenarios, targets
 from tests.bench.relay.wire import NUMBER_BYTES, ResponseReader, request
 
+#: In the place of another version: the HTTP of stock libraries.
+PLAIN = "plain"
 _BLOCK = 8
 _VARIANTS = 16
 _WARM_UP = 12
@@ -93,9 +95,14 @@ class _Client:
 
 
 def run(against: str, seconds: float) -> None:
-    """Print ratios of gorgo here to gorgo at `against`, `seconds` for each kind of request."""
+    """Print ratios of gorgo here to gorgo at `against`, or of `gorgo serve --plain` to gorgo, both here.
+
+    `seconds` are those for each kind of request.
+    """
     print(f"Relay, pairs of blocks of {_BLOCK} requests\n{measure.describe_machine()}", flush=True)
     launches = {"gorgo": targets.gorgo, f"gorgo {Path(against).name}": targets.other_gorgo(against)}
+    if against == PLAIN:
+        launches = {PLAIN: targets.gorgo_plain, "gorgo": targets.gorgo}
     with bench.running(launches) as (relays, _), measure.on_load_core():
         now, earlier = (relay for relay in relays if relay.process is not None)
         # Numbers go on from run to run, so that no prompt comes twice.

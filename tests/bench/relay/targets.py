@@ -67,6 +67,12 @@ def gorgo_retaining(continuations: int) -> Callable[[Place], Launch]:
     return lambda place: _gorgo(place, "", f"limits: {{continuations: {continuations}}}\n")
 
 
+def gorgo_plain(place: Place) -> Launch:
+    """The same on the HTTP of stock libraries."""
+    launch = gorgo(place)
+    return replace(launch, arguments=[*launch.arguments, "--plain"], version="gorgo serve --plain")
+
+
 def gorgo_tls(place: Place) -> Launch:
     """The same with TLS to clients."""
     cert, key = place.folder / "cert.pem", place.folder / "key.pem"

@@ -342,6 +342,34 @@ def test_a_replica_that_stalled_once_looks_like_its_prior_again_within_twenty_se
     assert speed.is_forgotten
 
 
+def test_a_replica_that_was_slow_in_every_prefill_still_looks_slow_after_a_pause() -> None:
+    speed = PrefillSpeed()
+    for second in range(30):
+        speed.on_first_token(engine_s=second + 0.4, arrived_s=float(second), prior_s=0.1, head=True)
+    for engine_s in range(30, 50):
+        speed.age(engine_s=float(engine_s))
+    assert speed.is_slow
+    for engine_s in range(50, 600):
+        speed.age(engine_s=float(engine_s))
+    assert speed.is_forgotten  # else nothing would ever correct it
+
+
+def test_a_usual_prefill_ends_the_count_of_slow_ones_and_one_in_the_time_of_another_does_not() -> None:
+    def slow(*later_s: float) -> PrefillSpeed:
+        speed = PrefillSpeed()
+        for second in range(5):
+            speed.on_first_token(engine_s=second + 0.8, arrived_s=float(second), prior_s=0.1, head=True)
+        for end_s in later_s:
+            speed.on_first_token(engine_s=end_s, arrived_s=4.5, prior_s=0.1, head=True)
+        speed.on_first_token(engine_s=18.0, arrived_s=10.0, prior_s=0.1, head=True)
+        speed.age(engine_s=36.0)
+        return speed
+
+    assert slow().is_slow
+    assert slow(4.8).is_slow
+    assert not slow(4.9).is_slow
+
+
 def test_what_was_learned_fades_alike_however_often_its_age_is_asked_for() -> None:
     once, often = PrefillSpeed(), PrefillSpeed()
     for speed in (once, often):

@@ -182,6 +182,9 @@ class LiveShell:
     def on_first_token(self, sending: SimAttempt) -> None:
         self._answers[sending].put_nowait(None)
 
+    def on_stalled(self, sending: SimAttempt) -> bool:
+        return False
+
     def on_end(self, sending: SimAttempt, outcome: Outcome) -> None:
         if sending.so_far is not None:
             self._parts[sending.request_id] = sending.so_far

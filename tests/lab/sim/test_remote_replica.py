@@ -47,6 +47,9 @@ class Shell:
     def on_first_token(self, sending: SimAttempt) -> None:
         self._note("first", sending.request_id)
 
+    def on_stalled(self, sending: SimAttempt) -> bool:
+        return False
+
     def on_end(self, sending: SimAttempt, outcome: Outcome) -> None:
         self._note(outcome.result.value, sending.request_id, outcome.error)
         self.outcomes.append(outcome)

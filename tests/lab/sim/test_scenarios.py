@@ -16,7 +16,6 @@ from gorgo.lab.sim.faults.scenarios import (
     Partition,
     PeriodicStall,
     Scenario,
-    draw_faults,
     find_scenario,
 )
 from gorgo.lab.sim.lower_bound import lower_bound
@@ -25,6 +24,7 @@ from gorgo.lab.sim.records import SimRecord, SimResult
 from gorgo.lab.sim.simulation import Simulation
 from gorgo.lab.sim.workload import SimRequest
 from gorgo.policies.registry import POLICIES, make_policy
+from tests.lab.sim.faults.drawn import draw_faults
 from tests.lab.sim.fleets import three_regions
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from gorgo.config.model import LimitsConfig
 from gorgo.config.values import FIRST_TOKEN_TIMEOUT_S
-from gorgo.core.continuation import MOVE_INTERVAL_S, STALL_S
+from gorgo.core.continuation import MOST_PAUSE_S, MOVE_INTERVAL_S, STALL_S
 from gorgo.core.limits import OverloadLimits, RouterLimits
 from gorgo.core.router import Router
 from gorgo.errors import UnknownReplica
@@ -252,6 +253,58 @@ def test_a_drained_replica_loses_its_streams_to_others_oldest_first_and_no_token
     near.check()
     assert near.idle
     assert all(sample.retries == 0 and sample.status == 200 for sample in simulated.router.samples)
+
+
+def test_a_stream_that_ends_before_its_rest_begins_elsewhere_has_not_been_moved() -> None:
+    (undisturbed,) = simulation("nearest").run([one(500, 900)]).records
+    assert undisturbed.e2e_s is not None
+    drained = At(undisturbed.e2e_s - 0.02, lambda world: world.set_draining(NEAR, True))
+    simulated = simulation("nearest", faults=[drained])
+    result = simulated.run([one(500, 900)])
+    (record,) = result.records
+    assert (record.continued, record.replica, record.attempts) == (0, NEAR, 2)
+    assert (record.error, record.output_tokens, record.e2e_s) == (None, 900, undisturbed.e2e_s)
+    (sample,) = simulated.router.samples
+    assert (sample.retries, sample.continued, sample.output_tokens) == (0, 0, 900)
+    assert result.gaps.count == 899
+    for site in simulated.engines.values():
+        site.model.check()
+        assert site.model.idle
+
+
+def test_an_answer_whose_hung_replica_dies_while_its_rest_is_asked_for_is_that_replica_s() -> None:
+    faults = [At(3.01, lambda world: world.hang(NEAR)), At(3.01 + STALL_S + 0.02, killing(NEAR))]
+    simulated = simulation("nearest", faults=faults)
+    result = simulated.run([one(2000, 900)])
+    (record,) = result.records
+    (decision,) = [each for each in simulated.router.view.decisions("0") if each.attempt == 2]
+    assert decision.decided_s < 3.01 + STALL_S + 0.02, "before it died"
+    assert (record.continued, record.attempts, record.error, record.output_tokens) == (1, 2, None, 900)
+    assert result.gaps.count == 899
+    assert simulated.router.in_flight == 0
+
+
+def test_a_stream_that_stands_still_without_another_replica_ends_with_the_bound_of_silence() -> None:
+    fleet = SimFleet(three_regions().replicas[:1])
+    hung = At(3.0, lambda world: world.hang(NEAR))
+    simulated = simulation("nearest", fleet, faults=[hung, At(100.0, killing(NEAR))])
+    (record,) = simulated.run([one(2000, 900)]).records
+    assert (record.continued, record.error) == (0, "timeout")
+    assert record.e2e_s == pytest.approx(3.0 + LimitsConfig().stream_idle_timeout_s, abs=0.2)
+
+
+def test_a_move_that_takes_too_long_leaves_the_stream_where_it_is() -> None:
+    faults = [
+        *(At(2.9, slowed(name, 1e4)) for name in (MIDDLE, FAR)),
+        At(3.0, lambda world: world.set_draining(NEAR, True)),
+    ]
+    simulated = simulation("nearest", faults=faults)
+    result = simulated.run([one(500, 3000)])
+    (record,) = result.records
+    assert (record.continued, record.error, record.output_tokens, record.attempts) == (0, None, 3000, 2)
+    assert (record.e2e_s or 0.0) > 3.0 + MOST_PAUSE_S
+    (sample,) = simulated.router.samples
+    assert (sample.replica, sample.retries) == (NEAR, 0)
 
 
 def test_a_drain_that_is_undone_leaves_the_other_streams_where_they_are() -> None:

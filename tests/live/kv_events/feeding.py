@@ -127,7 +127,7 @@ async def subscribed(
         dialect=dialect(engine),
         detects_engine=False,
         found_engine=None,
-        upstream=SimpleNamespace(host="127.0.0.1"),
+        upstream=SimpleNamespace(checked_host="127.0.0.1"),
     )
     feeding = Feeding(
         router or RecordingRouter(), feeds or KvSubscriptions(), cast(Target, target), dict(answers or {})

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gorgo.live.kv_events import sockets
-from gorgo.live.kv_events.sockets import Arrivals, Backlog, MessageRefusedError, Receiver, Turn, import_zmq
+from gorgo.live.kv_events.sockets import Arrivals, Backlog, Backlogs, MessageRefusedError, Receiver, Turn, import_zmq
 from tests.live.kv_events.extra import needs_zmq
 from tests.live.kv_events.feeding import until
 
@@ -172,7 +172,7 @@ def test_what_has_come_and_was_not_delivered_waits_and_all_sockets_share_a_bound
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sockets, "MAX_ALL_BYTES", 150_000)
-    every: set[Backlog] = set()
+    every = Backlogs()
     with ExitStack() as stack:
         pairs = [tuple(map(stack.enter_context, tcp_pair())) for _ in range(2)]
         first, second = (Backlog(120_000, every) for _ in pairs)
@@ -202,6 +202,31 @@ def test_what_has_come_and_was_not_delivered_waits_and_all_sockets_share_a_bound
         first.close()
         second.close()
     assert not every
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's count of received bytes is Linux's")
+def test_frames_that_take_many_times_their_bytes_in_memory_are_refused_and_long_ones_are_not() -> None:
+    """ZeroMQ takes 64 bytes for two of the network: 20 MiB that wait were 400 MB."""
+    resident = [10**9]
+    every = Backlogs(lambda: resident[0])
+    with ExitStack() as stack:
+        sender, receiving = map(stack.enter_context, tcp_pair())
+        first, quiet = Backlog(sockets.MAX_LIVE_BYTES, every), Backlog(sockets.MAX_LIVE_BYTES, every)
+        first.connection_opened(receiving.fileno())
+        for _ in range(4):
+            sender.sendall(bytes(500_000))
+            receiving.recv(500_000, socket.MSG_WAITALL)
+        first.check()
+        resident[0] += 2_000_000 + sockets.MAX_GROWTH_BYTES  # as long frames, and what others took meanwhile
+        first.check()
+        resident[0] += 2_000_001
+        quiet.check()
+        with pytest.raises(MessageRefusedError, match="bytes that wait or have no end took"):
+            first.check()
+        # Of what was taken before nothing is counted again.
+        first.connection_closed(receiving.fileno())
+        first.check()
+        quiet.check()
 
 
 def tcp_pair() -> tuple[socket.socket, socket.socket]:

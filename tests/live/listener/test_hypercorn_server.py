@@ -12,9 +12,9 @@ from hypercorn.asyncio import run, serve
 from hypercorn.asyncio.tcp_server import TCPServer
 from hypercorn.config import Config, Sockets
 
-from gorgo.live.listener.heads import HeadLimits
+from gorgo.live.listener.heads import AcceptLimits, HeadLimits
 from gorgo.live.listener.hypercorn_server import PARAMETERS, ServerConfig
-from gorgo.live.listener.listener import AcceptLimits, serve_app
+from gorgo.live.listener.listener import serve_app
 from tests.proxy.raw import connected
 
 ON_BOTH_LOOPS = True

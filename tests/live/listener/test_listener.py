@@ -17,9 +17,9 @@ from hypercorn.config import Config
 
 from gorgo.live.listener.connection.client_connection import ClientConnection, ServerSettings
 from gorgo.live.listener.connection.cycle import LINGER_S, LingerTimeout
-from gorgo.live.listener.heads import HeadLimits, PartialHeads
+from gorgo.live.listener.heads import AcceptLimits, HeadLimits, PartialHeads
 from gorgo.live.listener.hypercorn_server import ServerConfig
-from gorgo.live.listener.listener import AcceptLimits, Connections, serve_app
+from gorgo.live.listener.listener import Connections, serve_app
 from tests.proxy.authority import Authority, needs_openssl
 from tests.proxy.conftest import Start, until
 from tests.proxy.fakes import DONE, chat, delta, hang, stream

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -99,7 +100,7 @@ def mutated(rng: random.Random) -> bytes:
             place = rng.randrange(len(inner))
             if not isinstance(inner[place], list) or rng.random() < 0.02:
                 kind = OTHERS if rng.random() < 0.1 else NUMBERS if isinstance(inner[place], int | float) else TEXTS
-                inner[place] = rng.choice(kind)
+                inner[place] = deepcopy(rng.choice(kind))  # a list of its own, which a later change may enter
                 break
             inner = inner[place]
     return json.dumps(fields).encode()

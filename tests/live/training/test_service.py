@@ -17,9 +17,13 @@ from gorgo.config.model import LearningConfig
 from gorgo.core.policy.weights import Weights
 from gorgo.core.training.outcomes import OUTCOMES
 from gorgo.learning.model_file import load, save
+from gorgo.learning.trainer import fit
+from gorgo.live.training import service as service_module
 from gorgo.live.training.service import MAX_ROWS, NICENESS
 from gorgo.policies.registry import make_policy
 from tests.core.training.learners import LeastPredicted
+from tests.learning.extra import needs_lightgbm
+from tests.learning.outcomes import NAMES, training_rows
 from tests.live.training.bench import LONG, SMALL, Bench, eventually, quick
 
 __all__ = ["quick"]
@@ -296,6 +300,32 @@ async def test_a_cut_model_file_is_logged_and_is_a_cold_start(
     await again.service.step()
     assert again.version() == 1
     await again.service.aclose()
+
+
+TREES = replace(SMALL, kind="trees", names=NAMES)
+
+
+@needs_lightgbm
+async def test_a_file_of_trees_is_tried_in_another_process_and_one_that_ends_it_is_a_cold_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Bench(tmp_path, TREES)
+    model = fit(training_rows(60), TREES, seed=1, version=5)
+    save(model, first.file)
+    await first.service.start()
+    assert first.version() == 5
+    for module, timeout_s, reason in (
+        ("tests.live.training.nowhere", 60.0, "it ended"),
+        (service_module.WORKER, 0.0, "it had no answer within 0 s"),
+    ):
+        monkeypatch.setattr(service_module, "WORKER", module)
+        monkeypatch.setattr(service_module, "TRY_TIMEOUT_S", timeout_s)
+        caplog.clear()
+        again = Bench(tmp_path, TREES)
+        await again.service.start()
+        assert again.version() is None
+        (told,) = events(caplog, "model_not_loaded")
+        assert f"{first.file}: loading it and predicting once in another process: {reason}" in str(told)
 
 
 async def test_a_model_of_other_features_or_of_another_kind_is_logged_and_is_a_cold_start(

@@ -36,7 +36,7 @@ def client(answer: Answer, *, connections: int = 1) -> UpstreamClient:
         connections=connections,
         connect_timeout_s=2.5,
         tls=system_tls(),
-        transport=httpx.MockTransport(answer),
+        new_transport=lambda _: httpx.MockTransport(answer),
     )
 
 

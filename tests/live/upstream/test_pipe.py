@@ -163,7 +163,7 @@ async def test_the_stream_of_another_transport_reaches_the_sink_too() -> None:
 
     transport = httpx.MockTransport(answer)
     upstream = UpstreamClient(
-        "http://replica", connections=1, connect_timeout_s=1.0, tls=system_tls(), transport=transport
+        "http://replica", connections=1, connect_timeout_s=1.0, tls=system_tls(), new_transport=lambda _: transport
     )
     source = await upstream.open("/v1", [], b"")
     got: list[bytes] = []

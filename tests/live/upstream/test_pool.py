@@ -16,7 +16,7 @@ from aiohappyeyeballs import start_connection
 
 from gorgo.live.upstream import address, client
 from gorgo.live.upstream import client as pool
-from gorgo.live.upstream.address import MISSING_ANSWERS, Address
+from gorgo.live.upstream.address import MISSING_ANSWERS, Address, AddressRefusedError, connect_cause
 from gorgo.live.upstream.client import POOL_EXHAUSTED, UpstreamClient, UpstreamError
 from tests.live.upstream.engine import OK, Speak, listening, whole
 from tests.live.upstream.engine import engine as plain_engine
@@ -232,6 +232,35 @@ async def two_machines(old: str = "127.0.0.2", new: str = "127.0.0.3") -> AsyncI
         async with await asyncio.start_server(speak, new, port):
             yield port, served
             await until(lambda: not open_now)
+
+
+async def test_a_name_that_stands_for_a_refused_address_is_connected_to_nowhere_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who writes the zone of a source could send prompts and keys to the own machine, at once or later."""
+    names = Names(monkeypatch, "127.0.0.3")
+    async with two_machines() as (port, served):
+        url = f"http://replica.example:{port}"
+        upstream = UpstreamClient(url, connections=4, connect_timeout_s=5.0, tls=system_tls())
+        upstream.refuse_addresses({"127.0.0.3": "it is link-local"}.get)
+        assert upstream.checked_host == "replica.example"
+        with pytest.raises(UpstreamError) as refused:
+            await upstream.fetch("/health", timeout_s=5.0)
+        words = "its name replica.example stands for another place: it is link-local"
+        assert connect_cause(refused.value) == words
+        names.addresses = ["127.0.0.3", "127.0.0.2"]
+        assert (await upstream.fetch("/health", timeout_s=5.0))[0] == 200
+        assert (upstream.checked_host, set(await upstream.resolve_name())) == ("127.0.0.2", {"127.0.0.2"})
+        names.addresses = ["127.0.0.3"]  # the same name, later
+        for _ in range(2 * MISSING_ANSWERS):
+            with pytest.raises(AddressRefusedError):
+                await upstream.resolve_name()
+            assert (await upstream.fetch("/health", timeout_s=5.0))[0] == 200
+        upstream.refuse_addresses({"127.0.0.2": "it is link-local", "127.0.0.3": "it is link-local"}.get)
+        await upstream.aclose()
+        with pytest.raises(UpstreamError):
+            await upstream.fetch("/health", timeout_s=5.0)
+        assert served == {"127.0.0.2": 1 + 2 * MISSING_ANSWERS, "127.0.0.3": 0}
 
 
 async def test_name_that_moves_is_followed_by_requests_on_kept_connections(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from gorgo.config.model import (
     LimitsConfig,
     OverloadConfig,
     PickerConfig,
+    PickerTlsConfig,
     RegionConfig,
 )
 from gorgo.live import process
@@ -101,8 +102,8 @@ def config_for(replicas: list[FakeReplica], keys_file: Path) -> Config:
 
 
 @asynccontextmanager
-async def rig(folder: Path, *, with_keys: bool = True) -> AsyncIterator[Rig]:
-    """Run picker, replicas and Envoy until the end of the block."""
+async def rig(folder: Path, *, with_keys: bool = True, tls: PickerTlsConfig | None = None) -> AsyncIterator[Rig]:
+    """Run picker, replicas and Envoy until the end of the block, with `tls` between Envoy and the picker."""
     loop = asyncio.get_running_loop()
     states: list[PickerState] = []
     bound: asyncio.Future[ServerAddresses] = loop.create_future()
@@ -119,6 +120,8 @@ async def rig(folder: Path, *, with_keys: bool = True) -> AsyncIterator[Rig]:
         config = config_for(replicas, folder / "keys")
         if not with_keys:
             config = replace(config, clients=ClientsConfig())
+        if tls is not None:
+            config = replace(config, picker=replace(config.picker, tls=tls))
         options = ProcessOptions(policy=make_policy("round-robin"), environ={}, key=7, seed=7)
         shutdown = asyncio.Event()
         stack.enter_context(patch.object(process, "build_live", build))

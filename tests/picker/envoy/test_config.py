@@ -9,7 +9,17 @@ from pathlib import Path
 import pytest
 
 from gorgo.config.fleet import FleetSourceConfig, ReplicaConfig
-from gorgo.config.model import ClientsConfig, Config, ModelConfig, PickerConfig, ProxyConfig, RegionConfig, TlsConfig
+from gorgo.config.model import (
+    ClientsConfig,
+    Config,
+    ModelConfig,
+    PickerConfig,
+    PickerTlsConfig,
+    ProxyConfig,
+    RegionConfig,
+    TlsConfig,
+)
+from gorgo.errors import ConfigError
 from gorgo.picker.envoy.config import RETRIES, envoy_config, envoy_yaml
 from gorgo.picker.transport.services import DECIDING
 from tests.picker.envoy.envoy import PROGRAM, needs_envoy
@@ -104,7 +114,25 @@ def test_envoy_accepts_it_with_tls_on_every_side(tmp_path: Path) -> None:
     config = replace(
         CONFIG,
         proxy=replace(CONFIG.proxy, tls=files),
-        picker=PickerConfig(tls=files),
+        picker=PickerConfig(
+            tls=PickerTlsConfig(cert=cert, key=key, client_ca=authority.ca, client_cert=cert, client_key=key)
+        ),
         replicas=(*CONFIG.replicas, secure),
     )
     assert "OK" in validate(config, tmp_path)
+
+
+def test_envoy_shows_the_picker_the_certificate_that_the_configuration_names() -> None:
+    files = PickerTlsConfig(
+        cert="p.crt", key="p.key", client_ca="ca.crt", client_cert="envoy.crt", client_key="envoy.key"
+    )
+    _, picker = envoy_config(replace(CONFIG, picker=PickerConfig(tls=files)))["static_resources"]["clusters"]
+    common = picker["transport_socket"]["typed_config"]["common_tls_context"]
+    assert common["tls_certificates"] == [
+        {"certificate_chain": {"filename": "envoy.crt"}, "private_key": {"filename": "envoy.key"}}
+    ]
+    without = PickerConfig(tls=replace(files, client_cert=None, client_key=None))
+    with pytest.raises(
+        ConfigError, match=r"picker\.tls: client_ca without a certificate of Envoy; expected client_cert"
+    ):
+        envoy_config(replace(CONFIG, picker=without))

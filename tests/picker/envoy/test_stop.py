@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from gorgo.config.model import PickerTlsConfig
 from tests.picker.envoy.envoy import needs_envoy
 from tests.picker.envoy.rig import CHAT, Rig, rig
+from tests.proxy.authority import Authority, needs_openssl
 from tests.proxy.fakes import DONE, USAGE, delta, stream
 
 pytestmark = needs_envoy
@@ -58,3 +60,20 @@ async def _send(running: Rig, front: str, found: Counter[int | str]) -> None:
                 CHAT, json={"messages": [{"role": "user", "content": "hello"}], "stream": True}
             )
             found[answered.status_code] += 1
+
+
+@needs_openssl
+async def test_envoy_reaches_a_picker_with_client_ca_by_its_certificate(tmp_path: Path) -> None:
+    for name in ("servers", "clients"):
+        (tmp_path / name).mkdir()
+    servers, clients = Authority(tmp_path / "servers"), Authority(tmp_path / "clients")
+    cert, key = servers.pair("picker")
+    client_cert, client_key = clients.pair("envoy")
+    # Envoy trusts the file of `cert`: there the certificate of the authority follows.
+    Path(cert).write_text(Path(cert).read_text() + Path(servers.ca).read_text())
+    files = PickerTlsConfig(cert=cert, key=key, client_ca=clients.ca, client_cert=client_cert, client_key=client_key)
+    async with rig(tmp_path, tls=files) as running:
+        running.script(stream(delta("a"), USAGE, DONE))
+        async with running.client() as client:
+            assert (await client.post(CHAT, json=BODY)).status_code == 200
+        assert sum(len(replica.seen) for replica in running.replicas) == 1

@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
-from gorgo.config.model import TlsConfig
+from gorgo.config.model import PickerTlsConfig
 from gorgo.core.limits import BufferBudget
 from gorgo.picker.transport.http2.server import Http2Server
 from gorgo.picker.transport.services import PROCESS, Health, Services, services
@@ -37,8 +38,11 @@ class Served:
     ready: list[bool]
     channels: list[Any] = field(default_factory=list)
 
-    def channel(self, *, trusting: bytes | None = None) -> Any:
-        """A new connection; `trusting`: by TLS, to a server that this authority has certified."""
+    def channel(self, *, trusting: bytes | None = None, shown: tuple[str, str] | None = None) -> Any:
+        """A new connection; `trusting`: by TLS, to a server that this authority has certified.
+
+        `shown` is the client's own certificate, with its key.
+        """
         # A channel of its own has a connection of its own.
         options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
         options.append(("grpc.use_local_subchannel_pool", 1))
@@ -46,7 +50,9 @@ class Served:
         if trusting is None:
             channel = grpc.aio.insecure_channel(target, options=options)
         else:
-            channel = grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(trusting), options=options)
+            cert, key = (None, None) if shown is None else (Path(file).read_bytes() for file in shown)
+            credentials = grpc.ssl_channel_credentials(trusting, key, cert)
+            channel = grpc.aio.secure_channel(target, credentials, options=options)
         self.channels.append(channel)
         return channel
 
@@ -56,7 +62,7 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(*, tls: TlsConfig | None = None, calls: int = 100) -> AsyncIterator[Served]:
+async def serving(*, tls: PickerTlsConfig | None = None, calls: int = 100) -> AsyncIterator[Served]:
     """Serve the echo."""
     opened: list[EchoCall] = []
     entries: list[bytes] = []
@@ -69,7 +75,7 @@ async def serving(*, tls: TlsConfig | None = None, calls: int = 100) -> AsyncIte
     health = Health(lambda: ready[0])
     served = services(process, entries.append, health)
     server = Http2Server(served, TransportLimits(MESSAGE_BYTES, calls), BufferBudget(64 * MESSAGE_BYTES))
-    _, port = server.bind("127.0.0.1:0", tls or TlsConfig())
+    _, port = server.bind("127.0.0.1:0", tls or PickerTlsConfig())
     closing = asyncio.Event()
     task = asyncio.create_task(server.serve_calls(closing))
     running = Served(server, served, health, port, opened, entries, closing, task, ready)

@@ -7,17 +7,18 @@ import json
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from itertools import count, pairwise
 from typing import Any
 
 import pytest
 
-from gorgo.core.continuation import whole_events
+from gorgo.core.continuation import MOST_PAUSE_S, whole_events
 from gorgo.live.reload.reloader import move_streams
 from gorgo.live.upstream.client import UpstreamError
 from gorgo.proxy.exchange.relay import Passage
 from tests.proxy.exchange.test_handler import config
 from tests.proxy.fakes import DONE, ROLE, chat
-from tests.proxy.virtual import Script, Step, VirtualProxy, in_virtual_time
+from tests.proxy.virtual import Script, ScriptedUpstream, Step, VirtualProxy, in_virtual_time
 
 STREAM = chat(stream=True)
 LOST = UpstreamError("disconnected")
@@ -600,3 +601,347 @@ def test_a_drained_replica_gives_no_stream_to_one_whose_queue_is_long() -> None:
         assert proxy.replicas["r1"].received[1].at_s > 4.1, "the long prompt is read"
 
     virtually(test, [broken(100.0, said("late"), DONE)], [busy, REST])
+
+
+def words(text: str) -> list[str]:
+    """An engine's tokens: each letter, and white space."""
+    return list(text)
+
+
+@pytest.mark.parametrize("trims", [False, True])
+def test_an_engine_s_own_count_of_the_answer_bounds_the_rest(*, trims: bool) -> None:
+    """An event may have several tokens. A template that trims has the engine say the white space again."""
+
+    def tokens_of(asked: dict[str, Any]) -> list[str]:
+        if "messages" not in asked:
+            assert (asked["prompt"], asked["add_special_tokens"]) == (asked["content"], False)
+            return words(asked["prompt"])
+        assert (asked["continue_final_message"], asked["add_generation_prompt"]) == (True, False)
+        last = asked["messages"][-1]["content"]
+        return words(last.rstrip() if trims else last)
+
+    spaces = [said(" ", name="second"), said("\n", name="second")] if trims else []
+    usage = event({"id": "second", "choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 4}})
+    rest = Script([ROLE, *spaces, said("f", name="second"), said("", "length", "second"), usage, DONE])
+
+    async def test(proxy: VirtualProxy) -> None:
+        proxy.replicas["r1"].tokens_of = tokens_of
+        answered = await proxy.ask(chat(stream=True, max_tokens=10))
+        assert text_of(answered.body) == "abcde \nf"
+        asked = json.loads(proxy.replicas["r1"].received[0].body)
+        assert asked["max_tokens"] == (5 if trims else 3)
+        sample = proxy.state.routing.router.samples.after(0, 1)["samples"][0]
+        assert sample["output_tokens"] == (9 if trims else 11)
+
+    virtually(test, [Script([said("abc"), said("de \n"), LOST])], [rest])
+
+
+def test_an_engine_without_a_count_is_given_one_token_for_each_event() -> None:
+    async def test(proxy: VirtualProxy) -> None:
+        assert text_of((await proxy.ask(chat(stream=True, max_tokens=10))).body) == "abcd"
+        assert json.loads(proxy.replicas["r1"].received[0].body)["max_tokens"] == 8
+
+    virtually(test, [broken()], [REST])
+
+
+# A stream that stands still or is moved stays open until the rest of its answer begins elsewhere.
+
+
+def late_rest(head_s: float, *steps: Step) -> Script:
+    """Return a rest whose first content comes so long after it is asked for."""
+    return Script([ROLE, said("c", name="second"), *steps, said("", "stop", "second"), DONE], head_s=head_s)
+
+
+def ended_once(stream: bytes) -> bool:
+    return stream.count(b"[DONE]") == stream.count(b'"stop"') == 1 and b'"error"' not in stream
+
+
+def test_a_stalled_stream_that_goes_on_before_the_rest_begins_keeps_its_answer_and_blames_nobody() -> None:
+    usage = event({"id": "first", "choices": [], "usage": {"prompt_tokens": 12, "completion_tokens": 4}})
+    resumed = broken(6.0, said("C"), 1.0, said("D"), said("", "stop"), usage, DONE)
+
+    async def test(proxy: VirtualProxy) -> None:
+        answered = await proxy.ask(STREAM[:-1] + b', "stream_options": {"include_usage": true}}')
+        assert answered.body == said("a") + said("b") + said("C") + said("D") + said("", "stop") + usage + DONE
+        (asked,) = proxy.replicas["r1"].received
+        assert asked.at_s == pytest.approx(5.1), "while the first one is open"
+        assert asked.closed_s == pytest.approx(6.2), "with the first event of the other"
+        sample = proxy.state.routing.router.samples.after(0, 1)["samples"][0]
+        assert (sample["replica"], sample["continued"], sample["retries"]) == ("r0", 0, 0)
+        assert (sample["input_tokens"], sample["output_tokens"]) == (12, 4)
+        views = proxy.state.routing.router.view.snapshots(now=proxy.now_s)
+        assert [(view.failures, view.in_flight_requests) for view in views] == [(0, 0)] * 2
+        assert proxy.total("gorgo_streams_continued_total", reason="stalled") == 0.0
+        assert proxy.total("gorgo_attempts_total", replica="r1", region="there", result="superseded") == 1.0
+        assert proxy.state.buffers.used_bytes == 0
+        proxy.state.routing.router.check()
+
+    virtually(test, [resumed], [late_rest(3.0)])
+
+
+def test_a_stalled_stream_stays_open_until_the_rest_begins_and_is_closed_then() -> None:
+    async def test(proxy: VirtualProxy) -> None:
+        answered = await proxy.ask(STREAM)
+        assert text_of(answered.body) == "abc"
+        assert ended_once(answered.body)
+        assert proxy.replicas["r0"].received[0].closed_s == pytest.approx(8.1)
+        view = proxy.state.routing.router.view.snapshots(now=proxy.now_s)[0]
+        assert view.failures == 1, "it stood still"
+
+    virtually(test, [broken(100.0, said("late"), DONE)], [late_rest(3.0)])
+
+
+def test_a_comment_of_a_stalled_stream_is_no_sign_of_its_answer() -> None:
+    async def test(proxy: VirtualProxy) -> None:
+        assert text_of((await proxy.ask(STREAM)).body) == "abc"
+
+    virtually(test, [broken(6.0, b": ping\n\n", 100.0)], [late_rest(3.0)])
+
+
+def test_a_rest_that_fails_leaves_a_stalled_stream_as_it_was_and_the_next_one_is_asked_a_second_later() -> None:
+    async def test(proxy: VirtualProxy) -> None:
+        answered = await proxy.ask(STREAM)
+        assert text_of(answered.body) == "abc"
+        assert [each.at_s for name in ("r1", "r2") for each in proxy.replicas[name].received] == pytest.approx(
+            [5.1, 6.1]
+        )
+        sample = proxy.state.routing.router.samples.after(0, 1)["samples"][0]
+        assert (sample["continued"], sample["status"]) == (1, 200)
+
+    virtually(test, [broken(100.0)], [Script(refuses="connect_failed")], [late_rest(3.0)], continuations=1)
+
+
+def test_a_stalled_stream_that_ends_is_left_to_the_rest_that_was_asked_for() -> None:
+    async def test(proxy: VirtualProxy) -> None:
+        answered = await proxy.ask(STREAM)
+        assert text_of(answered.body) == "abc"
+        assert ended_once(answered.body)
+        assert len(proxy.replicas["r1"].received) == 1
+        assert proxy.replicas["r2"].received == []
+        assert proxy.total("gorgo_streams_continued_total", reason="stalled") == 1.0
+
+    virtually(test, [broken(6.0, LOST)], [late_rest(3.0)], [REST])
+
+
+def test_a_stalled_stream_and_the_rest_that_both_fail_go_on_at_a_third_replica() -> None:
+    async def test(proxy: VirtualProxy) -> None:
+        answered = await proxy.ask(STREAM)
+        assert text_of(answered.body) == "abcd"
+        assert ended_once(answered.body)
+        assert [len(proxy.replicas[name].received) for name in ("r1", "r2")] == [1, 1]
+
+    virtually(test, [broken(6.0, LOST)], [Script(head_s=3.0, refuses="disconnected")], [REST])
+
+
+#: A stream that says a word each 100 ms.
+LIVELY = broken(*(step for number in range(40) for step in (said(f" {number}"), 0.1)), said("", "stop"), DONE)
+WORDS = "ab" + "".join(f" {number}" for number in range(40))
+
+
+async def drained(proxy: VirtualProxy, name: str = "r0", after_s: float = 1.05) -> Any:
+    """Ask, drain the replica then, and return the answer and how many streams were moved."""
+    asking = asyncio.create_task(proxy.ask(STREAM))
+    await asyncio.sleep(after_s)
+    proxy.state.routing.router.replicas.drain(name, now=proxy.now_s)
+    return await asyncio.gather(asking, move_from(proxy, name))
+
+
+def test_a_moved_stream_is_read_on_until_the_rest_begins_and_no_character_is_doubled_or_missing() -> None:
+    async def test(proxy: VirtualProxy) -> None:
+        answered, moved = await drained(proxy)
+        said_before = json.loads(proxy.replicas["r1"].received[0].body)["messages"][-1]["content"]
+        assert (moved, text_of(answered.body)) == (1, said_before + "c")
+        assert WORDS.startswith(said_before)
+        assert ended_once(answered.body)
+        assert proxy.replicas["r0"].received[0].closed_s == pytest.approx(2.05)
+        assert proxy.total("gorgo_streams_continued_total", reason="moved") == 1.0
+        view = proxy.state.routing.router.view.snapshots(now=proxy.now_s)[0]
+        assert (view.failures, view.in_flight_requests) == (0, 0)
+
+    virtually(test, [LIVELY], [late_rest(1.0)])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(Script(head_s=1.0, refuses="disconnected"), id="it breaks off"),
+        pytest.param(Script([b"{}"], status=400, head_s=1.0), id="it is refused"),
+        pytest.param(Script(head_s=1.0), id="it has no content"),
+        pytest.param(late_rest(1000.0), id="the stream ends before it begins"),
+    ],
+)
+def test_a_move_that_fails_costs_the_answer_nothing(other: Script) -> None:
+    async def test(proxy: VirtualProxy) -> None:
+        answered, _ = await drained(proxy)
+        assert text_of(answered.body) == WORDS
+        assert ended_once(answered.body)
+        assert b"x-gorgo-continued" not in answered.body
+        assert answered.at_s == pytest.approx(4.2)
+        sample = proxy.state.routing.router.samples.after(0, 1)["samples"][0]
+        assert (sample["replica"], sample["continued"], sample["status"]) == ("r0", 0, 200)
+        assert proxy.total("gorgo_streams_continued_total", reason="moved") == 0.0
+        assert proxy.state.buffers.used_bytes == 0
+        proxy.state.routing.router.check()
+
+    virtually(test, [LIVELY], [other])
+
+
+def test_a_move_holds_an_answer_back_for_a_bounded_time_and_the_pause_is_a_gap() -> None:
+    long = broken(*(step for number in range(300) for step in (said(f" {number}"), 0.1)), said("", "stop"), DONE)
+
+    async def test(proxy: VirtualProxy) -> None:
+        answered, _ = await drained(proxy)
+        assert text_of(answered.body) == "ab" + "".join(f" {number}" for number in range(300))
+        times = [at_s for at_s, part in answered.parts if b"data:" in part]
+        pauses = [later - earlier for earlier, later in pairwise(times) if later - earlier > 0.2]
+        assert pauses == [pytest.approx(MOST_PAUSE_S, abs=0.2)]
+        assert proxy.replicas["r1"].received[0].closed_s == pytest.approx(11.1, abs=0.2)
+
+    virtually(test, [long], [late_rest(1000.0)])
+
+
+def test_a_move_holds_a_bounded_size() -> None:
+    large = said("x" * 50_000)
+    many = broken(*(step for _ in range(20) for step in (large, 0.1)), said("", "stop"), DONE)
+
+    async def test(proxy: VirtualProxy) -> None:
+        answered, _ = await drained(proxy, after_s=0.35)
+        assert text_of(answered.body) == "ab" + "x" * 1_000_000
+        assert ended_once(answered.body)
+        assert proxy.replicas["r1"].received[0].closed_s == pytest.approx(0.9, abs=0.15)
+
+    virtually(test, [many], [late_rest(1000.0)])
+
+
+def test_an_error_of_the_engine_while_its_stream_is_moved_is_withheld_and_the_rest_goes_on() -> None:
+    failure = event({"error": {"message": "cuda", "code": 500}})
+    words = [step for number in range(12) for step in (said(f" {number}"), 0.1)]
+
+    async def test(proxy: VirtualProxy) -> None:
+        answered, _ = await drained(proxy)
+        said_before = json.loads(proxy.replicas["r1"].received[0].body)["messages"][-1]["content"]
+        assert text_of(answered.body) == said_before + "c"
+        assert ended_once(answered.body)
+
+    virtually(test, [broken(*words, failure, DONE)], [late_rest(1.0)])
+
+
+def test_a_rest_is_moved_with_its_stream_read_on_too() -> None:
+    lively = [step for number in range(40) for step in (said(f" {number}", name="second"), 0.1)]
+    rest = Script([*lively, said("", "stop", "second"), DONE])
+
+    async def moved_to(proxy: VirtualProxy, text: str) -> None:
+        answered, _ = await drained(proxy, "r1")
+        assert text_of(answered.body) == text
+        assert ended_once(answered.body)
+
+    virtually(lambda proxy: moved_to(proxy, "ab 0 1 2 3 4 5 6 7 8c"), [broken()], [rest], [late_rest(1.0)])
+    virtually(lambda proxy: moved_to(proxy, WORDS), [broken()], [rest], [Script(head_s=1.0, refuses="disconnected")])
+
+
+def test_a_client_that_leaves_while_both_are_open_leaves_no_load() -> None:
+    async def test(proxy: VirtualProxy) -> None:
+        asking = asyncio.create_task(proxy.ask(STREAM, leaves_s=1.5))
+        await asyncio.sleep(1.05)
+        proxy.state.routing.router.replicas.drain("r0", now=proxy.now_s)
+        await asyncio.gather(asking, move_from(proxy, "r0"))
+        sample = proxy.state.routing.router.samples.after(0, 1)["samples"][0]
+        assert (sample["status"], sample["continued"]) == (499, 0)
+        assert proxy.state.buffers.used_bytes == 0
+
+    virtually(test, [LIVELY], [late_rest(3.0)])
+
+
+def test_memory_that_is_given_up_while_both_are_open_costs_no_character() -> None:
+    async def test(proxy: VirtualProxy) -> None:
+        budget = proxy.state.buffers
+
+        async def upload() -> None:
+            await asyncio.sleep(1.5)
+            large = budget.new_buffer("another", now=proxy.now_s)
+            assert budget.reserve(large, budget.size_limit, now=proxy.now_s)
+            budget.close(large)
+
+        (answered, _), _ = await asyncio.gather(drained(proxy), upload())
+        assert ended_once(answered.body)
+        assert text_of(answered.body) in (WORDS, "ab 0 1 2 3 4 5 6 7 8c")
+        assert budget.used_bytes == 0
+
+    for other in (late_rest(1.0), Script(head_s=1.0, refuses="disconnected")):
+        virtually(test, [LIVELY], [other])
+
+
+def test_a_client_that_leaves_behind_the_end_of_a_rest_has_had_its_answer() -> None:
+    usage = event({"id": "second", "choices": [], "usage": {"prompt_tokens": 14, "completion_tokens": 3}})
+
+    async def test(proxy: VirtualProxy) -> None:
+        asked = STREAM[:-1] + b', "stream_options": {"include_usage": true}}'
+        answered = await proxy.ask(asked, leaves_s=5.0)
+        assert (text_of(answered.body), answered.complete) == ("abc", False)
+        sample = proxy.state.routing.router.samples.after(0, 1)["samples"][0]
+        assert (sample["status"], sample["input_tokens"], sample["output_tokens"]) == (200, 12, 5)
+        assert proxy.total("gorgo_client_disconnects_total") == 0.0
+
+    virtually(test, [broken()], [Script([said("c", name="second"), said("", "stop", "second"), usage, 100.0, DONE])])
+
+
+def test_a_client_that_leaves_in_the_middle_of_a_rest_has_not_had_its_answer() -> None:
+    async def test(proxy: VirtualProxy) -> None:
+        await proxy.ask(STREAM, leaves_s=5.0)
+        assert proxy.state.routing.router.samples.after(0, 1)["samples"][0]["status"] == 499
+
+    virtually(test, [broken()], [Script([said("c", name="second"), 100.0])])
+
+
+def alternating(upstream: ScriptedUpstream, rest: Script) -> None:
+    """Let every other answer break off, and each rest be whole."""
+    plain, number = upstream.open, count()
+
+    async def open_next(path: str, headers: Any, body: bytes, **more: Any) -> Any:
+        is_rest = json.loads(body)["messages"][-1]["role"] == "assistant"
+        whole = Script([said("a"), said("b"), said("", "stop"), DONE])
+        upstream.scripts = [rest if is_rest else broken() if next(number) % 2 == 0 else whole]
+        return await plain(path, headers, body, **more)
+
+    upstream.open = open_next  # type: ignore[method-assign]
+
+
+def lost_of_alternating(rest: Script) -> int:
+    """Return how many of 24 answers had no end."""
+    found: list[bool] = []
+
+    async def test(proxy: VirtualProxy) -> None:
+        for upstream in proxy.replicas.values():
+            alternating(upstream, rest)
+        for _ in range(24):
+            found.append(ended_once((await proxy.ask(STREAM)).body))
+            await asyncio.sleep(0.2)
+        states = set(proxy.state.routing.router.view.health_states().values())
+        assert all(found) == (states == {"healthy"})
+
+    virtually(test, [REST], [REST])
+    return found.count(False)
+
+
+def test_replicas_of_which_every_other_answer_breaks_off_do_not_eject_each_other_where_each_rest_is_whole() -> None:
+    assert lost_of_alternating(REST) == 0
+
+
+def test_a_rest_of_a_token_is_no_proof_that_its_replica_does_not_break_answers_off() -> None:
+    assert lost_of_alternating(Script([said("", "stop", "second"), DONE])) > 0
+
+
+def test_a_rest_that_stands_still_and_goes_on_first_blames_neither_replica() -> None:
+    resumed = Script([said("c", name="second"), 6.0, said("d", name="second"), 0.1, said("", "stop", "second"), DONE])
+
+    async def test(proxy: VirtualProxy) -> None:
+        answered = await proxy.ask(STREAM)
+        assert text_of(answered.body) == "abcd"
+        assert ended_once(answered.body)
+        assert [len(proxy.replicas[name].received) for name in ("r1", "r2")] == [1, 1]
+        views = proxy.state.routing.router.view.snapshots(now=proxy.now_s)
+        assert [view.failures for view in views] == [1, 0, 0]
+        sample = proxy.state.routing.router.samples.after(0, 1)["samples"][0]
+        assert (sample["replica"], sample["continued"], sample["retries"]) == ("r1", 1, 0)
+
+    virtually(test, [broken()], [resumed], [late_rest(3.0)])

@@ -142,7 +142,7 @@ async def test_stream_that_goes_on_for_too_long_is_ended_and_nobody_is_blamed(st
 
 async def test_body_that_goes_on_for_too_long_is_cut(start: Start) -> None:
     async def endless(request: web.Request, _: bytes) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"content-type": "application/json"})
+        response = web.StreamResponse(headers={"content-type": "audio/wav"})
         await response.prepare(request)
         while True:
             await response.write(b" " * 50_000)

@@ -371,15 +371,8 @@ async def test_silence_after_content_ends_the_stream_with_an_error_event(start: 
 
 
 async def test_body_of_declared_length_is_cut_when_its_replica_breaks_off(start: Start) -> None:
-    headers = {"content-type": "application/json", "content-length": "1000000"}
+    headers = {"content-type": "application/json", "content-length": "2000000"}
     fleet = await start.fleet([reset_after(b"{" + b"x" * 100_000, headers=headers)])
-    with pytest.raises(httpx.RemoteProtocolError):
-        await fleet.client.post("/v1/chat/completions", content=chat())
-    await fleet.idle()
-
-
-async def test_body_without_a_length_is_cut_when_its_replica_breaks_off(start: Start) -> None:
-    fleet = await start.fleet([reset_after(b"{" + b"x" * 100_000, headers={"content-type": "application/json"})])
     with pytest.raises(httpx.RemoteProtocolError):
         await fleet.client.post("/v1/chat/completions", content=chat())
     await fleet.idle()
@@ -501,3 +494,34 @@ async def test_error_event_too_late_to_be_hidden_is_still_the_replicas_failure(s
         assert (await response.aread()) == comments + said
     await fleet.idle()
     assert fleet.state.routing.router.view.snapshots(now=fleet.state.routing.clock())[0].failures == 1
+
+
+LARGE = (
+    b'{"choices":[{"message":{"content":"' + b"x" * 300_000 + b'"}}],"usage":{"prompt_tokens":3,"completion_tokens":9}}'
+)
+
+
+@pytest.mark.parametrize("length", [True, False])
+async def test_a_large_answer_in_one_piece_that_breaks_off_is_asked_for_at_another_replica(
+    start: Start, length: bool
+) -> None:
+    headers = {"content-type": "application/json", **({"content-length": str(len(LARGE))} if length else {})}
+    half = [LARGE[at : at + 50_000] for at in range(0, 200_000, 50_000)]
+    fleet = await start.fleet([reset_after(*half, headers=headers)], [answer(200, LARGE)])
+    response = await fleet.client.post("/v1/chat/completions", content=chat())
+    assert (response.status_code, response.content == LARGE) == (200, True)
+    assert response.headers["x-gorgo-replica"] == "r1"
+    await fleet.idle()
+    (sample,) = fleet.state.routing.router.samples
+    assert (sample.replica, sample.retries, sample.output_tokens) == ("r1", 1, 9)
+    assert fleet.state.buffers.used_bytes == 0
+
+
+async def test_an_answer_beyond_what_is_retained_is_passed_as_it_comes_and_cut_with_its_replica(start: Start) -> None:
+    headers = {"content-type": "application/json"}
+    large = [b'{"data":"', *[b"x" * 65_536] * 20]
+    fleet = await start.fleet([reset_after(*large, headers=headers)], [answer(200, LARGE)])
+    with pytest.raises(httpx.RemoteProtocolError):
+        await fleet.client.post("/v1/chat/completions", content=chat())
+    await fleet.idle()
+    assert fleet.replicas[1].seen == []

@@ -355,9 +355,9 @@ def test_stream_that_breaks_off_after_content_ends_with_an_error_event_and_is_no
 def test_whole_answer_that_breaks_off_late_is_cut() -> None:
     async def test(proxy: VirtualProxy) -> None:
         answered = await proxy.ask(chat())
-        assert (answered.status, answered.body, answered.complete) == (200, b"{" + b"x" * 70_000, False)
+        assert (answered.status, answered.body, answered.complete) == (200, b"{" + b"x" * 1_100_000, False)
 
-    virtually(test, [Script([b"{" + b"x" * 70_000, 1.0, UpstreamError("disconnected")], headers=JSON)], [QUICK])
+    virtually(test, [Script([b"{" + b"x" * 1_100_000, 1.0, UpstreamError("disconnected")], headers=JSON)], [QUICK])
 
 
 # -- stopping

@@ -19,6 +19,9 @@ from tests.proxy.integrity.engines import Liar, Speaker, forever, lying, says
 from tests.proxy.memory import peak_growth
 from tests.proxy.raw import connected
 
+#: Also on the HTTP of `gorgo serve --plain`.
+IN_BOTH_FORMS = True
+
 CHAT = "/v1/chat/completions"
 OK = b"HTTP/1.1 200 OK\r\n"
 SSE = OK + b"content-type: text/event-stream\r\n"

@@ -19,6 +19,15 @@ from tests.proxy.integrity.engines import Liar, Speaker, forever, lying, says
 from tests.proxy.memory import peak_growth
 from tests.proxy.raw import connected
 
+#: Also on the HTTP of `gorgo serve --plain`.
+IN_BOTH_FORMS = True
+#: Where stock hypercorn and h11 differ: why, and the tests of it.
+OWN_ALONE = {
+    "hypercorn takes the end of a client's side for the end of the connection": (
+        "test_client_that_ends_its_side_behind_a_request_has_disconnected_and_the_proxy_s_own_routes_answer",
+    ),
+}
+
 ON_BOTH_LOOPS = True
 CHAT = "/v1/chat/completions"
 BODY = chat(stream=True)

@@ -20,6 +20,16 @@ from tests.proxy.fakes import DONE, ROLE, answer, chat, delta, hang, stream
 from tests.proxy.raw import RawClient, connected
 from tests.proxy.served import Served, served
 
+#: Also on the HTTP of `gorgo serve --plain`.
+IN_BOTH_FORMS = True
+#: Where stock hypercorn and h11 differ: why, and the tests of it.
+OWN_ALONE = {
+    "hypercorn waits without end for a client that does not read": (
+        "test_clients_that_do_not_read_are_bounded_in_sum",
+        "test_answer_that_is_not_read_makes_way_for_a_body",
+    ),
+}
+
 CHAT = "/v1/chat/completions"
 MIB = 2**20
 #: For one body of `SIZE`; 24 of them would take more than this and `BESIDE`.

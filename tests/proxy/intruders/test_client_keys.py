@@ -18,6 +18,9 @@ from gorgo.live.request_options import MAX_KEYS, ClientKeys, read_client_keys
 from tests.proxy.conftest import TOKEN, Running, Start, config_for
 from tests.proxy.fakes import answer, chat
 
+#: Also on the HTTP of `gorgo serve --plain`.
+IN_BOTH_FORMS = True
+
 CHAT = "/v1/chat/completions"
 KEY, OTHER = "sk-the-first-key", "sk-the-second-key"
 

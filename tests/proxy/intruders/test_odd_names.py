@@ -19,6 +19,9 @@ from tests.proxy.conftest import TOKEN, Start
 from tests.proxy.fakes import DONE, delta, stream
 from tests.proxy.raw import connected
 
+#: Also on the HTTP of `gorgo serve --plain`.
+IN_BOTH_FORMS = True
+
 CHAT = "/v1/chat/completions"
 NAMES = {
     "right to left": "gpt\u202efdp.exe",

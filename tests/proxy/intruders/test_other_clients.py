@@ -16,6 +16,9 @@ from tests.proxy.conftest import Running, Start, config_for
 from tests.proxy.fakes import answer, chat
 from tests.proxy.intruders.test_client_keys import CHAT, KEY, OTHER, entry
 
+#: Also on the HTTP of `gorgo serve --plain`.
+IN_BOTH_FORMS = True
+
 RESPONSES = "/v1/responses"
 
 

@@ -12,6 +12,9 @@ from tests.proxy.conftest import Start
 from tests.proxy.fakes import answer, chat
 from tests.proxy.raw import connected
 
+#: Also on the HTTP of `gorgo serve --plain`.
+IN_BOTH_FORMS = True
+
 CHAT = "/v1/chat/completions"
 PATHS = (
     "/admin/fleet",

@@ -16,6 +16,9 @@ from gorgo.live.logs import JsonLines
 from tests.proxy.conftest import TOKEN, Start, config_for
 from tests.proxy.fakes import DONE, USAGE, answer, delta, reset_after, stream
 
+#: Also on the HTTP of `gorgo serve --plain`.
+IN_BOTH_FORMS = True
+
 CHAT = "/v1/chat/completions"
 PROMPT, CLIENT_KEY, ENGINE_KEY = "MARKED-PROMPT-5f1c", "MARKED-CLIENT-KEY-77aa", "MARKED-ENGINE-KEY-90bb"
 WRONG_KEY, HEADER, ANSWER = "MARKED-WRONG-KEY-12cd", "MARKED-HEADER-34ef", "MARKED-ANSWER-56ab"

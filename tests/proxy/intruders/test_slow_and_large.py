@@ -15,6 +15,27 @@ from tests.proxy.conftest import Start
 from tests.proxy.fakes import DONE, answer, chat, delta, hang, stream
 from tests.proxy.raw import RawClient, connected
 
+#: Also on the HTTP of `gorgo serve --plain`.
+IN_BOTH_FORMS = True
+#: Where stock hypercorn and h11 differ: why, and the tests of it.
+OWN_ALONE = {
+    "hypercorn has no time limit of a head": (
+        "test_head_that_is_never_complete_is_a_408",
+        "test_head_that_drips_is_a_408_however_steadily",
+        "test_second_head_on_a_connection_has_its_own_time",
+        "test_connection_without_a_request_ends_when_a_head_is_due",
+    ),
+    "hypercorn's refusals have no body": ("test_head_of_too_many_bytes_is_a_431",),
+    "h11 does not count lines": ("test_head_of_too_many_lines_is_a_431",),
+    "hypercorn does not count connections": (
+        "test_one_connection_too_many_is_closed_and_those_with_a_request_stay",
+        "test_connection_that_is_idle_for_longest_makes_room_for_a_new_one",
+    ),
+    "hypercorn asks for each body at once": (
+        "test_client_that_waits_to_be_asked_for_a_body_is_refused_before_it_is_asked",
+    ),
+}
+
 CHAT = "/v1/chat/completions"
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\n"
 

@@ -15,6 +15,25 @@ from tests.proxy.conftest import Start
 from tests.proxy.fakes import DONE, answer, chat, delta, hang, stream
 from tests.proxy.raw import connected
 
+#: Also on the HTTP of `gorgo serve --plain`.
+IN_BOTH_FORMS = True
+#: Where stock hypercorn and h11 differ: why, and the tests of it.
+OWN_ALONE = {
+    "h11 accepts some of the forms, which test_what_plain_accepts_... looks at": (
+        "test_ambiguous_request_is_refused_and_its_connection_ends",
+        "test_ambiguous_request_is_refused_however_it_is_cut",
+    ),
+    "h11 refuses bytes behind a last request before its answer": (
+        "test_what_follows_the_last_request_is_no_request_and_spoils_no_answer",
+    ),
+    "hypercorn speaks HTTP/2, and answers the preface in its frames": (
+        "test_http_2_preface_is_a_505_that_names_http_1_1_and_the_connection_ends",
+    ),
+    "h11 accepts the request that is refused there": ("test_what_a_refused_client_still_sends_is_not_read",),
+    "h11 bounds a line, and not all trailers": ("test_trailers_are_bounded_as_heads_are",),
+    "hypercorn answers h2c and websocket": ("test_wish_for_another_protocol_is_not_answered_and_not_passed_on",),
+}
+
 CHAT = b"/v1/chat/completions"
 BODY = chat()
 SIZE = b"%d" % len(BODY)
@@ -121,6 +140,21 @@ async def test_ambiguous_request_is_refused_and_its_connection_ends(start: Start
         assert json.loads(body)["error"]["type"], form  # and nothing behind it: the rest was not read as a request
     assert fleet.replicas[0].seen == []
     await fleet.idle()
+
+
+async def test_what_plain_accepts_reaches_a_replica_as_one_clear_request(start: Start) -> None:
+    fleet = await start.fleet([answer(200)])
+    for form, request in FORMS.items() if start.plain else ():
+        async with connected(fleet.addresses.data) as client:
+            client.writer.write(request)
+            with suppress(TimeoutError, ConnectionError):  # h11 waits for more of some forms
+                await asyncio.wait_for(client.reader.read(1), 0.2)
+        await fleet.idle()
+        for seen in fleet.replicas[0].seen:
+            assert seen.header("content-length") == [str(len(seen.body))], form
+            assert seen.header("transfer-encoding") == [], form
+            assert seen.body in (BODY, b"hello"), form
+        fleet.replicas[0].seen.clear()
 
 
 async def test_ambiguous_request_is_refused_however_it_is_cut(start: Start) -> None:

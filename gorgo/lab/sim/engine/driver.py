@@ -24,6 +24,10 @@ class AttemptEvents(Protocol):
 
     def on_first_token(self, sending: SimAttempt) -> None: ...
 
+    def on_stalled(self, sending: SimAttempt) -> bool:
+        """Ask another replica for the rest of its answer; return whether one was asked."""
+        ...
+
     def on_end(self, sending: SimAttempt, outcome: Outcome) -> None: ...
 
 

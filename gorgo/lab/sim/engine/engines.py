@@ -126,11 +126,7 @@ def make_engine(profile: EngineProfile, *, item_bytes: int = 4, item_tokens: int
 
 
 def predict_first_token(
-    model: Engine[Any],
-    in_transit: Sequence[tuple[float, EngineRequest]],
-    arrival: ArrivingRequest,
-    *,
-    now: float,
+    model: Engine[Any], in_transit: Sequence[tuple[float, EngineRequest]], arrival: ArrivingRequest, *, now: float
 ) -> PredictedFirstToken:
     """Predict the first token of `arrival` on an engine of any kind; see `predict`."""
     if isinstance(model, VllmModel):

@@ -78,11 +78,7 @@ class PredictedFirstToken(NamedTuple):
 
 
 def predict(
-    model: EngineModel[Any],
-    in_transit: Sequence[tuple[float, EngineRequest]],
-    arrival: ArrivingRequest,
-    *,
-    now: float,
+    model: EngineModel[Any], in_transit: Sequence[tuple[float, EngineRequest]], arrival: ArrivingRequest, *, now: float
 ) -> PredictedFirstToken:
     """Play the engine forward from `now` to the first token of `arrival`, without later arrivals.
 

@@ -194,8 +194,7 @@ class PushFeed(CacheReporter, KvObserver):
     def _receive_evictions(self, evicted: dict[int, float]) -> None:
         self.path.totals.eviction_delays_s.extend(self.path.now - at_s for at_s in evicted.values())
         self._sink.on_cache_evictions(
-            self._name,
-            CacheEvictions(model=None, block_tokens=self._tokens.block_tokens, hashes=tuple(evicted)),
+            self._name, CacheEvictions(model=None, block_tokens=self._tokens.block_tokens, hashes=tuple(evicted))
         )
 
     def _count(self, hashes: int) -> None:

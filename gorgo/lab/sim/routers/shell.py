@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from gorgo.config.values import FIRST_TOKEN_TIMEOUT_S
-from gorgo.core.continuation import MOST_BACKLOG_S, MOVE_INTERVAL_S
+from gorgo.core.continuation import MOST_BACKLOG_S, MOST_PAUSE_S, MOVE_INTERVAL_S
 from gorgo.core.messages.actions import Action, Cancel, Continue, Dispatch, Forward, Hedge, Reject
 from gorgo.core.messages.request import AttemptResult, EngineSample, OpenConnection, Outcome
 from gorgo.core.peers.exchange import is_urgent
@@ -112,6 +112,18 @@ class RunParts:
     reported: Callable[[Outcome], Outcome]
 
 
+@dataclass(frozen=True, slots=True)
+class OpenRest:
+    """The rest of an answer, asked for while the stream of the answer is open; whichever goes on first has it."""
+
+    old: SimAttempt
+    new: SimAttempt
+    dispatch: Dispatch
+    #: What the client has until then: what the stream brings is held.
+    part: AnswerSoFar
+    why: str
+
+
 class RouterShell:
     """One Router in virtual time.
 
@@ -136,6 +148,11 @@ class RouterShell:
         self._attempts: dict[str, tuple[SimAttempt, RemoteReplica]] = {}
         #: Requests that have not ended, with what their clients have of an answer that broke off.
         self._requests: dict[str, AnswerSoFar | None] = {}
+        #: By request.
+        self._rests: dict[str, OpenRest] = {}
+        #: Streams whose answers go on elsewhere, and why, until their ends are reported; and those that stay.
+        self._left: dict[str, str] = {}
+        self._staying: set[str] = set()
         self._deadlines = FirstTokenTimeouts(self._kernel)
         self._timer = RouterTimer(self._kernel, lambda: self.router.next_timer(), self._wake)
         #: The next connections as of the Router's next event.
@@ -154,12 +171,36 @@ class RouterShell:
 
     def on_first_token(self, sending: SimAttempt) -> None:
         now = self._kernel.now
+        rest = self._rests.get(sending.request_id)
+        if rest is not None and rest.new is sending:
+            self._left[rest.old.attempt_id] = rest.why
+            self._take_rest(rest)
         self._run.served.first_token(sending.request_id, self._attempts[sending.attempt_id][1], now=now)
         self.carry_out(self.informed().on_first_token(sending.attempt_id, now=now))
+
+    def on_stalled(self, sending: SimAttempt) -> bool:
+        return self._continue_beside(sending, "stalled")
 
     def on_end(self, sending: SimAttempt, outcome: Outcome) -> None:
         if self._attempts.pop(sending.attempt_id, None) is None:
             return  # Of a Router that was replaced.
+        self._staying.discard(sending.attempt_id)
+        is_left = self._left.pop(sending.attempt_id, None) is not None
+        rest = self._rests.get(sending.request_id)
+        if rest is not None and rest.old is sending and outcome.partial_tokens:
+            # The answer is left to the rest, which begins where the client is.
+            self._take_rest(rest)
+            sending.so_far, is_left = rest.part, True
+            outcome = replace(outcome, partial_tokens=rest.part.tokens)
+        elif rest is not None and rest.old is sending:
+            self.carry_out(self.informed().on_resumed(sending.attempt_id, now=self._kernel.now))
+        elif rest is not None and rest.new is sending:
+            del self._rests[sending.request_id]
+            is_left = True
+        if is_left:
+            _, others = self.informed().on_finish(sending.attempt_id, self._run.reported(outcome), now=self._kernel.now)
+            self.carry_out(others)
+            return
         outcome = self._broken_off(sending, outcome)
         own, others = self.informed().on_finish(sending.attempt_id, self._run.reported(outcome), now=self._kernel.now)
         # A refusal ends its request if the Router forwards it, and a broken answer unless it goes on.
@@ -203,7 +244,11 @@ class RouterShell:
                     self._dispatch(action.dispatch)
                 case Cancel():
                     sending, site = self._attempts[action.attempt_id]
-                    site.cancel(sending)
+                    why = self._left.get(action.attempt_id)
+                    if why is None:
+                        site.cancel(sending)
+                    else:
+                        site.end_stream(sending, why)
                 case Reject():
                     self._run.served.rejected(action, now=self._kernel.now)
                     self._end_request(action.request_id)
@@ -223,13 +268,51 @@ class RouterShell:
     def _move(self, replica: str) -> None:
         """Move the oldest stream if another replica has a short queue, and the next one soon."""
         site = self.ports[replica][0]
-        streams = [each for each, at in self._attempts.values() if at is site and site.can_move(each)]
-        views = self.router.view.snapshots(now=self._kernel.now)
-        if not streams or any(row.name == replica and row.eligible for row in views):
+        streams = [each for each, at in self._attempts.values() if at is site and self._may_move(each, site)]
+        if not streams or replica not in self.router.view.draining():
             return
-        if any(row.eligible and (row.backlog_s or 0.0) <= MOST_BACKLOG_S for row in views):
-            site.move(min(streams, key=lambda each: each.first_token_arrival_s or 0.0))
+        if self.router.view.has_short_queue(backlog_s=MOST_BACKLOG_S, now=self._kernel.now):
+            for each in sorted(streams, key=lambda each: each.first_token_arrival_s or 0.0):
+                if self._continue_beside(each, "moved"):
+                    break
         self._kernel.at(self._kernel.now + MOVE_INTERVAL_S, partial(self._move, replica))
+
+    def _may_move(self, sending: SimAttempt, site: RemoteReplica) -> bool:
+        return site.can_move(sending) and sending.attempt_id not in self._staying
+
+    def _continue_beside(self, sending: SimAttempt, why: str) -> bool:
+        """Ask another replica for the rest of an answer whose stream stays open; return whether one was asked."""
+        router, now, replicas = self.informed(), self._kernel.now, frozenset(self.ports)
+        if sending.request_id in self._rests or not router.can_continue(sending.attempt_id, replicas, now=now):
+            return False
+        part = self._attempts[sending.attempt_id][1].so_far(sending)
+        found = router.continue_beside(sending.attempt_id, replicas, part.tokens, now=now)
+        if found is None:
+            return False
+        dispatch = found.dispatch
+        self._run.served.opened_beside(dispatch)
+        request = self._run.served.rest_of(sending.request_id, part.tokens)
+        new = self._attempt(dispatch, request, part)
+        self._rests[sending.request_id] = rest = OpenRest(sending, new, dispatch, part, why)
+        self._send(new, dispatch)
+        if why == "moved":
+            self._kernel.at(now + MOST_PAUSE_S, partial(self._stay, rest))
+        self.arm()
+        return True
+
+    def _stay(self, rest: OpenRest) -> None:
+        """Leave an answer that was held back for long to its own stream."""
+        if self._rests.get(rest.new.request_id) is rest:
+            self._staying.add(rest.old.attempt_id)
+            self.carry_out(self.informed().on_resumed(rest.old.attempt_id, now=self._kernel.now))
+
+    def _take_rest(self, rest: OpenRest) -> None:
+        """The answer goes on at the other replica, from what the client has."""
+        request_id = rest.new.request_id
+        del self._rests[request_id]
+        self._requests[request_id] = rest.part
+        self._run.served.continued(request_id, rest.part.tokens)
+        self._run.served.dispatched(rest.dispatch, now=self._kernel.now)
 
     # -- peers
 
@@ -258,6 +341,9 @@ class RouterShell:
         for request_id in list(self._requests):
             self._run.served.broken(request_id, "router_killed", now=now)
         self._requests.clear()
+        self._rests.clear()
+        self._left.clear()
+        self._staying.clear()
         for sending, site in killed.values():
             site.cancel(sending)
         self.router = router
@@ -271,7 +357,10 @@ class RouterShell:
 
     def _dispatch(self, dispatch: Dispatch) -> None:
         request = self._run.served.dispatched(dispatch, now=self._kernel.now)
-        sending = SimAttempt(
+        self._send(self._attempt(dispatch, request, self._requests[dispatch.request_id]), dispatch)
+
+    def _attempt(self, dispatch: Dispatch, request: SimRequest, before: AnswerSoFar | None) -> SimAttempt:
+        return SimAttempt(
             dispatch.request_id,
             dispatch.attempt_id,
             request.blocks,
@@ -280,8 +369,10 @@ class RouterShell:
             body_bytes=request.body_bytes,
             output_key=request.output_blocks,
             trips=TripDelays(self._run.draws, request.index * KEYS_PER_REQUEST + dispatch.attempt),
-            before=self._requests[dispatch.request_id],
+            before=before,
         )
+
+    def _send(self, sending: SimAttempt, dispatch: Dispatch) -> None:
         site, port = self.ports[dispatch.replica]
         self._attempts[dispatch.attempt_id] = sending, site
         self._deadlines.watch(sending, site)

@@ -372,6 +372,11 @@ class Connection:
         """Return whether the client has sent its settings."""
         return self._writer.client.is_known
 
+    @property
+    def unsent_bytes(self) -> int:
+        """Return the bytes of answers for which the client gives no window."""
+        return self._writer.unsent_bytes
+
     def take_output(self) -> bytes:
         """Return what has to be sent."""
         return self._writer.take_output()

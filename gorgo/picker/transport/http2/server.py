@@ -14,8 +14,8 @@ from collections import Counter
 from contextlib import ExitStack
 from typing import cast
 
-from gorgo.config.model import TlsConfig
-from gorgo.core.limits import BufferBudget
+from gorgo.config.model import PickerTlsConfig
+from gorgo.core.limits import Buffer, BufferBudget
 from gorgo.live.http.tls import ServedTls, follow_files, served_tls
 from gorgo.live.listener.sockets import BACKLOG, address_of, listening
 from gorgo.live.logs import log
@@ -37,9 +37,9 @@ PLACE = "picker.tls"
 ALPN = ("h2",)
 
 
-def picker_tls(files: TlsConfig) -> ServedTls | None:
+def picker_tls(files: PickerTlsConfig) -> ServedTls | None:
     """Return TLS of the listener, `None` without a certificate. Raises `ConfigError`."""
-    return served_tls(files, place=PLACE, alpn=ALPN)
+    return served_tls(files, place=PLACE, alpn=ALPN, client_ca=files.client_ca)
 
 
 #: Between two records of full places, s: a flood of connections is no flood of lines.
@@ -48,6 +48,8 @@ LOG_S = 10.0
 #: and reads nothing.
 HIGH_BYTES = 256 * 1024
 UNREAD_BYTES = 4 * 1024 * 1024
+#: Longest time for which a client reads nothing of what waits for it, s.
+UNREAD_S = 60.0
 
 
 class Http2Server:
@@ -64,10 +66,10 @@ class Http2Server:
         self._listener: socket.socket | None = None
         #: `None` before `bind`, and without a certificate.
         self.tls: ServedTls | None = None
-        self._files = TlsConfig()
+        self._files = PickerTlsConfig()
         self.connections: set[ServerProtocol] = set()
 
-    def bind(self, bind: str, tls: TlsConfig) -> tuple[str, int]:
+    def bind(self, bind: str, tls: PickerTlsConfig) -> tuple[str, int]:
         """Listen; return host and actual port. Raises `ConfigError`."""
         self._files, self.tls = tls, picker_tls(tls)
         self._listener = self._sockets.enter_context(listening(bind, "picker.bind"))
@@ -165,6 +167,10 @@ class ServerProtocol(asyncio.Protocol):
         #: Done once the connection is lost.
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self._connection = Connection(services, limits, self._wake, buffers)
+        self._buffers = buffers
+        #: What waits for the client, among the bytes of all connections, and when it has read of it last.
+        self._unread: Buffer | None = None
+        self._read_s = 0.0
 
     @property
     def is_idle(self) -> bool:
@@ -230,6 +236,7 @@ class ServerProtocol(asyncio.Protocol):
             self._timer.cancel()
         self._server.connections.discard(self)
         self._connection.close()
+        self._count(0)
         if not self.closed.done():
             self.closed.set_result(None)
 
@@ -264,6 +271,7 @@ class ServerProtocol(asyncio.Protocol):
         self._flush_due = False
         if self._transport is not None:  # else `connection_made` will
             self._write(self._connection.take_output())
+            self._count_unread(self._transport)
 
     def _write(self, output: bytes) -> None:
         transport = self._transport
@@ -273,6 +281,37 @@ class ServerProtocol(asyncio.Protocol):
         if transport.get_write_buffer_size() > UNREAD_BYTES:
             log("connection_refused", error="the client does not read")
             transport.abort()
+
+    def _count_unread(self, transport: asyncio.Transport) -> None:
+        """Count what waits for the client with the bytes of all connections, and end the one that has no place."""
+        if transport.is_closing():
+            return
+        size = self._connection.unsent_bytes + transport.get_write_buffer_size()
+        if (size or self._unread is not None) and not self._count(size):
+            self._end_unread()
+
+    def _count(self, size: int) -> bool:
+        counted, now = self._unread, self._loop.time()
+        if not size:
+            if counted is not None:
+                self._unread = counted.on_evict = None
+                self._buffers.close(counted)
+            return True
+        if counted is None:
+            counted = self._unread = self._buffers.new_buffer(self.host, now=now)
+            counted.make_evictable(self._end_unread, now=now)
+            self._read_s = now
+        if size < counted.size:
+            counted.received(counted.size - size, now=now)
+            self._buffers.shrink(counted, size)
+            self._read_s = now
+            return True
+        return self._buffers.reserve(counted, size, now=now)
+
+    def _end_unread(self) -> None:
+        size = 0 if self._unread is None else self._unread.size
+        log("picker_client_does_not_read", level=logging.WARNING, host=self.host, bytes=size)
+        self.abort()
 
     # -- time
 
@@ -286,6 +325,11 @@ class ServerProtocol(asyncio.Protocol):
     def _keep_alive(self) -> None:
         """Ask a silent client for a sign of life; close the connection of one that does not answer."""
         self._connection.renew_budget()
+        if self._transport is not None:
+            self._count_unread(self._transport)
+        if self._unread is not None and self._loop.time() - self._read_s >= UNREAD_S:
+            self._end_unread()
+            return
         silent_s = self._loop.time() - self._received_s
         if self._pinged and silent_s >= KEEPALIVE_ANSWER_S:
             self.abort()

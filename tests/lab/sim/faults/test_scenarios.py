@@ -30,7 +30,6 @@ from gorgo.lab.sim.faults.scenarios import (
     StaleMetrics,
     StaleProbes,
     burst,
-    draw_faults,
     find_scenario,
     nearest,
     region_rtt_s,
@@ -40,6 +39,7 @@ from gorgo.lab.sim.fleet import SimFleet, SimReplica
 from gorgo.lab.sim.simulation import Simulation
 from gorgo.lab.sim.workload import SimRequest, scaled
 from gorgo.policies.registry import make_policy
+from tests.lab.sim.faults.drawn import draw_faults
 from tests.lab.sim.fleets import three_regions
 
 FLEET = three_regions()
@@ -394,50 +394,11 @@ def test_a_drawn_schedule_is_the_seed_s_and_leaves_somebody_alive() -> None:
     assert kinds == {Kill, Partition, Slow, StaleMetrics}
 
 
-def test_gaps_and_durations_are_as_long_on_average_as_is_said() -> None:
-    """Means of the clipped exponential, 120 x 1.005, and of 30 x (0.2 to 1.8); a shorter gap than a tenth is none."""
-    lanes: list[list[tuple[float, float]]] = [[], [], []]
-    for seed in range(3):
-        drawn = draw_faults(np.random.default_rng(seed), three_regions(), 120_000.0)
-        for lane, found in zip(lanes, _lanes(drawn), strict=True):
-            lane.extend(found)
-    for lane in lanes:
-        gaps = [start_s - end_s for (_, end_s), (start_s, _) in pairwise(lane) if start_s > end_s]
-        lasts = [end_s - start_s for start_s, end_s in lane]
-        assert np.mean(gaps) == pytest.approx(120 * 1.005, rel=0.07)
-        assert min(gaps) == pytest.approx(12.0)
-        assert max(gaps) > 500.0
-        assert np.mean(lasts) == pytest.approx(30.0, rel=0.04)
-        assert (min(lasts), max(lasts)) == pytest.approx((6.0, 54.0), rel=0.05)
-
-
-def test_drawn_faults_are_even_over_kinds_replicas_and_speeds() -> None:
-    """Half of those who go are cut off with their region; a quarter of the silences is of all; speeds of 1.5 to 10."""
-    drawn = draw_faults(np.random.default_rng(1), three_regions(), 300_000.0)
-    gone = [fault for fault in drawn if isinstance(fault, Kill | Partition)]
-    slow = [fault for fault in drawn if isinstance(fault, Slow)]
-    silent = [fault.replica for fault in drawn if isinstance(fault, StaleMetrics)]
-    assert np.mean([isinstance(fault, Partition) for fault in gone]) == pytest.approx(0.5, abs=0.04)
-    assert np.mean([replica is None for replica in silent]) == pytest.approx(0.25, abs=0.04)
-    factors = [fault.factor for fault in slow]
-    assert 1.5 <= min(factors) < 1.52 < 9.8 < max(factors) <= 10.0
-    assert np.median(factors) == pytest.approx((1.5 * 10.0) ** 0.5, rel=0.06), "even in their logarithm"
-    for name in ("us-ashburn-0", "eu-frankfurt-0", "ap-seoul-0"):
-        assert np.mean([fault.replica == name for fault in slow]) == pytest.approx(1 / 3, abs=0.03)
-
-
 def test_a_partition_that_would_leave_no_replica_is_a_kill() -> None:
     one_region = find_scenario("one-region").fleet(three_regions())
     drawn = draw_faults(np.random.default_rng(0), one_region, 20_000.0)
     kinds = {type(fault) for fault in drawn}
     assert kinds == {Kill, Slow, StaleMetrics}
-
-
-def test_a_schedule_has_the_mean_gap_and_duration_that_it_is_given() -> None:
-    drawn = draw_faults(np.random.default_rng(0), three_regions(), 60_000.0, every_s=20.0, lasts_s=5.0)
-    (lane, *_) = _lanes(drawn)
-    assert 60_000.0 / len(lane) == pytest.approx(25.1, rel=0.05)
-    assert lane[-1][1] <= 60_000.0
 
 
 def test_a_lone_replica_is_never_drawn_to_die() -> None:

@@ -16,9 +16,9 @@ from hypercorn.config import Config
 from gorgo.live.http.errors import Message
 from gorgo.live.listener.connection.client_connection import ServerSettings
 from gorgo.live.listener.connection.cycle import BODY_BYTES
-from gorgo.live.listener.heads import HeadLimits, PartialHeads
+from gorgo.live.listener.heads import AcceptLimits, HeadLimits, PartialHeads
 from gorgo.live.listener.hypercorn_server import ServerConfig
-from gorgo.live.listener.listener import AcceptLimits, Connections, serve_app
+from gorgo.live.listener.listener import Connections, serve_app
 from tests.proxy.authority import Authority, needs_openssl
 from tests.proxy.conftest import until
 from tests.proxy.raw import RawClient, connected

@@ -102,6 +102,63 @@ async def test_a_client_that_sends_and_reads_nothing_is_closed(served: Served, m
     writer.close()
 
 
+WITHOUT_WINDOW = frames.PREFACE + frames.settings({frames.INITIAL_WINDOW_SIZE: 0})
+
+
+def unread_call(stream_id: int, size: int) -> bytes:
+    """A call whose answer of `size` bytes waits for a window."""
+    content = message(b"x" * (size - 5))
+    parts = (content[at : at + frames.FRAME_BYTES] for at in range(0, len(content), frames.FRAME_BYTES))
+    return headers(stream_id) + b"".join(data(stream_id, part) for part in parts)
+
+
+async def test_answers_that_no_client_reads_count_in_the_sum_of_all_and_end_their_connection(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They were bounded by connection, and 1,024 of these are allowed."""
+    buffers = served.server._buffers
+    buffers.limit_bytes = 4_000_000
+    reader, writer = await connect(served, WITHOUT_WINDOW, unread_call(1, 100_000))
+    await until(lambda: buffers.used_bytes >= 100_000)
+    for number in range(1, 100):
+        if not open_connections(served):
+            break
+        with suppress(ConnectionError):
+            writer.write(unread_call(2 * number + 1, 100_000))
+            await writer.drain()
+    await closed(reader)
+    await until(lambda: not open_connections(served))
+    assert buffers.used_bytes == 0
+    assert [call.ends for call in served.calls] == [1] * len(served.calls)
+    assert 10 < len(served.calls) <= 30  # half of the sum is one host's
+    assert [each.message for each in caplog.records] == ["picker_client_does_not_read"]
+    other, sent = await connect(served, GREETING, headers(1), data(1, message(b"one")))
+    while b"echo one" not in await other.read(1000):
+        pass
+    assert buffers.used_bytes == 0
+    for each in (writer, sent):
+        each.close()
+
+
+async def test_a_client_that_has_waiting_answers_and_reads_none_of_them_is_closed_in_time(
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It answers pings, so that it counts as alive."""
+    for name in ("HANDSHAKE_S", "KEEPALIVE_S", "UNREAD_S"):
+        monkeypatch.setattr(server, name, 0.02)
+    reader, writer = await connect(served, WITHOUT_WINDOW, unread_call(1, 1000))
+    with suppress(asyncio.IncompleteReadError, ConnectionError):
+        async with asyncio.timeout(10):
+            while head := await reader.readexactly(frames.HEAD_BYTES):
+                payload = await reader.readexactly(int.from_bytes(head[:3], "big"))
+                if head[3] == frames.PING:
+                    writer.write(frames.frame(frames.PING, frames.ACK, 0, payload))
+    await until(lambda: not open_connections(served))
+    assert [each.message for each in caplog.records] == ["picker_client_does_not_read"]
+    assert served.server._buffers.used_bytes == 0
+    writer.close()
+
+
 async def test_a_new_connection_takes_the_place_of_the_one_without_a_call_for_longest(
     served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -22,11 +22,7 @@ from gorgo.lab.sim.engine.vllm.running_list import Running
 
 
 def predict_vllm(
-    model: VllmModel[Any],
-    in_transit: Sequence[tuple[float, EngineRequest]],
-    arrival: ArrivingRequest,
-    *,
-    now: float,
+    model: VllmModel[Any], in_transit: Sequence[tuple[float, EngineRequest]], arrival: ArrivingRequest, *, now: float
 ) -> PredictedFirstToken:
     """Play the engine forward to the first token of `arrival`; the arguments are those of `predict`.
 
