@@ -120,7 +120,7 @@ def event_ratio(launches: Mapping[str, Any], rounds: int = _ROUNDS) -> str:
     """
     pairs: list[tuple[float, float]] = []
     for number in range(rounds):
-        order = dict(reversed(launches.items())) if number % 2 else launches
+        order = dict(reversed(list(launches.items()))) if number % 2 else launches
         with ExitStack() as stack, bench.running(order) as (relays, _):
             by_name = {relay.name: relay for relay in relays}
             found = [(by_name[name], bench.Load(stack)) for name in launches]
@@ -141,7 +141,8 @@ def _per_event(version: tuple[bench.Relay, bench.Load]) -> float:
     )
     if figures["bad"] or not figures["tokens"]:
         raise RuntimeError(f"no streams: {figures['problem']}")
-    return float(figures["cpu_s"]) / figures["tokens"] * 1e6
+    spent_s, tokens = float(figures["cpu_s"]), int(figures["tokens"])
+    return spent_s / tokens * 1e6
 
 
 def _compared(kind: Kind, now: bench.Relay, earlier: bench.Relay, numbers: itertools.count[int], seconds: float) -> str:
@@ -162,5 +163,5 @@ def _compared(kind: Kind, now: bench.Relay, earlier: bench.Relay, numbers: itert
         median_ratio(np.log([own[place] / other[place] for own, other in pairs])) for place in (0, 1)
     )
     spent = f"{median(own for (own, _), _ in pairs):.0f} and {median(other for _, (other, _) in pairs):.0f} us"
-    found = f"{len(pairs):5} pairs   CPU {cpu:.3f}x [{low:.3f}, {high:.3f}]   {spent}"
-    return f"{kind.name:<22}{found}   first byte of content or end {first:.3f}x"
+    ratio = f"{len(pairs):5} pairs   CPU {cpu:.3f}x [{low:.3f}, {high:.3f}]   {spent}"
+    return f"{kind.name:<22}{ratio}   first byte of content or end {first:.3f}x"
