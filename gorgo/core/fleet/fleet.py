@@ -165,6 +165,8 @@ class Fleet:
     unprobed: dict[Replica, None] = field(default_factory=dict)
     #: Replicas that look much slower than their priors.
     slow: dict[Replica, None] = field(default_factory=dict)
+    #: Replicas that do several prefills at once.
+    parallel: dict[Replica, None] = field(default_factory=dict)
     #: Load that other routers report; `None` without peers.
     peers: PeerLoads | None = None
     #: Called with a replica that outlier detection readmits, and with one that it ejects.
@@ -386,7 +388,7 @@ class Fleet:
     def _join(self, spec: ReplicaSpec) -> Replica:
         replica = Replica.create(spec, self._free.pop(), self.columns, self.ejection)
         replica.health.on_change = partial(self._on_health_change, replica)
-        replica.slow = self.slow
+        replica.slow, replica.parallel = self.slow, self.parallel
         self.replicas[spec.name] = replica
         return replica
 
@@ -394,6 +396,7 @@ class Fleet:
         replica = self.replicas.pop(name)
         self.unprobed.pop(replica, None)
         self.slow.pop(replica, None)
+        self.parallel.pop(replica, None)
         self._timers.set(replica, None)
         slot, replica.slot = replica.slot, -1
         self.columns.clear(slot)

@@ -627,6 +627,8 @@ class Replica:
     restarts: RestartDetector = field(default_factory=RestartDetector)
     #: The fleet's replicas that look slow; this one is there until it looks as its prior again.
     slow: dict[Replica, None] = field(default_factory=dict)
+    #: Replicas of the fleet that do several prefills at once.
+    parallel: dict[Replica, None] = field(default_factory=dict)
     #: Models that the engine itself lists; empty while unknown.
     listed_models: tuple[str, ...] = ()
     #: Longest prompt with its answer, by model that the engine lists; a model of unknown context is not there.
@@ -739,6 +741,10 @@ class Replica:
                 self.slow[self] = None
             elif self.slow and queue.speed.is_forgotten:
                 self.slow.pop(self, None)
+            if queue.speed.parallel.count > 1:
+                self.parallel[self] = None
+            elif self.parallel:
+                self.parallel.pop(self, None)
             shared_s = queue.shared_s
             if shared_s or columns.shared_s.item(slot):
                 columns.shared_s[slot] = shared_s

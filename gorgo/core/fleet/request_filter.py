@@ -475,6 +475,8 @@ def _kinds(request: RouteRequest) -> tuple[Kind, Kind]:
 # holds requests back only from an engine with one queue:
 #
 # - Where several prefills go on at once, nothing is gained by an order before them: the concurrency limit alone holds.
+#   So it does on other replicas of which nothing is known: the engines of a fleet are usually alike, and a request
+#   waits for the one that it prefers, however free the others are.
 # - Answers in one piece have no first token that could correct the backlog. While such arrive, it holds nothing back
 #   unless first tokens of others have shown of late that there is one queue.
 # - While a request has been queued for `LEARN_AFTER_S` and the verdict is old, streams are sent in rounds of two.
@@ -510,7 +512,7 @@ class SaturationDetector:
         if not self.has_slot(replica):
             return False
         queue = replica.prefill_queue
-        if not queue.is_one_queue(engine_s=now):
+        if not queue.is_one_queue(engine_s=now, is_usual=not self._fleet.parallel):
             return True
         if now >= self.queued_since_s + LEARN_AFTER_S and queue.needs_evidence(engine_s=now):
             return queue.joins_round(engine_s=now) and not self._is_late(replica, now)
@@ -534,7 +536,7 @@ class SaturationDetector:
         others_s = self._fleet.others_prefill_s(replica.slot)
         if not self.has_slot(replica):
             return None
-        at_s = queue.one_queue_until_s(engine_s=now)
+        at_s = queue.one_queue_until_s(engine_s=now, is_usual=not self._fleet.parallel)
         if not self._is_late(replica, now):
             drained_s = queue.own_drained_at_s(engine_s=now) - half_rtt_s - self.limits.max_backlog_s
             if others_s:

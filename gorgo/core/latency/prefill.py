@@ -356,10 +356,10 @@ class _Average:
 # request that would have waited less at twice the count is evidence for one of the two, and likewise at half of it.
 # Evidence is summed until it is `SURE` times the noise of so many predicted prefills.
 #
-# Evidence needs overlap, which a queue in front of the engine prevents. So where the engine is taken for one queue, that
-# queue sends rounds of two (`joins_round`) until there is a verdict, and again after a pause, which doubles with each
-# verdict that there is one. The requests of a round begin together, where the two differ most, and its first one has
-# not to wait. Where several go on at once, nothing is held back, and requests overlap by themselves.
+# Evidence needs overlap, which a queue in front of the engine prevents. So where the engine is taken for one queue,
+# that queue sends rounds of two (`joins_round`) until there is a verdict, and again after a pause, which doubles with
+# each verdict that there is one. The requests of a round begin together, where the two differ most, and its first one
+# has not to wait. Where several go on at once, nothing is held back, and requests overlap by themselves.
 #
 # Prefills of answers in one piece have no visible end. They count as ended when they should be by the count, and each
 # that is before a request adds the noise of a predicted prefill to its evidence.
@@ -806,18 +806,20 @@ class PrefillQueue:
         """Return whether rounds are to show if there is one queue; answers in one piece show nothing."""
         return not self._is_mixed(engine_s) and self.speed.parallel.needs_evidence(engine_s=engine_s)
 
-    def is_one_queue(self, *, engine_s: float) -> bool:
-        """Return whether the predicted work tells when the engine begins with one more.
+    def is_one_queue(self, *, engine_s: float, is_usual: bool = True) -> bool:
+        """Return whether the predicted work tells when the engine begins with one more; `is_usual` says if others have.
 
-        Not where several prefills go on at once, nor where there are answers in one piece, which no first token
-        corrects, and no other request has shown lately that there is one queue.
+        Not where several prefills go on at once. Nor where no request has shown lately that there is one queue, and
+        either others do several or there are answers in one piece, which no first token corrects.
         """
         parallel = self.speed.parallel
-        return parallel.count == 1 and (engine_s < parallel.confirmed_until_s or not self._is_mixed(engine_s))
+        if parallel.count > 1:
+            return False
+        return engine_s < parallel.confirmed_until_s or (is_usual and not self._is_mixed(engine_s))
 
-    def one_queue_until_s(self, *, engine_s: float) -> float:
+    def one_queue_until_s(self, *, engine_s: float, is_usual: bool = True) -> float:
         """Return when `is_one_queue` ends without an event; infinite if it does not."""
-        return self.speed.parallel.confirmed_until_s if self._is_mixed(engine_s) else inf
+        return inf if is_usual and not self._is_mixed(engine_s) else self.speed.parallel.confirmed_until_s
 
     def _is_mixed(self, engine_s: float) -> bool:
         return engine_s - self._unseen_s <= MIXED_S
