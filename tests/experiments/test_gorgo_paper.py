@@ -17,6 +17,8 @@ from experiments.runner import Runner
 from experiments.simulated import TaskRun
 from experiments.systems.gorgo_paper import (
     FIGURE_NAMES,
+    FILTERS,
+    HACKED,
     LOAD_SWEEP,
     RERUN,
     WINDOWS,
@@ -24,18 +26,49 @@ from experiments.systems.gorgo_paper import (
     claims,
     named_tasks,
     report,
+    stats_of,
     workload_of,
 )
 from experiments.windows import PolicyTask
+from gorgo.lab.demo.options import RANDOM
 from gorgo.lab.results import Spread
 from gorgo.lab.sim.engine.profiles import find_profile
 from gorgo.lab.sim.faults.scenarios import OTHER_PROFILE
+from gorgo.lab.sim.named_fleets import QWEN_L40S
+from gorgo.lab.simulate.run import run_once
 from tests.experiments.rows import row
 
 PROFILE, H100 = find_profile(BASE), find_profile(OTHER_PROFILE)
 #: Runs of one seed: table 2; April 7 at time scale 1 and 2, steady, and at all three with a surge; the hacked weights
 #: beside `random` and policies of April 6; WildChat.
 RUNS = 15 + (3 + 5) + (3 + 5 + 5) + 2 + len(RERUN.stats)
+
+
+def hacked_ratios(speed: float) -> tuple[float, float]:
+    """Return p95 TTFT and p95 E2E without a queue weight over `random`, at 1.7 requests a second in an open loop.
+
+    `speed`: of prefills, over that of the profile.
+    """
+    base = find_profile(QWEN_L40S)
+    faster = replace(
+        base,
+        prefill_tokens_per_s=base.prefill_tokens_per_s * speed,
+        prefill_kappa_s=base.prefill_kappa_s / speed,
+    )
+    workload = replace(
+        workload_of(replace(HACKED, time_scale=2.5), faster, concurrency=100_000), filters=replace(FILTERS, limit=600)
+    )
+    hacked, random = (stats_of(run_once(PolicyTask(workload, name, 0).job()).row) for name in (HACKED.policy, RANDOM))
+    return hacked[1] / random[1], hacked[4] / random[4]
+
+
+def test_cheap_prefills_alone_make_one_replica_for_all_look_good_in_ttft_and_bad_in_e2e() -> None:
+    ttft, e2e = hacked_ratios(1.0)
+    assert ttft > 2.0
+    assert e2e > 2.0
+    ttft, e2e = hacked_ratios(2.5)
+    assert ttft < 0.9
+    assert e2e > 1.3
 
 
 def as_measured(task: PolicyTask) -> TaskRun:

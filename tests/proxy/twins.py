@@ -276,7 +276,7 @@ class Client:
         try:
             return await self._exchange(sent)
         except (ConnectionError, asyncio.IncompleteReadError) as failure:
-            if is_new or getattr(failure, "partial", b""):
+            if is_new or (isinstance(failure, asyncio.IncompleteReadError) and failure.partial):
                 raise
             self.close()
             return await self._exchange(sent)
