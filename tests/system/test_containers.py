@@ -19,11 +19,14 @@ import httpx
 import pytest
 import yaml
 
+from gorgo import __version__
 from tests.packaging.conftest import ROOT
 from tests.system.environments import Environment, InstallError, cache_folder, compose_environment
 
 PACKAGING = ROOT / "packaging"
-BASE, TAG = "docker.io/library/python:3.11.13-slim-bookworm", "gorgo:0.1.0"
+BASE = "docker.io/library/python:3.11.13-slim-bookworm"
+#: As the compose file names it.
+TAG = f"gorgo:{__version__}"
 #: The engine's other runtime does not start where the control groups of two versions are mixed.
 RUNTIME = "/usr/bin/runc"
 LIMITS = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096")

@@ -248,7 +248,7 @@ run "replicas_are_reached_by_the_router_alone" {
   }
   assert {
     condition     = aws_instance.this["one"].instance_market_options[0].market_type == "spot" && aws_instance.this["one"].instance_market_options[0].spot_options[0].spot_instance_type == "persistent"
-    error_message = "A spot instance that nothing brings back behind terraform's back."
+    error_message = "A spot instance that AWS starts again where it was."
   }
   assert {
     condition     = jsondecode(aws_iam_role_policy.secrets.policy).Statement[1].Action == ["kms:Decrypt"]
