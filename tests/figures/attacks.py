@@ -116,7 +116,7 @@ def seams_part(view: View) -> str:
         "|---" * (1 + len(SEAM_COLUMNS)) + "|",
     ]
     for (name,), cells in table.rows.items():
-        shown = (f"{cell + 0.0:.0f}" for cell in cells.values() if isinstance(cell, float | int))
+        shown = (f"{round(cell)}" for cell in cells.values() if isinstance(cell, float | int))
         lines.append(f"| {' | '.join((name, *shown))} |")
     lines += [
         "",

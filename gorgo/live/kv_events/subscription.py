@@ -131,6 +131,9 @@ async def _before(watching: asyncio.Future[None], received: Awaitable[bytes], ti
 
 #: Between two attempts to open a socket; interval of the feed's timer.
 REOPEN_S = 5.0
+#: Time without a connection after which another socket is opened: ZeroMQ gives up a peer that once broke its protocol,
+#: as a program does that has the port while an engine starts anew. Several times the longest pause between its trials.
+RECONNECT_S = 20.0
 TICK_S = 1.0
 #: Longest message that is decoded in one step and applied in another, each of half a millisecond: 1,800 removals or 200
 #: blocks. A request waits for at most one of them.
@@ -149,6 +152,10 @@ class FeedSink(Protocol):
 
     def changed(self) -> None:
         """Note that the state of a feed may be another."""
+
+
+class _NotConnected(Exception):  # noqa: N818 - what happened, as CancelledError
+    """There was no connection for `RECONNECT_S`."""
 
 
 class Subscription:
@@ -193,6 +200,8 @@ class Subscription:
                 await self._receive_all()
             except* self._sockets.zmq.ZMQError as failed:
                 self._log_end("kv_events_no_socket", failed)
+            except* _NotConnected:
+                pass  # another socket, below
             except* MessageRefusedError as refused:
                 # A new socket has nothing of what the old one has received.
                 self._log_end("kv_events_refused", refused)
@@ -257,12 +266,20 @@ class Subscription:
         return True
 
     async def _watch(self, monitor: Any, backlog: Backlog) -> None:
-        zmq = self._sockets.zmq
+        zmq, loop = self._sockets.zmq, asyncio.get_running_loop()
+        retries = self.source.mode == "connect"
+        due_s = loop.time() + RECONNECT_S if retries else None
         while True:
-            event = await next_change(zmq, monitor, backlog)
+            try:
+                async with asyncio.timeout_at(due_s):
+                    event = await next_change(zmq, monitor, backlog)
+            except TimeoutError:
+                raise _NotConnected from None
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                due_s = None
                 await self._handle(lambda: self.feed.connected(now=self._clock()))
             elif event == zmq.EVENT_DISCONNECTED:
+                due_s = loop.time() + RECONNECT_S if retries else None
                 await self._handle(lambda: self.feed.disconnected(now=self._clock()))
 
     async def _replay_all(self) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
+from random import Random
+from time import thread_time
 from typing import Any
 
+import msgspec
 import pytest
 
 from gorgo.config.fleet import KvEventsConfig
@@ -16,6 +20,7 @@ from gorgo.engines.kv_sources import VLLM_FLAG, VLLM_PATH
 from gorgo.live.kv_events import feed, sockets, subscriber, subscription
 from gorgo.live.kv_events.pieces import PIECE_BLOCKS
 from gorgo.live.kv_events.sockets import Backlog, KvSockets
+from tests import fuzz
 from tests.live.kv_events.extra import needs_zmq
 from tests.live.kv_events.feeding import BLOCK_TOKENS, prompt, publishing, subscribed, until
 
@@ -351,6 +356,12 @@ def frame(content: bytes, *, more: bool) -> bytes:
     return bytes([2 | more]) + len(content).to_bytes(8, "big") + content
 
 
+def greeting(kind: bytes) -> bytes:
+    """The first bytes of a peer of ZMTP 3.0."""
+    ready = b"\x05READY\x0bSocket-Type" + len(kind).to_bytes(4, "big") + kind
+    return b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + bytes(32) + bytes([4, len(ready)]) + ready
+
+
 @asynccontextmanager
 async def hostile(*, kind: bytes, flood: bytes, first: bytes = b"") -> AsyncIterator[tuple[str, asyncio.Event]]:
     """A peer that speaks ZMTP by itself: after the handshake it sends `first`, and `flood` without an end.
@@ -360,9 +371,7 @@ async def hostile(*, kind: bytes, flood: bytes, first: bytes = b"") -> AsyncIter
     closed = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + bytes(32))
-        ready = b"\x05READY\x0bSocket-Type" + len(kind).to_bytes(4, "big") + kind
-        writer.write(bytes([4, len(ready)]) + ready)
+        writer.write(greeting(kind))
         with suppress(ConnectionError, asyncio.IncompleteReadError):
             await reader.readexactly(64)
             await reader.readexactly(4)  # of the other's READY
@@ -413,3 +422,127 @@ async def test_a_replay_that_brings_more_than_is_taken_is_refused(monkeypatch: p
         await until(lambda: feeding.stats.failed_replays == 1)
         await engine.store(prompt(1))
         await until(lambda: feeding.router.cached(prompt(1)) == WHOLE)
+
+
+@pytest.mark.parametrize("said", [b"HTTP/1.1 400 Bad Request\r\n\r\n" * 4, greeting(b"PUB") + b"\xff" * 40])
+async def test_a_peer_that_once_broke_the_protocol_is_connected_to_again(
+    said: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ZeroMQ gives such a peer up, and the subscription was without events until a reload."""
+    monkeypatch.setattr(subscription, "RECONNECT_S", 0.2)
+    monkeypatch.setattr(subscription, "REOPEN_S", 0.01)
+    connections = ended = 0
+    heard = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections, ended
+        connections += 1
+        with suppress(ConnectionError):
+            writer.write(said if connections == 1 else greeting(b"PUB"))
+            await reader.read(1)
+            message = (b"kv", bytes(8), msgspec.msgpack.encode([1.5, [{"type": "AllBlocksCleared"}], None]))
+            while connections > 1 and not heard.is_set():
+                writer.write(b"".join(frame(each, more=each is not message[-1]) for each in message))
+                await asyncio.sleep(0.01)
+        ended += 1
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    endpoint = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server:
+        async with subscribed(KvEventsConfig(endpoint=endpoint)) as feeding:
+            await until(lambda: feeding.stats.messages > 0)
+            heard.set()
+        await until(lambda: ended == connections)
+    assert connections > 1
+
+
+def payload_of_chance(chance: Random, number: int) -> bytes:
+    """Events of an engine: sound ones, with some bytes changed, or of other kinds."""
+    stored: dict[str, object] = {
+        "type": "BlockStored",
+        "block_hashes": [number],
+        "parent_block_hash": None,
+        "token_ids": [number] * 4,
+    }
+    removed = {"type": "BlockRemoved", "block_hashes": [chance.randrange(number + 1)]}
+    events: list[object] = [
+        stored | {"block_size": BLOCK_TOKENS, "lora_id": None},
+        removed,
+        {"type": "AllBlocksCleared"},
+    ]
+    found = bytearray(msgspec.msgpack.encode([1.5, chance.sample(events, chance.randrange(1, 4)), None]))
+    if chance.random() < 0.7:
+        for _ in range(chance.randrange(1, 5)):
+            place = chance.randrange(len(found))
+            found[place : place + chance.randrange(3)] = chance.randbytes(chance.randrange(3))
+    return bytes(found)
+
+
+def zmtp_of_chance(chance: Random, number: int) -> bytes:
+    """One message, or what no publisher sends."""
+    sequence = (number if chance.random() < 0.9 else chance.randrange(1 << 64)).to_bytes(8, "big")
+    frames_ = [b"kv", sequence, payload_of_chance(chance, number)]
+    if chance.random() < 0.2:
+        for _ in range(chance.randrange(1, 4)):
+            place = chance.randrange(len(frames_) + 1)
+            frames_[place:place] = [chance.randbytes(chance.choice((0, 1, 8, 300)))]
+    message = b"".join(frame(each, more=at < len(frames_) - 1) for at, each in enumerate(frames_))
+    kind = chance.random()
+    if kind < 0.02:
+        return chance.randbytes(chance.randrange(1, 40)) + message
+    if kind < 0.04:  # a command, or a frame of a length that does not come
+        return bytes([chance.choice((4, 6)), chance.randrange(20)]) + chance.randbytes(20) + message
+    return message[: chance.randrange(len(message))] if kind < 0.05 else message
+
+
+async def test_cases_of_chance_of_zmtp_delay_nothing_and_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "RETRY_S", 0.001)
+    monkeypatch.setattr(sockets, "MAX_RETRY_S", 0.001)
+    monkeypatch.setattr(subscription, "REOPEN_S", 0.001)
+    monkeypatch.setattr(subscription, "RECONNECT_S", 0.02)
+    chance, sent, connections, ended = Random(6), 0, 0, 0
+    done = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent, connections, ended
+        connections += 1
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            writer.write(greeting(b"PUB"))
+            await reader.readexactly(68)
+            while not done.is_set():
+                writer.write(b"".join(zmtp_of_chance(chance, sent + at) for at in range(10)))
+                sent += 10
+                if sent >= fuzz.CASES:
+                    done.set()
+                await writer.drain()
+                await asyncio.sleep(0)
+        ended += 1
+        writer.close()
+
+    turns: list[float] = []
+
+    async def turn() -> None:
+        """The processor time between two turns of the loop: what a request would wait for."""
+        while True:
+            before = thread_time()
+            await asyncio.sleep(0.001)
+            turns.append(thread_time() - before)
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    endpoint = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    threads = threading.active_count()
+    async with server:
+        async with subscribed(KvEventsConfig(endpoint=endpoint)) as feeding:
+            turning = asyncio.create_task(turn())
+            async with asyncio.timeout(20 + fuzz.CASES / 100):
+                await done.wait()
+            turning.cancel()
+            await until(lambda: feeding.router.batches > 0)
+            backlogs = feeding.feeds.sockets.backlogs
+            feeding.router.index.check()
+        await until(lambda: ended == connections)
+    assert not backlogs
+    assert connections > fuzz.CASES // 1000
+    assert threading.active_count() <= threads + 1
+    assert max(turns) < fuzz.MOST_S, f"the loop stood still for {max(turns):.3f} s"
