@@ -28,6 +28,7 @@ def test_a_new_record_knows_only_when_its_request_was_received() -> None:
         "queued_s": None,
         "hedged": False,
         "continued": 0,
+        "withdrawn": 0,
         "trace": None,
         "client": None,
         "ended_s": None,
