@@ -15,7 +15,6 @@ import pytest
 from aiohappyeyeballs import start_connection
 
 from gorgo.live.upstream import address, client, connection
-from gorgo.live.upstream import client as pool
 from gorgo.live.upstream.address import MISSING_ANSWERS, Address
 from gorgo.live.upstream.client import POOL_EXHAUSTED, UpstreamClient, UpstreamError
 from tests.live.upstream.engine import OK, Speak, listening, whole
