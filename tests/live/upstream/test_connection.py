@@ -9,7 +9,7 @@ from contextlib import nullcontext
 import httpx
 import pytest
 
-from gorgo.live.upstream import connection, response
+from gorgo.live.upstream import connection
 from gorgo.live.upstream.client import UpstreamError, encode_head
 from gorgo.live.upstream.connection import SLICE_BYTES, WRITE_BYTES, ReplicaConnection
 from gorgo.live.upstream.response import MAX_INTERIM, HttpResponse
@@ -252,5 +252,5 @@ async def test_connection_of_a_repeated_request_is_closed_with_all_others() -> N
 
 
 def test_buffers_of_a_call_are_bounded() -> None:
-    assert (response.READ_BUFFER_BYTES, SLICE_BYTES) == (65_536, 32_768)
+    assert (connection.READ_BUFFER_BYTES, SLICE_BYTES) == (65_536, 32_768)
     assert (WRITE_BYTES, connection._JOINED_BYTES) == (524_288, 65_536)

@@ -14,8 +14,7 @@ import httpx
 import pytest
 from aiohappyeyeballs import start_connection
 
-from gorgo.live.upstream import address, client
-from gorgo.live.upstream import client as pool
+from gorgo.live.upstream import address, client, connection
 from gorgo.live.upstream.address import MISSING_ANSWERS, Address, AddressRefusedError, connect_cause
 from gorgo.live.upstream.client import POOL_EXHAUSTED, UpstreamClient, UpstreamError
 from tests.live.upstream.engine import OK, Speak, listening, whole
@@ -186,7 +185,7 @@ async def test_a_connection_opened_during_the_close_is_closed_too(monkeypatch: p
 
 
 def test_a_lost_connection_was_stale_within_half_a_second_and_a_small_response_has_four_mebibytes() -> None:
-    assert (pool.STALE_S, client.FETCH_LIMIT_BYTES) == (0.5, 4_194_304)
+    assert (connection.STALE_S, client.FETCH_LIMIT_BYTES) == (0.5, 4_194_304)
 
 
 class Names:
