@@ -496,6 +496,8 @@ class UpstreamClient:
     def refuse_addresses(self, refuses: Callable[[str], str | None] | None) -> None:
         """Connect to no address of the URL's name for which `refuses` has a reason, from now on."""
         self._pool.refuse_addresses(refuses)
+        if self._transport is not None:
+            self._transport.refuses = refuses
 
     async def resolve_name(self) -> frozenset[str]:
         """Look the name up, and return its addresses; connections to others carry no new request. Raises `OSError`."""
@@ -521,7 +523,11 @@ class UpstreamClient:
         self._pool.set_tls(tls)
         if self._transport is not None and self._new_transport is not None:
             self._transport.retire()
-            self._transport = TrackedTransport(self._new_transport(tls), self._pool.tracker)
+            refuses, self._transport = (
+                self._transport.refuses,
+                TrackedTransport(self._new_transport(tls), self._pool.tracker),
+            )
+            self._transport.refuses = refuses
 
     def open(
         self,

@@ -35,6 +35,8 @@ class TrackedTransport:
 
     def __init__(self, wrapped: httpx.AsyncBaseTransport, tracker: ConnectionTracker) -> None:
         self.wrapped = wrapped
+        #: Says why no request may go to an address, where the replica's name is not to be trusted.
+        self.refuses: Callable[[str], str | None] | None = None
         self._tracker = tracker
         self._links: dict[int, _Link] = {}
         self._open = 0
@@ -53,14 +55,14 @@ class TrackedTransport:
         self._open += 1
         try:
             begun_s = monotonic()
-            sending = _Sending(on_sent)
+            sending = _Sending(on_sent, self.refuses)
             try:
                 response = await self.wrapped.handle_async_request(sending.traced(request()))
             except httpx.NetworkError as failure:
                 is_stale = not sending.has_connected and monotonic() - begun_s < STALE_S
                 if not repeatable or not is_stale or isinstance(failure, httpx.ConnectError):
                     raise
-                response = await self.wrapped.handle_async_request(_Sending(on_sent).traced(request()))
+                response = await self.wrapped.handle_async_request(_Sending(on_sent, self.refuses).traced(request()))
         except BaseException:
             self._forget_closed()  # which of them it had is not known
             self._tracker.report()
@@ -128,18 +130,24 @@ class _Link:
 class _Sending:
     """One request by httpcore, as its trace tells."""
 
-    def __init__(self, on_sent: Callable[[], None] | None) -> None:
+    def __init__(self, on_sent: Callable[[], None] | None, refuses: Callable[[str], str | None] | None) -> None:
         #: A connection was opened for it.
         self.has_connected = False
-        self._on_sent = on_sent
+        self._on_sent, self._refuses = on_sent, refuses
 
     def traced(self, request: httpx.Request) -> httpx.Request:
         request.extensions["trace"] = self._trace
         return request
 
-    async def _trace(self, name: str, info: object) -> None:  # noqa: ARG002 - httpcore's signature
+    async def _trace(self, name: str, info: Mapping[str, Any]) -> None:
         if name == "connection.connect_tcp.started":
             self.has_connected = True
+        elif name == "connection.connect_tcp.complete" and self._refuses is not None:
+            stream = info["return_value"]
+            reason = self._refuses(str(stream.get_extra_info("server_addr")[0]))
+            if reason is not None:
+                await stream.aclose()
+                raise httpx.ConnectError(f"its name stands for another place: {reason}")
         elif name == "http11.send_request_body.complete" and self._on_sent is not None:
             self._on_sent()
 

@@ -17,6 +17,7 @@ from aiohappyeyeballs import start_connection
 from gorgo.live.upstream import address, client, connection
 from gorgo.live.upstream.address import MISSING_ANSWERS, Address, AddressRefusedError, connect_cause
 from gorgo.live.upstream.client import POOL_EXHAUSTED, UpstreamClient, UpstreamError
+from gorgo.live.upstream.transport import PlainTransport
 from tests.live.upstream.engine import OK, Speak, listening, whole
 from tests.live.upstream.engine import engine as plain_engine
 from tests.proxy.authority import Authority, engine, needs_openssl
@@ -197,8 +198,8 @@ class Names:
         loop = asyncio.get_running_loop()
         real = loop.getaddrinfo
 
-        async def resolve(host: str, port: int, *where: Any, **options: Any) -> Any:
-            if host != "replica.example":
+        async def resolve(host: str | bytes, port: int, *where: Any, **options: Any) -> Any:
+            if host not in ("replica.example", b"replica.example"):
                 return await real(host, port, *where, **options)
             self.asked += 1
             if self.addresses is None:
@@ -231,6 +232,27 @@ async def two_machines(old: str = "127.0.0.2", new: str = "127.0.0.3") -> AsyncI
         async with await asyncio.start_server(speak, new, port):
             yield port, served
             await until(lambda: not open_now)
+
+
+async def test_a_refused_address_gets_no_request_by_another_transport_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plain form connects by httpx: what it connected to is checked before anything is sent."""
+    Names(monkeypatch, "127.0.0.3")
+    async with two_machines() as (port, served):
+        url, tls = f"http://replica.example:{port}", system_tls()
+        upstream = UpstreamClient(url, connections=4, connect_timeout_s=5.0, tls=tls, new_transport=PlainTransport)
+        for _ in range(2):
+            upstream.refuse_addresses({"127.0.0.3": "it is link-local"}.get)
+            with pytest.raises(UpstreamError) as refused:
+                await upstream.fetch("/health", timeout_s=5.0)
+            assert isinstance(refused.value.__cause__, httpx.ConnectError)
+            assert str(refused.value.__cause__) == "its name stands for another place: it is link-local"
+            upstream.set_tls(tls)
+        with pytest.raises(UpstreamError):
+            await upstream.fetch("/health", timeout_s=5.0)
+        assert served["127.0.0.3"] == 0
+        upstream.refuse_addresses(None)
+        assert (await upstream.fetch("/health", timeout_s=5.0))[0] == 200
+        await upstream.aclose()
 
 
 async def test_a_name_that_stands_for_a_refused_address_is_connected_to_nowhere_else(
