@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from tests.bench.behind_envoy import bench, targets
-from tests.bench.relay import scenarios
+from tests.bench.behind_envoy import targets
+from tests.bench.relay import bench, scenarios
 from tests.bench.relay.report import aligned
 from tests.bench.relay.scenarios import SMALL, Scenario
 
@@ -32,7 +32,7 @@ def run() -> None:
     """Print medians of the rounds."""
     jobs = [("in one piece", _job(WHOLE, stream=False))] + [(f"{n} tokens", _job(n, stream=True)) for n in STREAMS]
     found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    with bench.bench.running(LAUNCHES) as (relays, load):
+    with bench.running(LAUNCHES) as (relays, load):
         for number in range(ROUNDS):
             for answer, job in jobs:
                 for relay in relays if number % 2 == 0 else relays[::-1]:
