@@ -603,9 +603,7 @@ NOT_STORED: Mapping[str, NotStored] = {
         "959d57d",
     ),
     "two-terms": NotStored("a cost without two of its terms, which no option gives", "6046ff1"),
-    "herd-live": NotStored(
-        "live processes in wall time, and a policy before two of its terms", "5a934c4, 6046ff1"
-    ),
+    "herd-live": NotStored("live processes in wall time, and a policy before two of its terms", "5a934c4, 6046ff1"),
     "herd-spread": NotStored("three seeds, and a cost without two of its terms, which no option gives", "c392007"),
     "less-ttft": NotStored("two seeds for each of five factors on two weights", "c392007"),
     "protocol-ends": NotStored("three seeds of the protocol, in a script", "255eb35"),

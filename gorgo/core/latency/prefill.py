@@ -131,7 +131,7 @@ def mean_of_rows(shares: Sequence[float]) -> float:
 
 def mean_of_columns(shares: Floats) -> float:
     """Return the mean, added in order; `numpy.sum` adds in pairs."""
-    return shares.cumsum().item(-1) / len(shares)
+    return float(shares.cumsum().item(-1)) / len(shares)
 
 
 # The learned prefill factor of a replica: how much slower than its prior it is, by the times of its first tokens.

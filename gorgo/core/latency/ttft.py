@@ -179,12 +179,12 @@ def round_trips(body_bytes: float, windows: TcpWindows) -> tuple[int, TcpWindows
     >>> round_trips(500, TcpWindows())[0], round_trips(100_000, TcpWindows())
     (1, (3, TcpWindows(cwnd=114600.0, rwnd=65535.0)))
     """
-    trips, *after = _trips_of(body_bytes, *windows)
+    trips, *after = _transfer(body_bytes, *windows)
     left = TcpWindows(*after)
     return trips, windows if left == windows else left
 
 
-def _trips_of(body_bytes: float, congestion: float, receive: float) -> tuple[int, float, float]:
+def _transfer(body_bytes: float, congestion: float, receive: float) -> tuple[int, float, float]:
     """Return round trips and both windows afterwards."""
     # By comparisons: calls of min would take as long as all the rest.
     left, trips = body_bytes, 0
@@ -273,7 +273,7 @@ def is_one_burst(body_bytes: float, burst: float) -> bool:
 
 def round_trips_of_one(body_bytes: float, windows: TcpWindows, pacing: Pacing | None) -> float:
     """Round trips to the first byte of the answer on one connection, whether its sender paces or not."""
-    return _trips_of(body_bytes, *windows)[0] if pacing is None else _paced_trips(body_bytes, *windows, *pacing)
+    return _transfer(body_bytes, *windows)[0] if pacing is None else _paced_trips(body_bytes, *windows, *pacing)
 
 
 def paced_round_trips_array(
@@ -408,7 +408,7 @@ def round_trips_after_idle(body_bytes: float, congestion: float, receive: float,
     usable = cwnd_after_idle(congestion, idle_s, rtt_s)
     if body_bytes <= usable and body_bytes <= receive:
         return 1
-    return _trips_of(body_bytes, usable, receive if receive > SEGMENT_BYTES else SEGMENT_BYTES)[0]
+    return _transfer(body_bytes, usable, receive if receive > SEGMENT_BYTES else SEGMENT_BYTES)[0]
 
 
 def paced_round_trips_after_idle(
