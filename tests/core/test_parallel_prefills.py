@@ -17,7 +17,7 @@ from gorgo.core.messages.actions import Action, Dispatch, Hold
 from gorgo.core.messages.request import AttemptResult, Outcome, RouteRequest
 from gorgo.core.router import Router
 from gorgo.policies.registry import make_policy
-from tests.core.routers import COMPLETED, a_request, make_router, timed
+from tests.core.routers import COMPLETED, a_request, dispatched, make_router, timed
 
 RTT_S = 0.01
 #: From a first token to the end of its answer.

@@ -11,7 +11,7 @@ import sys
 
 import uvloop
 
-from gorgo.config.model import TlsConfig
+from gorgo.config.model import PickerTlsConfig
 from gorgo.core.limits import BufferBudget
 from gorgo.live.logs import set_up_logs
 from gorgo.picker.protocol.answers import UNCHANGED, EndpointChoice, chosen
@@ -38,7 +38,7 @@ async def _serve(port: int, address: str) -> None:
 
     limits = TransportLimits(1_000_000, 10_000)
     server = Http2Server(services(process, lambda _: None, Health(lambda: True)), limits, BufferBudget(1 << 28))
-    server.bind(f"127.0.0.1:{port}", TlsConfig())
+    server.bind(f"127.0.0.1:{port}", PickerTlsConfig())
     gc.freeze()
     task = asyncio.create_task(server.serve_calls(asyncio.Event()))
     print("listening", flush=True)
