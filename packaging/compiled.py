@@ -100,6 +100,7 @@ EXCLUDED = {
     "gorgo/live/upstream/address.py": _RARE,
     "gorgo/live/upstream/client.py": _GENERATOR,
     "gorgo/picker/transport/http2/server.py": _AWAITS,
+    "gorgo/live/upstream/transport.py": _AWAITS,
     "gorgo/proxy/exchange/exchange.py": _AWAITS,
     "gorgo/proxy/exchange/relay.py": _AWAITS,
     "gorgo/live/logs.py": _AWAITS,

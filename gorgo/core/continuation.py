@@ -67,6 +67,12 @@ _REFUSED = (
 #: Bounds of the length of an answer, by the route's member that has them.
 _MOST = ("max_completion_tokens", "max_tokens", "max_new_tokens", "n_predict")
 _LEAST = ("min_tokens", "min_new_tokens")
+#: What vLLM and SGLang take for a bound that a request lacks: of the rest alone it would begin anew.
+_DEFAULT_MOST = {COMPLETIONS: 16, GENERATE: 128}
+#: Members that the events of one answer have in common; others are of one event alone.
+_COMMON = frozenset({"id", "object", "created", "model", "system_fingerprint", "service_tier"})
+#: Members of a delta that can be gone on with.
+_TEXT = frozenset({"role", "content"})
 
 
 class Continuation(Enum):
@@ -295,6 +301,22 @@ def _encoded(value: Mapping[str, Any]) -> bytes:
         return json.dumps(value, separators=(",", ":")).encode()
 
 
+def with_default_bound(route: str, body: Mapping[str, Any], how: Continuation) -> Mapping[str, Any]:
+    """Return the request with the bound of length that an engine of this kind takes where it has none.
+
+    >>> with_default_bound("/v1/completions", {"prompt": "a"}, Continuation.FLAGS)
+    {'prompt': 'a', 'max_tokens': 16}
+    """
+    most, sampling = _DEFAULT_MOST.get(route), body.get("sampling_params") or {}
+    if most is None or how is not Continuation.FLAGS or not isinstance(sampling, dict):
+        return body
+    if tokens_left(body, PartialAnswer()) is not None:
+        return body
+    if route == GENERATE:
+        return {**body, "sampling_params": {**sampling, "max_new_tokens": most}}
+    return {**body, "max_tokens": most}
+
+
 def tokens_left(body: Mapping[str, Any], answer: PartialAnswer) -> int | None:
     """Return how many tokens the rest may have; `None` without a bound.
 
@@ -384,7 +406,7 @@ class _AnswerReader:
 
     def _add_choices(self, event: Mapping[str, Any]) -> None:
         for name, value in event.items():
-            if name not in ("choices", "usage"):
+            if name in _COMMON:
                 self.fields.setdefault(name, value)
         self.reported = max(self.reported, _count(event.get("usage"), "completion_tokens"))
         for choice in _choices_of(event):
@@ -393,7 +415,7 @@ class _AnswerReader:
             self.counted = self.counted or isinstance(event.get("usage"), dict)
             self.finished = self.finished or choice.get("finish_reason") is not None
             for name, value in (choice.get("delta") or {}).items():
-                if value and name not in ("role", "content"):
+                if value and name not in _TEXT:
                     raise NotContinuableError(f"{name} in progress")
             text = _text_of(self._route, choice)
             if text:
@@ -534,6 +556,8 @@ class Seam:
         self._stops = _stop_strings(body)
         #: The last characters of the answer, as many as a stop string may have before the seam.
         self._behind = answer.text[-(max(map(len, self._stops), default=1) - 1) :] if self._stops else ""
+        #: What the rest has beside text, as a call of a tool.
+        self._other: str | None = None
         #: White space that the client has, and the engine says again.
         self._again = answer.text[len(answer.known) :]
         self._texts: list[str] = []
@@ -551,7 +575,9 @@ class Seam:
         self._sent = (0, None, 0, [], answer.finished, answer.closed)
 
     def answer(self) -> PartialAnswer:
-        """Return what the client has of the answer by now."""
+        """Return what the client has of the answer by now. Raises `NotContinuableError` for more than text."""
+        if self._other is not None:
+            raise NotContinuableError(f"{self._other} in progress")
         before = self._before
         size, reported, events, ids, finished, closed = self._sent
         return replace(
@@ -747,7 +773,7 @@ class Seam:
         delta = dict(choice.get("delta") or {}) if is_chat else {}
         finish = choice.get("finish_reason")
         text, stopped = self._take(_text_of(self._route, choice))
-        if stopped and finish is None:
+        if stopped:
             finish = "stop"
         if self._finished:
             return None
@@ -757,6 +783,9 @@ class Seam:
                 finish = "length"
         new = {**choice, "finish_reason": finish}
         if is_chat:
+            self._other = self._other or next(
+                (name for name, value in delta.items() if value and name not in _TEXT), None
+            )
             delta.pop("role", None)
             if "content" in delta:
                 delta["content"] = text
@@ -786,7 +815,9 @@ class Seam:
         stopped = False
         if self._behind:
             joined = self._behind + "".join(self._texts) + text
-            found = [(at, stop) for stop in self._stops if 0 <= (at := joined.find(stop)) < len(self._behind)]
+            # One that lies before the seam was no end: it is the client's, by `min_tokens` for one.
+            seam = len(self._behind)
+            found = [(at, s) for s in self._stops if 0 <= (at := joined.find(s, max(0, seam - len(s) + 1))) < seam]
             if found:
                 place, stop = min(found)
                 text, stopped = joined[len(self._behind) : max(len(self._behind), place)], True
@@ -818,7 +849,7 @@ class Seam:
         if isinstance(ids := event.get("output_ids"), list):
             self._ids = [] if self._left is not None and self._left <= 0 else ids
             made["output_ids"] = [*before.token_ids, *self._ids]
-        if stopped and not finish:
+        if stopped:
             finish = {"type": "stop"}
         if finish and self._left is not None and self._left <= 0:
             finish = {"type": "length", "length": before.tokens}

@@ -27,6 +27,7 @@ from gorgo.core.continuation import (
     refusal,
     tokens_left,
     whole_events,
+    with_default_bound,
 )
 
 HI = [{"role": "user", "content": "hi"}]
@@ -132,6 +133,49 @@ def test_a_client_s_own_beginning_of_the_answer_is_gone_on_with() -> None:
     body = {"messages": [{"role": "assistant", "content": "Well: "}], "continue_final_message": True}
     new = json.loads(continued_body(CHAT, body, answer_of(), FLAGS))
     assert new["messages"] == [{"role": "assistant", "content": "Well: Hello"}]
+
+
+def test_a_rest_in_which_a_call_of_a_tool_has_begun_is_not_continued_again() -> None:
+    seam = Seam(CHAT, answer_of(), {"messages": HI}, show_usage=False)
+    seam.feed(chat({"content": "!"}, name="second"))
+    seam.on_sent()
+    assert seam.answer().text == "Hello!"
+    seam.feed(chat({"tool_calls": [{"index": 0}]}, name="second"))
+    with pytest.raises(NotContinuableError):
+        seam.answer()
+
+
+def test_a_stop_string_before_the_seam_ends_nothing_and_one_across_it_does() -> None:
+    """An engine passes one by before `min_tokens`."""
+    body = {"messages": HI, "stop": ["ll", "a very long stop", "o!"]}
+    seam = Seam(CHAT, answer_of(), body, show_usage=False)
+    assert events_of(seam.feed(chat({"content": " you"}, name="second")))[0]["choices"][0]["finish_reason"] is None
+    seam = Seam(CHAT, answer_of(), body, show_usage=False)
+    (event,) = events_of(seam.feed(chat({"content": "!"}, "length", name="second")))
+    assert event["choices"][0]["finish_reason"] == "stop"
+
+
+def test_what_one_event_alone_has_is_not_said_of_the_rest() -> None:
+    found = answer_of(chat({"content": "a"}, timings={"predicted_n": 1}, system_fingerprint="f"))
+    seam = Seam(CHAT, found, {"messages": HI}, show_usage=False)
+    (event,) = events_of(seam.feed(chat({"content": "b"}, name="second", timings={"predicted_n": 2})))
+    assert (event["id"], event["timings"], event["system_fingerprint"]) == ("first", {"predicted_n": 2}, "f")
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "how", "left"),
+    [
+        (COMPLETIONS, {"prompt": "p"}, FLAGS, 14),
+        (COMPLETIONS, {"prompt": "p", "max_tokens": 9}, FLAGS, 7),
+        (COMPLETIONS, {"prompt": "p"}, LAST, None),
+        (GENERATE, {"text": "p", "sampling_params": {"temperature": 0}}, FLAGS, 126),
+        (CHAT, {"messages": HI}, FLAGS, None),
+    ],
+)
+def test_a_bound_that_an_engine_takes_by_default_does_not_begin_anew_at_the_seam(
+    route: str, body: dict[str, Any], how: Continuation, left: int | None
+) -> None:
+    assert tokens_left(with_default_bound(route, body, how), PartialAnswer(text="ab", tokens=2)) == left
 
 
 @pytest.mark.parametrize(("how", "goes_on"), [(FLAGS, False), (LAST, True)])

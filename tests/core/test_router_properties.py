@@ -97,6 +97,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.tokens: dict[str, int] = {}
         self.tried: dict[str, list[str]] = {}
         self.asked: dict[str, Asked] = {}
+        self.stopped: set[str] = set()
         self.seen: list[str] = ["never/1"]
         self.samples = 0
         self.left_the_queue = 0
@@ -125,6 +126,7 @@ class LedgerMachine(RuleBasedStateMachine):
                     self.sent(action.dispatch)
                 case Cancel():
                     assert action.attempt_id in self.open
+                    self.stopped.add(action.attempt_id)
                     assert asked.hedged
             assert asked.ended <= 1
 
@@ -279,13 +281,15 @@ class LedgerMachine(RuleBasedStateMachine):
             AttemptResult.SUPERSEDED,
             AttemptResult.DEADLINE_EXCEEDED,
         )
-        leaves_it = others and ending in unanswered
+        # What was told to stop has no say, however it ends: the other one has the answer.
+        left = {*others} - self.stopped
+        leaves_it = (left and ending in unanswered) or (others and attempt_id in self.stopped)
         if goes_on or leaves_it:
             return
         self.samples += 1
         self.asked[request_id].ended = 1
         cancelled = {action.attempt_id for action in own if isinstance(action, Cancel)}
-        assert cancelled == set(others), "whoever is left is to be stopped"
+        assert left <= cancelled <= {*others}, "whoever is left is to be stopped"
 
     @rule(fleet=fleets)
     def set_fleet(self, fleet: list[str]) -> None:

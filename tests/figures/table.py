@@ -583,6 +583,13 @@ NOT_STORED: Mapping[str, NotStored] = {
     "sticky": NotStored("a policy without a group of its own: rows of a script", "255eb35"),
     "whole-prompt": NotStored("a router that exists in no release, in a script", "255eb35"),
     "hacked": NotStored("rates that only a script sets", "255eb35, bb815b9"),
+    "hacked-engines": NotStored("one seed, and engines that only a script makes", "b37876b"),
+    "relay-plain": NotStored(
+        "processes in wall time: needs two cores to itself, `python -m tests.bench.relay --pair plain`", "dc0a31a"
+    ),
+    "picker-price": NotStored(
+        "processes in wall time: needs two cores to itself, `python -m tests.bench picker_price`", "384f96b"
+    ),
     "half-load": NotStored(
         "one seed: three of the paper's tables take a core for a quarter of an hour", "24f9242, b781046, bb815b9"
     ),

@@ -79,7 +79,8 @@ def test_usual_addresses_and_names_are_accepted(host: str) -> None:
     fleet = FoundFleet([ONE])
     near = replace(A, url=f"http://{host}:1")
     fleet.apply_result("one", found(near), now=1.0)
-    assert fleet.merged(config(ONE)).replicas == (near,)
+    (merged,) = fleet.merged(config(ONE)).replicas
+    assert (merged.name, merged.url) == (near.name, near.url)
 
 
 @pytest.mark.parametrize("host", ["169.254.169.254", "127.0.0.1", "[::1]"])
@@ -93,10 +94,10 @@ def test_local_addresses_are_accepted_where_the_source_allows_them(host: str) ->
 
 def test_a_pod_has_an_address_and_a_name_in_dns_may_have_a_name() -> None:
     named = replace(A, url="http://metadata.internal:1")
-    for source, replicas in ((PODS, ()), (ONE, (named,))):
+    for source, urls in ((PODS, []), (ONE, [named.url])):
         fleet = FoundFleet([source])
         fleet.apply_result("one", found(named), now=1.0)
-        assert fleet.merged(config(source)).replicas == replicas
+        assert [each.url for each in fleet.merged(config(source)).replicas] == urls
 
 
 def test_empty_first_result_is_one() -> None:

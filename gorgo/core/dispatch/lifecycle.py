@@ -573,7 +573,7 @@ class RequestLifecycle:
         """Return whether the answer is left to the other one of an attempt and its continuation."""
         state, result = attempt.state, outcome.result
         if attempt.superseded and state.open_attempts:
-            if result is AttemptResult.SUPERSEDED:
+            if result is AttemptResult.SUPERSEDED and state.continuations:  # no hedge that lost
                 state.tried_replicas.discard(attempt.replica.spec.name)
             return True
         if attempt.first_token_s is None and any(each.attempt_id == attempt.beside for each in state.open_attempts):

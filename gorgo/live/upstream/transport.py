@@ -56,13 +56,16 @@ class TrackedTransport:
         try:
             begun_s = monotonic()
             sending = _Sending(on_sent, self.refuses)
+            response: httpx.Response | None = None
             try:
                 response = await self.wrapped.handle_async_request(sending.traced(request()))
             except httpx.NetworkError as failure:
                 is_stale = not sending.has_connected and monotonic() - begun_s < STALE_S
                 if not repeatable or not is_stale or isinstance(failure, httpx.ConnectError):
                     raise
-                response = await self.wrapped.handle_async_request(_Sending(on_sent, self.refuses).traced(request()))
+            if response is None:
+                sending = _Sending(on_sent, self.refuses)
+                response = await self.wrapped.handle_async_request(sending.traced(request()))
         except BaseException:
             self._forget_closed()  # which of them it had is not known
             self._tracker.report()

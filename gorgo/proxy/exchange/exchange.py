@@ -30,6 +30,7 @@ from gorgo.core.continuation import (
     continued_body,
     read_answer,
     refusal,
+    with_default_bound,
 )
 from gorgo.core.messages.actions import Action, Cancel, Continue, Dispatch, Forward, Hedge, Reject
 from gorgo.core.messages.request import AttemptResult, Outcome
@@ -859,7 +860,11 @@ class Exchange:
         if known is not None:
             assert known.seam is not None, "the rest has begun"
             able = self._able(known.body)
-            return replace(known, answer=known.seam.answer(), replicas=able, reason=reason, seam=None)
+            try:
+                answer = known.seam.answer()
+            except NotContinuableError:
+                return None
+            return replace(known, answer=answer, replicas=able, reason=reason, seam=None)
         found = self._read()
         able = frozenset[str]() if found is None else self._able(found[0])
         return None if found is None or not able else BrokenAnswer(*found, able, reason, passage.gaps.last_s)
@@ -914,11 +919,12 @@ class Exchange:
         model = self.request.route.model
         name = None if model is None else self.state.routing.models.engine_name(dispatch.replica, model)
         answer = broken.answer = await self._as_read(broken.answer, target, headers, name, how)
-        rest = replace(self.request, body=continued_body(self.route, broken.body, answer, how), spans=None)
+        bounded = with_default_bound(self.route, broken.body, how)
+        rest = replace(self.request, body=continued_body(self.route, bounded, answer, how), spans=None)
         options = broken.body.get("stream_options")
         show_usage = isinstance(options, dict) and bool(options.get("include_usage"))
         path = how.route(self.route)
-        broken.seam = seam = Seam(self.route, answer, broken.body, show_usage=show_usage, path=path)
+        broken.seam = seam = Seam(self.route, answer, bounded, show_usage=show_usage, path=path)
         passage = self._passage(lease, timer)
         passage.on_content = partial(self._rest_begins, lease, broken, passage)
         passage.gaps.last_s = broken.last_s
@@ -963,8 +969,8 @@ class Exchange:
         if answer.exact and not answer.again:
             return answer
         counted = await tokens(tokenize_body(model, answer.known))
-        if counted is None:
-            return answer
+        if counted is None or len(counted) > len(answer.known.encode(errors="replace")) + 1:
+            return answer  # no token has less than a byte, but for one that begins a text
         return replace(answer, tokens=len(counted) if answer.again else max(answer.tokens, len(counted)))
 
     def _rest_begins(self, lease: Lease, broken: BrokenAnswer, passage: Passage) -> None:

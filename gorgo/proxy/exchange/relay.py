@@ -851,9 +851,11 @@ async def _commit(passage: Passage, head: bytes, *, has_content: bool) -> None:
     strip_usage = passage.strip_usage
     if strip_usage:
         passage.filter = UsageEventFilter()
-    if has_content and passage.on_keep is not None:
+    is_retained = has_content and passage.on_keep is not None
+    if is_retained and passage.on_keep is not None:
         passage.on_keep(passage)
-    await passage.send_head(with_length=not strip_usage, head=head)
+    # What goes on elsewhere has another length.
+    await passage.send_head(with_length=not (strip_usage or is_retained), head=head)
     await passage.forward(head, record=passage.on_content if has_content else None)
 
 

@@ -247,6 +247,14 @@ class SiteUpstream:
         on_sent()
         return await self._open(headers)
 
+    async def fetch(
+        self, _path: str, _headers: Sequence[Header] = (), *, timeout_s: float, body: bytes | None = None
+    ) -> tuple[int, bytes]:
+        """The site counts no tokens for others: each of its events is one."""
+        assert body is not None
+        assert timeout_s > 0
+        return 404, b""
+
     async def aclose(self) -> None:
         """Nothing is open."""
 

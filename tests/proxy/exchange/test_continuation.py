@@ -18,7 +18,7 @@ from gorgo.live.upstream.client import UpstreamError
 from gorgo.proxy.exchange.relay import Passage
 from tests.proxy.exchange.test_handler import config
 from tests.proxy.fakes import DONE, ROLE, chat
-from tests.proxy.virtual import Script, ScriptedUpstream, Step, VirtualProxy, in_virtual_time
+from tests.proxy.virtual import EVENTS, Script, ScriptedUpstream, Step, VirtualProxy, in_virtual_time
 
 STREAM = chat(stream=True)
 LOST = UpstreamError("disconnected")
@@ -634,6 +634,29 @@ def test_an_engine_s_own_count_of_the_answer_bounds_the_rest(*, trims: bool) -> 
         assert sample["output_tokens"] == (9 if trims else 11)
 
     virtually(test, [Script([said("abc"), said("de \n"), LOST])], [rest])
+
+
+def test_an_answer_that_can_go_on_elsewhere_has_no_length() -> None:
+    """An engine that knows the length of its stream says it; that of the whole answer is another."""
+    steps = broken().steps
+    size = sum(len(step) for step in steps if isinstance(step, bytes)) + 500
+    first = Script(steps, headers=(*EVENTS, (b"content-length", b"%d" % size)))
+
+    async def test(proxy: VirtualProxy) -> None:
+        answered = await proxy.ask(STREAM)
+        assert (text_of(answered.body), answered.complete) == ("abcd", True)
+        assert "content-length" not in answered.headers
+
+    virtually(test, [first], [REST])
+
+
+def test_more_tokens_than_the_text_has_bytes_are_not_believed() -> None:
+    async def test(proxy: VirtualProxy) -> None:
+        proxy.replicas["r1"].tokens_of = lambda _: ["x"] * 4
+        await proxy.ask(chat(stream=True, max_tokens=10))
+        assert json.loads(proxy.replicas["r1"].received[0].body)["max_tokens"] == 8
+
+    virtually(test, [broken()], [REST])
 
 
 def test_an_engine_without_a_count_is_given_one_token_for_each_event() -> None:

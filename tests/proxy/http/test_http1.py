@@ -15,8 +15,8 @@ ON_BOTH_LOOPS = True
 
 ROUTE = b"/v1/chat/completions"
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
-#: Larger than what is withheld.
-SIZE = 100_000
+#: Larger than what is retained of an answer in one piece.
+SIZE = 1_100_000
 PART = b"%x\r\n%b\r\n" % (SIZE, b" " * SIZE)
 
 
