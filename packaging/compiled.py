@@ -2,7 +2,7 @@
 
     python packaging/compiled.py build/compiled  # the tracked files, with the modules beside their sources
 
-Needs the developers' environment and a C compiler. Rows of results are the same (tests/packaging/test_compiled.py).
+Needs the developers' environment and a C compiler. Rows of results are the same (tests/packaging/test_programs.py).
 Compiled functions check types that Python does not, and no class outside may inherit from theirs.
 
 With `--live` before the folder also what a proxy or picker runs per request: to measure, not to serve. A large part of

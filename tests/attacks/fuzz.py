@@ -34,7 +34,7 @@ from tests.attacks.bodies import hostile_bodies
 from tests.attacks.fuzz_live import BATCH, LiveFound, LiveItem, live_proxy
 from tests.engines.scrapes import METRICS
 from tests.proxy.fakes import DONE, ROLE, USAGE, chat, delta
-from tests.proxy.fuzz.mutate import mutated, odd_body
+from tests.proxy.test_fuzz import mutated, odd_body
 
 #: Time of the processor that one item may take, s.
 LIMIT_S = 0.05

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import clock_gettime, monotonic, sleep
 
-from tests.system.router_process import TOKEN, _announced
+from tests.system.processes import TOKEN, _announced
 
 #: Between two probes, s.
 PAUSE_S = 0.005

@@ -1,6 +1,10 @@
-"""Hostile bodies of 1 MiB in every field: refused, or read within counts; the generator is the harness's."""
+"""Short forms of the attacks and of the fuzz: hostile bodies are refused or read within counts, and no item crashes
+a reader.
+"""
 
 from __future__ import annotations
+
+import os
 
 import pytest
 
@@ -12,6 +16,11 @@ from gorgo.live.parsing.workers import BodyWorkers
 from tests.attacks.attacks import attacks
 from tests.attacks.bodies import MIB, SHOWN, hostile_bodies
 from tests.attacks.engine import metrics_texts
+from tests.attacks.fuzz import KINDS, fuzz
+from tests.proxy.test_fuzz import EXAMPLES
+
+# --- Hostile bodies of 1 MiB in every field: refused, or read within counts; the generator is the harness's.
+
 
 #: Small enough to be read in the test itself.
 SMALL_BYTES = 64 * 1024
@@ -55,3 +64,16 @@ def test_every_attack_has_a_name_of_its_own_and_its_size() -> None:
     assert len(names) == len(set(names))
     assert set(SHOWN) <= set(BODIES)
     assert all(len(text) <= 2 * SMALL_BYTES for text in metrics_texts(SMALL_BYTES).values())
+
+
+# --- The short form of the fuzz: no item crashes a reader or leaves anything, some are taken and some refused.
+
+
+def test_items_of_every_kind_are_read_or_refused() -> None:
+    descriptors = len(os.listdir("/proc/self/fd"))
+    found, live = fuzz(EXAMPLES * 20, seed=1)
+    assert (len(os.listdir("/proc/self/fd")), live.tasks_left) == (descriptors, 0)
+    assert live.items == EXAMPLES
+    assert {"200", "400", "502"} <= set(live.statuses)
+    assert {kind: count.items for kind, count in found.items()} == dict.fromkeys(KINDS, EXAMPLES * 20 // len(KINDS))
+    assert all(0 < count.refused < count.items for count in found.values())

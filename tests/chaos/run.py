@@ -10,9 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.chaos.behind_envoy import EnvoyFleet
 from tests.chaos.faults import Saboteur, read_history
-from tests.chaos.fleet import LIMITS, REPLICAS, SERVE, Fleet, PlainFleet, running_fleet
+from tests.chaos.fleet import LIMITS, REPLICAS, SERVE, EnvoyFleet, Fleet, PlainFleet, running_fleet
 from tests.chaos.invariants import Run
 from tests.chaos.load import Load
 from tests.chaos.observe import IDLE_LOOKS, Observer, admin_client, events_of

@@ -1,4 +1,6 @@
-"""regions.yaml: what is good loads, what is not is named with place, line, value and expectation, all at once."""
+"""regions.yaml: what is good loads; what is not, old keys too, is named with place, line, value and expectation,
+all at once.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gorgo.config import explain
-from gorgo.config.fleet import CapacityConfig, ReplicaConfig
+from gorgo.config.document import Path as DocumentPath
+from gorgo.config.explain import RENAMED, keys_at
+from gorgo.config.fleet import CapacityConfig, KvEventsConfig, ReplicaConfig
 from gorgo.config.load import KEY_VARIABLE, MAX_PROBLEMS_SHOWN, config_text, load_config, parse_config
-from gorgo.config.model import Config, LimitsConfig, ProxyConfig, SimulationConfig
+from gorgo.config.model import Config, LimitsConfig, ModelConfig, ProxyConfig, RegionConfig, SimulationConfig
+from gorgo.config.replica_advice import model_warnings, url_warnings, without_api_path
 from gorgo.config.router_settings import Deadlines, deadlines_by_region
 from gorgo.errors import ConfigError
+from gorgo.policies.registry import make_policy
+
+# --- regions.yaml: what is good loads, what is not is named with place, line, value and expectation, all at once.
+
 
 GOOD = """\
 proxy:
@@ -399,3 +408,160 @@ def test_a_short_value_of_the_environment_takes_no_letter_from_a_message() -> No
         parse_config(b'proxy:\n  region: "${S}"\nregions: [{name: b}]\n', environ={"S": "a"})
     assert "proxy.region (line 2): the value of '${S}' is not a region" in str(refused.value)
     assert "replicas (line 1): missing; expected this key with a list" in str(refused.value)
+
+
+# --- Old keys of regions.yaml: the error says what became of each.
+
+
+OLD = {
+    "proxy.policies": "proxy.policy",
+    "regions.limits.first_s": "regions.limits.first_token_timeout_s",
+    "queueing": "overload",
+    "queueing.wait_ms": "overload.queue_wait_ms",
+    "limits.gap_s": "a constant now, since no other value helped",
+    "replicas.url": "replicas.address",
+}
+FILE = b"""
+proxy: {region: us, policies: random}
+regions:
+  - name: us
+    limits: {first_s: 2}
+queueing:
+  wait_ms: 5
+limits: {gap_s: 3, max_attempst: 2}
+replicas:
+  - {name: a, region: us, url: "http://a"}
+"""
+
+
+def test_each_old_key_is_named_with_what_became_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for old, new in OLD.items():
+        monkeypatch.setitem(RENAMED, old, new)
+    with pytest.raises(ConfigError) as refused:
+        parse_config(FILE)
+    header, *lines = str(refused.value).split("\n")
+    assert header == "regions.yaml: 6 errors"
+    assert lines[:5] == [
+        "  proxy.policies (line 2): unknown key (renamed); expected proxy.policy",
+        "  regions[0].limits.first_s (line 5): unknown key (renamed); expected regions.limits.first_token_timeout_s",
+        "  queueing (line 6): unknown key (renamed); expected overload",
+        "  queueing.wait_ms (line 7): unknown key (renamed); expected overload.queue_wait_ms",
+        "  limits.gap_s (line 8): unknown key (removed: a constant now, since no other value helped); "
+        "expected the file without it",
+    ]
+    assert lines[5].startswith("  limits.max_attempst (line 8): unknown key (did you mean 'max_attempts'?); expected")
+
+
+@pytest.mark.parametrize("old", RENAMED)
+def test_a_file_with_an_old_key_is_refused_with_its_new_name_or_value(old: str) -> None:
+    document: dict[str, Any] = {
+        "proxy": {"region": "us"},
+        "regions": [{"name": "us"}],
+        "replicas": [{"name": "a", "region": "us", "url": "http://a"}],
+    }
+    *sections, key = old.split(".")
+    place: Any = document
+    for section in sections:
+        place = place.setdefault(section, {})
+        place = place[0] if isinstance(place, list) else place
+    place[key] = 1
+    with pytest.raises(ConfigError) as refused:
+        parse_config(json.dumps(document).encode())
+    shown = old.replace("regions.", "regions[0].").replace("replicas.", "replicas[0].")
+    new = RENAMED[old]
+    expected = f"(removed: {new})" if " " in new else f"(renamed); expected {new}"
+    assert str(refused.value).split("\n") == [
+        "regions.yaml: 1 error",
+        f"  {shown} (line 1): unknown key {expected}" + ("; expected the file without it" if " " in new else ""),
+    ]
+
+
+def test_the_table_has_keys_that_are_gone_and_new_ones_that_exist() -> None:
+    for old, new in RENAMED.items():
+        assert not exists(old), old
+        assert " " in new or exists(new), new
+
+
+def test_a_key_of_the_file_is_found_by_its_dotted_name() -> None:
+    for key in (
+        "proxy.policy",
+        "regions.limits.first_token_timeout_s",
+        "clients.rules.name",
+        "replicas.capacity.kv_tokens",
+    ):
+        assert exists(key)
+    for key in ("proxy.policies", "regions.max_attempts", "limits.max_attempts.more"):
+        assert not exists(key)
+
+
+def exists(dotted: str) -> bool:
+    """Whether the file may have this key, in a mapping or in the entries of a list."""
+    path: DocumentPath = ()
+    for part in dotted.split("."):
+        path = next(((*above, part) for above in (path, (*path, 0)) if part in keys_at(above)), ())
+        if not path:
+            return False
+    return True
+
+
+def warnings_of(*urls: str) -> list[str]:
+    return url_warnings([ReplicaConfig(name=f"r{n}", region="a", url=url) for n, url in enumerate(urls)])
+
+
+def test_urls_without_a_path_have_no_warning() -> None:
+    assert warnings_of("http://a", "http://a:30000/", "https://a", "http://[::1]:80", "http://v1", "http://b/") == []
+
+
+@pytest.mark.parametrize("url", ["http://a:30000/v1", "http://a:30000/v1/", "http://a:30000//v1//"])
+def test_a_url_that_ends_in_v1_is_shown_without_it(url: str) -> None:
+    wanted = url.rstrip("/").removesuffix("/v1")
+    assert warnings_of(url) == [
+        f"replicas[0].url: {url} ends in /v1, which the proxy adds itself; write {without_api_path(url)}"
+    ]
+    assert without_api_path(url).rstrip("/") == wanted.rstrip("/")
+
+
+def test_another_path_is_shown_with_what_is_sent() -> None:
+    assert warnings_of("http://b", "http://a/openai/") == [
+        "replicas[1].url: http://a/openai/ has the path /openai: requests go to http://a/openai/v1/...; remove it "
+        "unless a reverse proxy needs it"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("http://a:80", "http://A/"),
+        ("https://a.:443", "https://a"),
+        ("http://a:30000", "http://a:30000"),
+    ],
+)
+def test_one_engine_twice_is_one_warning_however_it_is_written(first: str, second: str) -> None:
+    (found,) = warnings_of(first, "http://other", second)
+    assert found == f"replicas[2].url: {second} is that of replicas[0] (r0): one engine would count as two"
+
+
+def test_a_url_with_v1_is_the_same_engine_as_the_one_without() -> None:
+    assert [text.split(":", 1)[0] for text in warnings_of("http://a", "http://a/v1")] == ["replicas[1].url"] * 2
+
+
+def test_ports_schemes_and_paths_make_different_engines() -> None:
+    assert len(warnings_of("http://a:1", "http://a:2", "https://a:1", "http://a:1/x", "http://a:1/y")) == 2
+
+
+def test_reports_of_a_replica_whose_listed_models_have_no_tokenizer_are_named() -> None:
+    replicas = (
+        ReplicaConfig(name="a", region="here", url="http://a", kv_events=KvEventsConfig()),
+        ReplicaConfig(name="b", region="here", url="http://b", kv_events=KvEventsConfig()),
+        ReplicaConfig(name="c", region="here", url="http://c"),
+    )
+    config = Config(
+        proxy=ProxyConfig(region="here"),
+        regions=(RegionConfig(name="here"),),
+        replicas=replicas,
+        models=(ModelConfig(name="m", aliases=("alias",), tokenizer="simulated"),),
+    )
+    listed = {"a": ["n", "o"], "b": ["alias"], "c": ["n"]}
+    found = model_warnings(config, [make_policy("gorgo-ms")], listed)
+    assert found == ["a: history: no tokenizer for n, o; set models[].tokenizer"]
+    assert model_warnings(config, [make_policy("random")], listed) == [], "said of the file already"

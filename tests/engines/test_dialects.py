@@ -1,16 +1,18 @@
-"""Dialects of engines: what the metrics and reports of SGLang, vLLM, llama.cpp and other OpenAI servers say."""
+"""Dialects of engines: what the metrics and reports of each say, what is missing, and hostile texts."""
 
 from __future__ import annotations
 
+from time import thread_time
 from typing import Any
 
 import pytest
 
 from gorgo.core.messages.request import EngineSample
-from gorgo.engines.base import ReportWatch
-from gorgo.engines.exposition import MAX_TEXT
+from gorgo.engines.base import MissingReport, Report, ReportState, ReportWatch
+from gorgo.engines.exposition import MAX_CHARACTERS, MAX_LINE, MAX_LINES, MAX_TEXT, read_gauges, read_series
 from gorgo.engines.llamacpp import LlamaCpp
 from gorgo.engines.openai import OpenAI
+from gorgo.engines.registry import DIALECTS, dialect
 from gorgo.engines.sglang import SGLang
 from gorgo.engines.vllm import VLLM
 from gorgo.lab.engine_server.stats import EngineStats
@@ -19,9 +21,10 @@ from gorgo.lab.sim.engine.profiles import PROFILES
 from gorgo.lab.sim.engine.request import EngineRequest
 from tests.engines.scrapes import LLAMACPP_SLOTS, METRICS
 
+# --- Dialects of engines: what the metrics and reports of SGLang, vLLM, llama.cpp and other OpenAI servers say.
+
+
 # SGLang: sums over its ranks, and counters that one rank does not tell.
-
-
 def rank(**more: Any) -> dict[str, Any]:
     return {"num_running_reqs": 1, "total_prefill_uncached_tokens": 1000, "total_prefill_busy_us": 250_000, **more}
 
@@ -71,8 +74,6 @@ def test_prompt_tokens_since_the_start_are_read_over_ranks() -> None:
 
 
 # vLLM's metrics, as they are and as they were.
-
-
 def test_a_real_scrape_is_read_to_the_token() -> None:
     sample = VLLM().read_metrics(METRICS["vllm"])
     assert (sample.running_requests, sample.queued_requests) == (8.0, 3.0)
@@ -117,8 +118,6 @@ def test_prompt_tokens_since_the_start_add_up_over_engines() -> None:
 
 
 # llama.cpp's metrics and slots.
-
-
 def test_a_real_scrape_tells_requests_and_of_tokens_only_those_since_its_start() -> None:
     expected = EngineSample(running_requests=2.0, queued_requests=3.0, prompt_tokens_total=440.0)
     assert LlamaCpp().read_metrics(METRICS["llamacpp"]) == expected
@@ -150,8 +149,6 @@ def test_a_number_of_tokens_that_no_float_holds_is_unknown() -> None:
 
 
 # A server of which only the API is known.
-
-
 def test_nothing_but_the_api_is_asked_for() -> None:
     assert OpenAI().probe_path == "/v1/models"
     assert OpenAI().metrics_path is None
@@ -162,3 +159,146 @@ def test_metrics_that_nobody_expects_are_not_missed() -> None:
     watch = ReportWatch(OpenAI())
     assert watch.on_scrape(404, None) is None
     assert watch.as_dict() == {"cached_tokens": "unknown", "metrics": "unknown"}
+
+
+# --- What is missing is said once, with the flag that turns it on, and never because an engine is merely away.
+
+
+LOAD = EngineSample(running_requests=0.0)
+
+
+def watch(name: str = "sglang") -> ReportWatch:
+    return ReportWatch(dialect(name))
+
+
+def silent_answers(watching: ReportWatch, count: int, *, estimated_tokens: float = 64.0) -> list[MissingReport]:
+    found = [watching.on_answer(cached_tokens=None, estimated_tokens=estimated_tokens) for _ in range(count)]
+    return [missing for missing in found if missing is not None]
+
+
+@pytest.mark.parametrize(
+    ("name", "flag"),
+    [("sglang", "--enable-cache-report"), ("vllm", "--enable-prompt-tokens-details"), ("openai", None)],
+)
+def test_cached_tokens_that_never_come_are_missed_with_the_engines_flag(name: str, flag: str | None) -> None:
+    (missing,) = silent_answers(watch(name), 20)
+    assert (missing.report, missing.flag) == (Report.CACHED_TOKENS, flag)
+    assert (flag or "no flag") in missing.advice
+
+
+@pytest.mark.parametrize(("name", "flag"), [("sglang", "--enable-metrics"), ("llamacpp", "--metrics")])
+def test_a_metrics_route_that_is_not_there_is_missed_with_the_engines_flag(name: str, flag: str) -> None:
+    missing = watch(name).on_scrape(404, None)
+    assert missing is not None
+    assert (missing.report, missing.flag) == (Report.METRICS, flag)
+
+
+def test_llama_cpp_without_its_flag_answers_501_and_is_missed() -> None:
+    assert watch("llamacpp").on_scrape(501, None) is not None
+
+
+def test_metrics_without_a_known_name_are_as_good_as_none() -> None:
+    assert watch().on_scrape(200, EngineSample()) is not None
+
+
+@pytest.mark.parametrize("status", [None, 429, 500, 502, 503, 504])
+def test_an_engine_that_is_away_or_ill_says_nothing_of_its_reports(status: int | None) -> None:
+    watching = watch()
+    assert watching.on_scrape(status, None) is None
+    assert watching.states[Report.METRICS] is ReportState.UNKNOWN
+
+
+def test_what_is_missing_is_said_once() -> None:
+    watching = watch()
+    assert len(silent_answers(watching, 100)) == 1
+    assert [watching.on_scrape(404, None) is not None for _ in range(3)] == [True, False, False]
+
+
+def test_answers_in_which_nothing_was_cached_prove_nothing() -> None:
+    watching = watch()
+    assert not silent_answers(watching, 100, estimated_tokens=0.0)
+    assert watching.states[Report.CACHED_TOKENS] is ReportState.UNKNOWN
+
+
+def test_one_report_ends_the_silence() -> None:
+    watching = watch()
+    assert not silent_answers(watching, 4)
+    watching.on_answer(cached_tokens=0, estimated_tokens=64.0)
+    assert not silent_answers(watching, 4)
+    assert watching.states[Report.CACHED_TOKENS] is ReportState.REPORTED
+
+
+def test_an_engine_restarted_with_its_flag_is_no_longer_shown_as_silent() -> None:
+    watching = watch()
+    silent_answers(watching, 5)
+    assert watching.as_dict()["cached_tokens"] == "missing"
+    watching.on_answer(cached_tokens=128, estimated_tokens=64.0)
+    watching.on_scrape(200, LOAD)
+    assert watching.as_dict() == {"cached_tokens": "reported", "metrics": "reported"}
+
+
+@pytest.mark.parametrize("name", sorted(DIALECTS))
+def test_advice_is_one_sentence_that_names_engine_and_report(name: str) -> None:
+    (missing,) = silent_answers(watch(name), 5)
+    assert missing.advice.startswith(f"{name} does not report cached_tokens: ")
+    assert "\n" not in missing.advice
+
+
+# --- Metrics texts of hostile engines: what is read of them, and how little of the processor they take.
+
+
+#: Seconds of the processor for one text: hundreds of times the usual, a fraction of what a quadratic search takes.
+LIMIT_S = 0.5
+
+
+def test_name_that_starts_another_is_read_once() -> None:
+    assert read_gauges("ab 1\na 2\nab_c 4\n", {"a", "ab"}) == {"a": 2.0, "ab": 1.0}
+
+
+def test_first_and_last_line_are_read() -> None:
+    assert read_gauges("a 1\nb 2", {"a", "b"}) == {"a": 1.0, "b": 2.0}
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        "a" * 8000,
+        'a="' * 2600,
+        'a="\\\\' * 1600,
+        ", " * 4000,
+        "," + " " * 8000,
+        'a="b",' * 1300,
+        "}" * 8000,
+        "} " * 4000,
+    ],
+)
+def test_labels_of_any_form_take_time_in_proportion_to_their_length(labels: str) -> None:
+    line = f"vllm:cache_config_info{{{labels}}} 1\n"
+    assert len(line) <= MAX_LINE
+    text = line * (MAX_CHARACTERS // len(line))
+    began = thread_time()
+    VLLM().read_metrics(text)
+    read_gauges(text, {"vllm:cache_config_info"})
+    assert thread_time() - began < LIMIT_S
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a{" + "x" * MAX_LINE + "} 1",
+        "a 1\n" * (MAX_LINES + 1),
+        ("a " + "1" * 1000 + "\n") * (MAX_CHARACTERS // 1000),
+        "a 1\n" + "b 1\n" * (MAX_TEXT // 4),
+    ],
+)
+def test_text_with_more_than_the_bounds_is_not_read(text: str) -> None:
+    assert read_gauges(text, {"a"}) == {}
+    assert read_series(text, {"a"}) == {}
+
+
+def test_many_other_lines_hinder_nothing() -> None:
+    other = 'engine_histogram_bucket{le="0.5"} 1\n'
+    text = other * (MAX_TEXT // len(other) - 1) + "a 1\n"
+    began = thread_time()
+    assert read_gauges(text, {"a", "b", "c"}) == {"a": 1.0}
+    assert thread_time() - began < LIMIT_S

@@ -1,18 +1,21 @@
-"""The view of `tests.attacks`: the worst delay of `/health` under each attack, processor time in it, and memory.
-
-`python -m tests.figures.attacks` writes the stored results into docs/security.md, after `... record attacks
-attacks-seams`: the second are those on the picker, by KV events, by the store and by fleet sources.
-"""
+"""The views of attacks and of replicas that fail fast: delays, processor time, memory, and requests lost."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tests.chaos.fast_failures import BEFORE_S, FAILING_S, MIDDLE, START
 from tests.documents import DOCS
 from tests.figures.marked import Cell, Table, View
 from tests.figures.stored import read_stored
+
+# --- The view of `tests.attacks`: the worst delay of `/health` under each attack, processor time in it, and memory.
+#
+# `python -m tests.figures.attacks` writes the stored results into docs/security.md, after `... record attacks
+# attacks-seams`: the second are those on the picker, by KV events, by the store and by fleet sources.
+
 
 #: The last commit without the bounds, whose proxy the first command attacks.
 BEFORE = "985ee88"
@@ -137,6 +140,37 @@ def main() -> None:
     for name, part in parts.items():
         text = _PARTS[name].sub(lambda _, part=part: part, text)  # type: ignore[misc]
     PAGE.write_text(text)
+
+
+# --- The view of `tests.chaos.fast_failures`: shares of requests lost, before and after, a row per failure.
+
+
+#: The last commit without the mends, whose proxy the first command measures.
+_COLUMNS = {START: "at the start", MIDDLE: "later"}
+
+
+def fast_failures(results: Sequence[Any]) -> View:
+    """Return the table of both results, the first one that of `BEFORE`; each share in percent of a row's requests."""
+    before, after = results
+    rows: dict[tuple[str, ...], dict[str, Cell]] = {}
+    for column, result in (("before", before), ("after", after)):
+        for row in result["rows"]:
+            cells = rows.setdefault((row["fault"],), {})
+            cells[f"{_COLUMNS[row['begins']]}, {column}"] = 100 * row["lost"] / row["requests"]
+    return View(
+        tables=[Table(labels=("fault",), rows=rows)],
+        values=_values(after["rows"]) | {"seconds before": BEFORE_S, "seconds": FAILING_S},
+        commits=frozenset({before["of"]}),
+    )
+
+
+def _values(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    return {
+        "most lost": max(row["lost"] for row in rows),
+        "least requests": min(row["requests"] for row in rows),
+        "most requests": max(row["requests"] for row in rows),
+        "failures": len({row["fault"] for row in rows}),
+    }
 
 
 if __name__ == "__main__":

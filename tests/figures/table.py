@@ -16,14 +16,12 @@ from typing import Any
 from experiments.systems.policies import PUBLISHED_RATIOS
 from gorgo.lab.demo.options import ALL_READINGS
 from tests.documents import tables
+from tests.figures.attacks import BEFORE, attacks, attacks_of_seams, fast_failures
 from tests.figures.attacks import BEFORE as ATTACKS_BEFORE
-from tests.figures.attacks import attacks, attacks_of_seams
 from tests.figures.cache_sources import COMMANDS as CACHE_SOURCES
-from tests.figures.cache_sources import SCENARIOS, WORKLOADS, cache_sources
+from tests.figures.cache_sources import ENGINES, SCENARIOS, WORKLOADS, cache_sources, engines
 from tests.figures.comparison import BURST_COMMANDS, burst, comparison
 from tests.figures.comparison import COMMANDS as COMPARISON
-from tests.figures.engines import ENGINES, engines
-from tests.figures.fast_failures import BEFORE, fast_failures
 from tests.figures.learned_routers import (
     ABLATIONS,
     ACCURACY,
@@ -48,11 +46,10 @@ from tests.figures.relay import relay
 from tests.figures.several_routers import COMMANDS as SEVERAL_ROUTERS
 from tests.figures.several_routers import several_routers
 from tests.figures.stored import read_stored
-from tests.figures.tuning_algorithms import COMMAND as ALGORITHMS_COMMAND
-from tests.figures.tuning_algorithms import tuning_algorithms
-from tests.figures.tuning_fleets import COMMAND as FLEETS_COMMAND
-from tests.figures.tuning_fleets import MORE_COMMAND as FLEETS_MORE_COMMAND
-from tests.figures.tuning_fleets import tuning_fleets, tuning_fleets_more
+from tests.figures.tuning import COMMAND as ALGORITHMS_COMMAND
+from tests.figures.tuning import COMMAND_TUNING_FLEETS as FLEETS_COMMAND
+from tests.figures.tuning import MORE_COMMAND as FLEETS_MORE_COMMAND
+from tests.figures.tuning import tuning_algorithms, tuning_fleets, tuning_fleets_more
 from tests.figures.wording import CLAIMS, FLEET, TUNING, in_words
 
 #: Mooncake's conversation trace, as `gorgo datasets fetch mooncake-conversation` leaves it, packed.

@@ -21,7 +21,7 @@ from gorgo.lab.request_log import hash_ids, is_request_log, load_request_log, re
 from gorgo.lab.simulate.feed import feed_of
 from gorgo.lab.traces import BLOCK_TOKENS, TraceFilters
 from gorgo.live.logs import RequestLogFile
-from tests.live.telemetry.test_request_log_file import finished, log_file
+from tests.live.telemetry.test_logs import finished, log_file
 
 HEADER = {"gorgo_request_log": 1, "boot_id": "boot", "started_s": 0.0, "block_bytes": 2048}
 ROW = {

@@ -1,18 +1,36 @@
-"""Rounds of training."""
+"""Rounds of training, and the buffers that they draw from."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gorgo.core.training.model import Model, ModelKind, TrainingSpec
+from gorgo.core.training.model import Model, ModelKind, ReplayRule, TrainingSpec
+from gorgo.core.training.outcomes import TrainingRows
 from gorgo.errors import ConfigError
-from gorgo.learning import model_file
-from gorgo.learning.trainer import TEST_ROWS, Trainer, errors, fit, is_tested
-from tests.learning.outcomes import NAMES, numbered, training_rows
+from gorgo.learning import model_file, trainer
+from gorgo.learning.trainer import (
+    RING_ROWS,
+    STRATA,
+    TEST_ROWS,
+    FifoReplay,
+    RowRing,
+    StratifiedStore,
+    Trainer,
+    errors,
+    fit,
+    is_tested,
+    k_centre,
+    strata,
+)
+from tests.learning.outcomes import NAMES, numbered, numbers, rows_of, training_rows
+
+# --- Rounds of training.
 
 
 def trained(subject: Trainer) -> Model:
@@ -22,13 +40,13 @@ def trained(subject: Trainer) -> Model:
     return model
 
 
-def trainer(kind: str = "linear", **fields: object) -> Trainer:
+def a_trainer(kind: str = "linear", **fields: object) -> Trainer:
     spec = TrainingSpec(kind, NAMES, first_samples=300, round_samples=100)  # type: ignore[arg-type]
     return Trainer(replace(spec, **fields), seed=7)  # type: ignore[arg-type]
 
 
 def test_first_round_is_due_when_its_model_has_enough_samples_and_later_ones_after_new_rows() -> None:
-    subject = trainer()
+    subject = a_trainer()
     tested = is_tested(training_rows(400))
     enough = int(np.flatnonzero(np.cumsum(~tested) == 300)[0]) + 1
     subject.add(training_rows(enough - 1))
@@ -45,7 +63,7 @@ def test_first_round_is_due_when_its_model_has_enough_samples_and_later_ones_aft
 
 
 def test_a_round_waits_for_a_share_of_the_stored_samples_too() -> None:
-    subject = trainer(store="stratified", round_growth=0.5)
+    subject = a_trainer(store="stratified", round_growth=0.5)
     subject.add(training_rows(1000))
     stored = trained(subject).samples
     new = int(0.5 * stored)
@@ -65,7 +83,7 @@ def test_rounds_go_on_from_the_last_version() -> None:
 
 @pytest.mark.parametrize("store", ["fifo", "stratified"])
 def test_a_tenth_of_the_rows_is_tested_by_and_no_round_trains_on_them(store: str) -> None:
-    subject = trainer(store=store)
+    subject = a_trainer(store=store)
     subject.add(training_rows(2000))
     subject.train()
     report = subject.report()
@@ -80,14 +98,14 @@ def test_row_is_tested_by_or_trained_on_whatever_it_comes_with() -> None:
 
 
 def test_rows_to_test_by_are_bounded() -> None:
-    subject = trainer(store="stratified")
+    subject = a_trainer(store="stratified")
     subject.add(training_rows(20_000))
     subject.train()
     assert subject.report().tested == TEST_ROWS
 
 
 def test_report_has_the_errors_of_unseen_rows() -> None:
-    subject = trainer("rls")
+    subject = a_trainer("rls")
     subject.add(training_rows(3000, noise=0.1))
     model = trained(subject)
     report = subject.report()
@@ -102,7 +120,7 @@ def test_report_has_the_errors_of_unseen_rows() -> None:
 
 
 def test_error_counts_no_censored_row_and_no_unknown_time() -> None:
-    subject = trainer("rls")
+    subject = a_trainer("rls")
     subject.add(training_rows(500))
     model = trained(subject)
     rows = training_rows(10, seed=2)
@@ -113,7 +131,7 @@ def test_error_counts_no_censored_row_and_no_unknown_time() -> None:
 
 
 def test_row_with_a_number_that_is_not_finite_is_counted_and_left_out() -> None:
-    subject = trainer()
+    subject = a_trainer()
     rows = training_rows(100)
     rows.features[3, 0] = np.nan
     rows.ttft_s[5] = np.inf
@@ -125,7 +143,7 @@ def test_row_with_a_number_that_is_not_finite_is_counted_and_left_out() -> None:
 
 
 def test_report_before_a_round_counts_rows() -> None:
-    subject = trainer()
+    subject = a_trainer()
     subject.add(training_rows(10))
     assert subject.report().as_dict() == {
         **{"version": 0, "kind": None, "added": 10, "rejected": 0, "samples": 0, "censored": 0, "tested": 0},
@@ -134,7 +152,7 @@ def test_report_before_a_round_counts_rows() -> None:
 
 
 def test_censored_rows_are_trained_on() -> None:
-    subject = trainer()
+    subject = a_trainer()
     rows = training_rows(300)
     subject.add(replace(rows, censored=np.ones(300, dtype=np.bool_)))
     subject.train()
@@ -144,13 +162,13 @@ def test_censored_rows_are_trained_on() -> None:
 
 def test_round_without_a_row_is_refused() -> None:
     with pytest.raises(ConfigError, match="no rows"):
-        trainer().train()
+        a_trainer().train()
 
 
 @pytest.mark.parametrize("rule", ["coreset", "random"])
 def test_same_rows_and_seed_make_the_same_models_however_they_are_cut(rule: str) -> None:
     def last(batch: int) -> bytes:
-        subject = trainer("mlp", epochs=1, fifo=200, replay=200, replay_rule=rule, judged=False)
+        subject = a_trainer("mlp", epochs=1, fifo=200, replay=200, replay_rule=rule, judged=False)
         rows = training_rows(1000, noise=0.1)
         for first in range(0, 1000, batch):
             subject.add(rows.select(slice(first, first + batch)))
@@ -232,7 +250,7 @@ def test_a_model_of_few_outcomes_does_not_replace_one_of_thousands() -> None:
 
 def test_no_model_is_adopted_that_predicts_the_same_held_out_rows_worse() -> None:
     """A bad hour: the times of these outcomes follow nothing, and so does a model of them alone."""
-    subject = trainer("rls", first_samples=50)
+    subject = a_trainer("rls", first_samples=50)
     subject.add(training_rows(2000, noise=0.05))
     first = trained(subject)
     shuffled = training_rows(400, seed=5, first_seq=2000)
@@ -260,7 +278,7 @@ def test_a_better_model_is_adopted_and_rounds_after_a_refused_one_go_on() -> Non
 
 def test_a_change_of_the_traffic_is_learned_though_older_rows_are_held_out_too() -> None:
     """Engines that are three times slower: the newest held-out rows tell."""
-    subject = trainer("rls", fifo=2000, replay_rule="none")
+    subject = a_trainer("rls", fifo=2000, replay_rule="none")
     subject.add(training_rows(8000))
     trained(subject)
     slower = training_rows(2500, seed=4, first_seq=8000)
@@ -276,7 +294,7 @@ def test_a_training_that_is_not_judged_adopts_every_model() -> None:
 
 
 def test_answers_in_one_piece_have_an_error_of_their_own() -> None:
-    subject = trainer("rls")
+    subject = a_trainer("rls")
     rows = training_rows(1000)
     subject.add(replace(rows, unstreamed=np.arange(1000) % 2 == 0))
     model = trained(subject)
@@ -286,3 +304,239 @@ def test_answers_in_one_piece_have_an_error_of_their_own() -> None:
     assert report.whole_answers == pytest.approx(450, rel=0.1)
     one = replace(rows.select(slice(0, 1)), unstreamed=np.ones(1, dtype=np.bool_))
     assert errors(model, one)[0] is None
+
+
+# --- Greedy k-centre against its definition.
+
+
+def plain(points: np.ndarray, count: int) -> list[int]:
+    """Every distance anew for every pick."""
+    picked = [int(np.argmax((points**2).sum(axis=1)))]
+    while len(picked) < min(count, len(points)):
+        nearest = [
+            -1.0 if row in picked else min(((points[row] - points[other]) ** 2).sum() for other in picked)
+            for row in range(len(points))
+        ]
+        picked.append(int(np.argmax(nearest)))
+    return picked
+
+
+@given(st.integers(0, 10_000), st.integers(1, 12), st.integers(1, 12))
+def test_picks_are_those_of_the_definition(seed: int, rows: int, count: int) -> None:
+    # Small whole numbers: sums are exact, and ties are frequent.
+    points = np.random.default_rng(seed).integers(-3, 4, (rows, 3)).astype(np.float32)
+    assert k_centre(points, count).tolist() == plain(points, count)
+
+
+def test_no_row_is_picked_twice_where_all_are_alike() -> None:
+    assert sorted(k_centre(np.ones((6, 2), dtype=np.float32), 6).tolist()) == list(range(6))
+
+
+def test_nothing_is_picked_out_of_nothing() -> None:
+    assert k_centre(np.empty((0, 3), dtype=np.float32), 3).tolist() == []
+    assert k_centre(np.ones((3, 3), dtype=np.float32), 0).tolist() == []
+
+
+def test_rows_that_a_model_predicts_well_count_as_one() -> None:
+    rng = np.random.default_rng(0)
+    well = rng.normal(size=(90, 8)) * 1e-4
+    badly = rng.normal(size=(10, 8))
+    picked = k_centre(np.concatenate([well, badly]).astype(np.float32), 11)
+    assert len(set(picked.tolist()) & set(range(90, 100))) == 10
+
+
+def test_errors_of_both_signs_are_far_apart() -> None:
+    points = np.array([[2.0, 1.0], [1.9, 1.0], [-1.9, -1.0]], dtype=np.float32)
+    assert k_centre(points, 2).tolist() == [0, 2]
+
+
+class ByNumber:
+    """A model by which rows are as far apart as their numbers."""
+
+    def __init__(self, factor: float = 1.0) -> None:
+        self.factor = factor
+        self.calls: list[int] = []
+
+    def gradients(self, rows: TrainingRows, cap_s: float) -> np.ndarray:
+        self.calls.append(len(rows))
+        return rows.features * np.float32(self.factor)
+
+
+def store(rule: ReplayRule, fifo: int = 10, size: int = 10, seed: int = 0) -> FifoReplay:
+    spec = TrainingSpec("mlp", ("prompt_tokens",), fifo=fifo, replay=size, replay_rule=rule)
+    return FifoReplay(spec, np.random.default_rng(seed))
+
+
+def after(rule: ReplayRule, rows: int, model: object = None, batch: int = 5, **sizes: Any) -> list[int]:
+    subject = store(rule, **sizes)
+    for first in range(0, rows, batch):
+        subject.add(numbered(min(batch, rows - first), first))
+        subject.fill_replay(model)
+    return numbers(subject.stored())
+
+
+@pytest.mark.parametrize("rule", get_args(ReplayRule))
+def test_newest_rows_are_always_there_and_no_row_twice(rule: ReplayRule) -> None:
+    found = after(rule, 57, ByNumber())
+    assert found[-10:] == list(range(47, 57))
+    assert len(set(found)) == len(found)
+
+
+@pytest.mark.parametrize("rule", get_args(ReplayRule))
+def test_same_seed_has_the_same_rows(rule: ReplayRule) -> None:
+    assert after(rule, 200) == after(rule, 200)
+
+
+def test_rule_none_has_the_fifo_alone() -> None:
+    assert after("none", 57) == list(range(47, 57))
+
+
+def test_rule_all_has_every_row_up_to_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer, "ALL_ROWS", 30)
+    assert after("all", 35) == list(range(35))
+    assert after("all", 100) == list(range(60, 100))
+
+
+def test_replay_buffer_starts_to_fill_when_the_fifo_is_full() -> None:
+    assert after("coreset", 10, ByNumber()) == list(range(10))
+    assert after("coreset", 18, ByNumber()) == list(range(18))
+
+
+@given(st.lists(st.integers(0, 30), max_size=20), st.sampled_from(get_args(ReplayRule)), st.booleans())
+def test_buffers_never_exceed_their_bounds(batches: list[int], rule: ReplayRule, admits: bool) -> None:
+    subject, first = store(rule), 0
+    for count in batches:
+        subject.add(numbered(count, first))
+        first += count
+        if admits:
+            subject.fill_replay(ByNumber())
+        assert len(subject.stored()) == len(subject) <= (first if rule == "all" else 20)
+
+
+def test_coreset_has_the_rows_that_are_farthest_apart() -> None:
+    # One far row among rows that are alike: it stays, however old it is.
+    subject = store("coreset", fifo=2, size=3)
+    subject.add(numbered(1, 1000))
+    for first in range(0, 50, 5):
+        subject.add(numbered(5, first))
+        subject.fill_replay(ByNumber())
+    assert 1000 in numbers(subject.stored())
+
+
+def test_model_without_gradients_leaves_the_choice_to_chance() -> None:
+    first, second = after("coreset", 300, None), after("coreset", 300, None, seed=1)
+    assert first != second
+
+
+def test_pool_of_a_round_is_bounded_and_so_are_the_rows_that_wait() -> None:
+    subject, model = store("coreset", fifo=100, size=5000), ByNumber()
+    subject.add(numbered(5100))
+    subject.fill_replay(model)
+    subject.add(numbered(5100, 5100))
+    subject.fill_replay(model)
+    subject.add(numbered(20_000, 20_000))
+    subject.fill_replay(model)
+    assert model.calls
+    assert max(model.calls) <= trainer.POOL
+    assert len(subject) <= 5100
+
+
+def test_random_rule_gives_every_row_that_left_the_same_chance() -> None:
+    counts = np.zeros(60)
+    for seed in range(400):
+        found = after("random", 60, fifo=10, size=10, seed=seed)
+        counts[found[:-10]] += 1
+    expected = 400 * 10 / 50
+    assert np.abs(counts[:50] - expected).max() < 5 * expected**0.5
+    assert counts[50:].sum() == 0
+
+
+@given(st.integers(1, 100), st.lists(st.integers(0, 150), max_size=12))
+def test_ring_is_the_end_of_a_list(capacity: int, batches: list[int]) -> None:
+    ring, twin, first = RowRing(("prompt_tokens",), capacity), list[int](), 0
+    for count in batches:
+        left = ring.append(numbered(count, first))
+        twin += range(first, first + count)
+        assert numbers(left) == twin[: max(0, len(twin) - capacity)]
+        twin, first = twin[-capacity:], first + count
+        assert numbers(ring.stored()) == twin
+        assert len(ring) == len(twin)
+        assert ring.allocated <= capacity
+
+
+def test_memory_grows_with_the_rows() -> None:
+    ring = RowRing(("prompt_tokens",), 5000)
+    ring.append(numbered(10))
+    assert ring.allocated <= 64
+    ring.append(numbered(10_000))
+    assert ring.allocated == 5000
+
+
+def test_rows_returned_are_copies() -> None:
+    ring = RowRing(("prompt_tokens",), 5)
+    ring.append(numbered(3))
+    ring.stored().features[:] = 9.0
+    assert numbers(ring.stored()) == [0, 1, 2]
+
+
+NAMES_BUFFERS = ("queued_requests", "kv_usage", "hit_share")
+
+
+def loads(queued: list[float], kv: list[float], hits: list[float], first: int = 0):  # type: ignore[no-untyped-def]
+    table = np.column_stack([queued, kv, hits]).astype(np.float32).reshape(-1, 3)
+    return rows_of(NAMES_BUFFERS, table, np.arange(first, first + len(queued), dtype=np.float64), first_seq=first)
+
+
+def plain_class(queued: float, kv: float, hit: float) -> tuple[int, int, int]:
+    queue = 0 if queued == 0 else 1 if queued <= 2 else 2 if queued <= 5 else 3 if queued <= 10 else 4
+    return queue, min(19, int(kv * 20)), min(3, int(hit * 4))
+
+
+def test_there_are_400_classes() -> None:
+    assert STRATA == 400
+    queued, kv, hits = np.meshgrid([0, 1, 3, 6, 11], (np.arange(20) + 0.5) / 20, (np.arange(4) + 0.5) / 4)
+    rows = loads(queued.ravel().tolist(), kv.ravel().tolist(), hits.ravel().tolist())
+    assert sorted(strata(rows).tolist()) == list(range(400))
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 64), st.integers(0, 64)), min_size=1, max_size=50))
+def test_rows_of_a_class_agree_in_queue_kv_and_prefix(cells: list[tuple[int, int, int]]) -> None:
+    queued, kv, hits = ([float(cell[at]) for cell in cells] for at in range(3))
+    found = strata(loads(queued, [each / 64 for each in kv], [each / 64 for each in hits])).tolist()
+    expected = [plain_class(q, k / 64, h / 64) for q, k, h in zip(queued, kv, hits, strict=True)]
+    assert all((found[i] == found[j]) == (expected[i] == expected[j]) for i in range(len(found)) for j in range(i))
+
+
+@pytest.mark.parametrize(("queued", "same"), [((1, 2), True), ((2, 3), False), ((5, 6), False), ((10, 11), False)])
+def test_borders_of_the_queue(queued: tuple[int, int], same: bool) -> None:
+    first, second = strata(loads(list(queued), [0.5, 0.5], [0.5, 0.5])).tolist()
+    assert (first == second) is same
+
+
+def test_share_outside_0_to_1_belongs_to_the_nearest_class() -> None:
+    assert strata(loads([0, 0], [-0.1, 0.0], [1.7, 1.0])).tolist() == [3, 3]
+
+
+def test_rare_state_outlives_any_number_of_common_ones() -> None:
+    store = StratifiedStore(NAMES_BUFFERS)
+    store.add(loads([12.0], [0.97], [0.1]))
+    for first in range(1, 5001, 1000):
+        store.add(loads([0.0] * 1000, [0.1] * 1000, [0.1] * 1000, first))
+    rows = store.stored()
+    assert rows.ttft_s.tolist() == [0.0, *range(5001 - RING_ROWS, 5001)]
+    assert len(store) == 1 + RING_ROWS
+
+
+def test_store_is_bounded_and_its_memory_follows_its_rows() -> None:
+    store = StratifiedStore(NAMES_BUFFERS)
+    rng = np.random.default_rng(0)
+    for first in range(0, 50_000, 5000):
+        queued, kv, hits = rng.integers(0, 15, 5000), rng.random(5000), rng.random(5000)
+        store.add(loads(queued.tolist(), kv.tolist(), hits.tolist(), first))
+    assert len(store) <= STRATA * RING_ROWS
+    assert len(store) <= store.allocated <= 2 * len(store) + 64 * STRATA
+
+
+def test_features_without_a_class_are_one_class() -> None:
+    table = np.arange(6, dtype=np.float32)[:, None]
+    assert strata(rows_of(("prompt_tokens",), table, np.arange(6.0))).tolist() == [0] * 6

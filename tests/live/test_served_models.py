@@ -19,6 +19,7 @@ from gorgo.config.model import ClientRuleConfig, ClientsConfig, Config, ModelCon
 from gorgo.live.http.errors import HttpError
 from gorgo.live.parsing.json_body import with_model
 from gorgo.live.served_models import FRESH_S, MAX_LISTS, MISS_INTERVAL_S, ModelLists
+from gorgo.live.stored_responses import StoredResponses
 from tests.proxy.conftest import QUIET, Running, Start, config_for, until, with_replica
 from tests.proxy.fakes import FakeReplica, Script, answer, chat, stream
 from tests.proxy.intruders.test_client_keys import KEY, OTHER, entry
@@ -62,8 +63,6 @@ def models_sent(replica: FakeReplica) -> set[str]:
 
 
 # -- found where they are served
-
-
 async def test_a_model_that_no_file_names_goes_where_it_is_served(start: Start) -> None:
     fleet = await fleet_of(start, listing("a"), listing("b"))
     assert await served_by(fleet, "a") == {"r0"}
@@ -254,8 +253,6 @@ async def test_an_engine_that_cannot_list_keeps_its_last_list(start: Start) -> N
 
 
 # -- aliases
-
-
 async def test_an_alias_reaches_the_replicas_of_its_model_under_the_name_that_they_know(start: Start) -> None:
     named = [ModelConfig(name="llama", aliases=("gpt-4", "llama-3"))]
     fleet = await fleet_of(start, listing("llama"), listing("llama-3"), listing("other"), named=named)
@@ -349,8 +346,6 @@ def test_a_body_that_is_parsed_at_the_edge_of_its_depth_is_the_clients_fault() -
 
 
 # -- adapters
-
-
 async def test_an_adapter_goes_where_it_is_loaded_under_the_name_that_the_engine_knows(start: Start) -> None:
     fleet = await fleet_of(
         start, listing("base", sql="base"), listing("base", owner="sglang", sql="base"), listing("base")
@@ -409,8 +404,6 @@ async def test_a_model_whose_own_name_looks_like_an_adapter_is_itself(start: Sta
 
 
 # -- the kind of engine
-
-
 async def auto(start: Start, replica: FakeReplica, proxy: ProxyConfig = QUIET) -> Running:
     replica.described = None
     config = with_replica(config_for([replica], proxy), 0, engine="auto")
@@ -577,3 +570,27 @@ async def test_three_hundred_calls_reach_the_replica_once_and_count_for_their_cl
     assert [await status(KEY) for _ in range(3)] == [200, 429, 429]
     assert await asyncio.gather(*(status(OTHER) for _ in range(300))) == [200] * 300
     assert len([seen for seen in replica.seen if seen.path == "/v1/models"]) == 1
+
+
+def head(number: int) -> bytes:
+    return b'{"object":"response", "id" : "resp_%d"}' % number
+
+
+def test_the_least_recently_used_is_forgotten_first() -> None:
+    homes = StoredResponses(limit=2)
+    homes.record(head(1), "a", client=None)
+    homes.record(head(2), "b", client=None)
+    assert homes.find("resp_1", client=None) == "a"
+    homes.record(head(3), "c", client=None)
+    assert (
+        homes.find("resp_1", client=None),
+        homes.find("resp_2", client=None),
+        homes.find("resp_3", client=None),
+    ) == ("a", None, "c")
+    assert len(homes) == 2
+
+
+def test_only_the_id_of_a_response_counts() -> None:
+    homes = StoredResponses()
+    homes.record(b'{"id":"msg_1"} {"id":"resp_' + b"x" * 200 + b'"}', "a", client=None)
+    assert len(homes) == 0

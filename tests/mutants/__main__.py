@@ -24,8 +24,7 @@ from tests.mutants.mutations import mutants
 from tests.mutants.plugin import TRACED
 from tests.mutants.reach import Records, TracedTest
 from tests.mutants.report import Row, as_json, share_killed, shown
-from tests.mutants.trial import Copy, Tried
-from tests.mutants.workers import Workers, copies
+from tests.mutants.trial import Copy, Tried, Workers, copies
 
 ROOT = Path(__file__).parents[2]
 #: Test files that one process traces: few are soon kept, many save starts.

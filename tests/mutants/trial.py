@@ -1,4 +1,4 @@
-"""A private copy of the tree, in which one pytest process at a time runs; all that it starts ends with it."""
+"""Private copies of the tree, in each of which one pytest process at a time runs, and a thread for each."""
 
 from __future__ import annotations
 
@@ -11,16 +11,24 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import cache_from_source
 from pathlib import Path
-from typing import Literal
+from queue import SimpleQueue
+from typing import Literal, TypeVar
+
+from rich.progress import Progress
 
 from tests.mutants import plugin
 from tests.mutants.faults import Fault
 from tests.mutants.reach import TracedTest
+
+# --- A private copy of the tree, in which one pytest process at a time runs; all that it starts ends with it.
+
 
 Verdict = Literal["failed", "timed out", "survived", "not reached"]
 #: A test process may take so long to start, and so many times what its tests took when they were traced.
@@ -133,3 +141,52 @@ def failing(said: str) -> str:
     """The first test that pytest's summary names."""
     found = re.search(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", said, re.MULTILINE)
     return found.group(1) if found else ""
+
+
+# --- Some copies of the tree, a thread for each, and a bar.
+
+
+_Item = TypeVar("_Item")
+_Made = TypeVar("_Made")
+
+
+class Workers:
+    """Copies that are free to work, and the bar that shows it."""
+
+    def __init__(self, copies: Sequence[Copy], progress: Progress) -> None:
+        self._copies, self._progress = copies, progress
+        self._free: SimpleQueue[Copy] = SimpleQueue()
+        for copy in copies:
+            self._free.put(copy)
+
+    def each(
+        self, what: str, items: Sequence[_Item], work: Callable[[Copy, _Item], _Made]
+    ) -> Iterator[tuple[_Item, _Made]]:
+        """Results as they come. What ends the loop early, as an interrupt, ends the processes first."""
+        bar = self._progress.add_task(what, total=len(items))
+        with ThreadPoolExecutor(len(self._copies)) as pool:
+            futures = {pool.submit(self._on_a_copy, work, item): item for item in items}
+            try:
+                for future in as_completed(futures):
+                    self._progress.advance(bar)
+                    yield futures[future], future.result()
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                for copy in self._copies:
+                    copy.end()
+                raise
+
+    def _on_a_copy(self, work: Callable[[Copy, _Item], _Made], item: _Item) -> _Made:
+        copy = self._free.get()
+        try:
+            return work(copy, item)
+        finally:
+            self._free.put(copy)
+
+
+@contextmanager
+def copies(root: Path, size: int) -> Iterator[list[Copy]]:
+    """Private copies of a tree, removed at the end of the block."""
+    with ExitStack() as stack:
+        place = partial(tempfile.TemporaryDirectory, prefix="mutants-", ignore_cleanup_errors=True)
+        yield [Copy(root, Path(stack.enter_context(place()))) for _ in range(size)]

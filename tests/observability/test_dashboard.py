@@ -1,8 +1,12 @@
-"""The dashboard and the alerts: what Grafana wants of the one, and that both ask for what the processes show."""
+"""The dashboard, the alerts, docs/observability.md and the tables of metrics, against each other and against the
+code.
+"""
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
 
@@ -12,13 +16,18 @@ import yaml
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gorgo.config.load import parse_config
+from gorgo.core.latency.ttft import PARTS
 from gorgo.core.limits import BufferBudget
-from gorgo.core.metric_spec import label_of
+from gorgo.core.metric_spec import LabelSpec, MetricSpec, label_of
 from gorgo.core.router import Router
-from gorgo.live.telemetry.metric_table import LABELS, METRICS
+from gorgo.live.request.parse import INFERENCE_ROUTES
+from gorgo.live.telemetry.metric_table import LABELS, METRICS, REJECT_CODES, buckets_of
 from gorgo.live.telemetry.metrics import Metrics
+from gorgo.live.telemetry.spans import MAX_WAITING
 from gorgo.policies.registry import make_policy
 from tests.core.routers import specs
+from tests.documents import DOCS, ROOT, blocks, code, rows_of
 from tests.observability.promql import (
     INTERVAL,
     Target,
@@ -30,14 +39,17 @@ from tests.observability.promql import (
     series_labels,
 )
 from tuner.sidecar.metrics import LABELS as TUNER_LABELS
+from tuner.sidecar.metrics import METRICS as TUNER_METRICS
 from tuner.sidecar.metrics import TunerMetrics
 
-ROOT = Path(__file__).parents[2]
+# --- The dashboard and the alerts: what Grafana wants of the one, and that both ask for what the processes show.
+
+
 TARGETS = [*dashboard_targets(), *alert_targets()]
 #: Of Prometheus itself, and its labels of every series.
 _OTHERS = ("up",)
 _TARGET_LABELS = {"job", "instance"}
-#: Of Envoy: tests/system/test_alerts.py scrapes it.
+#: Of Envoy: tests/system/test_prometheus.py scrapes it.
 _ENVOYS = re.compile(r"\benvoy_\w+")
 
 
@@ -132,8 +144,6 @@ def test_every_metric_has_a_panel_an_alert_or_a_reason_not_to() -> None:
 
 
 # -- the form
-
-
 def test_dashboard_has_what_grafana_wants() -> None:
     found = dashboard()
     assert found["schemaVersion"] >= 36, "data sources by uid"
@@ -209,3 +219,174 @@ def test_every_alert_is_tried_with_series_that_fire_it_and_series_that_do_not() 
     cases = yaml.safe_load((Path(__file__).parent / "rules_test.yml").read_text())["tests"]
     tried = [(case["alertname"], bool(case.get("exp_alerts"))) for test in cases for case in test["alert_rule_test"]]
     assert set(tried) == {(rule["alert"], fires) for rule in alerts() for fires in (True, False)}
+
+
+# --- docs/observability.md against the dashboard, the tables, the spans and the configuration that it speaks of.
+
+
+PAGE = (DOCS / "observability.md").read_text()
+QUESTIONS = rows_of(PAGE, "question", "panel of the dashboard", "figure or route")
+SPECS = {spec.name: spec for spec in (*METRICS, *TUNER_METRICS)}
+
+
+def test_every_question_has_panels_that_exist_or_a_route() -> None:
+    titles = {panel["title"] for panel in panels()}
+    for question, named, answer in QUESTIONS:
+        assert question.endswith("?")
+        wanted = {title.strip() for title in named.split(";")} - {"-"}
+        found = {title for title in titles for want in wanted if title.startswith(want)}
+        assert len(found) >= len(wanted), (question, wanted)
+        assert wanted or "/admin/" in answer or "#traces" in answer
+
+
+def test_every_figure_on_the_page_exists_with_the_labels_named_beside_it() -> None:
+    named = {word for word in code(PAGE) if word.startswith("gorgo_")}
+    assert {re.sub(r"\{.*", "", name) for name in named} <= set(SPECS)
+    assert len(named) >= 30
+    for _, _, answer in QUESTIONS:
+        for name, labels in re.findall(r"`(gorgo_\w+)` by ((?:`(?!gorgo_)\w+`(?:, )?)+)", answer):
+            assert set(code(labels)) <= set(SPECS[name].labels), name
+
+
+def test_values_on_the_page_are_values_of_their_labels() -> None:
+    (row,) = [row for row in QUESTIONS if row[0].startswith("What is refused")]
+    assert set(code(row[2])) - {"gorgo_rejects_total", "reason"} <= set(
+        label_of("gorgo_rejects_total", "reason", LABELS).values
+    )
+
+
+def test_parts_on_the_page_are_the_parts() -> None:
+    assert [code(row[0])[0] for row in rows_of(PAGE, "part", "is", "how it is known")] == list(PARTS)
+
+
+def test_routes_on_the_page_exist() -> None:
+    source = (ROOT / "gorgo/live/admin/app.py").read_text()
+    routes = re.findall(r"`(?:GET )?(/admin/[^`]*)`", PAGE)
+    assert len(routes) >= 3
+    for route in routes:
+        assert f'"{route.split("{")[0]}' in source, route
+
+
+def test_configuration_on_the_page_is_taken() -> None:
+    prometheus, proxy = blocks(PAGE, "yaml")
+    assert yaml.safe_load(prometheus)["rule_files"] == ["gorgo-rules.yml"]
+    jobs = {job["job_name"] for job in yaml.safe_load(prometheus)["scrape_configs"]}
+    assert {job for rule in alerts() for job in re.findall(r'job="([^"]*)"', rule["expr"])} <= jobs
+    shipped, tracing = (ROOT / "regions.yaml").read_text(), proxy.splitlines()[1]
+    config = parse_config(shipped.replace("proxy:\n", f"proxy:\n{tracing}\n", 1).encode(), source="the page")
+    assert config.proxy.tracing.endpoint == "http://127.0.0.1:4318/v1/traces"
+    assert f"{MAX_WAITING:,} spans" in PAGE
+
+
+def test_spans_on_the_page_are_the_spans() -> None:
+    source = (ROOT / "gorgo/live/telemetry/spans.py").read_text()
+    names = [code(row[0])[0] for row in rows_of(PAGE, "span", "from, to", "attributes")]
+    assert names == ["POST /v1/...", "decision", "attempt", "first content"]
+    assert all(f'"{name}"' in source for name in names[1:])
+
+
+# --- The tables of metrics and labels against the README and against the code that fills them.
+
+
+BOTH = pytest.mark.parametrize(
+    ("heading", "metrics", "labels"),
+    [("Labels of the proxy:", METRICS, LABELS), ("Labels of the tuner:", TUNER_METRICS, TUNER_LABELS)],
+    ids=["proxy", "tuner"],
+)
+#: Where the refusals of requests for a replica are made; those of operators and of small GET routes count elsewhere.
+REFUSING = (
+    "core/dispatch/in_flight.py",
+    "core/limits.py",
+    "live/http/body.py",
+    "live/request_options.py",
+    "live/http/body.py",
+    "live/parsing/json_body.py",
+    "live/parsing/json_body.py",
+    "live/parsing/workers.py",
+    "live/request_options.py",
+)
+REFUSING_TOO = (
+    "proxy/server.py",
+    "proxy/exchange/exchange.py",
+    "proxy/exchange/exchange.py",
+    "live/request/parse.py",
+    "live/request/parse.py",
+    "live/request/record.py",
+)
+
+
+def labels_after(text: str) -> Iterator[tuple[str, tuple[str, ...], str, tuple[str, ...], str]]:
+    """Return label, metrics, meaning, values and bound of each item of the list after a text of the pages."""
+    pages = "\n\n".join(page.read_text() for page in sorted((ROOT / "docs").glob("*.md")))
+    assert pages.count(text) == 1, text
+    for line in pages.split(text)[1].strip().split("\n\n")[0].splitlines():
+        item = re.fullmatch(r"- `(\w+)`(?: of (.*?))? \(at most (.*?)\): (.*)", line)
+        assert item, line
+        meaning, _, values = item[4].partition(": ")
+        yield (
+            item[1],
+            tuple(re.findall(r"`([^`]*)`", item[2] or "")),
+            meaning,
+            tuple(re.findall(r"`([^`]*)`", values)),
+            item[3],
+        )
+
+
+@BOTH
+def test_every_label_has_a_row_with_its_values_and_how_many_there_can_be(
+    heading: str, metrics: Sequence[MetricSpec], labels: Sequence[LabelSpec]
+) -> None:
+    documented = list(labels_after(heading))
+    assert documented == [(spec.label, spec.of, spec.meaning, spec.values, spec.at_most) for spec in labels]
+
+
+@BOTH
+def test_every_label_of_every_metric_has_one_bound(
+    heading: str, metrics: Sequence[MetricSpec], labels: Sequence[LabelSpec]
+) -> None:
+    used = {label_of(metric.name, label, labels) for metric in metrics for label in metric.labels}
+    assert used == set(labels)
+    for metric in metrics:
+        for label in metric.labels:
+            assert (
+                len([spec for spec in labels if spec.label == label and (not spec.of or metric.name in spec.of)]) == 1
+            )
+    assert all(bool(spec.values) != bool(spec.bound) for spec in labels)
+
+
+@BOTH
+def test_names_end_in_their_unit(heading: str, metrics: Sequence[MetricSpec], labels: Sequence[LabelSpec]) -> None:
+    """As `promtool check metrics` wants: base units, `_total` for counters and for them alone."""
+    for metric in metrics:
+        assert re.fullmatch(r"(gorgo|gen_ai_server)_[a-z0-9]+(_[a-z0-9]+)*", metric.name)
+        assert metric.name.endswith("_total") == (metric.kind == "counter"), metric.name
+        assert not re.search(r"_(ms|us|kb|mb|minutes|hours)(_|$)", metric.name)
+        assert metric.kind != "histogram" or metric.name.endswith(("_seconds", "_ratio"))
+
+
+def test_buckets_of_every_histogram_ascend() -> None:
+    for metric in METRICS:
+        if metric.kind == "histogram":
+            assert list(buckets_of(metric.name)) == sorted(set(buckets_of(metric.name)))
+
+
+def codes(path: Path) -> Iterator[str]:
+    """Of every refusal that a module makes, where it is a word in the source."""
+    position = {"HttpError": 1, "Reject": 2, "QuotaExceeded": 0}
+    for call in ast.walk(ast.parse(path.read_text())):
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in position:
+            if any(isinstance(each, ast.Starred) for each in call.args):
+                continue  # made elsewhere, and passed on
+            code = call.args[position[call.func.id]]
+            if isinstance(code, ast.Constant):
+                yield str(code.value)
+
+
+def test_reasons_of_rejects_are_the_codes_that_the_source_has() -> None:
+    found = {code for name in (*REFUSING, *REFUSING_TOO) for code in codes(ROOT / "gorgo" / name)}
+    # The one route that is counted before it is known which one it is.
+    assert found | {"not_found"} == set(REJECT_CODES)
+
+
+def test_bound_of_routes_is_their_number() -> None:
+    assert label_of("gorgo_requests_total", "route", LABELS).at_most == str(len(INFERENCE_ROUTES))

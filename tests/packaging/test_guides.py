@@ -1,12 +1,15 @@
-"""The first-hour guides: what can be said of them without an install, and the reading of one.
-
-That they print what they say is test_guides_run.py's.
+"""The first-hour guides: what can be said of them without an install, and each typed from its first line to its
+last.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import shutil
+import subprocess
+import warnings
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,12 @@ import pytest
 from gorgo.config.load import load_config
 from tests.packaging.commands import parsed
 from tests.packaging.conftest import GUIDES, ROOT
-from tests.packaging.guide import Step, agrees, free_ports, steps, with_ports
+from tests.packaging.guide import Step, agrees, free_ports, run, steps, with_ports
+
+# --- The first-hour guides: what can be said of them without an install, and the reading of one.
+#
+# That they print what they say is test_guides_run.py's.
+
 
 #: `gorgo WORDS`, up to whatever a shell would end it at; the 2 of `2>` is still on it.
 _CALL = re.compile(r"(?:^|[;|{&(] *|\bdo )gorgo ([^|;&>\n]*)", re.MULTILINE)
@@ -70,8 +78,6 @@ def test_make_targets_that_guides_name_exist() -> None:
 
 
 # -- reading and comparing
-
-
 def test_what_is_typed_and_shown_is_read_with_its_line_and_its_needs() -> None:
     text = "# G\n\n```sh\na\n```\n\nwords\n\n```sh jq\nb\nc\n```\n\n```text\nshown\n```\n"
     assert steps(text) == [Step("a\n", None, (), 3), Step("b\nc\n", "shown\n", ("jq",), 9)]
@@ -113,3 +119,82 @@ def test_ports_are_replaced_and_nothing_else() -> None:
     text = "http://127.0.0.1:8080 18080 8080.5 127.0.0.1:30000"
     assert with_ports(text, {8080: 1111, 30000: 2222}) == "http://127.0.0.1:1111 18080 1111.5 127.0.0.1:2222"
     assert len(set(free_ports([1, 2, 3]).values())) == 3
+
+
+# --- Each first-hour guide, typed from its first line to its last: a fresh clone, an empty folder, a clean
+# environment.
+#
+# Needs the package index for the installs, and minutes; steps that name a program are left out, loudly, where it is
+# not.
+
+
+#: The longest runs a campaign of two generations on an hour's traffic, on two cores that may be busy.
+TIMEOUT_S = 1500
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """What git knows of this tree, and nothing else."""
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("GUIDES NOT RUN: needs git, and a clone")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    folder = tmp_path / "gorgo"
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).exists():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    return folder
+
+
+def environment() -> dict[str, str]:
+    """A newcomer's: nothing of this one's, no colours, an empty configuration of terraform."""
+    kept = {name: os.environ[name] for name in ("HOME", "PATH", "LANG", "TMPDIR") if name in os.environ}
+    path = os.pathsep.join(part for part in kept["PATH"].split(os.pathsep) if "/.venv/" not in f"{part}/")
+    return kept | {"PATH": path, "TF_CLI_CONFIG_FILE": os.devnull, "CHECKPOINT_DISABLE": "1", "TERM": "dumb"}
+
+
+@pytest.mark.system
+@pytest.mark.filterwarnings("default::UserWarning")
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.stem)
+def test_a_guide_prints_what_it_says(guide: Path, clone: Path, tmp_path: Path) -> None:
+    todo = steps(guide.read_text())
+    left_out = [step for step in todo if step.missing()]
+    for step in left_out:
+        warnings.warn(f"{guide.name}, line {step.line} NOT RUN: needs {', '.join(step.missing())}", stacklevel=1)
+    (tmp_path / "records").mkdir()
+    done = run(
+        [step for step in todo if step not in left_out],
+        clone=clone,
+        records=tmp_path / "records",
+        environ=environment(),
+        timeout_s=TIMEOUT_S,
+    )
+    assert [fault for one in done if (fault := one.fault())] == []
+
+
+# --- The reader of command lines, which other tests rely on to refuse what the command line would.
+
+
+def test_words_become_the_command_s_own_values() -> None:
+    name, values = parsed(["engine", "--replica", "a", "--port", "0"])
+    assert (name, values["replica"], values["port"], values["config"]) == ("engine", "a", 0, Path("regions.yaml"))
+
+
+def test_a_command_of_two_words_is_found() -> None:
+    assert parsed(["datasets", "describe", "chat-small"])[0] == "datasets describe"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["server"],
+        ["serve", "--listen", "x"],
+        ["engine"],
+        ["engine", "--replica", "a", "--port", "seven"],
+        ["engine", "--replica", "a", "--port", "70000"],
+        ["datasets", "lists"],
+    ],
+)
+def test_what_the_command_line_would_refuse_is_refused(words: list[str]) -> None:
+    with pytest.raises(Exception, match=r"(?i)no such|missing|should be"):
+        parsed(words)

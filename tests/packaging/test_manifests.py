@@ -1,11 +1,12 @@
-"""The plain manifests of Kubernetes against the code: ports, probes, time to drain, rights, configuration.
-
-They are what the chart makes of its defaults, which test_chart.py compares; schemas are there too.
-"""
+"""Plain manifests of Kubernetes and systemd units against the code: ports, probes, time to drain, rights."""
 
 from __future__ import annotations
 
 import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import yaml
 from gorgo import __version__
 from gorgo.config.load import parse_config
 from gorgo.config.model import Config, LimitsConfig
+from gorgo.fleet_sources.kubernetes import read_pool
 from gorgo.live.process import CLOSE_S
 from gorgo.live.telemetry.metric_table import LABELS, METRICS
 from gorgo.proxy.server import PUBLIC_ROUTES
@@ -21,6 +23,11 @@ from tests.packaging.chart import CHART, MANIFESTS, NO_DIGEST, documents
 from tests.packaging.commands import parsed
 from tests.packaging.conftest import ROOT
 from tests.packaging.containerfile import stages
+
+# --- The plain manifests of Kubernetes against the code: ports, probes, time to drain, rights, configuration.
+#
+# They are what the chart makes of its defaults, which test_chart.py compares; schemas are there too.
+
 
 TEXT = (MANIFESTS / "gorgo.yaml").read_text()
 #: By kind and name.
@@ -143,3 +150,168 @@ def test_service_monitor_reads_metrics_with_a_token_that_is_good_for_them_alone(
 @pytest.mark.parametrize("key", ["version", "appVersion"])
 def test_chart_has_the_version_of_the_package(key: str) -> None:
     assert yaml.safe_load((CHART / "Chart.yaml").read_text())[key] == __version__
+
+
+# --- The plain manifests of the picker against the code: ports, probes, time to drain, the pool and its rights.
+
+
+#: By kind.
+OBJECTS_PICKER_MANIFEST: dict[str, list[dict[str, Any]]] = {}
+for found in documents((MANIFESTS / "picker.yaml").read_text()):
+    OBJECTS_PICKER_MANIFEST.setdefault(found["kind"], []).append(found)
+(DEPLOYMENT,) = OBJECTS_PICKER_MANIFEST["Deployment"]
+POD_PICKER_MANIFEST: dict[str, Any] = DEPLOYMENT["spec"]["template"]["spec"]
+(CONTAINER_PICKER_MANIFEST,) = POD_PICKER_MANIFEST["containers"]
+PORTS = {port["name"]: port["containerPort"] for port in CONTAINER_PICKER_MANIFEST["ports"]}
+CONFIG = parse_config(OBJECTS_PICKER_MANIFEST["ConfigMap"][0]["data"]["regions.yaml"].encode(), environ={})
+
+
+def test_gateway_finds_the_picker_by_the_pool_and_the_picker_its_replicas() -> None:
+    (route,), (pool,) = OBJECTS_PICKER_MANIFEST["HTTPRoute"], OBJECTS_PICKER_MANIFEST["InferencePool"]
+    (backend,) = route["spec"]["rules"][0]["backendRefs"]
+    assert (backend["kind"], backend["name"]) == ("InferencePool", pool["metadata"]["name"])
+    reference = pool["spec"]["endpointPickerRef"]
+    (service,) = [each for each in OBJECTS_PICKER_MANIFEST["Service"] if each["metadata"]["name"] == reference["name"]]
+    (port,) = service["spec"]["ports"]
+    assert (port["port"], port["targetPort"]) == (reference["port"]["number"], "grpc")
+    assert service["spec"]["selector"].items() <= DEPLOYMENT["spec"]["template"]["metadata"]["labels"].items()
+    (source,) = CONFIG.fleet_sources
+    assert source.pool == read_pool(pool).name
+    assert dict(read_pool(pool).selector) == {"app": "engine"}
+
+
+def test_command_line_is_one_of_gorgo_and_it_listens_where_the_service_leads() -> None:
+    name, values = parsed(CONTAINER_PICKER_MANIFEST["args"])
+    assert name == "picker"
+    assert str(values["config"].parent) in {mount["mountPath"] for mount in CONTAINER_PICKER_MANIFEST["volumeMounts"]}
+    assert CONFIG.picker.bind == f"0.0.0.0:{PORTS['grpc']}"
+
+
+def test_rights_are_those_of_the_pool_and_its_pods() -> None:
+    (role,) = OBJECTS_PICKER_MANIFEST["Role"]
+    (source,) = CONFIG.fleet_sources
+    pods, pools = role["rules"]
+    assert pods == {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}
+    assert (pools["resources"], pools["resourceNames"]) == (["inferencepools"], [source.pool])
+    assert POD_PICKER_MANIFEST["automountServiceAccountToken"] is True
+
+
+def test_kubelet_probes_the_health_service_where_the_picker_listens() -> None:
+    probes = {kind: CONTAINER_PICKER_MANIFEST[f"{kind}Probe"]["grpc"] for kind in ("startup", "liveness", "readiness")}
+    assert {probe["port"] for probe in probes.values()} == {PORTS["grpc"]}
+    assert {kind: probe["service"] for kind, probe in probes.items()} == {
+        "startup": "liveness",
+        "liveness": "liveness",
+        "readiness": "readiness",
+    }
+
+
+def test_pod_has_the_time_that_replies_have_after_gateways_know() -> None:
+    _, seconds = CONTAINER_PICKER_MANIFEST["lifecycle"]["preStop"]["exec"]["command"]
+    needed = float(seconds) + LimitsConfig().shutdown_grace_s + 4 * CLOSE_S
+    assert POD_PICKER_MANIFEST["terminationGracePeriodSeconds"] >= needed
+
+
+def test_admin_listener_is_for_no_pod_and_the_other_for_gateways() -> None:
+    (policy,) = OBJECTS_PICKER_MANIFEST["NetworkPolicy"]
+    assert policy["spec"]["ingress"] == [{"ports": [{"port": "grpc"}]}]
+    assert CONFIG.proxy.admin_bind == f"0.0.0.0:{PORTS['admin']}"
+
+
+# --- The systemd units for machines that were set up by hand.
+
+
+FOLDER = ROOT / "packaging/systemd"
+UNITS = {path.name: path.read_text() for path in sorted(FOLDER.glob("*.service"))}
+TEMPLATES = ROOT / "terraform/modules/core/templates"
+#: Of 10, by `systemd-analyze security`: what is left is the network, which both are for.
+EXPOSURE = 1.5
+#: Lines that say how far a process is shut in.
+_CONFINING = re.compile(
+    r"^(?:Protect|Private|Restrict|NoNew|Capability|SystemCallArch|Lock|UMask|StateDirectoryMode).*", re.M
+)
+
+
+def setting(unit: str, key: str) -> list[str]:
+    return re.findall(rf"^{key}=(.*)$", UNITS[unit], re.MULTILINE)
+
+
+def calls(unit: str) -> list[list[str]]:
+    """Words after `gorgo` of every line that calls it, with what systemd puts in for its variables."""
+    lines = [line for key in ("ExecStartPre", "ExecStart") for line in setting(unit, key)]
+    state = f"/var/lib/{setting(unit, 'StateDirectory')[0]}"
+    words = [shlex.split(line.replace("${STATE_DIRECTORY}", state)) for line in lines]
+    assert all(line[0] == "/opt/gorgo/bin/gorgo" for line in words)
+    return [line[1:] for line in words]
+
+
+def test_both_programs_that_go_on_have_a_unit() -> None:
+    started = {name: parsed(calls(name)[-1])[0] for name in UNITS}
+    assert started == {"gorgo.service": "serve", "gorgo-tuner.service": "tune"}
+
+
+def test_every_call_is_one_that_the_command_line_takes() -> None:
+    values = [parsed(words) for name in UNITS for words in calls(name)]
+    by_command = dict(values)
+    assert by_command["check"]["config"] == by_command["serve"]["config"] == Path("/etc/gorgo/regions.yaml")
+    assert by_command["serve"]["state"] == Path("/var/lib/gorgo/state.json")
+    assert by_command["tune"]["database"] == "sqlite:////var/lib/gorgo-tuner/history.sqlite3"
+    assert by_command["tune"]["url"] == ["http://127.0.0.1:9090"]
+
+
+def test_tokens_are_credentials_and_in_no_environment_file() -> None:
+    for name in UNITS:
+        assert setting(name, "LoadCredential") == ["admin-token:/etc/gorgo/admin-token"], name
+        assert "GORGO_ADMIN_TOKEN_FILE=%d/admin-token" in setting(name, "Environment")[0], name
+
+
+def test_streams_may_finish_before_they_are_killed() -> None:
+    (stop_s,) = setting("gorgo.service", "TimeoutStopSec")
+    assert float(stop_s) >= LimitsConfig().shutdown_grace_s + 10
+    assert int(setting("gorgo.service", "LimitNOFILE")[0]) >= 2 * LimitsConfig().max_in_flight + 1024
+
+
+def test_both_come_back_and_are_nobody_in_particular() -> None:
+    for name, again in (("gorgo.service", "always"), ("gorgo-tuner.service", "on-failure")):
+        assert setting(name, "DynamicUser") == ["yes"], name
+        assert setting(name, "Restart") == [again], name
+        assert setting(name, "StartLimitIntervalSec") == ["0"], name
+
+
+@pytest.mark.parametrize("name", sorted(UNITS))
+def test_they_are_shut_in_at_least_as_far_as_terraform_s(name: str) -> None:
+    theirs = set(_CONFINING.findall((TEMPLATES / f"{name}.tftpl").read_text()))
+    assert len(theirs) > 10
+    assert theirs <= set(_CONFINING.findall(UNITS[name]))
+
+
+def analyzed(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("UNIT VERIFICATION SKIPPED: there is no systemd-analyze")
+    return subprocess.run(["systemd-analyze", *words], cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_systemd_accepts_them(tmp_path: Path) -> None:
+    folder = tmp_path / "etc/systemd/system"
+    folder.mkdir(parents=True)
+    for name in ("basic", "multi-user", "network-online", "shutdown", "sysinit"):
+        (folder / f"{name}.target").write_text("[Unit]\n")
+    for name, text in UNITS.items():
+        (folder / name).write_text(text)
+    for program in ("opt/gorgo/bin/gorgo", "bin/kill"):
+        (tmp_path / program).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / program).write_text("#!/bin/sh\n")
+        (tmp_path / program).chmod(0o755)
+    verify = ("verify", "--man=no", "--generators=no", f"--root={tmp_path}")
+    done = analyzed(*verify, *UNITS, folder=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_systemd_finds_little_that_they_could_reach() -> None:
+    for name in UNITS:
+        done = analyzed(
+            "security", "--offline=true", "--no-pager", f"--threshold={EXPOSURE * 10:g}", name, folder=FOLDER
+        )
+        if "unrecognized option" in done.stderr:
+            pytest.skip("UNIT SECURITY CHECK SKIPPED: needs systemd 250 or later")
+        assert done.returncode == 0, done.stdout + done.stderr

@@ -37,8 +37,7 @@ from gorgo.lab.traces import TraceFilters, TraceRequest, scheduled_s
 from gorgo.lab.traces.text import BYTES_PER_TOKEN
 from tests.bench.relay.measure import describe_machine
 from tests.live.peer_store import server
-from tests.peers_live.drive import MODEL, drive
-from tests.peers_live.fleet import Router, configuration, running
+from tests.peers_live.fleet import MODEL, Router, configuration, drive, running
 
 #: Largest difference of a live figure from the simulated one.
 WITHIN = 0.10

@@ -1,27 +1,36 @@
-"""Any order of messages, ends, aborts, log entries and time: ledgers end at zero, and each byte comes back once."""
+"""Any order of messages, ends and time, and bytes that no Envoy sends: ledgers end at zero, and nothing is left."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gorgo.config.model import OverloadConfig
-from gorgo.picker.call import ProtocolError
+from gorgo.picker.call import PickerCall, ProtocolError
 from gorgo.picker.protocol.messages import LB, SERVED
 from gorgo.picker.protocol.protos import ProcessingRequest
+from gorgo.picker.server import take_access_log
+from gorgo.picker.transport.http2.connection import Connection
+from tests.picker.transport.http2.peer import data, greeted, headers
+from tests.picker.transport.http2.peer import message as message_frame
 from tests.picker.virtual import (
     BODY,
     BUFFERED,
     DUPLEX,
     JSON_BODY,
     NONE,
+    STREAMED,
     Call,
+    Output,
     Picked,
     VirtualPicker,
     body_message,
@@ -31,6 +40,9 @@ from tests.picker.virtual import (
     log_message,
 )
 from tests.proxy.fakes import DONE, ROLE, USAGE, delta
+
+# --- Any order of messages, ends, aborts, log entries and time: ledgers end at zero, and each byte comes back once.
+
 
 CONFIG = config_of("10.0.0.1:8000", "10.0.0.2:8000", overload=OverloadConfig(no_replica_wait_s=3.0))
 PARTS = (ROLE, delta("a"), b": ping\n\n", USAGE, DONE, b"no event", b"x" * 130_000, b"")
@@ -283,3 +295,183 @@ def test_long_runs_leave_nothing_reserved_and_lose_no_byte() -> None:
         chance = Random(seed)
         likely = [move for move in MOVES if move != "long_wait"]
         drive([chance.choice(likely) for _ in range(400)], seed)
+
+
+# --- Bytes and messages that no Envoy sends: a call ends with `ProtocolError`, and nothing else is left of it.
+
+
+KINDS = ("request_headers", "request_body", "response_headers", "response_body")
+
+
+def feed(picker: VirtualPicker, messages: list[bytes]) -> None:
+    output = Output()
+    call = PickerCall(picker.state, output)
+    refused = "expected"
+    try:
+        for message in messages:
+            call.feed(message)
+    except ProtocolError as error:
+        refused = str(error)
+    assert refused.startswith("expected"), refused
+    call.closed()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.binary(max_size=60), max_size=5))
+def test_random_bytes_end_a_call_with_what_was_expected(messages: list[bytes]) -> None:
+    async def test(picker: VirtualPicker) -> None:
+        feed(picker, messages)
+        for message in messages:
+            with suppress(ProtocolError):
+                take_access_log(picker.state, message)
+
+    in_virtual_time(test)
+
+
+def odd_message(chance: Random) -> bytes:
+    """A message that is well formed, or nearly so."""
+    kind = chance.choice(KINDS)
+    mode = chance.choice((BUFFERED, DUPLEX, NONE, STREAMED, None))
+    if kind.endswith("headers"):
+        path = chance.choice(("/v1/chat/completions", "/v1/responses", "/health", "/v1/models", "", "%00", "/x?y"))
+        name = chance.choice(("x-slo-ttft-ms", "x-request-id", "content-encoding", ":status", "x-forwarded-for"))
+        value = chance.choice(("", "1", "200", "nan", "\x7f", "x" * 5000, "10.0.0.1", "gzip"))
+        end = chance.random() < 0.3
+        response_mode = chance.choice((NONE, STREAMED, DUPLEX))
+        message = headers_message(kind, (name, value), mode=mode, path=path, end=end, response_mode=response_mode)
+    else:
+        body = chance.choice((BODY, b"", b"{}", b"[1]", b"\xff", delta("a") + DONE, BODY.replace(b"true", b"5")))
+        exchange_id = chance.choice((None, None, "pick-1", "x"))
+        message = body_message(kind, body, end=chance.random() < 0.6, exchange_id=exchange_id)
+    if chance.random() < 0.1:
+        message.metadata_context.filter_metadata["envoy.lb.subset_hint"].update(
+            {"x-gateway-destination-endpoint-subset": chance.choice(("", "10.0.0.1:8000", 5, [], ["x"], {"a": 1}))}
+        )
+    if chance.random() < 0.1:
+        message.metadata_context.filter_metadata["epp"].update({"id": chance.choice((5, [], "", "pick-1"))})
+    data: bytes = message.SerializeToString()
+    if chance.random() < 0.1:
+        at = chance.randrange(len(data) + 1)
+        data = data[:at] + bytes([chance.randrange(256)]) + data[at + 1 :]
+    return data
+
+
+def test_shuffled_and_damaged_messages_crash_nothing() -> None:
+    async def test(picker: VirtualPicker) -> None:
+        chance = Random(1)
+        for _ in range(1500):
+            feed(picker, [odd_message(chance) for _ in range(chance.randrange(6))])
+            picker.state.routing.router.check()
+
+    in_virtual_time(test)
+
+
+def test_damaged_entries_crash_nothing() -> None:
+    async def test(picker: VirtualPicker) -> None:
+        chance = Random(2)
+        for _ in range(500):
+            call, picked = picker.request()
+            call.close()
+            data = bytearray(log_message(picked.exchange_id, usage={"prompt_tokens": 1}, first_body_us=5, served="x"))
+            for _ in range(chance.randrange(4)):
+                data[chance.randrange(len(data))] = chance.randrange(256)
+            with suppress(ProtocolError):
+                take_access_log(picker.state, bytes(data))
+
+    in_virtual_time(test)
+
+
+def test_an_empty_request_is_a_message_without_a_phase() -> None:
+    assert ProcessingRequest().WhichOneof("request") is None
+
+
+# --- A request that has ended is freed at once: nothing of it waits for the collector.
+
+
+@pytest.fixture
+def garbage() -> Iterator[Callable[[], set[str]]]:
+    """Return the types of GORGO that only the collector could have freed since the start of the test."""
+
+    def found() -> set[str]:
+        gc.collect()
+        kinds = {type(item) for item in gc.garbage}
+        return {kind.__qualname__ for kind in kinds if str(kind.__module__).startswith("gorgo.")}
+
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    yield found
+    gc.set_debug(0)
+    gc.garbage.clear()
+    gc.enable()
+
+
+def _entry(picker: VirtualPicker) -> None:
+    call, picked = picker.request()
+    picker.first_bytes(picked.exchange_id, delta("a")).close()
+    call.close()
+    picker.log(picked.exchange_id)
+
+
+def _no_entry(picker: VirtualPicker) -> None:
+    call, _ = picker.request()
+    call.close()
+
+
+def _no_body(picker: VirtualPicker) -> None:
+    call = picker.call()
+    call.feed(headers_message("request_headers"))
+    call.close()
+
+
+def _refused(picker: VirtualPicker) -> None:
+    call = picker.call()
+    call.feed(headers_message("request_headers"))
+    call.feed(body_message("request_body", b"{"))
+    assert call.last.HasField("immediate_response")
+    call.close()
+
+
+def _duplex(picker: VirtualPicker) -> None:
+    call = picker.call()
+    call.feed(headers_message("request_headers", mode=DUPLEX, response_mode=DUPLEX))
+    call.feed(body_message("request_body", BODY))
+    call.feed(headers_message("response_headers", (":status", "200"), ("content-type", "text/event-stream")))
+    call.feed(body_message("response_body", delta("a") + DONE))
+    call.close()
+
+
+@pytest.mark.parametrize("exchange", [_entry, _no_entry, _no_body, _refused, _duplex])
+def test_an_ended_request_is_freed_at_once(
+    exchange: Callable[[VirtualPicker], None], garbage: Callable[[], set[str]]
+) -> None:
+    async def test(picker: VirtualPicker) -> None:
+        for _ in range(2):
+            exchange(picker)
+        await asyncio.sleep(1.1)  # longer than an entry of the access log is waited for
+        assert garbage() == set()
+
+    in_virtual_time(test)
+
+
+def test_a_queued_request_is_freed_at_its_end(garbage: Callable[[], set[str]]) -> None:
+    async def test(picker: VirtualPicker) -> None:
+        picker.state.routing.router.replicas.drain("r0", now=picker.state.routing.clock())
+        call, _ = picker.request()
+        assert picker.state.routing.router.queued == 1
+        call.close()
+        del call, _
+        await asyncio.sleep(0.0)  # a cancelled timer is let go
+        assert garbage() == set()
+
+    config = replace(config_of("10.0.0.1:8000"), overload=OverloadConfig(no_replica_wait_s=30.0))
+    in_virtual_time(test, config)
+
+
+def test_a_stream_is_freed_at_its_end(garbage: Callable[[], set[str]]) -> None:
+    peer = greeted()
+    peer.send(headers(1), data(1, message_frame(b"one")), data(1, b"", end=True))
+    assert isinstance(peer.connection, Connection)
+    assert peer.connection.is_idle
+    peer.calls.clear()
+    assert garbage() == set()

@@ -1,7 +1,4 @@
-"""A picker in virtual time, and an Envoy that a test speaks for: messages in, decoded messages out.
-
-Nothing here waits: the event loop's clock jumps to its next timer, and every clock of the picker is the loop's.
-"""
+"""A picker in virtual time, and an Envoy or a gateway that a test speaks for: messages in, decoded messages out."""
 
 from __future__ import annotations
 
@@ -20,6 +17,7 @@ from gorgo.live.build import build_live
 from gorgo.live.event_loop import RouterGateway
 from gorgo.live.telemetry.health import HealthLog
 from gorgo.picker.call import PickerCall
+from gorgo.picker.protocol.answers import PIECE_BYTES
 from gorgo.picker.protocol.messages import DESTINATION, LB, OWN, SERVED
 from gorgo.picker.protocol.protos import (
     HeaderValue,
@@ -33,6 +31,11 @@ from gorgo.picker.state import HOLD_S, PICKER, OpenExchanges, PickerState
 from gorgo.policies.registry import make_policy
 from tests.lab.sim.live_shell import VirtualLoop
 from tests.proxy.conftest import QUIET, system_tls
+
+# --- A picker in virtual time, and an Envoy that a test speaks for: messages in, decoded messages out.
+#
+# Nothing here waits: the event loop's clock jumps to its next timer, and every clock of the picker is the loop's.
+
 
 CHAT = "/v1/chat/completions"
 BODY = b'{"model": "m", "messages": [{"role": "user", "content": "hello"}], "stream": true}'
@@ -272,3 +275,29 @@ def error_of(message: Any) -> tuple[int, str, dict[str, str]]:
     immediate = message.immediate_response
     headers = {each.header.key: each.header.raw_value.decode() for each in immediate.headers.set_headers}
     return immediate.status.code, json.loads(immediate.body)["error"]["code"], headers
+
+
+# --- What a gateway does of a call, and the bodies that it gets back.
+
+
+EVENTS = (":status", "200"), ("content-type", "text/event-stream")
+
+
+def begin(picker: VirtualPicker, *headers: tuple[str, str], **options: Any) -> Call:
+    call = picker.call()
+    assert call.feed(headers_message("request_headers", *headers, mode=DUPLEX, response_mode=DUPLEX, **options)) == []
+    return call
+
+
+def chosen(picker: VirtualPicker, body: bytes = BODY) -> Call:
+    call = begin(picker)
+    call.feed(body_message("request_body", body))
+    return call
+
+
+def returned(messages: list[Any], kind: str) -> bytes:
+    """The body that answers give back; the end is in the last one alone."""
+    pieces = [getattr(message, kind).response.body_mutation.streamed_response for message in messages]
+    assert [piece.end_of_stream for piece in pieces[:-1]] == [False] * (len(pieces) - 1)
+    assert all(len(piece.body) <= PIECE_BYTES for piece in pieces)
+    return b"".join(piece.body for piece in pieces)

@@ -1,14 +1,21 @@
-""""""
+"""Common rules: round robin, random, nearest, session affinity, least load, and sticky sessions."""
 
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
 import numpy as np
+import pytest
 
-from gorgo.core.policy.interface import Candidates
+from gorgo.core.messages.request import AttemptResult, Outcome
+from gorgo.core.policy.interface import Candidates, Policy
+from gorgo.core.policy.weights import Weights
 from gorgo.policies.base import _mix
 from gorgo.policies.baselines import Nearest, Random, RoundRobin, SimpleSessionAffinity
+from gorgo.policies.least_load import LeastLoad, LeastLoadFirstToken, LeastRequest, LeastRequestInFlight, PowerOfTwo
+from gorgo.policies.registry import make_policy
+from tests.core.routers import a_request, blocks_of, dispatched, finished, make_router, submitted
 from tests.policies.table import choose, request, rows_chosen, table
 
 
@@ -131,3 +138,181 @@ def test_the_session_id_goes_before_the_head() -> None:
     policy, candidates = SimpleSessionAffinity(), table(8)
     rows = {choose(policy, candidates, asked=request(head=head, session_id="s")).row for head in range(50)}
     assert len(rows) == 1
+
+
+both = pytest.mark.parametrize("policy", [LeastLoad(), LeastLoadFirstToken()], ids=lambda policy: policy.name)
+
+
+@pytest.mark.parametrize(
+    ("policy", "cost", "row"), [(LeastLoad(), [8105, 6001], 1), (LeastLoadFirstToken(), [5105, 6001], 0)]
+)
+def test_a_prompt_counts_until_it_ends_or_until_its_first_token(policy: Policy, cost: list[float], row: int) -> None:
+    """The first replica decodes three requests of 1,000 tokens and has 100 tokens before their first token."""
+    candidates = table(
+        2,
+        in_flight_requests=[4, 0],
+        in_flight_tokens=[3100, 0],
+        queued_prefill_tokens=[100, 0],
+        running_requests=[3, 1],
+        queued_requests=[2, 0],
+        used_tokens=[5000, 6000],
+    )
+    choice = choose(policy, candidates)
+    assert choice.cost is not None
+    np.testing.assert_allclose(choice.cost, cost)
+    assert choice.row == row
+
+
+@both
+def test_unknown_figure_counts_as_the_worst_known_one(policy: Policy) -> None:
+    choice = choose(policy, table(3, used_tokens=[np.nan, 100, 900]))
+    assert choice.terms["used"][0] == 900
+    assert choice.row == 1
+
+
+@both
+def test_own_count_decides_when_no_engine_tells_anything(policy: Policy) -> None:
+    waiting = [50, 40, 60]
+    assert choose(policy, table(3, queued_prefill_tokens=waiting, in_flight_tokens=waiting)).row == 1
+
+
+def test_equal_loads_fall_at_random_as_released_whatever_the_requests_in_flight() -> None:
+    candidates = table(3, in_flight_tokens=[100, 100, 200], in_flight_requests=[2, 1, 1])
+    assert rows_chosen(LeastLoad(), candidates) == {0, 1}
+
+
+both_kinds = pytest.mark.parametrize("policy", [LeastRequest(), LeastRequestInFlight()], ids=lambda policy: policy.name)
+
+
+@both_kinds
+def test_takes_the_fewest_in_flight(policy: Policy) -> None:
+    assert choose(policy, table(3, in_flight_requests=[4, 1, 2])).row == 1
+
+
+@both_kinds
+def test_ties_fall_at_random(policy: Policy) -> None:
+    assert rows_chosen(policy, table(3, in_flight_requests=[0, 1, 0])) == {0, 2}
+
+
+def test_the_larger_of_reported_and_own_count_decides_as_released() -> None:
+    """Another proxy's requests are in the report alone; those dispatched since the scrape in the own count alone."""
+    candidates = table(3, in_flight_requests=[0, 5, 2], running_requests=[6, 1, 4])
+    choice = choose(LeastRequest(), candidates)
+    assert choice.cost is not None
+    assert choice.cost.tolist() == [6, 5, 4]
+    assert choice.row == 2
+    assert choose(LeastRequestInFlight(), candidates).row == 0
+
+
+def test_an_unknown_report_counts_as_the_worst_known_one() -> None:
+    candidates = table(3, in_flight_requests=[0, 1, 1], running_requests=[np.nan, 3, 2])
+    assert choose(LeastRequest(), candidates).row == 2
+
+
+def test_never_takes_the_most_loaded_when_another_is_less_loaded() -> None:
+    assert rows_chosen(PowerOfTwo(), table(3, in_flight_requests=[1, 2, 3])) == {0, 1}
+
+
+def test_takes_the_less_loaded_of_two() -> None:
+    assert rows_chosen(PowerOfTwo(), table(2, in_flight_requests=[5, 4])) == {1}
+
+
+def test_each_pair_is_drawn_as_often_and_a_tie_falls_on_either() -> None:
+    """Of three, each pair is a third of the draws; the least loaded is in two of them."""
+    rows = [choose(PowerOfTwo(), table(3, in_flight_requests=[1, 2, 3]), seed=seed).row for seed in range(600)]
+    assert rows.count(0) / 600 == pytest.approx(2 / 3, abs=0.06)
+    assert rows.count(1) / 600 == pytest.approx(1 / 3, abs=0.06)
+    equal = [choose(PowerOfTwo(), table(3), seed=seed).row for seed in range(600)]
+    assert [equal.count(row) / 600 for row in range(3)] == pytest.approx([1 / 3] * 3, abs=0.06)
+
+
+def test_one_replica_is_no_choice_and_takes_no_draw() -> None:
+    rng = np.random.default_rng(0)
+    policy, candidates = PowerOfTwo(), table(1)
+    assert policy.choose(request(), candidates, Weights.of(()), rng).row == 0
+    assert rng.random() == np.random.default_rng(0).random()
+
+
+def test_reaches_all_when_they_are_equal() -> None:
+    assert rows_chosen(PowerOfTwo(), table(4)) == {0, 1, 2, 3}
+
+
+NAME = "sticky-least-loaded"
+
+
+def test_the_least_loaded_of_the_holders_serves_beside_an_idle_replica() -> None:
+    candidates = table(3, cached=[640, 64, 0], in_flight_requests=[9, 5, 0])
+    choice = choose(make_policy(NAME), candidates)
+    assert (choice.row, choice.fallback) == (1, None)
+
+
+def test_equal_holders_are_chosen_by_chance() -> None:
+    candidates = table(3, cached=[64, 640, 0], in_flight_requests=[5, 5, 0])
+    assert rows_chosen(make_policy(NAME), candidates) == {0, 1}
+
+
+def test_without_a_holder_the_least_loaded_of_all_serves() -> None:
+    choice = choose(make_policy(NAME), table(3, in_flight_requests=[3, 1, 2]))
+    assert (choice.row, choice.fallback) == (1, "no_match")
+
+
+def test_a_replica_with_less_than_the_prefix_is_no_holder() -> None:
+    candidates = table(2, cached=[128, 0], in_flight_requests=[5, 0])
+    assert choose(make_policy(NAME), candidates, prefix_len=128).row == 0
+    assert choose(make_policy(NAME), candidates, prefix_len=192).row == 1
+
+
+def test_the_prefix_of_a_request_goes_before_the_weight() -> None:
+    candidates = table(2, cached=[128, 0], in_flight_requests=[5, 0])
+    asked = replace(request(prompt_tokens=640), prefix_len=192)
+    assert choose(make_policy(NAME), candidates, asked=asked, prefix_len=64).row == 1
+    assert choose(make_policy(NAME), candidates, asked=replace(asked, prefix_len=128), prefix_len=192).row == 0
+
+
+def test_a_prefix_shorter_than_a_block_is_compared_as_one_block() -> None:
+    assert choose(make_policy(NAME), table(2, cached=[64, 0], in_flight_requests=[5, 0]), prefix_len=1).row == 0
+
+
+@pytest.mark.parametrize(("prompt_tokens", "row"), [(63, 1), (64, 0), (191, 0)])
+def test_a_prompt_shorter_than_the_prefix_is_compared_by_its_full_blocks(prompt_tokens: int, row: int) -> None:
+    full = prompt_tokens // 64 * 64
+    candidates = table(2, cached=[full, 0], prompt_tokens=prompt_tokens, in_flight_requests=[5, 0])
+    asked = request(prompt_tokens=prompt_tokens)
+    assert choose(make_policy(NAME), candidates, asked=asked, prefix_len=1000).row == row
+
+
+@pytest.mark.parametrize(("prefix_len", "cached"), [(100, 64), (127, 64), (128, 128), (191, 128)])
+def test_a_prefix_is_rounded_down_to_blocks_of_the_text(prefix_len: int, cached: int) -> None:
+    holder = table(2, cached=[cached, 0], in_flight_requests=[5, 0])
+    assert choose(make_policy(NAME), holder, prefix_len=prefix_len).row == 0
+    less = table(2, cached=[cached - 64, 0], in_flight_requests=[5, 0])
+    assert choose(make_policy(NAME), less, prefix_len=prefix_len).fallback == "no_match"
+
+
+@pytest.mark.parametrize(("prefix_len", "needed"), [(100, 96), (96, 96), (95, 80), (7, 16)])
+def test_a_prefix_of_known_tokens_is_rounded_down_to_blocks_of_the_engine(prefix_len: int, needed: int) -> None:
+    known = replace(request(prompt_tokens=640), kv_hashes={16: list(range(40))})
+    for cached, row in ((needed, 0), (needed - 16, 1)):
+        candidates = table(2, cached=[cached, 0], in_flight_requests=[5, 0])
+        assert choose(make_policy(NAME), candidates, asked=known, prefix_len=prefix_len).row == row
+
+
+def test_a_burst_of_one_prefix_goes_to_one_replica_before_any_answer() -> None:
+    router = make_router("a", "b", "c", policy=NAME)
+    burst = [a_request(f"r{tail}", prompt_tokens=192, blocks=blocks_of(1, 2, 100 + tail)) for tail in range(8)]
+    replicas = {dispatched(submitted(router, each, now=0.0)).replica for each in burst}
+    assert len(replicas) == 1
+    other = dispatched(submitted(router, a_request("other", prompt_tokens=192, blocks=blocks_of(7, 8, 9)), now=0.0))
+    assert other.replica not in replicas
+
+
+def test_a_failed_attempt_leaves_no_holder() -> None:
+    router = make_router("a", "b", policy=NAME)
+    blocks = blocks_of(1, 2, 3)
+    first = dispatched(submitted(router, a_request("first", prompt_tokens=192, blocks=blocks), now=0.0))
+    outcome = Outcome(AttemptResult.FAILED_BEFORE_CONTENT, error="connect_failed")
+    retried = dispatched(finished(router, first.attempt_id, outcome, now=0.1))
+    assert retried.replica != first.replica
+    again = dispatched(submitted(router, a_request("again", prompt_tokens=192, blocks=blocks), now=0.2))
+    assert again.replica == retried.replica
+    assert again.decision.fallback is None

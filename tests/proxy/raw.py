@@ -1,12 +1,16 @@
-"""A client of one connection, for what a polite HTTP client hides: cut answers, sudden departures, odd requests."""
+"""Peers without manners: a client of one connection that cuts and departs, and one that listens and never says a
+word.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import struct
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+
+# --- A client of one connection, for what a polite HTTP client hides: cut answers, sudden departures, odd requests.
 
 
 class RawClient:
@@ -53,3 +57,20 @@ async def connected(address: tuple[str, int]) -> AsyncIterator[RawClient]:
             await writer.wait_closed()
         except ConnectionError:
             return
+
+
+# --- A peer that listens and never says a word.
+
+
+@contextmanager
+def silent_port(*, accepts: bool) -> Iterator[int]:
+    """A port that never says a word; one that does not accept drops the first packet of a handshake."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=64 if accepts else 0))
+        port: int = listener.getsockname()[1]
+        for _ in range(0 if accepts else 4):
+            # The kernel keeps one that nobody accepts; the others wait for it as the proxy will.
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(("127.0.0.1", port))
+        yield port

@@ -1,12 +1,22 @@
-"""What is known of an answer while it goes out."""
+"""What is known of an answer while it goes out, and one of the app's own that is dropped because it is late."""
 
 from __future__ import annotations
+
+import asyncio
+import logging
+import time
 
 import pytest
 
 from gorgo.live.http.errors import Message
 from gorgo.live.http.headers import Header
 from gorgo.proxy.exchange.relay import ResponseWriter, direct_write, no_direct_write
+from tests.proxy.conftest import Start, until
+from tests.proxy.fakes import answer
+from tests.proxy.raw import connected
+
+# --- What is known of an answer while it goes out.
+
 
 EVENTS = (b"content-type", b"text/event-stream")
 
@@ -67,3 +77,26 @@ async def test_a_writer_says_when_it_waits_for_the_client_and_what_it_has_sent()
 def test_server_without_the_extension_gets_every_chunk_by_send() -> None:
     assert direct_write({"extensions": {}}) is no_direct_write
     assert not no_direct_write(b"a")
+
+
+# --- A response of the app's own to a request that the connection has refused meanwhile: dropped, and no fault.
+
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: g\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+async def test_a_timeout_of_a_body_in_the_moment_of_a_bad_chunk_is_no_fault(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet = await start.fleet([answer(200)], body_timeout_s=0.1)
+    async with connected(fleet.addresses.data) as client:
+        client.writer.write(HEAD)
+        await until(lambda: fleet.state.exchanges)
+        client.writer.write(b"1 \r\na\r\n")
+        time.sleep(0.12)  # so that the timeout and the chunk are both due when the loop goes on
+        said = await client.rest()
+    assert said.startswith(b"HTTP/1.1 4")
+    assert said.count(b"HTTP/1.1 4") == 1
+    await fleet.idle()
+    await asyncio.sleep(0)
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []

@@ -26,7 +26,7 @@ from gorgo.policies.registry import make_policy
 from gorgo.proxy.server import data_app
 from tests.lab.sim.live_shell import VirtualLoop
 from tests.proxy.conftest import system_tls
-from tests.proxy.iterated import IteratedSource
+from tests.proxy.passages import IteratedSource
 
 CHAT = "/v1/chat/completions"
 EVENTS = ((b"content-type", b"text/event-stream"),)

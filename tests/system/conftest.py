@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.real.tiny_weights import Shape
+from tests.real.tiny_model import Shape
 from tests.system.environments import Environment, InstallError, aiperf_environment, vllm_environment
 from tests.system.tiny_checkpoint import make_hub_cache, make_tiny_checkpoint
 from tests.system.vllm_server import CACHED_TOKENS_FLAG, VllmServer, vllm_server, wait_until_ready

@@ -14,8 +14,7 @@ import pytest
 from tests.live.peer_store.relay import Relay, relay
 from tests.live.peer_store.server import RedisServer, needs_redis
 from tests.live.peer_store.server import running as store_running
-from tests.peers_live.drive import MODEL
-from tests.peers_live.fleet import CLOCK_AHEAD, CLOCK_BEHIND, OTHER_FORMAT, Router, running
+from tests.peers_live.fleet import CLOCK_AHEAD, CLOCK_BEHIND, MODEL, OTHER_FORMAT, Router, running
 
 pytestmark = [pytest.mark.system, needs_redis, pytest.mark.timeout(900)]
 #: Requests per second over all routers.

@@ -16,7 +16,7 @@ import pytest
 
 from gorgo.engines.base import read_tokens, template_body, tokenize_body
 from tests.real.cutting import Bench, assert_cut_answers_are_whole, cut_engines
-from tests.real.vocabulary import CHAT_TEMPLATE
+from tests.real.tiny_model import CHAT_TEMPLATE
 from tests.system.environments import Environment
 from tests.system.tiny_checkpoint import make_tiny_checkpoint
 from tests.system.vllm_server import CACHED_TOKENS_FLAG, VllmServer, vllm_server, wait_until_ready

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.real.tiny_weights import Shape, tiny_weights
-from tests.real.vocabulary import CHAT_TEMPLATE, END, END_OF_TEXT, SPECIAL, START, vocabulary
+from tests.real.tiny_model import CHAT_TEMPLATE, END, END_OF_TEXT, SPECIAL, START, Shape, tiny_weights, vocabulary
 
 #: The name of the model in the hub cache.
 HUB_NAME = "local/tiny"

@@ -1,4 +1,4 @@
-"""What machines are told: cloud-init, systemd units, scripts, the router's regions.yaml; by rules written by hand."""
+"""What machines are told: cloud-init, systemd units, scripts, regions.yaml, and nginx itself with the router's file."""
 
 from __future__ import annotations
 
@@ -7,10 +7,18 @@ import os
 import re
 import shlex
 import shutil
+import socket
+import ssl
 import stat
 import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from http.client import HTTPSConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -21,6 +29,9 @@ from gorgo.config.load import load_config
 from gorgo.live.peer_store.connection import connection_arguments, group_key
 from gorgo.live.replica_secrets import api_key
 from tests.terraform.workspace import ROOT, Workspace
+
+# --- What machines are told: cloud-init, systemd units, scripts, the router's regions.yaml; by rules written by hand.
+
 
 #: What a secret would look like if one had got into a text: a name that says so, and a value that is no reference.
 SECRET = re.compile(
@@ -89,8 +100,6 @@ def run(path: Path, **environ: str) -> subprocess.CompletedProcess[str]:
 
 
 # -- the router's configuration
-
-
 def test_the_generated_file_is_accepted_and_says_what_is_started(core: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "regions.yaml").write_text(core["regions_generated"])
     config = load_config(tmp_path / "regions.yaml")
@@ -130,8 +139,6 @@ def test_the_engines_key_comes_by_the_name_that_the_script_writes(
 
 
 # -- cloud-init
-
-
 def test_first_boot_texts_are_cloud_configs_within_the_clouds_limit(first_boots: dict[str, str]) -> None:
     for machine, text in first_boots.items():
         assert set(cloud_init(text)) <= {"users", "write_files", "runcmd"}, machine
@@ -207,8 +214,6 @@ def test_an_engines_image_is_pinned_by_digest(core: dict[str, Any]) -> None:
 
 
 # -- systemd
-
-
 def test_systemd_accepts_every_unit(core: dict[str, Any], tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("UNIT VERIFICATION SKIPPED: there is no systemd-analyze")
@@ -264,8 +269,6 @@ def test_what_faces_the_network_runs_as_nobody_in_particular_and_comes_back(
 
 
 # -- scripts
-
-
 def test_scripts_are_bash(files: dict[str, dict[str, str]], tmp_path: Path) -> None:
     for machine, texts in files.items():
         for path, text in texts.items():
@@ -378,8 +381,6 @@ def test_a_new_configuration_takes_the_old_ones_place_and_an_equal_one_nothing(
 
 
 # -- two routers with a store
-
-
 @pytest.fixture(scope="module")
 def pair(rendered: dict[str, Any]) -> dict[str, Any]:
     return dict(rendered["pair"])
@@ -432,8 +433,6 @@ def test_wheel_is_installed_with_the_client_of_the_store(pair_files: dict[str, d
 
 
 # -- TLS and metrics
-
-
 def test_nginx_passes_on_what_has_a_key_and_metrics_to_those_named(
     files: dict[str, dict[str, str]], core: dict[str, Any]
 ) -> None:
@@ -463,3 +462,145 @@ def test_dashboard_and_alerts_are_those_that_are_tested(rendered: dict[str, Any]
     for name in ("gorgo-dashboard.json", "gorgo-rules.yml"):
         assert rendered["observability"][name] == (ROOT / "terraform/modules/observability" / name).read_text()
     assert yaml.safe_load(rendered["observability"]["prometheus.yml"])["rule_files"] == ["gorgo-rules.yml"]
+
+
+# --- nginx itself with the router's file: keys, routes, and answers that try to direct it.
+
+
+KEY = "client-0123456789abcdef"
+#: Folders of the router's machine in nginx's file.
+PLACES = ("/run/credentials/gorgo-tls.service", "/run/gorgo-tls", "/var/lib/gorgo-tls", "/etc/gorgo")
+
+
+class Proxy(BaseHTTPRequestHandler):
+    """Answers as a proxy whose engine tries to direct nginx."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("X-Accel-Redirect", "/metrics")
+        self.send_header("X-Accel-Limit-Rate", "50")
+        self.send_header("X-Accel-Buffering", "yes")
+        self.send_header("Content-Length", str(len(self.path)))
+        self.end_headers()
+        self.wfile.write(self.path.encode())
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Write nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    port: int
+    authority: Path
+
+    def get(self, path: str, **headers: str) -> tuple[int, bytes]:
+        context = ssl.create_default_context(cafile=str(self.authority))
+        context.check_hostname = False
+        connection = HTTPSConnection("127.0.0.1", self.port, context=context, timeout=10)
+        try:
+            connection.request("GET", path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def made(core: dict[str, Any], folder: Path, port: int, proxy: int) -> Path:
+    """Write nginx's file with the machine's folders below `folder`, and what it includes."""
+    written = yaml.safe_load(core["router"]["user_data"])["write_files"]
+    (text,) = [one["content"] for one in written if one["path"] == "/etc/gorgo/nginx.conf"]
+    text = text.replace("listen 443 ssl http2;", f"listen 127.0.0.1:{port} ssl http2;")
+    text = text.replace("server 127.0.0.1:8080;", f"server 127.0.0.1:{proxy};")
+    text = text.replace("worker_processes auto;", "worker_processes 1;")
+    if os.geteuid() == 0:
+        text = text.replace("daemon off;", "daemon off;\nuser root;")
+    for place in PLACES:
+        text = text.replace(place, f"{folder}{place}")
+        (folder / place[1:]).mkdir(parents=True)
+    secrets = folder / PLACES[0][1:]
+    (secrets / "bearer.map").write_text(f'"~^(?i:Bearer) +{KEY}$" 1;\n')
+    (secrets / "key.map").write_text(f'"~^{KEY}$" 1;\n')
+    (folder / "etc/gorgo/metrics.nginx.conf").write_text(core["configuration"]["metrics.nginx.conf"])
+    certified = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=x", "-days", "1"]
+    certified += ["-keyout", str(secrets / "tls.key"), "-out", str(secrets / "tls.crt")]
+    subprocess.run(certified, check=True, capture_output=True)
+    (folder / "nginx.conf").write_text(text)
+    return folder / "nginx.conf"
+
+
+@pytest.fixture(scope="module")
+def front(rendered: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+    """nginx before `Proxy`, on ports of their own."""
+    nginx = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
+    if nginx is None or shutil.which("openssl") is None:
+        pytest.skip("NGINX CHECK SKIPPED: needs nginx and openssl")
+    folder, port = tmp_path_factory.mktemp("nginx"), free_port()
+    proxy = ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
+    Thread(target=proxy.serve_forever, daemon=True).start()
+    conf = made(rendered["core"], folder, port, proxy.server_port)
+    command = [nginx, "-e", "stderr", "-c", str(conf)]
+    checked = subprocess.run([*command, "-t", "-q"], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stderr
+    with (folder / "said").open("wb") as said, subprocess.Popen(command, stderr=said) as process:
+        try:
+            deadline = time.monotonic() + 10
+            while not listens(port):
+                assert process.poll() is None, (folder / "said").read_text()
+                assert time.monotonic() < deadline, (folder / "said").read_text()
+            yield Front(port, folder / PLACES[0][1:] / "tls.crt")
+        finally:
+            process.terminate()
+            process.wait(10)
+            proxy.shutdown()
+            proxy.server_close()
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(0.1)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"authorization": f"Bearer {KEY}"}, {"authorization": f"bearer {KEY}"}, {"x_api_key": KEY}],
+    ids=["bearer", "scheme in lower case", "x-api-key"],
+)
+def test_a_client_s_key_opens(front: Front, headers: dict[str, str]) -> None:
+    assert front.get("/v1/models", **headers) == (200, b"/v1/models")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"authorization": f"Bearer {KEY.upper()}"},
+        {"x_api_key": KEY.upper()},
+        {"x_api_key": KEY[:-1]},
+        {"x_api_key": KEY + "0"},
+        {"x_api_key": f"Bearer {KEY}"},
+        {"authorization": KEY},
+        {"authorization": f"Bearer {KEY} x"},
+        {"x_api_key": "~^.*$"},
+    ],
+)
+def test_any_other_spelling_of_a_key_does_not(front: Front, headers: dict[str, str]) -> None:
+    assert front.get("/v1/models", **headers)[0] == 401
+
+
+def test_an_answer_does_not_direct_nginx(front: Front) -> None:
+    assert front.get("/v1/" + "x" * 100, x_api_key=KEY) == (200, b"/v1/" + b"x" * 100)
+    assert front.get("/health") == (200, b"/health")
+
+
+@pytest.mark.parametrize(
+    "path", ["/metrics", "//metrics", "/%6detrics", "/v1/../metrics", "/metrics?x=1", "/metrics/tuner"]
+)
+def test_metrics_are_for_their_networks_in_every_spelling(front: Front, path: str) -> None:
+    assert front.get(path, x_api_key=KEY)[0] == 403

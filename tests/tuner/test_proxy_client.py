@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 from typing import Any
 
 import httpx
 import pytest
+from rich.console import Console
 
 from gorgo.errors import ProxyRefused, ProxyUnreachable
 from tuner.proxy_client import MAX_ANSWER_BYTES, MAX_SAMPLES, MAX_TEXT, TIMEOUT_S, ProxyClient, ProxyWeights
+from tuner.sidecar.progress import LinePrinter
 
 WEIGHTS: dict[str, Any] = {"policy": "gorgo", "version": 3, "weights": {"w_rtt": 1}}
 SAMPLES: dict[str, Any] = {"boot_id": "b", "first_seq": 1, "last_seq": 2, "samples": [{"seq": 2, "replica": "a"}]}
@@ -137,3 +141,22 @@ def test_bounds_are_the_proxy_s_own() -> None:
 
     assert (MAX_SAMPLES, MAX_TEXT) == (app.MAX_SAMPLES, bodies.MAX_TEXT) == (1000, 1000)
     assert (TIMEOUT_S, MAX_ANSWER_BYTES) == (10.0, 10_485_760)
+
+
+# --- The sidecar's output where it cannot be written.
+
+
+class FullDisk(io.StringIO):
+    refused = 0
+
+    def write(self, _text: str) -> int:
+        self.refused += 1
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_log_on_a_full_disk_loses_lines_and_does_not_end_the_campaign(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = FullDisk()
+    printer = LinePrinter()
+    monkeypatch.setattr(printer, "_out", Console(file=disk))
+    printer.say("generation 1 accepted")
+    assert disk.refused

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from tests.attacks.differential import client, reader
+from tests.attacks.differential import readers as client
+from tests.attacks.differential import readers as reader
+from tests.attacks.differential.messages import Answered, request_bytes, response_bytes
 from tests.attacks.differential.odd_bytes import minimised, pieces
-from tests.attacks.differential.requests import request_bytes
-from tests.attacks.differential.responses import Answered, response_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +64,11 @@ def _responses() -> Iterator[Make]:
     reading = client.Client()
 
     def compare(answered: Answered, parts: Sequence[bytes]) -> Verdict:
-        ours, theirs = reading.read(answered, parts), client.read_h11(answered, parts)
-        wrong = client.disagreement(ours, theirs)
+        ours, theirs = reading.read(answered, parts), client.read_h11_client(answered, parts)
+        wrong = client.disagreement_client(ours, theirs)
         if wrong is not None and any(
-            client.disagreement(ours, client.read_h11(answered, new)) is None for new in client.without_skipped(parts)
+            client.disagreement_client(ours, client.read_h11_client(answered, new)) is None
+            for new in client.without_skipped(parts)
         ):
             wrong = None
         return Verdict(wrong, ours.refused, theirs.refused)

@@ -9,10 +9,12 @@ from collections.abc import Sequence
 import pytest
 
 from gorgo.live.listener.connection.reader import Head, RepeatedHead
-from tests.attacks.differential import __main__, client, fuzz, reader
+from tests.attacks.differential import __main__, fuzz
+from tests.attacks.differential import readers as client
+from tests.attacks.differential import readers as reader
 from tests.attacks.differential.fuzz import KINDS, DisagreementError
-from tests.attacks.differential.reader import Reading, Request
-from tests.proxy.fuzz.mutate import EXAMPLES
+from tests.attacks.differential.readers import Reading, Request
+from tests.proxy.test_fuzz import EXAMPLES
 
 ITEMS = EXAMPLES * 60
 
@@ -74,22 +76,22 @@ def test_the_proxy_may_refuse_more(ours: Reading, theirs: Reading) -> None:
     assert reader.disagreement(ours, theirs) is None
 
 
-WHOLE = client.Reading(200, [(b"a", b"b")], b"ab", complete=True, reusable=True)
+WHOLE = client.ReadingClient(200, [(b"a", b"b")], b"ab", complete=True, reusable=True)
 
 
 @pytest.mark.parametrize(
     ("theirs", "agrees"),
     [
         (WHOLE, True),
-        (client.Reading(200, [(b"a", b"b")], b"ab", complete=True, reusable=False), False),
-        (client.Reading(200, [(b"a", b"b")], b"a", complete=True, reusable=True), False),
-        (client.Reading(201, [(b"a", b"b")], b"ab", complete=True, reusable=True), False),
-        (client.Reading(200, [(b"a", b"b")], b"ab", complete=False, refused="broken"), False),
+        (client.ReadingClient(200, [(b"a", b"b")], b"ab", complete=True, reusable=False), False),
+        (client.ReadingClient(200, [(b"a", b"b")], b"a", complete=True, reusable=True), False),
+        (client.ReadingClient(201, [(b"a", b"b")], b"ab", complete=True, reusable=True), False),
+        (client.ReadingClient(200, [(b"a", b"b")], b"ab", complete=False, refused="broken"), False),
     ],
 )
-def test_a_response_that_h11_reads_otherwise_disagrees(theirs: client.Reading, agrees: bool) -> None:
-    assert (client.disagreement(WHOLE, theirs) is None) is agrees
-    assert client.disagreement(client.Reading(refused="strict"), theirs) is None
+def test_a_response_that_h11_reads_otherwise_disagrees(theirs: client.ReadingClient, agrees: bool) -> None:
+    assert (client.disagreement_client(WHOLE, theirs) is None) is agrees
+    assert client.disagreement_client(client.ReadingClient(refused="strict"), theirs) is None
 
 
 def test_a_disagreement_is_reported_with_its_number_and_its_smallest_bytes(

@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from tests.bench.paired_windows import median_ratio
 from tests.bench.relay import bench, measure, scenarios, targets
 from tests.bench.relay.wire import NUMBER_BYTES, ResponseReader, request
+from tests.bench.training_beside import median_ratio
 
 #: In the place of another version: the HTTP of stock libraries.
 PLAIN = "plain"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,18 @@ from typer.testing import CliRunner, Result
 
 from gorgo.cli import app
 from gorgo.config.load import load_config
+from gorgo.errors import ConfigError
 from gorgo.lab.demo.options import DemoOptions
+from gorgo.lab.profile_file import read_profile
 from gorgo.lab.replay.options import ReplayOptions, ReplayReport
 from gorgo.lab.results import ResultRow
+from gorgo.lab.sim.engine.profiles import EngineProfile, find_profile
 from gorgo.lab.simulate import SimJob, SimulatedRun, SimulateOptions
 from gorgo.lab.simulate.fleet import fleet_of, limits_of, with_queue_for_all
 from gorgo.lab.simulate.job import Goodput
 from gorgo.lab.traces import TraceFilters
 from gorgo.policies.registry import make_policy
+from tests.lab.calibrate.test_run import served, written
 from tests.lab.test_results import row
 
 REGIONS = Path(__file__).parents[3] / "regions.yaml"
@@ -34,7 +38,7 @@ FILTERED = TraceFilters(
 )
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("GORGO_CONFIG", "GORGO_API_KEY"):
         monkeypatch.delenv(name, raising=False)
@@ -77,14 +81,13 @@ class Program:
 
 
 # -- simulate
-
-
 def simulated(monkeypatch: pytest.MonkeyPatch, *rows: ResultRow) -> Program:
     program = Program(list(rows or [row("gorgo-ms")]))
     monkeypatch.setattr("gorgo.lab.simulate.simulate_command", program)
     return program
 
 
+@pytest.mark.usefixtures("_no_environment")
 def test_simulate_hands_on_every_option(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = simulated(monkeypatch)
     file = tmp_path / "weights.json"
@@ -120,6 +123,7 @@ def test_simulate_hands_on_every_option(config: Path, tmp_path: Path, monkeypatc
     assert (loaded.limits.max_attempts, program.asked[0].limits.overload.queue_max_requests) == (2, 99)
 
 
+@pytest.mark.usefixtures("_no_environment")
 def test_simulate_by_default_runs_every_policy_once_on_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     program = simulated(monkeypatch)
     assert run("simulate", "my-trace", "--config", REGIONS).exit_code == 0
@@ -139,6 +143,7 @@ def test_simulate_by_default_runs_every_policy_once_on_all_cores(monkeypatch: py
     )
 
 
+@pytest.mark.usefixtures("_no_environment")
 @pytest.mark.parametrize("errors", [(0, 0), (0, 1)])
 def test_requests_that_fail_in_a_simulation_are_a_result(
     errors: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
@@ -150,6 +155,7 @@ def test_requests_that_fail_in_a_simulation_are_a_result(
     assert [one["errors"] for one in json.loads(result.stdout)] == list(errors)
 
 
+@pytest.mark.usefixtures("_no_environment")
 def test_a_pipe_gets_a_table_as_wide_as_the_longest_row(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"replica-{number}" for number in range(12)]
     simulated(monkeypatch, row("simple-session-affinity", share=dict.fromkeys(names, 1 / 12)))
@@ -158,8 +164,6 @@ def test_a_pipe_gets_a_table_as_wide_as_the_longest_row(monkeypatch: pytest.Monk
 
 
 # -- overload
-
-
 def overloaded(monkeypatch: pytest.MonkeyPatch) -> list[SimJob]:
     """Jobs that were asked for, of a fleet that is served well from time scale 1 on."""
     searched: list[SimJob] = []
@@ -174,6 +178,7 @@ def overloaded(monkeypatch: pytest.MonkeyPatch) -> list[SimJob]:
     return searched
 
 
+@pytest.mark.usefixtures("_no_environment")
 def test_overload_by_default_has_two_seconds_to_the_first_token_and_ten_to_the_last(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -187,6 +192,7 @@ def test_overload_by_default_has_two_seconds_to_the_first_token_and_ten_to_the_l
     assert queued.filters == TraceFilters()
 
 
+@pytest.mark.usefixtures("_no_environment")
 def test_overload_hands_on_every_option(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     searched = overloaded(monkeypatch)
     text = (
@@ -227,8 +233,6 @@ def test_overload_hands_on_every_option(config: Path, monkeypatch: pytest.Monkey
 
 
 # -- replay
-
-
 def replayed(monkeypatch: pytest.MonkeyPatch, warning: str | None = None, **errors: int) -> Program:
     answer = ReplayReport(row=row(errors=sum(errors.values()), failures=errors), wall_s=1.0, warning=warning)
     program = Program(answer)
@@ -236,6 +240,7 @@ def replayed(monkeypatch: pytest.MonkeyPatch, warning: str | None = None, **erro
     return program
 
 
+@pytest.mark.usefixtures("_no_environment")
 def test_replay_hands_on_every_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = replayed(monkeypatch)
     monkeypatch.setenv("GORGO_API_KEY", " k ")
@@ -257,6 +262,7 @@ def test_replay_hands_on_every_option(tmp_path: Path, monkeypatch: pytest.Monkey
     ]
 
 
+@pytest.mark.usefixtures("_no_environment")
 def test_replay_by_default_keeps_all_of_a_trace_and_asks_the_router_of_this_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -266,6 +272,7 @@ def test_replay_by_default_keeps_all_of_a_trace_and_asks_the_router_of_this_mach
     assert program.asked[0].show_progress
 
 
+@pytest.mark.usefixtures("_no_environment")
 def test_replay_prints_the_row_and_why_requests_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     causes = {"no answer in time": 2, "unheard of": 3}
     replayed(monkeypatch, "all share one key", **causes)
@@ -280,6 +287,7 @@ def test_replay_prints_the_row_and_why_requests_failed(monkeypatch: pytest.Monke
     assert "50/30/20" in run("replay", "my-trace").stdout
 
 
+@pytest.mark.usefixtures("_no_environment")
 def test_a_pipe_gets_all_shares_of_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
     shares = dict.fromkeys((f"replica-{number}" for number in range(8)), 1 / 8)
     answer = ReplayReport(row=row("simple-session-affinity", share=shares), wall_s=1.0)
@@ -288,8 +296,7 @@ def test_a_pipe_gets_all_shares_of_a_replay(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 # -- demo
-
-
+@pytest.mark.usefixtures("_no_environment")
 def test_demo_hands_on_every_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = Program([row("random"), row("gorgo", errors=1)])
     monkeypatch.setattr("gorgo.lab.demo.run.run_demo", program)
@@ -327,6 +334,7 @@ def test_demo_hands_on_every_option(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert program.asked[1] == DemoOptions(tune=True)
 
 
+@pytest.mark.usefixtures("_no_environment")
 def test_demo_says_why_requests_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     long = row("gorgo", n=300, errors=2, failures={"prompt over the engine's 32,768 tokens": 2})
     monkeypatch.setattr("gorgo.lab.demo.run.run_demo", Program([row("random"), long]))
@@ -337,6 +345,7 @@ def test_demo_says_why_requests_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
+@pytest.mark.usefixtures("_no_environment")
 def test_a_policy_without_weights_cannot_be_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
     program = Program([])
     monkeypatch.setattr("gorgo.lab.demo.run.run_demo", program)
@@ -346,6 +355,103 @@ def test_a_policy_without_weights_cannot_be_tuned(monkeypatch: pytest.MonkeyPatc
     assert run("demo", "--policy", "random").exit_code == 0
 
 
+@pytest.mark.usefixtures("_no_environment")
 def test_a_replayed_request_that_is_not_complete_after_ten_minutes_is_an_error_unless_said() -> None:
     options = ReplayOptions(trace=Path("t"))
     assert (options.request_timeout_s, options.max_in_flight) == (600.0, 2048)
+
+
+# --- `gorgo calibrate` through its command line, and the profile file that it writes.
+
+
+LLAMA = find_profile("1xH100-Llama-3.1-8B")
+
+
+def test_log_becomes_a_profile_file_that_a_simulation_takes(tmp_path: Path) -> None:
+    log = written(tmp_path / "log", served(LLAMA, requests=1500, interval_s=0.5, seed=2))
+    with log.open("a") as cut:
+        cut.write('{"received_s": 1')
+    out = tmp_path / "measured.json"
+    result = run("calibrate", "--request-log", log, "--out", out)
+    assert result.exit_code == 0, result.output
+    assert result.stderr == f"gorgo: {log}: 1 line was cut off by a full disk or a killed process and is skipped\n"
+    assert "capacity:\n  prefill_tokens_per_s: " in result.output
+    assert "KV pool: not measured" in result.output
+    config = tmp_path / "regions.yaml"
+    config.write_text(REGIONS.read_text().replace("profile: 2xL40S-Qwen3.5-35B-A3B-FP8-fitted", f"profile: {out}"))
+    profile = fleet_of(load_config(config), source=config).replicas[0].profile
+    assert profile == read_profile(out)
+    assert profile.name == "measured"
+    assert profile.prefill_tokens_per_s == pytest.approx(LLAMA.prefill_tokens_per_s, rel=0.1)
+    assert run("check", "--config", config).exit_code == 0
+
+
+def test_json_has_the_profile_the_priors_and_the_errors(tmp_path: Path) -> None:
+    log = written(tmp_path / "log", served(LLAMA, requests=1500, interval_s=0.5, seed=2))
+    document = json.loads(run("calibrate", "--request-log", log, "--replica", "near", "--json").output)
+    assert set(document) == {"profile", "capacity", "errors"}
+    assert document["errors"]["prefill"]["points"] >= 5
+
+
+@pytest.mark.parametrize("words", [(), ("--url", "http://127.0.0.1:1", "--request-log", "log")])
+def test_either_an_engine_or_a_log_is_expected(words: tuple[str, ...]) -> None:
+    result = run("calibrate", *words)
+    assert result.exit_code == 2
+    assert "--url, --request-log: expected one of the two" in result.output
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"prefill_tokens_per_s": 0}, "profile.prefill_tokens_per_s: 0; expected a number above 0"),
+        ({"hit_share": 1.5}, "profile.hit_share: 1.5; expected a number from 0 to 1"),
+        ({"kv_tokens": 0}, "profile.kv_tokens: 0; expected a whole number from 1"),
+        ({"kv_tokens": True}, "profile.kv_tokens: true; expected a whole number from 1"),
+        ({"decode_kv_s": float("nan")}, "profile.decode_kv_s: NaN; expected a number from 0"),
+        ({"name": 7}, "profile.name: 7; expected text"),
+        ({"scheduler": "tgi"}, 'profile.scheduler: "tgi"; expected one of sglang, vllm'),
+        ({"prefix_cache": 0}, "profile.prefix_cache: 0; expected true or false"),
+        (
+            {"scheduler": "vllm", "chunk_tokens": 100},
+            r"profile.chunk_tokens: 100; expected at least max_running_requests \(256\) with vLLM",
+        ),
+        (
+            {"scheduler": "vllm", "kv_tokens": 9},
+            r"profile.kv_tokens: 9; expected at least block_tokens \(16\) with vLLM",
+        ),
+        ({"slot_cache": True}, 'profile.slot_cache: true; expected false, or "scheduler": "vllm"'),
+        ({"kv_token": 7}, r"profile.kv_token: unknown key \(did you mean 'kv_tokens'\?\)"),
+    ],
+)
+def test_wrong_profile_file_is_an_error_with_the_key(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps({"profile": asdict(LLAMA) | changes}))
+    with pytest.raises(ConfigError, match=message):
+        read_profile(path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"profile": 7}', "[" * 100_000, " " * 70_000])
+def test_what_is_no_profile_file_is_an_error_with_its_name(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"profile\.json: .*expected"):
+        read_profile(path)
+    config = tmp_path / "regions.yaml"
+    config.write_text(REGIONS.read_text().replace("profile: 2xL40S-Qwen3.5-35B-A3B-FP8-fitted", f"profile: {path}"))
+    checked = run("check", "--config", config)
+    assert checked.exit_code == 2
+    assert "simulation.profile (line" in checked.output
+
+
+def test_missing_constant_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps({"profile": {"name": "x"}}))
+    with pytest.raises(ConfigError, match=r"profile\.prefill_base_s: missing; expected a value"):
+        read_profile(path)
+
+
+def test_a_profile_file_has_every_field(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps({"profile": asdict(LLAMA)}))
+    found: EngineProfile = read_profile(path)
+    assert found == LLAMA

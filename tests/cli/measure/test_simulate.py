@@ -1,12 +1,8 @@
-"""`gorgo overload` from the command line, on a fleet and a trace whose figures can be worked out by hand.
-
-One replica without a round trip, and a prompt of one prefill chunk with one output token each second. The replica
-prefills one after the other, so a request that comes every `gap_s` finds `number * (SERVICE_S - gap_s)` of work before
-it, and everything else follows: how many have their first token within two seconds, and so the capacity.
-"""
+"""Commands that measure without a server: `simulate`, `overload`, `rank` and `datasets` from the command line."""
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Sequence
 from math import floor
@@ -17,6 +13,13 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from gorgo.cli import app
+
+# --- `gorgo overload` from the command line, on a fleet and a trace whose figures can be worked out by hand.
+#
+# One replica without a round trip, and a prompt of one prefill chunk with one output token each second. The replica
+# prefills one after the other, so a request that comes every `gap_s` finds `number * (SERVICE_S - gap_s)` of work
+# before it, and everything else follows: how many have their first token within two seconds, and so the capacity.
+
 
 FLEET = """\
 proxy: {region: here, policy: gorgo-ms}
@@ -36,7 +39,6 @@ REQUESTS = 100
 #: gap of 0.3644 s. From 1, halves are tried up to 1/4, which is too fast, and then geometric means until two are within
 #: 5 %: 2^-1.5 (no), 2^-1.25, 2^-1.375 and 2^-1.4375 (yes).
 CAPACITY = 2**-1.4375
-
 #: Of 20 requests 19 must be good: a gap of 0.2917 s at least; 2^-1.75 is the least tried that is.
 TWENTY = ("--limit", "20", "--load", "3")
 CAPACITY_OF_20 = 2**-1.75
@@ -199,3 +201,208 @@ def test_a_trace_that_no_load_serves_in_time_is_bad_input(folder: Path) -> None:
     result = overload(folder, trace="long.jsonl")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "at no load are 95% of requests in time: leave out the longest with --max-input" in result.stderr
+
+
+COLUMNS = ["rank", "n", "mean ms", "p50 ms", "p95 ms"]
+
+
+def sample(seq: int) -> dict[str, Any]:
+    rank = 1 + seq % 3
+    return {"seq": seq, "policy": "random", "shadow_policy": "gorgo-ms", "shadow_rank": rank, "ttft_ms": 100.0 * rank}
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "samples.jsonl"
+    path.write_text("".join(json.dumps(sample(seq)) + "\n" for seq in range(30)))
+    return path
+
+
+def run(*words: str | Path) -> Any:
+    return CliRunner().invoke(app, ["rank", *map(str, words)])
+
+
+def test_a_file_becomes_a_table_and_a_sentence(log: Path) -> None:
+    result = run(log)
+    assert result.exit_code == 0, result.output
+    header, *rows, words = result.stdout.splitlines()
+    assert header.split("  ")[0] == "rank"
+    assert [line.split() for line in rows] == [[str(rank), "10", *[f"{rank}00.0"] * 3] for rank in (1, 2, 3)]
+    assert words.startswith("30 requests routed by random (30), ranked by gorgo-ms")
+    assert "Spearman's rho 1.000" in words
+
+
+def test_json_has_the_same_figures(log: Path) -> None:
+    found = json.loads(run(log, "--json").stdout)
+    assert (found["n"], found["rho"], found["shadow"]) == (30, 1.0, "gorgo-ms")
+    assert found["rows"][1] == {"rank": 2, "n": 10, "ttft_ms_mean": 200.0, "ttft_ms_p50": 200.0, "ttft_ms_p95": 200.0}
+
+
+def test_a_log_without_ranks_says_what_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    path.write_text('{"ttft_ms": 5}\n')
+    result = run(path)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "no request with a rank among 1; is proxy.shadow_policy set?" in result.stderr
+
+
+class Proxy:
+    """Answers pages of two samples, and one more whenever it is asked."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.asked: list[str] = []
+        self.boots = ["boot"]
+
+    def __call__(self, method: str, url: str, path: str, token: str | None, body: object = None) -> dict[str, Any]:
+        assert (method, url, token, body) == ("GET", "http://proxy", "secret", None)
+        self.asked.append(path)
+        after = int(path.split("after=")[1])
+        found = [sample(seq) for seq in range(after + 1, min(after + 3, self.count + 1))]
+        page = {"boot_id": self.boots.pop(0) if len(self.boots) > 1 else self.boots[0], "first_seq": 1}
+        self.count += 1
+        return page | {"last_seq": self.count - 1, "samples": found}
+
+
+def live(monkeypatch: pytest.MonkeyPatch, proxy: Proxy) -> Any:
+    monkeypatch.setattr("gorgo.cli.admin.call.call_admin", proxy)
+    monkeypatch.setenv("GORGO_ADMIN_TOKEN", "secret")
+    return run("--url", "http://proxy", "--json")
+
+
+@pytest.mark.parametrize(
+    ("count", "asked", "n"), [(5, ["0", "2", "4"], 6), (4, ["0", "2"], 4), (1, ["0"], 1), (2, ["0"], 2)]
+)
+def test_a_proxy_is_read_by_pages_up_to_what_it_had_when_first_asked(
+    count: int, asked: list[str], n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy = Proxy(count)
+    result = live(monkeypatch, proxy)
+    assert result.exit_code == 0, result.output
+    assert [path.split("=")[1] for path in proxy.asked] == asked
+    assert json.loads(result.stdout)["n"] == n
+
+
+def test_a_proxy_that_starts_again_meanwhile_is_no_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    proxy = Proxy(5)
+    proxy.boots = ["boot", "another"]
+    result = live(monkeypatch, proxy)
+    assert result.exit_code == 1
+    assert "restarted during the reading" in result.stderr
+
+
+class Endless(Proxy):
+    """Has more samples than a reader takes, two to a page."""
+
+    def __init__(self) -> None:
+        super().__init__(1000)
+
+
+def test_a_proxy_with_a_larger_ring_is_read_for_a_hundred_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    proxy = Endless()
+    result = live(monkeypatch, proxy)
+    assert result.exit_code == 0, result.output
+    # The page after the last is asked for, and left.
+    assert [path.split("=")[1] for path in proxy.asked] == [str(2 * page) for page in range(101)]
+    assert json.loads(result.stdout)["n"] == 200
+
+
+def run_datasets(*words: str) -> Result:
+    return CliRunner().invoke(app, ["datasets", *words])
+
+
+def test_traces_stand_side_by_side_and_unknown_is_a_dash() -> None:
+    lines = run_datasets("describe", "art-chat-sample", "chat-small").stdout.splitlines()
+    rows = {line[:23].strip(): line[23:].split() for line in lines}
+    assert rows[""] == ["art-chat-sample", "chat-small"]
+    assert rows["requests"] == ["48", "211"]
+    assert rows["distinct users"] == ["5", "-"]
+    assert rows["block reuse, intra-user"][1] == "-"
+    assert len({len(line) for line in lines}) == 1
+
+
+def test_json_has_one_object_a_trace_and_null_for_unknown() -> None:
+    known, unknown = json.loads(run_datasets("describe", "art-chat-sample", "chat-small", "--json").stdout)
+    assert (known["trace"], known["users"]) == ("art-chat-sample", 5)
+    assert unknown["users"] is None
+    assert unknown["turns_mean"] is None
+
+
+def test_filters_cut_the_window_of_a_shape() -> None:
+    (own,) = json.loads(
+        run_datasets("describe", "art-chat-apr5", "--end", "60", "--max-input", "2000", "--json").stdout
+    )
+    assert own["duration_s"] < 60
+    assert own["input_p95"] <= 2000
+
+
+def test_list_says_what_is_here_what_is_made_and_what_is_elsewhere_with_licences() -> None:
+    found = {one["name"]: one for one in json.loads(run_datasets("list", "--json").stdout)}
+    assert found["chat-small"]["kind"] == "shipped"
+    assert found["art-chat-apr6"]["kind"] == "generated"
+    assert found["mooncake-toolagent"] | {"shape": None} == {
+        "name": "mooncake-toolagent",
+        "kind": "to fetch",
+        "licence": "Apache-2.0",
+        "path": None,
+        "shape": None,
+        "url": "https://raw.githubusercontent.com/kvcache-ai/Mooncake/main/FAST25-release/traces/toolagent_trace.jsonl",
+    }
+    assert all(one["licence"] for one in found.values())
+
+
+LOG = (
+    {"gorgo_request_log": 1, "boot_id": "boot", "started_s": 0.0, "block_bytes": 2048},
+    *(
+        {
+            "received_s": 100.0 + number,
+            "model": "m",
+            "input_tokens": 1100,
+            "output_tokens": 20,
+            "text_bytes": 4400,
+            "status": 200,
+            "block_hashes": ["00000000000000aa", "00000000000000bb"],
+        }
+        for number in range(5)
+    ),
+)
+
+
+def request_log(path: Path) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in LOG) + '{"received_s": 1')
+    return path
+
+
+def test_a_request_log_is_described_as_a_trace_is_and_lines_that_were_cut_off_are_named(tmp_path: Path) -> None:
+    result = run_datasets("describe", str(request_log(tmp_path / "requests.jsonl")), "--json")
+    (found,) = json.loads(result.stdout)
+    assert (found["requests"], found["duration_s"], found["input_p50"], found["output_mean"]) == (5, 4, 1100, 20)
+    assert found["block_reuse"] == 0.8
+    assert found["users"] is None
+    assert "1 line was cut off" in result.stderr
+
+
+def test_a_request_log_is_simulated(tmp_path: Path) -> None:
+    log = request_log(tmp_path / "requests.jsonl")
+    result = CliRunner().invoke(app, ["simulate", str(log), "--policy", "gorgo", "--json"])
+    assert result.exit_code == 0, result.output
+    assert {row["n"] for row in json.loads(result.stdout) if row["policy"] == "gorgo"} == {5}
+
+
+@pytest.mark.parametrize("block_tokens", [16, 1024])
+def test_a_request_log_has_blocks_of_512_tokens_only(tmp_path: Path, block_tokens: int) -> None:
+    log = request_log(tmp_path / "requests.jsonl")
+    result = run_datasets("describe", str(log), "--block-tokens", str(block_tokens))
+    assert result.exit_code != 0
+    assert f"{log}: a request log is read in blocks of 512 tokens" in result.stderr
+
+
+def test_other_files_of_gorgo_are_named_with_what_reads_them(tmp_path: Path) -> None:
+    packed = tmp_path / "requests.jsonl.gz"
+    packed.write_bytes(gzip.compress(request_log(tmp_path / "requests.jsonl").read_bytes()))
+    assert "compressed request log; expected the file unpacked" in run_datasets("describe", str(packed)).stderr
+    outcomes = tmp_path / "outcomes.jsonl"
+    outcomes.write_text('{"gorgo_outcome_log": 1, "boot_id": "boot", "started_s": 0.0}\n')
+    assert (
+        "outcome log; expected a trace (`gorgo learn` reads outcomes)" in run_datasets("describe", str(outcomes)).stderr
+    )

@@ -1,7 +1,8 @@
-"""`gorgo history`: what the tuner did, as a table and as JSON."""
+"""`gorgo tune`, `history` and `tune-offline`: which proxies, what is printed of a history, and the weights file."""
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import shutil
@@ -12,17 +13,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
 from gorgo.cli import app
 from gorgo.cli.admin import call as group
+from gorgo.cli.policies import compose_policy
 from gorgo.cli.tune import options
+from gorgo.cli.tune import tune as tune_command
 from gorgo.cli.tune.options import TuneSettings
-from gorgo.cli.tune.tune import tune
+from gorgo.cli.tune.tune import Changes, addresses_of, tune
+from gorgo.config.load import load_config
 from tuner.campaign.options import CampaignOptions
+from tuner.history import History
 from tuner.offline.search import SearchOptions
 from tuner.optimizers.registry import OPTIMIZERS
 from tuner.sidecar import SidecarOptions
+
+# --- `gorgo history`: what the tuner did, as a table and as JSON.
+
 
 KEYS = [field.name for field in fields(TuneSettings)]
 ASSET = Path(__file__).parents[2] / "tuner" / "history" / "assets" / "schema-0002.sqlite3"
@@ -279,3 +288,140 @@ def test_a_live_tuner_gets_every_option_that_was_given(
             metrics_bind=("127.0.0.1", 0),
         )
     ]
+
+
+# --- `gorgo tune --every-address`: the proxies behind one name, and the end of a tuner whose proxies have changed.
+
+
+NAMES = {"pods": ["10.0.0.2", "10.0.0.1", "fd00::1"], "one": ["10.0.0.9"]}
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """A name server of the test's."""
+    known = {name: list(addresses) for name, addresses in NAMES.items()}
+
+    def look_up(host: str, port: int, **_: object) -> list[Any]:
+        if host not in known:
+            raise socket.gaierror("unknown name")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in known[host] for _ in "ab"]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    return known
+
+
+def test_a_name_is_all_of_its_addresses_once_and_in_a_stable_order(names: dict[str, list[str]]) -> None:
+    expected = ["http://10.0.0.1:9090", "http://10.0.0.2:9090", "http://[fd00::1]:9090", "http://10.0.0.9:80"]
+    assert addresses_of(["http://pods:9090", "http://one", "http://one:80"]) == expected
+    with pytest.raises(typer.BadParameter, match=r"--url http://none:1: expected a name with addresses: unknown name"):
+        addresses_of(["http://none:1"])
+
+
+async def test_other_addresses_end_the_tuner_and_a_name_server_that_is_down_does_not(
+    names: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tune_command, "RESOLVE_S", 0.0)
+    urls, stop = ["http://pods:9090"], asyncio.Event()
+    pods = names.pop("pods")
+    before = [f"http://{'[' + each + ']' if ':' in each else each}:9090" for each in pods]
+    async with Changes(urls, before, stop) as changes:
+        for _ in range(5):
+            await asyncio.to_thread(lambda: None)
+        assert not stop.is_set()
+        names["pods"] = pods[::-1]
+        for _ in range(5):
+            await asyncio.to_thread(lambda: None)
+        assert not stop.is_set(), "another order of the same"
+        names["pods"] = pods[1:]
+        await asyncio.wait_for(stop.wait(), 5)
+        assert changes.found
+
+
+# --- `gorgo tune-offline`: from a recorded window to a weights file.
+
+
+REGIONS = Path(__file__).parents[3] / "regions.yaml"
+WINDOW = ("chat-small", "--limit", "60", "--max-output", "16", "--policy", "gorgo", "--config", REGIONS)
+FEW = ("--max-generations", "2", "--seeds", "1", "--jobs", "1")
+
+
+def run_tune_offline(tmp_path: Path, *words: str | Path) -> Result:
+    database = f"sqlite:///{tmp_path}/history.sqlite3"
+    return CliRunner().invoke(app, ["tune-offline", "--database", database, *(str(word) for word in words)])
+
+
+def test_a_search_leaves_rows_and_a_weights_file_that_serve_takes(tmp_path: Path) -> None:
+    (tmp_path / "fleet.json").write_text(json.dumps({"replicas": [{"name": "ap-seoul-0", "prefill_slowdown": 1.5}]}))
+    settings, out = tmp_path / "few.yaml", tmp_path / "found.json"
+    settings.write_text("held_out_seeds: 2\n")
+    result = run_tune_offline(
+        tmp_path,
+        *WINDOW,
+        *FEW,
+        "--settings",
+        tmp_path / "few.yaml",
+        "--out",
+        out,
+        "--fleet",
+        tmp_path / "fleet.json",
+        "--json",
+    )
+    assert result.exit_code == 0, result.stderr
+    shown = json.loads(result.stdout)
+    assert [row["mode"] for row in shown["generations"]] == ["twin"] * 3
+    policy, weights = compose_policy(load_config(REGIONS), source=REGIONS, weights_file=out)
+    assert (policy.name, dict(weights)) == ("gorgo", shown["weights"])
+    assert json.loads(out.read_text())["evidence"]["window"]["calibrated"] is True
+    history = History(f"sqlite:///{tmp_path}/history.sqlite3")
+    (campaign,) = history.campaigns()
+    assert (campaign.target, len(history.generations())) == ("twin of chat-small.jsonl.gz", 3)
+    assert campaign.outcome is not None
+    assert shown["reason"] in campaign.outcome
+    history.close()
+
+
+def test_a_rehearsal_is_the_live_campaign_along_the_window(tmp_path: Path) -> None:
+    (tmp_path / "tune.yaml").write_text("{window: 16, hop: 8, warm_up_s: 1}\n")
+    paper = ("--rehearse", "paper", "--settings", tmp_path / "tune.yaml", "--max-generations", "2")
+    result = run_tune_offline(tmp_path, *WINDOW, *paper)
+    assert result.exit_code == 0, result.stderr
+    assert "the start" in result.stdout
+    assert "the run as a whole: p95 TTFT" in result.stdout
+    history = History(f"sqlite:///{tmp_path}/history.sqlite3")
+    assert [row.mode for row in history.generations()][:2] == ["paper", "paper"]
+    history.close()
+    shown = json.loads(run_tune_offline(tmp_path, *WINDOW, *paper, "--json").stdout)
+    assert (shown["row"]["policy"], shown["rollbacks"]) == ("gorgo", 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "Missing argument"),
+        (("chat-small", "--rehearse", "guarded"), "'guarded' is not one of"),
+        (("no-such-trace",), "No such file"),
+        ((*WINDOW, "--settings", "{initial_weights: {w_queue: 9}}"), "'w_queue' is 9.0; expected a number in"),
+        ((*WINDOW, "--settings", "{held_out_seeds: 1}"), "held_out_seeds (line 1): 1; expected a number of at least 2"),
+        ((*WINDOW, "--fleet", "missing.json"), "cannot be read"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_runs(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    file = tmp_path / "tune.yaml"
+    if words[-2:-1] == ("--settings",):
+        file.write_text(words[-1])
+        words = (*words[:-1], str(file))
+    result = run_tune_offline(tmp_path, "--config", REGIONS, *words)
+    assert result.exit_code in (1, 2)
+    assert said in " ".join(result.stderr.split())
+    assert not (tmp_path / "history.sqlite3").exists()
+
+
+def test_a_named_fleet_takes_the_place_of_the_replicas(tmp_path: Path) -> None:
+    few = ("--max-generations", "1", "--seeds", "1", "--limit", "30", "--jobs", "1", "--json")
+    found = [
+        run_tune_offline(tmp_path, "chat-small", "--config", REGIONS, *few, *fleet)
+        for fleet in ((), ("--fleet", "small-model"))
+    ]
+    assert [result.exit_code for result in found] == [0, 0], found[1].stderr
+    slow, fast = (json.loads(result.stdout)["generations"][0]["objective_ms"] for result in found)
+    assert fast < slow

@@ -1,3 +1,5 @@
+"""What routers of one group tell each other, and a Router's membership in a group."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -25,8 +27,20 @@ from gorgo.core.prefix.index import Origin
 from gorgo.core.router import Router
 from gorgo.policies.multi_depth import MultiDepth, RouteTable
 from gorgo.policies.registry import make_policy
-from tests.core.routers import PROMPT, a_request, blocks_of, dispatched, load_of, make_router, submitted, timed
-from tests.core.training.learners import LeastPredicted, LinearModel
+from tests.core.learners import LeastPredicted, LinearModel
+from tests.core.prefix.test_index_properties import as_blocks
+from tests.core.routers import (
+    PROMPT,
+    STATUS,
+    a_request,
+    blocks_of,
+    dispatched,
+    load_of,
+    make_parts,
+    make_router,
+    submitted,
+    timed,
+)
 
 KEY = "one key"
 
@@ -593,3 +607,72 @@ def test_a_first_token_sooner_than_a_round_trip_makes_no_report_that_is_refused(
     assert [speed.spent_s for speed in report.speeds] == [0.0]
     second.peers.on_report(report, now=0.1)
     second.check()
+
+
+# --- A Router's membership in a group of peers, on its own.
+
+
+KEY_GROUP = "key"
+
+
+def test_loads_of_peers_count_from_joining_on() -> None:
+    parts = make_parts("a", "b")
+    exchange = parts.peers.join("me", key_id=KEY_GROUP)
+    assert parts.peers.exchange is exchange
+    parts.peers.on_report(PeerReport("other", 1, KEY_GROUP, (ReplicaLoad("a", requests=3, prompt_tokens=30),)), now=1.0)
+    a, b = (parts.fleet.all_loads(now=1.0).in_flight_requests[parts.fleet.member(name).slot] for name in "ab")
+    assert (int(a), int(b)) == (3, 0), "with a fraction of the tie-break"
+    with pytest.raises(AssertionError, match="once"):
+        parts.peers.join("me", key_id=KEY_GROUP)
+
+
+def test_a_report_drains_the_queue_and_an_old_one_is_only_the_time() -> None:
+    parts = make_parts("a")
+    parts.peers.join("me", key_id=KEY_GROUP)
+    report = PeerReport("other", 1, KEY_GROUP, (ReplicaLoad("a"),))
+    parts.peers.on_report(report, now=1.0)
+    parts.peers.on_report(report, now=2.0)
+    assert (parts.drained_s, parts.recorded_s) == ([1.0], [2.0])
+
+
+def test_a_report_has_what_is_in_flight_and_the_status() -> None:
+    parts = make_parts("a")
+    parts.peers.join("me", key_id=KEY_GROUP)
+    parts.dispatch(a_request(prompt_tokens=100), now=0.0)
+    report = parts.peers.report(now=0.5)
+    assert (report.router, report.status) == ("me", STATUS)
+    assert [(load.replica, load.requests, load.prompt_tokens) for load in report.loads] == [("a", 1, 100)]
+
+
+def test_without_peers_there_is_nothing_to_report_flush_or_check() -> None:
+    parts = make_parts("a")
+    parts.peers.flush(0)
+    parts.peers.check()
+    assert parts.peers.evicted_prefixes() == {Origin.PUSH: 0}
+    with pytest.raises(AssertionError, match="reports to none"):
+        parts.peers.report(now=0.0)
+    with pytest.raises(AssertionError, match="hears of none"):
+        parts.peers.on_report(PeerReport("other", 1, KEY_GROUP), now=0.0)
+
+
+def test_evicted_blocks_of_pushes_count_beside_the_marks_of_peers() -> None:
+    parts = make_parts("a")
+    parts.feeds.set_max_blocks(2)
+    parts.feeds.replace(parts.fleet.member("a").slot, CacheSnapshot("m", 16, [1, 2, 3]), now=0.0)
+    assert parts.peers.evicted_prefixes()[Origin.PUSH] == 1
+
+
+def test_prompts_of_peers_fill_a_cache_as_far_as_they_are_reported() -> None:
+    """Half of a pool of eight blocks, and as much of the own: together, and not each alone."""
+    mine, other = make_parts("a"), make_parts("a")
+    for name, parts in (("me", mine), ("other", other)):
+        parts.peers.join(name, key_id=KEY_GROUP)
+        parts.index.set_capacity(0, 8)
+    for parts, words in ((other, (1, 2, 3, 4)), (mine, (5, 6, 7, 8))):
+        sent = parts.dispatch(a_request(prompt_tokens=256, blocks=as_blocks(words)), now=0.0)
+        parts.prefix_updater.on_first_token(parts.open_attempt(sent.attempt_id), now=0.5)
+    mine.prefix_updater.update_fills()
+    assert mine.fleet.columns.cache_fill.tolist() == [0.5]
+    mine.peers.on_report(other.peers.report(now=1.0), now=1.0)
+    mine.prefix_updater.update_fills()
+    assert mine.fleet.columns.cache_fill.tolist() == [1.0]

@@ -32,7 +32,7 @@ from gorgo.live.state import LiveState
 from gorgo.live.upstream.client import UpstreamError
 from gorgo.proxy.server import data_app
 from tests.proxy.fakes import DONE, ROLE, delta, event
-from tests.proxy.iterated import IteratedSource
+from tests.proxy.passages import IteratedSource
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):

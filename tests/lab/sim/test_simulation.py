@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gorgo.config.model import LimitsConfig
@@ -13,14 +14,14 @@ from gorgo.core.continuation import MOST_PAUSE_S, MOVE_INTERVAL_S, STALL_S
 from gorgo.core.limits import OverloadLimits, RouterLimits
 from gorgo.core.router import Router
 from gorgo.errors import UnknownReplica
+from gorgo.lab.sim.event_queue import EventQueue
 from gorgo.lab.sim.faults.injector import FaultInjector
 from gorgo.lab.sim.fleet import SimFleet
 from gorgo.lab.sim.records import SimResult
 from gorgo.lab.sim.simulation import Simulation
 from gorgo.lab.sim.workload import SimRequest, scaled
 from gorgo.policies.registry import POLICIES, make_policy
-from tests.lab.sim.feeds import conversations
-from tests.lab.sim.fleets import three_regions
+from tests.lab.sim.fleets import conversations, three_regions
 
 #: A broken answer ends in an error.
 BROKEN = RouterLimits(block_tokens=512.0, continuations=0)
@@ -144,8 +145,6 @@ def test_half_the_load_is_served_sooner() -> None:
 
 
 # -- replicas that die
-
-
 def test_a_killed_replica_loses_nothing_that_could_be_retried() -> None:
     feed = conversations(200, every_s=0.1)
     killed = At(6.0, lambda world: world.kill(NEAR))
@@ -360,8 +359,6 @@ def test_a_prompt_that_no_engine_takes_is_refused_as_the_engine_says() -> None:
 
 
 # -- other faults
-
-
 def test_a_slow_replica_takes_so_many_times_as_long_and_recovers() -> None:
     fleet = SimFleet(three_regions().replicas[:1])
     slow = [At(5.0, slowed(NEAR, 3.0)), At(15.0, slowed(NEAR, 1.0))]
@@ -426,8 +423,6 @@ def test_an_unknown_replica_is_named() -> None:
 
 
 # -- who acts in a run
-
-
 @dataclass
 class Tuner:
     """Sets a weight at two times."""
@@ -514,8 +509,6 @@ def test_a_run_ends_with_its_last_request_whatever_else_is_in_the_heap() -> None
 
 
 # -- what the Router is told of connections
-
-
 def test_an_idle_fleet_keeps_connections_warm_so_that_a_request_pays_no_handshake() -> None:
     fleet = SimFleet([three_regions().replicas[2]])
     (record,) = simulation(fleet=fleet).run([one(100, 1, at_s=60.0)]).records
@@ -583,3 +576,73 @@ def test_scrapes_are_as_frequent_as_the_policy_needs_as_in_the_proxy(
     simulated.run([])
     assert interval_s in asked
     assert simulated.router.settings.limits.stale_after_s == 90.0
+
+
+def test_events_run_by_time_and_those_of_one_time_as_they_were_asked_for() -> None:
+    rng = np.random.default_rng(3)
+    times = rng.integers(0, 10, 200).tolist()
+    kernel = EventQueue()
+    seen: list[tuple[float, int]] = []
+    for number, time_s in enumerate(times):
+        kernel.at(time_s, lambda number=number: seen.append((kernel.now, number)))  # type: ignore[misc]
+    kernel.run()
+    assert seen == sorted((time_s, number) for number, time_s in enumerate(times))
+    assert kernel.handled == 200
+
+
+def test_a_handler_can_ask_for_more_at_once_and_later() -> None:
+    kernel = EventQueue()
+    seen: list[tuple[str, float]] = []
+
+    def first() -> None:
+        kernel.at(kernel.now, lambda: seen.append(("at once", kernel.now)))
+        kernel.at(kernel.now + 1.0, lambda: seen.append(("later", kernel.now)))
+
+    kernel.at(1.0, first)
+    kernel.at(1.5, lambda: seen.append(("between", kernel.now)))
+    kernel.run()
+    assert seen == [("at once", 1.0), ("between", 1.5), ("later", 2.0)]
+
+
+def test_a_run_ends_where_it_is_told_and_goes_on_from_there() -> None:
+    kernel = EventQueue()
+    seen: list[float] = []
+    for time_s in (1.0, 2.0, 3.0):
+        kernel.at(time_s, lambda: seen.append(kernel.now))
+    kernel.run(until_s=2.0)
+    assert (seen, len(kernel)) == ([1.0, 2.0], 1)
+    kernel.run()
+    assert seen == [1.0, 2.0, 3.0]
+
+
+def test_a_stop_leaves_the_rest_of_the_heap() -> None:
+    kernel = EventQueue()
+    kernel.at(1.0, kernel.stop)
+    kernel.at(2.0, lambda: pytest.fail("after the end"))
+    kernel.run()
+    assert (kernel.now, len(kernel)) == (1.0, 1)
+
+
+def test_a_repeated_event_comes_after_each_interval() -> None:
+    kernel = EventQueue()
+    seen: list[float] = []
+    kernel.at(1.0, lambda: kernel.every(2.0, lambda: seen.append(kernel.now)))
+    kernel.run(until_s=7.5)
+    assert seen == [3.0, 5.0, 7.0]
+
+
+def test_a_run_that_was_stopped_goes_on_when_it_is_run_again() -> None:
+    kernel = EventQueue()
+    seen: list[float] = []
+    kernel.at(1.0, kernel.stop)
+    kernel.at(2.0, lambda: seen.append(kernel.now))
+    kernel.run()
+    kernel.run()
+    assert seen == [2.0]
+
+
+def test_nothing_can_be_asked_for_in_the_past() -> None:
+    kernel = EventQueue()
+    kernel.at(2.0, lambda: kernel.at(1.0, kernel.stop))
+    with pytest.raises(AssertionError, match="backwards"):
+        kernel.run()

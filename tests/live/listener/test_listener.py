@@ -1,4 +1,4 @@
-"""Connections end with their clients."""
+"""Where the proxy listens, as which socket, and connections that end with their clients."""
 
 from __future__ import annotations
 
@@ -15,15 +15,21 @@ from typing import Any, cast
 import pytest
 from hypercorn.config import Config
 
+from gorgo.errors import ConfigError
+from gorgo.live.listener import sockets
 from gorgo.live.listener.connection.client_connection import ClientConnection, ServerSettings
 from gorgo.live.listener.connection.cycle import LINGER_S, LingerTimeout
 from gorgo.live.listener.heads import AcceptLimits, HeadLimits, PartialHeads
 from gorgo.live.listener.hypercorn_server import ServerConfig
 from gorgo.live.listener.listener import Connections, serve_app
+from gorgo.live.listener.sockets import ServerAddresses, address_of, listening
 from tests.proxy.authority import Authority, needs_openssl
 from tests.proxy.conftest import Start, until
 from tests.proxy.fakes import DONE, chat, delta, hang, stream
 from tests.proxy.raw import connected
+
+# --- Connections end with their clients.
+
 
 ON_BOTH_LOOPS = True
 ROUTE = "/v1/chat/completions"
@@ -259,3 +265,37 @@ async def test_responses_have_the_headers_that_the_configuration_adds() -> None:
         assert b"server: hypercorn-h11\r\n" in head
         assert b"date: " in head
     assert [b"connection: close" in head for head in heads] == [False, False, True]
+
+
+# --- Where the proxy listens, and as which socket.
+
+
+@pytest.mark.parametrize(
+    ("addresses", "data", "admin"),
+    [
+        (ServerAddresses(("0.0.0.0", 80), ("::1", 9090)), "http://0.0.0.0:80", "http://[::1]:9090"),
+        (ServerAddresses(("::", 80), ("h", 1), tls=True), "https://[::]:80", "http://h:1"),
+    ],
+)
+def test_addresses_are_urls_and_tls_is_of_the_data_listener_alone(
+    addresses: ServerAddresses, data: str, admin: str
+) -> None:
+    assert (addresses.data_url, addresses.admin_url) == (data, admin)
+
+
+def test_a_listener_may_be_bound_again_at_once_and_sends_without_delay() -> None:
+    with listening("127.0.0.1:0", "proxy.bind") as listener:
+        host, port = address_of(listener)
+        assert (host, listener.family) == ("127.0.0.1", socket.AF_INET)
+        assert port > 0
+        assert listener.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR) != 0
+        assert listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
+        with socket.create_connection((host, port), timeout=5):
+            pass
+        with pytest.raises(ConfigError, match=r"proxy\.admin_bind: cannot listen on"):
+            listening(f"127.0.0.1:{port}", "proxy.admin_bind").__enter__()
+    assert listener.fileno() == -1
+
+
+def test_a_thousand_connections_may_wait_to_be_accepted() -> None:
+    assert sockets.BACKLOG == 1024

@@ -1,17 +1,21 @@
-"""The table of metrics is what is exposed, and the figures add up."""
+"""The table of metrics is what is exposed, and the figures add up: usage by client, store, peers, health."""
 
 from __future__ import annotations
 
+import logging
 import re
 import ssl
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gorgo.core.latency.ttft import PARTS, TtftParts
 from gorgo.core.limits import BufferBudget, RouterLimits
+from gorgo.core.messages.actions import HealthChanged, RegionChanged, ReplicaRestarted
 from gorgo.core.messages.decision import CacheSourceStats, KvEventStats
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.core.metric_spec import label_of
@@ -21,16 +25,22 @@ from gorgo.live.cache_push import PushStats
 from gorgo.live.http.tls import ServedTls
 from gorgo.live.kv_feed_stats import FeedState, KvFeedStats
 from gorgo.live.state import CacheState
-from gorgo.live.telemetry.metric_table import CACHE_METRICS, CACHE_REPORTS, LABELS
+from gorgo.live.telemetry.counters import MAX_CLIENTS, MAX_MODELS, ClientRow, ClientUsage, MetricStore
+from gorgo.live.telemetry.health import HealthLog
+from gorgo.live.telemetry.metric_table import CACHE_METRICS, CACHE_REPORTS, LABELS, buckets_of
 from gorgo.live.telemetry.metrics import METRICS, MIN_WINDOW_S, CacheMetrics, Metrics, Saturation
+from gorgo.live.telemetry.peers import PeerCounts, PeerMeasures, PeerMetrics
 from gorgo.policies.multi_depth import MultiDepth
 from tests.core.routers import make_router, timed
 from tests.live.cache_push.test_pushes import TOKENS, Engine
-from tests.proxy.conftest import Running, Start, config_for, with_replica
+from tests.observability.test_dashboard import labels_after
+from tests.proxy.conftest import Running, Start, config_for, until, with_replica
 from tests.proxy.fakes import DONE, USAGE, answer, chat, delta, event, stream
 
-CHAT = "/v1/chat/completions"
+# --- The table of metrics is what is exposed, and the figures add up.
 
+
+CHAT = "/v1/chat/completions"
 
 Series = dict[tuple[tuple[str, str], ...], float]
 
@@ -395,3 +405,219 @@ def test_threads_do_not_make_more_than_all_of_it() -> None:
     found = saturation(Load(), times)
     times[:] = [10.0, 30.0]
     assert dict(found.shares())["processor"] == 1.0
+
+
+# --- The proxy's labels and buckets as the table has them.
+
+
+def test_labels_are_the_documented_ones() -> None:
+    documented = list(labels_after("Labels of the proxy:"))
+    assert documented == [(spec.label, spec.of, spec.meaning, spec.values, spec.at_most) for spec in LABELS]
+
+
+#: Seconds.
+LONG = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 20, 30, 60, 120, 300)
+SHORT = {
+    "gorgo_decision_seconds": (25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 50e-3),
+    "gorgo_prediction_error_seconds": (
+        *(0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30),
+    ),
+    "gorgo_ttft_part_seconds": (0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30),
+    "gorgo_model_error_ratio": (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2, 5, 10),
+    # As OpenTelemetry's conventions for generative AI advise.
+    "gen_ai_server_request_duration_seconds": (
+        *(0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64),
+        *(1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92),
+    ),
+    "gen_ai_server_time_to_first_token_seconds": (
+        *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1),
+        *(0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10),
+    ),
+    "gen_ai_server_time_per_output_token_seconds": (
+        *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2),
+        *(0.3, 0.4, 0.5, 0.75, 1, 2.5),
+    ),
+    "gorgo_body_read_seconds": (0.001, 0.005, 0.02, 0.05, 0.1, 0.5, 1, 5, 15, 60),
+}
+
+
+def test_every_histogram_has_its_buckets() -> None:
+    names = [metric.name for metric in METRICS if metric.kind == "histogram"]
+    assert set(SHORT) < set(names)
+    assert {name: buckets_of(name) for name in names} == dict.fromkeys(names, LONG) | SHORT
+
+
+# --- Usage by client and model: bounded labels, and a window of a minute.
+
+
+class Rig:
+    """A store, a clock and the models that replicas list."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.models = {"m"}
+        self.store = MetricStore(METRICS)
+        self.usage = ClientUsage(self.store, lambda model: model in self.models, lambda: self.now)
+
+    def labels(self, name: str, label: str) -> set[str]:
+        families = {family.name: family for family in self.store.collect()}
+        return {sample.labels[label] for sample in families[name.removesuffix("_total")].samples}
+
+
+def test_tokens_and_rejections_are_of_the_last_minute() -> None:
+    rig = Rig()
+    rig.usage.finished("a", "m", 200, prompt_tokens=100, output_tokens=20, now=rig.now)
+    rig.now += 59.5
+    rig.usage.finished("a", "m", 200, prompt_tokens=1, now=rig.now)
+    rig.usage.rejected("b", "client_rate")
+    rig.usage.finished("b", None, 429, now=rig.now)
+    assert rig.usage.last_minute() == [ClientRow("a", 2, 121, 0), ClientRow("b", 1, 0, 1)]
+    rig.now += 1.0
+    assert rig.usage.last_minute() == [ClientRow("a", 1, 1, 0), ClientRow("b", 1, 0, 1)]
+    rig.now += 3600.0
+    assert rig.usage.last_minute() == [ClientRow("a", 0, 0, 0), ClientRow("b", 0, 0, 0)]
+
+
+def test_further_clients_and_models_are_other() -> None:
+    rig = Rig()
+    rig.models = {f"m{n}" for n in range(MAX_MODELS + 5)}
+    for n in range(MAX_CLIENTS + 5):
+        rig.usage.finished(f"c{n}", f"m{n}", 200, prompt_tokens=1, now=rig.now)
+        rig.usage.rejected(f"c{n}", "client_rate")
+    rig.usage.finished(None, "not listed", 404, now=rig.now)
+    clients = rig.labels("gorgo_client_requests_total", "client")
+    assert (len(clients), {"other", "none"} <= clients) == (MAX_CLIENTS + 2, True)
+    assert len(rig.labels("gorgo_client_tokens_total", "model")) == MAX_MODELS + 1
+    assert "not listed" not in rig.labels("gorgo_client_requests_total", "model")
+    assert len(rig.labels("gorgo_client_rejects_total", "client")) == MAX_CLIENTS + 1
+    assert {row.name: row.requests for row in rig.usage.last_minute()}["other"] == 5
+
+
+def test_models_that_no_replica_lists_any_more_make_room_for_those_that_came() -> None:
+    rig = Rig()
+    for generation in range(3):
+        rig.models = {"m"} | {f"adapter-{generation}-{n}" for n in range(MAX_MODELS - 1)}
+        rig.now += 10.0
+        for model in sorted(rig.models):
+            rig.usage.finished(None, model, 200, prompt_tokens=1, now=rig.now)
+        assert rig.labels("gorgo_client_requests_total", "model") == rig.models
+    assert rig.store.count("gorgo_client_requests_total", "none", "m", "2xx").value == 3.0, "its count goes on"
+
+
+def test_room_is_looked_for_once_a_second_while_all_models_are_listed() -> None:
+    rig = Rig()
+    rig.models = {f"m{n}" for n in range(MAX_MODELS + 1)}
+    for model in sorted(rig.models):
+        rig.usage.finished(None, model, 200, now=rig.now)
+    (waiting,) = rig.models - rig.labels("gorgo_client_requests_total", "model")
+    rig.models = {waiting}
+    rig.usage.finished(None, waiting, 200, now=rig.now)
+    assert waiting not in rig.labels("gorgo_client_requests_total", "model")
+    rig.now += 1.0
+    rig.usage.finished(None, waiting, 200, now=rig.now)
+    assert rig.labels("gorgo_client_requests_total", "model") == {waiting, "other"}
+
+
+def test_series_of_a_client_or_model_that_left_end_and_make_room() -> None:
+    rig = Rig()
+    rig.models |= {"n"}
+    for client in ("a", "b"):
+        for model in ("m", "n"):
+            rig.usage.finished(client, model, 200, prompt_tokens=1, now=rig.now)
+    rig.models = {"m"}
+    rig.usage.retain({"b"})
+    assert rig.labels("gorgo_client_tokens_total", "client") == {"b"}
+    assert rig.labels("gorgo_client_requests_total", "model") == {"m"}
+    assert [row.name for row in rig.usage.last_minute()] == ["b"]
+    rig.usage.finished("b", "m", 200, prompt_tokens=2, now=rig.now)
+    assert rig.store.count("gorgo_client_tokens_total", "b", "m", "prompt").value == 3.0
+
+
+# --- Metrics of the store and of peers, read at a scrape.
+
+
+def exposition(measures: PeerMeasures | None) -> list[str]:
+    metrics, registry = PeerMetrics(), CollectorRegistry()
+    metrics.read = lambda: measures
+    registry.register(metrics)
+    return [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
+
+
+def test_a_router_without_a_store_shows_none_of_them() -> None:
+    assert exposition(None) == []
+
+
+def test_counts_state_and_differences_are_shown() -> None:
+    counts = PeerCounts(written_bytes=7, read_bytes=9, write_s=0.5, dropped=2)
+    counts.reports["written"], counts.failures["full"] = 3, 4
+    lines = exposition(
+        PeerMeasures(counts, joined=False, peers=2, differing={"weights": 1}, evicted={Origin.REMOTE: 5})
+    )
+    assert {
+        "gorgo_peer_store_up 0.0",
+        "gorgo_peers 2.0",
+        'gorgo_peers_differing{subject="weights"} 1.0',
+        'gorgo_peers_differing{subject="policy"} 0.0',
+        'gorgo_peer_reports_total{result="written"} 3.0',
+        'gorgo_peer_reports_total{result="malformed"} 0.0',
+        'gorgo_peer_store_failures_total{reason="full"} 4.0',
+        'gorgo_peer_bytes_total{way="written"} 7.0',
+        'gorgo_peer_bytes_total{way="read"} 9.0',
+        "gorgo_peer_write_seconds_total 0.5",
+        "gorgo_peer_dropped_entries_total 2.0",
+        'gorgo_peer_evictions_total{origin="remote"} 5.0',
+        'gorgo_peer_evictions_total{origin="local"} 0.0',
+        'gorgo_peer_evictions_total{origin="push"} 0.0',
+    } <= set(lines)
+
+
+# --- Ejections and readmissions reach the log.
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    return [(record.getMessage(), record.fields["replica"]) for record in caplog.records if "_" in record.getMessage()]  # type: ignore[attr-defined]
+
+
+def test_each_fleet_event_is_one_line_and_only_a_loss_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "gorgo")
+    counted: list[tuple[str, str]] = []
+    metrics = SimpleNamespace(replica_restarted=lambda *labels: counted.append(labels))
+    health_log = HealthLog(cast(Metrics, metrics))
+    for state in ("ejected", "half_open", "healthy"):
+        health_log(HealthChanged("a", state))
+    health_log(ReplicaRestarted("a", "near"))
+    assert told(caplog) == [
+        ("replica_ejected", "a"),
+        ("replica_on_trial", "a"),
+        ("replica_readmitted", "a"),
+        ("replica_restarted", "a"),
+    ]
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "INFO", "WARNING"]
+    assert counted == [("a", "near")]
+
+
+def test_ejection_is_logged_with_its_cause_its_words_and_its_time(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "gorgo")
+    HealthLog(cast(Metrics, None))(HealthChanged("a", "ejected", "attempts", "status 500 after 0.1 s: no memory", 5.0))
+    (record,) = caplog.records
+    fields = {"replica": "a", "by": "attempts", "why": "status 500 after 0.1 s: no memory", "for_s": 5.0}
+    assert getattr(record, "fields", None) == fields
+
+
+def test_region_that_is_lost_and_back_is_logged_with_its_name(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "gorgo")
+    health_log = HealthLog(cast(Metrics, SimpleNamespace()))
+    for reachable in (False, True):
+        health_log(RegionChanged("far", reachable=reachable))
+    names = [(record.getMessage(), record.fields["region"]) for record in caplog.records]  # type: ignore[attr-defined]
+    assert names == [("region_unreachable", "far"), ("region_reachable", "far")]
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+
+
+async def test_an_ejection_is_in_the_log_of_a_running_proxy(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    good = [stream(delta("good"), DONE)]
+    fleet = await start.fleet([answer(500)], good, good)
+    for _ in range(9):
+        response = await fleet.client.post("/v1/chat/completions", content=chat(stream=True))
+        assert response.status_code == 200
+    await until(lambda: ("replica_ejected", "r0") in told(caplog))

@@ -24,8 +24,8 @@ from gorgo.live.telemetry.metric_table import METRICS
 from gorgo.live.training import service as service_module
 from gorgo.live.training.model_store import ModelStore
 from gorgo.live.training.service import TrainingService
+from tests.core.learners import NAMES, LeastPredicted
 from tests.core.routers import a_request, specs
-from tests.core.training.learners import NAMES, LeastPredicted
 
 #: A model after 20 outcomes, the next after 10 more.
 SMALL = TrainingSpec("linear", NAMES, first_samples=20, round_samples=10, fifo=200, replay=0)

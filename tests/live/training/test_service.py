@@ -6,36 +6,52 @@ import asyncio
 import logging
 import os
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from time import process_time
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from gorgo.config.model import LearningConfig
 from gorgo.core.policy.weights import Weights
+from gorgo.core.training.model import TrainingSpec
 from gorgo.core.training.outcomes import OUTCOMES
 from gorgo.learning.model_file import load, save
 from gorgo.learning.trainer import fit
+from gorgo.live.helper_worker import frame, pickled
 from gorgo.live.training import service as service_module
+from gorgo.live.training.messages import Outcomes, Settings
 from gorgo.live.training.service import MAX_ROWS, NICENESS
+from gorgo.live.training.worker import PAUSE_S, SLICE_S, pace
+from gorgo.live.training_status import TrainingState, model_line
 from gorgo.policies.registry import make_policy
-from tests.core.training.learners import LeastPredicted
+from tests.core.learners import LeastPredicted
 from tests.learning.extra import needs_lightgbm
-from tests.learning.outcomes import NAMES, training_rows
+from tests.learning.outcomes import NAMES, numbered, training_rows
 from tests.live.training.bench import LONG, SMALL, Bench, eventually, quick
+from tests.proxy.fakes import DONE, USAGE, FakeReplica, chat, delta, running, stream
+from tests.proxy.followed import regions
+from tests.proxy.served import TOKEN, Served, gorgo, served
 
 __all__ = ["quick"]
+
+
+# --- Training beside the event loop, with a real process: it learns, and routing goes on whatever becomes of it.
+
+
 #: A model of a thousand outcomes.
 MANY = replace(SMALL, first_samples=500, round_samples=100, fifo=5000)
-pytestmark = pytest.mark.usefixtures("quick")
 
 
 def events(caplog: pytest.LogCaptureFixture, name: str) -> list[dict[str, object]]:
     return [vars(record) for record in caplog.records if record.getMessage() == name]
 
 
+@pytest.mark.usefixtures("quick")
 async def test_outcomes_become_a_model_that_the_router_adopts_and_a_file(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     await bench.service.start()
@@ -65,6 +81,7 @@ async def test_outcomes_become_a_model_that_the_router_adopts_and_a_file(tmp_pat
     await bench.service.aclose()
 
 
+@pytest.mark.usefixtures("quick")
 async def test_a_model_survives_a_restart_and_the_next_round_counts_on(tmp_path: Path) -> None:
     first = Bench(tmp_path)
     await first.service.start()
@@ -80,6 +97,7 @@ async def test_a_model_survives_a_restart_and_the_next_round_counts_on(tmp_path:
     await second.service.aclose()
 
 
+@pytest.mark.usefixtures("quick")
 async def test_a_restart_goes_on_with_the_outcomes_of_the_process_before(tmp_path: Path) -> None:
     """A model of some hundred outcomes does not replace one of a thousand: the next round has them all."""
     first = Bench(tmp_path, MANY)
@@ -102,6 +120,7 @@ async def test_a_restart_goes_on_with_the_outcomes_of_the_process_before(tmp_pat
     await second.service.aclose()
 
 
+@pytest.mark.usefixtures("quick")
 async def test_without_its_outcomes_a_restart_does_not_replace_the_model_by_one_of_few(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -127,6 +146,7 @@ async def test_without_its_outcomes_a_restart_does_not_replace_the_model_by_one_
     await second.service.aclose()
 
 
+@pytest.mark.usefixtures("quick")
 async def test_outcomes_of_more_than_one_message_make_one_round(tmp_path: Path) -> None:
     bench = Bench(tmp_path, MANY)
     await bench.service.start()
@@ -139,6 +159,7 @@ async def test_outcomes_of_more_than_one_message_make_one_round(tmp_path: Path) 
     await bench.service.aclose()
 
 
+@pytest.mark.usefixtures("quick")
 async def test_answers_in_one_piece_alone_make_a_model(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     await bench.service.start()
@@ -154,6 +175,7 @@ async def test_answers_in_one_piece_alone_make_a_model(tmp_path: Path) -> None:
     await bench.service.aclose()
 
 
+@pytest.mark.usefixtures("quick")
 async def test_a_process_that_is_killed_in_a_round_is_replaced_and_routing_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -185,6 +207,7 @@ async def test_a_process_that_is_killed_in_a_round_is_replaced_and_routing_goes_
     await bench.service.aclose()
 
 
+@pytest.mark.usefixtures("quick")
 async def test_after_failures_the_next_process_waits_longer_each_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,6 +229,7 @@ async def test_after_failures_the_next_process_waits_longer_each_time(
     assert waits.tolist() == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
 
 
+@pytest.mark.usefixtures("quick")
 async def test_a_stopped_process_is_replaced_as_a_killed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gorgo.live.helper_process.CHECK_S", 0.4)
     bench = Bench(tmp_path, LONG)
@@ -218,6 +242,7 @@ async def test_a_stopped_process_is_replaced_as_a_killed_one(tmp_path: Path, mon
     await bench.service.aclose()
 
 
+@pytest.mark.usefixtures("quick")
 async def test_a_freeze_stops_learning_and_the_model_stays(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     await bench.service.start()
@@ -235,6 +260,7 @@ async def test_a_freeze_stops_learning_and_the_model_stays(tmp_path: Path) -> No
     await bench.service.aclose()
 
 
+@pytest.mark.usefixtures("quick")
 async def test_a_freeze_in_a_round_ends_it_at_once(tmp_path: Path) -> None:
     bench = Bench(tmp_path, LONG)
     await bench.service.start()
@@ -249,6 +275,7 @@ async def test_a_freeze_in_a_round_ends_it_at_once(tmp_path: Path) -> None:
     assert bench.service.as_dict()["training"]["failures"] == 0
 
 
+@pytest.mark.usefixtures("quick")
 async def test_another_policy_ends_the_round_of_the_one_before(tmp_path: Path) -> None:
     bench = Bench(tmp_path, LONG)
     await bench.service.start()
@@ -269,6 +296,7 @@ async def test_another_policy_ends_the_round_of_the_one_before(tmp_path: Path) -
     assert (shown["training"]["state"], shown["training"]["settings"]) == ("off", None)
 
 
+@pytest.mark.usefixtures("quick")
 async def test_a_shadow_policy_learns_too(tmp_path: Path) -> None:
     bench = Bench(tmp_path, policy=make_policy("random"))
     bench.router.settings.set_shadow(LeastPredicted(SMALL), now=0.0)
@@ -280,6 +308,7 @@ async def test_a_shadow_policy_learns_too(tmp_path: Path) -> None:
     await bench.service.aclose()
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.99])
 async def test_a_cut_model_file_is_logged_and_is_a_cold_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, share: float
@@ -305,6 +334,7 @@ async def test_a_cut_model_file_is_logged_and_is_a_cold_start(
 TREES = replace(SMALL, kind="trees", names=NAMES)
 
 
+@pytest.mark.usefixtures("quick")
 @needs_lightgbm
 async def test_a_file_of_trees_is_tried_in_another_process_and_one_that_ends_it_is_a_cold_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -328,6 +358,7 @@ async def test_a_file_of_trees_is_tried_in_another_process_and_one_that_ends_it_
         assert f"{first.file}: loading it and predicting once in another process: {reason}" in str(told)
 
 
+@pytest.mark.usefixtures("quick")
 async def test_a_model_of_other_features_or_of_another_kind_is_logged_and_is_a_cold_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -343,6 +374,7 @@ async def test_a_model_of_other_features_or_of_another_kind_is_logged_and_is_a_c
     assert len(events(caplog, "model_not_loaded")) == 2
 
 
+@pytest.mark.usefixtures("quick")
 async def test_the_newer_of_the_two_model_files_counts(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     await bench.service.start()
@@ -359,6 +391,7 @@ async def test_the_newer_of_the_two_model_files_counts(tmp_path: Path) -> None:
         assert again.version() == version
 
 
+@pytest.mark.usefixtures("quick")
 async def test_another_model_file_in_the_configuration_is_adopted_at_the_next_step_but_not_while_frozen(
     tmp_path: Path,
 ) -> None:
@@ -378,6 +411,7 @@ async def test_another_model_file_in_the_configuration_is_adopted_at_the_next_st
     await bench.service.aclose()
 
 
+@pytest.mark.usefixtures("quick")
 async def test_a_missing_model_file_of_the_configuration_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -387,6 +421,7 @@ async def test_a_missing_model_file_of_the_configuration_is_logged(
     assert len(events(caplog, "model_not_loaded")) == 1
 
 
+@pytest.mark.usefixtures("quick")
 async def test_a_full_disk_is_logged_once_and_the_model_is_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -410,6 +445,7 @@ async def test_a_full_disk_is_logged_once_and_the_model_is_used(
     await bench.service.aclose()
 
 
+@pytest.mark.usefixtures("quick")
 async def test_without_online_learning_a_given_model_is_used_and_never_changed(tmp_path: Path) -> None:
     first = Bench(tmp_path)
     await first.service.start()
@@ -424,6 +460,7 @@ async def test_without_online_learning_a_given_model_is_used_and_never_changed(t
     assert bench.service.as_dict()["training"]["state"] == "off"
 
 
+@pytest.mark.usefixtures("quick")
 async def test_outcomes_that_left_the_ring_during_a_round_are_counted(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     await bench.service.start()
@@ -436,6 +473,7 @@ async def test_outcomes_that_left_the_ring_during_a_round_are_counted(tmp_path: 
     await bench.service.aclose()
 
 
+@pytest.mark.usefixtures("quick")
 async def test_the_process_runs_below_the_priority_of_the_proxy_and_ends_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -452,3 +490,177 @@ async def test_the_process_runs_below_the_priority_of_the_proxy_and_ends_with_it
     await asyncio.wait((loop,))
     await bench.service.aclose()
     await eventually(lambda: not Path(f"/proc/{pid}").exists())
+
+
+# --- The model of a policy that learns, in a line.
+
+
+MODEL = {"version": 4, "kind": "mlp", "samples": 5000, "age_s": 12.4, "error_ttft": 0.073}
+LEARNED, COLD = "lodestar learned: model 4 (mlp) of 5,000 outcomes, 12 s old", "lodestar has no model: 1,200 outcomes"
+
+
+@pytest.mark.parametrize(
+    ("policy", "model", "training", "line"),
+    [
+        (None, None, TrainingState(), None),
+        (
+            "lodestar",
+            None,
+            TrainingState("waiting", taken=1200),
+            f"{COLD}; training waiting",
+        ),
+        (
+            "lodestar",
+            MODEL | {"error_e2e": 0.2},
+            TrainingState("waiting", first_tokens=900, whole_answers=1250, censored=50, refused=3),
+            f"{LEARNED}, TTFT off by 7 %, whole answers off by 20 % where held out; training waiting, from 900 first "
+            "tokens, 1,250 whole answers by the time to their end, 50 without an answer; 3 rounds left the better "
+            "model in use",
+        ),
+        (
+            "lodestar",
+            MODEL,
+            TrainingState("frozen"),
+            f"{LEARNED}, TTFT off by 7 % where held out; training frozen",
+        ),
+        (
+            "lodestar",
+            MODEL | {"error_ttft": None},
+            TrainingState("failed", failure="the training process ended"),
+            f"{LEARNED}; training failed (the training process ended)",
+        ),
+    ],
+)
+def test_a_line_has_the_model_and_the_state_of_its_training(
+    policy: str | None, model: dict[str, Any] | None, training: TrainingState, line: str | None
+) -> None:
+    assert model_line({"policy": policy, "model": model, "training": training.as_dict(None)}) == line
+
+
+# --- The process that trains, as a neighbour of the event loop.
+
+
+def test_it_pauses_after_each_slice_of_processor_time() -> None:
+    pauses: list[float] = []
+    handler = signal.getsignal(signal.SIGVTALRM)
+    try:
+        pace(pauses.append)
+        end_s = process_time() + 100 * SLICE_S  # a kernel counts coarsely, and more so beside other processes
+        while len(pauses) < 4 and process_time() < end_s:
+            pass
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.signal(signal.SIGVTALRM, handler)
+    assert pauses == [PAUSE_S] * 4
+
+
+def test_it_ends_in_the_middle_of_a_round_when_its_parent_is_gone() -> None:
+    """As after SIGKILL: nothing but the end of its input tells it."""
+    spec = TrainingSpec("mlp", ("prompt_tokens",), first_samples=10, epochs=1_000_000)
+    round_without_end = frame(pickled(Settings(spec, 0, None))) + frame(pickled(Outcomes(numbered(40), more=False)))
+    command = [sys.executable, "-m", "gorgo.live.training.worker"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
+        try:
+            assert process.stdin is not None
+            process.stdin.write(round_without_end)
+            process.stdin.close()
+            assert process.wait(timeout=15) == 0
+        finally:
+            process.kill()
+
+
+# --- `gorgo serve` with a policy that learns, as a process: what becomes of its model when something is killed or cut.
+
+
+CHAT = "/v1/chat/completions"
+LEARNING = {"first_samples": 20, "round_samples": 20, "epochs": 5}
+ANSWER = stream(delta("a"), delta("b"), USAGE, DONE)
+
+
+async def requests(proxy: Served, count: int) -> None:
+    """Send streams; each is answered."""
+    for number in range(count):
+        content = chat(stream=True, messages=[{"role": "user", "content": "x" * (100 + 37 * number)}])
+        assert (await proxy.client.post(CHAT, content=content)).status_code == 200
+
+
+async def command(proxy: Served, *words: str) -> str:
+    """Return the last line of a command about this proxy."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gorgo", *words),
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "GORGO_ADMIN_TOKEN": TOKEN, "GORGO_ADMIN_URL": proxy.admin_url},
+    )
+    output, _ = await process.communicate()
+    assert process.returncode == 0
+    return output.decode().splitlines()[-1]
+
+
+async def shown(proxy: Served) -> Any:
+    return (await proxy.admin.get("/admin/model")).json()
+
+
+async def trained(proxy: Served, version: int) -> Any:
+    """Wait for a model of at least this version, and return what is shown."""
+    async with asyncio.timeout(60):
+        while True:
+            found = await shown(proxy)
+            if found["model"] is not None and found["model"]["version"] >= version:
+                return found
+            await asyncio.sleep(0.05)
+
+
+def write(folder: Path, replica: FakeReplica, **learning: Any) -> None:
+    proxy = {"policy": "lodestar", "learning": LEARNING | learning}
+    (folder / "regions.yaml").write_bytes(regions({"a": replica, "b": {"url": replica.url}}, proxy=proxy))
+
+
+@pytest.mark.system  # test_service.py has each part of it in seconds
+async def test_a_model_outlives_its_process_and_the_proxy_and_routing_goes_on_without_it(tmp_path: Path) -> None:
+    state, file = tmp_path / "state.json", tmp_path / "state.json.lodestar.npz"
+    options = ("--state", str(state), "--outcome-log", str(tmp_path / "outcomes.jsonl"))
+    async with running(ANSWER) as replica:
+        write(tmp_path, replica)
+        async with served(tmp_path, *options) as proxy:
+            await requests(proxy, 40)
+            first = await trained(proxy, 1)
+            assert (first["policy"], first["is_shadow"], first["model"]["kind"]) == ("lodestar", False, "mlp")
+            worker = first["training"]["pid"]
+            os.kill(worker, signal.SIGKILL)
+            await requests(proxy, 40)
+            second = await trained(proxy, first["model"]["version"] + 1)
+            assert second["training"]["failures"] == 1
+            assert second["training"]["pid"] != worker
+            await eventually(file.exists)
+            assert (await proxy.admin.post("/admin/freeze", json={})).status_code == 200
+            await requests(proxy, 40)
+            await asyncio.sleep(2.5)  # two steps of the training
+            frozen = await shown(proxy)
+            assert (frozen["training"]["state"], frozen["training"]["pid"]) == ("frozen", None)
+            assert (await proxy.admin.post("/admin/unfreeze", json={})).status_code == 200
+            last = await trained(proxy, frozen["model"]["version"] + 1)
+            metrics = (await proxy.client.get("/metrics")).text
+            assert f"gorgo_model_version {float(last['model']['version'])}" in metrics
+            assert 'gorgo_fallbacks_total{rule="cold_start"}' in metrics
+            assert 'gorgo_model_error_ratio_count{target="ttft"}' in metrics
+            line = await command(proxy, "status")
+            assert line.startswith(f"lodestar learned: model {last['model']['version']} (mlp) of "), line
+            proxy.process.kill()
+            await eventually(lambda: not Path(f"/proc/{last['training']['pid']}").exists())
+        async with served(tmp_path, *options) as proxy:
+            again = (await shown(proxy))["model"]
+            assert (again["version"], again["file"]) == (last["model"]["version"], str(file))
+        learned = tmp_path / "learned.npz"
+        result = await gorgo(
+            *("learn", str(tmp_path / "outcomes.jsonl"), "--policy", "lodestar", "--out", str(learned)), "--no-ablation"
+        )
+        assert result.returncode == 0, result.stderr
+        file.write_bytes(file.read_bytes()[:200])
+        async with served(tmp_path, *options) as proxy:
+            assert (await shown(proxy))["model"] is None
+            await requests(proxy, 3)
+            write(tmp_path, replica, model_file=str(learned), online=False)
+            assert (await proxy.admin.post("/admin/reload", json={})).status_code == 200
+            offline = await trained(proxy, 1)
+            assert offline["model"]["file"] == str(learned)
+            assert offline["training"]["state"] == "off"

@@ -1,20 +1,33 @@
+"""States of a kept connection: when a request is written, what ends it, and what TCP tells of it."""
+
 from __future__ import annotations
 
+import asyncio
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 import pytest
 
-from gorgo.core.latency.ttft import INITIAL_WINDOW_BYTES, Pacing, TcpWindows, paced_round_trips
+from gorgo.core.latency.ttft import INITIAL_WINDOW_BYTES, PACING_GAIN, Pacing, TcpWindows, paced_round_trips
+from gorgo.live.event_loop import BUSY_WRITES, writes_of
 from gorgo.live.upstream.connection import (
+    WRITE_BYTES,
     ConnectionTracker,
     NextConnectionState,
     PooledConnection,
     ReadTcpInfo,
     ReplicaConnection,
+    bbr_state,
     idling_shrinks,
+    read_tcp_info,
 )
+from gorgo.live.upstream.response import HttpResponse
+from tests.live.test_event_loop import RecordedTransport
 from tests.proxy.conftest import QUIET, Start, until
 from tests.proxy.fakes import DONE, delta, stream
 
@@ -186,3 +199,149 @@ async def test_the_kernel_s_pace_is_priced_and_a_new_connection_paces_too(
         assert proxy.state.routing.router._fleet.columns.cwnd_bytes[0] == 0.0
     # After a ping, of which the kernel told as much as after a body; then on a new connection.
     assert trips == pytest.approx([2.0, 1.0 + paced_round_trips(100_000, TcpWindows(), Pacing())], abs=0.03)
+
+
+# --- In a busy loop a request waits for the next turn: it is written once, or not at all if its connection ends
+# before.
+
+
+HEAD = b"POST / HTTP/1.1\r\n\r\n"
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
+
+
+class Rig:
+    """A connection in a loop that has just become busy, and what becomes of it."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        for _ in range(BUSY_WRITES):
+            writes_of(loop).are_many(loop.time())
+        self.done: list[tuple[str, bytes]] = []
+        self.idle: list[ReplicaConnection] = []
+        self.connection = ReplicaConnection(self.idle.append, lambda _: None)
+        self.connection.connection_made(RecordedTransport("replica", self.done))
+        self.response = HttpResponse(self.connection, head_only=False)
+
+    def send(self, body: bytes = b"body") -> None:
+        self.connection.write_request(HEAD, body, self.response)
+
+    @property
+    def written(self) -> bytes:
+        return b"".join(data for _, data in self.done)
+
+
+@pytest.mark.parametrize("size", [4, 100_000, WRITE_BYTES])
+async def test_a_request_is_written_in_the_next_turn(size: int) -> None:
+    rig = Rig()
+    rig.send(b"x" * size)
+    assert rig.written == b""
+    await asyncio.sleep(0)
+    assert rig.written == HEAD + b"x" * size
+    await asyncio.sleep(0)
+    assert len(rig.written) == len(HEAD) + size, "once"
+
+
+async def test_a_request_above_the_bound_of_one_write_does_not_wait() -> None:
+    rig = Rig()
+    rig.send(b"x" * (WRITE_BYTES + 1))
+    assert rig.written == HEAD + b"x" * WRITE_BYTES
+    rig.connection.close()
+
+
+async def test_a_request_that_is_cancelled_before_the_turn_is_never_written() -> None:
+    rig = Rig()
+    rig.send()
+    await rig.response.aclose()
+    await asyncio.sleep(0)
+    assert rig.written == b"abort"
+
+
+async def test_a_connection_lost_before_the_turn_fails_its_request_and_nothing_is_written() -> None:
+    rig = Rig()
+    rig.send()
+    rig.connection.connection_lost(ConnectionResetError())
+    await asyncio.sleep(0)
+    assert rig.written == b""
+    assert not rig.response.received, "so the pool repeats it"
+
+
+async def test_a_connection_whose_answer_came_before_its_request_carries_no_other() -> None:
+    rig = Rig()
+    rig.send()
+    rig.connection.data_received(OK)
+    await rig.response.read_head()
+    await rig.response.aclose()
+    await asyncio.sleep(0)
+    assert (rig.written, rig.idle) == (b"abort", [])
+
+
+@pytest.fixture
+def connection() -> Iterator[socket.socket]:
+    with (
+        closing(socket.create_server(("127.0.0.1", 0))) as server,
+        closing(socket.create_connection(server.getsockname())) as client,
+    ):
+        yield client
+
+
+def info(*, segments_sent: int, size: int = 232) -> bytes:
+    fields = {
+        16: (4, 1_448),
+        68: (4, 90_000),
+        80: (4, 20),
+        104: (8, 500_000),
+        156: (4, segments_sent),
+        228: (4, 99_000),
+    }
+    made = bytearray(size)
+    for offset, (width, value) in fields.items():
+        made[offset : offset + width] = value.to_bytes(width, sys.byteorder)
+    return bytes(made[:size])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what Linux tells")
+def test_windows_are_bytes_and_the_pace_is_for_a_round_trip() -> None:
+    told = TcpWindows(28_960.0, 99_000.0), Pacing(45_000.0, 1_448.0)
+    assert read_tcp_info(info(segments_sent=30)) == told
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what Linux tells")
+def test_the_first_ten_segments_of_a_connection_are_a_burst() -> None:
+    found = read_tcp_info(info(segments_sent=4))
+    assert found is not None
+    assert found[1].burst == 6 * 1_448.0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what Linux tells")
+def test_a_kernel_that_does_not_tell_the_receiver_s_window_tells_nothing() -> None:
+    assert read_tcp_info(info(segments_sent=4)[:224]) is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what Linux tells")
+def test_zeros_do_not_stop_a_count_of_flights() -> None:
+    assert read_tcp_info(bytes(16) + (1_448).to_bytes(4, sys.byteorder) + bytes(212)) == (
+        TcpWindows(1_448.0, 1_448.0),
+        Pacing(1_448.0, 14_480.0),
+    )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what Linux tells")
+def test_a_sender_that_does_not_pace_and_a_closed_socket_tell_nothing(connection: socket.socket) -> None:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+    assert bbr_state(connection) is None
+    connection.close()
+    assert bbr_state(connection) is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what Linux tells")
+def test_a_real_new_sender_paces_as_the_model_says(connection: socket.socket) -> None:
+    try:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
+    except OSError:
+        pytest.skip("this kernel has no BBR")
+    found = bbr_state(connection)
+    assert found is not None
+    assert bbr_state(connection, paces=True) == found
+    windows, pacing = found
+    assert pacing.bytes_per_round_trip == pytest.approx(PACING_GAIN * windows.cwnd, rel=0.05)
+    assert pacing.burst == pytest.approx(windows.cwnd)

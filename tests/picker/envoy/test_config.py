@@ -1,12 +1,18 @@
-"""The printed configuration of Envoy: Envoy accepts it, and its bounds are those of regions.yaml."""
+"""The printed configuration of Envoy: it is accepted, a stop of the picker is not noticed, and stored requests go
+once.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
+from collections import Counter
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from gorgo.config.fleet import FleetSourceConfig, ReplicaConfig
 from gorgo.config.model import (
@@ -23,7 +29,12 @@ from gorgo.errors import ConfigError
 from gorgo.picker.envoy.config import RETRIES, envoy_config, envoy_yaml
 from gorgo.picker.transport.services import DECIDING
 from tests.picker.envoy.envoy import PROGRAM, needs_envoy
+from tests.picker.envoy.rig import CHAT, Rig, rig
 from tests.proxy.authority import Authority, needs_openssl
+from tests.proxy.fakes import DONE, USAGE, answer, delta, reset_after, stream
+
+# --- The printed configuration of Envoy: Envoy accepts it, and its bounds are those of regions.yaml.
+
 
 CONFIG = Config(
     proxy=ProxyConfig(region="here", bind="127.0.0.1:8080"),
@@ -136,3 +147,120 @@ def test_envoy_shows_the_picker_the_certificate_that_the_configuration_names() -
         ConfigError, match=r"picker\.tls: client_ca without a certificate of Envoy; expected client_cert"
     ):
         envoy_config(replace(CONFIG, picker=without))
+
+
+# --- The picker stops behind a real Envoy, under load: no client hears of it.
+
+
+CLIENTS = 6
+#: Of each client, after the picker has ended.
+LATER = 10
+BODY = {"messages": [{"role": "user", "content": "hello"}], "stream": True}
+
+
+@needs_envoy
+@pytest.mark.parametrize("front", ["own"])
+async def test_no_request_is_lost_while_the_picker_stops(front: str, tmp_path: Path) -> None:
+    async with rig(tmp_path, with_keys=False) as running:
+        running.script(stream(*([delta("a")] * 20), USAGE, DONE))
+        found: Counter[int | str] = Counter()
+        clients = [asyncio.create_task(_send(running, front, found)) for _ in range(CLIENTS)]
+        async with asyncio.timeout(20):
+            while sum(found.values()) < 10 * CLIENTS:
+                await asyncio.sleep(0)
+        running.shutdown.set()
+        await asyncio.wait_for(asyncio.gather(*clients), 20)
+    assert set(found) == {200}
+
+
+@needs_envoy
+async def test_with_client_keys_no_request_passes_without_the_picker(tmp_path: Path) -> None:
+    """Envoy checks no key, no quota and no region: neither a known key nor a wrong one gets to an engine."""
+    async with rig(tmp_path) as running:
+        running.script(stream(delta("a"), USAGE, DONE))
+        async with running.client() as client:
+            assert (await client.post(CHAT, json=BODY)).status_code == 200
+            running.shutdown.set()
+            await asyncio.wait_for(asyncio.shield(running.task), 20)
+            running.script(stream(delta("a"), USAGE, DONE))
+            for headers in ({}, {"authorization": "Bearer wrong"}):
+                for _ in range(5):
+                    assert (await client.post(CHAT, json=BODY, headers=headers)).status_code == 503
+            assert [replica.seen for replica in running.replicas] == [[], []]
+
+
+async def _send(running: Rig, front: str, found: Counter[int | str]) -> None:
+    """Send one request after another, until the picker has ended and some more."""
+    later = 0
+    async with running.client(front) as client:
+        while later < LATER:
+            later += running.task.done()
+            answered = await client.post(
+                CHAT, json={"messages": [{"role": "user", "content": "hello"}], "stream": True}
+            )
+            found[answered.status_code] += 1
+
+
+@needs_envoy
+@needs_openssl
+async def test_envoy_reaches_a_picker_with_client_ca_by_its_certificate(tmp_path: Path) -> None:
+    for name in ("servers", "clients"):
+        (tmp_path / name).mkdir()
+    servers, clients = Authority(tmp_path / "servers"), Authority(tmp_path / "clients")
+    cert, key = servers.pair("picker")
+    client_cert, client_key = clients.pair("envoy")
+    # Envoy trusts the file of `cert`: there the certificate of the authority follows.
+    Path(cert).write_text(Path(cert).read_text() + Path(servers.ca).read_text())
+    files = PickerTlsConfig(cert=cert, key=key, client_ca=clients.ca, client_cert=client_cert, client_key=client_key)
+    async with rig(tmp_path, tls=files) as running:
+        running.script(stream(delta("a"), USAGE, DONE))
+        async with running.client() as client:
+            assert (await client.post(CHAT, json=BODY)).status_code == 200
+        assert sum(len(replica.seen) for replica in running.replicas) == 1
+
+
+# --- Requests of which an engine stores something, behind a real Envoy: none is sent again once it may have begun.
+
+
+@pytest_asyncio.fixture
+async def running(tmp_path: Path) -> AsyncIterator[Rig]:
+    """One for each test: a failure of a replica counts in the next one."""
+    async with rig(tmp_path) as found:
+        yield found
+
+
+STORED = {
+    "responses": ("/v1/responses", {"model": "m", "input": "hello"}),
+    "chat": (CHAT, {"model": "m", "store": True, "messages": [{"role": "user", "content": "hello"}]}),
+}
+
+
+@needs_envoy
+@pytest.mark.parametrize("route", STORED)
+@pytest.mark.parametrize("status", [404, 503])
+async def test_what_an_engine_stores_goes_elsewhere_if_it_was_not_begun(running: Rig, route: str, status: int) -> None:
+    first, second = running.replicas
+    running.script(answer(200, b'{"id": "resp_1", "object": "response", "output": []}'))
+    first.scripts = [answer(status)]
+    path, body = STORED[route]
+    async with running.client() as client:
+        responses = [await client.post(path, json=body) for _ in range(2)]
+    assert [response.status_code for response in responses] == [200, 200]
+    assert len(first.seen) >= 1
+    assert len(second.seen) == 2
+    await running.idle()
+
+
+@needs_envoy
+@pytest.mark.parametrize("route", STORED)
+@pytest.mark.parametrize("failing", [reset_after(), answer(500)], ids=["reset", "500"])
+async def test_what_an_engine_stores_and_may_have_begun_is_not_sent_twice(
+    running: Rig, route: str, failing: object
+) -> None:
+    running.script(failing)
+    path, body = STORED[route]
+    async with running.client() as client:
+        response = await client.post(path, json=body, headers={"x-envoy-retry-on": "5xx,reset"})
+    assert response.status_code >= 500
+    assert sum(len(replica.seen) for replica in running.replicas) == 1
+    await running.idle()

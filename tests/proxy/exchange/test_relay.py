@@ -1,23 +1,42 @@
-"""The p95 of an answer's token gaps, by a clock that the engine moves."""
+"""Bytes of the replica through the proxy, in one step of the loop, in both directions, with their gaps measured."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+import gzip
+import hashlib
+import json
+import random
+from base64 import b64encode
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 
+from gorgo.core.limits import BufferBudget
+from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.live.http.body import ResettableTimeout
+from gorgo.live.http.errors import HttpError, Message
 from gorgo.live.http.headers import Header
 from gorgo.live.request import parse
 from gorgo.live.request import parse as gaps
+from gorgo.live.request.record import RequestRecord
+from gorgo.live.upstream.client import UpstreamError
+from gorgo.policies.registry import make_policy
 from gorgo.proxy.exchange import exchange
 from gorgo.proxy.exchange import relay as event_stream
 from gorgo.proxy.exchange import relay as passage_module
+from gorgo.proxy.exchange.exchange import ClientResponse
 from gorgo.proxy.exchange.relay import ResponseWriter, relay
-from tests.proxy.fakes import DONE, ROLE, USAGE, delta, event
-from tests.proxy.iterated import IteratedSource
-from tests.proxy.passages import passage_to
+from tests.proxy.conftest import Start, config_for, system_tls, until, with_replica
+from tests.proxy.fakes import DONE, ROLE, USAGE, answer, chat, delta, event, hang, running, stream
+from tests.proxy.passages import IteratedSource, passage_to
+
+# --- The p95 of an answer's token gaps, by a clock that the engine moves.
+
 
 CHAT = "/v1/chat/completions"
 FINISH = event({"choices": [{"delta": {}, "finish_reason": "stop"}]})
@@ -128,3 +147,456 @@ def test_a_relay_holds_64_kibibytes_4096_gaps_and_the_last_four_events() -> None
 def test_an_id_counts_as_four_bytes_and_an_error_event_has_five_seconds() -> None:
     assert (parse._BYTES_PER_ID, exchange._ERROR_EVENT_TIMEOUT_S) == (4.0, 5.0)
     assert frozenset({"/v1/chat/completions", "/v1/completions"}) == parse._USAGE_ROUTES
+
+
+# --- The hot loop: chunks go from the source to the client in one step, and the task of the request sleeps.
+
+
+class PushedSource:
+    """An answer whose reads are pushed by the test, as a connection pushes them."""
+
+    status = 200
+
+    def __init__(self) -> None:
+        self.headers: Sequence[Header] = [(b"Content-Type", b"text/event-stream")]
+        self.waiting: list[bytes] = []
+        self._sink: Callable[[bytes], bool] | None = None
+        self._done: asyncio.Future[bool] | None = None
+        self._ended = False
+
+    def is_paused(self) -> bool:
+        return self._sink is None
+
+    def push(self, *chunks: bytes, end: bool = False) -> None:
+        """Receive chunks in the current step."""
+        self.waiting += chunks
+        self._ended = end
+        self._flush()
+
+    async def pipe(self, sink: Callable[[bytes], bool]) -> bool:
+        self._sink, self._done = sink, asyncio.get_running_loop().create_future()
+        self._flush()
+        return await self._done
+
+    def take_whole(self, limit: int) -> bytes | None:
+        return None
+
+    def chunks(self) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        raise AssertionError("every part of an answer is piped")
+
+    async def aclose(self) -> None:
+        """Close nothing."""
+
+    def _flush(self) -> None:
+        while self._sink is not None and self.waiting:
+            if not self._sink(self.waiting.pop(0)):
+                self._end(False)
+        if self._sink is not None and self._ended:
+            self._end(True)
+
+    def _end(self, ended: bool) -> None:
+        assert self._done is not None
+        self._sink = None
+        self._done.set_result(ended)
+
+
+class Client:
+    """A client's connection: `room` chunks are written at once, the others when `read` is set."""
+
+    def __init__(self, room: int = 1000) -> None:
+        self.got: list[bytes] = []
+        self.room = room
+        self.read = asyncio.Event()
+        self.closed = False
+
+    async def send(self, message: Any) -> None:
+        if message.get("body"):
+            await self.read.wait()
+            self.got.append(message["body"])
+
+    def try_write(self, chunk: bytes) -> bool:
+        if not self.room:
+            return False
+        self.room -= 1
+        self.got.append(chunk)
+        return True
+
+
+class Writer(ResponseWriter):
+    """Writes to a `Client`."""
+
+    __slots__ = ("_client",)
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client.send)
+        self._client = client
+
+    async def start(self, status: int, headers: Any, **options: bool) -> None:
+        await super().start(status, headers, **options)
+        self.try_write = self._client.try_write
+
+
+def begin(
+    source: PushedSource, client: Client, *, strip: bool = False, on_content: Callable[[], None] = lambda: None
+) -> asyncio.Task[Outcome]:
+    """Relay `source` to `client` in a task."""
+
+    async def run() -> Outcome:
+        with ResettableTimeout(60.0) as timeout:
+            passage = passage_to(Writer(client), timeout, chunk_limit_s=60.0, strip_usage=strip, on_content=on_content)
+            return await relay(passage, source)
+
+    return asyncio.create_task(run())
+
+
+async def turns(count: int = 5) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("strip", [False, True])
+async def test_an_event_is_written_in_the_step_in_which_it_was_received(strip: bool) -> None:
+    source, client = PushedSource(), Client()
+    client.read.set()
+    relaying = begin(source, client, strip=strip)
+    await turns()
+    source.push(ROLE, delta("a"))
+    await turns()
+    assert client.got == [ROLE + delta("a")]
+    for number in range(100):
+        source.push(delta(str(number)))
+        assert client.got[-1] == delta(str(number))
+        assert not source.is_paused(), "the task of the request was not woken"
+    source.push(USAGE, DONE, end=True)
+    await turns()
+    outcome = await relaying
+    assert (outcome.result, outcome.output_tokens) == (AttemptResult.COMPLETED, 2)
+    assert b"".join(client.got).endswith(DONE)
+    assert (USAGE in client.got) is not strip
+
+
+async def test_the_first_token_is_written_before_it_is_recorded() -> None:
+    source, client = PushedSource(), Client()
+    written: list[list[bytes]] = []
+    relaying = begin(source, client, on_content=lambda: written.append([*client.got]))
+    await turns()
+    source.push(ROLE, delta("a"))
+    await turns()
+    assert written == [[ROLE + delta("a")]]
+    source.push(DONE, end=True)
+    await relaying
+
+
+async def test_a_first_token_is_recorded_before_a_wait_for_its_client() -> None:
+    source, client = PushedSource(), Client(room=0)
+    written: list[list[bytes]] = []
+    relaying = begin(source, client, on_content=lambda: written.append([*client.got]))
+    await turns()
+    source.push(delta("a"))
+    await turns()
+    assert (written, client.got) == ([[]], [])
+    client.room = 1000
+    client.read.set()
+    source.push(DONE, end=True)
+    await relaying
+    assert (len(written), client.got) == (1, [delta("a"), DONE])
+
+
+async def test_a_client_that_is_behind_pauses_the_replica_and_loses_no_byte() -> None:
+    source, client = PushedSource(), Client(room=3)
+    relaying = begin(source, client)
+    await turns()
+    events = [delta(str(number)) for number in range(6)]
+    source.push(ROLE, *events)
+    await turns()
+    assert client.got == [ROLE + events[0], *events[1:3]]
+    assert source.is_paused(), "reading waits for the client"
+    client.room = 1000
+    client.read.set()
+    await turns()
+    assert client.got == [ROLE + events[0], *events[1:]]
+    assert not source.is_paused()
+    source.push(DONE, end=True)
+    assert (await relaying).result is AttemptResult.COMPLETED
+
+
+async def test_a_client_that_stopped_reading_is_waited_for_as_its_own_stall() -> None:
+    source, client = PushedSource(), Client(room=1)
+    writer = Writer(client)
+    budget = BufferBudget(1 << 40)
+
+    async def run() -> None:
+        with ResettableTimeout(60.0) as timeout:
+            await relay(passage_to(writer, timeout, chunk_limit_s=0.05, budget=budget), source)
+
+    relaying = asyncio.create_task(run())
+    await turns()
+    source.push(delta("a"))
+    await turns()
+    source.push(delta("b"))
+    await turns()
+    assert (writer.sending, budget.used_bytes > 0) == (True, True)
+    with pytest.raises(TimeoutError):
+        await relaying
+    assert budget.used_bytes == 0, "the buffers of both connections are released"
+
+
+async def test_a_stream_without_an_end_fails_after_its_last_byte_was_passed() -> None:
+    source, client = PushedSource(), Client()
+    client.read.set()
+    relaying = begin(source, client)
+    await turns()
+    source.push(delta("a"))
+    await turns()
+    source.push(delta("b"), end=True)
+    with pytest.raises(UpstreamError, match="truncated"):
+        await relaying
+    assert client.got == [delta("a"), delta("b")]
+
+
+# --- The proxy's own answers to one request.
+
+
+async def test_a_response_that_is_an_error_is_finished_and_nothing_follows_it() -> None:
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    rejected: list[str] = []
+    state: Any = SimpleNamespace(
+        telemetry=SimpleNamespace(metrics=SimpleNamespace(rejected=rejected.append)),
+        routing=SimpleNamespace(router=SimpleNamespace(settings=SimpleNamespace(policy=make_policy("nearest")))),
+    )
+    record = RequestRecord(state.routing, state.telemetry, 0.0)
+    response = ClientResponse(state, send, "r", record)
+    await response.send_error(HttpError(503, "no_replica", "no replica is eligible"))
+    assert response.writer.finished is True
+    await response.abort()
+    assert [message["status"] for message in sent if "status" in message] == [503]
+    assert (rejected, record.status, record.code) == (["no_replica"], 503, "no_replica")
+    assert {(b"x-request-id", b"r"), (b"x-gorgo-policy", b"nearest")} <= set(sent[0]["headers"])
+
+
+# --- Bytes through the proxy are the bytes of the replica, streamed or not, in both directions.
+
+
+TOOL_BODY = chat(
+    stream=True,
+    tools=[{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}],
+    messages=[
+        {"role": "user", "content": [{"type": "text", "text": "what is it?"}, {"type": "image_url", "image_url": {}}]},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "type": "function", "function": {}}]},
+        {"role": "tool", "tool_call_id": "c1", "content": "a cat 🐈"},
+    ],
+    unknown_field={"kept": [1.0, 1e400, None]},
+)
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+async def test_stream_passes_byte_for_byte_and_names_its_replica(start: Start) -> None:
+    chunks = (b": hello\n\n", ROLE, delta("a"), delta("b"), DONE)
+    fleet = await start.fleet([stream(*chunks)])
+    body = chat(stream=True)
+    response = await fleet.client.post("/v1/chat/completions", content=body)
+    assert (response.status_code, response.content) == (200, b"".join(chunks))
+    assert response.headers["x-gorgo-replica"] == "r0"
+    assert response.headers["x-gorgo-region"] == "here"
+    assert response.headers["x-gorgo-policy"] == "round-robin"
+    assert response.headers["x-gorgo-weights-version"] == "1"
+    assert response.headers["x-gorgo-estimated-cached-tokens"] == "0"
+    assert fleet.replicas[0].seen[0].body == body
+    await fleet.idle()
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_stream_cut_anywhere_arrives_as_it_was(start: Start, seed: int) -> None:
+    rng = random.Random(seed)
+    whole = ROLE + b"".join(delta(chr(0x4E00 + n) * 3) for n in range(200)) + USAGE + DONE
+    cuts = sorted(rng.sample(range(1, len(whole)), 60))
+    pieces = [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
+    fleet = await start.fleet([stream(*pieces)])
+    response = await fleet.client.post("/v1/chat/completions", content=chat(stream=True))
+    assert digest(response.content) == digest(whole)
+    sample = next(iter(fleet.state.routing.router.samples))
+    assert (sample.input_tokens, sample.cached_tokens, sample.output_tokens) == (12, 8, 2)
+
+
+@pytest.mark.parametrize("size", [0, 100, 64 * 1024, 64 * 1024 + 1, 5_000_000])
+async def test_whole_answer_of_any_size_arrives_with_its_length(start: Start, size: int) -> None:
+    body = b'{"object":"list","data":"' + b"x" * size + b'","usage":{"prompt_tokens":3,"total_tokens":3}}'
+    fleet = await start.fleet([answer(200, body)])
+    response = await fleet.client.post("/v1/embeddings", json={"input": "hello"})
+    assert digest(response.content) == digest(body)
+    assert response.headers["content-length"] == str(len(body))
+    await fleet.idle()
+    assert next(iter(fleet.state.routing.router.samples)).input_tokens == 3
+
+
+async def test_body_with_tools_and_images_reaches_the_replica_byte_for_byte(start: Start) -> None:
+    fleet = await start.fleet([stream(delta("a"), DONE)])
+    response = await fleet.client.post("/v1/chat/completions", content=TOOL_BODY)
+    assert response.status_code == 200
+    assert digest(fleet.replicas[0].seen[0].body) == digest(TOOL_BODY)
+
+
+async def test_megabytes_of_body_reach_the_replica_byte_for_byte(start: Start) -> None:
+    fleet = await start.fleet([answer(200)])
+    body = chat(messages=[{"role": "user", "content": "π" * 3_000_000}])
+    response = await fleet.client.post("/v1/chat/completions", content=body)
+    assert response.status_code == 200
+    assert digest(fleet.replicas[0].seen[0].body) == digest(body)
+
+
+async def test_encoded_answer_that_was_not_asked_for_stays_encoded(start: Start) -> None:
+    packed = gzip.compress(b'{"choices":[]}')
+    fleet = await start.fleet([answer(200, packed, {"content-encoding": "gzip"})])
+    async with fleet.client.stream("POST", "/v1/chat/completions", content=chat()) as response:
+        raw = b"".join([chunk async for chunk in response.aiter_raw()])
+    assert raw == packed
+    assert response.headers["content-encoding"] == "gzip"
+    assert fleet.replicas[0].seen[0].header("accept-encoding") == ["identity"]
+
+
+async def test_replica_gets_no_header_that_nobody_sent_but_the_id_and_the_coding_of_its_answer(start: Start) -> None:
+    fleet = await start.fleet([answer(200)])
+    async with httpx.AsyncClient(base_url=fleet.addresses.data_url, verify=system_tls()) as bare:
+        request = bare.build_request("POST", "/v1/chat/completions", content=chat())
+        for name in ("accept-encoding", "accept", "user-agent"):
+            del request.headers[name]
+        assert (await bare.send(request)).status_code == 200
+    seen = fleet.replicas[0].seen[0]
+    assert {key.lower() for key, _ in seen.headers} == {b"host", b"content-length", b"x-request-id", b"accept-encoding"}
+
+
+async def test_encoded_stream_is_passed_at_once(start: Start) -> None:
+    packed, late = gzip.compress(delta("a")), gzip.compress(DONE)
+    fleet = await start.fleet([hang(packed, rest=[late], headers={"content-encoding": "gzip"})])
+    async with fleet.client.stream("POST", "/v1/chat/completions", content=chat(stream=True)) as response:
+        raw = response.aiter_raw()
+        first = await anext(raw)
+        fleet.replicas[0].release.set()
+        rest = b"".join([chunk async for chunk in raw])
+    assert first + rest == packed + late
+
+
+async def test_an_image_is_priced_by_its_size_and_then_as_its_model_reports(start: Start) -> None:
+    usage = event({"choices": [], "usage": {"prompt_tokens": 3000, "completion_tokens": 1}})
+    fleet = await start.fleet([stream(delta("a"), usage, DONE)])
+    head = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + (1120).to_bytes(4, "big") * 2
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{b64encode(head).decode()}"}}
+    for tokens in (1601, 3000):  # 40 x 40 patches of 28 pixels and a word, and as reported
+        body = chat(messages=[{"role": "user", "content": [image, {"type": "text", "text": "what"}]}], stream=True)
+        response = await fleet.client.post("/v1/chat/completions", content=body)
+        (decision,) = fleet.state.routing.router.view.decisions(response.headers["x-request-id"])
+        assert decision.prompt_tokens == tokens
+    await fleet.idle()
+
+
+async def test_nothing_is_sent_before_the_first_content(start: Start) -> None:
+    preamble = (b": wait\n\n", ROLE)
+    fleet = await start.fleet([hang(*preamble, rest=[delta("a"), DONE])])
+    request = asyncio.create_task(fleet.client.post("/v1/chat/completions", content=chat(stream=True)))
+    await fleet.replicas[0].arrived.wait()
+    await until(lambda: len(fleet.replicas[0].seen) == 1)
+    assert not request.done()
+    assert fleet.state.routing.router.view.snapshots(now=fleet.state.routing.clock())[0].queued_prefill_tokens > 0
+    fleet.replicas[0].release.set()
+    response = await request
+    assert response.content == b"".join(preamble) + delta("a") + DONE
+    await fleet.idle()
+
+
+async def test_more_than_64_kib_without_content_is_let_go(start: Start) -> None:
+    comments = b": " + b"x" * 80_000 + b"\n\n"
+    fleet = await start.fleet([hang(comments, rest=[delta("a"), DONE])])
+    async with fleet.client.stream("POST", "/v1/chat/completions", content=chat(stream=True)) as response:
+        raw = response.aiter_raw()
+        got = await anext(raw)
+        fleet.replicas[0].release.set()
+        got += b"".join([chunk async for chunk in raw])
+    assert digest(got) == digest(comments + delta("a") + DONE)
+    await fleet.idle()
+    assert next(iter(fleet.state.routing.router.samples)).ttft_ms is not None
+
+
+async def test_more_than_64_kib_of_comments_is_let_go_and_the_first_content_still_found(start: Start) -> None:
+    comments = (b": " + b"x" * 1000 + b"\n\n") * 70
+    fleet = await start.fleet([hang(comments, rest=[ROLE, delta("a"), delta("b"), DONE])])
+    async with fleet.client.stream("POST", "/v1/chat/completions", content=chat(stream=True)) as response:
+        raw = response.aiter_raw()
+        got = await anext(raw)
+        assert fleet.state.routing.router.view.snapshots(now=fleet.state.routing.clock())[0].queued_prefill_tokens > 0
+        fleet.replicas[0].release.set()
+        got += b"".join([chunk async for chunk in raw])
+    assert digest(got) == digest(comments + ROLE + delta("a") + delta("b") + DONE)
+    await fleet.idle()
+    assert next(iter(fleet.state.routing.router.samples)).ttft_ms is not None
+
+
+async def test_stream_that_ends_without_content_is_complete(start: Start) -> None:
+    fleet = await start.fleet([stream(ROLE, DONE)], [stream(delta("b"), DONE)])
+    response = await fleet.client.post("/v1/chat/completions", content=chat(stream=True))
+    assert response.content == ROLE + DONE
+
+
+async def test_usage_is_asked_for_and_taken_out_again_where_the_replica_says_so(start: Start) -> None:
+    async with running(stream(ROLE, delta("a"), USAGE, DONE)) as replica:
+        config = with_replica(config_for([replica]), 0, request_usage=True)
+        fleet = await start.proxy(config, [replica])
+        response = await fleet.client.post("/v1/chat/completions", content=chat(stream=True))
+        assert response.content == ROLE + delta("a") + DONE
+        seen = json.loads(replica.seen[0].body)
+        assert seen == {**json.loads(chat(stream=True)), "stream_options": {"include_usage": True}}
+        assert next(iter(fleet.state.routing.router.samples)).cached_tokens == 8
+
+
+@pytest.mark.parametrize("fields", [{"stream": True, "stream_options": {"include_usage": True}}, {"stream": False}])
+async def test_usage_that_the_client_asked_for_itself_stays(start: Start, fields: dict[str, object]) -> None:
+    async with running(stream(ROLE, delta("a"), USAGE, DONE)) as replica:
+        config = with_replica(config_for([replica]), 0, request_usage=True)
+        fleet = await start.proxy(config, [replica])
+        body = chat(**fields)
+        response = await fleet.client.post("/v1/chat/completions", content=body)
+        assert response.content == ROLE + delta("a") + USAGE + DONE
+        assert replica.seen[0].body == body
+
+
+async def test_usage_is_never_asked_for_by_default(start: Start) -> None:
+    fleet = await start.fleet([stream(delta("a"), DONE)])
+    await fleet.client.post("/v1/chat/completions", content=chat(stream=True))
+    assert fleet.replicas[0].seen[0].body == chat(stream=True)
+
+
+async def test_stored_response_goes_back_to_its_replica(start: Start) -> None:
+    first = event({"type": "response.created", "response": {"id": "resp_abc"}})
+    text = event({"type": "response.output_text.delta", "delta": "a"})
+    fleet = await start.fleet([stream(first, text)], [answer(200, b'{"id":"resp_other"}')])
+    opened = await fleet.client.post("/v1/responses", json={"model": "m", "input": "hello", "stream": True})
+    assert opened.headers["x-gorgo-replica"] == "r0"
+    for _ in range(3):
+        again = {"model": "m", "input": "and?", "previous_response_id": "resp_abc", "stream": True}
+        assert (await fleet.client.post("/v1/responses", json=again)).headers["x-gorgo-replica"] == "r0"
+
+
+async def test_unknown_stored_response_is_a_clear_404(start: Start) -> None:
+    fleet = await start.fleet([answer(200)])
+    body = {"model": "m", "input": "and?", "previous_response_id": "resp_nobody"}
+    response = await fleet.client.post("/v1/responses", json=body)
+    assert response.status_code == 404
+    assert response.json()["error"]["code"] == "previous_response_not_found"
+    assert "previous_response_id" in response.json()["error"]["message"]
+
+
+async def test_learned_bytes_per_token_move_the_estimate(start: Start) -> None:
+    usage = {"prompt_tokens": 20_000, "completion_tokens": 1}
+    fleet = await start.fleet([answer(200, json.dumps({"usage": usage}).encode())])
+    body = chat(messages=[{"role": "user", "content": "x" * 40_000}])
+    answers = [await fleet.client.post("/v1/chat/completions", content=body) for _ in range(2)]
+    decisions = [fleet.state.routing.router.view.decisions(answer.headers["x-request-id"]) for answer in answers]
+    first, second = (decision.prompt_tokens for (decision,) in decisions)
+    assert first == 10_000
+    assert second > 18_000

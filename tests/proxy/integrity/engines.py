@@ -1,11 +1,15 @@
-"""An engine that writes whatever bytes a test wants, true or not."""
+"""Engines that write whatever bytes a test wants, and how far memory rises meanwhile."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
+
+# --- An engine that writes whatever bytes a test wants, true or not.
+
 
 Speaker = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
@@ -107,3 +111,26 @@ async def lying(speak: Speaker) -> AsyncIterator[Liar]:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+
+
+# --- How far a piece of a test raises the memory of its process, whatever the tests before it took.
+
+
+_PROCESS = Path("/proc/self")
+
+
+@contextmanager
+def peak_growth() -> Iterator[Callable[[], int]]:
+    """Bytes of the highest resident memory since the beginning, above that of the beginning.
+
+    Linux resets its high-water mark at the beginning. `ru_maxrss` is no such measure: it is the highest of the whole
+    process, so that after one large test it does not move any more.
+    """
+    (_PROCESS / "clear_refs").write_text("5")
+    before = _status("VmRSS")
+    yield lambda: _status("VmHWM") - before
+
+
+def _status(name: str) -> int:
+    lines = (_PROCESS / "status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) * 1024

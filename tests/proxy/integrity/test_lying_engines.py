@@ -15,8 +15,7 @@ from gorgo.config.fleet import ReplicaConfig
 from gorgo.config.model import Config, LimitsConfig, RegionConfig
 from tests.proxy.conftest import QUIET, Running, Start
 from tests.proxy.fakes import DONE, ROLE, answer, chat, delta, stream
-from tests.proxy.integrity.engines import Liar, Speaker, forever, lying, says
-from tests.proxy.memory import peak_growth
+from tests.proxy.integrity.engines import Liar, Speaker, forever, lying, peak_growth, says
 from tests.proxy.raw import connected
 
 #: Also on the HTTP of `gorgo serve --plain`.

@@ -1,22 +1,38 @@
-"""Keys of clients: who gets in, how that is found out, and where a key never goes."""
+"""Keys and secrets: who gets in, what belongs to whom, odd names, and what never comes out."""
 
 from __future__ import annotations
 
+import json
+import logging
 import os
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
-from gorgo.config.model import ClientsConfig
-from gorgo.errors import ConfigError
+from gorgo.config.load import parse_config
+from gorgo.config.model import ClientRuleConfig, ClientsConfig, ModelConfig, RegionConfig
+from gorgo.errors import ConfigError, TraceError
+from gorgo.lab.datasets import read_shape
 from gorgo.live import request_options
+from gorgo.live.control.state_file import StateFile
 from gorgo.live.http.errors import HttpError
+from gorgo.live.logs import FORMATS, JsonLines
+from gorgo.live.parsing.json_body import ENGINE_FIELDS
 from gorgo.live.request_options import MAX_KEYS, ClientKeys, read_client_keys
 from tests.proxy.conftest import TOKEN, Running, Start, config_for
-from tests.proxy.fakes import answer, chat
+from tests.proxy.fakes import DONE, USAGE, answer, chat, delta, reset_after, stream
+from tests.proxy.raw import connected
+
+# --- Keys of clients: who gets in, how that is found out, and where a key never goes.
+
 
 #: Also on the HTTP of `gorgo serve --plain`.
 IN_BOTH_FORMS = True
@@ -38,8 +54,6 @@ async def guarded(start: Start, folder: Path, **options: Any) -> Running:
 
 
 # -- over HTTP
-
-
 async def test_request_without_a_known_key_is_a_401_in_openai_s_shape(start: Start, tmp_path: Path) -> None:
     fleet = await guarded(start, tmp_path)
     for headers in (
@@ -136,8 +150,6 @@ async def test_replica_s_key_takes_the_place_of_the_client_s(start: Start) -> No
 
 
 # -- the list
-
-
 def test_keys_are_read_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "clients.keys"
     path.write_text(f"# who may\n\n{entry('a', KEY)}  # since May\n{entry('b', OTHER)}\n")
@@ -185,8 +197,6 @@ def test_file_that_cannot_be_read_is_named(path: str) -> None:
 
 
 # -- time
-
-
 def test_every_known_key_is_compared_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[bytes] = []
 
@@ -291,3 +301,250 @@ def test_a_list_has_at_most_1024_keys(tmp_path: Path) -> None:
     path.write_text("\n".join(entry(f"n{n}", f"k{n}") for n in range(1025)))
     with pytest.raises(ConfigError, match="1025 keys; expected 1 to 1024"):
         read_client_keys(clients)
+
+
+# --- What belongs to one client is none of another's: stored responses, hints of prompts, workers, regions of models.
+
+
+#: Also on the HTTP of `gorgo serve --plain`.
+
+RESPONSES = "/v1/responses"
+
+
+async def two_clients(start: Start, folder: Path, *rules: ClientRuleConfig, body: bytes = b"{}") -> Running:
+    replica = await start.replica(answer(200, body))
+    path = folder / "clients.keys"
+    path.write_text(f"{entry('alice', KEY)}\n{entry('bob', OTHER)}\n")
+    config = replace(config_for([replica]), clients=ClientsConfig(keys_file=str(path), rules=rules))
+    return await start.proxy(config, [replica])
+
+
+async def post(
+    fleet: Running, key: str | None, fields: Mapping[str, Any] | None = None, *, route: str = CHAT, **more: Any
+) -> httpx.Response:
+    fields = {**(fields or {}), **more}
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    if route == CHAT:
+        return await fleet.client.post(route, content=chat(**fields), headers=headers)
+    return await fleet.client.post(route, json={"model": "m", "input": "hello", **fields}, headers=headers)
+
+
+async def test_a_client_continues_no_stored_response_of_another(start: Start, tmp_path: Path) -> None:
+    fleet = await two_clients(start, tmp_path, body=b'{"id": "resp_1", "object": "response"}')
+    assert (await post(fleet, KEY, route=RESPONSES)).status_code == 200
+    stolen = await post(fleet, OTHER, route=RESPONSES, previous_response_id="resp_1")
+    unknown = await post(fleet, OTHER, route=RESPONSES, previous_response_id="resp_2")
+    assert (stolen.status_code, stolen.content) == (404, unknown.content)
+    assert (await post(fleet, KEY, route=RESPONSES, previous_response_id="resp_1")).status_code == 200
+
+
+ESTIMATES = {"x-gorgo-estimated-cached-tokens", "x-gorgo-predicted-ttft-ms", "x-gorgo-replica", "x-gorgo-region"}
+
+
+async def test_hints_of_prompts_of_others_need_a_rule(start: Start, tmp_path: Path) -> None:
+    fleet = await two_clients(start, tmp_path, ClientRuleConfig(name="bob", estimates=True))
+    assert not ESTIMATES & set((await post(fleet, KEY)).headers)
+    shown = {"x-gorgo-estimated-cached-tokens", "x-gorgo-replica", "x-gorgo-region"}
+    assert shown <= set((await post(fleet, OTHER)).headers)
+
+
+async def test_hints_need_no_rule_without_keys(start: Start) -> None:
+    fleet = await start.fleet([answer(200)])
+    assert "x-gorgo-estimated-cached-tokens" in (await post(fleet, None)).headers
+
+
+@pytest.mark.parametrize("field", sorted(ENGINE_FIELDS))
+async def test_a_field_that_steers_the_engine_needs_a_rule(start: Start, tmp_path: Path, field: str) -> None:
+    fleet = await two_clients(start, tmp_path, ClientRuleConfig(name="bob", engine_fields=(field,)))
+    refused = await post(fleet, KEY, {field: 1})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "field_not_allowed")
+    assert field in refused.json()["error"]["message"]
+    assert (await post(fleet, KEY, {field: None})).status_code == 200
+    assert (await post(fleet, OTHER, {field: 1})).status_code == 200
+
+
+async def test_a_field_that_steers_the_engine_passes_without_keys(start: Start) -> None:
+    fleet = await start.fleet([answer(200)])
+    assert (await post(fleet, None, data_parallel_rank=1)).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["EU-ONLY", "eu-only ", " eu-only", "eu_only", "", None, "\u0435u-only"])
+async def test_a_restricted_model_has_one_spelling_and_no_default_leads_round_it(
+    start: Start, name: str | None
+) -> None:
+    near, far = await start.replica(answer(200)), await start.replica(answer(200))
+    config = config_for([near, far])
+    rows = (config.replicas[0], replace(config.replicas[1], region="there"))
+    model = ModelConfig(name="eu-only", allowed_regions=("there",))
+    config = replace(
+        config,
+        regions=(*config.regions, RegionConfig(name="there")),
+        replicas=rows,
+        models=(model, ModelConfig(name="m")),
+    )
+    fleet = await start.proxy(config, [near, far])
+    refused = await post(fleet, None, model=name)
+    assert refused.status_code == (400 if not name else 404)
+    assert near.seen == far.seen == []
+    for _ in range(3):
+        assert (await post(fleet, None, model="eu-only")).headers["x-gorgo-region"] == "there"
+    assert (await post(fleet, None, model="m")).status_code == 200
+
+
+# --- Marked secrets go in; everything that comes out is searched for them.
+
+
+#: Also on the HTTP of `gorgo serve --plain`.
+PROMPT, CLIENT_KEY, ENGINE_KEY = "MARKED-PROMPT-5f1c", "MARKED-CLIENT-KEY-77aa", "MARKED-ENGINE-KEY-90bb"
+WRONG_KEY, HEADER, ANSWER = "MARKED-WRONG-KEY-12cd", "MARKED-HEADER-34ef", "MARKED-ANSWER-56ab"
+SECRETS = (PROMPT, CLIENT_KEY, ENGINE_KEY, WRONG_KEY, HEADER, ANSWER, TOKEN)
+CLIENT_HASH = sha256(CLIENT_KEY.encode()).hexdigest()
+
+
+async def test_no_secret_is_in_logs_metrics_decisions_samples_files_or_errors(
+    start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    replicas = [
+        await start.replica(
+            stream(delta(ANSWER), USAGE, DONE), answer(500, ANSWER.encode()), answer(200, ANSWER.encode())
+        ),
+        await start.replica(reset_after(), reset_after(delta(ANSWER)), answer(503, ANSWER.encode())),
+    ]
+    config = config_for(replicas)
+    rows = tuple(replace(row, api_key_env="ENGINE") for row in config.replicas)
+    keys = tmp_path / "clients.keys"
+    keys.write_text(f"team:{CLIENT_HASH}")
+    config = replace(config, replicas=rows, clients=ClientsConfig(keys_file=str(keys)))
+    fleet = await start.proxy(
+        config,
+        replicas,
+        environ={"ENGINE": ENGINE_KEY},
+        state_file=StateFile(tmp_path / "state.json"),
+        request_log=tmp_path / "requests.jsonl",
+    )
+    keys.unlink()  # the one file that may hold a hash of a key
+    good = {"authorization": f"Bearer {CLIENT_KEY}", "x-odd": HEADER, "cookie": HEADER, "x-session-id": HEADER}
+    wrong = good | {"authorization": f"Bearer {WRONG_KEY}"}
+    said: list[str] = []
+    for n in range(8):
+        for body in (
+            json.dumps({"model": "m", "stream": n % 2 == 0, "messages": [{"role": "user", "content": PROMPT}]}),
+            f'{{"messages": "{PROMPT}',
+            json.dumps({"messages": PROMPT}),
+            json.dumps({"model": "m", "messages": [{"role": PROMPT, "content": {PROMPT: 1}}]}),
+        ):
+            response = await fleet.client.post(CHAT, content=body, headers=good | {"x-request-id": f"id-{n}"})
+            # What a replica answers is the client's own; what the proxy says itself is searched.
+            said.append(str(response.headers) + (response.text if ANSWER not in response.text else ""))
+        for path in (CHAT, "/v1/models", f"/{PROMPT}?key={CLIENT_KEY}"):
+            response = await fleet.client.post(path, content=PROMPT, headers=wrong)
+            said.append(str(response.headers) + response.text)
+    paths = ("/admin/fleet", "/admin/samples", "/admin/weights", "/admin/policy", "/admin/decisions/id-0")
+    said.extend([(await fleet.admin.get(path)).text for path in paths])
+    said.append((await fleet.admin.get("/admin/fleet", headers={"authorization": f"Bearer {WRONG_KEY}"})).text)
+    said.append((await fleet.admin.put("/admin/weights", content=json.dumps({PROMPT: WRONG_KEY})[:-1])).text)
+    said.append((await fleet.client.get("/metrics")).text)
+    await fleet.idle()
+    await fleet.stop()
+    await fleet.stop()
+    lines = [JsonLines().format(record) for record in caplog.records if record.name.startswith("gorgo")]
+    assert sum('"event": "request"' in line for line in lines) >= 32
+    files = [path.read_text() for path in tmp_path.iterdir()]
+    assert files
+    for text in (*said, *lines, *files):
+        for secret in (*SECRETS, CLIENT_HASH):
+            assert secret not in text, text
+    for replica in replicas:
+        for seen in replica.seen:
+            sent = b" ".join(value for _, value in seen.headers).decode("latin-1")
+            assert CLIENT_KEY not in sent
+            assert seen.header("authorization") == [f"Bearer {ENGINE_KEY}"]
+
+
+def test_configuration_and_targets_do_not_show_keys() -> None:
+    from gorgo.live.replica_secrets import ReplicaSecrets
+
+    assert repr(ReplicaSecrets("sk-engine", "token-of-a-replica")) == "ReplicaSecrets()"
+
+
+# --- Names from elsewhere in every script and with every mark: what is logged, counted and shown of them.
+
+
+#: Also on the HTTP of `gorgo serve --plain`.
+NAMES = {
+    "right to left": "gpt\u202efdp.exe",
+    "isolate": "a\u2066b",
+    "NUL": "a\x00b",
+    "newline": 'm"\nlevel=error event=forged',
+    "escape": "\x1b]0;x\x07\x1b[2J",
+    "C1": "a\x9b31mb",
+    "homoglyph": "\u0430dmin",
+    "four bytes": "\U0001f600" * 60,
+    "half a pair": "\ud83d",
+    "line separator": "a\u2028b",
+    "label": 'm"} 1\nforged{x="',
+}
+
+
+@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
+async def test_a_model_of_any_name_is_one_line_one_label_and_text_on_the_page(
+    start: Start, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    caplog.set_level(logging.INFO, "gorgo")
+    fleet = await start.fleet([stream(delta("good"), DONE)])
+    body = {"model": name, "messages": [{"role": "user", "content": name}], "user": name, "stream": True}
+    answer = await fleet.client.post(CHAT, content=json.dumps(body).encode())
+    assert answer.status_code in (200, 400)
+    for record in caplog.records:
+        json.loads(FORMATS["json"]().format(record))
+        first, *more = FORMATS["text"]().format(record).split("\n")
+        assert first.isprintable()
+        assert all(line.startswith("  ") and line.isprintable() for line in more)
+    metrics = (await fleet.admin.get("/metrics")).text
+    assert not [family for family in text_string_to_metric_families(metrics) if family.name == "forged"]
+    await fleet.admin.post("/admin/page/login", data={"token": TOKEN})
+    page = await fleet.admin.get("/admin/page")
+    assert page.status_code == 200
+    assert not set(page.text) & set("\x00\x07\x1b\x9b\u202e\u2066")
+    assert (await fleet.admin.get("/admin/status")).status_code == 200
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES.values() if not name.isprintable()])
+@pytest.mark.parametrize("key", ["region", "replica", "model", "policy"])
+def test_a_name_of_the_configuration_is_printable(key: str, name: str) -> None:
+    names = {"region": "here", "replica": "r", "model": "m", "policy": "round-robin"} | {key: name}
+    document = {
+        "proxy": {"region": names["region"], "policy": names["policy"]},
+        "regions": [{"name": names["region"]}],
+        "replicas": [
+            {"name": names["replica"], "region": names["region"], "url": "http://h:1", "models": [names["model"]]}
+        ],
+    }
+    with pytest.raises(ConfigError) as refused:
+        parse_config(json.dumps(document).encode())
+    assert all(line.isprintable() for line in str(refused.value).split("\n"))
+
+
+@pytest.mark.parametrize("text", ["x = " + "[" * 8000, "x = " + "9" * 8000, "a" + ".a" * 4000 + " = 1", "x = nan"])
+def test_a_shape_that_no_one_writes_is_refused_by_its_file(tmp_path: Path, text: str) -> None:
+    (tmp_path / "shape.toml").write_text(text)
+    with pytest.raises(TraceError, match=r"shape\.toml: "):
+        read_shape(tmp_path / "shape.toml")
+
+
+async def test_a_thousand_that_ask_for_live_pages_get_eight_and_the_operator_is_answered(start: Start) -> None:
+    fleet = await start.fleet([stream(delta("good"), DONE)])
+    ask = f"GET /admin/page/events HTTP/1.1\r\nhost: g\r\nauthorization: Bearer {TOKEN}\r\n\r\n".encode()
+    heads = []
+    async with AsyncExitStack() as opened:
+        for _ in range(1000):
+            client = await opened.enter_async_context(connected(fleet.addresses.admin))
+            client.writer.write(ask)
+            with suppress(EOFError, ConnectionError):
+                heads.append(await client.head())
+        statuses = Counter(head.split(b" ")[1] for head in heads)
+        assert statuses.keys() == {b"200", b"503"}
+        assert statuses[b"200"] <= 8
+        assert (await fleet.admin.get("/admin/status")).status_code == 200
+    await fleet.idle()

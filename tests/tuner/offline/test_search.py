@@ -1,27 +1,47 @@
-"""Searching a recorded window, and what becomes of what was found."""
+"""Searching a recorded window, engines as the proxy has learned them, and the live campaign on a simulated fleet."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from experiments.fleets import unknown_paper_fleet
 from gorgo.config.weights_file import WeightsFile, read_weights_file, write_weights_file
 from gorgo.core.policy.weights import Weights
-from gorgo.errors import TunerError
+from gorgo.errors import TunerError, WeightsError
+from gorgo.lab.datasets import load_requests
 from gorgo.lab.request_log import load_request_log
-from gorgo.lab.simulate import SimJob
+from gorgo.lab.sim.engine.profiles import find_profile
+from gorgo.lab.sim.fleet import SimFleet
+from gorgo.lab.sim.named_fleets import QWEN_L40S
+from gorgo.lab.sim.workload import SimRequest
+from gorgo.lab.simulate import SimJob, run_once
 from gorgo.lab.simulate.compare import Ratio
 from gorgo.lab.simulate.feed import feed_of
+from gorgo.lab.traces import TraceFilters
 from gorgo.live.logs import Finished, RequestLogFile
 from gorgo.policies.registry import make_policy
-from tests.tuner.offline.small import small_job
+from tuner.campaign.machine import Campaign
 from tuner.campaign.options import CampaignOptions
-from tuner.offline import SearchOptions, SearchResult, decide, search_weights, weights_file
+from tuner.offline import (
+    CampaignRun,
+    SearchOptions,
+    SearchResult,
+    calibrated,
+    decide,
+    search_weights,
+    simulate_campaign,
+    simulated_campaign,
+    weights_file,
+)
+from tuner.offline.calibration import MAX_BYTES, read_fleet
 from tuner.offline.search import (
     HELD_OUT,
     HELD_OUT_SEED,
@@ -33,6 +53,34 @@ from tuner.offline.search import (
     scores_of,
 )
 from tuner.offline.verdict import ANOTHER_DAY, SearchVerdict, not_shown, start_is_worse
+
+# --- A fleet and a window small enough that a whole campaign on it takes a second.
+
+
+def fitted_fleet() -> SimFleet:
+    """The paper's fleet, of whose speed the Router is told nothing."""
+    return unknown_paper_fleet(find_profile(QWEN_L40S))
+
+
+def small_fleet() -> SimFleet:
+    """The paper's regions with faster engines: the fitted ones are beyond capacity at the trace's rate."""
+    faster = find_profile("2xL40S-Qwen3.5-35B-A3B-FP8-estimate")
+    return SimFleet(tuple(replace(one, profile=faster) for one in fitted_fleet().replicas))
+
+
+@cache
+def small_feed(limit: int) -> tuple[SimRequest, ...]:
+    return tuple(feed_of(load_requests("chat-small", TraceFilters(limit=limit, max_output=32))))
+
+
+def small_job(limit: int = 150, **more: Any) -> SimJob:
+    """The first requests of the shipped trace."""
+    given: dict[str, Any] = {"trace": "small", "policy": "gorgo", "fleet": small_fleet(), "feed": small_feed(limit)}
+    return SimJob(**given | more)
+
+
+# --- Searching a recorded window, and what becomes of what was found.
+
 
 FEW = SearchOptions(candidates=3, seeds=2, held_out_seeds=2)
 
@@ -280,8 +328,6 @@ def test_a_search_without_options_is_the_documented_one() -> None:
 
 
 # The file of a decision, from figures written down by hand.
-
-
 BEFORE = ScoredWeights({"w_rtt": 0.5}, [RunScore(40, 0, 400.0, 4.0, 0.5)] * 3)
 AFTER = ScoredWeights({"w_rtt": 0.7}, [RunScore(40, 0, 300.0, 5.0, 0.5)] * 3)
 
@@ -331,3 +377,128 @@ def test_weights_out_of_the_box_are_said_to_be_intended_and_a_ratio_that_is_not_
 
 def test_a_third_is_held_out_under_seeds_of_its_own_and_a_gain_is_two_per_cent_at_least() -> None:
     assert (HELD_OUT, HELD_OUT_SEED, MODE, ANOTHER_DAY) == (1 / 3, 10_000, "twin", 0.02)
+
+
+# --- Engines as the proxy has learned them.
+
+
+#: What the Router assumes of an engine of which it is told nothing.
+PRIOR = find_profile("2xL40S-Qwen3.5-35B-A3B-FP8-estimate")
+
+
+def test_what_was_learned_replaces_the_profile_and_what_was_not_stays() -> None:
+    before = fitted_fleet()
+    told = {
+        "replicas": [
+            {"name": "us-ashburn-0", "prefill_slowdown": 2.0, "rtt_ms": 5.0, "kv_capacity_tokens": 1000.0},
+            {"name": "ap-seoul-0", "prefill_slowdown": 1.0, "rtt_ms": None},
+        ]
+    }
+    near, middle, far = calibrated(before, told, source="fleet.json").replicas
+    assert near.profile.prefill_s(1000, 0.0) == pytest.approx(2 * PRIOR.prefill_s(1000, 0.0))
+    assert (near.link.rtt_s, near.profile.kv_tokens) == (0.005, 1000)
+    assert middle == before.replicas[1]
+    assert far.link == before.replicas[2].link
+    assert near.spec == before.replicas[0].spec
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ({}, "replicas: expected a list"),
+        (
+            {"replicas": [{"name": "elsewhere"}]},
+            "^fleet.json: names none of the replicas of the configuration: us-ashburn-0, .*, ap-seoul-0$",
+        ),
+        ({"replicas": [{"name": "us-ashburn-0", "rtt_ms": -1}]}, "rtt_ms is -1; expected a number above 0"),
+    ],
+)
+def test_an_answer_of_something_else_is_named(told: dict[str, object], words: str) -> None:
+    with pytest.raises(TunerError, match=words):
+        calibrated(fitted_fleet(), told, source="fleet.json")
+
+
+def test_a_saved_answer_is_read_and_anything_else_refused(tmp_path: Path) -> None:
+    (tmp_path / "fleet.json").write_text(json.dumps({"replicas": []}))
+    assert read_fleet(tmp_path / "fleet.json") == {"replicas": []}
+    (tmp_path / "other.json").write_text("[]")
+    with pytest.raises(TunerError, match="expected what GET /admin/fleet answers"):
+        read_fleet(tmp_path / "other.json")
+    with pytest.raises(TunerError, match="cannot be read"):
+        read_fleet(tmp_path / "missing.json")
+
+
+def test_a_saved_answer_has_at_most_sixteen_mebibytes(tmp_path: Path) -> None:
+    assert MAX_BYTES == 16 * 1024 * 1024
+    path = tmp_path / "fleet.json"
+    path.write_bytes(b"{}".ljust(MAX_BYTES))
+    assert read_fleet(path) == {}
+    path.write_bytes(b"{}".ljust(MAX_BYTES + 1))
+    with pytest.raises(TunerError, match=f"{path}: expected .*at most {MAX_BYTES} bytes"):
+        read_fleet(path)
+
+
+# --- The live campaign on a simulated fleet.
+
+
+QUICK = {"warm_up_s": 5.0, "window": 24, "hop": 8}
+
+
+@cache
+def paper(seed: int = 0) -> CampaignRun:
+    options = CampaignOptions(mode="paper", max_generations=6, **QUICK)  # type: ignore[arg-type]
+    return simulate_campaign(small_job(), options, seed=seed)
+
+
+def test_one_seed_gives_one_run() -> None:
+    one, other = paper(), paper(seed=1)
+    assert one == paper.__wrapped__()
+    assert [row.weights for row in one.generations] != [row.weights for row in other.generations]
+
+
+def test_every_request_is_served_and_routed_by_the_weights_of_its_generation() -> None:
+    run = paper()
+    assert run.row.n == len(run.records) == 150
+    assert run.row.errors == 0
+    versions = {record.weights_version for record in run.records}
+    assert {row.weights_version for row in run.generations} <= versions
+    assert [row.number for row in run.generations] == list(range(len(run.generations)))
+
+
+def test_what_is_left_at_the_end_is_the_last_accepted_weight_set() -> None:
+    run = paper()
+    assert run.stopped == "6 generations"
+    accepted = [row.weights for row in run.generations if row.accepted]
+    assert run.weights == accepted[-1]
+
+
+def test_switchback_takes_turns_and_stays_without_evidence() -> None:
+    options = CampaignOptions(block_s=4.0, rest_blocks=0.0, discard_s=1.0, min_block_samples=3, pairs=6, **QUICK)  # type: ignore[arg-type]
+    run = simulate_campaign(small_job(), options)
+    assert len({record.weights_version for record in run.records}) >= 4
+    assert run.weights == {"w_rtt": 0.5, "w_queue": 0.1}
+
+
+def test_a_campaign_without_a_proposal_changes_nothing_for_the_clients() -> None:
+    options = CampaignOptions(warm_up_s=10_000.0)
+    left_alone = simulate_campaign(small_job(), options)
+    watched = [asdict(record) | {"weights_version": None} for record in left_alone.records]
+    plain = run_once(small_job(keep_requests=True)).requests or ()
+    assert watched == [asdict(record) | {"weights_version": None} for record in plain]
+
+
+def test_a_start_outside_the_box_is_refused_unless_the_box_is_wider() -> None:
+    options = CampaignOptions(mode="paper", max_generations=1, **QUICK)  # type: ignore[arg-type]
+    job = small_job(weights={"w_queue": 0.001})
+    with pytest.raises(WeightsError, match=r"'w_queue' is 0.001; expected a number in \[0.05, 0.5\]"):
+        simulate_campaign(job, options)
+    run = simulate_campaign(job, options, box={"w_queue": (0.0005, 0.5)})
+    assert run.generations[0].weights["w_queue"] == 0.001
+
+
+def test_a_simulated_sidecar_polls_each_second_for_a_thousand_samples() -> None:
+    assert (simulated_campaign.POLL_S, simulated_campaign.BATCH) == (1.0, 1000)
+
+
+def test_the_first_poll_is_at_the_start() -> None:
+    assert simulated_campaign.CampaignDriver(cast(Campaign, None)).next_s == 0.0

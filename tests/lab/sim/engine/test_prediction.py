@@ -1,19 +1,30 @@
-"""What the oracle foresees against what the engine then does."""
+"""What the oracle foresees of both kinds of engine against what they do, and the engine on the event heap."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, replace
 from math import inf
+from typing import Literal
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gorgo.lab.sim.engine.driver import EngineDriver, SimAttempt
+from gorgo.lab.sim.engine.engines import Engine, make_engine
 from gorgo.lab.sim.engine.model import EngineModel
 from gorgo.lab.sim.engine.prediction import ArrivingRequest, PredictedFirstToken, PrefixSet, idle_ttft_s, predict
 from gorgo.lab.sim.engine.profiles import EngineProfile
-from gorgo.lab.sim.engine.request import EngineRequest
-from tests.lab.sim.profiles import round_profile
+from gorgo.lab.sim.engine.request import EngineRequest, Stage
+from gorgo.lab.sim.engine.vllm.model import VllmModel
+from gorgo.lab.sim.engine.vllm.prediction import predict_vllm
+from gorgo.lab.sim.event_queue import EventQueue
+from gorgo.lab.sim.network import RandomTable, TripDelays
+from tests.lab.sim.fleets import round_profile
+
+# --- What the oracle foresees against what the engine then does.
+
 
 Arrival = tuple[float, EngineRequest]
 
@@ -239,3 +250,248 @@ def test_as_many_leading_items_are_seen_as_the_longest_prefix_of_any_key_has(wor
         seen.add(spell(word))
         twin |= {word[:end] for end in range(len(word) + 1)}
     assert seen.items(spell(asked)) == max(end for end in range(len(asked) + 1) if asked[:end] in twin)
+
+
+# --- What the oracle foresees of a vLLM-like engine against what the engine then does.
+
+
+PROFILE = replace(
+    round_profile(chunk_tokens=50, prefill_kappa_s=1e-5, decode_kv_s=1e-6), scheduler="vllm", block_tokens=4
+)
+
+
+class DrivenVLLM:
+    """An engine in virtual time with a list of arrivals: steps one by one, or runs of them that arrivals interrupt."""
+
+    def __init__(self, profile: EngineProfile, arrivals: list[Arrival], *, ahead: bool, slowdown: float = 1.0) -> None:
+        self.model: VllmModel[EngineRequest] = VllmModel(profile, item_bytes=1)
+        self.model.slowdown = slowdown
+        self.arrivals = sorted(arrivals, key=lambda arrival: arrival[0])
+        self.ahead = ahead
+
+    def run(self, until_s: float) -> None:
+        """Everything that happens before `until_s`."""
+        while True:
+            arrival_s = self.arrivals[0][0] if self.arrivals else inf
+            step_s = self.model.step.ends_s if self.model.step else inf
+            if min(arrival_s, step_s) >= until_s:
+                return
+            if arrival_s <= step_s:
+                self._arrive(*self.arrivals.pop(0))
+            else:
+                assert self.model.step is not None
+                self.model.finish_step(self.model.step)
+                self.model.start_step(now=step_s, ahead=self.ahead)
+                self.model.check()
+
+    def add(self, at_s: float, request: EngineRequest) -> None:
+        self.arrivals = sorted([*self.arrivals, (at_s, request)], key=lambda arrival: arrival[0])
+
+    def _arrive(self, at_s: float, request: EngineRequest) -> None:
+        self.model.split_run(now=at_s)
+        self.model.submit(request, now=at_s)
+        if self.model.step is None:
+            self.model.start_step(now=at_s, ahead=self.ahead)
+
+
+def a_vllm_request(prompt: str, output_tokens: int) -> EngineRequest:
+    output = b"ab" * (output_tokens // 2)
+    return EngineRequest(prompt.encode(), prompt_tokens=len(prompt), output_tokens=output_tokens, output_key=output)
+
+
+def predicted_and_real_of_vllm(
+    profile: EngineProfile,
+    drawn: list[tuple[float, str, int]],
+    prompt: str,
+    *,
+    now: float,
+    away_s: float,
+    ahead: bool,
+    slowdown: float = 1.0,
+) -> tuple[PredictedFirstToken, EngineRequest]:
+    """At `now` the engine has what arrived before; the others are on the way, the newcomer `away_s` away."""
+    requests = [(at_s, a_vllm_request(each, output)) for at_s, each, output in drawn]
+    driven = DrivenVLLM(profile, requests, ahead=ahead, slowdown=slowdown)
+    driven.run(now)
+    new = ArrivingRequest(prompt.encode(), len(prompt), now + away_s)
+    predicted = predict_vllm(driven.model, driven.arrivals, new, now=now)
+    assert predict_vllm(driven.model, driven.arrivals, new, now=now) == predicted, "a look-ahead changes nothing"
+    arrival = a_vllm_request(prompt, 1)
+    driven.add(now + away_s, arrival)
+    driven.run(inf)
+    return predicted, arrival
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    arrivals,
+    prompts,
+    st.floats(0.001, 2.5),
+    st.floats(0.0, 0.5),
+    st.booleans(),
+    st.sampled_from([1.0, 3.0]),
+    st.sampled_from([2, 8]),
+)
+def test_first_token_of_vllm_comes_when_it_was_foreseen(
+    drawn: list[tuple[float, str, int]],
+    prompt: str,
+    now: float,
+    away_s: float,
+    ahead: bool,
+    slowdown: float,
+    max_running: int,
+) -> None:
+    profile = replace(PROFILE, max_running_requests=max_running)
+    predicted, arrival = predicted_and_real_of_vllm(
+        profile, drawn, prompt, now=now, away_s=away_s, ahead=ahead, slowdown=slowdown
+    )
+    assert predicted.first_token_s == pytest.approx(arrival.first_token_s, abs=1e-6)
+    assert predicted.cached_tokens == arrival.cached_tokens
+
+
+@settings(max_examples=100, deadline=None)
+@given(arrivals, prompts, st.floats(0.001, 2.5))
+def test_a_full_pool_of_vllm_is_foreseen_roughly(drawn: list[tuple[float, str, int]], prompt: str, now: float) -> None:
+    profile = replace(PROFILE, kv_tokens=700)
+    predicted, arrival = predicted_and_real_of_vllm(profile, drawn, prompt, now=now, away_s=0.01, ahead=True)
+    assert arrival.first_token_s is not None
+    real_s = arrival.first_token_s - now
+    assert 0.3 * real_s - 0.5 <= predicted.first_token_s - now <= 3 * real_s + 0.5
+
+
+# --- The engine on the event heap: running ahead equals stepping one by one.
+
+
+DRAWS = RandomTable(0)
+
+
+@dataclass
+class Traffic:
+    """Random requests, aborts, changes of speed and looks, the same for two engines."""
+
+    seed: int
+    first_s: dict[str, float] = field(default_factory=dict)
+    finish_s: dict[str, float] = field(default_factory=dict)
+    gaps: dict[str, list[float]] = field(default_factory=dict)
+
+    def run(self, profile: EngineProfile, *, ahead: bool) -> tuple[Engine[SimAttempt], int]:
+        rng = np.random.default_rng(self.seed)
+        kernel = EventQueue()
+        model: Engine[SimAttempt] = make_engine(profile, item_bytes=8, item_tokens=16)
+        engine = EngineDriver(kernel, model, first_token=self._first, finished=self._finished, ahead=ahead)
+        self._engine = engine
+        at_s = 0.0
+        for number in range(120):
+            at_s += float(rng.exponential(0.15))
+            sending = request(rng, number)
+            kernel.at(at_s, lambda sending=sending: engine.submit(sending))  # type: ignore[misc]
+            chance = rng.random()
+            later_s = at_s + float(rng.exponential(0.5))
+            if chance < 0.1:
+                kernel.at(later_s, lambda sending=sending: engine.abort(sending))  # type: ignore[misc]
+            elif chance < 0.15:
+                kernel.at(later_s, lambda factor=1 + chance * 10: engine.set_slowdown(factor))  # type: ignore[misc]
+            elif chance < 0.3:
+                kernel.at(later_s, lambda: engine.model.check())
+        kernel.run()
+        assert engine.model.idle
+        return engine.model, kernel.handled
+
+    def _first(self, sending: SimAttempt, at_s: float) -> None:
+        self.first_s[sending.request_id] = at_s
+
+    def _finished(self, sending: SimAttempt, at_s: float) -> None:
+        self.finish_s[sending.request_id] = at_s
+        pairs = self._engine.gaps(sending)
+        assert sum(times for _, times in pairs) == sending.output_tokens - 1, "a gap before each token but the first"
+        assert sum(gap_s * times for gap_s, times in pairs) == pytest.approx(at_s - self.first_s[sending.request_id])
+        self.gaps[sending.request_id] = sorted(gap_s for gap_s, times in pairs for _ in range(times))
+
+
+def request(rng: np.random.Generator, number: int) -> SimAttempt:
+    tokens = int(rng.integers(1, 400))
+    family, shared = int(rng.integers(6)), int(rng.integers(0, 20))
+    blocks = [family * 1000 + place if place < shared else number * 100_000 + place for place in range(tokens // 16)]
+    return SimAttempt(
+        str(number),
+        f"{number}/1",
+        np.array(blocks, dtype="<u8").tobytes(),
+        prompt_tokens=tokens,
+        output_tokens=int(rng.integers(1, 120)),
+        body_bytes=0,
+        trips=TripDelays(DRAWS, number),
+    )
+
+
+def nodes_of(model: Engine[SimAttempt]) -> object:
+    """What is cached, by content; of an engine with blocks, how much."""
+    if not isinstance(model, EngineModel):
+        return model.cache.free_tokens, model.cache.evictable_tokens
+    return {(node.edge, node.end, node.locks, bool(node.children)) for node in model.cache.nodes()}
+
+
+@pytest.mark.parametrize("scheduler", ["sglang", "vllm"])
+@pytest.mark.parametrize("seed", range(6))
+def test_running_ahead_gives_the_times_and_the_cache_of_stepping_one_by_one(
+    seed: int, scheduler: Literal["sglang", "vllm"]
+) -> None:
+    profile = replace(round_profile(kv_tokens=1500, max_running_requests=5), decode_kv_s=2e-6, scheduler=scheduler)
+    ahead, single = Traffic(seed), Traffic(seed)
+    model, events = ahead.run(profile, ahead=True)
+    other, stepped = single.run(profile, ahead=False)
+    assert ahead.first_s.keys() == single.first_s.keys()
+    assert ahead.finish_s.keys() == single.finish_s.keys()
+    assert len(ahead.finish_s) > 90
+    for name, at_s in single.first_s.items():
+        assert ahead.first_s[name] == pytest.approx(at_s, abs=1e-9)
+    for name, at_s in single.finish_s.items():
+        assert ahead.finish_s[name] == pytest.approx(at_s, abs=1e-9)
+    assert nodes_of(model) == nodes_of(other)
+    assert model.cache.evicted_tokens_total == other.cache.evicted_tokens_total > 0
+    mine, theirs = model.totals, other.totals
+    assert mine.busy_s == pytest.approx(theirs.busy_s)
+    assert mine.prefill_busy_s == pytest.approx(theirs.prefill_busy_s)
+    for name in ("requests", "aborted", "prompt_tokens", "cached_tokens", "generated_tokens", "steps", "preemptions"):
+        assert getattr(mine, name) == getattr(theirs, name), name
+    assert bool(mine.preemptions) == (scheduler == "vllm")
+    assert events < stepped / 2
+
+
+def test_gaps_of_a_run_are_those_of_its_steps_within_ten_microseconds() -> None:
+    profile = replace(round_profile(kv_tokens=4000), decode_kv_s=1e-8)
+    ahead, single = Traffic(7), Traffic(7)
+    ahead.run(profile, ahead=True)
+    single.run(profile, ahead=False)
+    for name, gaps in single.gaps.items():
+        assert ahead.gaps[name] == pytest.approx(gaps, abs=1e-5)
+
+
+def test_an_onlooker_sees_how_far_a_run_has_come() -> None:
+    kernel = EventQueue()
+    model: EngineModel[SimAttempt] = EngineModel(round_profile(), item_bytes=8, item_tokens=16)
+    engine = EngineDriver(kernel, model, first_token=lambda *_: None, finished=lambda *_: None)
+    sending = SimAttempt("0", "0/1", b"", prompt_tokens=100, output_tokens=50, body_bytes=0, trips=TripDelays(DRAWS, 0))
+    kernel.at(0.0, lambda: engine.submit(sending))
+    kernel.run(until_s=0.12)  # a prefill of 110 ms, and the run has begun
+    assert sending.emitted == 1
+    kernel.at(0.110 + 21 * 0.021 + 0.001, lambda: None)
+    kernel.run(until_s=0.110 + 21 * 0.021 + 0.001)
+    assert engine.model.step is not None
+    assert (sending.emitted, engine.model.step.iterations) == (22, 1)
+    assert engine.model.step.ends_s == pytest.approx(0.110 + 22 * 0.021)
+    engine.model.check()
+    kernel.run()
+    assert sending.stage is Stage.FINISHED
+    assert kernel.now == pytest.approx(0.110 + 49 * 0.021)
+
+
+def test_an_engine_that_is_gone_emits_nothing_more() -> None:
+    kernel = EventQueue()
+    model: EngineModel[SimAttempt] = EngineModel(round_profile(), item_bytes=8, item_tokens=16)
+    engine = EngineDriver(
+        kernel, model, first_token=lambda *_: pytest.fail("a token"), finished=lambda *_: pytest.fail("an end")
+    )
+    sending = SimAttempt("0", "0/1", b"", prompt_tokens=100, output_tokens=5, body_bytes=0, trips=TripDelays(DRAWS, 0))
+    kernel.at(0.0, lambda: engine.submit(sending))
+    kernel.at(0.05, engine.stop)
+    kernel.run()

@@ -20,8 +20,7 @@ from gorgo.lab.sim.routers.shell import FirstTokenTimeouts
 from gorgo.lab.sim.simulation import Simulation
 from gorgo.lab.sim.workload import SimRequest
 from gorgo.policies.registry import make_policy
-from tests.lab.sim.feeds import conversations
-from tests.lab.sim.fleets import three_regions
+from tests.lab.sim.fleets import conversations, three_regions
 
 FEED = conversations(400, every_s=0.12, users=40)
 

@@ -1,17 +1,27 @@
-"""One sidecar beside several proxies in virtual time: weights at all or at none, samples of all once."""
+"""One sidecar, or two candidates for leader, beside several proxies in virtual time: weights at all or at none,
+samples once.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gorgo.errors import ProxyRefused, WeightsError
+from gorgo.errors import LeadershipLost, ProxyRefused, WeightsError
 from tests.tuner.sidecar.fake_proxy import DEFAULTS, PAPER
 from tests.tuner.sidecar.group.beside_group import NAMES, BesideGroup
 from tuner.campaign.options import CampaignOptions
+from tuner.sidecar.group import Agreement, GroupPut, PutCall, Reported
+from tuner.sidecar.loop import Sidecar
+
+# --- One sidecar beside several proxies in virtual time: weights at all or at none, samples of all once.
 
 
 @pytest.fixture
@@ -303,3 +313,372 @@ async def test_the_metrics_of_a_group_count_its_proxies(beside: BesideGroup) -> 
     states = {state: value("gorgo_tuner_proxies", {"state": state}) for state in ("in_step", "unreachable")}
     assert states == {"in_step": 2, "unreachable": 1}
     assert value("gorgo_tuner_weights_version", {"proxy": "http://a"}) == beside.a.version
+
+
+# --- Any sequence of failures, restarts and partial puts: one weight set, or samples that do not count.
+
+
+NAMES_PUT_PROPERTY = ("a", "b", "c")
+START = {"w": 0.0}
+
+
+class ModelProxy:
+    """A proxy: a version, weights, and what the network does to the next calls."""
+
+    def __init__(self) -> None:
+        self.version, self.values = 1, dict(START)
+        self.reachable = True
+        self.loses_answers = False
+
+    def restart(self) -> None:
+        self.version, self.values = 1, dict(START)
+
+    def set(self, values: dict[str, float]) -> None:
+        self.version, self.values = self.version + 1, dict(values)
+
+    def put(self, call: PutCall) -> int | str:
+        """Return the new version, `refused`, or `unanswered`, executed or not."""
+        if not self.reachable:
+            return "unanswered"
+        if call.expected_version != self.version:
+            return "refused"
+        self.set(dict(call.values))
+        return "unanswered" if self.loses_answers else self.version
+
+    @property
+    def report(self) -> Reported:
+        return Reported(self.version, dict(self.values))
+
+
+class ModelShell:
+    """The shell in a few lines: it does what the agreement and the put say."""
+
+    def __init__(self) -> None:
+        self.proxies = {name: ModelProxy() for name in NAMES_PUT_PROPERTY}
+        self.agreement = Agreement(NAMES_PUT_PROPERTY)
+        self.next_value = 1.0
+
+    def read(self) -> bool:
+        """Read all proxies; False if one cannot be reached, and nothing is recorded then."""
+        if not all(proxy.reachable for proxy in self.proxies.values()):
+            return False
+        found = {name: proxy.report for name, proxy in self.proxies.items()}
+        if self.agreement.differing(found):
+            self.agreement.begin_epoch("other weights")
+        self.agreement.record_reports(found)
+        return True
+
+    def put(self, cut: str | None) -> None:
+        """Put a new set; the network to `cut` breaks after the call, before the undoing."""
+        if any(self.agreement.reported(name) is None for name in NAMES_PUT_PROPERTY):
+            return
+        values = {"w": self.next_value}
+        self.next_value += 1
+        put = GroupPut(self.agreement, values)
+        for name, call in put.calls().items():
+            answer = self.proxies[name].put(call)
+            if isinstance(answer, int):
+                put.applied(name, answer)
+            elif answer == "refused":
+                put.refused(name)
+            else:
+                put.unanswered(name)
+        if put.complete:
+            put.finish_put()
+            return
+        if cut is not None:
+            self.proxies[cut].reachable = False
+        if not put.disturbed:
+            return
+        self.agreement.begin_epoch("undone")
+        for name in sorted(put.unknown):
+            if self.proxies[name].reachable:
+                put.found(name, self.proxies[name].report)
+        for name, call in put.undo().items():
+            answer = self.proxies[name].put(call)
+            if isinstance(answer, int):
+                put.undone(name, answer)
+
+    def check(self) -> None:
+        """Assert that samples count only while all proxies that can be reached have one set of weights."""
+        reachable = {name: proxy for name, proxy in self.proxies.items() if proxy.reachable}
+        alike = len({proxy.values["w"] for proxy in reachable.values()}) <= 1
+        numbers = {self.agreement.number_of(name, proxy.version) for name, proxy in reachable.items()}
+        if not alike:
+            assert numbers == {None}, "samples of two weight sets count"
+        assert len(numbers - {None}) <= 1, "one number at a time"
+
+
+EVENT = st.one_of(
+    st.tuples(st.just("put"), st.sampled_from([None, *NAMES_PUT_PROPERTY])),
+    st.tuples(
+        st.sampled_from(["restart", "cut", "mend", "deaf", "hears", "operator"]), st.sampled_from(NAMES_PUT_PROPERTY)
+    ),
+)
+
+
+@given(events=st.lists(EVENT, max_size=40))
+def test_reachable_proxies_have_one_set_or_their_samples_do_not_count(
+    events: Sequence[tuple[str, str | None]],
+) -> None:
+    shell = ModelShell()
+    shell.read()
+    for what, name in events:
+        if name is not None and what != "put":
+            happens(shell.proxies[name], what)
+        shell.read()
+        if what == "put":
+            shell.put(name)
+        if all(proxy.reachable for proxy in shell.proxies.values()):
+            shell.check()
+    for proxy in shell.proxies.values():
+        proxy.reachable, proxy.loses_answers = True, False
+    assert shell.read()
+    shell.put(None)
+    assert shell.agreement.in_step, "once all are back, one put brings them to one set"
+    shell.check()
+    assert {proxy.values["w"] for proxy in shell.proxies.values()} == {shell.next_value - 1}
+
+
+@given(events=st.lists(EVENT, max_size=40))
+def test_a_put_that_fails_leaves_no_reachable_proxy_with_its_weights(
+    events: Sequence[tuple[str, str | None]],
+) -> None:
+    shell = ModelShell()
+    shell.read()
+    for what, name in events:
+        if name is not None and what != "put":
+            happens(shell.proxies[name], what)
+        if not shell.read() or what != "put":
+            continue
+        before = {key: dict(proxy.values) for key, proxy in shell.proxies.items()}
+        wanted = {"w": shell.next_value}
+        shell.put(None)
+        now = {key: dict(proxy.values) for key, proxy in shell.proxies.items() if not proxy.loses_answers}
+        assert all(values == wanted for values in now.values()) or now == {key: before[key] for key in now}
+
+
+def happens(proxy: ModelProxy, what: str) -> None:
+    match what:
+        case "restart":
+            proxy.restart()
+        case "cut" | "mend":
+            proxy.reachable = what == "mend"
+        case "deaf" | "hears":
+            proxy.loses_answers = what == "deaf"
+        case "operator":
+            proxy.set({"w": -1.0})
+
+
+# --- Two candidates for leader beside three proxies in virtual time, while calls, proxies and processes break at any
+# call.
+#
+# At no time have two proxies different weights for longer than the start of a block that is discarded, and the history
+# has each generation once.
+
+
+#: Of a call to a proxy that does not answer: a third of the discarded seconds (`tuner.sidecar.bootstrap`).
+TIMEOUT_S = PAPER.discard_s / 3
+CALL_S = 0.01
+#: Until a standby leads: the lease of the store, and one attempt.
+TAKE_OVER_S = 11.0
+
+
+class KilledError(Exception):
+    """The process has ended at once, with its calls."""
+
+
+class Led:
+    """The leadership of the newest process."""
+
+    has_standby = True
+
+    def __init__(self, world: Candidates) -> None:
+        self._world = world
+
+    async def try_to_lead(self) -> str | None:
+        raise AssertionError("a process that is started leads")
+
+    async def confirm_leadership(self) -> None:
+        if self._world.leadership is not self:
+            raise LeadershipLost("the lease in the store has ended")
+
+    async def release(self) -> None:
+        return
+
+
+class Candidates(BesideGroup):
+    """Processes one after the other, or two at a time; `happens` is called before each call is delivered.
+
+    `stopped` has proxies that take calls and execute them when they go on; they serve nothing meanwhile. `apart_s` is
+    the longest time for which proxies that serve had different weights.
+    """
+
+    def __init__(self, path: Path) -> None:
+        endless = replace(PAPER, max_generations=100_000)
+        super().__init__(path, endless, algorithm="random")
+        self.happens: Callable[[str, httpx.Request], Awaitable[None]] | None = None
+        self.stopped: dict[str, list[httpx.Request]] = {}
+        self.apart_s, self._since_s = 0.0, self.now
+
+    async def start(self) -> Sidecar:
+        self.leadership = Led(self)
+        return await super().start()
+
+    def transport(self, name: str) -> httpx.MockTransport:
+        async def deliver(request: httpx.Request) -> httpx.Response:
+            if (happens := self.happens) is not None:
+                await happens(name, request)
+            if name in self.stopped:
+                self.stopped[name].append(request)
+                self.passes(TIMEOUT_S)
+                raise httpx.ReadTimeout("no answer")
+            self.passes(CALL_S)
+            try:
+                return self.proxies[name].handle(request)
+            finally:
+                self.passes(0.0)
+
+        return httpx.MockTransport(deliver)
+
+    def passes(self, seconds: float) -> None:
+        """Advance the clock, and measure for how long the weights have differed."""
+        self.now += seconds
+        serving = [proxy.weights for name, proxy in self.proxies.items() if name not in self.stopped]
+        if all(weights == serving[0] for weights in serving):
+            self._since_s = self.now
+        self.apart_s = max(self.apart_s, self.now - self._since_s)
+
+    def stop(self, name: str) -> None:
+        self.stopped.setdefault(name, [])
+
+    def go_on(self) -> None:
+        """Let all stopped proxies execute what they have received."""
+        for name, received in [*self.stopped.items()]:
+            for request in received:
+                self.proxies[name].handle(request)
+            del self.stopped[name]
+        self.passes(0.0)
+
+    async def turn(self) -> None:
+        """Serve, wait as long as the process in charge does, and let it step; a killed or replaced one is followed."""
+        for name, proxy in self.proxies.items():
+            proxy.serve(0 if name in self.stopped else 2)
+        process = self.sidecar
+        try:
+            self.passes(min(await process.step(), TIMEOUT_S))
+        except* KilledError:
+            self.passes(TAKE_OVER_S)
+            await self.follow()
+        except* LeadershipLost:
+            assert process is not self.sidecar, "another one leads"
+
+    async def follow(self) -> Sidecar:
+        """Start the next process as soon as all proxies answer."""
+        self.happens = None
+        self.go_on()
+        return await self.start()
+
+
+def break_at(world: Candidates, rng: Random) -> None:
+    """Choose what breaks, and at which of the next calls."""
+    left, what, victim = rng.randrange(25), rng.choice(["kill", "replace", "stop", "restart"]), rng.choice(NAMES)
+    only_puts = rng.random() < 0.5
+
+    async def happens(_name: str, request: httpx.Request) -> None:
+        nonlocal left
+        left -= request.method == "PUT" or not only_puts
+        if left >= 0:
+            return
+        world.happens = None
+        match what:
+            case "kill":
+                raise KilledError
+            case "replace":
+                await world.follow()
+                await world.sidecar.step()
+            case "stop":
+                world.stop(victim)
+            case "restart":
+                world.proxies[victim].restart()
+
+    world.happens = happens
+
+
+async def survives(path: Path, seed: int, *, breaks: int) -> None:
+    world, rng = Candidates(path), Random(seed)
+    await world.start()
+    for _ in range(breaks):
+        break_at(world, rng)
+        for _ in range(rng.randrange(3, 12)):
+            await world.turn()
+        world.go_on()
+        await world.turn()
+    world.happens = None
+    await world.until_generation(len(world.numbers) + 2)
+    assert world.apart_s <= PAPER.discard_s
+    assert len(world.weights) == 1
+    assert world.numbers == list(range(len(world.numbers)))
+    assert len(world.history.campaigns()) == 1
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+async def test_whatever_breaks_at_any_call_weights_do_not_differ_beyond_the_discard_and_no_generation_is_missing(
+    tmp_path: Path, seed: int
+) -> None:
+    await survives(tmp_path, seed, breaks=5)
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("seed", range(2, 32))
+async def test_the_same_with_more_seeds_and_breaks(tmp_path: Path, seed: int) -> None:
+    await survives(tmp_path, seed, breaks=12)
+
+
+async def test_a_leader_killed_between_two_calls_of_a_put_leaves_one_set_to_its_standby(tmp_path: Path) -> None:
+    world = Candidates(tmp_path)
+    await world.start()
+    await world.until_generation(2)
+    puts = []
+
+    async def kill_at_the_second(_name: str, request: httpx.Request) -> None:
+        puts.append(request.method) if request.method == "PUT" else None
+        if len(puts) == 2:
+            raise KilledError
+
+    world.happens = kill_at_the_second
+    while len(puts) < 2:
+        await world.turn()
+    assert len(world.weights) == 2, "the put reached one proxy"
+    await world.turn()
+    assert len(world.weights) == 1
+    assert TAKE_OVER_S < world.apart_s < PAPER.discard_s
+    await world.until_generation(5)
+    assert world.numbers == [0, 1, 2, 3, 4]
+    assert "foreign" not in world.events
+
+
+async def test_a_proxy_stopped_during_a_put_that_executes_it_later_is_brought_back(tmp_path: Path) -> None:
+    world = Candidates(tmp_path)
+    await world.start()
+    await world.until_generation(2)
+    (before,) = world.weights
+
+    async def stop_b(name: str, request: httpx.Request) -> None:
+        if name == NAMES[1] and request.method == "PUT":
+            world.stop(name)
+            world.happens = None
+
+    world.happens = stop_b
+    while not world.stopped:
+        await world.turn()
+    assert world.a.weights == world.proxies[NAMES[2]].weights == before, "undone"
+    world.go_on()
+    assert world.b.weights != before, "it has executed the put, and nobody waits for the answer"
+    await world.turn()
+    await world.turn()
+    assert len(world.weights) == 1
+    assert world.apart_s <= PAPER.discard_s
+    await world.until_generation(5)
+    assert world.numbers == [0, 1, 2, 3, 4]
+    assert "foreign" not in world.events
