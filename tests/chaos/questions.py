@@ -226,6 +226,9 @@ def _stream(question: Question, body: bytes) -> Verdict:
     ids = {event.get("id") or event.get("meta_info", {}).get("id") for event in read}
     if len(ids) > 1:
         return Verdict(Ending.WRONG, reason=f"events of several answers: {sorted(map(str, ids))}")
+    finishes, usages = sum(map(_finishes, read)), sum(isinstance(event.get("usage"), dict) for event in read)
+    if finishes > 1 or usages > 1:
+        return Verdict(Ending.WRONG, reason=f"{finishes} finish reasons and {usages} counts of tokens")
     texts = [_text_of(question.route, event, "delta") for event in read]
     text = (texts[-1] if texts else "") if question.route == GENERATE else "".join(texts)
     content = sum(bool(each) for each in texts)
@@ -234,6 +237,12 @@ def _stream(question: Question, body: bytes) -> Verdict:
     if not question.text.startswith(text):
         return Verdict(Ending.WRONG, code, "what came before the error is not the beginning of the right answer")
     return Verdict(Ending.CUT, code, content=content)
+
+
+def _finishes(event: Mapping[str, Any]) -> int:
+    """How many finish reasons an event has."""
+    ends = [choice.get("finish_reason") for choice in event.get("choices") or []]
+    return sum(end is not None for end in [*ends, (event.get("meta_info") or {}).get("finish_reason")])
 
 
 def _events(events: list[bytes], *, torn: bool) -> Iterator[dict[str, Any]]:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -276,6 +277,22 @@ def asked(route: str, *, stream: bool) -> Question:
     return next(each for each in QUESTIONS_ASKED if (each.route, each.stream) == (route, stream))
 
 
+def ended(last: bytes) -> bytes:
+    """The event with nothing new but a finish reason."""
+    fields = json.loads(last[6:])
+    if "choices" in fields:
+        return event(fields | {"choices": [{"delta": {}, "text": "", "finish_reason": "stop"}]})
+    return event(fields | {"meta_info": fields["meta_info"] | {"finish_reason": {"type": "stop"}}})
+
+
+def counted(last: bytes) -> bytes:
+    """The event with counts, and without choices where it has any."""
+    fields: dict[str, Any] = json.loads(last[6:])
+    if "choices" in fields:
+        fields["choices"] = []
+    return event(fields | {"usage": {"completion_tokens": 1}})
+
+
 def events(question: Question, *, rid: str = "a") -> list[bytes]:
     """The right stream, without its end."""
     words = [question.text[at : at + 4] for at in range(0, len(question.text), 4)]
@@ -343,6 +360,8 @@ def test_nothing_else_passes(route: str) -> None:
         "a torn event before the end": [*right[:3], right[3][:20] + b"\n\n", DONE],
         "two replicas": [*right[:3], *events(question, rid="b")[3:], DONE],
         "another text before an error": [*events(asked_otherwise(question))[:5], ERROR],
+        "two finish reasons": [*right, ended(right[-1]), ended(right[-1]), DONE],
+        "two counts of tokens": [*right, counted(right[-1]), counted(right[-1]), DONE],
         "nothing": [b""],
     }
     for name, parts in wrong.items():
