@@ -32,7 +32,7 @@ def exact_servers(vllm: Environment, tmp_path_factory: pytest.TempPathFactory) -
     checkpoint = make_tiny_checkpoint(tmp_path_factory.mktemp("exact") / "tiny")
     flags = (CACHED_TOKENS_FLAG, "--dtype", "float32")
     template = checkpoint.parent / "trims.jinja"
-    template.write_text(CHAT_TEMPLATE.replace("message['content']", "message['content'] | trim"))
+    template.write_text(CHAT_TEMPLATE.replace("message['content']", "message['content'].rstrip()"))
     with ExitStack() as stack:
         servers = [
             stack.enter_context(vllm_server(vllm, checkpoint, *flags, *more))
