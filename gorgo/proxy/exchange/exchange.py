@@ -911,9 +911,8 @@ class Exchange:
         dispatch, target, broken = lease.dispatch, lease.target, lease.rest
         how = continuation_of(target.dialect, self.route)
         assert broken is not None, "there is an answer to continue"
-        if how is None or dispatch.replica not in self._able(
-            broken.body
-        ):  # another engine has taken the replica's place
+        if how is None or dispatch.replica not in self._able(broken.body):
+            # Another engine has taken the replica's place since.
             return Outcome(AttemptResult.FAILED_BEFORE_CONTENT, error="not_continued")
         headers = self._headers(lease)
         model = self.request.route.model

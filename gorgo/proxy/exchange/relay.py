@@ -851,11 +851,11 @@ async def _commit(passage: Passage, head: bytes, *, has_content: bool) -> None:
     strip_usage = passage.strip_usage
     if strip_usage:
         passage.filter = UsageEventFilter()
-    is_retained = has_content and passage.on_keep is not None
-    if is_retained and passage.on_keep is not None:
-        passage.on_keep(passage)
-    # What goes on elsewhere has another length.
-    await passage.send_head(with_length=not (strip_usage or is_retained), head=head)
+    on_keep = passage.on_keep if has_content else None
+    if on_keep is not None:
+        on_keep(passage)
+    # An answer that goes on at another replica has another length than the engine said.
+    await passage.send_head(with_length=not strip_usage and on_keep is None, head=head)
     await passage.forward(head, record=passage.on_content if has_content else None)
 
 

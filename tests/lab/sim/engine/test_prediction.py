@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 import numpy as np
 import pytest
@@ -29,11 +29,14 @@ from tests.lab.sim.fleets import round_profile
 Arrival = tuple[float, EngineRequest]
 
 
-class Driven:
+Model = TypeVar("Model", EngineModel[EngineRequest], VllmModel[EngineRequest])
+
+
+class Driven(Generic[Model]):
     """An engine in virtual time with a list of arrivals: steps one by one, or runs of them that arrivals interrupt."""
 
-    def __init__(self, profile: EngineProfile, arrivals: list[Arrival], *, ahead: bool, slowdown: float) -> None:
-        self.model: EngineModel[EngineRequest] = EngineModel(profile, item_bytes=1)
+    def __init__(self, model: Model, arrivals: list[Arrival], *, ahead: bool, slowdown: float) -> None:
+        self.model: Model = model
         self.model.slowdown = slowdown
         self.arrivals = sorted(arrivals, key=lambda arrival: arrival[0])
         self.ahead = ahead
@@ -91,7 +94,7 @@ def predicted_and_real(
 ) -> tuple[PredictedFirstToken, EngineRequest]:
     """At `now` the engine has what arrived before; the others are on the way, the newcomer `away_s` away."""
     requests = [(at_s, a_request(each, output)) for at_s, each, output in drawn]
-    driven = Driven(profile, requests, ahead=ahead, slowdown=slowdown)
+    driven = Driven(EngineModel[EngineRequest](profile, item_bytes=1), requests, ahead=ahead, slowdown=slowdown)
     driven.run(now)
     predicted = predict(
         driven.model, driven.arrivals, ArrivingRequest(prompt.encode(), len(prompt), now + away_s), now=now
@@ -204,7 +207,7 @@ def test_a_cached_prefix_takes_no_room_twice_while_it_is_in_use() -> None:
 
 def test_looking_changes_nothing() -> None:
     requests: list[Arrival] = [(0.1 * n, a_request("s" * 50 + "ab"[n % 2] * 60, 20)) for n in range(8)]
-    driven = Driven(round_profile(), requests, ahead=True, slowdown=1.0)
+    driven = Driven(EngineModel[EngineRequest](round_profile(), item_bytes=1), requests, ahead=True, slowdown=1.0)
     driven.run(0.55)
     model = driven.model
     before = model.step, list(model.waiting), model.batch.context_tokens, len(driven.arrivals)
@@ -260,45 +263,6 @@ PROFILE = replace(
 )
 
 
-class DrivenVLLM:
-    """An engine in virtual time with a list of arrivals: steps one by one, or runs of them that arrivals interrupt."""
-
-    def __init__(self, profile: EngineProfile, arrivals: list[Arrival], *, ahead: bool, slowdown: float = 1.0) -> None:
-        self.model: VllmModel[EngineRequest] = VllmModel(profile, item_bytes=1)
-        self.model.slowdown = slowdown
-        self.arrivals = sorted(arrivals, key=lambda arrival: arrival[0])
-        self.ahead = ahead
-
-    def run(self, until_s: float) -> None:
-        """Everything that happens before `until_s`."""
-        while True:
-            arrival_s = self.arrivals[0][0] if self.arrivals else inf
-            step_s = self.model.step.ends_s if self.model.step else inf
-            if min(arrival_s, step_s) >= until_s:
-                return
-            if arrival_s <= step_s:
-                self._arrive(*self.arrivals.pop(0))
-            else:
-                assert self.model.step is not None
-                self.model.finish_step(self.model.step)
-                self.model.start_step(now=step_s, ahead=self.ahead)
-                self.model.check()
-
-    def add(self, at_s: float, request: EngineRequest) -> None:
-        self.arrivals = sorted([*self.arrivals, (at_s, request)], key=lambda arrival: arrival[0])
-
-    def _arrive(self, at_s: float, request: EngineRequest) -> None:
-        self.model.split_run(now=at_s)
-        self.model.submit(request, now=at_s)
-        if self.model.step is None:
-            self.model.start_step(now=at_s, ahead=self.ahead)
-
-
-def a_vllm_request(prompt: str, output_tokens: int) -> EngineRequest:
-    output = b"ab" * (output_tokens // 2)
-    return EngineRequest(prompt.encode(), prompt_tokens=len(prompt), output_tokens=output_tokens, output_key=output)
-
-
 def predicted_and_real_of_vllm(
     profile: EngineProfile,
     drawn: list[tuple[float, str, int]],
@@ -310,13 +274,13 @@ def predicted_and_real_of_vllm(
     slowdown: float = 1.0,
 ) -> tuple[PredictedFirstToken, EngineRequest]:
     """At `now` the engine has what arrived before; the others are on the way, the newcomer `away_s` away."""
-    requests = [(at_s, a_vllm_request(each, output)) for at_s, each, output in drawn]
-    driven = DrivenVLLM(profile, requests, ahead=ahead, slowdown=slowdown)
+    requests = [(at_s, a_request(each, output)) for at_s, each, output in drawn]
+    driven = Driven(VllmModel[EngineRequest](profile, item_bytes=1), requests, ahead=ahead, slowdown=slowdown)
     driven.run(now)
     new = ArrivingRequest(prompt.encode(), len(prompt), now + away_s)
     predicted = predict_vllm(driven.model, driven.arrivals, new, now=now)
     assert predict_vllm(driven.model, driven.arrivals, new, now=now) == predicted, "a look-ahead changes nothing"
-    arrival = a_vllm_request(prompt, 1)
+    arrival = a_request(prompt, 1)
     driven.add(now + away_s, arrival)
     driven.run(inf)
     return predicted, arrival
