@@ -178,7 +178,7 @@ def _table(found: Plan, rows: Sequence[tuple[str, Measured | None]], *, first: s
             body.append([words, "0.00", "0.00", *["0.0", "-"] * len(groups)])
             continue
         row: list[Cell] = [words, f"{one.cost:.2f}", f"{one.egress:.2f}"]
-        for share, figures in zip(one.attained, one.figures, strict=True):
-            row += [f"{share * 100:.1f}", "-" if figures[0] is None else f"{figures[0]:.0f}"]
+        for share, quantiles in zip(one.attained, one.quantiles, strict=True):
+            row += [f"{share * 100:.1f}", "-" if quantiles[0] is None else f"{quantiles[0]:.0f}"]
         body.append(row)
     return table(header, body)

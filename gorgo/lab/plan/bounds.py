@@ -53,7 +53,7 @@ class Rates:
         )
 
 
-class Bounds:
+class LowerBounds:
     """The bounds of one demand on fleets of these kinds.
 
     Parameters
@@ -139,8 +139,8 @@ def _needed(demand: Demand, kinds: Sequence[Kind]) -> Rates:
         first_s = max(bound for bound in firsts if bound)
         found = replace(found, prefill=_most(arrivals, new, np.full(len(new), first_s), may_miss))
         step_s = min(kind.profile.decode_s(1, 0) for kind in kinds)
-        held_s = np.maximum(output - 1, 0) * step_s
-        found = replace(found, kv=_most(arrivals, (new + output / 2) * held_s, first_s + held_s, may_miss))
+        holding_s = np.maximum(output - 1, 0) * step_s
+        found = replace(found, kv=_most(arrivals, (new + output / 2) * holding_s, first_s + holding_s, may_miss))
     if all(ends):
         end_s = max(bound for bound in ends if bound)
         found = replace(found, decode=_most(arrivals, output, np.full(len(output), end_s), may_miss))

@@ -62,8 +62,8 @@ def read_demand(trace: str, groups: Sequence[Clients], filters: TraceFilters, *,
     traces = [group.trace or trace for group in groups]
     sizes = {name: own_block_tokens(name) for name in traces}
     if len(set(sizes.values())) > 1:
-        told = ", ".join(f"{name}: {size}" for name, size in sizes.items())
-        raise TraceError(f"{told} tokens in a block; expected traces with blocks of one size")
+        named = ", ".join(f"{name}: {size}" for name, size in sizes.items())
+        raise TraceError(f"{named} tokens in a block; expected traces with blocks of one size")
     block_tokens = sizes[traces[0]]
     feeds = [_feed(name, filters, block_tokens) for name in traces]
     span_s = max(feed[-1].arrival_s for feed in feeds)

@@ -2,7 +2,7 @@
 
 Owns the simulation of one fleet, the questions about the chosen one, and the files. Leaves the search to `search`.
 
-The simulated router is the one that `gorgo serve` runs, with its queue. A client's figures are the router's and the
+The simulated router is the one that `gorgo serve` runs, with its queue. A client's times are the router's and the
 client's round trip.
 """
 
@@ -22,14 +22,15 @@ from gorgo.config.atomic import PUBLIC, write_atomically
 from gorgo.core.fleet.replica import ReplicaSpec
 from gorgo.core.limits import RouterLimits
 from gorgo.core.numeric import Floats
-from gorgo.lab.plan.bounds import Bounds
+from gorgo.lab.plan.bounds import LowerBounds
 from gorgo.lab.plan.demand import Demand, read_demand
-from gorgo.lab.plan.search import Counts, Found, Measured, search
+from gorgo.lab.plan.search import Counts, Measured, FleetSearch, search
 from gorgo.lab.plan.settings import Clients, Kind, PlanSettings
 from gorgo.lab.sim.faults.scenarios import with_accurate_priors
 from gorgo.lab.sim.fleet import SimFleet, SimReplica
 from gorgo.lab.sim.network import Link
 from gorgo.lab.sim.records import SimRecord
+from gorgo.lab.sim.workload import BLOCK_TOKENS, SimRequest
 from gorgo.lab.simulate.compare import mean_interval
 from gorgo.lab.simulate.job import SimJob
 from gorgo.lab.simulate.run import run_many
@@ -108,7 +109,7 @@ class Plan:
 
     kinds: tuple[Kind, ...]
     demand: Demand
-    found: Found
+    found: FleetSearch
     intervals: tuple[tuple[float, ...], ...] = ()
     headroom: float | None = None
     losses: tuple[Loss, ...] = ()
@@ -197,8 +198,8 @@ class World:
         self._advance = advance
         self.kinds = kinds
 
-    def search(self, *, wanted: int) -> Found:
-        bounds = Bounds(self._demand, self.kinds)
+    def search(self, *, wanted: int) -> FleetSearch:
+        bounds = LowerBounds(self._demand, self.kinds)
         workers = self._options.n_jobs if self._options.n_jobs > 0 else 2
         return search(
             self.kinds,
@@ -291,7 +292,7 @@ class World:
             egress=self._egress(runs[0][1]),
             attained=tuple(float(met[origins == place].mean()) for place in range(len(groups))),
             objective=tuple(group.objective.share for group in groups if group.objective is not None),
-            figures=tuple(_figures(runs[0][1], origins == place, group) for place, group in enumerate(groups)),
+            quantiles=tuple(_quantiles(runs[0][1], origins == place, group) for place, group in enumerate(groups)),
         )
 
     def _egress(self, records: Sequence[SimRecord]) -> float:
@@ -345,7 +346,7 @@ def _tpot_ms(record: SimRecord) -> float | None:
     return (1e3 * record.e2e_s - record.ttft_ms) / ((record.output_tokens or 0) - 1)
 
 
-def _figures(
+def _quantiles(
     records: Sequence[SimRecord], own: np.ndarray[Any, np.dtype[np.bool_]], clients: Clients
 ) -> tuple[float | None, float | None, float | None]:
     """Return the quantiles of a region's clients at the wanted share; a failed request takes for ever."""
@@ -405,15 +406,33 @@ def fleet_text(kinds: Sequence[Kind], counts: Counts) -> str:
 
 
 def write_plan(folder: Path, plan: Plan, settings: PlanSettings) -> list[Path]:
-    """Write plan.json, and for the chosen fleet regions.yaml and terraform.tfvars.json; return the files."""
+    """Write plan.json and demand.jsonl, for the chosen fleet regions.yaml and terraform.tfvars.json; return the files.
+
+    The demand is written where its blocks are those of a trace file, so that it can be replayed through a real fleet.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     files = {"plan.json": json.dumps(plan.as_json(), indent=2) + "\n"}
+    if plan.demand.block_tokens == BLOCK_TOKENS:
+        files["demand.jsonl"] = "".join(json.dumps(_row(request)) + "\n" for request in plan.demand.feed)
     if plan.chosen is not None:
         files["regions.yaml"] = regions_text(plan.kinds, plan.chosen.counts, settings)
         files["terraform.tfvars.json"] = json.dumps({"regions_file": "regions.yaml"}, indent=2) + "\n"
     for name, text in files.items():
         write_atomically(folder / name, text.encode(), mode=PUBLIC)
     return [folder / name for name in files]
+
+
+def _row(request: SimRequest) -> Mapping[str, Any]:
+    """Return a request as a row of a Mooncake trace; what is left of its last block is its own."""
+    ids = np.frombuffer(request.blocks, dtype="<u8").tolist()
+    if len(ids) * BLOCK_TOKENS < request.prompt_tokens:
+        ids.append(request.index)
+    return {
+        "timestamp": round(request.arrival_s * 1e3),
+        "input_length": request.prompt_tokens,
+        "output_length": request.output_tokens,
+        "hash_ids": ids,
+    }
 
 
 def regions_text(kinds: Sequence[Kind], counts: Counts, settings: PlanSettings) -> str:

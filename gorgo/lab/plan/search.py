@@ -44,7 +44,7 @@ class Measured:
         Share of the requests that meet their objective, for the clients of each region.
     objective:
         The share that is wanted, likewise.
-    figures:
+    quantiles:
         For each region's clients the time of a first token and of an answer within which the wanted share is, and the
         time per token; None where the share has none. In ms, s and ms.
     """
@@ -54,7 +54,7 @@ class Measured:
     egress: float
     attained: tuple[float, ...]
     objective: tuple[float, ...]
-    figures: tuple[tuple[float | None, float | None, float | None], ...] = ()
+    quantiles: tuple[tuple[float | None, float | None, float | None], ...] = ()
 
     @property
     def cost(self) -> float:
@@ -71,7 +71,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FleetSearch:
     """What the search has found and done.
 
     Parameters
@@ -95,7 +95,7 @@ class Found:
     @classmethod
     def of(
         cls, measured: Mapping[Counts, Measured], wanted: int, excluded: int, dominated: int, *, is_complete: bool
-    ) -> Found:
+    ) -> FleetSearch:
         by_price = sorted(measured.values(), key=lambda one: (one.price, one.counts))
         return cls(tuple(_serving(by_price)[:wanted]), tuple(by_price), excluded, dominated, is_complete)
 
@@ -132,7 +132,7 @@ def search(
     wanted: int = 1,
     at_once: int = 1,
     most: int = 400,
-) -> Found:
+) -> FleetSearch:
     """Return the cheapest fleets that serve.
 
     Parameters
@@ -152,10 +152,10 @@ def search(
     failed: list[Counts] = []
     excluded = dominated = 0
     limit, is_complete, step = inf, True, FIRST_STEP
-    for seen, (price, counts) in enumerate(fleets_by_price(kinds)):
+    for place, (price, counts) in enumerate(fleets_by_price(kinds)):
         if price > limit:
             break
-        if seen >= FLEETS_MAX:
+        if place >= FLEETS_MAX:
             is_complete = False
             break
         if excludes(counts):
@@ -164,7 +164,7 @@ def search(
         while counts not in measured and not any(_within(counts, larger) for larger in failed):
             probes = _probes(counts, kinds, step, at_once, measured)
             if len(measured) + len(probes) > most:
-                return Found.of(measured, wanted, excluded, dominated, is_complete=False)
+                return FleetSearch.of(measured, wanted, excluded, dominated, is_complete=False)
             for one in measure(probes):
                 measured[one.counts] = one
             clear = [probe for probe in probes if measured[probe].margin < -CLEARLY]
@@ -172,7 +172,7 @@ def search(
             step = step if len(clear) == len(probes) else step // 2
             limit = _limit(measured.values(), wanted)
         dominated += counts not in measured
-    return Found.of(measured, wanted, excluded, dominated, is_complete=is_complete)
+    return FleetSearch.of(measured, wanted, excluded, dominated, is_complete=is_complete)
 
 
 def _probes(

@@ -26,7 +26,7 @@ QUOTA_MAX = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """Bounds that a request has to meet, each as its client sees it; at least one.
+    """LowerBounds that a request has to meet, each as its client sees it; at least one.
 
     Parameters
     ----------

@@ -17,7 +17,7 @@ from gorgo.cli.app import app
 from gorgo.config.load import load_config
 from gorgo.errors import ConfigError, TraceError
 from gorgo.lab.plan import PlanOptions, PlanSettings, make_plan, read_settings, write_plan
-from gorgo.lab.plan.bounds import Bounds
+from gorgo.lab.plan.bounds import LowerBounds
 from gorgo.lab.plan.demand import Demand, read_demand
 from gorgo.lab.plan.plan import HEADROOM_MAX, World, fleet_of, meets, regions_text
 from gorgo.lab.plan.search import Counts, Measured, fleets_by_price, search
@@ -200,7 +200,7 @@ def test_search_finds_what_simulating_every_fleet_finds(trace: str, ttft_ms: flo
     every = [simulated(wanted, plan.demand, plan.kinds, counts) for counts in fleets]
     serving = sorted((one for one in every if one.serves), key=lambda one: one.cost)
     assert 0 < len(serving) < len(every)
-    bounds = Bounds(plan.demand, plan.kinds)
+    bounds = LowerBounds(plan.demand, plan.kinds)
     assert not any(bounds.excludes(one.counts) for one in serving)
     assert plan.chosen is not None
     assert plan.chosen.counts == serving[0].counts
@@ -212,7 +212,7 @@ def test_bounds_are_below_every_fleet_that_serves(ttft_ms: float, growth: float,
     own = settings(ttft_ms=ttft_ms, quota=3)
     demand = read_demand(trace, own.groups, FILTERS, growth=growth)
     kinds = own.kinds()
-    bounds = Bounds(demand, kinds)
+    bounds = LowerBounds(demand, kinds)
     wanted = options(trace, settings=own)
     for counts in ((1, 0), (0, 1), (1, 1), (2, 1), (3, 3)):
         if simulated(wanted, demand, kinds, counts).serves:
@@ -222,10 +222,10 @@ def test_bounds_are_below_every_fleet_that_serves(ttft_ms: float, growth: float,
 def test_bounds_exclude_fleets_that_are_too_far_or_too_few(trace: str) -> None:
     near, far = kind("us", quota=2), kind("eu", quota=2, rtt_s=0.09)
     demand = read_demand(trace, settings(ttft_ms=150.0).groups[:1], FILTERS)
-    assert Bounds(demand, [near, far]).excludes((0, 2))
+    assert LowerBounds(demand, [near, far]).excludes((0, 2))
     busy = read_demand(trace, settings(ttft_ms=2000.0).groups, FILTERS, growth=40.0)
-    assert Bounds(busy, [near, far]).excludes((1, 0))
-    assert not Bounds(busy, [kind("us", quota=64)]).excludes((64,))
+    assert LowerBounds(busy, [near, far]).excludes((1, 0))
+    assert not LowerBounds(busy, [kind("us", quota=64)]).excludes((64,))
 
 
 # -- the questions about the chosen fleet
@@ -244,7 +244,11 @@ def test_plan_says_what_less_and_more_would_do(tmp_path: Path, trace: str) -> No
         assert loss.measured is None or loss.measured.cost < chosen.cost
     assert plan.static_peak is None or plan.static_peak > 0
     files = {path.name for path in write_plan(tmp_path, plan, settings())}
-    assert files == {"plan.json", "regions.yaml", "terraform.tfvars.json"}
+    assert files == {"plan.json", "demand.jsonl", "regions.yaml", "terraform.tfvars.json"}
+    again = read_demand(str(tmp_path / "demand.jsonl"), [Clients(region="us")], FILTERS)
+    assert [(one.prompt_tokens, one.output_tokens, one.blocks) for one in again.feed] == [
+        (one.prompt_tokens, one.output_tokens, one.blocks) for one in plan.demand.feed
+    ]
     assert json.loads((tmp_path / "plan.json").read_text())["serving"][0]["serves"] is True
 
 
