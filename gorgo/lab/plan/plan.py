@@ -24,7 +24,7 @@ from gorgo.core.limits import RouterLimits
 from gorgo.core.numeric import Floats
 from gorgo.lab.plan.bounds import LowerBounds
 from gorgo.lab.plan.demand import Demand, read_demand
-from gorgo.lab.plan.search import Counts, Measured, FleetSearch, search
+from gorgo.lab.plan.search import Counts, FleetSearch, Measured, search
 from gorgo.lab.plan.settings import Clients, Kind, PlanSettings
 from gorgo.lab.sim.faults.scenarios import with_accurate_priors
 from gorgo.lab.sim.fleet import SimFleet, SimReplica
