@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from statistics import fmean
 from time import monotonic
 
 from experiments.comparison import MEASURES
@@ -22,7 +23,6 @@ from experiments.windows import LEARNED, PolicyTask, RatioTarget, Workload, targ
 from gorgo.lab.demo.options import ALL_READINGS, BASELINES, OURS, PAPER, RANDOM
 from gorgo.lab.results import ResultRow
 from gorgo.lab.simulate import ORACLE
-from gorgo.lab.simulate.compare import mean_row
 from gorgo.lab.simulate.job import STEADY
 from gorgo.lab.traces import TraceFilters
 
@@ -242,7 +242,12 @@ def mean_cells(
     labels = list(dict.fromkeys(label for label, _ in rows))
     ordered = sorted(rows, key=lambda place: (labels.index(place[0]), place[1]))
     return [
-        (*place, *(number(MEASURES[name](mean), form, factor) for name, form, factor in columns))
+        (*place, *(number(_mean_of(rows[place], name), form, factor) for name, form, factor in columns))
         for place in ordered
-        for mean in [mean_row(rows[place])]
     ]
+
+
+def _mean_of(rows: Sequence[ResultRow], measure: str) -> float | None:
+    """Return the mean of each seed's figure; the replica with the largest share is another one in each."""
+    values = [value for row in rows if (value := MEASURES[measure](row)) is not None]
+    return fmean(values) if values else None

@@ -20,11 +20,12 @@ from experiments.runner import Runner
 from experiments.simulated import SimTask
 from experiments.systems import herd, push_map, ranvier, several
 from experiments.systems.herd import AGENTS, OTHERS, all_targets, report, tuner
+from experiments.systems.policies import mean_cells
 from experiments.systems.several import runs_of
 from experiments.traffic import ContextTraffic
 from experiments.tuning import TuningRun, TuningTask
 from experiments.variants import SOURCES, Source, Variant, find_variant
-from experiments.windows import PolicyTask, RatioTarget, Workload
+from experiments.windows import SHORT_SIGHTED, PolicyTask, RatioTarget, Workload
 from gorgo.lab.datasets import AgentsShape, HerdShape, describe_trace, generate_requests, read_shape, shapes
 from gorgo.policies.registry import POLICIES
 from tests.documents import tables
@@ -227,6 +228,12 @@ def test_the_floor_bounds_what_fits_into_near_pools_and_the_pinned_row_what_does
         ("herd-pools", ("pinned",), "mean TTFT"): 1.1,
         ("herd-regions", ("pinned",), "mean TTFT"): 1.1,
         ("herd-changing", ("pinned",), "mean TTFT"): 1.1,
+        **{("herd", (SHORT_SIGHTED,), f"{part} TTFT"): 1.0 for part in ("mean", "p95", "p99")},
+        **{
+            (group, (SHORT_SIGHTED,), f"{part} TTFT"): at_most
+            for group in ("herd-pools", "herd-regions")
+            for part, at_most in (("mean", 0.85), ("p95", 1.03), ("p99", 1.03))
+        },
     }
     assert {at_most for _, others, _, at_most in bounds if len(others) > 1} == {1.03}
     assert {one.policy for one in all_targets()} == {"gorgo-ms"}
@@ -276,6 +283,28 @@ def test_a_shape_is_drawn_with_the_seed_on_a_part_of_the_pools() -> None:
     assert small().label == "small herd, load 1, 8x1xH100, 1/4 of each pool"
 
 
+def test_without_room_and_shared_sessions_stay_where_their_system_prompt_is() -> None:
+    spread = {
+        policy: PolicyTask(herd.herd(1, 1.5).on("8x1xH100").first(122), policy, 1).run().row
+        for policy in ("gorgo-ms", SHORT_SIGHTED)
+    }
+    shares = {policy: max(row.share.values()) for policy, row in spread.items()}
+    assert shares["gorgo-ms"] < 0.7 < shares[SHORT_SIGHTED]
+    assert {row.policy for row in spread.values()} == {"gorgo-ms"}
+
+
+def test_the_largest_share_of_a_table_is_the_mean_of_each_seed_s_largest() -> None:
+    tasks = [PolicyTask(small(), "random", seed) for seed in (0, 1)]
+    runs = {task: task.run() for task in tasks}
+    shares = ({"h100-0": 1.0}, {"h100-1": 1.0})
+    runs = {
+        task: replace(run, row=replace(run.row, share=share))
+        for (task, run), share in zip(runs.items(), shares, strict=True)
+    }
+    ((*_, share),) = mean_cells(tasks, runs, herd.MEANS)
+    assert share == "100"
+
+
 def test_runs_of_other_shapes_and_pools_are_other_runs() -> None:
     tasks = [
         PolicyTask(small(), "gorgo", 1),
@@ -283,6 +312,8 @@ def test_runs_of_other_shapes_and_pools_are_other_runs() -> None:
         PolicyTask(small(gap_s=0.6), "gorgo", 1),
         PolicyTask(small().on("8x1xH100"), "gorgo", 1),
         PolicyTask(small(), "lmetric", 1),
+        PolicyTask(small(), "gorgo-ms", 1),
+        PolicyTask(small(), SHORT_SIGHTED, 1),
     ]
     assert len({task.key() for task in tasks}) == len(tasks)
     assert PolicyTask(replace(small(), name="other"), "gorgo", 1).key() == tasks[0].key()
