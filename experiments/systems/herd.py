@@ -2,7 +2,8 @@
 
 The workloads, each on eight H100 in one region and on six in three regions, with whole KV pools and a quarter of each:
 
-- 61 sessions behind 1, 3 or 10 system prompts, a turn each per round, at four gaps;
+- 61 sessions behind 1, 3 or 10 system prompts, a turn each per round, at three gaps, and at a fourth where nothing
+  but the terms that look ahead can spread them: one prompt, one region, whole pools;
 - the same with sessions that are replaced by new ones;
 - agents' sessions that come and go.
 
@@ -44,7 +45,7 @@ TUNER = "herd-tuner"
 #: Policies that were published with such traffic in mind, and the published one.
 OTHERS = (PAPER, "prefix-cache-and-load", "mooncake", "lmetric", "dualmap", "skywalker", "preble-e2")
 ONE_REGION, THREE_REGIONS, QUARTER = "8x1xH100", "6x1xH100", 0.25
-GAPS_S, SYSTEM_PROMPTS = (0.4, 1.5, 4.0, 15.0), (1, 3, 10)
+GAPS_S, LONG_GAP_S, SYSTEM_PROMPTS = (0.4, 1.5, 4.0), 15.0, (1, 3, 10)
 HERD = HerdShape(
     seed=0, sessions=61, rounds=12, groups=1, gap_s=1.5, system_tokens=8192, question_tokens=1948, output_tokens=100,
     leaving_share=0.0,
@@ -99,7 +100,7 @@ def all_targets() -> list[RatioTarget]:
     """Return every target in the order of the tables."""
     steady = [herd(groups, gap_s) for groups, gap_s in product(SYSTEM_PROMPTS, GAPS_S)]
     places = {
-        "herd": [one.on(ONE_REGION) for one in steady],
+        "herd": [one.on(ONE_REGION) for one in (*steady, herd(1, LONG_GAP_S))],
         "herd-pools": [one.on(ONE_REGION, pool_share=QUARTER) for one in steady],
         "herd-regions": [one.on(THREE_REGIONS, pool_share=share) for share in (1.0, QUARTER) for one in steady],
     }
