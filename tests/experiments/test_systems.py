@@ -199,6 +199,10 @@ def test_a_load_is_in_the_name_of_its_traffic() -> None:
 # --- The claims about sessions that share a system prompt: which settings they have, and a small run of each kind.
 
 
+#: Groups of steady herds by where they run.
+STEADY = ("herd", "herd-pools", "herd-regions", "herd-regions-pools")
+
+
 def of_group(group: str) -> list[RatioTarget]:
     return [target for target in all_targets() if target.group == group]
 
@@ -213,7 +217,7 @@ def settings(targets: list[RatioTarget]) -> set[tuple[int, float, str | None, fl
 
 
 def test_the_herd_is_run_at_every_gap_number_of_prompts_fleet_and_part_of_the_pools() -> None:
-    steady = [target for group in ("herd", "herd-pools", "herd-regions") for target in of_group(group)]
+    steady = [target for group in STEADY for target in of_group(group)]
     places = (("8x1xH100", 1.0), ("8x1xH100", 0.25), ("6x1xH100", 1.0), ("6x1xH100", 0.25))
     nine = {(groups, gap_s, *place) for groups, gap_s, place in product((1, 3, 10), (0.4, 1.5, 4.0), places)}
     assert settings(steady) == nine | {(1, 15.0, "8x1xH100", 1.0)}
@@ -226,11 +230,12 @@ def test_the_floor_bounds_what_fits_into_near_pools_and_the_pinned_row_what_does
         ("herd", ("floor",), "p95 TTFT"): 1.1,
         ("herd-pools", ("pinned",), "mean TTFT"): 1.1,
         ("herd-regions", ("pinned",), "mean TTFT"): 1.1,
+        ("herd-regions-pools", ("pinned",), "mean TTFT"): 1.1,
         ("herd-changing", ("pinned",), "mean TTFT"): 1.1,
         **{("herd", (SHORT_SIGHTED,), f"{part} TTFT"): 1.0 for part in ("mean", "p95", "p99")},
         **{
             (group, (SHORT_SIGHTED,), f"{part} TTFT"): at_most
-            for group in ("herd-pools", "herd-regions")
+            for group in STEADY[1:]
             for part, at_most in (("mean", 0.85), ("p95", 1.03), ("p99", 1.03))
         },
     }

@@ -1,6 +1,6 @@
 """The rows of sessions that share a system prompt: every policy side by side, what the two terms change, the tuner.
 
-`python -m tests.figures.herd` prints the tables of the pages, after `... record herd herd-pools herd-regions`.
+`python -m tests.figures.herd NAME ...` prints the tables of the pages, after `python -m tests.figures record NAME ...`.
 """
 
 # ruff: noqa: T201 - a command says what it made
@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ from tests.figures.stored import read_stored
 _COMMAND = "python -m experiments --system herd --only {} --seeds {} --jobs 1"
 #: Commands by the name of the figure.
 COMMANDS: Mapping[str, str] = {
-    **{name: _COMMAND.format(name, 5) for name in ("herd", "herd-pools", "herd-regions")},
+    **{name: _COMMAND.format(name, 5) for name in ("herd", "herd-pools", "herd-regions", "herd-regions-pools")},
     "herd-tuner": _COMMAND.format("herd-tuner", 3),
 }
 LABELS = ("system prompts", "gap, s", "KV pools")
@@ -32,7 +33,7 @@ MEANS: Mapping[str, str] = {
     "`pinned`": PINNED,
     f"`{OURS}`": OURS,
     WITHOUT: SHORT_SIGHTED,
-    **{f"`{name}`": name for name in ("prefix-cache-and-load", "lmetric", "gorgo", "mooncake")},
+    **{f"`{name}`": name for name in ("preble-e2", "prefix-cache-and-load", "lmetric", "gorgo", "mooncake")},
 }
 #: Columns of the ratios: what the figure of the default is divided by.
 _AGAINST: Mapping[str, str] = {"floor": "`floor`", "pinned": "`pinned`", SHORT_SIGHTED: WITHOUT}
@@ -47,19 +48,22 @@ def herd(results: Sequence[Any]) -> View:
     (lines,) = results
     ratios: dict[tuple[str, ...], dict[str, Cell]] = {}
     means: dict[tuple[str, ...], dict[str, Cell]] = {}
+    shares: dict[tuple[str, ...], dict[str, float]] = {}
     shown = {name: column for column, name in MEANS.items()}
     for header, rows in tables("\n".join(lines)):
         for on, of, *rest in rows:
             if header[1] == "of":
                 against, figure, _, ratio, _ = rest
-                column = f"{figure}, {_AGAINST.get(against, BEST)}"
-                ratios.setdefault(_label(on), {})[column] = list(map(float, numbers_of(ratio)))
+                cells = ratios.setdefault(_label(on), {})
+                cells[f"{figure}, {_AGAINST.get(against, BEST)}"] = list(map(float, numbers_of(ratio)))
+                if against not in _AGAINST:
+                    cells[f"best other, {figure}"] = f"`{against}`"
             elif of in shown:
-                cells = means.setdefault(_label(on), {})
-                cells[shown[of]] = [float(rest[0]), float(rest[2])]
-                cells[f"share, {of}"] = None if rest[-1] == "-" else float(rest[-1])
-    for cells in means.values():
-        cells["largest share, %"] = [float(str(cells.pop(f"share, {one}"))) for one in (OURS, "gorgo")]
+                means.setdefault(_label(on), {})[shown[of]] = [float(rest[0]), float(rest[2])]
+                if of in (OURS, "gorgo"):
+                    shares.setdefault(_label(on), {})[of] = float(rest[-1])
+    for label, found in shares.items():
+        means[label]["largest share, %"] = [found[OURS], found["gorgo"]]
     values = _ends(ratios) | _met(lines)
     return View(tables=[Table(labels=LABELS, rows={key: means[key] | ratios[key] for key in ratios})], values=values)
 
@@ -89,8 +93,8 @@ def _ends(ratios: Rows) -> dict[str, float]:
     columns: dict[str, list[float]] = {}
     for cells in ratios.values():
         for column, cell in cells.items():
-            assert isinstance(cell, list)
-            columns.setdefault(column, []).append(cell[0])
+            if isinstance(cell, list):
+                columns.setdefault(column, []).append(cell[0])
     return {
         f"{end} {column}": value
         for column, found in columns.items()
@@ -115,14 +119,15 @@ def page_table(view: View, columns: Sequence[str], *, pools: str | None = None) 
 
 
 def _printed(cell: Cell, column: str) -> str:
-    assert isinstance(cell, list)
+    if not isinstance(cell, list):
+        return str(cell)
     if column.endswith("%") or column in MEANS:
         return ", ".join(f"{value:,.0f}" for value in cell)
-    return f"{cell[0]:.2f} [{cell[1]:.2f}, {cell[2]:.2f}]"
+    return f"{cell[0]:.3f} [{cell[1]:.3f}, {cell[2]:.3f}]"
 
 
 def main() -> None:
-    for name in ("herd", "herd-pools", "herd-regions"):
+    for name in sys.argv[1:]:
         view = herd(read_stored(name).results)
         (table,) = view.tables
         first = next(iter(table.rows.values()))
