@@ -20,7 +20,7 @@ from gorgo.config.values import REPLICA_KEEP_ALIVE_S
 from gorgo.core.messages.request import REFUSALS
 from gorgo.core.record import record
 from gorgo.errors import InvalidValueError
-from gorgo.picker.protocol.messages import DESTINATION, SERVED_BY, STATUS
+from gorgo.picker.protocol.messages import DESTINATION, SERVED_BY, STATUS, TRIED
 
 Json = dict[str, Any]
 
@@ -308,9 +308,48 @@ def is_closed(config: Config) -> bool:
     )
 
 
+#: Of a retry Envoy shows the end alone. A try that fails leaves its status, which says whether the replica is full,
+#: broken, or refuses one client's key. Runs in no try that goes well.
+_TRIED_SCRIPT = """\
+function envoy_on_response(handle)
+  local metadata, status = handle:streamInfo():dynamicMetadata(), handle:headers():get(":status")
+  local own = metadata:get("%(own)s")
+  local tried = own and own["%(tried)s"]
+  metadata:set("%(own)s", "%(tried)s", tried and tried .. "," .. status or status)
+end
+"""
+
+
+def _tried_filters() -> list[Json]:
+    """Return the filters of each try: that of statuses, and Envoy's last one."""
+    lua = typed(
+        "filters.http.lua.v3.Lua", default_source_code={"inline_string": _TRIED_SCRIPT % {"own": OWN, "tried": TRIED}}
+    )
+    skip = "filters.common.matcher.action.v3.SkipFilter"
+    by_class = {"@type": "type.googleapis.com/envoy.type.matcher.v3.HttpResponseStatusCodeClassMatchInput"}
+    tree = {
+        "input": {"name": "class", "typed_config": by_class},
+        "exact_match_map": {
+            "map": {well: {"action": {"name": "skip", "typed_config": typed(skip)}} for well in ("1xx", "2xx", "3xx")}
+        },
+    }
+    failed = typed(
+        "common.matching.v3.ExtensionWithMatcher",
+        extension_config={"name": "envoy.filters.http.lua", "typed_config": lua},
+        xds_matcher={"matcher_tree": tree},
+    )
+    codec = typed("filters.http.upstream_codec.v3.UpstreamCodec")
+    return [
+        {"name": TRIED, "typed_config": failed},
+        {"name": "envoy.filters.http.upstream_codec", "typed_config": codec},
+    ]
+
+
 def replicas_cluster(config: Config) -> Json:
     """Return the cluster of the replicas."""
     limits = config.limits
+    # A found fleet is not retried.
+    filters: Json = {} if config.fleet_sources else {"http_filters": _tried_filters()}
     cluster = {
         "name": REPLICAS,
         "connect_timeout": seconds(limits.connect_timeout_s),
@@ -321,6 +360,7 @@ def replicas_cluster(config: Config) -> Json:
                 "upstreams.http.v3.HttpProtocolOptions",
                 common_http_protocol_options={"idle_timeout": seconds(REPLICA_KEEP_ALIVE_S)},
                 explicit_http_config={"http_protocol_options": {}},
+                **filters,
             )
         },
     }
