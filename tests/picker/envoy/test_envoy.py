@@ -9,6 +9,7 @@ import json
 import statistics
 import sys
 import time
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -20,6 +21,7 @@ from aiohttp import web
 
 from tests.picker.envoy.envoy import needs_envoy
 from tests.picker.envoy.rig import CHAT, KEYS, Rig, rig
+from tests.picker.test_parity import CLAUDE, CLAUDE_HEADERS, CODEX, CODEX_CODING, packed
 from tests.proxy.conftest import until
 from tests.proxy.fakes import DONE, USAGE, Script, answer, chat, delta, event, hang, reset_after, stream
 
@@ -157,6 +159,56 @@ async def test_large_bodies_come_whole_in_both_directions(running: Rig, front: s
     (seen,) = [each for replica in running.replicas for each in replica.seen]
     assert len(sent) > 600_000
     assert hashlib.sha256(seen.body).digest() == hashlib.sha256(sent).digest()
+    await running.idle()
+
+
+def compressed(coding: str, body: object) -> bytes:
+    data = json.dumps(body).encode()
+    return {"identity": lambda: data, "deflate": lambda: zlib.compress(data)}.get(
+        coding, lambda: packed(body, coding)
+    )()
+
+
+#: By client: path, body, coding, headers, and what the engine answers.
+FORMS = {
+    "Codex CLI": (
+        "/v1/responses",
+        CODEX,
+        CODEX_CODING,
+        (("originator", "codex_cli_rs"),),
+        b"event: response.created\n",
+    ),
+    "Codex CLI, resumed": ("/v1/responses", CODEX, "gzip", (("session_id", "1"),), b"event: response.created\n"),
+    "Claude Code": ("/v1/messages?beta=true", CLAUDE, "gzip", CLAUDE_HEADERS, b"event: message_start\n"),
+    "Claude Code, uncompressed": ("/v1/messages?beta=true", CLAUDE, "identity", CLAUDE_HEADERS, b"event: ping\n"),
+    "Claude Code's count": (
+        "/v1/messages/count_tokens?beta=true",
+        CLAUDE,
+        "gzip",
+        CLAUDE_HEADERS,
+        b'{"input_tokens": 4}',
+    ),
+    "a chat in deflate": (CHAT, json.loads(chat()), "deflate", (), b"{}"),
+}
+
+
+@pytest.mark.parametrize("client", FORMS)
+@pytest.mark.parametrize("front", BOTH)
+async def test_forms_of_today_s_clients_reach_the_engine_unpacked(running: Rig, front: str, client: str) -> None:
+    path, body, coding, headers, answered_with = FORMS[client]
+    running.script(answer(200, answered_with))
+    async with running.client(front) as http:
+        response = await http.post(
+            path, content=compressed(coding, body), headers={"content-encoding": coding, **dict(headers)}
+        )
+    assert (response.status_code, response.content) == (200, answered_with), response.text
+    (seen,) = [each for replica in running.replicas for each in replica.seen]
+    assert seen.path == path
+    sent = json.loads(seen.body)
+    assert {name: sent[name] for name in body} == body
+    assert seen.header("content-encoding") == []
+    assert seen.header("content-length") in ([str(len(seen.body))], []), "or in pieces"
+    assert all(seen.header(name) == [value] for name, value in headers if name.startswith("anthropic-"))
     await running.idle()
 
 
