@@ -20,6 +20,7 @@ from gorgo.config.values import REPLICA_KEEP_ALIVE_S
 from gorgo.core.messages.request import REFUSALS
 from gorgo.core.record import record
 from gorgo.errors import InvalidValueError
+from gorgo.picker.exchange.lifetime import BODY_BYTES
 from gorgo.picker.protocol.messages import DESTINATION, SERVED_BY, STATUS, TRIED
 
 Json = dict[str, Any]
@@ -77,9 +78,10 @@ def client_tls(*, sni: str | None, ca_file: str, alpn: tuple[str, ...] = (), sho
 
 # Envoy's filter that reads the engine's counts of tokens: a Lua script over the end of each answer.
 #
-# It is called with each chunk and does nothing but to retain the last ones; once an answer has ended, the last object
-# under a key of counts is searched for them. Envoy's own `sse_to_metadata` parses the JSON of each event instead, and
-# takes longer. Little is retained: more would cost each event a part of the collector's work.
+# Of a short answer in one piece that says how long it is, the picker reads them itself. Of any other one the script is
+# called with each chunk, and does nothing but to retain the last ones; once an answer has ended, the last object under
+# a key of counts is searched for them. Envoy's own `sse_to_metadata` parses the JSON of each event instead, and takes
+# longer. Little is retained: more would cost each event a part of the collector's work.
 
 
 #: Namespace of the counts in Envoy's dynamic metadata: the access log has it.
@@ -92,6 +94,9 @@ function envoy_on_response(handle)
 %(hide)s  local kind, coding = headers:get("content-type") or "", headers:get("content-encoding")
   local is_stream = kind:find("^text/event%%-stream")
   if coding or not (is_stream or kind:find("^application/json")) then return end
+  -- The picker has all of it, by the filter of first tokens.
+  local size = tonumber(headers:get("content-length") or "")
+  if size and size <= %(whole)d and not is_stream then return end
   -- The last four parts: a short one is joined with the next.
   local first, second, third, last = "", "", "", ""
   for chunk in handle:bodyChunks() do
@@ -148,7 +153,8 @@ _HIDE = """\
 def usage_filter(*, hides_replica: bool) -> Json:
     """Return the filter; with `hides_replica` it removes the replica's name where the picker has not given it."""
     hide = _HIDE % OWN if hides_replica else ""
-    script = _SCRIPT % {"chunk": _CHUNK_BYTES, "part": _PART_BYTES, "usage": USAGE, "hide": hide}
+    bounds = {"chunk": _CHUNK_BYTES, "part": _PART_BYTES, "whole": BODY_BYTES}
+    script = _SCRIPT % {"usage": USAGE, "hide": hide, **bounds}
     config = typed("filters.http.lua.v3.Lua", default_source_code={"inline_string": script})
     return {"name": "envoy.filters.http.lua", "typed_config": config}
 
