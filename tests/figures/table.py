@@ -588,7 +588,7 @@ NOT_STORED: Mapping[str, NotStored] = {
         "processes in wall time: needs two cores to itself, `python -m tests.bench.relay --pair plain`", "dc0a31a"
     ),
     "picker-price": NotStored(
-        "processes in wall time: needs two cores to itself, `python -m tests.bench picker_price`", "384f96b"
+        "processes in wall time: needs two cores to itself, `python -m tests.bench picker_price`", "650ece8"
     ),
     "half-load": NotStored(
         "one seed: three of the paper's tables take a core for a quarter of an hour", "24f9242, b781046, bb815b9"

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn
 
 from gorgo.config.atomic import create_text_file
-from gorgo.lab.datasets import load_requests
+from gorgo.lab.datasets import load_requests, unit_warning
 from gorgo.lab.progress import ProgressDisplay, progress_display
 from gorgo.lab.replay.bodies import BodiesAhead
 from gorgo.lab.replay.client import ReplayClient, first_model, open_http, wait_for_port
@@ -30,7 +30,7 @@ from gorgo.lab.replay.options import ReplayOptions, ReplayReport
 from gorgo.lab.replay.summary import ReplayRecord, Tally
 from gorgo.lab.results import write_results
 from gorgo.lab.termination import stop_signals
-from gorgo.lab.traces import TraceRequest, scheduled_s, unit_warning
+from gorgo.lab.traces import TraceRequest, scheduled_s
 from gorgo.lab.traces.text import beginning, is_keyed, largest_share, warning
 from gorgo.policies.registry import make_policy, policy_names
 

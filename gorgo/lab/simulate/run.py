@@ -23,7 +23,7 @@ from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.weights import Weights
 from gorgo.core.training.learning import find_learner
 from gorgo.errors import ConfigError, TraceError
-from gorgo.lab.datasets import load_requests, own_block_tokens
+from gorgo.lab.datasets import load_requests, own_block_tokens, unit_warning
 from gorgo.lab.results import load_text
 from gorgo.lab.sim.faults.scenarios import find_scenario
 from gorgo.lab.sim.lower_bound import lower_bound
@@ -35,7 +35,7 @@ from gorgo.lab.sim.workload import BLOCK_TOKENS, SimRequest, scaled
 from gorgo.lab.simulate.feed import feed_of
 from gorgo.lab.simulate.job import FLOOR, ORACLE, PINNED, SimJob, SimulatedRun
 from gorgo.lab.simulate.rows import floor_run, rare_collections, simulated_run
-from gorgo.lab.traces import TraceFilters, unit_warning
+from gorgo.lab.traces import TraceFilters
 from gorgo.lab.traces.load import SPAN_S_MAX
 from gorgo.lab.traces.text import is_keyed, largest_share
 from gorgo.learning.trainer import Trainer
