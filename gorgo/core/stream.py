@@ -82,17 +82,15 @@ class SseReader:
         self._pending += chunk
         if not self._started and not self._skip_bom():
             return events
-        start = 0
-        for end in _EOL.finditer(self._pending, self._searched):
-            self._lines += 1
-            if self._lines > self._max_lines or not self._line(self._pending[start : end.start()], events):
-                self.overflowed = True
-                return events
-            start = end.end()
-        self._pending = self._pending[start:]
+        searched, rest = self._pending[: self._searched], self._pending[self._searched :]
+        *lines, last = _EOL.split(rest)
+        self._pending = last if lines else searched + last
+        if lines:
+            lines[0] = searched + lines[0]
+            self._read(lines, events)
         # The last byte may be a CR that only the next one can judge; it is not counted as the line's either.
         self._searched = max(0, len(self._pending) - 1)
-        self.overflowed = len(self._pending) > MAX_EVENT_BYTES + 1
+        self.overflowed = self.overflowed or len(self._pending) > MAX_EVENT_BYTES + 1
         return events
 
     def _skip_bom(self) -> bool:
@@ -103,28 +101,25 @@ class SseReader:
         self._started = True
         return True
 
-    def _line(self, line: bytes, events: list[SseEvent]) -> bool:
-        """Take in one line; False when the event has grown too long."""
-        if len(line) + self._data_bytes > MAX_EVENT_BYTES:
-            return False
-        if not line:
-            self._dispatch(events)
-            return True
-        field, _, value = line.partition(b":")
-        value = value.removeprefix(b" ")
-        if field == b"data":
-            self._data.append(value)
-            self._data_bytes += len(line)
-        elif field == b"event":
-            self._name = value.decode("utf-8", "replace")
-        return True
-
-    def _dispatch(self, events: list[SseEvent]) -> None:
-        if self._data:
-            events.append(SseEvent(self._name, b"\n".join(self._data)))
-        self._name = ""
-        self._data = []
-        self._data_bytes = 0
+    def _read(self, lines: list[bytes], events: list[SseEvent]) -> None:
+        """Take in whole lines, up to a bound."""
+        for line in lines:
+            self._lines += 1
+            if self._lines > self._max_lines or len(line) + self._data_bytes > MAX_EVENT_BYTES:
+                self.overflowed = True
+                return
+            if line:
+                field, _, value = line.partition(b":")
+                if field == b"data":
+                    self._data.append(value.removeprefix(b" "))
+                    self._data_bytes += len(line)
+                elif field == b"event":
+                    self._name = value.removeprefix(b" ").decode("utf-8", "replace")
+                continue
+            if self._data:
+                events.append(SseEvent(self._name, b"\n".join(self._data)))
+                self._data, self._data_bytes = [], 0
+            self._name = ""
 
 
 # When a stream has begun to answer: its first content, or the error that came instead.

@@ -441,7 +441,7 @@ async def count_tokens(routing: Routing, route: str, fields: BodyFields) -> Exac
     tokens = routing.prompt_tokens
     if not tokens.models and fields.token_ids is None:
         return None
-    model, adapter = _names(routing.models, fields.values)
+    _, _, model, adapter = _names(routing.models, fields.values)
     base = routing.models.governing(model, tokens.models)
     return await tokens.exact_prompt(route, fields, model=model, base=base, adapter=adapter)
 
@@ -465,10 +465,9 @@ def parse_request(
     """
     parsed, exact = fields.values, fields.exact
     tokens = fields.tokens if exact is None else exact.tokens
-    named = _model(parsed)
-    model, adapter = _names(routing.models, parsed)
+    named, asked, model, adapter = _names(routing.models, parsed)
     policies = routing.client_policies
-    refuse_engine_fields(policies, client, parsed, has_adapter=_adapter(routing.models, parsed) is not None)
+    refuse_engine_fields(policies, client, parsed, has_adapter=asked is not None)
     require_known_model(routing, model)
     governing = routing.models.governing(model, policies.models)
     options = policies.request_options(headers, client=client, model=governing)
@@ -531,10 +530,11 @@ def _boundaries(fingerprint: Fingerprint, exact: ExactPrompt | None, tokens: int
     return token_boundaries(fingerprint.boundaries, size=fingerprint.text_bytes, tokens=tokens)
 
 
-def _names(models: ServedModels, parsed: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """Return the model of a request in the Router, and the same if it is an adapter."""
-    model = models.canonical(_adapter(models, parsed) or _model(parsed))
-    return model, model if models.is_adapter(model) else None
+def _names(models: ServedModels, parsed: Mapping[str, Any]) -> tuple[str | None, str | None, str | None, str | None]:
+    """Return the names of a body's model and of its adapter, its model in the Router, and that if it is an adapter."""
+    named, asked = _model(parsed), _adapter(models, parsed)
+    model = models.canonical(asked or named)
+    return named, asked, model, model if models.is_adapter(model) else None
 
 
 def _model(parsed: Mapping[str, Any]) -> str | None:

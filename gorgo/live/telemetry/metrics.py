@@ -171,9 +171,9 @@ class Metrics:
         self._count, self._histogram = self._cells.count, self._cells.histogram
         self.learning = LearningMetrics(self._cells)
         self.clients = ClientUsage(self._cells, router.view.lists, clock)
-        #: Series of the prompts' tokens, and of the parts of TTFTs, by replica and region.
+        #: Series of the prompts' tokens, and of TTFTs and their parts, by replica and region.
         self._dispatched: dict[tuple[str, str, str], tuple[Counter, Counter, Counter, Counter]] = {}
-        self._parts: dict[tuple[str, str], list[tuple[Counter, Histogram]]] = {}
+        self._firsts: dict[tuple[str, str], tuple[Histogram, list[tuple[Counter, Histogram]]]] = {}
         #: Series of completed responses with a full report, by replica and region; of requests; of attempts.
         self._completed: dict[tuple[str, str], tuple[Histogram, Counter, Counter, Counter]] = {}
         self._requests: dict[tuple[str, str, int], Counter] = {}
@@ -228,8 +228,9 @@ class Metrics:
     def first_content(
         self, replica: str, region: str, ttft_s: float, *, predicted_s: float | None, parts: TtftParts
     ) -> None:
-        self._histogram("gorgo_ttft_seconds", replica, region).observe(ttft_s)
-        for (spent, histogram), seconds in zip(self._part_cells(replica, region), parts, strict=True):
+        ttft, cells = self._first_cells(replica, region)
+        ttft.observe(ttft_s)
+        for (spent, histogram), seconds in zip(cells, parts, strict=True):
             spent.value += seconds
             histogram.observe(seconds)
         if predicted_s is not None:
@@ -354,7 +355,7 @@ class Metrics:
                 return (found["replica"], found["region"]) in replicas
             return found.get("region") in {None, *regions}
 
-        for cells in (self._parts, self._dispatched, self._completed, self._attempts):
+        for cells in (self._firsts, self._dispatched, self._completed, self._attempts):
             cells.clear()
         self._cells.retain(wanted)
 
@@ -373,16 +374,17 @@ class Metrics:
             )
         return cells
 
-    def _part_cells(self, replica: str, region: str) -> list[tuple[Counter, Histogram]]:
-        cells = self._parts.get((replica, region))
+    def _first_cells(self, replica: str, region: str) -> tuple[Histogram, list[tuple[Counter, Histogram]]]:
+        cells = self._firsts.get((replica, region))
         if cells is None:
-            cells = self._parts[replica, region] = [
+            parts = [
                 (
                     self._count("gorgo_ttft_component_seconds_total", replica, region, part),
                     self._histogram("gorgo_ttft_part_seconds", region, part),
                 )
                 for part in PARTS
             ]
+            cells = self._firsts[replica, region] = self._histogram("gorgo_ttft_seconds", replica, region), parts
         return cells
 
 

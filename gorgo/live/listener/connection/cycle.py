@@ -25,7 +25,7 @@ from typing import Any, Protocol, cast
 
 from gorgo.live.event_loop import TurnWrites, writes_of
 from gorgo.live.http.errors import Message
-from gorgo.live.http.headers import Header
+from gorgo.live.http.headers import EncodedHeaders, Header
 from gorgo.live.listener.connection.reader import Head
 
 # The transport of a connection: what is written to it, the wait for a slow client, and its end.
@@ -478,22 +478,11 @@ class ResponseHead:
         self, status: int, headers: Iterable[Header], request: Head, *, last: bool, own_headers: bytes
     ) -> None:
         closes = last or not request.persistent
-        self.length: int | None = None
-        parts: list[bytes] = []
-        for name, value in headers:
-            lower = name.lower()
-            if lower in _FRAMING:
-                if lower == b"content-length":
-                    self.length = int(value)
-                elif lower == b"connection":
-                    closes = closes or b"close" in value.lower()
-                    continue
-                else:
-                    continue
-            parts += (lower, b": ", value, b"\r\n")
-        fields, count = b"".join(parts), len(parts) // 4
-        if not fields.count(b"\r\n") == fields.count(b"\n") == fields.count(b"\r") == count or b"\0" in fields:
-            raise RuntimeError("a header with a line end or a NUL")
+        if isinstance(headers, EncodedHeaders):
+            self.length, fields = headers.length, headers.lines
+        else:
+            self.length, fields, ends = _encoded(headers)
+            closes = closes or ends
         # Without a length, a client of HTTP/1.0 reads to the end of the connection, which is not persistent.
         self.chunked = self.length is None and status not in _WITHOUT_BODY and request.version == "1.1"
         self.has_body = status not in _WITHOUT_BODY and request.method != "HEAD"
@@ -507,3 +496,25 @@ class ResponseHead:
                 b"connection: close\r\n\r\n" if closes else b"\r\n",
             )
         )
+
+
+def _encoded(headers: Iterable[Header]) -> tuple[int | None, bytes, bool]:
+    """Return the declared length, the lines, and whether the application ends the connection."""
+    length: int | None = None
+    closes = False
+    parts: list[bytes] = []
+    for name, value in headers:
+        lower = name.lower()
+        if lower in _FRAMING:
+            if lower == b"content-length":
+                length = int(value)
+            elif lower == b"connection":
+                closes = closes or b"close" in value.lower()
+                continue
+            else:
+                continue
+        parts += (lower, b": ", value, b"\r\n")
+    fields, count = b"".join(parts), len(parts) // 4
+    if not fields.count(b"\r\n") == fields.count(b"\n") == fields.count(b"\r") == count or b"\0" in fields:
+        raise RuntimeError("a header with a line end or a NUL")
+    return length, fields, closes
