@@ -88,17 +88,7 @@ def wants_more_than_one(parsed: Mapping[str, Any]) -> bool:
     >>> wants_more_than_one({"max_tokens": 2}), wants_more_than_one({"max_tokens": 1})
     (True, False)
     """
-    sampling = parsed.get("sampling_params")
-    return _allows_more(parsed) and (not isinstance(sampling, dict) or _allows_more(sampling))
-
-
-def _allows_more(fields: Mapping[str, Any]) -> bool:
-    for name in _MAX_TOKENS:
-        if name in fields:
-            limit = fields[name]
-            if isinstance(limit, int) and limit < LEAST_TOKENS:
-                return False
-    return True
+    return min(_limits(parsed), default=LEAST_TOKENS) >= LEAST_TOKENS
 
 
 def most_output_tokens(parsed: Mapping[str, Any]) -> int | None:
@@ -107,18 +97,17 @@ def most_output_tokens(parsed: Mapping[str, Any]) -> int | None:
     >>> most_output_tokens({"max_tokens": 100}), most_output_tokens({"sampling_params": {"max_new_tokens": 9}})
     (100, 9)
     """
-    limit = _most_tokens(parsed)
-    sampling = parsed.get("sampling_params") if limit is None else None
-    return _most_tokens(sampling) if isinstance(sampling, dict) else limit
-
-
-def _most_tokens(fields: Mapping[str, Any]) -> int | None:
-    for name in _MAX_TOKENS:
-        if name in fields:
-            limit = fields[name]
-            if isinstance(limit, int) and limit is not True and limit > 0:
-                return limit
+    for limit in _limits(parsed):
+        if limit > 0 and limit is not True:
+            return limit
     return None
+
+
+def _limits(parsed: Mapping[str, Any]) -> list[int]:
+    """Return the limits of an answer's tokens that are numbers, the one that counts first."""
+    sampling = parsed.get("sampling_params")
+    places = (parsed, sampling) if isinstance(sampling, dict) else (parsed,)
+    return [limit for fields in places for name in _MAX_TOKENS if isinstance(limit := fields.get(name), int)]
 
 
 #: Routes of one prompt, and fields of those that may have several.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gorgo.core.messages.actions import Dispatch, Reject
-from gorgo.core.messages.request import AttemptResult, Outcome
+from gorgo.core.messages.request import COMPLETED, AttemptResult, Outcome
 from gorgo.core.prompt.parse import token_boundaries
 from gorgo.core.record import mutable_record
 from gorgo.live.event_loop import ahead_s
@@ -87,7 +87,7 @@ class RequestRecord:
         self.telemetry.metrics.attempt_ended(replica, region, outcome.result.value)
         if self.trace is not None:
             self.trace.attempt_ended(dispatch, outcome, now=self._end_s())
-        if outcome.result is AttemptResult.COMPLETED:
+        if outcome.result is COMPLETED:
             estimated = dispatch.decision.estimated_cached_tokens
             e2e_s = self._end_s() - self.received_s
             self.telemetry.metrics.completed(replica, region, e2e_s, outcome, estimated_cached_tokens=estimated)
@@ -133,7 +133,7 @@ class RequestRecord:
     def _count_times(self, operation: str, status: int, now: float) -> None:
         """Count the times of the request by OpenTelemetry's conventions."""
         outcome = self.outcome
-        whole = outcome is not None and outcome.result is AttemptResult.COMPLETED
+        whole = outcome is not None and outcome.result is COMPLETED
         self.telemetry.metrics.clients.served(
             operation,
             None if self.request is None else self.request.route.model,
@@ -191,7 +191,7 @@ class RequestRecord:
                 model=route.recorded_model,
                 input_tokens=tokens,
                 # An incomplete response would have been longer.
-                output_tokens=outcome.output_tokens if outcome.result is AttemptResult.COMPLETED else None,
+                output_tokens=outcome.output_tokens if outcome.result is COMPLETED else None,
                 text_bytes=request.text_bytes,
                 status=status,
                 hashes=logged_hashes(route.blocks),

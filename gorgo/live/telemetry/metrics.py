@@ -160,6 +160,10 @@ class Listeners:
     tls: list[ServedTls] = field(default_factory=list)
 
 
+#: Requests after which the observations that wait are sorted into their buckets: 2,000 values, a millisecond at most.
+FOLD_REQUESTS = 128
+
+
 class Metrics:
     """The registry of one proxy. Each method records one event."""
 
@@ -178,6 +182,8 @@ class Metrics:
         self._completed: dict[tuple[str, str], tuple[Histogram, Counter, Counter, Counter]] = {}
         self._requests: dict[tuple[str, str, int], Counter] = {}
         self._attempts: dict[tuple[str, str, str], Counter] = {}
+        #: Requests whose observations wait.
+        self._unfolded = 0
         #: Answers that broke off, by whether they went on and the reason.
         self._breaks: dict[tuple[str, str], Counter] = {}
         self._decision = self._histogram("gorgo_decision_seconds")
@@ -200,6 +206,10 @@ class Metrics:
         if cell is None:
             cell = self._requests[key] = self._count("gorgo_requests_total", route, policy, status_class(status))
         cell.value += 1.0
+        self._unfolded += 1
+        if self._unfolded == FOLD_REQUESTS:
+            self._unfolded = 0
+            self._cells.fold()
 
     def body_read(self, seconds: float) -> None:
         self._body_read.observe(seconds)

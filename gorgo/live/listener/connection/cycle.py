@@ -5,7 +5,7 @@ The scope has three extensions, for what would cost an event or a request a coro
 - `gorgo.write`, a `TryWrite`: a chunk of a body goes to the connection in one call that never waits, and from there to
   the socket at once or, in a busy loop, with others (`TurnWrites`). It declines where something would have to wait;
   `send` is the way then.
-- `gorgo.body`: the whole body, if all of it came with the head. `receive` returns it too.
+- `gorgo.take_body`: returns the whole body, if all of it came with the head. `receive` has none of it afterwards.
 - `gorgo.on_disconnect`: registers a function that is called once the client disconnects before it has its response.
 
 A response's head is written with the first bytes of its body, or in the loop's next turn if these are not there yet.
@@ -299,7 +299,7 @@ class RequestCycle:
         request = self._request
         extensions: dict[str, Any] = {"gorgo.write": self.try_write, "gorgo.on_disconnect": self.on_disconnect}
         if self.complete:
-            extensions["gorgo.body"] = self._parts[0] if self._parts else b""
+            extensions["gorgo.take_body"] = self.take_body
         return {
             "type": "http",
             "asgi": _ASGI,
@@ -347,6 +347,12 @@ class RequestCycle:
     def returned(self) -> None:
         """The application's call has ended."""
         self._on_disconnect = None
+
+    def take_body(self) -> bytes:
+        """Return the whole body, all of which has come."""
+        body = b"".join(self._parts)
+        self._parts, self.body_bytes, self._taken = [], 0, True
+        return body
 
     async def receive(self) -> Message:
         """Return the next part of the body, and after the last a disconnect as soon as there is one."""
