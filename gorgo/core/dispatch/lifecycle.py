@@ -571,7 +571,9 @@ class RequestLifecycle:
     def _is_left_to_another(self, attempt: Attempt, outcome: Outcome) -> bool:
         """Return whether the answer is left to the other one of an attempt and its continuation."""
         state, result = attempt.state, outcome.result
-        if attempt.superseded and state.open_attempts:
+        if not state.open_attempts:
+            return False
+        if attempt.superseded:
             if result is AttemptResult.SUPERSEDED and state.continuations:  # no hedge that lost
                 state.tried_replicas.discard(attempt.replica.spec.name)
             return True
