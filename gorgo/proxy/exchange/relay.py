@@ -42,6 +42,7 @@ from gorgo.core.stream import (
     has_end,
     is_json,
     lacks_answer,
+    may_have_error,
     read_usage,
 )
 from gorgo.live.http.body import RequestBuffer, ResettableTimeout
@@ -403,7 +404,7 @@ class Passage:
     async def forward(self, chunk: bytes, *, record: Callable[[], None] | None = None) -> None:
         """Send a part of the body. Call `record` once that is done, or as soon as it has to wait for the client."""
         if self.whole_only:
-            if self.withheld or chunk[-2:] != b"\n\n" or chunk.find(b'"error"') >= 0:
+            if self.withheld or chunk[-2:] != b"\n\n" or may_have_error(chunk):
                 chunk = self._whole_events(chunk)
         elif self.withheld:
             chunk, self.withheld = self.withheld + chunk, b""
@@ -549,7 +550,7 @@ class Passage:
         """Return the whole events so far, up to an error event; withhold the rest."""
         data = self.withheld + chunk
         size = whole_events(data)
-        if b'"error"' in data and (error := first_error(data[:size])) is not None:
+        if may_have_error(data) and (error := first_error(data[:size])) is not None:
             self.has_error, size = True, error
         elif len(data) - size > MAX_EVENT_BYTES:
             # Too long to wait for, and to copy with each part of it: the answer is not continued.
@@ -573,6 +574,9 @@ class Passage:
         """Send a chunk, and count it; return whether the next one may come in the same step. The hot loop."""
         if chunk[-END_BYTES:] != self._plain_end or not (self.filter is None or chunk.find(b'"usage"') < 0):
             return self._pass_checked(chunk)
+        # An answer that the engine breaks off may end as its tokens do. `find`, as `in` clears a TypeError first.
+        if chunk.find(b'"abort"') >= 0:
+            return self._pass_checked(chunk)
         now = monotonic()
         self.timeout.deadline = now + self.chunk_limit_s
         self.gaps.add(chunk, now)
@@ -589,8 +593,7 @@ class Passage:
             now = monotonic()
             self.timeout.deadline = now + self.chunk_limit_s
             self.gaps.add(chunk, now)
-            # `find`, as `in` raises and clears a TypeError before it searches bytes.
-            is_plain = not self.withheld and chunk[-2:] == b"\n\n" and chunk.find(b'"error"') < 0
+            is_plain = not self.withheld and chunk[-2:] == b"\n\n" and not may_have_error(chunk)
         else:
             is_plain = False
         if self.whole_only and not is_plain:
@@ -988,7 +991,7 @@ async def relay_body(passage: Passage, limit: int) -> Outcome:
         body, complete = await _read(passage, limit)
         if not complete:
             return await _send_as_it_comes(passage, body)
-    if len(body) > BUFFER_BYTES and source.status < 300 and is_json(body):
+    if len(body) > BUFFER_BYTES and source.status < 300 and is_json(body) and body.find(b'"abort"') < 0:
         # Not parsed: a megabyte of it takes 10 ms.
         return await _send_as_it_comes(passage, body, is_whole=True)
     # Else it takes no memory beyond this step, most often the one in which it came.

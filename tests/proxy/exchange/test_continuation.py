@@ -18,7 +18,7 @@ from gorgo.live.upstream.client import UpstreamError
 from gorgo.proxy.exchange.relay import Passage
 from tests.proxy.exchange.test_handler import config
 from tests.proxy.fakes import DONE, ROLE, chat
-from tests.proxy.virtual import EVENTS, Script, ScriptedUpstream, Step, VirtualProxy, in_virtual_time
+from tests.proxy.virtual import EVENTS, JSON, Script, ScriptedUpstream, Step, VirtualProxy, in_virtual_time
 
 STREAM = chat(stream=True)
 LOST = UpstreamError("disconnected")
@@ -968,3 +968,51 @@ def test_a_rest_that_stands_still_and_goes_on_first_blames_neither_replica() -> 
         assert (sample["replica"], sample["continued"], sample["retries"]) == ("r1", 1, 0)
 
     virtually(test, [broken()], [resumed], [late_rest(3.0)])
+
+
+def vllm_event(text: str, finish: str | None = None) -> bytes:
+    """An event as vLLM sends it, whose last bytes are those of each other one."""
+    choice = {"index": 0, "delta": {"content": text}, "logprobs": None, "finish_reason": finish, "token_ids": None}
+    return event({"id": "first", "model": "m", "choices": [choice]})
+
+
+@pytest.mark.parametrize("last", [vllm_event("", "abort"), vllm_event(" 6", "abort"), said("", "error")])
+@pytest.mark.parametrize("together", [False, True])
+def test_an_answer_that_an_engine_breaks_off_by_its_finish_reason_goes_on_elsewhere(
+    last: bytes, together: bool
+) -> None:
+    words = [step for number in range(6) for step in (0.1, vllm_event(f" {number}"))]
+    end = [last + DONE] if together else [last, DONE]
+
+    async def test(proxy: VirtualProxy) -> None:
+        answered = await proxy.ask(STREAM)
+        assert text_of(answered.body) == " 0 1 2 3 4 5cd"
+        assert b"abort" not in answered.body
+        assert ended_once(answered.body)
+        assert proxy.total("gorgo_streams_continued_total", reason="error_event") == 1.0
+
+    virtually(test, [Script([*words, 0.1, *end])], [REST])
+
+
+def test_an_answer_that_an_engine_breaks_off_and_no_other_can_go_on_with_is_a_failure_of_its_replica() -> None:
+    async def test(proxy: VirtualProxy) -> None:
+        answered = await proxy.ask(STREAM)
+        assert answered.body == said("a") + said("b") + said("", "abort")
+        sample = proxy.state.routing.router.samples.after(0, 1)["samples"][0]
+        assert sample["status"] == 502
+
+    virtually(test, [broken(said("", "abort"))])
+
+
+@pytest.mark.parametrize("size", [10, 100_000])
+def test_an_answer_in_one_piece_that_an_engine_breaks_off_is_asked_for_elsewhere(size: int) -> None:
+    def whole(text: str, finish: str) -> bytes:
+        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": finish}
+        return json.dumps({"choices": [choice], "usage": {"prompt_tokens": 9, "completion_tokens": 5}}).encode()
+
+    async def test(proxy: VirtualProxy) -> None:
+        answered = await proxy.ask(chat())
+        assert answered.body == whole("long", "stop")
+
+    first = Script([whole("x" * size, "abort")], headers=JSON)
+    virtually(test, [first], [Script([whole("long", "stop")], headers=JSON)])
