@@ -115,6 +115,12 @@ class PartialAnswer:
         Its events with text have counts, whether asked for or not.
     closed:
         The client has the end of its text, of Anthropic's messages alone.
+    usage:
+        The counts of all of it, which its event with the finish reason has, or one behind that; `None` before.
+    summed:
+        The client has the event with nothing but counts.
+    ended:
+        The client has the last event of the stream.
     """
 
     text: str = ""
@@ -126,6 +132,9 @@ class PartialAnswer:
     finished: bool = False
     counted: bool = False
     closed: bool = False
+    usage: Mapping[str, Any] | None = field(default=None, hash=False)
+    summed: bool = False
+    ended: bool = False
 
     @property
     def known(self) -> str:
@@ -333,6 +342,51 @@ def tokens_left(body: Mapping[str, Any], answer: PartialAnswer) -> int | None:
     return min(found, default=None)
 
 
+# What is behind the finish reason of an answer.
+
+
+def shows_usage(body: Mapping[str, Any]) -> bool:
+    """Return whether a request asks for an event with the counts.
+
+    >>> shows_usage({"stream_options": {"include_usage": True}}), shows_usage({"stream_options": None})
+    (True, False)
+    """
+    options = body.get("stream_options")
+    return isinstance(options, dict) and bool(options.get("include_usage"))
+
+
+def missing_counts(route: str, body: Mapping[str, Any], answer: PartialAnswer) -> bytes | None:
+    """Return the event with the counts, which an answer with its finish reason lacks; `None` if they are not known.
+
+    Empty if it lacks none: the request did not ask for them, they came, or the engine sends them with the finish reason
+    alone. They are known where every event has them.
+    """
+    if route not in (CHAT, COMPLETIONS) or not shows_usage(body) or answer.summed or answer.ended:
+        return b""
+    if answer.usage is None:
+        return None
+    made = {**answer.fields, "choices": [], "usage": answer.usage}
+    return b"data: " + _encoded(made) + b"\n\n" if answer.counted else b""
+
+
+def last_event(route: str) -> bytes:
+    """Return the event that ends every stream of a route whose answers can be continued."""
+    return b"data: [DONE]\n\n" if route != MESSAGES else _named({"type": "message_stop"})
+
+
+def lacks_last_event(route: str, tail: bytes) -> bool:
+    """Return whether the last bytes of a stream are whole events without the one that ends it.
+
+    >>> [lacks_last_event("/generate", tail) for tail in (b"data: {}\\n\\n", b"data: {", b"data: [DONE]\\n\\n")]
+    [True, False, False]
+    """
+    if route not in ROUTES or not tail or whole_events(tail) != len(tail):
+        return False
+    events = [_read(event)[1] for event in _EVENT_END.split(tail)]
+    last = next((data.strip() for data in reversed(events) if data), b"")
+    return last != _DONE and parse_event(last).get("type") != "message_stop"
+
+
 # Answers.
 
 
@@ -366,7 +420,9 @@ def read_answer(route: str, stream: bytes, body: Mapping[str, Any] | None = None
     """Return the answer in the whole events of a stream to a request. Raises `NotContinuableError`."""
     reader = _AnswerReader(route)
     for event in _EVENT_END.split(stream):
-        reader.add(parse_event(_read(event)[1]))
+        data = _read(event)[1]
+        reader.add(parse_event(data))
+        reader.ended = reader.ended or data.strip() == _DONE
     if reader.closed and not reader.finished and _stop_strings(body or {}):
         raise NotContinuableError("a text whose end may be a stop string")
     return PartialAnswer(
@@ -378,6 +434,9 @@ def read_answer(route: str, stream: bytes, body: Mapping[str, Any] | None = None
         finished=reader.finished,
         counted=reader.counted,
         closed=reader.closed,
+        usage=reader.usage,
+        summed=reader.summed,
+        ended=reader.ended,
     )
 
 
@@ -392,6 +451,9 @@ class _AnswerReader:
         self.ids: list[int] = []
         self.fields: dict[str, Any] = {}
         self.finished = self.counted = self.closed = False
+        #: Of the whole answer, and whether an event of their own had them; and whether the stream is over.
+        self.usage: Mapping[str, Any] | None = None
+        self.summed = self.ended = False
         self._route = route
 
     def add(self, event: Mapping[str, Any]) -> None:
@@ -408,11 +470,12 @@ class _AnswerReader:
         for name, value in event.items():
             if name in _COMMON:
                 self.fields.setdefault(name, value)
-        self.reported = max(self.reported, _count(event.get("usage"), "completion_tokens"))
-        for choice in _choices_of(event):
+        usage = event.get("usage")
+        self.reported = max(self.reported, _count(usage, "completion_tokens"))
+        choices = _choices_of(event)
+        for choice in choices:
             if choice.get("index") or choice.get("logprobs"):
                 raise NotContinuableError("several choices" if choice.get("index") else "log probabilities")
-            self.counted = self.counted or isinstance(event.get("usage"), dict)
             self.finished = self.finished or choice.get("finish_reason") is not None
             for name, value in (choice.get("delta") or {}).items():
                 if value and name not in _TEXT:
@@ -421,6 +484,9 @@ class _AnswerReader:
             if text:
                 self.texts.append(text)
                 self.events += 1
+                self.counted = self.counted or isinstance(usage, dict)
+        if self.finished and isinstance(usage, dict):
+            self.usage, self.summed = usage, self.summed or not choices
 
     def _add_message(self, event: Mapping[str, Any]) -> None:
         kind = event.get("type")
@@ -433,6 +499,8 @@ class _AnswerReader:
             self.reported = max(self.reported, _count(event.get("usage"), "output_tokens"))
         elif kind == "content_block_stop":
             self.closed = True
+        elif kind == "message_stop":
+            self.ended = True
         elif text := _message_text_of(event):
             self.texts.append(text)
             self.events += 1
@@ -549,6 +617,8 @@ class Seam:
         #: Of a chat whose rest is a message's: why it ended, and the stop string that did.
         self._end: tuple[str | None, str | None] = (None, None)
         self.begun = self.ended = False
+        #: Its engine has sent an end, which the client may have had before.
+        self.answered = False
         self.error: int | None = None
         self.usage = SeamCounts()
         self._route, self._before, self._show_usage = route, answer, show_usage
@@ -569,17 +639,19 @@ class Seam:
         self._stop: str | None = None
         self._closed = answer.closed
         self._pending = b""
-        #: Of the rest, what the client has: pieces of text, tokens as reported and by events, their ids, whether it
-        #: ends there, and its block.
-        self._sent: tuple[int, int | None, int, list[int], bool, bool]
-        self._sent = (0, None, 0, [], answer.finished, answer.closed)
+        #: The counts of the whole answer, at its end, and whether an event of their own had them.
+        self._total, self._summed = answer.usage, answer.summed
+        #: Of the rest, what the client has: pieces of text, tokens as reported and by events, their ids, and what is
+        #: known of the end (`finished`, `closed`, `usage`, `summed`).
+        self._sent: tuple[int, int | None, int, list[int], dict[str, Any]]
+        self._sent = (0, None, 0, [], self._end_so_far())
 
     def answer(self) -> PartialAnswer:
         """Return what the client has of the answer by now. Raises `NotContinuableError` for more than text."""
         if self._other is not None:
             raise NotContinuableError(f"{self._other} in progress")
         before = self._before
-        size, reported, events, ids, finished, closed = self._sent
+        size, reported, events, ids, end = self._sent
         return replace(
             before,
             text=before.text + "".join(self._texts[:size]),
@@ -587,9 +659,17 @@ class Seam:
             exact=before.exact and (reported is not None or not events),
             again=0,
             token_ids=(*before.token_ids, *ids),
-            finished=finished,
-            closed=closed,
+            **end,
         )
+
+    def _end_so_far(self) -> dict[str, Any]:
+        return {
+            "finished": self._finished,
+            "closed": self._closed,
+            "usage": self._total,
+            "summed": self._summed,
+            "ended": self.ended,
+        }
 
     def on_sent(self) -> None:
         """Record that the client has all events so far: the answer goes on behind them if this part breaks off too."""
@@ -598,8 +678,7 @@ class Seam:
             self.usage.output,
             self._events,
             self._ids,
-            self._finished,
-            self._closed,
+            self._end_so_far(),
         )
 
     @property
@@ -615,7 +694,7 @@ class Seam:
     @property
     def has_sent_end(self) -> bool:
         """Whether the client has the finish reason."""
-        return self._sent[4]
+        return bool(self._sent[4]["finished"])
 
     @property
     def short(self) -> bool | None:
@@ -766,7 +845,12 @@ class Seam:
                 del made["usage"]
         choices = [new for choice in _choices_of(event) if (new := self._choice(choice)) is not None]
         made["choices"] = choices
-        return made if choices or (isinstance(usage, dict) and self._show_usage and not event.get("choices")) else None
+        sums = isinstance(usage, dict) and self._show_usage and not event.get("choices") and not self._summed
+        if self._finished and "usage" in made:
+            self._total = made["usage"]
+        if sums:
+            self.begun = self._summed = True
+        return made if choices or sums else None
 
     def _choice(self, choice: Mapping[str, Any]) -> dict[str, Any] | None:
         is_chat = self._route == CHAT
@@ -775,6 +859,7 @@ class Seam:
         text, stopped = self._take(_text_of(self._route, choice))
         if stopped:
             finish = "stop"
+        self.answered = self.answered or finish is not None
         if self._finished:
             return None
         if finish is not None:

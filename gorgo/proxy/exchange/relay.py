@@ -27,6 +27,8 @@ from gorgo.core.continuation import (
     STALL_S,
     Seam,
     first_error,
+    lacks_last_event,
+    last_event,
     whole_events,
 )
 from gorgo.core.messages.request import AttemptResult, Outcome
@@ -41,6 +43,7 @@ from gorgo.core.stream import (
     error_of_body,
     has_end,
     is_json,
+    is_whole_json,
     lacks_answer,
     may_have_error,
     read_usage,
@@ -195,6 +198,14 @@ class Refusal:
     async def send(self, writer: ResponseWriter) -> None:
         await writer.start(self.status, self.headers)
         await writer.finish(self.body)
+
+
+class CutEndError(UpstreamError):
+    """A stream broke off behind its finish reason: the answer is whole, but for what comes behind that."""
+
+    def __init__(self, reason: str, outcome: Outcome) -> None:
+        super().__init__(reason)
+        self.outcome = outcome
 
 
 class AnswerOwner(Protocol):
@@ -566,9 +577,23 @@ class Passage:
 
     async def end_body(self) -> None:
         """Send the end of the body."""
+        await self.end_pause()
+        await self.writer.finish(b"" if self.filter is None else self.filter.flush())
+
+    async def end_pause(self) -> None:
+        """Send what was held back of a stream that has ended."""
         if self._paused is not None:
             await self._write(b"")
-        await self.writer.finish(b"" if self.filter is None else self.filter.flush())
+
+    async def end_cut(self, counts: bytes = b"") -> None:
+        """Send the end of a body that broke off behind its finish reason: `counts`, and its last event if it has none.
+
+        Of an engine that is not known to send one, and behind a part of an event, it is the end alone.
+        """
+        is_whole = self.seam is not None or lacks_last_event(self.route, self.tail.tail)
+        if self.on_keep is not None and is_whole and not (self.seam is not None and self.seam.ended):
+            await self.write_rest(counts + last_event(self.route))
+        await self.end_body()
 
     def _pass(self, chunk: bytes) -> bool:
         """Send a chunk, and count it; return whether the next one may come in the same step. The hot loop."""
@@ -725,8 +750,7 @@ class Passage:
         if not has_end(self.route, self.tail.tail):
             return None
         self.gaps.drop_end(self.route)
-        usage = self.tail.usage()
-        return self.outcome(AttemptResult.COMPLETED, usage=usage, short=_is_short(self, self.tail.tail, usage))
+        return _whole(self)
 
 
 #: Buffer of one response: above any preamble of an engine, small enough for thousands of responses at once.
@@ -743,13 +767,18 @@ async def relay_events(passage: Passage) -> Outcome:
     error_status, outcome = await _begin(passage)
     if outcome is not None:
         return outcome
+    cut: UpstreamError | None = None
     try:
         await passage.pass_rest()
-    except UpstreamError:
+    except UpstreamError as failure:
         # An engine that ends may break its connection behind the end of an answer, without the end of its body.
         if error_status is not None or not has_end(passage.route, passage.tail.tail):
             raise
+        cut = failure
     passage.gaps.drop_end(passage.route)
+    if cut is not None and passage.on_keep is not None:
+        await passage.end_pause()
+        raise CutEndError(cut.reason, _whole(passage))
     if error_status is not None:
         await passage.end_body()
         return passage.outcome(result_of_stream(error_status), error_status)
@@ -875,15 +904,21 @@ async def _send_to_first_token(passage: Passage, scanner: FirstTokenDetector) ->
 
 async def _end(passage: Passage) -> Outcome:
     """End a stream that began without an error; raise `UpstreamError` for one that has no end."""
-    tail = passage.tail.tail
-    end = end_of_stream(passage.route, tail)
+    end = end_of_stream(passage.route, passage.tail.tail)
     if end is StreamEnd.MISSING:
         raise UpstreamError("truncated")
     await passage.end_body()
     if end is StreamEnd.ERROR:
         return replace(passage.outcome(AttemptResult.FAILED_AFTER_CONTENT), error="error_event")
+    return _whole(passage)
+
+
+def _whole(passage: Passage) -> Outcome:
+    """Return the outcome of a stream that has its end."""
     usage = passage.tail.usage()
-    return passage.outcome(AttemptResult.COMPLETED, usage=usage, short=_is_short(passage, tail, usage))
+    return passage.outcome(
+        AttemptResult.COMPLETED, usage=usage, short=_is_short(passage, passage.tail.tail, usage)
+    )
 
 
 def _is_short(passage: Passage, stream: bytes, usage: Usage | None) -> bool | None:
@@ -924,9 +959,9 @@ async def relay_rest(passage: Passage, source: ResponseSource, seam: Seam, note:
     Raises `UpstreamError` for one that breaks off. Every event is made anew (`core.continuation`).
     """
     passage.source, passage.seam = source, seam
+    refused = Outcome(AttemptResult.UPSTREAM_4XX, status=source.status, error="not_continued", sent=True)
     if source.status != 200 or not is_event_stream(source.headers) or is_encoded(source.headers):
-        failure = failure_of(source.status, source.headers)
-        return failure or Outcome(AttemptResult.UPSTREAM_4XX, status=source.status, error="not_continued", sent=True)
+        return failure_of(source.status, source.headers) or refused
     made: list[bytes] = []
 
     def take(chunk: bytes) -> bool:
@@ -938,13 +973,12 @@ async def relay_rest(passage: Passage, source: ResponseSource, seam: Seam, note:
         return False
 
     begun = False
+    cut: UpstreamError | None = None
     while not seam.ended and seam.error is None:
         try:
             is_end = await source.pipe(take)
-        except UpstreamError:
-            if not seam.finished:  # else nothing but `[DONE]` and counts are lost
-                raise
-            is_end = True
+        except UpstreamError as failure:
+            cut, is_end = failure, True
         events = b"".join(made)
         made.clear()
         if seam.begun and not begun:
@@ -957,12 +991,20 @@ async def relay_rest(passage: Passage, source: ResponseSource, seam: Seam, note:
         seam.on_sent()
         if is_end:
             break
-    if seam.error is not None and not seam.finished:
-        raise UpstreamError(ERROR_EVENT)
-    if not seam.ended and not seam.finished:
-        raise UpstreamError("truncated")
-    await passage.end_body()
-    return passage.outcome_of_rest(seam)
+    if seam.error is not None:
+        cut = UpstreamError(ERROR_EVENT)
+    outcome = passage.outcome_of_rest(seam)
+    if seam.ended:
+        await passage.end_body()
+    elif not begun and seam.answered:
+        return refused  # its engine ends before the counts
+    elif not (seam.finished and begun):
+        raise cut or UpstreamError("truncated")
+    elif cut is not None:
+        raise CutEndError(cut.reason, outcome)
+    else:
+        await passage.end_cut()
+    return outcome
 
 
 async def retain_failure(passage: Passage, source: ResponseSource, failure: Outcome) -> Outcome:
@@ -1028,7 +1070,13 @@ async def _read(passage: Passage, limit: int) -> tuple[bytes, bool]:
         size += len(chunk)
         return size <= limit and buffer.grow(len(chunk))
 
-    complete = await passage.source.pipe(take)
+    try:
+        complete = await passage.source.pipe(take)
+    except UpstreamError:
+        # An engine that ends may break its connection behind a whole answer, and a part of an object is no object.
+        if find(passage.source.headers, b"content-length") or not is_whole_json(b"".join(chunks)):
+            raise
+        complete = True
     return b"".join(chunks), complete
 
 
