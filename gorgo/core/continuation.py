@@ -71,8 +71,11 @@ _LEAST = ("min_tokens", "min_new_tokens")
 _DEFAULT_MOST = {COMPLETIONS: 16, GENERATE: 128}
 #: Members that the events of one answer have in common; others are of one event alone.
 _COMMON = frozenset({"id", "object", "created", "model", "system_fingerprint", "service_tier"})
-#: Members of a delta that can be gone on with.
+#: Members of a delta that can be gone on with, and those that are a chain of thought.
 _TEXT = frozenset({"role", "content"})
+_REASONING = frozenset({"reasoning", "reasoning_content", "reasoning_details", "thinking"})
+#: How a chain of thought begins and ends in the text of a chat, where its engine does not take it out.
+_THOUGHTS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<|channel|>analysis", "<|channel|>final"))
 
 
 class Continuation(Enum):
@@ -104,7 +107,8 @@ class PartialAnswer:
     exact:
         The stream reported them.
     again:
-        Characters of white space at the end of `text`, which the engine that goes on trims and says again.
+        Characters at the end of `text` that the engine which goes on says again: white space that it trims, and half of
+        a character that takes two units of UTF-16.
     token_ids:
         Of `/generate`, where the engine sent them; empty otherwise.
     fields:
@@ -140,6 +144,15 @@ class PartialAnswer:
     def known(self) -> str:
         """The text that the engine which goes on is given."""
         return self.text[: len(self.text) - self.again]
+
+
+def half_character(text: str) -> int:
+    """Return 1 if a text ends with the first half of a character, else 0: some engines cut text between UTF-16 units.
+
+    >>> half_character("a\\ud83d"), half_character("a\\ud83d\\ude00"), half_character("")
+    (1, 0, 0)
+    """
+    return int("\ud800" <= text[-1:] <= "\udbff")
 
 
 class NotContinuableError(Exception):
@@ -425,10 +438,13 @@ def read_answer(route: str, stream: bytes, body: Mapping[str, Any] | None = None
         reader.ended = reader.ended or data.strip() == _DONE
     if reader.closed and not reader.finished and _stop_strings(body or {}):
         raise NotContinuableError("a text whose end may be a stop string")
+    text = "".join(reader.texts)
+    _check_thoughts(route, text)
     return PartialAnswer(
-        text="".join(reader.texts),
+        text=text,
         tokens=reader.reported or reader.events,
         exact=reader.reported > 0,
+        again=half_character(text),
         token_ids=tuple(reader.ids),
         fields=reader.fields,
         finished=reader.finished,
@@ -438,6 +454,15 @@ def read_answer(route: str, stream: bytes, body: Mapping[str, Any] | None = None
         summed=reader.summed,
         ended=reader.ended,
     )
+
+
+def _check_thoughts(route: str, text: str) -> None:
+    """Raise `NotContinuableError` for the text of a chat that ends in a chain of thought, which templates may drop."""
+    if route not in (CHAT, MESSAGES):
+        return
+    for begin, end in _THOUGHTS:
+        if text.lstrip().startswith(begin) and end not in text:
+            raise NotContinuableError("reasoning in progress")
 
 
 class _AnswerReader:
@@ -485,7 +510,7 @@ class _AnswerReader:
                 self.texts.append(text)
                 self.events += 1
                 self.counted = self.counted or isinstance(usage, dict)
-        if self.finished and isinstance(usage, dict):
+        if isinstance(usage, dict) and (self.finished or not choices):
             self.usage, self.summed = usage, self.summed or not choices
 
     def _add_message(self, event: Mapping[str, Any]) -> None:
@@ -619,6 +644,8 @@ class Seam:
         self.begun = self.ended = False
         #: Its engine has sent an end, which the client may have had before.
         self.answered = False
+        #: What it sends cannot be gone on with, as a chain of thought behind text.
+        self.unfit = False
         self.error: int | None = None
         self.usage = SeamCounts()
         self._route, self._before, self._show_usage = route, answer, show_usage
@@ -628,7 +655,7 @@ class Seam:
         self._behind = answer.text[-(max(map(len, self._stops), default=1) - 1) :] if self._stops else ""
         #: What the rest has beside text, as a call of a tool.
         self._other: str | None = None
-        #: White space that the client has, and the engine says again.
+        #: What the client has, and the engine says again.
         self._again = answer.text[len(answer.known) :]
         self._texts: list[str] = []
         #: Of `/generate`: the tokens of the rest.
@@ -652,12 +679,14 @@ class Seam:
             raise NotContinuableError(f"{self._other} in progress")
         before = self._before
         size, reported, events, ids, end = self._sent
+        text = before.text + "".join(self._texts[:size])
+        _check_thoughts(self._route, text)
         return replace(
             before,
-            text=before.text + "".join(self._texts[:size]),
+            text=text,
             tokens=before.tokens + (reported or events),
             exact=before.exact and (reported is not None or not events),
-            again=0,
+            again=half_character(text),
             token_ids=(*before.token_ids, *ids),
             **end,
         )
@@ -738,7 +767,7 @@ class Seam:
             else:
                 made = self._generated(fields) if self._route == GENERATE else self._choices(fields)
         except NotContinuableError:
-            self.error = 500
+            self.error, self.unfit = 500, True
             return b""
         if made is None:
             return b""
@@ -868,9 +897,10 @@ class Seam:
                 finish = "length"
         new = {**choice, "finish_reason": finish}
         if is_chat:
-            self._other = self._other or next(
-                (name for name, value in delta.items() if value and name not in _TEXT), None
-            )
+            others = [name for name, value in delta.items() if value and name not in _TEXT]
+            if _REASONING.intersection(others) and (self._before.text or self._texts):
+                raise NotContinuableError("reasoning behind text")
+            self._other = self._other or next(iter(others), None)
             delta.pop("role", None)
             if "content" in delta:
                 delta["content"] = text
@@ -913,12 +943,12 @@ class Seam:
         return text, stopped
 
     def _less_again(self, text: str) -> str:
-        """Return new text without the white space that the client has."""
-        same = next((at for at, (had, new) in enumerate(zip(self._again, text, strict=False)) if had != new), None)
-        if same is None:
-            same = min(len(self._again), len(text))
-        self._again = self._again[same:] if same == len(text) else ""
-        return text[same:]
+        """Return new text without what the client has, which may be half of its first character."""
+        had, new = (each.encode("utf-16-le", "surrogatepass") for each in (self._again, text))
+        most = min(len(had), len(new))
+        same = next((at for at in range(0, most, 2) if had[at : at + 2] != new[at : at + 2]), most)
+        self._again = had[same:].decode("utf-16-le", "surrogatepass") if same == len(new) else ""
+        return new[same:].decode("utf-16-le", "surrogatepass")
 
     def _generated(self, event: Mapping[str, Any]) -> dict[str, Any] | None:
         before, (text, meta) = self._before, _generated_of(event)

@@ -409,10 +409,56 @@ def test_a_token_of_generate_for_which_there_is_no_room_is_in_no_part_of_an_even
 HALVES = ("\ud83d", "\ude00")
 
 
-def test_half_a_character_before_the_seam_is_a_request_that_engines_can_read() -> None:
+def test_an_answer_that_ends_with_half_a_character_goes_on_behind_its_last_whole_one() -> None:
     answer = answer_of(FIRST + chat({"content": HALVES[0]}))
     body = continued_body(CHAT, {"messages": []}, answer, FLAGS)
-    assert json.loads(body.decode())["messages"][-1]["content"] == "Hello" + HALVES[0]
+    assert json.loads(body.decode())["messages"][-1]["content"] == "Hello"
+
+
+@pytest.mark.parametrize(
+    ("had", "said", "new"),
+    [
+        ("\ud83d", ["\U0001f600 yes"], "\ude00 yes"),
+        ("\ud83d", ["\ud83d", "\ude00 yes"], "\ude00 yes"),
+        ("\ud83d", ["\U0001f601"], "\ude01"),
+        ("\ud83d", ["no"], "no"),
+        ("a\ud83d\ude00", ["b"], "b"),
+        ("a\ude00", ["b"], "b"),
+    ],
+)
+def test_the_engine_says_the_character_again_and_the_client_gets_its_other_half(
+    had: str, said: list[str], new: str
+) -> None:
+    answer = answer_of(FIRST + chat({"content": had}))
+    _, made = rest(*map(second, said), answer=answer)
+    assert text_of(made).encode("utf-16-le", "surrogatepass") == new.encode("utf-16-le", "surrogatepass")
+
+
+@pytest.mark.parametrize("begin", ["<think>", "\n<think>\n", "[THINK]", "<|channel|>analysis<|message|>"])
+def test_a_chain_of_thought_in_the_text_of_a_chat_is_not_continued(begin: str) -> None:
+    for route, stream in ((CHAT, chat({"content": begin + "hm"})), (MESSAGES, message(begin + "hm"))):
+        with pytest.raises(NotContinuableError):
+            answer_of(stream, route)
+    completed = event({"id": "first", "choices": [{"index": 0, "text": begin + "hm"}]})
+    assert answer_of(completed, COMPLETIONS).text == begin + "hm", "its prompt is the text itself"
+
+
+@pytest.mark.parametrize(
+    "text", ["<think>hm</think>yes", "The tag <think> begins", "[THINK]hm[/THINK]yes", "</think>a"]
+)
+def test_a_chain_of_thought_that_is_over_is_text(text: str) -> None:
+    assert answer_of(chat({"content": text})).text == text
+
+
+def message(text: str) -> bytes:
+    delta = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}}
+    return b"event: content_block_delta\n" + event(delta)
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_a_chain_of_thought_behind_text_does_not_reach_the_client(name: str) -> None:
+    seam, made = rest(chat({"role": "assistant", "content": ""}, name="second"), chat({name: "hm"}, name="second"))
+    assert (made, seam.unfit, seam.begun) == (b"", True, False)
 
 
 def test_a_character_in_two_events_passes_the_seam() -> None:

@@ -21,6 +21,7 @@ from typing import Any
 
 from gorgo.core.continuation import (
     CHAT,
+    COMPLETIONS,
     ROUTES,
     Continuation,
     NotContinuableError,
@@ -28,6 +29,7 @@ from gorgo.core.continuation import (
     Seam,
     as_chat,
     continued_body,
+    half_character,
     last_event,
     missing_counts,
     read_answer,
@@ -965,6 +967,7 @@ class Exchange:
 
         What the engine does not say stays as it was.
         """
+
         async def tokens(body: bytes) -> list[Any] | None:
             try:
                 return read_tokens(
@@ -973,13 +976,14 @@ class Exchange:
             except UpstreamError:
                 return None
 
-        # That of an engine that was asked before this one is its own.
-        answer = replace(answer, again=0)
-        space = answer.text[len(answer.text.rstrip()) :]
+        # What an engine that was asked before this one trims is its own.
+        half = half_character(answer.text)
+        answer = replace(answer, again=half)
+        space = answer.known[len(answer.known.rstrip()) :]
         if space and how is not Continuation.LAST_MESSAGE and how.route(self.route) == CHAT:
             whole = await tokens(template_body(model, space))
             if whole is not None and whole == await tokens(template_body(model, "")):
-                answer = replace(answer, again=len(space))
+                answer = replace(answer, again=half + len(space))
         if answer.exact and not answer.again:
             return answer
         counted = await tokens(tokenize_body(model, answer.known))
@@ -1009,12 +1013,21 @@ class Exchange:
         assert passage is not None, "the stream has begun"
         target.cut_ends += 1
         broken = self._break_off(reason)
-        counts = b"" if broken is None else missing_counts(self.route, broken.body, broken.answer)
+        if broken is None:
+            counts = None if outcome.output_tokens is None and self._asks_for_counts() else b""
+        else:
+            counts = missing_counts(self.route, broken.body, broken.answer)
         if broken is not None and counts is None and target.cut_ends <= MOST_CUT_ENDS:
             self._broken = broken
             return replace(outcome, continue_on=broken.replicas, partial_tokens=broken.answer.tokens)
         await passage.end_cut(self._said(counts))
         return outcome
+
+    def _asks_for_counts(self) -> bool:
+        try:
+            return self.route in (CHAT, COMPLETIONS) and shows_usage(parse_json(self.request.body))
+        except (ValueError, RecursionError):
+            return False
 
     def _said(self, counts: bytes | None) -> bytes:
         """Return the counts, or the comment in their place."""

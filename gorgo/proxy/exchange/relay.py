@@ -916,9 +916,7 @@ async def _end(passage: Passage) -> Outcome:
 def _whole(passage: Passage) -> Outcome:
     """Return the outcome of a stream that has its end."""
     usage = passage.tail.usage()
-    return passage.outcome(
-        AttemptResult.COMPLETED, usage=usage, short=_is_short(passage, passage.tail.tail, usage)
-    )
+    return passage.outcome(AttemptResult.COMPLETED, usage=usage, short=_is_short(passage, passage.tail.tail, usage))
 
 
 def _is_short(passage: Passage, stream: bytes, usage: Usage | None) -> bool | None:
@@ -994,6 +992,8 @@ async def relay_rest(passage: Passage, source: ResponseSource, seam: Seam, note:
     if seam.error is not None:
         cut = UpstreamError(ERROR_EVENT)
     outcome = passage.outcome_of_rest(seam)
+    if seam.unfit and not begun:
+        return refused
     if seam.ended:
         await passage.end_body()
     elif not begun and seam.answered:

@@ -916,17 +916,22 @@ def test_a_client_that_leaves_in_the_middle_of_a_rest_has_not_had_its_answer() -
     virtually(test, [broken()], [Script([said("c", name="second"), 100.0])])
 
 
-def alternating(upstream: ScriptedUpstream, rest: Script) -> None:
-    """Let every other answer break off, and each rest be whole."""
-    plain, number = upstream.open, count()
+def answer_with(upstream: ScriptedUpstream, first: Callable[[], Script], rest: Script) -> None:
+    """Let a replica answer requests with `first`, and those for the rest of an answer with `rest`."""
+    plain = upstream.open
 
     async def open_next(path: str, headers: Any, body: bytes, **more: Any) -> Any:
         is_rest = json.loads(body)["messages"][-1]["role"] == "assistant"
-        whole = Script([said("a"), said("b"), said("", "stop"), DONE])
-        upstream.scripts = [rest if is_rest else broken() if next(number) % 2 == 0 else whole]
+        upstream.scripts = [rest if is_rest else first()]
         return await plain(path, headers, body, **more)
 
     upstream.open = open_next  # type: ignore[method-assign]
+
+
+def alternating(upstream: ScriptedUpstream, rest: Script) -> None:
+    """Let every other answer break off, and each rest be whole."""
+    number, whole = count(), Script([said("a"), said("b"), said("", "stop"), DONE])
+    answer_with(upstream, lambda: broken() if next(number) % 2 == 0 else whole, rest)
 
 
 def lost_of_alternating(rest: Script) -> int:
@@ -1016,3 +1021,61 @@ def test_an_answer_in_one_piece_that_an_engine_breaks_off_is_asked_for_elsewhere
 
     first = Script([whole("x" * size, "abort")], headers=JSON)
     virtually(test, [first], [Script([whole("long", "stop")], headers=JSON)])
+
+
+def thought(text: str, name: str = "second") -> bytes:
+    choices = [{"index": 0, "delta": {"reasoning_content": text}, "finish_reason": None}]
+    return event({"id": name, "model": "m", "choices": choices})
+
+
+THINKING = Script([0.2, ROLE, thought("hm"), thought("so"), said("c", name="second"), said("", "stop", "second"), DONE])
+
+
+def test_a_rest_that_comes_as_a_chain_of_thought_goes_on_elsewhere_and_its_replica_has_not_failed() -> None:
+    async def test(proxy: VirtualProxy) -> None:
+        answered = await proxy.ask(STREAM)
+        assert text_of(answered.body) == "abcd"
+        assert b"reasoning" not in answered.body
+        assert ended_once(answered.body)
+        views = proxy.state.routing.router.view.snapshots(now=proxy.now_s)
+        assert [view.failures for view in views] == [1, 0, 0]
+
+    virtually(test, [broken()], [THINKING], [REST])
+
+
+def test_an_answer_whose_rest_comes_as_a_chain_of_thought_everywhere_ends_with_an_error() -> None:
+    async def test(proxy: VirtualProxy) -> None:
+        for upstream in proxy.replicas.values():
+            answer_with(upstream, broken, THINKING)
+        for _ in range(2):
+            answered = await proxy.ask(STREAM)
+            assert (text_of(answered.body), b"reasoning" in answered.body) == ("ab", False)
+            assert b'"upstream_failed"' in answered.body
+        views = proxy.state.routing.router.view.snapshots(now=proxy.now_s)
+        assert sum(view.failures for view in views) == 2, "of the first parts alone"
+        assert set(proxy.state.routing.router.view.health_states().values()) == {"healthy"}
+
+    virtually(test, [broken()], [THINKING], [THINKING])
+
+
+def test_a_thought_in_the_text_ends_with_an_error_event() -> None:
+    async def test(proxy: VirtualProxy) -> None:
+        answered = await proxy.ask(STREAM)
+        assert text_of(answered.body) == "<think>hm"
+        assert b'"upstream_failed"' in answered.body
+        assert proxy.replicas["r1"].received == []
+
+    virtually(test, [Script([said("<think>"), 0.1, said("hm"), LOST])], [REST])
+
+
+def test_half_a_character_at_the_end_is_cut_at_the_last_whole_one_and_its_other_half_comes_from_elsewhere() -> None:
+    smile = "\U0001f600"
+    rest = Script([ROLE, said(smile + "!", name="second"), said("", "stop", "second"), DONE])
+
+    async def test(proxy: VirtualProxy) -> None:
+        answered = await proxy.ask(STREAM)
+        assert json.loads(proxy.replicas["r1"].received[0].body)["messages"][-1]["content"] == "ab "
+        units = text_of(answered.body).encode("utf-16-le", "surrogatepass")
+        assert units.decode("utf-16-le") == f"ab {smile}!"
+
+    virtually(test, [broken(said(" \ud83d"), LOST)], [rest])
