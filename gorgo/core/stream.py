@@ -811,21 +811,6 @@ def is_json(body: bytes) -> bool:
     return (text[:1], text[-1:]) in ((b"{", b"}"), (b"[", b"]"))
 
 
-def is_whole_json(body: bytes) -> bool:
-    """Return whether a body is one JSON object or list, of which a part is none.
-
-    >>> is_whole_json(b'{"a": {}}'), is_whole_json(b'{"a": {}'), is_whole_json(b"1")
-    (True, False, False)
-    """
-    if not is_json(body):
-        return False
-    try:
-        json.loads(body)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
 def is_short(route: str, stream: bytes, usage: Usage | None) -> bool:
     """Return whether a whole stream has one token or none, by its usage or by its events."""
     if usage is not None and usage.output_tokens is not None:
@@ -859,7 +844,6 @@ __all__ = [
     "has_end",
     "is_json",
     "is_short",
-    "is_whole_json",
     "lacks_answer",
     "may_have_error",
     "parse_event",

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gorgo.proxy.exchange.exchange import LACKS_COUNTS, MOST_CUT_ENDS
 from tests.proxy.exchange.test_continuation import LOST, STREAM, answer_with, event, said, text_of, virtually
-from tests.proxy.fakes import DONE, ROLE, chat
-from tests.proxy.virtual import JSON, Script, Step, VirtualProxy
+from tests.proxy.fakes import DONE, ROLE
+from tests.proxy.virtual import Script, Step, VirtualProxy
 
 COUNTED = STREAM[:-1] + b', "stream_options": {"include_usage": true}}'
 STOP = said("", "stop")
@@ -288,27 +287,3 @@ def test_an_engine_of_which_it_is_not_known_gets_no_last_event() -> None:
 
     virtually(test, [cut(STOP)], [COUNTS], engines="openai")
     virtually(test, [cut(STOP)], [COUNTS], continuations=0)
-
-
-def test_an_answer_in_one_piece_that_is_whole_is_passed_on_though_its_connection_broke_behind_it() -> None:
-    choice = {"index": 0, "message": {"role": "assistant", "content": "ab"}, "finish_reason": "stop"}
-    whole = json.dumps({"choices": [choice], "usage": {"prompt_tokens": 9, "completion_tokens": 3}}).encode()
-
-    async def test(proxy: VirtualProxy) -> None:
-        answered = await proxy.ask(chat())
-        assert (answered.body, answered.complete) == (whole, True)
-        assert (proxy.replicas["r1"].received, failures_of(proxy)) == ([], [0, 0])
-
-    first = Script([whole[:20], whole[20:], LOST], headers=JSON)
-    asked_again: list[tuple[list[Step], Any]] = [
-        ([whole[:-1], LOST], JSON),
-        ([whole, LOST], (*JSON, (b"content-length", b"%d" % (len(whole) + 2)))),
-    ]
-    virtually(test, [first], [Script([whole], headers=JSON)])
-
-    async def asks_again(proxy: VirtualProxy) -> None:
-        assert (await proxy.ask(chat())).body == whole
-        assert len(proxy.replicas["r1"].received) == 1
-
-    for steps, headers in asked_again:
-        virtually(asks_again, [replace(first, steps=steps, headers=headers)], [Script([whole], headers=JSON)])
