@@ -271,12 +271,14 @@ def continued_body(route: str, body: Mapping[str, Any], answer: PartialAnswer, h
     """Return the request for the rest of an answer, as a body for an engine that is asked in this way (`how`).
 
     Its bounds of length are less by the tokens so far. At least one is asked for, which `Seam` drops where there is no
-    room for it, or where the answer has its finish reason: the engine's counts and end are wanted.
+    room for it, or where the answer has its finish reason: the engine's counts and end are wanted. Behind a whole text
+    without its reason there are as many as a stop string may have, which then comes again.
     """
     chat = as_chat(body) if how is Continuation.AS_CHAT else None
     assert chat is not None or how is not Continuation.AS_CHAT, "it can be asked for as a chat"
     new = dict(body if chat is None else chat)
     ended = answer.finished or answer.closed
+    last = 1 if answer.finished else max(map(len, _stop_strings(body)), default=1)
     if route in (CHAT, MESSAGES):
         _continue_chat(new, answer.known, how)
     else:
@@ -287,12 +289,14 @@ def continued_body(route: str, body: Mapping[str, Any], answer: PartialAnswer, h
         new["sampling_params"] = sampling = dict(sampling)
     if ended:
         bounds = new if route != GENERATE else new.setdefault("sampling_params", {})
-        bounds.setdefault("max_tokens" if route != GENERATE else "max_new_tokens", 1)
+        bounds.setdefault("max_tokens" if route != GENERATE else "max_new_tokens", last)
     for fields in (new, sampling if isinstance(sampling, dict) else {}):
         for name in (*_MOST, *_LEAST):
             value = fields.get(name)
             if isinstance(value, int) and value > 0:
-                left = 0 if ended else value - answer.tokens
+                left = value - answer.tokens
+                if ended:
+                    left = min(left, last) if name in _MOST else 0
                 fields[name] = max(1 if name in _MOST else 0, left)
     return _encoded(new)
 
@@ -393,7 +397,7 @@ def lacks_last_event(route: str, tail: bytes) -> bool:
     >>> [lacks_last_event("/generate", tail) for tail in (b"data: {}\\n\\n", b"data: {", b"data: [DONE]\\n\\n")]
     [True, False, False]
     """
-    if route not in ROUTES or not tail or whole_events(tail) != len(tail):
+    if route not in ROUTES or not tail or tail.rstrip().endswith(_DONE) or whole_events(tail) != len(tail):
         return False
     events = [_read(event)[1] for event in _EVENT_END.split(tail)]
     last = next((data.strip() for data in reversed(events) if data), b"")
@@ -429,15 +433,13 @@ def _error_of(event: bytes) -> int | None:
     return error_status(name, parse_event(data))
 
 
-def read_answer(route: str, stream: bytes, body: Mapping[str, Any] | None = None) -> PartialAnswer:
-    """Return the answer in the whole events of a stream to a request. Raises `NotContinuableError`."""
+def read_answer(route: str, stream: bytes) -> PartialAnswer:
+    """Return the answer in the whole events of a stream. Raises `NotContinuableError`."""
     reader = _AnswerReader(route)
     for event in _EVENT_END.split(stream):
         data = _read(event)[1]
         reader.add(parse_event(data))
         reader.ended = reader.ended or data.strip() == _DONE
-    if reader.closed and not reader.finished and _stop_strings(body or {}):
-        raise NotContinuableError("a text whose end may be a stop string")
     text = "".join(reader.texts)
     _check_thoughts(route, text)
     return PartialAnswer(
@@ -851,13 +853,13 @@ class Seam:
     def _message_end(self, event: Mapping[str, Any]) -> dict[str, Any]:
         before, usage, delta = self._before, event.get("usage"), event.get("delta")
         counts = usage if isinstance(usage, dict) else {}
-        ended = before.closed or (self._left is not None and self._left <= 0)
-        self.usage.output = output = 0 if ended else _count(counts, "output_tokens")
+        is_full = self._left is not None and self._left <= 0
+        # The one token that is asked for behind a whole text stands for the one that said its end.
+        self.usage.output = output = 0 if is_full else _count(counts, "output_tokens")
         new = dict(delta) if isinstance(delta, dict) else {}
         if self._stop is not None:
             new |= {"stop_reason": "stop_sequence", "stop_sequence": self._stop}
-        elif ended:
-            is_full = self._left is not None and self._left <= 0
+        elif is_full or (before.closed and not new.get("stop_sequence")):
             new |= {"stop_reason": "max_tokens" if is_full else "end_turn", "stop_sequence": None}
         # The prompt is the first one's, which the start of the message has reported.
         first = before.fields.get("usage") or {}

@@ -582,8 +582,9 @@ TEXT = ["Hel", "lo ", "\u00e9", "\U0001f600", '"', "\n\n", "event: x", " end", "
 
 
 def message_stream(begin: int, most: int, name: str) -> bytes:
-    """Return the events of an engine that goes on behind text `begin`, one text a token."""
+    """Return the events of an engine that goes on behind text `begin`, one text a token; one more says the end."""
     end = min(len(TEXT), begin + most)
+    output = end - begin + (end == len(TEXT))
     usage = {"input_tokens": 5 + begin, "cache_read_input_tokens": 2, "output_tokens": 0}
     message = {"id": name, "type": "message", "role": "assistant", "model": "m", "content": [], "usage": usage}
     block = {"type": "text", "text": ""}
@@ -599,7 +600,7 @@ def message_stream(begin: int, most: int, name: str) -> bytes:
     ]
     found += [
         {"type": "content_block_stop", "index": 0},
-        {"type": "message_delta", "delta": delta, "usage": {**usage, "output_tokens": end - begin}},
+        {"type": "message_delta", "delta": delta, "usage": {**usage, "output_tokens": output}},
         {"type": "message_stop"},
     ]
     return b"".join(
@@ -620,7 +621,7 @@ def test_a_message_that_breaks_off_at_any_byte_is_the_unbroken_one_event_by_even
         asked = json.loads(continued_body(MESSAGES, body, answer, LAST))
         assert asked["messages"][-1] == {"role": "assistant", "content": answer.text}
         seam = Seam(MESSAGES, answer, body, show_usage=False)
-        rest = message_stream(answer.tokens - answer.closed, asked["max_tokens"], "second")
+        rest = message_stream(answer.tokens, asked["max_tokens"], "second")
         for at in range(0, len(rest), 7):
             client += seam.feed(rest[at : at + 7])
         assert (seam.error, seam.begun, seam.ended) == (None, True, True)
@@ -633,7 +634,8 @@ def chat_stream(begin: int, most: int) -> bytes:
     parts = [chat({"role": "assistant", "content": ""}, name="second")]
     parts += [chat({"content": text}, name="second") for text in TEXT[begin:end]]
     parts.append(chat({"content": ""}, "stop" if end == len(TEXT) else "length", name="second"))
-    usage = {"prompt_tokens": 7 + begin, "completion_tokens": end - begin, "total_tokens": 7 + end}
+    output = end - begin + (end == len(TEXT))
+    usage = {"prompt_tokens": 7 + begin, "completion_tokens": output, "total_tokens": 7 + begin + output}
     return b"".join((*parts, event({"id": "second", "choices": [], "usage": usage}), b"data: [DONE]\n\n"))
 
 
@@ -655,7 +657,7 @@ def test_a_message_goes_on_as_a_chat_at_an_engine_whose_messages_have_no_flags(m
             "stream_options",
         }
         seam = Seam(MESSAGES, answer, body, show_usage=False, path=Continuation.AS_CHAT.route(MESSAGES))
-        rest = chat_stream(answer.tokens - answer.closed, asked["max_tokens"])
+        rest = chat_stream(answer.tokens, asked["max_tokens"])
         for at in range(0, len(rest), 7):
             client += seam.feed(rest[at : at + 7])
         assert (seam.error, seam.begun, seam.ended) == (None, True, True)
@@ -754,9 +756,12 @@ def test_a_message_with_another_block_than_text_is_not_continued(kind: str) -> N
     assert (seam.feed(event(start)), seam.error) == (b"", 500)
 
 
-def test_a_text_that_a_stop_sequence_may_have_ended_is_not_given_another_end() -> None:
+def test_a_text_that_a_stop_sequence_may_have_ended_is_asked_for_as_much_as_the_sequence_has() -> None:
     stream = message_stream(0, 20, "first")
     closed = stream[: stream.index(b"event: message_delta")]
-    assert read_answer(MESSAGES, closed, {"messages": HI}).closed
-    with pytest.raises(NotContinuableError, match="stop string"):
-        read_answer(MESSAGES, closed, {"messages": HI, "stop_sequences": ["x"]})
+    answer = read_answer(MESSAGES, closed)
+    assert answer.closed
+    asked = json.loads(
+        continued_body(MESSAGES, {"messages": HI, "max_tokens": 20, "stop_sequences": ["abc"]}, answer, LAST)
+    )
+    assert asked["max_tokens"] == 3, "as many as the stop string has at most"

@@ -15,7 +15,22 @@ from tests.proxy.integrity.engines import length
 CHAT, COMPLETIONS, GENERATE, MESSAGES = "/v1/chat/completions", "/v1/completions", "/generate", "/v1/messages"
 PROMPT_TOKENS = 7
 #: What stands in a text beside its numbers: what a reader of events or of JSON could stumble over.
-_ODD = ("", "é", "\U0001f600", "\n\n", "  ", '"error"', "data: x", "<b>", "\\", "\u2028", "[DONE]", '"abort"', "\r\n", "]}")
+_ODD = (
+    "",
+    "é",
+    "\U0001f600",
+    "\n\n",
+    "  ",
+    '"error"',
+    "data: x",
+    "<b>",
+    "\\",
+    "\u2028",
+    "[DONE]",
+    '"abort"',
+    "\r\n",
+    "]}",
+)
 
 
 def pieces_of(seed: int, count: int) -> list[str]:
@@ -68,7 +83,7 @@ class Engine:
                 body = await reader.readexactly(length(head))
                 method, path, _ = head.split(b" ", 2)
                 if method != b"POST":
-                    writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
+                    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
                 elif path == b"/tokenize":
                     self._tokenize(writer, json.loads(body))
                 else:
@@ -154,9 +169,11 @@ class Said:
         assert whole.startswith(prefix), (whole[:60], prefix[-60:])
         self._had = split(prefix)
         self._prompt_tokens = PROMPT_TOKENS + self._had
-        pieces = pieces_of(seed, count)
-        left = len("".join(pieces[: self._had])) - len(prefix)
-        rest = ([pieces[self._had - 1][len(pieces[self._had - 1]) - left :]] if left else []) + pieces[self._had :]
+        rest, at = list[str](), 0
+        for piece in pieces_of(seed, count):
+            if at + len(piece) > len(prefix):
+                rest.append(piece[max(0, len(prefix) - at) :])
+            at += len(piece)
         sampling = body.get("sampling_params") or {}
         most = body.get("max_tokens") or sampling.get("max_new_tokens") or 10_000
         self._pieces, self._finish, self._extra = rest[:most], "length" if len(rest) >= most else "stop", 0
@@ -188,7 +205,11 @@ class Said:
                     if found > given:
                         yield text[given:found], number
                     return
-            held = next((n for n in range(len(self._stop) - 1, 0, -1) if text.endswith(self._stop[:n])), 0) if self._stop else 0
+            held = (
+                next((n for n in range(len(self._stop) - 1, 0, -1) if text.endswith(self._stop[:n])), 0)
+                if self._stop
+                else 0
+            )
             if len(text) - held > given:
                 yield text[given : len(text) - held], min(at + size, len(self._pieces))
                 given = len(text) - held
@@ -201,7 +222,11 @@ class Said:
         return name + b"data: " + json.dumps(fields, ensure_ascii=self._had % 2 == 0).encode() + 2 * end
 
     def done(self) -> bytes:
-        return self.event({"type": "message_stop"}) if self._path == MESSAGES else b"data: [DONE]" + 2 * self._manner.line_end
+        return (
+            self.event({"type": "message_stop"})
+            if self._path == MESSAGES
+            else b"data: [DONE]" + 2 * self._manner.line_end
+        )
 
     def events(self) -> Iterator[bytes]:
         if self._manner.comments:
@@ -215,7 +240,11 @@ class Said:
         yield self.done()
 
     def usage(self, output: int) -> dict[str, int]:
-        return {"prompt_tokens": self._prompt_tokens, "completion_tokens": output, "total_tokens": self._prompt_tokens + output}
+        return {
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": output,
+            "total_tokens": self._prompt_tokens + output,
+        }
 
     @property
     def output(self) -> int:
@@ -223,7 +252,8 @@ class Said:
 
     def _choice(self, delta: dict[str, Any], finish: str | None = None, output: int | None = None) -> bytes:
         is_chat = self._path == CHAT
-        choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": finish, "stop_reason": None}
+        stop = self._stop if finish is not None and self._matched else None
+        choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": finish, "stop_reason": stop}
         choice |= {"delta": delta} if is_chat else {"text": delta.get("content", "")}
         fields = {"id": self._name, "object": "chunk", "created": 1, "model": "m", "choices": [choice]}
         options = self._body.get("stream_options") or {}
@@ -248,7 +278,9 @@ class Said:
             self._finish = "tool_calls"
         yield self._choice({"content": ""}, self._finish, self.output)
         if (self._body.get("stream_options") or {}).get("include_usage"):
-            yield self.event({"id": self._name, "object": "chunk", "model": "m", "choices": [], "usage": self.usage(self.output)})
+            yield self.event(
+                {"id": self._name, "object": "chunk", "model": "m", "choices": [], "usage": self.usage(self.output)}
+            )
 
     def _generated(self) -> Iterator[bytes]:
         text, number = "", 0
@@ -259,7 +291,12 @@ class Said:
         del number
 
     def _meta(self, text: str, output: int, finish: Any) -> bytes:
-        meta = {"id": self._name, "prompt_tokens": self._prompt_tokens, "completion_tokens": output, "finish_reason": finish}
+        meta = {
+            "id": self._name,
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": output,
+            "finish_reason": finish,
+        }
         return self.event({"text": text, "meta_info": meta})
 
     def _message(self) -> Iterator[bytes]:
@@ -267,7 +304,7 @@ class Said:
         yield self.event({"type": "message_start", "message": {"id": self._name, "role": "assistant", "usage": usage}})
         yield self.event({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}})
         for text, _ in self.groups():
-            delta = {"type": "text_delta", "text": text}
+            delta: dict[str, Any] = {"type": "text_delta", "text": text}
             yield self.event({"type": "content_block_delta", "index": 0, "delta": delta})
         yield self.event({"type": "content_block_stop", "index": 0})
         reason = "max_tokens" if self._finish == "length" else "stop_sequence" if self._matched else "end_turn"
@@ -289,7 +326,9 @@ class Said:
         if self._path == MESSAGES:
             usage = {"input_tokens": self._prompt_tokens, "output_tokens": self.output}
             content = [{"type": "text", "text": text}]
-            return json.dumps({"type": "message", "content": content, "stop_reason": "end_turn", "usage": usage}).encode()
+            return json.dumps(
+                {"type": "message", "content": content, "stop_reason": "end_turn", "usage": usage}
+            ).encode()
         message = {"message": {"role": "assistant", "content": text}} if self._path == CHAT else {"text": text}
         choice = {"index": 0, **message, "finish_reason": self._finish}
         return json.dumps({"id": self._name, "choices": [choice], "usage": self.usage(self.output)}).encode()

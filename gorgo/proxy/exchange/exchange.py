@@ -909,7 +909,7 @@ class Exchange:
             body = parse_json(self.request.body)
             if stream is None or refusal(self.route, body) is not None:
                 return None
-            return body, read_answer(self.route, stream, body)
+            return body, read_answer(self.route, stream)
         except (NotContinuableError, ValueError, RecursionError):
             return None
 

@@ -167,8 +167,9 @@ class ResponseWriter:
 
 #: The reason of a continuation: no stream of the replica has had an event for a while.
 STALLED = "stalled"
-#: The reason of an attempt whose engine sent an error in the middle of its answer.
+#: The reason of an attempt whose engine sent an error in the middle of its answer, and of one that ended there.
 ERROR_EVENT = "error_event"
+TRUNCATED = "truncated"
 #: Retained of one answer that may have to be continued, and by how much the reservation grows: 5,000 events of an
 #: ordinary size, and those of some seconds.
 MAX_RETAINED_BYTES = 1024 * 1024
@@ -200,7 +201,10 @@ class Refusal:
 
 
 class CutEndError(UpstreamError):
-    """A stream broke off behind its finish reason: the answer is whole, but for what comes behind that."""
+    """A stream ended behind its finish reason and before its last event: the answer is whole, but for what is between.
+
+    The engines whose answers can be continued send that event always.
+    """
 
     def __init__(self, reason: str, outcome: Outcome) -> None:
         super().__init__(reason)
@@ -585,7 +589,7 @@ class Passage:
             await self._write(b"")
 
     async def end_cut(self, counts: bytes = b"") -> None:
-        """Send the end of a body that broke off behind its finish reason: `counts`, and its last event if it has none.
+        """Send the end of a body that ended behind its finish reason: `counts`, and its last event if it has none.
 
         Of an engine that is not known to send one, and behind a part of an event, it is the end alone.
         """
@@ -766,22 +770,19 @@ async def relay_events(passage: Passage) -> Outcome:
     error_status, outcome = await _begin(passage)
     if outcome is not None:
         return outcome
-    cut: UpstreamError | None = None
+    reason = TRUNCATED
     try:
         await passage.pass_rest()
     except UpstreamError as failure:
         # An engine that ends may break its connection behind the end of an answer, without the end of its body.
         if error_status is not None or not has_end(passage.route, passage.tail.tail):
             raise
-        cut = failure
+        reason = failure.reason
     passage.gaps.drop_end(passage.route)
-    if cut is not None and passage.on_keep is not None:
-        await passage.end_pause()
-        raise CutEndError(cut.reason, _whole(passage))
     if error_status is not None:
         await passage.end_body()
         return passage.outcome(result_of_stream(error_status), error_status)
-    return await _end(passage)
+    return await _end(passage, reason)
 
 
 class _Beginning:
@@ -862,7 +863,7 @@ async def _withhold(passage: Passage, begun: _Beginning) -> Outcome | None:
     stream = b"".join(begun.chunks)
     end = end_of_stream(passage.route, stream)
     if end is not StreamEnd.COMPLETE:
-        raise UpstreamError("truncated" if end is StreamEnd.MISSING else "error_event")
+        raise UpstreamError(TRUNCATED if end is StreamEnd.MISSING else ERROR_EVENT)
     tail = UsageReader()
     tail.feed(stream)
     if not _is_short(passage, stream, tail.usage()):
@@ -901,11 +902,18 @@ async def _send_to_first_token(passage: Passage, scanner: FirstTokenDetector) ->
     return scanner.error_status
 
 
-async def _end(passage: Passage) -> Outcome:
-    """End a stream that began without an error; raise `UpstreamError` for one that has no end."""
-    end = end_of_stream(passage.route, passage.tail.tail)
+async def _end(passage: Passage, reason: str) -> Outcome:
+    """End a stream that began without an error; raise `UpstreamError` for one that has no end, or not its last event.
+
+    `reason`: why it may lack that.
+    """
+    tail = passage.tail.tail
+    end = end_of_stream(passage.route, tail)
     if end is StreamEnd.MISSING:
-        raise UpstreamError("truncated")
+        raise UpstreamError(TRUNCATED)
+    if end is StreamEnd.COMPLETE and passage.on_keep is not None and lacks_last_event(passage.route, tail):
+        await passage.end_pause()
+        raise CutEndError(reason, _whole(passage))
     await passage.end_body()
     if end is StreamEnd.ERROR:
         return replace(passage.outcome(AttemptResult.FAILED_AFTER_CONTENT), error="error_event")
@@ -997,12 +1005,9 @@ async def relay_rest(passage: Passage, source: ResponseSource, seam: Seam, note:
         await passage.end_body()
     elif not begun and seam.answered:
         return refused  # its engine ends before the counts
-    elif not (seam.finished and begun):
-        raise cut or UpstreamError("truncated")
-    elif cut is not None:
-        raise CutEndError(cut.reason, outcome)
     else:
-        await passage.end_cut()
+        cut = cut or UpstreamError(TRUNCATED)
+        raise CutEndError(cut.reason, outcome) if seam.finished and begun else cut
     return outcome
 
 

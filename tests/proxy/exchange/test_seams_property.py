@@ -96,7 +96,7 @@ async def reads(proxy: VirtualProxy, rng: random.Random) -> str:
     whole = len(words) == WORDS
     if leaves_s is None and answered.status == 200:
         assert ends[:2] <= (1, 1)
-        assert ends == (1, ends[1], 0) if whole and ends[0] else ends[2] or b'"cuda"' in answered.body, answered.body
+        assert ends == (1, 1, 0) if whole and ends[0] else ends[2] or b'"cuda"' in answered.body, answered.body
     return "whole" if whole else "broken"
 
 
