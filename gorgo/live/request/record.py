@@ -45,6 +45,8 @@ class RequestRecord:
     continued: int = 0
     #: Attempts at the rest of its answer that were cancelled, because it went on where it was.
     withdrawn: int = 0
+    #: Its stream broke off behind the finish reason, and the counts that the client asked for are missing.
+    lacks_counts: bool = False
     #: `None` unless this request is traced.
     trace: Trace | None = None
     #: Name of its key; `None` while clients need none.
@@ -174,6 +176,8 @@ class RequestRecord:
             fields["hedged"] = True
         if self.continued:
             fields["continued"] = self.continued
+        if self.lacks_counts:
+            fields["counts"] = "missing"
         if self.cause is not None:
             fields["cause"] = self.cause
         fields["error"] = None if outcome is None else outcome.error
