@@ -181,6 +181,7 @@ def digests(one: SimJob, weights: Mapping[str, float] | None = None) -> tuple[st
         {"slo_ttft_ms": 500.0},
         {"block_tokens": 16},
         {"routers": RouterGroup(count=2)},
+        {"closed_loop": True},
     ],
 )
 def test_whatever_else_determines_a_run_gives_another_setting(changes: dict[str, Any]) -> None:
