@@ -42,6 +42,7 @@ _COMMANDS = {
     "unfreeze": "admin.freeze:unfreeze",
     "reload": "admin.routing:reload",
     "check": "check:check",
+    "diagnose": "diagnose:diagnose",
     "policies": "policies:policies",
     "scenarios": "measure.simulate:scenarios",
     "profiles": "measure.simulate:profiles",

@@ -465,6 +465,7 @@ def parse_request(
     are_ids = fields.tokens is not None
     ratio = _BYTES_PER_ID if are_ids else routing.router.token_ratios.ratio(model)
     fingerprint = routing.fingerprinter.hash_sketch(fields.sketch, adapter=adapter)
+    routing.prompt_heads.add(model, client, fields.sketch.head)
     prompt_tokens = ceil(fingerprint.text_bytes / ratio) if tokens is None else tokens
     block_tokens, media = BLOCK_BYTES / ratio, fields.sketch.media
     if media and tokens is None:
