@@ -60,11 +60,22 @@ def simulate(
         ),
     ] = "random",
     sharing: Annotated[
-        str, typer.Option(metavar="none|store|all", help="Shared by routers: nothing, reports, or one that sees all.")
+        str,
+        typer.Option(
+            metavar="none|store|local|all",
+            help="Shared by routers: nothing, reports by a store or between workers of one machine, or one sees all.",
+        ),
     ] = "none",
     peer_delay: Annotated[
-        float, typer.Option(min=0, callback=options.finite, metavar="MS", help="Delay of reports between routers.")
-    ] = 5.0,
+        float | None,
+        typer.Option(
+            min=0,
+            callback=options.finite,
+            metavar="MS",
+            show_default=False,
+            help="Delay of reports between routers; default: 5, with --sharing local 1.",
+        ),
+    ] = None,
     peer_loss: Annotated[
         float, typer.Option(min=0, max=1, metavar="SHARE", help="Share of reports that a router never gets.")
     ] = 0.0,
@@ -159,7 +170,7 @@ def simulate(
         show_rows(rows, wanted.names, wide_console(TABLE_WIDTH), columns=columns)
 
 
-def _group(count: int, split: str, sharing: str, *, delay_ms: float, loss: float) -> RouterGroup:
+def _group(count: int, split: str, sharing: str, *, delay_ms: float | None, loss: float) -> RouterGroup:
     """Return the routers, or raise a usage error for an unknown kind of split or sharing."""
     from gorgo.lab.sim.routers.group import SHARINGS, SPLITS, RouterGroup
 
@@ -167,7 +178,7 @@ def _group(count: int, split: str, sharing: str, *, delay_ms: float, loss: float
         count=count,
         split=_one_of(SPLITS, split, "--split"),
         sharing=_one_of(SHARINGS, sharing, "--sharing"),
-        delay_s=delay_ms / 1e3,
+        delay_s=None if delay_ms is None else delay_ms / 1e3,
         loss=loss,
     )
 
