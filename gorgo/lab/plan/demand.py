@@ -70,7 +70,7 @@ def read_demand(trace: str, groups: Sequence[Clients], filters: TraceFilters, *,
     arrivals = [
         (moved, place)
         for place, (group, feed) in enumerate(zip(groups, feeds, strict=True))
-        for moved in _turned(feed, group.shift_h * _HOUR_S, span_s=span_s, salt=_salt(place), growth=growth)
+        for moved in _turned(feed, group, place, span_s=span_s, growth=growth)
     ]
     arrivals.sort(key=lambda one: (one[0].arrival_s, one[1]))
     merged = tuple(replace(request, index=index) for index, (request, _) in enumerate(arrivals))
@@ -87,10 +87,12 @@ def _feed(trace: str, filters: TraceFilters, block_tokens: int) -> Sequence[SimR
 
 
 def _turned(
-    feed: Sequence[SimRequest], shift_s: float, *, span_s: float, salt: Callable[[bytes], bytes], growth: float
+    feed: Sequence[SimRequest], group: Clients, place: int, *, span_s: float, growth: float
 ) -> Iterator[SimRequest]:
-    # The longest trace ends at the span itself, which is not its beginning.
+    """Yield the requests of one region's clients: turned round, and with prefixes and sessions of their own."""
+    salt, shift_s = _salt(place), group.shift_h * _HOUR_S
     for request in feed:
+        # The longest trace ends at the span itself, which is not its beginning.
         arrival_s = request.arrival_s if not shift_s else (request.arrival_s + shift_s) % span_s
         yield replace(
             request,
@@ -98,6 +100,7 @@ def _turned(
             blocks=salt(request.blocks),
             output_blocks=salt(request.output_blocks),
             prefix_hash=int.from_bytes(salt(request.prefix_hash.to_bytes(8, "little")), "little"),
+            session_id=request.session_id and f"{group.region}/{request.session_id}",
         )
 
 
