@@ -26,6 +26,7 @@ _COMMANDS = {
     "replay": "measure.replay:replay",
     "simulate": "measure.simulate:simulate",
     "overload": "measure.simulate:overload",
+    "plan": "measure.plan:plan",
     "demo": "measure.demo:demo",
     "report": "measure.report:report",
     "tune": "tune.tune:tune",

@@ -22,7 +22,7 @@ from gorgo.core.fleet.snapshot import ReplicaSnapshot
 from gorgo.core.limits import BufferBudget, RouterLimits
 from gorgo.core.messages.actions import Dispatch
 from gorgo.core.messages.decision import CacheSourceStats
-from gorgo.core.messages.request import AttemptResult, Outcome
+from gorgo.core.messages.request import COMPLETED, Outcome
 from gorgo.core.policy.interface import scrape_interval_s
 from gorgo.core.prompt.fingerprint import Fingerprinter, PromptHeads
 from gorgo.core.router import Router
@@ -227,7 +227,7 @@ class Replicas:
 
     def check_usage(self, dispatch: Dispatch, target: Target, outcome: Outcome) -> None:
         """Log once if the usage of a replica's answers lacks what its engine should report."""
-        if outcome.result is AttemptResult.COMPLETED and outcome.prompt_tokens is not None:
+        if outcome.result is COMPLETED and outcome.prompt_tokens is not None:
             estimated = dispatch.decision.estimated_cached_tokens
             missing = target.reports.on_answer(cached_tokens=outcome.cached_tokens, estimated_tokens=estimated)
             log_missing(dispatch.replica, missing)
