@@ -144,7 +144,7 @@ class Lab:
         try:
             assert process.stdout is not None
             said = re.search(r"listening on (http://\S+) \(admin (http://\S+)\)", process.stdout.readline())
-            assert said is not None, (self.folder / "serve.log").read_text()
+            assert said is not None, (process.wait(20), (self.folder / "serve.log").read_text())
             token = {"authorization": f"Bearer {variables['GORGO_ADMIN_TOKEN']}"}
             with (
                 httpx.Client(base_url=said[1], timeout=60, verify=False) as client,
