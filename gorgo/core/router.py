@@ -373,16 +373,16 @@ class Router:
 
     def next_timer(self) -> float | None:
         """Return when to call `handle_timer`; any event can change it."""
-        due_s, hedge_s = self._fleet.next_timer(), self._hedger.next_timer_s()
-        if hedge_s is not None and (due_s is None or hedge_s < due_s):
-            due_s = hedge_s
-        drain_s = self._admission.next_timer_s(now=self._now) if self._queued else None
-        return drain_s if drain_s is not None and (due_s is None or drain_s < due_s) else due_s
+        due_s = self._fleet.timers.next_s
+        # Of most requests none is watched and none queued.
+        if self._hedger.watched:
+            due_s = _earlier(due_s, self._hedger.next_timer_s())
+        return _earlier(due_s, self._admission.next_timer_s(now=self._now)) if self._queued else due_s
 
     def handle_timer(self, *, now: float) -> list[Action]:
         """Expire stale values and back-offs, hedge late requests, drain the queue. Safe to call at any time."""
         self._now = now
-        due_s = self._fleet.next_timer()
+        due_s = self._fleet.timers.next_s
         if due_s is not None and due_s <= now:
             self._fleet.handle_timer(now=now)
         return [*self._hedger.due_hedges(now=now), *self._drain_queue(now)]
@@ -459,3 +459,7 @@ class Router:
             tuple(name for name, replica in replicas if replica.draining),
             tuple(name for name, replica in replicas if replica.health.state is HealthState.EJECTED),
         )
+
+
+def _earlier(one_s: float | None, other_s: float | None) -> float | None:
+    return other_s if one_s is None or (other_s is not None and other_s < one_s) else one_s

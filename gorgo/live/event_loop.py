@@ -20,7 +20,7 @@ from typing import Protocol
 from weakref import WeakKeyDictionary
 
 from gorgo.core.messages.actions import Action, AdmissionAction, Continue, Dispatch, FleetEvent, Hedge, RetryAction
-from gorgo.core.messages.request import AttemptResult, Outcome, RouteRequest
+from gorgo.core.messages.request import COMPLETED, AttemptResult, Outcome, RouteRequest
 from gorgo.core.router import Router
 
 # The proxy's one clock: monotonic seconds, anchored to the epoch at start.
@@ -160,7 +160,7 @@ class RouterGateway:
 
     def finish(self, dispatch: Dispatch, outcome: Outcome) -> RetryAction | None:
         """Finish an attempt; return the next action for its request: a Dispatch, a Reject, or None."""
-        if self.stale_connections and (self._router.queued or outcome.result is not AttemptResult.COMPLETED):
+        if self.stale_connections and (self._router.queued or outcome.result is not COMPLETED):
             self.refresh_connections()
         own, others = self._router.on_finish(dispatch.attempt_id, outcome, now=self._clock())
         self.apply(others)

@@ -528,6 +528,8 @@ class RequestLifecycle:
         if outcome.result is AttemptResult.SUPERSEDED:
             # Its stream was moved: the replica has not failed, and may have the answer again once it is back.
             state.tried_replicas.discard(attempt.replica.spec.name)
+        if outcome.result is COMPLETED:
+            state.whole = outcome  # its counts alone are missing, and may stay so
         return self._dispatch_rest(attempt, outcome.continue_on, outcome.partial_tokens, now)
 
     def can_continue(self, attempt: Attempt, replicas: frozenset[str], *, now: float) -> bool:
@@ -571,7 +573,9 @@ class RequestLifecycle:
     def _is_left_to_another(self, attempt: Attempt, outcome: Outcome) -> bool:
         """Return whether the answer is left to the other one of an attempt and its continuation."""
         state, result = attempt.state, outcome.result
-        if attempt.superseded and state.open_attempts:
+        if not state.open_attempts:
+            return False
+        if attempt.superseded:
             if result is AttemptResult.SUPERSEDED and state.continuations:  # no hedge that lost
                 state.tried_replicas.discard(attempt.replica.spec.name)
             return True
@@ -636,6 +640,8 @@ class RequestLifecycle:
 
     def _close(self, attempt: Attempt, outcome: Outcome, status: int, now: float) -> None:
         state = attempt.state
+        if state.whole is not None and outcome.result is not COMPLETED:
+            outcome, status = state.whole, status_of(state.whole)
         state.closed = True
         self._withdraw(state)
         self._refusals.on_closed(state)

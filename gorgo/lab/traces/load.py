@@ -37,9 +37,11 @@ SPAN_S_MAX = 366 * 86_400.0
 
 
 def load_trace(
-    path: Path | str, filters: TraceFilters | None = None, *, block_tokens: int = BLOCK_TOKENS
+    path: Path | str, filters: TraceFilters | None = None, *, block_tokens: int | None = None
 ) -> list[TraceRequest]:
     """The requests that `filters` keep, in order of time, the first at 0; an id is of `block_tokens` tokens.
+
+    None: as many as the first row names, or 512.
 
     Raises `TraceError` for a file that cannot be read, a line that cannot be replayed, or when nothing is left.
 
@@ -57,7 +59,16 @@ def load_trace(
     return requests
 
 
-def read_requests(path: Path, *, block_tokens: int = BLOCK_TOKENS) -> Iterator[TraceRequest]:
+def file_block_tokens(path: Path) -> int:
+    """Return the tokens of a block of ids by the first row; 512 where it names none, or cannot be read."""
+    try:
+        first = next(read_requests(path), None)
+    except TraceError:
+        return BLOCK_TOKENS  # a run of the file says what is wrong
+    return BLOCK_TOKENS if first is None else first.block_tokens
+
+
+def read_requests(path: Path, *, block_tokens: int | None = None) -> Iterator[TraceRequest]:
     """Every request of the file as it stands there, lazily; empty lines are skipped."""
     index, origin_s, blank = 0, 0.0, 0
     for line_number, text in enumerate(_lines(path), start=1):
@@ -69,6 +80,7 @@ def read_requests(path: Path, *, block_tokens: int = BLOCK_TOKENS) -> Iterator[T
         if blank:
             continue
         request = read_row(text, file=str(path), line_number=line_number, index=index, block_tokens=block_tokens)
+        block_tokens = request.block_tokens
         origin_s = origin_s if index else request.timestamp_s
         if not abs(request.timestamp_s - origin_s) <= SPAN_S_MAX:
             away = f"{request.timestamp_s - origin_s:,.0f} s from the first request"
