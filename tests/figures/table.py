@@ -590,6 +590,7 @@ NOT_STORED: Mapping[str, NotStored] = {
     "picker-price": NotStored(
         "processes in wall time: needs two cores to itself, `python -m tests.bench picker_price`", "650ece8"
     ),
+    "fresh-scrapes": NotStored("one seed: the eight runs take a core for a quarter of an hour", "96c0409"),
     "half-load": NotStored(
         "one seed: three of the paper's tables take a core for a quarter of an hour", "24f9242, b781046, bb815b9"
     ),
