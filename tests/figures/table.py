@@ -607,7 +607,6 @@ NOT_STORED: Mapping[str, NotStored] = {
     ),
     "two-terms": NotStored("a cost without two of its terms, which no option gives", "6046ff1"),
     "herd-live": NotStored("live processes in wall time, and a policy before two of its terms", "5a934c4, 6046ff1"),
-    "herd-search": NotStored("three seeds of `python -m experiments --system herd --only herd-tuner`", "959d57d"),
     "herd-moves": NotStored("two or three seeds, and costs with other terms, which no option gives", "d976117"),
     "term-by-term": NotStored("two seeds, and costs with other terms, which no option gives", "d976117"),
     "full-load": NotStored("two seeds of one policy with other weights, set by hand in a script", "d976117"),
