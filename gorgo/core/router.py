@@ -24,7 +24,7 @@ from gorgo.core.admission import AdmissionController, Preconditions
 from gorgo.core.dispatch.dispatcher import Dispatcher
 from gorgo.core.dispatch.hedging import Hedger
 from gorgo.core.dispatch.in_flight import InFlightTable, PoisonPrompts, RequestState
-from gorgo.core.dispatch.lifecycle import RequestLifecycle
+from gorgo.core.dispatch.lifecycle import SERVED_ELSEWHERE, RequestLifecycle
 from gorgo.core.dispatch.prefix_updates import CacheAccuracy, PrefixUpdater
 from gorgo.core.fleet.fleet import Fleet
 from gorgo.core.fleet.region_outage import RegionOutages
@@ -347,11 +347,12 @@ class Router:
         self.media_tokens.restore(learned.get("media", []))
 
     def on_served_elsewhere(
-        self, attempt_id: str, replica: str, *, now: float, refused: bool = False
+        self, attempt_id: str, replica: str, outcome: Outcome = SERVED_ELSEWHERE, *, now: float
     ) -> tuple[Dispatch | None, list[Action]]:
-        """Record that a gateway retried by itself: the attempt has failed, and `replica` serves its request.
+        """Record that a gateway retried by itself: the attempt ended with `outcome`, and `replica` has its request.
 
-        `refused`: that one refuses it too, by a 4xx, so the request may be wrong, and the attempt does not count.
+        `SERVED_ELSEWHERE`: the gateway does not say why; that is a failure. `REFUSED_ELSEWHERE`: a replica has refused
+        the request, by a 4xx, so the request may be wrong, and the attempt does not count.
         Return the attempt that counts there from now on, with the first token that was reported already. `None` if the
         attempt has ended, if another one is open, or if the replica is unknown: that closes the request.
         """
@@ -360,7 +361,7 @@ class Router:
         if failed is None:
             return None, []
         served = self._fleet.replicas.get(replica)
-        dispatch = self._lifecycle.on_served_elsewhere(failed, served, refused=refused, now=now)
+        dispatch = self._lifecycle.on_served_elsewhere(failed, served, outcome, now=now)
         others: list[Action] = []
         if dispatch is not None and failed.first_token_s is not None:
             moved = self._table.first_token(dispatch.attempt_id, now=failed.first_token_s)

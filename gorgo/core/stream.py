@@ -283,12 +283,19 @@ def end_rule(route: str) -> _Rule:
     return _ROUTES.get(route, (_chat_content, _choice_end))[1]
 
 
+#: Finish reasons of answers that the engine broke off: by a pause, a stop or an operator (vLLM and SGLang), or because
+#: it failed (gateways).
+_BROKEN_OFF = ("abort", "error")
+
+
 def error_status(name: str, data: Json) -> int | None:
-    """Status that an error event stands for; `None` for any other event."""
+    """Status that an error event stands for; `None` for any other event. An answer that is broken off is an error."""
     if "meta_info" in data:
         finish = _mapping(_mapping(data["meta_info"]).get("finish_reason"))
-        if finish.get("type") == "abort":
+        if finish.get("type") in _BROKEN_OFF:
             return _status_of(finish)
+    if "choices" in data and any(choice.get("finish_reason") in _BROKEN_OFF for choice in _each(data["choices"])):
+        return 500
     error = data.get("error")
     if not error and "response" in data:
         error = _mapping(data["response"]).get("error")
@@ -690,6 +697,12 @@ class StreamEnd(Enum):
     MISSING = "missing"
 
 
+def may_have_error(data: bytes) -> bool:
+    """Return whether there may be an error, or the end of an answer that was broken off: in a string it is escaped."""
+    # `find`, as `in` raises and clears a TypeError before it searches bytes.
+    return data.find(b'"error"') >= 0 or data.find(b'"abort"') >= 0
+
+
 def end_of_stream(route: str, tail: bytes) -> StreamEnd:
     """Return how a stream ended, by its last bytes. An event that is longer than these counts as a complete end.
 
@@ -698,7 +711,7 @@ def end_of_stream(route: str, tail: bytes) -> StreamEnd:
     >>> end_of_stream("/v1/completions", b'data: {"choices": [{"text": "a"}]}\\n\\ndata: [DONE]\\n\\n')
     <StreamEnd.COMPLETE: 'complete'>
     """
-    if b'"error"' not in tail and tail.rstrip().endswith(_DONE):
+    if tail.rstrip().endswith(_DONE) and not may_have_error(tail):
         return StreamEnd.COMPLETE
     return _read_end(route, tail) or StreamEnd.COMPLETE
 
@@ -715,7 +728,7 @@ def _read_end(route: str, tail: bytes) -> StreamEnd | None:
     of its own.
     """
     has_content, is_end = content_rule(route), end_rule(route)
-    is_done = found = False
+    is_done = found = is_counted = False
     ended: set[int] = set()
     begun: set[int] = set()
     for data in _last_data(tail):
@@ -724,13 +737,18 @@ def _read_end(route: str, tail: bytes) -> StreamEnd | None:
             is_done = True
             continue
         event = parse_event(data)
-        if is_end(event) or has_content(event):
+        is_choice = is_end(event) or has_content(event)
+        if (is_choice or not ended) and (error_status("", event) or 0) >= 500:
+            return StreamEnd.ERROR
+        if is_choice and is_counted:
+            return StreamEnd.COMPLETE
+        if is_choice:
             for index, is_last in _choices(event, is_end):
                 (ended if is_last else begun).add(index)
-        elif not ended and (error_status("", event) or 0) >= 500:
-            return StreamEnd.ERROR
         elif not (ended or begun) and event.get("choices") == [] and _usage(event.get("usage")) is not None:
-            return StreamEnd.COMPLETE
+            is_counted = True
+    if is_counted:
+        return StreamEnd.COMPLETE
     if is_done or (ended and begun <= ended):
         return StreamEnd.COMPLETE
     return StreamEnd.MISSING if found else None
@@ -756,7 +774,7 @@ def error_of_body(body: bytes) -> int | None:
     >>> error_of_body(b'{"error": {"message": "out of memory"}}'), error_of_body(b'{"choices": [], "error": null}')
     (500, None)
     """
-    if b'"error"' not in body and b'"abort"' not in body:
+    if not may_have_error(body):
         return None
     try:
         data = json.loads(body)
@@ -825,6 +843,7 @@ __all__ = [
     "is_json",
     "is_short",
     "lacks_answer",
+    "may_have_error",
     "parse_event",
     "read_usage",
 ]

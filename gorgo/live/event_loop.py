@@ -179,10 +179,10 @@ class RouterGateway:
         """Leave an answer to the attempt that had it, and cancel the one beside it."""
         self.apply(self._router.on_resumed(dispatch.attempt_id, now=self._clock()))
 
-    def served_elsewhere(self, dispatch: Dispatch, replica: str, *, refused: bool = False) -> Dispatch | None:
-        """Move an attempt to the replica that a gateway chose by itself; `None` if there is nothing to move."""
+    def served_elsewhere(self, dispatch: Dispatch, replica: str, outcome: Outcome) -> Dispatch | None:
+        """Move an attempt, which ended so, to the replica that a gateway chose; `None` if there is nothing to move."""
         now = self._clock()
-        own, others = self._router.on_served_elsewhere(dispatch.attempt_id, replica, now=now, refused=refused)
+        own, others = self._router.on_served_elsewhere(dispatch.attempt_id, replica, outcome, now=now)
         self.apply(others)
         self._report_dispatch(own)
         return own

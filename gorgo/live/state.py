@@ -24,7 +24,7 @@ from gorgo.core.messages.actions import Dispatch
 from gorgo.core.messages.decision import CacheSourceStats
 from gorgo.core.messages.request import COMPLETED, Outcome
 from gorgo.core.policy.interface import scrape_interval_s
-from gorgo.core.prompt.fingerprint import Fingerprinter
+from gorgo.core.prompt.fingerprint import Fingerprinter, PromptHeads
 from gorgo.core.router import Router
 from gorgo.fleet_sources.fleet import FoundFleet
 from gorgo.live.cache_push import PushService, PushSource, PushStats
@@ -186,6 +186,8 @@ class Routing:
     prompt_tokens: PromptTokens
     #: Bodies of requests that the Router does not know yet.
     uploads: UploadCounter
+    #: Of the newest prompts, which says where they part.
+    prompt_heads: PromptHeads = field(default_factory=PromptHeads)
     #: `None` while clients need no key.
     client_keys: ClientKeys | None = None
     #: `None` for a router that reports to no other.

@@ -141,10 +141,12 @@ def answers_of(route: str, parsed: Mapping[str, Any]) -> int | None:
     return choices * len(prompts) if several else choices
 
 
-#: How engines say that a request is longer than the model's context: vLLM and OpenAI, SGLang, llama.cpp, TGI, gateways.
+#: How engines say that a request is longer than the model's context: vLLM and OpenAI, SGLang, llama.cpp, TGI,
+#: TensorRT-LLM, LMDeploy, MLC, gateways.
 _TOO_LONG = re.compile(
-    rb"context[ _-]?(?:length|size|window)|max_model_len|maximum (?:model|allowed|prompt|input) length"
-    rb"|(?:prompt|input) is too long|reduce the length of the|must be <= ?\d+\. given",
+    rb"context[ _-]?(?:length|size|window)|max_(?:model|seq|input|total)_(?:len|tokens)|session_len|model capacity"
+    rb"|maximum (?:model|allowed|prompt|input|sequence) length|(?:prompt|input)(?: \([^()]{1,40}\))? is too long"
+    rb"|reduce the length of the|must be <= ?\d+\. given|must have less than \d+ tokens",
     re.IGNORECASE,
 )
 #: Of a refusal, which names it at its beginning.
@@ -463,6 +465,7 @@ def parse_request(
     are_ids = fields.tokens is not None
     ratio = _BYTES_PER_ID if are_ids else routing.router.token_ratios.ratio(model)
     fingerprint = routing.fingerprinter.hash_sketch(fields.sketch, adapter=adapter)
+    routing.prompt_heads.add(model, client, fields.sketch.head)
     prompt_tokens = ceil(fingerprint.text_bytes / ratio) if tokens is None else tokens
     block_tokens, media = BLOCK_BYTES / ratio, fields.sketch.media
     if media and tokens is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from gorgo.core.latency.ttft import TtftParts
 from gorgo.core.messages.actions import Dispatch, Reject
 from gorgo.core.messages.request import COMPLETED, AttemptResult, Outcome
 from gorgo.core.prompt.parse import token_boundaries
@@ -32,6 +33,7 @@ class RequestRecord:
     status: int = 0
     attempts: int = 0
     ttft_s: float | None = None
+    ttft_parts_s: TtftParts | None = None
     outcome: Outcome | None = None
     code: str | None = None
     #: Why there was no connection for the last attempt that had none.
@@ -45,6 +47,8 @@ class RequestRecord:
     continued: int = 0
     #: Attempts at the rest of its answer that were cancelled, because it went on where it was.
     withdrawn: int = 0
+    #: Its stream broke off behind the finish reason, and the counts that the client asked for are missing.
+    lacks_counts: bool = False
     #: `None` unless this request is traced.
     trace: Trace | None = None
     #: Name of its key; `None` while clients need none.
@@ -70,7 +74,7 @@ class RequestRecord:
         """Record the first token of the winning attempt."""
         self.ttft_s = ttft_s = now - self.received_s
         decision = dispatch.decision
-        parts = decision.estimate.attribute(ttft_s)
+        self.ttft_parts_s = parts = decision.estimate.attribute(ttft_s)
         self.telemetry.metrics.first_content(
             dispatch.replica, dispatch.region, ttft_s, predicted_s=decision.predicted_ttft_s, parts=parts
         )
@@ -174,6 +178,8 @@ class RequestRecord:
             fields["hedged"] = True
         if self.continued:
             fields["continued"] = self.continued
+        if self.lacks_counts:
+            fields["counts"] = "missing"
         if self.cause is not None:
             fields["cause"] = self.cause
         fields["error"] = None if outcome is None else outcome.error
@@ -203,6 +209,7 @@ class RequestRecord:
                 ttft_s=self.ttft_s,
                 e2e_s=now - self.received_s,
                 boundaries=token_boundaries(route.boundaries, size=route.prompt_tokens, tokens=tokens),
+                ttft_parts_s=self.ttft_parts_s,
             )
         )
 
