@@ -177,7 +177,7 @@ class PlainTransport(httpx.AsyncBaseTransport):
         try:
             response = await self._client.send(request, stream=True)
         except httpx.RemoteProtocolError as failure:
-            import httpcore  # noqa: PLC0415 - httpx has loaded it; without `--plain` nothing needs its 32 modules
+            import httpcore  # httpx has loaded it; without `--plain` nothing needs its 32 modules
 
             found = failure.__cause__
             if isinstance(found, httpcore.RemoteProtocolError) and found.__cause__ is None:
