@@ -25,8 +25,8 @@ _OVERWRITE = OVERWRITE_IF_EXISTS_OR_ADD
 MAX_SIZES = 1024
 #: Labels whose bytes are retained: a set for each replica of a large fleet.
 MAX_LABELS = 4096
-#: Lists of headers that are set, and of names that are removed, whose bytes are retained: each kind of client has one or
-#: two, at most some kilobytes long.
+#: Lists of headers that are set, and of names that are removed, whose bytes are retained: each kind of client has one
+#: or two, at most some kilobytes long.
 MAX_REMOVALS = 256
 _DESTINATION = DESTINATION.encode()
 #: Numbers of fields: of ProcessingResponse, of CommonResponse, and one whole field of that.
