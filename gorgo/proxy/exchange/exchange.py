@@ -62,9 +62,9 @@ from gorgo.proxy.exchange.relay import (
     direct_write,
     no_direct_write,
     relay,
-    relay_rest,
     retain_failure,
 )
+from gorgo.proxy.exchange.rest import relay_rest
 
 # What passes between a request and its attempts: leases, the wait of a queued request, the race of two attempts.
 #

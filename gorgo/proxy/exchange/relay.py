@@ -958,59 +958,6 @@ def relay(passage: Passage, source: ResponseSource) -> Coroutine[Any, Any, Outco
     return relay_events(passage)
 
 
-async def relay_rest(passage: Passage, source: ResponseSource, seam: Seam, note: bytes) -> Outcome:
-    """Relay the rest of an answer behind what the client has; `note` is sent before its first event.
-
-    Raises `UpstreamError` for one that breaks off. Every event is made anew (`core.continuation`).
-    """
-    passage.source, passage.seam = source, seam
-    refused = Outcome(AttemptResult.UPSTREAM_4XX, status=source.status, error="not_continued", sent=True)
-    if source.status != 200 or not is_event_stream(source.headers) or is_encoded(source.headers):
-        return failure_of(source.status, source.headers) or refused
-    made: list[bytes] = []
-
-    def take(chunk: bytes) -> bool:
-        if chunk[:1] != b":" or not is_comment(chunk):
-            now = monotonic()
-            passage.timeout.deadline = now + passage.chunk_limit_s
-            passage.gaps.add(chunk, now)
-        made.append(seam.feed(chunk))
-        return False
-
-    begun = False
-    cut: UpstreamError | None = None
-    while not seam.ended and seam.error is None:
-        try:
-            is_end = await source.pipe(take)
-        except UpstreamError as failure:
-            cut, is_end = failure, True
-        events = b"".join(made)
-        made.clear()
-        if seam.begun and not begun:
-            begun = True
-            passage.on_content()
-            passage.timeout.extend(passage.chunk_limit_s)
-            events = note + events
-        if events:
-            await passage.write_rest(events)
-        seam.on_sent()
-        if is_end:
-            break
-    if seam.error is not None:
-        cut = UpstreamError(ERROR_EVENT)
-    outcome = passage.outcome_of_rest(seam)
-    if seam.unfit and not begun:
-        return refused
-    if seam.ended:
-        await passage.end_body()
-    elif not begun and seam.answered:
-        return refused  # its engine ends before the counts
-    else:
-        cut = cut or UpstreamError(TRUNCATED)
-        raise CutEndError(cut.reason, outcome) if seam.finished and begun else cut
-    return outcome
-
-
 async def retain_failure(passage: Passage, source: ResponseSource, failure: Outcome) -> Outcome:
     """Retain a small 5xx answer for the Router's decision; return `failure`, which says so."""
     passage.source = source
