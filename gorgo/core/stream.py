@@ -76,24 +76,37 @@ class SseReader:
 
     def feed(self, chunk: bytes) -> list[SseEvent]:
         """Events that end in `chunk`."""
-        events: list[SseEvent] = []
+        return [*self.events(chunk)]
+
+    def events(self, chunk: bytes) -> Iterator[SseEvent]:
+        """Yield the same, each as it is read. Who does not take the last one may feed no other chunk."""
         if self.overflowed:
-            return events
+            return
         self._pending += chunk
         if not self._started and not self._skip_bom():
-            return events
-        start = 0
-        for end in _EOL.finditer(self._pending, self._searched):
-            self._lines += 1
-            if self._lines > self._max_lines or not self._line(self._pending[start : end.start()], events):
-                self.overflowed = True
-                return events
-            start = end.end()
-        self._pending = self._pending[start:]
+            return
+        searched = self._pending[: self._searched]
+        *lines, last = _EOL.split(self._pending[self._searched :])
+        if lines:
+            lines[0] = searched + lines[0]
+        else:
+            last = searched + last
+        self._pending = last
         # The last byte may be a CR that only the next one can judge; it is not counted as the line's either.
-        self._searched = max(0, len(self._pending) - 1)
-        self.overflowed = len(self._pending) > MAX_EVENT_BYTES + 1
-        return events
+        self._searched = max(0, len(last) - 1)
+        for line in lines:
+            self._lines += 1
+            if self._lines > self._max_lines or len(line) + self._data_bytes > MAX_EVENT_BYTES:
+                self.overflowed = True
+                return
+            if line:
+                self._take(line)
+            else:
+                data, name = self._data, self._name
+                self._data, self._data_bytes, self._name = [], 0, ""
+                if data:
+                    yield SseEvent(name, b"\n".join(data))
+        self.overflowed = len(last) > MAX_EVENT_BYTES + 1
 
     def _skip_bom(self) -> bool:
         """Whether enough has come to know that there is no byte order mark (any more)."""
@@ -103,28 +116,13 @@ class SseReader:
         self._started = True
         return True
 
-    def _line(self, line: bytes, events: list[SseEvent]) -> bool:
-        """Take in one line; False when the event has grown too long."""
-        if len(line) + self._data_bytes > MAX_EVENT_BYTES:
-            return False
-        if not line:
-            self._dispatch(events)
-            return True
+    def _take(self, line: bytes) -> None:
         field, _, value = line.partition(b":")
-        value = value.removeprefix(b" ")
         if field == b"data":
-            self._data.append(value)
+            self._data.append(value.removeprefix(b" "))
             self._data_bytes += len(line)
         elif field == b"event":
-            self._name = value.decode("utf-8", "replace")
-        return True
-
-    def _dispatch(self, events: list[SseEvent]) -> None:
-        if self._data:
-            events.append(SseEvent(self._name, b"\n".join(self._data)))
-        self._name = ""
-        self._data = []
-        self._data_bytes = 0
+            self._name = value.removeprefix(b" ").decode("utf-8", "replace")
 
 
 # When a stream has begun to answer: its first content, or the error that came instead.
@@ -171,7 +169,7 @@ class FirstTokenDetector:
     def feed(self, chunk: bytes) -> StreamState:
         if self._state is not StreamState.WAITING:
             return self._state
-        for event in self._reader.feed(chunk):
+        for event in self._reader.events(chunk):
             self._state = self._judge(event)
             if self._state is not StreamState.WAITING:
                 return self._state
@@ -217,10 +215,10 @@ _RESPONSE_STATES = frozenset({"response.created", "response.queued", "response.i
 
 
 def _chat_content(data: Json) -> bool:
-    return any(
-        choice.get("token_ids") or _has_more(_mapping(choice.get("delta")), _DELTA_FRAME)
-        for choice in _each(data.get("choices"))
-    )
+    for choice in _each(data.get("choices")):
+        if choice.get("token_ids") or _has_more(_mapping(choice.get("delta")), _DELTA_FRAME):
+            return True
+    return False
 
 
 def _completion_content(data: Json) -> bool:

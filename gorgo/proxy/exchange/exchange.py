@@ -46,7 +46,7 @@ from gorgo.engines.base import TOKENIZE_PATH, continuation_of, read_tokens, temp
 from gorgo.live.event_loop import ahead_s
 from gorgo.live.http.body import RequestBuffer, ResettableTimeout, buffer_client
 from gorgo.live.http.errors import HttpError, Message, Receive, Send, error_event, send_error
-from gorgo.live.http.headers import Header, headers_for_replica, request_id_of
+from gorgo.live.http.headers import EncodedHeaders, Header, encode_lines, headers_for_replica, request_id_of
 from gorgo.live.logs import log_failure
 from gorgo.live.request.parse import ParsedRequest, engine_text, failure_of, follow_model
 from gorgo.live.request.record import RETRY_SOON, RequestRecord, record_refusal, refusal_headers
@@ -285,32 +285,37 @@ class ClientResponse:
             self.disconnected = True
 
 
-def own_headers(request_id: str, dispatch: Dispatch, *, estimates: bool) -> list[Header]:
+def own_headers(request_id: str, dispatch: Dispatch, *, estimates: bool) -> EncodedHeaders:
     """Return the proxy's headers. `estimates` tell a client which prompts others have sent, and so does the replica."""
     decision = dispatch.decision
     replica, region = (dispatch.replica, dispatch.region) if estimates else ("", "")
     fixed = _fixed_headers(replica, region, decision.policy, decision.weights_version)
-    headers = [(b"x-request-id", request_id.encode()), *fixed]
+    own = request_id.encode()
+    headers = EncodedHeaders(fixed, b"x-request-id: %b\r\n%b" % (own, fixed.lines))
+    headers.insert(0, (b"x-request-id", own))
     if not estimates:
         return headers
-    headers.append((b"x-gorgo-estimated-cached-tokens", b"%d" % decision.estimated_cached_tokens))
+    found = [(b"x-gorgo-estimated-cached-tokens", b"%d" % decision.estimated_cached_tokens)]
     if decision.predicted_ttft_s is not None:
-        headers.append((b"x-gorgo-predicted-ttft-ms", b"%.1f" % (decision.predicted_ttft_s * 1e3)))
+        found.append((b"x-gorgo-predicted-ttft-ms", b"%.1f" % (decision.predicted_ttft_s * 1e3)))
+    headers.extend(found)
+    headers.lines += encode_lines(found)
     return headers
 
 
 @lru_cache(MAX_FIXED)
-def _fixed_headers(replica: str, region: str, policy: str, weights_version: int) -> tuple[Header, ...]:
+def _fixed_headers(replica: str, region: str, policy: str, weights_version: int) -> EncodedHeaders:
     """Return the headers that are the same for all responses of a replica under one policy and its weights.
 
     An empty name of a replica is not for the client.
     """
     named = ((b"x-gorgo-replica", replica.encode()), (b"x-gorgo-region", region.encode())) if replica else ()
-    return (
+    headers = (
         *named,
         (b"x-gorgo-policy", policy.encode()),
         (b"x-gorgo-weights-version", b"%d" % weights_version),
     )
+    return EncodedHeaders(headers, encode_lines(headers))
 
 
 #: A request of this size is retained beside its answer without a reservation, as the ends of each answer are.

@@ -49,7 +49,16 @@ from gorgo.core.stream import (
 )
 from gorgo.live.http.body import RequestBuffer, ResettableTimeout
 from gorgo.live.http.errors import Message, Send
-from gorgo.live.http.headers import Header, downstream_headers, find, is_encoded, is_event_stream, is_json_type
+from gorgo.live.http.headers import (
+    EncodedHeaders,
+    Header,
+    ResponseTraits,
+    client_headers,
+    find,
+    is_encoded,
+    is_event_stream,
+    read_response,
+)
 from gorgo.live.request.parse import (
     Gaps,
     exceeds_context,
@@ -120,18 +129,21 @@ class ResponseWriter:
         *,
         names_events: bool = False,
         body_follows: bool = False,
-        has_events: bool = True,
+        carries_events: bool | None = None,
     ) -> None:
         """Send the head. Neither failover nor another status is possible afterwards.
 
-        `body_follows`: bytes of the body are sent in the same step. `has_events`: the body may be a stream of events.
+        `body_follows`: bytes of the body are sent in the same step. `carries_events`: the body is a stream of events
+        without a length; `None` if the headers have to say so.
         """
+        if carries_events is None:
+            carries_events = (
+                is_event_stream(headers) and not is_encoded(headers) and not find(headers, b"content-length")
+            )
         self.started = True
         self.names_events = names_events
         self.status = status
-        self.carries_events = (
-            has_events and is_event_stream(headers) and not is_encoded(headers) and not find(headers, b"content-length")
-        )
+        self.carries_events = carries_events
         self.sending = True
         message: Message = {"type": "http.response.start", "status": status, "headers": headers}
         if body_follows:
@@ -287,6 +299,7 @@ class Passage:
     """
 
     __slots__ = (
+        "_length",
         "_others",
         "_owner",
         "_paused",
@@ -319,12 +332,15 @@ class Passage:
         "strip_usage",
         "tail",
         "timeout",
+        "traits",
         "whole_only",
         "withheld",
         "withhold",
         "writer",
     )
     source: ResponseSource
+    #: What its headers say.
+    traits: ResponseTraits
 
     def __init__(
         self,
@@ -333,7 +349,7 @@ class Passage:
         buffer: RequestBuffer,
         *,
         route: str,
-        own_headers: Sequence[Header],
+        own_headers: EncodedHeaders,
         chunk_limit_s: float,
         strip_usage: bool,
         on_content: Callable[[], None],
@@ -394,6 +410,11 @@ class Passage:
         #: Of the rest of an answer: what the client has, and how much of it there is memory for.
         self._rest_bytes = self._rest_limit = 0
 
+    def begin(self, source: ResponseSource) -> None:
+        """Take the response that is passed on."""
+        self.source = source
+        self.traits, self._length = read_response(source.headers, passed=self.passed_headers)
+
     # -- what is sent
 
     async def send_head(self, *, head: bytes, with_length: bool = True, has_events: bool = True) -> None:
@@ -401,15 +422,15 @@ class Passage:
 
         Without `has_events` it is known to be no stream of them.
         """
-        source = self.source
         self.on_commit()
-        headers = downstream_headers(source.headers, with_length=with_length, passed=self.passed_headers)
-        headers.extend(self.own_headers)
+        traits, length = self.traits, self._length if with_length else None
+        headers = client_headers(traits, self.own_headers, length)
+        carries_events = has_events and traits.is_events and not traits.is_encoded and length is None
         # A filter may withhold all of it.
         follows = bool(head) and self.filter is None
         names_events = self.route in _NAMED_EVENTS
         await self.writer.start(
-            source.status, headers, names_events=names_events, body_follows=follows, has_events=has_events
+            self.source.status, headers, names_events=names_events, body_follows=follows, carries_events=carries_events
         )
         self._try_write = self.writer.try_write
         if self.on_head is not None:
@@ -686,12 +707,17 @@ class Passage:
 
     # -- what is retained
 
+    @property
+    def may_be_retained(self) -> bool:
+        """Whether the body may be small enough."""
+        return self._length is None or self._length <= MAX_RETAINED_BYTES
+
     def retain(self, body: bytes) -> None:
         """Retain a whole answer for the Router's decision."""
         # A 204 has no body: a client that reads its length would wait for one.
         stripped = self.filter is not None or self.source.status == 204
-        headers = downstream_headers(self.source.headers, with_length=not stripped, passed=self.passed_headers)
-        self.refusal = Refusal(self.source.status, [*headers, *self.own_headers], body)
+        headers = client_headers(self.traits, self.own_headers, None if stripped else self._length)
+        self.refusal = Refusal(self.source.status, headers, body)
 
     def hold(self, body: bytes, *, usage: Usage | None = None) -> Outcome:
         """Retain a doubtful answer; return its outcome."""
@@ -948,11 +974,12 @@ FAILURE_BODY_S = 1.0
 
 def relay(passage: Passage, source: ResponseSource) -> Coroutine[Any, Any, Outcome]:
     """Relay a response; return its outcome. A failure of the source is raised through it."""
-    passage.source = source
-    if source.status >= 300 or not is_event_stream(source.headers):
-        is_answer = source.status < 300 and is_json_type(source.headers) and not is_encoded(source.headers)
-        return relay_body(passage, MAX_RETAINED_BYTES if is_answer and _fits(source.headers) else BUFFER_BYTES)
-    if is_encoded(source.headers):
+    passage.begin(source)
+    traits = passage.traits
+    if source.status >= 300 or not traits.is_events:
+        is_answer = source.status < 300 and traits.is_json and not traits.is_encoded
+        return relay_body(passage, MAX_RETAINED_BYTES if is_answer and passage.may_be_retained else BUFFER_BYTES)
+    if traits.is_encoded:
         # Unreadable, and its client waits for events: not buffered.
         return relay_body(passage, 0)
     return relay_events(passage)
@@ -960,7 +987,7 @@ def relay(passage: Passage, source: ResponseSource) -> Coroutine[Any, Any, Outco
 
 async def retain_failure(passage: Passage, source: ResponseSource, failure: Outcome) -> Outcome:
     """Retain a small 5xx answer for the Router's decision; return `failure`, which says so."""
-    passage.source = source
+    passage.begin(source)
     try:
         async with asyncio.timeout(FAILURE_BODY_S):
             body = source.take_whole(BUFFER_BYTES)
@@ -990,7 +1017,7 @@ async def relay_body(passage: Passage, limit: int) -> Outcome:
     # Else it takes no memory beyond this step, most often the one in which it came.
     if source.status >= 400:
         return passage.refused(body)
-    is_plain = not body or not is_encoded(source.headers)
+    is_plain = not body or not passage.traits.is_encoded
     if is_plain:
         if not is_json(body):
             return passage.hold(body)
@@ -1023,12 +1050,6 @@ async def _read(passage: Passage, limit: int) -> tuple[bytes, bool]:
 
     complete = await passage.source.pipe(take)
     return b"".join(chunks), complete
-
-
-def _fits(headers: Sequence[Header]) -> bool:
-    """Return whether a body may be small enough to be retained."""
-    length = find(headers, b"content-length")
-    return length is None or not length.isdigit() or int(length) <= MAX_RETAINED_BYTES
 
 
 async def _send_as_it_comes(passage: Passage, head: bytes, *, is_whole: bool = False) -> Outcome:
