@@ -191,6 +191,21 @@ MOST_PAUSED_BYTES = 256 * 1024
 #: A chunk with the same last bytes as one that has been searched ends as that one did: a token's event, and no error,
 #: which is the last event of its stream. Longer than what objects of all kinds share (`null}]}`).
 END_BYTES = 16
+
+
+def end_of_token(chunk: bytes) -> bytes:
+    """Return the last bytes of a chunk by which another one that ends with a token is known.
+
+    They begin with the finish reason: an answer that its engine breaks off may end as its tokens do. They are the last
+    few where text stands behind that, which is another for each token.
+
+    >>> end_of_token(b'data: {"choices":[{"delta":{"content":"a"},"finish_reason":null,"token_ids":null}]}')
+    b'"finish_reason":null,"token_ids":null}]}'
+    """
+    end = chunk[at:] if (at := chunk.rfind(b'"finish_reason"')) >= 0 else b""
+    return chunk[-END_BYTES:] if not end or b'"content"' in end or b'"text"' in end else end
+
+
 #: Routes on which each event of a stream has a name.
 _NAMED_EVENTS = frozenset({"/v1/responses", "/v1/messages"})
 
@@ -304,6 +319,7 @@ class Passage:
         "_owner",
         "_paused",
         "_plain_end",
+        "_plain_size",
         "_rest_bytes",
         "_rest_limit",
         "_resuming",
@@ -402,6 +418,7 @@ class Passage:
         self._resuming: asyncio.Event | None = None
         #: How the last chunk ended, if it was whole events without an error and nothing before it waits to be passed.
         self._plain_end = b""
+        self._plain_size = END_BYTES
         self._try_write = writer.try_write
         #: A chunk for which the client's connection had no room.
         self._unsent = b""
@@ -621,10 +638,7 @@ class Passage:
 
     def _pass(self, chunk: bytes) -> bool:
         """Send a chunk, and count it; return whether the next one may come in the same step. The hot loop."""
-        if chunk[-END_BYTES:] != self._plain_end or not (self.filter is None or chunk.find(b'"usage"') < 0):
-            return self._pass_checked(chunk)
-        # An answer that the engine breaks off may end as its tokens do. `find`, as `in` clears a TypeError first.
-        if chunk.find(b'"abort"') >= 0:
+        if chunk[-self._plain_size :] != self._plain_end or not (self.filter is None or chunk.find(b'"usage"') < 0):
             return self._pass_checked(chunk)
         now = monotonic()
         self.timeout.deadline = now + self.chunk_limit_s
@@ -659,7 +673,8 @@ class Passage:
             self._unsent, self._unsent_bytes = passed, len(chunk)
             return False
         if is_plain and (self.filter is None or (passed == chunk and not self.filter.pending)):
-            self._plain_end = chunk[-END_BYTES:]
+            self._plain_end = end_of_token(chunk)
+            self._plain_size = len(self._plain_end)
         if passed and not self._try_write(passed):
             self._unsent, self._unsent_bytes = passed, len(chunk)
             return False
