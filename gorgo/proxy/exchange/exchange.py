@@ -62,9 +62,9 @@ from gorgo.proxy.exchange.relay import (
     direct_write,
     no_direct_write,
     relay,
-    relay_rest,
     retain_failure,
 )
+from gorgo.proxy.exchange.rest import relay_rest
 
 # What passes between a request and its attempts: leases, the wait of a queued request, the race of two attempts.
 #
@@ -1022,7 +1022,7 @@ class Exchange:
         target.cut_ends += 1
         broken = self._break_off(reason)
         if broken is None:
-            counts = None if outcome.output_tokens is None and self._asks_for_counts() else b""
+            counts = None if outcome.output_tokens is None and self._shows_usage() else b""
         else:
             counts = missing_counts(self.route, broken.body, broken.answer)
         if broken is not None and counts is None and target.cut_ends <= MOST_CUT_ENDS:
@@ -1031,7 +1031,7 @@ class Exchange:
         await passage.end_cut(self._said(counts))
         return outcome
 
-    def _asks_for_counts(self) -> bool:
+    def _shows_usage(self) -> bool:
         try:
             return self.route in (CHAT, COMPLETIONS) and shows_usage(parse_json(self.request.body))
         except (ValueError, RecursionError):
