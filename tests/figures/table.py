@@ -49,7 +49,7 @@ from tests.figures.stored import read_stored
 from tests.figures.tuning import COMMAND as ALGORITHMS_COMMAND
 from tests.figures.tuning import COMMAND_TUNING_FLEETS as FLEETS_COMMAND
 from tests.figures.tuning import MORE_COMMAND as FLEETS_MORE_COMMAND
-from tests.figures.tuning import tuning_algorithms, tuning_fleets, tuning_fleets_more
+from tests.figures.tuning import STEPS_COMMAND, tuning_algorithms, tuning_fleets, tuning_fleets_more, tuning_steps
 from tests.figures.wording import CLAIMS, FLEET, TUNING, in_words
 
 #: Mooncake's conversation trace, as `gorgo datasets fetch mooncake-conversation` leaves it, packed.
@@ -511,6 +511,7 @@ FIGURES: Mapping[str, Figure] = {
     "tuning": Figure([_TUNING], _tuning),
     "tuning-fleets": Figure([FLEETS_COMMAND], tuning_fleets),
     "tuning-fleets-more": Figure([FLEETS_MORE_COMMAND], tuning_fleets_more),
+    "tuning-steps": Figure([STEPS_COMMAND], tuning_steps),
     "tuning-algorithms": Figure([ALGORITHMS_COMMAND], tuning_algorithms),
     "decision": Figure(["python -m tests.bench router_submit"], _submit),
     "continued": Figure(["python -m tests.bench continued"], _continued),
