@@ -16,6 +16,7 @@ from experiments.grid import Grid, SystemReport
 from experiments.runner import Experiment, Runner, Runs
 from experiments.tables import HEADER_END, ClaimVerdict, sections
 from experiments.tuning import STRIDE, Search, TuningRun, TuningTask, Windows
+from experiments.windows import PROTOCOL
 from gorgo.lab.demo.options import BASELINES
 from gorgo.lab.results import load_text
 from gorgo.lab.simulate.compare import Ratio, geometric_mean, ratio_of
@@ -30,8 +31,7 @@ OURS, PAPER = "gorgo-ms", "gorgo"
 Options: TypeAlias = tuple[tuple[str, Any], ...]
 Weights: TypeAlias = Mapping[str, float]
 _NO_WEIGHTS: Weights = {}
-#: 672 samples: a window of 128, then 17 hops of 32. And the published protocol for as long as there is traffic.
-PROTOCOL: Options = (("max_generations", 17), ("mode", "paper"))
+#: The published protocol for as long as there is traffic.
 PAPER_ALL_ALONG: Options = (("max_generations", 10_000), ("mode", "paper"))
 SWITCHBACK: Options = (("mode", "switchback"),)
 

@@ -28,7 +28,7 @@ import yaml
 from rich.console import Console
 
 from gorgo.config.atomic import create_file, write_atomically
-from gorgo.errors import FleetError
+from gorgo.errors import FleetError, TraceError
 from gorgo.lab.datasets import DEMO_TRACE, load_requests, shipped_path
 from gorgo.lab.demo.options import DemoOptions
 from gorgo.lab.replay import ReplayOptions, replay
@@ -372,10 +372,9 @@ def _one_row(policy: str, requests: Sequence[TraceRequest], options: DemoOptions
 
 def _tuned_rows(policy: str, requests: Sequence[TraceRequest], options: DemoOptions, folder: Path, label: str) -> Found:
     """Tune on the first part of the requests, then serve the last part by the defaults and by the weights found."""
-    seen = round(len(requests) * (1 - HELD_OUT))
-    held_out = TraceFilters(start_s=requests[seen].timestamp_s).apply(requests) if seen else requests
+    seen, held_out = parted(requests)
     tuned, words, weights = _made(
-        DemoRun(policy=policy, name=f"{policy}, while tuned", requests=requests[:seen], tuned=True),
+        DemoRun(policy=policy, name=f"{policy}, while tuned", requests=seen, tuned=True),
         options, folder, label,
     )  # fmt: skip
     default, *_ = _made(DemoRun(policy=policy, name=f"{policy}, default", requests=held_out), options, folder, label)
@@ -383,6 +382,14 @@ def _tuned_rows(policy: str, requests: Sequence[TraceRequest], options: DemoOpti
         DemoRun(policy=policy, name=f"{policy}, frozen", requests=held_out, weights=weights), options, folder, label
     )
     return [default, tuned, frozen], words
+
+
+def parted(requests: Sequence[TraceRequest]) -> tuple[Sequence[TraceRequest], Sequence[TraceRequest]]:
+    """Return the requests to tune on, and those held out, the first of each at 0; raise `TraceError` for one alone."""
+    seen = round(len(requests) * (1 - HELD_OUT))
+    if not 0 < seen < len(requests):
+        raise TraceError(f"--tune divides a trace into two parts; expected 2 requests or more, found {len(requests)}")
+    return requests[:seen], TraceFilters().apply(requests[seen:])
 
 
 def _made(
