@@ -408,13 +408,16 @@ SETTINGS = (
     _setting("dense-70b-x2", "short-chat", 3.0, 6, gain=0.90),
     _setting("h100", "short-chat", 3.0, 2),
 )
-#: Random steps alone; without rests a candidate has half of the time, so that fewer hours need to be simulated.
+#: Random steps alone. Without rests a candidate has half of the time, and with blocks of a minute a comparison takes
+#: half of it: less traffic needs to be simulated. The noise of `mixed-gpus` needs blocks of the default length.
 NO_RESTS: Options = (("mode", "switchback"), ("rest_blocks", 0.0))
+SHORT_BLOCKS: Options = (("block_s", 60.0), ("discard_s", 20.0), *NO_RESTS)
 STEPS = tuple(
-    _setting(fleet, shape, 3.0, windows, gain=0.90, campaign=NO_RESTS, optimizer=optimizer)
+    _setting(fleet, shape, 3.0, windows, gain=0.90, campaign=campaign, optimizer=optimizer)
     for optimizer in ("es", "cma")
-    for fleet, shape, windows in (
-        ("small-model", "short-chat", 4), ("dense-70b-x2", "short-chat", 3), ("mixed-gpus", "art-chat-apr6", 6),
+    for fleet, shape, windows, campaign in (
+        ("small-model", "short-chat", 2, SHORT_BLOCKS), ("dense-70b-x2", "short-chat", 2, SHORT_BLOCKS),
+        ("mixed-gpus", "art-chat-apr6", 5, NO_RESTS),
     )
 )  # fmt: skip
 FURTHER = (
