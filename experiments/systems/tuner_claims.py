@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from math import nan
 from statistics import fmean, median
@@ -412,14 +413,11 @@ SETTINGS = (
 #: half of it: less traffic needs to be simulated. The noise of `mixed-gpus` needs blocks of the default length.
 NO_RESTS: Options = (("mode", "switchback"), ("rest_blocks", 0.0))
 SHORT_BLOCKS: Options = (("block_s", 60.0), ("discard_s", 20.0), *NO_RESTS)
-STEPS = tuple(
-    _setting(fleet, shape, 3.0, windows, gain=0.90, campaign=campaign, optimizer=optimizer)
-    for optimizer in ("es", "cma")
-    for fleet, shape, windows, campaign in (
-        ("small-model", "short-chat", 2, SHORT_BLOCKS), ("dense-70b-x2", "short-chat", 2, SHORT_BLOCKS),
-        ("mixed-gpus", "art-chat-apr6", 5, NO_RESTS),
-    )
-)  # fmt: skip
+STEPS = (
+    _setting("small-model", "short-chat", 3.0, 2, gain=0.90, campaign=SHORT_BLOCKS),
+    _setting("dense-70b-x2", "short-chat", 3.0, 2, gain=0.90, campaign=SHORT_BLOCKS),
+    _setting("mixed-gpus", "art-chat-apr6", 3.0, 5, gain=0.90, campaign=NO_RESTS),
+)
 FURTHER = (
     _setting("dense-70b", "short-chat", 3.0, 4),
     _setting("small-model", "wildchat-like", 3.0, 2, gain=0.90),
@@ -463,10 +461,11 @@ def _live(group: str, settings: Sequence[Setting], few: Sequence[int]) -> Experi
     return verdicts
 
 
-def steps(seeds: Sequence[int]) -> Experiment:
-    """Tune live by random steps alone, freeze, serve held-out windows."""
-    runs = yield [one.live(seed, tuned=True) for one in STEPS for seed in seeds]
-    found = {one: [runs[one.live(seed, tuned=True)] for seed in seeds] for one in STEPS}
+def steps(seeds: Sequence[int], *, optimizer: str = "es") -> Experiment:
+    """Tune live by the random steps of one optimizer, freeze, serve held-out windows."""
+    settings = [replace(one, optimizer=optimizer) for one in STEPS]
+    runs = yield [one.live(seed, tuned=True) for one in settings for seed in seeds]
+    found = {one: [runs[one.live(seed, tuned=True)] for seed in seeds] for one in settings}
     runs = yield [
         one.held_out(seed, weights)
         for one, tuned in found.items()
@@ -477,7 +476,7 @@ def steps(seeds: Sequence[int]) -> Experiment:
     for one, tuned in found.items():
         note = "; ".join(f"{run.accepted} of {run.generations - 1}: {_shown(run.weights)}" for run in tuned)
         sets = [run.weights for run in tuned]
-        verdicts += _fleet_verdicts("steps", one, seeds, runs, sets, f"tuned live by {one.optimizer}", note)
+        verdicts += _fleet_verdicts(f"steps of {optimizer}", one, seeds, runs, sets, f"tuned live by {optimizer}", note)
     return verdicts
 
 
@@ -603,7 +602,8 @@ EXPERIMENTS: dict[str, Callable[[Sequence[int]], Experiment]] = {
     "next window": next_window,
     "reward hacking": reward_hacking,
     "fleets": fleets,
-    "steps": steps,
+    "steps of es": steps,
+    "steps of cma": partial(steps, optimizer="cma"),
     "further fleets": further,
     "fleets by twin": fleets_by_twin,
     "algorithms": algorithms,

@@ -292,7 +292,7 @@ def test_frozen_weights_of_a_live_campaign_are_compared_with_the_defaults_and_so
 
 
 def test_random_steps_alone_have_a_row_per_fleet_and_the_steps_of_each_seed() -> None:
-    rows = verdicts_of(tuner_claims.steps(range(2)))
+    rows = [row for name in ("es", "cma") for row in verdicts_of(EXPERIMENTS[f"steps of {name}"](range(2)))]
     assert [row.labels[0].rpartition(": ")[2] for row in rows] == [
         f"gorgo, tuned live by {optimizer} / defaults, {figure}"
         for optimizer in ("es", "cma")
