@@ -195,8 +195,8 @@ def test_the_demo_runs_each_policy_on_a_fleet_of_real_processes(tmp_path: Path) 
 
 def test_the_last_quarter_of_a_trace_is_held_out_and_begins_at_zero() -> None:
     requests = load_requests(TUNED_TRACE, TraceFilters(limit=40), seed=0)
-    seen, held_out = parted(requests)
-    assert seen == requests[:30]
+    first_part, held_out = parted(requests)
+    assert first_part == requests[:30]
     assert [one.index for one in held_out] == [one.index for one in requests[30:]]
     assert held_out[0].timestamp_s == 0.0
     assert held_out[-1].timestamp_s == pytest.approx(requests[-1].timestamp_s - requests[30].timestamp_s)

@@ -378,9 +378,9 @@ def _one_row(policy: str, requests: Sequence[TraceRequest], options: DemoOptions
 
 def _tuned_rows(policy: str, requests: Sequence[TraceRequest], options: DemoOptions, folder: Path, label: str) -> Found:
     """Tune on the first part of the requests, then serve the last part by the defaults and by the weights found."""
-    seen, held_out = parted(requests)
+    first_part, held_out = parted(requests)
     tuned, words, weights = _made(
-        DemoRun(policy=policy, name=f"{policy}, while tuned", requests=seen, tuned=True),
+        DemoRun(policy=policy, name=f"{policy}, while tuned", requests=first_part, tuned=True),
         options, folder, label,
     )  # fmt: skip
     default, *_ = _made(DemoRun(policy=policy, name=f"{policy}, default", requests=held_out), options, folder, label)
@@ -392,10 +392,10 @@ def _tuned_rows(policy: str, requests: Sequence[TraceRequest], options: DemoOpti
 
 def parted(requests: Sequence[TraceRequest]) -> tuple[Sequence[TraceRequest], Sequence[TraceRequest]]:
     """Return the requests to tune on, and those held out, the first of each at 0; raise `TraceError` for one alone."""
-    seen = round(len(requests) * (1 - HELD_OUT))
-    if not 0 < seen < len(requests):
+    count = round(len(requests) * (1 - HELD_OUT))
+    if not 0 < count < len(requests):
         raise TraceError(f"--tune divides a trace into two parts; expected 2 requests or more, found {len(requests)}")
-    return requests[:seen], TraceFilters().apply(requests[seen:])
+    return requests[:count], TraceFilters().apply(requests[count:])
 
 
 def _made(
