@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from time import thread_time
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import tuner
+from experiments.audit import ShortSightedPolicy
 from experiments.comparison import MEASURES
 from experiments.fleets import ExperimentFleet, paper_fleet
 from experiments.runner import Runs, run_key
@@ -17,6 +18,7 @@ from experiments.simulated import TaskRun
 from experiments.tables import ClaimVerdict
 from gorgo.config.load import load_config
 from gorgo.core.limits import RouterLimits
+from gorgo.core.policy.interface import Policy
 from gorgo.lab.datasets import Shape, generate_requests
 from gorgo.lab.demo.options import OURS, PAPER
 from gorgo.lab.results import ResultRow, load_text
@@ -29,6 +31,7 @@ from gorgo.lab.simulate.compare import Figure, best_of_rows, geometric_mean, rat
 from gorgo.lab.simulate.feed import feed_of
 from gorgo.lab.simulate.fleet import fleet_of, limits_of
 from gorgo.lab.simulate.job import STEADY
+from gorgo.lab.simulate.run import policy_of
 from gorgo.lab.traces import TraceFilters
 from tuner.campaign.options import CampaignOptions
 from tuner.offline.simulated_campaign import simulate_campaign
@@ -46,6 +49,8 @@ WEIGHTED: Mapping[str, tuple[str, Mapping[str, float]]] = {
 #: samples, which are a window of 128, then 17 hops of 32.
 ONLINE = "gorgo, online"
 PROTOCOL: tuple[tuple[str, Any], ...] = (("max_generations", 17), ("mode", "paper"))
+#: The default policy without the two terms that price a placement's effect on later prompts.
+SHORT_SIGHTED = f"{OURS} without room and shared"
 REGIONS = Path(__file__).parents[1] / "regions.yaml"
 #: What an online run depends on beside the simulator.
 _TUNER = Path(tuner.__file__ or "").parent
@@ -126,7 +131,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class PolicyTask:
-    """One policy on one workload; `policy` may be a key of `WEIGHTED`, or `ONLINE`."""
+    """One policy on one workload; `policy` may be a key of `WEIGHTED`, `SHORT_SIGHTED` or `ONLINE`."""
 
     workload: Workload
     policy: str
@@ -146,7 +151,8 @@ class PolicyTask:
 
     def _job(self) -> SimJob:
         workload = self.workload
-        policy, weights = WEIGHTED.get(self.policy, (PAPER if self.policy == ONLINE else self.policy, None))
+        named = {SHORT_SIGHTED: OURS, ONLINE: PAPER}.get(self.policy, self.policy)
+        policy, weights = WEIGHTED.get(named, (named, None))
         fleet, limits, (probe_s, scrape_s) = _regions()
         if workload.profile is not None:
             fleet, limits, (probe_s, scrape_s) = paper_fleet(workload.profile), None, (30.0, 30.0)
@@ -169,10 +175,10 @@ class PolicyTask:
     def key(self) -> str:
         """Return the key of the run; workloads of two names can be one run. Raises `UnknownPolicy`."""
         job, shape = self._job(), self.workload.shape
-        settings = [replace(job, trace=""), *([] if shape is None else [shape])]
+        settings: list[object] = [replace(job, trace=""), *([] if shape is None else [shape])]
         if self.policy == ONLINE:
             return run_key(job.policy, [job.trace], [*settings, PROTOCOL], code=[_TUNER])
-        return run_key(job.policy, [job.trace], settings)
+        return run_key(job.policy, [job.trace], [*settings, *([self.policy] if self.policy == SHORT_SIGHTED else [])])
 
     def run(self) -> TaskRun:
         """Run the task in this process."""
@@ -180,7 +186,8 @@ class PolicyTask:
             began_s = thread_time()
             row = simulate_campaign(self.job(), CampaignOptions(**dict(PROTOCOL)), seed=self.seed).row
             return TaskRun(row=row, cpu_s=thread_time() - began_s)
-        run = run_once(self.job())
+        policy = cast(Policy, ShortSightedPolicy(policy_of(OURS))) if self.policy == SHORT_SIGHTED else None
+        run = run_once(self.job(), policy=policy)
         return TaskRun(row=run.row, cpu_s=run.cpu_s or 0.0)
 
 

@@ -60,11 +60,22 @@ def simulate(
         ),
     ] = "random",
     sharing: Annotated[
-        str, typer.Option(metavar="none|store|all", help="Shared by routers: nothing, reports, or one that sees all.")
+        str,
+        typer.Option(
+            metavar="none|store|local|all",
+            help="Shared by routers: nothing, reports by a store or between workers of one machine, or one sees all.",
+        ),
     ] = "none",
     peer_delay: Annotated[
-        float, typer.Option(min=0, callback=options.finite, metavar="MS", help="Delay of reports between routers.")
-    ] = 5.0,
+        float | None,
+        typer.Option(
+            min=0,
+            callback=options.finite,
+            metavar="MS",
+            show_default=False,
+            help="Delay of reports between routers; default: 5, with --sharing local 1.",
+        ),
+    ] = None,
     peer_loss: Annotated[
         float, typer.Option(min=0, max=1, metavar="SHARE", help="Share of reports that a router never gets.")
     ] = 0.0,
@@ -95,6 +106,8 @@ def simulate(
     start: options.Start = None,
     end: options.End = None,
     block_tokens: options.BlockTokens = None,
+    user_sessions: options.UserSessions = False,
+    closed_loop: options.ClosedLoop = False,
     out: options.Out = None,
     jobs: options.Jobs = None,
     seed: options.Seed = 0,
@@ -122,7 +135,14 @@ def simulate(
         trace=str(options.trace_path(trace)),
         fleet=chosen_fleet(loaded, fleet, source=config),
         filters=options.trace_filters(
-            limit=limit, max_input=max_input, max_output=max_output, spread=spread, start=start, end=end, seed=seed
+            limit=limit,
+            max_input=max_input,
+            max_output=max_output,
+            spread=spread,
+            start=start,
+            end=end,
+            seed=seed,
+            user_sessions=user_sessions,
         ),
         policies=policies,
         weights=_weights(loaded, weights, policies, source=config),
@@ -135,6 +155,7 @@ def simulate(
         shadow=shadow,
         block_tokens=block_tokens,
         routers=_group(routers, split, sharing, delay_ms=peer_delay, loss=peer_loss),
+        closed_loop=closed_loop,
         out=out,
         n_jobs=-1 if jobs is None else jobs,
     )
@@ -149,7 +170,7 @@ def simulate(
         show_rows(rows, wanted.names, wide_console(TABLE_WIDTH), columns=columns)
 
 
-def _group(count: int, split: str, sharing: str, *, delay_ms: float, loss: float) -> RouterGroup:
+def _group(count: int, split: str, sharing: str, *, delay_ms: float | None, loss: float) -> RouterGroup:
     """Return the routers, or raise a usage error for an unknown kind of split or sharing."""
     from gorgo.lab.sim.routers.group import SHARINGS, SPLITS, RouterGroup
 
@@ -157,7 +178,7 @@ def _group(count: int, split: str, sharing: str, *, delay_ms: float, loss: float
         count=count,
         split=_one_of(SPLITS, split, "--split"),
         sharing=_one_of(SHARINGS, sharing, "--sharing"),
-        delay_s=delay_ms / 1e3,
+        delay_s=None if delay_ms is None else delay_ms / 1e3,
         loss=loss,
     )
 
