@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 import httpx
@@ -267,7 +267,7 @@ def running_fleet(
     token = secrets.token_urlsafe(24)
     environ = {**os.environ, "GORGO_ADMIN_TOKEN": token, "PYTHONUNBUFFERED": "1"}
     config = folder / "regions.yaml"
-    write = partial(_write_config, config, policy, seed, layout, weights or {})
+    write = partial(_write_config, config, policy, seed, layout, weights=weights or {})
     write(dict.fromkeys(layout.replicas, UNKNOWN_URL))
     with Processes(folder, environ) as processes:
         for name in layout.replicas:
@@ -287,7 +287,13 @@ def _url_of(processes: Processes, name: str, ready_s: float) -> str:
 
 
 def _write_config(
-    path: Path, policy: str, seed: int, layout: FleetLayout, weights: Mapping[str, float], urls: Mapping[str, str]
+    path: Path,
+    policy: str,
+    seed: int,
+    layout: FleetLayout,
+    urls: Mapping[str, str],
+    *,
+    weights: Mapping[str, float] = MappingProxyType({}),
 ) -> None:
     config = {
         "proxy": {
