@@ -510,7 +510,7 @@ def _log(weights: dict[str, float]) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 def test_sigma_follows_the_rule_and_stands_still_at_one_success_in_five() -> None:
-    optimizer = OnePlusOneES(WIDE_CONVERGENCE, {}, np.random.default_rng(0))
+    optimizer = es(WIDE_CONVERGENCE)
     optimizer.tell(optimizer.ask(), 1.0, accepted=True)
     assert optimizer.sigma == pytest.approx(0.5 * exp(1 / 2))  # d = 1 + 2/2
     optimizer.tell(optimizer.ask(), 1.0, accepted=False)
@@ -521,14 +521,14 @@ def test_sigma_follows_the_rule_and_stands_still_at_one_success_in_five() -> Non
 
 
 def test_sigma_has_a_ceiling_and_a_floor_at_which_the_search_has_converged() -> None:
-    optimizer = OnePlusOneES(WIDE_CONVERGENCE, {}, np.random.default_rng(0))
+    optimizer = es(WIDE_CONVERGENCE)
     for _ in range(9):
         optimizer.tell(optimizer.ask(), 1.0, accepted=True)
     assert optimizer.sigma == SIGMA_MAX
     while not (reason := optimizer.stop()):
         optimizer.tell(optimizer.ask(), 1.0, accepted=False)
     assert reason == "converged: no success in 25 proposals"
-    optimizer = OnePlusOneES(WIDE_CONVERGENCE, {}, np.random.default_rng(0))
+    optimizer = es(WIDE_CONVERGENCE)
     while not (reason := optimizer.stop()):
         optimizer.tell(optimizer.ask(), 1.0, accepted=False)
     assert optimizer.observed == 19
