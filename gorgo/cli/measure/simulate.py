@@ -97,6 +97,8 @@ def simulate(
     block_tokens: options.BlockTokens = None,
     user_sessions: options.UserSessions = False,
     closed_loop: options.ClosedLoop = False,
+    warm: options.Warm = 0.0,
+    windows: options.Windows = 1,
     out: options.Out = None,
     jobs: options.Jobs = None,
     seed: options.Seed = 0,
@@ -145,6 +147,8 @@ def simulate(
         block_tokens=block_tokens,
         routers=_group(routers, split, sharing, delay_ms=peer_delay, loss=peer_loss),
         closed_loop=closed_loop,
+        warm_s=warm,
+        windows=windows,
         out=out,
         n_jobs=-1 if jobs is None else jobs,
     )
@@ -156,7 +160,7 @@ def simulate(
     else:
         from gorgo.lab.simulate.simulate import show_rows
 
-        show_rows(rows, wanted.names, wide_console(TABLE_WIDTH), columns=columns)
+        show_rows(rows, wanted.names, wide_console(TABLE_WIDTH), columns=columns, seed_note=wanted.seed_note)
 
 
 def _group(count: int, split: str, sharing: str, *, delay_ms: float, loss: float) -> RouterGroup:
