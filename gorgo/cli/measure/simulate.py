@@ -116,15 +116,21 @@ def simulate(
     of `overload` in regions.yaml; `gorgo serve` queues under policies that predict TTFT.
     """
     from gorgo.config.load import load_config
-    from gorgo.lab.simulate import DEFAULT_POLICIES, SimulateOptions, simulate_command
-    from gorgo.lab.simulate.fleet import chosen_fleet, limits_of, with_queue_for_all
+    from gorgo.lab.simulate import DEFAULT_POLICIES, simulate_command, simulate_options
 
     columns = _columns(column)
     loaded = load_config(config)
     policies = tuple(dict.fromkeys(policy or DEFAULT_POLICIES))
-    wanted = SimulateOptions(
-        trace=str(options.trace_path(trace)),
-        fleet=chosen_fleet(loaded, fleet, source=config),
+    wanted = simulate_options(
+        options.trace_path(trace),
+        policies,
+        time_scales=options.time_scales_of(time_scale, load),
+        seeds=range(seed, seed + seeds),
+        config=loaded,
+        source=config,
+        fleet=fleet,
+        weights=_weights(loaded, weights, policies, source=config),
+        queue=_one_of(("on", "off"), queue, "--queue") == "on",
         filters=options.trace_filters(
             limit=limit,
             max_input=max_input,
@@ -135,14 +141,7 @@ def simulate(
             seed=seed,
             user_sessions=user_sessions,
         ),
-        policies=policies,
-        weights=_weights(loaded, weights, policies, source=config),
-        time_scales=options.time_scales_of(time_scale, load),
-        seeds=range(seed, seed + seeds),
         scenario=scenario,
-        limits=with_queue_for_all(limits_of(loaded), enabled=_one_of(("on", "off"), queue, "--queue") == "on"),
-        probe_interval_s=loaded.proxy.probe_interval_s,
-        scrape_interval_s=loaded.proxy.scrape_interval_s,
         shadow=shadow,
         block_tokens=block_tokens,
         routers=_group(routers, split, sharing, delay_ms=peer_delay, loss=peer_loss),

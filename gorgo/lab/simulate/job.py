@@ -142,7 +142,7 @@ class SimJob:
         Of the network's jitter, the Router's ties, the scatter of equal time stamps and the window of a shape: the same
         for every policy.
     limits:
-        The Router's bounds; None: those of the proxy.
+        The Router's bounds; None: its own defaults, without a queue and without deadlines.
     client_concurrency:
         As in `Simulation`.
     slo_ttft_ms:
@@ -207,6 +207,6 @@ class SimulatedRun:
     windows: Sequence[ResultRow] = ()
 
     @property
-    def rows(self) -> Sequence[ResultRow]:
+    def result_rows(self) -> Sequence[ResultRow]:
         """Return the rows to store: those of its windows, or the one of the whole run."""
         return self.windows or (self.row,)

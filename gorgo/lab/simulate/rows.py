@@ -44,7 +44,7 @@ def _run(
     whole = counted is records
     row = _row(job, weights, counted, itl if whole else Spread(), preemptions=preemptions if whole else None)
     parts = tuple(_row(job, weights, part, Spread(), window=number) for number, part in enumerate(windows))
-    retained = records if job.keep_requests else None
+    retained = counted if job.keep_requests else None
     return SimulatedRun(_without_feed(job), row, retained, goodput=goodput_of(counted), windows=parts)
 
 

@@ -116,7 +116,7 @@ def simulate_command(options: SimulateOptions, *, warn: Callable[[str], None]) -
     shown = shown_progress("simulate", len(jobs)) if options.show_progress else nullcontext(None)
     with shown as advance:
         for run in run_many(jobs, n_jobs=options.n_jobs):
-            rows[_place(run.job)] = run.rows
+            rows[_place(run.job)] = run.result_rows
             warned.setdefault(run.job.policy, warning(run.job.policy, run.key_share))
             if run.warning is not None:
                 warned.setdefault(run.job.trace, run.warning)
@@ -181,7 +181,7 @@ def _place(job: SimJob) -> tuple[float, str, int]:
 def _write_run(out: Path, run: SimulatedRun) -> None:
     """One run's own folder, in the form of a live replay's."""
     folder = out / run.job.policy / f"load-{1 / run.job.time_scale:g}-seed-{run.job.seed}"
-    write_results(folder, run.rows)
+    write_results(folder, run.result_rows)
     with create_text_file(folder / "requests.jsonl") as file:
         for record in run.requests or ():
             print(json.dumps(record.as_json()), file=file)
