@@ -50,6 +50,8 @@ class PolicyTraining:
         self._state_path = state_path
         self._seed = seed
         self._service: TrainingService | None = None
+        #: Whether this process trains; of several workers of a router one does.
+        self.trains = True
 
     def configure(self, learning: LearningConfig) -> None:
         """Train by other settings from the next step on; another model file is read then."""
@@ -73,7 +75,7 @@ class PolicyTraining:
     async def aclose(self) -> None:
         """End the process that trains."""
         if self._service is not None:
-            await self._service.aclose()
+            await self._service.aclose(save=self.trains)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON of `GET /admin/model`."""

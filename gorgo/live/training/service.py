@@ -166,11 +166,12 @@ class TrainingService:
             if len(rows):
                 await self._pass_on(learner, rows)
 
-    async def aclose(self) -> None:
+    async def aclose(self, *, save: bool = True) -> None:
         """End the process, and save the outcomes since the last round."""
         await self._end("off")
-        if self._learner is not None and self._router.learning.learner is self._learner and self._learning.online:
-            await self._save_outcomes(self._learner)
+        learner = self._learner
+        if save and learner is not None and self._router.learning.learner is learner and self._learning.online:
+            await self._save_outcomes(learner)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON of `GET /admin/model`."""
