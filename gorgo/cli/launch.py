@@ -113,7 +113,6 @@ class Launch:
 
         `inherited` are the listeners of a predecessor, or of systemd.
         """
-        import asyncio
         import secrets
         from contextlib import ExitStack
 
@@ -151,9 +150,10 @@ class Launch:
                 reloads=self.config.is_file(),
                 predecessor=predecessor,
             )
-            code = asyncio.run(Parent(options, SharedCounts(memory, processes, own=0)).run())
-        if code:
-            raise SystemExit(code)
+            parent = Parent(options, SharedCounts(memory, processes, own=0))
+            _loop_runner(plain=self.plain)(parent.run())
+        if parent.failed:
+            raise SystemExit(parent.failed)
 
     def run_worker(self, start: WorkerStart, connection: socket, front_end: RunFrontEnd) -> None:
         """Run one of several workers until a signal or the end of its parent."""
@@ -277,8 +277,8 @@ _FIRST_OF_SYSTEMD = 3
 def inherited_listeners() -> Inherited | None:
     """Return the listeners that this process is started with: of a parent that it takes over from, or of systemd.
 
-    systemd's `FileDescriptorName` says which is which: `data` and `admin`. One without such a name is for data. Raises
-    `ConfigError` for another name.
+    systemd's names of descriptors say which is which, data or admin. One with another name is for data. Raises
+    `ConfigError` for two of one name.
     """
     from socket import socket
 

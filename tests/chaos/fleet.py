@@ -226,6 +226,12 @@ class PlainFleet(Fleet):
     options = ("--plain",)
 
 
+class WorkersFleet(Fleet):
+    """With two processes as one proxy."""
+
+    options = ("--processes", "2")
+
+
 @asynccontextmanager
 async def running_fleet(
     folder: Path, seed: int, limits: Mapping[str, float], kind: type[Fleet] = Fleet

@@ -238,7 +238,11 @@ async def test_a_successor_takes_over_without_a_failed_request(start: Start, tmp
         async def retired() -> bool:
             return sum(map(is_running, before)) == 1
 
-        opened = asyncio.create_task(proxy.client.post("/v1/chat/completions", json=BODY))
+        async def stay_open() -> str:
+            async with httpx.AsyncClient(base_url=proxy.client.base_url, timeout=2 * START_S) as client:
+                return (await client.post("/v1/chat/completions", json=BODY)).text
+
+        opened = asyncio.create_task(stay_open())
         await asyncio.wait_for(replica.arrived.wait(), 20)
         requesting = [asyncio.create_task(keep_requesting()) for _ in range(2)]
         proxy.process.send_signal(signal.SIGUSR2)
@@ -249,7 +253,7 @@ async def test_a_successor_takes_over_without_a_failed_request(start: Start, tmp
             workers = children(successor)
             assert len(workers) == 2
             replica.release.set()
-            assert "[DONE]" in (await opened).text
+            assert "[DONE]" in await opened
             assert await asyncio.wait_for(proxy.process.wait(), 30) == 0
             await on_new_connections(proxy, 10)
             done.set()

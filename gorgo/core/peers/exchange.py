@@ -540,7 +540,7 @@ class PeerExchange:
         self._speeds.take_samples(report.router, report.speeds, self._fleet.replicas)
         return True
 
-    def forget(self, router: str) -> None:
+    def drop_router(self, router: str) -> None:
         """Forget a router that has ended for certain: it has nothing in flight any longer, and differs from none."""
         self.loads.forget(router)
         self._speeds.forget(router)

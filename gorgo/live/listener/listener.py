@@ -89,6 +89,7 @@ async def serve_app(
         finally:
             if accepting is not None:
                 accepting.cancel()
+                await asyncio.wait((accepting,))  # it waits for the descriptor
                 listener.close()
             await connections.end(config.graceful_timeout / _STAGES)
 

@@ -125,4 +125,4 @@ class LocalPeers:
         """Count nothing of a worker that has ended: its requests have ended with it."""
         member = self._members.pop(worker, None)
         if member is not None:
-            self.peers.forget(member)
+            self.peers.drop_router(member)

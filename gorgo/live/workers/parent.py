@@ -98,17 +98,17 @@ class Parent:
     counts: SharedCounts
     workers: list[_Worker] = field(default_factory=list)
     leader: int = 0
+    #: Exit code of a worker that ended before all served.
+    failed: int = 0
     _stopping: bool = False
     _is_ready: bool = False
-    #: Exit code of a worker that ended before all served.
-    _failed: int | None = None
     #: Set while a successor starts, and when it serves.
     _successor: asyncio.Task[None] | None = None
     _retired: bool = False
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def run(self) -> int:
-        """Run workers until a signal, and return the exit code."""
+    async def run(self) -> None:
+        """Run workers until a signal."""
         self.workers = [_Worker(number) for number in range(self.options.start.processes)]
         for worker in self.workers:
             self.counts.reset(worker.number)
@@ -116,7 +116,6 @@ class Parent:
             async with asyncio.TaskGroup() as tasks:
                 for worker in self.workers:
                     tasks.create_task(self._keep(worker))
-        return 0 if self._failed is None else self._failed
 
     # -- the life of a worker
 
@@ -159,10 +158,12 @@ class Parent:
             worker.process = await asyncio.create_subprocess_exec(
                 *self.options.command,
                 stdin=subprocess.DEVNULL,
+                # The parent alone says that requests can be routed, and its end ends what is read there.
+                stdout=subprocess.DEVNULL,
                 env={**self.options.environ, WORKER_VARIABLE: str(theirs.fileno())},
                 pass_fds=descriptors,
                 # A terminal's Ctrl-C is the parent's: workers would take what it passes on for a second one.
-                process_group=0,
+                start_new_session=True,
             )
         ours.setblocking(False)
         loop = asyncio.get_running_loop()
@@ -185,7 +186,7 @@ class Parent:
         if self._stopping:
             worker.state = "ended"
         elif not self._is_ready:
-            self._failed = code or 1
+            self.failed = code or 1
             self._stop()
         else:
             worker.restarts += 1
