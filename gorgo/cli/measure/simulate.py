@@ -106,6 +106,8 @@ def simulate(
     start: options.Start = None,
     end: options.End = None,
     block_tokens: options.BlockTokens = None,
+    user_sessions: options.UserSessions = False,
+    closed_loop: options.ClosedLoop = False,
     out: options.Out = None,
     jobs: options.Jobs = None,
     seed: options.Seed = 0,
@@ -133,7 +135,14 @@ def simulate(
         trace=str(options.trace_path(trace)),
         fleet=chosen_fleet(loaded, fleet, source=config),
         filters=options.trace_filters(
-            limit=limit, max_input=max_input, max_output=max_output, spread=spread, start=start, end=end, seed=seed
+            limit=limit,
+            max_input=max_input,
+            max_output=max_output,
+            spread=spread,
+            start=start,
+            end=end,
+            seed=seed,
+            user_sessions=user_sessions,
         ),
         policies=policies,
         weights=_weights(loaded, weights, policies, source=config),
@@ -146,6 +155,7 @@ def simulate(
         shadow=shadow,
         block_tokens=block_tokens,
         routers=_group(routers, split, sharing, delay_ms=peer_delay, loss=peer_loss),
+        closed_loop=closed_loop,
         out=out,
         n_jobs=-1 if jobs is None else jobs,
     )

@@ -79,7 +79,8 @@ def setting_of(job: SimJob) -> str | None:
         return None
     rest = (job.scenario, job.limits, job.probe_interval_s, job.scrape_interval_s, job.client_concurrency)
     filters = replace(job.filters, seed=0)  # a run's own seed takes its place
-    return _digest([__version__, content, filters, job.fleet, *rest, job.slo_ttft_ms, job.block_tokens, job.routers])
+    given = (job.slo_ttft_ms, job.block_tokens, job.routers, job.closed_loop)
+    return _digest([__version__, content, filters, job.fleet, *rest, *given])
 
 
 def run_digest(job: SimJob, setting: str | None, weights: Mapping[str, float] | None) -> str | None:
@@ -149,6 +150,8 @@ class SimJob:
         Tokens per block of a prompt's prefix; None: those of the shape, and 512 for files and feeds.
     routers:
         As in `Simulation`.
+    closed_loop:
+        A session's turn comes a think time after the end of the answer before it, not at its time in the trace.
     """
 
     trace: str
@@ -169,6 +172,7 @@ class SimJob:
     shadow: str | None = None
     block_tokens: int | None = None
     routers: RouterGroup = ONE_ROUTER
+    closed_loop: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,7 @@ def trace_name(job: SimJob) -> str:
     """The trace's, with a named fleet and a scenario other than the steady one: rows of different ones are apart."""
     name = Path(job.trace).name
     unlike = [*filter(None, [job.fleet.name]), *([] if job.scenario == STEADY else [job.scenario])]
+    unlike += ["closed loop"] if job.closed_loop else []
     return f"{name} ({', '.join(unlike)})" if unlike else name
 
 

@@ -47,7 +47,7 @@ class SimulateOptions:
 
     Parameters
     ----------
-    trace, filters, fleet, limits, scenario, probe_interval_s, scrape_interval_s, shadow, routers:
+    trace, filters, fleet, limits, scenario, probe_interval_s, scrape_interval_s, shadow, routers, closed_loop:
         As in `SimJob`.
     policies:
         In the order of the table; oracle, pinned and floor come behind them.
@@ -77,6 +77,7 @@ class SimulateOptions:
     shadow: str | None = None
     block_tokens: int | None = None
     routers: RouterGroup = ONE_ROUTER
+    closed_loop: bool = False
     out: Path | None = None
     n_jobs: int = -1
     show_progress: bool = True
@@ -140,6 +141,7 @@ def _jobs(options: SimulateOptions) -> Iterator[SimJob]:
                     scrape_interval_s=options.scrape_interval_s,
                     block_tokens=options.block_tokens,
                     routers=options.routers,
+                    closed_loop=options.closed_loop,
                     shadow=None if policy in BASELINES else options.shadow,
                     keep_requests=options.out is not None,
                 )

@@ -181,32 +181,12 @@ def digests(one: SimJob, weights: Mapping[str, float] | None = None) -> tuple[st
         {"slo_ttft_ms": 500.0},
         {"block_tokens": 16},
         {"routers": RouterGroup(count=2)},
+        {"closed_loop": True},
     ],
 )
 def test_whatever_else_determines_a_run_gives_another_setting(changes: dict[str, Any]) -> None:
     assert setting_of(job(**changes)) != setting_of(job())
     assert setting_of(job(**changes)) == setting_of(job(**changes))
-
-
-def test_what_the_first_hour_says_of_its_comparison_holds() -> None:
-    """Each interval of the page is on the side of 1 on which the same command finds it, or holds 1 in both."""
-    page = (REGIONS.parent / "docs" / "first-hour-researcher.md").read_text()
-    policies = ("gorgo-ms", "gorgo", "prefix-cache")
-    named = [word for policy in policies for word in ("--policy", policy)]
-    words = ["simulate", "chat-small", "--load", "0.25", *named, "--seeds", "3"]
-    assert f"gorgo {' '.join(words)} " in page
-    result = CliRunner().invoke(app, [*words, "--config", str(REGIONS), "--jobs", "1"])
-    assert result.exit_code == 0, result.stderr
-    found, said = sides(result.stdout), sides(page[: page.index("## Look")])
-    assert said == found
-    assert (said["prefix-cache"], said["floor"]) == ([-1, -1], [1, 1])
-
-
-def sides(text: str) -> dict[str, list[int]]:
-    """Of each row of ratios: -1 for an interval below 1, 1 for one above, 0 for one that holds 1."""
-    rows = re.findall(r"^(\S+)((?: +[\d.]+ \[[\d.]+, [\d.]+\]){2}) *$", text, re.MULTILINE)
-    ends = {name: re.findall(r"\[([\d.]+), ([\d.]+)\]", ratios) for name, ratios in rows}
-    return {name: [(float(low) > 1) - (float(high) < 1) for low, high in pairs] for name, pairs in ends.items()}
 
 
 @pytest.mark.parametrize("queue", ["on", "off"])
