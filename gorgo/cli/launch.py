@@ -122,6 +122,10 @@ class Launch:
         from gorgo.live.workers.parent import Parent, ParentOptions, inheritable, own_command
 
         proxy = started.config.proxy
+        if not hasattr(os, "memfd_create"):
+            raise InvalidValueError(
+                "this system", "it has no memory that processes share by descriptor", "Linux, or one process"
+            )
         token = self._admin_token()
         self._set_up_logs(started.config)
         with ExitStack() as sockets:

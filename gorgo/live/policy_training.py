@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,6 +53,8 @@ class PolicyTraining:
         self._service: TrainingService | None = None
         #: Whether this process trains; of several workers of a router one does.
         self.trains = True
+        #: Called with each model that was trained here and is used from now on.
+        self.on_adopted: Callable[[bytes], None] = lambda _: None
 
     def configure(self, learning: LearningConfig) -> None:
         """Train by other settings from the next step on; another model file is read then."""
@@ -71,6 +74,10 @@ class PolicyTraining:
             if self._router.learning.learner is not None:
                 await (await self._loaded()).step()
         await self._service.run()
+
+    async def take_model(self, data: bytes) -> None:
+        """Use a model that another process of this router has trained. Raises `ModelFileError`."""
+        await (self._service or await self._loaded()).take_model(data)
 
     async def aclose(self) -> None:
         """End the process that trains."""
@@ -98,4 +105,5 @@ class PolicyTraining:
         self._service = TrainingService(
             self._router, self._clock, self._metrics, self._learning, store, seed=self._seed
         )
+        self._service.on_adopted = lambda data: self.on_adopted(data)
         return self._service

@@ -1,7 +1,8 @@
 """What is done once for all workers of a router, and how it reaches each of them.
 
 Owns what passes between the leader and the others (`SharedWork`): what the leader has learned of replicas and caches,
-the configuration that it has read, and what the others leave for it: samples for tuners and lines of logs. Leaves the
+the configuration that it has read, the models that it trains, and what the others leave for it: samples for tuners,
+outcomes for the training, and lines of logs. Leaves the
 connection to `workers.link`, and changes by operators to `admin.workers`.
 
 Theory of operation. The others pass on what has ended since they last did, ten times a second. What a worker had not
@@ -22,6 +23,7 @@ from typing import Any
 
 from gorgo.core.messages.kv_events import KvEventBatch
 from gorgo.core.messages.request import Sample
+from gorgo.core.training.outcomes import TrainingRows
 from gorgo.live.admin.page.snapshot import Loads, own_loads
 from gorgo.live.admin.workers import APPLIED_S, WorkersApp, restart_differing
 from gorgo.live.control.state_file import encode_state
@@ -64,7 +66,8 @@ class SharedWork:
         self._app = app
         self._reloader = reloader
         self._text = text
-        self._passed_seq = 0
+        self._passed_seq = self._passed_outcomes = 0
+        self._models: list[asyncio.Task[None]] = []
         #: Replicas with a feed that this worker has from its beginning.
         self._whole_feeds: set[str] = set()
         self._monitors = monitors
@@ -73,6 +76,10 @@ class SharedWork:
         link.on_event("kv_lost", self._lose_kv_events)
         link.on_event("samples", self._take_samples)
         link.on_event("lines", self._take_lines)
+        link.on_event("outcomes", self._take_outcomes)
+        link.on_question("model", state.routing.training.take_model)
+        state.routing.training.on_adopted = self._publish_model
+        state.routing.training.trains = link.leads
         link.on_question("join", self._join)
         link.on_question("config", self._take_config)
         link.on_question("metrics", self._metrics)
@@ -106,6 +113,13 @@ class SharedWork:
         if ended and not self._link.leads:
             samples = ring.newest(min(ended, MAX_SAMPLES))[::-1]
             self._link.publish("samples", samples, to=self._link.leader)
+        outcomes = self._state.routing.router.learning.outcomes
+        if outcomes is None:
+            return
+        self._passed_outcomes = min(self._passed_outcomes, outcomes.next_seq)  # a new policy has a new ring
+        if not self._link.leads and outcomes.next_seq > self._passed_outcomes:
+            self._link.publish("outcomes", outcomes.since(self._passed_outcomes), to=self._link.leader)
+        self._passed_outcomes = outcomes.next_seq
 
     # -- at every worker
 
@@ -139,6 +153,21 @@ class SharedWork:
         for sample in samples:
             ring.append(replace(sample, seq=ring.next_seq))
         self._passed_seq = ring.last_seq
+
+    def _take_outcomes(self, rows: TrainingRows) -> None:
+        """Train with the outcomes of another worker too. Workers have one fleet, so a slot is the same replica."""
+        outcomes = self._state.routing.router.learning.outcomes
+        if outcomes is not None and self._link.leads:
+            outcomes.extend(rows)
+            self._passed_outcomes = outcomes.next_seq
+
+    def _publish_model(self, data: bytes) -> None:
+        self._models = [each for each in self._models if not each.done()]
+        self._models.append(asyncio.create_task(self._send_model(data)))
+
+    async def _send_model(self, data: bytes) -> None:
+        """Let the others use a model that was trained here; one that cannot goes on with the model before."""
+        await self._link.question_all("model", data)
 
     def _take_lines(self, log: str, texts: Iterable[str]) -> None:
         line_log: LineLog | None = getattr(self._state.telemetry, log)

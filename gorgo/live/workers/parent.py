@@ -186,7 +186,7 @@ class Parent:
         if self._stopping:
             worker.state = "ended"
         elif not self._is_ready:
-            self.failed = code or 1
+            self.failed = max(code, 1)  # a signal is a negative one
             self._stop()
         else:
             worker.restarts += 1
@@ -349,11 +349,13 @@ class Parent:
 
 
 def own_command() -> list[str]:
-    """Return the command line of this process, by the same interpreter with the same options.
+    """Return the command line of this process for `python -m gorgo`, by the same interpreter.
 
-    `sys.orig_argv` has them; the first word is the interpreter as it was called.
+    A program that wraps the command is the parent's alone. The folder in which the command was called is no place to
+    import from, unless it was for this process.
     """
-    return [sys.executable, *sys.orig_argv[1:]]
+    from_folder = "-m" in sys.orig_argv and not sys.flags.safe_path
+    return [sys.executable, *(() if from_folder else ("-P",)), "-m", "gorgo", *sys.argv[1:]]
 
 
 def inheritable(listener: socket.socket) -> int:
