@@ -47,7 +47,7 @@ from gorgo.cli.diagnosis import (
 from gorgo.cli.errors import FAILED
 
 if TYPE_CHECKING:
-    from gorgo.cli.connectivity import ReplicaClients, Reached
+    from gorgo.cli.connectivity import Reached, ReplicaClients
     from gorgo.cli.validation import ValidConfig
     from gorgo.config.fleet import ReplicaConfig
     from gorgo.config.model import Config
