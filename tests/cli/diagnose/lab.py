@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import os
 import re
 import resource
 import subprocess
@@ -97,6 +98,8 @@ class Lab:
     words: list[str] = field(default_factory=list)
     variables: dict[str, str] = field(default_factory=dict)
     most_files: int | None = None
+    #: Of a file that the router writes: more is as on a full disk.
+    most_file_bytes: int | None = None
     #: Called once the router runs, with a client of its data listener, and one of its admin listener.
     after: list[Callable[[httpx.Client, httpx.Client], None]] = field(default_factory=list)
 
@@ -128,15 +131,19 @@ class Lab:
         def limit() -> None:
             if self.most_files is not None:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (self.most_files, self.most_files))
+            if self.most_file_bytes is not None:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (self.most_file_bytes, self.most_file_bytes))
 
-        log = self.stack.enter_context((self.folder / "serve.log").open("w"))
+        # Its own log is a file too, which such a limit would end.
+        path = self.folder / "serve.log" if self.most_file_bytes is None else Path(os.devnull)
+        log = self.stack.enter_context(path.open("w"))
         process = subprocess.Popen(
             gorgo(*words), stdout=subprocess.PIPE, stderr=log, text=True, env=variables, preexec_fn=limit
         )
         try:
             assert process.stdout is not None
             said = re.search(r"listening on (http://\S+) \(admin (http://\S+)\)", process.stdout.readline())
-            assert said is not None, (process.wait(20), (self.folder / "serve.log").read_text())
+            assert said is not None, (process.wait(20), path.read_text())
             token = {"authorization": f"Bearer {variables['GORGO_ADMIN_TOKEN']}"}
             with (
                 httpx.Client(base_url=said[1], timeout=60, verify=False) as client,

@@ -248,8 +248,14 @@ def few_files(fleet: Lab) -> None:
 
 
 def full_disk(fleet: Lab) -> None:
-    fleet.serve += ["--request-log", "/dev/full"]
-    fleet.after.append(usual_traffic)
+    fleet.serve += ["--request-log", str(fleet.folder / "requests.jsonl")]
+    fleet.most_file_bytes = 600
+
+    def send(client: httpx.Client, admin: httpx.Client) -> None:
+        usual_traffic(client, admin)
+        time.sleep(1.0)  # the log is written in batches
+
+    fleet.after.append(send)
 
 
 def refused_edit(fleet: Lab) -> None:
@@ -262,8 +268,9 @@ def refused_edit(fleet: Lab) -> None:
 
 def waiting_edit(fleet: Lab) -> None:
     def edit(_: httpx.Client, admin: httpx.Client) -> None:
+        assert admin.post("/admin/freeze", json={}).status_code == 200
         file = fleet.folder / "regions.yaml"
-        file.write_text(file.read_text().replace("policy: gorgo-ms", "admin_bind: 127.0.0.1:9999\n  policy: gorgo-ms"))
+        file.write_text(file.read_text().replace("policy: gorgo-ms", "policy: least-load"))
         assert admin.post("/admin/reload", json={}).status_code == 200
 
     fleet.after.append(edit)
@@ -326,7 +333,7 @@ SEEDED: tuple[tuple[Seed, str, str, str], ...] = (
     (few_files, "file-limit-low", "router", "LimitNOFILE"),
     (full_disk, "request-log-lost", "router", "free the disk"),
     (refused_edit, "config-refused", "regions.yaml", "correct the place"),
-    (waiting_edit, "edit-waits", "regions.yaml", "restart"),
+    (waiting_edit, "edit-waits", "regions.yaml", "gorgo unfreeze"),
     (blind_tuner, "tuner-blind", "tuner", "GORGO_ADMIN_TOKEN"),
 )
 
