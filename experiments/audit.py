@@ -1,8 +1,10 @@
-"""Policies around a policy: one that reads another source of cached tokens, and one that audits what it sees."""
+"""Policies around a policy: one that reads another source of cached tokens, one without what a placement does to later
+prompts, and one that audits what it sees."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,19 @@ class IndexedPolicy:
         self, request: RouteRequest, candidates: Candidates, weights: Weights, rng: np.random.Generator
     ) -> Choice:
         return self._policy.choose(request, candidates, weights, rng)
+
+
+class ShortSightedPolicy(IndexedPolicy):
+    """The policy where nobody went on from a prompt and nothing is ever found again: without `room` and `shared`."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy, policy.index)
+
+    def choose(
+        self, request: RouteRequest, candidates: Candidates, weights: Weights, rng: np.random.Generator
+    ) -> Choice:
+        alone = replace(candidates, shared=None, found_share=0.0)
+        return self._policy.choose(request, alone, weights, rng)
 
 
 @record

@@ -30,6 +30,7 @@ MEASURES: Mapping[str, Figure] = {
     **{f"{part} {name}": _part(field_name, part) for name, field_name in _SPREADS.items() for part in _PARTS},
     "MAPE": lambda row: row.prediction_error_ratio,
     "hit": lambda row: row.cache_hit,
+    "largest share": lambda row: max(row.share.values(), default=None),
     "output tokens/s": lambda row: row.tokens_per_s,
 }
 

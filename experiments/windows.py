@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, cast
 
+from experiments.audit import ShortSightedPolicy
 from experiments.comparison import MEASURES
 from experiments.fleets import ExperimentFleet, paper_fleet
 from experiments.runner import Runs, run_key
@@ -15,6 +16,7 @@ from experiments.simulated import TaskRun
 from experiments.tables import ClaimVerdict
 from gorgo.config.load import load_config
 from gorgo.core.limits import RouterLimits
+from gorgo.core.policy.interface import Policy
 from gorgo.lab.datasets import Shape, generate_requests
 from gorgo.lab.demo.options import OURS, PAPER
 from gorgo.lab.results import ResultRow, load_text
@@ -27,6 +29,7 @@ from gorgo.lab.simulate.compare import Figure, best_of_rows, geometric_mean, rat
 from gorgo.lab.simulate.feed import feed_of
 from gorgo.lab.simulate.fleet import fleet_of, limits_of
 from gorgo.lab.simulate.job import STEADY
+from gorgo.lab.simulate.run import policy_of
 from gorgo.lab.traces import TraceFilters
 
 #: Learned by the GORGO paper's authors on April 5 from (0.5, 0.1), and held fixed on the held-out windows.
@@ -38,6 +41,8 @@ WEIGHTED: Mapping[str, tuple[str, Mapping[str, float]]] = {
     "gorgo (0.23, 0)": (PAPER, {"w_rtt": 0.23, "w_queue": 0.0}),
     "gorgo (2, 0.104)": (PAPER, {"w_rtt": 2.0, "w_queue": 0.104}),
 }
+#: The default policy without the two terms that price a placement's effect on later prompts.
+SHORT_SIGHTED = f"{OURS} without room and shared"
 REGIONS = Path(__file__).parents[1] / "regions.yaml"
 
 
@@ -116,7 +121,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class PolicyTask:
-    """One policy on one workload; `policy` may be a key of `WEIGHTED`."""
+    """One policy on one workload; `policy` may be a key of `WEIGHTED`, or `SHORT_SIGHTED`."""
 
     workload: Workload
     policy: str
@@ -136,7 +141,8 @@ class PolicyTask:
 
     def _job(self) -> SimJob:
         workload = self.workload
-        policy, weights = WEIGHTED.get(self.policy, (self.policy, None))
+        named = OURS if self.policy == SHORT_SIGHTED else self.policy
+        policy, weights = WEIGHTED.get(named, (named, None))
         fleet, limits, (probe_s, scrape_s) = _regions()
         if workload.profile is not None:
             fleet, limits, (probe_s, scrape_s) = paper_fleet(workload.profile), None, (30.0, 30.0)
@@ -159,11 +165,13 @@ class PolicyTask:
     def key(self) -> str:
         """Return the key of the run; workloads of two names can be one run. Raises `UnknownPolicy`."""
         job, shape = self._job(), self.workload.shape
-        return run_key(job.policy, [job.trace], [replace(job, trace=""), *([] if shape is None else [shape])])
+        wrapped = [self.policy] if self.policy == SHORT_SIGHTED else []
+        return run_key(job.policy, [job.trace], [replace(job, trace=""), *([] if shape is None else [shape]), *wrapped])
 
     def run(self) -> TaskRun:
         """Run the task in this process."""
-        run = run_once(self.job())
+        policy = cast(Policy, ShortSightedPolicy(policy_of(OURS))) if self.policy == SHORT_SIGHTED else None
+        run = run_once(self.job(), policy=policy)
         return TaskRun(row=run.row, cpu_s=run.cpu_s or 0.0)
 
 

@@ -72,6 +72,7 @@ _RARE = "runs at the start, at a failure or in another process"
 
 #: Modules of these patterns that stay Python, and why.
 EXCLUDED = {
+    "gorgo/core/lru.py": "an OrderedDict with fields: mypyc 2.4 lays them over those of OrderedDict itself",
     "gorgo/core/record.py": "a decorator of classes reads what a compiled function does not have",
     "gorgo/core/messages/request.py": "an Enum whose members have attributes",
     "gorgo/core/policy/weights.py": "a dataclass that is a Mapping",

@@ -2,11 +2,13 @@
 
 The workloads, each on eight H100 in one region and on six in three regions, with whole KV pools and a quarter of each:
 
-- 61 sessions behind 1, 3 or 10 system prompts, a turn each per round, at four gaps;
+- 61 sessions behind 1, 3 or 10 system prompts, a turn each per round, at three gaps, and at a fourth where nothing
+  but the terms that look ahead can spread them: one prompt, one region, whole pools;
 - the same with sessions that are replaced by new ones;
 - agents' sessions that come and go.
 
-Where the near pools cannot hold all sessions the floor is out of reach, and the targets are to `pinned`.
+Where the near pools cannot hold all sessions the floor is out of reach, and the targets are to `pinned` and to the
+policy without the terms `room` and `shared`.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from experiments.systems.tuner_claims import HEADER as TUNER_HEADER
 from experiments.systems.tuner_claims import part_ratio, ttft
 from experiments.tables import ClaimVerdict, sections
 from experiments.tuning import Search, TuningTask, Windows
-from experiments.windows import RatioTarget, Workload, targets_of
+from experiments.windows import SHORT_SIGHTED, RatioTarget, Workload, targets_of
 from gorgo.lab.datasets import AgentsShape, HerdShape
 from gorgo.lab.demo.options import PAPER
 from gorgo.lab.results import load_text
@@ -32,9 +34,10 @@ from gorgo.lab.simulate.compare import ratio_of
 
 NAME, TITLE = "herd", "this project's claims about sessions that share a system prompt"
 TITLES: Mapping[str, str] = {
-    "herd": "Sessions side by side, one region, whole pools: against the floor and the best of the others",
-    "herd-pools": "The same with a quarter of each pool: against `pinned` and the best of the others",
-    "herd-regions": "The same in three regions: against `pinned` and the best of the others",
+    "herd": "Sessions side by side, one region, whole pools: against the floor, itself before, the best of the others",
+    "herd-pools": "The same with a quarter of each pool: against `pinned`, itself before and the best of the others",
+    "herd-regions": "In three regions, whole pools: against `pinned`, itself before and the best of the others",
+    "herd-regions-pools": "In three regions, a quarter of each pool: against the same",
     "herd-changing": "Sessions that come and go: against the best of the others",
     "herd-tuner": "Whether the tuner finds weights of the published policy that herd less",
 }
@@ -43,7 +46,7 @@ TUNER = "herd-tuner"
 #: Policies that were published with such traffic in mind, and the published one.
 OTHERS = (PAPER, "prefix-cache-and-load", "mooncake", "lmetric", "dualmap", "skywalker", "preble-e2")
 ONE_REGION, THREE_REGIONS, QUARTER = "8x1xH100", "6x1xH100", 0.25
-GAPS_S, SYSTEM_PROMPTS = (0.4, 1.5, 4.0, 15.0), (1, 3, 10)
+GAPS_S, LONG_GAP_S, SYSTEM_PROMPTS = (0.4, 1.5, 4.0), 15.0, (1, 3, 10)
 HERD = HerdShape(
     seed=0, sessions=61, rounds=12, groups=1, gap_s=1.5, system_tokens=8192, question_tokens=1948, output_tokens=100,
     leaving_share=0.0,
@@ -64,11 +67,18 @@ ARRIVALS: Sequence[tuple[str, float, float]] = (
 )  # fmt: skip
 #: Bounds: where the pools hold all sessions, where they do not, and behind the best of the others.
 OF_FLOOR, OF_PINNED, OF_OTHERS = 1.1, 1.1, 1.03
-MEAN, P95 = "mean TTFT", "p95 TTFT"
-MEANS_HEADER = ("on", "policy", "TTFT mean ms", "p50", "p95", "p99", "E2E p95 s", "hit %")
+MEAN, P95, P99 = "mean TTFT", "p95 TTFT", "p99 TTFT"
+#: Of the policy without `room` and `shared`: where the pools hold all sessions, and where they do not.
+OF_BEFORE: Mapping[str, Sequence[tuple[str, float]]] = {
+    "herd": ((MEAN, 1.0), (P95, 1.0), (P99, 1.0)),
+    "herd-pools": ((MEAN, 0.85), (P95, 1.03), (P99, 1.03)),
+    "herd-regions": ((MEAN, 0.85), (P95, 1.03), (P99, 1.03)),
+    "herd-regions-pools": ((MEAN, 0.85), (P95, 1.03), (P99, 1.03)),
+}
+MEANS_HEADER = ("on", "policy", "TTFT mean ms", "p50", "p95", "p99", "E2E p95 s", "hit %", "largest share %")
 MEANS: Sequence[tuple[str, str, float]] = (
     ("mean TTFT", ".0f", 1), ("p50 TTFT", ".0f", 1), ("p95 TTFT", ".0f", 1), ("p99 TTFT", ".0f", 1),
-    ("p95 E2E", ".2f", 1), ("hit", ".1f", 100),
+    ("p95 E2E", ".2f", 1), ("hit", ".1f", 100), ("largest share", ".0f", 100),
 )  # fmt: skip
 #: The search of a window, and the loads: the herd's own, and four times that.
 SEARCH, SEARCH_SCALES = Search(candidates=12, seeds=2, held_out_seeds=6), (1.0, 0.25)
@@ -92,9 +102,10 @@ def all_targets() -> list[RatioTarget]:
     """Return every target in the order of the tables."""
     steady = [herd(groups, gap_s) for groups, gap_s in product(SYSTEM_PROMPTS, GAPS_S)]
     places = {
-        "herd": [one.on(ONE_REGION) for one in steady],
+        "herd": [one.on(ONE_REGION) for one in (*steady, herd(1, LONG_GAP_S))],
         "herd-pools": [one.on(ONE_REGION, pool_share=QUARTER) for one in steady],
-        "herd-regions": [one.on(THREE_REGIONS, pool_share=share) for share in (1.0, QUARTER) for one in steady],
+        "herd-regions": [one.on(THREE_REGIONS) for one in steady],
+        "herd-regions-pools": [one.on(THREE_REGIONS, pool_share=QUARTER) for one in steady],
     }
     found: list[RatioTarget] = []
     for group, workloads in places.items():
@@ -102,6 +113,7 @@ def all_targets() -> list[RatioTarget]:
             found += targets_of(group, workloads, (FLOOR,), (MEAN, OF_FLOOR), (P95, OF_FLOOR))
         else:
             found += targets_of(group, workloads, (PINNED,), (MEAN, OF_PINNED))
+        found += targets_of(group, workloads, (SHORT_SIGHTED,), *OF_BEFORE[group])
         found += targets_of(group, workloads, OTHERS, (MEAN, OF_OTHERS), (P95, OF_OTHERS))
     return [*found, *_changing()]
 

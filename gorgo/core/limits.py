@@ -501,7 +501,7 @@ class BufferBudget:
 
     def close(self, buffer: Buffer) -> None:
         """Release a reservation. Idempotent."""
-        if self._buffers.pop(buffer, buffer) is None:
+        if self._buffers.pop(buffer, buffer) is None and buffer.size:
             self._resize(buffer, 0)
 
     def reserve(self, buffer: Buffer, size: int, *, now: float) -> bool:

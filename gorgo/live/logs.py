@@ -544,6 +544,8 @@ class Finished:
         Tokens at the end of each message, of the `input_tokens`.
     queued_s, ttft_s, e2e_s:
         From `received_s` to the dispatch, the first token, the end; `None` without.
+    ttft_parts_s:
+        What `ttft_s` consists of (`core.latency.ttft.PARTS`); `None` without a first token.
     """
 
     received_s: float
@@ -561,6 +563,7 @@ class Finished:
     ttft_s: float | None = None
     e2e_s: float | None = None
     boundaries: Sequence[int] = ()
+    ttft_parts_s: Sequence[float] | None = None
 
     def as_line(self) -> str:
         """Return the JSON line."""
@@ -570,13 +573,15 @@ class Finished:
         boundaries = (
             _ENCODE_REQUEST(self.boundaries).decode().replace(",", ", ")
         )  # by `repr` it takes half of the line's time
+        parts = "null" if self.ttft_parts_s is None else str([round(part, 4) for part in self.ttft_parts_s])
         return (
             f'{{"received_s": {self.received_s:.4f}, "model": {_text(self.model)}, "client": {_text(self.client)},'
             f' "input_tokens": {self.input_tokens}, "output_tokens": {_number(self.output_tokens)},'
             f' "text_bytes": {self.text_bytes}, "status": {self.status}, "replica": {_text(self.replica)},'
             f' "cached_tokens": {_number(self.cached_tokens)}, "attempts": {self.attempts},'
             f' "queued_s": {_seconds(self.queued_s)}, "ttft_s": {_seconds(self.ttft_s)},'
-            f' "e2e_s": {_seconds(self.e2e_s)}, "boundaries": {boundaries}, "block_hashes": {hashes}}}\n'
+            f' "e2e_s": {_seconds(self.e2e_s)}, "ttft_parts_s": {parts}, "boundaries": {boundaries},'
+            f' "block_hashes": {hashes}}}\n'
         )
 
 

@@ -22,9 +22,9 @@ from gorgo.core.fleet.snapshot import ReplicaSnapshot
 from gorgo.core.limits import BufferBudget, RouterLimits
 from gorgo.core.messages.actions import Dispatch
 from gorgo.core.messages.decision import CacheSourceStats
-from gorgo.core.messages.request import AttemptResult, Outcome
+from gorgo.core.messages.request import COMPLETED, Outcome
 from gorgo.core.policy.interface import scrape_interval_s
-from gorgo.core.prompt.fingerprint import Fingerprinter
+from gorgo.core.prompt.fingerprint import Fingerprinter, PromptHeads
 from gorgo.core.router import Router
 from gorgo.fleet_sources.fleet import FoundFleet
 from gorgo.live.cache_push import PushService, PushSource, PushStats
@@ -186,6 +186,8 @@ class Routing:
     prompt_tokens: PromptTokens
     #: Bodies of requests that the Router does not know yet.
     uploads: UploadCounter
+    #: Of the newest prompts, which says where they part.
+    prompt_heads: PromptHeads = field(default_factory=PromptHeads)
     #: `None` while clients need no key.
     client_keys: ClientKeys | None = None
     #: `None` for a router that reports to no other.
@@ -225,7 +227,7 @@ class Replicas:
 
     def check_usage(self, dispatch: Dispatch, target: Target, outcome: Outcome) -> None:
         """Log once if the usage of a replica's answers lacks what its engine should report."""
-        if outcome.result is AttemptResult.COMPLETED and outcome.prompt_tokens is not None:
+        if outcome.result is COMPLETED and outcome.prompt_tokens is not None:
             estimated = dispatch.decision.estimated_cached_tokens
             missing = target.reports.on_answer(cached_tokens=outcome.cached_tokens, estimated_tokens=estimated)
             log_missing(dispatch.replica, missing)

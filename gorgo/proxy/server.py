@@ -132,11 +132,11 @@ async def _read(exchange: Exchange) -> ParsedRequest:
 
 async def _read_body(exchange: Exchange) -> bytes:
     limits, uploads, receive = exchange.state.limits, exchange.state.routing.uploads, exchange.receive
-    if "gorgo.body" in exchange.extensions:
+    take = exchange.extensions.get("gorgo.take_body")
+    if take is not None:
         uploads.check(exchange.client)
-        # Taken out of the scope and the connection, which would hold it for as long as the response takes.
-        await receive()
-        return take_whole_body(exchange.extensions.pop("gorgo.body"), limits=limits, buffer=exchange.buffer)
+        # Taken out of the connection, which would hold it for as long as the response takes.
+        return take_whole_body(take(), limits=limits, buffer=exchange.buffer)
     with uploads.track(exchange.client):
         return await read_body(receive, exchange.headers, limits=limits, buffer=exchange.buffer)
 
@@ -437,7 +437,8 @@ class DataRouter(Router):
             async with draining(receive):
                 await send_error(send, error, path=scope["path"])
             return
-        await self._endpoints.get(scope["path"], super().__call__)(scope, receive, send)
+        endpoint = self._endpoints.get(scope["path"]) or super().__call__
+        await endpoint(scope, receive, send)
 
     def _admit(self, scope: Message) -> None:
         if b"%" in scope["raw_path"] and not scope["raw_path"].startswith(_MODELS_PREFIX):

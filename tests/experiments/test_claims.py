@@ -30,7 +30,7 @@ from experiments.systems.tuner_claims import (
 )
 from experiments.tables import ClaimVerdict, as_markdown
 from experiments.tuning import Search, TuningRun, TuningTask, Windows
-from experiments.windows import WEIGHTED, RatioTarget, Workload
+from experiments.windows import SHORT_SIGHTED, WEIGHTED, RatioTarget, Workload
 from gorgo.core.policy.weights import Weights
 from gorgo.lab.demo.options import ALL_READINGS, BASELINES
 from gorgo.lab.sim.faults.scenarios import find_scenario
@@ -41,14 +41,15 @@ from tests.figures.wording import plain
 from tuner.offline.search import RunScore
 
 #: Groups whose rows have tables of their own, or none yet.
-ELSEWHERE = ("engines", "partial-hits", "tail", "residual")
+ELSEWHERE = ("engines", "partial-hits", "tail", "residual", "two-terms")
 
 
 def test_every_target_names_what_there_is() -> None:
     for target in all_targets("conversation.jsonl"):
         assert target.figure in MEASURES
         for task in target.tasks([0]):
-            policy, weights = WEIGHTED.get(task.policy, (task.policy, {}))
+            named = OURS if task.policy == SHORT_SIGHTED else task.policy
+            policy, weights = WEIGHTED.get(named, (named, {}))
             assert policy_of(policy).name == policy
             Weights.of(policy_of(policy).weight_specs, weights)  # within their box
             assert find_scenario(task.workload.scenario).name == task.workload.scenario
@@ -140,7 +141,7 @@ def test_wrong_priors_are_compared_with_right_ones_elsewhere() -> None:
 
 def test_the_conversation_trace_adds_its_rows_and_widens_the_means() -> None:
     without, with_it = all_targets(None), all_targets("conversation.jsonl")
-    assert len(with_it) == len(without) + 3 * 3 + 2 * 3 + 2 * 3
+    assert len(with_it) == len(without) + 3 * 3 + 2 * 3 + 2 * 3 + 3 * 3
     for targets, count in ((without, 4), (with_it, 7)):
         means = [target for target in targets if len(target.workloads) > 1]
         assert [len(target.workloads) for target in means] == [count] * 3
@@ -192,12 +193,28 @@ def test_the_tail_of_short_prompts_is_a_row() -> None:
 
 def test_the_learned_residual_is_compared_with_its_prior_wherever_something_is_claimed_of_that() -> None:
     targets = all_targets(None)
-    ours = {one.label for target in targets if target.policy == "gorgo-ms" for one in target.workloads}
+    claimed = [one for one in targets if one.policy == "gorgo-ms" and one.group != "two-terms"]
+    ours = {one.label for target in claimed for one in target.workloads}
     found = [target for target in targets if target.group == "residual"]
     assert {(one.policy, tuple(one.others), one.at_most) for one in found} == {("gorgo-residual", ("gorgo-ms",), 1.02)}
     missing = ours - {target.workloads[0].label for target in found}
     assert all("partial-hits" in label or "checkpoints" in label or "WildChat" in label for label in missing), missing
     assert found[0].labels(["gorgo-ms"])[2] == "gorgo-ms"
+
+
+def test_the_two_terms_that_look_ahead_are_compared_with_none_wherever_something_is_claimed_and_beyond_capacity() -> (
+    None
+):
+    targets = all_targets("conversation.jsonl")
+    found = [target for target in targets if target.group == "two-terms"]
+    assert {(one.policy, tuple(one.others), one.figure, one.at_most) for one in found} == {
+        ("gorgo-ms", (SHORT_SIGHTED,), figure, 1.02) for figure in ("mean TTFT", "p95 TTFT", "p95 E2E")
+    }
+    labels = {target.workloads[0].label for target in found}
+    assert {"ART-Chat-like, load 1.1", "ART-Chat-like, load 1.3"} < labels
+    claimed = [one for one in targets if one.policy == "gorgo-ms" and one.group != "tail"]
+    assert {one.label for target in claimed for one in target.workloads if "priors" not in one.label} == labels
+    assert all(len(list(target.tasks(range(9)))) <= 10 for target in found), "five seeds"
 
 
 # -- a check from targets to its tables

@@ -20,11 +20,12 @@ from experiments.runner import Runner
 from experiments.simulated import SimTask
 from experiments.systems import herd, push_map, ranvier, several
 from experiments.systems.herd import AGENTS, OTHERS, all_targets, report, tuner
+from experiments.systems.policies import mean_cells
 from experiments.systems.several import runs_of
 from experiments.traffic import ContextTraffic
 from experiments.tuning import TuningRun, TuningTask
 from experiments.variants import SOURCES, Source, Variant, find_variant
-from experiments.windows import PolicyTask, RatioTarget, Workload
+from experiments.windows import SHORT_SIGHTED, PolicyTask, RatioTarget, Workload
 from gorgo.lab.datasets import AgentsShape, HerdShape, describe_trace, generate_requests, read_shape, shapes
 from gorgo.policies.registry import POLICIES
 from tests.documents import tables
@@ -198,6 +199,10 @@ def test_a_load_is_in_the_name_of_its_traffic() -> None:
 # --- The claims about sessions that share a system prompt: which settings they have, and a small run of each kind.
 
 
+#: Groups of steady herds by where they run.
+STEADY = ("herd", "herd-pools", "herd-regions", "herd-regions-pools")
+
+
 def of_group(group: str) -> list[RatioTarget]:
     return [target for target in all_targets() if target.group == group]
 
@@ -212,11 +217,10 @@ def settings(targets: list[RatioTarget]) -> set[tuple[int, float, str | None, fl
 
 
 def test_the_herd_is_run_at_every_gap_number_of_prompts_fleet_and_part_of_the_pools() -> None:
-    steady = [target for group in ("herd", "herd-pools", "herd-regions") for target in of_group(group)]
+    steady = [target for group in STEADY for target in of_group(group)]
     places = (("8x1xH100", 1.0), ("8x1xH100", 0.25), ("6x1xH100", 1.0), ("6x1xH100", 0.25))
-    assert settings(steady) == {
-        (groups, gap_s, *place) for groups, gap_s, place in product((1, 3, 10), (0.4, 1.5, 4.0, 15.0), places)
-    }
+    nine = {(groups, gap_s, *place) for groups, gap_s, place in product((1, 3, 10), (0.4, 1.5, 4.0), places)}
+    assert settings(steady) == nine | {(1, 15.0, "8x1xH100", 1.0)}
 
 
 def test_the_floor_bounds_what_fits_into_near_pools_and_the_pinned_row_what_does_not() -> None:
@@ -226,7 +230,14 @@ def test_the_floor_bounds_what_fits_into_near_pools_and_the_pinned_row_what_does
         ("herd", ("floor",), "p95 TTFT"): 1.1,
         ("herd-pools", ("pinned",), "mean TTFT"): 1.1,
         ("herd-regions", ("pinned",), "mean TTFT"): 1.1,
+        ("herd-regions-pools", ("pinned",), "mean TTFT"): 1.1,
         ("herd-changing", ("pinned",), "mean TTFT"): 1.1,
+        **{("herd", (SHORT_SIGHTED,), f"{part} TTFT"): 1.0 for part in ("mean", "p95", "p99")},
+        **{
+            (group, (SHORT_SIGHTED,), f"{part} TTFT"): at_most
+            for group in STEADY[1:]
+            for part, at_most in (("mean", 0.85), ("p95", 1.03), ("p99", 1.03))
+        },
     }
     assert {at_most for _, others, _, at_most in bounds if len(others) > 1} == {1.03}
     assert {one.policy for one in all_targets()} == {"gorgo-ms"}
@@ -276,6 +287,28 @@ def test_a_shape_is_drawn_with_the_seed_on_a_part_of_the_pools() -> None:
     assert small().label == "small herd, load 1, 8x1xH100, 1/4 of each pool"
 
 
+def test_without_room_and_shared_sessions_stay_where_their_system_prompt_is() -> None:
+    spread = {
+        policy: PolicyTask(herd.herd(1, 1.5).on("8x1xH100").first(122), policy, 1).run().row
+        for policy in ("gorgo-ms", SHORT_SIGHTED)
+    }
+    shares = {policy: max(row.share.values()) for policy, row in spread.items()}
+    assert shares["gorgo-ms"] < 0.7 < shares[SHORT_SIGHTED]
+    assert {row.policy for row in spread.values()} == {"gorgo-ms"}
+
+
+def test_the_largest_share_of_a_table_is_the_mean_of_each_seed_s_largest() -> None:
+    tasks = [PolicyTask(small(), "random", seed) for seed in (0, 1)]
+    runs = {task: task.run() for task in tasks}
+    shares = ({"h100-0": 1.0}, {"h100-1": 1.0})
+    runs = {
+        task: replace(run, row=replace(run.row, share=share))
+        for (task, run), share in zip(runs.items(), shares, strict=True)
+    }
+    ((*_, share),) = mean_cells(tasks, runs, herd.MEANS)
+    assert share == "100"
+
+
 def test_runs_of_other_shapes_and_pools_are_other_runs() -> None:
     tasks = [
         PolicyTask(small(), "gorgo", 1),
@@ -283,6 +316,8 @@ def test_runs_of_other_shapes_and_pools_are_other_runs() -> None:
         PolicyTask(small(gap_s=0.6), "gorgo", 1),
         PolicyTask(small().on("8x1xH100"), "gorgo", 1),
         PolicyTask(small(), "lmetric", 1),
+        PolicyTask(small(), "gorgo-ms", 1),
+        PolicyTask(small(), SHORT_SIGHTED, 1),
     ]
     assert len({task.key() for task in tasks}) == len(tasks)
     assert PolicyTask(replace(small(), name="other"), "gorgo", 1).key() == tasks[0].key()

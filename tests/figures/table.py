@@ -22,6 +22,8 @@ from tests.figures.cache_sources import COMMANDS as CACHE_SOURCES
 from tests.figures.cache_sources import ENGINES, SCENARIOS, WORKLOADS, cache_sources, engines
 from tests.figures.comparison import BURST_COMMANDS, burst, comparison
 from tests.figures.comparison import COMMANDS as COMPARISON
+from tests.figures.herd import COMMANDS as HERD_COMMANDS
+from tests.figures.herd import herd, tuner
 from tests.figures.learned_routers import (
     ABLATIONS,
     ACCURACY,
@@ -507,6 +509,7 @@ FIGURES: Mapping[str, Figure] = {
     "partial-hits": Figure([_PARTIAL_HITS], _partial_hits),
     "residual": Figure([_RESIDUAL], _residual),
     "engines": Figure([ENGINES], engines),
+    **{name: Figure([command], tuner if name == "herd-tuner" else herd) for name, command in HERD_COMMANDS.items()},
     "fleet": Figure(["python -m experiments --system gorgo --only tables --seeds 3 --jobs 1 --json"], _fleet),
     "tuning": Figure([_TUNING], _tuning),
     "tuning-fleets": Figure([FLEETS_COMMAND], tuning_fleets),
@@ -585,7 +588,7 @@ NOT_STORED: Mapping[str, NotStored] = {
         "processes in wall time: needs two cores to itself, `python -m tests.bench.relay --pair plain`", "dc0a31a"
     ),
     "picker-price": NotStored(
-        "processes in wall time: needs two cores to itself, `python -m tests.bench picker_price`", "384f96b"
+        "processes in wall time: needs two cores to itself, `python -m tests.bench picker_price`", "650ece8"
     ),
     "half-load": NotStored(
         "one seed: three of the paper's tables take a core for a quarter of an hour", "24f9242, b781046, bb815b9"
@@ -602,14 +605,12 @@ NOT_STORED: Mapping[str, NotStored] = {
     "several-routers-more": NotStored(
         "one seed of an earlier commit, and time on a busy machine", "a8aa696, ee77183, b781046"
     ),
-    "herd": NotStored(
-        "three seeds of `python -m experiments --system herd`, whose groups take half an hour each with more",
-        "959d57d",
-    ),
     "two-terms": NotStored("a cost without two of its terms, which no option gives", "6046ff1"),
     "herd-live": NotStored("live processes in wall time, and a policy before two of its terms", "5a934c4, 6046ff1"),
-    "herd-spread": NotStored("three seeds, and a cost without two of its terms, which no option gives", "c392007"),
-    "less-ttft": NotStored("two seeds for each of five factors on two weights", "c392007"),
+    "herd-moves": NotStored("two or three seeds, and costs with other terms, which no option gives", "d976117"),
+    "term-by-term": NotStored("two seeds, and costs with other terms, which no option gives", "d976117"),
+    "full-load": NotStored("two seeds of one policy with other weights, set by hand in a script", "d976117"),
+    "less-ttft": NotStored("two seeds for each of five factors on two weights", "9651bf3"),
     "protocol-ends": NotStored("three seeds of the protocol, in a script", "255eb35"),
     "no-harm": NotStored("five seeds of a group of which `tuning` stores two", "c66f0b9"),
 }

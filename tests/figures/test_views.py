@@ -9,6 +9,7 @@ import pytest
 
 from tests.bench.relay.report import MEASURES
 from tests.figures.attacks import BEFORE, SHOWN, page_part, seams_part
+from tests.figures.herd import page_table
 from tests.figures.marked import Cell, View, problems
 from tests.figures.relay import COMMANDS, ROWS, relay
 from tests.figures.relay import page_part as page_part_relay
@@ -475,3 +476,56 @@ def test_a_searched_fleet_has_the_twin_and_the_grid() -> None:
     assert problems(page.replace("0.31", "0.24"), view) != []
     assert view.values["seeds"] == 1
     assert FIGURES["tuning-fleets-more"].commands == [MORE_COMMAND]
+
+
+# --- Sessions that share a system prompt.
+
+ON = "steady, 1 system prompt, a request per 0.4 s, load 1, 8x1xH100, 1/4 of each pool"
+HERD_LINES = """
+| on | of | against | figure | target | of / against [95 %] | met |
+| --- | --- | --- | --- | --- | --- | --- |
+| ON | gorgo-ms | floor | mean TTFT | <= 1.10 | 1.070 [1.062, 1.079] | pass |
+| ON | gorgo-ms | gorgo-ms without room and shared | p99 TTFT | <= 1.03 | 1.200 [0.900, 1.300] | missed ~ |
+| ON | gorgo-ms | lmetric | p95 TTFT | <= 1.03 | 0.990 [0.977, 1.003] | pass |
+
+| on | policy | TTFT mean ms | p50 | p95 | p99 | E2E p95 s | hit % | largest share % |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- |
+| ON | floor | 102 | 105 | 130 | 130 | 0.91 | - | - |
+| ON | gorgo | 358 | 120 | 1355 | 2251 | 5.00 | 71.9 | 62 |
+| ON | gorgo-ms | 109 | 108 | 136 | 258 | 1.11 | 88.2 | 17 |
+
+2 of 3 targets met, all simulated; 15 runs, 4 s of processor time; 0 of them were made now, in 0 s.
+"""
+
+
+def test_a_herd_has_a_row_per_setting_with_means_ratios_and_the_best_other_policy() -> None:
+    shown = view("herd-pools", HERD_LINES.replace("ON", ON).splitlines())
+    cells = row(shown, "1", "0.4", "a quarter")
+    assert cells == {
+        "`floor`": [102.0, 130.0],
+        "`gorgo`": [358.0, 1355.0],
+        "`gorgo-ms`": [109.0, 136.0],
+        "largest share, %": [17.0, 62.0],
+        "mean TTFT, `floor`": [1.07, 1.062, 1.079],
+        "p99 TTFT, without `room` and `shared`": [1.2, 0.9, 1.3],
+        "p95 TTFT, best other policy": [0.99, 0.977, 1.003],
+        "best other, p95 TTFT": "`lmetric`",
+    }
+    assert (shown.values["targets met"], shown.values["targets"]) == (2, 3)
+    assert shown.values["most p99 TTFT, without `room` and `shared`"] == 1.2
+    page = "\n".join(page_table(shown, ["`gorgo-ms`", "mean TTFT, `floor`", "best other, p95 TTFT"]))
+    assert problems(page, shown) == []
+    assert "| 109, 136 | 1.070 [1.062, 1.079] | `lmetric` |" in page
+
+
+def test_a_search_on_the_herd_has_its_ratios_shares_and_moves() -> None:
+    lines = """
+| statement | target | ratio [95 %] | met | note |
+| --- | --- | --- | --- | --- |
+| TEXT, p95 TTFT |  | 0.620 [0.220, 1.760] |  | moved in 2 of 3: w_rtt 1, w_queue 2 |
+| TEXT, largest share |  | 0.690 [0.500, 0.900] |  | largest share 0.69 after 1.00 |
+"""
+    shown = view("herd-tuner", lines.replace("TEXT", "herd, load 1: gorgo searched by the twin / start").splitlines())
+    says = "In 2 of 3 runs it moved: 0.62 [0.22, 1.76], from 100 to 69 %, at four times the load, which is 4."
+    assert problems(says, shown) == []
+    assert problems("In 17 runs.", shown)

@@ -14,9 +14,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from gorgo.cli import app
 from gorgo.errors import TraceError
 from gorgo.lab import request_log
+from gorgo.lab.datasets import unit_warning
 from gorgo.lab.request_log import hash_ids, is_request_log, load_request_log, read_request_log, skipped_lines
 from gorgo.lab.simulate.feed import feed_of
 from gorgo.lab.traces import BLOCK_TOKENS, TraceFilters
@@ -78,6 +81,14 @@ def test_log_is_told_from_other_traces(tmp_path: Path) -> None:
     assert not is_request_log(tmp_path / "none")
     os.mkfifo(tmp_path / "pipe")
     assert not is_request_log(tmp_path / "pipe")
+
+
+@pytest.mark.parametrize("gap_s", [0.0005, 500.0])
+def test_log_of_a_burst_or_of_a_quiet_day_is_not_said_to_have_another_unit(tmp_path: Path, gap_s: float) -> None:
+    log = written(tmp_path / "log", HEADER, *(ROW | {"received_s": 1.0 + gap_s * number} for number in range(9)))
+    result = CliRunner().invoke(app, ["datasets", "describe", str(log)])
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert unit_warning(tmp_path / "trace", 9, 8 * gap_s) is not None
 
 
 def test_unknown_output_is_the_median_of_its_model(tmp_path: Path) -> None:

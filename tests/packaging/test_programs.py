@@ -76,6 +76,19 @@ def test_mypyc_accepts_every_module(tmp_path: Path) -> None:
     assert done.returncode == 0, [line for line in done.stdout.splitlines() if "error:" in line]
 
 
+def test_no_compiled_class_adds_fields_to_an_ordered_dict() -> None:
+    """Mypyc 2.4 lays its fields where those of `OrderedDict` are, and the first entry ends the process."""
+    found = [
+        f"{path}: {node.name}"
+        for path in ALL_MODULES
+        for node in ast.walk(ast.parse((ROOT / path).read_text()))
+        if isinstance(node, ast.ClassDef)
+        for base in node.bases
+        if ast.unparse(base).partition("[")[0].rpartition(".")[2] == "OrderedDict"
+    ]
+    assert found == []
+
+
 def test_no_compiled_coroutine_waits_where_an_exception_is_handled() -> None:
     """mypyc 2.4 raises another coroutine's exception there, or none: the request then waits for ever."""
     found = [

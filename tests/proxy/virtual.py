@@ -213,7 +213,7 @@ class VirtualProxy:
         on_disconnect: list[Callable[[], None]] = []
         if extends:
             whole = b"".join(step for step in body if isinstance(step, bytes))
-            scope["extensions"] = {"gorgo.body": whole, "gorgo.on_disconnect": on_disconnect.append}
+            scope["extensions"] = {"gorgo.take_body": lambda: whole, "gorgo.on_disconnect": on_disconnect.append}
         arriving = asyncio.create_task(arrive())
         serving = asyncio.create_task(self._app(scope, messages.get, send))
         await asyncio.wait((serving,), timeout=leaves_s)

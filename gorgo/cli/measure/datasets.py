@@ -65,9 +65,8 @@ def describe(
 
     Requests, users, turns, lengths, and the ratio of blocks that an ideal cache reuses. Unknown is `-`.
     """
-    from gorgo.lab.datasets import describe_trace, load_requests, own_block_tokens
+    from gorgo.lab.datasets import describe_trace, load_requests, own_block_tokens, unit_warning
     from gorgo.lab.request_log import skipped_lines
-    from gorgo.lab.traces import unit_warning
 
     filters = options.trace_filters(max_input=max_input, max_output=max_output, start=start, end=end)
     found = {

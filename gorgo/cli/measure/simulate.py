@@ -60,11 +60,22 @@ def simulate(
         ),
     ] = "random",
     sharing: Annotated[
-        str, typer.Option(metavar="none|store|all", help="Shared by routers: nothing, reports, or one that sees all.")
+        str,
+        typer.Option(
+            metavar="none|store|local|all",
+            help="Shared by routers: nothing, reports by a store or between workers of one machine, or one sees all.",
+        ),
     ] = "none",
     peer_delay: Annotated[
-        float, typer.Option(min=0, callback=options.finite, metavar="MS", help="Delay of reports between routers.")
-    ] = 5.0,
+        float | None,
+        typer.Option(
+            min=0,
+            callback=options.finite,
+            metavar="MS",
+            show_default=False,
+            help="Delay of reports between routers; default: 5, with --sharing local 1.",
+        ),
+    ] = None,
     peer_loss: Annotated[
         float, typer.Option(min=0, max=1, metavar="SHARE", help="Share of reports that a router never gets.")
     ] = 0.0,
@@ -74,6 +85,14 @@ def simulate(
             metavar="on|off", help="Queue of the proxy before saturated replicas: under every policy, or under none."
         ),
     ] = "off",
+    baseline: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            show_default=False,
+            help="Row of no policy: oracle, pinned, floor, or none; repeatable. Default: all three.",
+        ),
+    ] = None,
     weights: Annotated[
         Path | None,
         typer.Option(metavar="FILE", show_default=False, help="Weights file; its policy runs with these weights."),
@@ -129,6 +148,7 @@ def simulate(
         config=loaded,
         source=config,
         fleet=fleet,
+        baselines=_baselines(baseline),
         weights=_weights(loaded, weights, policies, source=config),
         queue=_one_of(("on", "off"), queue, "--queue") == "on",
         filters=options.trace_filters(
@@ -162,7 +182,7 @@ def simulate(
         show_rows(rows, wanted.names, wide_console(TABLE_WIDTH), columns=columns, seed_note=wanted.seed_note)
 
 
-def _group(count: int, split: str, sharing: str, *, delay_ms: float, loss: float) -> RouterGroup:
+def _group(count: int, split: str, sharing: str, *, delay_ms: float | None, loss: float) -> RouterGroup:
     """Return the routers, or raise a usage error for an unknown kind of split or sharing."""
     from gorgo.lab.sim.routers.group import SHARINGS, SPLITS, RouterGroup
 
@@ -170,7 +190,7 @@ def _group(count: int, split: str, sharing: str, *, delay_ms: float, loss: float
         count=count,
         split=_one_of(SPLITS, split, "--split"),
         sharing=_one_of(SHARINGS, sharing, "--sharing"),
-        delay_s=delay_ms / 1e3,
+        delay_s=None if delay_ms is None else delay_ms / 1e3,
         loss=loss,
     )
 
@@ -180,6 +200,14 @@ def _one_of(known: Sequence[Name], named: str, option: str) -> Name:
         if named == one:
             return one
     raise typer.BadParameter(f"{option} {named}: expected one of: {', '.join(known)}")
+
+
+def _baselines(named: list[str] | None) -> Sequence[str]:
+    """Return the baselines in their order, or raise a usage error for an unknown one."""
+    from gorgo.lab.simulate import BASELINES
+
+    found = {_one_of((*BASELINES, "none"), name, "--baseline") for name in named or BASELINES}
+    return tuple(name for name in BASELINES if name in found)
 
 
 def _columns(named: list[str] | None) -> Sequence[str]:

@@ -14,6 +14,7 @@ from gorgo.lab.datasets.catalogue import (
     own_block_tokens,
     shapes,
     shipped_path,
+    unit_warning,
     write_trace,
 )
 from gorgo.lab.datasets.fetch import RemoteDataset, remote_dataset, remote_datasets
@@ -47,5 +48,6 @@ __all__ = [
     "remote_datasets",
     "shapes",
     "shipped_path",
+    "unit_warning",
     "write_trace",
 ]

@@ -30,6 +30,10 @@ from gorgo.lab.traces.load import file_block_tokens
 DEMO_TRACE = "chat-small"
 #: Suffix of files with a shape.
 SHAPE_SUFFIX = ".toml"
+#: Mean times between two requests beyond which time stamps look like those of another unit, s. Published traces have
+#: 0.03 to 10 s. A mean of few requests says nothing.
+_GAP_S = (0.002, 200.0)
+_FEW = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +114,27 @@ def load_requests(
             f"{path}: a request log is read in blocks of {BLOCK_TOKENS} tokens; expected it without --block-tokens"
         )
     return load_request_log(path, filters)
+
+
+def unit_warning(trace: str | Path, requests: int, span_s: float) -> str | None:
+    """Return a warning where so many requests in `span_s` look like time stamps in another unit than milliseconds.
+
+    >>> unit_warning("t.jsonl", 101, 0.05)
+    't.jsonl: 0.5 ms from one request to the next on average; the time stamps look like seconds, expected milliseconds'
+    >>> unit_warning("t.jsonl", 101, 100_000.0).split("; ")[1]
+    'the time stamps look like microseconds, expected milliseconds'
+    >>> unit_warning("t.jsonl", 101, 100.0), unit_warning("t.jsonl", 101, 0.0)
+    (None, None)
+    """
+    if _shape_of(trace) is not None or is_request_log(Path(trace)):
+        return None  # of known units
+    least_s, most_s = _GAP_S
+    gap_s = span_s / max(requests - 1, 1)
+    if requests < _FEW or gap_s == 0 or least_s <= gap_s <= most_s:
+        return None
+    unit, shown = ("seconds", f"{gap_s * 1e3:.3g} ms") if gap_s < least_s else ("microseconds", f"{gap_s:,.0f} s")
+    average = f"{trace}: {shown} from one request to the next on average"
+    return f"{average}; the time stamps look like {unit}, expected milliseconds"
 
 
 def content_digest(trace: str | Path) -> str | None:

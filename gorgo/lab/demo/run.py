@@ -103,8 +103,11 @@ class Processes:
             ended = self._running[name].poll() is not None
             if found := re.search(pattern, self._said(name), re.MULTILINE):
                 return found
-            if ended or time.monotonic() > deadline_s:
+            if ended:
                 raise FleetError(f"{name} {self._state(name)} before it was ready{self._last_words(name)}")
+            if time.monotonic() > deadline_s:
+                late = f"{name} was not ready within {timeout_s:g} s; expected {pattern!r} in its output"
+                raise FleetError(f"{late}, and a machine with less to do{self._last_words(name)}")
             time.sleep(POLL_S)
 
     def check_alive(self) -> None:
@@ -149,7 +152,7 @@ class Processes:
 
     def _state(self, name: str) -> str:
         code = self._running[name].poll()
-        return "said nothing of the kind" if code is None else f"ended with exit code {code}"
+        return "is still running" if code is None else f"ended with exit code {code}"
 
     def _log(self, name: str) -> Path:
         return self._logs / f"{name}.log"

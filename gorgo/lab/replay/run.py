@@ -25,7 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn
 
 from gorgo.config.atomic import create_text_file
 from gorgo.errors import TraceError
-from gorgo.lab.datasets import load_requests, own_block_tokens
+from gorgo.lab.datasets import load_requests, own_block_tokens, unit_warning
 from gorgo.lab.progress import ProgressDisplay, progress_display
 from gorgo.lab.replay.bodies import BodiesAhead, body_of
 from gorgo.lab.replay.client import ReplayClient, first_model, open_http, wait_for_port
@@ -33,7 +33,7 @@ from gorgo.lab.replay.options import ReplayOptions, ReplayReport
 from gorgo.lab.replay.summary import ReplayRecord, Tally
 from gorgo.lab.results import write_results
 from gorgo.lab.termination import stop_signals
-from gorgo.lab.traces import TraceRequest, next_turns, scheduled_s, unit_warning
+from gorgo.lab.traces import TraceRequest, next_turns, scheduled_s
 from gorgo.lab.traces.text import beginning, is_keyed, largest_share, warning
 from gorgo.policies.registry import make_policy, policy_names
 

@@ -534,17 +534,20 @@ def report(found: ReportInput, slos_ms: Sequence[float], *, forms: Sequence[str]
     sections = [_comparison_section(one, slos_ms, f"{next(numbers)}", contents, pictures) for one in found.comparisons]
     for path, rows in found.histories.items():
         sections.append(_tuning_section(path, rows, f"{next(numbers)}", contents, pictures))
+    titles = "; ".join(_first([section["title"] for section in sections], MAX_TITLES))
+    html = render_page(f"GORGO report: {titles}", sections, left_out=_first(found.left_out, MAX_LEFT_OUT))
+    return ReportPages(html, contents, pictures.made)
+
+
+def render_page(
+    title: str, sections: Sequence[Section], *, left_out: Sequence[str] = (), footnotes: bool = True
+) -> str:
+    """Return a page. `footnotes` explain the measures of comparisons."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string((files(__package__) / TEMPLATE).read_text(encoding="utf-8"))
-    titles = "; ".join(_first([section["title"] for section in sections], MAX_TITLES))
-    html = template.render(
-        title=f"GORGO report: {titles}",
-        sections=sections,
-        left_out=_first(found.left_out, MAX_LEFT_OUT),
-        folder=FILES,
-        version=__version__,
+    return template.render(
+        title=title, sections=sections, left_out=left_out, folder=FILES, version=__version__, footnotes=footnotes
     )
-    return ReportPages(html, contents, pictures.made)
 
 
 def _first(texts: Sequence[str], count: int) -> list[str]:

@@ -142,7 +142,7 @@ class Simulation:
         self._limits = limits or RouterLimits(block_tokens=float(block_tokens), stale_after_s=stale_after_s)
         self._seed, self._weights, self._group = seed, weights, routers
         #: The store that carries the routers' reports; `None` if they share nothing.
-        self.store = PeerStore(self.kernel, routers, seed=seed) if routers.sharing == "store" else None
+        self.store = PeerStore(self.kernel, routers, seed=seed) if routers.reports else None
         #: A policy as it was given: routers beyond the first have copies, as has one that is replaced.
         self._policy, self._fresh, self._made = policy, deepcopy(policy), 0
         self.gaps = ItlHistogram()

@@ -23,7 +23,7 @@ from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.weights import Weights
 from gorgo.core.training.learning import find_learner
 from gorgo.errors import ConfigError, TraceError
-from gorgo.lab.datasets import load_requests, own_block_tokens
+from gorgo.lab.datasets import load_requests, own_block_tokens, unit_warning
 from gorgo.lab.results import load_text
 from gorgo.lab.sim.faults.scenarios import find_scenario
 from gorgo.lab.sim.lower_bound import lower_bound
@@ -35,7 +35,7 @@ from gorgo.lab.sim.workload import BLOCK_TOKENS, SimRequest, scaled
 from gorgo.lab.simulate.feed import feed_of
 from gorgo.lab.simulate.job import FLOOR, ORACLE, PINNED, SimJob, SimulatedRun
 from gorgo.lab.simulate.rows import floor_run, rare_collections, simulated_run
-from gorgo.lab.traces import TraceFilters, unit_warning
+from gorgo.lab.traces import TraceFilters
 from gorgo.lab.traces.load import SPAN_S_MAX
 from gorgo.lab.traces.text import is_keyed, largest_share
 from gorgo.learning.trainer import Trainer
@@ -45,14 +45,15 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def run_once(job: SimJob, *, controllers: Sequence[Controller] = ()) -> SimulatedRun:
-    """One run, here and now. `controllers` act on its Router, as in `Simulation`.
+def run_once(job: SimJob, *, controllers: Sequence[Controller] = (), policy: Policy | None = None) -> SimulatedRun:
+    """One run, here and now. `controllers` act on its Router, as in `Simulation`; `policy` is run in place of the
+    job's own.
 
     Raises `TraceError`, `UnknownPolicy`, `UnknownScenario` and the like for a wrong job.
     """
     begun_s = thread_time()
     with rare_collections():
-        run = _run(job, controllers)
+        run = _run(job, controllers, policy)
     return replace(run, cpu_s=thread_time() - begun_s)
 
 
@@ -102,14 +103,14 @@ def policy_of(name: str) -> Policy:
     return make_oracle() if name == ORACLE else make_policy(name)
 
 
-def _run(job: SimJob, controllers: Sequence[Controller]) -> SimulatedRun:
+def _run(job: SimJob, controllers: Sequence[Controller], given: Policy | None) -> SimulatedRun:
     scenario = find_scenario(job.scenario)
     fleet = scenario.fleet(job.fleet)
     block_tokens = _block_tokens(job)
     feed = _reshaped(_feed(job), scenario.reshape)
     if job.policy == FLOOR:
         return floor_run(job, feed, lower_bound(feed, fleet, block_tokens=block_tokens))
-    policy = policy_of(job.policy)
+    policy = policy_of(job.policy) if given is None else given
     shadow = make_shadow(job.shadow, policy)
     weights = (
         None

@@ -34,10 +34,6 @@ BLANK_MAX = 1024 * 1024
 
 #: A year. Time stamps in another unit, or one that is wrong, would keep a simulation busy for ever.
 SPAN_S_MAX = 366 * 86_400.0
-#: Mean times between two requests beyond which time stamps look like those of another unit, s. Published traces have
-#: 0.03 to 10 s. A mean of few requests says nothing.
-_GAP_S = (0.002, 200.0)
-_FEW = 4
 
 
 def load_trace(
@@ -61,25 +57,6 @@ def load_trace(
     if not requests:
         raise TraceError(f"{path}: no request is left after the filters")
     return requests
-
-
-def unit_warning(trace: object, requests: int, span_s: float) -> str | None:
-    """Return a warning where so many requests in `span_s` look like time stamps in another unit than milliseconds.
-
-    >>> unit_warning("t.jsonl", 101, 0.05)
-    't.jsonl: 0.5 ms from one request to the next on average; the time stamps look like seconds, expected milliseconds'
-    >>> unit_warning("t.jsonl", 101, 100_000.0).split("; ")[1]
-    'the time stamps look like microseconds, expected milliseconds'
-    >>> unit_warning("t.jsonl", 101, 100.0), unit_warning("t.jsonl", 101, 0.0)
-    (None, None)
-    """
-    least_s, most_s = _GAP_S
-    gap_s = span_s / max(requests - 1, 1)
-    if requests < _FEW or gap_s == 0 or least_s <= gap_s <= most_s:
-        return None
-    unit, shown = ("seconds", f"{gap_s * 1e3:.3g} ms") if gap_s < least_s else ("microseconds", f"{gap_s:,.0f} s")
-    average = f"{trace}: {shown} from one request to the next on average"
-    return f"{average}; the time stamps look like {unit}, expected milliseconds"
 
 
 def file_block_tokens(path: Path) -> int:

@@ -23,6 +23,7 @@ from gorgo.core.latency.decode import SLOW_DECODE
 from gorgo.core.messages.decision import Decision
 from gorgo.core.messages.request import Sample
 from gorgo.core.policy.interface import RouteStats
+from gorgo.core.prompt.fingerprint import PartedHeads
 from gorgo.live.admin.page.recent_stats import (
     RECENT_S,
     RECENT_SAMPLES,
@@ -433,6 +434,8 @@ class Snapshot:
     store: Mapping[str, Any] | None = None
     #: Answers that broke off since the start, by whether they went on elsewhere, each by reason.
     streams: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    #: Where the newest prompts part although they go on alike.
+    prompt_heads: Sequence[PartedHeads] = ()
     #: Routes of the policy; `None` for one without routes of its own.
     routes: RouteStats | None = None
     #: As in `GET /admin/fleet`.
@@ -474,6 +477,7 @@ class Snapshot:
             "clients": [asdict(row) for row in self.clients],
             "peer_store": self.store,
             "streams": self.streams,
+            "prompt_heads": [asdict(row) for row in self.prompt_heads],
             "routes": None if self.routes is None else asdict(self.routes),
             "decisions": [row.as_dict() for row in self.decisions],
         }
@@ -541,6 +545,7 @@ def take_snapshot(state: LiveState) -> Snapshot:
         fleet_sources=sources,
         store=store,
         streams=state.telemetry.metrics.stream_breaks(),
+        prompt_heads=state.routing.prompt_heads.parted(),
         routes=settings.route_stats(now=now),
         clients=() if state.routing.client_keys is None else state.telemetry.metrics.clients.last_minute(),
     )
