@@ -398,7 +398,7 @@ def test_the_options_of_routers_are_those_of_their_group(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--sharing", "gossip"], "none, store, all"),
+        (["--sharing", "gossip"], "none, store, local, all"),
         (["--split", "hash"], "random, session, region"),
         (["--peer-loss", "1.5"], "--peer-loss"),
         (["--peer-delay", "-1"], "--peer-delay"),
