@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 from urllib.parse import urlsplit
 
 import httpx
@@ -22,6 +24,7 @@ from gorgo.fleet_sources.entries import Found
 from gorgo.fleet_sources.fleet import FoundFleet
 from gorgo.live.fleet_sources.reports import Reports
 from gorgo.live.fleet_sources.service import follow_source
+from gorgo.live.http.tls import shared_tls, upstream_tls
 from gorgo.live.monitor.discovery import discover
 from gorgo.live.replica_secrets import api_key
 from gorgo.live.upstream.address import connect_cause
@@ -52,10 +55,11 @@ class Reached:
 
 def find_all(config: Config, *, environ: Mapping[str, str]) -> FoundFleet:
     """Return the fleet sources after the first result or failure of each."""
-    return asyncio.run(_find_all(config, environ))
+    return asyncio.run(find_sources(config, environ))
 
 
-async def _find_all(config: Config, environ: Mapping[str, str]) -> FoundFleet:
+async def find_sources(config: Config, environ: Mapping[str, str]) -> FoundFleet:
+    """As `find_all`."""
     found = FoundFleet(config.fleet_sources, now=time.monotonic())
     await asyncio.gather(*(_find(found, name, environ) for name in found.sources))
     return found
@@ -99,14 +103,42 @@ def reach_all(replicas: Sequence[ReplicaConfig], *, environ: Mapping[str, str], 
 
 
 async def _reach_all(replicas: Sequence[ReplicaConfig], environ: Mapping[str, str], timeout_s: float) -> list[Reached]:
-    turns = asyncio.Semaphore(_AT_ONCE)
+    async with Clients(timeout_s) as clients:
+        return await clients.reach_all(replicas, environ)
 
-    async def reach(replica: ReplicaConfig) -> Reached:
-        async with turns:
-            addresses = await _addresses_of(replica.url, timeout_s=timeout_s)
-            return replace(await _reach(client, replica, environ), addresses=addresses)
 
-    async with httpx.AsyncClient(timeout=timeout_s, trust_env=False) as client:
+class Clients:
+    """An HTTP client for each set of TLS files that replicas have; closed at the end of the block."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._tls = shared_tls(ssl.create_default_context())
+        self._clients: dict[tuple[str | None, ...], httpx.AsyncClient] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for client in self._clients.values():
+            await client.aclose()
+
+    def of(self, replica: ReplicaConfig) -> httpx.AsyncClient:
+        """Return the client for a replica. Raises `ConfigError` for a file that cannot be used."""
+        files = replica.ca_file, replica.client_cert, replica.client_key
+        if files not in self._clients:
+            tls = upstream_tls(replica, self._tls) if any(files) else self._tls()
+            self._clients[files] = httpx.AsyncClient(timeout=self._timeout_s, trust_env=False, verify=tls)
+        return self._clients[files]
+
+    async def reach_all(self, replicas: Sequence[ReplicaConfig], environ: Mapping[str, str]) -> list[Reached]:
+        """Return the answer of every replica, in their order."""
+        turns = asyncio.Semaphore(_AT_ONCE)
+
+        async def reach(replica: ReplicaConfig) -> Reached:
+            async with turns:
+                addresses = await _addresses_of(replica.url, timeout_s=self._timeout_s)
+                return replace(await _reach(self, replica, environ), addresses=addresses)
+
         return await asyncio.gather(*map(reach, replicas))
 
 
@@ -122,13 +154,13 @@ async def _addresses_of(url: str, *, timeout_s: float) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(address[0]) for *_, address in found))
 
 
-async def _reach(client: httpx.AsyncClient, replica: ReplicaConfig, environ: Mapping[str, str]) -> Reached:
+async def _reach(clients: Clients, replica: ReplicaConfig, environ: Mapping[str, str]) -> Reached:
     base = Reached(replica.name, replica.region, replica.url)
     if replica.api_key_env is not None and not environ.get(replica.api_key_env):
         return _failed(base, f"the environment variable {replica.api_key_env} is not set")
     try:
         # Checked as in the proxy: httpx would print an invalid key in its error.
-        key = api_key(replica, environ)
+        key, client = api_key(replica, environ), clients.of(replica)
     except ConfigError as error:
         return _failed(base, str(error))
     headers = {} if key is None else {"authorization": f"Bearer {key}"}

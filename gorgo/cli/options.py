@@ -118,8 +118,21 @@ BlockTokens = Annotated[
         max=65_536,
         metavar="N",
         show_default=False,
-        help="Tokens that each id of a block stands for. Default: 512, and those of a shape.",
+        help="Tokens that each id of a block stands for. Default: 512, and those that a file or a shape names.",
     ),
+]
+ClosedLoop = Annotated[
+    bool, typer.Option("--closed-loop", help="Send each turn of a session a think time after the answer before it.")
+]
+Warm = Annotated[
+    float,
+    typer.Option(min=0, callback=finite, help="Serve the requests of the first S seconds and count none of them."),
+]
+Windows = Annotated[
+    int, typer.Option(min=1, max=1000, help="Disjoint windows of each run: intervals are over windows, not seeds.")
+]
+UserSessions = Annotated[
+    bool, typer.Option("--user-sessions", help="Requests of a user that name no session are one session.")
 ]
 Start = Annotated[
     str | None,
@@ -147,6 +160,7 @@ def trace_filters(
     start: str | None = None,
     end: str | None = None,
     seed: int = 0,
+    user_sessions: bool = False,
 ) -> TraceFilters:
     """Return the filters that the options name."""
     from gorgo.lab.traces import TraceFilters, parse_window
@@ -161,6 +175,7 @@ def trace_filters(
         end_s=end_s,
         seed=seed,
         from_zero=from_zero,
+        user_sessions=user_sessions,
     )
 
 

@@ -71,8 +71,11 @@ _LEAST = ("min_tokens", "min_new_tokens")
 _DEFAULT_MOST = {COMPLETIONS: 16, GENERATE: 128}
 #: Members that the events of one answer have in common; others are of one event alone.
 _COMMON = frozenset({"id", "object", "created", "model", "system_fingerprint", "service_tier"})
-#: Members of a delta that can be gone on with.
+#: Members of a delta that can be gone on with, and those that are a chain of thought.
 _TEXT = frozenset({"role", "content"})
+_REASONING = frozenset({"reasoning", "reasoning_content", "reasoning_details", "thinking"})
+#: How a chain of thought begins and ends in the text of a chat, where its engine does not take it out.
+_THOUGHTS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<|channel|>analysis", "<|channel|>final"))
 
 
 class Continuation(Enum):
@@ -104,7 +107,8 @@ class PartialAnswer:
     exact:
         The stream reported them.
     again:
-        Characters of white space at the end of `text`, which the engine that goes on trims and says again.
+        Characters at the end of `text` that the engine which goes on says again: white space that it trims, and half of
+        a character that takes two units of UTF-16.
     token_ids:
         Of `/generate`, where the engine sent them; empty otherwise.
     fields:
@@ -115,6 +119,12 @@ class PartialAnswer:
         Its events with text have counts, whether asked for or not.
     closed:
         The client has the end of its text, of Anthropic's messages alone.
+    usage:
+        The counts of all of it, which its event with the finish reason has, or one behind that; `None` before.
+    summed:
+        The client has the event with nothing but counts.
+    ended:
+        The client has the last event of the stream.
     """
 
     text: str = ""
@@ -126,11 +136,23 @@ class PartialAnswer:
     finished: bool = False
     counted: bool = False
     closed: bool = False
+    usage: Mapping[str, Any] | None = field(default=None, hash=False)
+    summed: bool = False
+    ended: bool = False
 
     @property
     def known(self) -> str:
         """The text that the engine which goes on is given."""
         return self.text[: len(self.text) - self.again]
+
+
+def half_character(text: str) -> int:
+    """Return 1 if a text ends with the first half of a character, else 0: some engines cut text between UTF-16 units.
+
+    >>> half_character("a\\ud83d"), half_character("a\\ud83d\\ude00"), half_character("")
+    (1, 0, 0)
+    """
+    return int("\ud800" <= text[-1:] <= "\udbff")
 
 
 class NotContinuableError(Exception):
@@ -249,12 +271,14 @@ def continued_body(route: str, body: Mapping[str, Any], answer: PartialAnswer, h
     """Return the request for the rest of an answer, as a body for an engine that is asked in this way (`how`).
 
     Its bounds of length are less by the tokens so far. At least one is asked for, which `Seam` drops where there is no
-    room for it, or where the answer has its finish reason: the engine's counts and end are wanted.
+    room for it, or where the answer has its finish reason: the engine's counts and end are wanted. Behind a whole text
+    without its reason there are as many as a stop string may have, which then comes again.
     """
     chat = as_chat(body) if how is Continuation.AS_CHAT else None
     assert chat is not None or how is not Continuation.AS_CHAT, "it can be asked for as a chat"
     new = dict(body if chat is None else chat)
     ended = answer.finished or answer.closed
+    last = 1 if answer.finished else max(map(len, _stop_strings(body)), default=1)
     if route in (CHAT, MESSAGES):
         _continue_chat(new, answer.known, how)
     else:
@@ -265,12 +289,14 @@ def continued_body(route: str, body: Mapping[str, Any], answer: PartialAnswer, h
         new["sampling_params"] = sampling = dict(sampling)
     if ended:
         bounds = new if route != GENERATE else new.setdefault("sampling_params", {})
-        bounds.setdefault("max_tokens" if route != GENERATE else "max_new_tokens", 1)
+        bounds.setdefault("max_tokens" if route != GENERATE else "max_new_tokens", last)
     for fields in (new, sampling if isinstance(sampling, dict) else {}):
         for name in (*_MOST, *_LEAST):
             value = fields.get(name)
             if isinstance(value, int) and value > 0:
-                left = 0 if ended else value - answer.tokens
+                left = value - answer.tokens
+                if ended:
+                    left = min(left, last) if name in _MOST else 0
                 fields[name] = max(1 if name in _MOST else 0, left)
     return _encoded(new)
 
@@ -333,6 +359,51 @@ def tokens_left(body: Mapping[str, Any], answer: PartialAnswer) -> int | None:
     return min(found, default=None)
 
 
+# What is behind the finish reason of an answer.
+
+
+def shows_usage(body: Mapping[str, Any]) -> bool:
+    """Return whether a request asks for an event with the counts.
+
+    >>> shows_usage({"stream_options": {"include_usage": True}}), shows_usage({"stream_options": None})
+    (True, False)
+    """
+    options = body.get("stream_options")
+    return isinstance(options, dict) and bool(options.get("include_usage"))
+
+
+def missing_counts(route: str, body: Mapping[str, Any], answer: PartialAnswer) -> bytes | None:
+    """Return the event with the counts, which an answer with its finish reason lacks; `None` if they are not known.
+
+    Empty if it lacks none: the request did not ask for them, they came, or the engine sends them with the finish reason
+    alone. They are known where every event has them.
+    """
+    if route not in (CHAT, COMPLETIONS) or not shows_usage(body) or answer.summed or answer.ended:
+        return b""
+    if answer.usage is None:
+        return None
+    made = {**answer.fields, "choices": [], "usage": answer.usage}
+    return b"data: " + _encoded(made) + b"\n\n" if answer.counted else b""
+
+
+def last_event(route: str) -> bytes:
+    """Return the event that ends every stream of a route whose answers can be continued."""
+    return b"data: [DONE]\n\n" if route != MESSAGES else _named({"type": "message_stop"})
+
+
+def lacks_last_event(route: str, tail: bytes) -> bool:
+    """Return whether the last bytes of a stream are whole events without the one that ends it.
+
+    >>> [lacks_last_event("/generate", tail) for tail in (b"data: {}\\n\\n", b"data: {", b"data: [DONE]\\n\\n")]
+    [True, False, False]
+    """
+    if route not in ROUTES or not tail or tail.rstrip().endswith(_DONE) or whole_events(tail) != len(tail):
+        return False
+    events = [_read(event)[1] for event in _EVENT_END.split(tail)]
+    last = next((data.strip() for data in reversed(events) if data), b"")
+    return last != _DONE and parse_event(last).get("type") != "message_stop"
+
+
 # Answers.
 
 
@@ -362,23 +433,38 @@ def _error_of(event: bytes) -> int | None:
     return error_status(name, parse_event(data))
 
 
-def read_answer(route: str, stream: bytes, body: Mapping[str, Any] | None = None) -> PartialAnswer:
-    """Return the answer in the whole events of a stream to a request. Raises `NotContinuableError`."""
+def read_answer(route: str, stream: bytes) -> PartialAnswer:
+    """Return the answer in the whole events of a stream. Raises `NotContinuableError`."""
     reader = _AnswerReader(route)
     for event in _EVENT_END.split(stream):
-        reader.add(parse_event(_read(event)[1]))
-    if reader.closed and not reader.finished and _stop_strings(body or {}):
-        raise NotContinuableError("a text whose end may be a stop string")
+        data = _read(event)[1]
+        reader.add(parse_event(data))
+        reader.ended = reader.ended or data.strip() == _DONE
+    text = "".join(reader.texts)
+    _check_thoughts(route, text)
     return PartialAnswer(
-        text="".join(reader.texts),
+        text=text,
         tokens=reader.reported or reader.events,
         exact=reader.reported > 0,
+        again=half_character(text),
         token_ids=tuple(reader.ids),
         fields=reader.fields,
         finished=reader.finished,
         counted=reader.counted,
         closed=reader.closed,
+        usage=reader.usage,
+        summed=reader.summed,
+        ended=reader.ended,
     )
+
+
+def _check_thoughts(route: str, text: str) -> None:
+    """Raise `NotContinuableError` for the text of a chat that ends in a chain of thought, which templates may drop."""
+    if route not in (CHAT, MESSAGES):
+        return
+    for begin, end in _THOUGHTS:
+        if text.lstrip().startswith(begin) and end not in text:
+            raise NotContinuableError("reasoning in progress")
 
 
 class _AnswerReader:
@@ -392,6 +478,9 @@ class _AnswerReader:
         self.ids: list[int] = []
         self.fields: dict[str, Any] = {}
         self.finished = self.counted = self.closed = False
+        #: Of the whole answer, and whether an event of their own had them; and whether the stream is over.
+        self.usage: Mapping[str, Any] | None = None
+        self.summed = self.ended = False
         self._route = route
 
     def add(self, event: Mapping[str, Any]) -> None:
@@ -408,11 +497,12 @@ class _AnswerReader:
         for name, value in event.items():
             if name in _COMMON:
                 self.fields.setdefault(name, value)
-        self.reported = max(self.reported, _count(event.get("usage"), "completion_tokens"))
-        for choice in _choices_of(event):
+        usage = event.get("usage")
+        self.reported = max(self.reported, _count(usage, "completion_tokens"))
+        choices = _choices_of(event)
+        for choice in choices:
             if choice.get("index") or choice.get("logprobs"):
                 raise NotContinuableError("several choices" if choice.get("index") else "log probabilities")
-            self.counted = self.counted or isinstance(event.get("usage"), dict)
             self.finished = self.finished or choice.get("finish_reason") is not None
             for name, value in (choice.get("delta") or {}).items():
                 if value and name not in _TEXT:
@@ -421,6 +511,9 @@ class _AnswerReader:
             if text:
                 self.texts.append(text)
                 self.events += 1
+                self.counted = self.counted or isinstance(usage, dict)
+        if isinstance(usage, dict) and (self.finished or not choices):
+            self.usage, self.summed = usage, self.summed or not choices
 
     def _add_message(self, event: Mapping[str, Any]) -> None:
         kind = event.get("type")
@@ -433,6 +526,8 @@ class _AnswerReader:
             self.reported = max(self.reported, _count(event.get("usage"), "output_tokens"))
         elif kind == "content_block_stop":
             self.closed = True
+        elif kind == "message_stop":
+            self.ended = True
         elif text := _message_text_of(event):
             self.texts.append(text)
             self.events += 1
@@ -549,6 +644,10 @@ class Seam:
         #: Of a chat whose rest is a message's: why it ended, and the stop string that did.
         self._end: tuple[str | None, str | None] = (None, None)
         self.begun = self.ended = False
+        #: Its engine has sent an end, which the client may have had before.
+        self.answered = False
+        #: What it sends cannot be gone on with, as a chain of thought behind text.
+        self.unfit = False
         self.error: int | None = None
         self.usage = SeamCounts()
         self._route, self._before, self._show_usage = route, answer, show_usage
@@ -558,7 +657,7 @@ class Seam:
         self._behind = answer.text[-(max(map(len, self._stops), default=1) - 1) :] if self._stops else ""
         #: What the rest has beside text, as a call of a tool.
         self._other: str | None = None
-        #: White space that the client has, and the engine says again.
+        #: What the client has, and the engine says again.
         self._again = answer.text[len(answer.known) :]
         self._texts: list[str] = []
         #: Of `/generate`: the tokens of the rest.
@@ -569,27 +668,39 @@ class Seam:
         self._stop: str | None = None
         self._closed = answer.closed
         self._pending = b""
-        #: Of the rest, what the client has: pieces of text, tokens as reported and by events, their ids, whether it
-        #: ends there, and its block.
-        self._sent: tuple[int, int | None, int, list[int], bool, bool]
-        self._sent = (0, None, 0, [], answer.finished, answer.closed)
+        #: The counts of the whole answer, at its end, and whether an event of their own had them.
+        self._total, self._summed = answer.usage, answer.summed
+        #: Of the rest, what the client has: pieces of text, tokens as reported and by events, their ids, and what is
+        #: known of the end (`finished`, `closed`, `usage`, `summed`).
+        self._sent: tuple[int, int | None, int, list[int], dict[str, Any]]
+        self._sent = (0, None, 0, [], self._end_so_far())
 
     def answer(self) -> PartialAnswer:
         """Return what the client has of the answer by now. Raises `NotContinuableError` for more than text."""
         if self._other is not None:
             raise NotContinuableError(f"{self._other} in progress")
         before = self._before
-        size, reported, events, ids, finished, closed = self._sent
+        size, reported, events, ids, end = self._sent
+        text = before.text + "".join(self._texts[:size])
+        _check_thoughts(self._route, text)
         return replace(
             before,
-            text=before.text + "".join(self._texts[:size]),
+            text=text,
             tokens=before.tokens + (reported or events),
             exact=before.exact and (reported is not None or not events),
-            again=0,
+            again=half_character(text),
             token_ids=(*before.token_ids, *ids),
-            finished=finished,
-            closed=closed,
+            **end,
         )
+
+    def _end_so_far(self) -> dict[str, Any]:
+        return {
+            "finished": self._finished,
+            "closed": self._closed,
+            "usage": self._total,
+            "summed": self._summed,
+            "ended": self.ended,
+        }
 
     def on_sent(self) -> None:
         """Record that the client has all events so far: the answer goes on behind them if this part breaks off too."""
@@ -598,8 +709,7 @@ class Seam:
             self.usage.output,
             self._events,
             self._ids,
-            self._finished,
-            self._closed,
+            self._end_so_far(),
         )
 
     @property
@@ -615,7 +725,7 @@ class Seam:
     @property
     def has_sent_end(self) -> bool:
         """Whether the client has the finish reason."""
-        return self._sent[4]
+        return bool(self._sent[4]["finished"])
 
     @property
     def short(self) -> bool | None:
@@ -659,7 +769,7 @@ class Seam:
             else:
                 made = self._generated(fields) if self._route == GENERATE else self._choices(fields)
         except NotContinuableError:
-            self.error = 500
+            self.error, self.unfit = 500, True
             return b""
         if made is None:
             return b""
@@ -743,13 +853,13 @@ class Seam:
     def _message_end(self, event: Mapping[str, Any]) -> dict[str, Any]:
         before, usage, delta = self._before, event.get("usage"), event.get("delta")
         counts = usage if isinstance(usage, dict) else {}
-        ended = before.closed or (self._left is not None and self._left <= 0)
-        self.usage.output = output = 0 if ended else _count(counts, "output_tokens")
+        is_full = self._left is not None and self._left <= 0
+        # The one token that is asked for behind a whole text stands for the one that said its end.
+        self.usage.output = output = 0 if is_full else _count(counts, "output_tokens")
         new = dict(delta) if isinstance(delta, dict) else {}
         if self._stop is not None:
             new |= {"stop_reason": "stop_sequence", "stop_sequence": self._stop}
-        elif ended:
-            is_full = self._left is not None and self._left <= 0
+        elif is_full or (before.closed and not new.get("stop_sequence")):
             new |= {"stop_reason": "max_tokens" if is_full else "end_turn", "stop_sequence": None}
         # The prompt is the first one's, which the start of the message has reported.
         first = before.fields.get("usage") or {}
@@ -766,7 +876,12 @@ class Seam:
                 del made["usage"]
         choices = [new for choice in _choices_of(event) if (new := self._choice(choice)) is not None]
         made["choices"] = choices
-        return made if choices or (isinstance(usage, dict) and self._show_usage and not event.get("choices")) else None
+        sums = isinstance(usage, dict) and self._show_usage and not event.get("choices") and not self._summed
+        if self._finished and "usage" in made:
+            self._total = made["usage"]
+        if sums:
+            self.begun = self._summed = True
+        return made if choices or sums else None
 
     def _choice(self, choice: Mapping[str, Any]) -> dict[str, Any] | None:
         is_chat = self._route == CHAT
@@ -775,6 +890,7 @@ class Seam:
         text, stopped = self._take(_text_of(self._route, choice))
         if stopped:
             finish = "stop"
+        self.answered = self.answered or finish is not None
         if self._finished:
             return None
         if finish is not None:
@@ -783,9 +899,10 @@ class Seam:
                 finish = "length"
         new = {**choice, "finish_reason": finish}
         if is_chat:
-            self._other = self._other or next(
-                (name for name, value in delta.items() if value and name not in _TEXT), None
-            )
+            others = [name for name, value in delta.items() if value and name not in _TEXT]
+            if _REASONING.intersection(others) and (self._before.text or self._texts):
+                raise NotContinuableError("reasoning behind text")
+            self._other = self._other or next(iter(others), None)
             delta.pop("role", None)
             if "content" in delta:
                 delta["content"] = text
@@ -828,12 +945,12 @@ class Seam:
         return text, stopped
 
     def _less_again(self, text: str) -> str:
-        """Return new text without the white space that the client has."""
-        same = next((at for at, (had, new) in enumerate(zip(self._again, text, strict=False)) if had != new), None)
-        if same is None:
-            same = min(len(self._again), len(text))
-        self._again = self._again[same:] if same == len(text) else ""
-        return text[same:]
+        """Return new text without what the client has, which may be half of its first character."""
+        had, new = (each.encode("utf-16-le", "surrogatepass") for each in (self._again, text))
+        most = min(len(had), len(new))
+        same = next((at for at in range(0, most, 2) if had[at : at + 2] != new[at : at + 2]), most)
+        self._again = had[same:].decode("utf-16-le", "surrogatepass") if same == len(new) else ""
+        return new[same:].decode("utf-16-le", "surrogatepass")
 
     def _generated(self, event: Mapping[str, Any]) -> dict[str, Any] | None:
         before, (text, meta) = self._before, _generated_of(event)

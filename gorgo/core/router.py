@@ -24,7 +24,7 @@ from gorgo.core.admission import AdmissionController, Preconditions
 from gorgo.core.dispatch.dispatcher import Dispatcher
 from gorgo.core.dispatch.hedging import Hedger
 from gorgo.core.dispatch.in_flight import InFlightTable, PoisonPrompts, RequestState
-from gorgo.core.dispatch.lifecycle import RequestLifecycle
+from gorgo.core.dispatch.lifecycle import SERVED_ELSEWHERE, RequestLifecycle
 from gorgo.core.dispatch.prefix_updates import CacheAccuracy, PrefixUpdater
 from gorgo.core.fleet.fleet import Fleet
 from gorgo.core.fleet.region_outage import RegionOutages
@@ -347,11 +347,12 @@ class Router:
         self.media_tokens.restore(learned.get("media", []))
 
     def on_served_elsewhere(
-        self, attempt_id: str, replica: str, *, now: float, refused: bool = False
+        self, attempt_id: str, replica: str, outcome: Outcome = SERVED_ELSEWHERE, *, now: float
     ) -> tuple[Dispatch | None, list[Action]]:
-        """Record that a gateway retried by itself: the attempt has failed, and `replica` serves its request.
+        """Record that a gateway retried by itself: the attempt ended with `outcome`, and `replica` has its request.
 
-        `refused`: that one refuses it too, by a 4xx, so the request may be wrong, and the attempt does not count.
+        `SERVED_ELSEWHERE`: the gateway does not say why; that is a failure. `REFUSED_ELSEWHERE`: a replica has refused
+        the request, by a 4xx, so the request may be wrong, and the attempt does not count.
         Return the attempt that counts there from now on, with the first token that was reported already. `None` if the
         attempt has ended, if another one is open, or if the replica is unknown: that closes the request.
         """
@@ -360,7 +361,7 @@ class Router:
         if failed is None:
             return None, []
         served = self._fleet.replicas.get(replica)
-        dispatch = self._lifecycle.on_served_elsewhere(failed, served, refused=refused, now=now)
+        dispatch = self._lifecycle.on_served_elsewhere(failed, served, outcome, now=now)
         others: list[Action] = []
         if dispatch is not None and failed.first_token_s is not None:
             moved = self._table.first_token(dispatch.attempt_id, now=failed.first_token_s)
@@ -372,16 +373,16 @@ class Router:
 
     def next_timer(self) -> float | None:
         """Return when to call `handle_timer`; any event can change it."""
-        due_s, hedge_s = self._fleet.next_timer(), self._hedger.next_timer_s()
-        if hedge_s is not None and (due_s is None or hedge_s < due_s):
-            due_s = hedge_s
-        drain_s = self._admission.next_timer_s(now=self._now) if self._queued else None
-        return drain_s if drain_s is not None and (due_s is None or drain_s < due_s) else due_s
+        due_s = self._fleet.timers.next_s
+        # Of most requests none is watched and none queued.
+        if self._hedger.watched:
+            due_s = _earlier(due_s, self._hedger.next_timer_s())
+        return _earlier(due_s, self._admission.next_timer_s(now=self._now)) if self._queued else due_s
 
     def handle_timer(self, *, now: float) -> list[Action]:
         """Expire stale values and back-offs, hedge late requests, drain the queue. Safe to call at any time."""
         self._now = now
-        due_s = self._fleet.next_timer()
+        due_s = self._fleet.timers.next_s
         if due_s is not None and due_s <= now:
             self._fleet.handle_timer(now=now)
         return [*self._hedger.due_hedges(now=now), *self._drain_queue(now)]
@@ -458,3 +459,7 @@ class Router:
             tuple(name for name, replica in replicas if replica.draining),
             tuple(name for name, replica in replicas if replica.health.state is HealthState.EJECTED),
         )
+
+
+def _earlier(one_s: float | None, other_s: float | None) -> float | None:
+    return other_s if one_s is None or (other_s is not None and other_s < one_s) else one_s

@@ -76,24 +76,37 @@ class SseReader:
 
     def feed(self, chunk: bytes) -> list[SseEvent]:
         """Events that end in `chunk`."""
-        events: list[SseEvent] = []
+        return [*self.events(chunk)]
+
+    def events(self, chunk: bytes) -> Iterator[SseEvent]:
+        """Yield the same, each as it is read. Who does not take the last one may feed no other chunk."""
         if self.overflowed:
-            return events
+            return
         self._pending += chunk
         if not self._started and not self._skip_bom():
-            return events
-        start = 0
-        for end in _EOL.finditer(self._pending, self._searched):
-            self._lines += 1
-            if self._lines > self._max_lines or not self._line(self._pending[start : end.start()], events):
-                self.overflowed = True
-                return events
-            start = end.end()
-        self._pending = self._pending[start:]
+            return
+        searched = self._pending[: self._searched]
+        *lines, last = _EOL.split(self._pending[self._searched :])
+        if lines:
+            lines[0] = searched + lines[0]
+        else:
+            last = searched + last
+        self._pending = last
         # The last byte may be a CR that only the next one can judge; it is not counted as the line's either.
-        self._searched = max(0, len(self._pending) - 1)
-        self.overflowed = len(self._pending) > MAX_EVENT_BYTES + 1
-        return events
+        self._searched = max(0, len(last) - 1)
+        for line in lines:
+            self._lines += 1
+            if self._lines > self._max_lines or len(line) + self._data_bytes > MAX_EVENT_BYTES:
+                self.overflowed = True
+                return
+            if line:
+                self._take(line)
+            else:
+                data, name = self._data, self._name
+                self._data, self._data_bytes, self._name = [], 0, ""
+                if data:
+                    yield SseEvent(name, b"\n".join(data))
+        self.overflowed = len(last) > MAX_EVENT_BYTES + 1
 
     def _skip_bom(self) -> bool:
         """Whether enough has come to know that there is no byte order mark (any more)."""
@@ -103,28 +116,13 @@ class SseReader:
         self._started = True
         return True
 
-    def _line(self, line: bytes, events: list[SseEvent]) -> bool:
-        """Take in one line; False when the event has grown too long."""
-        if len(line) + self._data_bytes > MAX_EVENT_BYTES:
-            return False
-        if not line:
-            self._dispatch(events)
-            return True
+    def _take(self, line: bytes) -> None:
         field, _, value = line.partition(b":")
-        value = value.removeprefix(b" ")
         if field == b"data":
-            self._data.append(value)
+            self._data.append(value.removeprefix(b" "))
             self._data_bytes += len(line)
         elif field == b"event":
-            self._name = value.decode("utf-8", "replace")
-        return True
-
-    def _dispatch(self, events: list[SseEvent]) -> None:
-        if self._data:
-            events.append(SseEvent(self._name, b"\n".join(self._data)))
-        self._name = ""
-        self._data = []
-        self._data_bytes = 0
+            self._name = value.removeprefix(b" ").decode("utf-8", "replace")
 
 
 # When a stream has begun to answer: its first content, or the error that came instead.
@@ -171,7 +169,7 @@ class FirstTokenDetector:
     def feed(self, chunk: bytes) -> StreamState:
         if self._state is not StreamState.WAITING:
             return self._state
-        for event in self._reader.feed(chunk):
+        for event in self._reader.events(chunk):
             self._state = self._judge(event)
             if self._state is not StreamState.WAITING:
                 return self._state
@@ -217,10 +215,10 @@ _RESPONSE_STATES = frozenset({"response.created", "response.queued", "response.i
 
 
 def _chat_content(data: Json) -> bool:
-    return any(
-        choice.get("token_ids") or _has_more(_mapping(choice.get("delta")), _DELTA_FRAME)
-        for choice in _each(data.get("choices"))
-    )
+    for choice in _each(data.get("choices")):
+        if choice.get("token_ids") or _has_more(_mapping(choice.get("delta")), _DELTA_FRAME):
+            return True
+    return False
 
 
 def _completion_content(data: Json) -> bool:
@@ -285,12 +283,19 @@ def end_rule(route: str) -> _Rule:
     return _ROUTES.get(route, (_chat_content, _choice_end))[1]
 
 
+#: Finish reasons of answers that the engine broke off: by a pause, a stop or an operator (vLLM and SGLang), or because
+#: it failed (gateways).
+_BROKEN_OFF = ("abort", "error")
+
+
 def error_status(name: str, data: Json) -> int | None:
-    """Status that an error event stands for; `None` for any other event."""
+    """Status that an error event stands for; `None` for any other event. An answer that is broken off is an error."""
     if "meta_info" in data:
         finish = _mapping(_mapping(data["meta_info"]).get("finish_reason"))
-        if finish.get("type") == "abort":
+        if finish.get("type") in _BROKEN_OFF:
             return _status_of(finish)
+    if "choices" in data and any(choice.get("finish_reason") in _BROKEN_OFF for choice in _each(data["choices"])):
+        return 500
     error = data.get("error")
     if not error and "response" in data:
         error = _mapping(data["response"]).get("error")
@@ -692,6 +697,12 @@ class StreamEnd(Enum):
     MISSING = "missing"
 
 
+def may_have_error(data: bytes) -> bool:
+    """Return whether there may be an error, or the end of an answer that was broken off: in a string it is escaped."""
+    # `find`, as `in` raises and clears a TypeError before it searches bytes.
+    return data.find(b'"error"') >= 0 or data.find(b'"abort"') >= 0
+
+
 def end_of_stream(route: str, tail: bytes) -> StreamEnd:
     """Return how a stream ended, by its last bytes. An event that is longer than these counts as a complete end.
 
@@ -700,7 +711,7 @@ def end_of_stream(route: str, tail: bytes) -> StreamEnd:
     >>> end_of_stream("/v1/completions", b'data: {"choices": [{"text": "a"}]}\\n\\ndata: [DONE]\\n\\n')
     <StreamEnd.COMPLETE: 'complete'>
     """
-    if b'"error"' not in tail and tail.rstrip().endswith(_DONE):
+    if tail.rstrip().endswith(_DONE) and not may_have_error(tail):
         return StreamEnd.COMPLETE
     return _read_end(route, tail) or StreamEnd.COMPLETE
 
@@ -717,7 +728,7 @@ def _read_end(route: str, tail: bytes) -> StreamEnd | None:
     of its own.
     """
     has_content, is_end = content_rule(route), end_rule(route)
-    is_done = found = False
+    is_done = found = is_counted = False
     ended: set[int] = set()
     begun: set[int] = set()
     for data in _last_data(tail):
@@ -726,13 +737,18 @@ def _read_end(route: str, tail: bytes) -> StreamEnd | None:
             is_done = True
             continue
         event = parse_event(data)
-        if is_end(event) or has_content(event):
+        is_choice = is_end(event) or has_content(event)
+        if (is_choice or not ended) and (error_status("", event) or 0) >= 500:
+            return StreamEnd.ERROR
+        if is_choice and is_counted:
+            return StreamEnd.COMPLETE
+        if is_choice:
             for index, is_last in _choices(event, is_end):
                 (ended if is_last else begun).add(index)
-        elif not ended and (error_status("", event) or 0) >= 500:
-            return StreamEnd.ERROR
         elif not (ended or begun) and event.get("choices") == [] and _usage(event.get("usage")) is not None:
-            return StreamEnd.COMPLETE
+            is_counted = True
+    if is_counted:
+        return StreamEnd.COMPLETE
     if is_done or (ended and begun <= ended):
         return StreamEnd.COMPLETE
     return StreamEnd.MISSING if found else None
@@ -758,7 +774,7 @@ def error_of_body(body: bytes) -> int | None:
     >>> error_of_body(b'{"error": {"message": "out of memory"}}'), error_of_body(b'{"choices": [], "error": null}')
     (500, None)
     """
-    if b'"error"' not in body and b'"abort"' not in body:
+    if not may_have_error(body):
         return None
     try:
         data = json.loads(body)
@@ -827,6 +843,7 @@ __all__ = [
     "is_json",
     "is_short",
     "lacks_answer",
+    "may_have_error",
     "parse_event",
     "read_usage",
 ]

@@ -24,6 +24,7 @@ from pathlib import Path
 from statistics import median_low
 from typing import Any, NoReturn
 
+from gorgo.core.latency.ttft import PARTS
 from gorgo.core.prompt.parse import MAX_BOUNDARIES
 from gorgo.errors import TraceError
 from gorgo.lab.traces import BLOCK_TOKENS, TraceFilters, TraceRequest
@@ -94,7 +95,7 @@ class LoggedRequest:
     """One line as it is read: a checked `gorgo.live.logs.Finished`.
 
     The proxy packs all hashes into bytes, because it writes a line per request. Here they are numbers, with the bytes
-    of text per hash from the header of the file. The client is not read. Older logs end at `hashes`.
+    of text per hash from the header of the file. Older logs end at `hashes`.
     """
 
     received_s: float
@@ -112,6 +113,9 @@ class LoggedRequest:
     ttft_s: float | None = None
     e2e_s: float | None = None
     boundaries: tuple[int, ...] = ()
+    client: str | None = None
+    #: As `core.latency.ttft.PARTS`; empty without a first token, and in older logs.
+    ttft_parts_s: tuple[float, ...] = ()
 
 
 class LogReader:
@@ -177,6 +181,8 @@ class LogReader:
             ttft_s=_seconds(entry, "ttft_s", where),
             e2e_s=_seconds(entry, "e2e_s", where),
             boundaries=_boundaries(entry.get("boundaries"), where),
+            client=_text(entry, "client", where),
+            ttft_parts_s=_parts(entry, where),
         )
         if status in _REFUSED and status not in _LOAD:
             self.skipped += 1
@@ -209,6 +215,16 @@ def _seconds(entry: Mapping[str, Any], key: str, where: str) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < SPAN_S_MAX:
         _fail(where, key, value, "seconds or null")
     return float(value)
+
+
+def _parts(entry: Mapping[str, Any], where: str) -> tuple[float, ...]:
+    """Return the parts of the TTFT."""
+    value = entry.get("ttft_parts_s")
+    if value is None:
+        return ()
+    if not isinstance(value, list) or len(value) != len(PARTS):
+        _fail(where, "ttft_parts_s", value, f"{len(PARTS)} times in s: {', '.join(PARTS)}")
+    return tuple(_seconds({"ttft_parts_s": part}, "ttft_parts_s", where) or 0.0 for part in value)
 
 
 def _hashes(value: object, where: str) -> tuple[int, ...]:

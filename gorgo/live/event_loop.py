@@ -20,7 +20,7 @@ from typing import Protocol
 from weakref import WeakKeyDictionary
 
 from gorgo.core.messages.actions import Action, AdmissionAction, Continue, Dispatch, FleetEvent, Hedge, RetryAction
-from gorgo.core.messages.request import AttemptResult, Outcome, RouteRequest
+from gorgo.core.messages.request import COMPLETED, AttemptResult, Outcome, RouteRequest
 from gorgo.core.router import Router
 
 # The proxy's one clock: monotonic seconds, anchored to the epoch at start.
@@ -75,6 +75,16 @@ def ahead_s(clock: Clock) -> float:
     """
     owner = getattr(clock, "__self__", None)
     return owner.ahead_s() if isinstance(owner, EpochClock) else 0.0
+
+
+async def first_of(*events: asyncio.Event) -> None:
+    """Wait until one of the events is set."""
+    waiting = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in waiting:
+            each.cancel()
 
 
 class ActionSink(Protocol):
@@ -160,7 +170,7 @@ class RouterGateway:
 
     def finish(self, dispatch: Dispatch, outcome: Outcome) -> RetryAction | None:
         """Finish an attempt; return the next action for its request: a Dispatch, a Reject, or None."""
-        if self.stale_connections and (self._router.queued or outcome.result is not AttemptResult.COMPLETED):
+        if self.stale_connections and (self._router.queued or outcome.result is not COMPLETED):
             self.refresh_connections()
         own, others = self._router.on_finish(dispatch.attempt_id, outcome, now=self._clock())
         self.apply(others)
@@ -179,10 +189,10 @@ class RouterGateway:
         """Leave an answer to the attempt that had it, and cancel the one beside it."""
         self.apply(self._router.on_resumed(dispatch.attempt_id, now=self._clock()))
 
-    def served_elsewhere(self, dispatch: Dispatch, replica: str, *, refused: bool = False) -> Dispatch | None:
-        """Move an attempt to the replica that a gateway chose by itself; `None` if there is nothing to move."""
+    def served_elsewhere(self, dispatch: Dispatch, replica: str, outcome: Outcome) -> Dispatch | None:
+        """Move an attempt, which ended so, to the replica that a gateway chose; `None` if there is nothing to move."""
         now = self._clock()
-        own, others = self._router.on_served_elsewhere(dispatch.attempt_id, replica, now=now, refused=refused)
+        own, others = self._router.on_served_elsewhere(dispatch.attempt_id, replica, outcome, now=now)
         self.apply(others)
         self._report_dispatch(own)
         return own

@@ -274,6 +274,29 @@ class Line(Protocol):
         """Return the JSON line, with its end."""
 
 
+class LineOutput(Protocol):
+    """What a log writes to."""
+
+    @property
+    def path(self) -> Path: ...
+
+    def write(self, lines: Iterable[Line]) -> None:
+        """Append the lines; called in a thread. Raises `OSError`."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenLine:
+    """A line of another worker, in its form."""
+
+    text: str
+
+    def as_line(self) -> str:
+        return self.text
+
+
 class LineFile:
     """Appends lines; every call blocks until the disk is done.
 
@@ -416,7 +439,7 @@ class LineLog:
 
     def __init__(
         self,
-        file: LineFile,
+        file: LineOutput,
         *,
         count: Callable[[str, int], None],
         events: LineLogEvents = REQUEST_LOG,
@@ -448,6 +471,10 @@ class LineLog:
             await self._wait_for_batch()
             await self._flush()
         await self._flush()
+
+    def write_to(self, file: LineOutput, *, count: Callable[[str, int], None]) -> None:
+        """Write the next lines to another file, and count them there."""
+        self._file, self._count = file, count
 
     def stop(self) -> None:
         """End `run` after the queued lines."""
@@ -544,6 +571,8 @@ class Finished:
         Tokens at the end of each message, of the `input_tokens`.
     queued_s, ttft_s, e2e_s:
         From `received_s` to the dispatch, the first token, the end; `None` without.
+    ttft_parts_s:
+        What `ttft_s` consists of (`core.latency.ttft.PARTS`); `None` without a first token.
     """
 
     received_s: float
@@ -561,6 +590,7 @@ class Finished:
     ttft_s: float | None = None
     e2e_s: float | None = None
     boundaries: Sequence[int] = ()
+    ttft_parts_s: Sequence[float] | None = None
 
     def as_line(self) -> str:
         """Return the JSON line."""
@@ -570,13 +600,15 @@ class Finished:
         boundaries = (
             _ENCODE_REQUEST(self.boundaries).decode().replace(",", ", ")
         )  # by `repr` it takes half of the line's time
+        parts = "null" if self.ttft_parts_s is None else str([round(part, 4) for part in self.ttft_parts_s])
         return (
             f'{{"received_s": {self.received_s:.4f}, "model": {_text(self.model)}, "client": {_text(self.client)},'
             f' "input_tokens": {self.input_tokens}, "output_tokens": {_number(self.output_tokens)},'
             f' "text_bytes": {self.text_bytes}, "status": {self.status}, "replica": {_text(self.replica)},'
             f' "cached_tokens": {_number(self.cached_tokens)}, "attempts": {self.attempts},'
             f' "queued_s": {_seconds(self.queued_s)}, "ttft_s": {_seconds(self.ttft_s)},'
-            f' "e2e_s": {_seconds(self.e2e_s)}, "boundaries": {boundaries}, "block_hashes": {hashes}}}\n'
+            f' "e2e_s": {_seconds(self.e2e_s)}, "ttft_parts_s": {parts}, "boundaries": {boundaries},'
+            f' "block_hashes": {hashes}}}\n'
         )
 
 

@@ -22,9 +22,9 @@ from gorgo.core.fleet.snapshot import ReplicaSnapshot
 from gorgo.core.limits import BufferBudget, RouterLimits
 from gorgo.core.messages.actions import Dispatch
 from gorgo.core.messages.decision import CacheSourceStats
-from gorgo.core.messages.request import AttemptResult, Outcome
+from gorgo.core.messages.request import COMPLETED, Outcome
 from gorgo.core.policy.interface import scrape_interval_s
-from gorgo.core.prompt.fingerprint import Fingerprinter
+from gorgo.core.prompt.fingerprint import Fingerprinter, PromptHeads
 from gorgo.core.router import Router
 from gorgo.fleet_sources.fleet import FoundFleet
 from gorgo.live.cache_push import PushService, PushSource, PushStats
@@ -43,9 +43,11 @@ from gorgo.live.stored_responses import StoredResponses
 from gorgo.live.telemetry.health import ProbeHistory
 from gorgo.live.telemetry.metrics import Metrics
 from gorgo.live.upstream.target import Target
+from gorgo.live.workers.link import WorkerLink
 
 if TYPE_CHECKING:
     from gorgo.live.kv_events.applier import KvSubscriptions
+    from gorgo.live.peer_store.local import LocalPeers
     from gorgo.live.peer_store.service import PeerStoreService
     from gorgo.live.telemetry.spans import Tracing
 
@@ -186,10 +188,14 @@ class Routing:
     prompt_tokens: PromptTokens
     #: Bodies of requests that the Router does not know yet.
     uploads: UploadCounter
+    #: Of the newest prompts, which says where they part.
+    prompt_heads: PromptHeads = field(default_factory=PromptHeads)
     #: `None` while clients need no key.
     client_keys: ClientKeys | None = None
     #: `None` for a router that reports to no other.
     peer_store: PeerStoreService | None = None
+    #: Among the workers of this router; `None` for a router of one process, and where the workers share the store.
+    local_peers: LocalPeers | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -225,7 +231,7 @@ class Replicas:
 
     def check_usage(self, dispatch: Dispatch, target: Target, outcome: Outcome) -> None:
         """Log once if the usage of a replica's answers lacks what its engine should report."""
-        if outcome.result is AttemptResult.COMPLETED and outcome.prompt_tokens is not None:
+        if outcome.result is COMPLETED and outcome.prompt_tokens is not None:
             estimated = dispatch.decision.estimated_cached_tokens
             missing = target.reports.on_answer(cached_tokens=outcome.cached_tokens, estimated_tokens=estimated)
             log_missing(dispatch.replica, missing)
@@ -295,6 +301,8 @@ class LiveState:
     internal_routes: bool = False
     #: HTTP by stock hypercorn, Starlette's router and httpx.
     plain: bool = False
+    #: To the other workers of this router; `None` for a router of one process.
+    link: WorkerLink | None = None
     #: Set at the first signal: new requests are rejected.
     stopping: bool = False
     #: Tasks of the open exchanges, for the end of the grace period.
@@ -345,6 +353,21 @@ class LiveState:
                 if not routing.router.caches.flush_some(name, blocks=FLUSH_BLOCKS, now=routing.clock()):
                     break
                 await asyncio.sleep(0)
+
+    async def exposition(self) -> bytes:
+        """Return the text of `/metrics`: that of all workers of the router."""
+        metrics, link = self.telemetry.metrics, self.link
+        if link is None:
+            return metrics.exposition()
+        from gorgo.live.telemetry.merged import exposition, families_of, merged
+
+        others = await link.question_all("metrics")
+        return exposition(merged(link.leader, {link.number: families_of(metrics.registry), **others}))
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process does what is done once for all workers of its router."""
+        return self.link is None or self.link.leads
 
     @property
     def scrape_interval_s(self) -> float:

@@ -41,6 +41,7 @@ from gorgo.picker.protocol.messages import (
     SERVED,
     CallOutput,
     ProtocolError,
+    Served,
     metadata_text,
     read_headers,
     read_message,
@@ -66,7 +67,8 @@ def choose(state: PickerState, pending: PendingRequest, exchange: PickerExchange
     model = None if request is None else request.route.model
     name = None if model is None else state.routing.models.engine_name(dispatch.replica, model)
     same = (each for each in dispatch.fallbacks if _gets_the_same(state, target, each, name, model))
-    addresses = list(filter(None, map(state.endpoints.address, (dispatch.replica, *same))))
+    named = {each: address for each in (dispatch.replica, *same) if (address := state.endpoints.address(each))}
+    exchange.replicas, addresses = tuple(named), named.values()
     destination = ",".join(addresses)
     set_headers, removed = _headers(state, pending, exchange)
     if _is_closed(state, target):
@@ -258,7 +260,7 @@ class CarriedResponse:
         if kind == "response_headers":
             self._take_head(exchange, message.response_headers)
         if served is not None:
-            exchange.served_at(served, exchange.answer.status)
+            exchange.served_at(Served(served, exchange.answer.status))
         if kind == "response_body":
             body = message.response_body
             self._send_body(body.body, end=body.end_of_stream)
@@ -556,7 +558,7 @@ class FirstTokenCall:
         """Read a part of the answer; return whether no more of it is needed."""
         served, status = read_served(message)
         if served is not None:
-            exchange.served_at(served, status)
+            exchange.served_at(served)
         answer = exchange.answer
         if status and not answer.status:
             answer.status = status

@@ -108,6 +108,7 @@ def excess(mean: float, share: float) -> float:
 
 #: Constants as arrays: numpy makes one of a Python number at each use, which takes as long as the arithmetic.
 _MS, _HALF, _NONE = np.array(1e3), np.array(0.5), np.array(0.0)
+_TERMS = ("rtt", "queue", "prefill", "externality", "room", "shared")
 
 
 class _Factors(NamedTuple):
@@ -267,19 +268,15 @@ def _terms_of_rows(
     """Return the terms and the costs, ms."""
     rtt_factor, queue_factor, share, delta_ms, eta_ms = factors
     table, now = candidates.table, candidates.now
-    rtt, queue, in_flight, shares = [], [], [], []
-    rows = zip(
-        network,
-        work,
+    in_flight, shares = [], []
+    loads = zip(
         table.in_flight_requests.tolist(),
         table.max_running_requests.tolist(),
         table.prefill_share.tolist(),
         table.prefill_share_s.tolist(),
         strict=True,
     )
-    for network_s, work_s, n, most, s, at_s in rows:
-        rtt.append(network_s * rtt_factor)
-        queue.append(work_s * queue_factor)
+    for n, most, s, at_s in loads:
         # Where the limit is unknown it is NaN, and less than nothing.
         in_flight.append(most if most < n else n)
         shares.append(faded(s, now - at_s))
@@ -287,29 +284,21 @@ def _terms_of_rows(
     rise = excess(mean, mean_of_rows(shares))
     share, delta_ms, eta_ms = share * rise, delta_ms / rise, stall_ms(eta_ms, mean)
     if candidates.shared is None:
-        discounts = [0.0] * len(rtt)
+        discounts = [0.0] * len(shares)
     else:
         discounts = candidates.shared.discounts_of_rows(candidates.cached_tokens.tolist(), candidates.prompt_tokens)
     found, fills = candidates.found_share, table.cache_fill.tolist()
-    externality, room, shared, cost = [], [], [], []
+    rows, cost = [], []
     damped = counted_of_rows(in_flight, mean)
-    columns = zip(rtt, queue, prefill, damped, in_flight, shares, fills, discounts, strict=True)
-    for a, b, c, m, n, s, fill, discount in columns:
+    columns = zip(network, work, prefill, damped, in_flight, shares, fills, discounts, strict=True)
+    for network_s, work_s, c, m, n, s, fill, discount in columns:
+        a, b = network_s * rtt_factor, work_s * queue_factor
         d = c * share * m + n * delta_ms + s * eta_ms
         e = c * (fill * found)
         f = (c - e) * discount
-        externality.append(d)
-        room.append(e)
-        shared.append(f)
+        rows.append((a, b, c, d, e, f))
         cost.append(a + b + c + d + e + f)
-    terms = {
-        "rtt": np.array(rtt),
-        "queue": np.array(queue),
-        "prefill": np.array(prefill),
-        "externality": np.array(externality),
-        "room": np.array(room),
-        "shared": np.array(shared),
-    }
+    terms = dict(zip(_TERMS, np.array(rows).T, strict=True))
     return terms, cost
 
 

@@ -132,11 +132,11 @@ async def _read(exchange: Exchange) -> ParsedRequest:
 
 async def _read_body(exchange: Exchange) -> bytes:
     limits, uploads, receive = exchange.state.limits, exchange.state.routing.uploads, exchange.receive
-    if "gorgo.body" in exchange.extensions:
+    take = exchange.extensions.get("gorgo.take_body")
+    if take is not None:
         uploads.check(exchange.client)
-        # Taken out of the scope and the connection, which would hold it for as long as the response takes.
-        await receive()
-        return take_whole_body(exchange.extensions.pop("gorgo.body"), limits=limits, buffer=exchange.buffer)
+        # Taken out of the connection, which would hold it for as long as the response takes.
+        return take_whole_body(take(), limits=limits, buffer=exchange.buffer)
     with uploads.track(exchange.client):
         return await read_body(receive, exchange.headers, limits=limits, buffer=exchange.buffer)
 
@@ -390,7 +390,7 @@ async def metrics(state: LiveState, scope: Message, send: Send) -> None:  # noqa
     """Return the metrics, unless the admin listener alone has them."""
     if state.config.proxy.metrics_listener != "data":
         raise HttpError(404, "not_found", "the admin listener has the metrics")
-    body = state.telemetry.metrics.exposition()
+    body = await state.exposition()
     headers = [(b"content-type", CONTENT_TYPE_LATEST.encode()), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})
@@ -437,7 +437,8 @@ class DataRouter(Router):
             async with draining(receive):
                 await send_error(send, error, path=scope["path"])
             return
-        await self._endpoints.get(scope["path"], super().__call__)(scope, receive, send)
+        endpoint = self._endpoints.get(scope["path"]) or super().__call__
+        await endpoint(scope, receive, send)
 
     def _admit(self, scope: Message) -> None:
         if b"%" in scope["raw_path"] and not scope["raw_path"].startswith(_MODELS_PREFIX):
@@ -487,7 +488,9 @@ async def serve(
     shutdown: asyncio.Event | None = None,
 ) -> None:
     """Run the proxy until `shutdown` or a signal. Parameters and errors as of `run_process`."""
-    with listening(config.proxy.bind, "proxy.bind") as data:
+    link = options.link
+    bound = listening(config.proxy.bind, "proxy.bind") if link is None else link.listener(link.start.data)
+    with bound as data:
         await run_process(config, options, lambda live: HttpFrontEnd(live, data), ready=ready, shutdown=shutdown)
 
 
@@ -505,13 +508,17 @@ class HttpFrontEnd:
     async def serve_requests(self, closing: asyncio.Event) -> None:
         """Serve clients until `closing` is set."""
         live = self._live
-        served, app, limits = live.served_tls, data_app(live, plain=live.plain), accept_limits(live)
+        served, app, limits, shared = live.served_tls, data_app(live, plain=live.plain), accept_limits(live), None
+        if live.link is not None and not live.plain:
+            from gorgo.live.listener.listener import SharedListener
+
+            shared = SharedListener(live.link.counts, live.link.retiring)
         if served is None:
-            await serve_asgi(app, self._listener, closing, limits, plain=live.plain)
+            await serve_asgi(app, self._listener, closing, limits, plain=live.plain, shared=shared)
             return
         renewing = asyncio.create_task(follow_files(served, lambda: live.config.proxy.tls))
         try:
-            await serve_asgi(app, self._listener, closing, limits, served.context, plain=live.plain)
+            await serve_asgi(app, self._listener, closing, limits, served.context, plain=live.plain, shared=shared)
         finally:
             renewing.cancel()
 

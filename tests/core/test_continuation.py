@@ -409,10 +409,56 @@ def test_a_token_of_generate_for_which_there_is_no_room_is_in_no_part_of_an_even
 HALVES = ("\ud83d", "\ude00")
 
 
-def test_half_a_character_before_the_seam_is_a_request_that_engines_can_read() -> None:
+def test_an_answer_that_ends_with_half_a_character_goes_on_behind_its_last_whole_one() -> None:
     answer = answer_of(FIRST + chat({"content": HALVES[0]}))
     body = continued_body(CHAT, {"messages": []}, answer, FLAGS)
-    assert json.loads(body.decode())["messages"][-1]["content"] == "Hello" + HALVES[0]
+    assert json.loads(body.decode())["messages"][-1]["content"] == "Hello"
+
+
+@pytest.mark.parametrize(
+    ("had", "said", "new"),
+    [
+        ("\ud83d", ["\U0001f600 yes"], "\ude00 yes"),
+        ("\ud83d", ["\ud83d", "\ude00 yes"], "\ude00 yes"),
+        ("\ud83d", ["\U0001f601"], "\ude01"),
+        ("\ud83d", ["no"], "no"),
+        ("a\ud83d\ude00", ["b"], "b"),
+        ("a\ude00", ["b"], "b"),
+    ],
+)
+def test_the_engine_says_the_character_again_and_the_client_gets_its_other_half(
+    had: str, said: list[str], new: str
+) -> None:
+    answer = answer_of(FIRST + chat({"content": had}))
+    _, made = rest(*map(second, said), answer=answer)
+    assert text_of(made).encode("utf-16-le", "surrogatepass") == new.encode("utf-16-le", "surrogatepass")
+
+
+@pytest.mark.parametrize("begin", ["<think>", "\n<think>\n", "[THINK]", "<|channel|>analysis<|message|>"])
+def test_a_chain_of_thought_in_the_text_of_a_chat_is_not_continued(begin: str) -> None:
+    for route, stream in ((CHAT, chat({"content": begin + "hm"})), (MESSAGES, message(begin + "hm"))):
+        with pytest.raises(NotContinuableError):
+            answer_of(stream, route)
+    completed = event({"id": "first", "choices": [{"index": 0, "text": begin + "hm"}]})
+    assert answer_of(completed, COMPLETIONS).text == begin + "hm", "its prompt is the text itself"
+
+
+@pytest.mark.parametrize(
+    "text", ["<think>hm</think>yes", "The tag <think> begins", "[THINK]hm[/THINK]yes", "</think>a"]
+)
+def test_a_chain_of_thought_that_is_over_is_text(text: str) -> None:
+    assert answer_of(chat({"content": text})).text == text
+
+
+def message(text: str) -> bytes:
+    delta = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}}
+    return b"event: content_block_delta\n" + event(delta)
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_a_chain_of_thought_behind_text_does_not_reach_the_client(name: str) -> None:
+    seam, made = rest(chat({"role": "assistant", "content": ""}, name="second"), chat({name: "hm"}, name="second"))
+    assert (made, seam.unfit, seam.begun) == (b"", True, False)
 
 
 def test_a_character_in_two_events_passes_the_seam() -> None:
@@ -536,8 +582,9 @@ TEXT = ["Hel", "lo ", "\u00e9", "\U0001f600", '"', "\n\n", "event: x", " end", "
 
 
 def message_stream(begin: int, most: int, name: str) -> bytes:
-    """Return the events of an engine that goes on behind text `begin`, one text a token."""
+    """Return the events of an engine that goes on behind text `begin`, one text a token; one more says the end."""
     end = min(len(TEXT), begin + most)
+    output = end - begin + (end == len(TEXT))
     usage = {"input_tokens": 5 + begin, "cache_read_input_tokens": 2, "output_tokens": 0}
     message = {"id": name, "type": "message", "role": "assistant", "model": "m", "content": [], "usage": usage}
     block = {"type": "text", "text": ""}
@@ -553,7 +600,7 @@ def message_stream(begin: int, most: int, name: str) -> bytes:
     ]
     found += [
         {"type": "content_block_stop", "index": 0},
-        {"type": "message_delta", "delta": delta, "usage": {**usage, "output_tokens": end - begin}},
+        {"type": "message_delta", "delta": delta, "usage": {**usage, "output_tokens": output}},
         {"type": "message_stop"},
     ]
     return b"".join(
@@ -574,7 +621,7 @@ def test_a_message_that_breaks_off_at_any_byte_is_the_unbroken_one_event_by_even
         asked = json.loads(continued_body(MESSAGES, body, answer, LAST))
         assert asked["messages"][-1] == {"role": "assistant", "content": answer.text}
         seam = Seam(MESSAGES, answer, body, show_usage=False)
-        rest = message_stream(answer.tokens - answer.closed, asked["max_tokens"], "second")
+        rest = message_stream(answer.tokens, asked["max_tokens"], "second")
         for at in range(0, len(rest), 7):
             client += seam.feed(rest[at : at + 7])
         assert (seam.error, seam.begun, seam.ended) == (None, True, True)
@@ -587,7 +634,8 @@ def chat_stream(begin: int, most: int) -> bytes:
     parts = [chat({"role": "assistant", "content": ""}, name="second")]
     parts += [chat({"content": text}, name="second") for text in TEXT[begin:end]]
     parts.append(chat({"content": ""}, "stop" if end == len(TEXT) else "length", name="second"))
-    usage = {"prompt_tokens": 7 + begin, "completion_tokens": end - begin, "total_tokens": 7 + end}
+    output = end - begin + (end == len(TEXT))
+    usage = {"prompt_tokens": 7 + begin, "completion_tokens": output, "total_tokens": 7 + begin + output}
     return b"".join((*parts, event({"id": "second", "choices": [], "usage": usage}), b"data: [DONE]\n\n"))
 
 
@@ -609,7 +657,7 @@ def test_a_message_goes_on_as_a_chat_at_an_engine_whose_messages_have_no_flags(m
             "stream_options",
         }
         seam = Seam(MESSAGES, answer, body, show_usage=False, path=Continuation.AS_CHAT.route(MESSAGES))
-        rest = chat_stream(answer.tokens - answer.closed, asked["max_tokens"])
+        rest = chat_stream(answer.tokens, asked["max_tokens"])
         for at in range(0, len(rest), 7):
             client += seam.feed(rest[at : at + 7])
         assert (seam.error, seam.begun, seam.ended) == (None, True, True)
@@ -708,9 +756,12 @@ def test_a_message_with_another_block_than_text_is_not_continued(kind: str) -> N
     assert (seam.feed(event(start)), seam.error) == (b"", 500)
 
 
-def test_a_text_that_a_stop_sequence_may_have_ended_is_not_given_another_end() -> None:
+def test_a_text_that_a_stop_sequence_may_have_ended_is_asked_for_as_much_as_the_sequence_has() -> None:
     stream = message_stream(0, 20, "first")
     closed = stream[: stream.index(b"event: message_delta")]
-    assert read_answer(MESSAGES, closed, {"messages": HI}).closed
-    with pytest.raises(NotContinuableError, match="stop string"):
-        read_answer(MESSAGES, closed, {"messages": HI, "stop_sequences": ["x"]})
+    answer = read_answer(MESSAGES, closed)
+    assert answer.closed
+    asked = json.loads(
+        continued_body(MESSAGES, {"messages": HI, "max_tokens": 20, "stop_sequences": ["abc"]}, answer, LAST)
+    )
+    assert asked["max_tokens"] == 3, "as many as the stop string has at most"

@@ -18,6 +18,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from gorgo.core.dispatch.lifecycle import REFUSED_ELSEWHERE, SERVED_ELSEWHERE
 from gorgo.core.latency.ttft import TcpWindows
 from gorgo.core.limits import ClientLimits, ClientRules, HedgeLimits, OutlierLimits, OverloadLimits, RouterLimits
 from gorgo.core.messages.actions import Action, Cancel, Dispatch, Hedge, Hold, Reject
@@ -55,6 +56,14 @@ fleets = st.lists(st.sampled_from(NAMES), unique=True, max_size=5)
 names = st.sampled_from(NAMES)
 #: Which of several, by its remainder.
 picks = st.integers(0, 1000)
+#: How a try ends behind a gateway, that goes on to another replica.
+TRIES = (
+    SERVED_ELSEWHERE,
+    REFUSED_ELSEWHERE,
+    Outcome(AttemptResult.UPSTREAM_4XX, status=401, unsent=True),
+    Outcome(AttemptResult.BUSY, status=429),
+    Outcome(AttemptResult.FAILED_BEFORE_CONTENT, status=500, error="status_500"),
+)
 
 
 def hashes_of(words: list[int]) -> list[int]:
@@ -114,7 +123,9 @@ class LedgerMachine(RuleBasedStateMachine):
                     assert not self.tried[action.request_id]
                     asked.held = True
                 case Reject():
-                    assert not self.attempts_of(action.request_id)
+                    assert self.stopped.issuperset(self.attempts_of(action.request_id)), (
+                        "those that are cancelled end later"
+                    )
                     asked.held, asked.ended = False, asked.ended + 1
                 case Dispatch():
                     asked.held = False
@@ -230,12 +241,12 @@ class LedgerMachine(RuleBasedStateMachine):
             one.released = True
         self.follow(actions)
 
-    @rule(pick=picks, name=names, refused=st.booleans())
-    def serve_elsewhere(self, pick: int, name: str, refused: bool) -> None:
-        """A gateway retried by itself."""
+    @rule(pick=picks, name=names, outcome=st.sampled_from(TRIES))
+    def serve_elsewhere(self, pick: int, name: str, outcome: Outcome) -> None:
+        """A gateway retried by itself, and says how the try ended, or does not."""
         attempt_id = self.seen[pick % len(self.seen)]
         failures = {row.name: row.failures for row in self.router.view.snapshots(now=self.now)}
-        moved, others = self.router.on_served_elsewhere(attempt_id, name, now=self.now, refused=refused)
+        moved, others = self.router.on_served_elsewhere(attempt_id, name, outcome, now=self.now)
         was = self.open.pop(attempt_id, None)
         self.follow(others)
         if was is None:
@@ -243,8 +254,12 @@ class LedgerMachine(RuleBasedStateMachine):
             return
         stays = was.joined == self.joined[was.replica] and was.replica in self.fleet
         for row in self.router.view.snapshots(now=self.now):
-            blamed = stays and row.name == was.replica and not refused
-            assert row.failures - failures[row.name] == blamed, "one is blamed, once, and none for a wrong request"
+            failed = row.failures - failures[row.name]
+            if outcome.unsent:
+                assert 0 <= failed <= 1, "what the next replica answers decides"
+                continue
+            blamed = stays and row.name == was.replica and outcome.result.failed
+            assert failed == blamed, "one is blamed, once, and none for a wrong request or a full replica"
         request_id = attempt_id.split("/")[0]
         if moved is not None:
             assert (moved.replica, moved.request_id) == (name, request_id)
@@ -435,7 +450,9 @@ def walk(seed: int) -> LedgerMachine:
                 subset=None if pick % 5 else frozenset(rng.permutation(NAMES)[:3].tolist()),
             )
         elif chance < 0.39:
-            walk.serve_elsewhere(pick=walk.pick_open(pick), name=NAMES[pick % len(NAMES)], refused=pick % 4 == 0)
+            walk.serve_elsewhere(
+                pick=walk.pick_open(pick), name=NAMES[pick % len(NAMES)], outcome=TRIES[pick % len(TRIES)]
+            )
         elif chance < 0.43:
             walk.release(pick=walk.pick_open(pick))
         elif chance < 0.57:

@@ -13,6 +13,7 @@ from tests.proxy.fakes import DONE, ROLE, USAGE, delta, event
 CHAT = "/v1/chat/completions"
 STOP = event({"choices": [{"delta": {}, "finish_reason": "stop"}]})
 ERROR = event({"error": {"message": "out of memory", "code": 500}})
+ABORT = event({"choices": [{"delta": {"content": ""}, "finish_reason": "abort", "stop_reason": None}]})
 TEXT = event({"type": "content_block_delta", "delta": {"type": "text_delta", "text": "a"}})
 SECOND = event({"type": "content_block_delta", "index": 1, "delta": {"type": "text_delta", "text": "a"}})
 
@@ -41,6 +42,13 @@ def part(index: int, reason: str | None = None) -> bytes:
         (CHAT, delta("a") + ERROR + DONE, StreamEnd.ERROR),
         (CHAT, delta("a") + event({"error": {"message": "too long", "code": 400}}) + DONE, StreamEnd.COMPLETE),
         (CHAT, delta('say "error"') + STOP + DONE, StreamEnd.COMPLETE),
+        (CHAT, delta("a") + ABORT, StreamEnd.ERROR),
+        (CHAT, delta("a") + ABORT + DONE, StreamEnd.ERROR),
+        (CHAT, delta("a") + ABORT + USAGE + DONE, StreamEnd.ERROR),
+        (CHAT, choice(1) + choice(0, "abort") + choice(1, "stop") + DONE, StreamEnd.ERROR),
+        (CHAT, delta('say "abort"') + STOP + USAGE + DONE, StreamEnd.COMPLETE),
+        ("/v1/completions", choice(0) + choice(0, "error") + DONE, StreamEnd.ERROR),
+        ("/generate", part(0) + part(0, "abort") + DONE, StreamEnd.ERROR),
         (CHAT, b"e of an event that is longer than the tail" + b"x" * 9000, StreamEnd.COMPLETE),
         (CHAT, delta("a") + USAGE, StreamEnd.COMPLETE),
         (CHAT, delta("a") + USAGE + delta("b"), StreamEnd.MISSING),
@@ -90,6 +98,7 @@ def test_an_end_is_proven_by_what_has_come_before_a_connection_broke(stream: byt
         ({"error": {"message": "no", "type": "invalid_request_error"}}, 400),
         ({"object": "error", "message": "no", "code": 404}, 404),
         ({"meta_info": {"finish_reason": {"type": "abort", "status_code": 500}}}, 500),
+        ({"choices": [{"message": {"content": "a"}, "finish_reason": "abort"}]}, 500),
         ({"choices": [{"message": {"content": 'an "error" and "abort"'}}]}, None),
         ({"output": [], "error": None}, None),
         ([{"error": "of a batch"}], None),

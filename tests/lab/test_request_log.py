@@ -14,10 +14,20 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from gorgo.cli import app
 from gorgo.errors import TraceError
 from gorgo.lab import request_log
-from gorgo.lab.request_log import hash_ids, is_request_log, load_request_log, read_request_log, skipped_lines
+from gorgo.lab.datasets import unit_warning
+from gorgo.lab.request_log import (
+    hash_ids,
+    is_request_log,
+    load_request_log,
+    read_logged_requests,
+    read_request_log,
+    skipped_lines,
+)
 from gorgo.lab.simulate.feed import feed_of
 from gorgo.lab.traces import BLOCK_TOKENS, TraceFilters
 from gorgo.live.logs import RequestLogFile
@@ -70,6 +80,19 @@ def test_wrong_ends_of_messages_are_named(tmp_path: Path, value: object) -> None
         read_request_log(written(tmp_path / "log", HEADER, ROW | {"boundaries": value}))
 
 
+def test_parts_of_the_time_and_the_client_are_read_and_older_logs_have_none(tmp_path: Path) -> None:
+    parts = [0.1, 0.0, 0.05, 0.2, 0.3, 0.0]
+    rows = [ROW | {"ttft_parts_s": parts, "client": "batch"}, ROW | {"ttft_parts_s": None}, ROW]
+    found = read_logged_requests(written(tmp_path / "log", HEADER, *rows))
+    assert [(row.client, list(row.ttft_parts_s)) for row in found] == [("batch", parts), (None, []), (None, [])]
+
+
+@pytest.mark.parametrize("value", ["x", [0.1], [0.1] * 7, [-1.0] * 6, ["a"] * 6])
+def test_wrong_parts_of_the_time_are_named(tmp_path: Path, value: object) -> None:
+    with pytest.raises(TraceError, match=r"line 2: ttft_parts_s is .*; expected"):
+        read_request_log(written(tmp_path / "log", HEADER, ROW | {"ttft_parts_s": value}))
+
+
 def test_log_is_told_from_other_traces(tmp_path: Path) -> None:
     log = written(tmp_path / "log", HEADER)
     other = written(tmp_path / "trace", {"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": []})
@@ -78,6 +101,14 @@ def test_log_is_told_from_other_traces(tmp_path: Path) -> None:
     assert not is_request_log(tmp_path / "none")
     os.mkfifo(tmp_path / "pipe")
     assert not is_request_log(tmp_path / "pipe")
+
+
+@pytest.mark.parametrize("gap_s", [0.0005, 500.0])
+def test_log_of_a_burst_or_of_a_quiet_day_is_not_said_to_have_another_unit(tmp_path: Path, gap_s: float) -> None:
+    log = written(tmp_path / "log", HEADER, *(ROW | {"received_s": 1.0 + gap_s * number} for number in range(9)))
+    result = CliRunner().invoke(app, ["datasets", "describe", str(log)])
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert unit_warning(tmp_path / "trace", 9, 8 * gap_s) is not None
 
 
 def test_unknown_output_is_the_median_of_its_model(tmp_path: Path) -> None:

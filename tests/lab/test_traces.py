@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gorgo.errors import TraceError
-from gorgo.lab.traces import TraceFilters, load_trace, parse_window
+from gorgo.lab.datasets import own_block_tokens
+from gorgo.lab.traces import TraceFilters, load_trace, next_turns, parse_window
 from gorgo.lab.traces import TraceRequest as TraceRequest_traces
 from gorgo.lab.traces import load as loading
 from gorgo.lab.traces.filters import REORDER_SLACK_S, parse_offset, scheduled_s
@@ -564,3 +565,74 @@ def test_offsets_count_from_the_first_request() -> None:
 def test_windows_that_cannot_be_are_refused(start: str, end: str | None, said: str) -> None:
     with pytest.raises(TraceError, match=said):
         parse_window(start, end)
+
+
+# Sessions, think times, and the size of a block, by the rows.
+
+
+def written(path: Path, *rows: dict[str, Any]) -> Path:
+    given = {"timestamp": 0, "input_length": 40, "output_length": 1, "hash_ids": [1, 2, 3]}
+    path.write_text("".join(json.dumps(given | row) + "\n" for row in rows))
+    return path
+
+
+def test_a_file_names_the_size_of_its_blocks_once(tmp_path: Path) -> None:
+    path = written(tmp_path / "t.jsonl", {"block_tokens": 16}, {})
+    assert [one.block_tokens for one in load_trace(path)] == [16, 16]
+    assert own_block_tokens(path) == 16
+
+
+@pytest.mark.parametrize(
+    ("rows", "option", "said"),
+    [
+        ([{"block_tokens": 16}, {"block_tokens": 32}], None, "line 2: block_tokens is 32; expected 16, as in"),
+        ([{"block_tokens": 16}], 64, "line 1: block_tokens is 16; expected 64, as in the lines before or by --block"),
+        ([{"block_tokens": 0}], None, "line 1: block_tokens is 0; expected a whole number"),
+        (
+            [{"block_tokens": 65_537}],
+            None,
+            "line 1: block_tokens is 65537; expected a whole number of tokens from 1 to",
+        ),
+        ([{"block_tokens": "16"}], None, "line 1: block_tokens is '16'"),
+    ],
+)
+def test_another_size_of_block_than_the_file_s_is_an_error(
+    rows: list[dict[str, Any]], option: int | None, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(TraceError, match=said):
+        load_trace(written(tmp_path / "t.jsonl", *rows), block_tokens=option)
+
+
+def test_the_text_of_small_blocks_is_shared_as_their_ids_are() -> None:
+    one, two = (
+        request_text(TraceRequest(index, 0.0, 40, 1, ids, block_tokens=16))
+        for index, ids in enumerate([(1, 2, 3), (1, 9, 3)])
+    )
+    assert len(one) == len(two) == 160
+    assert one[:64] == two[:64]
+    assert one[64:128] != two[64:128]
+
+
+def test_session_think_time_and_ends_of_messages_are_taken_where_they_are_told(tmp_path: Path) -> None:
+    told = {"session_id": "s", "think_ms": 1500, "boundaries": [3, 40]}
+    odd = {"conversation_id": 7, "think_ms": -1, "boundaries": [4, 3]}
+    first, second = load_trace(written(tmp_path / "t.jsonl", told | {"block_tokens": 16}, odd))
+    assert (first.session, first.think_s, first.boundaries) == ("s", 1.5, (3, 40))
+    assert (second.session, second.think_s, second.boundaries) == ("7", None, ())
+
+
+def test_users_are_sessions_where_a_row_names_none_and_only_when_asked(tmp_path: Path) -> None:
+    path = written(tmp_path / "t.jsonl", {"user_id": "u", "block_tokens": 16}, {"user_id": "u", "session_id": "s"})
+    assert [one.session for one in load_trace(path)] == [None, "s"]
+    assert [one.session for one in load_trace(path, TraceFilters(user_sessions=True))] == ["u", "s"]
+
+
+def test_a_turn_follows_the_one_before_it_in_its_session_by_its_think_time_or_the_gap() -> None:
+    requests = [
+        TraceRequest(4, 0.0, 9, 1, session="a"),
+        TraceRequest(5, 1.0, 9, 1, session="b"),
+        TraceRequest(6, 3.0, 9, 1, session="a"),
+        TraceRequest(7, 9.0, 9, 1),
+        TraceRequest(8, 11.0, 9, 1, session="a", think_s=2.5),
+    ]
+    assert next_turns(requests) == {4: (requests[2], 3.0), 6: (requests[4], 2.5)}

@@ -17,7 +17,7 @@ from gorgo.config.model import ClientRuleConfig, ClientsConfig, Config, ModelCon
 from gorgo.config.router_settings import client_rules
 from gorgo.core.limits import ClientLimits
 from gorgo.live.http.errors import HttpError
-from gorgo.live.request.parse import TEXT_CHARS, engine_text, failure_of
+from gorgo.live.request.parse import TEXT_CHARS, engine_text, exceeds_context, failure_of
 from gorgo.live.request.record import RequestRecord
 from gorgo.live.request_options import ClientPolicies, RequestOptions
 from gorgo.live.state import Routing, Telemetry
@@ -131,6 +131,7 @@ def test_a_new_record_knows_only_when_its_request_was_received() -> None:
         "status": 0,
         "attempts": 0,
         "ttft_s": None,
+        "ttft_parts_s": None,
         "outcome": None,
         "code": None,
         "cause": None,
@@ -283,3 +284,34 @@ def test_limits_of_a_rule_go_before_those_of_all() -> None:
 
 def test_without_limits_nothing_is_counted() -> None:
     assert not client_rules(config()).has_limits
+
+
+# --- What engines say of a prompt that is longer than their context.
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "The decoder prompt (length 9000) is longer than the maximum model length of 8192.",
+        "Requested token count exceeds the model's maximum context length of 8192 tokens.",
+        '{"type": "exceed_context_size_error", "n_prompt_tokens": 9000, "n_ctx": 8192}',
+        "`inputs` must have less than 4096 tokens. Given: 9000",
+        "The sum of prompt length (9000) and max_tokens (10) should not exceed max_seq_len (8192)",
+        "Prompt length (9000) exceeds maximum sequence length (8192)",
+        "input token length 9000 exceeds max_input_len 8192",
+        "Input prompt (9000 tokens) is too long and exceeds limit of 8192",
+        "input message length exceed session_len",
+        "Request prompt has 9000 tokens in total, larger than the model capacity 8192.",
+    ],
+)
+def test_a_refusal_that_names_the_context_is_told_in_the_words_of_each_engine(said: str) -> None:
+    assert exceeds_context(400, said.encode())
+    assert not exceeds_context(404, said.encode()), "another refusal"
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["max_tokens must be at least 1, got 0", "messages: expected a list", "temperature is too high", "model not found"],
+)
+def test_any_other_bad_request_is_not(said: str) -> None:
+    assert not exceeds_context(400, said.encode())

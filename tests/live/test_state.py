@@ -20,6 +20,7 @@ import pytest
 from gorgo.config.fleet import ReplicaConfig
 from gorgo.config.model import Config, OverloadConfig, ProxyConfig, RegionConfig
 from gorgo.config.router_settings import router_limits
+from gorgo.core.dispatch.lifecycle import SERVED_ELSEWHERE
 from gorgo.core.messages.actions import (
     Action,
     Cancel,
@@ -292,9 +293,9 @@ class ScriptedRouter:
         return self.own, self._happened("finish", attempt_id, outcome.result, now)
 
     def on_served_elsewhere(
-        self, attempt_id: str, replica: str, *, now: float, refused: bool
+        self, attempt_id: str, replica: str, outcome: Outcome, *, now: float
     ) -> tuple[Action | None, list[Action]]:
-        return self.own, self._happened("served elsewhere", attempt_id, replica, refused, now)
+        return self.own, self._happened("served elsewhere", attempt_id, replica, outcome, now)
 
     def handle_timer(self, *, now: float) -> list[Action]:
         self.due_s = None
@@ -416,8 +417,8 @@ def test_served_elsewhere_returns_the_attempt_there_and_delivers_the_others() ->
         other = Exchange()
         gateway.register("other", other)
         router.own, router.actions = dispatch("own", 2), [reject("other")]
-        assert gateway.served_elsewhere(dispatch("own"), "b", refused=True) is router.own
-        assert router.events == [("served elsewhere", "own/1", "b", True, 0.0)]
+        assert gateway.served_elsewhere(dispatch("own"), "b", SERVED_ELSEWHERE) is router.own
+        assert router.events == [("served elsewhere", "own/1", "b", SERVED_ELSEWHERE, 0.0)]
         assert other.received == [reject("other")]
 
     virtually(test)

@@ -72,6 +72,12 @@ def test_the_operator_s_regions_yaml_is_accepted(tmp_path: Path) -> None:
     assert len(load_config(tmp_path / "regions.yaml").replicas) == 3
 
 
+def test_a_guide_may_be_typed_after_another_one_in_the_same_clone() -> None:
+    """Whoever reads two of them begins each in a folder that is not there yet."""
+    folders = [found for guide in GUIDES for found in re.findall(r"^mkdir (\.\./\S+)", guide.read_text(), re.MULTILINE)]
+    assert len(folders) == len(set(folders)) == len(GUIDES)
+
+
 def test_make_targets_that_guides_name_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert {target for guide in GUIDES for target in re.findall(r"^make ([a-z-]+)", typed(guide), re.M)} <= targets

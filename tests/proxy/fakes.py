@@ -79,7 +79,7 @@ class FakeReplica:
         body = await request.read()
         if request.path == "/tokenize" and (b'"add_special"' in body or b'"continue_final_message"' in body):
             return web.Response(status=404)  # a question of the proxy's own
-        self.seen.append(Seen(request.path, request.raw_headers, body))
+        self.seen.append(Seen(request.path_qs, request.raw_headers, body))
         self.arrived.set()
         script = self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
         try:

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 from gorgo.core.limits import BufferBudget
 from gorgo.live.http.body import RequestBuffer, ResettableTimeout
+from gorgo.live.http.headers import EncodedHeaders
 from gorgo.proxy.exchange.relay import Passage, ResponseWriter
 
 # --- Passages of responses outside of an exchange.
@@ -28,7 +29,7 @@ def passage_to(
         timeout,
         RequestBuffer(BufferBudget(1 << 40) if budget is None else budget, "a"),
         route=route,
-        own_headers=(),
+        own_headers=EncodedHeaders((), b""),
         chunk_limit_s=chunk_limit_s,
         strip_usage=strip_usage,
         on_content=on_content,

@@ -213,7 +213,7 @@ class VirtualProxy:
         on_disconnect: list[Callable[[], None]] = []
         if extends:
             whole = b"".join(step for step in body if isinstance(step, bytes))
-            scope["extensions"] = {"gorgo.body": whole, "gorgo.on_disconnect": on_disconnect.append}
+            scope["extensions"] = {"gorgo.take_body": lambda: whole, "gorgo.on_disconnect": on_disconnect.append}
         arriving = asyncio.create_task(arrive())
         serving = asyncio.create_task(self._app(scope, messages.get, send))
         await asyncio.wait((serving,), timeout=leaves_s)
@@ -254,6 +254,6 @@ def in_virtual_time(
 
     with pytest.MonkeyPatch.context() as patched, asyncio.Runner(loop_factory=VirtualLoop) as runner:
         now = runner.get_loop().time
-        for module in ("proxy.exchange.relay", "live.http.body", "proxy.exchange.exchange"):
+        for module in ("proxy.exchange.relay", "proxy.exchange.rest", "proxy.exchange.exchange", "live.http.body"):
             patched.setattr(f"gorgo.{module}.monotonic", now)
         runner.run(run())

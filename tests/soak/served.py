@@ -49,7 +49,7 @@ def look(state: LiveState, number: int) -> Ledgers:
         clients={name: account.in_flight for name, account in router.quotas._quotas.items()},
         retries_spent=router._lifecycle._retries._spent,
         hedges_spent=router._hedger._budget._spent,
-        hedge_watch=len(router._hedger._times),
+        hedge_watch=len(router._hedger.watched),
         drop_watch=len(router._admission._shed_timers),
         tasks=len(asyncio.all_tasks()),
         fds=len(os.listdir("/proc/self/fd")) - 1,  # less the one that lists them

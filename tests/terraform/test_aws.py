@@ -73,6 +73,11 @@ for region in sys.argv[2:]:
             for b in boto3.client("elbv2", region_name=region, endpoint_url=sys.argv[1])
             .describe_load_balancers()["LoadBalancers"]
         ],
+        "groups": [
+            g["AutoScalingGroupName"]
+            for g in boto3.client("autoscaling", region_name=region, endpoint_url=sys.argv[1])
+            .describe_auto_scaling_groups()["AutoScalingGroups"]
+        ],
         "logs": boto3.client("logs", region_name=region, endpoint_url=sys.argv[1]).describe_log_groups()["logGroups"],
     }
 left["roles"] = [r["RoleName"] for r in boto3.client("iam", endpoint_url=sys.argv[1]).list_roles()["Roles"]]
@@ -147,7 +152,9 @@ def moto(cloud: Environment) -> Iterator[Moto]:
 
 def override(url: str) -> str:
     """Each provider pointed at that cloud alone: whatever it would call beside these has nowhere to go."""
-    endpoints = "".join(f'    {service} = "{url}"\n' for service in ("ec2", "elbv2", "iam", "s3", "ssm", "sts"))
+    endpoints = "".join(
+        f'    {service} = "{url}"\n' for service in ("autoscaling", "ec2", "elbv2", "iam", "s3", "ssm", "sts")
+    )
     return "".join(
         f'provider "aws" {{\n  alias = "{alias}"\n  s3_use_path_style = true\n  skip_metadata_api_check = true\n'
         f"  endpoints {{\n{endpoints}  }}\n}}\n"
@@ -155,9 +162,9 @@ def override(url: str) -> str:
     )
 
 
-@pytest.mark.parametrize("routers", [1, 2])
+@pytest.mark.parametrize(("routers", "spot"), [(1, False), (2, False), (1, True)])
 def test_apply_makes_the_papers_fleet_and_destroy_leaves_nothing(
-    aws: Workspace, moto: Moto, monkeypatch: pytest.MonkeyPatch, routers: int
+    aws: Workspace, moto: Moto, monkeypatch: pytest.MonkeyPatch, routers: int, spot: bool
 ) -> None:
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
@@ -173,6 +180,7 @@ def test_apply_makes_the_papers_fleet_and_destroy_leaves_nothing(
                 "router_image_parameter": "/test/image",
                 "gpu_image_parameter": "/test/image",
                 "routers": routers,
+                "spot": spot,
             }
         )
     )
@@ -183,7 +191,15 @@ def test_apply_makes_the_papers_fleet_and_destroy_leaves_nothing(
     config = load_config(paper / "generated/regions.generated.yaml")
     hosts = {replica.url.removeprefix("http://").split(":")[0] for replica in config.replicas}
     addresses = {f"10.64.0.{10 + number}" for number in range(routers)}
-    assert {ip for place in PLACES.values() for ip in there[place]["instances"]} == hosts | addresses
+    found = {ip for place in PLACES.values() for ip in there[place]["instances"]}
+    groups = [name for place in PLACES.values() for name in there[place]["groups"]]
+    if spot:
+        # No machine of moto boots, so none takes its address.
+        assert len(groups) == len(hosts)
+        assert found.isdisjoint(hosts), "the group's machines begin with addresses that are no replica's"
+        assert addresses < found
+    else:
+        assert (found, groups) == (hosts | addresses, [])
     assert there["us-east-1"]["balancers"] == ["gorgo-paper-routers"] * (routers - 1)
     assert len(there["us-east-1"]["peerings"]) == 2
     assert there["buckets"] == ["gorgo-paper-123456789012"]

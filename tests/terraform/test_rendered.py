@@ -37,6 +37,8 @@ from tests.terraform.workspace import ROOT, Workspace
 SECRET = re.compile(
     r"(?i)(token|secret|password|key)\w*[ =:]+[\"']?(?![$%/\"'(-])[A-Za-z0-9_+/-]{16,}|BEGIN [A-Z ]*KEY|AKIA"
 )
+#: Before the keys of instances that are in a group.
+GROUPED = "grouped-"
 #: Units that the distribution has; stubs stand for them.
 DISTRIBUTION = (
     "docker.service",
@@ -62,9 +64,11 @@ def core(rendered: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def first_boots(core: dict[str, Any]) -> dict[str, str]:
-    """First-boot texts: every instance's, and the router's."""
-    return {key: one["user_data"] for key, one in core["instances"].items()} | {"router": core["router"]["user_data"]}
+def first_boots(core: dict[str, Any], rendered: dict[str, Any]) -> dict[str, str]:
+    """First-boot texts: every instance's, alone and in a group, and the router's."""
+    alone = {key: one["user_data"] for key, one in core["instances"].items()}
+    grouped = {f"{GROUPED}{key}": one["user_data"] for key, one in rendered["pair"]["instances"].items()}
+    return alone | grouped | {"router": core["router"]["user_data"]}
 
 
 @pytest.fixture(scope="module")
@@ -94,9 +98,9 @@ def fake(folder: Path, name: str, text: str) -> None:
     path.chmod(0o755)
 
 
-def run(path: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+def run(path: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     environ = os.environ | {"PATH": f"{path.parent / 'bin'}:{os.environ['PATH']}"} | environ
-    return subprocess.run(["bash", str(path)], env=environ, capture_output=True, text=True, check=False)
+    return subprocess.run(["bash", str(path), *arguments], env=environ, capture_output=True, text=True, check=False)
 
 
 # -- the router's configuration
@@ -343,6 +347,56 @@ def test_an_engine_gets_its_key_and_no_other(
     assert yaml.safe_load(settings.read_text()) == {"api-key": "engine-0123456789abcdef"}
     assert stat.S_IMODE(settings.stat().st_mode) == 0o600
     assert core["secret_names"]["engines"] == ["/gorgo/paper/engine-key"]
+
+
+CURL = """\
+echo "curl ${*: -1}" >> {log}
+case "${*: -1}" in
+  */30000/health | *:30000/health) test -e {ready} || { touch {ready}; exit 22; } ;;
+  */api/token) echo a-token ;;
+  */mac) echo 0a:1b:2c:3d:4e:5f ;;
+  */interface-id) echo eni-1 ;;
+  */placement/region) echo us-east-1 ;;
+esac
+"""
+LINKS = """\
+1: lo: <LOOPBACK> mtu 65536 link/loopback 00:00:00:00:00:00
+2: ens5: <UP> mtu 9001 link/ether 0a:1b:2c:3d:4e:5f
+"""
+
+
+def test_a_machine_of_a_group_takes_its_address_once_its_engines_answer(
+    files: dict[str, dict[str, str]], rendered: dict[str, Any], tmp_path: Path
+) -> None:
+    machine, one = next(iter(rendered["pair"]["instances"].items()))
+    unit = files[GROUPED + machine]["/etc/systemd/system/gorgo-address.service"]
+    (arguments,) = re.findall(r"^ExecStart=/usr/local/sbin/gorgo-address (.*)$", unit, re.MULTILINE)
+    ports = range(one["first_port"], one["last_port"] + 1)
+    assert arguments.split() == [one["address"], *map(str, ports)]
+    for engine in one["engines"]:
+        port = rendered["pair"]["engines"][engine]["port"]
+        text = files[GROUPED + machine][f"/etc/systemd/system/gorgo-engine-{engine}.service"]
+        assert f" --publish {port}:{port} " in text, "before it has the address, which the machine is not born with"
+
+    log = tmp_path / "log"
+    fake(tmp_path, "curl", CURL.replace("{log}", str(log)).replace("{ready}", str(tmp_path / "ready")))
+    fake(tmp_path, "sleep", f'echo "sleep $1" >> {log}\n')
+    fake(tmp_path, "aws", f'echo "aws $*" >> {log}\n')
+    fake(tmp_path, "ip", f'if [[ $2 == link ]]; then cat <<< "{LINKS}"; else echo "ip $*" >> {log}; fi\n')
+    done = run(script(files, GROUPED + machine, "gorgo-address", tmp_path), *arguments.split())
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = log.read_text().splitlines()
+    assert lines[:3] == [
+        "curl http://127.0.0.1:30000/health",
+        "sleep 5",
+        "curl http://127.0.0.1:30000/health",
+    ]
+    assert lines[-2:] == [
+        "aws ec2 assign-private-ip-addresses --region us-east-1 --network-interface-id eni-1"
+        f" --private-ip-addresses {one['address']} --allow-reassignment",
+        f"ip address replace {one['address']}/32 dev ens5",
+    ]
+    assert "gorgo-address" not in "".join(files[machine]), "an instance alone has its address from the start"
 
 
 def test_every_secret_read_is_one_that_the_role_may_read(

@@ -37,10 +37,10 @@ module "core" {
 }
 """
 
-_STORE = 'routers = 2\n  store = { enabled = true, address = "store.internal" }\n  artefacts'
+_STORE = 'routers = 2\n  grouped = true\n  store = { enabled = true, address = "store.internal" }\n  artefacts'
 _PAIR = _CORE.replace('"core"', '"pair"').replace("artefacts", _STORE)
 
-#: A root module that renders everything without a provider: one router, and two with a store.
+#: A root module that renders everything without a provider: one router, and two with a store and replicas in groups.
 RENDER = (
     _CORE
     + _PAIR

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gorgo.lab.datasets import TraceStats
     from gorgo.lab.datasets.fetch import OnProgress
 
-app = typer.Typer(help="List, describe, generate and fetch traces.", no_args_is_help=True)
+app = typer.Typer(help="List, describe, generate, convert and fetch traces.", no_args_is_help=True)
 
 OWN_LICENCE = "Apache-2.0"
 
@@ -65,9 +65,8 @@ def describe(
 
     Requests, users, turns, lengths, and the ratio of blocks that an ideal cache reuses. Unknown is `-`.
     """
-    from gorgo.lab.datasets import describe_trace, load_requests, own_block_tokens
+    from gorgo.lab.datasets import describe_trace, load_requests, own_block_tokens, unit_warning
     from gorgo.lab.request_log import skipped_lines
-    from gorgo.lab.traces import unit_warning
 
     filters = options.trace_filters(max_input=max_input, max_output=max_output, start=start, end=end)
     found = {
@@ -101,6 +100,29 @@ def generate(
 
     wanted = read_shape(shapes().get(shape, Path(shape)))
     write_trace(wanted if seed is None else replace(wanted, seed=seed), out)
+    typer.echo(str(out))
+
+
+@app.command()
+def convert(
+    form: Annotated[str, typer.Argument(help="azure, burstgpt, bailian, sharegpt or lmsys.")],
+    file: Annotated[Path, typer.Argument(help="File of a published trace; `.gz` is unpacked.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="File to write; `.gz` compresses it.")],
+    think: Annotated[
+        float, typer.Option(min=0, callback=options.finite, help="Mean think time, s, where a trace has no times.")
+    ] = 30.0,
+    seed: options.Seed = 0,
+) -> None:
+    """Convert a published trace of another form.
+
+    Times and lengths are the trace's. A trace without texts shares no blocks; of texts the hashes are written alone.
+    Where there are no times, a conversation begins every second on average; `--load` of a run scales all times.
+    """
+    from gorgo.lab.datasets.convert import Timing, convert
+
+    done = convert(file, out, form=form, timing=Timing(think_s=think, seed=seed))
+    if done.left_out:
+        typer.echo(f"gorgo: {done.left_out:,} requests failed, are empty or lack blocks, and are left out", err=True)
     typer.echo(str(out))
 
 

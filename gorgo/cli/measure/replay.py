@@ -26,6 +26,8 @@ def replay(
     spread: options.Spread = 0.0,
     start: options.Start = None,
     end: options.End = None,
+    user_sessions: options.UserSessions = False,
+    closed_loop: options.ClosedLoop = False,
     model: Annotated[
         str | None, typer.Option(show_default=False, help="Model to request. Default: the first of GET /v1/models.")
     ] = None,
@@ -35,7 +37,8 @@ def replay(
 ) -> None:
     """Replay a trace through a running router.
 
-    Each request is sent at its time in the trace, whether or not earlier ones have ended. A table sums up the result.
+    Each request is sent at its time in the trace, whether or not earlier ones have ended, and a session's name as
+    `x-session-id`. A table sums up the result.
     Ctrl-C and SIGTERM end it early, with the table and the files of the requests that have ended. The exit code is 1 if
     any request failed, 130 after Ctrl-C, 143 after SIGTERM.
     """
@@ -46,13 +49,21 @@ def replay(
     from gorgo.lab.results import rows_as_json
 
     filters = options.trace_filters(
-        limit=limit, max_input=max_input, max_output=max_output, spread=spread, start=start, end=end, seed=seed
+        limit=limit,
+        max_input=max_input,
+        max_output=max_output,
+        spread=spread,
+        start=start,
+        end=end,
+        seed=seed,
+        user_sessions=user_sessions,
     )
     wanted = ReplayOptions(
         trace=options.trace_path(trace),
         url=url,
         filters=filters,
         time_scale=options.time_scale_of(time_scale, load),
+        closed_loop=closed_loop,
         out=out,
         model=model,
         api_key=options.api_key(),

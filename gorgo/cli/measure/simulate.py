@@ -60,11 +60,22 @@ def simulate(
         ),
     ] = "random",
     sharing: Annotated[
-        str, typer.Option(metavar="none|store|all", help="Shared by routers: nothing, reports, or one that sees all.")
+        str,
+        typer.Option(
+            metavar="none|store|local|all",
+            help="Shared by routers: nothing, reports by a store or between workers of one machine, or one sees all.",
+        ),
     ] = "none",
     peer_delay: Annotated[
-        float, typer.Option(min=0, callback=options.finite, metavar="MS", help="Delay of reports between routers.")
-    ] = 5.0,
+        float | None,
+        typer.Option(
+            min=0,
+            callback=options.finite,
+            metavar="MS",
+            show_default=False,
+            help="Delay of reports between routers; default: 5, with --sharing local 1.",
+        ),
+    ] = None,
     peer_loss: Annotated[
         float, typer.Option(min=0, max=1, metavar="SHARE", help="Share of reports that a router never gets.")
     ] = 0.0,
@@ -95,6 +106,10 @@ def simulate(
     start: options.Start = None,
     end: options.End = None,
     block_tokens: options.BlockTokens = None,
+    user_sessions: options.UserSessions = False,
+    closed_loop: options.ClosedLoop = False,
+    warm: options.Warm = 0.0,
+    windows: options.Windows = 1,
     out: options.Out = None,
     jobs: options.Jobs = None,
     seed: options.Seed = 0,
@@ -112,29 +127,38 @@ def simulate(
     of `overload` in regions.yaml; `gorgo serve` queues under policies that predict TTFT.
     """
     from gorgo.config.load import load_config
-    from gorgo.lab.simulate import DEFAULT_POLICIES, SimulateOptions, simulate_command
-    from gorgo.lab.simulate.fleet import chosen_fleet, limits_of, with_queue_for_all
+    from gorgo.lab.simulate import DEFAULT_POLICIES, simulate_command, simulate_options
 
     columns = _columns(column)
     loaded = load_config(config)
     policies = tuple(dict.fromkeys(policy or DEFAULT_POLICIES))
-    wanted = SimulateOptions(
-        trace=str(options.trace_path(trace)),
-        fleet=chosen_fleet(loaded, fleet, source=config),
-        filters=options.trace_filters(
-            limit=limit, max_input=max_input, max_output=max_output, spread=spread, start=start, end=end, seed=seed
-        ),
-        policies=policies,
-        weights=_weights(loaded, weights, policies, source=config),
+    wanted = simulate_options(
+        options.trace_path(trace),
+        policies,
         time_scales=options.time_scales_of(time_scale, load),
         seeds=range(seed, seed + seeds),
+        config=loaded,
+        source=config,
+        fleet=fleet,
+        weights=_weights(loaded, weights, policies, source=config),
+        queue=_one_of(("on", "off"), queue, "--queue") == "on",
+        filters=options.trace_filters(
+            limit=limit,
+            max_input=max_input,
+            max_output=max_output,
+            spread=spread,
+            start=start,
+            end=end,
+            seed=seed,
+            user_sessions=user_sessions,
+        ),
         scenario=scenario,
-        limits=with_queue_for_all(limits_of(loaded), enabled=_one_of(("on", "off"), queue, "--queue") == "on"),
-        probe_interval_s=loaded.proxy.probe_interval_s,
-        scrape_interval_s=loaded.proxy.scrape_interval_s,
         shadow=shadow,
         block_tokens=block_tokens,
         routers=_group(routers, split, sharing, delay_ms=peer_delay, loss=peer_loss),
+        closed_loop=closed_loop,
+        warm_s=warm,
+        windows=windows,
         out=out,
         n_jobs=-1 if jobs is None else jobs,
     )
@@ -146,10 +170,10 @@ def simulate(
     else:
         from gorgo.lab.simulate.simulate import show_rows
 
-        show_rows(rows, wanted.names, wide_console(TABLE_WIDTH), columns=columns)
+        show_rows(rows, wanted.names, wide_console(TABLE_WIDTH), columns=columns, seed_note=wanted.seed_note)
 
 
-def _group(count: int, split: str, sharing: str, *, delay_ms: float, loss: float) -> RouterGroup:
+def _group(count: int, split: str, sharing: str, *, delay_ms: float | None, loss: float) -> RouterGroup:
     """Return the routers, or raise a usage error for an unknown kind of split or sharing."""
     from gorgo.lab.sim.routers.group import SHARINGS, SPLITS, RouterGroup
 
@@ -157,7 +181,7 @@ def _group(count: int, split: str, sharing: str, *, delay_ms: float, loss: float
         count=count,
         split=_one_of(SPLITS, split, "--split"),
         sharing=_one_of(SHARINGS, sharing, "--sharing"),
-        delay_s=delay_ms / 1e3,
+        delay_s=None if delay_ms is None else delay_ms / 1e3,
         loss=loss,
     )
 

@@ -289,7 +289,7 @@ class Dispatcher:
         if most and self._index.bounded:
             whole = most
             behind = self._answers.behind(request, matched, most)
-            found = self._found_shares.found_tokens(matched, request.recorded_model)
+            found = self._found_shares.found_tokens(matched, request.model)
             if behind is not None:
                 for slot, answer in behind.items():
                     found[slot] += self._answers.found_tokens(slot, answer)

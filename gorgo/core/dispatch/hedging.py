@@ -136,7 +136,8 @@ class Hedger:
         self._dispatcher = dispatcher
         self._saturation = saturation
         self._filter = request_filter
-        self._times: list[tuple[float, int, Attempt]] = []
+        #: Attempts by the time at which they count as late, a heap; some have their first token or have ended.
+        self.watched: list[tuple[float, int, Attempt]] = []
         self._number = 0
         self.set_limits(limits, max_attempts=max_attempts)
 
@@ -173,7 +174,7 @@ class Hedger:
 
     def next_timer_s(self) -> float | None:
         """Return when to call `due_hedges`."""
-        times = self._times
+        times = self.watched
         while times:
             due_s, _, attempt = times[0]
             # Most have their first token or have ended; the others are checked when they are due.
@@ -186,7 +187,7 @@ class Hedger:
         """Dispatch hedges for late requests."""
         hedges: list[Hedge] = []
         while (due_s := self.next_timer_s()) is not None and due_s <= now:
-            attempt = heappop(self._times)[2]
+            attempt = heappop(self.watched)[2]
             hedge = self._hedge(attempt, now) if self._may_hedge(attempt) else None
             if hedge is not None:
                 hedges.append(hedge)
@@ -233,10 +234,10 @@ class Hedger:
 
     def _evaluate(self, due_s: float, attempt: Attempt) -> None:
         self._number += 1
-        heappush(self._times, (due_s, self._number, attempt))
+        heappush(self.watched, (due_s, self._number, attempt))
         if self._number % 4096 == 0:  # entries of ended attempts would pile up
-            self._times = [entry for entry in self._times if self._may_hedge(entry[2])]
-            heapify(self._times)
+            self.watched = [entry for entry in self.watched if self._may_hedge(entry[2])]
+            heapify(self.watched)
 
 
 def _predicted_s(attempt: Attempt) -> float | None:

@@ -152,6 +152,8 @@ class RequestState:
     first_token_s: float | None = None
     #: Continuations that were cancelled, because the answer went on where it was.
     withdrawn: int = 0
+    #: The end of an answer of which nothing but its counts is asked for elsewhere.
+    whole: Outcome | None = None
 
 
 @mutable_record

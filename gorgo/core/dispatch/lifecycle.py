@@ -293,9 +293,9 @@ _REFUSED = "connect_failed"
 _NEVER_SENT = frozenset({_REFUSED, "connect_timeout", "connections_exhausted"})
 _FAILED = "disconnected"
 #: End of an attempt whose gateway went on to another replica; it does not say why.
-_SERVED_ELSEWHERE = Outcome(AttemptResult.FAILED_BEFORE_CONTENT, error="served_elsewhere")
-#: The same where the last replica refused too: the client may be in the wrong.
-_REFUSED_ELSEWHERE = Outcome(AttemptResult.UPSTREAM_4XX, error="refused_elsewhere", sent=True)
+SERVED_ELSEWHERE = Outcome(AttemptResult.FAILED_BEFORE_CONTENT, error="served_elsewhere")
+#: The same where a refusal was among the tries, so that the client may be in the wrong: it says nothing of the replica.
+REFUSED_ELSEWHERE = Outcome(AttemptResult.UPSTREAM_4XX, error="refused_elsewhere", sent=True)
 
 
 class RequestLifecycle:
@@ -412,14 +412,13 @@ class RequestLifecycle:
         return action, []
 
     def on_served_elsewhere(
-        self, attempt: Attempt, replica: Replica | None, *, refused: bool, now: float
+        self, attempt: Attempt, replica: Replica | None, outcome: Outcome, *, now: float
     ) -> Dispatch | None:
-        """End `attempt` as failed, and reserve its request on `replica`, where a gateway has sent it by itself.
+        """End `attempt`, and reserve its request on `replica`, where a gateway has sent it by itself.
 
-        If `replica` has `refused` it too, nothing is said of either. An unknown replica, `None`, closes the request.
-        While another attempt is open, that one is the answer.
+        An unknown replica, `None`, closes the request. While another attempt is open, that one is the answer.
         """
-        state, outcome = attempt.state, _REFUSED_ELSEWHERE if refused else _SERVED_ELSEWHERE
+        state = attempt.state
         self._record_end(attempt, outcome, now)
         if state.closed or state.open_attempts:
             return None
@@ -467,7 +466,7 @@ class RequestLifecycle:
                 goal_s=self._slo_e2e_s,
                 tokens=outcome.output_tokens,
             )
-        if refused or outcome is _REFUSED_ELSEWHERE:
+        if refused or outcome is REFUSED_ELSEWHERE:
             pass  # What another replica makes of the request decides.
         elif outcome.result is COMPLETED:
             if streamed and attempt.first_token_s is not None:
@@ -529,6 +528,8 @@ class RequestLifecycle:
         if outcome.result is AttemptResult.SUPERSEDED:
             # Its stream was moved: the replica has not failed, and may have the answer again once it is back.
             state.tried_replicas.discard(attempt.replica.spec.name)
+        if outcome.result is COMPLETED:
+            state.whole = outcome  # its counts alone are missing, and may stay so
         return self._dispatch_rest(attempt, outcome.continue_on, outcome.partial_tokens, now)
 
     def can_continue(self, attempt: Attempt, replicas: frozenset[str], *, now: float) -> bool:
@@ -572,7 +573,9 @@ class RequestLifecycle:
     def _is_left_to_another(self, attempt: Attempt, outcome: Outcome) -> bool:
         """Return whether the answer is left to the other one of an attempt and its continuation."""
         state, result = attempt.state, outcome.result
-        if attempt.superseded and state.open_attempts:
+        if not state.open_attempts:
+            return False
+        if attempt.superseded:
             if result is AttemptResult.SUPERSEDED and state.continuations:  # no hedge that lost
                 state.tried_replicas.discard(attempt.replica.spec.name)
             return True
@@ -637,6 +640,8 @@ class RequestLifecycle:
 
     def _close(self, attempt: Attempt, outcome: Outcome, status: int, now: float) -> None:
         state = attempt.state
+        if state.whole is not None and outcome.result is not COMPLETED:
+            outcome, status = state.whole, status_of(state.whole)
         state.closed = True
         self._withdraw(state)
         self._refusals.on_closed(state)

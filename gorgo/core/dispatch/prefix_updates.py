@@ -242,7 +242,7 @@ class PrefixUpdater:
             return
         if attempt.behind is not None:
             self.answers.on_report(replica.slot, attempt.behind, found_tokens=report.found_tokens)
-        shares, slot, model = self._found_shares, replica.slot, request.recorded_model
+        shares, slot, model = self._found_shares, replica.slot, attempt.decision.model
         usual = shares.of(slot, model, report.confirmed_tokens)
         shares.learn(slot, model, confirmed_tokens=report.confirmed_tokens, found_tokens=report.found_tokens)
         contradicted = report.is_contradiction(usual)

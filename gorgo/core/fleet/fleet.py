@@ -174,7 +174,8 @@ class Fleet:
     on_ejected: HealthObserver | None = None
     _free: list[int] = field(default_factory=list)
     #: When a value of a replica goes stale or its back-off ends.
-    _timers: FleetTimers = field(default_factory=FleetTimers)
+    #: When a value goes stale or a back-off ends.
+    timers: FleetTimers = field(default_factory=FleetTimers)
 
     def __post_init__(self, panic_threshold: float) -> None:
         self.eligibility = EligibilityFilter(self.replicas, self.columns, panic_threshold=panic_threshold)
@@ -348,12 +349,8 @@ class Fleet:
 
     # -- time
 
-    def next_timer(self) -> float | None:
-        """Return when a value goes stale or a back-off ends."""
-        return self._timers.next_s
-
     def handle_timer(self, *, now: float) -> None:
-        for replica in self._timers.pop_due(now=now):
+        for replica in self.timers.pop_due(now=now):
             if is_stale(replica.probed_s, now=now, after_s=self.stale_after_s):
                 self.columns.rtt_s[replica.slot], replica.probed_s = nan, None
             if is_stale(replica.scraped_s, now=now, after_s=self.stale_after_s):
@@ -370,7 +367,7 @@ class Fleet:
         due = [at + self.stale_after_s for at in observed_s if at is not None]
         if replica.health.backoff_until_s is not None:
             due.append(replica.health.backoff_until_s)
-        self._timers.set(replica, min(due, default=None))
+        self.timers.set(replica, min(due, default=None))
 
     def _set_timers(self) -> None:
         for replica in self.replicas.values():
@@ -397,7 +394,7 @@ class Fleet:
         self.unprobed.pop(replica, None)
         self.slow.pop(replica, None)
         self.parallel.pop(replica, None)
-        self._timers.set(replica, None)
+        self.timers.set(replica, None)
         slot, replica.slot = replica.slot, -1
         self.columns.clear(slot)
         self._free.append(slot)

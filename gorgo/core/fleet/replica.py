@@ -691,8 +691,11 @@ class Replica:
 
     def context_tokens(self, model: str | None) -> int | None:
         """Return the longest prompt with its answer for `model`, by a name that it lists or any; `None` is unknown."""
-        found = self.contexts.get(model or "")
-        return max(self.contexts.values(), default=None) if found is None else found
+        contexts = self.contexts
+        if not contexts:
+            return None
+        found = contexts.get(model or "")
+        return max(contexts.values()) if found is None else found
 
     def add_tpot_objective(self, slo_tpot_s: float) -> None:
         """Count a request in flight with an objective per output token."""
@@ -733,15 +736,16 @@ class Replica:
     def _publish_queue(self) -> None:
         slot, columns, queue = self.slot, self.columns, self.prefill_queue
         if slot >= 0:
+            speed = queue.speed
             columns.drained_at_s[slot] = queue.drained_at_s
             columns.head_due_s[slot] = queue.head_due_s
             columns.waiting_prefill_s[slot] = queue.backlog_s
-            columns.slowdown[slot] = queue.speed.factor
-            if queue.speed.is_slow:
+            columns.slowdown[slot] = speed.factor
+            if speed.is_slow:
                 self.slow[self] = None
-            elif self.slow and queue.speed.is_forgotten:
+            elif self.slow and speed.is_forgotten:
                 self.slow.pop(self, None)
-            if queue.speed.parallel.count > 1:
+            if speed.parallel.count > 1:
                 self.parallel[self] = None
             elif self.parallel:
                 self.parallel.pop(self, None)

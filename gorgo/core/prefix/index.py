@@ -22,6 +22,7 @@ from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from enum import IntEnum
+from functools import lru_cache
 from heapq import heapify, heappush, heapreplace
 from statistics import median_low
 from typing import NamedTuple
@@ -148,6 +149,8 @@ class ClientShares:
 
 #: Below so many set bits a loop over them is faster than unpacking the whole mask (measured: about 20).
 _FEW_BITS = 16
+#: Sets whose slots are remembered: the replicas that share a prefix are the same from request to request.
+_MASKS = 1024
 
 
 def set_bits(depths: NDArray[np.float64], mask: int, depth: float) -> None:
@@ -161,14 +164,15 @@ def set_bits(depths: NDArray[np.float64], mask: int, depth: float) -> None:
     depths[np.unpackbits(packed, count=size, bitorder="little").view(np.bool_)] = depth
 
 
-def slots_of(mask: int) -> list[int]:
+@lru_cache(_MASKS)
+def slots_of(mask: int) -> tuple[int, ...]:
     """Return the slots of `mask`, lowest first."""
     slots = []
     while mask:
         low = mask & -mask
         slots.append(low.bit_length() - 1)
         mask ^= low
-    return slots
+    return tuple(slots)
 
 
 class PrefixIndex:

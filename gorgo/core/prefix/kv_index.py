@@ -332,7 +332,7 @@ class KvEventIndex:
             length = len(list(run))
             if slower:
                 penalties = np.zeros(n_slots) if penalties is None else penalties
-                penalties[slots_of(slower)] += length
+                penalties[[*slots_of(slower)]] += length
             depth += length
         set_bits(blocks, remaining, depth)
         whole = blocks if penalties is None else blocks - penalties * (1 - CPU_WEIGHT)

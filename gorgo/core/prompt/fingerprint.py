@@ -1,8 +1,9 @@
 """The fingerprint of a prompt: one 64-bit hash per full block, each for the whole prefix up to its end.
 
 Owns the hash of blocks, which is keyed (a client must not be able to craft prompts that collide) and keeps no text
-(`Fingerprinter`). It also owns the hash of a session without an id (`prefix_hash`), and the depths of a prompt at which
-routes and marks are set (`depths_of`, `marked_depths`). Leaves the text of a prompt to `core.prompt.parse`.
+(`Fingerprinter`). It also owns the hash of a session without an id (`prefix_hash`), where prompts part although they
+go on alike (`PromptHeads`), and the depths of a prompt at which routes and marks are set (`depths_of`,
+`marked_depths`). Leaves the text of a prompt to `core.prompt.parse`.
 
 Theory of operation. Each block is hashed by a multilinear function: its 32-bit words times secret 64-bit keys, summed
 modulo 2^64 (Lemire and Kaser, "Strongly universal string hashing is fast", 2014). Marks of messages that start in the
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -38,6 +40,12 @@ from gorgo.core.record import mutable_record, record
 
 #: Bytes of the prompt that count: 256 tokens of 4 bytes.
 HEAD_BYTES = 1024
+#: Prompts whose heads are retained: 64 KiB, enough for several in a row of each busy client.
+HEADS = 64
+#: Lengths of what may stand before the same text (a date, an id, both), and of the text that shows that it is the same:
+#: a sentence, not a pattern of fewer letters.
+_SKIPS = (16, 48, 96, 160)
+_SAME_BYTES, _LETTERS = 96, 8
 _KEY = b"gorgo session affinity"
 
 
@@ -61,6 +69,68 @@ def prefix_hash(head: bytes, marks: Iterable[Mark], *, adapter: str | None = Non
     for offset, role in marks:
         digest.update(b"%d %s\0" % (offset, _text(role)))
     return int.from_bytes(digest.digest(), "little")
+
+
+@dataclass(frozen=True, slots=True)
+class PartedHeads:
+    """Prompts of one model and client that part and go on with the same text: an id or a date stands before it.
+
+    `compared` pairs of prompts in a row, of which `parted` do so; the nearest to the start parts at `at_byte`.
+    """
+
+    model: str | None
+    client: str | None
+    compared: int
+    parted: int
+    at_byte: int
+
+
+class PromptHeads:
+    """The first bytes of the newest prompts, in memory alone; only where they part is shown.
+
+    Example
+    -------
+    >>> heads, system = PromptHeads(), b" You answer questions of pilots about the weather at their airport. " * 4
+    >>> for number in range(3):
+    ...     heads.add("llama", None, b"Request %03d." % number + system)
+    >>> heads.parted()
+    [PartedHeads(model='llama', client=None, compared=2, parted=2, at_byte=10)]
+    """
+
+    def __init__(self) -> None:
+        self._newest = deque[tuple[str | None, str | None, bytes]](maxlen=HEADS)
+
+    def add(self, model: str | None, client: str | None, head: bytes) -> None:
+        """Retain the head of a prompt in the place of the oldest one."""
+        self._newest.append((model, client, head))
+
+    def parted(self) -> list[PartedHeads]:
+        """Return a row per model and client with such a pair."""
+        last: dict[tuple[str | None, str | None], bytes] = {}
+        pairs: dict[tuple[str | None, str | None], list[int | None]] = {}
+        for model, client, head in self._newest:
+            before = last.get((model, client))
+            if before is not None and before != head:
+                pairs.setdefault((model, client), []).append(_parts_at(before, head))
+            last[model, client] = head
+        found = []
+        for (model, client), places in pairs.items():
+            parted = [place for place in places if place is not None]
+            if parted:
+                found.append(PartedHeads(model, client, len(places), len(parted), min(parted)))
+        return found
+
+
+def _parts_at(first: bytes, second: bytes) -> int | None:
+    """Return the byte at which two prompts part if both go on with the same text behind it; else `None`."""
+    size = min(len(first), len(second))
+    parting = int.from_bytes(first[:size], "big") ^ int.from_bytes(second[:size], "big")
+    shared = size - (parting.bit_length() + 7) // 8
+    for skipped in _SKIPS:
+        piece = first[shared + skipped : shared + skipped + _SAME_BYTES]
+        if len(piece) == _SAME_BYTES and len(set(piece)) > _LETTERS and piece in second[shared:]:
+            return shared
+    return None
 
 
 def _text(name: str) -> bytes:

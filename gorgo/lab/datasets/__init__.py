@@ -9,10 +9,12 @@ from gorgo.lab.datasets.catalogue import (
     describe_trace,
     generate_requests,
     generate_trace,
+    is_shape,
     load_requests,
     own_block_tokens,
     shapes,
     shipped_path,
+    unit_warning,
     write_trace,
 )
 from gorgo.lab.datasets.fetch import RemoteDataset, remote_dataset, remote_datasets
@@ -38,6 +40,7 @@ __all__ = [
     "describe_trace",
     "generate_requests",
     "generate_trace",
+    "is_shape",
     "load_requests",
     "own_block_tokens",
     "read_shape",
@@ -45,5 +48,6 @@ __all__ = [
     "remote_datasets",
     "shapes",
     "shipped_path",
+    "unit_warning",
     "write_trace",
 ]

@@ -24,11 +24,16 @@ from gorgo.lab.datasets.synthetic import MadeRow, as_lines, as_requests, convers
 from gorgo.lab.datasets.users import agent_rows, group_rows, herd_rows, rag_rows, sharing_rows, user_rows
 from gorgo.lab.request_log import is_request_log, load_request_log
 from gorgo.lab.traces import BLOCK_TOKENS, TraceFilters, TraceRequest, load_trace
+from gorgo.lab.traces.load import file_block_tokens
 
 #: Trace of `gorgo demo`.
 DEMO_TRACE = "chat-small"
 #: Suffix of files with a shape.
 SHAPE_SUFFIX = ".toml"
+#: Mean times between two requests beyond which time stamps look like those of another unit, s. Published traces have
+#: 0.03 to 10 s. A mean of few requests says nothing.
+_GAP_S = (0.002, 200.0)
+_FEW = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +70,8 @@ def generate_requests(shape: Shape, *, block_tokens: int = BLOCK_TOKENS) -> list
 
 
 def generate_trace(shape: Shape) -> bytes:
-    """Return the trace of a shape as JSON lines, in the order of time."""
-    return as_lines(_rows(shape))
+    """Return the trace of a shape as JSON lines, in the order of time, in blocks of the shape's size."""
+    return as_lines(_rows(shape), block_tokens=shape.block_tokens)
 
 
 def write_trace(shape: Shape, path: Path) -> None:
@@ -76,14 +81,18 @@ def write_trace(shape: Shape, path: Path) -> None:
 
 
 def load_requests(
-    trace: str | Path, filters: TraceFilters | None = None, *, seed: int | None = None, block_tokens: int = BLOCK_TOKENS
+    trace: str | Path,
+    filters: TraceFilters | None = None,
+    *,
+    seed: int | None = None,
+    block_tokens: int | None = None,
 ) -> list[TraceRequest]:
     """Return the requests that pass `filters`, in the order of time, the first at 0.
 
     `trace` is the path of a trace, a request log or a shape, else the name of a shipped one. `seed` replaces the seed
-    of a shape and so selects another window; it is drawn in blocks of `block_tokens`. Those of a trace are of this
-    size, and those of a log of 512 tokens. Raises `TraceError` as `load_trace` and `load_request_log` do, and for an
-    unknown name.
+    of a shape and so selects another window; it is drawn in blocks of `block_tokens`, by default of 512. Those of a
+    trace are of this size, by default of that which it names, and those of a log of 512 tokens. Raises `TraceError` as
+    `load_trace` and `load_request_log` do, and for an unknown name.
 
     Example
     -------
@@ -92,7 +101,7 @@ def load_requests(
     """
     shape = _shape_of(trace)
     if shape is not None:
-        return _generated(shape, filters or TraceFilters(), seed, block_tokens)
+        return _generated(shape, filters or TraceFilters(), seed, block_tokens or BLOCK_TOKENS)
     shipped = {one.name: one.path for one in datasets()}
     path = Path(trace) if Path(trace).exists() else shipped.get(str(trace))
     if path is None:
@@ -100,11 +109,32 @@ def load_requests(
         raise TraceError(f"{trace}: No such file, and no data set of that name; there are: {names}")
     if not is_request_log(path):
         return load_trace(path, filters, block_tokens=block_tokens)
-    if block_tokens != BLOCK_TOKENS:
+    if block_tokens not in (None, BLOCK_TOKENS):
         raise TraceError(
             f"{path}: a request log is read in blocks of {BLOCK_TOKENS} tokens; expected it without --block-tokens"
         )
     return load_request_log(path, filters)
+
+
+def unit_warning(trace: str | Path, requests: int, span_s: float) -> str | None:
+    """Return a warning where so many requests in `span_s` look like time stamps in another unit than milliseconds.
+
+    >>> unit_warning("t.jsonl", 101, 0.05)
+    't.jsonl: 0.5 ms from one request to the next on average; the time stamps look like seconds, expected milliseconds'
+    >>> unit_warning("t.jsonl", 101, 100_000.0).split("; ")[1]
+    'the time stamps look like microseconds, expected milliseconds'
+    >>> unit_warning("t.jsonl", 101, 100.0), unit_warning("t.jsonl", 101, 0.0)
+    (None, None)
+    """
+    if _shape_of(trace) is not None or is_request_log(Path(trace)):
+        return None  # of known units
+    least_s, most_s = _GAP_S
+    gap_s = span_s / max(requests - 1, 1)
+    if requests < _FEW or gap_s == 0 or least_s <= gap_s <= most_s:
+        return None
+    unit, shown = ("seconds", f"{gap_s * 1e3:.3g} ms") if gap_s < least_s else ("microseconds", f"{gap_s:,.0f} s")
+    average = f"{trace}: {shown} from one request to the next on average"
+    return f"{average}; the time stamps look like {unit}, expected milliseconds"
 
 
 def content_digest(trace: str | Path) -> str | None:
@@ -124,10 +154,18 @@ def _file_digest(version: tuple[Path, int, int]) -> str:
         return file_digest(file, "sha256").hexdigest()
 
 
+def is_shape(trace: str | Path) -> bool:
+    """Return whether a seed draws the requests of a trace."""
+    return _shape_of(trace) is not None
+
+
 def own_block_tokens(trace: str | Path) -> int:
-    """Return the tokens of a block in which a shape's prefixes are drawn for a simulation; 512 for a file."""
+    """Return the tokens of a block in which a shape's prefixes are drawn, or that a file names; 512 for others."""
     shape = _shape_of(trace)
-    return BLOCK_TOKENS if shape is None else read_shape(shape).block_tokens
+    if shape is not None:
+        return read_shape(shape).block_tokens
+    path = Path(trace)
+    return file_block_tokens(path) if path.is_file() and not is_request_log(path) else BLOCK_TOKENS
 
 
 def _shape_of(trace: str | Path) -> Path | None:

@@ -26,8 +26,7 @@ class MadeRow:
     """One request. Its prompt is `shared_tokens` of the text `shared`, then the text `own` up to `input_tokens`.
 
     `parts` are whole texts between the two, each with its length: a block in one of them is common to all prompts that
-    begin with the same texts up to it. `boundaries` are the ends of its messages, empty where it is not made of them;
-    files do not have them.
+    begin with the same texts up to it. `boundaries` are the ends of its messages, empty where it is not made of them.
 
     A row and a longer one of the same `own` (and thus the same `shared_tokens`) have the shorter one's text in common.
     """
@@ -45,7 +44,7 @@ class MadeRow:
 
 
 def as_requests(rows: Iterable[MadeRow], *, block_tokens: int = BLOCK_TOKENS) -> list[TraceRequest]:
-    """The rows as a trace that was read from a file, in the order of time; files have blocks of 512 tokens."""
+    """The rows as a trace that was read from a file, in the order of time."""
     blocks = _Blocks(block_tokens)
     return [
         TraceRequest(
@@ -57,15 +56,16 @@ def as_requests(rows: Iterable[MadeRow], *, block_tokens: int = BLOCK_TOKENS) ->
             user=row.user,
             turns=row.turn,
             boundaries=row.boundaries,
+            block_tokens=block_tokens,
         )
         for index, row in enumerate(_in_order(rows))
     ]
 
 
-def as_lines(rows: Iterable[MadeRow]) -> bytes:
+def as_lines(rows: Iterable[MadeRow], *, block_tokens: int = BLOCK_TOKENS) -> bytes:
     """The rows as JSON lines, in the order of time."""
-    blocks = _Blocks(BLOCK_TOKENS)
-    return b"".join(_line(row, blocks) for row in _in_order(rows))
+    blocks = _Blocks(block_tokens)
+    return b"".join(_line(row, blocks, block_tokens) for row in _in_order(rows))
 
 
 def _in_order(rows: Iterable[MadeRow]) -> list[MadeRow]:
@@ -111,7 +111,7 @@ def _texts(row: MadeRow) -> Iterator[tuple[TextName | tuple[TextName, ...], int]
     yield row.own, row.input_tokens
 
 
-def _line(row: MadeRow, blocks: _Blocks) -> bytes:
+def _line(row: MadeRow, blocks: _Blocks, block_tokens: int) -> bytes:
     fields: dict[str, object] = {
         "timestamp": row.timestamp_ms,
         "input_length": row.input_tokens,
@@ -120,6 +120,10 @@ def _line(row: MadeRow, blocks: _Blocks) -> bytes:
     }
     if row.user is not None:
         fields |= {"user_id": row.user, "turn": row.turn}
+    if row.boundaries:
+        fields["boundaries"] = row.boundaries
+    if block_tokens != BLOCK_TOKENS:
+        fields["block_tokens"] = block_tokens
     return json.dumps(fields).encode() + b"\n"
 
 

@@ -10,6 +10,8 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from math import inf
+from string import punctuation
+from urllib.parse import quote
 
 import httpx
 
@@ -302,15 +304,17 @@ class ReplayClient:
         )
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self._exchange(record, body)
+                await self._exchange(record, body, request.session)
         except TimeoutError:
             record.error = f"timeout: not complete after {self._timeout_s:g} s"
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, OSError) as error:
             record.error = _reason(error)
         return record
 
-    async def _exchange(self, record: ReplayRecord, body: bytes) -> None:
+    async def _exchange(self, record: ReplayRecord, body: bytes, session: str | None) -> None:
         headers = {"x-request-id": record.id}
+        if session is not None:
+            headers["x-session-id"] = quote(session, safe=punctuation)  # a header has printable ASCII alone
         async with self._http.stream("POST", self._url, content=body, headers=headers) as response:
             record.status = response.status_code
             _read_headers(record, response.headers)

@@ -40,6 +40,8 @@ class ReplayOptions:
         How long to wait for a router that does not listen yet.
     request_timeout_s:
         A request that is not complete so long after it was sent is an error.
+    closed_loop:
+        A session's turn is sent a think time after the end of the answer before it, not at its time in the trace.
     policy, weights:
         For the result row, where the caller knows them; otherwise the policy is read from the responses.
     show_progress:
@@ -58,6 +60,7 @@ class ReplayOptions:
     port_wait_s: float = PORT_WAIT_S
     request_timeout_s: float = 600.0
     max_in_flight: int = MAX_IN_FLIGHT
+    closed_loop: bool = False
     policy: str | None = None
     weights: Mapping[str, float] | None = None
     show_progress: bool = True

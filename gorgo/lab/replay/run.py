@@ -1,4 +1,6 @@
-"""The open loop of a replay: each request is sent at its time in the trace, whether or not earlier ones have ended.
+"""The loop of a replay: each request is sent at its time in the trace, whether or not earlier ones have ended.
+
+In a closed loop the turns of a session follow each other instead: each is sent a think time after the answer before it.
 
 Owns the loop and its progress on stderr. Leaves one request to `gorgo.lab.replay.client`, and the result row to
 `gorgo.lab.replay.summary`. Bodies are built while nothing is due. Latency counts from the scheduled time; lateness is
@@ -12,7 +14,7 @@ import gc
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from signal import Signals
@@ -22,15 +24,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn
 
 from gorgo.config.atomic import create_text_file
-from gorgo.lab.datasets import load_requests
+from gorgo.errors import TraceError
+from gorgo.lab.datasets import load_requests, own_block_tokens, unit_warning
 from gorgo.lab.progress import ProgressDisplay, progress_display
-from gorgo.lab.replay.bodies import BodiesAhead
+from gorgo.lab.replay.bodies import BodiesAhead, body_of
 from gorgo.lab.replay.client import ReplayClient, first_model, open_http, wait_for_port
 from gorgo.lab.replay.options import ReplayOptions, ReplayReport
 from gorgo.lab.replay.summary import ReplayRecord, Tally
 from gorgo.lab.results import write_results
 from gorgo.lab.termination import stop_signals
-from gorgo.lab.traces import TraceRequest, scheduled_s, unit_warning
+from gorgo.lab.traces import TraceRequest, next_turns, scheduled_s
 from gorgo.lab.traces.text import beginning, is_keyed, largest_share, warning
 from gorgo.policies.registry import make_policy, policy_names
 
@@ -86,7 +89,10 @@ def replay_command(options: ReplayOptions) -> ReplayReport:
     Raises `TraceError` for the trace, and `ReplayError` if the router cannot be reached or does not name its model.
     Failed requests are counted, never raised.
     """
-    requests = load_requests(options.trace, options.filters, seed=options.filters.seed)
+    block_tokens = own_block_tokens(options.trace)
+    requests = load_requests(options.trace, options.filters, seed=options.filters.seed, block_tokens=block_tokens)
+    if options.closed_loop and all(request.session is None for request in requests):
+        raise TraceError(f"{options.trace}: no request has a session; expected session_id in rows, or --user-sessions")
 
     async def until_signal() -> ReplayReport:
         with stop_signals() as stop:
@@ -129,7 +135,7 @@ def _warnings(options: ReplayOptions, policy: str | None, requests: Sequence[Tra
 def _key_warning(policy: str, requests: Sequence[TraceRequest]) -> str | None:
     if policy not in policy_names() or not is_keyed(make_policy(policy)):
         return None
-    return warning(policy, largest_share(beginning(request) for request in requests))
+    return warning(policy, largest_share(request.session or beginning(request) for request in requests))
 
 
 async def _ended_before(stop: asyncio.Future[Signals] | None, work: Coroutine[Any, Any, None]) -> bool:
@@ -168,8 +174,11 @@ class _Run:
             stack.enter_context(_quiet_gc())
             start_s = self.start_s = clock() + LEAD_S
             client = ReplayClient(http, options, clock=clock, start_s=start_s, run=secrets.token_hex(4))
-            loop = _OpenLoop(client, options, progress, clock=clock, start_s=start_s)
-            await loop.run(BodiesAhead(self._requests, model), done=(self.tally.add, write))
+            turns = next_turns(self._requests) if options.closed_loop else {}
+            followers = {turn.index for turn, _ in turns.values()}
+            first = [request for request in self._requests if request.index not in followers]
+            loop = _Loop(client, options, progress, turns, model, clock=clock, start_s=start_s)
+            await loop.run(BodiesAhead(first, model), done=(self.tally.add, write))
 
     def _say_that_it_waits(self) -> None:
         if self._options.show_progress:
@@ -177,14 +186,19 @@ class _Run:
             Console(stderr=True, soft_wrap=True, highlight=False).print(f"gorgo: {words}", markup=False)
 
 
-class _OpenLoop:
-    """Sends on time, at most `max_in_flight` at once; beyond that a request waits and its slip shows it."""
+class _Loop:
+    """Sends on time, at most `max_in_flight` at once; beyond that a request waits and its slip shows it.
+
+    `turns` has what is sent after the end of a request, by its index, and how long after; a failed one is followed too.
+    """
 
     def __init__(
         self,
         client: ReplayClient,
         options: ReplayOptions,
         progress: ReplayProgress,
+        turns: Mapping[int, tuple[TraceRequest, float]],
+        model: str,
         *,
         clock: Callable[[], float],
         start_s: float,
@@ -193,6 +207,7 @@ class _OpenLoop:
         self._time_scale = options.time_scale
         self._slots = asyncio.Semaphore(options.max_in_flight)
         self._progress = progress
+        self._turns, self._model = turns, model
         self._clock = clock
         self._start_s = start_s
 
@@ -213,14 +228,23 @@ class _OpenLoop:
     async def _one(
         self, request: TraceRequest, body: bytes, due_s: float, done: Sequence[Callable[[ReplayRecord], None]]
     ) -> None:
-        self._progress.in_flight += 1
-        try:
-            record = await self._client.send(request, body, due_s)
-            for take in done:
-                take(record)
-        finally:
-            self._progress.in_flight -= 1
-            self._slots.release()
+        """Send a request, and in a closed loop the turns that follow it."""
+        while True:
+            self._progress.in_flight += 1
+            try:
+                record = await self._client.send(request, body, due_s)
+                for take in done:
+                    take(record)
+            finally:
+                self._progress.in_flight -= 1
+                self._slots.release()
+            if request.index not in self._turns:
+                return
+            request, think_s = self._turns[request.index]
+            due_s = self._clock() - self._start_s + think_s * self._time_scale
+            body = body_of(request, self._model)
+            await asyncio.sleep(max(0.0, self._left_s(due_s)))
+            await self._slots.acquire()
 
     def _left_s(self, due_s: float) -> float:
         return self._start_s + due_s - self._clock()

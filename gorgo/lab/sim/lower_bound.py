@@ -59,7 +59,7 @@ def lower_bound(feed: Sequence[SimRequest], fleet: SimFleet, *, block_tokens: in
     """
     prompt = np.array([request.prompt_tokens for request in feed], dtype=np.float64)
     output = np.array([request.output_tokens for request in feed], dtype=np.float64)
-    cached = _cached_tokens(feed, block_tokens)
+    cached = cached_tokens(feed, block_tokens)
     trips = np.array([round_trips(request.body_bytes, _OPEN)[0] for request in feed], dtype=np.float64)
     ttft_s, e2e_s = np.full(len(feed), np.inf), np.full(len(feed), np.inf)
     for replica in fleet.replicas:
@@ -69,15 +69,15 @@ def lower_bound(feed: Sequence[SimRequest], fleet: SimFleet, *, block_tokens: in
     return LowerBound(ttft_s, e2e_s)
 
 
-def _cached_tokens(feed: Sequence[SimRequest], block_tokens: int) -> Floats:
-    """Return the tokens of each prompt that an earlier one had; at least one token is always computed."""
+def cached_tokens(feed: Sequence[SimRequest], block_tokens: int) -> Floats:
+    """Return the tokens of each prompt that an earlier one or its answer had; at least one is always computed."""
     prefixes = PrefixSet(item_bytes=BLOCK_HASH_BYTES)
     cached = np.empty(len(feed))
     for row in np.argsort([request.arrival_s for request in feed], kind="stable"):
         request = feed[row]
         at_most = (request.prompt_tokens - 1) // block_tokens
         cached[row] = min(prefixes.items(request.blocks), at_most) * block_tokens
-        prefixes.add(request.blocks)
+        prefixes.add(request.blocks + request.output_blocks)
     return cached
 
 

@@ -37,6 +37,8 @@ class OpenRequests:
         self._slo_ttft_s = slo_ttft_s
         #: Of every request that has come, in order.
         self.records: list[SimRecord] = []
+        #: Indices of requests that have ended; whoever sends what follows empties it.
+        self.ended: list[int] = []
         self._open: dict[str, tuple[SimRequest, SimRecord]] = {}
 
     def __len__(self) -> int:
@@ -126,6 +128,7 @@ class OpenRequests:
         self._close(request_id, now).error = error
 
     def _close(self, request_id: str, now: float) -> SimRecord:
-        record = self._open.pop(request_id)[1]
+        request, record = self._open.pop(request_id)
+        self.ended.append(request.index)
         record.e2e_s = now - record.scheduled_s
         return record

@@ -7,7 +7,8 @@ network are in `remote_replica`, faults act through `faults.injector`, `open_req
 
 Theory of operation. A run begins with a probe of every replica; requests follow. Probes, scrapes,
 pings that keep connections warm, faults and controllers are events beside those of requests. The run ends when the
-feed is exhausted and no request is open, whatever else is still in the heap. A cheap bound on memory follows: a record
+feed is exhausted and no request is open, whatever else is still in the heap. In a closed loop a turn of a session comes
+a think time after the end of the answer before it. A cheap bound on memory follows: a record
 per request of the feed, and in the heap what is in flight.
 
 What the proxy does and this does not: the time-out between two chunks (a stream of a slow simulated engine goes on;
@@ -141,7 +142,7 @@ class Simulation:
         self._limits = limits or RouterLimits(block_tokens=float(block_tokens), stale_after_s=stale_after_s)
         self._seed, self._weights, self._group = seed, weights, routers
         #: The store that carries the routers' reports; `None` if they share nothing.
-        self.store = PeerStore(self.kernel, routers, seed=seed) if routers.sharing == "store" else None
+        self.store = PeerStore(self.kernel, routers, seed=seed) if routers.reports else None
         #: A policy as it was given: routers beyond the first have copies, as has one that is replaced.
         self._policy, self._fresh, self._made = policy, deepcopy(policy), 0
         self.gaps = ItlHistogram()
@@ -182,6 +183,9 @@ class Simulation:
         self._intervals = (probe_interval_s, needed_scrape_s(scrape_interval_s, policy, shadow))
         self._controllers = controllers
         self._feed: Sequence[SimRequest] = ()
+        #: Of the feed, those that come at a time of their own, and those that follow another one, by its index.
+        self._openers: Sequence[SimRequest] = ()
+        self._turns: dict[int, SimRequest] = {}
         self._next = 0
         self._client_concurrency, self._client_waits = client_concurrency or maxsize, False
 
@@ -193,10 +197,14 @@ class Simulation:
     def run(self, feed: Sequence[SimRequest]) -> SimResult:
         """Serve every request of `feed`, which is in the order of arrival."""
         assert not self._served.records, "a simulation runs once"
+        self._turns = {request.after: request for request in feed if request.after is not None}
+        if self._turns and self._client_concurrency != maxsize:
+            raise ConfigError("a client with a bound on its open requests, in a closed loop; expected one of the two")
         self._feed = feed
         self._prepare()
+        self._openers = [request for request in feed if request.after is None] if self._turns else feed
         if feed:
-            self.kernel.at(feed[0].arrival_s, self._receive)
+            self.kernel.at(self._openers[0].arrival_s, self._receive)
             self.kernel.run()
         assert not self._served, "every request has ended"
         preemptions = sum(site.preemptions for site in self.engines.values())
@@ -271,14 +279,26 @@ class Simulation:
         self._client_waits = len(self._served) >= self._client_concurrency
         if self._client_waits:
             return
-        request = self._feed[self._next]
+        request = self._openers[self._next]
         self._next += 1
-        if self._next < len(self._feed):
-            self.kernel.at(max(self.kernel.now, self._feed[self._next].arrival_s), self._receive)
+        if self._next < len(self._openers):
+            self.kernel.at(max(self.kernel.now, self._openers[self._next].arrival_s), self._receive)
+        self._submit_request(request)
+
+    def _submit_request(self, request: SimRequest) -> None:
         self.shells[self._group.router_of(request, seed=self._seed)].submit(request)
 
+    def _begin_turns(self) -> None:
+        """Schedule what follows the requests that have ended: an answer that failed is followed too."""
+        ended = self._served.ended
+        while ended:
+            turn = self._turns.pop(ended.pop(), None)
+            if turn is not None:
+                self.kernel.at(self.kernel.now + turn.think_s, partial(self._submit_request, turn))
+
     def _stop_if_done(self) -> None:
-        if not self._served and self._next == len(self._feed):
+        self._begin_turns()
+        if not self._served and len(self._served.records) == len(self._feed):
             self.kernel.stop()
         elif self._client_waits:
             self._client_waits = False

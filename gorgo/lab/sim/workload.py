@@ -40,6 +40,9 @@ class SimRequest:
         on with it.
     boundaries:
         Prompt tokens at the end of each message, ascending; empty: unknown.
+    after, think_s:
+        In a closed loop, the index of the request whose end it follows, and how long after it; `arrival_s` is then what
+        an open loop would have. None: it comes at `arrival_s`.
     """
 
     index: int
@@ -52,6 +55,8 @@ class SimRequest:
     body_bytes: int = 0
     output_blocks: bytes = b""
     boundaries: tuple[int, ...] = ()
+    after: int | None = None
+    think_s: float = 0.0
 
     def rest(self, tokens: int, *, block_tokens: int) -> SimRequest:
         """Return the request that goes on with its answer behind the first `tokens`: the end of a longer prompt."""
@@ -74,4 +79,7 @@ def scaled(feed: Iterable[SimRequest], time_scale: float) -> Sequence[SimRequest
     """The same requests in `time_scale` times the time: 2.0 is half the load."""
     if time_scale == 1.0:
         return tuple(feed)
-    return tuple(replace(request, arrival_s=request.arrival_s * time_scale) for request in feed)
+    return tuple(
+        replace(request, arrival_s=request.arrival_s * time_scale, think_s=request.think_s * time_scale)
+        for request in feed
+    )

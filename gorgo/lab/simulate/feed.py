@@ -21,7 +21,7 @@ from gorgo.core.prompt.fingerprint import Fingerprinter, head_of, prefix_hash
 from gorgo.core.prompt.parse import message_ends, read_prompt, token_boundaries
 from gorgo.lab.replay.bodies import body_of
 from gorgo.lab.sim.workload import SimRequest
-from gorgo.lab.traces import BLOCK_TOKENS, TraceRequest, scheduled_s
+from gorgo.lab.traces import BLOCK_TOKENS, TraceRequest, next_turns, scheduled_s
 from gorgo.lab.traces.text import BYTES_PER_TOKEN, head_text
 
 _CHAT = "/v1/chat/completions"
@@ -36,18 +36,28 @@ def feed_of(
     time_scale: float = 1.0,
     block_tokens: int = BLOCK_TOKENS,
     with_outputs: bool = False,
+    closed_loop: bool = False,
 ) -> list[SimRequest]:
     """Requests of a trace in the order of their times; `time_scale` acts here, once.
 
     `block_tokens` is the size of the blocks of their ids. With `with_outputs` an answer is the text that the next
     prompt of its conversation goes on with, as in live traffic. In a replay the engine generates another text, which
-    no later prompt has.
+    no later prompt has. In a closed loop a turn of a session follows the end of the answer before it.
     """
     feed = [
         _by_ids(request, time_scale, block_tokens) if request.hash_ids else _by_text(request, time_scale)
         for request in requests
     ]
-    return _with_outputs(requests, feed, block_tokens) if with_outputs else feed
+    feed = _with_outputs(requests, feed, block_tokens) if with_outputs else feed
+    return _closed(requests, feed, time_scale) if closed_loop else feed
+
+
+def _closed(requests: Sequence[TraceRequest], feed: Sequence[SimRequest], time_scale: float) -> list[SimRequest]:
+    before = {turn.index: (index, think_s * time_scale) for index, (turn, think_s) in next_turns(requests).items()}
+    return [
+        replace(one, after=before[one.index][0], think_s=before[one.index][1]) if one.index in before else one
+        for one in feed
+    ]
 
 
 def fingerprinted(
@@ -70,6 +80,7 @@ def fingerprinted(
                 prefix_hash=fingerprint.prefix_hash,
                 body_bytes=len(body),
                 boundaries=token_boundaries(fingerprint.boundaries, size=fingerprint.text_bytes, tokens=tokens),
+                session_id=request.session,
             )
         )
     return feed
@@ -87,6 +98,7 @@ def _by_ids(request: TraceRequest, time_scale: float, block_tokens: int) -> SimR
         prefix_hash=_prefix_hash(request, block_tokens),
         body_bytes=request.input_tokens * BYTES_PER_TOKEN + _envelope_bytes(),
         boundaries=_boundaries(request),
+        session_id=request.session,
     )
 
 
@@ -127,6 +139,7 @@ def _by_text(request: TraceRequest, time_scale: float) -> SimRequest:
         prefix_hash=_prefix_hash(request),
         body_bytes=body_bytes,
         boundaries=_boundaries(request),
+        session_id=request.session,
     )
 
 

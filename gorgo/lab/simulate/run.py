@@ -23,7 +23,7 @@ from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.weights import Weights
 from gorgo.core.training.learning import find_learner
 from gorgo.errors import ConfigError, TraceError
-from gorgo.lab.datasets import load_requests, own_block_tokens
+from gorgo.lab.datasets import load_requests, own_block_tokens, unit_warning
 from gorgo.lab.results import load_text
 from gorgo.lab.sim.faults.scenarios import find_scenario
 from gorgo.lab.sim.lower_bound import lower_bound
@@ -35,7 +35,7 @@ from gorgo.lab.sim.workload import BLOCK_TOKENS, SimRequest, scaled
 from gorgo.lab.simulate.feed import feed_of
 from gorgo.lab.simulate.job import FLOOR, ORACLE, PINNED, SimJob, SimulatedRun
 from gorgo.lab.simulate.rows import floor_run, rare_collections, simulated_run
-from gorgo.lab.traces import TraceFilters, unit_warning
+from gorgo.lab.traces import TraceFilters
 from gorgo.lab.traces.load import SPAN_S_MAX
 from gorgo.lab.traces.text import is_keyed, largest_share
 from gorgo.learning.trainer import Trainer
@@ -161,7 +161,8 @@ def _limits(job: SimJob, block_tokens: int, *, samples: bool) -> RouterLimits | 
 def _feed(job: SimJob) -> Sequence[SimRequest]:
     if job.feed is not None:
         return _scaled(job.feed, job.trace, job.time_scale)
-    return _scaled_trace(job.trace, replace(job.filters, seed=job.seed), job.seed, _block_tokens(job), job.time_scale)
+    filters = replace(job.filters, seed=job.seed)
+    return _scaled_trace(job.trace, filters, job.seed, _block_tokens(job), job.time_scale, job.closed_loop)
 
 
 def _block_tokens(job: SimJob) -> int:
@@ -179,15 +180,17 @@ def _scaled(feed: Sequence[SimRequest], trace: str, time_scale: float) -> Sequen
 
 @lru_cache(maxsize=2)
 def _scaled_trace(
-    trace: str, filters: TraceFilters, seed: int, block_tokens: int, time_scale: float
+    trace: str, filters: TraceFilters, seed: int, block_tokens: int, time_scale: float, closed_loop: bool
 ) -> Sequence[SimRequest]:
-    return _scaled(_loaded(trace, filters, seed, block_tokens), trace, time_scale)
+    return _scaled(_loaded(trace, filters, seed, block_tokens, closed_loop), trace, time_scale)
 
 
 @lru_cache(maxsize=2)
-def _loaded(trace: str, filters: TraceFilters, seed: int, block_tokens: int) -> Sequence[SimRequest]:
+def _loaded(trace: str, filters: TraceFilters, seed: int, block_tokens: int, closed_loop: bool) -> Sequence[SimRequest]:
     requests = load_requests(trace, filters, seed=seed, block_tokens=block_tokens)
-    return tuple(feed_of(requests, block_tokens=block_tokens))
+    if closed_loop and all(request.session is None for request in requests):
+        raise TraceError(f"{trace}: no request has a session; expected session_id in rows, or --user-sessions")
+    return tuple(feed_of(requests, block_tokens=block_tokens, closed_loop=closed_loop))
 
 
 def _reshaped(feed: Sequence[SimRequest], reshape: Callable[[Any], Any]) -> Sequence[SimRequest]:

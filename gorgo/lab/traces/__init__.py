@@ -1,7 +1,7 @@
 """Traces: reading, filtering, and the text of their prompts."""
 
-from gorgo.lab.traces.filters import TraceFilters, parse_offset, parse_window, scheduled_s
-from gorgo.lab.traces.load import load_trace, read_requests, unit_warning
+from gorgo.lab.traces.filters import TraceFilters, next_turns, parse_offset, parse_window, scheduled_s
+from gorgo.lab.traces.load import load_trace, read_requests
 from gorgo.lab.traces.rows import BLOCK_TOKENS, TraceRequest
 from gorgo.lab.traces.text import prompt_text, request_text
 
@@ -10,11 +10,11 @@ __all__ = [
     "TraceFilters",
     "TraceRequest",
     "load_trace",
+    "next_turns",
     "parse_offset",
     "parse_window",
     "prompt_text",
     "read_requests",
     "request_text",
     "scheduled_s",
-    "unit_warning",
 ]

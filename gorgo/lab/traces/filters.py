@@ -9,9 +9,10 @@ Owns the filters, the order in which they act, and the window, which is given as
 3. `limit` keeps the first N of those, in the file's order,
 4. `max_output` caps the output of each, `min_output` extends it,
 5. `spread` scatters requests that share a time stamp,
-6. the rest is sorted by time (stable) and rebased: the first remaining request is at 0.
+6. the rest is sorted by time (stable) and rebased: the first remaining request is at 0,
+7. with `user_sessions` a request without a session has that of its user.
 
-`time_scale` is no filter: it acts once, in `scheduled_s`.
+`time_scale` is no filter: it acts once, in `scheduled_s`. `next_turns` says what a closed loop sends after what.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -51,6 +52,8 @@ class TraceFilters:
         Window [start, end) in seconds from the file's first request, or from time stamp 0 with `from_zero`.
     seed:
         Of the scatter.
+    user_sessions:
+        All requests of a user without a session are one session.
     """
 
     limit: int | None = None
@@ -62,12 +65,14 @@ class TraceFilters:
     end_s: float | None = None
     seed: int = 0
     from_zero: bool = False
+    user_sessions: bool = False
 
     def apply(self, requests: Iterable[TraceRequest]) -> list[TraceRequest]:
         """Return the remaining requests in the order of their times, the first at 0."""
         selected = list(_first(self.limit, self._short_enough(self._window(requests))))
         selected = [replace(request, output_tokens=self._capped(request)) for request in selected]
-        return _rebased(sorted(self._scattered(selected), key=lambda request: request.timestamp_s))
+        rebased = _rebased(sorted(self._scattered(selected), key=lambda request: request.timestamp_s))
+        return [_in_user_session(request) for request in rebased] if self.user_sessions else rebased
 
     def _window(self, requests: Iterable[TraceRequest]) -> Iterator[TraceRequest]:
         origin_s = 0.0 if self.from_zero else None
@@ -103,6 +108,29 @@ def scheduled_s(request: TraceRequest, time_scale: float) -> float:
     return request.timestamp_s * time_scale
 
 
+def next_turns(requests: Sequence[TraceRequest]) -> dict[int, tuple[TraceRequest, float]]:
+    """Return the session's next request by the index of each, with the think time before it, s.
+
+    A closed loop sends it that long after the end of the answer. Without a think time in the trace that is the time
+    between the two stamps, which has the answer's duration in it.
+
+    >>> one, two = (TraceRequest(index, 10.0 * index, 9, 9, session="a") for index in (0, 1))
+    >>> next_turns([one, two])[0][1]
+    10.0
+    """
+    found: dict[int, tuple[TraceRequest, float]] = {}
+    last: dict[str, TraceRequest] = {}
+    for request in requests:
+        if request.session is None:
+            continue
+        before = last.get(request.session)
+        if before is not None:
+            think_s = request.timestamp_s - before.timestamp_s if request.think_s is None else request.think_s
+            found[before.index] = request, think_s
+        last[request.session] = request
+    return found
+
+
 def parse_offset(text: str) -> float:
     """Seconds from `90`, `1.5`, `MM:SS` or `HH:MM:SS`; raises `TraceError` for anything else."""
     parts = text.strip().split(":")
@@ -132,6 +160,10 @@ def _first(limit: int | None, requests: Iterable[TraceRequest]) -> Iterator[Trac
 def _rebased(requests: list[TraceRequest]) -> list[TraceRequest]:
     origin_s = requests[0].timestamp_s if requests else 0.0
     return [_later(request, -origin_s) for request in requests]
+
+
+def _in_user_session(request: TraceRequest) -> TraceRequest:
+    return request if request.session is not None else replace(request, session=request.user)
 
 
 def _later(request: TraceRequest, by_s: float) -> TraceRequest:

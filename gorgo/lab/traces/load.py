@@ -34,16 +34,14 @@ BLANK_MAX = 1024 * 1024
 
 #: A year. Time stamps in another unit, or one that is wrong, would keep a simulation busy for ever.
 SPAN_S_MAX = 366 * 86_400.0
-#: Mean times between two requests beyond which time stamps look like those of another unit, s. Published traces have
-#: 0.03 to 10 s. A mean of few requests says nothing.
-_GAP_S = (0.002, 200.0)
-_FEW = 4
 
 
 def load_trace(
-    path: Path | str, filters: TraceFilters | None = None, *, block_tokens: int = BLOCK_TOKENS
+    path: Path | str, filters: TraceFilters | None = None, *, block_tokens: int | None = None
 ) -> list[TraceRequest]:
     """The requests that `filters` keep, in order of time, the first at 0; an id is of `block_tokens` tokens.
+
+    None: as many as the first row names, or 512.
 
     Raises `TraceError` for a file that cannot be read, a line that cannot be replayed, or when nothing is left.
 
@@ -61,26 +59,16 @@ def load_trace(
     return requests
 
 
-def unit_warning(trace: object, requests: int, span_s: float) -> str | None:
-    """Return a warning where so many requests in `span_s` look like time stamps in another unit than milliseconds.
-
-    >>> unit_warning("t.jsonl", 101, 0.05)
-    't.jsonl: 0.5 ms from one request to the next on average; the time stamps look like seconds, expected milliseconds'
-    >>> unit_warning("t.jsonl", 101, 100_000.0).split("; ")[1]
-    'the time stamps look like microseconds, expected milliseconds'
-    >>> unit_warning("t.jsonl", 101, 100.0), unit_warning("t.jsonl", 101, 0.0)
-    (None, None)
-    """
-    least_s, most_s = _GAP_S
-    gap_s = span_s / max(requests - 1, 1)
-    if requests < _FEW or gap_s == 0 or least_s <= gap_s <= most_s:
-        return None
-    unit, shown = ("seconds", f"{gap_s * 1e3:.3g} ms") if gap_s < least_s else ("microseconds", f"{gap_s:,.0f} s")
-    average = f"{trace}: {shown} from one request to the next on average"
-    return f"{average}; the time stamps look like {unit}, expected milliseconds"
+def file_block_tokens(path: Path) -> int:
+    """Return the tokens of a block of ids by the first row; 512 where it names none, or cannot be read."""
+    try:
+        first = next(read_requests(path), None)
+    except TraceError:
+        return BLOCK_TOKENS  # a run of the file says what is wrong
+    return BLOCK_TOKENS if first is None else first.block_tokens
 
 
-def read_requests(path: Path, *, block_tokens: int = BLOCK_TOKENS) -> Iterator[TraceRequest]:
+def read_requests(path: Path, *, block_tokens: int | None = None) -> Iterator[TraceRequest]:
     """Every request of the file as it stands there, lazily; empty lines are skipped."""
     index, origin_s, blank = 0, 0.0, 0
     for line_number, text in enumerate(_lines(path), start=1):
@@ -92,6 +80,7 @@ def read_requests(path: Path, *, block_tokens: int = BLOCK_TOKENS) -> Iterator[T
         if blank:
             continue
         request = read_row(text, file=str(path), line_number=line_number, index=index, block_tokens=block_tokens)
+        block_tokens = request.block_tokens
         origin_s = origin_s if index else request.timestamp_s
         if not abs(request.timestamp_s - origin_s) <= SPAN_S_MAX:
             away = f"{request.timestamp_s - origin_s:,.0f} s from the first request"

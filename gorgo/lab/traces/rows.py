@@ -2,11 +2,12 @@
 
 Owns the reading of a line and its errors. Strict about what a replay needs, lenient about the rest: unknown keys are
 left alone, `hash_ids` may be strings, time stamps may be integers or fractions of a millisecond, and who asked
-(`user_id`, or ART-Chat's `token_hash`) and at which `turn` is taken where it is told.
+(`user_id`, or ART-Chat's `token_hash`), in which session (`session_id`) and at which `turn` is taken where it is told.
 
-An id stands for the whole prefix up to and with its 512-token block. The ids of a row without a body must number
-ceil(input_length / 512), as in Mooncake's release. A row that hashes only its full blocks (floor) is taken too: nothing
-is known of its rest, so that rest is shared with nobody. A row with a body needs no ids: its text is its own.
+An id stands for the whole prefix up to and with its 512-token block, or one of `block_tokens`. The ids of a row without
+a body must number ceil(input_length / 512), as in Mooncake's release. A row that hashes only its full blocks (floor) is
+taken too: nothing is known of its rest, so that rest is shared with nobody. A row with a body needs no ids: its text is
+its own.
 ART-Chat's blocks are said to have 256 tokens; where the ids of a row with a body number so many, two and all before
 them become one of 512, and ids of such a row that fit neither size are left out.
 """
@@ -16,8 +17,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NoReturn
 
 from gorgo.errors import TraceError
@@ -27,6 +29,8 @@ BLOCK_TOKENS = 512
 HALF_BLOCK_TOKENS = 256
 #: Longest decimal string that is read as a number; longer ones, and other strings, are hashed to 64 bits.
 MAX_DECIMAL_DIGITS = 20
+#: Keys of the session in a row; the first present one counts.
+SESSION_KEYS = ("session_id", "conversation_id")
 #: Keys of the user in a row; the first present one counts.
 USER_KEYS = ("user_id", "token_hash", "user_hash", "user")
 #: Larger numbers are no lengths or times; floats hold whole numbers exactly up to here.
@@ -38,6 +42,8 @@ OTHER_FILES = {
     "gorgo_request_log": "the header of a compressed request log; expected the file unpacked",
     "gorgo_outcome_log": "the header of an outcome log; expected a trace (`gorgo learn` reads outcomes)",
 }
+#: Largest block of ids, tokens: that of any engine is smaller.
+MAX_BLOCK_TOKENS = 65_536
 #: Values of a line, by its commas and brackets; prose of the longest prompt has fewer. Each takes some 40 bytes.
 MAX_VALUES = 1_000_000
 
@@ -55,7 +61,7 @@ class TraceRequest:
     input_tokens, output_tokens:
         Lengths; one token is four bytes of text in a replay.
     hash_ids:
-        One per 512-token block, each standing for the whole prefix that its block ends.
+        One per block of `block_tokens`, each standing for the whole prefix that its block ends.
     body:
         The chat completion body, where the trace has it.
     user:
@@ -64,6 +70,10 @@ class TraceRequest:
         Tokens at the end of each message, ascending; empty: unknown, or those of the body.
     turns:
         Questions in the prompt, the new one included: 1 is a first question, more are a conversation. None: unknown.
+    session:
+        Session by its name in the trace; None if unknown.
+    think_s:
+        From the last token of the session's answer before it to this request; None if unknown.
     """
 
     index: int
@@ -75,6 +85,9 @@ class TraceRequest:
     user: str | None = None
     turns: int | None = None
     boundaries: tuple[int, ...] = ()
+    session: str | None = None
+    think_s: float | None = None
+    block_tokens: int = BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +116,15 @@ class _Line:
         return int(value)
 
 
-def read_row(text: str, *, file: str, line_number: int, index: int, block_tokens: int = BLOCK_TOKENS) -> TraceRequest:
-    """The request on one line, with ids of `block_tokens` tokens.
+def read_row(text: str, *, file: str, line_number: int, index: int, block_tokens: int | None = None) -> TraceRequest:
+    """The request on one line, with ids of `block_tokens` tokens; None: those that the row names, or 512.
 
     Raises `TraceError` naming file, line, field, value and expectation.
     """
     line = _Line(file, line_number, _object(text, file, line_number))
     if (other := next((what for key, what in OTHER_FILES.items() if key in line.row), None)) is not None:
         raise TraceError(f"{file}, line {line_number}: {other}")
+    block_tokens = _block_tokens(line, block_tokens)
     body = line.row.get("request")
     if body is not None and not (isinstance(body, dict) and isinstance(body.get("messages"), list)):
         line.fail("request", "a chat completion body with a list of messages")
@@ -124,14 +138,47 @@ def read_row(text: str, *, file: str, line_number: int, index: int, block_tokens
         output_tokens=line.tokens("output_length"),
         hash_ids=_hash_ids(line, input_tokens, needed=body is None, block_tokens=block_tokens),
         body=body,
-        user=_user(line.row),
+        user=_name(line.row, USER_KEYS),
         turns=_turns(line.row.get("turn"), body),
+        boundaries=_boundaries(line.row.get("boundaries"), input_tokens),
+        session=_name(line.row, SESSION_KEYS),
+        think_s=_think_s(line.row.get("think_ms")),
+        block_tokens=block_tokens,
     )
 
 
-def _user(row: Mapping[str, Any]) -> str | None:
-    """Return the user; an invalid one is unknown, not an error: a replay needs no user."""
-    found = next((row[key] for key in USER_KEYS if row.get(key) is not None), None)
+def _block_tokens(line: _Line, wanted: int | None) -> int:
+    """Return the size of a block: a row that names another than the file's first, or the option, is an error."""
+    if "block_tokens" not in line.row:
+        return BLOCK_TOKENS if wanted is None else wanted
+    expected = f"a whole number of tokens from 1 to {MAX_BLOCK_TOKENS:,}"
+    value = line.tokens("block_tokens")
+    if value > MAX_BLOCK_TOKENS:
+        line.fail("block_tokens", expected)
+    if wanted is not None and value != wanted:
+        line.fail("block_tokens", f"{wanted}, as in the lines before or by --block-tokens")
+    return value
+
+
+def _think_s(value: object) -> float | None:
+    """Return a think time; an invalid one is unknown."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_NUMBER:
+        return None
+    return float(value) / 1000
+
+
+def _boundaries(value: object, input_tokens: int) -> tuple[int, ...]:
+    """Return the ends of messages; ends that do not ascend within the prompt are unknown."""
+    if not isinstance(value, list):
+        return ()
+    ends = tuple(end for end in value if isinstance(end, int) and not isinstance(end, bool))
+    ascend = len(ends) == len(value) and all(one < other for one, other in pairwise((0, *ends)))
+    return ends if ascend and ends and ends[-1] <= input_tokens else ()
+
+
+def _name(row: Mapping[str, Any], keys: Sequence[str]) -> str | None:
+    """Return a user or session; an invalid one is unknown, not an error: a replay needs neither."""
+    found = next((row[key] for key in keys if row.get(key) is not None), None)
     is_name = isinstance(found, str | int) and not isinstance(found, bool) and found != ""
     return str(found) if is_name else None
 

@@ -36,30 +36,32 @@ def _syllables() -> NDArray[np.uint32]:
 _SYLLABLES = _syllables()
 
 
-def block_text(key: int | str) -> bytes:
-    """The 2,048 bytes of a block."""
-    picks = hashlib.shake_256(str(key).encode()).digest(BLOCK_TOKENS)
+def block_text(key: int | str, block_tokens: int = BLOCK_TOKENS) -> bytes:
+    """The text of a block, four bytes a token."""
+    picks = hashlib.shake_256(str(key).encode()).digest(block_tokens)
     return _SYLLABLES[np.frombuffer(picks, dtype=np.uint8)].tobytes()
 
 
-def prompt_text(hash_ids: Sequence[int], input_tokens: int, *, rest: str = "rest") -> bytes:
+def prompt_text(
+    hash_ids: Sequence[int], input_tokens: int, *, rest: str = "rest", block_tokens: int = BLOCK_TOKENS
+) -> bytes:
     """Exactly `4 * input_tokens` ASCII bytes; text beyond the ids comes from `rest`, a key of this request alone."""
     size = input_tokens * BYTES_PER_TOKEN
-    blocks = [block_text(hash_id) for hash_id in hash_ids]
-    missing = max(0, -(-(size - len(blocks) * BLOCK_BYTES) // BLOCK_BYTES))
+    blocks = [block_text(hash_id, block_tokens) for hash_id in hash_ids]
+    missing = max(0, -(-(size - len(blocks) * block_tokens * BYTES_PER_TOKEN) // BLOCK_BYTES))
     blocks += [block_text(f"{rest}/{number}") for number in range(missing)]
     return b"".join(blocks)[:size]
 
 
 def request_text(request: TraceRequest) -> bytes:
     """The prompt of a request that has no body of its own."""
-    return prompt_text(request.hash_ids, request.input_tokens, rest=_rest(request))
+    return prompt_text(request.hash_ids, request.input_tokens, rest=_rest(request), block_tokens=request.block_tokens)
 
 
 def head_text(request: TraceRequest, block_tokens: int = BLOCK_TOKENS) -> bytes:
     """Return the first 256 tokens of `request_text`, or all if it has fewer.
 
-    Ids of blocks of another size have no text of a replay: that of the last id within 256 tokens stands for them.
+    Of ids of smaller blocks the text of the last one within 256 tokens stands for them all: it names that prefix.
     """
     tokens, ids = min(request.input_tokens, HEAD_TOKENS), request.hash_ids
     last = min(max(HEAD_TOKENS // block_tokens, 1), len(ids))

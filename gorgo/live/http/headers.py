@@ -1,7 +1,8 @@
 """Filters of headers in both directions: hop-by-hop headers end here, and only the Router chooses a replica.
 
 Owns the filters, and the headers of a request with what was found in them (`RequestHeaders`). Names of requests are in
-lower case (ASGI's rule), names of responses in any case. Duplicates and order are preserved.
+lower case (ASGI's rule), names of responses in any case. Duplicates and order are preserved; the length of a response
+comes last.
 """
 
 from __future__ import annotations
@@ -9,7 +10,10 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Container, Iterable, Sequence
+from functools import lru_cache
 from typing import Any
+
+from gorgo.core.record import record
 
 Header = tuple[bytes, bytes]
 
@@ -45,6 +49,8 @@ NAME = re.compile(rb"[-!#$%&'*+.^_`|~0-9a-z]+")
 CONTROLS = bytes(byte for byte in (*range(32), 127) if byte not in b"\t\r\n")
 #: A body's length: at most 64 bits.
 LENGTH = re.compile(rb"[0-9]{1,19}")
+_LENGTH = b"content-length"
+_LENGTH_SIZE = len(_LENGTH)
 _ENCODING = b"content-encoding"
 #: What a replica is asked for whatever the client accepts: of a compressed answer neither the first token nor the usage
 #: is seen, and an engine's library may withhold events until it has enough to compress.
@@ -121,9 +127,7 @@ def upstream_headers(
     return forwarded
 
 
-def downstream_headers(
-    headers: Sequence[Header], *, with_length: bool = True, passed: Container[bytes] = ()
-) -> list[Header]:
+def downstream_headers(headers: Sequence[Header], *, passed: Container[bytes] = ()) -> list[Header]:
     """Return the headers for the client, names in lower case.
 
     `passed` has the names that an operator allows beside `RETURNED`.
@@ -135,7 +139,6 @@ def downstream_headers(
         for name, value in lowered
         if (name in RETURNED or name.startswith(RETURNED_PREFIXES) or name in passed)
         and name not in dropped
-        and (with_length or name != b"content-length")
         and NAME.fullmatch(name)
         and _VALUE.fullmatch(value)
     ]
@@ -217,7 +220,7 @@ class HeaderFindings:
         #: The keys of clients, the name of this client, the place of its key, and findings without the key.
         self.admitted: tuple[object, str, int, HeaderFindings] | None = None
         #: The names that an operator passes, the replica's key, and the headers for a replica.
-        self.forwarded: tuple[object, str | None, UpstreamHeaders] | None = None
+        self.forwarded: tuple[object, str | None, EncodedHeaders] | None = None
         #: The body may be read as JSON.
         self.is_json = False
         #: Its content coding, where it may; `None` for a plain one.
@@ -241,14 +244,71 @@ class RequestHeaders(list[Header]):
         self.findings = HeaderFindings() if findings is None else findings
 
 
-class UpstreamHeaders(list[Header]):
-    """Headers for a replica; `lines` are the same as bytes, checked for control characters."""
+class EncodedHeaders(list[Header]):
+    """Headers that are sent on; `lines` are the same as bytes, checked for control characters, and `length` is the one
+    that they declare.
+    """
 
-    __slots__ = ("lines",)
+    __slots__ = ("length", "lines")
 
-    def __init__(self, headers: Iterable[Header], lines: bytes) -> None:
+    def __init__(self, headers: Iterable[Header], lines: bytes, length: int | None = None) -> None:
         super().__init__(headers)
         self.lines = lines
+        self.length = length
+
+
+#: Heads of responses that are remembered. A head is an engine's own for each of its addresses and routes, and another
+#: one each second where it has a date.
+MAX_HEADS = 1024
+
+
+@record
+class ResponseTraits:
+    """What the headers of a response say, its length aside."""
+
+    is_events: bool
+    is_json: bool
+    is_encoded: bool
+    #: For the client.
+    returned: EncodedHeaders
+
+
+def read_response(
+    headers: Iterable[Header], *, passed: frozenset[bytes] = frozenset()
+) -> tuple[ResponseTraits, int | None]:
+    """Return what the headers of a response say, and its declared length; `passed` as in `downstream_headers`."""
+    length: int | None = None
+    others: list[Header] = []
+    for pair in headers:
+        name, value = pair
+        if len(name) == _LENGTH_SIZE and name.lower() == _LENGTH:
+            length = int(value) if value.isdigit() else length
+        else:
+            others.append(pair)
+    return _traits(tuple(others), passed), length
+
+
+@lru_cache(MAX_HEADS)
+def _traits(headers: tuple[Header, ...], passed: frozenset[bytes]) -> ResponseTraits:
+    """Return what headers say that many responses of an engine repeat."""
+    returned = downstream_headers(headers, passed=passed)
+    return ResponseTraits(
+        is_event_stream(headers),
+        is_json_type(headers),
+        is_encoded(headers),
+        EncodedHeaders(returned, encode_lines(returned)),
+    )
+
+
+def client_headers(traits: ResponseTraits, own: EncodedHeaders, length: int | None) -> EncodedHeaders:
+    """Return the headers of a response for its client: the replica's, its length if it is sent on, the proxy's own."""
+    found = EncodedHeaders(traits.returned, traits.returned.lines + own.lines, length)
+    found.extend(own)
+    if length is not None:
+        digits = b"%d" % length
+        found.append((_LENGTH, digits))
+        found.lines += b"content-length: %b\r\n" % digits
+    return found
 
 
 def request_id_of(headers: Sequence[Header]) -> str:
@@ -280,9 +340,9 @@ def headers_for_replica(
     known = headers.findings.forwarded
     if known is None or known[0] is not passed or known[1] != api_key:
         pairs = upstream_headers(headers, request_id=None, api_key=api_key, passed=passed)
-        known = headers.findings.forwarded = passed, api_key, UpstreamHeaders(pairs, encode_lines(pairs))
+        known = headers.findings.forwarded = passed, api_key, EncodedHeaders(pairs, encode_lines(pairs))
     fixed = known[2]
     own = request_id.encode("ascii")
-    found = UpstreamHeaders(fixed, b"%bx-request-id: %b\r\n" % (fixed.lines, own))
+    found = EncodedHeaders(fixed, b"%bx-request-id: %b\r\n" % (fixed.lines, own))
     found.append((b"x-request-id", own))
     return found

@@ -82,42 +82,35 @@ def is_short_usage(usage: Usage | None, *, may_be_short: bool) -> bool | None:
     return True if may_be_short else None
 
 
-def wants_more_than_one(parsed: Mapping[str, Any]) -> bool:
-    """Return whether a request leaves room for a longer answer than one token.
+def output_limits(parsed: Mapping[str, Any]) -> list[int]:
+    """Return the limits of an answer's tokens that are numbers, the one that counts first.
 
-    >>> wants_more_than_one({"max_tokens": 2}), wants_more_than_one({"max_tokens": 1})
-    (True, False)
+    >>> output_limits({"sampling_params": {"max_new_tokens": 9}, "max_tokens": 100})
+    [100, 9]
     """
     sampling = parsed.get("sampling_params")
-    return _allows_more(parsed) and (not isinstance(sampling, dict) or _allows_more(sampling))
+    places = (parsed, sampling) if isinstance(sampling, dict) else (parsed,)
+    return [limit for fields in places for name in _MAX_TOKENS if isinstance(limit := fields.get(name), int)]
 
 
-def _allows_more(fields: Mapping[str, Any]) -> bool:
-    for name in _MAX_TOKENS:
-        if name in fields:
-            limit = fields[name]
-            if isinstance(limit, int) and limit < LEAST_TOKENS:
-                return False
-    return True
+def wants_more_than_one(limits: Iterable[int]) -> bool:
+    """Return whether a request with these `output_limits` leaves room for a longer answer than one token.
 
-
-def most_output_tokens(parsed: Mapping[str, Any]) -> int | None:
-    """Return the most tokens of an answer that a request asks for; `None` without a limit that is a number.
-
-    >>> most_output_tokens({"max_tokens": 100}), most_output_tokens({"sampling_params": {"max_new_tokens": 9}})
-    (100, 9)
+    >>> wants_more_than_one([2]), wants_more_than_one([2, 1]), wants_more_than_one([])
+    (True, False, True)
     """
-    limit = _most_tokens(parsed)
-    sampling = parsed.get("sampling_params") if limit is None else None
-    return _most_tokens(sampling) if isinstance(sampling, dict) else limit
+    return min(limits, default=LEAST_TOKENS) >= LEAST_TOKENS
 
 
-def _most_tokens(fields: Mapping[str, Any]) -> int | None:
-    for name in _MAX_TOKENS:
-        if name in fields:
-            limit = fields[name]
-            if isinstance(limit, int) and limit is not True and limit > 0:
-                return limit
+def most_output_tokens(limits: Iterable[int]) -> int | None:
+    """Return the most tokens of an answer that a request with these `output_limits` asks for; `None` without one.
+
+    >>> most_output_tokens([100, 9]), most_output_tokens([0, 9]), most_output_tokens([])
+    (100, 9, None)
+    """
+    for limit in limits:
+        if limit > 0 and limit is not True:
+            return limit
     return None
 
 
@@ -152,10 +145,12 @@ def answers_of(route: str, parsed: Mapping[str, Any]) -> int | None:
     return choices * len(prompts) if several else choices
 
 
-#: How engines say that a request is longer than the model's context: vLLM and OpenAI, SGLang, llama.cpp, TGI, gateways.
+#: How engines say that a request is longer than the model's context: vLLM and OpenAI, SGLang, llama.cpp, TGI,
+#: TensorRT-LLM, LMDeploy, MLC, gateways.
 _TOO_LONG = re.compile(
-    rb"context[ _-]?(?:length|size|window)|max_model_len|maximum (?:model|allowed|prompt|input) length"
-    rb"|(?:prompt|input) is too long|reduce the length of the|must be <= ?\d+\. given",
+    rb"context[ _-]?(?:length|size|window)|max_(?:model|seq|input|total)_(?:len|tokens)|session_len|model capacity"
+    rb"|maximum (?:model|allowed|prompt|input|sequence) length|(?:prompt|input)(?: \([^()]{1,40}\))? is too long"
+    rb"|reduce the length of the|must be <= ?\d+\. given|must have less than \d+ tokens",
     re.IGNORECASE,
 )
 #: Of a refusal, which names it at its beginning.
@@ -441,7 +436,7 @@ async def count_tokens(routing: Routing, route: str, fields: BodyFields) -> Exac
     tokens = routing.prompt_tokens
     if not tokens.models and fields.token_ids is None:
         return None
-    model, adapter = _names(routing.models, fields.values)
+    _, _, model, adapter = _names(routing.models, fields.values)
     base = routing.models.governing(model, tokens.models)
     return await tokens.exact_prompt(route, fields, model=model, base=base, adapter=adapter)
 
@@ -465,22 +460,23 @@ def parse_request(
     """
     parsed, exact = fields.values, fields.exact
     tokens = fields.tokens if exact is None else exact.tokens
-    named = _model(parsed)
-    model, adapter = _names(routing.models, parsed)
+    named, asked, model, adapter = _names(routing.models, parsed)
     policies = routing.client_policies
-    refuse_engine_fields(policies, client, parsed, has_adapter=_adapter(routing.models, parsed) is not None)
+    refuse_engine_fields(policies, client, parsed, has_adapter=asked is not None)
     require_known_model(routing, model)
     governing = routing.models.governing(model, policies.models)
     options = policies.request_options(headers, client=client, model=governing)
     are_ids = fields.tokens is not None
     ratio = _BYTES_PER_ID if are_ids else routing.router.token_ratios.ratio(model)
     fingerprint = routing.fingerprinter.hash_sketch(fields.sketch, adapter=adapter)
+    routing.prompt_heads.add(model, client, fields.sketch.head)
     prompt_tokens = ceil(fingerprint.text_bytes / ratio) if tokens is None else tokens
     block_tokens, media = BLOCK_BYTES / ratio, fields.sketch.media
     if media and tokens is None:
         text_tokens = (fingerprint.text_bytes - fields.sketch.media_bytes) / ratio
         prompt_tokens = max(1, ceil(text_tokens + routing.router.media_tokens.estimate(model, media)))
         block_tokens = BLOCK_BYTES * prompt_tokens / fingerprint.text_bytes
+    limits = output_limits(parsed)
     request = RouteRequest(
         # By position: more than fifteen keywords go through a dict, which takes 2 us.
         request_id,
@@ -508,10 +504,10 @@ def parse_request(
         prefix_len=options.prefix_len,
         credential=_credential(headers) if client is None else None,
         media=media,
-        most_output_tokens=most_output_tokens(parsed),
+        most_output_tokens=most_output_tokens(limits),
         answers=answers_of(route, parsed),
     )
-    may_be_short = route not in NOT_GENERATING and request.idempotent and wants_more_than_one(parsed)
+    may_be_short = route not in NOT_GENERATING and request.idempotent and wants_more_than_one(limits)
     adds_usage = _adds_usage(route, body, parsed)
     return ParsedRequest(body, fingerprint.text_bytes, request, adds_usage, named, may_be_short, fields.spans, exact)
 
@@ -531,10 +527,11 @@ def _boundaries(fingerprint: Fingerprint, exact: ExactPrompt | None, tokens: int
     return token_boundaries(fingerprint.boundaries, size=fingerprint.text_bytes, tokens=tokens)
 
 
-def _names(models: ServedModels, parsed: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """Return the model of a request in the Router, and the same if it is an adapter."""
-    model = models.canonical(_adapter(models, parsed) or _model(parsed))
-    return model, model if models.is_adapter(model) else None
+def _names(models: ServedModels, parsed: Mapping[str, Any]) -> tuple[str | None, str | None, str | None, str | None]:
+    """Return the names of a body's model and of its adapter, its model in the Router, and that if it is an adapter."""
+    named, asked = _model(parsed), _adapter(models, parsed)
+    model = models.canonical(asked or named)
+    return named, asked, model, model if models.is_adapter(model) else None
 
 
 def _model(parsed: Mapping[str, Any]) -> str | None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from gorgo.core.latency.ttft import TtftParts
 from gorgo.core.messages.actions import Dispatch, Reject
-from gorgo.core.messages.request import AttemptResult, Outcome
+from gorgo.core.messages.request import COMPLETED, AttemptResult, Outcome
 from gorgo.core.prompt.parse import token_boundaries
+from gorgo.core.record import mutable_record
 from gorgo.live.event_loop import ahead_s
 from gorgo.live.http.errors import HttpError, error_of
 from gorgo.live.http.headers import Header
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from gorgo.live.telemetry.spans import Trace
 
 
-@dataclass(slots=True)
+@mutable_record
 class RequestRecord:
     """One request, as the metrics and logs show it at the end."""
 
@@ -32,6 +33,7 @@ class RequestRecord:
     status: int = 0
     attempts: int = 0
     ttft_s: float | None = None
+    ttft_parts_s: TtftParts | None = None
     outcome: Outcome | None = None
     code: str | None = None
     #: Why there was no connection for the last attempt that had none.
@@ -45,6 +47,8 @@ class RequestRecord:
     continued: int = 0
     #: Attempts at the rest of its answer that were cancelled, because it went on where it was.
     withdrawn: int = 0
+    #: Its stream broke off behind the finish reason, and the counts that the client asked for are missing.
+    lacks_counts: bool = False
     #: `None` unless this request is traced.
     trace: Trace | None = None
     #: Name of its key; `None` while clients need none.
@@ -70,7 +74,7 @@ class RequestRecord:
         """Record the first token of the winning attempt."""
         self.ttft_s = ttft_s = now - self.received_s
         decision = dispatch.decision
-        parts = decision.estimate.attribute(ttft_s)
+        self.ttft_parts_s = parts = decision.estimate.attribute(ttft_s)
         self.telemetry.metrics.first_content(
             dispatch.replica, dispatch.region, ttft_s, predicted_s=decision.predicted_ttft_s, parts=parts
         )
@@ -87,7 +91,7 @@ class RequestRecord:
         self.telemetry.metrics.attempt_ended(replica, region, outcome.result.value)
         if self.trace is not None:
             self.trace.attempt_ended(dispatch, outcome, now=self._end_s())
-        if outcome.result is AttemptResult.COMPLETED:
+        if outcome.result is COMPLETED and not outcome.continue_on:  # else the next one ends the request
             estimated = dispatch.decision.estimated_cached_tokens
             e2e_s = self._end_s() - self.received_s
             self.telemetry.metrics.completed(replica, region, e2e_s, outcome, estimated_cached_tokens=estimated)
@@ -108,7 +112,7 @@ class RequestRecord:
         if operation is not None:
             self._count_times(operation, status, now)
         if self.telemetry.request_log is not None and self.request is not None:
-            self._write_request_log(self.request, status)
+            self._write_request_log(self.request, status, now)
         if self.trace is not None:
             self.trace.close(status=status, code=self.code, retries=self._retries, hedged=self.hedged, now=now)
         self._log(route, request_id, status, now)
@@ -133,7 +137,7 @@ class RequestRecord:
     def _count_times(self, operation: str, status: int, now: float) -> None:
         """Count the times of the request by OpenTelemetry's conventions."""
         outcome = self.outcome
-        whole = outcome is not None and outcome.result is AttemptResult.COMPLETED
+        whole = outcome is not None and outcome.result is COMPLETED
         self.telemetry.metrics.clients.served(
             operation,
             None if self.request is None else self.request.route.model,
@@ -174,12 +178,14 @@ class RequestRecord:
             fields["hedged"] = True
         if self.continued:
             fields["continued"] = self.continued
+        if self.lacks_counts:
+            fields["counts"] = "missing"
         if self.cause is not None:
             fields["cause"] = self.cause
         fields["error"] = None if outcome is None else outcome.error
         log_request(fields)
 
-    def _write_request_log(self, request: ParsedRequest, status: int) -> None:
+    def _write_request_log(self, request: ParsedRequest, status: int, now: float) -> None:
         """Write a line for a replay of this traffic, also for a request that failed."""
         assert self.telemetry.request_log is not None
         outcome = self.outcome or Outcome(AttemptResult.CLIENT_DISCONNECTED)
@@ -191,7 +197,7 @@ class RequestRecord:
                 model=route.recorded_model,
                 input_tokens=tokens,
                 # An incomplete response would have been longer.
-                output_tokens=outcome.output_tokens if outcome.result is AttemptResult.COMPLETED else None,
+                output_tokens=outcome.output_tokens if outcome.result is COMPLETED else None,
                 text_bytes=request.text_bytes,
                 status=status,
                 hashes=logged_hashes(route.blocks),
@@ -201,8 +207,9 @@ class RequestRecord:
                 attempts=self.attempts,
                 queued_s=self.queued_s,
                 ttft_s=self.ttft_s,
-                e2e_s=self._end_s() - self.received_s,
+                e2e_s=now - self.received_s,
                 boundaries=token_boundaries(route.boundaries, size=route.prompt_tokens, tokens=tokens),
+                ttft_parts_s=self.ttft_parts_s,
             )
         )
 

@@ -8,12 +8,11 @@ prometheus_client's own take a lock per update: 1 us for a counter, 3 us for a h
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
+import numpy as np
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
@@ -38,23 +37,33 @@ class Counter:
 
 
 class Histogram:
-    """One histogram; `counts` has an entry per bucket, the infinite one last."""
+    """One histogram. `observe` takes a value, which waits: a request has up to fourteen, and to sort many into the
+    buckets at once takes a tenth of the time. Whoever observes has to call `fold` now and then.
+    """
 
-    __slots__ = ("_bounds", "counts", "total")
+    __slots__ = ("_bounds", "_counts", "_total", "_waiting", "observe")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
+        #: By bucket, the infinite one last.
+        self._counts = np.zeros(len(bounds) + 1, dtype=np.int64)
+        self._total = 0.0
+        self._waiting: list[float] = []
+        self.observe: Callable[[float], None] = self._waiting.append
 
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self._bounds, value)] += 1
-        self.total += value
+    def fold(self) -> None:
+        """Sort the values that wait into the buckets."""
+        if self._waiting:
+            buckets = np.searchsorted(self._bounds, self._waiting)
+            self._counts += np.bincount(buckets, minlength=len(self._counts))
+            self._total = sum(self._waiting, self._total)
+            self._waiting.clear()
 
-    def buckets(self) -> list[tuple[str, float]]:
-        """Return cumulative counts by upper bound, as Prometheus expects them."""
+    def buckets(self) -> tuple[list[tuple[str, float]], float]:
+        """Return cumulative counts by upper bound, as Prometheus expects them, and the sum of all values."""
+        self.fold()
         bounds = [*map(floatToGoString, self._bounds), "+Inf"]
-        return list(zip(bounds, accumulate(self.counts), strict=True))
+        return list(zip(bounds, np.cumsum(self._counts).tolist(), strict=True)), self._total
 
 
 class MetricStore(Collector):
@@ -87,6 +96,11 @@ class MetricStore(Collector):
             cell = self._histograms[key] = Histogram(buckets_of(key[0]))
         return cell
 
+    def fold(self) -> None:
+        """Sort the values that wait into the buckets of the histograms."""
+        for histogram in self._histograms.values():
+            histogram.fold()
+
     def retain(self, wanted: Callable[[MetricSpec, Key], bool]) -> None:
         """Drop all series for which `wanted` is false."""
         self._counts = {key: cell for key, cell in self._counts.items() if wanted(self._specs[key[0]], key[1:])}
@@ -104,7 +118,7 @@ class MetricStore(Collector):
         for (name, *labels), histogram in self._histograms.items():
             family = families[name]
             assert isinstance(family, HistogramMetricFamily), name
-            family.add_metric(labels, histogram.buckets(), histogram.total)
+            family.add_metric(labels, *histogram.buckets())
         return families.values()
 
 

@@ -160,6 +160,10 @@ class Listeners:
     tls: list[ServedTls] = field(default_factory=list)
 
 
+#: Requests after which the observations that wait are sorted into their buckets: 2,000 values, a millisecond at most.
+FOLD_REQUESTS = 128
+
+
 class Metrics:
     """The registry of one proxy. Each method records one event."""
 
@@ -171,13 +175,15 @@ class Metrics:
         self._count, self._histogram = self._cells.count, self._cells.histogram
         self.learning = LearningMetrics(self._cells)
         self.clients = ClientUsage(self._cells, router.view.lists, clock)
-        #: Series of the prompts' tokens, and of the parts of TTFTs, by replica and region.
+        #: Series of the prompts' tokens, and of TTFTs and their parts, by replica and region.
         self._dispatched: dict[tuple[str, str, str], tuple[Counter, Counter, Counter, Counter]] = {}
-        self._parts: dict[tuple[str, str], list[tuple[Counter, Histogram]]] = {}
+        self._firsts: dict[tuple[str, str], tuple[Histogram, list[tuple[Counter, Histogram]]]] = {}
         #: Series of completed responses with a full report, by replica and region; of requests; of attempts.
         self._completed: dict[tuple[str, str], tuple[Histogram, Counter, Counter, Counter]] = {}
         self._requests: dict[tuple[str, str, int], Counter] = {}
         self._attempts: dict[tuple[str, str, str], Counter] = {}
+        #: Requests whose observations wait.
+        self._unfolded = 0
         #: Answers that broke off, by whether they went on and the reason.
         self._breaks: dict[tuple[str, str], Counter] = {}
         self._decision = self._histogram("gorgo_decision_seconds")
@@ -200,6 +206,10 @@ class Metrics:
         if cell is None:
             cell = self._requests[key] = self._count("gorgo_requests_total", route, policy, status_class(status))
         cell.value += 1.0
+        self._unfolded += 1
+        if self._unfolded == FOLD_REQUESTS:
+            self._unfolded = 0
+            self._cells.fold()
 
     def body_read(self, seconds: float) -> None:
         self._body_read.observe(seconds)
@@ -228,8 +238,9 @@ class Metrics:
     def first_content(
         self, replica: str, region: str, ttft_s: float, *, predicted_s: float | None, parts: TtftParts
     ) -> None:
-        self._histogram("gorgo_ttft_seconds", replica, region).observe(ttft_s)
-        for (spent, histogram), seconds in zip(self._part_cells(replica, region), parts, strict=True):
+        ttft, cells = self._first_cells(replica, region)
+        ttft.observe(ttft_s)
+        for (spent, histogram), seconds in zip(cells, parts, strict=True):
             spent.value += seconds
             histogram.observe(seconds)
         if predicted_s is not None:
@@ -354,7 +365,7 @@ class Metrics:
                 return (found["replica"], found["region"]) in replicas
             return found.get("region") in {None, *regions}
 
-        for cells in (self._parts, self._dispatched, self._completed, self._attempts):
+        for cells in (self._firsts, self._dispatched, self._completed, self._attempts):
             cells.clear()
         self._cells.retain(wanted)
 
@@ -373,16 +384,17 @@ class Metrics:
             )
         return cells
 
-    def _part_cells(self, replica: str, region: str) -> list[tuple[Counter, Histogram]]:
-        cells = self._parts.get((replica, region))
+    def _first_cells(self, replica: str, region: str) -> tuple[Histogram, list[tuple[Counter, Histogram]]]:
+        cells = self._firsts.get((replica, region))
         if cells is None:
-            cells = self._parts[replica, region] = [
+            parts = [
                 (
                     self._count("gorgo_ttft_component_seconds_total", replica, region, part),
                     self._histogram("gorgo_ttft_part_seconds", region, part),
                 )
                 for part in PARTS
             ]
+            cells = self._firsts[replica, region] = self._histogram("gorgo_ttft_seconds", replica, region), parts
         return cells
 
 

@@ -27,7 +27,7 @@ from gorgo.config.values import REPLICA_KEEP_ALIVE_S
 from gorgo.core.latency.ttft import Pacing, TcpWindows
 from gorgo.core.limits import BufferBudget
 from gorgo.core.record import mutable_record
-from gorgo.live.http.headers import Header, UpstreamHeaders, encode_lines
+from gorgo.live.http.headers import EncodedHeaders, Header, encode_lines
 from gorgo.live.upstream.address import Address, connect_cause
 from gorgo.live.upstream.connection import (
     STALE_S,
@@ -299,7 +299,7 @@ def encode_head(start: bytes, headers: Sequence[Header], *, length: int | None =
 
     `start` is the request line, and lines of headers that never change. Raises `ValueError` for a control character.
     """
-    lines = headers.lines if isinstance(headers, UpstreamHeaders) else encode_lines(headers)
+    lines = headers.lines if isinstance(headers, EncodedHeaders) else encode_lines(headers)
     if length is None:
         return b"%b%b\r\n" % (start, lines)
     return b"%b%bContent-Length: %d\r\n\r\n" % (start, lines, length)

@@ -81,6 +81,8 @@ class Target:
     active: int = field(default=0, init=False)
     #: Attempts since the start.
     attempts: int = field(default=0, init=False)
+    #: Its answers in a row whose streams broke off behind the finish reason.
+    cut_ends: int = field(default=0, init=False)
     _drained: asyncio.Event = field(default_factory=asyncio.Event, init=False, repr=False)
 
     @property

@@ -20,7 +20,8 @@ from gorgo.config.values import REPLICA_KEEP_ALIVE_S
 from gorgo.core.messages.request import REFUSALS
 from gorgo.core.record import record
 from gorgo.errors import InvalidValueError
-from gorgo.picker.protocol.messages import DESTINATION, SERVED_BY, STATUS
+from gorgo.picker.exchange.lifetime import BODY_BYTES
+from gorgo.picker.protocol.messages import DESTINATION, SERVED_BY, STATUS, TRIED
 
 Json = dict[str, Any]
 
@@ -77,9 +78,10 @@ def client_tls(*, sni: str | None, ca_file: str, alpn: tuple[str, ...] = (), sho
 
 # Envoy's filter that reads the engine's counts of tokens: a Lua script over the end of each answer.
 #
-# It is called with each chunk and does nothing but to retain the last ones; once an answer has ended, the last object
-# under a key of counts is searched for them. Envoy's own `sse_to_metadata` parses the JSON of each event instead, and
-# takes longer. Little is retained: more would cost each event a part of the collector's work.
+# Of a short answer in one piece that says how long it is, the picker reads them itself. Of any other one the script is
+# called with each chunk, and does nothing but to retain the last ones; once an answer has ended, the last object under
+# a key of counts is searched for them. Envoy's own `sse_to_metadata` parses the JSON of each event instead, and takes
+# longer. Little is retained: more would cost each event a part of the collector's work.
 
 
 #: Namespace of the counts in Envoy's dynamic metadata: the access log has it.
@@ -92,6 +94,9 @@ function envoy_on_response(handle)
 %(hide)s  local kind, coding = headers:get("content-type") or "", headers:get("content-encoding")
   local is_stream = kind:find("^text/event%%-stream")
   if coding or not (is_stream or kind:find("^application/json")) then return end
+  -- The picker has all of it, by the filter of first tokens.
+  local size = tonumber(headers:get("content-length") or "")
+  if size and size <= %(whole)d and not is_stream then return end
   -- The last four parts: a short one is joined with the next.
   local first, second, third, last = "", "", "", ""
   for chunk in handle:bodyChunks() do
@@ -148,7 +153,8 @@ _HIDE = """\
 def usage_filter(*, hides_replica: bool) -> Json:
     """Return the filter; with `hides_replica` it removes the replica's name where the picker has not given it."""
     hide = _HIDE % OWN if hides_replica else ""
-    script = _SCRIPT % {"chunk": _CHUNK_BYTES, "part": _PART_BYTES, "usage": USAGE, "hide": hide}
+    bounds = {"chunk": _CHUNK_BYTES, "part": _PART_BYTES, "whole": BODY_BYTES}
+    script = _SCRIPT % {"usage": USAGE, "hide": hide, **bounds}
     config = typed("filters.http.lua.v3.Lua", default_source_code={"inline_string": script})
     return {"name": "envoy.filters.http.lua", "typed_config": config}
 
@@ -308,9 +314,48 @@ def is_closed(config: Config) -> bool:
     )
 
 
+#: Of a retry Envoy shows the end alone. A try that fails leaves its status, which says whether the replica is full,
+#: broken, or refuses one client's key. Runs in no try that goes well.
+_TRIED_SCRIPT = """\
+function envoy_on_response(handle)
+  local metadata, status = handle:streamInfo():dynamicMetadata(), handle:headers():get(":status")
+  local own = metadata:get("%(own)s")
+  local tried = own and own["%(tried)s"]
+  metadata:set("%(own)s", "%(tried)s", tried and tried .. "," .. status or status)
+end
+"""
+
+
+def _tried_filters() -> list[Json]:
+    """Return the filters of each try: that of statuses, and Envoy's last one."""
+    lua = typed(
+        "filters.http.lua.v3.Lua", default_source_code={"inline_string": _TRIED_SCRIPT % {"own": OWN, "tried": TRIED}}
+    )
+    skip = "filters.common.matcher.action.v3.SkipFilter"
+    by_class = {"@type": "type.googleapis.com/envoy.type.matcher.v3.HttpResponseStatusCodeClassMatchInput"}
+    tree = {
+        "input": {"name": "class", "typed_config": by_class},
+        "exact_match_map": {
+            "map": {well: {"action": {"name": "skip", "typed_config": typed(skip)}} for well in ("1xx", "2xx", "3xx")}
+        },
+    }
+    failed = typed(
+        "common.matching.v3.ExtensionWithMatcher",
+        extension_config={"name": "envoy.filters.http.lua", "typed_config": lua},
+        xds_matcher={"matcher_tree": tree},
+    )
+    codec = typed("filters.http.upstream_codec.v3.UpstreamCodec")
+    return [
+        {"name": TRIED, "typed_config": failed},
+        {"name": "envoy.filters.http.upstream_codec", "typed_config": codec},
+    ]
+
+
 def replicas_cluster(config: Config) -> Json:
     """Return the cluster of the replicas."""
     limits = config.limits
+    # A found fleet is not retried.
+    filters: Json = {} if config.fleet_sources else {"http_filters": _tried_filters()}
     cluster = {
         "name": REPLICAS,
         "connect_timeout": seconds(limits.connect_timeout_s),
@@ -321,6 +366,7 @@ def replicas_cluster(config: Config) -> Json:
                 "upstreams.http.v3.HttpProtocolOptions",
                 common_http_protocol_options={"idle_timeout": seconds(REPLICA_KEEP_ALIVE_S)},
                 explicit_http_config={"http_protocol_options": {}},
+                **filters,
             )
         },
     }

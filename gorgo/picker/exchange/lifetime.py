@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gorgo.core.dispatch.in_flight import status_of
+from gorgo.core.dispatch.lifecycle import REFUSED_ELSEWHERE, SERVED_ELSEWHERE
 from gorgo.core.messages.actions import Dispatch
-from gorgo.core.messages.request import COMPLETED, AttemptResult, Outcome
+from gorgo.core.messages.request import COMPLETED, REFUSALS, AttemptResult, Outcome
 from gorgo.core.record import record
 from gorgo.core.stream import (
     FirstTokenDetector,
@@ -44,6 +45,7 @@ from gorgo.live.request.parse import (
 )
 from gorgo.live.upstream.target import Target
 from gorgo.picker.exchange.pending import PendingRequest
+from gorgo.picker.protocol.messages import Served
 from gorgo.picker.state import PickerState
 
 # What is seen of one replica's answer as it passes: its first token, an error instead of it, its usage, its end. It is
@@ -214,7 +216,7 @@ class LogEntry:
     usage:
         As the answer reports it.
     served:
-        Address of the replica that answered last.
+        Who answered last, and the tries before.
     headers:
         Of the answer, those that are logged.
     is_local:
@@ -227,7 +229,7 @@ class LogEntry:
     failure: str | None = None
     first_body_s: float | None = None
     usage: Usage | None = None
-    served: str | None = None
+    served: Served | None = None
     headers: tuple[Header, ...] = ()
     is_local: bool = False
 
@@ -351,9 +353,9 @@ def _shortness(answer: ObservedAnswer, usage: Usage | None) -> bool | None:
     return is_short_usage(usage, may_be_short=request.may_be_short)
 
 
-#: Of an attempt after which the gateway has tried another replica.
-_RETRIED = Outcome(AttemptResult.FAILED_BEFORE_CONTENT, error="retried_by_gateway", sent=True)
-_REFUSED = Outcome(AttemptResult.UPSTREAM_4XX, error="refused_elsewhere", sent=True)
+def outcome_of_try(status: int) -> Outcome:
+    """Return the outcome of a try that ended by `status`, after which Envoy has tried another replica."""
+    return failure_of(status) or Outcome(AttemptResult.UPSTREAM_4XX, status=status, unsent=True)
 
 
 class PickerExchange:
@@ -383,6 +385,7 @@ class PickerExchange:
         "ended",
         "exchange_id",
         "expires_s",
+        "replicas",
     )
 
     def __init__(self, state: PickerState, pending: PendingRequest, dispatch: Dispatch, *, has_entry: bool) -> None:
@@ -391,6 +394,8 @@ class PickerExchange:
         self._has_entry = has_entry
         self._entry: LogEntry | None = None
         self.exchange_id = state.open_exchanges.next_id()
+        #: Those that Envoy tries, in that order; empty where it is not known.
+        self.replicas: tuple[str, ...] = ()
         #: What was seen of the answer.
         self.answer = ObservedAnswer(pending.head.path, pending.request)
         #: The call has ended, and the load is released.
@@ -427,19 +432,33 @@ class PickerExchange:
         if is_first and chunk and answer.route == "/v1/responses":
             state.replicas.record_stored(self.dispatch, self._target, chunk, client=self._pending.client)
 
-    def served_at(self, address: str, status: int) -> None:
-        """Credit the replica that has answered with `status`, where the gateway has retried by itself."""
-        replica = self._state.endpoints.replica(address)
-        if replica is not None and replica != self.dispatch.replica and not self.closed:
-            self._move(replica, refused=400 <= status < 500 and status != 429)
+    def served_at(self, served: Served) -> None:
+        """Credit the replica that has answered, where the gateway has retried by itself."""
+        replica = self._state.endpoints.replica(served.address)
+        if replica is None or replica == self.dispatch.replica or self.closed:
+            return
+        for outcome, following in self._tries(replica, served):
+            self._move(following, outcome)
 
-    def _move(self, replica: str, *, refused: bool) -> None:
+    def _tries(self, replica: str, served: Served) -> list[tuple[Outcome, str]]:
+        """Return how each try before that of `replica` ended, and the replica of the next one.
+
+        Envoy says of tries that failed which statuses came, and not whose. Where each try has one, they are those of
+        the named replicas in their order; else the first try alone is known to have failed.
+        """
+        named, status = self.replicas, served.status
+        tried = served.tried[:-1] if status >= 400 and served.tried[-1:] == (status,) else served.tried
+        if replica in named and len(tried) == (position := named.index(replica)):
+            return list(zip(map(outcome_of_try, tried), named[1 : position + 1], strict=True))
+        refused = (400 <= status < 500 and status != 429) or not REFUSALS.isdisjoint(served.tried)
+        return [(REFUSED_ELSEWHERE if refused else SERVED_ELSEWHERE, replica)]
+
+    def _move(self, replica: str, outcome: Outcome) -> None:
         state, record, first = self._state, self._pending.record, self.dispatch
-        second = state.routing.gateway.served_elsewhere(first, replica, refused=refused)
+        second = state.routing.gateway.served_elsewhere(first, replica, outcome)
         if second is None:
             return
         if self._pending.has_prompt:
-            outcome = _REFUSED if refused else _RETRIED
             record.attempt_ended(first, outcome)
             state.telemetry.metrics.retried(outcome.result.value)
         if not self.ended:
@@ -477,7 +496,7 @@ class PickerExchange:
             return
         self._entry = entry
         if entry.served is not None:
-            self.served_at(entry.served, entry.status)
+            self.served_at(entry.served)
         if entry.first_body_s is not None and self.answer.in_first_chunk:
             self._pending.record.ttft_s = entry.first_body_s
         if self.ended:

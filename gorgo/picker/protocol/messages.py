@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
 from typing import Any, Protocol
 
+from gorgo.core.record import record
 from gorgo.live.http.headers import Header
 from gorgo.picker.protocol.protos import DecodeError, ProcessingMode, ProcessingRequest
 
@@ -22,6 +23,8 @@ SERVED = f"{DESTINATION}-served"
 _SUBSET = f"{DESTINATION}-subset"
 #: Namespaces of Envoy's dynamic metadata: the choice, this picker's id of the exchange, the gateway's hint.
 LB, OWN, _HINT = "envoy.lb", "epp", "envoy.lb.subset_hint"
+#: In the own namespace: the statuses by which Envoy's tries of one request failed, in their order.
+TRIED = "tried"
 #: Attributes of a response, and under which name they come.
 SERVED_BY, STATUS, _FILTER = "upstream.address", "response.code", "envoy.filters.http.ext_proc"
 #: Addresses of one hint that are read: more replicas than a pool has.
@@ -61,12 +64,33 @@ def metadata_text(message: Any, namespace: str, key: str) -> str | None:
     return struct_text(found, namespace, key)
 
 
-def read_served(message: Any) -> tuple[str | None, int]:
-    """Return the address that has answered and its status, as far as the message says: else `None` and 0."""
+@record
+class Served:
+    """Who has answered in the end: its address, its status, and the statuses of the tries that failed."""
+
+    address: str
+    status: int = 0
+    tried: tuple[int, ...] = ()
+
+
+def read_served(message: Any) -> tuple[Served | None, int]:
+    """Return who has answered, as far as the message says, and the status, else `None` and 0."""
     fields = message.attributes[_FILTER].fields if _FILTER in message.attributes else {}
-    served = fields[SERVED_BY].string_value if SERVED_BY in fields else metadata_text(message, LB, SERVED)
-    status = fields[STATUS].number_value if STATUS in fields else 0.0
-    return served or None, int(status) if 0 <= status < 600 else 0
+    address = fields[SERVED_BY].string_value if SERVED_BY in fields else metadata_text(message, LB, SERVED)
+    number = fields[STATUS].number_value if STATUS in fields else 0.0
+    status = int(number) if 0 <= number < 600 else 0
+    if not address:
+        return None, status
+    return Served(address, status, read_tried(metadata_text(message, OWN, TRIED))), status
+
+
+def read_tried(text: str | None) -> tuple[int, ...]:
+    """Return the statuses of tries by Envoy's list of them.
+
+    >>> read_tried("401,503"), read_tried(None)
+    ((401, 503), ())
+    """
+    return () if text is None else tuple(int(each) for each in text.split(",") if each.isdigit() and len(each) == 3)
 
 
 def struct_text(metadata: Mapping[str, Any], namespace: str, key: str) -> str | None:

@@ -13,7 +13,7 @@ on no other attempt is made, so the request's body is dropped: a stream may take
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from time import monotonic
@@ -21,6 +21,7 @@ from typing import Any
 
 from gorgo.core.continuation import (
     CHAT,
+    COMPLETIONS,
     ROUTES,
     Continuation,
     NotContinuableError,
@@ -28,8 +29,12 @@ from gorgo.core.continuation import (
     Seam,
     as_chat,
     continued_body,
+    half_character,
+    last_event,
+    missing_counts,
     read_answer,
     refusal,
+    shows_usage,
     with_default_bound,
 )
 from gorgo.core.messages.actions import Action, Cancel, Continue, Dispatch, Forward, Hedge, Reject
@@ -41,7 +46,7 @@ from gorgo.engines.base import TOKENIZE_PATH, continuation_of, read_tokens, temp
 from gorgo.live.event_loop import ahead_s
 from gorgo.live.http.body import RequestBuffer, ResettableTimeout, buffer_client
 from gorgo.live.http.errors import HttpError, Message, Receive, Send, error_event, send_error
-from gorgo.live.http.headers import Header, headers_for_replica, request_id_of
+from gorgo.live.http.headers import EncodedHeaders, Header, encode_lines, headers_for_replica, request_id_of
 from gorgo.live.logs import log_failure
 from gorgo.live.request.parse import ParsedRequest, engine_text, failure_of, follow_model
 from gorgo.live.request.record import RETRY_SOON, RequestRecord, record_refusal, refusal_headers
@@ -49,6 +54,7 @@ from gorgo.live.state import LiveState
 from gorgo.live.upstream.client import CONNECTION_LOST, POOL_EXHAUSTED, UpstreamError
 from gorgo.live.upstream.target import MOVED, Target
 from gorgo.proxy.exchange.relay import (
+    CutEndError,
     Passage,
     Refusal,
     ResponseWriter,
@@ -56,9 +62,9 @@ from gorgo.proxy.exchange.relay import (
     direct_write,
     no_direct_write,
     relay,
-    relay_rest,
     retain_failure,
 )
+from gorgo.proxy.exchange.rest import relay_rest
 
 # What passes between a request and its attempts: leases, the wait of a queued request, the race of two attempts.
 #
@@ -158,8 +164,9 @@ class Race:
         """Make this attempt the winner, and stop the other."""
         assert self.winner in (None, attempt_id), "two attempts claim the response"
         self.winner = attempt_id
-        for other in [other for other in self._tasks if other != attempt_id]:
-            self._stop(other)
+        for other in [*self._tasks]:
+            if other != attempt_id:
+                self._stop(other)
 
     def cancel(self, attempt_id: str) -> None:
         """Stop an attempt because another is the winner."""
@@ -279,36 +286,46 @@ class ClientResponse:
             self.disconnected = True
 
 
-def own_headers(request_id: str, dispatch: Dispatch, *, estimates: bool) -> list[Header]:
+def own_headers(request_id: str, dispatch: Dispatch, *, estimates: bool) -> EncodedHeaders:
     """Return the proxy's headers. `estimates` tell a client which prompts others have sent, and so does the replica."""
     decision = dispatch.decision
     replica, region = (dispatch.replica, dispatch.region) if estimates else ("", "")
     fixed = _fixed_headers(replica, region, decision.policy, decision.weights_version)
-    headers = [(b"x-request-id", request_id.encode()), *fixed]
+    own = request_id.encode()
+    headers = EncodedHeaders(fixed, b"x-request-id: %b\r\n%b" % (own, fixed.lines))
+    headers.insert(0, (b"x-request-id", own))
     if not estimates:
         return headers
-    headers.append((b"x-gorgo-estimated-cached-tokens", b"%d" % decision.estimated_cached_tokens))
+    found = [(b"x-gorgo-estimated-cached-tokens", b"%d" % decision.estimated_cached_tokens)]
     if decision.predicted_ttft_s is not None:
-        headers.append((b"x-gorgo-predicted-ttft-ms", b"%.1f" % (decision.predicted_ttft_s * 1e3)))
+        found.append((b"x-gorgo-predicted-ttft-ms", b"%.1f" % (decision.predicted_ttft_s * 1e3)))
+    headers.extend(found)
+    headers.lines += encode_lines(found)
     return headers
 
 
 @lru_cache(MAX_FIXED)
-def _fixed_headers(replica: str, region: str, policy: str, weights_version: int) -> tuple[Header, ...]:
+def _fixed_headers(replica: str, region: str, policy: str, weights_version: int) -> EncodedHeaders:
     """Return the headers that are the same for all responses of a replica under one policy and its weights.
 
     An empty name of a replica is not for the client.
     """
     named = ((b"x-gorgo-replica", replica.encode()), (b"x-gorgo-region", region.encode())) if replica else ()
-    return (
+    headers = (
         *named,
         (b"x-gorgo-policy", policy.encode()),
         (b"x-gorgo-weights-version", b"%d" % weights_version),
     )
+    return EncodedHeaders(headers, encode_lines(headers))
 
 
 #: A request of this size is retained beside its answer without a reservation, as the ends of each answer are.
 UNRESERVED_BYTES = 4096
+#: Answers of a replica in a row that break off behind their finish reason: from so many on its engine is taken to end
+#: so, and no other replica is asked for the counts. A prefill for each answer would be a high price.
+MOST_CUT_ENDS = 3
+#: The comment in the place of counts that a client asked for and no replica has said.
+LACKS_COUNTS = b": x-gorgo-usage-missing\n\n"
 #: A larger request is not sent again for the rest of its answer: it would be parsed within the event loop, 10 ms a MB.
 MAX_CONTINUED_BODY = 1024 * 1024
 
@@ -586,6 +603,8 @@ class Exchange:
         try:
             with timer:
                 return await relay_attempt(lease, timer)
+        except CutEndError as cut:
+            return await self._end_cut(lease, cut.reason, cut.outcome)
         except UpstreamError as failure:
             if failure.reason in CONNECTION_LOST:
                 target.connection_lost.set()
@@ -638,6 +657,8 @@ class Exchange:
                 self._refused = lease, passage.refusal, target.deadlines.stream_idle_s
             if outcome.result is AttemptResult.FAILED_AFTER_CONTENT:
                 self._count_end()  # by an error event of the engine, which was passed on
+            elif target.cut_ends and self.request.route.streamed:
+                target.cut_ends = 0
             if passage.failure_body:
                 outcome = replace(outcome, text=engine_text(passage.failure_body, self.request.body))
             return outcome
@@ -662,7 +683,9 @@ class Exchange:
         state, request = self.state, self.request
         client = request.route.client
         estimates = state.routing.client_policies.may_see_estimates(client)
-        record_stored = partial(state.replicas.record_stored, dispatch, target, client=client)
+        record_stored: Callable[[bytes], None] | None = None
+        if self.route == "/v1/responses":
+            record_stored = partial(state.replicas.record_stored, dispatch, target, client=client)
         lease.passage = Passage(
             self.response.writer,
             timer,
@@ -673,7 +696,7 @@ class Exchange:
             strip_usage=target.request_usage and request.adds_usage,
             on_content=partial(self._first_content, lease),
             on_commit=partial(self._commit, lease),
-            on_head=record_stored if self.route == "/v1/responses" else None,
+            on_head=record_stored,
             on_keep=partial(self._keep, lease) if self._is_continuable(target) else None,
             withhold=dispatch.withhold,
             may_be_short=request.may_be_short,
@@ -724,6 +747,9 @@ class Exchange:
         if rest is not None and (rest.seam is None or not rest.seam.begun):
             # The client has nothing of this attempt.
             return Outcome(AttemptResult.FAILED_BEFORE_CONTENT, error=reason)
+        whole = None if lease.passage is None else lease.passage.outcome_of_end()
+        if whole is not None:
+            return await self._end_cut(lease, reason, whole)
         outcome = Outcome(AttemptResult.FAILED_AFTER_CONTENT, status=self.response.writer.status, error=reason)
         # While another replica is asked for the rest, it goes on from where that was.
         broken = self._break_off(reason) if self._beside is None else self._beside.rest
@@ -737,6 +763,9 @@ class Exchange:
     async def _deadline_exceeded(self, lease: Lease) -> Outcome:
         """Return the outcome of a request that reached its timeout, earlier attempts and waits included."""
         if not self.response.writer.started or lease is self._beside:
+            return Outcome(AttemptResult.DEADLINE_EXCEEDED, error="total_timeout")
+        if self._broken is not None and self._broken.answer.finished:
+            await self._end_broken()
             return Outcome(AttemptResult.DEADLINE_EXCEEDED, error="total_timeout")
         await self.response.end_stream(504, "total_timeout", "the request timeout ended the response")
         return Outcome(AttemptResult.DEADLINE_EXCEEDED, status=self.response.writer.status, error="total_timeout")
@@ -888,7 +917,7 @@ class Exchange:
             body = parse_json(self.request.body)
             if stream is None or refusal(self.route, body) is not None:
                 return None
-            return body, read_answer(self.route, stream, body)
+            return body, read_answer(self.route, stream)
         except (NotContinuableError, ValueError, RecursionError):
             return None
 
@@ -920,10 +949,8 @@ class Exchange:
         answer = broken.answer = await self._as_read(broken.answer, target, headers, name, how)
         bounded = with_default_bound(self.route, broken.body, how)
         rest = replace(self.request, body=continued_body(self.route, bounded, answer, how), spans=None)
-        options = broken.body.get("stream_options")
-        show_usage = isinstance(options, dict) and bool(options.get("include_usage"))
         path = how.route(self.route)
-        broken.seam = seam = Seam(self.route, answer, bounded, show_usage=show_usage, path=path)
+        broken.seam = seam = Seam(self.route, answer, bounded, show_usage=shows_usage(broken.body), path=path)
         passage = self._passage(lease, timer)
         passage.on_content = partial(self._rest_begins, lease, broken, passage)
         passage.gaps.last_s = broken.last_s
@@ -933,6 +960,7 @@ class Exchange:
             outcome = await relay_rest(passage, source, seam, self._seam_note(dispatch))
             if outcome.result is AttemptResult.UPSTREAM_4XX:
                 # The request is the proxy's: a shorter context or an older engine may refuse what others take.
+                target.cut_ends += answer.finished
                 return replace(outcome, continue_on=broken.replicas, partial_tokens=answer.tokens)
             return outcome
         finally:
@@ -947,8 +975,6 @@ class Exchange:
 
         What the engine does not say stays as it was.
         """
-        if answer.finished or answer.closed:
-            return answer
 
         async def tokens(body: bytes) -> list[Any] | None:
             try:
@@ -958,13 +984,14 @@ class Exchange:
             except UpstreamError:
                 return None
 
-        # That of an engine that was asked before this one is its own.
-        answer = replace(answer, again=0)
-        space = answer.text[len(answer.text.rstrip()) :]
+        # What an engine that was asked before this one trims is its own.
+        half = half_character(answer.text)
+        answer = replace(answer, again=half)
+        space = answer.known[len(answer.known.rstrip()) :]
         if space and how is not Continuation.LAST_MESSAGE and how.route(self.route) == CHAT:
             whole = await tokens(template_body(model, space))
             if whole is not None and whole == await tokens(template_body(model, "")):
-                answer = replace(answer, again=len(space))
+                answer = replace(answer, again=half + len(space))
         if answer.exact and not answer.again:
             return answer
         counted = await tokens(tokenize_body(model, answer.known))
@@ -985,11 +1012,47 @@ class Exchange:
             self._track(lease, passage)
             passage.follow(self, lease.target.streams)
 
+    async def _end_cut(self, lease: Lease, reason: str, outcome: Outcome) -> Outcome:
+        """End an answer whose stream broke off behind its finish reason, or leave its counts to another replica.
+
+        Its own replica has answered, and is not blamed.
+        """
+        target, passage = lease.target, lease.passage
+        assert passage is not None, "the stream has begun"
+        target.cut_ends += 1
+        broken = self._break_off(reason)
+        if broken is None:
+            counts = None if outcome.output_tokens is None and self._shows_usage() else b""
+        else:
+            counts = missing_counts(self.route, broken.body, broken.answer)
+        if broken is not None and counts is None and target.cut_ends <= MOST_CUT_ENDS:
+            self._broken = broken
+            return replace(outcome, continue_on=broken.replicas, partial_tokens=broken.answer.tokens)
+        await passage.end_cut(self._said(counts))
+        return outcome
+
+    def _shows_usage(self) -> bool:
+        try:
+            return self.route in (CHAT, COMPLETIONS) and shows_usage(parse_json(self.request.body))
+        except (ValueError, RecursionError):
+            return False
+
+    def _said(self, counts: bytes | None) -> bytes:
+        """Return the counts, or the comment in their place."""
+        self.record.lacks_counts = counts is None
+        return LACKS_COUNTS if counts is None else counts
+
     async def _end_broken(self) -> None:
         """End an answer that no replica goes on with."""
-        if not (self.response.writer.finished or self.response.disconnected):
-            self.state.telemetry.metrics.not_continued("no_replica")
-            await self._end_stream(self._retained)
+        broken = self._broken
+        if self.response.writer.finished or self.response.disconnected:
+            return
+        if broken is not None and broken.answer.finished:
+            counts = self._said(missing_counts(self.route, broken.body, broken.answer))
+            await self.response.writer.finish(counts + last_event(self.route))
+            return
+        self.state.telemetry.metrics.not_continued("no_replica")
+        await self._end_stream(self._retained)
 
     def _seam_note(self, dispatch: Dispatch) -> bytes:
         """Return the comment at the seam of a continued answer. It names the replica where the headers do."""

@@ -27,6 +27,8 @@ from gorgo.core.continuation import (
     STALL_S,
     Seam,
     first_error,
+    lacks_last_event,
+    last_event,
     whole_events,
 )
 from gorgo.core.messages.request import AttemptResult, Outcome
@@ -42,11 +44,21 @@ from gorgo.core.stream import (
     has_end,
     is_json,
     lacks_answer,
+    may_have_error,
     read_usage,
 )
 from gorgo.live.http.body import RequestBuffer, ResettableTimeout
 from gorgo.live.http.errors import Message, Send
-from gorgo.live.http.headers import Header, downstream_headers, find, is_encoded, is_event_stream, is_json_type
+from gorgo.live.http.headers import (
+    EncodedHeaders,
+    Header,
+    ResponseTraits,
+    client_headers,
+    find,
+    is_encoded,
+    is_event_stream,
+    read_response,
+)
 from gorgo.live.request.parse import (
     Gaps,
     exceeds_context,
@@ -117,18 +129,21 @@ class ResponseWriter:
         *,
         names_events: bool = False,
         body_follows: bool = False,
-        has_events: bool = True,
+        carries_events: bool | None = None,
     ) -> None:
         """Send the head. Neither failover nor another status is possible afterwards.
 
-        `body_follows`: bytes of the body are sent in the same step. `has_events`: the body may be a stream of events.
+        `body_follows`: bytes of the body are sent in the same step. `carries_events`: the body is a stream of events
+        without a length; `None` if the headers have to say so.
         """
+        if carries_events is None:
+            carries_events = (
+                is_event_stream(headers) and not is_encoded(headers) and not find(headers, b"content-length")
+            )
         self.started = True
         self.names_events = names_events
         self.status = status
-        self.carries_events = (
-            has_events and is_event_stream(headers) and not is_encoded(headers) and not find(headers, b"content-length")
-        )
+        self.carries_events = carries_events
         self.sending = True
         message: Message = {"type": "http.response.start", "status": status, "headers": headers}
         if body_follows:
@@ -164,8 +179,9 @@ class ResponseWriter:
 
 #: The reason of a continuation: no stream of the replica has had an event for a while.
 STALLED = "stalled"
-#: The reason of an attempt whose engine sent an error in the middle of its answer.
+#: The reason of an attempt whose engine sent an error in the middle of its answer, and of one that ended there.
 ERROR_EVENT = "error_event"
+TRUNCATED = "truncated"
 #: Retained of one answer that may have to be continued, and by how much the reservation grows: 5,000 events of an
 #: ordinary size, and those of some seconds.
 MAX_RETAINED_BYTES = 1024 * 1024
@@ -175,6 +191,21 @@ MOST_PAUSED_BYTES = 256 * 1024
 #: A chunk with the same last bytes as one that has been searched ends as that one did: a token's event, and no error,
 #: which is the last event of its stream. Longer than what objects of all kinds share (`null}]}`).
 END_BYTES = 16
+
+
+def end_of_token(chunk: bytes) -> bytes:
+    """Return the last bytes of a chunk by which another one that ends with a token is known.
+
+    They begin with the finish reason: an answer that its engine breaks off may end as its tokens do. They are the last
+    few where text stands behind that, which is another for each token.
+
+    >>> end_of_token(b'data: {"choices":[{"delta":{"content":"a"},"finish_reason":null,"token_ids":null}]}')
+    b'"finish_reason":null,"token_ids":null}]}'
+    """
+    end = chunk[at:] if (at := chunk.rfind(b'"finish_reason"')) >= 0 else b""
+    return chunk[-END_BYTES:] if not end or b'"content"' in end or b'"text"' in end else end
+
+
 #: Routes on which each event of a stream has a name.
 _NAMED_EVENTS = frozenset({"/v1/responses", "/v1/messages"})
 
@@ -194,6 +225,17 @@ class Refusal:
     async def send(self, writer: ResponseWriter) -> None:
         await writer.start(self.status, self.headers)
         await writer.finish(self.body)
+
+
+class CutEndError(UpstreamError):
+    """A stream ended behind its finish reason and before its last event: the answer is whole, but for what is between.
+
+    The engines whose answers can be continued send that event always.
+    """
+
+    def __init__(self, reason: str, outcome: Outcome) -> None:
+        super().__init__(reason)
+        self.outcome = outcome
 
 
 class AnswerOwner(Protocol):
@@ -272,10 +314,12 @@ class Passage:
     """
 
     __slots__ = (
+        "_length",
         "_others",
         "_owner",
         "_paused",
         "_plain_end",
+        "_plain_size",
         "_rest_bytes",
         "_rest_limit",
         "_resuming",
@@ -304,12 +348,15 @@ class Passage:
         "strip_usage",
         "tail",
         "timeout",
+        "traits",
         "whole_only",
         "withheld",
         "withhold",
         "writer",
     )
     source: ResponseSource
+    #: What its headers say.
+    traits: ResponseTraits
 
     def __init__(
         self,
@@ -318,7 +365,7 @@ class Passage:
         buffer: RequestBuffer,
         *,
         route: str,
-        own_headers: Sequence[Header],
+        own_headers: EncodedHeaders,
         chunk_limit_s: float,
         strip_usage: bool,
         on_content: Callable[[], None],
@@ -371,6 +418,7 @@ class Passage:
         self._resuming: asyncio.Event | None = None
         #: How the last chunk ended, if it was whole events without an error and nothing before it waits to be passed.
         self._plain_end = b""
+        self._plain_size = END_BYTES
         self._try_write = writer.try_write
         #: A chunk for which the client's connection had no room.
         self._unsent = b""
@@ -379,6 +427,11 @@ class Passage:
         #: Of the rest of an answer: what the client has, and how much of it there is memory for.
         self._rest_bytes = self._rest_limit = 0
 
+    def begin(self, source: ResponseSource) -> None:
+        """Take the response that is passed on."""
+        self.source = source
+        self.traits, self._length = read_response(source.headers, passed=self.passed_headers)
+
     # -- what is sent
 
     async def send_head(self, *, head: bytes, with_length: bool = True, has_events: bool = True) -> None:
@@ -386,15 +439,15 @@ class Passage:
 
         Without `has_events` it is known to be no stream of them.
         """
-        source = self.source
         self.on_commit()
-        headers = downstream_headers(source.headers, with_length=with_length, passed=self.passed_headers)
-        headers.extend(self.own_headers)
+        traits, length = self.traits, self._length if with_length else None
+        headers = client_headers(traits, self.own_headers, length)
+        carries_events = has_events and traits.is_events and not traits.is_encoded and length is None
         # A filter may withhold all of it.
         follows = bool(head) and self.filter is None
         names_events = self.route in _NAMED_EVENTS
         await self.writer.start(
-            source.status, headers, names_events=names_events, body_follows=follows, has_events=has_events
+            self.source.status, headers, names_events=names_events, body_follows=follows, carries_events=carries_events
         )
         self._try_write = self.writer.try_write
         if self.on_head is not None:
@@ -403,7 +456,7 @@ class Passage:
     async def forward(self, chunk: bytes, *, record: Callable[[], None] | None = None) -> None:
         """Send a part of the body. Call `record` once that is done, or as soon as it has to wait for the client."""
         if self.whole_only:
-            if self.withheld or chunk[-2:] != b"\n\n" or chunk.find(b'"error"') >= 0:
+            if self.withheld or chunk[-2:] != b"\n\n" or may_have_error(chunk):
                 chunk = self._whole_events(chunk)
         elif self.withheld:
             chunk, self.withheld = self.withheld + chunk, b""
@@ -549,7 +602,7 @@ class Passage:
         """Return the whole events so far, up to an error event; withhold the rest."""
         data = self.withheld + chunk
         size = whole_events(data)
-        if b'"error"' in data and (error := first_error(data[:size])) is not None:
+        if may_have_error(data) and (error := first_error(data[:size])) is not None:
             self.has_error, size = True, error
         elif len(data) - size > MAX_EVENT_BYTES:
             # Too long to wait for, and to copy with each part of it: the answer is not continued.
@@ -565,13 +618,27 @@ class Passage:
 
     async def end_body(self) -> None:
         """Send the end of the body."""
+        await self.end_pause()
+        await self.writer.finish(b"" if self.filter is None else self.filter.flush())
+
+    async def end_pause(self) -> None:
+        """Send what was held back of a stream that has ended."""
         if self._paused is not None:
             await self._write(b"")
-        await self.writer.finish(b"" if self.filter is None else self.filter.flush())
+
+    async def end_cut(self, counts: bytes = b"") -> None:
+        """Send the end of a body that ended behind its finish reason: `counts`, and its last event if it has none.
+
+        Of an engine that is not known to send one, and behind a part of an event, it is the end alone.
+        """
+        is_whole = self.seam is not None or lacks_last_event(self.route, self.tail.tail)
+        if self.on_keep is not None and is_whole and not (self.seam is not None and self.seam.ended):
+            await self.write_rest(counts + last_event(self.route))
+        await self.end_body()
 
     def _pass(self, chunk: bytes) -> bool:
         """Send a chunk, and count it; return whether the next one may come in the same step. The hot loop."""
-        if chunk[-END_BYTES:] != self._plain_end or not (self.filter is None or chunk.find(b'"usage"') < 0):
+        if chunk[-self._plain_size :] != self._plain_end or not (self.filter is None or chunk.find(b'"usage"') < 0):
             return self._pass_checked(chunk)
         now = monotonic()
         self.timeout.deadline = now + self.chunk_limit_s
@@ -589,8 +656,7 @@ class Passage:
             now = monotonic()
             self.timeout.deadline = now + self.chunk_limit_s
             self.gaps.add(chunk, now)
-            # `find`, as `in` raises and clears a TypeError before it searches bytes.
-            is_plain = not self.withheld and chunk[-2:] == b"\n\n" and chunk.find(b'"error"') < 0
+            is_plain = not self.withheld and chunk[-2:] == b"\n\n" and not may_have_error(chunk)
         else:
             is_plain = False
         if self.whole_only and not is_plain:
@@ -607,7 +673,8 @@ class Passage:
             self._unsent, self._unsent_bytes = passed, len(chunk)
             return False
         if is_plain and (self.filter is None or (passed == chunk and not self.filter.pending)):
-            self._plain_end = chunk[-END_BYTES:]
+            self._plain_end = end_of_token(chunk)
+            self._plain_size = len(self._plain_end)
         if passed and not self._try_write(passed):
             self._unsent, self._unsent_bytes = passed, len(chunk)
             return False
@@ -655,12 +722,17 @@ class Passage:
 
     # -- what is retained
 
+    @property
+    def may_be_retained(self) -> bool:
+        """Whether the body may be small enough."""
+        return self._length is None or self._length <= MAX_RETAINED_BYTES
+
     def retain(self, body: bytes) -> None:
         """Retain a whole answer for the Router's decision."""
         # A 204 has no body: a client that reads its length would wait for one.
         stripped = self.filter is not None or self.source.status == 204
-        headers = downstream_headers(self.source.headers, with_length=not stripped, passed=self.passed_headers)
-        self.refusal = Refusal(self.source.status, [*headers, *self.own_headers], body)
+        headers = client_headers(self.traits, self.own_headers, None if stripped else self._length)
+        self.refusal = Refusal(self.source.status, headers, body)
 
     def hold(self, body: bytes, *, usage: Usage | None = None) -> Outcome:
         """Retain a doubtful answer; return its outcome."""
@@ -722,8 +794,7 @@ class Passage:
         if not has_end(self.route, self.tail.tail):
             return None
         self.gaps.drop_end(self.route)
-        usage = self.tail.usage()
-        return self.outcome(AttemptResult.COMPLETED, usage=usage, short=_is_short(self, self.tail.tail, usage))
+        return _whole(self)
 
 
 #: Buffer of one response: above any preamble of an engine, small enough for thousands of responses at once.
@@ -740,17 +811,19 @@ async def relay_events(passage: Passage) -> Outcome:
     error_status, outcome = await _begin(passage)
     if outcome is not None:
         return outcome
+    reason = TRUNCATED
     try:
         await passage.pass_rest()
-    except UpstreamError:
+    except UpstreamError as failure:
         # An engine that ends may break its connection behind the end of an answer, without the end of its body.
         if error_status is not None or not has_end(passage.route, passage.tail.tail):
             raise
+        reason = failure.reason
     passage.gaps.drop_end(passage.route)
     if error_status is not None:
         await passage.end_body()
         return passage.outcome(result_of_stream(error_status), error_status)
-    return await _end(passage)
+    return await _end(passage, reason)
 
 
 class _Beginning:
@@ -831,7 +904,7 @@ async def _withhold(passage: Passage, begun: _Beginning) -> Outcome | None:
     stream = b"".join(begun.chunks)
     end = end_of_stream(passage.route, stream)
     if end is not StreamEnd.COMPLETE:
-        raise UpstreamError("truncated" if end is StreamEnd.MISSING else "error_event")
+        raise UpstreamError(TRUNCATED if end is StreamEnd.MISSING else ERROR_EVENT)
     tail = UsageReader()
     tail.feed(stream)
     if not _is_short(passage, stream, tail.usage()):
@@ -870,17 +943,28 @@ async def _send_to_first_token(passage: Passage, scanner: FirstTokenDetector) ->
     return scanner.error_status
 
 
-async def _end(passage: Passage) -> Outcome:
-    """End a stream that began without an error; raise `UpstreamError` for one that has no end."""
+async def _end(passage: Passage, reason: str) -> Outcome:
+    """End a stream that began without an error; raise `UpstreamError` for one that has no end, or not its last event.
+
+    `reason`: why it may lack that.
+    """
     tail = passage.tail.tail
     end = end_of_stream(passage.route, tail)
     if end is StreamEnd.MISSING:
-        raise UpstreamError("truncated")
+        raise UpstreamError(TRUNCATED)
+    if end is StreamEnd.COMPLETE and passage.on_keep is not None and lacks_last_event(passage.route, tail):
+        await passage.end_pause()
+        raise CutEndError(reason, _whole(passage))
     await passage.end_body()
     if end is StreamEnd.ERROR:
         return replace(passage.outcome(AttemptResult.FAILED_AFTER_CONTENT), error="error_event")
+    return _whole(passage)
+
+
+def _whole(passage: Passage) -> Outcome:
+    """Return the outcome of a stream that has its end."""
     usage = passage.tail.usage()
-    return passage.outcome(AttemptResult.COMPLETED, usage=usage, short=_is_short(passage, tail, usage))
+    return passage.outcome(AttemptResult.COMPLETED, usage=usage, short=_is_short(passage, passage.tail.tail, usage))
 
 
 def _is_short(passage: Passage, stream: bytes, usage: Usage | None) -> bool | None:
@@ -905,66 +989,20 @@ FAILURE_BODY_S = 1.0
 
 def relay(passage: Passage, source: ResponseSource) -> Coroutine[Any, Any, Outcome]:
     """Relay a response; return its outcome. A failure of the source is raised through it."""
-    passage.source = source
-    if source.status >= 300 or not is_event_stream(source.headers):
-        is_answer = source.status < 300 and is_json_type(source.headers) and not is_encoded(source.headers)
-        return relay_body(passage, MAX_RETAINED_BYTES if is_answer and _fits(source.headers) else BUFFER_BYTES)
-    if is_encoded(source.headers):
+    passage.begin(source)
+    traits = passage.traits
+    if source.status >= 300 or not traits.is_events:
+        is_answer = source.status < 300 and traits.is_json and not traits.is_encoded
+        return relay_body(passage, MAX_RETAINED_BYTES if is_answer and passage.may_be_retained else BUFFER_BYTES)
+    if traits.is_encoded:
         # Unreadable, and its client waits for events: not buffered.
         return relay_body(passage, 0)
     return relay_events(passage)
 
 
-async def relay_rest(passage: Passage, source: ResponseSource, seam: Seam, note: bytes) -> Outcome:
-    """Relay the rest of an answer behind what the client has; `note` is sent before its first event.
-
-    Raises `UpstreamError` for one that breaks off. Every event is made anew (`core.continuation`).
-    """
-    passage.source, passage.seam = source, seam
-    if source.status != 200 or not is_event_stream(source.headers) or is_encoded(source.headers):
-        failure = failure_of(source.status, source.headers)
-        return failure or Outcome(AttemptResult.UPSTREAM_4XX, status=source.status, error="not_continued", sent=True)
-    made: list[bytes] = []
-
-    def take(chunk: bytes) -> bool:
-        if chunk[:1] != b":" or not is_comment(chunk):
-            now = monotonic()
-            passage.timeout.deadline = now + passage.chunk_limit_s
-            passage.gaps.add(chunk, now)
-        made.append(seam.feed(chunk))
-        return False
-
-    begun = False
-    while not seam.ended and seam.error is None:
-        try:
-            is_end = await source.pipe(take)
-        except UpstreamError:
-            if not seam.finished:  # else nothing but `[DONE]` and counts are lost
-                raise
-            is_end = True
-        events = b"".join(made)
-        made.clear()
-        if seam.begun and not begun:
-            begun = True
-            passage.on_content()
-            passage.timeout.extend(passage.chunk_limit_s)
-            events = note + events
-        if events:
-            await passage.write_rest(events)
-        seam.on_sent()
-        if is_end:
-            break
-    if seam.error is not None and not seam.finished:
-        raise UpstreamError(ERROR_EVENT)
-    if not seam.ended and not seam.finished:
-        raise UpstreamError("truncated")
-    await passage.end_body()
-    return passage.outcome_of_rest(seam)
-
-
 async def retain_failure(passage: Passage, source: ResponseSource, failure: Outcome) -> Outcome:
     """Retain a small 5xx answer for the Router's decision; return `failure`, which says so."""
-    passage.source = source
+    passage.begin(source)
     try:
         async with asyncio.timeout(FAILURE_BODY_S):
             body = source.take_whole(BUFFER_BYTES)
@@ -988,13 +1026,13 @@ async def relay_body(passage: Passage, limit: int) -> Outcome:
         body, complete = await _read(passage, limit)
         if not complete:
             return await _send_as_it_comes(passage, body)
-    if len(body) > BUFFER_BYTES and source.status < 300 and is_json(body):
+    if len(body) > BUFFER_BYTES and source.status < 300 and is_json(body) and body.find(b'"abort"') < 0:
         # Not parsed: a megabyte of it takes 10 ms.
         return await _send_as_it_comes(passage, body, is_whole=True)
     # Else it takes no memory beyond this step, most often the one in which it came.
     if source.status >= 400:
         return passage.refused(body)
-    is_plain = not body or not is_encoded(source.headers)
+    is_plain = not body or not passage.traits.is_encoded
     if is_plain:
         if not is_json(body):
             return passage.hold(body)
@@ -1027,12 +1065,6 @@ async def _read(passage: Passage, limit: int) -> tuple[bytes, bool]:
 
     complete = await passage.source.pipe(take)
     return b"".join(chunks), complete
-
-
-def _fits(headers: Sequence[Header]) -> bool:
-    """Return whether a body may be small enough to be retained."""
-    length = find(headers, b"content-length")
-    return length is None or not length.isdigit() or int(length) <= MAX_RETAINED_BYTES
 
 
 async def _send_as_it_comes(passage: Passage, head: bytes, *, is_whole: bool = False) -> Outcome:

@@ -20,6 +20,7 @@ module "core" {
   regions_file    = var.regions_file
   places          = local.places
   share_instances = var.share_instances
+  grouped         = var.spot
   model           = var.model
   engine_image    = var.engine_image
 

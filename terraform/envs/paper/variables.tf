@@ -76,7 +76,7 @@ variable "share_instances" {
 }
 
 variable "spot" {
-  description = "Spot instances for the replicas."
+  description = "Spot instances for the replicas, in groups that replace them."
   type        = bool
   default     = false
 }

@@ -17,7 +17,7 @@ locals {
   engine_units = { for name, engine in local.engines : "gorgo-engine-${name}.service" => {
     instance = engine.instance
     text = templatefile("${path.module}/templates/gorgo-engine.service.tftpl", {
-      replica = name, gpus = engine.gpus, image = var.engine_image, address = engine.address, port = engine.port, arguments = join(" ", local.engine_arguments[name])
+      replica = name, gpus = engine.gpus, image = var.engine_image, address = var.grouped ? "" : "${engine.address}:", port = engine.port, arguments = join(" ", local.engine_arguments[name])
     })
   } }
 
@@ -28,6 +28,18 @@ locals {
   secrets_unit   = file("${path.module}/templates/gorgo-secrets.service")
   network_sysctl = file("${path.module}/templates/90-gorgo.conf")
 
+  # The address by which a machine of a group is known, which is not the one that it boots with.
+  address_files = { for instance in local.packed : instance.key => var.grouped ? [
+    { path = "/usr/local/sbin/gorgo-address", permissions = "0755", content = file("${path.module}/templates/gorgo-address.sh") },
+    {
+      path = "/etc/systemd/system/gorgo-address.service", permissions = "0644"
+      content = templatefile("${path.module}/templates/gorgo-address.service.tftpl", {
+        address = [for engine in local.engines : engine.address if engine.instance == instance.key][0]
+        ports   = join(" ", [for engine in local.engines : engine.port if engine.instance == instance.key])
+      })
+    },
+  ] : [] }
+
   engine_user_data = { for instance in local.packed : instance.key => join("\n", ["#cloud-config", yamlencode({
     write_files = concat(
       [
@@ -36,10 +48,11 @@ locals {
         { path = "/etc/systemd/system/gorgo-secrets.service", permissions = "0644", content = local.secrets_unit },
       ],
       [for unit, one in local.engine_units : { path = "/etc/systemd/system/${unit}", permissions = "0644", content = one.text } if one.instance == instance.key],
+      local.address_files[instance.key],
     )
     runcmd = concat(
       [["sysctl", "--system"], ["systemctl", "daemon-reload"]],
-      [concat(["systemctl", "enable", "--now", "--no-block", "gorgo-secrets.service"], [for unit, one in local.engine_units : unit if one.instance == instance.key])],
+      [concat(["systemctl", "enable", "--now", "--no-block", "gorgo-secrets.service"], [for unit, one in local.engine_units : unit if one.instance == instance.key], var.grouped ? ["gorgo-address.service"] : [])],
     )
   })]) }
 }

@@ -53,6 +53,12 @@ variable "share_instances" {
   default     = true
 }
 
+variable "grouped" {
+  description = "Instances belong to groups that replace them: a new one takes the address once its engines answer."
+  type        = bool
+  default     = false
+}
+
 variable "base_cidr" {
   description = "IPv4 network of the whole fleet, a /12: each region gets a /16 of it, in the order of regions.yaml."
   type        = string

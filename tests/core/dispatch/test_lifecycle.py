@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gorgo.core.dispatch.lifecycle import TRUSTED_ANSWERS
+from gorgo.core.dispatch.lifecycle import REFUSED_ELSEWHERE, SERVED_ELSEWHERE, TRUSTED_ANSWERS
 from gorgo.core.fleet.replica import ReplicaSpec
 from gorgo.core.limits import ClientLimits, ClientRules, HedgeLimits, OverloadLimits, RouterLimits
 from gorgo.core.messages.actions import Cancel, Dispatch, Forward, Hedge, Hold, Reject
@@ -128,7 +128,9 @@ def test_a_client_whose_requests_all_refuse_ejects_nobody_and_readmits_nobody() 
     for number in range(6):
         first = dispatched(submitted(router, a_request(f"r{number}"), now=1.0))
         is_bad = number % 3 < 2
-        moved, _ = router.on_served_elsewhere(first.attempt_id, "b", now=1.1, refused=is_bad)
+        moved, _ = router.on_served_elsewhere(
+            first.attempt_id, "b", REFUSED_ELSEWHERE if is_bad else SERVED_ELSEWHERE, now=1.1
+        )
         assert moved is not None
         end = Outcome(AttemptResult.UPSTREAM_4XX, status=403, sent=True) if is_bad else COMPLETED
         router.on_finish(moved.attempt_id, end, now=1.2)
@@ -137,6 +139,26 @@ def test_a_client_whose_requests_all_refuse_ejects_nobody_and_readmits_nobody() 
     last = dispatched(submitted(router, a_request("last"), now=1.3))
     router.on_served_elsewhere(last.attempt_id, "b", now=1.4)
     assert router.view.health_states() == {"a": "ejected", "b": "healthy"}, "refusals between do not reset its failures"
+
+
+def test_a_gateway_that_says_how_its_tries_failed_is_judged_as_the_proxy_judges_its_own() -> None:
+    """Of three replicas one refuses a client's key, one is full, and one answers."""
+    router = make_router("a", "b", "c")
+    for number in range(6):
+        now = 1.0 + number
+        asked = replace(a_request(f"r{number}", received_s=now), credential=7, replicas=frozenset("a"))
+        first = dispatched(submitted(router, asked, now=now))
+        second, _ = router.on_served_elsewhere(first.attempt_id, "b", refusal(401), now=now + 0.1)
+        assert second is not None
+        busy = Outcome(AttemptResult.BUSY, status=429)
+        third, _ = router.on_served_elsewhere(second.attempt_id, "c", busy, now=now + 0.1)
+        assert third is not None
+        router.on_first_token(third.attempt_id, now=now + 0.2)
+        router.on_finish(third.attempt_id, COMPLETED, now=now + 0.3)
+        other = dispatched(submitted(router, replace(a_request("s"), replicas=frozenset("a")), now=now + 0.4))
+        router.on_finish(other.attempt_id, COMPLETED, now=now + 0.5)
+    assert router.view.health_states() == {"a": "healthy", "b": "healthy", "c": "healthy"}
+    router.check()
 
 
 def test_a_queued_request_gets_the_slot_that_a_moved_attempt_frees() -> None:

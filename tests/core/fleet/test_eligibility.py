@@ -78,7 +78,7 @@ def test_a_threshold_of_zero_knows_no_panic() -> None:
     fail(fleet, "ab", by="attempts")
     eligible = fleet.eligibility.for_model(None)
     assert (eligible.names, eligible.panic) == ((), False)
-    assert fleet.next_timer() == 5.0, "and no back-off is cut short"
+    assert fleet.timers.next_s == 5.0, "and no back-off is cut short"
 
 
 def test_a_panic_is_judged_over_the_replicas_that_could_serve_the_request() -> None:

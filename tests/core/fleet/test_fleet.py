@@ -114,13 +114,13 @@ def test_a_replica_serves_the_models_that_it_lists_and_any_when_it_lists_none(fl
 
 def test_ejected_replicas_are_tried_again_soon_when_fewer_than_half_are_healthy(fleet: Fleet) -> None:
     eject(fleet, "a", now=1.0)
-    assert fleet.next_timer() == 6.0
+    assert fleet.timers.next_s == 6.0
     assert not fleet.eligibility.for_model(None).panic
     eject(fleet, "b", now=1.5)
     eligible = fleet.eligibility.for_model(None)
     assert eligible.names == ("c",)
     assert eligible.panic
-    assert fleet.next_timer() == 1.0 + PANIC_BACK_OFF_S
+    assert fleet.timers.next_s == 1.0 + PANIC_BACK_OFF_S
     fleet.handle_timer(now=1.5 + PANIC_BACK_OFF_S)
     assert fleet.eligibility.for_model(None).names == ("a", "b", "c")
 
@@ -129,7 +129,7 @@ def test_ejected_replicas_are_tried_again_soon_when_fewer_than_half_are_healthy(
 def test_they_are_too_when_not_an_ejection_but_something_else_made_the_healthy_few(fleet: Fleet, fewer: str) -> None:
     fleet.replace(specs("a", "b", "c", "d"))
     eject(fleet, "a", now=1.0)
-    assert fleet.next_timer() == 6.0
+    assert fleet.timers.next_s == 6.0
     if fewer == "drained":
         for name in ("b", "c", "d"):
             fleet.drain(name, True, now=1.5)
@@ -137,7 +137,7 @@ def test_they_are_too_when_not_an_ejection_but_something_else_made_the_healthy_f
         fleet.replace(specs("a"))
     else:
         fleet.set_limits(stale_after_s=90.0, rtt_ewma_alpha=0.3, panic_threshold=0.9, ejection=fleet.ejection)
-    assert fleet.next_timer() == 1.0 + PANIC_BACK_OFF_S
+    assert fleet.timers.next_s == 1.0 + PANIC_BACK_OFF_S
 
 
 def test_other_limits_of_ejection_count_for_those_who_are_there(fleet: Fleet) -> None:
@@ -145,7 +145,7 @@ def test_other_limits_of_ejection_count_for_those_who_are_there(fleet: Fleet) ->
         stale_after_s=90.0, rtt_ewma_alpha=0.3, panic_threshold=0.5, ejection=OutlierLimits(failures=1, base_s=20.0)
     )
     eject(fleet, "a", now=1.0)
-    assert fleet.next_timer() == 21.0
+    assert fleet.timers.next_s == 21.0
 
 
 def test_reasons_are_in_one_order_whatever_the_order_of_a_set(fleet: Fleet) -> None:
@@ -186,12 +186,12 @@ def test_draining_replicas_do_not_count_for_the_panic_threshold(fleet: Fleet) ->
 
 def test_the_timer_ends_ejections(fleet: Fleet) -> None:
     eject(fleet, "a", now=1.0)
-    assert fleet.next_timer() == 6.0
+    assert fleet.timers.next_s == 6.0
     fleet.handle_timer(now=5.9)
     assert fleet.eligibility.for_model(None).names == ("b", "c")
     fleet.handle_timer(now=6.0)
     assert fleet.eligibility.for_model(None).names == ("a", "b", "c")
-    assert fleet.next_timer() is None
+    assert fleet.timers.next_s is None
 
 
 def test_round_trips_are_smoothed_and_go_stale(fleet: Fleet) -> None:
@@ -199,7 +199,7 @@ def test_round_trips_are_smoothed_and_go_stale(fleet: Fleet) -> None:
     fleet.probed(member, 0.1, now=0.0)
     fleet.probed(member, 0.2, now=10.0)
     assert fleet.columns.rtt_s[1] == pytest.approx(0.13)
-    assert fleet.next_timer() == 100.0
+    assert fleet.timers.next_s == 100.0
     fleet.handle_timer(now=99.0)
     assert not np.isnan(fleet.columns.rtt_s[1])
     fleet.handle_timer(now=100.0)
@@ -210,10 +210,10 @@ def test_round_trips_are_smoothed_and_go_stale(fleet: Fleet) -> None:
 
 def test_the_next_timer_follows_each_event(fleet: Fleet) -> None:
     a, b = fleet.member("a"), fleet.member("b")
-    seen: list[float | None] = [fleet.next_timer()]
+    seen: list[float | None] = [fleet.timers.next_s]
 
     def note() -> None:
-        seen.append(fleet.next_timer())
+        seen.append(fleet.timers.next_s)
 
     fleet.probed(a, 0.1, now=1.0)
     note()
@@ -249,7 +249,7 @@ def test_the_next_timer_is_the_earliest_of_all_after_any_events(fleet: Fleet) ->
                 fleet.handle_timer(now=now)
         observed = [at + 90.0 for each in members for at in (each.probed_s, each.scraped_s) if at is not None]
         backoffs = [at for each in members if (at := each.health.backoff_until_s) is not None]
-        assert fleet.next_timer() == min(observed + backoffs, default=None)
+        assert fleet.timers.next_s == min(observed + backoffs, default=None)
 
 
 def test_a_replica_that_moves_to_tls_takes_a_round_trip_more_to_open(fleet: Fleet) -> None:

@@ -45,16 +45,36 @@ from gorgo.lab.datasets import (
 )
 from gorgo.lab.datasets import fetch as registry
 from gorgo.lab.datasets.fetch import FETCH_MAX_S, REDIRECTS_MAX, Fetched, RemoteDataset, _refuse_downgrade, fetch
+from gorgo.lab.simulate import SimJob, run_once
 from gorgo.lab.traces import TraceFilters, TraceRequest, load_trace
+from tests.lab.sim.fleets import three_regions
 
 
-@pytest.mark.parametrize("name", ["art-chat-sample", "wildchat-like", "chat-small"])
-def test_memory_and_file_hold_the_same_requests(name: str, tmp_path: Path) -> None:
-    found = read_shape(shapes()[name])
-    assert not isinstance(found, SharingShape | HerdShape | AgentsShape)
-    shape = replace(found, duration_s=60.0)
-    write_trace(shape, tmp_path / "t.jsonl.gz")
-    assert TraceFilters().apply(generate_requests(shape)) == load_trace(tmp_path / "t.jsonl.gz")
+@pytest.mark.parametrize("name", sorted(shapes()))
+def test_a_shape_read_from_its_file_gives_the_same_requests(name: str, tmp_path: Path) -> None:
+    shape = read_shape(shapes()[name])
+    if not isinstance(shape, SharingShape | HerdShape | AgentsShape):
+        shape = replace(shape, duration_s=60.0)
+    file = tmp_path / "t.jsonl.gz"
+    write_trace(shape, file)
+    assert own_block_tokens(file) == shape.block_tokens
+    filters = TraceFilters(limit=2_000)
+    assert filters.apply(generate_requests(shape, block_tokens=shape.block_tokens)) == load_trace(file, filters)
+
+
+def test_a_run_of_a_shape_s_file_has_the_rows_of_the_shape(tmp_path: Path) -> None:
+    """Of blocks of 16 tokens, in messages: what an id stands for, and where messages end, come with the file."""
+    shape = read_shape(shapes()["short-chat"])
+    write_trace(shape, tmp_path / "t.jsonl")
+    made = SimJob(trace="short-chat", policy="gorgo-ms", fleet=three_regions(), filters=TraceFilters(limit=60))
+    run, again = (run_once(job).row for job in (made, replace(made, trace=str(tmp_path / "t.jsonl"))))
+    assert (again.ttft_ms, again.e2e_s, again.cache_hit, again.share) == (
+        run.ttft_ms,
+        run.e2e_s,
+        run.cache_hit,
+        run.share,
+    )
+    assert run.cache_hit
 
 
 def test_a_shape_s_name_is_a_trace_of_which_the_seed_picks_the_window() -> None:
@@ -100,7 +120,7 @@ def test_filters_that_leave_nothing_of_a_shape_are_an_error() -> None:
 def test_a_shape_is_drawn_in_blocks_of_any_size_and_is_otherwise_the_same() -> None:
     coarse = load_requests("wildchat-like", TraceFilters(limit=200))
     fine = load_requests("wildchat-like", TraceFilters(limit=200), block_tokens=16)
-    assert [replace(one, hash_ids=()) for one in coarse] == [replace(one, hash_ids=()) for one in fine]
+    assert [replace(one, hash_ids=(), block_tokens=16) for one in coarse] == [replace(one, hash_ids=()) for one in fine]
     assert [len(one.hash_ids) for one in fine] == [-(-one.input_tokens // 16) for one in fine]
     # Whoever shares a block of 512 shares its 32 of 16.
     first: dict[int, int] = {}

@@ -18,10 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from gorgo.errors import ReplayError
+from gorgo.errors import ReplayError, TraceError
 from gorgo.lab.replay import ReplayOptions, ReplayReport, replay
 from gorgo.lab.replay.bodies import LOOK_AHEAD, BodiesAhead
-from gorgo.lab.replay.run import LEAD_S, ReplayProgress
+from gorgo.lab.replay.run import LEAD_S, ReplayProgress, replay_command
 from gorgo.lab.replay.summary import LogHistogram, ReplayRecord, Tally
 from gorgo.lab.report.report import find_results, report
 from gorgo.lab.traces import TraceFilters, TraceRequest, prompt_text
@@ -374,6 +374,50 @@ def test_the_largest_burst_of_a_trace_is_built_ahead() -> None:
 
 def test_nothing_built_ahead_is_built_when_it_is_asked_for() -> None:
     assert drained(BodiesAhead(short_trace(3), "m")) == [0, 1, 2]
+
+
+# Sessions: their names, and turns that follow the answers before them.
+
+
+def session(name: str, *indices: int, think_s: float | None = None) -> list[TraceRequest]:
+    return [TraceRequest(n, 0.01 * n, 64, 2, (n,), session=name, think_s=think_s) for n in indices]
+
+
+async def test_a_session_s_name_is_sent_and_a_request_without_one_has_none() -> None:
+    router = FakeRouter()
+    await replayed(router, [*session("user:1/é", 0), *trace(1)])
+    named, other = router.request_headers
+    assert named["x-session-id"] == "user:1/%C3%A9"
+    assert "x-session-id" not in other
+
+
+@pytest.mark.parametrize("closed_loop", [True, False])
+async def test_in_a_closed_loop_a_turn_is_sent_a_think_time_after_the_answer_before_it(closed_loop: bool) -> None:
+    """Answers wait for the other session's: in an open loop all requests are there before any is answered."""
+    most, there = 0, 0
+
+    async def slow(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        nonlocal most, there
+        there += 1
+        most = max(most, there)
+        await asyncio.sleep(0.2)
+        there -= 1
+        return await router.stream(request, ROLE, token(), token(), DONE)
+
+    router = FakeRouter(slow)
+    requests = [*session("a", 0, 2, 4, think_s=0.05), *session("b", 1, 3, think_s=0.05)]
+    requests.sort(key=lambda request: request.timestamp_s)
+    report = await replayed(router, requests, closed_loop=closed_loop)
+    assert (report.row.n, report.row.errors) == (5, 0)
+    assert most == (2 if closed_loop else 5)
+    if closed_loop:
+        assert report.wall_s >= 3 * 0.2 + 2 * 0.05
+
+
+def test_a_closed_loop_needs_sessions(tmp_path: Path) -> None:
+    wanted = ReplayOptions(trace=write_trace(tmp_path / "t.jsonl", 2), closed_loop=True)
+    with pytest.raises(TraceError, match="no request has a session; expected session_id in rows, or --user-sessions"):
+        replay_command(wanted)
 
 
 # `gorgo replay` as a process that is interrupted: its exit code, its summary, its files, and the report of them.

@@ -258,6 +258,12 @@ def test_only_tokens_never_seen_before_are_prefilled() -> None:
     assert lower_bound(feed, FLEET).ttft_s == pytest.approx([0.002 + each for each in wanted])
 
 
+def test_an_answer_that_a_conversation_goes_on_with_is_in_the_cache() -> None:
+    asked = replace(ask_lower_bound(0, 600, "a", output_tokens=500), output_blocks=b"b" * 8)
+    feed = [asked, ask_lower_bound(1, 1700, "abc")]
+    assert lower_bound(feed, FLEET).ttft_s == pytest.approx([0.002 + p(600), 0.002 + p(1700 - 1024, 1024)])
+
+
 def test_what_comes_first_is_seen_first_whatever_the_order_of_the_feed() -> None:
     feed = [ask_lower_bound(0, 1100, "ab"), ask_lower_bound(1, 1700, "abc")]
     turned = lower_bound(feed[::-1], FLEET)

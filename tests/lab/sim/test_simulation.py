@@ -13,7 +13,7 @@ from gorgo.config.values import FIRST_TOKEN_TIMEOUT_S
 from gorgo.core.continuation import MOST_PAUSE_S, MOVE_INTERVAL_S, STALL_S
 from gorgo.core.limits import OverloadLimits, RouterLimits
 from gorgo.core.router import Router
-from gorgo.errors import UnknownReplica
+from gorgo.errors import ConfigError, UnknownReplica
 from gorgo.lab.sim.event_queue import EventQueue
 from gorgo.lab.sim.faults.injector import FaultInjector
 from gorgo.lab.sim.fleet import SimFleet
@@ -646,3 +646,50 @@ def test_nothing_can_be_asked_for_in_the_past() -> None:
     kernel.at(2.0, lambda: kernel.at(1.0, kernel.stop))
     with pytest.raises(AssertionError, match="backwards"):
         kernel.run()
+
+
+# A closed loop: turns that follow the end of the answer before them.
+
+
+def turns(count: int, *, think_s: float, tokens: int = 10) -> list[SimRequest]:
+    """One session, stamped a second apart."""
+    made = [one(output_tokens=tokens, at_s=float(n), index=n) for n in range(count)]
+    return [replace(each, after=n - 1, think_s=think_s) if n else each for n, each in enumerate(made)]
+
+
+@pytest.mark.parametrize("think_s", [0.0, 2.5])
+def test_in_a_closed_loop_a_turn_comes_a_think_time_after_the_answer_before_it(think_s: float) -> None:
+    records = simulation().run(turns(4, think_s=think_s, tokens=400)).records
+    assert [record.id for record in records] == ["0", "1", "2", "3"]
+    for before, record in pairwise(records):
+        assert before.e2e_s is not None
+        assert record.scheduled_s == pytest.approx(before.scheduled_s + before.e2e_s + think_s)
+    assert all(record.error is None for record in records)
+
+
+def test_a_slower_fleet_gets_a_closed_loop_later_and_an_open_one_at_the_same_times() -> None:
+    slow = At(0.0, slowed(NEAR, 4.0)), At(0.0, slowed(MIDDLE, 4.0)), At(0.0, slowed(FAR, 4.0))
+    feed = turns(5, think_s=1.0, tokens=200)
+    last = [simulation(faults=faults).run(feed).records[-1].scheduled_s for faults in ((), slow)]
+    assert last[1] > last[0] + 4
+    opened = [replace(each, after=None) for each in feed]
+    assert [simulation(faults=faults).run(opened).records[-1].scheduled_s for faults in ((), slow)] == [4.0, 4.0]
+
+
+def test_a_turn_that_fails_is_followed_by_the_next() -> None:
+    feed = turns(3, think_s=1.0)
+    feed[1] = replace(feed[1], prompt_tokens=400_000, body_bytes=1_600_000)
+    records = simulation().run(feed).records
+    assert [record.error is None for record in records] == [True, False, True]
+
+
+def test_sessions_of_a_closed_loop_and_requests_without_one_are_all_served() -> None:
+    single = [one(at_s=0.5 * n, index=100 + n) for n in range(6)]
+    feed = sorted([*turns(5, think_s=0.1), *single], key=lambda request: request.arrival_s)
+    records = simulation().run(feed).records
+    assert sorted(int(record.id) for record in records) == [0, 1, 2, 3, 4, *range(100, 106)]
+
+
+def test_a_bound_on_open_requests_and_a_closed_loop_are_one_too_many() -> None:
+    with pytest.raises(ConfigError, match="closed loop; expected one of the two"):
+        simulation(client_concurrency=2).run(turns(2, think_s=1.0))

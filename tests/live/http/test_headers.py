@@ -21,15 +21,18 @@ from gorgo.live.http.headers import (
     IDENTITY,
     RETURNED,
     SESSION_HEADERS,
+    EncodedHeaders,
     Header,
     RequestHeaders,
-    UpstreamHeaders,
+    client_headers,
     downstream_headers,
+    encode_lines,
     find,
     headers_for_replica,
     is_encoded,
     is_event_stream,
     new_id,
+    read_response,
     request_id,
     request_id_of,
     session_id,
@@ -55,7 +58,11 @@ def up(*headers: Header, api_key: str | None = None) -> list[Header]:
 
 
 def down(*headers: Header, with_length: bool = True) -> list[Header]:
-    return downstream_headers(headers, with_length=with_length)
+    traits, length = read_response(headers)
+    sent = client_headers(traits, EncodedHeaders((), b""), length if with_length else None)
+    assert sent.lines == encode_lines(sent)
+    assert sent.length == next((int(value) for name, value in sent if name == b"content-length"), None)
+    return list(sent)
 
 
 def test_names_that_belong_to_one_hop_are_those_of_rfc_9110_and_older_ones() -> None:
@@ -188,7 +195,7 @@ def test_value_that_nobody_may_write_is_left_out(value: bytes) -> None:
 
 def test_length_goes_where_the_body_changes() -> None:
     headers = ((b"Content-Length", b"5"), (b"Content-Type", b"text/plain"))
-    assert down(*headers) == [(b"content-length", b"5"), (b"content-type", b"text/plain")]
+    assert down(*headers) == [(b"content-type", b"text/plain"), (b"content-length", b"5")]
     assert down(*headers, with_length=False) == [(b"content-type", b"text/plain")]
 
 
@@ -308,7 +315,7 @@ def test_keys_that_a_reload_brings_stay_at_the_proxy() -> None:
     _, rest = KEYS.admit(repeated(first))
     sent = headers_for_replica(rest, request_id="b", api_key=None)
     assert KEY not in sent
-    assert isinstance(sent, UpstreamHeaders)
+    assert isinstance(sent, EncodedHeaders)
     assert b"secret" not in sent.lines
 
 
@@ -318,7 +325,7 @@ def test_a_replica_gets_the_same_headers_as_without_a_memory(api_key: str | None
     for headers, name in ((first, "one"), (repeated(first), "two")):
         sent = headers_for_replica(headers, request_id=name, api_key=api_key)
         assert sorted(sent) == sorted(upstream_headers(HEADERS, request_id=name, api_key=api_key))
-        assert isinstance(sent, UpstreamHeaders)
+        assert isinstance(sent, EncodedHeaders)
         assert sent.lines == b"".join(b"%b: %b\r\n" % pair for pair in sent)
 
 
@@ -418,3 +425,26 @@ def test_a_certificate_of_the_listener_that_cannot_be_used_is_named() -> None:
     assert served_tls(TlsConfig()) is None
     with pytest.raises(ConfigError, match=f"^proxy.tls: '/no.crt' with '/no.key': No such file.*; expected {PAIR}$"):
         served_tls(TlsConfig(cert="/no.crt", key="/no.key"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "events", "is_json"),
+    [
+        (b"text/event-stream; charset=utf-8", True, False),
+        (b"Application/JSON; charset=utf-8", False, True),
+        (b"text/html", False, False),
+    ],
+)
+def test_response_s_headers_are_read_once_for_all_that_differ_in_their_length_alone(
+    kind: bytes, events: bool, is_json: bool
+) -> None:
+    first, of_first = read_response([(b"Content-Type", kind), (b"Content-Length", b"17")])
+    again, of_other = read_response([(b"content-length", b"23"), (b"Content-Type", kind)])
+    assert again is first
+    assert (first.is_events, first.is_json, first.is_encoded, of_first, of_other) == (events, is_json, False, 17, 23)
+
+
+def test_response_without_a_readable_length_declares_none() -> None:
+    traits, length = read_response([(b"content-length", b"1a"), (b"content-encoding", b"gzip"), (b"x-own", b"1")])
+    assert (length, traits.is_encoded, list(traits.returned)) == (None, True, [(b"content-encoding", b"gzip")])
+    assert (b"x-own", b"1") in read_response([(b"x-own", b"1")], passed=frozenset({b"x-own"}))[0].returned

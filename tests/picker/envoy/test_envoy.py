@@ -9,6 +9,7 @@ import json
 import statistics
 import sys
 import time
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -20,8 +21,9 @@ from aiohttp import web
 
 from tests.picker.envoy.envoy import needs_envoy
 from tests.picker.envoy.rig import CHAT, KEYS, Rig, rig
+from tests.picker.test_parity import CLAUDE, CLAUDE_HEADERS, CODEX, CODEX_CODING, packed
 from tests.proxy.conftest import until
-from tests.proxy.fakes import DONE, USAGE, answer, chat, delta, event, hang, reset_after, stream
+from tests.proxy.fakes import DONE, USAGE, Script, answer, chat, delta, event, hang, reset_after, stream
 
 pytestmark = [needs_envoy, pytest.mark.asyncio(loop_scope="module")]
 
@@ -39,6 +41,13 @@ FOUND = pytest.param("found", marks=pytest.mark.system)
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
     async with rig(tmp_path_factory.mktemp("envoy")) as found:
+        yield found
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def keyless(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
+    """Clients' keys are the engines': they are passed on."""
+    async with rig(tmp_path_factory.mktemp("keyless"), with_keys=False) as found:
         yield found
 
 
@@ -150,6 +159,56 @@ async def test_large_bodies_come_whole_in_both_directions(running: Rig, front: s
     (seen,) = [each for replica in running.replicas for each in replica.seen]
     assert len(sent) > 600_000
     assert hashlib.sha256(seen.body).digest() == hashlib.sha256(sent).digest()
+    await running.idle()
+
+
+def compressed(coding: str, body: object) -> bytes:
+    data = json.dumps(body).encode()
+    return {"identity": lambda: data, "deflate": lambda: zlib.compress(data)}.get(
+        coding, lambda: packed(body, coding)
+    )()
+
+
+#: By client: path, body, coding, headers, and what the engine answers.
+FORMS = {
+    "Codex CLI": (
+        "/v1/responses",
+        CODEX,
+        CODEX_CODING,
+        (("originator", "codex_cli_rs"),),
+        b"event: response.created\n",
+    ),
+    "Codex CLI, resumed": ("/v1/responses", CODEX, "gzip", (("session_id", "1"),), b"event: response.created\n"),
+    "Claude Code": ("/v1/messages?beta=true", CLAUDE, "gzip", CLAUDE_HEADERS, b"event: message_start\n"),
+    "Claude Code, uncompressed": ("/v1/messages?beta=true", CLAUDE, "identity", CLAUDE_HEADERS, b"event: ping\n"),
+    "Claude Code's count": (
+        "/v1/messages/count_tokens?beta=true",
+        CLAUDE,
+        "gzip",
+        CLAUDE_HEADERS,
+        b'{"input_tokens": 4}',
+    ),
+    "a chat in deflate": (CHAT, json.loads(chat()), "deflate", (), b"{}"),
+}
+
+
+@pytest.mark.parametrize("client", FORMS)
+@pytest.mark.parametrize("front", BOTH)
+async def test_forms_of_today_s_clients_reach_the_engine_unpacked(running: Rig, front: str, client: str) -> None:
+    path, body, coding, headers, answered_with = FORMS[client]
+    running.script(answer(200, answered_with))
+    async with running.client(front) as http:
+        response = await http.post(
+            path, content=compressed(coding, body), headers={"content-encoding": coding, **dict(headers)}
+        )
+    assert (response.status_code, response.content) == (200, answered_with), response.text
+    (seen,) = [each for replica in running.replicas for each in replica.seen]
+    assert seen.path == path
+    sent = json.loads(seen.body)
+    assert {name: sent[name] for name in body} == body
+    assert seen.header("content-encoding") == []
+    assert seen.header("content-length") in ([str(len(seen.body))], []), "or in pieces"
+    assert all(seen.header(name) == [value] for name, value in headers if name.startswith("anthropic-"))
     await running.idle()
 
 
@@ -347,6 +406,60 @@ async def test_a_replica_that_refuses_what_another_answers_is_ejected_and_costs_
                 assert (await client.post(CHAT, content=chat(stream=True))).status_code == 200
                 await running.idle()
     assert len(first.seen) == 3
+
+
+def by_key(refusal: Script, refused: str) -> Script:
+    """Refuse one client's key, and answer every other one."""
+    served = stream(delta("a"), USAGE, DONE)
+
+    async def script(request: web.Request, body: bytes) -> web.StreamResponse:
+        is_refused = request.headers.get("authorization") == f"Bearer {refused}"
+        return await (refusal if is_refused else served)(request, body)
+
+    return script
+
+
+@pytest.mark.parametrize(("status", "refused"), [(401, "small"), (403, "plain")])
+async def test_a_bad_key_of_one_client_that_envoy_retries_ejects_the_replica_for_nobody(
+    keyless: Rig, status: int, refused: str
+) -> None:
+    """Of a retry of its own Envoy shows the sum alone, unless each refused try leaves its status."""
+    await readmitted(keyless)
+    first, _ = keyless.replicas
+    keyless.script(stream(delta("a"), USAGE, DONE))
+    first.scripts = [by_key(answer(status, b'{"detail": "no such key"}'), KEYS[refused])]
+    states = keyless.state.routing.router.view.health_states
+    async with keyless.client(key=refused) as bad, keyless.client() as good:
+        assert (await good.post(CHAT, content=chat(stream=True))).status_code == 200
+        await keyless.idle()
+        for _ in range(8):
+            assert (await bad.post(CHAT, content=chat(stream=True))).status_code == 200
+            await keyless.idle()
+        assert states() == {"r0": "healthy", "r1": "healthy"}
+        tries = len(first.seen)
+        assert tries >= 3, "its key was refused often enough to eject"
+        for _ in range(4):
+            assert (await bad.post(CHAT, content=chat(stream=True))).status_code == 200
+            await keyless.idle()
+        assert len(first.seen) - tries <= 1, "the client goes where its key is known"
+        first.seen.clear()
+        for _ in range(4):
+            assert (await good.post(CHAT, content=chat(stream=True))).status_code == 200
+            await keyless.idle()
+        assert len(first.seen) >= 1, "others are still served there"
+
+
+async def test_a_status_of_a_try_that_envoy_gave_up_says_why_it_did(keyless: Rig) -> None:
+    """A full replica pauses, as under `gorgo serve`; it has not failed."""
+    await readmitted(keyless)
+    first, _ = keyless.replicas
+    keyless.script(stream(delta("a"), USAGE, DONE))
+    first.scripts = [answer(429, b'{"detail": "full"}')]
+    async with keyless.client() as client:
+        for _ in range(6):
+            assert (await client.post(CHAT, content=chat(stream=True))).status_code == 200
+            await keyless.idle()
+    assert keyless.state.routing.router.view.health_states() == {"r0": "healthy", "r1": "healthy"}
 
 
 # --- Counts of tokens that Envoy reads of answers as they pass: every dialect, however its bytes come.

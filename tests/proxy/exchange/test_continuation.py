@@ -18,7 +18,7 @@ from gorgo.live.upstream.client import UpstreamError
 from gorgo.proxy.exchange.relay import Passage
 from tests.proxy.exchange.test_handler import config
 from tests.proxy.fakes import DONE, ROLE, chat
-from tests.proxy.virtual import EVENTS, Script, ScriptedUpstream, Step, VirtualProxy, in_virtual_time
+from tests.proxy.virtual import EVENTS, JSON, Script, ScriptedUpstream, Step, VirtualProxy, in_virtual_time
 
 STREAM = chat(stream=True)
 LOST = UpstreamError("disconnected")
@@ -916,17 +916,22 @@ def test_a_client_that_leaves_in_the_middle_of_a_rest_has_not_had_its_answer() -
     virtually(test, [broken()], [Script([said("c", name="second"), 100.0])])
 
 
-def alternating(upstream: ScriptedUpstream, rest: Script) -> None:
-    """Let every other answer break off, and each rest be whole."""
-    plain, number = upstream.open, count()
+def answer_with(upstream: ScriptedUpstream, first: Callable[[], Script], rest: Script) -> None:
+    """Let a replica answer requests with `first`, and those for the rest of an answer with `rest`."""
+    plain = upstream.open
 
     async def open_next(path: str, headers: Any, body: bytes, **more: Any) -> Any:
         is_rest = json.loads(body)["messages"][-1]["role"] == "assistant"
-        whole = Script([said("a"), said("b"), said("", "stop"), DONE])
-        upstream.scripts = [rest if is_rest else broken() if next(number) % 2 == 0 else whole]
+        upstream.scripts = [rest if is_rest else first()]
         return await plain(path, headers, body, **more)
 
     upstream.open = open_next  # type: ignore[method-assign]
+
+
+def alternating(upstream: ScriptedUpstream, rest: Script) -> None:
+    """Let every other answer break off, and each rest be whole."""
+    number, whole = count(), Script([said("a"), said("b"), said("", "stop"), DONE])
+    answer_with(upstream, lambda: broken() if next(number) % 2 == 0 else whole, rest)
 
 
 def lost_of_alternating(rest: Script) -> int:
@@ -968,3 +973,109 @@ def test_a_rest_that_stands_still_and_goes_on_first_blames_neither_replica() -> 
         assert (sample["replica"], sample["continued"], sample["retries"]) == ("r1", 1, 0)
 
     virtually(test, [broken()], [resumed], [late_rest(3.0)])
+
+
+def vllm_event(text: str, finish: str | None = None) -> bytes:
+    """An event as vLLM sends it, whose last bytes are those of each other one."""
+    choice = {"index": 0, "delta": {"content": text}, "logprobs": None, "finish_reason": finish, "token_ids": None}
+    return event({"id": "first", "model": "m", "choices": [choice]})
+
+
+@pytest.mark.parametrize("last", [vllm_event("", "abort"), vllm_event(" 6", "abort"), said("", "error")])
+@pytest.mark.parametrize("together", [False, True])
+def test_an_answer_that_an_engine_breaks_off_by_its_finish_reason_goes_on_elsewhere(
+    last: bytes, together: bool
+) -> None:
+    words = [step for number in range(6) for step in (0.1, vllm_event(f" {number}"))]
+    end = [last + DONE] if together else [last, DONE]
+
+    async def test(proxy: VirtualProxy) -> None:
+        answered = await proxy.ask(STREAM)
+        assert text_of(answered.body) == " 0 1 2 3 4 5cd"
+        assert b"abort" not in answered.body
+        assert ended_once(answered.body)
+        assert proxy.total("gorgo_streams_continued_total", reason="error_event") == 1.0
+
+    virtually(test, [Script([*words, 0.1, *end])], [REST])
+
+
+def test_an_answer_that_an_engine_breaks_off_and_no_other_can_go_on_with_is_a_failure_of_its_replica() -> None:
+    async def test(proxy: VirtualProxy) -> None:
+        answered = await proxy.ask(STREAM)
+        assert answered.body == said("a") + said("b") + said("", "abort")
+        sample = proxy.state.routing.router.samples.after(0, 1)["samples"][0]
+        assert sample["status"] == 502
+
+    virtually(test, [broken(said("", "abort"))])
+
+
+@pytest.mark.parametrize("size", [10, 100_000])
+def test_an_answer_in_one_piece_that_an_engine_breaks_off_is_asked_for_elsewhere(size: int) -> None:
+    def whole(text: str, finish: str) -> bytes:
+        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": finish}
+        return json.dumps({"choices": [choice], "usage": {"prompt_tokens": 9, "completion_tokens": 5}}).encode()
+
+    async def test(proxy: VirtualProxy) -> None:
+        answered = await proxy.ask(chat())
+        assert answered.body == whole("long", "stop")
+
+    first = Script([whole("x" * size, "abort")], headers=JSON)
+    virtually(test, [first], [Script([whole("long", "stop")], headers=JSON)])
+
+
+def thought(text: str, name: str = "second") -> bytes:
+    choices = [{"index": 0, "delta": {"reasoning_content": text}, "finish_reason": None}]
+    return event({"id": name, "model": "m", "choices": choices})
+
+
+THINKING = Script([0.2, ROLE, thought("hm"), thought("so"), said("c", name="second"), said("", "stop", "second"), DONE])
+
+
+def test_a_rest_that_comes_as_a_chain_of_thought_goes_on_elsewhere_and_its_replica_has_not_failed() -> None:
+    async def test(proxy: VirtualProxy) -> None:
+        answered = await proxy.ask(STREAM)
+        assert text_of(answered.body) == "abcd"
+        assert b"reasoning" not in answered.body
+        assert ended_once(answered.body)
+        views = proxy.state.routing.router.view.snapshots(now=proxy.now_s)
+        assert [view.failures for view in views] == [1, 0, 0]
+
+    virtually(test, [broken()], [THINKING], [REST])
+
+
+def test_an_answer_whose_rest_comes_as_a_chain_of_thought_everywhere_ends_with_an_error() -> None:
+    async def test(proxy: VirtualProxy) -> None:
+        for upstream in proxy.replicas.values():
+            answer_with(upstream, broken, THINKING)
+        for _ in range(2):
+            answered = await proxy.ask(STREAM)
+            assert (text_of(answered.body), b"reasoning" in answered.body) == ("ab", False)
+            assert b'"upstream_failed"' in answered.body
+        views = proxy.state.routing.router.view.snapshots(now=proxy.now_s)
+        assert sum(view.failures for view in views) == 2, "of the first parts alone"
+        assert set(proxy.state.routing.router.view.health_states().values()) == {"healthy"}
+
+    virtually(test, [broken()], [THINKING], [THINKING])
+
+
+def test_a_thought_in_the_text_ends_with_an_error_event() -> None:
+    async def test(proxy: VirtualProxy) -> None:
+        answered = await proxy.ask(STREAM)
+        assert text_of(answered.body) == "<think>hm"
+        assert b'"upstream_failed"' in answered.body
+        assert proxy.replicas["r1"].received == []
+
+    virtually(test, [Script([said("<think>"), 0.1, said("hm"), LOST])], [REST])
+
+
+def test_half_a_character_at_the_end_is_cut_at_the_last_whole_one_and_its_other_half_comes_from_elsewhere() -> None:
+    smile = "\U0001f600"
+    rest = Script([ROLE, said(smile + "!", name="second"), said("", "stop", "second"), DONE])
+
+    async def test(proxy: VirtualProxy) -> None:
+        answered = await proxy.ask(STREAM)
+        assert json.loads(proxy.replicas["r1"].received[0].body)["messages"][-1]["content"] == "ab "
+        units = text_of(answered.body).encode("utf-16-le", "surrogatepass")
+        assert units.decode("utf-16-le") == f"ab {smile}!"
+
+    virtually(test, [broken(said(" \ud83d"), LOST)], [rest])

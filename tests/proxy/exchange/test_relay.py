@@ -231,7 +231,7 @@ class Writer(ResponseWriter):
         super().__init__(client.send)
         self._client = client
 
-    async def start(self, status: int, headers: Any, **options: bool) -> None:
+    async def start(self, status: int, headers: Any, **options: Any) -> None:
         await super().start(status, headers, **options)
         self.try_write = self._client.try_write
 

@@ -13,8 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from gorgo.live.reload.reloader import move_streams
-from gorgo.live.upstream.client import UpstreamError
-from tests.proxy.exchange.test_continuation import STREAM, event, said, text_of
+from tests.proxy.exchange.test_continuation import LOST, STREAM, event, said, text_of
 from tests.proxy.exchange.test_handler import config
 from tests.proxy.fakes import DONE, ROLE
 from tests.proxy.virtual import Script, ScriptedUpstream, Step, VirtualProxy, in_virtual_time
@@ -51,10 +50,13 @@ def script_of(body: bytes, rng: random.Random) -> Script:
         elif chance < 0.03:
             steps += [b": ping\n\n", 200.0]
         elif chance < 0.045:
-            return Script([*steps, UpstreamError("disconnected")], head_s=rng.uniform(0.0, 3.0))
+            return Script([*steps, LOST], head_s=rng.uniform(0.0, 3.0))
         elif chance < 0.055:
             return Script([*steps, event({"error": {"message": "cuda", "code": 500}}), DONE])
-    return Script([*steps, said("", "stop"), *rng.choice(([DONE], [0.1, DONE], []))], head_s=rng.uniform(0.0, 3.0))
+    return Script(
+        [*steps, said("", "stop"), *rng.choice(([DONE], [0.1, DONE], [], [LOST], [0.1, LOST]))],
+        head_s=rng.uniform(0.0, 3.0),
+    )
 
 
 def at_random(upstream: ScriptedUpstream, rng: random.Random) -> None:
@@ -94,7 +96,7 @@ async def reads(proxy: VirtualProxy, rng: random.Random) -> str:
     whole = len(words) == WORDS
     if leaves_s is None and answered.status == 200:
         assert ends[:2] <= (1, 1)
-        assert ends == (1, ends[1], 0) if whole and ends[0] else ends[2] or b'"cuda"' in answered.body, answered.body
+        assert ends == (1, 1, 0) if whole and ends[0] else ends[2] or b'"cuda"' in answered.body, answered.body
     return "whole" if whole else "broken"
 
 

@@ -7,7 +7,7 @@ Owns the settings of a group, and the store that carries their reports (`PeerSto
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
@@ -27,10 +27,16 @@ from gorgo.lab.sim.workload import SimRequest
 #: Which router gets a request: `random`, as a load balancer without keys; `session`, as one with session affinity;
 #: `region`: by session, and each router is in a region of the fleet.
 Split = Literal["random", "session", "region"]
-#: `none`: each router learns alone; `store`: they report to each other; `all`: one router sees and decides all.
-Sharing = Literal["none", "store", "all"]
+#: `none`: each router learns alone; `store`: they report to each other; `local`: so do the workers of one machine, at
+#: shorter intervals; `all`: one router sees and decides all.
+Sharing = Literal["none", "store", "local", "all"]
 SPLITS: tuple[Split, ...] = ("random", "session", "region")
-SHARINGS: tuple[Sharing, ...] = ("none", "store", "all")
+SHARINGS: tuple[Sharing, ...] = ("none", "store", "local", "all")
+#: Between two reports of a router, s, and from a report to its receipt: over a store in the same region, and over a
+#: socket of one machine.
+INTERVALS_S: Mapping[Sharing, float] = {"local": 0.01}
+DELAYS_S: Mapping[Sharing, float] = {"local": 0.001}
+STORE_INTERVAL_S, STORE_DELAY_S = 0.1, 0.005
 #: Within one region.
 _LOCAL_RTT_S = 0.002
 
@@ -46,27 +52,39 @@ class RouterGroup:
     split, sharing:
         As the types say.
     delay_s:
-        From a report to its receipt by the others: a store in the same region takes some milliseconds.
+        From a report to its receipt by the others. `None`: as `sharing` has it (`DELAYS_S`).
     loss:
         Share of reports that a receiver never gets.
-    interval_s:
-        Between two reports of a router.
     """
 
     count: int = 1
     split: Split = "random"
     sharing: Sharing = "none"
-    delay_s: float = 0.005
+    delay_s: float | None = None
     loss: float = 0.0
-    interval_s: float = 0.1
 
     def __post_init__(self) -> None:
         if self.count < 1:
             raise ConfigError(f"{self.count} routers; expected at least 1")
         if self.split == "region" and self.sharing == "all":
             raise ConfigError("one router that sees all is in one region; expected the split 'random' or 'session'")
-        if not (self.delay_s >= 0.0 and 0.0 <= self.loss <= 1.0 and self.interval_s > 0.0):
+        if not (self.report_delay_s >= 0.0 and 0.0 <= self.loss <= 1.0):
             raise ConfigError("reports take a time that is not negative and are lost with a share of 0 to 1")
+
+    @property
+    def reports(self) -> bool:
+        """Return whether the routers report to each other."""
+        return self.sharing in ("store", "local")
+
+    @property
+    def report_delay_s(self) -> float:
+        """Return the time from a report to its receipt, s."""
+        return DELAYS_S.get(self.sharing, STORE_DELAY_S) if self.delay_s is None else self.delay_s
+
+    @property
+    def interval_s(self) -> float:
+        """Return the time between two reports of a router, s."""
+        return INTERVALS_S.get(self.sharing, STORE_INTERVAL_S)
 
     @property
     def shells(self) -> int:
@@ -151,7 +169,7 @@ class PeerStore:
         self.reports += 1
         self.bytes += len(text)
         self._history.append((self._kernel.now, report))
-        arrival_s = self._kernel.now + self._group.delay_s
+        arrival_s = self._kernel.now + self._group.report_delay_s
         others = [each for each in self._receivers if each is not sender]
         if others:
             self._kernel.at(arrival_s, partial(self._deliver, others, report))
@@ -165,7 +183,7 @@ class PeerStore:
         loss = self._group.loss
         for receiver in receivers:
             if not loss or self._chance.random() >= loss:
-                receiver.on_peer(report, age_s=self._group.delay_s)
+                receiver.on_peer(report, age_s=self._group.report_delay_s)
 
     def _report_in_turn(self, sender: RouterShell) -> None:
         if sender.has_news():

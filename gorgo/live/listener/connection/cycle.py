@@ -5,7 +5,7 @@ The scope has three extensions, for what would cost an event or a request a coro
 - `gorgo.write`, a `TryWrite`: a chunk of a body goes to the connection in one call that never waits, and from there to
   the socket at once or, in a busy loop, with others (`TurnWrites`). It declines where something would have to wait;
   `send` is the way then.
-- `gorgo.body`: the whole body, if all of it came with the head. `receive` returns it too.
+- `gorgo.take_body`: returns the whole body, if all of it came with the head. `receive` has none of it afterwards.
 - `gorgo.on_disconnect`: registers a function that is called once the client disconnects before it has its response.
 
 A response's head is written with the first bytes of its body, or in the loop's next turn if these are not there yet.
@@ -25,7 +25,7 @@ from typing import Any, Protocol, cast
 
 from gorgo.live.event_loop import TurnWrites, writes_of
 from gorgo.live.http.errors import Message
-from gorgo.live.http.headers import Header
+from gorgo.live.http.headers import EncodedHeaders, Header
 from gorgo.live.listener.connection.reader import Head
 
 # The transport of a connection: what is written to it, the wait for a slow client, and its end.
@@ -299,7 +299,7 @@ class RequestCycle:
         request = self._request
         extensions: dict[str, Any] = {"gorgo.write": self.try_write, "gorgo.on_disconnect": self.on_disconnect}
         if self.complete:
-            extensions["gorgo.body"] = self._parts[0] if self._parts else b""
+            extensions["gorgo.take_body"] = self.take_body
         return {
             "type": "http",
             "asgi": _ASGI,
@@ -347,6 +347,12 @@ class RequestCycle:
     def returned(self) -> None:
         """The application's call has ended."""
         self._on_disconnect = None
+
+    def take_body(self) -> bytes:
+        """Return the whole body, all of which has come."""
+        body = b"".join(self._parts)
+        self._parts, self.body_bytes, self._taken = [], 0, True
+        return body
 
     async def receive(self) -> Message:
         """Return the next part of the body, and after the last a disconnect as soon as there is one."""
@@ -478,22 +484,11 @@ class ResponseHead:
         self, status: int, headers: Iterable[Header], request: Head, *, last: bool, own_headers: bytes
     ) -> None:
         closes = last or not request.persistent
-        self.length: int | None = None
-        parts: list[bytes] = []
-        for name, value in headers:
-            lower = name.lower()
-            if lower in _FRAMING:
-                if lower == b"content-length":
-                    self.length = int(value)
-                elif lower == b"connection":
-                    closes = closes or b"close" in value.lower()
-                    continue
-                else:
-                    continue
-            parts += (lower, b": ", value, b"\r\n")
-        fields, count = b"".join(parts), len(parts) // 4
-        if not fields.count(b"\r\n") == fields.count(b"\n") == fields.count(b"\r") == count or b"\0" in fields:
-            raise RuntimeError("a header with a line end or a NUL")
+        if isinstance(headers, EncodedHeaders):
+            self.length, fields = headers.length, headers.lines
+        else:
+            self.length, fields, ends = _encoded(headers)
+            closes = closes or ends
         # Without a length, a client of HTTP/1.0 reads to the end of the connection, which is not persistent.
         self.chunked = self.length is None and status not in _WITHOUT_BODY and request.version == "1.1"
         self.has_body = status not in _WITHOUT_BODY and request.method != "HEAD"
@@ -507,3 +502,25 @@ class ResponseHead:
                 b"connection: close\r\n\r\n" if closes else b"\r\n",
             )
         )
+
+
+def _encoded(headers: Iterable[Header]) -> tuple[int | None, bytes, bool]:
+    """Return the declared length, the lines, and whether the application ends the connection."""
+    length: int | None = None
+    closes = False
+    parts: list[bytes] = []
+    for name, value in headers:
+        lower = name.lower()
+        if lower in _FRAMING:
+            if lower == b"content-length":
+                length = int(value)
+            elif lower == b"connection":
+                closes = closes or b"close" in value.lower()
+                continue
+            else:
+                continue
+        parts += (lower, b": ", value, b"\r\n")
+    fields, count = b"".join(parts), len(parts) // 4
+    if not fields.count(b"\r\n") == fields.count(b"\n") == fields.count(b"\r") == count or b"\0" in fields:
+        raise RuntimeError("a header with a line end or a NUL")
+    return length, fields, closes

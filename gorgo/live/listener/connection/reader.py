@@ -33,6 +33,7 @@ from urllib.parse import unquote
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
+from gorgo.core.record import mutable_record
 from gorgo.live.http.headers import CONTROLS, LENGTH, Header, RequestHeaders
 from gorgo.live.listener.heads import HeadLimits
 
@@ -70,6 +71,7 @@ class Refused(Exception):  # noqa: N818 - reads as the fact
         self.status = status
 
 
+@mutable_record
 class Head:
     """A head that was accepted.
 
@@ -78,31 +80,40 @@ class Head:
     an interim response before it sends the body. `raw_path`, `path` and `query` are the parts of `target`.
     """
 
-    __slots__ = (
-        *("expects_continue", "headers", "length", "method", "path", "persistent", "query", "raw_path", "target"),
-        "version",
-    )
+    method: str
+    target: bytes
+    raw_path: bytes
+    path: str
+    query: bytes
+    version: str
+    headers: RequestHeaders
+    length: int | None
+    persistent: bool
+    expects_continue: bool
 
-    def __init__(self, method: str, target: bytes, version: str, headers: RequestHeaders) -> None:
-        self.method = method
-        self.target = target
-        self.raw_path, _, self.query = target.partition(b"?")
-        path = self.raw_path.decode("ascii")
-        self.path = unquote(path) if "%" in path else path
-        self.version = version
-        self.headers = headers
-        self.length: int | None = 0
+    @classmethod
+    def of(cls, method: str, target: bytes, version: str, headers: RequestHeaders) -> Head:
+        raw_path, _, query = target.partition(b"?")
+        path = raw_path.decode("ascii")
+        path = unquote(path) if "%" in path else path
         # A client of HTTP/1.0 sends one request per connection.
-        self.persistent = version == "1.1"
-        self.expects_continue = False
+        persistent = version == "1.1"
+        return cls(method, target, raw_path, path, query, version, headers, 0, persistent, expects_continue=False)
 
     def repeated(self, headers: RequestHeaders, length: int) -> Head:
         """Return the head of another request that differs in `headers` and `length`."""
-        head = Head(self.method, self.target, self.version, headers)
-        head.length = length
-        head.persistent = self.persistent
-        head.expects_continue = self.expects_continue
-        return head
+        return Head(
+            self.method,
+            self.target,
+            self.raw_path,
+            self.path,
+            self.query,
+            self.version,
+            headers,
+            length,
+            self.persistent,
+            self.expects_continue,
+        )
 
 
 class _Fields:
@@ -140,7 +151,7 @@ def read_head(text: bytes, limits: HeadLimits) -> Head:
     method, address, path, version = match.groups()
     if not fields.complete or fields.target != address + path or len(fields.headers) != text.count(b"\n") - 2:
         raise Refused("two readings of one head")
-    head = Head(method.decode("ascii"), path or b"/", version.decode("ascii"), RequestHeaders(fields.headers))
+    head = Head.of(method.decode("ascii"), path or b"/", version.decode("ascii"), RequestHeaders(fields.headers))
     _interpret(head)
     if address:
         _check_address(address, head.headers)

@@ -231,12 +231,11 @@ run "replicas_are_reached_by_the_router_alone" {
   variables {
     name             = "gorgo-test-ap-seoul"
     instances        = { one = { type = "g6e.12xlarge", address = "10.66.16.10", name = "one", user_data = "#cloud-config\n" } }
-    network          = { first_port = 30000, last_port = 30001 }
+    network          = { first_port = 30000, last_port = 30001, private_cidr = "10.66.16.0/20" }
     vpc_id           = "vpc-1"
     subnet_id        = "subnet-1"
     router_addresses = ["10.64.0.10", "10.64.0.11"]
     secrets          = { parameter_arns = ["arn:aws:ssm:us-east-1:123456789012:parameter/gorgo/test/engine-key"], key_arn = "arn:aws:kms:us-east-1:123456789012:key/k" }
-    spot             = true
   }
   assert {
     condition     = toset([for rule in aws_vpc_security_group_ingress_rule.engines : "${rule.cidr_ipv4} ${rule.from_port}-${rule.to_port}"]) == toset(["10.64.0.10/32 30000-30001", "10.64.0.11/32 30000-30001"])
@@ -247,12 +246,54 @@ run "replicas_are_reached_by_the_router_alone" {
     error_message = "No public address; the private one as computed."
   }
   assert {
-    condition     = aws_instance.this["one"].instance_market_options[0].market_type == "spot" && aws_instance.this["one"].instance_market_options[0].spot_options[0].spot_instance_type == "persistent"
-    error_message = "A spot instance that AWS starts again where it was."
+    condition     = length(aws_autoscaling_group.this) == 0 && length(aws_iam_role_policy.address) == 0
+    error_message = "Instances on demand stay where they are, and may take no address."
   }
   assert {
     condition     = jsondecode(aws_iam_role_policy.secrets.policy).Statement[1].Action == ["kms:Decrypt"]
     error_message = "A key of one's own may be used to decrypt."
+  }
+}
+
+run "spot_replicas_are_in_groups_that_replace_them" {
+  command = apply
+  module {
+    source = "../../modules/aws/replica_pool"
+  }
+  providers = { aws = aws.ap_seoul }
+  variables {
+    name             = "gorgo-test-ap-seoul"
+    instances        = { one = { type = "g6e.12xlarge", address = "10.66.16.10", name = "one", user_data = "#cloud-config\n" } }
+    network          = { first_port = 30000, last_port = 30001, private_cidr = "10.66.16.0/20" }
+    vpc_id           = "vpc-1"
+    subnet_id        = "subnet-1"
+    router_addresses = ["10.64.0.10", "10.64.0.11"]
+    secrets          = { parameter_arns = ["arn:aws:ssm:us-east-1:123456789012:parameter/gorgo/test/engine-key"] }
+    spot             = true
+  }
+  assert {
+    condition     = length(aws_instance.this) == 0 && aws_autoscaling_group.this["one"].desired_capacity == 1 && aws_autoscaling_group.this["one"].capacity_rebalance
+    error_message = "A group of one that starts the next instance before AWS takes the one away."
+  }
+  assert {
+    condition     = aws_autoscaling_group.this["one"].mixed_instances_policy[0].instances_distribution[0].on_demand_percentage_above_base_capacity == 0
+    error_message = "Spot alone."
+  }
+  assert {
+    condition     = aws_autoscaling_group.this["one"].instance_refresh[0].preferences[0].min_healthy_percentage == 100
+    error_message = "A changed first-boot text replaces an instance once the next one is there."
+  }
+  assert {
+    condition     = base64decode(aws_launch_template.this["one"].user_data) == "#cloud-config\n" && aws_launch_template.this["one"].metadata_options[0].http_tokens == "required"
+    error_message = "The same first boot and the same metadata as without a group."
+  }
+  assert {
+    condition     = aws_ec2_subnet_cidr_reservation.replicas[0].cidr_block == "10.66.16.0/21"
+    error_message = "No instance boots with a replica's address."
+  }
+  assert {
+    condition     = jsondecode(aws_iam_role_policy.address[0].policy).Statement[0].Action == ["ec2:AssignPrivateIpAddresses"]
+    error_message = "An instance may take its address, and do nothing else."
   }
 }
 

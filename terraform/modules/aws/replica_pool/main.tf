@@ -70,6 +70,35 @@ resource "aws_iam_role_policy" "sessions" {
   })
 }
 
+# An instance of a group boots with any address, and takes that of its replicas by itself (gorgo-address).
+data "aws_subnet" "this" {
+  id = var.subnet_id
+}
+
+resource "aws_iam_role_policy" "address" {
+  count = var.spot ? 1 : 0
+  name  = "address"
+  role  = aws_iam_role.this.id
+  policy = jsonencode({
+    Version = "2012-10-17"
+    Statement = [{
+      Effect    = "Allow"
+      Action    = ["ec2:AssignPrivateIpAddresses"]
+      Resource  = ["arn:aws:ec2:*:*:network-interface/*"]
+      Condition = { ArnEquals = { "ec2:Subnet" = data.aws_subnet.this.arn } }
+    }]
+  })
+}
+
+# The lower half has the replicas' addresses (core/sizing.tf): an instance boots with none of them.
+resource "aws_ec2_subnet_cidr_reservation" "replicas" {
+  count            = var.spot ? 1 : 0
+  description      = "Addresses of replicas"
+  subnet_id        = var.subnet_id
+  cidr_block       = cidrsubnet(var.network.private_cidr, 1, 0)
+  reservation_type = "explicit"
+}
+
 resource "aws_iam_instance_profile" "this" {
   name = "${var.name}-replicas"
   role = aws_iam_role.this.name
@@ -77,7 +106,7 @@ resource "aws_iam_instance_profile" "this" {
 
 resource "aws_instance" "this" {
   # checkov:skip=CKV_AWS_126: The engine's and the proxy's own metrics tell more, every 15 s and without a price.
-  for_each                    = var.instances
+  for_each                    = var.spot ? {} : var.instances
   ami                         = data.aws_ssm_parameter.image.insecure_value
   instance_type               = each.value.type
   subnet_id                   = var.subnet_id
@@ -91,19 +120,6 @@ resource "aws_instance" "this" {
   user_data_replace_on_change = true
   tags                        = { Name = each.value.name }
   volume_tags                 = { Name = each.value.name }
-
-  # Taken away means stopped: the router sees a dead replica. The request persists, so AWS starts the machine again at
-  # the same address, with image and model on its volume, as soon as there is capacity. A group could not keep addresses.
-  dynamic "instance_market_options" {
-    for_each = var.spot ? [1] : []
-    content {
-      market_type = "spot"
-      spot_options {
-        spot_instance_type             = "persistent"
-        instance_interruption_behavior = "stop"
-      }
-    }
-  }
 
   metadata_options {
     http_endpoint               = "enabled"
@@ -123,4 +139,104 @@ resource "aws_instance" "this" {
   }
 
   depends_on = [aws_iam_role_policy.secrets, aws_iam_role_policy.sessions]
+}
+
+# Spot: a group of one per instance. Where AWS takes one away, or says that it may, the group starts another one, which
+# fetches image and model, and takes the address once its engines answer. The router knows the address alone.
+
+data "aws_ami" "image" {
+  count = var.spot ? 1 : 0
+  filter {
+    name   = "image-id"
+    values = [data.aws_ssm_parameter.image.insecure_value]
+  }
+}
+
+resource "aws_launch_template" "this" {
+  for_each               = var.spot ? var.instances : {}
+  name_prefix            = "${each.value.name}-"
+  image_id               = data.aws_ssm_parameter.image.insecure_value
+  instance_type          = each.value.type
+  ebs_optimized          = true
+  user_data              = base64encode(each.value.user_data)
+  update_default_version = true
+
+  iam_instance_profile {
+    name = aws_iam_instance_profile.this.name
+  }
+
+  network_interfaces {
+    associate_public_ip_address = false
+    delete_on_termination       = true
+    security_groups             = [aws_security_group.this.id]
+  }
+
+  metadata_options {
+    http_endpoint               = "enabled"
+    http_tokens                 = "required"
+    http_put_response_hop_limit = 1
+  }
+
+  block_device_mappings {
+    device_name = data.aws_ami.image[0].root_device_name
+    ebs {
+      volume_type           = "gp3"
+      volume_size           = var.volume_gib
+      encrypted             = true
+      delete_on_termination = true
+    }
+  }
+
+  tag_specifications {
+    resource_type = "volume"
+    tags          = { Name = each.value.name }
+  }
+
+  lifecycle {
+    ignore_changes = [image_id] # as of instances without a group
+  }
+}
+
+resource "aws_autoscaling_group" "this" {
+  for_each                  = aws_launch_template.this
+  name                      = var.instances[each.key].name
+  min_size                  = 1
+  desired_capacity          = 1
+  max_size                  = 2 # one that is replaced serves until the next one does
+  vpc_zone_identifier       = [var.subnet_id]
+  capacity_rebalance        = true
+  health_check_type         = "EC2"
+  wait_for_capacity_timeout = "0" # a type may have no capacity for hours, and that is no fault of a plan
+
+  mixed_instances_policy {
+    instances_distribution {
+      on_demand_base_capacity                  = 0
+      on_demand_percentage_above_base_capacity = 0
+      spot_allocation_strategy                 = "price-capacity-optimized"
+    }
+    launch_template {
+      launch_template_specification {
+        launch_template_id = each.value.id
+        version            = each.value.latest_version
+      }
+    }
+  }
+
+  instance_refresh {
+    strategy = "Rolling"
+    preferences {
+      min_healthy_percentage = 100
+      max_healthy_percentage = 200
+    }
+  }
+
+  tag {
+    key                 = "Name"
+    value               = var.instances[each.key].name
+    propagate_at_launch = true
+  }
+
+  depends_on = [
+    aws_iam_role_policy.secrets, aws_iam_role_policy.sessions, aws_iam_role_policy.address, aws_ec2_subnet_cidr_reservation.replicas,
+  ]
 }

@@ -14,8 +14,8 @@ variable "instances" {
 }
 
 variable "network" {
-  description = "This region's part of the core module's output `networks`: the engines' first and last port."
-  type        = object({ first_port = number, last_port = number })
+  description = "This region's part of the core module's output `networks`: the engines' first and last port, and the private range."
+  type        = object({ first_port = number, last_port = number, private_cidr = string })
 }
 
 variable "vpc_id" {
@@ -39,7 +39,7 @@ variable "secrets" {
 }
 
 variable "spot" {
-  description = "Spot instances: about a third of the price, and AWS may take one away with two minutes' notice."
+  description = "Spot instances in groups that replace them: about a third of the price, and AWS may take one away with two minutes' notice. Their first-boot texts take their addresses (`grouped` of the core module)."
   type        = bool
   default     = false
 }

@@ -54,15 +54,30 @@ def test_routers_over_one_set_of_engines_serve_every_request_once() -> None:
     assert sum(served) == len(FEED)
 
 
-def test_a_store_gives_routers_the_hit_of_one_that_sees_all() -> None:
+@pytest.mark.parametrize("sharing", ["store", "local"])
+def test_reports_give_routers_the_hit_of_one_that_sees_all(sharing: str) -> None:
     """Of three feeds: one decision that differs moves the hits of one feed by up to a point either way."""
     feeds = [conversations(400, every_s=0.12, users=40, seed=seed) for seed in range(3)]
-    alone, store, one = (
-        np.mean([hit(simulation(near=True, sharing=sharing).run(feed)) for feed in feeds])
-        for sharing in ("none", "store", "all")
+    alone, shared, one = (
+        np.mean([hit(simulation(near=True, sharing=each).run(feed)) for feed in feeds])
+        for each in ("none", sharing, "all")
     )
     assert alone < one - 0.1
-    assert store > one - 0.01
+    assert shared > one - 0.01
+
+
+def test_workers_of_one_machine_report_every_10_ms_and_routers_with_a_store_every_100() -> None:
+    local, store = RouterGroup(count=2, sharing="local"), RouterGroup(count=2, sharing="store")
+    assert (local.interval_s, local.report_delay_s) == (0.01, 0.001)
+    assert (store.interval_s, store.report_delay_s) == (0.1, 0.005)
+    assert RouterGroup(count=2, sharing="local", delay_s=0.25).report_delay_s == 0.25
+    sent = []
+    for sharing in ("local", "store"):
+        run = simulation(count=2, sharing=sharing)
+        run.run(FEED[:100])
+        assert run.store is not None
+        sent.append(run.store.reports)
+    assert sent[0] > sent[1], "a router without news does not report"
 
 
 def test_one_router_that_sees_all_decides_as_a_router_without_a_group() -> None:

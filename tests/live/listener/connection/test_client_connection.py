@@ -152,12 +152,22 @@ async def test_connection_that_is_idle_for_too_long_ends() -> None:
 # -- what the application sees
 
 
-async def test_body_that_came_with_its_head_is_in_the_scope_and_one_that_did_not_is_not() -> None:
+async def test_body_that_came_with_its_head_is_taken_by_a_call_and_one_that_did_not_by_messages() -> None:
     found: list[bytes | None] = []
 
     async def app(scope: Message, receive: Any, send: Any) -> None:
-        found.append(scope["extensions"].get("gorgo.body"))
-        await echo(scope, receive, send)
+        take = scope["extensions"].get("gorgo.take_body")
+        if take is None:
+            found.append(None)
+            await echo(scope, receive, send)
+            return
+        found.append(take())
+        message = {"type": "http.request", "body": found[-1], "more_body": False}
+
+        async def taken() -> Message:
+            return message
+
+        await echo(scope, taken, send)
 
     async with running(app) as server, connected(server.address) as client:
         await client.post("/", b"whole")
