@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from math import isnan
 from typing import Any
@@ -220,6 +220,28 @@ def store_line(store: Mapping[str, Any]) -> str:
         "its first report is on its way" if store["fault"] is None else f"the store is {_STORE_FAULTS[store['fault']]}"
     )
     return f"{name}: alone for {since}, {why}"
+
+
+def workers_line(rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return the processes of a router; `None` for one process.
+
+    >>> row = {"worker": 0, "pid": 7, "state": "ready", "restarts": 0, "retry_s": None}
+    >>> workers_line([row, row | {"worker": 1, "state": "waiting", "restarts": 3, "retry_s": 2.0}])
+    '2 processes: 1 ready; process 1 waiting, restarted 3 times, next start after 2 s'
+    """
+    if not rows:
+        return None
+    parts = [f"{sum(row['state'] == 'ready' for row in rows)} ready"]
+    for row in rows:
+        if row["state"] == "ready" and not row["restarts"]:
+            continue
+        words = [f"process {row['worker']} {row['state']}"]
+        if row["restarts"]:
+            words.append(f"restarted {row['restarts']} time{'' if row['restarts'] == 1 else 's'}")
+        if row["retry_s"]:
+            words.append(f"next start after {age(row['retry_s'])}")
+        parts.append(", ".join(words))
+    return f"{len(rows)} process{'' if len(rows) == 1 else 'es'}: {'; '.join(parts)}"
 
 
 def peer_line(row: Mapping[str, Any]) -> str:

@@ -18,11 +18,17 @@ import typer
 from gorgo.errors import InvalidValueError
 
 if TYPE_CHECKING:
+    from socket import socket
+
     from gorgo.cli.validation import Overrides, ValidConfig
     from gorgo.config.model import Config
+    from gorgo.live.control.state_file import PersistedState
     from gorgo.live.listener.sockets import ServerAddresses
     from gorgo.live.process import ProcessOptions
+    from gorgo.live.workers.link import WorkerLink, WorkerStart
 
+#: As `proxy.processes` has it: more than the processors of any machine in use.
+MAX_PROCESSES = 64
 
 StateFile = Annotated[
     Path | None,
@@ -83,13 +89,140 @@ class Launch:
 
         run = _loop_runner(plain=self.plain)
 
+        def ready(addresses: ServerAddresses) -> None:
+            freeze_startup_objects()
+            typer.echo(shown(addresses))
+
+        token = self._admin_token()
+        self._set_up_logs(started.config)
+        # With --seed the key of fingerprints repeats too, for comparisons; without, clients cannot guess it.
+        drawn = secrets.randbits(63) if self.seed is None else self.seed
+        options = self._options(started, admin_token=token, key=drawn, seed=drawn)
+        # The process handles the signals itself: a second one ends its grace period.
+        run(front_end(started.config, options, ready=ready))
+
+    def run_parent(
+        self,
+        started: ValidConfig,
+        shown: Callable[[ServerAddresses], str],
+        *,
+        processes: int,
+        inherited: Inherited | None = None,
+    ) -> None:
+        """Run workers until a signal; print the line `shown` once all of them route requests.
+
+        `inherited` are the listeners of a predecessor, or of systemd.
+        """
+        import secrets
+        from contextlib import ExitStack
+
+        from gorgo.live.listener.sockets import ServerAddresses, address_of, listening
+        from gorgo.live.workers.counts import SharedCounts, make_memory
+        from gorgo.live.workers.link import WorkerStart
+        from gorgo.live.workers.parent import Parent, ParentOptions, inheritable, own_command
+
+        proxy = started.config.proxy
+        if not hasattr(os, "memfd_create"):
+            raise InvalidValueError(
+                "this system", "it has no memory that processes share by descriptor", "Linux, or one process"
+            )
+        token = self._admin_token()
+        self._set_up_logs(started.config)
+        with ExitStack() as sockets:
+            predecessor, data, admin = inherited or (None, None, None)
+            data = sockets.enter_context(data or listening(proxy.bind, "proxy.bind"))
+            admin = sockets.enter_context(admin or listening(proxy.admin_bind, "proxy.admin_bind"))
+            addresses = ServerAddresses(address_of(data), address_of(admin), tls=proxy.tls.cert is not None)
+            memory = make_memory(processes)
+            start = WorkerStart(
+                number=0,
+                processes=processes,
+                leader=0,
+                key=secrets.randbits(63) if self.seed is None else self.seed,
+                text=self.text,
+                admin_token=token,
+                data=inheritable(data),
+                admin=inheritable(admin),
+                counts=memory,
+            )
+            options = ParentOptions(
+                command=own_command(),
+                environ=os.environ,
+                start=start,
+                grace_s=started.config.limits.shutdown_grace_s,
+                ready=lambda: typer.echo(shown(addresses)),
+                reloads=self.config.is_file(),
+                predecessor=predecessor,
+            )
+            parent = Parent(options, SharedCounts(memory, processes, own=0))
+            _loop_runner(plain=self.plain)(parent.run())
+        if parent.failed:
+            raise SystemExit(parent.failed)
+
+    def run_worker(self, start: WorkerStart, connection: socket, front_end: RunFrontEnd) -> None:
+        """Run one of several workers until a signal or the end of its parent."""
+        run = _loop_runner(plain=self.plain)
+        set_up_logs_of(self)
+        run(self._work(start, connection, front_end))
+
+    async def _work(self, start: WorkerStart, connection: socket, front_end: RunFrontEnd) -> None:
+        """Get the state in force from the leader, if there is one, and serve."""
         from gorgo.cli.validation import validate
-        from gorgo.live.control.state_file import StateFile
+        from gorgo.config.router_settings import share_of
+        from gorgo.live.control.state_file import parse_state
+        from gorgo.live.workers.link import connect, join
+
+        link = await connect(start, connection)
+        try:
+            found = await join(link)
+            text, persisted = (self.text, None) if found is None else (found[0], parse_state(found[1], source="leader"))
+            started = validate(text, source=self.config, overrides=self.overrides)
+            options = self._options(
+                started,
+                admin_token=start.admin_token,
+                key=start.key,
+                # Of equal replicas workers draw different ones.
+                seed=start.key + start.number,
+                link=link,
+                persisted=persisted,
+                text=text,
+            )
+            config = share_of(started.config, start.processes)
+            await front_end(config, options, ready=lambda _: freeze_startup_objects())
+        finally:
+            link.close()
+
+    def _admin_token(self) -> str:
+        admin_token = self.overrides.admin_token
+        if admin_token is None:
+            admin_token, words = made_admin_token(self.state)
+            typer.echo(f"gorgo: GORGO_ADMIN_TOKEN is not set: {words}", err=True)
+        return admin_token
+
+    def _set_up_logs(self, config: Config) -> None:
         from gorgo.live.logs import log_config_warnings, set_up_logs
+
+        set_up_logs(self.log_format, self.log_level)
+        log_config_warnings(config)
+
+    def _options(
+        self,
+        started: ValidConfig,
+        *,
+        admin_token: str,
+        key: int,
+        seed: int,
+        link: WorkerLink | None = None,
+        persisted: PersistedState | None = None,
+        text: bytes = b"",
+    ) -> ProcessOptions:
+        from gorgo.cli.validation import validate
+        from gorgo.config.router_settings import share_of
+        from gorgo.live.control.state_file import StateFile
         from gorgo.live.process import ProcessOptions
         from gorgo.live.reload.file_watch import ConfigFile
 
-        overrides = self.overrides
+        overrides, processes = self.overrides, 1 if link is None else link.processes
         # A weights file is read once and takes precedence over regions.yaml at each reload too. Addresses need a
         # restart.
         pinned = None if overrides.weights_file is None else (started.policy, started.weights)
@@ -97,37 +230,91 @@ class Launch:
 
         def parse(text: bytes) -> Config:
             """Return the configuration with the options of the command line, at each reload."""
-            return validate(text, source=self.config, overrides=at_reload).config
+            return share_of(validate(text, source=self.config, overrides=at_reload).config, processes)
 
-        def ready(addresses: ServerAddresses) -> None:
-            freeze_startup_objects()
-            typer.echo(shown(addresses))
-
-        admin_token = overrides.admin_token
-        if admin_token is None:
-            admin_token, words = made_admin_token(self.state)
-            typer.echo(f"gorgo: GORGO_ADMIN_TOKEN is not set: {words}", err=True)
-        set_up_logs(self.log_format, self.log_level)
-        log_config_warnings(started.config)
-        # With --seed the key of fingerprints repeats too, for comparisons; without, clients cannot guess it.
-        drawn = secrets.randbits(63) if self.seed is None else self.seed
-        options = ProcessOptions(
+        return ProcessOptions(
             policy=started.policy,
             weights=started.weights,
             admin_token=admin_token,
             metrics_token=overrides.metrics_token,
             environ=os.environ,
-            key=drawn,
-            seed=drawn,
+            key=key,
+            seed=seed,
             # A pipe can be read only once.
-            file=ConfigFile(self.config, parse, self.text) if self.config.is_file() else None,
+            file=ConfigFile(self.config, parse, text or self.text) if self.config.is_file() else None,
             state_file=None if self.state is None else StateFile(self.state),
             request_log=self.request_log,
             outcome_log=self.outcome_log,
             plain=self.plain,
+            link=link,
+            persisted=persisted,
+            text=text,
         )
-        # The process handles the signals itself: a second one ends its grace period.
-        run(front_end(started.config, options, ready=ready))
+
+
+def set_up_logs_of(start: Launch) -> None:
+    """Send the records of a worker to stderr, as its parent's; the parent has logged the warnings of the file."""
+    from gorgo.live.logs import set_up_logs
+
+    set_up_logs(start.log_format, start.log_level)
+
+
+def worker_start() -> tuple[WorkerStart, socket] | None:
+    """Return what the parent of a worker gives it, and the connection; `None` for a process that is no worker."""
+    from gorgo.live.workers.parent import WORKER_VARIABLE
+
+    descriptor = os.environ.pop(WORKER_VARIABLE, None)
+    if descriptor is None:
+        return None
+    from gorgo.live.workers.link import read_start
+
+    return read_start(int(descriptor))
+
+
+#: A connection to a predecessor, and the listeners for data and admin.
+Inherited = tuple["socket | None", "socket | None", "socket | None"]
+
+#: The first descriptor that systemd passes.
+_FIRST_OF_SYSTEMD = 3
+
+
+def inherited_listeners() -> Inherited | None:
+    """Return the listeners that this process is started with: of a parent that it takes over from, or of systemd.
+
+    systemd's names of descriptors say which is which, data or admin. One with another name is for data. Raises
+    `ConfigError` for two of one name.
+    """
+    from socket import socket
+
+    words = os.environ.pop("GORGO_TAKEOVER", None)
+    if words is not None:
+        connection, data, admin = (socket(fileno=int(word)) for word in words.split(","))
+        return connection, data, admin
+    pid, count = os.environ.pop("LISTEN_PID", ""), os.environ.pop("LISTEN_FDS", "")
+    names = os.environ.pop("LISTEN_FDNAMES", "").split(":")
+    if pid != str(os.getpid()) or not count.isdigit() or int(count) == 0:
+        return None
+    found: dict[str, socket] = {}
+    for place in range(int(count)):
+        name = names[place] if place < len(names) and names[place] in ("data", "admin") else "data"
+        if name in found:
+            raise InvalidValueError("LISTEN_FDNAMES", ":".join(names), "one socket named data and one named admin")
+        found[name] = socket(fileno=_FIRST_OF_SYSTEMD + place)
+    return None, found.get("data"), found.get("admin")
+
+
+def processes_of(given: str | None, config: Config) -> int:
+    """Return the number of processes: that of the option, else that of the file."""
+    wanted: str | int = config.proxy.processes if given is None else given
+    if wanted == "auto":
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        number = int(wanted)
+    except ValueError:
+        number = 0
+    if not 1 <= number <= MAX_PROCESSES:
+        raise typer.BadParameter(f"--processes {given}: expected a number from 1 to {MAX_PROCESSES}, or auto")
+    return number
 
 
 def _loop_runner(*, plain: bool) -> Callable[[Coroutine[Any, Any, None]], object]:

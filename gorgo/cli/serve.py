@@ -35,6 +35,12 @@ def serve(
         str | None, typer.Option(metavar="HOST:PORT", help="Address of the data listener; port 0 takes a free one.")
     ] = None,
     admin_bind: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Address of the admin listener.")] = None,
+    processes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|auto", show_default=False, help="Processes that serve as one router; auto: one per processor."
+        ),
+    ] = None,
     policy: launch.PolicyName = None,
     weights: options.Weights = None,
     state: launch.StateFile = None,
@@ -54,23 +60,28 @@ def serve(
     """
     from gorgo.cli.validation import Overrides
     from gorgo.config.load import config_text, read_text
-    from gorgo.proxy.server import serve as run_proxy
 
+    worker, inherited = launch.worker_start(), launch.inherited_listeners()
     overrides = Overrides(
         environ=os.environ,
-        admin_token=options.admin_token(),
+        admin_token=options.admin_token() if worker is None else worker[0].admin_token,
         metrics_token=options.metrics_token(),
         policy=policy,
         weights_file=weights,
         bind=_address("--bind", bind),
         admin_bind=_address("--admin-bind", admin_bind),
+        ports=worker is None and inherited is None,
     )
-    if _chosen(context, replica):
+    if worker is not None:
+        config, text = Path("--replica") if _chosen(context, replica) else config, worker[0].text
+    elif _chosen(context, replica):
         config = Path("--replica")
         proxy = {"policy": policy, "bind": bind, "admin_bind": admin_bind}
         text = config_text(replica or (), engine=engine, proxy=proxy, environ=os.environ).encode()
     else:
-        text = read_text(config, expected="a regions.yaml file, or gorgo serve --replica URL")
+        text = (
+            read_text(config, expected="a regions.yaml file, or gorgo serve --replica URL") if worker is None else b""
+        )
     start = launch.Launch(
         config=config,
         text=text,
@@ -91,7 +102,16 @@ def serve(
     def shown(addresses: ServerAddresses) -> str:
         return f"gorgo serve listening on {addresses.data_url} (admin {addresses.admin_url})"
 
-    start.run(started, run_proxy, shown)
+    from gorgo.proxy.server import serve as run_proxy
+
+    if worker is not None:
+        start.run_worker(*worker, run_proxy)
+        return
+    number = launch.processes_of(processes, started.config)
+    if number == 1 and inherited is None:
+        start.run(started, run_proxy, shown)
+    else:
+        start.run_parent(started, shown, processes=number, inherited=inherited)
 
 
 def _chosen(context: typer.Context, replicas: list[str] | None) -> bool:

@@ -243,6 +243,8 @@ class ProxyConfig:
     shadow_policy: Text | None = None
     learning: Annotated[LearningConfig, AfterValidator(_trainable)] = field(default_factory=LearningConfig)
     multi_depth: MultiDepthConfig = field(default_factory=MultiDepthConfig)
+    #: Processes that serve the listener as one router; `auto`: one per processor that this one may use.
+    processes: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = 1
     bind: Bind = "127.0.0.1:8080"
     admin_bind: Bind = "127.0.0.1:9090"
     tls: Annotated[TlsConfig, AfterValidator(paired)] = field(default_factory=TlsConfig)

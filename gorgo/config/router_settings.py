@@ -186,6 +186,25 @@ BUFFER_SHARE = 0.25
 UNKNOWN_MEMORY_BUFFER_BYTES = 512 * 1024 * 1024
 
 
+def share_of(config: Config, processes: int) -> Config:
+    """Return the configuration of one of several processes: what bounds the memory of a router is divided.
+
+    A process has the bytes of the largest body in any case: half of its buffers is granted to one request.
+    """
+    if processes == 1:
+        return config
+    limits, queue = config.limits, config.overload.queue_max_requests
+    buffered = max_buffered_bytes(limits)
+    limits = replace(
+        limits,
+        max_connections=-(-limits.max_connections // processes),
+        max_in_flight=-(-limits.max_in_flight // processes),
+        max_buffered_bytes=max(buffered // processes, min(buffered, 2 * limits.max_body_bytes)),
+    )
+    overload = replace(config.overload, queue_max_requests=-(-queue // processes))
+    return replace(config, limits=limits, overload=overload)
+
+
 def max_buffered_bytes(limits: LimitsConfig) -> int:
     """Return the limit of buffered bytes: that of the file, else a share of the memory."""
     if limits.max_buffered_bytes is not None:

@@ -5,8 +5,9 @@ Imports no other part of the core.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,10 +257,36 @@ class _Quota:
     tokens: float
     filled_s: float
     in_flight: int = 0
+    #: What the other workers of this router had spent when it was last deducted here.
+    spent_by_others: tuple[int, int] = (0, 0)
+
+
+class CountsOfWorkers(Protocol):
+    """What the workers of one router share of their clients, each by its own entry."""
+
+    def in_flight_of_others(self, client: str) -> int:
+        """Return the requests of a client in flight at the other workers."""
+        ...
+
+    def spent_by_others(self, client: str) -> tuple[int, int]:
+        """Return the requests and tokens that a client has spent at the other workers since their start."""
+        ...
+
+    def allowances_of_others(self, client: str) -> Sequence[tuple[float, float, float]]:
+        """Return the requests and tokens left to a client, and as of when, by each other worker that counts it."""
+        ...
+
+    def set_in_flight(self, client: str, count: int) -> None: ...
+
+    def spend(self, client: str, *, requests: int = 0, tokens: int = 0) -> None:
+        """Add to what a client has spent here."""
+        ...
+
+    def set_allowance(self, client: str, requests: float, tokens: float, filled_s: float) -> None: ...
 
 
 class ClientQuotas:
-    """Counts per client.
+    """Counts per client. With `shared` those of the other workers of the router count too.
 
     Example
     -------
@@ -273,6 +300,7 @@ class ClientQuotas:
 
     def __init__(self, rules: ClientRules) -> None:
         self.set_rules(rules)
+        self.shared: CountsOfWorkers | None = None
         self._quotas: dict[str, _Quota] = {}
 
     def set_rules(self, rules: ClientRules) -> None:
@@ -300,6 +328,7 @@ class ClientQuotas:
         if limits.tokens_per_s is not None:
             quota.tokens -= tokens
         quota.in_flight += 1
+        self._share(client, quota, requests=1, tokens=tokens)
         return None
 
     def count(self, client: str | None, *, now: float) -> QuotaExceeded | None:
@@ -311,11 +340,12 @@ class ClientQuotas:
         exceeded = _exceeded(quota, limits)
         if exceeded is None and limits.requests_per_s is not None:
             quota.requests -= 1.0
+            self._share(client, quota, requests=1)
         return exceeded
 
     def check(self, client: str, *, coming: int = 0) -> QuotaExceeded | None:
         """Return the quota that one more request in flight exceeds; `coming` are not counted yet. Counts nothing."""
-        most = self._rules.for_client(client).max_in_flight
+        most = self._rules.for_client(client).max_in_flight if self._counting else None
         if most is None or self.in_flight(client) + coming < most:
             return None
         return QuotaExceeded(
@@ -331,8 +361,9 @@ class ClientQuotas:
 
     def in_flight(self, client: str) -> int:
         """Return the requests of `client` in flight."""
-        quota = self._quotas.get(client)
-        return 0 if quota is None else quota.in_flight
+        quota, shared = self._quotas.get(client), self.shared
+        own = 0 if quota is None else quota.in_flight
+        return own if shared is None else own + shared.in_flight_of_others(client)
 
     def release(self, client: str | None, *, tokens: int = 0, used: int = 0) -> None:
         """Release a counted request of `client`: `tokens` were charged on arrival, `used` is what it has used."""
@@ -342,8 +373,10 @@ class ClientQuotas:
     def on_released(self, client: str | None) -> None:
         """Count a request of `client` as no longer in flight, before what it has used is known."""
         quota = None if client is None else self._quotas.get(client)
-        if quota is not None and quota.in_flight:
+        if client is not None and quota is not None and quota.in_flight:
             quota.in_flight -= 1
+            if self.shared is not None:
+                self.shared.set_in_flight(client, quota.in_flight)
 
     def charge(self, client: str | None, *, tokens: int, used: int) -> None:
         """Charge a request that is no longer in flight. Parameters as in `release`.
@@ -357,13 +390,46 @@ class ClientQuotas:
         if limits.tokens_per_s is not None:
             least = min(quota.tokens, -MAX_REPORTED_DEBT_S * limits.tokens_per_s)
             quota.tokens = min(limits.most_tokens, max(least, quota.tokens + tokens - used))
+            self._share(client, quota, tokens=used - tokens)
+
+    def _share(self, client: str, quota: _Quota, *, requests: int = 0, tokens: int = 0) -> None:
+        """Let the other workers know what a client has spent here."""
+        shared = self.shared
+        if shared is not None:
+            shared.set_in_flight(client, quota.in_flight)
+            shared.spend(client, requests=requests, tokens=tokens)
+            shared.set_allowance(client, quota.requests, quota.tokens, quota.filled_s)
+
+    def _deduct(self, client: str, quota: _Quota, shared: CountsOfWorkers, limits: ClientLimits) -> None:
+        """Deduct what a client has spent at the other workers since this was done last."""
+        before, spent = quota.spent_by_others, shared.spent_by_others(client)
+        if spent != before:
+            quota.spent_by_others = spent
+            quota.requests -= spent[0] - before[0] if limits.requests_per_s is not None else 0
+            quota.tokens -= spent[1] - before[1] if limits.tokens_per_s is not None else 0
+
+    def _new_quota(self, client: str, limits: ClientLimits, now: float) -> _Quota:
+        """Return the quota of a client that is new here: a full one, unless other workers know it.
+
+        What each of them has left is the most that there is: it may lack what others spent since.
+        """
+        quota = _Quota(limits.bucket, limits.most_tokens, now)
+        if self.shared is not None:
+            for requests, tokens, filled_s in self.shared.allowances_of_others(client):
+                passed_s = max(0.0, now - filled_s)
+                quota.requests = min(quota.requests, requests + (limits.requests_per_s or 0.0) * passed_s)
+                quota.tokens = min(quota.tokens, tokens + (limits.tokens_per_s or 0.0) * passed_s)
+            quota.spent_by_others = self.shared.spent_by_others(client)
+        return quota
 
     def _quota(self, client: str, limits: ClientLimits, now: float) -> _Quota:
         quota = self._quotas.get(client)
         if quota is None:
             if len(self._quotas) >= MAX_CLIENTS:
                 self._forget(now)
-            quota = self._quotas[client] = _Quota(limits.bucket, limits.most_tokens, now)
+            quota = self._quotas[client] = self._new_quota(client, limits, now)
+        if self.shared is not None:
+            self._deduct(client, quota, self.shared, limits)
         passed_s = max(0.0, now - quota.filled_s)
         quota.requests = min(limits.bucket, quota.requests + (limits.requests_per_s or 0.0) * passed_s)
         quota.tokens = min(limits.most_tokens, quota.tokens + (limits.tokens_per_s or 0.0) * passed_s)

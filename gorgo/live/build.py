@@ -39,6 +39,7 @@ from gorgo.live.telemetry.health import HealthLog
 from gorgo.live.telemetry.metrics import Metrics
 from gorgo.live.telemetry.tracing import make_tracing
 from gorgo.live.upstream.target import make_target
+from gorgo.live.workers.link import WorkerLink
 from gorgo.policies.registry import make_shadow
 
 
@@ -55,12 +56,13 @@ def build_live(
     tls: ssl.SSLContext | None = None,
     kind: FrontEndKind = PROXY,
     plain: bool = False,
+    link: WorkerLink | None = None,
 ) -> LiveState:
     """Wire what routes. Needs a running event loop, which owns the connection pools.
 
     `persisted` is the content of `state_file` and may override `policy` and `weights`. `tls` is for replicas without
     own files; the default trusts the system's authorities, read when a replica needs them. `kind` is the front end's.
-    `plain`: HTTP by stock libraries.
+    `plain`: HTTP by stock libraries. `link` leads to the other workers of the router.
     """
     registered = _registered(persisted, config)
     file_config, config = config, registered.merged(config)
@@ -113,6 +115,14 @@ def build_live(
             config.shared, environ, router, gateway, clock, key_id=fingerprinter.key_id
         )
         metrics.peers.read = peer_store.measures
+    local_peers = None
+    if link is not None:
+        router.quotas.shared = link.counts
+        if peer_store is None:
+            from gorgo.live.peer_store.local import LocalPeers
+
+            local_peers = LocalPeers(link, router, gateway, clock, key_id=fingerprinter.key_id)
+            metrics.peers.read = local_peers.measures
     models = ServedModels(config)
     prompt_tokens = PromptTokens(
         tokens_of,
@@ -125,7 +135,9 @@ def build_live(
         router=router,
         clock=clock,
         gateway=gateway,
-        control=ControlService(router, clock, metrics, start, state_file, registered),
+        control=ControlService(
+            router, clock, metrics, start, state_file if link is None or link.leads else None, registered
+        ),
         training=PolicyTraining(
             router,
             clock,
@@ -142,6 +154,7 @@ def build_live(
         uploads=UploadCounter(router),
         client_keys=client_keys,
         peer_store=peer_store,
+        local_peers=local_peers,
     )
     replicas = Replicas(
         targets=targets,
@@ -164,6 +177,7 @@ def build_live(
         served_tls=served,
         internal_routes=environ.get(INTERNAL_VARIABLE) == "1",
         plain=plain,
+        link=link,
     )
 
 

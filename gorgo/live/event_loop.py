@@ -77,6 +77,16 @@ def ahead_s(clock: Clock) -> float:
     return owner.ahead_s() if isinstance(owner, EpochClock) else 0.0
 
 
+async def first_of(*events: asyncio.Event) -> None:
+    """Wait until one of the events is set."""
+    waiting = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in waiting:
+            each.cancel()
+
+
 class ActionSink(Protocol):
     """An open exchange."""
 

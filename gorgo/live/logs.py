@@ -274,6 +274,29 @@ class Line(Protocol):
         """Return the JSON line, with its end."""
 
 
+class LineOutput(Protocol):
+    """What a log writes to."""
+
+    @property
+    def path(self) -> Path: ...
+
+    def write(self, lines: Iterable[Line]) -> None:
+        """Append the lines; called in a thread. Raises `OSError`."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenLine:
+    """A line of another worker, in its form."""
+
+    text: str
+
+    def as_line(self) -> str:
+        return self.text
+
+
 class LineFile:
     """Appends lines; every call blocks until the disk is done.
 
@@ -416,7 +439,7 @@ class LineLog:
 
     def __init__(
         self,
-        file: LineFile,
+        file: LineOutput,
         *,
         count: Callable[[str, int], None],
         events: LineLogEvents = REQUEST_LOG,
@@ -448,6 +471,10 @@ class LineLog:
             await self._wait_for_batch()
             await self._flush()
         await self._flush()
+
+    def write_to(self, file: LineOutput, *, count: Callable[[str, int], None]) -> None:
+        """Write the next lines to another file, and count them there."""
+        self._file, self._count = file, count
 
     def stop(self) -> None:
         """End `run` after the queued lines."""

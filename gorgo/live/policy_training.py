@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,10 @@ class PolicyTraining:
         self._state_path = state_path
         self._seed = seed
         self._service: TrainingService | None = None
+        #: Whether this process trains; of several workers of a router one does.
+        self.trains = True
+        #: Called with each model that was trained here and is used from now on.
+        self.on_adopted: Callable[[bytes], None] = lambda _: None
 
     def configure(self, learning: LearningConfig) -> None:
         """Train by other settings from the next step on; another model file is read then."""
@@ -70,10 +75,14 @@ class PolicyTraining:
                 await (await self._loaded()).step()
         await self._service.run()
 
+    async def take_model(self, data: bytes) -> None:
+        """Use a model that another process of this router has trained. Raises `ModelFileError`."""
+        await (self._service or await self._loaded()).take_model(data)
+
     async def aclose(self) -> None:
         """End the process that trains."""
         if self._service is not None:
-            await self._service.aclose()
+            await self._service.aclose(save=self.trains)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON of `GET /admin/model`."""
@@ -96,4 +105,5 @@ class PolicyTraining:
         self._service = TrainingService(
             self._router, self._clock, self._metrics, self._learning, store, seed=self._seed
         )
+        self._service.on_adopted = lambda data: self.on_adopted(data)
         return self._service

@@ -17,7 +17,7 @@ import signal
 import socket
 import ssl
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,24 +27,30 @@ from gorgo.config.model import Config
 from gorgo.config.values import BLOCK_BYTES
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.weights import Weights
+from gorgo.errors import ConfigError
 from gorgo.live.admin.app import admin_app
 from gorgo.live.admin.bodies import BoundedBodies
+from gorgo.live.admin.workers import WorkersApp
 from gorgo.live.build import build_live
 from gorgo.live.control.state_file import PersistedState, StateFile
+from gorgo.live.event_loop import first_of
 from gorgo.live.fleet_sources.service import FleetSources
 from gorgo.live.listener.heads import AcceptLimits, HeadLimits
 from gorgo.live.listener.sockets import BACKLOG, ServerAddresses, address_of, listening
-from gorgo.live.logs import BLOCKS_PER_HASH, LOGGER, LineLog, RequestLogFile, flush_logs, log
+from gorgo.live.logs import BLOCKS_PER_HASH, LOGGER, LineLog, LineOutput, RequestLogFile, flush_logs, log
 from gorgo.live.monitor.fleet_monitor import FleetMonitor, probe_all, probe_overdue, run_timers
 from gorgo.live.monitor.replica_monitor import ReplicaMonitor
 from gorgo.live.parsing.json_body import limit_digits
 from gorgo.live.reload.file_watch import ConfigFile
 from gorgo.live.reload.registrar import Registrar
 from gorgo.live.reload.reloader import Reloader, apply_found
-from gorgo.live.state import PROXY, FrontEndKind, LiveState, Routing, Telemetry
+from gorgo.live.shared_work import LinesForLeader, SharedWork, count_nothing
+from gorgo.live.state import PROXY, FrontEndKind, LiveState, Routing
+from gorgo.live.workers.link import WorkerLink
 
 if TYPE_CHECKING:
     from gorgo.live.listener.hypercorn_server import ServerConfig
+    from gorgo.live.listener.listener import SharedListener
     from gorgo.live.listener.plain import PlainConfig
 
 HypercornConfig = TypeVar("HypercornConfig", "ServerConfig", "PlainConfig")
@@ -66,6 +72,7 @@ def serve_asgi(
     tls: ssl.SSLContext | None = None,
     *,
     plain: bool = False,
+    shared: SharedListener | None = None,
 ) -> Coroutine[Any, Any, None]:
     """Return what serves `app` until `closing` is set: the own listener, or with `plain` stock hypercorn.
 
@@ -78,7 +85,7 @@ def serve_asgi(
     from gorgo.live.listener.hypercorn_server import ServerConfig
     from gorgo.live.listener.listener import serve_app
 
-    return serve_app(app, _set_up(ServerConfig()), listener, closing, limits=limits, tls=tls)
+    return serve_app(app, _set_up(ServerConfig()), listener, closing, limits=limits, tls=tls, shared=shared)
 
 
 def _set_up(config: HypercornConfig) -> HypercornConfig:
@@ -187,6 +194,12 @@ class ProcessOptions:
         File of ended attempts with the features of all candidates.
     plain:
         HTTP by stock hypercorn, Starlette's router and httpx, without httptools and uvloop.
+    link:
+        To the other workers of this router; `None` for a router of one process.
+    persisted:
+        The state in force, where another worker has the state file.
+    text:
+        Of the configuration, for other workers.
     """
 
     policy: Policy
@@ -201,6 +214,9 @@ class ProcessOptions:
     request_log: Path | None = None
     outcome_log: Path | None = None
     plain: bool = False
+    link: WorkerLink | None = None
+    persisted: PersistedState | None = None
+    text: bytes = b""
 
 
 # Signals of a process: the first stops it in order, the second at once, SIGHUP reloads.
@@ -267,8 +283,9 @@ async def run_process(
 
     Raises `ConfigError` if it cannot listen, or a resource that `config` names is missing.
     """
+    link = options.link
     persisted = _read_state(options)
-    with listening(config.proxy.admin_bind, "proxy.admin_bind") as admin:
+    with _admin_listener(config, link) as admin:
         state = build_live(
             config,
             policy=options.policy,
@@ -280,28 +297,40 @@ async def run_process(
             persisted=persisted,
             kind=kind,
             plain=options.plain,
+            link=link,
         )
         try:
             front_end = make_front_end(state)
             await front_end.start()
             await state.routing.control.persist_initial(fresh=persisted is None)
             if options.request_log is not None:
-                state.telemetry.request_log = open_request_log(options.request_log, state.routing, state.telemetry)
+                state.telemetry.request_log = open_request_log(options.request_log, state)
             if options.outcome_log is not None:
                 state.telemetry.outcome_log = record_outcomes(options.outcome_log, state)
             if shutdown is not None:
                 await _run(state, front_end, admin, options, ready, shutdown, asyncio.Event())
                 return
             with stop_signals(options.file) as (stop, stop_now):
+                if link is not None:
+                    link.when_ended(stop.set)
                 await _run(state, front_end, admin, options, ready, stop, stop_now)
         finally:
             await state.aclose()
             flush_logs()
 
 
+def _admin_listener(config: Config, link: WorkerLink | None) -> AbstractContextManager[socket.socket]:
+    """Return the admin listener, bound here or by the parent of the workers."""
+    if link is not None:
+        return link.listener(link.start.admin)
+    return listening(config.proxy.admin_bind, "proxy.admin_bind")
+
+
 def _read_state(options: ProcessOptions) -> PersistedState | None:
-    """Return the content of the state file; `None` without one."""
+    """Return the state in force of the leader, or the content of the state file; `None` without one."""
     limit_digits()
+    if options.persisted is not None:
+        return options.persisted
     return None if options.state_file is None else options.state_file.read()
 
 
@@ -314,9 +343,9 @@ async def _run(
     stop: asyncio.Event,
     stop_now: asyncio.Event,
 ) -> None:
-    environ = options.environ
+    environ, link = options.environ, options.link
     addresses = ServerAddresses(front_end.address, address_of(admin), tls=state.served_tls is not None)
-    closing = asyncio.Event()
+    closing, admin_closing = asyncio.Event(), asyncio.Event()
     monitors = [ReplicaMonitor(state, target) for target in state.replicas.targets.values()]
     await asyncio.gather(probe_all(monitors), state.routing.training.start())
     async with asyncio.TaskGroup() as tasks:
@@ -324,7 +353,7 @@ async def _run(
         while monitors:  # moved, so that a removed replica is not referenced here
             fleet_monitor.start(monitors.pop())
         state.routing.models.read_all = fleet_monitor.read_models
-        loops = [tasks.create_task(run_timers(state.routing)), tasks.create_task(state.routing.training.run())]
+        loops = [tasks.create_task(run_timers(state.routing)), tasks.create_task(_when_leading(link, _train(state)))]
         loops.append(tasks.create_task(state.routing.control.run()))
         loops.append(tasks.create_task(probe_overdue(state.routing, fleet_monitor)))
         loops.append(tasks.create_task(state.replicas.pushes.run(state.replicas.push_sources)))
@@ -341,44 +370,129 @@ async def _run(
             loops.append(tasks.create_task(state.routing.peer_store.run()))
             await state.routing.peer_store.wait_joined()
         tasks.create_task(front_end.serve_requests(closing))
-        operators = BoundedBodies(
-            admin_app(state, registrar, options.admin_token, closing, metrics_token=options.metrics_token)
-        )
+        app: Any = admin_app(state, registrar, options.admin_token, admin_closing, metrics_token=options.metrics_token)
         limits = accept_limits(state, ADMIN_CONNECTIONS)
-        tasks.create_task(serve_asgi(operators, admin, closing, limits, plain=state.plain))
+        if link is not None:
+            app = WorkersApp(app, state, link)
+            work = SharedWork(state, link, app, reloader, fleet_monitor, text=options.text)
+            loops += [tasks.create_task(each) for each in work.loops()]
+            if not link.leads:
+                loops.append(tasks.create_task(_when_leading(link, _take_files(state, options))))
+        operators = serve_asgi(BoundedBodies(app), admin, admin_closing, limits, plain=state.plain)
+        serving = tasks.create_task(_when_leading(link, operators))
+        if link is not None:
+            link.ready()
         if ready is not None:
             ready(addresses)
         log("ready", data=addresses.data_url, admin=addresses.admin_url, replicas=len(state.replicas.targets))
-        await stop.wait()
+        await (stop.wait() if link is None else _until_stopped(state, link, stop, admin_closing))
         state.stopping = True
         log("stopping", in_flight=len(state.exchanges))
         await front_end.end_exchanges(stop_now)
         closing.set()
+        admin_closing.set()
+        if link is not None and link.leads:
+            await link.wait_for_others(state.limits.shutdown_grace_s)  # their last lines are written here
         for line_log in state.telemetry.line_logs:
             line_log.stop()
         for loop in loops:
             loop.cancel()
+        if link is not None and not link.leads:
+            serving.cancel()  # the listener is another worker's
         fleet_monitor.stop_all()
+
+
+#: A process that leaves its listener to others waits so long for another request of its connections, s.
+QUIET_S = 2.0
+
+
+async def _until_stopped(state: LiveState, link: WorkerLink, stop: asyncio.Event, admin_closing: asyncio.Event) -> None:
+    """Wait for a stop. Of a worker that retires open requests end first, and the files are its successor's at once.
+
+    Its connections end with their next response. Those without one within `QUIET_S` of the last are closed, as those
+    that are idle for long always are. The grace period bounds it all.
+    """
+    await first_of(stop, link.retiring)
+    if stop.is_set():
+        return
+    log("worker_retires", worker=link.number, in_flight=len(state.exchanges))
+    state.routing.control.write_no_more()
+    admin_closing.set()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(state.limits.shutdown_grace_s):
+            while not stop.is_set():
+                await _until_idle(state)
+                started = state.routing.router.samples.last_seq
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(QUIET_S):
+                        await stop.wait()
+                if not state.exchanges and state.routing.router.samples.last_seq == started:
+                    return
+
+
+async def _when_leading(link: WorkerLink | None, work: Coroutine[Any, Any, None]) -> None:
+    """Do what is done once for all workers of a router, from when this process leads."""
+    try:
+        if link is not None:
+            await link.leads_now.wait()
+        await work
+    finally:
+        work.close()
+
+
+async def _train(state: LiveState) -> None:
+    state.routing.training.trains = True
+    await state.routing.training.run()
 
 
 # The files that a process appends lines to: request log and outcome log.
 
 
-def open_request_log(path: Path, routing: Routing, telemetry: Telemetry) -> LineLog:
-    """Return the log of finished requests."""
+def open_request_log(path: Path, state: LiveState) -> LineLog:
+    """Return the log of finished requests; the leader of several workers writes the file."""
+    if not state.leads and state.link is not None:
+        return LineLog(LinesForLeader(path, "request_log", state.link), count=count_nothing)
+    return LineLog(request_log_file(path, state.routing), count=state.telemetry.metrics.request_log)
+
+
+def request_log_file(path: Path, routing: Routing) -> RequestLogFile:
+    """Return the file of the request log, open. Raises `ConfigError`."""
     block_bytes = BLOCK_BYTES * BLOCKS_PER_HASH
     log_file = RequestLogFile(path, boot_id=routing.router.boot_id, clock=routing.clock, block_bytes=block_bytes)
     log_file.open()
-    return LineLog(log_file, count=telemetry.metrics.request_log)
+    return log_file
 
 
 def record_outcomes(path: Path, state: LiveState) -> LineLog:
-    """Return the log of ended attempts, which the Router writes from now on."""
-    from gorgo.live.telemetry.outcome_log import OutcomeLog, open_outcome_log
+    """Return the log of ended attempts, which the Router writes from now on; of several workers the leader's file."""
+    from gorgo.live.telemetry.outcome_log import OutcomeLog, outcome_log
 
-    log = open_outcome_log(
-        path, boot_id=state.routing.router.boot_id, clock=state.routing.clock, count=state.telemetry.metrics.outcome_log
-    )
+    if not state.leads and state.link is not None:
+        log = outcome_log(LinesForLeader(path, "outcome_log", state.link), count=count_nothing)
+    else:
+        log = outcome_log(_outcome_file(path, state), count=state.telemetry.metrics.outcome_log)
     accelerators = (row.accelerator for row in state.config.replicas if row.accelerator is not None)
     state.routing.router.settings.record_outcomes(OutcomeLog(log.add, accelerators))
     return log
+
+
+def _outcome_file(path: Path, state: LiveState) -> LineOutput:
+    from gorgo.live.telemetry.outcome_log import outcome_log_file
+
+    return outcome_log_file(path, boot_id=state.routing.router.boot_id, clock=state.routing.clock)
+
+
+async def _take_files(state: LiveState, options: ProcessOptions) -> None:
+    """Write the files of the router from now on: the worker that led before has ended."""
+    telemetry = state.telemetry
+    if options.state_file is not None:
+        await state.routing.control.write_to(options.state_file)
+    try:
+        if options.request_log is not None and telemetry.request_log is not None:
+            file = request_log_file(options.request_log, state.routing)
+            telemetry.request_log.write_to(file, count=telemetry.metrics.request_log)
+        if options.outcome_log is not None and telemetry.outcome_log is not None:
+            outcomes = _outcome_file(options.outcome_log, state)
+            telemetry.outcome_log.write_to(outcomes, count=telemetry.metrics.outcome_log)
+    except ConfigError as error:
+        log("worker_log_not_opened", level=logging.ERROR, error=str(error))

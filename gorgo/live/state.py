@@ -43,9 +43,11 @@ from gorgo.live.stored_responses import StoredResponses
 from gorgo.live.telemetry.health import ProbeHistory
 from gorgo.live.telemetry.metrics import Metrics
 from gorgo.live.upstream.target import Target
+from gorgo.live.workers.link import WorkerLink
 
 if TYPE_CHECKING:
     from gorgo.live.kv_events.applier import KvSubscriptions
+    from gorgo.live.peer_store.local import LocalPeers
     from gorgo.live.peer_store.service import PeerStoreService
     from gorgo.live.telemetry.spans import Tracing
 
@@ -192,6 +194,8 @@ class Routing:
     client_keys: ClientKeys | None = None
     #: `None` for a router that reports to no other.
     peer_store: PeerStoreService | None = None
+    #: Among the workers of this router; `None` for a router of one process, and where the workers share the store.
+    local_peers: LocalPeers | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -297,6 +301,8 @@ class LiveState:
     internal_routes: bool = False
     #: HTTP by stock hypercorn, Starlette's router and httpx.
     plain: bool = False
+    #: To the other workers of this router; `None` for a router of one process.
+    link: WorkerLink | None = None
     #: Set at the first signal: new requests are rejected.
     stopping: bool = False
     #: Tasks of the open exchanges, for the end of the grace period.
@@ -347,6 +353,21 @@ class LiveState:
                 if not routing.router.caches.flush_some(name, blocks=FLUSH_BLOCKS, now=routing.clock()):
                     break
                 await asyncio.sleep(0)
+
+    async def exposition(self) -> bytes:
+        """Return the text of `/metrics`: that of all workers of the router."""
+        metrics, link = self.telemetry.metrics, self.link
+        if link is None:
+            return metrics.exposition()
+        from gorgo.live.telemetry.merged import exposition, families_of, merged
+
+        others = await link.question_all("metrics")
+        return exposition(merged(link.leader, {link.number: families_of(metrics.registry), **others}))
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process does what is done once for all workers of its router."""
+        return self.link is None or self.link.leads
 
     @property
     def scrape_interval_s(self) -> float:

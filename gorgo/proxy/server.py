@@ -390,7 +390,7 @@ async def metrics(state: LiveState, scope: Message, send: Send) -> None:  # noqa
     """Return the metrics, unless the admin listener alone has them."""
     if state.config.proxy.metrics_listener != "data":
         raise HttpError(404, "not_found", "the admin listener has the metrics")
-    body = state.telemetry.metrics.exposition()
+    body = await state.exposition()
     headers = [(b"content-type", CONTENT_TYPE_LATEST.encode()), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})
@@ -488,7 +488,9 @@ async def serve(
     shutdown: asyncio.Event | None = None,
 ) -> None:
     """Run the proxy until `shutdown` or a signal. Parameters and errors as of `run_process`."""
-    with listening(config.proxy.bind, "proxy.bind") as data:
+    link = options.link
+    bound = listening(config.proxy.bind, "proxy.bind") if link is None else link.listener(link.start.data)
+    with bound as data:
         await run_process(config, options, lambda live: HttpFrontEnd(live, data), ready=ready, shutdown=shutdown)
 
 
@@ -506,13 +508,17 @@ class HttpFrontEnd:
     async def serve_requests(self, closing: asyncio.Event) -> None:
         """Serve clients until `closing` is set."""
         live = self._live
-        served, app, limits = live.served_tls, data_app(live, plain=live.plain), accept_limits(live)
+        served, app, limits, shared = live.served_tls, data_app(live, plain=live.plain), accept_limits(live), None
+        if live.link is not None and not live.plain:
+            from gorgo.live.listener.listener import SharedListener
+
+            shared = SharedListener(live.link.counts, live.link.retiring)
         if served is None:
-            await serve_asgi(app, self._listener, closing, limits, plain=live.plain)
+            await serve_asgi(app, self._listener, closing, limits, plain=live.plain, shared=shared)
             return
         renewing = asyncio.create_task(follow_files(served, lambda: live.config.proxy.tls))
         try:
-            await serve_asgi(app, self._listener, closing, limits, served.context, plain=live.plain)
+            await serve_asgi(app, self._listener, closing, limits, served.context, plain=live.plain, shared=shared)
         finally:
             renewing.cancel()
 

@@ -203,7 +203,7 @@ def make_proxy(folder: Path, more: str = "") -> LiveState:
     )
     config = parse_config(text.encode())
     state = build_live(config, policy=make_policy("gorgo-ms"), weights=None, environ={}, key=1, seed=1)
-    state.telemetry.request_log = open_request_log(folder / "requests.jsonl", state.routing, state.telemetry)
+    state.telemetry.request_log = open_request_log(folder / "requests.jsonl", state)
     for name in state.replicas.targets:
         state.routing.router.replicas.on_probe(name, 0.001, now=state.routing.clock())
     return state

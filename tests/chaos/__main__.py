@@ -37,12 +37,19 @@ def main(arguments: list[str]) -> int:
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="gorgo-chaos-") as scratch:
         run = asyncio.run(
-            run_chaos(plan, seed, asked.keep or Path(scratch), behind_envoy=asked.picker, plain=asked.plain)
+            run_chaos(
+                plan,
+                seed,
+                asked.keep or Path(scratch),
+                behind_envoy=asked.picker,
+                plain=asked.plain,
+                workers=asked.workers,
+            )
         )
     findings = judge_run(run)
     print_report(run, findings, console)
     broken = sum(bool(finding.violations) for finding in findings)
-    kind = "--picker " if asked.picker else "--plain " if asked.plain else ""
+    kind = "--picker " if asked.picker else "--plain " if asked.plain else "--workers " if asked.workers else ""
     again = f"make chaos{'-short' if asked.short else ''} ARGS='{kind}--seed {seed}'"
     half_s = median(look.took_s for look in run.watch.during)
     console.print(f"half of the looks at the proxy took {half_s * 1e3:.0f} ms or less", markup=False)
@@ -60,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--picker", action="store_true", help="Envoy and `gorgo picker` in the place of the proxy")
     kind.add_argument("--plain", action="store_true", help="`gorgo serve --plain` as the proxy")
+    kind.add_argument("--workers", action="store_true", help="`gorgo serve --processes 2` as the proxy")
     parser.add_argument("--short", action="store_true", help="the form of one minute")
     parser.add_argument("--seed", type=int, help="of schedule and load; by chance without one")
     parser.add_argument("--seconds", type=float, help="of load")

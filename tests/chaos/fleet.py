@@ -124,6 +124,10 @@ class Fleet:
     def pid(self, name: str) -> int:
         return self._process(name).pid
 
+    def serving_pids(self) -> list[int]:
+        """The processes of the proxy that serve."""
+        return [self.pid(SERVE)]
+
     def alive(self, name: str) -> bool:
         return self._process(name).poll() is None
 
@@ -224,6 +228,17 @@ class PlainFleet(Fleet):
     """With the HTTP of stock libraries."""
 
     options = ("--plain",)
+
+
+class WorkersFleet(Fleet):
+    """With two processes as one proxy."""
+
+    options = ("--processes", "2")
+
+    def serving_pids(self) -> list[int]:
+        parent = self.pid(SERVE)
+        children = Path(f"/proc/{parent}/task/{parent}/children").read_text()
+        return [parent, *map(int, children.split())]
 
 
 @asynccontextmanager

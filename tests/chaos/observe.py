@@ -14,7 +14,7 @@ import httpx
 
 from gorgo.errors import ConfigError
 from gorgo.live.control.state_file import StateFile
-from tests.chaos.fleet import SERVE, TOKEN, Fleet
+from tests.chaos.fleet import TOKEN, Fleet
 
 #: Between two looks under load, and before and after it.
 LOOK_S, IDLE_LOOK_S = 1.0, 0.5
@@ -73,6 +73,10 @@ class Watch:
     after: list[Look] = field(default_factory=list)
 
 
+def _rss_kb(status: str) -> int:
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS:"))
+
+
 class Observer:
     """Looks at the proxy of a fleet; one connection of its own, kept open."""
 
@@ -86,10 +90,10 @@ class Observer:
         asked_s = monotonic()
         inside = (await self._admin.get("/admin/check")).raise_for_status().json()
         took_s = monotonic() - asked_s
-        process = Path(f"/proc/{self._fleet.pid(SERVE)}")
-        status = (process / "status").read_text()
-        rss_kb = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS:"))
-        return Look(monotonic(), rss_kb, len(list((process / "fd").iterdir())), inside, self._state_fault(), took_s)
+        processes = [Path(f"/proc/{pid}") for pid in self._fleet.serving_pids()]
+        rss_kb = sum(_rss_kb((process / "status").read_text()) for process in processes)
+        descriptors = sum(len(list((process / "fd").iterdir())) for process in processes)
+        return Look(monotonic(), rss_kb, descriptors, inside, self._state_fault(), took_s)
 
     async def before(self, looks: int) -> None:
         for _ in range(looks):

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.chaos.faults import Saboteur, read_history
-from tests.chaos.fleet import LIMITS, REPLICAS, SERVE, EnvoyFleet, Fleet, PlainFleet, running_fleet
+from tests.chaos.fleet import LIMITS, REPLICAS, SERVE, EnvoyFleet, Fleet, PlainFleet, WorkersFleet, running_fleet
 from tests.chaos.invariants import Run
 from tests.chaos.load import Load
 from tests.chaos.observe import IDLE_LOOKS, Observer, admin_client, events_of
@@ -71,14 +71,16 @@ def plan_schedule(plan: Plan, seed: int) -> list[Planned]:
     )
 
 
-async def run_chaos(plan: Plan, seed: int, folder: Path, *, behind_envoy: bool = False, plain: bool = False) -> Run:
+async def run_chaos(
+    plan: Plan, seed: int, folder: Path, *, behind_envoy: bool = False, plain: bool = False, workers: bool = False
+) -> Run:
     """Everything that became of it, for the invariants; with Envoy and a picker in the place of the proxy or not.
 
-    `plain`: the proxy has the HTTP of stock libraries.
+    `plain`: the proxy has the HTTP of stock libraries. `workers`: it has two processes.
     """
     questions = draw_questions(seed, seconds=plan.load_s, per_s=plan.per_s)
     planned = plan_schedule(plan, seed)
-    kind = EnvoyFleet if behind_envoy else PlainFleet if plain else Fleet
+    kind = EnvoyFleet if behind_envoy else PlainFleet if plain else WorkersFleet if workers else Fleet
     async with running_fleet(folder, seed, plan.limits, kind) as fleet, admin_client(fleet) as admin:
         observer, saboteur = Observer(fleet, admin), Saboteur(fleet)
         await observer.before(plan.idle_looks)

@@ -180,6 +180,28 @@ def test_outcomes_of_a_former_process_come_before_those_since(saved: int, later:
     assert (newest.dispatched_s.tolist(), newest.unstreamed.tolist()) == ([99.0], [True])
 
 
+@pytest.mark.parametrize("more", [0, 3, 8, 11])
+@pytest.mark.parametrize("rows", [0, 5, 20])
+def test_outcomes_of_another_worker_come_behind_the_own_ones(rows: int, more: int) -> None:
+    ring, twin = filled(rows), filled(rows)
+    added = filled(more, capacity=16).since(0)
+    ring.extend(added)
+    for number in range(max(0, more - 8), more):
+        part = added.select(slice(number, number + 1))
+        dispatched_s, ttft_s, e2e_s, tokens = (
+            float(column[0]) for column in (part.dispatched_s, part.ttft_s, part.e2e_s, part.prompt_tokens)
+        )
+        slot, censored = int(part.slots[0]), bool(part.censored[0])
+        row = OutcomeRow(dispatched_s, ttft_s, e2e_s, tokens, slot=slot, censored=censored)
+        twin.append(part.features[0], row)
+    ring.check()
+    assert ring.since(0).dispatched_s.tolist() == twin.since(0).dispatched_s.tolist()
+    assert ring.since(0).features.tolist() == twin.since(0).features.tolist()
+    assert (ring.next_seq, len(ring)) == (twin.next_seq, len(twin))
+    ring.extend(TrainingRows.empty(("rtt_s",), 2))
+    assert ring.next_seq == twin.next_seq, "of another policy"
+
+
 def test_outcomes_of_other_features_are_refused() -> None:
     with pytest.raises(ConfigError, match="outcomes of features rtt_s; expected prompt_tokens, rtt_s"):
         filled(3).restore(TrainingRows.empty(("rtt_s",), 2))

@@ -14,8 +14,9 @@ import yaml
 
 from gorgo import __version__
 from gorgo.config.load import parse_config
-from gorgo.config.model import Config, LimitsConfig
+from gorgo.config.model import Config, LimitsConfig, ProxyConfig
 from gorgo.fleet_sources.kubernetes import read_pool
+from gorgo.live.listener.sockets import BACKLOG
 from gorgo.live.process import CLOSE_S
 from gorgo.live.telemetry.metric_table import LABELS, METRICS
 from gorgo.proxy.server import PUBLIC_ROUTES
@@ -276,6 +277,14 @@ def test_both_come_back_and_are_nobody_in_particular() -> None:
         assert setting(name, "DynamicUser") == ["yes"], name
         assert setting(name, "Restart") == [again], name
         assert setting(name, "StartLimitIntervalSec") == ["0"], name
+
+
+def test_the_socket_has_the_address_and_name_that_the_service_takes() -> None:
+    unit = (FOLDER / "gorgo.socket").read_text()
+    found = dict(line.split("=", 1) for line in unit.splitlines() if "=" in line and not line.startswith("#"))
+    assert found["ListenStream"] == ProxyConfig(region="here").bind
+    assert found["Service"] in UNITS
+    assert (found["FileDescriptorName"], int(found["Backlog"])) == ("data", BACKLOG)
 
 
 @pytest.mark.parametrize("name", sorted(UNITS))

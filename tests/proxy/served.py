@@ -32,7 +32,9 @@ class Served:
 
 
 @asynccontextmanager
-async def served(folder: Path, *options: str, program: Sequence[str] = ("-m", "gorgo")) -> AsyncIterator[Served]:
+async def served(
+    folder: Path, *options: str, program: Sequence[str] = ("-m", "gorgo"), start_s: float = 30.0
+) -> AsyncIterator[Served]:
     """The proxy, killed at the end of the block if it has not ended. `program`: what Python runs."""
     words = ("serve", "--config", str(folder / "regions.yaml"), "--bind", "127.0.0.1:0", "--admin-bind", "127.0.0.1:0")
     process = await asyncio.create_subprocess_exec(
@@ -43,7 +45,7 @@ async def served(folder: Path, *options: str, program: Sequence[str] = ("-m", "g
     )
     try:
         assert process.stdout is not None
-        line = await asyncio.wait_for(process.stdout.readline(), 30)
+        line = await asyncio.wait_for(process.stdout.readline(), start_s)
         said = re.search(rb"listening on (http://\S+) \(admin (http://\S+)\)", line)
         assert said is not None
         data_url, admin_url = said[1].decode(), said[2].decode()

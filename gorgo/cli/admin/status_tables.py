@@ -40,7 +40,14 @@ def status_view(status: Row, *, width: int) -> RenderableType:
     parts: list[RenderableType] = [_headline(status), *_alerts(status), _stats(status["recent_stats"], status)]
     parts += [*_streams(status), Text()]
     parts.append(_fleet(status, width=width))
-    parts += [*_engines(status), *_caches(status), *_sources(status), *_peers(status), *_routes(status)]
+    parts += [
+        *_engines(status),
+        *_caches(status),
+        *_sources(status),
+        *_peers(status),
+        *_workers(status),
+        *_routes(status),
+    ]
     if status["clients"]:
         parts += [Text(), _clients(status["clients"])]
     if status["decisions"]:
@@ -202,6 +209,13 @@ def _peers(status: Row) -> Iterator[Text]:
         yield plain(formatting.store_line(store))
         for row in store["peers"][:NAMES_SHOWN]:
             yield plain(f"  {formatting.peer_line(row)}")
+
+
+def _workers(status: Row) -> Iterator[Text]:
+    """Yield the processes of a router that has several."""
+    line = formatting.workers_line(status.get("workers") or ())  # an older proxy has none
+    if line is not None:
+        yield plain(line)
 
 
 def _streams(status: Row) -> Iterator[Text]:

@@ -48,6 +48,14 @@ def report(
     twin: Annotated[
         bool, typer.Option("--twin/--no-twin", help="With --minute, simulate it under the policy and the oracle.")
     ] = True,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", show_default=False, help="Policy to show; repeatable. Default: all."),
+    ] = None,
+    form: Annotated[
+        list[str] | None,
+        typer.Option(metavar="png|pdf", show_default=False, help="Form of plots beside SVG; repeatable."),
+    ] = None,
 ) -> None:
     """Write DIR/report.html, one page of results, and its plots and figures as SVG and CSV files in DIR/report.
 
@@ -56,7 +64,7 @@ def report(
     beside the hour before and the same minute in the simulation. The page needs no network and no script. Needs the
     extra: pip install 'gorgo-router[report]'.
     """
-    from gorgo.lab.report import MAX_SLOS, SLOS_MS, require_extra, write_report
+    from gorgo.lab.report import FORMS, MAX_SLOS, SLOS_MS, require_extra, write_report
 
     if minute is not None:
         require_extra()
@@ -64,7 +72,10 @@ def report(
         return
     if slo_ttft_ms is not None and len(set(slo_ttft_ms)) > MAX_SLOS:
         raise typer.BadParameter(f"--slo-ttft-ms {len(slo_ttft_ms)} times: expected at most {MAX_SLOS}")
-    typer.echo(str(write_report(dir, slos_ms=sorted(set(slo_ttft_ms)) if slo_ttft_ms else SLOS_MS)))
+    if unknown := [name for name in form or () if name not in FORMS]:
+        raise typer.BadParameter(f"--form {unknown[0]}: expected one of: {', '.join(FORMS)}")
+    slos_ms = sorted(set(slo_ttft_ms)) if slo_ttft_ms else SLOS_MS
+    typer.echo(str(write_report(dir, slos_ms=slos_ms, policies=policy or (), forms=form or ())))
 
 
 def _date(text: str) -> float:

@@ -540,6 +540,12 @@ class PeerExchange:
         self._speeds.take_samples(report.router, report.speeds, self._fleet.replicas)
         return True
 
+    def drop_router(self, router: str) -> None:
+        """Forget a router that has ended for certain: it has nothing in flight any longer, and differs from none."""
+        self.loads.forget(router)
+        self._speeds.forget(router)
+        self._last.pop(router, None)
+
     def views(self, *, now: float) -> list[PeerView]:
         """Return the peers heard of, the last one last."""
         self.loads.expire(now=now)

@@ -207,7 +207,7 @@ class GroupPrefixes:
             self._evict(slot, first[0], "capacity")
             left = replica.oldest()
             oldest = tick + 2 if left is None else left[1]
-        while len(self) > self._max_marks:
+        while new and len(self) > self._max_marks:
             self._evict_for_table(slot)
         return oldest
 

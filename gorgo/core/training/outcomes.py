@@ -191,6 +191,17 @@ class OutcomeRing:
         self.next_seq += 1
         self._count = min(self._count + 1, self.capacity)
 
+    def extend(self, more: TrainingRows) -> None:
+        """Add the rows of another process of this router; those of other features, as of a policy before, are none."""
+        if more.names != self.names:
+            return
+        more = more.select(slice(max(0, len(more) - self.capacity), len(more)))
+        cells = np.arange(self.next_seq, self.next_seq + len(more)) % self.capacity
+        for name in COLUMNS:
+            getattr(self._rows, name)[cells] = getattr(more, name)
+        self.next_seq += len(more)
+        self._count = min(self._count + len(more), self.capacity)
+
     def restore(self, before: TrainingRows) -> None:
         """Put the rows of a former process before those that there are, whose numbers go on from theirs.
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from gorgo.errors import TraceError
 from gorgo.lab.datasets import load_requests, own_block_tokens
-from gorgo.lab.plan.settings import Clients
+from gorgo.lab.plan.settings import ClientGroup
 from gorgo.lab.sim.workload import SimRequest
 from gorgo.lab.simulate.feed import feed_of
 from gorgo.lab.traces import TraceFilters
@@ -43,7 +43,7 @@ class Demand:
 
     feed: Sequence[SimRequest]
     origins: Sequence[int]
-    groups: Sequence[Clients]
+    groups: Sequence[ClientGroup]
     span_s: float
     block_tokens: int
 
@@ -54,7 +54,7 @@ class Demand:
         return Demand(feed, [0] * len(feed), (self.groups[place],), self.span_s, self.block_tokens)
 
 
-def read_demand(trace: str, groups: Sequence[Clients], filters: TraceFilters, *, growth: float = 1.0) -> Demand:
+def read_demand(trace: str, groups: Sequence[ClientGroup], filters: TraceFilters, *, growth: float = 1.0) -> Demand:
     """Return the demand of all groups; `growth` is the load relative to the traces' own.
 
     Raises `TraceError` for a trace that cannot be read, or is empty, and for traces of unlike block sizes.
@@ -87,7 +87,7 @@ def _feed(trace: str, filters: TraceFilters, block_tokens: int) -> Sequence[SimR
 
 
 def _turned(
-    feed: Sequence[SimRequest], group: Clients, place: int, *, span_s: float, growth: float
+    feed: Sequence[SimRequest], group: ClientGroup, place: int, *, span_s: float, growth: float
 ) -> Iterator[SimRequest]:
     """Yield the requests of one region's clients: turned round, and with prefixes and sessions of their own."""
     salt, shift_s = _salt(place), group.shift_h * _HOUR_S

@@ -25,7 +25,7 @@ from gorgo.core.numeric import Floats
 from gorgo.lab.plan.bounds import LowerBounds
 from gorgo.lab.plan.demand import Demand, read_demand
 from gorgo.lab.plan.search import Counts, FleetSearch, Measured, search
-from gorgo.lab.plan.settings import Clients, Kind, PlanSettings
+from gorgo.lab.plan.settings import ClientGroup, Kind, PlanSettings
 from gorgo.lab.sim.faults.scenarios import with_accurate_priors
 from gorgo.lab.sim.fleet import SimFleet, SimReplica
 from gorgo.lab.sim.network import Link
@@ -326,7 +326,7 @@ def _met(records: Sequence[SimRecord], demand: Demand) -> Floats:
     )
 
 
-def meets(record: SimRecord, clients: Clients) -> bool:
+def meets(record: SimRecord, clients: ClientGroup) -> bool:
     """Return whether a request met the objective of its client, to which the answer takes a round trip more."""
     objective, rtt_s = clients.objective, clients.rtt_ms / 1e3
     assert objective is not None, "the settings have given each group one"
@@ -347,7 +347,7 @@ def _tpot_ms(record: SimRecord) -> float | None:
 
 
 def _quantiles(
-    records: Sequence[SimRecord], own: np.ndarray[Any, np.dtype[np.bool_]], clients: Clients
+    records: Sequence[SimRecord], own: np.ndarray[Any, np.dtype[np.bool_]], clients: ClientGroup
 ) -> tuple[float | None, float | None, float | None]:
     """Return the quantiles of a region's clients at the wanted share; a failed request takes for ever."""
     assert clients.objective is not None, "the settings have given each group one"

@@ -49,8 +49,8 @@ class Objective:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Clients:
-    """Clients of one region.
+class ClientGroup:
+    """ClientGroup of one region.
 
     Parameters
     ----------
@@ -120,15 +120,15 @@ class PlanSettings:
     rtt_ms: Mapping[str, Amount]
     accelerators: Mapping[str, Accelerator]
     objective: Objective
-    clients: Sequence[Clients] = ()
+    clients: Sequence[ClientGroup] = ()
     egress_per_gb: Mapping[str, Amount] = field(default_factory=dict)
     bytes_per_token: Amount = 200.0
     policy: str = "gorgo-ms"
 
     @property
-    def groups(self) -> Sequence[Clients]:
+    def groups(self) -> Sequence[ClientGroup]:
         """Return the clients, each with an objective."""
-        clients = self.clients or (Clients(region=self.router),)
+        clients = self.clients or (ClientGroup(region=self.router),)
         return tuple(replace(one, objective=one.objective or self.objective) for one in clients)
 
     def kinds(self) -> tuple[Kind, ...]:

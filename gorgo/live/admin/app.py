@@ -35,6 +35,7 @@ from gorgo.errors import (
 )
 from gorgo.live.admin.bodies import Check, count_of, is_text, json_response, parse_body, read_body
 from gorgo.live.admin.page.routes import Page
+from gorgo.live.admin.page.snapshot import loads_of_others, with_others
 from gorgo.live.admin.routes import ControlRoutes, DecisionRoutes, FleetRoutes, PushRoutes
 from gorgo.live.admin.token_check import CHALLENGE, NoAnswer, TokenCheck, bearer
 from gorgo.live.control.transactions import FleetChanges
@@ -158,13 +159,17 @@ class Admin:
         return [*calls, metrics, *pushes, *self._page.routes()]
 
     async def fleet(self, request: Request) -> Response:  # noqa: ARG002 - a handler's signature
-        views = self._state.routing.router.view.snapshots(now=self._state.routing.clock())
+        others = await loads_of_others(self._state)
+        views = [
+            with_others(view, others)
+            for view in self._state.routing.router.view.snapshots(now=self._state.routing.clock())
+        ]
         caches = {name: state.as_dict() for name, state in self._state.cache_states().items()}
         return json_response(
             {
                 "boot_id": self._state.routing.router.boot_id,
                 "region": self._state.config.proxy.region,
-                "in_flight": self._state.routing.router.in_flight,
+                "in_flight": self._state.routing.router.in_flight + sum(int(loads[""][0]) for loads in others),
                 "stopping": self._state.stopping,
                 "routing": self._control.in_force(),
                 "fleet_sources": self._state.replicas.found.as_rows(self._state.routing.clock()),

@@ -117,6 +117,20 @@ class ControlService:
         """Return the last versions since the start, oldest first."""
         return self._history.rows
 
+    def in_force(self) -> PersistedState:
+        """Return the state of now, as another worker of the router starts with it."""
+        return self._in_force()
+
+    async def write_to(self, file: StateFile) -> None:
+        """Write the state of now, and later ones, to the file of a worker that has ended. A failure is logged."""
+        self._changes.write_to(file)
+        async with self._changes.paused(self._in_force):
+            pass
+
+    def write_no_more(self) -> None:
+        """Leave the file to a successor."""
+        self._changes.write_to(None)
+
     async def persist_initial(self, *, fresh: bool) -> None:
         """Write the initial state.
 

@@ -96,6 +96,10 @@ class ChangeQueue:
         """Whether changes outlive the process."""
         return self._file is not None
 
+    def write_to(self, file: StateFile | None) -> None:
+        """Write changes to `file` from now on, or to none."""
+        self._file = file
+
     @property
     def busy(self) -> bool:
         """Whether a change runs or is queued."""

@@ -14,8 +14,10 @@ import ssl
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
 
+from gorgo.live.event_loop import first_of
 from gorgo.live.listener.connection.client_connection import ClientConnection, ServerSettings
 from gorgo.live.listener.heads import AcceptLimits, PartialHeads
 from gorgo.live.listener.hypercorn_server import ServerConfig, run_server
@@ -28,6 +30,34 @@ _ACCEPT_AGAIN_S = 1.0
 _STAGES = 3
 
 
+#: Connections by which a process may be ahead of another one before it leaves new ones to it, and for how long, s.
+AHEAD, TURN_S = 2, 0.002
+
+
+class OpenConnections(Protocol):
+    """The open connections of the processes that share a listener."""
+
+    def set_connections(self, count: int) -> None:
+        """Say how many are open here."""
+        ...
+
+    def least_connections_of_others(self) -> int:
+        """Return those of the other process that has the fewest."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SharedListener:
+    """What the processes that share a listener know of each other.
+
+    `retiring` is set when this process leaves the listener to the others: it ends each connection with its next
+    response, and says so in it.
+    """
+
+    counts: OpenConnections
+    retiring: asyncio.Event
+
+
 async def serve_app(
     app: Any,
     config: ServerConfig,
@@ -36,23 +66,30 @@ async def serve_app(
     *,
     limits: Callable[[], AcceptLimits],
     tls: ssl.SSLContext | None = None,
+    shared: SharedListener | None = None,
 ) -> None:
     """Serve connections until `closing` is set; then end idle ones at once and the others within
     the `graceful_timeout` of `config`. The listener is closed on return.
 
     `limits` is called for each connection. With `tls` the handshake has the timeout of a request's head, and its
-    connection counts as open.
+    connection counts as open. `shared`: other processes accept from this listener too.
     """
-    connections = Connections(ServerSettings(app, config, PartialHeads()), limits)
-    sockets = [listener] if tls is None else []
+    settings = ServerSettings(app, config, PartialHeads())
+    connections = Connections(settings, limits)
+    own = tls is not None or shared is not None
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(run_server(app, config, sockets, connections.serve, closing))
-        accepting = None if tls is None else tasks.create_task(connections.accept_tls(listener, tls))
+        tasks.create_task(run_server(app, config, [] if own else [listener], connections.serve, closing))
+        accepting = tasks.create_task(connections.accept(listener, tls, shared)) if own else None
         try:
+            if shared is not None and accepting is not None:
+                await first_of(closing, shared.retiring)
+                accepting.cancel()
+                settings.retiring = True
             await closing.wait()
         finally:
             if accepting is not None:
                 accepting.cancel()
+                await asyncio.wait((accepting,))  # it waits for the descriptor
                 listener.close()
             await connections.end(config.graceful_timeout / _STAGES)
 
@@ -96,21 +133,45 @@ class Connections:
             if not connection.transport.is_lost:
                 transport.abort()
 
-    async def accept_tls(self, listener: socket.socket, tls: ssl.SSLContext) -> None:
-        """Accept connections with TLS. asyncio's server would count them only after the handshake."""
+    async def accept(
+        self, listener: socket.socket, tls: ssl.SSLContext | None, shared: SharedListener | None = None
+    ) -> None:
+        """Accept connections with TLS, or from a shared listener.
+
+        asyncio's server would count those with TLS only after the handshake, and take whole bursts from a listener
+        that others share.
+        """
         listener.setblocking(False)
         while True:
-            client = await _accept(listener)
-            connection = self._admit()
-            if connection is None:
-                client.close()
-            else:
-                self._open[connection] = asyncio.create_task(self.handshake(connection, client, tls))
+            client = await _accept(listener) if shared is None else await self._accept_in_turn(listener, shared)
+            if client is not None:
+                connection = self._admit()
+                if connection is None:
+                    client.close()
+                else:
+                    self._open[connection] = asyncio.create_task(self.handshake(connection, client, tls))
             await asyncio.sleep(0)  # other tasks run between two of a burst
 
-    async def handshake(self, connection: ClientConnection, client: socket.socket, tls: ssl.SSLContext) -> None:
-        """Start TLS on an accepted socket, within the time of a head."""
-        limit_s, loop = connection.limits.timeout_s, asyncio.get_running_loop()
+    async def _accept_in_turn(self, listener: socket.socket, shared: SharedListener) -> socket.socket | None:
+        """Return the next connection, and leave it to others while they have fewer; `None` if one has taken it."""
+        shared.counts.set_connections(len(self._open))
+        await _readable(listener)
+        if len(self._open) > shared.counts.least_connections_of_others() + AHEAD:
+            await asyncio.sleep(TURN_S)
+        try:
+            client, _ = listener.accept()
+        except BlockingIOError:
+            return None
+        except OSError as failure:  # disconnected, or out of descriptors
+            log("accept_failed", level=logging.WARNING, error=failure.strerror)
+            await asyncio.sleep(_ACCEPT_AGAIN_S)
+            return None
+        client.setblocking(False)
+        return client
+
+    async def handshake(self, connection: ClientConnection, client: socket.socket, tls: ssl.SSLContext | None) -> None:
+        """Start an accepted connection; TLS on it within the time of a head."""
+        limit_s, loop = None if tls is None else connection.limits.timeout_s, asyncio.get_running_loop()
         try:
             with suppress(OSError):  # disconnected, too slow, or another protocol
                 await loop.connect_accepted_socket(lambda: connection, client, ssl=tls, ssl_handshake_timeout=limit_s)
@@ -173,6 +234,22 @@ class Connections:
             self._changed.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), limit_s)
+
+
+async def _readable(listener: socket.socket) -> None:
+    """Wait until a connection can be accepted; another process may take it first."""
+    loop = asyncio.get_running_loop()
+    readable = loop.create_future()
+
+    def on_readable() -> None:
+        if not readable.done():
+            readable.set_result(None)
+
+    loop.add_reader(listener.fileno(), on_readable)
+    try:
+        await readable
+    finally:
+        loop.remove_reader(listener.fileno())
 
 
 async def _accept(listener: socket.socket) -> socket.socket:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 from gorgo.live.monitor.discovery import DISCOVERY_TIMEOUT_S
 from gorgo.live.monitor.replica_monitor import ReplicaMonitor
@@ -35,6 +37,18 @@ class FleetMonitor:
         for name, (monitor, _) in list(self._running.items()):
             self.stop(name)
             self.start(monitor)
+
+    def take_learned(self, name: str, kind: str, *found: Any) -> None:
+        """Take what the worker that leads has learned of a replica; of one that has left nothing."""
+        running = self._running.get(name)
+        if running is not None:
+            monitor = running[0]
+            takes: dict[str, Callable[..., None]] = {
+                "probe": monitor.take_probe,
+                "scrape": monitor.take_scrape,
+                "models": monitor.take_models,
+            }
+            takes[kind](*found)
 
     def probe(self, name: str) -> None:
         """Probe a replica now, unless such a probe runs already."""

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING
 from gorgo.config.replica_advice import several_addresses
 from gorgo.config.values import PROBE_TIMEOUT_S, WARM_CONNECTIONS, WARM_INTERVAL_S
 from gorgo.core.backoff import backoff_s
+from gorgo.core.messages.actions import Action
+from gorgo.core.messages.kv_events import KvEventBatch
 from gorgo.core.messages.request import REFUSALS, EngineSample, OpenConnection
 from gorgo.core.numeric import is_quick
 from gorgo.engines.base import is_well, merged, probe_paths
@@ -36,7 +38,9 @@ from gorgo.live.upstream.connection import NextConnectionState
 from gorgo.live.upstream.target import Target
 
 if TYPE_CHECKING:
+    from gorgo.live.kv_events.applier import KvEventRouter
     from gorgo.live.kv_events.subscriber import KvSubscriber
+    from gorgo.live.workers.link import WorkerLink
 
 
 # One scrape of a replica: which of its routes are read, and the sample of both.
@@ -186,8 +190,8 @@ class ReplicaMonitor:
 
         async with asyncio.TaskGroup() as loops:
             loops.create_task(self._probe_in_turn(proxy.probe_interval_s))
-            loops.create_task(self._every(lambda: self._state.scrape_interval_s, self.scrape))
-            loops.create_task(self._every(discovery_s, self.discover))
+            loops.create_task(self._every(lambda: self._state.scrape_interval_s, self.scrape, once=True))
+            loops.create_task(self._every(discovery_s, self.discover, once=True))
             loops.create_task(self._every(lambda: WARM_INTERVAL_S, self.warm))
             if self._target.upstream.has_name:
                 loops.create_task(self._every(lambda: RESOLVE_INTERVAL_S, self.resolve_name))
@@ -197,7 +201,8 @@ class ReplicaMonitor:
     async def _probe_in_turn(self, interval_s: float) -> None:
         while True:
             await self._pause(lambda: min(interval_s, self._first_interval_s()))
-            await self.probe()
+            if self._state.leads:
+                await self.probe()
 
     def _first_interval_s(self) -> float:
         """Return the time until the next probe of a replica that has just joined; infinite for any other one."""
@@ -210,6 +215,8 @@ class ReplicaMonitor:
     async def _follow_kv_events(self) -> None:
         """Subscribe to the replica's KV events until cancelled, from when it has some on."""
         target = self._target
+        if self._state.link is not None:
+            await self._state.link.leads_now.wait()
         while self._kv_events is None:
             if target.kv_events is not None:
                 self._kv_events = await _subscriber(self._state, target, self._discovery)
@@ -244,6 +251,7 @@ class ReplicaMonitor:
             rtt_s = await self._measure()
         except UpstreamError:
             return  # No free connection in this process: no fact about the replica.
+        self._publish("probe", rtt_s, self._refusal, self._target.last_failure)
         self._probed(rtt_s, self._state.routing.clock())
         if was_silent and rtt_s is not None:
             self._discovery.expect_another_process()
@@ -253,13 +261,38 @@ class ReplicaMonitor:
     async def scrape(self) -> None:
         """Read the engine's metrics and pass them to the Router."""
         if self._has_metrics:
-            self._sampled(await self._read_sample(), self._state.routing.clock())
+            sample = await self._read_sample()
+            self._publish("scrape", sample)
+            self._sampled(sample, self._state.routing.clock())
 
     async def discover(self) -> None:
         """Read the list of models, and find the kind of engine where it is not known."""
-        if self._discovery.publish(await self._discovery.request()):
+        found = await self._discovery.request()
+        self._publish("models", found)
+        if self._discovery.publish(found):
             await self.scrape()
         self._state.log_unused(self._target)
+
+    # -- what the worker that leads has learned of the replica
+
+    def take_probe(self, rtt_s: float | None, refusal: int | None, cause: str | None) -> None:
+        """Take a probe of the worker that leads."""
+        self._refusal, self._target.last_failure = refusal, cause
+        self._probed(rtt_s, self._state.routing.clock())
+
+    def take_scrape(self, sample: EngineSample | None) -> None:
+        """Take a scrape of the worker that leads."""
+        self._sampled(sample, self._state.routing.clock())
+
+    def take_models(self, found: Discovered) -> None:
+        """Take what the worker that leads has found of models and engine."""
+        self._discovery.publish(found)
+
+    def _publish(self, kind: str, *found: object) -> None:
+        """Let the other workers take what this one has learned, if it leads."""
+        link = self._state.link
+        if link is not None and link.leads:
+            link.publish("replica", self._target.name, kind, *found)
 
     async def probe_once(self) -> ProbeResult:
         """Probe and scrape once, for a replica that is not in the fleet yet."""
@@ -441,11 +474,17 @@ class ReplicaMonitor:
             cause = {} if failure.cause is None else {"cause": failure.cause}
             log("replica_does_not_answer", level=logging.WARNING, replica=name, reason=failure.reason, **cause)
 
-    async def _every(self, interval_s: Callable[[], float], action: Callable[[], Awaitable[None]]) -> None:
-        """Act at each interval; one that becomes shorter meanwhile, by another policy, counts within `RECHECK_S`."""
+    async def _every(
+        self, interval_s: Callable[[], float], action: Callable[[], Awaitable[None]], *, once: bool = False
+    ) -> None:
+        """Act at each interval; one that becomes shorter meanwhile, by another policy, counts within `RECHECK_S`.
+
+        `once`: of several workers the one that leads acts for all.
+        """
         while True:
             await self._pause(interval_s)
-            await action()
+            if not once or self._state.leads:
+                await action()
 
     async def _pause(self, interval_s: Callable[[], float]) -> None:
         """Sleep for an interval; one that becomes shorter meanwhile counts within `RECHECK_S`."""
@@ -464,12 +503,43 @@ async def _subscriber(state: LiveState, target: Target, discovery: Discovery) ->
 
     if state.replicas.kv_feeds is None:
         state.replicas.kv_feeds = KvSubscriptions(state.replicas.kv_feed_stats)
+    caches: KvEventRouter = state.routing.router.caches
     return KvSubscriber(
         state.replicas.kv_feeds,
         target,
-        state.routing.router.caches,
+        caches if state.link is None else PublishedCaches(caches, state.link),
         state.routing.clock,
         answer=discovery.answer,
         is_current=lambda: state.replicas.targets.get(target.name) is target,
         deliver=state.routing.gateway.apply,
     )
+
+
+# Events of caches that the worker that leads passes on: it subscribes for all.
+
+
+class PublishedCaches:
+    """The caches of this Router and of those of the other workers, for events."""
+
+    def __init__(self, caches: KvEventRouter, link: WorkerLink) -> None:
+        self._caches = caches
+        self._link = link
+
+    def on_kv_events(
+        self, replica: str, batch: KvEventBatch, *, model: str | None, block_tokens: int, complete: bool, now: float
+    ) -> list[Action]:
+        self._link.publish("kv_events", replica, batch, model, block_tokens, complete)
+        return self._caches.on_kv_events(
+            replica, batch, model=model, block_tokens=block_tokens, complete=complete, now=now
+        )
+
+    def forget_some(self, replica: str, *, blocks: int, now: float) -> bool:
+        return self._caches.forget_some(replica, blocks=blocks, now=now)
+
+    def clear_some(self, replica: str, *, model: str | None, rank: int, blocks: int, now: float) -> bool:
+        # The event that it begins is published.
+        return self._caches.clear_some(replica, model=model, rank=rank, blocks=blocks, now=now)
+
+    def on_kv_lost(self, replica: str, *, now: float) -> list[Action]:
+        self._link.publish("kv_lost", replica)
+        return self._caches.on_kv_lost(replica, now=now)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -48,7 +48,7 @@ from gorgo.policies.registry import make_policy, make_shadow
 
 
 #: Sockets and the exporter are made once. So is the store's client: another group has another fingerprint key.
-_BOUND = ("bind", "admin_bind", "tracing")
+_BOUND = ("processes", "bind", "admin_bind", "tracing")
 #: Sections that are read once.
 _RESTART = ("shared", "picker")
 _INTERVALS = ("probe_interval_s", "scrape_interval_s")
@@ -261,6 +261,8 @@ class Reloader:
         self._tasks: asyncio.TaskGroup | None = None
         #: Those whose streams are being moved.
         self._moving: set[Target] = set()
+        #: Called with the text of each file that was applied.
+        self.on_applied: Callable[[bytes], Awaitable[None]] | None = None
         #: Callers of `reload` by the number of their request.
         self._callers: dict[int, asyncio.Future[AppliedReload]] = {}
 
@@ -271,6 +273,8 @@ class Reloader:
                 await asyncio.Event().wait()
                 return
             self._file.watch_also(self._state.config.clients.keys_file)
+            if self._state.link is not None:
+                await self._state.link.leads_now.wait()  # until then the leader's readings are applied
             while True:
                 found = await self._file.changed()
                 answered = self._file.answered
@@ -314,6 +318,12 @@ class Reloader:
                 return await caller
         finally:
             del self._callers[number]
+
+    async def apply_text(self, text: bytes) -> bool:
+        """Apply what another worker has read of the file; return whether it could be applied."""
+        assert self._file is not None, "workers have one command line"
+        async with self.turn:
+            return isinstance(await self._reload(self._file, text), AppliedReload)
 
     def _answer(self, number: int, result: AppliedReload | GorgoError) -> None:
         for requested, caller in self._callers.items():
@@ -393,6 +403,8 @@ class Reloader:
         log("config_reloaded", level=level, replicas=len(self._state.replicas.targets), **changes.as_log())
         log_config_warnings(config)
         self._drain(left)
+        if self.on_applied is not None and isinstance(found, bytes):
+            await self.on_applied(found)
         return AppliedReload(len(config.replicas), changes.as_log())
 
     # -- with an await

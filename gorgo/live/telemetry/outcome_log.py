@@ -23,7 +23,7 @@ from gorgo.core.policy.interface import Candidates
 from gorgo.core.record import record
 from gorgo.core.training.features import ACCELERATOR, FEATURES, feature_table
 from gorgo.core.training.learning import RecordedOutcome
-from gorgo.live.logs import OUTCOME_LOG, LineFile, LineLog
+from gorgo.live.logs import OUTCOME_LOG, LineFile, LineLog, LineOutput
 from gorgo.policies.learned.gorgo_residual import PRIOR, GorgoResidual
 
 SCHEMA = 1
@@ -98,13 +98,16 @@ class OutcomeLog:
         self._add(OutcomeLine(outcome, self.names))
 
 
-def open_outcome_log(
-    path: Path, *, boot_id: str, clock: Callable[[], float], count: Callable[[str, int], None]
-) -> LineLog:
-    """Return the log's queue, with its file open. Raises `ConfigError` for a wrong path."""
+def outcome_log_file(path: Path, *, boot_id: str, clock: Callable[[], float]) -> LineFile:
+    """Return the log's file, open. Raises `ConfigError` for a wrong path."""
     header: Mapping[str, Any] = {"gorgo_outcome_log": SCHEMA, "boot_id": boot_id, "started_s": round(clock(), 4)}
     file = LineFile(path, header, kind="an outcome log", max_bytes=MAX_FILE_BYTES, max_files=MAX_FILES)
     file.open()
+    return file
+
+
+def outcome_log(file: LineOutput, *, count: Callable[[str, int], None]) -> LineLog:
+    """Return the log's queue."""
     return LineLog(file, count=count, events=OUTCOME_LOG, max_waiting=MAX_WAITING)
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,8 @@ class TrainingService:
         #: The next outcome when the ring was last saved.
         self._saved_seq = 0
         self._state = TrainingState()
+        #: Called with each model that was trained here and is used from now on.
+        self.on_adopted: Callable[[bytes], None] = lambda _: None
 
     def configure(self, learning: LearningConfig) -> None:
         """Train by other settings from the next step on; another model file is read then."""
@@ -166,11 +169,26 @@ class TrainingService:
             if len(rows):
                 await self._pass_on(learner, rows)
 
-    async def aclose(self) -> None:
+    async def aclose(self, *, save: bool = True) -> None:
         """End the process, and save the outcomes since the last round."""
         await self._end("off")
-        if self._learner is not None and self._router.learning.learner is self._learner and self._learning.online:
-            await self._save_outcomes(self._learner)
+        learner = self._learner
+        if save and learner is not None and self._router.learning.learner is learner and self._learning.online:
+            await self._save_outcomes(learner)
+
+    async def take_model(self, data: bytes) -> None:
+        """Use a model that another process of this router has trained. Raises `ModelFileError` for one of another kind.
+
+        Frozen weights are those of all, so there is none while they are.
+        """
+        if self._router.learning.learner is not self._learner:
+            await self._follow()
+        learner = self._learner
+        if learner is None:
+            return
+        model = await asyncio.to_thread(loads, data, "another worker", names=learner.feature_names)
+        if self._router.learning.learner is learner:
+            self._adopt(ModelInUse(model, self._clock(), None))
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON of `GET /admin/model`."""
@@ -329,6 +347,7 @@ class TrainingService:
         self._adopt(ModelInUse(model, self._clock(), None, reply.report, reply.seconds))
         self._measured_seq = max(self._measured_seq, self._next_seq)
         self._metrics.round("adopted", reply.seconds)
+        self.on_adopted(reply.model)
         await self._write(learner, reply.model)
 
     def _adopt(self, found: ModelInUse) -> None:

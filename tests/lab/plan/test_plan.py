@@ -21,7 +21,7 @@ from gorgo.lab.plan.bounds import LowerBounds
 from gorgo.lab.plan.demand import Demand, read_demand
 from gorgo.lab.plan.plan import HEADROOM_MAX, World, fleet_of, meets, regions_text
 from gorgo.lab.plan.search import Counts, Measured, fleets_by_price, search
-from gorgo.lab.plan.settings import Accelerator, Clients, Kind, Objective
+from gorgo.lab.plan.settings import Accelerator, ClientGroup, Kind, Objective
 from gorgo.lab.sim.engine.profiles import find_profile
 from gorgo.lab.sim.records import SimRecord
 from gorgo.lab.simulate.fleet import fleet_of as fleet_of_config
@@ -60,7 +60,7 @@ def kind(region: str = "us", *, price: float = 4.0, quota: int = 2, rtt_s: float
     )
 
 
-def settings(*, quota: int = 2, ttft_ms: float = 2500.0, clients: Sequence[Clients] = ()) -> PlanSettings:
+def settings(*, quota: int = 2, ttft_ms: float = 2500.0, clients: Sequence[ClientGroup] = ()) -> PlanSettings:
     return PlanSettings(
         router="us",
         rtt_ms={"us": 2.0, "eu": 90.0},
@@ -70,7 +70,7 @@ def settings(*, quota: int = 2, ttft_ms: float = 2500.0, clients: Sequence[Clien
             )
         },
         objective=Objective(ttft_ms=ttft_ms),
-        clients=clients or (Clients(region="us", rtt_ms=2.0), Clients(region="eu", rtt_ms=90.0, shift_h=0.02)),
+        clients=clients or (ClientGroup(region="us", rtt_ms=2.0), ClientGroup(region="eu", rtt_ms=90.0, shift_h=0.02)),
         egress_per_gb={"us": 0.1, "eu": 0.1},
     )
 
@@ -245,7 +245,7 @@ def test_plan_says_what_less_and_more_would_do(tmp_path: Path, trace: str) -> No
     assert plan.static_peak is None or plan.static_peak > 0
     files = {path.name for path in write_plan(tmp_path, plan, settings())}
     assert files == {"plan.json", "demand.jsonl", "regions.yaml", "terraform.tfvars.json"}
-    again = read_demand(str(tmp_path / "demand.jsonl"), [Clients(region="us")], FILTERS)
+    again = read_demand(str(tmp_path / "demand.jsonl"), [ClientGroup(region="us")], FILTERS)
     assert [(one.prompt_tokens, one.output_tokens, one.blocks) for one in again.feed] == [
         (one.prompt_tokens, one.output_tokens, one.blocks) for one in plan.demand.feed
     ]
@@ -265,7 +265,7 @@ def test_regions_file_of_a_fleet_is_the_fleet_that_was_simulated(tmp_path: Path)
 
 def test_client_s_round_trip_is_in_its_figures() -> None:
     record = SimRecord(id="0", scheduled_s=0.0, sent_s=0.0, input_tokens=1, output_tokens=11, ttft_ms=400.0, e2e_s=1.4)
-    near, far = (Clients(region="x", rtt_ms=rtt, objective=Objective(ttft_ms=450.0)) for rtt in (20.0, 90.0))
+    near, far = (ClientGroup(region="x", rtt_ms=rtt, objective=Objective(ttft_ms=450.0)) for rtt in (20.0, 90.0))
     assert meets(record, near)
     assert not meets(record, far)
     slow = replace(near, objective=Objective(tpot_ms=99.0))

@@ -20,7 +20,7 @@ from gorgo.lab.learn import read_outcomes
 from gorgo.lab.request_log import read_request_log
 from gorgo.live import logs
 from gorgo.live.logs import Finished, LineLog, RequestLogFile, logged_hashes
-from gorgo.live.telemetry.outcome_log import open_outcome_log
+from gorgo.live.telemetry.outcome_log import outcome_log_file
 from tests.proxy.conftest import QUIET, Running, Start, config_for, until, with_replica
 from tests.proxy.fakes import DONE, USAGE, Script, answer, chat, delta, stream
 
@@ -387,7 +387,7 @@ async def test_a_failed_attempt_and_its_retry_have_lines_and_one_answer_in_one_p
 
 def test_a_wrong_path_is_refused_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot write an outcome log: No such file or directory; expected a file"):
-        open_outcome_log(tmp_path / "no" / "log", boot_id="b", clock=lambda: 0.0, count=lambda *_: None)
+        outcome_log_file(tmp_path / "no" / "log", boot_id="b", clock=lambda: 0.0)
 
 
 async def test_a_full_disk_is_logged_and_routing_goes_on(

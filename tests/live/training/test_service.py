@@ -82,6 +82,30 @@ async def test_outcomes_become_a_model_that_the_router_adopts_and_a_file(tmp_pat
 
 
 @pytest.mark.usefixtures("quick")
+async def test_a_model_of_one_worker_is_that_of_the_others(tmp_path: Path) -> None:
+    """One trains, with the outcomes of both, and the other one uses its models and writes no file."""
+    leader, other = Bench(tmp_path), Bench(tmp_path / "none")
+    models: list[bytes] = []
+    leader.service.on_adopted = models.append
+    await leader.service.start()
+    leader.run(12)
+    other.run(12)
+    rows = other.router.learning.outcomes
+    own = leader.router.learning.outcomes
+    assert rows is not None
+    assert own is not None
+    own.extend(rows.since(0))
+    await leader.service.step()
+    assert (leader.version(), other.version(), len(models)) == (1, None, 1)
+    await other.service.take_model(models[0])
+    assert other.version() == 1
+    assert other.router.learning.model_digest == leader.router.learning.model_digest
+    await other.service.aclose(save=False)
+    assert not (tmp_path / "none").exists()
+    await leader.service.aclose()
+
+
+@pytest.mark.usefixtures("quick")
 async def test_a_model_survives_a_restart_and_the_next_round_counts_on(tmp_path: Path) -> None:
     first = Bench(tmp_path)
     await first.service.start()

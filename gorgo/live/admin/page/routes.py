@@ -27,7 +27,7 @@ from gorgo.core.lru import Lru
 from gorgo.live.admin.bodies import count_of, json_response
 from gorgo.live.admin.page.charts import Html
 from gorgo.live.admin.page.document import ROOT, Writer, login_page, off_page, status_page
-from gorgo.live.admin.page.snapshot import take_snapshot
+from gorgo.live.admin.page.snapshot import gather_snapshot
 from gorgo.live.admin.token_check import TokenCheck
 from gorgo.live.event_loop import Clock
 from gorgo.live.http.errors import HttpError, Message, Receive, Send, send_error
@@ -301,7 +301,7 @@ class Page:
         every_s = count_of(request, "every", 0)
         if every_s and not EVERY_S[0] <= every_s <= EVERY_S[1]:
             raise HttpError(400, "invalid_request", f"every: expected {EVERY_S[0]} to {EVERY_S[1]} seconds")
-        status = take_snapshot(self._state)
+        status = await gather_snapshot(self._state)
         return _html(status_page(status, await self._writer.write(status), every_s=every_s or None))
 
     async def login_form(self, request: Request) -> Response:
@@ -337,13 +337,13 @@ class Page:
 
     async def status(self, request: Request) -> Response:
         await self._refuse(request)
-        return json_response(take_snapshot(self._state).as_dict())
+        return json_response((await gather_snapshot(self._state)).as_dict())
 
     def _signed_in(self, request: Request) -> bool:
         return self._sessions is not None and self._sessions.holds(request.cookies.get(COOKIE))
 
     async def _take_snapshot(self) -> TakeSnapshot:
-        status = take_snapshot(self._state)
+        status = await gather_snapshot(self._state)
         return f"{formatting.clock(status.now)} UTC", await self._writer.write(status)
 
 

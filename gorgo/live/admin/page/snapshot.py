@@ -1,6 +1,6 @@
 """The data of the status page and of `/admin/status`: one snapshot of a proxy, read from its parts.
 
-Owns the snapshot (`take_snapshot`), the differences from regions.yaml (`differences`), and what is worth an alert
+Owns the snapshot (`gather_snapshot`), the differences from regions.yaml (`differences`), and what is worth an alert
 (`alerts`). Leaves the markup to `document` and `sections`.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from math import ceil
 from operator import attrgetter
 from typing import Any
@@ -37,6 +37,7 @@ from gorgo.live.control.transactions import WeightsChange
 from gorgo.live.state import CacheState, LiveState
 from gorgo.live.telemetry.counters import ClientRow
 from gorgo.live.telemetry.health import ProbeTime
+from gorgo.live.workers.link import WorkerRow
 
 # Differences of a running proxy from regions.yaml: policy, weights, drain marks, and keys that need a restart.
 
@@ -440,6 +441,8 @@ class Snapshot:
     routes: RouteStats | None = None
     #: As in `GET /admin/fleet`.
     fleet_sources: Sequence[Mapping[str, Any]] = ()
+    #: Of the router; none for one of one process.
+    workers: Sequence[WorkerRow] = ()
 
     @property
     def per_s(self) -> float | None:
@@ -476,6 +479,7 @@ class Snapshot:
             "fleet_sources": list(self.fleet_sources),
             "clients": [asdict(row) for row in self.clients],
             "peer_store": self.store,
+            "workers": [row.as_dict() for row in self.workers],
             "streams": self.streams,
             "prompt_heads": [asdict(row) for row in self.prompt_heads],
             "routes": None if self.routes is None else asdict(self.routes),
@@ -483,10 +487,58 @@ class Snapshot:
         }
 
 
-def take_snapshot(state: LiveState) -> Snapshot:
-    """Return the status now. Bounded: it takes milliseconds of the event loop at most."""
+# What of the status each worker of a router has a part of.
+
+
+#: By replica: requests and prompt tokens in flight, tokens before their first content, and their prefill, s. Under no
+#: name: requests in flight and queued.
+Loads = Mapping[str, tuple[float, ...]]
+
+
+def own_loads(state: LiveState) -> Loads:
+    """Return the part of this worker."""
+    router = state.routing.router
+    found: dict[str, tuple[float, ...]] = {"": (router.in_flight, router.queued)}
+    for view in router.view.snapshots(now=state.routing.clock()):
+        row = (view.in_flight_requests, view.in_flight_tokens, view.queued_prefill_tokens, view.backlog_s)
+        if any(row):
+            found[view.name] = row
+    return found
+
+
+async def loads_of_others(state: LiveState) -> Sequence[Loads]:
+    """Return the parts of the other workers; none for a router of one process."""
+    return () if state.link is None else tuple((await state.link.question_all("loads")).values())
+
+
+def with_others(view: ReplicaSnapshot, others: Iterable[Loads]) -> ReplicaSnapshot:
+    """Return a replica with the load of all workers."""
+    rows = [loads[view.name] for loads in others if view.name in loads]
+    if not rows:
+        return view
+    requests, tokens, waiting, backlog_s = (sum(column) for column in zip(*rows, strict=True))
+    return replace(
+        view,
+        in_flight_requests=view.in_flight_requests + int(requests),
+        in_flight_tokens=view.in_flight_tokens + int(tokens),
+        queued_prefill_tokens=view.queued_prefill_tokens + int(waiting),
+        backlog_s=view.backlog_s + backlog_s,
+    )
+
+
+async def gather_snapshot(state: LiveState) -> Snapshot:
+    """Return the status now, of all workers of the router."""
+    return take_snapshot(state, await loads_of_others(state))
+
+
+def take_snapshot(state: LiveState, others: Sequence[Loads] = ()) -> Snapshot:
+    """Return the status now. Bounded: it takes milliseconds of the event loop at most.
+
+    `others` are the loads of the other workers of the router.
+    """
     router, control, now = state.routing.router, state.routing.control, state.routing.clock()
-    views = router.view.snapshots(now=now)
+    views = [with_others(view, others) for view in router.view.snapshots(now=now)]
+    queued = router.queued + sum(int(loads[""][1]) for loads in others)
     samples = recent_stats(router.samples.newest(RECENT_SAMPLES), now=now)
     stats = RecentStats.of(samples)
     settings = router.settings
@@ -504,13 +556,14 @@ def take_snapshot(state: LiveState) -> Snapshot:
         now=now,
         up_s=now - state.started_s,
         stopping=state.stopping,
-        in_flight=router.in_flight,
-        queued=router.queued,
+        in_flight=router.in_flight + sum(int(loads[""][0]) for loads in others),
+        queued=queued,
+        workers=() if state.link is None else state.link.rows,
         alerts=alerts(
             views,
             stats,
             unreachable_regions=router.view.unreachable_regions,
-            queued=router.queued,
+            queued=queued,
             stopping=state.stopping,
             config_refused=state.telemetry.metrics.config.refused,
             out_of_range=router.settings.weights.out_of_range(specs),

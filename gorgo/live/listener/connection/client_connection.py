@@ -67,6 +67,8 @@ class ServerSettings:
         self.heads = heads
         self.keep_alive_s = float(config.keep_alive_timeout)
         self.requests_per_connection: int = config.keep_alive_max_requests
+        #: Whether each connection ends with its next response: others accept new ones from the listener.
+        self.retiring = False
         self.root_path: str = config.root_path
         self.log = config.log
         self._config = config
@@ -255,8 +257,13 @@ class ClientConnection(asyncio.Protocol):
 
     def must_close(self) -> bool:
         """Return whether the response that begins is the last."""
+        settings = self._settings
         return (
-            self._is_last or self._stopping or self._at_eof or self._requests > self._settings.requests_per_connection
+            self._is_last
+            or self._stopping
+            or self._at_eof
+            or settings.retiring
+            or self._requests > settings.requests_per_connection
         )
 
     # -- bounds

@@ -1,0 +1,128 @@
+"""A worker among those of its router: reports over the parent's socket, every 10 ms while it has requests.
+
+Owns the intervals and the form of a report on the socket (`LocalPeers`). Leaves the connection to `workers.link`, and
+the meaning of reports to `core.peers`. It is the second transport of reports, beside the store of several routers.
+
+Theory of operation. Both ends are this program's and of one machine: a report is not parsed as a stranger's would be,
+and its age is a difference of the machine's monotonic clock. What a full connection did not take is part of the next
+report. An idle worker sleeps until its next request or heartbeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from time import monotonic
+from typing import Any
+
+import msgspec
+
+from gorgo.core.messages.actions import Dispatch
+from gorgo.core.peers.exchange import HEARTBEAT_S
+from gorgo.core.peers.records import PeerReport
+from gorgo.core.router import Router
+from gorgo.live.event_loop import Clock, RouterGateway
+from gorgo.live.peer_store.service import PeerRow, peer_rows
+from gorgo.live.peer_store.writer import Outgoing
+from gorgo.live.telemetry.peers import PeerCounts, PeerMeasures, Subject
+from gorgo.live.workers.link import WorkerLink
+
+#: Between two reports of a worker with requests, s.
+INTERVAL_S = 0.01
+#: When a report was written, by the machine's monotonic clock, s.
+_WRITTEN = struct.Struct("!d")
+_ENCODE = msgspec.msgpack.Encoder().encode
+_DECODE = msgspec.msgpack.Decoder(PeerReport).decode
+
+
+class LocalPeers:
+    """One worker among those of its router.
+
+    Parameters
+    ----------
+    link:
+        To the other workers.
+    router, gateway, clock:
+        Of the process.
+    key_id:
+        Of the fingerprints.
+    """
+
+    def __init__(self, link: WorkerLink, router: Router, gateway: RouterGateway, clock: Clock, *, key_id: str) -> None:
+        self.member = f"worker-{link.number}/{router.boot_id[:8]}"
+        self.peers = router.peers.join(self.member, key_id=key_id)
+        self.counts = PeerCounts()
+        #: Probes a replica now; set by the process.
+        self.probe: Callable[[str], None] = lambda _: None
+        self._link = link
+        self._router = router
+        self._gateway = gateway
+        self._clock = clock
+        self._outgoing = Outgoing()
+        self._woken = asyncio.Event()
+        #: Member by worker.
+        self._members: dict[int, str] = {}
+        gateway.on_dispatch = self._on_dispatch
+        link.on_report = self._take
+        link.on_ended.append(self._forget)
+
+    async def run(self) -> None:
+        """Report until cancelled."""
+        while True:
+            await asyncio.sleep(INTERVAL_S)
+            if self._outgoing or self.peers.has_news(now=self._clock()):
+                self.write_report()
+            if not self._router.in_flight and not self._outgoing:
+                self._woken.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(HEARTBEAT_S):
+                        await self._woken.wait()
+
+    def write_report(self) -> None:
+        """Send a report of now; what a full connection does not take is part of the next one."""
+        report = self._outgoing.add(self.peers.report(now=self._clock()))
+        content = _ENCODE(report)
+        self.counts.dropped = self._outgoing.dropped + self.peers.outbox.dropped
+        if self._link.send_report(_WRITTEN.pack(monotonic()) + content):
+            self._outgoing.on_written()
+            self.counts.reports["written"] += 1
+            self.counts.written_bytes += len(content)
+
+    def known_peers(self) -> list[PeerRow]:
+        """Return the other workers, the last one heard of first."""
+        return peer_rows(self.peers, {}, now=self._clock())
+
+    def measures(self) -> PeerMeasures:
+        """Return what a scrape shows."""
+        differing: dict[Subject, int] = {}
+        rows = self.known_peers()
+        for row in rows:
+            for subject in row.differences:
+                differing[subject] = differing.get(subject, 0) + 1
+        evicted: Mapping[Any, int] = self._router.peers.evicted_prefixes()
+        return PeerMeasures(
+            self.counts, not self._link.ended.is_set(), sum(row.counts for row in rows), differing, evicted
+        )
+
+    def _on_dispatch(self, _: Dispatch) -> None:
+        self._woken.set()
+
+    def _take(self, worker: int, content: bytes) -> None:
+        (written_s,) = _WRITTEN.unpack_from(content)
+        report = _DECODE(memoryview(content)[_WRITTEN.size :])
+        self.counts.reports["read"] += 1
+        self.counts.read_bytes += len(content)
+        self._members[worker] = report.router
+        age_s = max(0.0, monotonic() - written_s)
+        self._gateway.apply(self._router.peers.on_report(report, now=self._clock(), age_s=age_s))
+        hints = self.peers.probe_hints
+        while hints:
+            self.probe(hints.popleft())
+
+    def _forget(self, worker: int) -> None:
+        """Count nothing of a worker that has ended: its requests have ended with it."""
+        member = self._members.pop(worker, None)
+        if member is not None:
+            self.peers.drop_router(member)

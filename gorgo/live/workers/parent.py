@@ -1,0 +1,364 @@
+"""The parent of the workers of one router: it has the sockets, starts workers again, and passes frames between them.
+
+Owns the life of the workers (`Parent`), and which of them leads. Serves no request, and reads no frame but its head.
+
+Theory of operation. The parent binds the listeners before the first worker starts and closes them after the last one
+has ended, so a client that connects waits while there is no worker, and is not refused. Every worker is a fresh
+interpreter with the parent's own command line; what it starts with comes over its connection. A worker that ends by
+itself is started again: at once where it served for a while, after a pause that grows where it did not. One that ends
+before any has served ends the start, with its exit code. The end of the parent, however it comes, is the end of the
+connections, by which workers stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+
+from gorgo.core.backoff import backoff_s
+from gorgo.live.logs import log
+from gorgo.live.workers.counts import SharedCounts
+from gorgo.live.workers.hub import ALL, PARENT, Channel, Frame, Kind, packed, unpacked
+from gorgo.live.workers.link import WorkerRow, WorkerStart
+
+#: Variable with the descriptor of a worker's connection, and with those that a parent takes from its predecessor.
+WORKER_VARIABLE, TAKEOVER_VARIABLE = "GORGO_WORKER", "GORGO_TAKEOVER"
+#: A worker that served for so long is started again at once, s; the pauses of others, s.
+SERVED_S = 10.0
+FIRST_RETRY_S, LAST_RETRY_S = 0.5, 30.0
+#: What a successor says once it serves.
+_SERVES = b"serves"
+#: Workers have the grace period to end their requests, and this to end themselves, s. Then they are killed.
+END_S = 10.0
+
+
+@dataclass(slots=True)
+class _Worker:
+    """One worker, while it runs and between two runs."""
+
+    number: int
+    process: asyncio.subprocess.Process | None = None
+    channel: Channel | None = None
+    state: str = "starting"
+    started_s: float = 0.0
+    #: Ends that nobody asked for: all of them, and those soon after a start, in a row.
+    restarts: int = 0
+    failures: int = 0
+    retry_s: float | None = None
+
+    def as_row(self) -> WorkerRow:
+        pid = None if self.process is None else self.process.pid
+        return WorkerRow(self.number, pid, self.state, self.restarts, self.retry_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParentOptions:
+    """What a parent is started with.
+
+    Parameters
+    ----------
+    command:
+        Starts a worker: the parent's own command line.
+    environ:
+        Of the workers.
+    start:
+        What each worker starts with, but for its number.
+    grace_s:
+        The grace period of a stop.
+    ready:
+        Called once, when all workers serve.
+    reloads:
+        Whether the workers follow a file, which a SIGHUP has read again.
+    predecessor:
+        Connection to the parent whose listeners this one takes over.
+    """
+
+    command: Sequence[str]
+    environ: Mapping[str, str]
+    start: WorkerStart
+    grace_s: float
+    ready: Callable[[], None]
+    reloads: bool = True
+    predecessor: socket.socket | None = None
+
+
+@dataclass(slots=True)
+class Parent:
+    """The workers of one router."""
+
+    options: ParentOptions
+    counts: SharedCounts
+    workers: list[_Worker] = field(default_factory=list)
+    leader: int = 0
+    #: Exit code of a worker that ended before all served.
+    failed: int = 0
+    _stopping: bool = False
+    _is_ready: bool = False
+    #: Set while a successor starts, and when it serves.
+    _successor: asyncio.Task[None] | None = None
+    _retired: bool = False
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def run(self) -> None:
+        """Run workers until a signal."""
+        self.workers = [_Worker(number) for number in range(self.options.start.processes)]
+        for worker in self.workers:
+            self.counts.reset(worker.number)
+        with self._signals():
+            async with asyncio.TaskGroup() as tasks:
+                for worker in self.workers:
+                    tasks.create_task(self._keep(worker))
+
+    # -- the life of a worker
+
+    async def _keep(self, worker: _Worker) -> None:
+        """Run one worker after another until the parent stops."""
+        while not self._stopping:
+            await self._start(worker)
+            assert worker.process is not None
+            code = await self._end_of(worker)
+            self._on_end(worker, code)
+            if not self._stopping:
+                await self._pause(worker)
+        worker.state = "ended"
+
+    async def _end_of(self, worker: _Worker) -> int:
+        """Wait for the end of a worker; kill one that does not end after a stop."""
+        assert worker.process is not None
+        ended = asyncio.create_task(worker.process.wait())
+        while not ended.done():
+            self._changed.clear()
+            changed = asyncio.create_task(self._changed.wait())
+            # A worker that retires has the period twice: to end its requests, and to stop.
+            limit_s = self.options.grace_s * (1 + self._retired) + END_S if self._stopping else None
+            await asyncio.wait((ended, changed), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            if not changed.done():
+                changed.cancel()
+                if not ended.done():
+                    log("worker_killed", level=logging.WARNING, worker=worker.number, after_s=limit_s)
+                    worker.process.kill()
+                    await ended
+        return ended.result()
+
+    async def _start(self, worker: _Worker) -> None:
+        ours, theirs = socket.socketpair()
+        if self.workers[self.leader].state == "waiting":
+            self.leader = worker.number
+        start = replace(self.options.start, number=worker.number, leader=self.leader)
+        descriptors = (theirs.fileno(), start.data, start.admin, start.counts)
+        with theirs:
+            worker.process = await asyncio.create_subprocess_exec(
+                *self.options.command,
+                stdin=subprocess.DEVNULL,
+                # The parent alone says that requests can be routed, and its end ends what is read there.
+                stdout=subprocess.DEVNULL,
+                env={**self.options.environ, WORKER_VARIABLE: str(theirs.fileno())},
+                pass_fds=descriptors,
+                # A terminal's Ctrl-C is the parent's: workers would take what it passes on for a second one.
+                start_new_session=True,
+            )
+        ours.setblocking(False)
+        loop = asyncio.get_running_loop()
+        worker.state, worker.started_s, worker.retry_s = "starting", loop.time(), None
+        _, worker.channel = await loop.create_unix_connection(
+            lambda: Channel(lambda frame: self._on_frame(worker, frame), lambda: None), sock=ours
+        )
+        worker.channel.send(Frame(Kind.START, PARENT, worker.number, 0, packed(start)))
+        if self._stopping:
+            self._signal(worker, signal.SIGTERM)
+        self._publish_table()
+
+    def _on_end(self, worker: _Worker, code: int) -> None:
+        """Take note of the end of a worker, and let another one lead."""
+        if worker.channel is not None:
+            worker.channel.close()
+        self.counts.reset(worker.number)
+        lived_s = asyncio.get_running_loop().time() - worker.started_s
+        worker.process, worker.channel = None, None
+        if self._stopping:
+            worker.state = "ended"
+        elif not self._is_ready:
+            self.failed = max(code, 1)  # a signal is a negative one
+            self._stop()
+        else:
+            worker.restarts += 1
+            worker.failures = 0 if lived_s >= SERVED_S else worker.failures + 1
+            worker.state, worker.retry_s = "waiting", self._retry_s(worker)
+            log(
+                "worker_ended",
+                level=logging.ERROR,
+                worker=worker.number,
+                exit_code=code,
+                served_s=round(lived_s, 1),
+                retry_s=worker.retry_s,
+            )
+        self._send_all(Kind.ENDED, worker.number)
+        if worker.number == self.leader:
+            self._choose_leader()
+        self._publish_table()
+
+    def _retry_s(self, worker: _Worker) -> float:
+        if worker.failures <= 1:
+            return 0.0
+        return backoff_s(worker.failures - 1, first_s=FIRST_RETRY_S, longest_s=LAST_RETRY_S)
+
+    async def _pause(self, worker: _Worker) -> None:
+        """Wait for the next start, or for a stop."""
+        loop = asyncio.get_running_loop()
+        ends_s = loop.time() + (worker.retry_s or 0.0)
+        while not self._stopping and (left_s := ends_s - loop.time()) > 0.0:
+            self._changed.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._changed.wait()
+
+    def _choose_leader(self) -> None:
+        """Let the first worker that serves lead; without one the first that starts will."""
+        serving = [worker.number for worker in self.workers if worker.state == "ready"]
+        running = [worker.number for worker in self.workers if worker.process is not None]
+        self.leader = next(iter(serving or running), self.leader)
+        self._send_all(Kind.LEADER, self.leader)
+
+    # -- frames
+
+    def _on_frame(self, sender: _Worker, frame: Frame) -> None:
+        if frame.kind is Kind.READY:
+            self._on_ready(sender)
+        elif frame.kind is Kind.RESTART:
+            self._restart(self.workers[unpacked(frame.content)])
+        elif frame.receiver == ALL:
+            for worker in self.workers:
+                if worker is not sender and worker.channel is not None:
+                    worker.channel.send(frame)
+        elif 0 <= frame.receiver < len(self.workers):
+            channel = self.workers[frame.receiver].channel
+            if channel is not None:
+                channel.send(frame)
+            elif sender.channel is not None:  # no answer will come
+                sender.channel.send(Frame(Kind.ENDED, PARENT, sender.number, 0, packed(frame.receiver)))
+
+    def _on_ready(self, worker: _Worker) -> None:
+        worker.state = "ready"
+        log("worker_ready", worker=worker.number, pid=None if worker.process is None else worker.process.pid)
+        self._publish_table()
+        if not self._is_ready and all(each.state == "ready" for each in self.workers):
+            self._is_ready = True
+            if self.options.predecessor is not None:
+                self.options.predecessor.send(_SERVES)
+                self.options.predecessor.close()
+            self.options.ready()
+
+    def _restart(self, worker: _Worker) -> None:
+        """End a worker in order; it is started again."""
+        if worker.state == "ready":
+            worker.state = "stopping"
+            self._signal(worker, signal.SIGTERM)
+            self._publish_table()
+
+    def _publish_table(self) -> None:
+        self._send_all(Kind.TABLE, tuple(worker.as_row() for worker in self.workers))
+
+    def _send_all(self, kind: Kind, content: object) -> None:
+        data = packed(content)
+        for worker in self.workers:
+            if worker.channel is not None:
+                worker.channel.send(Frame(kind, PARENT, worker.number, 0, data))
+
+    # -- signals
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        handlers: dict[signal.Signals, Callable[[], None]] = {
+            signal.SIGTERM: self._stop,
+            signal.SIGINT: self._stop,
+            signal.SIGHUP: self._reload,
+            signal.SIGUSR2: self._begin_takeover,
+        }
+        for number, handler in handlers.items():
+            loop.add_signal_handler(number, handler)
+        try:
+            yield
+        finally:
+            for number in handlers:
+                loop.remove_signal_handler(number)
+
+    def _stop(self) -> None:
+        """Pass the signal on: the first one stops workers in order, a second one at once."""
+        self._stopping = True
+        self._changed.set()
+        for worker in self.workers:
+            self._signal(worker, signal.SIGTERM)
+
+    def _reload(self) -> None:
+        """Let the leader read the file again; it passes on what it reads."""
+        leader = self.workers[self.leader]
+        if self.options.reloads and leader.state == "ready":
+            self._signal(leader, signal.SIGHUP)
+
+    # -- hot restart
+
+    def _begin_takeover(self) -> None:
+        """Start a successor on the same listeners; once it serves, retire."""
+        if self._is_ready and not self._stopping and self._successor is None:
+            self._successor = asyncio.get_running_loop().create_task(self._start_successor())
+
+    async def _start_successor(self) -> None:
+        """Start a successor. Until it serves, no change is made here: it would not have it."""
+        options, start = self.options, self.options.start
+        ours, theirs = socket.socketpair()
+        words = ",".join(str(each) for each in (theirs.fileno(), start.data, start.admin))
+        self._send_all(Kind.PAUSE, True)
+        with ours, theirs:
+            ours.setblocking(False)
+            successor = await asyncio.create_subprocess_exec(
+                *options.command,
+                env={**options.environ, TAKEOVER_VARIABLE: words},
+                pass_fds=(theirs.fileno(), start.data, start.admin),
+            )
+            log("takeover_begun", pid=successor.pid)
+            theirs.close()
+            said = await asyncio.get_running_loop().sock_recv(ours, len(_SERVES))
+        if said == _SERVES:
+            log("takeover_done", pid=successor.pid)
+            self._retire()
+            return
+        code = await successor.wait()
+        log("takeover_failed", level=logging.ERROR, exit_code=code)
+        self._send_all(Kind.PAUSE, False)
+        self._successor = None
+
+    def _retire(self) -> None:
+        """Let the workers end their requests, and accept no more."""
+        self._stopping = self._retired = True
+        self._send_all(Kind.RETIRE, None)
+        self._changed.set()
+
+    def _signal(self, worker: _Worker, number: signal.Signals) -> None:
+        if worker.process is not None and worker.state != "waiting":
+            with suppress(ProcessLookupError):
+                worker.process.send_signal(number)
+
+
+def own_command() -> list[str]:
+    """Return the command line of this process for `python -m gorgo`, by the same interpreter.
+
+    A program that wraps the command is the parent's alone. The folder in which the command was called is no place to
+    import from, unless it was for this process.
+    """
+    from_folder = "-m" in sys.orig_argv and not sys.flags.safe_path
+    return [sys.executable, *(() if from_folder else ("-P",)), "-m", "gorgo", *sys.argv[1:]]
+
+
+def inheritable(listener: socket.socket) -> int:
+    """Return a listener's descriptor, for children."""
+    os.set_inheritable(listener.fileno(), True)
+    return listener.fileno()

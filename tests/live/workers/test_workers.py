@@ -1,0 +1,323 @@
+"""What passes between workers and their parent, what they count in memory, and metrics of all as those of one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from gorgo.core.limits import ClientLimits, ClientQuotas, ClientRules
+from gorgo.live.admin.workers import merged_checks, merged_decisions
+from gorgo.live.telemetry.merged import Family, exposition, merged
+from gorgo.live.workers.counts import SharedCounts, make_memory
+from gorgo.live.workers.hub import (
+    ALL,
+    MAX_REPORT_BYTES,
+    MAX_WAITING_BYTES,
+    Channel,
+    Frame,
+    Kind,
+    packed,
+)
+from gorgo.live.workers.link import WorkerLink, WorkerRow, WorkerStart, WorkerUnreachable
+
+# Frames on a socket pair.
+
+
+async def channels() -> tuple[list[Frame], Channel, Channel, list[str]]:
+    """Two ends: what the second one has received, both, and the ends that were noticed."""
+    loop = asyncio.get_running_loop()
+    found: list[Frame] = []
+    ended: list[str] = []
+    ours, theirs = socket.socketpair()
+    made = []
+    for name, end, take in (("first", ours, lambda _: None), ("second", theirs, found.append)):
+        end.setblocking(False)
+        channel = Channel(take, lambda name=name: ended.append(name))  # type: ignore[misc]
+        await loop.create_unix_connection(lambda channel=channel: channel, sock=end)  # type: ignore[misc]
+        made.append(channel)
+    return found, made[0], made[1], ended
+
+
+async def until(holds: object) -> None:
+    assert callable(holds)
+    async with asyncio.timeout(10):
+        while not holds():
+            await asyncio.sleep(0)
+
+
+async def test_frames_arrive_whole_and_in_order_however_they_are_cut() -> None:
+    chance = random.Random(3)
+    frames = [
+        Frame(chance.choice(list(Kind)), number % 3, ALL, number, chance.randbytes(chance.choice([0, 1, 500, 90_000])))
+        for number in range(200)
+    ]
+    found: list[Frame] = []
+    channel = Channel(found.append, lambda: None)
+    data = b"".join(frame.as_bytes() for frame in frames)
+    while data:
+        size = chance.choice([1, 2, 12, 13, 14, 5000, 200_000])
+        channel.data_received(data[:size])
+        data = data[size:]
+    assert found == frames
+
+
+async def test_a_slow_reader_misses_reports_alone() -> None:
+    found, ours, theirs, _ = await channels()
+    assert theirs._transport is not None
+    theirs._transport.pause_reading()
+    report = Frame(Kind.REPORT, 0, ALL, 0, bytes(100_000))
+    sent = [ours.send(report) for _ in range(40)]
+    assert sent[0]
+    assert not sent[-1]
+    assert ours.left_out == sent.count(False) > 0
+    assert ours.send(Frame(Kind.EVENT, 0, ALL, 1, b"news")), "an event is not left out"
+    theirs._transport.resume_reading()
+    await until(lambda: found and found[-1].content == b"news")
+    assert len(found) == sent.count(True) + 1
+    assert MAX_REPORT_BYTES / 100_000 <= sent.count(True) <= MAX_REPORT_BYTES / 100_000 + 8
+    ours.close()
+    theirs.close()
+
+
+async def test_a_reader_that_would_miss_events_is_cut() -> None:
+    _, ours, theirs, ended = await channels()
+    assert theirs._transport is not None
+    theirs._transport.pause_reading()
+    event = Frame(Kind.EVENT, 0, ALL, 0, bytes(MAX_WAITING_BYTES // 4))
+    sent = 0
+    while ours.send(event):
+        sent += 1
+        assert sent < 8
+    assert not ours.is_open
+    await until(lambda: "first" in ended)
+    theirs.close()
+
+
+# Questions to other workers.
+
+
+def start(number: int, processes: int = 2) -> WorkerStart:
+    return WorkerStart(
+        number=number, processes=processes, leader=0, key=1, text=b"", admin_token="", data=-1, admin=-1, counts=-1
+    )
+
+
+@contextmanager
+def linked() -> Iterator[tuple[WorkerLink, WorkerLink]]:
+    """Two workers whose frames reach each other in the same step."""
+    memory = make_memory(2)
+    links = [WorkerLink(start(number), SharedCounts(memory, 2, own=number), 0) for number in range(2)]
+    rows = tuple(WorkerRow(number, number, "ready") for number in range(2))
+
+    class Direct(Channel):
+        def __init__(self, other: WorkerLink) -> None:
+            super().__init__(lambda _: None, lambda: None)
+            self.other = other
+
+        def send(self, frame: Frame) -> bool:
+            self.other.on_frame(frame)
+            return True
+
+    for link, other in zip(links, reversed(links), strict=True):
+        link.connect(Direct(other))
+        link.rows = rows
+    try:
+        yield links[0], links[1]
+    finally:
+        os.close(memory)
+
+
+async def test_a_question_waits_for_a_worker_that_starts_and_not_for_one_that_has_ended() -> None:
+    with linked() as (leader, other):
+        asked = asyncio.create_task(leader.question(1, "sum", 2, 3))
+        await asyncio.sleep(0)
+
+        async def add(a: int, b: int) -> int:
+            return a + b
+
+        other.on_question("sum", add)
+        assert await asked == 5
+        lost = asyncio.create_task(leader.question(1, "never"))
+        await asyncio.sleep(0)
+        leader.on_frame(Frame(Kind.ENDED, -2, 0, 0, packed(1)))
+        with pytest.raises(WorkerUnreachable, match="worker 1 has ended"):
+            await lost
+
+
+async def test_a_fault_in_an_answer_or_event_is_the_worker_s_own() -> None:
+    with linked() as (leader, other):
+
+        async def fail() -> None:
+            raise RuntimeError("text of a client")
+
+        def fail_at_once() -> None:
+            raise RuntimeError("text of a client")
+
+        other.on_question("fail", fail)
+        other.on_event("fail", fail_at_once)
+        leader.publish("fail")
+        with pytest.raises(WorkerUnreachable, match=r"^worker 1: RuntimeError$"):
+            await leader.question(1, "fail")
+        assert await leader.question_all("fail") == {}
+
+
+async def test_a_worker_leads_from_when_its_parent_says_so() -> None:
+    with linked() as (_, other):
+        found = [other.leads]
+        other.on_frame(Frame(Kind.LEADER, -2, 1, 0, packed(1)))
+        assert [*found, other.leads, other.leads_now.is_set()] == [False, True, True]
+
+
+# Counts in memory.
+
+
+def quotas_of_workers(workers: int, limits: ClientLimits) -> list[ClientQuotas]:
+    memory = make_memory(workers)
+    made = []
+    for number in range(workers):
+        quotas = ClientQuotas(ClientRules(limits))
+        quotas.shared = SharedCounts(memory, workers, own=number)
+        made.append(quotas)
+    os.close(memory)
+    return made
+
+
+def test_a_limit_in_flight_is_that_of_all_workers() -> None:
+    workers = quotas_of_workers(4, ClientLimits(max_in_flight=10))
+    chance = random.Random(1)
+    admitted = []
+    for _ in range(40):
+        worker = chance.choice(workers)
+        if worker.acquire("a", now=0.0) is None:
+            admitted.append(worker)
+    assert len(admitted) == 10
+    admitted.pop().release("a")
+    assert chance.choice(workers).acquire("a", now=0.0) is None
+    assert {worker.acquire("a", now=0.0) is None for worker in workers} == {False}
+    assert workers[0].acquire("b", now=0.0) is None, "another client has its own limit"
+
+
+def test_workers_that_decide_at_once_admit_at_most_one_more_each() -> None:
+    """Each has read before any has written: the last request of the limit is admitted by all of them."""
+    workers = quotas_of_workers(4, ClientLimits(max_in_flight=10))
+    for _ in range(9):
+        workers[0].acquire("a", now=0.0)
+    checked = [worker.check("a") for worker in workers]
+    assert checked == [None] * 4
+    for worker in workers:
+        worker._quota("a", worker._rules.for_client("a"), 0.0).in_flight += 1
+        worker._share("a", worker._quotas["a"])
+    assert workers[0].in_flight("a") == 10 + len(workers) - 1
+    assert all(worker.acquire("a", now=0.0) for worker in workers)
+
+
+def test_rates_are_those_of_all_workers_also_for_one_that_starts_later() -> None:
+    limits = ClientLimits(requests_per_s=1.0, burst=6, tokens_per_s=10.0)
+    workers = quotas_of_workers(3, limits)
+    for number in range(6):
+        assert workers[number % 2].acquire("a", now=100.0) is None
+    assert [worker.acquire("a", now=100.0) is None for worker in workers] == [False] * 3
+    assert workers[2].acquire("a", now=101.0) is None, "one has come back"
+    assert [worker.acquire("a", now=101.0) is None for worker in workers] == [False] * 3
+
+
+def test_tokens_that_an_engine_reports_are_charged_at_all_workers() -> None:
+    workers = quotas_of_workers(2, ClientLimits(tokens_per_s=10.0))
+    most = workers[0]._rules.for_client("a").most_tokens
+    assert workers[0].acquire("a", now=100.0, tokens=10) is None
+    assert workers[1].acquire("a", now=100.0, tokens=10) is None
+    workers[0].release("a", tokens=10, used=int(most))
+    assert workers[1].is_spent("a", now=100.0)
+
+
+def test_a_worker_that_has_ended_has_nothing_in_flight_and_is_no_measure_for_others() -> None:
+    memory = make_memory(3)
+    first, second, third = (SharedCounts(memory, 3, own=number) for number in range(3))
+    for number in range(3):
+        first.reset(number)
+    assert first.least_connections_of_others() > 1_000_000, "nobody else serves yet"
+    second.set_connections(5)
+    third.set_connections(2)
+    second.set_in_flight("a", 3)
+    second.spend("a", requests=3)
+    assert (first.least_connections_of_others(), first.in_flight_of_others("a")) == (2, 3)
+    first.reset(1)
+    first.reset(2)
+    assert first.in_flight_of_others("a") == 0
+    assert first.spent_by_others("a") == (3, 0)
+    assert first.least_connections_of_others() > 1_000_000
+    os.close(memory)
+
+
+def test_thousands_of_clients_are_told_apart() -> None:
+    memory = make_memory(2)
+    own, other = (SharedCounts(memory, 2, own=number) for number in range(2))
+    names = [f"client-{number}" for number in range(4096)]
+    for number, name in enumerate(names):
+        own.set_in_flight(name, number)
+    assert [other.in_flight_of_others(name) for name in names] == list(range(4096))
+    os.close(memory)
+
+
+# Metrics of all workers.
+
+
+def family(name: str, kind: str, **values: float) -> Family:
+    return Family(name, kind, "", {(name, (("replica", label),)): value for label, value in values.items()})
+
+
+def test_each_kind_of_metric_is_merged_by_its_own_rule() -> None:
+    one = [
+        family("gorgo_attempts", "counter", a=1.0),
+        family("gorgo_in_flight_requests", "gauge", a=2.0),
+        family("gorgo_rtt_seconds", "gauge", a=0.1),
+        family("gorgo_saturation_ratio", "gauge", a=0.5),
+        family("gorgo_ready", "gauge", a=1.0),
+        family("gorgo_config_reloads", "counter", a=4.0),
+        family("gorgo_process_open_fds", "gauge", a=7.0),
+    ]
+    two = [
+        family("gorgo_attempts", "counter", a=10.0, b=5.0),
+        family("gorgo_in_flight_requests", "gauge", a=1.0, b=1.0),
+        family("gorgo_rtt_seconds", "gauge", a=0.2),
+        family("gorgo_saturation_ratio", "gauge", a=0.7),
+        family("gorgo_ready", "gauge", a=0.0),
+        family("gorgo_config_reloads", "counter", a=4.0),
+        family("gorgo_process_open_fds", "gauge", a=8.0),
+    ]
+    found = {each.name: list(each.samples.values()) for each in merged(1, {0: one, 1: two})}
+    assert found == {
+        "gorgo_attempts": [11.0, 5.0],
+        "gorgo_in_flight_requests": [3.0, 1.0],
+        "gorgo_rtt_seconds": [0.2],
+        "gorgo_saturation_ratio": [0.7],
+        "gorgo_ready": [0.0],
+        "gorgo_config_reloads": [4.0],
+        "gorgo_process_open_fds": [8.0, 7.0],
+    }
+    text = exposition(merged(0, {0: one, 1: two})).decode()
+    assert 'gorgo_process_open_fds{replica="a",worker="1"} 8.0' in text
+
+
+def test_decisions_of_all_workers_are_in_one_order() -> None:
+    rows = [{"decided_s": at, "ttft_ms": ttft} for at, ttft in ((1.0, 90.0), (3.0, None), (2.0, 10.0))]
+    parts = [{"now_s": 4.0, "decisions": [rows[0]]}, {"now_s": 5.0, "decisions": rows[1:]}]
+    newest = merged_decisions(parts, limit=2, slowest=False)
+    assert [row["decided_s"] for row in newest["decisions"]] == [3.0, 2.0]
+    slowest = merged_decisions(parts, limit=2, slowest=True)
+    assert [row["ttft_ms"] for row in slowest["decisions"]] == [90.0, 10.0]
+
+
+def test_a_violation_of_any_worker_is_one_of_the_router() -> None:
+    checks: list[dict[str, Any]] = [
+        {"violation": None, "active": {"a": 1}, "exchanges": 1},
+        {"violation": "x", "active": {"a": 2, "b": 1}},
+    ]
+    assert merged_checks(checks) == {"violation": "x", "active": {"a": 3, "b": 1}, "exchanges": 1}
