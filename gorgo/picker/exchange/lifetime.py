@@ -444,14 +444,17 @@ class PickerExchange:
         """Return how each try before that of `replica` ended, and the replica of the next one.
 
         Envoy says of tries that failed which statuses came, and not whose. Where each try has one, they are those of
-        the named replicas in their order; else the first try alone is known to have failed.
+        the named replicas in their order; else the first try alone is known to have failed. If the last one refuses the
+        request too, nothing is said of any.
         """
-        named, status = self.replicas, served.status
-        tried = served.tried[:-1] if status >= 400 and served.tried[-1:] == (status,) else served.tried
+        named, status, tried = self.replicas, served.status, served.tried
+        if 400 <= status < 500 and status != 429:
+            return [(REFUSED_ELSEWHERE, replica)]
+        if status >= 400 and tried[-1:] == (status,):
+            tried = tried[:-1]
         if replica in named and len(tried) == (position := named.index(replica)):
             return list(zip(map(outcome_of_try, tried), named[1 : position + 1], strict=True))
-        refused = (400 <= status < 500 and status != 429) or not REFUSALS.isdisjoint(served.tried)
-        return [(REFUSED_ELSEWHERE if refused else SERVED_ELSEWHERE, replica)]
+        return [(SERVED_ELSEWHERE if REFUSALS.isdisjoint(tried) else REFUSED_ELSEWHERE, replica)]
 
     def _move(self, replica: str, outcome: Outcome) -> None:
         state, record, first = self._state, self._pending.record, self.dispatch
