@@ -45,9 +45,9 @@ def report(
         ),
     ] = None,
     config: options.Config = options.REGIONS_YAML,
-    twin: Annotated[
-        bool, typer.Option("--twin/--no-twin", help="With --minute, simulate it under the policy and the oracle.")
-    ] = True,
+    no_twin: Annotated[
+        bool, typer.Option("--no-twin", help="With --minute: no simulation of it under the policy and the oracle.")
+    ] = False,
     policy: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", show_default=False, help="Policy to show; repeatable. Default: all."),
@@ -68,7 +68,7 @@ def report(
 
     if minute is not None:
         require_extra()
-        typer.echo(str(_write_minute(dir, _date(minute), config if twin else None)))
+        typer.echo(str(_write_minute(dir, _date(minute), None if no_twin else config)))
         return
     if slo_ttft_ms is not None and len(set(slo_ttft_ms)) > MAX_SLOS:
         raise typer.BadParameter(f"--slo-ttft-ms {len(slo_ttft_ms)} times: expected at most {MAX_SLOS}")
@@ -89,11 +89,16 @@ def _date(text: str) -> float:
 def _write_minute(log: Path, start_s: float, config: Path | None) -> Path:
     """Write the page of a minute beside its log; return its path."""
     from gorgo.config.atomic import PUBLIC, write_atomically
+    from gorgo.errors import TraceError
     from gorgo.lab.report.minute import minute_page, slow_minute
     from gorgo.lab.request_log import read_logged_requests
 
     found = slow_minute(read_logged_requests(log), start_s)
-    twins = () if config is None else _twins(log, start_s, config)
+    try:
+        twins = () if config is None else _twins(log, start_s, config)
+    except TraceError as error:  # without reported lengths of answers it is no trace
+        typer.echo(f"gorgo: the minute is not simulated: {error}", err=True)
+        twins = ()
     target = log.with_name(f"{log.name}.minute.html")
     write_atomically(target, minute_page(found, twins).encode(errors="backslashreplace"), mode=PUBLIC)
     typer.echo(found.verdict)
