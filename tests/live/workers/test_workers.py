@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from gorgo.core.limits import ClientLimits, ClientQuotas, ClientRules
+from gorgo.live.admin.page.recent_stats import RecentStats
+from gorgo.live.admin.page.snapshot import alerts
 from gorgo.live.admin.workers import merged_checks, merged_decisions
 from gorgo.live.telemetry.merged import Family, exposition, merged
 from gorgo.live.workers.counts import SharedCounts, make_memory
@@ -304,6 +306,23 @@ def test_each_kind_of_metric_is_merged_by_its_own_rule() -> None:
     }
     text = exposition(merged(0, {0: one, 1: two})).decode()
     assert 'gorgo_process_open_fds{replica="a",worker="1"} 8.0' in text
+
+
+def test_a_process_that_is_down_is_an_alert_and_one_that_is_back_is_none() -> None:
+    stats = RecentStats.of([])
+    rows = [WorkerRow(0, 1, "ready", 3), WorkerRow(1, None, "waiting", 1, 2.0), WorkerRow(2, 5, "starting")]
+    found = alerts(
+        [],
+        stats,
+        unreachable_regions=frozenset(),
+        queued=0,
+        stopping=False,
+        config_refused=False,
+        out_of_range=(),
+        replicas={},
+        workers=rows,
+    )
+    assert [alert.text for alert in found] == ["Process 1 is waiting, after 1 end that nobody asked for"]
 
 
 def test_decisions_of_all_workers_are_in_one_order() -> None:
