@@ -23,7 +23,6 @@ from experiments import fleets, traffic
 from experiments.fleets import unknown_paper_fleet
 from experiments.runner import run_key
 from experiments.traffic import marked
-from gorgo.core.router import Router
 from gorgo.lab.datasets import load_requests
 from gorgo.lab.sim.engine.profiles import find_profile
 from gorgo.lab.sim.named_fleets import QWEN_L40S, find_fleet
@@ -146,16 +145,14 @@ class TuningTask:
         By name; changes the fleet or what the Router knows of it.
     seed:
         Of the network and of the tuner's chance. The same for runs that are compared.
-    campaign:
-        Options by name; None: the weights stay as they are.
+    campaign, optimizer:
+        Options by name, and an optimizer in the place of the mode's; no campaign: the weights stay as they are.
     search:
         Search the windows offline instead of serving them.
     tune_lambda, box:
         As in `tuned_box`, the box as (name, low, high).
     after:
         Figures of `tail` are over requests from this one on.
-    later:
-        Weights that are set when this many requests have arrived; None: none.
     """
 
     windows: Windows
@@ -165,11 +162,11 @@ class TuningTask:
     weights: tuple[tuple[str, float], ...] = ()
     seed: int = 0
     campaign: tuple[tuple[str, Any], ...] | None = None
+    optimizer: str | None = None
     search: Search | None = None
     tune_lambda: bool = False
     box: tuple[tuple[str, float, float], ...] = ()
     after: int = 0
-    later: tuple[int, tuple[tuple[str, float], ...]] | None = None
     kind: ClassVar[type[TuningRun]] = TuningRun
 
     def key(self) -> str:
@@ -200,7 +197,7 @@ class TuningTask:
         elif self.campaign is not None:
             outcome = _tuned(self, dict(self.campaign), job)
         else:
-            run = run_once(job, controllers=_put_later(self))
+            run = run_once(job)
             whole, tail = _parts(run.requests or (), self.after)
             outcome = TuningRun(whole=whole, tail=tail, weights=run.row.weights or {})
         return replace(outcome, cpu_s=thread_time() - started_s)
@@ -208,7 +205,12 @@ class TuningTask:
 
 def _tuned(task: TuningTask, options: Mapping[str, Any], job: SimJob) -> TuningRun:
     tuned = simulate_campaign(
-        job, CampaignOptions(**options), seed=task.seed, tune_lambda=task.tune_lambda, box=task.bounds
+        job,
+        CampaignOptions(**options),
+        optimizer=task.optimizer,
+        seed=task.seed,
+        tune_lambda=task.tune_lambda,
+        box=task.bounds,
     )
     whole, tail = _parts(tuned.records, task.after)
     return TuningRun(
@@ -245,34 +247,6 @@ def _held_out(found: ScoredWeights) -> RunScore:
         e2e_s_p95=found.e2e_s,
         max_share=found.max_share,
     )
-
-
-class _PutOnce:
-    """A controller of a simulation that sets weights at one time."""
-
-    def __init__(self, at_s: float, weights: Mapping[str, float]) -> None:
-        self._next_s: float | None = at_s
-        self._weights = weights
-
-    @property
-    def next_s(self) -> float | None:
-        """Return that time; None once the weights are set."""
-        return self._next_s
-
-    def act(self, router: Router, now: float) -> None:
-        """Set the weights."""
-        specs = router.settings.policy.weight_specs
-        router.settings.set_weights(
-            router.settings.weights.changed(specs, self._weights, allow_out_of_range=True), now=now
-        )
-        self._next_s = None
-
-
-def _put_later(task: TuningTask) -> Sequence[_PutOnce]:
-    if task.later is None:
-        return ()
-    index, weights = task.later
-    return (_PutOnce(task.windows.feed()[index].arrival_s * task.windows.time_scale, dict(weights)),)
 
 
 def _parts(records: Sequence[SimRecord], after: int) -> tuple[RunScore, RunScore]:

@@ -57,6 +57,11 @@ class LogBox:
         """Return the upper corner in log space."""
         return tuple(log(spec.high) for spec in self.specs)
 
+    @property
+    def width(self) -> float:
+        """Return the mean distance between two opposite sides in log space."""
+        return sum(high - low for low, high in zip(self.low, self.high, strict=True)) / len(self)
+
     def start(self) -> tuple[float, ...]:
         """Return the defaults in log space."""
         return self.to_log({})

@@ -114,7 +114,7 @@ LONG_TURNS = replace(
 
 def comparisons() -> list[VariantComparison]:
     """Return every comparison."""
-    return [*_accuracy(), *_scenarios(), *_production(), _gates()]
+    return [*_accuracy(), *_scenarios(), *_production(), _gates(), *_fresh()]
 
 
 def _accuracy() -> Iterator[VariantComparison]:
@@ -129,6 +129,14 @@ def _accuracy() -> Iterator[VariantComparison]:
         yield routers(
             "accuracy", "10x2xH100", traffic, GORGO_MS, (PREDICTED, RESIDUAL), ("MAPE", MEAN), cache_reports=kind
         )
+
+
+def _fresh() -> Iterator[VariantComparison]:
+    """Scrapes as often as the policy declares, and as seldom as the default; its cold start is the baseline."""
+    for name in ("A", "C"):
+        traffic = scenario(name, requests=CHATS, rates_per_s=(RATES[name],))
+        for interval_s in (1.0, 30.0):
+            yield routers("fresh", "10x2xH100", traffic, LOAD_PREFIX, (PREDICTED,), (MEAN,), scrape_s=interval_s)
 
 
 def _scenarios() -> Iterator[VariantComparison]:

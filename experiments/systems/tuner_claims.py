@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from math import nan
 from statistics import fmean, median
@@ -16,6 +17,7 @@ from experiments.grid import Grid, SystemReport
 from experiments.runner import Experiment, Runner, Runs
 from experiments.tables import HEADER_END, ClaimVerdict, sections
 from experiments.tuning import STRIDE, Search, TuningRun, TuningTask, Windows
+from experiments.windows import PROTOCOL
 from gorgo.lab.demo.options import BASELINES
 from gorgo.lab.results import load_text
 from gorgo.lab.simulate.compare import Ratio, geometric_mean, ratio_of
@@ -30,8 +32,7 @@ OURS, PAPER = "gorgo-ms", "gorgo"
 Options: TypeAlias = tuple[tuple[str, Any], ...]
 Weights: TypeAlias = Mapping[str, float]
 _NO_WEIGHTS: Weights = {}
-#: 672 samples: a window of 128, then 17 hops of 32. And the published protocol for as long as there is traffic.
-PROTOCOL: Options = (("max_generations", 17), ("mode", "paper"))
+#: The published protocol for as long as there is traffic.
 PAPER_ALL_ALONG: Options = (("max_generations", 10_000), ("mode", "paper"))
 SWITCHBACK: Options = (("mode", "switchback"),)
 
@@ -85,12 +86,10 @@ def frozen(task: TuningTask, weights: Weights) -> TuningTask:
 HELD_OUT = (("art-chat-apr6", 2.0), ("art-chat-apr7", 3.0))
 #: Bound on a frozen set's p95 TTFT over the best baseline's.
 BOUNDS = {PAPER: 0.96, OURS: 0.90}
-#: The smallest search that finds anything.
-PROTOCOL_SEARCH = Search(candidates=12, seeds=2, held_out_seeds=6)
 
 
 def protocol(seeds: Sequence[int]) -> Experiment:
-    """Tune by the published protocol, and in the default mode."""
+    """Tune by the published protocol and in the default mode, and serve the held-out windows with what each found."""
     tuned = {
         (policy, f"tuned in mode {dict(options)['mode']}"): [
             on_window(TUNING, seed, policy, campaign=options) for seed in seeds
@@ -98,22 +97,6 @@ def protocol(seeds: Sequence[int]) -> Experiment:
         for policy in BOUNDS
         for options in (PROTOCOL, SWITCHBACK)
     }
-    return _freeze("protocol", seeds, tuned, "{} accepted in {} runs")
-
-
-def protocol_by_twin(seeds: Sequence[int]) -> Experiment:
-    """Tune by searching the window offline."""
-    tuned = {
-        (policy, "tuned by the twin"): [on_window(TUNING, seed, policy, search=PROTOCOL_SEARCH) for seed in seeds]
-        for policy in BOUNDS
-    }
-    return _freeze("protocol by twin", seeds, tuned, "moved in {} of {}")
-
-
-def _freeze(
-    group: str, seeds: Sequence[int], tuned: Mapping[tuple[str, str], Sequence[TuningTask]], note: str
-) -> Experiment:
-    """Serve the held-out windows with what each of `tuned` found; a task per seed by policy and words."""
     plain = {(on, policy): [on_window(on[0], seed, policy, load=on[1]) for seed in seeds]
              for on in HELD_OUT for policy in (*BASELINES, *BOUNDS)}  # fmt: skip
     runs = yield [task for some in (*tuned.values(), *plain.values()) for task in some]
@@ -136,12 +119,12 @@ def _freeze(
         accepted = sum(runs[task].accepted for task in tuned[policy, words])
         verdicts.append(
             ClaimVerdict.of_ratio(
-                group,
+                "protocol",
                 (f"{on[0]}, {load_text(on[1])}: {policy} {words}, frozen / {best}, median p95 TTFT",),
                 part_ratio(pairs, ttft),
                 value=median(ttft(ours) / ttft(theirs) for ours, theirs in pairs),
                 at_most=BOUNDS[policy],
-                note=summary + note.format(accepted, len(seeds)),
+                note=f"{summary}{accepted} accepted in {len(seeds)} runs",
             )
         )
     return verdicts
@@ -182,13 +165,10 @@ def no_harm(seeds: Sequence[int]) -> Experiment:
     return verdicts
 
 
-# -- bad start weights: whether a campaign, or a search of the first window, leaves them
+# -- bad start weights: whether a campaign leaves them
 
-#: Requests after which a bad start must be left. The first window's 7,200 requests are recorded; the search has the
-#: seven minutes of the next 1,800.
-LEFT_AFTER, PUT_AFTER = 10_000, 9_000
-#: The defaults are among the candidates; little is to be found beyond them.
-BAD_START_SEARCH = Search(candidates=6, seeds=1, held_out_seeds=5)
+#: Requests after which a bad start must be left.
+LEFT_AFTER = 10_000
 
 
 class BadStart(NamedTuple):
@@ -219,32 +199,6 @@ def bad_start(seeds: Sequence[int]) -> Experiment:
             left = sum(any(one.weights[name] != value for name, value in start.weights) for one in found)
             note = f"left in {left} of {len(few)} runs"
             verdicts.append(_bad_start_verdict("bad start", policy, words, few, runs, found, bound, note))
-    return verdicts
-
-
-def bad_start_by_twin(seeds: Sequence[int]) -> Experiment:
-    """Record the first window, search it, and set what is found while the others arrive."""
-    few = half(seeds)
-
-    def search(policy: str, seed: int) -> TuningTask:
-        windows = Windows(shapes=(TUNING,), draw=seed)
-        return replace(_bad(policy, seed), windows=windows, after=0, search=BAD_START_SEARCH)
-
-    runs = yield [made(policy, seed) for policy in BAD_STARTS for seed in few for made in (search, _defaults)]
-    put = {
-        (policy, seed): replace(
-            _bad(policy, seed), later=(PUT_AFTER, tuple(sorted(runs[search(policy, seed)].weights.items())))
-        )
-        for policy in BAD_STARTS
-        for seed in few
-    }
-    runs = yield list(put.values())
-    verdicts = []
-    for policy in BAD_STARTS:
-        found = [runs[put[policy, seed]] for seed in few]
-        note = f"moved in {sum(runs[search(policy, seed)].accepted for seed in few)} of {len(few)}"
-        words = "the twin's find put"
-        verdicts.append(_bad_start_verdict("bad start by twin", policy, words, few, runs, found, 1.05, note))
     return verdicts
 
 
@@ -400,6 +354,8 @@ class Setting:
         Of the live campaign: one and a half to five hours.
     gain:
         Upper bound of tuned over default p95 TTFT; None where the defaults are good.
+    campaign, optimizer:
+        As in `TuningTask`.
     """
 
     fleet: str
@@ -409,6 +365,8 @@ class Setting:
     scenario: str = STEADY
     policy: str = PAPER
     gain: float | None = None
+    campaign: Options = SWITCHBACK
+    optimizer: str | None = None
 
     @property
     def label(self) -> str:
@@ -422,9 +380,11 @@ class Setting:
         )  # fmt: skip
 
     def live(self, seed: int, *, tuned: bool = False) -> TuningTask:
-        """Return a day of traffic, with a campaign in the default mode or without."""
+        """Return some hours of traffic, with a campaign or without."""
         windows = Windows(shapes=(self.shape,) * self.windows, draw=seed, time_scale=self.time_scale)
-        return self.task(windows, seed, campaign=SWITCHBACK if tuned else None)
+        if not tuned:
+            return self.task(windows, seed)
+        return self.task(windows, seed, campaign=self.campaign, optimizer=self.optimizer)
 
     def search(self, seed: int) -> TuningTask:
         """Return a search of one recorded window."""
@@ -448,6 +408,15 @@ SETTINGS = (
     _setting("mixed-gpus-x3", "art-chat-apr6", 1.06, 7, gain=0.90),
     _setting("dense-70b-x2", "short-chat", 3.0, 6, gain=0.90),
     _setting("h100", "short-chat", 3.0, 2),
+)
+#: Random steps alone. Without rests a candidate has half of the time, and with blocks of a minute a comparison takes
+#: half of it: less traffic needs to be simulated. The noise of `mixed-gpus` needs blocks of the default length.
+NO_RESTS: Options = (("mode", "switchback"), ("rest_blocks", 0.0))
+SHORT_BLOCKS: Options = (("block_s", 60.0), ("discard_s", 20.0), *NO_RESTS)
+STEPS = (
+    _setting("small-model", "short-chat", 3.0, 2, gain=0.90, campaign=SHORT_BLOCKS),
+    _setting("dense-70b-x2", "short-chat", 3.0, 2, gain=0.90, campaign=SHORT_BLOCKS),
+    _setting("mixed-gpus", "art-chat-apr6", 3.0, 5, gain=0.90, campaign=NO_RESTS),
 )
 FURTHER = (
     _setting("dense-70b", "short-chat", 3.0, 4),
@@ -489,6 +458,25 @@ def _live(group: str, settings: Sequence[Setting], few: Sequence[int]) -> Experi
         for name, figure in P95:
             text = f"{one.label}, while it was tuned / defaults, {name}"
             verdicts.append(ClaimVerdict.of_ratio(group, (text,), part_ratio(pairs, figure), note=note))
+    return verdicts
+
+
+def steps(seeds: Sequence[int], *, optimizer: str = "es") -> Experiment:
+    """Tune live by the random steps of one optimizer, freeze, serve held-out windows."""
+    settings = [replace(one, optimizer=optimizer) for one in STEPS]
+    runs = yield [one.live(seed, tuned=True) for one in settings for seed in seeds]
+    found = {one: [runs[one.live(seed, tuned=True)] for seed in seeds] for one in settings}
+    runs = yield [
+        one.held_out(seed, weights)
+        for one, tuned in found.items()
+        for seed, run in zip(seeds, tuned, strict=True)
+        for weights in (_NO_WEIGHTS, run.weights)
+    ]
+    verdicts: list[ClaimVerdict] = []
+    for one, tuned in found.items():
+        note = "; ".join(f"{run.accepted} of {run.generations - 1}: {_shown(run.weights)}" for run in tuned)
+        sets = [run.weights for run in tuned]
+        verdicts += _fleet_verdicts(f"steps of {optimizer}", one, seeds, runs, sets, f"tuned live by {optimizer}", note)
     return verdicts
 
 
@@ -613,9 +601,9 @@ EXPERIMENTS: dict[str, Callable[[Sequence[int]], Experiment]] = {
     "bad start": bad_start,
     "next window": next_window,
     "reward hacking": reward_hacking,
-    "bad start by twin": bad_start_by_twin,
-    "protocol by twin": protocol_by_twin,
     "fleets": fleets,
+    "steps of es": steps,
+    "steps of cma": partial(steps, optimizer="cma"),
     "further fleets": further,
     "fleets by twin": fleets_by_twin,
     "algorithms": algorithms,

@@ -405,9 +405,12 @@ def _twice(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _found_cached(row: ReplicaFacts) -> bool:
+    """Return whether its cache had a prompt that was new to it, as much of it as it has of one that it computed."""
     probe = row.probe
-    cached = None if probe is None else probe.cached_tokens_cold
-    return cached is not None and probe is not None and cached >= 0.5 * (probe.prompt_tokens or 1)
+    if probe is None or probe.cached_tokens_cold is None or probe.prompt_tokens is None:
+        return False
+    usual = probe.prompt_tokens if probe.cached_tokens_warm is None else probe.cached_tokens_warm
+    return probe.cached_tokens_cold >= max(0.5 * usual, 0.1 * probe.prompt_tokens)
 
 
 def _same_counters(first: ReplicaFacts, second: ReplicaFacts) -> bool:
@@ -657,8 +660,8 @@ def _buffered(evidence: Evidence) -> Iterator[Finding]:
             for each in evidence.replicas
             if each is not row and each.name in spreads and each.models == row.models
         ]
-        # Once is what a busy machine does too.
-        together = len(probe.streams) > 1 and spreads[row.name] < AT_ONCE_S
+        # Once or twice is what a busy machine does too.
+        together = len(probe.streams) > 2 and spreads[row.name] < AT_ONCE_S
         late_s = min((late_s for late_s, _ in probe.streams), default=0.0)
         by_time = late_s > _LATE_S
         by_siblings = max(siblings, default=0.0) > _LATE_S
@@ -669,7 +672,7 @@ def _buffered(evidence: Evidence) -> Iterator[Finding]:
                 f"eight tokens of a stream came together, and those of a sibling within {max(siblings) * 1e3:.0f} ms"
             )
         elif together and by_time:
-            words = f"eight tokens came together, twice, {late_s * 1e3:.0f} ms later than one alone"
+            words = f"eight tokens came together, three times, {late_s * 1e3:.0f} ms later than one alone"
         else:
             continue
         remedy = "turn buffering off between (nginx: proxy_buffering off; others: flush events, no compression)"

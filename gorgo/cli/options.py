@@ -124,6 +124,13 @@ BlockTokens = Annotated[
 ClosedLoop = Annotated[
     bool, typer.Option("--closed-loop", help="Send each turn of a session a think time after the answer before it.")
 ]
+Warm = Annotated[
+    float,
+    typer.Option(min=0, callback=finite, help="Serve the requests of the first S seconds and count none of them."),
+]
+Windows = Annotated[
+    int, typer.Option(min=1, max=1000, help="Disjoint windows of each run: intervals are over windows, not seeds.")
+]
 UserSessions = Annotated[
     bool, typer.Option("--user-sessions", help="Requests of a user that name no session are one session.")
 ]

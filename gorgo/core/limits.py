@@ -345,7 +345,7 @@ class ClientQuotas:
 
     def check(self, client: str, *, coming: int = 0) -> QuotaExceeded | None:
         """Return the quota that one more request in flight exceeds; `coming` are not counted yet. Counts nothing."""
-        most = self._rules.for_client(client).max_in_flight
+        most = self._rules.for_client(client).max_in_flight if self._counting else None
         if most is None or self.in_flight(client) + coming < most:
             return None
         return QuotaExceeded(

@@ -60,6 +60,8 @@ class ResultRow:
     is of the same without policy, weights, seed and time scale: only runs with equal ones may be averaged or paired.
     Both are None where it is unknown what determined the run: live, from requests in memory, in earlier files.
 
+    `window` is the number, from 0, of the disjoint window of a run that the row is of; None: the run, less a warm-up.
+
     `tpot_ms` is (E2E - TTFT) / (output tokens - 1) per request, `e2e_per_token_ms` E2E / output tokens. `tokens_per_s`
     are output tokens over the time from the first request to the last end. `goodput` is the share of all requests with
     a first token within 2 s and a last one within 10 s, `prediction_error_ratio` the mean of |predicted - measured| /
@@ -93,6 +95,7 @@ class ResultRow:
     queue: bool | None = None
     setting: str | None = None
     digest: str | None = None
+    window: Count | None = None
 
     @property
     def is_partial(self) -> bool:

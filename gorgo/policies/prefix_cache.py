@@ -99,7 +99,7 @@ class PrefixCacheAndLoad:
         "Lodestar Alg. 1: longest prefix unless overloaded (mean + 1 sd) or unbalanced (by more than 8)"
     )
     unit: ClassVar[str] = ""
-    index: ClassVar[IndexKind] = "published"
+    index: ClassVar[IndexKind] = "bounded"
     weight_specs: ClassVar[tuple[WeightSpec, ...]] = ()
 
     def choose(
@@ -124,7 +124,7 @@ class PrefixThreshold:
         "Lodestar Alg. 2: longest prefix if it covers more than tau of the prompt, else fewest in flight"
     )
     unit: ClassVar[str] = ""
-    index: ClassVar[IndexKind] = "published"
+    index: ClassVar[IndexKind] = "bounded"
     weight_specs: ClassVar[tuple[WeightSpec, ...]] = (
         WeightSpec("tau", 0.5, 0.05, 1.0, "share of the prompt that must be cached"),
     )

@@ -308,6 +308,18 @@ def test_frozen_weights_of_a_live_campaign_are_compared_with_the_defaults_and_so
             assert row.note == f"first accepted after {found}"
 
 
+def test_random_steps_alone_have_a_row_per_fleet_and_the_steps_of_each_seed() -> None:
+    rows = [row for name in ("es", "cma") for row in verdicts_of(EXPERIMENTS[f"steps of {name}"](range(2)))]
+    assert [row.labels[0].rpartition(": ")[2] for row in rows] == [
+        f"gorgo, tuned live by {optimizer} / defaults, {figure}"
+        for optimizer in ("es", "cma")
+        for _ in range(3)
+        for figure in ("p95 TTFT", "p95 E2E")
+    ]
+    assert {row.note for row in rows} == {"; ".join(["1 of 2: w_queue 0.5, w_rtt 20"] * 2)}
+    assert {row.at_most for row in rows} == {0.9, 1.01}
+
+
 def test_a_fleet_with_wrong_weights_has_a_target_and_the_others_a_bound_on_harm() -> None:
     bounds = {row.labels[0]: row.at_most for row in verdicts_of(tuner_claims.fleets(range(2)))}
     assert bounds["small-model, short-chat, time scale 3: gorgo, tuned live / defaults, p95 TTFT"] == 0.9
@@ -398,7 +410,7 @@ def test_what_a_figure_depends_on_is_in_the_key() -> None:
         replace(task, policy="gorgo-ms"),
         replace(task, campaign=(("mode", "paper"),)),
         replace(task, search=Search(candidates=1, seeds=1, held_out_seeds=1)),
-        replace(task, later=(10, (("w_rtt", 1.0),))),
+        replace(task, optimizer="cma"),
     ]
     assert len({task.key(), *(other.key() for other in others)}) == 6
 
@@ -411,15 +423,6 @@ def test_the_key_changes_with_the_code_of_the_tuner(tmp_path: Path) -> None:
         runner._code_digest.cache_clear()
         keys.add(run_key("gorgo", ["art-chat-apr5"], [], code=[file]))
     assert len(keys) == 2
-
-
-def test_weights_put_later_are_in_force_from_then_on() -> None:
-    far = (("w_queue", 1e-6), ("w_rtt", 2.0))
-    task = TuningTask(windows=windows(), policy="gorgo", after=20)
-    put, always = replace(task, later=(20, far)).run(), replace(task, weights=far).run()
-    plain = task.run()
-    assert put.tail != plain.tail
-    assert put.whole != always.whole
 
 
 def test_a_campaign_and_a_search_are_tasks_too() -> None:

@@ -35,7 +35,7 @@ from experiments.systems.gorgo_paper import (
 )
 from experiments.systems.policies import HEADER, mean_cells
 from experiments.tables import UNSURE, ClaimVerdict, TableSection, as_markdown, sections, with_interval
-from experiments.windows import PolicyTask, Workload
+from experiments.windows import ONLINE, PolicyTask, Workload
 from gorgo.lab.demo.options import RANDOM
 from gorgo.lab.results import Spread
 from gorgo.lab.sim.engine.profiles import find_profile
@@ -43,6 +43,7 @@ from gorgo.lab.sim.faults.scenarios import OTHER_PROFILE
 from gorgo.lab.sim.named_fleets import QWEN_L40S
 from gorgo.lab.simulate.compare import Ratio
 from gorgo.lab.simulate.run import run_once
+from gorgo.lab.traces import TraceFilters
 from tests.experiments.rows import row
 
 # --- Published figures: every one has its place in a source, and verdicts on what the simulation gives.
@@ -422,3 +423,22 @@ def test_printed_and_rerun_wildchat_stand_side_by_side_with_their_sources() -> N
     assert rerun[0].low == pytest.approx(506 / 611, abs=1e-3)
     printed = {one.published.text for one in found if one.published.source.place == "table 6"}
     assert printed == {"1.794", "1.230"}, "a loss, as printed"
+
+
+def test_april_5_and_a_row_of_wildchat_are_run_online_as_in_the_paper() -> None:
+    online = [one for one in claims(Grid(seeds=range(1))) if "gorgo, online" in one.figure]
+    assert {one.on for one in online} == {"April 5", "WildChat, 32 open"}
+    assert {one.figure for one in online if one.on.startswith("WildChat")} == {"p95 TTFT, gorgo, online / random"}
+    assert sum(one.on == "April 5" for one in online) == 2 * 4, "two figures against four baselines"
+    tasks = [task for one in online for task in one.tasks]
+    assert ONLINE in {task.policy for task in tasks if isinstance(task, PolicyTask)}
+
+
+def test_an_online_run_tries_weights_and_has_a_key_of_its_own() -> None:
+    workload = Workload(
+        name="short", traces=("art-chat-apr5",), filters=TraceFilters(limit=600), profile=PROFILE, client_concurrency=64
+    )
+    online, fixed = PolicyTask(workload, ONLINE, 0), PolicyTask(workload, "gorgo", 0)
+    assert online.job() == fixed.job()
+    assert online.key() != fixed.key()
+    assert online.run().row.ttft_ms != fixed.run().row.ttft_ms

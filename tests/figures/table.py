@@ -51,7 +51,7 @@ from tests.figures.stored import read_stored
 from tests.figures.tuning import COMMAND as ALGORITHMS_COMMAND
 from tests.figures.tuning import COMMAND_TUNING_FLEETS as FLEETS_COMMAND
 from tests.figures.tuning import MORE_COMMAND as FLEETS_MORE_COMMAND
-from tests.figures.tuning import tuning_algorithms, tuning_fleets, tuning_fleets_more
+from tests.figures.tuning import STEPS_COMMAND, tuning_algorithms, tuning_fleets, tuning_fleets_more, tuning_steps
 from tests.figures.wording import CLAIMS, FLEET, TUNING, in_words
 
 #: Mooncake's conversation trace, as `gorgo datasets fetch mooncake-conversation` leaves it, packed.
@@ -514,6 +514,7 @@ FIGURES: Mapping[str, Figure] = {
     "tuning": Figure([_TUNING], _tuning),
     "tuning-fleets": Figure([FLEETS_COMMAND], tuning_fleets),
     "tuning-fleets-more": Figure([FLEETS_MORE_COMMAND], tuning_fleets_more),
+    "tuning-steps": Figure([STEPS_COMMAND], tuning_steps),
     "tuning-algorithms": Figure([ALGORITHMS_COMMAND], tuning_algorithms),
     "decision": Figure(["python -m tests.bench router_submit"], _submit),
     "continued": Figure(["python -m tests.bench continued"], _continued),
@@ -579,6 +580,9 @@ NOT_STORED: Mapping[str, NotStored] = {
     ),
     "engine-weights": NotStored("weights set by hand, in a script", "c66f0b9"),
     "wildchat": NotStored("one run of the printed set-up, in a script", "255eb35, bb815b9"),
+    "lodestar-index": NotStored("of an audit, in a script", "255eb35"),
+    "online": NotStored("one window under the published protocol, in a script", "b00e5b1"),
+    "step-sizes": NotStored("comparisons played on a recorded surface, in a script", "77f08c8"),
     "llm-d-audit": NotStored("a longer run and another target of training, in a script", "255eb35"),
     "sticky": NotStored("a policy without a group of its own: rows of a script", "255eb35"),
     "whole-prompt": NotStored("a router that exists in no release, in a script", "255eb35"),
@@ -590,6 +594,7 @@ NOT_STORED: Mapping[str, NotStored] = {
     "picker-price": NotStored(
         "processes in wall time: needs two cores to itself, `python -m tests.bench picker_price`", "650ece8"
     ),
+    "fresh-scrapes": NotStored("one seed: the eight runs take a core for a quarter of an hour", "96c0409"),
     "half-load": NotStored(
         "one seed: three of the paper's tables take a core for a quarter of an hour", "24f9242, b781046, bb815b9"
     ),

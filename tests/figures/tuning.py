@@ -47,6 +47,10 @@ MORE_COMMAND = (
     "python -m experiments --system tuner --only 'fleets by twin' --only 'further fleets' "
     f"--seeds {MORE_SEEDS} --jobs 1 --json"
 )
+#: Random steps alone, live on three fleets.
+STEPS_SEEDS = 5
+STEPS_COMMAND = f"python -m experiments --system tuner --only 'steps of es' --seeds {STEPS_SEEDS} --jobs 1 --json"
+_STEPS_STATEMENT = re.compile(r"(.*), time scale [\d.]+: (\S+), tuned live by (\S+) / defaults, p95 (TTFT|E2E)")
 #: Columns by the words of a statement.
 _SETS = {
     "tuned live": "after tuning",
@@ -67,6 +71,26 @@ def tuning_fleets(results: Sequence[Any]) -> View:
 def tuning_fleets_more(results: Sequence[Any]) -> View:
     """Return the same of the further groups; a fleet that was searched has other columns."""
     return _view(results, MORE_SEEDS)
+
+
+def tuning_steps(results: Sequence[Any]) -> View:
+    """Return a row per fleet and optimizer: p95 over the defaults', and a seed's accepted steps and weights each."""
+    (statements,) = results
+    rows: dict[tuple[str, ...], dict[str, Cell]] = {}
+    for one in statements:
+        found = _STEPS_STATEMENT.fullmatch(one["text"])
+        assert found is not None, f"no statement about steps: {one['text']}"
+        cells = rows.setdefault((found[1], f"`{found[3]}`"), {})
+        cells[f"p95 {found[4]}"] = [one["value"], one["low"], one["high"]]
+        seeds = [note.split(": ") for note in one["note"].split("; ")]
+        cells["accepted steps"] = ", ".join(steps for steps, _ in seeds)
+        cells["weights in the end"] = "; ".join(weights for _, weights in seeds)
+    judged = [one["met"] for one in statements if one["met"] is not None]
+    counts = {"fleets": len(rows), "statements": len(judged), "passed": sum(judged), "seeds": STEPS_SEEDS}
+    return View(
+        tables=[Table(labels=("fleet, traffic", "algorithm"), rows=rows)],
+        values={name: float(count) for name, count in counts.items()} | {"target": 0.9, "no worse": 1.01},
+    )
 
 
 def _view(results: Sequence[Any], seeds: int) -> View:

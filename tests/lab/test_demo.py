@@ -16,9 +16,9 @@ import pytest
 from rich.console import Console
 
 from gorgo.errors import FleetError, TraceError
-from gorgo.lab.datasets import DEMO_TRACE, shipped_path
+from gorgo.lab.datasets import DEMO_TRACE, load_requests, shipped_path
 from gorgo.lab.demo import DemoOptions, run_demo, show_demo
-from gorgo.lab.demo.run import MODEL, DemoFleet, Processes, running_fleet
+from gorgo.lab.demo.run import MODEL, TUNED_TRACE, DemoFleet, Processes, parted, running_fleet
 from gorgo.lab.replay import ReplayOptions, ReplayReport, replay
 from gorgo.lab.traces import TraceFilters, load_trace
 from tests.lab.test_results import row
@@ -195,19 +195,40 @@ def test_the_demo_runs_each_policy_on_a_fleet_of_real_processes(tmp_path: Path) 
     assert (tmp_path / "gorgo" / "requests.jsonl").exists()
 
 
+def test_the_last_quarter_of_a_trace_is_held_out_and_begins_at_zero() -> None:
+    requests = load_requests(TUNED_TRACE, TraceFilters(limit=40), seed=0)
+    first_part, held_out = parted(requests)
+    assert first_part == requests[:30]
+    assert [one.index for one in held_out] == [one.index for one in requests[30:]]
+    assert held_out[0].timestamp_s == 0.0
+    assert held_out[-1].timestamp_s == pytest.approx(requests[-1].timestamp_s - requests[30].timestamp_s)
+
+
+def test_a_trace_of_one_request_has_no_part_to_hold_out() -> None:
+    with pytest.raises(TraceError, match="expected 2 requests or more, found 1"):
+        run_demo(DemoOptions(tune=True, filters=TraceFilters(limit=1)))
+
+
 @pytest.mark.system
-def test_a_demo_with_the_tuner_moves_weights_and_keeps_its_history(tmp_path: Path) -> None:
-    told: list[str] = []
-    filters = TraceFilters(limit=60, max_input=6000, max_output=2)
-    options = DemoOptions(tune=True, filters=filters, time_scale=0.6, out=tmp_path, show_progress=False)
-    (row,) = run_demo(options, on_words=told.append)
-    assert (row.policy, row.n, row.errors, row.weights) == ("gorgo", 60, 0, None)
-    history = json.loads((tmp_path / "gorgo" / "history.json").read_text())
+def test_a_demo_with_the_tuner_has_three_rows_and_keeps_its_history(tmp_path: Path) -> None:
+    words: list[str] = []
+    filters = TraceFilters(limit=240, max_output=2)
+    options = DemoOptions(tune=True, filters=filters, out=tmp_path, show_progress=False)
+    default, tuned, frozen = run_demo(options, on_words=words.append)
+    assert [(row.policy, row.n, row.errors) for row in (default, tuned, frozen)] == [
+        ("gorgo, default", 60, 0),
+        ("gorgo, while tuned", 180, 0),
+        ("gorgo, frozen", 60, 0),
+    ]
+    assert default.weights == {"w_rtt": 0.5, "w_queue": 0.1}
+    assert tuned.weights is None
+    folder = tmp_path / "gorgo-while-tuned"
+    history = json.loads((folder / "history.json").read_text())
     assert [one["number"] for one in history] == list(range(len(history)))
-    assert len(history) >= 2
-    assert history[1]["weights"] != history[0]["weights"]
-    assert "the start" in told[0]
-    assert "Traceback" not in (tmp_path / "gorgo" / "tune.log").read_text()
+    incumbent = [one["weights"] for one in history if one["accepted"]][-1]
+    assert frozen.weights == pytest.approx(incumbent), "what the tuner accepted last is frozen"
+    assert "the start" in words[0]
+    assert "Traceback" not in (folder / "tune.log").read_text()
 
 
 @pytest.mark.system  # tests/live/training/test_service.py trains in a process of its own

@@ -20,7 +20,14 @@ from gorgo.cli import app
 from gorgo.errors import TraceError
 from gorgo.lab import request_log
 from gorgo.lab.datasets import unit_warning
-from gorgo.lab.request_log import hash_ids, is_request_log, load_request_log, read_request_log, skipped_lines
+from gorgo.lab.request_log import (
+    hash_ids,
+    is_request_log,
+    load_request_log,
+    read_logged_requests,
+    read_request_log,
+    skipped_lines,
+)
 from gorgo.lab.simulate.feed import feed_of
 from gorgo.lab.traces import BLOCK_TOKENS, TraceFilters
 from gorgo.live.logs import RequestLogFile
@@ -71,6 +78,19 @@ def test_ends_of_messages_are_read_and_older_logs_have_none(tmp_path: Path) -> N
 def test_wrong_ends_of_messages_are_named(tmp_path: Path, value: object) -> None:
     with pytest.raises(TraceError, match=r"line 2: boundaries is .*expected at most 128 ascending numbers of tokens"):
         read_request_log(written(tmp_path / "log", HEADER, ROW | {"boundaries": value}))
+
+
+def test_parts_of_the_time_and_the_client_are_read_and_older_logs_have_none(tmp_path: Path) -> None:
+    parts = [0.1, 0.0, 0.05, 0.2, 0.3, 0.0]
+    rows = [ROW | {"ttft_parts_s": parts, "client": "batch"}, ROW | {"ttft_parts_s": None}, ROW]
+    found = read_logged_requests(written(tmp_path / "log", HEADER, *rows))
+    assert [(row.client, list(row.ttft_parts_s)) for row in found] == [("batch", parts), (None, []), (None, [])]
+
+
+@pytest.mark.parametrize("value", ["x", [0.1], [0.1] * 7, [-1.0] * 6, ["a"] * 6])
+def test_wrong_parts_of_the_time_are_named(tmp_path: Path, value: object) -> None:
+    with pytest.raises(TraceError, match=r"line 2: ttft_parts_s is .*; expected"):
+        read_request_log(written(tmp_path / "log", HEADER, ROW | {"ttft_parts_s": value}))
 
 
 def test_log_is_told_from_other_traces(tmp_path: Path) -> None:

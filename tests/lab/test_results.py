@@ -62,7 +62,7 @@ def test_a_row_has_exactly_the_keys_of_the_contract() -> None:
     keys = (
         "trace time_scale policy weights seed source n errors ttft_ms e2e_s itl_ms cache_hit cache_hit_estimated share "
         "prediction_error_ms slip_ms_p95 planned failures tpot_ms e2e_per_token_ms tokens_per_s goodput "
-        "prediction_error_ratio preemptions queue setting digest"
+        "prediction_error_ratio preemptions queue setting digest window"
     )
     made = row().as_json()
     assert list(made) == keys.split()

@@ -54,7 +54,7 @@ from gorgo.live.parsing.unpacking import (
 )
 from gorgo.live.parsing.worker import MAX_MEMORY_BYTES, reader
 from gorgo.live.parsing.workers import JOB_TIMEOUT_S, BodyWorkers, Turns
-from gorgo.live.request.parse import wants_more_than_one
+from gorgo.live.request.parse import output_limits, wants_more_than_one
 from tests.proxy.conftest import Start
 from tests.proxy.fakes import answer
 
@@ -452,7 +452,7 @@ async def test_another_process_reads_what_this_one_would(body: bytes) -> None:
     here = read_fields(CHAT_WORKERS, body, FINGERPRINTER)
     for name in ("stream", "lora_path", "model", "priority"):
         assert there.values.get(name) == here.values.get(name)
-    assert wants_more_than_one(there.values) is wants_more_than_one(here.values)
+    assert wants_more_than_one(output_limits(there.values)) is wants_more_than_one(output_limits(here.values))
     assert FINGERPRINTER.hash_sketch(there.sketch, adapter="b") == FINGERPRINTER.hash_sketch(here.sketch, adapter="b")
     assert len(there.sketch.sums) <= MAX_BLOCKS
     assert [body[start:end] for start, end in there.spans or ()] == [b'"m"']

@@ -131,6 +131,7 @@ def test_a_new_record_knows_only_when_its_request_was_received() -> None:
         "status": 0,
         "attempts": 0,
         "ttft_s": None,
+        "ttft_parts_s": None,
         "outcome": None,
         "code": None,
         "cause": None,

@@ -72,6 +72,8 @@ def replicas_stay_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hundreds of answers in a row break off here, which ejects a replica elsewhere."""
     for name in ("answer_broken", "attempt_failed"):
         monkeypatch.setattr(OutlierDetector, name, lambda *_, **__: None)
+    # On a busy machine the engines are late to count, and the counts are compared.
+    monkeypatch.setattr("gorgo.proxy.exchange.exchange.TOKENIZE_TIMEOUT_S", 20.0)
 
 
 @asynccontextmanager
@@ -178,9 +180,9 @@ async def test_an_answer_that_breaks_off_at_random_is_the_uncut_one(start: Start
 
 
 def assert_a_part(found: Read, whole: Read, place: object) -> None:
-    """Check that an answer is the uncut one, or a beginning of it with one error behind."""
+    """Check that an answer is the uncut one, maybe without counts, or a beginning of it with one error behind."""
     if not found.errors:
-        assert_same(found, whole, place)
+        assert_same(found, whole if found.counts else replace(whole, counts=[]), place)
         return
     assert (found.errors, found.reasons, found.counts) == (1, [], []), place
     for name in ("text", "calls", "thoughts"):

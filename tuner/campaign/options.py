@@ -114,7 +114,7 @@ class CampaignOptions:
     @property
     def algorithm(self) -> str:
         """Return the optimizer of this mode: the published one takes no probes."""
-        return "es" if self.mode == "paper" else "es-probes"
+        return "es-published" if self.mode == "paper" else "es-probes"
 
     @property
     def guarded(self) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tuner.optimizers.base import BUDGET, MAX_SIGMA, BaseOptimizer, finite, generator_of, generator_state
-from tuner.optimizers.es import SIGMA0, SIGMA_MIN
+from tuner.optimizers.es import SIGMA_MIN, first_step
 from tuner.saved_fields import SavedFields
 from tuner.space import LogBox
 
@@ -50,12 +50,13 @@ class CmaEs(BaseOptimizer):
         rng: np.random.Generator,
         *,
         budget: int = BUDGET,
-        sigma0: float = SIGMA0,
+        sigma0: float | None = None,
         sigma_min: float = SIGMA_MIN,
         population: int | None = None,
     ) -> None:
         super().__init__(box, start, rng, budget=budget)
-        self._sigma0, self._sigma_min, self._popsize = sigma0, sigma_min, population
+        self._sigma0 = first_step(box) if sigma0 is None else sigma0
+        self._sigma_min, self._popsize = sigma_min, population
         self._begin(self._parent)
 
     @property

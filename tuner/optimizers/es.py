@@ -1,12 +1,16 @@
 """(1+1)-ES in log space: one parent, one offspring, one step size.
 
-Owns three of them: with Rechenberg's 1/5 rule (`OnePlusOneES`), the same after probes of each weight alone
-(`ProbingES`), and as the authors of the GORGO paper released it (`ReleasedES`). Clipping is `tuner.space`'s; whether an
-offspring is better may be decided by a test.
+Owns four of them: with Rechenberg's 1/5 rule (`OnePlusOneES`), with the paper's first step (`PublishedES`), that after
+probes of each weight alone (`ProbingES`), and as the authors of the GORGO paper released it (`ReleasedES`). Clipping is
+`tuner.space`'s; whether an offspring is better may be decided by a test.
 
 Theory of operation of the 1/5 rule: a step is a factor per weight, drawn around the parent. If more than one offspring
 in five is better, the parent is far from the optimum and steps can be longer; if fewer, they overshoot. A success
 multiplies sigma by exp(1/d), a failure by exp(-1/(4d)): at a success rate of 1/5 the two cancel.
+
+The first step is a quarter of the box. A comparison on live traffic takes an hour whatever the step, so a day has some
+twenty of them, and a default can be wrong by a factor of ten: steps of the paper's size pass it in several successes,
+and where chance takes the first ones into the wrong direction, sigma shrinks before it is passed.
 """
 
 from __future__ import annotations
@@ -25,6 +29,8 @@ from tuner.space import LogBox
 
 #: The paper's first step: a factor of 1.65 either way at one standard deviation.
 SIGMA0 = 0.5
+#: First steps from one side of the box to the other in log space.
+STEPS_ACROSS = 4
 #: Five percent: what a step of that size changes in a p95 is below what hours of traffic can show.
 SIGMA_MIN = 0.05
 #: A factor of 7 at one standard deviation leaves most boxes; longer steps only find corners.
@@ -35,13 +41,23 @@ PATIENCE = 25
 DRAWS = 20
 
 
+def first_step(box: LogBox) -> float:
+    """Return the first step size in a box: a quarter of its mean width in log space.
+
+    >>> from gorgo.core.policy.weights import WeightSpec
+    >>> round(first_step(LogBox((WeightSpec("m_rtt", 1.0, 0.25, 4.0, "factor"),))), 2)
+    0.69
+    """
+    return min(box.width / STEPS_ACROSS, SIGMA_MAX)
+
+
 class OnePlusOneES(BaseOptimizer):
-    """(1+1)-ES, with the paper's start.
+    """(1+1)-ES whose first step is as large as the box allows.
 
     Parameters
     ----------
     sigma0:
-        First step size, standard deviation of the logarithm of a weight's factor.
+        First step size, standard deviation of the logarithm of a weight's factor. None: `first_step` of the box.
     sigma_min:
         Below it the search has converged.
     damping:
@@ -65,12 +81,13 @@ class OnePlusOneES(BaseOptimizer):
         rng: np.random.Generator,
         *,
         budget: int = BUDGET,
-        sigma0: float = SIGMA0,
+        sigma0: float | None = None,
         sigma_min: float = SIGMA_MIN,
         damping: float | None = None,
         patience: int = PATIENCE,
     ) -> None:
         super().__init__(box, start, rng, budget=budget)
+        sigma0 = first_step(box) if sigma0 is None else sigma0
         if not 0 < sigma_min < sigma0 <= SIGMA_MAX:
             raise TunerError(f"sigma0 is {sigma0!r}, sigma_min {sigma_min!r}; expected 0 < sigma_min < sigma0 <= 2")
         self.damping = 1 + len(box) / 2 if damping is None else damping
@@ -131,13 +148,37 @@ class OnePlusOneES(BaseOptimizer):
         self.damping, self.patience = saved.number("damping", least=0), saved.count("patience")
 
 
+class PublishedES(OnePlusOneES):
+    """(1+1)-ES with the paper's first step, `SIGMA0`.
+
+    Parameters
+    ----------
+    sigma0, options:
+        As of `OnePlusOneES`.
+    """
+
+    name: ClassVar[str] = "es-published"
+
+    def __init__(
+        self,
+        box: LogBox,
+        start: Mapping[str, float],
+        rng: np.random.Generator,
+        *,
+        budget: int = BUDGET,
+        sigma0: float = SIGMA0,
+        **options: Any,
+    ) -> None:
+        super().__init__(box, start, rng, budget=budget, sigma0=sigma0, **options)
+
+
 # (1+1)-ES after probes: each weight alone by a quarter and then an eighth of its box, before steps at random.
 #
 # Theory of operation: default weights can be wrong by a factor of ten, of which steps of `SIGMA0` show a noisy test
-# nothing. A quarter of the box, on a log scale, is a change that hours of traffic can tell; where it goes too far, as
+# little. A quarter of the box, on a log scale, is a change that hours of traffic can tell; where it goes too far, as
 # for a guarded figure, an eighth may do. Each direction, up and down per weight, is repeated while it succeeds and
 # ends with its first failure; after a success the way back by the same step is not tried. The ES continues from there
-# with its first step size.
+# with the paper's first step: the longer ones are behind it.
 
 
 #: Probes from one end of a weight's box in log space to the other, longest steps first.
@@ -149,13 +190,13 @@ SHORTEST = 0.1
 Direction = tuple[int, int, int]
 
 
-class ProbingES(OnePlusOneES):
+class ProbingES(PublishedES):
     """(1+1)-ES that first probes each weight up, then each down, by a quarter of its box and then by an eighth.
 
     Parameters
     ----------
     options:
-        As of `OnePlusOneES`.
+        As of `PublishedES`.
     """
 
     name: ClassVar[str] = "es-probes"
@@ -215,7 +256,7 @@ def _all_directions(weights: int) -> list[Direction]:
 
 # The (1+1)-ES as the authors of the GORGO paper released it: sigma by the success rate of the last eight candidates.
 #
-# For reproduction, in mode `paper`. `OnePlusOneES` has the same steps and a rule that uses every candidate.
+# For reproduction, in mode `paper`. `PublishedES` has the same steps and a rule that uses every candidate.
 
 
 #: Candidates whose success rate decides on sigma, the rate above which it grows, and its factor.

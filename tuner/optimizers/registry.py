@@ -18,7 +18,7 @@ import numpy as np
 from gorgo.errors import TunerError
 from tuner.optimizers.base import BUDGET, BaseOptimizer, Optimizer
 from tuner.optimizers.cma_es import CmaEs
-from tuner.optimizers.es import OnePlusOneES, ProbingES, ReleasedES
+from tuner.optimizers.es import OnePlusOneES, ProbingES, PublishedES, ReleasedES
 from tuner.space import LogBox
 
 # A campaign with it shows what is measured when nothing changes: its noise and its false alarms.
@@ -52,7 +52,15 @@ class RandomSearch(BaseOptimizer):
 
 ENTRY_POINTS = "gorgo.optimizers"
 
-_BUILT_IN: tuple[type[BaseOptimizer], ...] = (OnePlusOneES, ProbingES, ReleasedES, CmaEs, RandomSearch, Fixed)
+_BUILT_IN: tuple[type[BaseOptimizer], ...] = (
+    OnePlusOneES,
+    ProbingES,
+    PublishedES,
+    ReleasedES,
+    CmaEs,
+    RandomSearch,
+    Fixed,
+)
 OPTIMIZERS: dict[str, type[BaseOptimizer]] = {kind.name: kind for kind in _BUILT_IN}
 
 

@@ -29,7 +29,8 @@ def demo(
     limit: options.Limit = None,
     max_input: options.MaxInput = None,
     tune: Annotated[
-        bool, typer.Option("--tune", help="Run a tuner with a small window beside each proxy; policy gorgo by default.")
+        bool,
+        typer.Option("--tune", help="Tune on a part of the trace: rows by default, while tuned, frozen; policy gorgo."),
     ] = False,
     out: options.Out = None,
     as_json: options.Json = False,
@@ -65,7 +66,7 @@ def demo(
     else:
         for text in words:
             typer.echo(text)
-        show_demo(rows, wide_console(TABLE_WIDTH), out=out)
+        show_demo(rows, wide_console(TABLE_WIDTH), out=out, tune=tune)
     for row in rows:
         for line in failure_lines(row.failures, row.n):
             typer.echo(f"gorgo: {row.policy}: {line}", err=True)

@@ -45,9 +45,17 @@ def report(
         ),
     ] = None,
     config: options.Config = options.REGIONS_YAML,
-    twin: Annotated[
-        bool, typer.Option("--twin/--no-twin", help="With --minute, simulate it under the policy and the oracle.")
-    ] = True,
+    no_twin: Annotated[
+        bool, typer.Option("--no-twin", help="With --minute: no simulation of it under the policy and the oracle.")
+    ] = False,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", show_default=False, help="Policy to show; repeatable. Default: all."),
+    ] = None,
+    form: Annotated[
+        list[str] | None,
+        typer.Option(metavar="png|pdf", show_default=False, help="Form of plots beside SVG; repeatable."),
+    ] = None,
 ) -> None:
     """Write DIR/report.html, one page of results, and its plots and figures as SVG and CSV files in DIR/report.
 
@@ -56,15 +64,18 @@ def report(
     beside the hour before and the same minute in the simulation. The page needs no network and no script. Needs the
     extra: pip install 'gorgo-router[report]'.
     """
-    from gorgo.lab.report import MAX_SLOS, SLOS_MS, require_extra, write_report
+    from gorgo.lab.report import FORMS, MAX_SLOS, SLOS_MS, require_extra, write_report
 
     if minute is not None:
         require_extra()
-        typer.echo(str(_write_minute(dir, _date(minute), config if twin else None)))
+        typer.echo(str(_write_minute(dir, _date(minute), None if no_twin else config)))
         return
     if slo_ttft_ms is not None and len(set(slo_ttft_ms)) > MAX_SLOS:
         raise typer.BadParameter(f"--slo-ttft-ms {len(slo_ttft_ms)} times: expected at most {MAX_SLOS}")
-    typer.echo(str(write_report(dir, slos_ms=sorted(set(slo_ttft_ms)) if slo_ttft_ms else SLOS_MS)))
+    if unknown := [name for name in form or () if name not in FORMS]:
+        raise typer.BadParameter(f"--form {unknown[0]}: expected one of: {', '.join(FORMS)}")
+    slos_ms = sorted(set(slo_ttft_ms)) if slo_ttft_ms else SLOS_MS
+    typer.echo(str(write_report(dir, slos_ms=slos_ms, policies=policy or (), forms=form or ())))
 
 
 def _date(text: str) -> float:
@@ -78,11 +89,16 @@ def _date(text: str) -> float:
 def _write_minute(log: Path, start_s: float, config: Path | None) -> Path:
     """Write the page of a minute beside its log; return its path."""
     from gorgo.config.atomic import PUBLIC, write_atomically
+    from gorgo.errors import TraceError
     from gorgo.lab.report.minute import minute_page, slow_minute
     from gorgo.lab.request_log import read_logged_requests
 
     found = slow_minute(read_logged_requests(log), start_s)
-    twins = () if config is None else _twins(log, start_s, config)
+    try:
+        twins = () if config is None else _twins(log, start_s, config)
+    except TraceError as error:  # without reported lengths of answers it is no trace
+        typer.echo(f"gorgo: the minute is not simulated: {error}", err=True)
+        twins = ()
     target = log.with_name(f"{log.name}.minute.html")
     write_atomically(target, minute_page(found, twins).encode(errors="backslashreplace"), mode=PUBLIC)
     typer.echo(found.verdict)

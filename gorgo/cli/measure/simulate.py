@@ -108,6 +108,8 @@ def simulate(
     block_tokens: options.BlockTokens = None,
     user_sessions: options.UserSessions = False,
     closed_loop: options.ClosedLoop = False,
+    warm: options.Warm = 0.0,
+    windows: options.Windows = 1,
     out: options.Out = None,
     jobs: options.Jobs = None,
     seed: options.Seed = 0,
@@ -125,15 +127,21 @@ def simulate(
     of `overload` in regions.yaml; `gorgo serve` queues under policies that predict TTFT.
     """
     from gorgo.config.load import load_config
-    from gorgo.lab.simulate import DEFAULT_POLICIES, SimulateOptions, simulate_command
-    from gorgo.lab.simulate.fleet import chosen_fleet, limits_of, with_queue_for_all
+    from gorgo.lab.simulate import DEFAULT_POLICIES, simulate_command, simulate_options
 
     columns = _columns(column)
     loaded = load_config(config)
     policies = tuple(dict.fromkeys(policy or DEFAULT_POLICIES))
-    wanted = SimulateOptions(
-        trace=str(options.trace_path(trace)),
-        fleet=chosen_fleet(loaded, fleet, source=config),
+    wanted = simulate_options(
+        options.trace_path(trace),
+        policies,
+        time_scales=options.time_scales_of(time_scale, load),
+        seeds=range(seed, seed + seeds),
+        config=loaded,
+        source=config,
+        fleet=fleet,
+        weights=_weights(loaded, weights, policies, source=config),
+        queue=_one_of(("on", "off"), queue, "--queue") == "on",
         filters=options.trace_filters(
             limit=limit,
             max_input=max_input,
@@ -144,18 +152,13 @@ def simulate(
             seed=seed,
             user_sessions=user_sessions,
         ),
-        policies=policies,
-        weights=_weights(loaded, weights, policies, source=config),
-        time_scales=options.time_scales_of(time_scale, load),
-        seeds=range(seed, seed + seeds),
         scenario=scenario,
-        limits=with_queue_for_all(limits_of(loaded), enabled=_one_of(("on", "off"), queue, "--queue") == "on"),
-        probe_interval_s=loaded.proxy.probe_interval_s,
-        scrape_interval_s=loaded.proxy.scrape_interval_s,
         shadow=shadow,
         block_tokens=block_tokens,
         routers=_group(routers, split, sharing, delay_ms=peer_delay, loss=peer_loss),
         closed_loop=closed_loop,
+        warm_s=warm,
+        windows=windows,
         out=out,
         n_jobs=-1 if jobs is None else jobs,
     )
@@ -167,7 +170,7 @@ def simulate(
     else:
         from gorgo.lab.simulate.simulate import show_rows
 
-        show_rows(rows, wanted.names, wide_console(TABLE_WIDTH), columns=columns)
+        show_rows(rows, wanted.names, wide_console(TABLE_WIDTH), columns=columns, seed_note=wanted.seed_note)
 
 
 def _group(count: int, split: str, sharing: str, *, delay_ms: float | None, loss: float) -> RouterGroup:

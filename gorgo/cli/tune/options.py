@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 #: As in tuner/history, which is not imported for `--help`.
 DATABASE = "sqlite:///gorgo-history.sqlite3"
 #: As in tuner/optimizers/registry.py, which is not imported either.
-ALGORITHMS = ("es", "es-probes", "es-released", "cma", "random", "fixed")
+ALGORITHMS = ("es", "es-probes", "es-published", "es-released", "cma", "random", "fixed")
 
 Database = Annotated[
     str,
@@ -38,8 +38,8 @@ Algorithm = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        show_default="es-probes; es in mode paper",
-        help="Optimizer that proposes candidates: es, es-probes, es-released, cma, random or fixed.",
+        show_default="es-probes; es-published in mode paper",
+        help="Optimizer that proposes candidates: es, es-probes, es-published, es-released, cma, random or fixed.",
     ),
 ]
 Settings = Annotated[

@@ -154,6 +154,11 @@ def _file_digest(version: tuple[Path, int, int]) -> str:
         return file_digest(file, "sha256").hexdigest()
 
 
+def is_shape(trace: str | Path) -> bool:
+    """Return whether a seed draws the requests of a trace."""
+    return _shape_of(trace) is not None
+
+
 def own_block_tokens(trace: str | Path) -> int:
     """Return the tokens of a block in which a shape's prefixes are drawn, or that a file names; 512 for others."""
     shape = _shape_of(trace)

@@ -37,7 +37,7 @@ class DemoOptions:
     policies:
         One fresh fleet each, in this order. Empty: `DEFAULT_POLICIES`, with `tune` `TUNED_POLICIES`.
     trace:
-        None: the small trace that comes with the project.
+        None: the small trace that comes with the project, with `tune` short chats.
     filters, time_scale:
         As for a replay.
     out:
@@ -47,7 +47,8 @@ class DemoOptions:
     show_progress:
         Progress on stderr.
     tune:
-        Beside each proxy a `gorgo tune`, as published but with a window that fills within the demo.
+        Three rows of each policy, on fleets of a small model and on short chats: under a `gorgo tune` with blocks of
+        seconds, then on the last part of the trace, which it has not seen, by the defaults and by what it found.
     """
 
     policies: tuple[str, ...] = ()

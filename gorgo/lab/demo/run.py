@@ -1,4 +1,4 @@
-"""The demo: each policy on a fresh fleet, the same requests through a real proxy; with `tune` a tuner beside it.
+"""The demo: each policy on a fresh fleet, the same requests through a real proxy; with `tune` also with a tuner.
 
 Owns the order of the policies, the child processes and the fleet that they form, and what is printed at the end. Leaves
 the requests to `gorgo.lab.replay`.
@@ -18,8 +18,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 import httpx
@@ -27,14 +28,14 @@ import yaml
 from rich.console import Console
 
 from gorgo.config.atomic import create_file, write_atomically
-from gorgo.errors import FleetError
+from gorgo.errors import FleetError, TraceError
 from gorgo.lab.datasets import DEMO_TRACE, load_requests, shipped_path
 from gorgo.lab.demo.options import DemoOptions
 from gorgo.lab.replay import ReplayOptions, replay
 from gorgo.lab.result_table import results_table
 from gorgo.lab.results import ResultRow, load_text, write_results
 from gorgo.lab.termination import termination_as_interrupt
-from gorgo.lab.traces import TraceRequest
+from gorgo.lab.traces import TraceFilters, TraceRequest
 from gorgo.live.training_status import model_line
 
 # Child processes: started, watched until they are ready, and always stopped.
@@ -203,6 +204,8 @@ PROFILE = "2xL40S-Qwen3.5-35B-A3B-FP8-estimate"
 ROUND_TRIP_MS = {"us-ashburn": 2, "eu-frankfurt": 95, "ap-seoul": 180}
 REPLICAS = {"ashburn-0": "us-ashburn", "frankfurt-0": "eu-frankfurt", "seoul-0": "ap-seoul"}
 DEMO_LAYOUT = FleetLayout(profile=PROFILE, round_trip_ms=ROUND_TRIP_MS, replicas=REPLICAS)
+#: A millisecond of round trip is worth 140 prompt tokens of so small a model, and the default of `gorgo` says 0.5.
+TUNED_LAYOUT = replace(DEMO_LAYOUT, profile="1xA30-Llama-3.2-1B")
 MODEL = "gorgo-sim"
 #: The paper probes and scrapes every 30 s; a run here is shorter than that.
 PROBE_INTERVAL_S = 2.0
@@ -252,18 +255,26 @@ class DemoFleet:
 
 
 @contextmanager
-def running_fleet(policy: str, *, folder: Path, seed: int, layout: FleetLayout = DEMO_LAYOUT) -> Iterator[DemoFleet]:
-    """Start all processes, wait until they are ready, and stop them in any case."""
+def running_fleet(
+    policy: str,
+    *,
+    folder: Path,
+    seed: int,
+    layout: FleetLayout = DEMO_LAYOUT,
+    weights: Mapping[str, float] | None = None,
+) -> Iterator[DemoFleet]:
+    """Start all processes, wait until they are ready, and stop them in any case. `weights` None: the defaults."""
     token = secrets.token_urlsafe(24)
     environ = {**os.environ, "GORGO_ADMIN_TOKEN": token, "PYTHONUNBUFFERED": "1"}
     config = folder / "regions.yaml"
-    _write_config(config, policy, seed, layout, dict.fromkeys(layout.replicas, UNKNOWN_URL))
+    write = partial(_write_config, config, policy, seed, layout, weights=weights or {})
+    write(dict.fromkeys(layout.replicas, UNKNOWN_URL))
     with Processes(folder, environ) as processes:
         for name in layout.replicas:
             processes.start(name, ["engine", "--replica", name, "--config", str(config), "--port", "0"])
         ready_s = READY_TIMEOUT_S * max(1.0, (len(layout.replicas) + 1) / STARTED_AT_ONCE)
         urls = {name: _url_of(processes, name, ready_s) for name in layout.replicas}
-        _write_config(config, policy, seed, layout, urls)
+        write(urls)
         processes.start("serve", ["serve", "--config", str(config), "--seed", str(seed)])
         ready = processes.wait_for_line("serve", r"listening on (http://\S+) \(admin (http://[^\s)]+)\)")
         fleet = DemoFleet(ready[1], ready[2], token, processes)
@@ -275,11 +286,20 @@ def _url_of(processes: Processes, name: str, ready_s: float) -> str:
     return processes.wait_for_line(name, r"listening on (http://\S+)", timeout_s=ready_s)[1]
 
 
-def _write_config(path: Path, policy: str, seed: int, layout: FleetLayout, urls: Mapping[str, str]) -> None:
+def _write_config(
+    path: Path,
+    policy: str,
+    seed: int,
+    layout: FleetLayout,
+    urls: Mapping[str, str],
+    *,
+    weights: Mapping[str, float] = MappingProxyType({}),
+) -> None:
     config = {
         "proxy": {
             "region": next(iter(layout.round_trip_ms)),
             "policy": policy,
+            "weights": dict(weights),
             "bind": "127.0.0.1:0",
             "admin_bind": "127.0.0.1:0",
             "probe_interval_s": PROBE_INTERVAL_S,
@@ -296,26 +316,48 @@ def _write_config(path: Path, policy: str, seed: int, layout: FleetLayout, urls:
     write_atomically(path, yaml.safe_dump(config, sort_keys=False).encode())
 
 
-#: A quarter of the paper's window and hop: a generation every second or two of the demo's trace. Short of a finding.
-SETTINGS = "{window: 32, hop: 8, warm_up_s: 1, poll_s: 0.5}\n"
+#: Of the tuner: a comparison of two weight sets takes six to eight pairs of blocks, each of some forty requests, in
+#: which single prefills decide the gaps between tokens. So the guard, which watches them, is off.
+SETTINGS = (
+    "{block_s: 4, discard_s: 0.5, rest_blocks: 0, pairs: 8, guard: false, "
+    "warm_up_s: 1, window: 32, hop: 8, poll_s: 0.5}\n"
+)
 TUNER = "tune"
+#: What it tunes on unless a trace is given: two and a half minutes; with short answers decoding is no bottleneck.
+TUNED_TRACE, TUNED_REQUESTS, TUNED_OUTPUT = "short-chat", 1_800, 64
+#: Part of the requests, the last, that the tuner does not see.
+HELD_OUT = 1 / 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoRun:
+    """One policy before a fresh fleet; `name` is of its row and of its folder, `weights` None are the defaults."""
+
+    policy: str
+    name: str
+    requests: Sequence[TraceRequest]
+    weights: Mapping[str, float] | None = None
+    tuned: bool = False
 
 
 def run_demo(options: DemoOptions, *, on_words: Callable[[str], None] | None = None) -> list[ResultRow]:
-    """Run each policy and return its row. Stops every process that it started; only `out` is left.
+    """Run each policy and return its row, with `options.tune` three rows: default, while tuned, frozen.
 
-    `on_words` is called with what each policy has learned, and with `options.tune` its tuning history as a table.
+    Stops every process that it started; only `out` is left. `on_words` is called with what each policy has learned, and
+    with `options.tune` its tuning history as a table.
 
     Raises `TraceError` for the trace and `FleetError` if a process does not start or ends by itself.
     """
-    trace = options.trace or shipped_path(DEMO_TRACE)
-    requests = load_requests(trace, options.filters, seed=options.seed)
+    options = _with_trace(options)
+    assert options.trace is not None
+    requests = load_requests(options.trace, options.filters, seed=options.seed)
     rows: list[ResultRow] = []
     with termination_as_interrupt(), _folder(options.out) as folder:
         for place, policy in enumerate(options.chosen, start=1):
-            label = f"{policy} ({place}/{len(options.chosen)})"
-            row, words = _one_policy(policy, requests, replace(options, trace=trace), folder / policy, label)
-            rows.append(row)
+            label = f"({place}/{len(options.chosen)})"
+            of_policy = _tuned_rows if options.tune else _one_row
+            found, words = of_policy(policy, requests, options, folder, label)
+            rows += found
             if on_words is not None:
                 for text in words:
                     on_words(text)
@@ -324,32 +366,76 @@ def run_demo(options: DemoOptions, *, on_words: Callable[[str], None] | None = N
     return rows
 
 
-def _one_policy(
-    policy: str, requests: Sequence[TraceRequest], options: DemoOptions, folder: Path, label: str
-) -> tuple[ResultRow, list[str]]:
-    folder.mkdir(parents=True, exist_ok=True)
+def _with_trace(options: DemoOptions) -> DemoOptions:
+    if options.trace is not None:
+        return options
+    if not options.tune:
+        return replace(options, trace=shipped_path(DEMO_TRACE))
+    limit = TUNED_REQUESTS if options.filters.limit is None else options.filters.limit
+    longest = TUNED_OUTPUT if options.filters.max_output is None else options.filters.max_output
+    filters = replace(options.filters, limit=limit, max_output=longest)
+    return replace(options, trace=Path(TUNED_TRACE), filters=filters)
+
+
+Found = tuple[list[ResultRow], list[str]]
+
+
+def _one_row(policy: str, requests: Sequence[TraceRequest], options: DemoOptions, folder: Path, label: str) -> Found:
+    row, words, _ = _made(DemoRun(policy=policy, name=policy, requests=requests), options, folder, label)
+    return [row], words
+
+
+def _tuned_rows(policy: str, requests: Sequence[TraceRequest], options: DemoOptions, folder: Path, label: str) -> Found:
+    """Tune on the first part of the requests, then serve the last part by the defaults and by the weights found."""
+    first_part, held_out = parted(requests)
+    tuned, words, weights = _made(
+        DemoRun(policy=policy, name=f"{policy}, while tuned", requests=first_part, tuned=True),
+        options, folder, label,
+    )  # fmt: skip
+    default, *_ = _made(DemoRun(policy=policy, name=f"{policy}, default", requests=held_out), options, folder, label)
+    frozen, *_ = _made(
+        DemoRun(policy=policy, name=f"{policy}, frozen", requests=held_out, weights=weights), options, folder, label
+    )
+    return [default, tuned, frozen], words
+
+
+def parted(requests: Sequence[TraceRequest]) -> tuple[Sequence[TraceRequest], Sequence[TraceRequest]]:
+    """Return the requests to tune on, and those held out, the first of each at 0; raise `TraceError` for one alone."""
+    count = round(len(requests) * (1 - HELD_OUT))
+    if not 0 < count < len(requests):
+        raise TraceError(f"--tune divides a trace into two parts; expected 2 requests or more, found {len(requests)}")
+    return requests[:count], TraceFilters().apply(requests[count:])
+
+
+def _made(
+    run: DemoRun, options: DemoOptions, folder: Path, label: str
+) -> tuple[ResultRow, list[str], Mapping[str, float]]:
+    """Return the row, what was learned in words, and the weights at the end."""
+    own = folder / run.name.replace(", ", "-").replace(" ", "-")
+    own.mkdir(parents=True, exist_ok=True)
     assert options.trace is not None
-    with running_fleet(policy, folder=folder, seed=options.seed) as fleet:
-        if options.tune:
-            _start_tuner(fleet, folder, seed=options.seed)
+    layout = TUNED_LAYOUT if options.tune else DEMO_LAYOUT
+    with running_fleet(run.policy, folder=own, seed=options.seed, layout=layout, weights=run.weights) as fleet:
+        if run.tuned:
+            _start_tuner(fleet, own, seed=options.seed)
         wanted = ReplayOptions(
             trace=options.trace,
             url=fleet.url,
             filters=options.filters,
             time_scale=options.time_scale,
-            out=folder,
+            out=own,
             model=MODEL,
-            policy=policy,
-            weights=None if options.tune else fleet.weights(),  # the tuner changes them
+            policy=run.name,
+            weights=None if run.tuned else fleet.weights(),  # the tuner changes them
             show_progress=options.show_progress,
-            label=label,
+            label=f"{run.name} {label}",
         )
-        report = asyncio.run(replay(requests, wanted))
-        words = [_stop_tuner(fleet, folder)] if options.tune else []
+        report = asyncio.run(replay(run.requests, wanted))
+        words = [_stop_tuner(fleet, own)] if run.tuned else []
         learned = fleet.learned()
         words += [] if learned is None else [learned]
         fleet.processes.check_alive()
-    return report.row, words
+        return report.row, words, fleet.weights()
 
 
 @contextmanager
@@ -367,7 +453,7 @@ def _start_tuner(fleet: DemoFleet, folder: Path, *, seed: int) -> None:
     """Start `gorgo tune`, and wait until its campaign has begun; the processes' environment has the token."""
     settings = folder / "tune.yaml"
     write_atomically(settings, SETTINGS.encode())
-    words = ["tune", "--url", fleet.admin_url, "--mode", "paper", "--settings", str(settings), "--seed", str(seed)]
+    words = ["tune", "--url", fleet.admin_url, "--settings", str(settings), "--seed", str(seed)]
     fleet.processes.start(TUNER, [*words, "--database", _database(folder)])
     fleet.processes.wait_for_line(TUNER, r"^campaign \d+ on ")
 
@@ -388,26 +474,28 @@ def _database(folder: Path) -> str:
 
 #: Where the table would be cut otherwise: no terminal, no width.
 MIN_WIDTH = 80
+TUNED_NOTE = "default and frozen: the last part of the trace, which the tuner did not see; while tuned: the first part."
 
 
-def show_demo(rows: Sequence[ResultRow], console: Console, *, out: Path | None = None) -> None:
+def show_demo(rows: Sequence[ResultRow], console: Console, *, out: Path | None = None, tune: bool = False) -> None:
     """Print the table, notes on it, and next steps."""
     if not console.is_terminal:
         console = Console(file=console.file, width=max(MIN_WIDTH, console.width))
     console.print(results_table(rows))
     console.print()
-    for line in _notes(rows) if rows else []:
+    for line in _notes(rows, tune=tune) if rows else []:
         console.print(line, highlight=False)
     console.print("\nWhere to look next", style="bold")
     for line in _next_steps(out):
         console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _notes(rows: Sequence[ResultRow]) -> list[str]:
+def _notes(rows: Sequence[ResultRow], *, tune: bool) -> list[str]:
     trips = ", ".join(f"{name} {ROUND_TRIP_MS[region]} ms" for name, region in REPLICAS.items())
     requests = f"{rows[0].n} requests of {rows[0].trace} at {load_text(rows[0].time_scale)}"
     return [
-        f"{requests}, each policy on a fresh fleet.",
+        f"{requests}, each {'row' if tune else 'policy'} on a fresh fleet.",
+        *([TUNED_NOTE] if tune else []),
         f"The proxy is real; engines and round trips are [bold]simulated[/bold] ({trips}).",
         f"Probes and scrapes every {PROBE_INTERVAL_S:g} s. One short run: small differences are noise.",
     ]

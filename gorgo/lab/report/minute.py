@@ -5,8 +5,8 @@ runs to `gorgo.cli.measure.report`, and the page's form to `report`.
 
 Theory of operation. A request belongs to the minute in which it was received. The parts of its time to a first token
 are those that the router logged. Its wait is laid to clients by what was before it: the uncached prompt tokens of each
-client that the same replica had got and not answered yet. The share of a client is that of the tokens, summed over the
-minute's requests, each weighted by its wait in the engine's queue and the unexplained rest.
+client whose first token had not come yet, of all replicas for the time at the router, and of its own replica for the
+engine's queue and the unexplained rest. The share of a client is that of the tokens, weighted by the waits.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ MINUTE_S, BEFORE_S = 60.0, 3600.0
 SLOWEST = 20
 #: Fewer requests make no usual time.
 LEAST_BEFORE = 10
-#: Parts that wait for others' work.
-_WAITS = ("queue", "residual")
+#: Less is what a log rounds away.
+_LEAST_MORE_S = 0.001
+#: Parts that wait for others' work: before all replicas, and at one.
+_WAITS_ANYWHERE, _WAITS_THERE = ("router",), ("queue", "residual")
 #: A client without a name.
 NO_KEY = "(no key)"
 
@@ -101,7 +103,7 @@ class SlowMinute:
         if not grown:
             return "There is no usual minute to compare it with: the log has too few requests before it."
         more_s, part = max(grown)
-        if more_s <= 0:
+        if more_s < _LEAST_MORE_S:
             return "No part took longer than in the hour before."
         words = f"{part} took {ms(more_s * 1e3)} ms longer per request than in the hour before"
         slower = [row for row in self.replicas if (row.ttft_s or 0.0) > 1.5 * (row.usual_ttft_s or inf)]
@@ -109,7 +111,7 @@ class SlowMinute:
             names = ", ".join(row.name for row in slower[:3])
             words += f", {'at all replicas' if len(slower) == len(self.replicas) > 1 else f'at {names}'}"
         blamed = max(self.clients, key=lambda row: row.blame or 0.0)
-        if part in _WAITS and (blamed.blame or 0.0) >= 0.5 and len(self.clients) > 1:
+        if part in (*_WAITS_ANYWHERE, *_WAITS_THERE) and (blamed.blame or 0.0) >= 0.5 and len(self.clients) > 1:
             words += f", for {share(blamed.blame)} behind requests of {blamed.name}"
         return f"{words[0].upper()}{words[1:]}."
 
@@ -134,10 +136,7 @@ def slow_minute(rows: Sequence[LoggedRequest], start_s: float) -> SlowMinute:
         raise ReportError(f"{found}; expected a minute between {first} and {last} UTC, which the log has")
     enough = before if len(before) >= LEAST_BEFORE else ()
     running = [row for row in rows if row.received_s < start_s + MINUTE_S and _end_s(row) > start_s]
-    by_replica: dict[str | None, list[LoggedRequest]] = defaultdict(list)
-    for row in running:
-        by_replica[row.replica].append(row)
-    blame = _blame(inside, by_replica)
+    blame = _blame(inside, running)
     minutes = max(1.0, (start_s - enough[0].received_s) / MINUTE_S) if enough else 1.0
 
     def loads(name_of: Callable[[LoggedRequest], str | None]) -> list[LoadRow]:
@@ -146,7 +145,7 @@ def slow_minute(rows: Sequence[LoggedRequest], start_s: float) -> SlowMinute:
         return sorted(found, key=lambda row: -row.uncached_tokens)
 
     replicas = [
-        replace(row, most_at_once=_most_at_once(by_replica[row.name], start_s))
+        replace(row, most_at_once=_most_at_once([one for one in running if one.replica == row.name], start_s))
         for row in loads(lambda logged: logged.replica)
     ]
     clients = [replace(row, blame=blame.get(row.name)) for row in loads(client_of)]
@@ -224,19 +223,17 @@ def _most_at_once(rows: Sequence[LoggedRequest], start_s: float) -> int:
     return most
 
 
-def _blame(inside: Sequence[LoggedRequest], running: dict[str | None, list[LoggedRequest]]) -> dict[str, float]:
+def _blame(inside: Sequence[LoggedRequest], running: Sequence[LoggedRequest]) -> dict[str, float]:
     """Return of the waits of the minute's requests the share of each client whose prompts were before them."""
     waits: dict[str, float] = defaultdict(float)
-    places = [PARTS.index(part) for part in _WAITS]
     for row in inside:
-        ahead: dict[str, int] = defaultdict(int)
-        for other in running[row.replica]:
-            if other.received_s < row.received_s < _first_s(other):
-                ahead[client_of(other)] += _uncached(other)
-        total = sum(ahead.values())
-        waited_s = sum(row.ttft_parts_s[place] for place in places) if row.ttft_parts_s else 0.0
-        for client, tokens in ahead.items():
-            waits[client] += waited_s * tokens / total if total else 0.0
+        before = [other for other in running if other.received_s < row.received_s < _first_s(other)]
+        there = [other for other in before if other.replica == row.replica]
+        for parts, others in ((_WAITS_ANYWHERE, before), (_WAITS_THERE, there)):
+            waited_s = sum(row.ttft_parts_s[PARTS.index(part)] for part in parts) if row.ttft_parts_s else 0.0
+            total = sum(map(_uncached, others))
+            for other in others if total else ():
+                waits[client_of(other)] += waited_s * _uncached(other) / total
     total_s = sum(waits.values())
     return {client: waited_s / total_s for client, waited_s in waits.items()} if total_s else {}
 
@@ -301,7 +298,8 @@ def _replicas_table(minute: SlowMinute) -> PageTable:
 
 
 def _clients_table(minute: SlowMinute) -> PageTable:
-    header = ("client", "requests", "usual", "uncached tokens", "usual", "output tokens", "waits behind it")
+    header: tuple[str, ...] = ("client", "requests", "usual", "uncached tokens", "usual", "output tokens")
+    header = (*header, "TTFT p50 ms", "usual", "waits behind it")
     rows = [
         TableRow(
             row.name,
@@ -311,12 +309,14 @@ def _clients_table(minute: SlowMinute) -> PageTable:
                 f"{row.uncached_tokens:,}",
                 f"{row.usual_uncached_tokens:,.0f}",
                 f"{row.output_tokens:,}",
+                _ms(row.ttft_s),
+                _ms(row.usual_ttft_s),
                 share(row.blame),
             ),
         )
         for row in minute.clients[:MAX_ROWS]
     ]
-    note = "Waits behind it: of the time in engines' queues and the residual, by the uncached prompts that were before."
+    note = "Waits behind it: of the time at the router, in engines' queues and unexplained, by the prompts before."
     return PageTable("Whose load", header, tuple(rows), max(0, len(minute.clients) - MAX_ROWS), note)
 
 

@@ -23,26 +23,37 @@ SLOS_MS = (500.0, 2000.0)
 #: Panels that are readable in one plot.
 MAX_SLOS = 4
 #: Names of the files of a report.
-_OWN_FILE = re.compile(r"\d+-[a-z0-9-]+\.(svg|csv)")
+_OWN_FILE = re.compile(r"\d+-[a-z0-9-]+\.(svg|csv|png|pdf)")
+#: Forms of plots beside SVG.
+FORMS = ("png", "pdf")
 
 
-def write_report(folder: Path, *, slos_ms: Sequence[float] = SLOS_MS, show_progress: bool = True) -> Path:
+def write_report(
+    folder: Path,
+    *,
+    slos_ms: Sequence[float] = SLOS_MS,
+    policies: Sequence[str] = (),
+    forms: Sequence[str] = (),
+    show_progress: bool = True,
+) -> Path:
     """Write report.html and the files of report/ in `folder`, of all results in and below it; return the page's path.
 
+    With `policies` only their runs are drawn, and the best baseline is one of them. Plots are SVG, and of `forms` too.
     Files of an earlier report that the new one has not are deleted. Raises `MissingExtra` without the extra `report`,
     and `ReportError` for a folder without results or a damaged file.
     """
     require_extra()
     from gorgo.lab.report.report import FILES, find_results, report
 
-    made = report(find_results(folder, show_progress=show_progress), slos_ms)
+    made = report(find_results(folder, policies=policies, show_progress=show_progress), slos_ms, forms=forms)
     target, beside = folder / "report.html", folder / FILES
     beside.mkdir(exist_ok=True)
-    for name, text in made.files.items():
-        write_atomically(beside / name, _encoded(text), mode=PUBLIC)
+    written = {name: _encoded(text) for name, text in made.files.items()} | dict(made.pictures)
+    for name, content in written.items():
+        write_atomically(beside / name, content, mode=PUBLIC)
     write_atomically(target, _encoded(made.html), mode=PUBLIC)
     for path in beside.iterdir():
-        if _OWN_FILE.fullmatch(path.name) and path.name not in made.files:
+        if _OWN_FILE.fullmatch(path.name) and path.name not in written:
             path.unlink()
     return target
 

@@ -9,7 +9,7 @@ import json
 import re
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +22,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
+from matplotlib.figure import Figure
 from pydantic import TypeAdapter, ValidationError
 from rich.progress import BarColumn, TimeRemainingColumn
 
@@ -49,7 +50,7 @@ from gorgo.lab.report.runs import (
     ratio,
 )
 from gorgo.lab.report.series import csv_text, load_number
-from gorgo.lab.report.style import BROAD, NARROW, svg_document, svg_element
+from gorgo.lab.report.style import BROAD, NARROW, Layout, print_document, svg_document, svg_element
 from gorgo.lab.results import Amount, ResultRow, load_text, rows_as_json
 from gorgo.policies.registry import POLICIES
 
@@ -222,14 +223,21 @@ RESULTS, REQUESTS, HISTORY = "results.json", "requests.jsonl", "history.json"
 MAX_FILES = 12_000
 
 
-def find_results(folder: Path, *, show_progress: bool = False) -> ReportInput:
-    """Read all result files; raise `ReportError` if there are none, or for the first damaged file."""
+def find_results(folder: Path, *, policies: Sequence[str] = (), show_progress: bool = False) -> ReportInput:
+    """Read all result files, of `policies` alone if any are named.
+
+    Raises `ReportError` if there are none, for the first damaged file, and for a policy without a run.
+    """
     if not folder.is_dir():
         raise ReportError(f"{folder}: {'not a folder' if folder.exists() else 'no such folder'}")
     results, requests, histories = (_files_below(folder, name) for name in (RESULTS, REQUESTS, HISTORY))
     if not results and not histories:
         raise ReportError(f"{folder}: no {RESULTS} and no {HISTORY} in it or below; expected what --out DIR wrote")
     runs, left_out = _read_runs(results, show_progress=show_progress)
+    ran = {run.row.policy: None for run in runs}
+    if missing := [name for name in policies if name not in ran]:
+        raise ReportError(f"{folder}: no run of {missing[0]!r}; there are: {', '.join(map(str, ran))}")
+    runs = [run for run in runs if not policies or run.row.policy in policies]
     alone = [path for path in requests if not (path.parent / RESULTS).exists()]
     left_out += [f"{path}: no {RESULTS} beside it: the run did not end" for path in alone]
     return ReportInput(
@@ -501,17 +509,34 @@ class ReportPages:
 
     html: str
     files: Mapping[str, str] = field(default_factory=dict)
+    pictures: Mapping[str, bytes] = field(default_factory=dict)
 
 
-def report(found: ReportInput, slos_ms: Sequence[float]) -> ReportPages:
-    """Return the page and its files. The same results give the same bytes."""
+@dataclass(frozen=True, slots=True)
+class PlotPictures:
+    """Plots in forms beside SVG, by the names of their files."""
+
+    forms: Sequence[str]
+    made: dict[str, bytes] = field(default_factory=dict)
+
+    def draw(self, key: str, plot: Callable[[Layout], Figure]) -> list[str]:
+        """Add a plot in every form; return the names."""
+        files = {f"{key}.{form}": print_document(partial(plot, BROAD), form) for form in self.forms}
+        self.made.update(files)
+        return list(files)
+
+
+def report(found: ReportInput, slos_ms: Sequence[float], *, forms: Sequence[str] = ()) -> ReportPages:
+    """Return the page and its files, plots as SVG and in other `forms`. The same results give the same bytes."""
     contents: dict[str, str] = {}
+    pictures = PlotPictures(forms)
     numbers = count(1)
-    sections = [_comparison_section(one, slos_ms, f"{next(numbers)}", contents) for one in found.comparisons]
-    sections += [_tuning_section(path, rows, f"{next(numbers)}", contents) for path, rows in found.histories.items()]
+    sections = [_comparison_section(one, slos_ms, f"{next(numbers)}", contents, pictures) for one in found.comparisons]
+    for path, rows in found.histories.items():
+        sections.append(_tuning_section(path, rows, f"{next(numbers)}", contents, pictures))
     titles = "; ".join(_first([section["title"] for section in sections], MAX_TITLES))
     html = render_page(f"GORGO report: {titles}", sections, left_out=_first(found.left_out, MAX_LEFT_OUT))
-    return ReportPages(html, contents)
+    return ReportPages(html, contents, pictures.made)
 
 
 def render_page(
@@ -531,7 +556,11 @@ def _first(texts: Sequence[str], count: int) -> list[str]:
 
 
 def _comparison_section(
-    comparison: Comparison, slos_ms: Sequence[float], key: str, contents: dict[str, str]
+    comparison: Comparison,
+    slos_ms: Sequence[float],
+    key: str,
+    contents: dict[str, str],
+    pictures: PlotPictures,
 ) -> Section:
     """Return the section of one trace. `key` is unique in the page: ids and file names begin with it."""
     tables = [load_table(comparison, time_scale) for time_scale in list(comparison.loads)[:MAX_TABLES]]
@@ -549,7 +578,7 @@ def _comparison_section(
     if len(comparison.loads) > MAX_TABLES:
         notes.append(f"{MAX_TABLES} of {len(comparison.loads)} loads have a table.")
     name = f"{key}-policies.csv"
-    plots = [_plot(plan, f"{key}-{plan.key}", contents) for plan in comparison_plots(comparison, slos_ms)]
+    plots = [_plot(plan, f"{key}-{plan.key}", contents, pictures) for plan in comparison_plots(comparison, slos_ms)]
     contents[name] = policies_csv(comparison)
     return {
         "title": comparison.title,
@@ -560,11 +589,17 @@ def _comparison_section(
     }
 
 
-def _tuning_section(path: str, generations: Sequence[ReportGeneration], key: str, contents: dict[str, str]) -> Section:
+def _tuning_section(
+    path: str,
+    generations: Sequence[ReportGeneration],
+    key: str,
+    contents: dict[str, str],
+    pictures: PlotPictures,
+) -> Section:
     note = "" if generations else "Left out: there is no generation."
     draw = partial(tuning_plot, generations) if generations else None
     plan = PlannedPlot("tuning", "Weights, sigma and objective", note, draw)
-    plot = _plot(plan, f"{key}-{plan.key}", contents, tuning_csv(generations))
+    plot = _plot(plan, f"{key}-{plan.key}", contents, pictures, tuning_csv(generations))
     return {
         "title": f"Tuning: {path}",
         "note": "",
@@ -574,7 +609,9 @@ def _tuning_section(path: str, generations: Sequence[ReportGeneration], key: str
     }
 
 
-def _plot(plan: PlannedPlot, key: str, contents: dict[str, str], table: str = "") -> dict[str, object]:
+def _plot(
+    plan: PlannedPlot, key: str, contents: dict[str, str], pictures: PlotPictures, table: str = ""
+) -> dict[str, object]:
     """Draw a plot for broad and narrow screens, and add its files; without a drawing its note has the reason."""
     if plan.draw is None:
         return {"title": plan.title, "note": plan.note, "broad": None, "files": ()}
@@ -585,4 +622,5 @@ def _plot(plan: PlannedPlot, key: str, contents: dict[str, str], table: str = ""
     broad, narrow = (Markup(svg_element(text, key=name, title=plan.title)) for name, text in drawn.items())
     files = {f"{key}.svg": drawn[key], f"{key}.csv": table if plan.series is None else plan.series.csv()}
     contents |= files
-    return {"title": plan.title, "note": plan.note, "broad": broad, "narrow": narrow, "files": list(files)}
+    names = [*files, *pictures.draw(key, plan.draw)]
+    return {"title": plan.title, "note": plan.note, "broad": broad, "narrow": narrow, "files": names}

@@ -170,6 +170,20 @@ def png_document(draw: Callable[[], Figure]) -> bytes:
     return file.getvalue()
 
 
+#: Of a picture for print.
+PRINT_DPI = 300
+
+
+def print_document(draw: Callable[[], Figure], form: str) -> bytes:
+    """Return the figure as a PNG or PDF file for print; the same figure gives the same bytes."""
+    file = io.BytesIO()
+    metadata = {"CreationDate": None} if form == "pdf" else {}
+    with mpl.rc_context(RC), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")
+        draw().savefig(file, format=form, dpi=PRINT_DPI, metadata=metadata)
+    return file.getvalue()
+
+
 def svg_element(document: str, *, key: str, title: str) -> str:
     """Return an SVG file as an element of a page; a screen reader reads `title`."""
     body = _SURROUNDINGS.sub("", document)

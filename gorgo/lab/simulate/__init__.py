@@ -1,5 +1,9 @@
-"""Policies side by side in virtual time: runs, many of them, and their comparison."""
+"""Policies side by side in virtual time: runs, many of them, and their comparison.
 
+Programs and notebooks begin with `run_policies` and `flat_rows`.
+"""
+
+from gorgo.lab.simulate.api import flat_rows, run_policies, simulate_options
 from gorgo.lab.simulate.job import BASELINES, FLOOR, ORACLE, PINNED, SimJob, SimulatedRun
 from gorgo.lab.simulate.run import run_many, run_once
 from gorgo.lab.simulate.simulate import DEFAULT_POLICIES, SimulateOptions, jobs_of, simulate_command
@@ -13,8 +17,11 @@ __all__ = [
     "SimJob",
     "SimulateOptions",
     "SimulatedRun",
+    "flat_rows",
     "jobs_of",
     "run_many",
     "run_once",
+    "run_policies",
     "simulate_command",
+    "simulate_options",
 ]

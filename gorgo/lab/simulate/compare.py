@@ -3,6 +3,9 @@
 Owns the arithmetic, as plain functions of rows. A ratio is the geometric mean over seeds; with common random numbers
 the two runs of a seed are much alike, so its interval (Student's, on the logarithms) is far narrower than those of the
 two means.
+
+Where rows are of disjoint windows of runs, these are the units: seeds of one window share its requests where the trace
+is a file, so a window's ratio is the mean over its seeds, and the interval is over windows.
 """
 
 from __future__ import annotations
@@ -90,10 +93,22 @@ def _reach(deviations: Sequence[float]) -> float:
 
 
 def ratio_of_rows(rows: Iterable[ResultRow], others: Iterable[ResultRow], figure: Figure) -> Ratio | None:
-    """`rows` against `others`, paired by trace, time scale, seed and setting; rows without a partner are left out."""
+    """`rows` against `others`, paired by trace, time scale, seed, setting and window; others are left out."""
     found = {_pair_key(row): figure(row) for row in rows}
-    pairs = [(found.get(_pair_key(other)), figure(other)) for other in others]
-    return ratio_of([(one, other) for one, other in pairs if one is not None and other is not None])
+    units: dict[int, list[float]] = {}
+    for number, other in enumerate(others):
+        one, value = found.get(_pair_key(other)), figure(other)
+        if one is not None and value is not None and one > 0 and value > 0:
+            unit = -1 - number if other.window is None else other.window
+            units.setdefault(unit, []).append(one / value)
+    return ratio_of([(geometric_mean(ratios), 1.0) for ratios in units.values()])
+
+
+def units_of(rows: Iterable[ResultRow]) -> int:
+    """Return over how many units an interval of such rows is: windows where they have them, else seeds."""
+    rows = tuple(rows)
+    windows = {row.window for row in rows if row.window is not None}
+    return len(windows) or len({row.seed for row in rows})
 
 
 def best_of_rows(groups: Mapping[str, Sequence[ResultRow]], figure: Figure) -> str | None:
@@ -135,8 +150,8 @@ def _causes(rows: Sequence[ResultRow]) -> list[str]:
     return list(dict.fromkeys(cause for row in rows for cause in row.failures))
 
 
-def _pair_key(row: ResultRow) -> tuple[str, float, int, str | None]:
-    return row.trace, row.time_scale, row.seed, row.setting
+def _pair_key(row: ResultRow) -> tuple[str, float, int, str | None, int | None]:
+    return row.trace, row.time_scale, row.seed, row.setting, row.window
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

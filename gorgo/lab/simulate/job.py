@@ -79,15 +79,20 @@ def setting_of(job: SimJob) -> str | None:
         return None
     rest = (job.scenario, job.limits, job.probe_interval_s, job.scrape_interval_s, job.client_concurrency)
     filters = replace(job.filters, seed=0)  # a run's own seed takes its place
-    given = (job.slo_ttft_ms, job.block_tokens, job.routers, job.closed_loop)
+    given = (job.slo_ttft_ms, job.block_tokens, job.routers, job.closed_loop, job.warm_s, job.windows)
     return _digest([__version__, content, filters, job.fleet, *rest, *given])
 
 
-def run_digest(job: SimJob, setting: str | None, weights: Mapping[str, float] | None) -> str | None:
-    """Return a digest of everything that determines a run with these weights; None if its setting is unknown."""
+def run_digest(
+    job: SimJob, setting: str | None, weights: Mapping[str, float] | None, window: int | None = None
+) -> str | None:
+    """Return a digest of everything that determines a row of a run with these weights; None if its setting is unknown.
+
+    `window` is that of the row, if it is of a part of its run.
+    """
     if setting is None:
         return None
-    return _digest([setting, job.policy, weights, job.seed, job.time_scale])
+    return _digest([setting, job.policy, weights, job.seed, job.time_scale, *([] if window is None else [window])])
 
 
 def _digest(value: object) -> str:
@@ -137,7 +142,7 @@ class SimJob:
         Of the network's jitter, the Router's ties, the scatter of equal time stamps and the window of a shape: the same
         for every policy.
     limits:
-        The Router's bounds; None: those of the proxy.
+        The Router's bounds; None: its own defaults, without a queue and without deadlines.
     client_concurrency:
         As in `Simulation`.
     slo_ttft_ms:
@@ -152,6 +157,10 @@ class SimJob:
         As in `Simulation`.
     closed_loop:
         A session's turn comes a think time after the end of the answer before it, not at its time in the trace.
+    warm_s:
+        Requests of the first so many seconds of the run are served and count in no row.
+    windows:
+        Rows of a run, each of the requests that came in one of so many windows of equal length.
     """
 
     trace: str
@@ -173,11 +182,15 @@ class SimJob:
     block_tokens: int | None = None
     routers: RouterGroup = ONE_ROUTER
     closed_loop: bool = False
+    warm_s: float = 0.0
+    windows: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRun:
     """A finished run. `job` has no feed any more; `requests` is None unless `keep_requests` was set.
+
+    `row` is of all requests behind the warm-up, and `windows` has a row per window where there are several.
 
     `cpu_s` is the processor time of the run in its process, with reading the feed unless already loaded. `goodput` is
     None without a request. `key_share` is the share of requests with the most common key, under a policy that is keyed
@@ -191,3 +204,9 @@ class SimulatedRun:
     goodput: Goodput | None = None
     key_share: float | None = None
     warning: str | None = None
+    windows: Sequence[ResultRow] = ()
+
+    @property
+    def result_rows(self) -> Sequence[ResultRow]:
+        """Return the rows to store: those of its windows, or the one of the whole run."""
+        return self.windows or (self.row,)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gorgo.core.limits import RouterLimits
+from gorgo.errors import TraceError
 from gorgo.lab.failures import count_cause
 from gorgo.lab.results import ResultRow, Spread
 from gorgo.lab.served import ServedTally
@@ -27,9 +28,47 @@ from gorgo.lab.simulate.job import FLOOR, STEADY, SimJob, SimulatedRun, goodput_
 
 def simulated_run(job: SimJob, weights: Mapping[str, float], result: SimResult) -> SimulatedRun:
     """Return the run with the row of its result."""
-    row = _row(job, weights, result.records, _spread_of(result.gaps), preemptions=result.preemptions)
-    retained = result.records if job.keep_requests else None
-    return SimulatedRun(_without_feed(job), row, retained, goodput=goodput_of(result.records))
+    return _run(job, weights, result.records, _spread_of(result.gaps), preemptions=result.preemptions)
+
+
+def _run(
+    job: SimJob,
+    weights: Mapping[str, float] | None,
+    records: Sequence[SimRecord],
+    itl: Spread,
+    *,
+    preemptions: int | None = None,
+) -> SimulatedRun:
+    """Return the run with its rows. Gaps between tokens are pooled over a run: of a part of it they are unknown."""
+    counted, windows = _windows(job, records)
+    whole = counted is records
+    row = _row(job, weights, counted, itl if whole else Spread(), preemptions=preemptions if whole else None)
+    parts = tuple(_row(job, weights, part, Spread(), window=number) for number, part in enumerate(windows))
+    retained = counted if job.keep_requests else None
+    return SimulatedRun(_without_feed(job), row, retained, goodput=goodput_of(counted), windows=parts)
+
+
+def _windows(job: SimJob, records: Sequence[SimRecord]) -> tuple[Sequence[SimRecord], Sequence[Sequence[SimRecord]]]:
+    """Return the records behind the warm-up, and of several windows those of each.
+
+    Raises `TraceError` where nothing is left, or a window is empty.
+    """
+    if not records or (job.warm_s == 0.0 and job.windows == 1):
+        return records, ()
+    begin_s = min(record.scheduled_s for record in records) + job.warm_s
+    counted = records if job.warm_s == 0.0 else [record for record in records if record.scheduled_s >= begin_s]
+    if not counted:
+        raise TraceError(f"{job.trace}: no request comes behind the first {job.warm_s:g} s; expected a shorter warm-up")
+    if job.windows == 1:
+        return counted, ()
+    length_s = (max(record.scheduled_s for record in counted) - begin_s) / job.windows
+    windows: list[list[SimRecord]] = [[] for _ in range(job.windows)]
+    for record in counted:
+        place = int((record.scheduled_s - begin_s) / length_s) if length_s > 0.0 else 0
+        windows[min(place, job.windows - 1)].append(record)
+    if not all(windows):
+        raise TraceError(f"{job.trace}: no request in one of {job.windows} windows; expected fewer windows")
+    return counted, windows
 
 
 def floor_run(job: SimJob, feed: Sequence[SimRequest], floor: LowerBound) -> SimulatedRun:
@@ -47,9 +86,7 @@ def floor_run(job: SimJob, feed: Sequence[SimRequest], floor: LowerBound) -> Sim
         )
         for request, ttft_s, e2e_s in zip(feed, floor.ttft_s.tolist(), floor.e2e_s.tolist(), strict=True)
     ]
-    row = _row(job, None, records, Spread())
-    retained = records if job.keep_requests else None
-    return SimulatedRun(_without_feed(job), row, retained, goodput=goodput_of(records))
+    return _run(job, None, records, Spread())
 
 
 def trace_name(job: SimJob) -> str:
@@ -67,6 +104,7 @@ def _row(
     itl: Spread,
     *,
     preemptions: int | None = None,
+    window: int | None = None,
 ) -> ResultRow:
     good = [record for record in records if record.error is None]
     tally = ServedTally()
@@ -101,7 +139,8 @@ def _row(
         preemptions=preemptions,
         queue=_queued(job, records),
         setting=setting,
-        digest=run_digest(job, setting, weights),
+        digest=run_digest(job, setting, weights, window),
+        window=window,
         **tally.fields(),
     )
 

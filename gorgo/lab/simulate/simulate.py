@@ -22,6 +22,7 @@ from rich.table import Table
 from gorgo.config.atomic import create_text_file
 from gorgo.core.limits import RouterLimits
 from gorgo.core.policy.weights import Weights
+from gorgo.lab.datasets import is_shape
 from gorgo.lab.demo.options import PUBLISHED
 from gorgo.lab.failures import failure_lines
 from gorgo.lab.progress import shown_progress
@@ -30,7 +31,7 @@ from gorgo.lab.results import ResultRow, load_text, write_results
 from gorgo.lab.sim.faults.scenarios import find_scenario
 from gorgo.lab.sim.fleet import SimFleet
 from gorgo.lab.sim.routers.group import ONE_ROUTER, RouterGroup
-from gorgo.lab.simulate.compare import Figure, Ratio, e2e_s_p95, mean_row, ratio_of_rows, ttft_ms_p95
+from gorgo.lab.simulate.compare import Figure, Ratio, e2e_s_p95, mean_row, ratio_of_rows, ttft_ms_p95, units_of
 from gorgo.lab.simulate.job import BASELINES, FLOOR, STEADY, SimJob, SimulatedRun
 from gorgo.lab.simulate.run import policy_of, run_many
 from gorgo.lab.traces import TraceFilters
@@ -47,7 +48,8 @@ class SimulateOptions:
 
     Parameters
     ----------
-    trace, filters, fleet, limits, scenario, probe_interval_s, scrape_interval_s, shadow, routers, closed_loop:
+    trace, filters, fleet, limits, scenario, probe_interval_s, scrape_interval_s, shadow, routers, closed_loop, warm_s,
+    windows:
         As in `SimJob`.
     policies:
         In the order of the table; oracle, pinned and floor come behind them.
@@ -78,9 +80,21 @@ class SimulateOptions:
     block_tokens: int | None = None
     routers: RouterGroup = ONE_ROUTER
     closed_loop: bool = False
+    warm_s: float = 0.0
+    windows: int = 1
     out: Path | None = None
     n_jobs: int = -1
     show_progress: bool = True
+
+    @property
+    def seed_note(self) -> str | None:
+        """Return what is unlike between the seeds of this workload; None with one seed."""
+        if len(self.seeds) < 2:
+            return None
+        if is_shape(self.trace):
+            return "A seed draws the requests anew, and the jitter of the network and ties."
+        scatter = ", the scatter of equal time stamps" if self.filters.spread_s else ""
+        return f"A seed draws the jitter of the network{scatter} and ties; the requests are the file's (see --windows)."
 
     @property
     def names(self) -> Sequence[str]:
@@ -89,7 +103,7 @@ class SimulateOptions:
 
 
 def simulate_command(options: SimulateOptions, *, warn: Callable[[str], None]) -> list[ResultRow]:
-    """Run all jobs and write the files of `out`; return a row per run, in the order of scale, policy and seed.
+    """Run all jobs and write the files of `out`; return the rows in the order of scale, policy, seed and window.
 
     `warn` gets sentences about the trace.
 
@@ -97,12 +111,12 @@ def simulate_command(options: SimulateOptions, *, warn: Callable[[str], None]) -
     """
     _check(options)
     jobs = jobs_of(options)
-    rows: dict[tuple[float, str, int], ResultRow] = {}
+    rows: dict[tuple[float, str, int], Sequence[ResultRow]] = {}
     warned: dict[str, str | None] = {}
     shown = shown_progress("simulate", len(jobs)) if options.show_progress else nullcontext(None)
     with shown as advance:
         for run in run_many(jobs, n_jobs=options.n_jobs):
-            rows[_place(run.job)] = run.row
+            rows[_place(run.job)] = run.result_rows
             warned.setdefault(run.job.policy, warning(run.job.policy, run.key_share))
             if run.warning is not None:
                 warned.setdefault(run.job.trace, run.warning)
@@ -112,7 +126,7 @@ def simulate_command(options: SimulateOptions, *, warn: Callable[[str], None]) -
                 _write_run(options.out, run)
     for text in filter(None, warned.values()):
         warn(text)
-    ordered = [rows[_place(job)] for job in jobs]
+    ordered = [row for job in jobs for row in rows[_place(job)]]
     if options.out is not None:
         write_results(options.out, ordered)
     return ordered
@@ -142,6 +156,8 @@ def _jobs(options: SimulateOptions) -> Iterator[SimJob]:
                     block_tokens=options.block_tokens,
                     routers=options.routers,
                     closed_loop=options.closed_loop,
+                    warm_s=options.warm_s,
+                    windows=options.windows,
                     shadow=None if policy in BASELINES else options.shadow,
                     keep_requests=options.out is not None,
                 )
@@ -165,39 +181,61 @@ def _place(job: SimJob) -> tuple[float, str, int]:
 def _write_run(out: Path, run: SimulatedRun) -> None:
     """One run's own folder, in the form of a live replay's."""
     folder = out / run.job.policy / f"load-{1 / run.job.time_scale:g}-seed-{run.job.seed}"
-    write_results(folder, [run.row])
+    write_results(folder, run.result_rows)
     with create_text_file(folder / "requests.jsonl") as file:
         for record in run.requests or ():
             print(json.dumps(record.as_json()), file=file)
 
 
-_SEEDS = "mean [95 % interval] over {} seeds, paired"
+#: Requests of a run below which its p99 rests on fewer than ten.
+P99_REQUESTS = 1000
 _RATIOS: tuple[tuple[str, Figure], ...] = (("p95 TTFT", ttft_ms_p95), ("p95 E2E", e2e_s_p95))
 
 
 def show_rows(
-    rows: Sequence[ResultRow], policies: Sequence[str], console: Console, *, columns: Sequence[str] = SIMULATED
+    rows: Sequence[ResultRow],
+    policies: Sequence[str],
+    console: Console,
+    *,
+    columns: Sequence[str] = SIMULATED,
+    seed_note: str | None = None,
 ) -> None:
     """Every comparison in the rows, `policies` in their order, and of its table these `columns`."""
     for trace, time_scale in dict.fromkeys((row.trace, row.time_scale) for row in rows):
         block = [row for row in rows if (row.trace, row.time_scale) == (trace, time_scale)]
         groups = [[row for row in block if row.policy == policy] for policy in policies]
         groups = [group for group in groups if group]
-        seeds = len({row.seed for row in block})
-        console.print(f"{_title(block, seeds)}\n", style="bold", highlight=False)
+        console.print(f"{_title(block)}\n", style="bold", highlight=False)
         console.print(results_table([mean_row(group) for group in groups], baselines=BASELINES, columns=columns))
-        if seeds > 1 and len(groups) > 1:
+        for line in _notes(groups, columns):
+            console.print(line, style="dim", highlight=False, soft_wrap=True, markup=False)
+        if units_of(block) > 1 and len(groups) > 1:
             console.print()
             console.print(_ratios(groups))
             divided = f"{groups[0][0].policy}'s figure / the row's, below 1 is better"
-            console.print(f"{divided}: {_SEEDS.format(seeds)}", style="dim", soft_wrap=True)
+            console.print(f"{divided}: mean [95 % interval] over {_units(block)}, paired", style="dim", soft_wrap=True)
         for line in _failures([mean_row(group) for group in groups]):
             console.print(line, style="yellow", highlight=False, soft_wrap=True, markup=False)
         console.print()
+    if seed_note is not None:
+        console.print(seed_note)
+    console.print("Quantiles are interpolated between neighbours (numpy's default), per run; means are of runs.")
     console.print("Engines and network are simulated, in virtual time; the Router is the one that `gorgo serve` runs.")
     console.print("oracle: the rule of gorgo-ms with full knowledge of the engines; not the optimum, it can lose.")
     console.print("pinned: each session on one replica, assigned with knowledge of the whole trace; not the optimum.")
     console.print("floor: each request alone on the nearest idle replica, all seen so far cached; a lower bound.")
+
+
+def _notes(groups: Sequence[Sequence[ResultRow]], columns: Sequence[str]) -> Iterator[str]:
+    """Yield what limits the figures: requests that failed are in none, and few requests have no p99."""
+    counts = {rows[0].policy or "-": (sum(row.n for row in rows), sum(row.errors for row in rows)) for rows in groups}
+    if any(errors for _, errors in counts.values()):
+        served = ", ".join(f"{name} {n - errors:,} of {n:,}" for name, (n, errors) in counts.items())
+        yield f"latencies are of requests that succeeded: {served}"
+    fewest = min(row.n - row.errors for rows in groups for row in rows)
+    if fewest < P99_REQUESTS and any(name.endswith("-p99") for name in columns):
+        unit = "run" if groups[0][0].window is None else "window"
+        yield f"p99 of {fewest:,} requests a {unit} rests on the {fewest // 100 + 1:,} slowest"
 
 
 def _failures(rows: Sequence[ResultRow]) -> Iterator[str]:
@@ -210,10 +248,19 @@ def _failures(rows: Sequence[ResultRow]) -> Iterator[str]:
         yield f"failed, {', '.join(names)}: {line}"
 
 
-def _title(block: Sequence[ResultRow], seeds: int) -> str:
+def _title(block: Sequence[ResultRow]) -> str:
     row = block[0]
-    many = f", means of {seeds} seeds" if seeds > 1 else f", seed {row.seed}"
-    return f"{row.trace} at {load_text(row.time_scale)}: {row.n} requests{many}"
+    first = [one for one in block if (one.policy, one.seed) == (row.policy, row.seed)]
+    many = f", means of {_units(block)}" if len({(one.seed, one.window) for one in block}) > 1 else f", seed {row.seed}"
+    return f"{row.trace} at {load_text(row.time_scale)}: {sum(one.n for one in first)} requests{many}"
+
+
+def _units(block: Sequence[ResultRow]) -> str:
+    """Return what an interval is over: seeds, or windows, each the mean of its seeds."""
+    seeds, windows = len({row.seed for row in block}), len({row.window for row in block})
+    if windows == 1:
+        return f"{seeds} seeds"
+    return f"{windows} windows" if seeds == 1 else f"{windows} windows of {seeds} seeds"
 
 
 def _ratios(groups: Sequence[Sequence[ResultRow]]) -> Table:

@@ -82,32 +82,36 @@ def is_short_usage(usage: Usage | None, *, may_be_short: bool) -> bool | None:
     return True if may_be_short else None
 
 
-def wants_more_than_one(parsed: Mapping[str, Any]) -> bool:
-    """Return whether a request leaves room for a longer answer than one token.
+def output_limits(parsed: Mapping[str, Any]) -> list[int]:
+    """Return the limits of an answer's tokens that are numbers, the one that counts first.
 
-    >>> wants_more_than_one({"max_tokens": 2}), wants_more_than_one({"max_tokens": 1})
-    (True, False)
+    >>> output_limits({"sampling_params": {"max_new_tokens": 9}, "max_tokens": 100})
+    [100, 9]
     """
-    return min(_limits(parsed), default=LEAST_TOKENS) >= LEAST_TOKENS
-
-
-def most_output_tokens(parsed: Mapping[str, Any]) -> int | None:
-    """Return the most tokens of an answer that a request asks for; `None` without a limit that is a number.
-
-    >>> most_output_tokens({"max_tokens": 100}), most_output_tokens({"sampling_params": {"max_new_tokens": 9}})
-    (100, 9)
-    """
-    for limit in _limits(parsed):
-        if limit > 0 and limit is not True:
-            return limit
-    return None
-
-
-def _limits(parsed: Mapping[str, Any]) -> list[int]:
-    """Return the limits of an answer's tokens that are numbers, the one that counts first."""
     sampling = parsed.get("sampling_params")
     places = (parsed, sampling) if isinstance(sampling, dict) else (parsed,)
     return [limit for fields in places for name in _MAX_TOKENS if isinstance(limit := fields.get(name), int)]
+
+
+def wants_more_than_one(limits: Iterable[int]) -> bool:
+    """Return whether a request with these `output_limits` leaves room for a longer answer than one token.
+
+    >>> wants_more_than_one([2]), wants_more_than_one([2, 1]), wants_more_than_one([])
+    (True, False, True)
+    """
+    return min(limits, default=LEAST_TOKENS) >= LEAST_TOKENS
+
+
+def most_output_tokens(limits: Iterable[int]) -> int | None:
+    """Return the most tokens of an answer that a request with these `output_limits` asks for; `None` without one.
+
+    >>> most_output_tokens([100, 9]), most_output_tokens([0, 9]), most_output_tokens([])
+    (100, 9, None)
+    """
+    for limit in limits:
+        if limit > 0 and limit is not True:
+            return limit
+    return None
 
 
 #: Routes of one prompt, and fields of those that may have several.
@@ -472,6 +476,7 @@ def parse_request(
         text_tokens = (fingerprint.text_bytes - fields.sketch.media_bytes) / ratio
         prompt_tokens = max(1, ceil(text_tokens + routing.router.media_tokens.estimate(model, media)))
         block_tokens = BLOCK_BYTES * prompt_tokens / fingerprint.text_bytes
+    limits = output_limits(parsed)
     request = RouteRequest(
         # By position: more than fifteen keywords go through a dict, which takes 2 us.
         request_id,
@@ -499,10 +504,10 @@ def parse_request(
         prefix_len=options.prefix_len,
         credential=_credential(headers) if client is None else None,
         media=media,
-        most_output_tokens=most_output_tokens(parsed),
+        most_output_tokens=most_output_tokens(limits),
         answers=answers_of(route, parsed),
     )
-    may_be_short = route not in NOT_GENERATING and request.idempotent and wants_more_than_one(parsed)
+    may_be_short = route not in NOT_GENERATING and request.idempotent and wants_more_than_one(limits)
     adds_usage = _adds_usage(route, body, parsed)
     return ParsedRequest(body, fingerprint.text_bytes, request, adds_usage, named, may_be_short, fields.spans, exact)
 

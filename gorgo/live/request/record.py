@@ -91,7 +91,7 @@ class RequestRecord:
         self.telemetry.metrics.attempt_ended(replica, region, outcome.result.value)
         if self.trace is not None:
             self.trace.attempt_ended(dispatch, outcome, now=self._end_s())
-        if outcome.result is COMPLETED:
+        if outcome.result is COMPLETED and not outcome.continue_on:  # else the next one ends the request
             estimated = dispatch.decision.estimated_cached_tokens
             e2e_s = self._end_s() - self.received_s
             self.telemetry.metrics.completed(replica, region, e2e_s, outcome, estimated_cached_tokens=estimated)

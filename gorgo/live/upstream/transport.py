@@ -15,7 +15,6 @@ from http.cookiejar import CookieJar, DefaultCookiePolicy
 from time import monotonic
 from typing import Any, cast
 
-import httpcore
 import httpx
 
 from gorgo.config.values import REPLICA_KEEP_ALIVE_S
@@ -178,6 +177,8 @@ class PlainTransport(httpx.AsyncBaseTransport):
         try:
             response = await self._client.send(request, stream=True)
         except httpx.RemoteProtocolError as failure:
+            import httpcore  # httpx has loaded it; without `--plain` nothing needs its 32 modules
+
             found = failure.__cause__
             if isinstance(found, httpcore.RemoteProtocolError) and found.__cause__ is None:
                 # No error of h11: the connection ended before the head of a response.

@@ -25,7 +25,8 @@ _OVERWRITE = OVERWRITE_IF_EXISTS_OR_ADD
 MAX_SIZES = 1024
 #: Labels whose bytes are retained: a set for each replica of a large fleet.
 MAX_LABELS = 4096
-#: Lists of removed names whose bytes are retained: each kind of client sends one or two, at most some kilobytes long.
+#: Lists of headers that are set, and of names that are removed, whose bytes are retained: each kind of client has one
+#: or two, at most some kilobytes long.
 MAX_REMOVALS = 256
 _DESTINATION = DESTINATION.encode()
 #: Numbers of fields: of ProcessingResponse, of CommonResponse, and one whole field of that.
@@ -77,10 +78,7 @@ def chosen(kind: str, choice: EndpointChoice, *, with_body: bool) -> bytes:
     """Return the answer of a `kind` with the choice; `with_body`: it carries another body too."""
     destination, exchange_id = choice.destination.encode(), choice.exchange_id.encode()
     before, between = _around_destination(kind, len(destination))
-    if choice.set_headers or choice.body is not None:
-        changes = _changes(kind, choice, with_body=with_body)
-    else:
-        changes = _removals(kind, choice.remove_headers)
+    changes = _changes(kind, choice, with_body=with_body)
     own = _own(choice.destination.partition(",")[0], choice.labels, len(exchange_id))
     return b"".join((before, destination, between, destination, changes, own, exchange_id))
 
@@ -96,14 +94,19 @@ def _around_destination(kind: str, size: int) -> tuple[bytes, bytes]:
 
 def _changes(kind: str, choice: EndpointChoice, *, with_body: bool) -> bytes:
     """Return what of a request is changed, beside its destination."""
-    mutation = [_option(name, value) for name, value in choice.set_headers]
-    body = b""
+    headers, body = tuple(choice.set_headers), b""
     if choice.body is not None:
-        mutation.append(_option(b"content-length", b"%d" % len(choice.body)))
+        headers += ((b"content-length", b"%d" % len(choice.body)),)
         if with_body:
             body = _common(kind, field(_BODY_MUTATION, field(1, choice.body)))
-    headers = _common(kind, field(_HEADER_MUTATION, b"".join(mutation)))
-    return headers + body + _removals(kind, choice.remove_headers)
+    return _settings(kind, headers) + body + _removals(kind, choice.remove_headers)
+
+
+@lru_cache(MAX_REMOVALS)
+def _settings(kind: str, headers: tuple[Header, ...]) -> bytes:
+    """Return the headers that are set: the same for most requests to a replica."""
+    options = b"".join([_option(name, value) for name, value in headers])
+    return _common(kind, field(_HEADER_MUTATION, options)) if headers else b""
 
 
 @lru_cache(MAX_REMOVALS)

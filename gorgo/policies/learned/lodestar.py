@@ -109,7 +109,7 @@ class Lodestar(LearnedPolicy):
         "trusted"
     )
     unit: ClassVar[str] = "ms"
-    index: ClassVar[IndexKind] = "published"
+    index: ClassVar[IndexKind] = "bounded"
     weight_specs: ClassVar[tuple[WeightSpec, ...]] = (
         WeightSpec("range_check", 1.0, 0.0, 1.0, "1: out of the training's range the heuristic decides", "no"),
         WeightSpec("range_margin", 0.1, 0.0, 10.0, "share of a feature's range that counts as within it", "no"),

@@ -13,7 +13,7 @@ on no other attempt is made, so the request's body is dropped: a stream may take
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from time import monotonic
@@ -62,9 +62,9 @@ from gorgo.proxy.exchange.relay import (
     direct_write,
     no_direct_write,
     relay,
-    relay_rest,
     retain_failure,
 )
+from gorgo.proxy.exchange.rest import relay_rest
 
 # What passes between a request and its attempts: leases, the wait of a queued request, the race of two attempts.
 #
@@ -164,8 +164,9 @@ class Race:
         """Make this attempt the winner, and stop the other."""
         assert self.winner in (None, attempt_id), "two attempts claim the response"
         self.winner = attempt_id
-        for other in [other for other in self._tasks if other != attempt_id]:
-            self._stop(other)
+        for other in [*self._tasks]:
+            if other != attempt_id:
+                self._stop(other)
 
     def cancel(self, attempt_id: str) -> None:
         """Stop an attempt because another is the winner."""
@@ -682,7 +683,9 @@ class Exchange:
         state, request = self.state, self.request
         client = request.route.client
         estimates = state.routing.client_policies.may_see_estimates(client)
-        record_stored = partial(state.replicas.record_stored, dispatch, target, client=client)
+        record_stored: Callable[[bytes], None] | None = None
+        if self.route == "/v1/responses":
+            record_stored = partial(state.replicas.record_stored, dispatch, target, client=client)
         lease.passage = Passage(
             self.response.writer,
             timer,
@@ -693,7 +696,7 @@ class Exchange:
             strip_usage=target.request_usage and request.adds_usage,
             on_content=partial(self._first_content, lease),
             on_commit=partial(self._commit, lease),
-            on_head=record_stored if self.route == "/v1/responses" else None,
+            on_head=record_stored,
             on_keep=partial(self._keep, lease) if self._is_continuable(target) else None,
             withhold=dispatch.withhold,
             may_be_short=request.may_be_short,
@@ -1019,7 +1022,7 @@ class Exchange:
         target.cut_ends += 1
         broken = self._break_off(reason)
         if broken is None:
-            counts = None if outcome.output_tokens is None and self._asks_for_counts() else b""
+            counts = None if outcome.output_tokens is None and self._shows_usage() else b""
         else:
             counts = missing_counts(self.route, broken.body, broken.answer)
         if broken is not None and counts is None and target.cut_ends <= MOST_CUT_ENDS:
@@ -1028,7 +1031,7 @@ class Exchange:
         await passage.end_cut(self._said(counts))
         return outcome
 
-    def _asks_for_counts(self) -> bool:
+    def _shows_usage(self) -> bool:
         try:
             return self.route in (CHAT, COMPLETIONS) and shows_usage(parse_json(self.request.body))
         except (ValueError, RecursionError):

@@ -191,6 +191,21 @@ MOST_PAUSED_BYTES = 256 * 1024
 #: A chunk with the same last bytes as one that has been searched ends as that one did: a token's event, and no error,
 #: which is the last event of its stream. Longer than what objects of all kinds share (`null}]}`).
 END_BYTES = 16
+
+
+def end_of_token(chunk: bytes) -> bytes:
+    """Return the last bytes of a chunk by which another one that ends with a token is known.
+
+    They begin with the finish reason: an answer that its engine breaks off may end as its tokens do. They are the last
+    few where text stands behind that, which is another for each token.
+
+    >>> end_of_token(b'data: {"choices":[{"delta":{"content":"a"},"finish_reason":null,"token_ids":null}]}')
+    b'"finish_reason":null,"token_ids":null}]}'
+    """
+    end = chunk[at:] if (at := chunk.rfind(b'"finish_reason"')) >= 0 else b""
+    return chunk[-END_BYTES:] if not end or b'"content"' in end or b'"text"' in end else end
+
+
 #: Routes on which each event of a stream has a name.
 _NAMED_EVENTS = frozenset({"/v1/responses", "/v1/messages"})
 
@@ -304,6 +319,7 @@ class Passage:
         "_owner",
         "_paused",
         "_plain_end",
+        "_plain_size",
         "_rest_bytes",
         "_rest_limit",
         "_resuming",
@@ -402,6 +418,7 @@ class Passage:
         self._resuming: asyncio.Event | None = None
         #: How the last chunk ended, if it was whole events without an error and nothing before it waits to be passed.
         self._plain_end = b""
+        self._plain_size = END_BYTES
         self._try_write = writer.try_write
         #: A chunk for which the client's connection had no room.
         self._unsent = b""
@@ -621,10 +638,7 @@ class Passage:
 
     def _pass(self, chunk: bytes) -> bool:
         """Send a chunk, and count it; return whether the next one may come in the same step. The hot loop."""
-        if chunk[-END_BYTES:] != self._plain_end or not (self.filter is None or chunk.find(b'"usage"') < 0):
-            return self._pass_checked(chunk)
-        # An answer that the engine breaks off may end as its tokens do. `find`, as `in` clears a TypeError first.
-        if chunk.find(b'"abort"') >= 0:
+        if chunk[-self._plain_size :] != self._plain_end or not (self.filter is None or chunk.find(b'"usage"') < 0):
             return self._pass_checked(chunk)
         now = monotonic()
         self.timeout.deadline = now + self.chunk_limit_s
@@ -659,7 +673,8 @@ class Passage:
             self._unsent, self._unsent_bytes = passed, len(chunk)
             return False
         if is_plain and (self.filter is None or (passed == chunk and not self.filter.pending)):
-            self._plain_end = chunk[-END_BYTES:]
+            self._plain_end = end_of_token(chunk)
+            self._plain_size = len(self._plain_end)
         if passed and not self._try_write(passed):
             self._unsent, self._unsent_bytes = passed, len(chunk)
             return False
@@ -983,59 +998,6 @@ def relay(passage: Passage, source: ResponseSource) -> Coroutine[Any, Any, Outco
         # Unreadable, and its client waits for events: not buffered.
         return relay_body(passage, 0)
     return relay_events(passage)
-
-
-async def relay_rest(passage: Passage, source: ResponseSource, seam: Seam, note: bytes) -> Outcome:
-    """Relay the rest of an answer behind what the client has; `note` is sent before its first event.
-
-    Raises `UpstreamError` for one that breaks off. Every event is made anew (`core.continuation`).
-    """
-    passage.source, passage.seam = source, seam
-    refused = Outcome(AttemptResult.UPSTREAM_4XX, status=source.status, error="not_continued", sent=True)
-    if source.status != 200 or not is_event_stream(source.headers) or is_encoded(source.headers):
-        return failure_of(source.status, source.headers) or refused
-    made: list[bytes] = []
-
-    def take(chunk: bytes) -> bool:
-        if chunk[:1] != b":" or not is_comment(chunk):
-            now = monotonic()
-            passage.timeout.deadline = now + passage.chunk_limit_s
-            passage.gaps.add(chunk, now)
-        made.append(seam.feed(chunk))
-        return False
-
-    begun = False
-    cut: UpstreamError | None = None
-    while not seam.ended and seam.error is None:
-        try:
-            is_end = await source.pipe(take)
-        except UpstreamError as failure:
-            cut, is_end = failure, True
-        events = b"".join(made)
-        made.clear()
-        if seam.begun and not begun:
-            begun = True
-            passage.on_content()
-            passage.timeout.extend(passage.chunk_limit_s)
-            events = note + events
-        if events:
-            await passage.write_rest(events)
-        seam.on_sent()
-        if is_end:
-            break
-    if seam.error is not None:
-        cut = UpstreamError(ERROR_EVENT)
-    outcome = passage.outcome_of_rest(seam)
-    if seam.unfit and not begun:
-        return refused
-    if seam.ended:
-        await passage.end_body()
-    elif not begun and seam.answered:
-        return refused  # its engine ends before the counts
-    else:
-        cut = cut or UpstreamError(TRUNCATED)
-        raise CutEndError(cut.reason, outcome) if seam.finished and begun else cut
-    return outcome
 
 
 async def retain_failure(passage: Passage, source: ResponseSource, failure: Outcome) -> Outcome:

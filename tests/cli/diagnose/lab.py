@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import re
 import resource
@@ -180,6 +181,11 @@ def lab(folder: Path, found: Engines) -> Iterator[Lab]:
     with ExitStack() as stack:
         file = document(found.urls, profile=found.profile)
         yield Lab(folder, found, stack, copy.deepcopy(file))
+
+
+def unlike(number: int, words: int) -> str:
+    """Return a prompt that has nothing in common with that of another number."""
+    return " ".join(hashlib.sha256(f"{number} {place}".encode()).hexdigest()[:7] for place in range(words))
 
 
 def chat(client: httpx.Client, text: str, **more: Any) -> int:

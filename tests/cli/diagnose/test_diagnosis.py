@@ -110,12 +110,12 @@ SHOWN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"replicas": (a_replica(certificate_left_s=2e6),)},
     ),
     "stream-buffered": (
-        {"replicas": (a_replica(probe=replace(PROBE, streams=((0.08, 0.001), (0.07, 0.0)))),)},
+        {"replicas": (a_replica(probe=replace(PROBE, streams=((0.08, 0.001), (0.07, 0.0), (0.09, 0.0)))),)},
         {
             "replicas": (
-                a_replica(probe=replace(PROBE, streams=((0.08, 0.001), (0.01, 0.02)))),
+                a_replica(probe=replace(PROBE, streams=((0.08, 0.001), (0.01, 0.0), (0.09, 0.0)))),
                 a_replica("b", probe=replace(PROBE, streams=((0.01, 0.0),))),
-                a_replica("c", probe=replace(PROBE, streams=((0.07, 0.0),))),
+                a_replica("c", probe=replace(PROBE, streams=((0.07, 0.0),) * 2)),
             )
         },
     ),
@@ -248,9 +248,9 @@ def test_the_worst_stands_first_and_what_it_explains_is_left_out() -> None:
 
 
 def test_tokens_that_come_together_are_held_back_if_those_of_a_sibling_do_not() -> None:
-    fast, slow = replace(PROBE, streams=((0.0, 0.0),) * 2), replace(PROBE, streams=((0.0, 0.06),))
+    fast, slow = replace(PROBE, streams=((0.0, 0.0),) * 3), replace(PROBE, streams=((0.0, 0.06),))
     assert seen(a_replica(probe=slow), a_replica("b", probe=fast)) == ["stream-buffered"]
-    assert seen(a_replica(probe=slow), a_replica("b", probe=replace(fast, streams=fast.streams[:1]))) == []
+    assert seen(a_replica(probe=slow), a_replica("b", probe=replace(fast, streams=fast.streams[:2]))) == []
     assert seen(a_replica(probe=slow), a_replica("b", probe=fast, models=("n",))) == []
     assert seen(a_replica(probe=replace(PROBE, has_length=True))) == ["stream-buffered"]
 

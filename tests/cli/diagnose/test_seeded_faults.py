@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.cli.diagnose.lab import VLLM, WORDS, Engines, Lab, chat, chats, engines, lab, usual_traffic
+from tests.cli.diagnose.lab import VLLM, WORDS, Engines, Lab, chat, chats, engines, lab, unlike, usual_traffic
 from tests.proxy.authority import Authority, needs_openssl
 
 pytestmark = [pytest.mark.system, needs_openssl, pytest.mark.timeout(600)]
@@ -114,7 +114,7 @@ def herd(fleet: Lab) -> None:
     fleet.file["proxy"]["policy"] = "simple-session-affinity"
 
     def send(client: httpx.Client, _: httpx.Client) -> None:
-        texts = [f"{number} {WORDS * 8}" for number in range(60)]
+        texts = [unlike(number, 2000) for number in range(60)]
         chats(client, texts, at_once=30, headers={"x-session-id": "one"})
 
     fleet.after.append(send)
@@ -156,7 +156,7 @@ def idle_connections(fleet: Lab) -> None:
 
     def send(client: httpx.Client, _: httpx.Client) -> None:
         for number in range(5):
-            assert chat(client, f"{number} {WORDS}") == 200
+            assert chat(client, unlike(number, 200)) == 200
             time.sleep(2.5)
 
     fleet.after.append(send)
@@ -168,8 +168,7 @@ def wrong_prior(fleet: Lab) -> None:
     fleet.file["proxy"]["policy"] = "round-robin"
 
     def send(client: httpx.Client, _: httpx.Client) -> None:
-        texts = [f"{hashlib.sha256(str(number).encode()).hexdigest()} {number} {WORDS * 6}" for number in range(75)]
-        assert set(chats(client, texts, at_once=3)) == {200}
+        assert set(chats(client, [unlike(number, 1500) for number in range(75)], at_once=3)) == {200}
 
     fleet.after.append(send)
 
@@ -351,7 +350,7 @@ def test_a_seeded_fault_is_named_first_with_its_remedy(
     ("first", "second"),
     [
         (caching_off, buffered),
-        (clock, metrics_off),
+        (clock, caching_off),
         (closed, tokenizer),
         (version, early_ids),
         (events_of_some, quota),

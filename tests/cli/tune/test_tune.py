@@ -90,7 +90,7 @@ def test_history_plots_to_a_file_and_knows_which_kinds_there_are(database: str, 
     ("words", "message"),
     [
         (["--mode", "guarded"], "expected one of switchback, paper"),
-        (["--algorithm", "gradient"], "expected one of es, es-probes, es-released, cma, random, fixed"),
+        (["--algorithm", "gradient"], "expected one of es, es-probes, es-published, es-released, cma, random, fixed"),
         (["--metrics-bind", "9091"], "expected host:port"),
         (["--settings", "missing.yaml"], "cannot be read"),
     ],

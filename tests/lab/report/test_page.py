@@ -269,6 +269,34 @@ def test_the_page_and_its_files_are_written_beside_the_results(tmp_path: Path, w
     }
 
 
+def test_plots_are_written_for_print_too_and_those_of_an_earlier_report_go(tmp_path: Path) -> None:
+    write_run(tmp_path, [10.0, 20.0, 30.0], "gorgo")
+    write_run(tmp_path / "b", [10.0, 20.0, 40.0], "random")
+    write_report(tmp_path, forms=("png", "pdf"), show_progress=False)
+    beside = tmp_path / "report"
+    made = {path.name: path.read_bytes() for path in beside.iterdir()}
+    drawn = {name.removesuffix(".svg") for name in made if name.endswith(".svg")}
+    assert drawn
+    assert {name for name in made if name.endswith(".png")} == {f"{name}.png" for name in drawn}
+    assert {name for name in made if name.endswith(".pdf")} == {f"{name}.pdf" for name in drawn}
+    assert all(content.startswith(b"\x89PNG") for name, content in made.items() if name.endswith(".png"))
+    assert all(content.startswith(b"%PDF") for name, content in made.items() if name.endswith(".pdf"))
+    assert f"report/{sorted(drawn)[0]}.pdf" in (tmp_path / "report.html").read_text()
+    write_report(tmp_path, forms=("pdf",), show_progress=False)
+    again = {path.name: path.read_bytes() for path in beside.iterdir()}
+    assert again == {name: content for name, content in made.items() if not name.endswith(".png")}
+
+
+def test_a_report_of_some_policies_has_no_other(tmp_path: Path, without_plots: None) -> None:
+    for name in ("gorgo", "random", "least-load"):
+        write_run(tmp_path / name, [10.0, 20.0], name)
+    found = page.report(find_results(tmp_path, policies=["gorgo", "random"]), (500.0,))
+    assert "random" in found.html
+    assert "least-load" not in found.html
+    with pytest.raises(ReportError, match=r"no run of 'lmetric'; there are: gorgo, least-load, random"):
+        find_results(tmp_path, policies=["lmetric"])
+
+
 def texts(table: PageTable | None) -> list[list[str]]:
     assert table is not None
     return [[one.label, *one.cells] for one in table.rows]

@@ -17,11 +17,12 @@ from typer.testing import CliRunner
 from gorgo.cli import app
 from gorgo.config.load import load_config
 from gorgo.core.limits import OverloadLimits, RouterLimits
-from gorgo.errors import ConfigError, UnknownPolicy
+from gorgo.errors import ConfigError, TraceError, UnknownPolicy
 from gorgo.lab.replay.summary import ReplayRecord
 from gorgo.lab.results import ResultRow, Spread
 from gorgo.lab.sim.routers.group import RouterGroup
 from gorgo.lab.simulate import SimJob, SimulateOptions, jobs_of, run_once, simulate_command
+from gorgo.lab.simulate.compare import ratio_of_rows, ttft_ms_p95
 from gorgo.lab.simulate.fleet import fleet_of, limits_of, with_queue_for_all
 from gorgo.lab.simulate.job import run_digest, setting_of
 from gorgo.lab.simulate.simulate import show_rows
@@ -182,6 +183,8 @@ def digests(one: SimJob, weights: Mapping[str, float] | None = None) -> tuple[st
         {"block_tokens": 16},
         {"routers": RouterGroup(count=2)},
         {"closed_loop": True},
+        {"warm_s": 5.0},
+        {"windows": 2},
     ],
 )
 def test_whatever_else_determines_a_run_gives_another_setting(changes: dict[str, Any]) -> None:
@@ -497,3 +500,98 @@ def test_oracle_and_floor_do_not_compete_for_the_best() -> None:
     bold = {line.split()[0]: "\x1b[1m" in line for line in lines if line.startswith(POLICIES)}
     assert bold["gorgo"]
     assert not any("\x1b[1m" in line for line in lines if line.startswith("oracle "))
+
+
+# A warm-up, and the disjoint windows of a run.
+
+
+def test_requests_of_the_warm_up_are_served_and_count_in_no_row() -> None:
+    whole, warm = (run_once(job(keep_requests=True, warm_s=warm_s)) for warm_s in (0.0, 2.0))
+    assert whole.requests is not None
+    assert warm.requests is not None
+    behind = [one for one in whole.requests if one.scheduled_s >= 2.0]
+    assert list(warm.requests) == behind  # the run is the same
+    counted = [one.ttft_ms for one in behind if one.ttft_ms is not None]
+    assert 0 < len(counted) < whole.row.n
+    assert (warm.row.n, warm.row.ttft_ms) == (len(counted), Spread.of(counted))
+    assert warm.row.itl_ms == Spread()  # pooled over the run, so of a part of it unknown
+    assert whole.row.itl_ms.p95 is not None
+
+
+@pytest.mark.parametrize("policy", ["gorgo-ms", "floor"])
+def test_windows_are_disjoint_have_every_request_and_a_digest_each(policy: str) -> None:
+    run = run_once(job(policy=policy, windows=3, filters=TraceFilters(limit=100)))
+    assert [one.window for one in run.result_rows] == [0, 1, 2]
+    assert sum(one.n for one in run.result_rows) == run.row.n == 100
+    assert all(one.n for one in run.result_rows)
+    assert len({one.digest for one in run.result_rows}) == 3
+    assert len({one.setting for one in run.result_rows}) == 1
+    alone = run_once(job(policy=policy, filters=TraceFilters(limit=100)))
+    assert alone.result_rows == (alone.row,)
+    assert alone.row.window is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"warm_s": 1e6}, "no request comes behind the first 1e\\+06 s; expected a shorter warm-up"),
+        ({"windows": 1000}, "no request in one of 1000 windows; expected fewer windows"),
+    ],
+)
+def test_a_part_of_a_run_without_requests_is_an_error(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(TraceError, match=said):
+        run_once(job(**changes))
+
+
+def test_an_interval_is_over_windows_where_rows_have_them_and_over_seeds_where_not() -> None:
+    def rows(policy: str, *figures: list[float]) -> list[ResultRow]:
+        """A list per seed, with a figure per window."""
+        return [
+            row(policy, seed=seed, window=window, ttft_ms=Spread(p95=figure))
+            for seed, one in enumerate(figures)
+            for window, figure in enumerate(one)
+        ]
+
+    ones, others = [100.0, 200.0, 300.0], [110.0, 200.0, 270.0]
+    single = ratio_of_rows(rows("a", ones), rows("b", others), ttft_ms_p95)
+    copied = ratio_of_rows(rows("a", ones, ones, ones), rows("b", others, others, others), ttft_ms_p95)
+    assert single is not None
+    assert copied is not None
+    assert copied.n == single.n == 3
+    assert [copied.low, copied.high] == pytest.approx([single.low, single.high])
+    seeds = [replace(one, seed=one.window or 0, window=None) for one in rows("a", ones)]
+    other_seeds = [replace(one, seed=one.window or 0, window=None) for one in rows("b", others)]
+    by_seed = ratio_of_rows(seeds, other_seeds, ttft_ms_p95)
+    assert by_seed is not None
+    assert by_seed.n == 3
+    assert by_seed.value == pytest.approx(single.value)
+
+
+def test_the_table_names_its_units_its_quantiles_its_survivors_and_a_p99_of_few() -> None:
+    rows = [row("a", window=n, n=200, errors=n, seed=seed) for n in range(3) for seed in (0, 1)]
+    out = StringIO()
+    show_rows(rows, ["a"], Console(file=out, width=120), seed_note="A seed draws nothing.")
+    text = out.getvalue()
+    assert "t.jsonl at load 1: 600 requests, means of 3 windows of 2 seeds" in text
+    assert "latencies are of requests that succeeded: a 1,194 of 1,200" in text
+    assert "p99 of 198 requests a window rests on the 2 slowest" in text
+    assert "A seed draws nothing.\nQuantiles are interpolated between neighbours (numpy's default), per run" in text
+    many = [row("a", n=5000, seed=seed) for seed in (0, 1)]
+    out = StringIO()
+    show_rows(many, ["a"], Console(file=out, width=120))
+    assert "means of 2 seeds" in out.getvalue()
+    assert "rests on" not in out.getvalue()
+    assert "succeeded" not in out.getvalue()
+
+
+def test_what_a_seed_varies_is_said_by_the_workload() -> None:
+    assert asked(seeds=(0,)).seed_note is None
+    note = asked(seeds=(0, 1)).seed_note
+    assert note is not None
+    assert "the requests are the file's" in note
+    spread = asked(seeds=(0, 1), filters=TraceFilters(spread_s=3.0)).seed_note
+    assert spread is not None
+    assert "scatter" in spread
+    assert asked(seeds=(0, 1), trace="art-chat-apr5").seed_note == (
+        "A seed draws the requests anew, and the jitter of the network and ties."
+    )

@@ -202,6 +202,7 @@ def test_file_begins_with_a_header_and_has_a_line_per_request(tmp_path: Path) ->
         "queued_s": None,
         "ttft_s": None,
         "e2e_s": None,
+        "ttft_parts_s": None,
         "boundaries": [],
         "block_hashes": ["0000000000000001", "ffffffffffffffff"],
     }

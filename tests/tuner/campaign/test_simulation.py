@@ -368,7 +368,7 @@ def test_the_guard_belongs_to_the_switchback_alone(mode: str, guard: bool, guard
 
 
 def test_the_default_mode_probes_and_the_published_one_does_not() -> None:
-    assert (CampaignOptions().algorithm, CampaignOptions(mode="paper").algorithm) == ("es-probes", "es")
+    assert (CampaignOptions().algorithm, CampaignOptions(mode="paper").algorithm) == ("es-probes", "es-published")
 
 
 # --- Mode `paper` by the optimizer: what it accepts of windows that are all alike, and when it ends.

@@ -87,7 +87,7 @@ def test_a_restarted_process_goes_on_with_the_same_proposals_after_any_step(name
 @every
 def test_options_come_back_with_the_state(name: str) -> None:
     steps_of_es = {"sigma0": 0.3, "sigma_min": 0.1, "damping": 3.0, "patience": 4}
-    options = {"es": steps_of_es, "es-probes": steps_of_es, "cma": {"population": 4}}
+    options = {"es": steps_of_es, "es-probes": steps_of_es, "es-published": steps_of_es, "cma": {"population": 4}}
     kept = make_optimizer(name, BOX, START, np.random.default_rng(0), budget=9)
     if name in options:
         kept = OPTIMIZERS[name](BOX, START, np.random.default_rng(0), budget=9, **options[name])  # type: ignore[arg-type]
@@ -220,7 +220,9 @@ def test_one_weight_is_enough(name: str) -> None:
 
 
 def test_unknown_name_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(TunerError, match="expected one of es, es-probes, es-released, cma, random, fixed"):
+    with pytest.raises(
+        TunerError, match="expected one of es, es-probes, es-published, es-released, cma, random, fixed"
+    ):
         make_optimizer("adam", BOX, START, np.random.default_rng(0))
 
 
@@ -301,7 +303,17 @@ def test_other_packages_offer_optimizers_by_entry_points_that_replace_none_of_ou
         return (one for one in places if one.group == group and name in (None, one.name))
 
     monkeypatch.setattr(registry, "entry_points", offered)
-    assert optimizer_names() == ["es", "es-probes", "es-released", "cma", "random", "fixed", "ant", "zebra"]
+    assert optimizer_names() == [
+        "es",
+        "es-probes",
+        "es-published",
+        "es-released",
+        "cma",
+        "random",
+        "fixed",
+        "ant",
+        "zebra",
+    ]
     rng = np.random.default_rng(0)
     assert {name: type(make_optimizer(name, BOX, START, rng)) for name in ("ant", "zebra", "es")} == {
         "ant": Offered,
@@ -309,5 +321,7 @@ def test_other_packages_offer_optimizers_by_entry_points_that_replace_none_of_ou
         "es": OPTIMIZERS["es"],
     }
     assert make_optimizer("ant", BOX, START, rng, budget=7).state()["budget"] == 7
-    with pytest.raises(TunerError, match="expected one of es, es-probes, es-released, cma, random, fixed, ant, zebra"):
+    with pytest.raises(
+        TunerError, match="expected one of es, es-probes, es-published, es-released, cma, random, fixed, ant, zebra"
+    ):
         make_optimizer("adam", BOX, START, rng)

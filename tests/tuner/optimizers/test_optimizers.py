@@ -10,10 +10,11 @@ import pytest
 
 from gorgo.core.policy.weights import WeightSpec
 from gorgo.errors import TunerError
+from gorgo.policies.registry import make_policy
 from tuner.optimizers.cma_es import CmaEs
-from tuner.optimizers.es import SIGMA0, SIGMA_MAX, OnePlusOneES, ProbingES, ReleasedES
+from tuner.optimizers.es import SIGMA0, SIGMA_MAX, OnePlusOneES, ProbingES, PublishedES, ReleasedES
 from tuner.optimizers.registry import load_optimizer
-from tuner.space import LogBox
+from tuner.space import LogBox, tuned_box
 
 # --- The (1+1)-ES: its steps, its rule, where it stops, and how it begins again.
 
@@ -23,7 +24,7 @@ NARROW = LogBox((WeightSpec("a", 1.0, 0.9, 1.1, "any"), WeightSpec("b", 1.0, 0.5
 
 
 def es(box: LogBox = WIDE, *, seed: int = 0, **options: float) -> OnePlusOneES:
-    return OnePlusOneES(box, {}, np.random.default_rng(seed), **options)  # type: ignore[arg-type]
+    return OnePlusOneES(box, {}, np.random.default_rng(seed), **{"sigma0": SIGMA0, **options})  # type: ignore[arg-type]
 
 
 def fail(optimizer: OnePlusOneES, times: int = 1) -> OnePlusOneES:
@@ -111,6 +112,38 @@ def test_a_proposal_that_would_be_its_parent_is_drawn_again() -> None:
     corner = LogBox((WeightSpec("a", 2.0, 1.0, 2.0, "any"), WeightSpec("b", 2.0, 1.0, 2.0, "any")))
     for seed in range(30):  # three of four draws are clipped onto the corner
         assert es(corner, seed=seed).ask() != {"a": 2.0, "b": 2.0}
+
+
+def test_the_first_step_is_a_quarter_of_the_box_in_log_space_and_two_at_most() -> None:
+    # Factors of 10^4 and 16 from one side to the other, so a mean of 10^2 * 4; a quarter of its logarithm.
+    assert OnePlusOneES(BOX, {}, np.random.default_rng(0)).sigma == pytest.approx(log(400.0) / 4)
+    assert CmaEs(BOX, {}, np.random.default_rng(0)).sigma == pytest.approx(log(400.0) / 4)
+    assert OnePlusOneES(WIDE, {}, np.random.default_rng(0)).sigma == SIGMA_MAX
+    for kind in (PublishedES, ProbingES, ReleasedES):
+        assert kind(BOX, {}, np.random.default_rng(0)).sigma == SIGMA0
+
+
+def far_from_the_default(weights: dict[str, float]) -> float:
+    """Return a cost with a plateau: only three times the default ratio of the two weights helps, and no less shows."""
+    return 0.2 if weights["w_rtt"] / weights["w_queue"] > 15 else 1.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"), [(OnePlusOneES, range(15, 21)), (CmaEs, range(15, 21)), (PublishedES, range(4))]
+)
+def test_a_day_of_twenty_comparisons_passes_a_plateau_by_steps_of_the_box_alone(
+    kind: type[OnePlusOneES | CmaEs], found: range
+) -> None:
+    box = tuned_box(make_policy("gorgo").weight_specs)
+    successes = 0
+    for seed in range(20):
+        optimizer = kind(box, {}, np.random.default_rng(seed))
+        for _ in range(20):
+            weights = optimizer.ask()
+            value = far_from_the_default(weights)
+            optimizer.tell(weights, value, accepted=value < far_from_the_default(optimizer.incumbent))
+        successes += far_from_the_default(optimizer.incumbent) < 1.0
+    assert successes in found
 
 
 def test_it_starts_with_half_and_ends_at_a_twentieth_or_after_25_failures_unless_said() -> None:
@@ -270,7 +303,7 @@ FAR = {"a": 1000.0, "b": 0.001}
 
 
 def cma(box: LogBox = WIDE_CMA_ES, *, seed: int = 0, **options: float) -> CmaEs:
-    return CmaEs(box, {}, np.random.default_rng(seed), **options)  # type: ignore[arg-type]
+    return CmaEs(box, {}, np.random.default_rng(seed), **{"sigma0": SIGMA0, **options})  # type: ignore[arg-type]
 
 
 def generation(optimizer: CmaEs, centre: dict[str, float], *, size: int = 6) -> list[dict[str, float]]:
@@ -477,7 +510,7 @@ def _log(weights: dict[str, float]) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 def test_sigma_follows_the_rule_and_stands_still_at_one_success_in_five() -> None:
-    optimizer = OnePlusOneES(WIDE_CONVERGENCE, {}, np.random.default_rng(0))
+    optimizer = es(WIDE_CONVERGENCE)
     optimizer.tell(optimizer.ask(), 1.0, accepted=True)
     assert optimizer.sigma == pytest.approx(0.5 * exp(1 / 2))  # d = 1 + 2/2
     optimizer.tell(optimizer.ask(), 1.0, accepted=False)
@@ -488,14 +521,14 @@ def test_sigma_follows_the_rule_and_stands_still_at_one_success_in_five() -> Non
 
 
 def test_sigma_has_a_ceiling_and_a_floor_at_which_the_search_has_converged() -> None:
-    optimizer = OnePlusOneES(WIDE_CONVERGENCE, {}, np.random.default_rng(0))
+    optimizer = es(WIDE_CONVERGENCE)
     for _ in range(9):
         optimizer.tell(optimizer.ask(), 1.0, accepted=True)
     assert optimizer.sigma == SIGMA_MAX
     while not (reason := optimizer.stop()):
         optimizer.tell(optimizer.ask(), 1.0, accepted=False)
     assert reason == "converged: no success in 25 proposals"
-    optimizer = OnePlusOneES(WIDE_CONVERGENCE, {}, np.random.default_rng(0))
+    optimizer = es(WIDE_CONVERGENCE)
     while not (reason := optimizer.stop()):
         optimizer.tell(optimizer.ask(), 1.0, accepted=False)
     assert optimizer.observed == 19
