@@ -103,11 +103,11 @@ def reach_all(replicas: Sequence[ReplicaConfig], *, environ: Mapping[str, str], 
 
 
 async def _reach_all(replicas: Sequence[ReplicaConfig], environ: Mapping[str, str], timeout_s: float) -> list[Reached]:
-    async with Clients(timeout_s) as clients:
+    async with ReplicaClients(timeout_s) as clients:
         return await clients.reach_all(replicas, environ)
 
 
-class Clients:
+class ReplicaClients:
     """An HTTP client for each set of TLS files that replicas have; closed at the end of the block."""
 
     def __init__(self, timeout_s: float) -> None:
@@ -154,7 +154,7 @@ async def _addresses_of(url: str, *, timeout_s: float) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(address[0]) for *_, address in found))
 
 
-async def _reach(clients: Clients, replica: ReplicaConfig, environ: Mapping[str, str]) -> Reached:
+async def _reach(clients: ReplicaClients, replica: ReplicaConfig, environ: Mapping[str, str]) -> Reached:
     base = Reached(replica.name, replica.region, replica.url)
     if replica.api_key_env is not None and not environ.get(replica.api_key_env):
         return _failed(base, f"the environment variable {replica.api_key_env} is not set")

@@ -47,7 +47,7 @@ from gorgo.cli.diagnosis import (
 from gorgo.cli.errors import FAILED
 
 if TYPE_CHECKING:
-    from gorgo.cli.connectivity import Clients, Reached
+    from gorgo.cli.connectivity import Reached, ReplicaClients
     from gorgo.cli.validation import ValidConfig
     from gorgo.config.fleet import ReplicaConfig
     from gorgo.config.model import Config
@@ -162,7 +162,7 @@ class _Gathering:
         self._gathered = Gathered(Evidence())
 
     async def run(self) -> Gathered:
-        from gorgo.cli.connectivity import Clients, find_sources
+        from gorgo.cli.connectivity import ReplicaClients, find_sources
         from gorgo.config.replica_advice import report_warnings, scrape_warnings, several_addresses, url_warnings
         from gorgo.policies.registry import make_shadow
 
@@ -171,7 +171,7 @@ class _Gathering:
         policies = [valid.policy] if shadow is None else [valid.policy, shadow]
         found = await find_sources(self._config, os.environ)
         replicas = found.merged(self._config).replicas
-        async with Clients(self._config.limits.connect_timeout_s) as clients:
+        async with ReplicaClients(self._config.limits.connect_timeout_s) as clients:
             router, log, tuner, reached = await asyncio.gather(
                 self._router(), asyncio.to_thread(self._log), self._tuner(), clients.reach_all(replicas, os.environ)
             )
@@ -380,7 +380,7 @@ def _probe_facts(cold: _Answer, warm: _Answer | str, streams: Sequence[_Answer],
 class _Probing:
     """The replicas, asked within the bounds of time and tokens."""
 
-    def __init__(self, config: Config, clients: Clients, end_s: float, unknown: list[str]) -> None:
+    def __init__(self, config: Config, clients: ReplicaClients, end_s: float, unknown: list[str]) -> None:
         self._config = config
         self._clients = clients
         self._end_s = end_s

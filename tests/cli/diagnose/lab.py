@@ -20,6 +20,7 @@ import httpx
 import yaml
 
 from gorgo.cli.diagnosis import FAULTS
+from gorgo.engines.kv_sources import read_sglang, read_vllm
 from tests.cli.diagnose.meddler import Faults, meddling, relaying
 from tests.cli.test_processes import environ, gorgo, running
 
@@ -68,29 +69,20 @@ def engines(folder: Path, *, profile: str = SGLANG, names: Sequence[str] = NAMES
     with ExitStack() as stack:
         urls, events = {}, {}
         for name in names:
-            (port,) = _pairs_of_ports(1)
-            events[name] = f"tcp://127.0.0.1:{port}"
-            words = ("engine", "--replica", name, "--config", config, "--port", "0", "--kv-events", events[name])
+            words = ("engine", "--replica", name, "--config", config, "--port", "0", "--kv-events", "tcp://127.0.0.1:0")
             said, _ = stack.enter_context(running(rf"gorgo engine {name} listening on (http://\S+)", *words))
-            urls[name] = said[1]
+            urls[name], events[name] = said[1], _announced(said[1])
         yield Engines(urls, events, profile)
 
 
-def _pairs_of_ports(count: int) -> list[int]:
-    """Return free ports whose next one is free too."""
-    import socket
-
-    found: list[int] = []
-    while len(found) < count:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port = first.getsockname()[1]
-            try:
-                second.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
-            found.append(port)
-    return found
+def _announced(url: str) -> str:
+    """Return where an engine says that it publishes its events."""
+    for path, read in (("/server_info", read_sglang), ("/kv_event_sources", read_vllm)):
+        answer = httpx.get(url + path, timeout=60)
+        sources = read(answer.json(), host="127.0.0.1") if answer.status_code == 200 else None
+        if sources:
+            return sources[0].endpoint
+    raise AssertionError(f"{url} announces no events")
 
 
 @dataclass
@@ -144,7 +136,7 @@ class Lab:
         try:
             assert process.stdout is not None
             said = re.search(r"listening on (http://\S+) \(admin (http://\S+)\)", process.stdout.readline())
-            assert said is not None, (self.folder / "serve.log").read_text()
+            assert said is not None, (process.wait(20), (self.folder / "serve.log").read_text())
             token = {"authorization": f"Bearer {variables['GORGO_ADMIN_TOKEN']}"}
             with (
                 httpx.Client(base_url=said[1], timeout=60, verify=False) as client,

@@ -193,7 +193,7 @@ SHOWN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {
             "replicas": (a_replica(has_prefill_prior=True),),
-            "router": a_router(routed(prefill_slowdown=2.9), routed("b", prefill_slowdown=9.0, attempts=3)),
+            "router": a_router(routed(prefill_slowdown=2.4), routed("b", prefill_slowdown=9.0, attempts=3)),
         },
     ),
     "replica-slow": (
