@@ -134,6 +134,11 @@ class Launch:
             admin = sockets.enter_context(admin or listening(proxy.admin_bind, "proxy.admin_bind"))
             addresses = ServerAddresses(address_of(data), address_of(admin), tls=proxy.tls.cert is not None)
             memory = make_memory(processes)
+
+            def ready() -> None:
+                freeze_startup_objects()
+                typer.echo(shown(addresses))
+
             start = WorkerStart(
                 number=0,
                 processes=processes,
@@ -150,7 +155,7 @@ class Launch:
                 environ=os.environ,
                 start=start,
                 grace_s=started.config.limits.shutdown_grace_s,
-                ready=lambda: typer.echo(shown(addresses)),
+                ready=ready,
                 reloads=self.config.is_file(),
                 predecessor=predecessor,
             )

@@ -41,7 +41,7 @@ from gorgo.picker.protocol.messages import (
     SERVED,
     CallOutput,
     ProtocolError,
-    Served,
+    ServedBy,
     metadata_text,
     read_headers,
     read_message,
@@ -260,7 +260,7 @@ class CarriedResponse:
         if kind == "response_headers":
             self._take_head(exchange, message.response_headers)
         if served is not None:
-            exchange.served_at(Served(served, exchange.answer.status))
+            exchange.served_at(ServedBy(served, exchange.answer.status))
         if kind == "response_body":
             body = message.response_body
             self._send_body(body.body, end=body.end_of_stream)

@@ -19,7 +19,7 @@ from gorgo.core.stream import Usage
 from gorgo.live.process import ProcessOptions, Ready, run_process
 from gorgo.picker.call import PickerCall
 from gorgo.picker.exchange.lifetime import LogEntry, PickerExchange
-from gorgo.picker.protocol.messages import LB, OWN, SERVED, TRIED, ProtocolError, Served, read_tried, struct_text
+from gorgo.picker.protocol.messages import LB, OWN, SERVED, TRIED, ProtocolError, ServedBy, read_tried, struct_text
 from gorgo.picker.protocol.protos import DecodeError, StreamAccessLogsMessage
 from gorgo.picker.state import PICKER, PickerState
 from gorgo.picker.transport.http2.server import Http2Server
@@ -114,7 +114,7 @@ def _read(exchange_id: str, common: Any, response: Any) -> LogEntry:
         failure=None if disconnected else failure,
         first_body_s=_first_body_s(common.custom_tags),
         usage=_usage(metadata),
-        served=None if served is None else Served(served, status, read_tried(struct_text(metadata, OWN, TRIED))),
+        served=None if served is None else ServedBy(served, status, read_tried(struct_text(metadata, OWN, TRIED))),
         headers=tuple((name.encode(), value.encode()) for name, value in response.response_headers.items()),
         is_local=bool(details) and not details.startswith(_UPSTREAM),
     )

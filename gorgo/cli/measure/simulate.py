@@ -85,6 +85,14 @@ def simulate(
             metavar="on|off", help="Queue of the proxy before saturated replicas: under every policy, or under none."
         ),
     ] = "off",
+    baseline: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            show_default=False,
+            help="Row of no policy: oracle, pinned, floor, or none; repeatable. Default: all three.",
+        ),
+    ] = None,
     weights: Annotated[
         Path | None,
         typer.Option(metavar="FILE", show_default=False, help="Weights file; its policy runs with these weights."),
@@ -140,6 +148,7 @@ def simulate(
         config=loaded,
         source=config,
         fleet=fleet,
+        baselines=_baselines(baseline),
         weights=_weights(loaded, weights, policies, source=config),
         queue=_one_of(("on", "off"), queue, "--queue") == "on",
         filters=options.trace_filters(
@@ -191,6 +200,14 @@ def _one_of(known: Sequence[Name], named: str, option: str) -> Name:
         if named == one:
             return one
     raise typer.BadParameter(f"{option} {named}: expected one of: {', '.join(known)}")
+
+
+def _baselines(named: list[str] | None) -> Sequence[str]:
+    """Return the baselines in their order, or raise a usage error for an unknown one."""
+    from gorgo.lab.simulate import BASELINES
+
+    found = {_one_of((*BASELINES, "none"), name, "--baseline") for name in named or BASELINES}
+    return tuple(name for name in BASELINES if name in found)
 
 
 def _columns(named: list[str] | None) -> Sequence[str]:

@@ -17,7 +17,7 @@ from gorgo.lab.results import ResultRow
 from gorgo.lab.sim.fleet import SimFleet
 from gorgo.lab.sim.routers.group import ONE_ROUTER, RouterGroup
 from gorgo.lab.simulate.fleet import chosen_fleet, limits_of, with_queue_for_all
-from gorgo.lab.simulate.job import STEADY
+from gorgo.lab.simulate.job import BASELINES, STEADY
 from gorgo.lab.simulate.simulate import DEFAULT_POLICIES, SimulateOptions, simulate_command
 from gorgo.lab.traces import TraceFilters
 
@@ -36,7 +36,7 @@ def run_policies(
     show_progress: bool = False,
     **options: Any,
 ) -> list[ResultRow]:
-    """Run every policy at every load and seed, with `oracle`, `pinned` and `floor`; return a row per run and window.
+    """Run every policy and baseline at every load and seed; return a row per run and window.
 
     Parameters
     ----------
@@ -88,6 +88,7 @@ def simulate_options(
     config: Path | Config = REGIONS,
     source: Path = REGIONS,
     fleet: str | SimFleet | None = None,
+    baselines: Sequence[str] = BASELINES,
     weights: Mapping[str, Mapping[str, float]] | None = None,
     queue: bool = False,
     filters: TraceFilters | None = None,
@@ -104,9 +105,10 @@ def simulate_options(
 ) -> SimulateOptions:
     """Return the options of a comparison, those that are not named as the command line has them.
 
-    `fleet` is a name of `gorgo fleets`, or one of your own; None: that of `config`. `weights` are by policy, beside
-    those that `config` has for its own; `source` names a loaded `config` in errors. With `queue` every policy has the
-    queue of the proxy; without it none has.
+    `baselines` are the rows of no policy: `oracle`, by far the slowest to run, `pinned` and `floor`. `fleet` is a name
+    of `gorgo fleets`, or one of your own; None: that of `config`. `weights` are by policy, beside those that `config`
+    has for its own; `source` names a loaded `config` in errors. With `queue` every policy has the queue of the proxy;
+    without it none has.
     """
     source, loaded = (config, load_config(config)) if isinstance(config, Path) else (source, config)
     own = {loaded.proxy.policy: dict(loaded.proxy.weights)}
@@ -115,6 +117,7 @@ def simulate_options(
         fleet=fleet if isinstance(fleet, SimFleet) else chosen_fleet(loaded, fleet, source=source),
         filters=filters or TraceFilters(),
         policies=tuple(dict.fromkeys(policies)),
+        baselines=tuple(baselines),
         weights={**own, **(weights or {})},
         time_scales=time_scales,
         seeds=seeds,

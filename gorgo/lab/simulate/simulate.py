@@ -32,7 +32,7 @@ from gorgo.lab.sim.faults.scenarios import find_scenario
 from gorgo.lab.sim.fleet import SimFleet
 from gorgo.lab.sim.routers.group import ONE_ROUTER, RouterGroup
 from gorgo.lab.simulate.compare import Figure, Ratio, e2e_s_p95, mean_row, ratio_of_rows, ttft_ms_p95, units_of
-from gorgo.lab.simulate.job import BASELINES, FLOOR, STEADY, SimJob, SimulatedRun
+from gorgo.lab.simulate.job import BASELINES, FLOOR, ORACLE, PINNED, STEADY, SimJob, SimulatedRun
 from gorgo.lab.simulate.run import policy_of, run_many
 from gorgo.lab.traces import TraceFilters
 from gorgo.lab.traces.text import warning
@@ -52,7 +52,9 @@ class SimulateOptions:
     windows:
         As in `SimJob`.
     policies:
-        In the order of the table; oracle, pinned and floor come behind them.
+        In the order of the table.
+    baselines:
+        Rows behind them, of oracle, pinned and floor.
     weights:
         Per policy; others run with their defaults.
     time_scales, seeds:
@@ -69,6 +71,7 @@ class SimulateOptions:
     fleet: SimFleet
     filters: TraceFilters = field(default_factory=TraceFilters)
     policies: Sequence[str] = DEFAULT_POLICIES
+    baselines: Sequence[str] = BASELINES
     weights: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     time_scales: Sequence[float] = (1.0,)
     seeds: Sequence[int] = (0,)
@@ -99,7 +102,7 @@ class SimulateOptions:
     @property
     def names(self) -> Sequence[str]:
         """All rows of a block, each once."""
-        return tuple(dict.fromkeys((*self.policies, *BASELINES)))
+        return tuple(dict.fromkeys((*self.policies, *self.baselines)))
 
 
 def simulate_command(options: SimulateOptions, *, warn: Callable[[str], None]) -> list[ResultRow]:
@@ -187,6 +190,12 @@ def _write_run(out: Path, run: SimulatedRun) -> None:
             print(json.dumps(record.as_json()), file=file)
 
 
+#: Of the rows that are no policies.
+_MEANINGS = {
+    ORACLE: "the rule of gorgo-ms with full knowledge of the engines; not the optimum, it can lose.",
+    PINNED: "each session on one replica, assigned with knowledge of the whole trace; not the optimum.",
+    FLOOR: "each request alone on the nearest idle replica, all seen so far cached; a lower bound.",
+}
 #: Requests of a run below which its p99 rests on fewer than ten.
 P99_REQUESTS = 1000
 _RATIOS: tuple[tuple[str, Figure], ...] = (("p95 TTFT", ttft_ms_p95), ("p95 E2E", e2e_s_p95))
@@ -221,9 +230,9 @@ def show_rows(
         console.print(seed_note)
     console.print("Quantiles are interpolated between neighbours (numpy's default), per run; means are of runs.")
     console.print("Engines and network are simulated, in virtual time; the Router is the one that `gorgo serve` runs.")
-    console.print("oracle: the rule of gorgo-ms with full knowledge of the engines; not the optimum, it can lose.")
-    console.print("pinned: each session on one replica, assigned with knowledge of the whole trace; not the optimum.")
-    console.print("floor: each request alone on the nearest idle replica, all seen so far cached; a lower bound.")
+    for name, meaning in _MEANINGS.items():
+        if name in policies:
+            console.print(f"{name}: {meaning}")
 
 
 def _notes(groups: Sequence[Sequence[ResultRow]], columns: Sequence[str]) -> Iterator[str]:

@@ -74,7 +74,7 @@ class WorkerAnswer:
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     body: bytes = b""
 
-    async def send(self, message: Message) -> None:
+    async def take_message(self, message: Message) -> None:
         """Take the answer of an app."""
         if message["type"] == "http.response.start":
             self.status, self.headers = message["status"], list(message.get("headers", ()))
@@ -156,7 +156,7 @@ class WorkersApp:
             return message
 
         answer = WorkerAnswer()
-        await self._app(scope, recorded, answer.send)
+        await self._app(scope, recorded, answer.take_message)
         # What a reload has read is passed on by itself, in its order.
         if answer.status < 300 and scope["path"] != _RELOAD:
             headers = tuple((bytes(name), bytes(value)) for name, value in scope["headers"])
@@ -180,7 +180,7 @@ class WorkersApp:
             sent = True
             return {"type": "http.request", "body": call.body, "more_body": False}
 
-        await self._app(call.as_scope(), receive, answer.send)
+        await self._app(call.as_scope(), receive, answer.take_message)
         return answer.status, answer.body
 
     # -- reading calls
@@ -188,7 +188,7 @@ class WorkersApp:
     async def _own(self, scope: Message, receive: Receive) -> tuple[WorkerAnswer, Mapping[int, tuple[int, bytes]]]:
         """Return the own answer, and if it may be read those of the others."""
         answer = WorkerAnswer()
-        await self._app(scope, receive, answer.send)
+        await self._app(scope, receive, answer.take_message)
         if answer.status in (401, 403, 405):
             return answer, {}
         call = WorkerCall(scope["method"], scope["path"], scope["query_string"], tuple(scope["headers"]))
@@ -196,7 +196,7 @@ class WorkersApp:
 
     async def _metrics(self, scope: Message, receive: Receive, send: Send) -> None:
         answer = WorkerAnswer()
-        await self._app(scope, receive, answer.send)
+        await self._app(scope, receive, answer.take_message)
         if answer.status != 200:
             await answer.send_to(send)
             return

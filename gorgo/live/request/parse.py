@@ -460,9 +460,9 @@ def parse_request(
     """
     parsed, exact = fields.values, fields.exact
     tokens = fields.tokens if exact is None else exact.tokens
-    named, asked, model, adapter = _names(routing.models, parsed)
+    named, requested, model, adapter = _names(routing.models, parsed)
     policies = routing.client_policies
-    refuse_engine_fields(policies, client, parsed, has_adapter=asked is not None)
+    refuse_engine_fields(policies, client, parsed, has_adapter=requested is not None)
     require_known_model(routing, model)
     governing = routing.models.governing(model, policies.models)
     options = policies.request_options(headers, client=client, model=governing)
@@ -529,9 +529,9 @@ def _boundaries(fingerprint: Fingerprint, exact: ExactPrompt | None, tokens: int
 
 def _names(models: ServedModels, parsed: Mapping[str, Any]) -> tuple[str | None, str | None, str | None, str | None]:
     """Return the names of a body's model and of its adapter, its model in the Router, and that if it is an adapter."""
-    named, asked = _model(parsed), _adapter(models, parsed)
-    model = models.canonical(asked or named)
-    return named, asked, model, model if models.is_adapter(model) else None
+    named, requested = _model(parsed), _adapter(models, parsed)
+    model = models.canonical(requested or named)
+    return named, requested, model, model if models.is_adapter(model) else None
 
 
 def _model(parsed: Mapping[str, Any]) -> str | None:

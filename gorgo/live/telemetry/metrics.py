@@ -177,7 +177,7 @@ class Metrics:
         self.clients = ClientUsage(self._cells, router.view.lists, clock)
         #: Series of the prompts' tokens, and of TTFTs and their parts, by replica and region.
         self._dispatched: dict[tuple[str, str, str], tuple[Counter, Counter, Counter, Counter]] = {}
-        self._firsts: dict[tuple[str, str], tuple[Histogram, list[tuple[Counter, Histogram]]]] = {}
+        self._first_tokens: dict[tuple[str, str], tuple[Histogram, list[tuple[Counter, Histogram]]]] = {}
         #: Series of completed responses with a full report, by replica and region; of requests; of attempts.
         self._completed: dict[tuple[str, str], tuple[Histogram, Counter, Counter, Counter]] = {}
         self._requests: dict[tuple[str, str, int], Counter] = {}
@@ -365,7 +365,7 @@ class Metrics:
                 return (found["replica"], found["region"]) in replicas
             return found.get("region") in {None, *regions}
 
-        for cells in (self._firsts, self._dispatched, self._completed, self._attempts):
+        for cells in (self._first_tokens, self._dispatched, self._completed, self._attempts):
             cells.clear()
         self._cells.retain(wanted)
 
@@ -385,7 +385,7 @@ class Metrics:
         return cells
 
     def _first_cells(self, replica: str, region: str) -> tuple[Histogram, list[tuple[Counter, Histogram]]]:
-        cells = self._firsts.get((replica, region))
+        cells = self._first_tokens.get((replica, region))
         if cells is None:
             parts = [
                 (
@@ -394,7 +394,7 @@ class Metrics:
                 )
                 for part in PARTS
             ]
-            cells = self._firsts[replica, region] = self._histogram("gorgo_ttft_seconds", replica, region), parts
+            cells = self._first_tokens[replica, region] = self._histogram("gorgo_ttft_seconds", replica, region), parts
         return cells
 
 

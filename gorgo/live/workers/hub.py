@@ -6,8 +6,8 @@ Owns the form of a frame and one end of a connection (`Channel`). Leaves what fr
 Theory of operation. Each worker has one connection, to the parent, which passes frames on to the others by their head
 alone. All ends are this program's own and of one machine, so what a frame carries is pickled, and its age is a
 difference of the machine's monotonic clock. Nobody waits for a slow reader. Frames that the next one replaces
-(`Kind.REPORT`) are left out for it. A reader that misses others would differ from the rest for good, so its connection
-is cut, and the worker is started anew.
+(`FrameKind.REPORT`) are left out for it. A reader that misses others would differ from the rest for good, so its
+connection is cut, and the worker is started anew.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_REPORT_BYTES = 1 << 20
 MAX_WAITING_BYTES = 64 << 20
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """What a frame is."""
 
     #: From the parent: what the worker starts with, which worker leads, one that has ended, all workers, the end.
@@ -56,7 +56,7 @@ class Kind(IntEnum):
 class Frame:
     """One frame. `content` is pickled."""
 
-    kind: Kind
+    kind: FrameKind
     sender: int
     receiver: int
     number: int
@@ -65,18 +65,18 @@ class Frame:
     def as_bytes(self) -> bytes:
         """Return the form on the socket.
 
-        >>> frame = Frame(Kind.EVENT, 0, ALL, 7, b"content")
+        >>> frame = Frame(FrameKind.EVENT, 0, ALL, 7, b"content")
         >>> read_head(frame.as_bytes()[:HEAD_BYTES])
-        (7, <Kind.EVENT: 8>, 0, -1, 7)
+        (7, <FrameKind.EVENT: 8>, 0, -1, 7)
         """
         head = _HEAD.pack(len(self.content), self.kind, self.sender, self.receiver, self.number)
         return head + self.content
 
 
-def read_head(head: bytes) -> tuple[int, Kind, int, int, int]:
+def read_head(head: bytes) -> tuple[int, FrameKind, int, int, int]:
     """Return the length of the content, and the fields before it. Raises `ValueError`."""
     size, kind, sender, receiver, number = _HEAD.unpack(head)
-    return size, Kind(kind), sender, receiver, number
+    return size, FrameKind(kind), sender, receiver, number
 
 
 def packed(content: object) -> bytes:
@@ -112,12 +112,12 @@ class Channel(asyncio.Protocol):
     def is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
-    def send(self, frame: Frame) -> bool:
+    def write_frame(self, frame: Frame) -> bool:
         """Write a frame; return whether it was taken. A reader that misses more than reports is cut."""
         if self._transport is None or self._transport.is_closing():
             return False
         waiting = self._transport.get_write_buffer_size()
-        if frame.kind is Kind.REPORT and waiting > MAX_REPORT_BYTES:
+        if frame.kind is FrameKind.REPORT and waiting > MAX_REPORT_BYTES:
             self.left_out += 1
             return False
         if waiting > MAX_WAITING_BYTES:

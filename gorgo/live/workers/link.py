@@ -22,7 +22,7 @@ from typing import Any
 from gorgo.live.event_loop import first_of
 from gorgo.live.logs import log, log_failure
 from gorgo.live.workers.counts import SharedCounts
-from gorgo.live.workers.hub import ALL, HEAD_BYTES, PARENT, Channel, Frame, Kind, packed, read_head, unpacked
+from gorgo.live.workers.hub import ALL, HEAD_BYTES, PARENT, Channel, Frame, FrameKind, packed, read_head, unpacked
 
 #: For the answer of another worker: its event loop has a turn of some milliseconds at most.
 ANSWER_S = 5.0
@@ -156,20 +156,20 @@ class WorkerLink:
 
     def ready(self) -> None:
         """Say that this worker serves."""
-        self._send(Kind.READY, PARENT, 0, None)
+        self._send(FrameKind.READY, PARENT, 0, None)
 
     def restart(self, worker: int) -> None:
         """Let the parent start a worker again."""
-        self._send(Kind.RESTART, PARENT, 0, worker)
+        self._send(FrameKind.RESTART, PARENT, 0, worker)
 
     def send_report(self, content: bytes) -> bool:
         """Send a report to all others; return whether it was taken. A slow reader misses it."""
         channel = self._channel
-        return channel is not None and channel.send(Frame(Kind.REPORT, self.number, ALL, 0, content))
+        return channel is not None and channel.write_frame(Frame(FrameKind.REPORT, self.number, ALL, 0, content))
 
     def publish(self, topic: str, *arguments: object, to: int = ALL) -> None:
         """Let all others, or one, apply an event."""
-        self._send(Kind.EVENT, to, 0, (topic, arguments))
+        self._send(FrameKind.EVENT, to, 0, (topic, arguments))
 
     async def question(self, worker: int, topic: str, *arguments: object, limit_s: float = ANSWER_S) -> Any:
         """Return the answer of one worker. Raises `WorkerUnreachable`."""
@@ -177,7 +177,7 @@ class WorkerLink:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._open[number] = worker, answer
         try:
-            if not self._send(Kind.QUESTION, worker, number, (topic, arguments)):
+            if not self._send(FrameKind.QUESTION, worker, number, (topic, arguments)):
                 raise WorkerUnreachable("the parent has ended")
             async with asyncio.timeout(limit_s):
                 return await answer
@@ -242,19 +242,19 @@ class WorkerLink:
     def on_frame(self, frame: Frame) -> None:
         """Take a frame."""
         match frame.kind:
-            case Kind.REPORT:
+            case FrameKind.REPORT:
                 if self.on_report is not None:
                     self._guarded("report", self.on_report, (frame.sender, frame.content))
-            case Kind.EVENT:
+            case FrameKind.EVENT:
                 topic, arguments = unpacked(frame.content)
                 apply = self._events.get(topic)
                 if apply is not None:
                     self._guarded(topic, apply, arguments)
-            case Kind.QUESTION:
+            case FrameKind.QUESTION:
                 task = asyncio.get_running_loop().create_task(self._answer(frame))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
-            case Kind.ANSWER:
+            case FrameKind.ANSWER:
                 worker, answer = self._open.get(frame.number, (None, None))
                 if answer is not None and worker == frame.sender and not answer.done():
                     well, content = unpacked(frame.content)
@@ -262,16 +262,16 @@ class WorkerLink:
                         answer.set_result(content)
                     else:
                         answer.set_exception(WorkerUnreachable(content))
-            case Kind.LEADER:
+            case FrameKind.LEADER:
                 self._set_leader(unpacked(frame.content))
-            case Kind.ENDED:
+            case FrameKind.ENDED:
                 self._forget(unpacked(frame.content))
-            case Kind.TABLE:
+            case FrameKind.TABLE:
                 self.rows = unpacked(frame.content)
                 self._changed.set()
-            case Kind.RETIRE:
+            case FrameKind.RETIRE:
                 self.retiring.set()
-            case Kind.PAUSE:
+            case FrameKind.PAUSE:
                 self.paused = unpacked(frame.content)
             case _:
                 pass
@@ -317,11 +317,11 @@ class WorkerLink:
         except Exception as failure:  # noqa: BLE001 - the question is another worker's
             log_failure("worker_event_failed", failure, topic=topic)
             well, content = False, f"worker {self.number}: {type(failure).__name__}"
-        self._send(Kind.ANSWER, frame.sender, frame.number, (well, content))
+        self._send(FrameKind.ANSWER, frame.sender, frame.number, (well, content))
 
-    def _send(self, kind: Kind, receiver: int, number: int, content: object) -> bool:
+    def _send(self, kind: FrameKind, receiver: int, number: int, content: object) -> bool:
         channel = self._channel
-        return channel is not None and channel.send(Frame(kind, self.number, receiver, number, packed(content)))
+        return channel is not None and channel.write_frame(Frame(kind, self.number, receiver, number, packed(content)))
 
 
 def read_start(descriptor: int) -> tuple[WorkerStart, socket.socket]:
@@ -329,7 +329,7 @@ def read_start(descriptor: int) -> tuple[WorkerStart, socket.socket]:
     connection = socket.socket(fileno=descriptor)
     head = _read(connection, HEAD_BYTES)
     size, kind, *_ = read_head(head)
-    assert kind is Kind.START, "the first frame of a parent"
+    assert kind is FrameKind.START, "the first frame of a parent"
     return unpacked(_read(connection, size)), connection
 
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from gorgo.core.backoff import backoff_s
 from gorgo.live.logs import log
 from gorgo.live.workers.counts import SharedCounts
-from gorgo.live.workers.hub import ALL, PARENT, Channel, Frame, Kind, packed, unpacked
+from gorgo.live.workers.hub import ALL, PARENT, Channel, Frame, FrameKind, packed, unpacked
 from gorgo.live.workers.link import WorkerRow, WorkerStart
 
 #: Variable with the descriptor of a worker's connection, and with those that a parent takes from its predecessor.
@@ -171,7 +171,7 @@ class Parent:
         _, worker.channel = await loop.create_unix_connection(
             lambda: Channel(lambda frame: self._on_frame(worker, frame), lambda: None), sock=ours
         )
-        worker.channel.send(Frame(Kind.START, PARENT, worker.number, 0, packed(start)))
+        worker.channel.write_frame(Frame(FrameKind.START, PARENT, worker.number, 0, packed(start)))
         if self._stopping:
             self._signal(worker, signal.SIGTERM)
         self._publish_table()
@@ -200,7 +200,7 @@ class Parent:
                 served_s=round(lived_s, 1),
                 retry_s=worker.retry_s,
             )
-        self._send_all(Kind.ENDED, worker.number)
+        self._send_all(FrameKind.ENDED, worker.number)
         if worker.number == self.leader:
             self._choose_leader()
         self._publish_table()
@@ -225,25 +225,25 @@ class Parent:
         serving = [worker.number for worker in self.workers if worker.state == "ready"]
         running = [worker.number for worker in self.workers if worker.process is not None]
         self.leader = next(iter(serving or running), self.leader)
-        self._send_all(Kind.LEADER, self.leader)
+        self._send_all(FrameKind.LEADER, self.leader)
 
     # -- frames
 
     def _on_frame(self, sender: _Worker, frame: Frame) -> None:
-        if frame.kind is Kind.READY:
+        if frame.kind is FrameKind.READY:
             self._on_ready(sender)
-        elif frame.kind is Kind.RESTART:
+        elif frame.kind is FrameKind.RESTART:
             self._restart(self.workers[unpacked(frame.content)])
         elif frame.receiver == ALL:
             for worker in self.workers:
                 if worker is not sender and worker.channel is not None:
-                    worker.channel.send(frame)
+                    worker.channel.write_frame(frame)
         elif 0 <= frame.receiver < len(self.workers):
             channel = self.workers[frame.receiver].channel
             if channel is not None:
-                channel.send(frame)
+                channel.write_frame(frame)
             elif sender.channel is not None:  # no answer will come
-                sender.channel.send(Frame(Kind.ENDED, PARENT, sender.number, 0, packed(frame.receiver)))
+                sender.channel.write_frame(Frame(FrameKind.ENDED, PARENT, sender.number, 0, packed(frame.receiver)))
 
     def _on_ready(self, worker: _Worker) -> None:
         worker.state = "ready"
@@ -264,13 +264,13 @@ class Parent:
             self._publish_table()
 
     def _publish_table(self) -> None:
-        self._send_all(Kind.TABLE, tuple(worker.as_row() for worker in self.workers))
+        self._send_all(FrameKind.TABLE, tuple(worker.as_row() for worker in self.workers))
 
-    def _send_all(self, kind: Kind, content: object) -> None:
+    def _send_all(self, kind: FrameKind, content: object) -> None:
         data = packed(content)
         for worker in self.workers:
             if worker.channel is not None:
-                worker.channel.send(Frame(kind, PARENT, worker.number, 0, data))
+                worker.channel.write_frame(Frame(kind, PARENT, worker.number, 0, data))
 
     # -- signals
 
@@ -316,7 +316,7 @@ class Parent:
         options, start = self.options, self.options.start
         ours, theirs = socket.socketpair()
         words = ",".join(str(each) for each in (theirs.fileno(), start.data, start.admin))
-        self._send_all(Kind.PAUSE, True)
+        self._send_all(FrameKind.PAUSE, True)
         with ours, theirs:
             ours.setblocking(False)
             successor = await asyncio.create_subprocess_exec(
@@ -333,13 +333,13 @@ class Parent:
             return
         code = await successor.wait()
         log("takeover_failed", level=logging.ERROR, exit_code=code)
-        self._send_all(Kind.PAUSE, False)
+        self._send_all(FrameKind.PAUSE, False)
         self._successor = None
 
     def _retire(self) -> None:
         """Let the workers end their requests, and accept no more."""
         self._stopping = self._retired = True
-        self._send_all(Kind.RETIRE, None)
+        self._send_all(FrameKind.RETIRE, None)
         self._changed.set()
 
     def _signal(self, worker: _Worker, number: signal.Signals) -> None:

@@ -45,7 +45,7 @@ from gorgo.live.request.parse import (
 )
 from gorgo.live.upstream.target import Target
 from gorgo.picker.exchange.pending import PendingRequest
-from gorgo.picker.protocol.messages import Served
+from gorgo.picker.protocol.messages import ServedBy
 from gorgo.picker.state import PickerState
 
 # What is seen of one replica's answer as it passes: its first token, an error instead of it, its usage, its end. It is
@@ -229,7 +229,7 @@ class LogEntry:
     failure: str | None = None
     first_body_s: float | None = None
     usage: Usage | None = None
-    served: Served | None = None
+    served: ServedBy | None = None
     headers: tuple[Header, ...] = ()
     is_local: bool = False
 
@@ -432,7 +432,7 @@ class PickerExchange:
         if is_first and chunk and answer.route == "/v1/responses":
             state.replicas.record_stored(self.dispatch, self._target, chunk, client=self._pending.client)
 
-    def served_at(self, served: Served) -> None:
+    def served_at(self, served: ServedBy) -> None:
         """Credit the replica that has answered, where the gateway has retried by itself."""
         replica = self._state.endpoints.replica(served.address)
         if replica is None or replica == self.dispatch.replica or self.closed:
@@ -440,18 +440,21 @@ class PickerExchange:
         for outcome, following in self._tries(replica, served):
             self._move(following, outcome)
 
-    def _tries(self, replica: str, served: Served) -> list[tuple[Outcome, str]]:
+    def _tries(self, replica: str, served: ServedBy) -> list[tuple[Outcome, str]]:
         """Return how each try before that of `replica` ended, and the replica of the next one.
 
         Envoy says of tries that failed which statuses came, and not whose. Where each try has one, they are those of
-        the named replicas in their order; else the first try alone is known to have failed.
+        the named replicas in their order; else the first try alone is known to have failed. If the last one refuses the
+        request too, nothing is said of any.
         """
-        named, status = self.replicas, served.status
-        tried = served.tried[:-1] if status >= 400 and served.tried[-1:] == (status,) else served.tried
+        named, status, tried = self.replicas, served.status, served.tried
+        if 400 <= status < 500 and status != 429:
+            return [(REFUSED_ELSEWHERE, replica)]
+        if status >= 400 and tried[-1:] == (status,):
+            tried = tried[:-1]
         if replica in named and len(tried) == (position := named.index(replica)):
             return list(zip(map(outcome_of_try, tried), named[1 : position + 1], strict=True))
-        refused = (400 <= status < 500 and status != 429) or not REFUSALS.isdisjoint(served.tried)
-        return [(REFUSED_ELSEWHERE if refused else SERVED_ELSEWHERE, replica)]
+        return [(SERVED_ELSEWHERE if REFUSALS.isdisjoint(tried) else REFUSED_ELSEWHERE, replica)]
 
     def _move(self, replica: str, outcome: Outcome) -> None:
         state, record, first = self._state, self._pending.record, self.dispatch

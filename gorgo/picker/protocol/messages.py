@@ -65,7 +65,7 @@ def metadata_text(message: Any, namespace: str, key: str) -> str | None:
 
 
 @record
-class Served:
+class ServedBy:
     """Who has answered in the end: its address, its status, and the statuses of the tries that failed."""
 
     address: str
@@ -73,7 +73,7 @@ class Served:
     tried: tuple[int, ...] = ()
 
 
-def read_served(message: Any) -> tuple[Served | None, int]:
+def read_served(message: Any) -> tuple[ServedBy | None, int]:
     """Return who has answered, as far as the message says, and the status, else `None` and 0."""
     fields = message.attributes[_FILTER].fields if _FILTER in message.attributes else {}
     address = fields[SERVED_BY].string_value if SERVED_BY in fields else metadata_text(message, LB, SERVED)
@@ -81,7 +81,7 @@ def read_served(message: Any) -> tuple[Served | None, int]:
     status = int(number) if 0 <= number < 600 else 0
     if not address:
         return None, status
-    return Served(address, status, read_tried(metadata_text(message, OWN, TRIED))), status
+    return ServedBy(address, status, read_tried(metadata_text(message, OWN, TRIED))), status
 
 
 def read_tried(text: str | None) -> tuple[int, ...]:

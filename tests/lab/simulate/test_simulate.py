@@ -398,7 +398,7 @@ def test_the_options_of_routers_are_those_of_their_group(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--sharing", "gossip"], "none, store, all"),
+        (["--sharing", "gossip"], "none, store, local, all"),
         (["--split", "hash"], "random, session, region"),
         (["--peer-loss", "1.5"], "--peer-loss"),
         (["--peer-delay", "-1"], "--peer-delay"),
@@ -595,3 +595,26 @@ def test_what_a_seed_varies_is_said_by_the_workload() -> None:
     assert asked(seeds=(0, 1), trace="art-chat-apr5").seed_note == (
         "A seed draws the requests anew, and the jitter of the network and ties."
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        ([], ["random", "oracle", "pinned", "floor"]),
+        (["--baseline", "none"], ["random"]),
+        (["--baseline", "floor", "--baseline", "oracle"], ["random", "oracle", "floor"]),
+    ],
+)
+def test_rows_of_no_policy_can_be_left_out(words: list[str], names: list[str]) -> None:
+    run = ["simulate", "chat-small", "--limit", "10", "--policy", "random", "--config", str(REGIONS), "--jobs", "1"]
+    result = CliRunner().invoke(app, [*run, *words])
+    assert result.exit_code == 0, result.stderr
+    assert [name for name in names if f"\n{name} " in result.stdout] == names
+    others = {"oracle", "pinned", "floor"} - set(names)
+    assert not any(f"\n{name}" in result.stdout for name in others)
+
+
+def test_an_unknown_row_of_no_policy_is_named() -> None:
+    result = CliRunner().invoke(app, ["simulate", "chat-small", "--baseline", "best", "--config", str(REGIONS)])
+    assert result.exit_code == 2
+    assert "expected one of: oracle, pinned, floor, none" in result.stderr

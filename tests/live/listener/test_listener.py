@@ -120,7 +120,9 @@ async def test_a_connection_whose_client_disconnected_in_its_handshake_ends_with
     ended: asyncio.Future[ClientConnection] = asyncio.get_running_loop().create_future()
 
     class Closed(Connections):
-        async def handshake(self, connection: ClientConnection, client: socket.socket, tls: ssl.SSLContext) -> None:
+        async def handshake(
+            self, connection: ClientConnection, client: socket.socket, tls: ssl.SSLContext | None
+        ) -> None:
             await super().handshake(connection, client, tls)
             connection.abort_transport()
             await until(lambda: connection.transport.is_lost)
@@ -130,7 +132,7 @@ async def test_a_connection_whose_client_disconnected_in_its_handshake_ends_with
 
     connections = Closed(ServerSettings(hang, Config(), PartialHeads()), lambda: LIMITS)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        accepting = asyncio.create_task(connections.accept_tls(listener, context))
+        accepting = asyncio.create_task(connections.accept(listener, context))
         with suppress(OSError):
             _, client = await asyncio.open_connection(*listener.getsockname(), ssl=authority.trusting())
             client.close()

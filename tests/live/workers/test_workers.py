@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from gorgo.core.limits import ClientLimits, ClientQuotas, ClientRules
+from gorgo.live.admin.page.recent_stats import RecentStats
+from gorgo.live.admin.page.snapshot import alerts
 from gorgo.live.admin.workers import merged_checks, merged_decisions
 from gorgo.live.telemetry.merged import Family, exposition, merged
 from gorgo.live.workers.counts import SharedCounts, make_memory
@@ -22,7 +24,7 @@ from gorgo.live.workers.hub import (
     MAX_WAITING_BYTES,
     Channel,
     Frame,
-    Kind,
+    FrameKind,
     packed,
 )
 from gorgo.live.workers.link import WorkerLink, WorkerRow, WorkerStart, WorkerUnreachable
@@ -55,7 +57,13 @@ async def until(holds: object) -> None:
 async def test_frames_arrive_whole_and_in_order_however_they_are_cut() -> None:
     chance = random.Random(3)
     frames = [
-        Frame(chance.choice(list(Kind)), number % 3, ALL, number, chance.randbytes(chance.choice([0, 1, 500, 90_000])))
+        Frame(
+            chance.choice(list(FrameKind)),
+            number % 3,
+            ALL,
+            number,
+            chance.randbytes(chance.choice([0, 1, 500, 90_000])),
+        )
         for number in range(200)
     ]
     found: list[Frame] = []
@@ -72,12 +80,12 @@ async def test_a_slow_reader_misses_reports_alone() -> None:
     found, ours, theirs, _ = await channels()
     assert theirs._transport is not None
     theirs._transport.pause_reading()
-    report = Frame(Kind.REPORT, 0, ALL, 0, bytes(100_000))
-    sent = [ours.send(report) for _ in range(40)]
+    report = Frame(FrameKind.REPORT, 0, ALL, 0, bytes(100_000))
+    sent = [ours.write_frame(report) for _ in range(40)]
     assert sent[0]
     assert not sent[-1]
     assert ours.left_out == sent.count(False) > 0
-    assert ours.send(Frame(Kind.EVENT, 0, ALL, 1, b"news")), "an event is not left out"
+    assert ours.write_frame(Frame(FrameKind.EVENT, 0, ALL, 1, b"news")), "an event is not left out"
     theirs._transport.resume_reading()
     await until(lambda: found and found[-1].content == b"news")
     assert len(found) == sent.count(True) + 1
@@ -90,9 +98,9 @@ async def test_a_reader_that_would_miss_events_is_cut() -> None:
     _, ours, theirs, ended = await channels()
     assert theirs._transport is not None
     theirs._transport.pause_reading()
-    event = Frame(Kind.EVENT, 0, ALL, 0, bytes(MAX_WAITING_BYTES // 4))
+    event = Frame(FrameKind.EVENT, 0, ALL, 0, bytes(MAX_WAITING_BYTES // 4))
     sent = 0
-    while ours.send(event):
+    while ours.write_frame(event):
         sent += 1
         assert sent < 8
     assert not ours.is_open
@@ -121,7 +129,7 @@ def linked() -> Iterator[tuple[WorkerLink, WorkerLink]]:
             super().__init__(lambda _: None, lambda: None)
             self.other = other
 
-        def send(self, frame: Frame) -> bool:
+        def write_frame(self, frame: Frame) -> bool:
             self.other.on_frame(frame)
             return True
 
@@ -146,7 +154,7 @@ async def test_a_question_waits_for_a_worker_that_starts_and_not_for_one_that_ha
         assert await asked == 5
         lost = asyncio.create_task(leader.question(1, "never"))
         await asyncio.sleep(0)
-        leader.on_frame(Frame(Kind.ENDED, -2, 0, 0, packed(1)))
+        leader.on_frame(Frame(FrameKind.ENDED, -2, 0, 0, packed(1)))
         with pytest.raises(WorkerUnreachable, match="worker 1 has ended"):
             await lost
 
@@ -171,7 +179,7 @@ async def test_a_fault_in_an_answer_or_event_is_the_worker_s_own() -> None:
 async def test_a_worker_leads_from_when_its_parent_says_so() -> None:
     with linked() as (_, other):
         found = [other.leads]
-        other.on_frame(Frame(Kind.LEADER, -2, 1, 0, packed(1)))
+        other.on_frame(Frame(FrameKind.LEADER, -2, 1, 0, packed(1)))
         assert [*found, other.leads, other.leads_now.is_set()] == [False, True, True]
 
 
@@ -304,6 +312,23 @@ def test_each_kind_of_metric_is_merged_by_its_own_rule() -> None:
     }
     text = exposition(merged(0, {0: one, 1: two})).decode()
     assert 'gorgo_process_open_fds{replica="a",worker="1"} 8.0' in text
+
+
+def test_a_process_that_is_down_is_an_alert_and_one_that_is_back_is_none() -> None:
+    stats = RecentStats.of([])
+    rows = [WorkerRow(0, 1, "ready", 3), WorkerRow(1, None, "waiting", 1, 2.0), WorkerRow(2, 5, "starting")]
+    found = alerts(
+        [],
+        stats,
+        unreachable_regions=frozenset(),
+        queued=0,
+        stopping=False,
+        config_refused=False,
+        out_of_range=(),
+        replicas={},
+        workers=rows,
+    )
+    assert [alert.text for alert in found] == ["Process 1 is waiting, after 1 end that nobody asked for"]
 
 
 def test_decisions_of_all_workers_are_in_one_order() -> None:

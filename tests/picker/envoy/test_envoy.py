@@ -194,22 +194,22 @@ FORMS = {
 
 @pytest.mark.parametrize("client", FORMS)
 @pytest.mark.parametrize("front", BOTH)
-async def test_forms_of_today_s_clients_reach_the_engine_unpacked(running: Rig, front: str, client: str) -> None:
+async def test_forms_of_today_s_clients_reach_the_engine_unpacked(running_usage: Rig, front: str, client: str) -> None:
     path, body, coding, headers, answered_with = FORMS[client]
-    running.script(answer(200, answered_with))
-    async with running.client(front) as http:
+    running_usage.script(answer(200, answered_with))
+    async with running_usage.client(front) as http:
         response = await http.post(
             path, content=compressed(coding, body), headers={"content-encoding": coding, **dict(headers)}
         )
     assert (response.status_code, response.content) == (200, answered_with), response.text
-    (seen,) = [each for replica in running.replicas for each in replica.seen]
+    (seen,) = [each for replica in running_usage.replicas for each in replica.seen]
     assert seen.path == path
     sent = json.loads(seen.body)
     assert {name: sent[name] for name in body} == body
     assert seen.header("content-encoding") == []
     assert seen.header("content-length") in ([str(len(seen.body))], []), "or in pieces"
     assert all(seen.header(name) == [value] for name, value in headers if name.startswith("anthropic-"))
-    await running.idle()
+    await running_usage.idle()
 
 
 async def abort_in_mid_stream(running: Rig, client: httpx.AsyncClient) -> float:

@@ -220,13 +220,14 @@ def alerts(
     now: float = 0.0,
     signals: Sequence[str] = (),
     unused: Mapping[str, Sequence[str]] | None = None,
+    workers: Iterable[WorkerRow] = (),
 ) -> list[Alert]:
     """Return all alerts, worst first.
 
     `failures` has the cause of a replica's last failure, `not_ready` why no request could be served, `sources` the rows
     of fleet sources, `store` the link to the store of several routers, `poison` the prompts that replicas went down
     under, as of `now`, `signals` what is older than the policy needs, `unused` the replicas
-    whose reports of caches no decision uses, by the reason.
+    whose reports of caches no decision uses, by the reason, `workers` the processes of the router.
     """
     failures = failures or {}
     found = [
@@ -239,6 +240,11 @@ def alerts(
     ]
     found += [alert for source in sources for alert in _of_source(source)]
     found += [] if store is None else _of_store(store)
+    found += [
+        Alert("warn", f"Process {row.number} is {row.state}, after {_many(row.restarts, 'end')} that nobody asked for")
+        for row in workers
+        if row.restarts and row.state != "ready"
+    ]
     found += [Alert("warn", f"Edit not in force: {text}") for text in waiting]
     found += [Alert("warn", text) for text in signals]
     found += [
@@ -579,6 +585,7 @@ def take_snapshot(state: LiveState, others: Sequence[Loads] = ()) -> Snapshot:
                 state.config.proxy.scrape_interval_s, [each for each in (settings.policy, settings.shadow) if each]
             ),
             unused=unused,
+            workers=() if state.link is None else state.link.rows,
         ),
         stats=stats,
         span_s=_span_s(samples, now=now, up_s=now - state.started_s),
