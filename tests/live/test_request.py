@@ -141,6 +141,7 @@ def test_a_new_record_knows_only_when_its_request_was_received() -> None:
         "hedged": False,
         "continued": 0,
         "withdrawn": 0,
+        "lacks_counts": False,
         "trace": None,
         "client": None,
         "ended_s": None,
