@@ -31,6 +31,7 @@ from gorgo.live.admin.bodies import (
     read_body,
 )
 from gorgo.live.http.errors import HttpError, Message
+from gorgo.live.workers.link import WorkerRow
 from tests.documents import DOCS, code, rows_of, section
 from tests.lab.sim.live_shell import VirtualLoop
 from tests.proxy.conftest import Start
@@ -281,6 +282,7 @@ async def test_rows_have_the_keys_of_the_reference(start: Start, tmp_path: Path)
         "decisions": (await _call(proxy, "GET", "/admin/decisions", None)).json()["decisions"][0],
         "samples": (await _call(proxy, "GET", "/admin/samples", None)).json()["samples"][0],
         "history": (await _call(proxy, "GET", "/admin/weights", None)).json()["history"][0],
+        "workers": WorkerRow(number=0, pid=1, state="ready").as_dict(),
     }
     for name, row in found.items():
         assert list(row) == rows[name], f"{name}: expected {', '.join(f'`{key}`' for key in row)}"
