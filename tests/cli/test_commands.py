@@ -111,7 +111,7 @@ def test_help_of_replay_says_which_way_load_and_time_scale_go() -> None:
 def test_every_command_with_a_time_scale_takes_a_load() -> None:
     options = {path: run(*path, "--help").output for path in paths()}
     assert {path for path, text in options.items() if "--time-scale" in text} == {
-        path for path, text in options.items() if "--load" in text and path != ("overload",)
+        path for path, text in options.items() if "--load " in text and path != ("overload",)
     }
 
 

@@ -560,6 +560,7 @@ FIGURES: Mapping[str, Figure] = {
 #: Figures that were measured and cannot be made again in passing: why, and at which commits. A commit is that of the
 #: code measured or, where it was not written down, that which brought the figure. Pages name none.
 NOT_STORED: Mapping[str, NotStored] = {
+    "workers": NotStored("live processes in wall time: needs two cores to itself", "9d52d8c, a8d052b"),
     "long-path": NotStored("needs root and NFQUEUE", "d685f41"),
     "kv-events": NotStored(
         "benches of time, which need the machine for themselves for minutes each", "ee77183, e0a016d"

@@ -330,4 +330,4 @@ def test_bash_completes_commands_options_and_commands_of_two_words(bash: str) ->
     lines = ["gorgo fre", "gorgo serve --admin", "gorgo datasets "]
     done = subprocess.run([bash, "-c", ASK, "bash", *lines], env=environ, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == ["freeze", "--admin-bind", "list describe generate fetch"]
+    assert done.stdout.splitlines() == ["freeze", "--admin-bind", "list describe generate convert fetch"]

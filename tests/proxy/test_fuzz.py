@@ -27,7 +27,7 @@ from gorgo.config.model import ClientsConfig, Config, LimitsConfig, RegionConfig
 from gorgo.config.values import BLOCK_BYTES
 from gorgo.config.weights_file import parse_weights_file
 from gorgo.core.messages.request import AttemptResult
-from gorgo.core.prompt.fingerprint import BytesPerToken, Fingerprinter
+from gorgo.core.prompt.fingerprint import BytesPerToken, Fingerprinter, PromptHeads
 from gorgo.core.stream import (
     FirstTokenDetector,
     StreamEnd,
@@ -136,6 +136,7 @@ ROUTING = cast(
         router=SimpleNamespace(token_ratios=BytesPerToken()),
         fingerprinter=Fingerprinter(key=7, block_bytes=BLOCK_BYTES),
         models=ServedModels(config_for([])),
+        prompt_heads=PromptHeads(),
     ),
 )
 bounded = settings(max_examples=EXAMPLES, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -413,7 +413,7 @@ OF_FLEET_SOURCES = {
     )
 }
 NEED_A_NEW_START = {
-    *("proxy.bind", "proxy.admin_bind", "proxy.tracing.endpoint", "proxy.tracing.sample_ratio"),
+    *("proxy.processes", "proxy.bind", "proxy.admin_bind", "proxy.tracing.endpoint", "proxy.tracing.sample_ratio"),
     *(f"shared.{key.name}" for key in fields(SharedConfig)),
     *("picker.bind", "picker.hold_s", "picker.tls.cert", "picker.tls.key"),
     *("picker.tls.client_ca", "picker.tls.client_cert", "picker.tls.client_key"),
@@ -435,7 +435,9 @@ def test_the_reference_says_of_each_key_what_a_reload_does_with_it() -> None:
     changing = section(REFERENCE, "### Changing it while the proxy runs")
     says = dict(rows_of(changing, "in the file", "what happens"))
     (restart,) = (cell for cell, happens in says.items() if happens.startswith("need a restart"))
-    assert set(code(restart)) == {"proxy.bind", "proxy.admin_bind", "proxy.tracing", "shared", "picker", "proxy.tls"}
+    assert set(code(restart)) == {
+        *("proxy.processes", "proxy.bind", "proxy.admin_bind", "proxy.tracing", "proxy.tls", "shared", "picker")
+    }
     words = {word for cell in says for word in code(cell)}
     keys = [key for effect in EFFECTS for key in effect.keys.split() if not key.startswith("replicas[]")]
     assert [key for key in keys if not {key, key.split(".")[0].removesuffix("[]")} & words] == []

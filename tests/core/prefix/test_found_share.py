@@ -610,7 +610,7 @@ def conversation(router: Router, word: int, *, found: int) -> int:
     return serve_answers(router, second, cached=found, now=10.0 * word + 5.0)
 
 
-@pytest.mark.parametrize(("policy", "expected"), [("gorgo-ms", 496), ("prefix-cache-and-load", 256)])
+@pytest.mark.parametrize(("policy", "expected"), [("gorgo-ms", 496), ("prefix-cache", 256)])
 def test_cached_answers_count_where_the_index_is_bounded(policy: str, expected: int) -> None:
     router = make_router("a", policy=policy)
     estimated = [conversation(router, word, found=496) for word in range(1, 5)]

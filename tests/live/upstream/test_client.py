@@ -179,6 +179,7 @@ def test_the_key_is_in_no_log_and_counts_are_the_target_s_own() -> None:
         "unconnected_pings",
         "active",
         "attempts",
+        "cut_ends",
         "_drained",
     ]
     assert [field.name for field in fields(Target) if not field.repr] == [

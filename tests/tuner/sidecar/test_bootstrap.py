@@ -112,7 +112,7 @@ async def test_the_history_keeps_options_and_seed_and_no_token(tmp_path: Path) -
     beside = Beside(FakeProxy(), tmp_path)
     await beside.start()
     stored = beside.history.campaigns()[0].options
-    assert (stored["algorithm"], stored["mode"], stored["seed"]) == ("es", "paper", 1)
+    assert (stored["algorithm"], stored["mode"], stored["seed"]) == ("es-published", "paper", 1)
     assert "token" not in stored
 
 
