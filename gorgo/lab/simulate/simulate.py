@@ -239,11 +239,11 @@ def _notes(groups: Sequence[Sequence[ResultRow]], columns: Sequence[str]) -> Ite
     """Yield what limits the figures: requests that failed are in none, and few requests have no p99."""
     counts = {rows[0].policy or "-": (sum(row.n for row in rows), sum(row.errors for row in rows)) for rows in groups}
     if any(errors for _, errors in counts.values()):
-        served = ", ".join(f"{name} {n - errors:,} of {n:,}" for name, (n, errors) in counts.items())
-        yield f"latencies are of requests that succeeded: {served}"
-    fewest = min((row.n - row.errors for rows in groups for row in rows), default=0)
-    if fewest < P99_REQUESTS and any(name.endswith("-p99") for name in columns):
-        unit = "run" if groups[0][0].window is None else "window"
+        shares = ", ".join(f"{name} {n - errors:,} of {n:,}" for name, (n, errors) in counts.items())
+        yield f"latencies are of requests that succeeded: {shares}"
+    served = [row.n - row.errors for rows in groups for row in rows]
+    if served and min(served) < P99_REQUESTS and any(name.endswith("-p99") for name in columns):
+        fewest, unit = min(served), "run" if groups[0][0].window is None else "window"
         yield f"p99 of {fewest:,} requests a {unit} rests on the {fewest // 100 + 1:,} slowest"
 
 

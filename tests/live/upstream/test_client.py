@@ -199,6 +199,7 @@ def test_the_key_is_in_no_log_and_counts_are_the_target_s_own() -> None:
         "unconnected_pings": 0,
         "active": 0,
         "attempts": 0,
+        "cut_ends": 0,
     }
 
 
