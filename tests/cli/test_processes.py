@@ -129,6 +129,7 @@ def fleet(folder: Path) -> Iterator[tuple[str, str, Path, subprocess.Popen[str]]
         yield said[1], said[2], folder / "regions.yaml", proxy
 
 
+@pytest.mark.system
 def test_openai_client_of_the_reference_works(tmp_path: Path) -> None:
     with fleet(tmp_path) as (url, admin_url, config, proxy):
         (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/reference.md").read_text(), re.DOTALL)

@@ -42,7 +42,7 @@ KINDS = [(kind, route) for kind, routes in ROUTES.items() for route in routes]
 WAYS = ("reset", "close", "error", "abort", "eof")
 SEED = 3
 #: Bytes from one place to the next.
-STEP = int(os.environ.get("GORGO_BREAK_STEP", "13"))
+STEP = int(os.environ.get("GORGO_BREAK_STEP", "29"))
 
 
 @dataclass

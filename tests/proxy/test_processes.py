@@ -462,7 +462,7 @@ def _add(found: Read, event: dict[str, Any]) -> None:
         found.finished += choice["finish_reason"] is not None
 
 
-@pytest.mark.parametrize("kind", ["vllm", "llamacpp"])
+@pytest.mark.parametrize("kind", ["vllm", pytest.param("llamacpp", marks=pytest.mark.system)])
 async def test_a_killed_engine_costs_no_character(tmp_path: Path, kind: str) -> None:
     config = tmp_path / "regions.yaml"
     config.write_text(regions_continuation_process([1, 2, 3], kind))
@@ -516,7 +516,7 @@ async def test_the_openai_client_reads_one_answer_over_a_seam(tmp_path: Path) ->
     assert (text, len(ids), finish) == (whole, 1, "length")
 
 
-@pytest.mark.parametrize("kind", ["llamacpp", "vllm"])
+@pytest.mark.parametrize("kind", ["llamacpp", pytest.param("vllm", marks=pytest.mark.system)])
 async def test_the_anthropic_client_reads_one_message_over_a_seam(tmp_path: Path, kind: str) -> None:
     config = tmp_path / "regions.yaml"
     config.write_text(regions_continuation_process([1, 2], kind))

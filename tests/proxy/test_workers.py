@@ -156,7 +156,7 @@ async def test_two_processes_are_one_router(start: Start, tmp_path: Path) -> Non
     assert len(lines) == 1 + 80
 
 
-@pytest.mark.parametrize("which", ["leader", "other"])
+@pytest.mark.parametrize("which", ["leader", pytest.param("other", marks=pytest.mark.system)])
 async def test_a_killed_worker_ends_its_own_streams_alone_and_is_replaced(
     start: Start, tmp_path: Path, which: str
 ) -> None:
@@ -218,6 +218,7 @@ async def test_nothing_is_left_behind_when_the_parent_is_killed(start: Start, tm
         await until(ended)
 
 
+@pytest.mark.system
 async def test_a_successor_takes_over_without_a_failed_request(start: Start, tmp_path: Path) -> None:
     replica: FakeReplica = await start.replica(hang(delta("a"), rest=[delta("b"), DONE]), *answers(2000))
     (tmp_path / "regions.yaml").write_bytes(regions({"a": replica}, limits=GRACE))
@@ -281,6 +282,7 @@ async def test_a_successor_takes_over_without_a_failed_request(start: Start, tmp
         await until(ended)
 
 
+@pytest.mark.system
 async def test_a_successor_that_cannot_start_leaves_the_router_as_it_is(start: Start, tmp_path: Path) -> None:
     replica: FakeReplica = await start.replica(*answers(50))
     (tmp_path / "regions.yaml").write_bytes(regions({"a": replica}))

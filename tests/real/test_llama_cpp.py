@@ -171,6 +171,7 @@ async def test_a_connection_may_end_after_a_hundred_requests_unseen_by_clients(b
     assert any(connection.closed_by for connection in bench.connections())
 
 
+@pytest.mark.system
 async def test_the_engines_idle_limit_is_unseen_by_clients(bench: Bench) -> None:
     """How often connections are kept warm is shown in virtual time: a machine that stands still is let be idle too."""
     body = chat_llama_cpp(text_of(9, 20), max_tokens=1)
