@@ -138,7 +138,7 @@ def _lines(found: Plan) -> Iterator[str]:
         f"{simulated.dominated:,} smaller than one that failed"
     )
     if not simulated.is_complete:
-        yield "The search ended at its bound: a fleet that costs less than the last one simulated is not missed."
+        yield "The search ended before every cheaper fleet was tried: there may be one. A larger --most goes on."
     if chosen is None:
         yield "No fleet within the quotas serves the demand. The nearest:"
         yield ""
