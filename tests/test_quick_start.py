@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from tests.documents import ROOT, blocks, section
-from tests.packaging.guide import PORTS, free_ports, with_ports
+from tests.packaging.guide import own_ports, with_ports
 
 #: Three engines, a proxy and a replay of six seconds on two busy cores.
 TIMEOUT_S = 120.0
@@ -45,7 +45,7 @@ def test_quick_start_can_be_pasted_and_one_line_stops_it(tmp_path: Path) -> None
     assert pasted.startswith(INSTALL)
     assert "#" not in pasted, "an interactive zsh takes a comment for words"
 
-    ports = free_ports(PORTS)
+    ports = own_ports()
     (tmp_path / "regions.yaml").write_text(with_ports((ROOT / "regions.yaml").read_text(), ports))
     (tmp_path / "bin").mkdir()
     command = tmp_path / "bin/gorgo"

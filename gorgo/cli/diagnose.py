@@ -365,11 +365,13 @@ def _is_at_once(answer: _Answer) -> bool:
 
 def _probe_facts(cold: _Answer, warm: _Answer | str, streams: Sequence[_Answer], counts: ProbeFacts) -> ProbeFacts:
     first_s = None if isinstance(warm, str) else warm.first_s
+    # The most of all repetitions: one that came beside another request may have found its place in the cache taken.
+    again = [row.cached_tokens for row in (*(() if isinstance(warm, str) else (warm,)), *streams)]
     return replace(
         counts,
         prompt_tokens=cold.prompt_tokens,
         cached_tokens_cold=cold.cached_tokens,
-        cached_tokens_warm=None if isinstance(warm, str) else warm.cached_tokens,
+        cached_tokens_warm=max((cached for cached in again if cached is not None), default=None),
         answered=1 if isinstance(warm, str) else 2,
         streams=tuple((0.0 if first_s is None else row.first_s - first_s, row.last_s - row.first_s) for row in streams),
         has_length=cold.has_length or any(row.has_length for row in streams),

@@ -28,11 +28,11 @@ import yaml
 
 from gorgo.lab.demo.run import Processes
 from tests.chaos.failing import FastFailure
-from tests.chaos.fleet import free_ports
 from tests.chaos.gate import HOST, Gate
 from tests.chaos.load import Load, Note
 from tests.chaos.questions import MODEL, Ending, Question, draw_questions
 from tests.documents import ROOT
+from tests.ports import free_ports
 
 #: Judged time of a failure, and the time before it in the second variant.
 FAILING_S, BEFORE_S = 60.0, 20.0

@@ -6,7 +6,6 @@ import asyncio
 import os
 import re
 import signal
-import socket
 import subprocess
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
@@ -24,6 +23,7 @@ from gorgo.picker.envoy.config import envoy_config
 from tests.chaos.gate import HOST, Gate
 from tests.chaos.questions import MODEL
 from tests.picker.envoy.envoy import PROGRAM
+from tests.ports import free_ports
 
 # --- The processes that chaos is about: three engines behind their gates, the proxy, the sidecar.
 #
@@ -210,18 +210,6 @@ def _replace(path: Path, text: str) -> None:
     fresh = path.with_suffix(".new")
     fresh.write_text(text, encoding="utf-8")
     fresh.replace(path)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago, all different."""
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind((HOST, 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
 
 
 class PlainFleet(Fleet):

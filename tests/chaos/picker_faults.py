@@ -33,8 +33,8 @@ import yaml
 from gorgo.config.load import parse_config
 from gorgo.lab.demo.run import Processes
 from gorgo.picker.envoy.config import envoy_config
-from tests.chaos.fleet import free_ports
 from tests.picker.envoy.envoy import PROGRAM
+from tests.ports import free_ports
 from tests.proxy.fakes import DONE, USAGE, delta, running, stream
 
 # --- A link between Envoy and a picker on which the picker's answers come late.

@@ -15,11 +15,12 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.ports import free_ports
 
 #: What guides listen on: data, admin, the tuner's figures, the picker, three engines, Prometheus.
 PORTS = (8080, 9090, 9091, 9002, 30000, 30001, 30002, 9095)
@@ -85,14 +86,9 @@ def _pattern(line: str) -> str:
     return r".*".join(re.escape(part) for part in line.split("…")) + r"\n"
 
 
-def free_ports(wanted: Sequence[int]) -> dict[int, int]:
-    """A free port for each; held together, so that no two are the same."""
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in wanted]
-    try:
-        return dict(zip(wanted, (one.getsockname()[1] for one in held), strict=True))
-    finally:
-        for one in held:
-            one.close()
+def own_ports() -> dict[int, int]:
+    """Return a port that nobody has for each of a guide's."""
+    return dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
 
 
 def with_ports(text: str, ports: dict[int, int]) -> str:
@@ -104,7 +100,7 @@ def run(todo: Sequence[Step], *, clone: Path, records: Path, environ: dict[str, 
 
     The clone's own regions.yaml gets the ports too: guides copy it.
     """
-    ports = free_ports(PORTS)
+    ports = own_ports()
     regions = clone / "regions.yaml"
     regions.write_text(with_ports(regions.read_text(), ports))
     script = []

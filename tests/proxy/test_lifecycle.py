@@ -27,6 +27,7 @@ from gorgo.live.monitor.replica_monitor import ReplicaMonitor
 from gorgo.live.process import ProcessOptions
 from gorgo.policies.registry import make_policy
 from gorgo.proxy.server import serve
+from tests.ports import free_port
 from tests.proxy.conftest import QUIET, Running, Start, config_for, until, with_replica
 from tests.proxy.fakes import DONE, FakeReplica, answer, chat, delta, event, hang, reset_after, stream
 from tests.proxy.raw import connected
@@ -360,9 +361,7 @@ needs_nginx = pytest.mark.skipif(NGINX is None, reason="needs nginx")
 @asynccontextmanager
 async def balanced(proxies: list[Running], folder: Path) -> AsyncIterator[httpx.AsyncClient]:
     """nginx with the file, its names and folders replaced by those of the test."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     first, second = (proxy.addresses.data_url.removeprefix("http://") for proxy in proxies)
     text = CONFIGURATION.replace("listen 8080;", f"listen 127.0.0.1:{port};").replace("/tmp/", f"{folder}/")
     text = text.replace("server proxy:8080", f"server {first}").replace("server proxy-2:8080", f"server {second}")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import httpx
 
+from tests.ports import free_ports
 from tests.system.environments import Environment
 from tests.system.vllm_server import CACHED_TOKENS_FLAG, vllm_server
 
@@ -42,15 +42,9 @@ class EventPorts:
     def free(cls) -> EventPorts:
         """Return ports that nobody has; the one of replays follows that of events."""
         while True:
-            with socket.socket() as first, socket.socket() as second, socket.socket() as third:
-                first.bind(("127.0.0.1", 0))
-                second.bind(("127.0.0.1", 0))
-                port = int(second.getsockname()[1])
-                try:
-                    third.bind(("127.0.0.1", port + 1))
-                except OSError:
-                    continue
-                return cls(int(first.getsockname()[1]), port, port + 1)
+            first, second, third = free_ports(3)
+            if third == second + 1:
+                return cls(first, second, third)
 
 
 @dataclass(slots=True)

@@ -31,7 +31,7 @@ from gorgo.live.fleet_sources.reports import Reports
 from tests.fleet_sources.documents import endpoint, endpoint_slice, pod, pool
 from tests.packaging.chart import EXTENSIONS, OPERATORS, documents, render, with_values
 from tests.packaging.test_chart import CASES
-from tests.picker.envoy.envoy import free_port
+from tests.ports import free_port
 from tests.proxy.authority import OPENSSL, Authority, needs_openssl
 from tests.proxy.fakes import answer, running
 from tests.system.environments import InstallError, cache_folder, kubernetes_environment

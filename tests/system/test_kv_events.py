@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -25,6 +24,7 @@ from gorgo.core.messages.kv_events import BlocksRemoved, KvEventBatch
 from gorgo.core.prefix.kv_index import KvEventIndex
 from gorgo.live.extras import EVENTS, is_installed
 from tests.live.kv_events.feeding import RecordingRouter, subscribed
+from tests.ports import free_port
 from tests.real.served import eventually
 from tests.system.conversations import Conversations
 from tests.system.environments import Environment
@@ -64,12 +64,6 @@ models: [{{name: tiny, tokenizer: '{tokenizer}'}}]
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:
     return make_tiny_checkpoint(tmp_path / "tiny")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def test_estimates_by_events_are_what_vllm_finds(

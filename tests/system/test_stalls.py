@@ -23,8 +23,8 @@ import yaml
 from gorgo.config.load import parse_config
 from gorgo.lab.demo.run import Processes
 from gorgo.picker.envoy.config import envoy_config
-from tests.chaos.fleet import free_ports
 from tests.picker.envoy.envoy import PROGRAM, needs_envoy
+from tests.ports import free_ports
 
 NAMES = ("a", "b", "c")
 #: Stopped.

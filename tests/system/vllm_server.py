@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,7 @@ from pathlib import Path
 import httpx
 
 from gorgo.engines.exposition import read_gauges
+from tests.ports import free_port
 from tests.system.environments import Environment
 
 #: Two at once need 45 s on two idle cores.
@@ -78,7 +78,7 @@ def vllm_server(
     """A server, on a free port unless one is given; that it is ready is left to `wait_until_ready`, so that several
     start at once.
     """
-    port = _free_port() if port is None else port
+    port = free_port() if port is None else port
     log = checkpoint.parent / f"vllm-{port}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -142,13 +142,6 @@ def _answers(server: VllmServer) -> bool:
         return httpx.get(f"{server.url}/health", timeout=5).status_code == 200
     except httpx.TransportError:
         return False
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -28,6 +28,7 @@ from gorgo.cli import app
 from gorgo.config.load import load_config
 from gorgo.live.peer_store.connection import connection_arguments, group_key
 from gorgo.live.replica_secrets import api_key
+from tests.ports import free_port
 from tests.terraform.workspace import ROOT, Workspace
 
 # --- What machines are told: cloud-init, systemd units, scripts, the router's regions.yaml; by rules written by hand.
@@ -557,12 +558,6 @@ class Front:
             return response.status, response.read()
         finally:
             connection.close()
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def made(core: dict[str, Any], folder: Path, port: int, proxy: int) -> Path:

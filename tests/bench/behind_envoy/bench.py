@@ -25,7 +25,8 @@ from tests.bench.behind_envoy import report, targets
 from tests.bench.behind_envoy.report import Replayed
 from tests.bench.relay import bench, measure, scenarios
 from tests.bench.relay.report import DIRECT
-from tests.bench.relay.targets import Launch, Place, UnavailableError, free_port, start, stop
+from tests.bench.relay.targets import Launch, Place, UnavailableError, start, stop
+from tests.ports import free_port
 
 _LIVE_GAP_MS, _LIVE_S = 20, 2.0
 #: Streams of a live run begin in steps: what a storm of requests costs is no matter of streams.

@@ -18,9 +18,10 @@ import yaml
 
 from gorgo.config.load import load_config
 from gorgo.picker.envoy.config import envoy_config
-from tests.bench.relay.targets import Launch, Place, UnavailableError, free_port, gorgo
+from tests.bench.relay.targets import Launch, Place, UnavailableError, gorgo
 from tests.bench.relay.wire import KEY, MODEL
 from tests.picker.envoy.envoy import PROGRAM
+from tests.ports import free_port
 
 PLAIN, SERVE = "Envoy", "gorgo serve"
 _ROOT = Path(__file__).parents[3]

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.relay import capacity, measure, report, scenarios, targets
+from tests.ports import free_port
 
 REPLICAS = 3
 _JOB_S_MAX = 90.0
@@ -174,7 +175,7 @@ def _start_on_load_core(stack: ExitStack, module: str, *arguments: str) -> subpr
 
 def _start_relay(stack: ExitStack, name: str, launch: Any, replicas: list[int], load: Load) -> Relay:
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"gorgo-bench-{name}-")))
-    place = targets.Place(port=targets.free_port(), replicas=replicas, folder=folder)
+    place = targets.Place(port=free_port(), replicas=replicas, folder=folder)
     told: targets.Launch = launch(place)
     with measure.on_relay_core():
         process = targets.start(told, folder)

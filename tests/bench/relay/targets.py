@@ -11,7 +11,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import venv
@@ -21,6 +20,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from tests.bench.relay.wire import KEY, MODEL
+from tests.ports import free_port
 
 #: Pinned, so that ratios of two runs compare like with like.
 SGLANG_ROUTER, PY_SPY = "sglang-router==0.3.2", "py-spy==0.4.3"
@@ -198,13 +198,6 @@ RELAYS: Mapping[str, Callable[[Place], Launch]] = {
     "gorgo": gorgo,
     "gorgo, TLS": gorgo_tls,
 }
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 def installed(requirement: str) -> Path:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gorgo.cli.diagnose import _with_blocks
+from gorgo.cli.diagnose import _Answer, _probe_facts, _with_blocks
 from gorgo.cli.diagnosis import (
     FAULTS,
     Evidence,
@@ -346,3 +346,12 @@ def test_the_block_of_the_common_prompt_is_found_among_those_of_other_requests()
     found = _with_blocks(kv)
     assert [found[name].first_tokens for name in "abc"] == [common, common, KV.first_tokens]
     assert [found[name].first_hash for name in "ab"] == [2, 3]
+
+
+def test_repetition_that_found_its_place_in_the_cache_taken_is_no_cache_that_is_off() -> None:
+    """Two repetitions came at once to a server that keeps one prompt a slot, and one of them got the other's slot."""
+    cold, missed, hit = (_Answer(900, cached, 0.1, 0.1, False) for cached in (0, 0, 896))
+    asked_twice = a_replica(probe=_probe_facts(cold, missed, (), ProbeFacts()))
+    asked_again = a_replica(probe=_probe_facts(cold, missed, (hit,), ProbeFacts()))
+    assert seen(asked_twice) == ["prefix-caching-off"]
+    assert seen(asked_again) == []

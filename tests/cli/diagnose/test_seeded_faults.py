@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import socket
 import ssl
 import threading
 import time
@@ -17,6 +16,7 @@ import httpx
 import pytest
 
 from tests.cli.diagnose.lab import VLLM, WORDS, Engines, Lab, chat, chats, engines, lab, unlike, usual_traffic
+from tests.ports import free_port
 from tests.proxy.authority import Authority, needs_openssl
 
 pytestmark = [pytest.mark.system, needs_openssl, pytest.mark.timeout(600)]
@@ -46,9 +46,7 @@ def events_off(fleet: Lab) -> None:
 
 def events_at_another_port(fleet: Lab) -> None:
     fleet.events()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        fleet.replica("near-1")["kv_events"] = {"endpoint": f"tcp://127.0.0.1:{free.getsockname()[1]}"}
+    fleet.replica("near-1")["kv_events"] = {"endpoint": f"tcp://127.0.0.1:{free_port()}"}
 
 
 def events_of_another_publisher(fleet: Lab) -> None:
@@ -215,9 +213,7 @@ def key_refused(fleet: Lab) -> None:
 
 
 def closed(fleet: Lab) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        fleet.replica("near-1")["url"] = f"http://127.0.0.1:{free.getsockname()[1]}"
+    fleet.replica("near-1")["url"] = f"http://127.0.0.1:{free_port()}"
 
 
 def path_of_the_api(fleet: Lab) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -24,6 +23,7 @@ from gorgo.lab.engine_server import push as reporter
 from gorgo.lab.engine_server import run_engine, server
 from gorgo.lab.engine_server.push import PushReporter, PushTarget
 from tests.lab.engine_server.conftest import QUICK
+from tests.ports import free_port
 from tests.proxy.conftest import QUIET, Running, Start, until
 
 # --- The four states of the published cache map, with a simulated engine that pushes to a proxy over sockets.
@@ -79,12 +79,6 @@ class Fleet:
         await until(lambda: self.stats(replica).snapshots >= before + 2)
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
 def prompt(number: int) -> str:
     """Return a prompt of as many tokens, four bytes each."""
     return "".join(f"{number:02d}{place:02x}"[:4] for place in range(256)) * (PROMPT_TOKENS // 256)
@@ -108,7 +102,11 @@ async def engine(port: int, target: PushTarget) -> AsyncIterator[None]:
         )
     )
     try:
-        await bound.wait()
+        waiting = asyncio.create_task(bound.wait())
+        await asyncio.wait((waiting, running), return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if running.done():
+            running.result()
         yield
     finally:
         stop.set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.live.kv_events.feeding import free_port
+from tests.ports import free_port
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -240,10 +239,3 @@ async def publishing(**more: Any) -> AsyncIterator[Engine]:
 def prompt(number: int, blocks: int = 3) -> list[int]:
     """Tokens of the prompt of that number."""
     return [number * 1000 + token for token in range(blocks * BLOCK_TOKENS)]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

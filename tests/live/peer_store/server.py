@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from gorgo.config.model import SharedConfig
+from tests.ports import free_port
 
 KEY_VARIABLE = "GORGO_TEST_GROUP_KEY"
 ENVIRON = {KEY_VARIABLE: "00112233445566778899aabbccddeeff"}
@@ -90,10 +91,7 @@ class RedisServer:
 
 @contextmanager
 def running(folder: Path, *options: str) -> Iterator[RedisServer]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    server = RedisServer(folder, port, options)
+    server = RedisServer(folder, free_port(), options)
     server.start()
     try:
         yield server

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from copy import deepcopy
@@ -20,6 +19,7 @@ import yaml
 from gorgo.config.fleet import FleetSourceConfig
 from gorgo.config.model import Config
 from gorgo.picker.envoy.config import envoy_config, replicas_cluster
+from tests.ports import free_port
 from tests.proxy.conftest import until
 
 _SPEC = importlib.util.find_spec("envoy")
@@ -37,12 +37,6 @@ class Fronts:
     own: str
     found: str
     gateway: str
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def three_listeners(config: Config) -> tuple[dict[str, Any], Fronts]:

@@ -32,7 +32,8 @@ from gorgo.live.state import LiveState
 from gorgo.picker import server
 from gorgo.picker.state import PickerState
 from gorgo.policies.registry import make_policy
-from tests.picker.envoy.envoy import Fronts, envoy, free_port
+from tests.picker.envoy.envoy import Fronts, envoy
+from tests.ports import free_port
 from tests.proxy.conftest import QUIET, system_tls, until
 from tests.proxy.fakes import FakeReplica, answer, running
 

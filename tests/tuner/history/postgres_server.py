@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
+
+from tests.ports import free_port
 
 #: `initdb` and a start take about three seconds.
 START_S = 60
@@ -33,7 +34,7 @@ class PostgresServer:
     def __init__(self, binaries: Path) -> None:
         self._binaries = binaries
         self._user = "postgres" if os.geteuid() == 0 else None
-        self._port = _free_port()
+        self._port = free_port()
         self._databases = 0
 
     def __enter__(self) -> PostgresServer:
@@ -91,9 +92,3 @@ class PostgresServer:
                 time.sleep(0.05)
             else:
                 return
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -9,7 +9,8 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
-from tests.tuner.sidecar.rig import PATIENCE_S, free_port
+from tests.ports import free_port
+from tests.tuner.sidecar.rig import PATIENCE_S
 
 CHUNK = 65_536
 

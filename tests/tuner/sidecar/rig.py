@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 import sqlite3
 import threading
 import time
@@ -16,6 +15,7 @@ import httpx
 import yaml
 
 from gorgo.lab.demo.run import Processes
+from tests.ports import free_port
 
 TOKEN = "token-of-the-tests"
 REPLICAS = {"near": 1, "far": 15}
@@ -39,12 +39,6 @@ def until(done: Callable[[], Any], what: str, said: Callable[[], str] = str) -> 
         assert time.monotonic() < deadline_s, f"not within {PATIENCE_S:g} s: {what}; {said()[-800:]}"
         time.sleep(0.05)
     return found
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Rig:
