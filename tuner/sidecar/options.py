@@ -50,6 +50,8 @@ class SidecarOptions:
         Between two polls of the proxy: a small part of a block, and of the time for which the proxy stores samples.
     proxy_wait_s:
         How long to wait for the proxy at the start; later the campaign waits without a bound.
+    decision_log:
+        An outcome log of the proxy, which rejects candidates before their blocks; None: none.
     metrics_bind:
         Host and port of the sidecar's metrics; None: none.
     lease:
@@ -70,6 +72,7 @@ class SidecarOptions:
     dry_run: bool = False
     poll_s: float = 1.0
     proxy_wait_s: float = PROXY_WAIT_S
+    decision_log: Path | None = None
     metrics_bind: tuple[str, int] | None = None
     lease: StoreLease | None = None
 

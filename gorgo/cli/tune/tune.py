@@ -98,6 +98,7 @@ def tune(
         "dry_run": dry_run,
         "poll_s": rare.poll_s,
         "proxy_wait_s": rare.proxy_wait_s,
+        "decision_log": rare.decision_log,
         "log_format": log_format,
         "log_level": log_level,
         "shared": None if config is None else load_config(config).shared,
